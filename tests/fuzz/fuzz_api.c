@@ -11,12 +11,9 @@
  */
 
 #include "fuzz_input.h"
-
-#include <kvferry/kvferry.h>
+#include "fuzz_library.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -30,14 +27,6 @@ enum {
     HEAD_DIM_MAX = 80,
     OPERATIONS_MAX = 48,
 };
-
-#define PROMISE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: broken promise: %s\n", __FILE__, __LINE__, #condition);        \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* What a sequence must hold, by our own account. Keys and values only where they are compared. */
 typedef struct model {
@@ -79,10 +68,7 @@ static int is_listed(kvf_status status)
 
 static void fill(world *w, float *values, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        w->random = w->random * 1664525u + 1013904223u;
-        values[i] = (float)(w->random >> 8) / 8388608.0f - 1.0f;
-    }
+    fuzz_fill(&w->random, values, count);
 }
 
 /* Mostly sound settings of a tiny cache, now and then a byte of nonsense in any field. */
@@ -435,24 +421,6 @@ static void run(world *w)
     }
 }
 
-/* One runtime per number of threads, open until the process ends: looking at the machine takes
- * long. */
-static kvf_runtime *runtime_of(uint32_t threads)
-{
-    static kvf_runtime *runtimes[3];
-    kvf_runtime_config config;
-    kvf_error error;
-    if (!runtimes[threads]) {
-        kvf_runtime_config_init(&config);
-        config.device = KVF_DEVICE_HOST;
-        config.threads = threads;
-        config.allow_unpinned = 1;
-        config.huge_pages = KVF_HUGE_PAGES_OFF; /* small pools, opened thousands of times */
-        PROMISE(kvf_runtime_open(&config, &runtimes[threads], &error) == KVF_OK);
-    }
-    return runtimes[threads];
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     world *w = calloc(1, sizeof *w);
@@ -460,7 +428,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     w->in = (fuzz_input){data, size};
     w->random = 1;
-    w->runtime = runtime_of(1 + fuzz_range(&w->in, 0, 1));
+    w->runtime = fuzz_runtime(1 + fuzz_range(&w->in, 0, 1));
     PROMISE(kvf_stream_create(w->runtime, &w->stream) == KVF_OK);
     run(w);
     settle(w);

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_FUZZ_LIBRARY_H
+#define KVF_TESTS_FUZZ_LIBRARY_H
+
+/*
+ * What targets share that call the library: a promise that aborts when it is broken, numbers that
+ * stand for keys and values, and runtimes. Knows the public header only.
+ */
+
+#include <kvferry/kvferry.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define PROMISE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: broken promise: %s\n", __FILE__, __LINE__, #condition);        \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* Values from -1 to 1. */
+static inline void fuzz_fill(uint32_t *random, float *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        *random = *random * 1664525u + 1013904223u;
+        values[i] = (float)(*random >> 8) / 8388608.0f - 1.0f;
+    }
+}
+
+/* One runtime per number of threads, 1 or 2, open until the process ends: looking at the machine
+ * takes long. */
+static inline kvf_runtime *fuzz_runtime(uint32_t threads)
+{
+    static kvf_runtime *runtimes[3];
+    kvf_runtime_config config;
+    kvf_error error;
+    if (!runtimes[threads]) {
+        kvf_runtime_config_init(&config);
+        config.device = KVF_DEVICE_HOST;
+        config.threads = threads;
+        config.allow_unpinned = 1;
+        config.huge_pages = KVF_HUGE_PAGES_OFF; /* small pools, opened thousands of times */
+        PROMISE(kvf_runtime_open(&config, &runtimes[threads], &error) == KVF_OK);
+    }
+    return runtimes[threads];
+}
+
+#endif
