@@ -37,10 +37,13 @@ class Options(unittest.TestCase):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Invalid, text):
                 options.read(given, {})
 
-    def test_what_belongs_to_a_sequence_is_refused(self):
-        for name in ("disk", "disk_path", "disk_bytes", "head_mask", "observe_window"):
+    def test_what_has_no_home_is_refused(self):
+        for name, why in (("disk", "stays in host memory"), ("disk_path", "stays in host memory"),
+                          ("disk_bytes", "stays in host memory"), ("head_mask", "a block belongs to none"),
+                          ("heads", "a block belongs to none"), ("observe_window", "cannot be pruned"),
+                          ("phase_times", "vLLM's own profiler")):
             with self.subTest(name), self.assertRaisesRegex(
-                    kvferry.Unsupported, "no %s: blocks belong to no sequence" % name):
+                    kvferry.Unsupported, "no %s: .*%s.*; leave it out" % (name, why)):
                 options.read({name: "any"}, {})
 
     def test_memory_is_shared_by_ranks(self):

@@ -19,8 +19,12 @@ OWN = ("log_interval",)
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
          "tokens_max", "host_tokens_max", "prefill_chunk_max", "tokens_per_step_max", "device",
          "device_ordinal", "host_bytes")
-# What belongs to a sequence; other such settings the library refuses by their values.
-HOMELESS = ("head_mask", "disk", "disk_path", "disk_bytes", "observe_window", "phase_times")
+# What has no home under blocks, and why; other such settings the library refuses by their values.
+_ON_DISK = "a block may be any request's next, so it stays in host memory: give host_memory what there is"
+_KINDS = "a streaming or coarse head keeps what belongs to a sequence, and a block belongs to none"
+HOMELESS = {"head_mask": _KINDS, "heads": _KINDS, "disk": _ON_DISK, "disk_path": _ON_DISK,
+            "disk_bytes": _ON_DISK, "observe_window": "blocks cannot be pruned",
+            "phase_times": "vLLM's own profiler times a pass"}
 PREFIX = "KVFERRY_"
 NOT_OURS = ("library", "metrics") # where the library is, and where metrics.py writes
 
@@ -53,11 +57,11 @@ def _rows(of: str) -> List[str]:
 
 def _full(said: dict) -> dict:
     """Values by the names of the library, of one source."""
-    settable = [n for n in _rows("runtime") + _rows("cache") if n not in TAKEN + HOMELESS] + [*NAMES, *OWN]
+    settable = [n for n in _rows("runtime") + _rows("cache") if n not in TAKEN and n not in HOMELESS] + [*NAMES, *OWN]
     found: dict = {}
     for name, value in said.items():
         if name in HOMELESS:
-            raise Unsupported("kvferry in vLLM has no %s: blocks belong to no sequence; leave it out" % name)
+            raise Unsupported("kvferry in vLLM has no %s: %s; leave it out" % (name, HOMELESS[name]))
         if name not in settable:
             near = difflib.get_close_matches(name, settable, 1)
             raise Invalid("kvferry in vLLM has no setting %s%s" % (
