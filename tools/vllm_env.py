@@ -37,18 +37,26 @@ def fill(python, vllm, *packages):
     python_env.install(python, *packages, *needs.split("\n")[:-1])
 
 
-def entry_points(python):
-    """A folder in which Python finds what `pip install kvferry` would announce to vLLM."""
-    folder = os.path.join(os.path.dirname(os.path.dirname(python)), "announced")
-    told = os.path.join(folder, "kvferry-0.dist-info")
+def announce(folder, name, version, entries=""):
+    """What pip would write of a package that is installed."""
+    told = os.path.join(folder, "%s-0.dist-info" % name)
     os.makedirs(told, exist_ok=True)
+    with open(os.path.join(told, "METADATA"), "w") as out:
+        out.write("Metadata-Version: 2.1\nName: %s\nVersion: %s\n" % (name, version))
+    with open(os.path.join(told, "entry_points.txt"), "w") as out:
+        out.write(entries)
+
+
+def entry_points(python):
+    """A folder in which Python finds what `pip install kvferry` would announce to vLLM, and the name
+    under which vLLM's command looks for itself."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(python)), "announced")
     with open(os.path.join(python_env.ROOT, "pyproject.toml"), "rb") as text:
         groups = tomllib.load(text)["project"]["entry-points"]
-    with open(os.path.join(told, "METADATA"), "w") as out:
-        out.write("Metadata-Version: 2.1\nName: kvferry\nVersion: 0\n")
-    with open(os.path.join(told, "entry_points.txt"), "w") as out:
-        for group, entries in groups.items():
-            out.write("[%s]\n" % group + "".join("%s = %s\n" % row for row in entries.items()))
+    announce(folder, "kvferry", "0", "".join(
+        "[%s]\n" % group + "".join("%s = %s\n" % row for row in entries.items())
+        for group, entries in groups.items()))
+    announce(folder, "vllm", VLLM.partition("==")[2] + "+cpu")
     return folder
 
 

@@ -16,197 +16,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 import urllib.request
 
 from kvferry.vllm.metrics import COUNTERS
-
-VOCABULARY = 160
-LENGTHS = (1, 2, 31, 32, 33, 64, 100, 150, 200, 257, 400, 511)
-NEW = 24
-FULL = 2048
-LIMIT = 900 # seconds for an engine, on a machine that does other things
-FOLDER = tempfile.TemporaryDirectory(prefix="kvferry-vllm-")
-
-
-def make_model(folder):
-    """A random Llama, and variants of its configuration that are refused."""
-    import torch
-    import transformers
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=FULL,
-        pad_token_id=0, eos_token_id=None, bos_token_id=1)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-
-
-@functools.lru_cache(maxsize=None)
-def small_model():
-    folder = os.path.join(FOLDER.name, "small")
-    make_model(folder)
-    return folder
-
-
-def variant(name, **fields):
-    """The small model as something else; its weights are not loaded."""
-    folder = os.path.join(FOLDER.name, name)
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(small_model(), "config.json"), encoding="utf-8") as text:
-        config = json.load(text)
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
-        json.dump({**config, **fields}, out)
-    return folder
-
-
-def poisoned_model(token):
-    """The small model with an embedding that is not a number."""
-    from safetensors.torch import load_file, save_file
-    folder = variant("poisoned")
-    weights = load_file(os.path.join(small_model(), "model.safetensors"))
-    weights["model.embed_tokens.weight"][token] = float("nan")
-    save_file(weights, os.path.join(folder, "model.safetensors"), {"format": "pt"})
-    return folder
-
-
-def prompts():
-    import torch
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
-
-
-# ---- an engine: a process that reads what to do, and writes what came of it ----
-
-def counters(llm):
-    return {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
-
-
-def of_metrics(prefix):
-    """Values of /metrics of this process by name and labels."""
-    from prometheus_client import generate_latest
-    rows = [line.rsplit(" ", 1) for line in generate_latest().decode().splitlines()]
-    return {name: float(value) for name, value in rows if name.startswith(prefix)}
-
-
-def sampling(**fields):
-    from vllm import SamplingParams
-    return SamplingParams(**{"temperature": 0, "max_tokens": NEW, "ignore_eos": True,
-                             "detokenize": False, **fields})
-
-
-def do_answer(llm, ids, **fields):
-    """Tokens of every prompt, and how many of them came from the prefix cache."""
-    made = llm.generate([{"prompt_token_ids": i} for i in ids], sampling(**fields), use_tqdm=False)
-    return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made],
-            "cached": [one.num_cached_tokens for one in made]}
-
-
-def do_poison(llm, good, bad, last):
-    """Two requests that must be lost among others: one by its prompt, one by its first answer."""
-    ids = [*good, bad, good[0]]
-    fields = [{} for _ in good] + [{}, {"allowed_token_ids": [last]}]
-    made = llm.generate([{"prompt_token_ids": i} for i in ids], [sampling(**f) for f in fields],
-                        use_tqdm=False)
-    return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made]}
-
-
-def do_abort(llm, ids, every):
-    """Requests that come and go: every so many are dropped while they run. Tokens of the others."""
-    engine, done = llm.llm_engine, {}
-    for number, prompt in enumerate(ids):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling())
-    passes = 0
-    while engine.has_unfinished_requests():
-        for one in engine.step():
-            if one.finished:
-                done[int(one.request_id)] = list(one.outputs[0].token_ids)
-        passes += 1
-        if passes % 3 == 0:
-            engine.abort_request([str(passes // 3 * every)])
-    return {"tokens": [done.get(number) for number in range(len(ids))]}
-
-
-def refused(settings):
-    """Why an engine does not start."""
-    from vllm import LLM
-    try:
-        LLM(**settings)
-    except Exception as error: # pylint: disable=broad-exception-caught
-        return str(error)
-    return "it starts"
-
-
-def engine_main(path):
-    from vllm import LLM
-    with open(path, encoding="utf-8") as text:
-        job = json.load(text)
-    told = {"refused": [refused(settings) for settings in job["refused"]]}
-    if job["calls"]:
-        llm = LLM(**job["engine"])
-        told["results"] = [globals()["do_" + name](llm, *given, **named)
-                           for name, given, named in job["calls"]]
-        told["counters"], told["ours"] = counters(llm), of_metrics("kvferry:")
-        llm.llm_engine.engine_core.shutdown()
-    with open(path + ".out", "w", encoding="utf-8") as out:
-        json.dump(told, out)
-
-
-def settings_of(ours, **changes):
-    settings = {"model": small_model(), "enforce_eager": True, "dtype": "float32", "block_size": 32,
-                "num_gpu_blocks_override": 301, "skip_tokenizer_init": True, "max_num_seqs": 12,
-                "max_num_batched_tokens": 2048, "max_model_len": FULL, "seed": 0,
-                "gpu_memory_utilization": 0.1, "disable_log_stats": False}
-    if ours is not None:
-        settings.update(attention_backend="CUSTOM", additional_config={"kvferry": ours})
-    settings.update(changes)
-    return settings
-
-
-def environment(several=False):
-    env = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_PLUGINS="kvferry",
-               VLLM_ENABLE_V1_MULTIPROCESSING="1" if several else "0", OMP_WAIT_POLICY="passive")
-    if several:
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
-    return env
-
-
-class Engine:
-    """What an engine answered, why others did not start, and the log."""
-
-    def __init__(self, calls, ours=None, several=False, refused=(), **changes): # pylint: disable=redefined-outer-name
-        handle, path = tempfile.mkstemp(dir=FOLDER.name)
-        with os.fdopen(handle, "w") as out:
-            json.dump({"engine": settings_of(ours, **changes), "calls": calls,
-                       "refused": [settings_of({"budget": FULL}, **one) for one in refused]}, out)
-        done = subprocess.run([sys.executable, os.path.abspath(__file__), "--engine", path],
-                              env=environment(several), stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
-        self.log, self.rc = done.stdout, done.returncode
-        told = {}
-        if os.path.exists(path + ".out"):
-            with open(path + ".out", encoding="utf-8") as text:
-                told = json.load(text)
-        self.results, self.counters = told.get("results", []), told.get("counters", {})
-        self.refused, self.ours = told.get("refused", []), told.get("ours", {})
-
-
-def answer(ids, **fields):
-    return ("answer", [ids], fields)
-
-
-def beginnings():
-    """Three prompts that begin alike, as none of `prompts` does."""
-    import torch
-    generator = torch.Generator().manual_seed(4)
-    ids = torch.randint(2, VOCABULARY, (330,), generator=generator).tolist()
-    return [ids[:300] + ids[300 + 10 * i:310 + 10 * i] for i in range(3)]
-
-
-def three_answers():
-    """Drawn from a seed. In one pass: vLLM cannot draw so between chunks on a CPU."""
-    return answer(prompts()[9:10], n=3, temperature=1.0, seed=5)
+from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, LIMIT, NEW, Engine, answer, beginnings,
+                         environment, poisoned_model, prompts, small_model, three_answers, variant)
 
 
 @functools.lru_cache(maxsize=None)
@@ -265,9 +81,7 @@ class SameTokens(Case):
 
     def test_drafts(self):
         """Candidates from the prompt: some are taken, the others are taken back."""
-        engine = self.ours([answer(prompts(), max_tokens=64)], speculative_config={
-            "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3,
-            "prompt_lookup_min": 1})
+        engine = self.ours([answer(prompts(), max_tokens=64)], speculative_config=DRAFTS)
         self.assertEqual([[one[0][:NEW]] for one in engine.results[0]["tokens"]], stock())
         told = engine.counters
         self.assertGreater(told["vllm:spec_decode_num_accepted_tokens"], 0)
@@ -275,14 +89,12 @@ class SameTokens(Case):
                            told["vllm:spec_decode_num_accepted_tokens"])
 
     def test_compiled(self):
-        engine = self.ours([answer(prompts())], enforce_eager=False,
-                           compilation_config={"mode": 2, "backend": "eager"})
+        engine = self.ours([answer(prompts())], **COMPILED)
         self.assertEqual(engine.results[0]["tokens"], stock())
 
     def test_two_ranks(self):
         """Heads over two processes, then layers."""
-        for name, changes in (("tensor_parallel_size", {}), ("pipeline_parallel_size", {
-                "enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"}})):
+        for name, changes in (("tensor_parallel_size", {}), ("pipeline_parallel_size", COMPILED)):
             with self.subTest(name):
                 engine = self.ours([answer(prompts())], several=True, **{name: 2}, **changes)
                 self.assertEqual(engine.results[0]["tokens"], stock())
@@ -338,28 +150,40 @@ class Budget(Case):
             wanted = [int(line) for line in ids_told]
         self.assertEqual(engine.results[0]["tokens"], [[wanted]])
 
+    def both(self, calls, **changes):
+        """Pages that are copied to the device and found there again, then pages that are read in place,
+        under a budget of a tenth, where a model of random weights selects pages at random: the tokens
+        are the same, and no row is lost."""
+        told = [self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": transfer},
+                                **changes)) for transfer in ("mapped", "direct")]
+        self.assertEqual(told[0].results, told[1].results)
+        for name in ("page_hits", "page_misses", "tokens_brought"):
+            self.assertGreater(told[0].summed(name), 1000, name)
+        self.assertEqual([engine.summed("rows_lost") for engine in told], [0, 0])
+        self.assertLessEqual(told[0].summed("tokens_attended"), told[0].summed("steps") * 128 * 4)
+        return told
+
     def test_what_is_on_the_device_changes_nothing(self):
-        """Pieces of prompts, preemptions, aborts and shared beginnings under a budget of a tenth, where
-        a model of random weights selects pages at random: with pages that are copied to the device
-        and found there again the tokens are those of pages that are read in place."""
+        """Pieces of prompts, preemptions, aborts and shared beginnings."""
         many = [prompts()[i % 12] for i in range(40)]
         calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(beginnings())]
-        told = []
-        for transfer in ("mapped", "direct"):
-            engine = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": transfer},
-                                     max_num_batched_tokens=64, num_gpu_blocks_override=41,
-                                     max_model_len=1024))
+        told = self.both(calls, max_num_batched_tokens=64, num_gpu_blocks_override=41,
+                         max_model_len=1024)
+        for engine in told:
             self.assertGreater(engine.counters["vllm:num_preemptions"], 3)
-            told.append(engine)
-        self.assertEqual(told[0].results, told[1].results)
-        counted = [{name.partition("{")[0]: value for name, value in engine.ours.items()}
-                   for engine in told]
-        for name in ("page_hits", "page_misses", "pages_voided", "tokens_brought"):
-            self.assertGreater(counted[0]["kvferry:%s_total" % name], 1000, name)
-        self.assertEqual([c["kvferry:rows_lost_total"] for c in counted], [0, 0])
-        steps, attended = (counted[0]["kvferry:%s_total" % name]
-                           for name in ("steps", "tokens_attended"))
-        self.assertLessEqual(attended, steps * 128 * 4)
+        self.assertGreater(told[0].summed("pages_voided"), 1000)
+
+    def test_nor_with_drafts(self):
+        """Where the prompt has no candidates for a row, it selects."""
+        told = self.both([answer(prompts(), max_tokens=64)],
+                         speculative_config={**DRAFTS, "prompt_lookup_min": 3})
+        self.assertGreater(told[0].counters["vllm:spec_decode_num_accepted_tokens"], 0)
+
+    def test_nor_with_samples_compiled_and_two_ranks(self):
+        """Heads over two processes, then layers."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            with self.subTest(name):
+                self.both([answer(prompts()), three_answers()], several=True, **{name: 2}, **COMPILED)
 
 
 class Refusals(Case):
@@ -375,7 +199,7 @@ class Refusals(Case):
             "sliding window": {"model": variant("sliding", **sliding), "load_format": "dummy"},
             "no setting budgets: did you mean budget": {
                 "additional_config": {"kvferry": {"budgets": 5}}},
-            "no disk: blocks belong to no sequence": {
+            "no disk: a block may be any request's next": {
                 "additional_config": {"kvferry": {"disk": "/tmp"}}},
             "verify_interval = 4: steps are not counted per row": {
                 "additional_config": {"kvferry": {"verify_interval": 4}}},
@@ -389,23 +213,31 @@ class Refusals(Case):
                 self.assertIn(text, told)
 
 
+def serving(model, ours):
+    """The beginning of a command line that serves."""
+    custom = () if ours is None else ("--attention-backend", "CUSTOM", "--additional-config",
+                                      json.dumps({"kvferry": ours}))
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name",
+            "small", "--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.2",
+            *custom]
+
+
 class Serving:
     """A server: its port, and what it answers. `words` go to its command line; ours=None is vLLM's."""
 
-    def __init__(self, name, model, ours, *words, several=False):
+    def __init__(self, name, model, ours, *words, several=False, **variables):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
         self.log = os.path.join(FOLDER.name, name + ".txt")
-        custom = () if ours is None else ("--attention-backend", "CUSTOM", "--additional-config",
-                                          json.dumps({"kvferry": ours}))
         with open(self.log, "w", encoding="utf-8") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
-                 "--served-model-name", "small", "--port", str(self.port), "--dtype", "float32",
-                 "--enforce-eager", "--gpu-memory-utilization", "0.2", *words, *custom],
-                env=environment(several), stdout=out, stderr=subprocess.STDOUT,
+                [*serving(model, ours), "--port", str(self.port), *words],
+                env={**environment(several), **variables}, stdout=out, stderr=subprocess.STDOUT,
                 start_new_session=True)
+
+    def wait(self):
+        """Until it answers, or is gone."""
         end = time.monotonic() + LIMIT
         while time.monotonic() < end and self.process.poll() is None:
             try:
@@ -413,6 +245,7 @@ class Serving:
                 break
             except OSError:
                 time.sleep(1)
+        return self
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -466,17 +299,71 @@ SMALL = ("--skip-tokenizer-init", "--block-size", "32", "--max-num-seqs", "12", 
 class TwoEngines(Case):
     """Data parallel: each engine has its own pages, and a server asks both."""
 
-    def test_data_parallel(self):
-        served = Serving("two", small_model(), {"budget": FULL, "host_memory": "64MiB"}, *SMALL,
-                         "--data-parallel-size", "2", several=True)
+    def ask(self, name, ours):
+        served = Serving(name, small_model(), {"host_memory": "64MiB", **ours}, *SMALL,
+                         "--data-parallel-size", "2", several=True).wait()
         self.addCleanup(served.stop)
         with concurrent.futures.ThreadPoolExecutor(12) as threads:
             told = list(threads.map(served.tokens, prompts()))
-        self.assertEqual([[one] for one in told], stock(), served.text_of_log()[-4000:])
         self.assertEqual(served.text_of_log().count("kvferry 0."), 2)
         steps = served.metrics("kvferry:steps_total")
         self.assertEqual(len(steps), 2)
         self.assertTrue(all(steps.values()), steps)
+        return [[one] for one in told]
+
+    def test_data_parallel(self):
+        self.assertEqual(self.ask("two", {"budget": FULL}), stock())
+
+    def test_within_a_budget(self):
+        ours = {"budget": 128, "local_tokens": 32}
+        one = self.ran(Engine([answer(prompts())], {**ours, "transfer": "direct"}))
+        self.assertEqual(self.ask("two of 128", {**ours, "transfer": "mapped"}),
+                         one.results[0]["tokens"])
+
+
+class TwoMachines(Case):
+    """`./dev vllm TwoMachines`, as root: vLLM's own launch over machines, of which the second is a
+    network namespace. The heads are shared by a rank on each."""
+
+    HERE, THERE, NAME = "10.213.77.1", "10.213.77.2", "kvferry-vllm"
+
+    def setUp(self):
+        self.addCleanup(self.ip, "netns", "delete", self.NAME)
+        for words in (("netns", "add", self.NAME),
+                      ("link", "add", "kvf-here", "type", "veth", "peer", "name", "kvf-there",
+                       "netns", self.NAME),
+                      ("address", "add", self.HERE + "/30", "dev", "kvf-here"),
+                      ("link", "set", "kvf-here", "up"),
+                      ("-n", self.NAME, "address", "add", self.THERE + "/30", "dev", "kvf-there"),
+                      ("-n", self.NAME, "link", "set", "kvf-there", "up"),
+                      ("-n", self.NAME, "link", "set", "lo", "up")):
+            self.assertEqual(self.ip(*words), 0, words)
+
+    @staticmethod
+    def ip(*words):
+        return subprocess.run(["ip", *words]).returncode
+
+    def test_tensor_parallel(self):
+        ours = {"budget": FULL, "host_memory": "64MiB"}
+        words = (*SMALL, "--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", self.HERE)
+        with open(os.path.join(FOLDER.name, "there.txt"), "w+", encoding="utf-8") as log:
+            there = subprocess.Popen(
+                ["ip", "netns", "exec", self.NAME, *serving(small_model(), ours), *words,
+                 "--node-rank", "1", "--headless"], stdout=log, stderr=subprocess.STDOUT,
+                env={**environment(True), "VLLM_HOST_IP": self.THERE, "GLOO_SOCKET_IFNAME": "kvf-there",
+                     "VLLM_CPU_OMP_THREADS_BIND": "1"}, start_new_session=True)
+            self.addCleanup(there.wait, 60)
+            self.addCleanup(there.terminate)
+            served = Serving("here", small_model(), ours, *words, "--node-rank", "0", several=True,
+                             VLLM_HOST_IP=self.HERE, GLOO_SOCKET_IFNAME="kvf-here",
+                             VLLM_CPU_OMP_THREADS_BIND="0").wait()
+            self.addCleanup(served.stop)
+            with concurrent.futures.ThreadPoolExecutor(12) as threads:
+                told = list(threads.map(served.tokens, prompts()))
+            self.assertEqual([[one] for one in told], stock(), served.text_of_log()[-4000:])
+            log.seek(0)
+            self.assertEqual([text.count("kvferry 0.") for text in (log.read(), served.text_of_log())],
+                             [1, 1])
 
 
 class Soak(Case):
@@ -484,7 +371,7 @@ class Soak(Case):
     without kvferry: what vLLM keeps of requests is its own."""
 
     def ask(self, name, ours):
-        served = Serving(name, small_model(), ours, *SMALL)
+        served = Serving(name, small_model(), ours, *SMALL).wait()
         self.addCleanup(served.stop)
         asked, wanted, held = prompts()[:8], [], {}
         with concurrent.futures.ThreadPoolExecutor(12) as threads:
@@ -512,7 +399,7 @@ class Server(Case):
         cls.served = Serving(
             "server", os.environ["KVF_HF_MODEL"],
             {"budget": 512, "host_memory": "512MiB", "log_interval": 1,
-             "transfer": "mapped"}, "--max-num-seqs", "8", "--max-model-len", "4096")
+             "transfer": "mapped"}, "--max-num-seqs", "8", "--max-model-len", "4096").wait()
         import openai
         cls.client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.served.port,
                                    api_key="none", timeout=LIMIT, max_retries=0)
@@ -596,9 +483,7 @@ class Server(Case):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--engine"]:
-        engine_main(sys.argv[2])
-    else:
-        names = [name for name, one in list(globals().items())
-                 if isinstance(one, type) and issubclass(one, Case) and one not in (Case, Soak)]
-        unittest.main(argv=["check_vllm"] + (sys.argv[1:] or names), verbosity=2)
+    names = [name for name, one in list(globals().items())
+             if isinstance(one, type) and issubclass(one, Case) and
+             one not in (Case, Soak, TwoMachines)]
+    unittest.main(argv=["check_vllm"] + (sys.argv[1:] or names), verbosity=2)

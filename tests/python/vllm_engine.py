@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of vLLM for tests: the models, the prompts, and a process that answers them.
+
+Every engine is a process of its own: this file, with a job to read. It writes what came of it beside it.
+Knows what an engine is asked, and not what it should answer.
+"""
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+VOCABULARY = 160
+LENGTHS = (1, 2, 31, 32, 33, 64, 100, 150, 200, 257, 400, 511)
+NEW = 24
+FULL = 2048
+LIMIT = 900 # seconds for an engine, on a machine that does other things
+FOLDER = tempfile.TemporaryDirectory(prefix="kvferry-vllm-")
+COMPILED = {"enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"}}
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3,
+          "prompt_lookup_min": 1}
+
+
+def make_model(folder):
+    """A random Llama, and variants of its configuration that are refused."""
+    import torch
+    import transformers
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=FULL,
+        pad_token_id=0, eos_token_id=None, bos_token_id=1)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@functools.lru_cache(maxsize=None)
+def small_model():
+    folder = os.path.join(FOLDER.name, "small")
+    make_model(folder)
+    return folder
+
+
+def variant(name, **fields):
+    """The small model as something else; its weights are not loaded."""
+    folder = os.path.join(FOLDER.name, name)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(small_model(), "config.json"), encoding="utf-8") as text:
+        config = json.load(text)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
+        json.dump({**config, **fields}, out)
+    return folder
+
+
+def poisoned_model(token):
+    """The small model with an embedding that is not a number."""
+    from safetensors.torch import load_file, save_file
+    folder = variant("poisoned")
+    weights = load_file(os.path.join(small_model(), "model.safetensors"))
+    weights["model.embed_tokens.weight"][token] = float("nan")
+    save_file(weights, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    return folder
+
+
+def prompts():
+    import torch
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+# ---- an engine: a process that reads what to do, and writes what came of it ----
+
+def counters(llm):
+    return {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+
+
+def of_metrics(prefix):
+    """Values of /metrics of this process by name and labels."""
+    from prometheus_client import generate_latest
+    rows = [line.rsplit(" ", 1) for line in generate_latest().decode().splitlines()]
+    return {name: float(value) for name, value in rows if name.startswith(prefix)}
+
+
+def sampling(**fields):
+    from vllm import SamplingParams
+    return SamplingParams(**{"temperature": 0, "max_tokens": NEW, "ignore_eos": True,
+                             "detokenize": False, **fields})
+
+
+def do_answer(llm, ids, **fields):
+    """Tokens of every prompt, and how many of them came from the prefix cache."""
+    made = llm.generate([{"prompt_token_ids": i} for i in ids], sampling(**fields), use_tqdm=False)
+    return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made],
+            "cached": [one.num_cached_tokens for one in made]}
+
+
+def do_poison(llm, good, bad, last):
+    """Two requests that must be lost among others: one by its prompt, one by its first answer."""
+    ids = [*good, bad, good[0]]
+    fields = [{} for _ in good] + [{}, {"allowed_token_ids": [last]}]
+    made = llm.generate([{"prompt_token_ids": i} for i in ids], [sampling(**f) for f in fields],
+                        use_tqdm=False)
+    return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made]}
+
+
+def do_abort(llm, ids, every):
+    """Requests that come and go: every so many are dropped while they run. Tokens of the others."""
+    engine, done = llm.llm_engine, {}
+    for number, prompt in enumerate(ids):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling())
+    passes = 0
+    while engine.has_unfinished_requests():
+        for one in engine.step():
+            if one.finished:
+                done[int(one.request_id)] = list(one.outputs[0].token_ids)
+        passes += 1
+        if passes % 3 == 0:
+            engine.abort_request([str(passes // 3 * every)])
+    return {"tokens": [done.get(number) for number in range(len(ids))]}
+
+
+def refused(settings):
+    """Why an engine does not start."""
+    from vllm import LLM
+    try:
+        LLM(**settings)
+    except Exception as error: # pylint: disable=broad-exception-caught
+        return str(error)
+    return "it starts"
+
+
+def engine_main(path):
+    from vllm import LLM
+    with open(path, encoding="utf-8") as text:
+        job = json.load(text)
+    told = {"refused": [refused(settings) for settings in job["refused"]]}
+    if job["calls"]:
+        llm = LLM(**job["engine"])
+        told["results"] = [globals()["do_" + name](llm, *given, **named)
+                           for name, given, named in job["calls"]]
+        told["counters"], told["ours"] = counters(llm), of_metrics("kvferry:")
+        llm.llm_engine.engine_core.shutdown()
+    with open(path + ".out", "w", encoding="utf-8") as out:
+        json.dump(told, out)
+
+
+def settings_of(ours, **changes):
+    settings = {"model": small_model(), "enforce_eager": True, "dtype": "float32", "block_size": 32,
+                "num_gpu_blocks_override": 301, "skip_tokenizer_init": True, "max_num_seqs": 12,
+                "max_num_batched_tokens": 2048, "max_model_len": FULL, "seed": 0,
+                "gpu_memory_utilization": 0.1, "disable_log_stats": False}
+    if ours is not None:
+        settings.update(attention_backend="CUSTOM", additional_config={"kvferry": ours})
+    settings.update(changes)
+    return settings
+
+
+def environment(several=False):
+    env = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_PLUGINS="kvferry",
+               VLLM_ENABLE_V1_MULTIPROCESSING="1" if several else "0", OMP_WAIT_POLICY="passive")
+    if several:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    return env
+
+
+class Engine:
+    """What an engine answered, why others did not start, and the log."""
+
+    def __init__(self, calls, ours=None, several=False, refused=(), **changes): # pylint: disable=redefined-outer-name
+        handle, path = tempfile.mkstemp(dir=FOLDER.name)
+        with os.fdopen(handle, "w") as out:
+            json.dump({"engine": settings_of(ours, **changes), "calls": calls,
+                       "refused": [settings_of({"budget": FULL}, **one) for one in refused]}, out)
+        done = subprocess.run([sys.executable, os.path.abspath(__file__), path],
+                              env=environment(several), stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+        self.log, self.rc = done.stdout, done.returncode
+        told = {}
+        if os.path.exists(path + ".out"):
+            with open(path + ".out", encoding="utf-8") as text:
+                told = json.load(text)
+        self.results, self.counters = told.get("results", []), told.get("counters", {})
+        self.refused, self.ours = told.get("refused", []), told.get("ours", {})
+
+    def summed(self, name):
+        """One of our counters, over ranks."""
+        return sum(value for full, value in self.ours.items()
+                   if full.startswith("kvferry:%s_total{" % name))
+
+
+def answer(ids, **fields):
+    return ("answer", [ids], fields)
+
+
+def beginnings():
+    """Three prompts that begin alike, as none of `prompts` does."""
+    import torch
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(2, VOCABULARY, (330,), generator=generator).tolist()
+    return [ids[:300] + ids[300 + 10 * i:310 + 10 * i] for i in range(3)]
+
+
+def three_answers():
+    """Drawn from a seed. In one pass: vLLM cannot draw so between chunks on a CPU."""
+    return answer(prompts()[9:10], n=3, temperature=1.0, seed=5)
+
+
+if __name__ == "__main__":
+    engine_main(sys.argv[1])
