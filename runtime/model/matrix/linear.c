@@ -4,8 +4,9 @@
  * Splits products into panels of outputs and runs each panel as a task.
  *
  * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c,
- * strip_simd.c and matmul_dnnl.c. Invariant: no two tasks write the same output, and scratch
- * belongs to a task index, of which there are never more than compute threads.
+ * packed_simd.c, wide_simd.c, strip_simd.c and matmul_dnnl.c. Invariant: no two tasks write the
+ * same output, and scratch belongs to a task index, of which there are never more than compute
+ * threads.
  */
 
 #include "linear.h"
@@ -18,7 +19,13 @@
 /* A vector task reads about this much: long against the cost of handing out a task (microseconds),
  * short against a whole matrix. */
 #define VECTOR_PANEL_BYTES   (128u * 1024u)
-#define VECTOR_PANEL_OUTPUTS 256u
+#define VECTOR_PANEL_OUTPUTS 252u /* in multiples of KVF_WIDE_OUTPUTS */
+/* And multiplies about this much, where it has several rows. */
+#define WIDE_PANEL_PRODUCTS  (512u * 1024u)
+
+/* From so many rows on weights are widened for all of them: blocks, and plain numbers. */
+#define WIDE_ROWS_BLOCKS 2u
+#define WIDE_ROWS_PLAIN  3u
 
 /* Of products in bf16: wide panels pack x less often. */
 #define MATRIX_PANEL_BYTES    (1024u * 1024u)
@@ -89,12 +96,14 @@ static uint32_t matrix_panel(uint32_t inputs)
     return outputs > MATRIX_PANEL_OUTPUTS ? MATRIX_PANEL_OUTPUTS : outputs;
 }
 
-static uint32_t vector_panel(const kvf_linear *part)
+static uint32_t vector_panel(const kvf_linear *part, uint32_t rows)
 {
-    size_t outputs = VECTOR_PANEL_BYTES / kvf_linear_row_bytes(part);
-    outputs -= outputs % 4;
-    if (outputs < 4)
-        return 4;
+    const size_t by_bytes = VECTOR_PANEL_BYTES / kvf_linear_row_bytes(part);
+    const size_t by_work = WIDE_PANEL_PRODUCTS / ((size_t)part->inputs * rows);
+    size_t outputs = rows > 1 && by_work < by_bytes ? by_work : by_bytes;
+    outputs -= outputs % KVF_WIDE_OUTPUTS;
+    if (outputs < KVF_WIDE_OUTPUTS)
+        return KVF_WIDE_OUTPUTS;
     return outputs > VECTOR_PANEL_OUTPUTS ? VECTOR_PANEL_OUTPUTS : (uint32_t)outputs;
 }
 
@@ -214,9 +223,10 @@ static bool narrows(const kvf_linear_engine *engine, const kvf_linear *part)
 }
 
 /* Outputs of a panel. */
-static uint32_t panel_size(const kvf_linear_engine *engine, const kvf_linear *part, bool vector)
+static uint32_t panel_size(const kvf_linear_engine *engine, const kvf_linear *part, uint32_t rows,
+                           bool vector)
 {
-    return vector                  ? vector_panel(part)
+    return vector                  ? vector_panel(part, rows)
            : narrows(engine, part) ? matrix_panel(part->inputs)
                                    : engine->kernels->strip->outputs;
 }
@@ -239,7 +249,7 @@ static panel panel_find(const linear_args *args, uint32_t index, bool vector)
         part++;
     }
     const kvf_linear *linear = args->call.parts[part];
-    uint32_t size = panel_size(args->engine, linear, vector);
+    uint32_t size = panel_size(args->engine, linear, args->call.rows, vector);
     panel p = {.part = linear, .first = index * size};
     p.outputs = linear->outputs - p.first < size ? linear->outputs - p.first : size;
     p.weight = (const unsigned char *)linear->weight + kvf_linear_row_bytes(linear) * p.first;
@@ -256,21 +266,25 @@ static void add_bias(const panel *p, float *y)
         y[i] += bias[i];
 }
 
-/* Unpacking blocks is worth sharing; plain numbers are as cheap to widen as to load. */
-static uint32_t rows_at_once(const panel *p, uint32_t left)
+/* Rows that meet a panel next: all times as many as each other. */
+static uint32_t rows_at_once(uint32_t left)
 {
-    return p->part->blocks ? kvf_min_u32(left, KVF_DOT_BATCH_MAX) : 1;
+    const uint32_t times = (left + KVF_WIDE_ROWS_MAX - 1) / KVF_WIDE_ROWS_MAX;
+    return (left + times - 1) / times;
 }
 
-static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_dot_batch *b,
-                          kvf_dtype dtype)
+static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_wide_product *p)
 {
-    if (b->count > 1)
-        kernels->packed->dot_batch(b);
-    else if (b->blocks)
-        kernels->packed->dot_rows[b->blocks->index](b->weight, b->rows, b->columns, b->x, b->y);
-    else
-        kernels->dot_rows[dtype](b->weight, b->rows, b->columns, b->x, b->y);
+    const kvf_linear *linear = p->linear;
+    const kvf_dot_rows_fn one = linear->blocks ? kernels->packed->dot_rows[linear->blocks->index]
+                                               : kernels->dot_rows[linear->dtype];
+    if (p->rows >= (linear->blocks ? WIDE_ROWS_BLOCKS : WIDE_ROWS_PLAIN)) {
+        kernels->wide->multiply(p);
+        return;
+    }
+    for (uint32_t row = 0; row < p->rows; row++)
+        one(p->weight, p->outputs, linear->inputs, p->x + (size_t)row * linear->inputs,
+            p->y + row * p->y_stride);
 }
 
 /* One task is one panel. */
@@ -281,20 +295,19 @@ static void vector_task(const void *raw, uint32_t task)
     panel p = panel_find(args, task, true);
     const kvf_linear_kernels *kernels = args->engine->kernels;
     const size_t inputs = p.part->inputs;
-    float product[KVF_DOT_BATCH_MAX * VECTOR_PANEL_OUTPUTS];
+    float product[KVF_WIDE_ROWS_MAX * VECTOR_PANEL_OUTPUTS];
     for (uint32_t row = 0, count; row < call->rows; row += count) {
         float *y = call->y + (size_t)row * args->y_stride + p.y_offset;
-        kvf_dot_batch batch = {
-            .weight = p.weight,
-            .blocks = p.part->blocks,
-            .rows = p.outputs,
-            .columns = inputs,
-            .x = call->x + row * inputs,
-            .y = call->accumulate ? product : y,
-            .y_stride = call->accumulate ? VECTOR_PANEL_OUTPUTS : args->y_stride,
-        };
-        batch.count = count = rows_at_once(&p, call->rows - row);
-        multiply_rows(kernels, &batch, p.part->dtype);
+        count = rows_at_once(call->rows - row);
+        multiply_rows(kernels,
+                      &(kvf_wide_product){.linear = p.part,
+                                          .weight = p.weight,
+                                          .outputs = p.outputs,
+                                          .rows = count,
+                                          .x = call->x + row * inputs,
+                                          .y = call->accumulate ? product : y,
+                                          .y_stride = call->accumulate ? VECTOR_PANEL_OUTPUTS
+                                                                       : args->y_stride});
         for (uint32_t i = 0; i < count; i++, y += args->y_stride) {
             for (uint32_t o = 0; call->accumulate && o < p.outputs; o++)
                 y[o] += product[i * VECTOR_PANEL_OUTPUTS + o];
@@ -419,7 +432,7 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
     bool narrow = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
-        uint32_t size = panel_size(engine, part, vector);
+        uint32_t size = panel_size(engine, part, call->rows, vector);
         args.panels[i] = (part->outputs + size - 1) / size;
         args.y_stride += part->outputs;
         args.panel_count += args.panels[i];

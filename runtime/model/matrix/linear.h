@@ -6,11 +6,12 @@
  * Matrix products y = x W^T (+ bias), with W as the file has it: [outputs, inputs] in bf16, fp16,
  * fp32 or the blocks of a quantised type, never copied as a whole.
  *
- * A few rows of x go through a matrix-vector kernel of the runner, which reads W once at memory
- * speed; many rows go through its kernel for strips of outputs in fp32, or panel by panel through
- * oneDNN in bf16 where that is faster, which rounds by their number. It knows streams and shapes,
- * not layers. Invariant: every bit of a product follows from the shapes alone, never from the
- * number of threads.
+ * A row of x goes through a matrix-vector kernel of the runner, which reads W once at memory speed;
+ * a few rows, or the rows of a step, through one that gives each of them the same bits; many rows
+ * go through its kernel for strips of outputs in fp32, or panel by panel through oneDNN in bf16
+ * where that is faster, which rounds by their number. It knows streams and shapes, not layers.
+ * Invariant: every bit of a product follows from the shapes alone, never from the number of
+ * threads.
  */
 
 #include "gguf_types.h"
@@ -52,26 +53,31 @@ typedef void (*kvf_dot_rows_fn)(const void *weight, size_t rows, size_t columns,
                                 float *y);
 typedef void (*kvf_widen_fn)(const void *from, size_t count, float *to);
 
-#define KVF_DOT_BATCH_MAX 8u
-
-/** y[i][r] = sum over c of weight[r][c] x[i][c], with the bits of dot_rows for each x alone. */
-typedef struct kvf_dot_batch {
-    const void *weight; /**< [rows, columns] in blocks */
-    const gguf_type *blocks;
-    size_t rows, columns;
-    const float *x; /**< [count, columns] */
-    uint32_t count; /**< 1 … KVF_DOT_BATCH_MAX */
-    float *y;       /**< [count, y_stride] */
-    size_t y_stride;
-} kvf_dot_batch;
-
 /** Of rows of blocks: counts are multiples of a block; bytes need no alignment. */
 typedef struct kvf_packed_kernels {
     kvf_dot_rows_fn dot_rows[GGUF_TYPES]; /**< by gguf_type.index; NULL for plain numbers */
     kvf_widen_fn widen[GGUF_TYPES];
     void (*round[GGUF_TYPES])(const void *from, size_t count, uint16_t *to); /**< to bf16 */
-    void (*dot_batch)(const kvf_dot_batch *batch);
 } kvf_packed_kernels;
+
+#define KVF_WIDE_ROWS_MAX 16u
+#define KVF_WIDE_OUTPUTS  12u /* what is fastest comes in multiples of it */
+
+/** Neighbouring outputs of a matrix for the rows of a step: y[r][o] = sum over c of weight[o][c]
+ * x[r][c], with the bits of dot_rows for each row alone. */
+typedef struct kvf_wide_product {
+    const kvf_linear *linear;
+    const void *weight; /**< of the first output */
+    uint32_t outputs;
+    uint32_t rows;  /**< of x and y: 1 … KVF_WIDE_ROWS_MAX */
+    const float *x; /**< [rows, inputs] */
+    float *y;       /**< [rows, y_stride], from the first output on */
+    size_t y_stride;
+} kvf_wide_product;
+
+typedef struct kvf_wide_kernel {
+    void (*multiply)(const kvf_wide_product *product);
+} kvf_wide_kernel;
 
 #define KVF_STRIP_COLUMNS     1024u /* inputs at a time; whole blocks of every type */
 #define KVF_STRIP_OUTPUTS_MAX 48u
@@ -105,6 +111,7 @@ typedef struct kvf_linear_kernels {
     void (*swiglu)(const float *gate, const float *up, size_t count, float *y);
     const kvf_packed_kernels *packed;
     const kvf_strip_kernel *strip;
+    const kvf_wide_kernel *wide;
 } kvf_linear_kernels;
 
 /** The best set that the CPU has and @p isa_mask (kvf_isa) allows. Never NULL. */

@@ -24,9 +24,6 @@ static inline float widen_fp32(float x)
     return x;
 }
 
-/* fp32 numbers of x that leave room in 32 KiB for the row that streams by. */
-#define IN_ORDER_COLUMNS_MAX 4096u
-
 /* Two accumulators a row where four rows run side by side, four where one does. */
 #define DEFINE_KERNELS(format, type, widen_one)                                                    \
     static inline float finish_##format(vf a, vf b, vf d, vf e, const type *w, const float *x,     \
@@ -70,7 +67,7 @@ static inline float widen_fp32(float x)
                                   float *y)                                                        \
     {                                                                                              \
         const type *w = weight;                                                                    \
-        if (columns <= IN_ORDER_COLUMNS_MAX) {                                                     \
+        if (columns <= KVF_IN_ORDER_COLUMNS_MAX) {                                                 \
             for (size_t i = 0; i < rows; i++)                                                      \
                 dot_in_order_##format(w + i * columns, columns, x, y + i);                         \
             return;                                                                                \
@@ -161,4 +158,5 @@ const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_) = {
     .swiglu = swiglu,
     .packed = &KVF_LINEAR_SYMBOL(kvf_packed_kernels_),
     .strip = &KVF_LINEAR_SYMBOL(kvf_strip_kernel_),
+    .wide = &KVF_LINEAR_SYMBOL(kvf_wide_kernel_),
 };

@@ -125,6 +125,15 @@ static inline void ask_ahead(const void *weight, size_t bytes)
         __builtin_prefetch((const void *)((uintptr_t)weight + AHEAD_BYTES + i), 0, 2);
 }
 
+/*
+ * What a result's bits follow from, beside the lanes: the sums that it is made of. Each takes every
+ * so many-th vector of columns. Of plain numbers there are four, or two where x is longer than what
+ * leaves room in 32 KiB for the row that streams by; of blocks as many as 32 numbers have vectors,
+ * four at most.
+ */
+#define KVF_IN_ORDER_COLUMNS_MAX 4096u
+#define KVF_BLOCK_SUMS           (32u / VF_LANES < 4 ? 32u / VF_LANES : 4u)
+
 #define LINEAR_PASTE(a, b)  a##b
 #define LINEAR_SYMBOL(a, b) LINEAR_PASTE(a, b)
 #define LINEAR_TEXT(a)      #a
@@ -137,5 +146,6 @@ static inline void ask_ahead(const void *weight, size_t bytes)
 extern const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_);
 extern const kvf_packed_kernels KVF_LINEAR_SYMBOL(kvf_packed_kernels_);
 extern const kvf_strip_kernel KVF_LINEAR_SYMBOL(kvf_strip_kernel_);
+extern const kvf_wide_kernel KVF_LINEAR_SYMBOL(kvf_wide_kernel_);
 
 #endif

@@ -6,9 +6,8 @@
  *
  * A block becomes small whole numbers q with a scale for 16 or 32 of them, and where the type has
  * it a shift; a weight is q x scale + shift. The product of q and scale is exact in fp32, so a
- * weight has the bits of gguf_types.c on every instruction set, fused or not. Where several x are
- * multiplied, a row is unpacked once, to fp32, and each x gets the bits that it gets alone. Bound:
- * at 4 to 8 bits a weight memory and arithmetic are near each other. It knows arrays only.
+ * weight has the bits of gguf_types.c on every instruction set, fused or not. Bound: at 4 to 8 bits
+ * a weight memory and arithmetic are near each other. It knows arrays only.
  * Invariant: the order of additions depends on `columns` and the variant, not on `rows`.
  */
 
@@ -259,7 +258,7 @@ static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, int h
 }
 
 /* Sums of a row, and rows that go side by side so that four sums are under way. */
-#define SUMS  (SMALL / VF_LANES < 4 ? SMALL / VF_LANES : 4u)
+#define SUMS  KVF_BLOCK_SUMS
 #define LINES (4u / SUMS)
 
 /* The sums of LINES rows. */
@@ -336,75 +335,8 @@ DEFINE_KERNELS(q6_k, LARGE, 210, 16, SCALED)
         [GGUF_Q5_K] = operation##_q5_k, [GGUF_Q6_K] = operation##_q6_k,                            \
     }
 
-/* ---- products with several x: a row is unpacked once ---- */
-
-/* Numbers of a row at once, in the first-level cache with those of x. */
-#define PIECE 1024u
-/* x whose sums fit the registers together. */
-#define TILE  (8u / SUMS)
-
-/* TILE of them, in the order of dot_rows. */
-static inline void add_tile(const float *w, size_t count, const float *const x[TILE],
-                            vf sum[TILE][4])
-{
-    vf own[TILE][SUMS];
-    for (uint32_t t = 0; t < TILE; t++)
-        for (uint32_t s = 0; s < SUMS; s++)
-            own[t][s] = sum[t][s];
-    for (size_t c = 0; c < count; c += SMALL)
-        _Pragma("GCC unroll 32") for (uint32_t i = 0; i < SMALL; i += VF_LANES)
-        {
-            const vf weight = vf_load(w + c + i);
-            _Pragma("GCC unroll 4") for (uint32_t t = 0; t < TILE; t++)
-                own[t][i / VF_LANES % SUMS] =
-                    vf_fma(weight, vf_load(x[t] + c + i), own[t][i / VF_LANES % SUMS]);
-        }
-    for (uint32_t t = 0; t < TILE; t++)
-        for (uint32_t s = 0; s < SUMS; s++)
-            sum[t][s] = own[t][s];
-}
-
-/* An x that a tile lacks is the last one again. */
-static void add_piece(const kvf_dot_batch *b, const float *wide, size_t first, size_t count,
-                      vf (*sum)[4])
-{
-    for (uint32_t tile = 0; tile < b->count; tile += TILE) {
-        const float *x[TILE];
-        for (uint32_t t = 0; t < TILE; t++) {
-            const size_t index = tile + t < b->count ? tile + t : b->count - 1;
-            x[t] = b->x + index * b->columns + first;
-        }
-        add_tile(wide, count, x, sum + tile);
-    }
-}
-
-static void dot_batch(const kvf_dot_batch *b)
-{
-    static const kvf_widen_fn widen[GGUF_TYPES] = OF_TYPES(widen);
-    const gguf_type *type = b->blocks;
-    const size_t row_bytes = b->columns / type->numbers * type->bytes;
-    float wide[PIECE];
-    for (size_t row = 0; row < b->rows; row++) {
-        const char *from = (const char *)b->weight + row * row_bytes;
-        vf sum[KVF_DOT_BATCH_MAX][4];
-        for (uint32_t i = 0; i < KVF_DOT_BATCH_MAX; i++)
-            sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = vf_zero();
-        for (size_t c = 0; c < b->columns; c += PIECE) {
-            const size_t count = b->columns - c < PIECE ? b->columns - c : PIECE;
-            const size_t bytes = count / type->numbers * type->bytes;
-            ask_ahead(from, bytes);
-            widen[type->index](from, count, wide);
-            add_piece(b, wide, c, count, sum);
-            from += bytes;
-        }
-        for (uint32_t i = 0; i < b->count; i++)
-            b->y[i * b->y_stride + row] = sum_of4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
-    }
-}
-
 const kvf_packed_kernels KVF_LINEAR_SYMBOL(kvf_packed_kernels_) = {
     .dot_rows = OF_TYPES(dot_rows),
     .widen = OF_TYPES(widen),
     .round = OF_TYPES(round),
-    .dot_batch = dot_batch,
 };
