@@ -212,6 +212,7 @@ try 1 $run --prune gemfilter --retention complete --ask two.txt; says 'starts ov
 try 2 $bad --prune fastkv --retention complete; says 'give --ask, or use kvferry chat'
 try 2 $bad --prune fastkv --retention complete --samples 2; says 'give --ask'
 try 2 $bad --prune fastkv --complete-share 0.5; says 'needs --retention complete'
+try 2 $bad --prune fastkv --retention complete --ask three.txt --complete-share 0.5 --draft ngram; says "leave one of them out"
 try 2 $bad --complete-share 2; says "complete-share is '2'"
 
 # tune: bars, a file, pictures; run reads the file. It prints the model's path, which here is short

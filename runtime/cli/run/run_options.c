@@ -259,6 +259,9 @@ static const char *completing_problem(const cli_run_options *o)
 {
     if (!o->prune.policy || o->prune.values.config.retention != KVF_RETENTION_COMPLETE)
         return o->complete_share > 0.0 ? "--complete-share needs --retention complete" : NULL;
+    if (o->draft_tokens && o->complete_share > 0.0)
+        return "--complete-share computes between tokens, of which --draft has several in a step; "
+               "leave one of them out";
     if (!o->ask_file && !o->interactive)
         return "--retention complete computes between questions what it left out; give --ask, or "
                "use kvferry chat";

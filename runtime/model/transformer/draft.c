@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Prompt lookup by a look at all ids, newest first: a few microseconds in ten thousand.
+ * Prompt lookup by a look at all ids, newest first.
  *
  * It knows ids only. Of the places where the newest tokens came up before, the one with most of
  * them wins, and the newest of these. A draft is half as long as allowed at first, twice as long
