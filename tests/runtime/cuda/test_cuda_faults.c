@@ -203,7 +203,6 @@ int main(void)
         SCENE(disk_scene),
         SCENE(stats_scene),
         SCENE(link_scene),
-        SCENE(blocks_scene),
     };
     scene_watch_start();
     return cmocka_run_group_tests_name("runtime: CUDA calls that fail", tests, NULL, NULL);
