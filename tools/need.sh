@@ -39,6 +39,8 @@ lint   cmd:clang-tidy-14          clang-tidy-14
 lint   cmd:shellcheck             shellcheck
 lint   cmd:rsvg-convert           librsvg2-bin
 lint   font:DejaVuSans            fonts-dejavu-core
+ci     cmd:doxygen                doxygen
+ci     cmd:doxygen2man            doxygen2man
 ci     cmd:git                    git
 ci     cmd:clang                  clang
 ci     rt:libclang_rt.fuzzer      libclang-rt-dev

@@ -51,3 +51,17 @@ if comm -23 "$work/exported" "$work/declared" | grep -q .; then
     exit 1
 fi
 echo "exports: $(wc -l <"$work/exported") functions, all in the header"
+
+# Every function has a manual page, where the tools that make them are.
+pages=$(find "$work/shared" -type d -name man3)
+if [ -n "$pages" ]; then
+    missing=$(comm -23 "$work/declared" <(basename -s .3 "$pages"/*.3 | sort))
+    [ -z "$missing" ] || { echo "no man page: $missing"; exit 1; }
+    for page in kvf_decode kvf_decode_args; do # what it does, and what the fields are
+        grep -q 'query_heads, head_dim\|score, select, fetch, attend' "$pages/$page.3" ||
+            { echo "$page.3 says nothing"; exit 1; }
+    done
+    echo "man pages: $(find "$pages" -name '*.3' | wc -l)"
+else
+    echo "man pages: none were made"
+fi
