@@ -268,27 +268,42 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
             to->bits[(size_t)h * p->blocks_max + b] = kvf_sink_bits(p, b);
 }
 
-/* Through pinned memory that is given back. */
-static kvf_status send_constants(kvf_blocks *blocks)
+/* Slots are empty, and the constants come from pinned memory that is given back. The stream is gone
+ * before that memory: its end waits for the copy even where a wait was refused. */
+static kvf_status initialise(kvf_blocks *blocks, const kvf_host_memory *stage)
 {
     kvf_cache *cache = blocks->cache;
+    kvf_residency *slots = &cache->parts[0].residency;
     const kvf_device_ops *ops = cache->device->ops;
-    kvf_stream *stream = cache->parts[0].writeback;
-    kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
     kvf_block_constants constants;
+    kvf_stream *stream = NULL;
+    kvf_carver k = {.base = stage->arenas[0].host};
+    carve_constants(blocks, &k, &constants);
+    fill_constants(blocks, &constants);
+    KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &stream));
+    kvf_status status = kvf_residency_clear(slots, 0, slots->lists, stream);
+    if (status == KVF_OK)
+        status = ops->copy(stream, blocks->constants.cells, stage->arenas[0].device, k.bytes);
+    if (status == KVF_OK)
+        status = ops->stream_wait(stream);
+    ops->stream_destroy(stream);
+    return status;
+}
+
+static kvf_status initialise_through_stage(kvf_blocks *blocks)
+{
+    kvf_cache *cache = blocks->cache;
+    kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
+    kvf_block_constants unused;
     kvf_host_memory stage = {0};
     kvf_carver k = {0};
-    carve_constants(blocks, &k, &constants);
+    carve_constants(blocks, &k, &unused);
     memory.huge_pages = KVF_HUGE_PAGES_OFF;
     memory.bytes = memory.granule = kvf_round_up(k.bytes, 4096);
     KVF_TRY(kvf_host_memory_create(cache->context, cache->device, &memory, &stage));
-    k = (kvf_carver){.base = stage.arenas[0].host};
-    carve_constants(blocks, &k, &constants);
-    fill_constants(blocks, &constants);
-    kvf_status status = ops->copy(stream, blocks->constants.cells, stage.arenas[0].device, k.bytes);
-    const kvf_status waited = ops->stream_wait(stream);
+    const kvf_status status = initialise(blocks, &stage);
     kvf_host_memory_destroy(cache->context, &stage);
-    return status == KVF_OK ? waited : status;
+    return status;
 }
 
 kvf_status kvf_block_store_reserve(kvf_blocks *blocks, kvf_reservation *r)
@@ -304,20 +319,17 @@ kvf_status kvf_block_store_reserve(kvf_blocks *blocks, kvf_reservation *r)
     blocks->memory = memory;
     (void)carve(blocks, &(kvf_carver){.base = blocks->memory});
     point_regions(blocks);
-    const kvf_residency *slots = &cache->parts[0].residency;
-    KVF_TRY(kvf_residency_clear(&cache->parts[0].residency, 0, slots->lists,
-                                cache->parts[0].writeback));
-    return send_constants(blocks);
+    return initialise_through_stage(blocks);
 }
 
 void kvf_block_store_destroy(kvf_blocks *blocks)
 {
     if (!blocks)
         return;
-    kvf_cache *cache = blocks->cache;
+    kvf_device *device = blocks->cache ? blocks->cache->device : NULL;
+    kvf_cache_destroy(blocks->cache); /* ends its streams first: they may use what follows */
     if (blocks->memory)
-        cache->device->ops->memory_free(cache->device, blocks->memory);
+        device->ops->memory_free(device, blocks->memory);
     kvf_free(blocks->context, blocks->bindings);
-    kvf_cache_destroy(cache);
     kvf_free(blocks->context, blocks);
 }

@@ -116,11 +116,6 @@ typedef struct actors {
     kvf_error error;
 } actors;
 
-static float *token_of(char *base, uint32_t heads, uint32_t layer, uint32_t token)
-{
-    return (float *)(void *)base + ((size_t)layer * TOKENS + token) * heads * DIM;
-}
-
 static kvf_status prefill_all(actors *a)
 {
     stage *st = a->st;
@@ -129,9 +124,9 @@ static kvf_status prefill_all(actors *a)
             const kvf_prefill_args p = {.sequence = a->s[0],
                                         .layer = layer,
                                         .tokens = 28,
-                                        .q = token_of(st->q, HEADS, layer, first),
-                                        .k = token_of(st->k, KV_HEADS, layer, first),
-                                        .v = token_of(st->v, KV_HEADS, layer, first),
+                                        .q = stage_token(st->q, HEADS, layer, first),
+                                        .k = stage_token(st->k, KV_HEADS, layer, first),
+                                        .v = stage_token(st->v, KV_HEADS, layer, first),
                                         .out = st->out};
             const kvf_status status = kvf_prefill(a->cache, &p, a->stream);
             if (status != KVF_OK)
@@ -146,9 +141,9 @@ static kvf_decode_args step_of(actors *a, uint32_t layer, uint32_t token)
     return (kvf_decode_args){.layer = layer,
                              .batch = 1,
                              .sequences = a->s,
-                             .q = token_of(st->q, HEADS, layer, token),
-                             .k = token_of(st->k, KV_HEADS, layer, token),
-                             .v = token_of(st->v, KV_HEADS, layer, token),
+                             .q = stage_token(st->q, HEADS, layer, token),
+                             .k = stage_token(st->k, KV_HEADS, layer, token),
+                             .v = stage_token(st->v, KV_HEADS, layer, token),
                              .out = st->out};
 }
 

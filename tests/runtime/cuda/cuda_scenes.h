@@ -47,6 +47,12 @@ kvf_cache_config stage_small_config(void);
 void stage_open(stage *st);
 void stage_close(stage *st);
 
+/* A row of st->q, st->k or st->v. */
+static inline float *stage_token(char *base, uint32_t heads, uint32_t layer, uint32_t token)
+{
+    return (float *)(void *)base + ((size_t)layer * TOKENS + token) * heads * DIM;
+}
+
 /* ---- the watchdog ---- */
 
 /* Of the whole program: call it first. */
@@ -61,6 +67,6 @@ uint64_t scene_count_calls(stage *st, const scene *s, float *wanted);
 
 extern const scene memory_scene, gather_scene, mapped_scene, batch_scene, each_scene,
     speculate_scene, refresh_scene, custom_scene, pages_scene, record_scene, record_masked_scene,
-    stats_scene, truncate_scene, disk_scene, link_scene;
+    stats_scene, truncate_scene, disk_scene, link_scene, blocks_scene;
 
 #endif

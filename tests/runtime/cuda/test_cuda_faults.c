@@ -19,6 +19,7 @@
 
 #define FIRST_ALL 200u /* calls of which every one fails; */
 #define SAMPLES   40u  /* beyond them so many, at random */
+#define SEEDS     8u   /* of delays, for waits that are refused */
 
 /* From one call that fails to the next. */
 static uint32_t call_step(void)
@@ -76,14 +77,32 @@ static int fits(int error, kvf_status status)
     }
 }
 
-/* One play with call `nth` failing. 1 if the fault fired. */
-static int play_once(stage *st, const scene *s, uint64_t nth, int error, const float *wanted)
+typedef struct fault {
+    const char *name; /* NULL: of any call */
+    uint64_t nth;
+    int error;
+    uint32_t delay_seed; /* 0: as the environment says */
+} fault;
+
+static void prepare(const fault *f)
 {
+    kvf_emu_config config;
+    kvf_emu_reset();
+    kvf_emu_get_config(&config);
+    if (f->delay_seed)
+        config.delay_seed = f->delay_seed;
+    kvf_emu_set_config(&config);
+    kvf_emu_fail_call(f->name, f->nth, f->error, 0);
+}
+
+/* One play with a call failing. 1 if the fault fired. */
+static int play_once(stage *st, const scene *s, const fault *f, const float *wanted)
+{
+    const uint64_t nth = f->nth;
     float out[OUT_FLOATS] = {0};
     const census before = census_now(&st->heap);
     scene_watch(s->name, nth);
-    kvf_emu_reset();
-    kvf_emu_fail_call(NULL, nth, error, 0);
+    prepare(f);
     const kvf_status status = s->play(st, s, out);
     const int fired = kvf_emu_failed_call() != NULL;
     const char *call = fired ? kvf_emu_failed_call() : "-";
@@ -96,9 +115,9 @@ static int play_once(stage *st, const scene *s, uint64_t nth, int error, const f
                  (unsigned long long)nth, call);
     if (status != KVF_OK) {
         const kvf_error *e = kvf_runtime_error(st->runtime);
-        if (!fits(error, status) || e->status == KVF_OK || strlen(e->text) < 10)
+        if (!fits(f->error, status) || e->status == KVF_OK || strlen(e->text) < 10)
             fail_msg("%s, call %llu (%s) failed with %d: %s, \"%s\"", s->name,
-                     (unsigned long long)nth, call, error, kvf_status_name(status), e->text);
+                     (unsigned long long)nth, call, f->error, kvf_status_name(status), e->text);
     }
     const census after = census_now(&st->heap);
     same_census(&before, &after, s->name, nth);
@@ -122,12 +141,13 @@ static void play_all(const scene *s)
     const uint64_t calls = scene_count_calls(&st, s, wanted);
     const uint32_t step = call_step();
     for (uint64_t n = 1; n <= calls && n <= FIRST_ALL; n += step, tried++)
-        fired += (uint64_t)play_once(&st, s, n, errors[tried % 3], wanted);
-    for (uint32_t i = 0; calls > FIRST_ALL && i < SAMPLES / step; i++, tried++)
-        fired += (uint64_t)play_once(
-            &st, s, FIRST_ALL + 1 + test_random_below(&random, (uint32_t)(calls - FIRST_ALL)),
-            errors[tried % 3], wanted);
-    assert_false(play_once(&st, s, 1u << 30, cudaErrorUnknown, wanted));
+        fired += (uint64_t)play_once(&st, s, &(fault){NULL, n, errors[tried % 3], 0}, wanted);
+    for (uint32_t i = 0; calls > FIRST_ALL && i < SAMPLES / step; i++, tried++) {
+        const uint64_t n =
+            FIRST_ALL + 1 + test_random_below(&random, (uint32_t)(calls - FIRST_ALL));
+        fired += (uint64_t)play_once(&st, s, &(fault){NULL, n, errors[tried % 3], 0}, wanted);
+    }
+    assert_false(play_once(&st, s, &(fault){NULL, 1u << 30, cudaErrorUnknown, 0}, wanted));
     /* A thread that polls makes the number of calls vary, so the last ones may not be reached. */
     assert_true(fired * 2 >= tried);
     stage_close(&st);
@@ -140,6 +160,27 @@ static void play_all(const scene *s)
 static void every_call_of_a_scene_fails(void **state)
 {
     play_all(*state);
+}
+
+/* Who is refused a wait gives nothing back that work still uses: here all work is late. */
+static void every_wait_of_blocks_is_refused(void **state)
+{
+    stage st;
+    float wanted[OUT_FLOATS] = {0};
+    uint64_t tried = 0;
+    (void)state;
+    kvf_emu_reset();
+    stage_open(&st);
+    (void)scene_count_calls(&st, &blocks_scene, wanted);
+    const uint64_t waits = kvf_emu_calls_of("cudaStreamSynchronize");
+    for (uint32_t seed = 1; seed <= SEEDS; seed++)
+        for (uint64_t n = 1; n <= waits; n++, tried++) {
+            const fault f = {"cudaStreamSynchronize", n, cudaErrorInvalidValue, seed};
+            assert_true(play_once(&st, &blocks_scene, &f, wanted));
+        }
+    stage_close(&st);
+    print_message("# %llu waits, delays of %u seeds\n", (unsigned long long)waits, SEEDS);
+    assert_true(tried > 0);
 }
 
 /* Opening a runtime: an error, or a device that can less; and the next one opens. */
@@ -203,6 +244,8 @@ int main(void)
         SCENE(disk_scene),
         SCENE(stats_scene),
         SCENE(link_scene),
+        SCENE(blocks_scene),
+        cmocka_unit_test(every_wait_of_blocks_is_refused),
     };
     scene_watch_start();
     return cmocka_run_group_tests_name("runtime: CUDA calls that fail", tests, NULL, NULL);
