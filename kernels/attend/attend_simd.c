@@ -295,6 +295,20 @@ KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint3
     }
 }
 
+/* What follows a split, of its list or of the next one: the next task's. Splits may be as short as
+ * a tile, so each fetches the first tile of the next one too. */
+static kvf_split split_behind(const kvf_attend_args *a, const kvf_split *split)
+{
+    kvf_split behind = {.spans = split->spans + split->count, .list = split->list};
+    const kvf_span *first = a->spans + (size_t)split->list * a->spans_max;
+    behind.count = a->span_count[split->list] - (uint32_t)(behind.spans - first);
+    if (behind.count == 0 && split->list + 1 < a->lists) {
+        behind.spans = first + a->spans_max;
+        behind.count = a->span_count[++behind.list];
+    }
+    return behind;
+}
+
 /* All blocks of rows share each tile while it is in the cache. */
 KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
                                     const kvf_dtype dtype)
@@ -309,11 +323,15 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
     if (one)
         begin_block(&b[fours + two], a, split->list, a->group - 1, 1, dtype);
     live_list lists[2];
+    const kvf_split behind = split_behind(a, split);
     const uint32_t step = tile_spans(&a->shape);
     list_live(&lists[0], &a->shape, split, 0);
     for (uint32_t first = 0, turn = 0; first < split->count; first += step, turn ^= 1) {
         const live_list *list = &lists[turn], *next = &lists[turn ^ 1];
-        list_live(&lists[turn ^ 1], &a->shape, split, first + step);
+        if (first + step < split->count)
+            list_live(&lists[turn ^ 1], &a->shape, split, first + step);
+        else
+            list_live(&lists[turn ^ 1], &a->shape, &behind, 0);
         if (list->count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++, next = NULL)
