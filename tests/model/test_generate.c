@@ -2,8 +2,9 @@
 
 /*
  * Generating: a device that draws tokens itself gives what the host chooses from its logits; where
- * an answer stops the sequence goes on as if nothing had been enqueued behind it; and answers of a
- * batch are those of single runs.
+ * an answer stops the sequence goes on as if nothing had been enqueued behind it; given tokens go
+ * several in a step and leave what single steps leave; and answers of a batch are those of single
+ * runs.
  */
 
 #include "generate_batch.h"
@@ -180,6 +181,73 @@ static void an_answer_in_parts_is_one_answer(void **state)
     check_parts(&config, true);
 }
 
+/* ---- given tokens ---- */
+
+#define LONG 130u /* tokens of a prompt that the budget does not cover */
+
+typedef struct reading {
+    uint32_t looks, done, stop_at; /* 0 = never */
+} reading;
+
+static bool on_reading(void *user, uint32_t done, uint32_t total)
+{
+    reading *w = user;
+    assert_true(done > w->done && done <= total);
+    w->looks++;
+    w->done = done;
+    return done < w->stop_at || !w->stop_at;
+}
+
+/* Half a prompt is prefilled. The rest goes in by steps, until somebody stops them, then with the
+ * answer. */
+static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids[TOKENS])
+{
+    const kvf_sampling_config config = warm(3);
+    const batch b = one_prompt(1, LONG);
+    const uint32_t half = LONG / 2;
+    reading w = {.stop_at = stop_at};
+    kvf_error error;
+    kvf_stop stop;
+    runner r;
+    runner_open(&r, &config);
+    model_rig_must(&r.rig, kvf_sequence_create(r.rig.cache, &r.sequence), "kvf_sequence_create");
+    const kvf_prefill_request dense = {.sequence = r.sequence, .ids = b.ids[0], .count = half};
+    model_rig_must(&r.rig, kvf_generate_prefill(&r.session, &dense, &stop, &error), "prefill");
+    r.session.step_tokens = step_tokens;
+    const kvf_prefill_request sparse = {.sequence = r.sequence,
+                                        .ids = b.ids[0] + half,
+                                        .count = 31,
+                                        .progress = on_reading,
+                                        .user = &w};
+    model_rig_must(&r.rig, kvf_generate_extend(&r.session, &sparse, &stop, &error), "extend");
+    assert_int_equal(stop, stop_at ? KVF_STOP_CALLER : KVF_STOP_LENGTH);
+    assert_int_equal(w.looks, kvf_div_ceil_u32(w.done, kvf_max_u32(step_tokens, 1)));
+    assert_int_equal(kvf_sequence_length(r.sequence, LAYERS - 1), half + w.done);
+    const kvf_decode_request request = {.sequence = r.sequence,
+                                        .ids = b.ids[0] + half + w.done,
+                                        .count = LONG - half - w.done,
+                                        .tokens = TOKENS,
+                                        .sampler = r.sampler,
+                                        .token = on_token,
+                                        .user = &r,
+                                        .wants_logits = true};
+    kvf_decode_result result = {0};
+    model_rig_must(&r.rig, kvf_generate_decode(&r.session, &request, &result, &error), "decode");
+    assert_int_equal(r.count, TOKENS);
+    memcpy(ids, r.ids, sizeof r.ids);
+    runner_close(&r);
+}
+
+static void given_tokens_share_steps(void **state)
+{
+    uint32_t want[TOKENS], ids[TOKENS];
+    answer_extended(0, 0, want);
+    answer_extended(BATCH, 0, ids);
+    assert_memory_equal(ids, want, sizeof want);
+    answer_extended(BATCH - 1, 11, ids);
+    assert_memory_equal(ids, want, sizeof want);
+}
+
 /* ---- drafts ---- */
 
 /* A draft that has seen the answer before, with some ids that are wrong. */
@@ -353,6 +421,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_in_parts_is_one_answer),
+        cmocka_unit_test(given_tokens_share_steps),
         cmocka_unit_test(drafts_change_no_token),
         cmocka_unit_test(a_draft_looks_back),
         cmocka_unit_test(answers_of_a_batch_are_single_runs),

@@ -205,7 +205,8 @@ static kvf_status note_after(conversation *c, const uint32_t *ids, size_t count,
     return c->run->completion ? kvf_token_ids_append(NULL, &c->after, ids, count, error) : KVF_OK;
 }
 
-/* Prefill ids of the turn. An interrupted one leaves `now` as it was. */
+/* Read ids of the turn: densely, or as steps behind what is there. An interrupted one leaves `now`
+ * as it was. */
 static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to, bool *stopped,
                           kvf_error *error)
 {
@@ -223,7 +224,10 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     const double start = kvf_now_ms();
     if (request.count >= LONG_READING)
         cli_progress_begin(&progress, "reading", request.count, "tokens");
-    const kvf_status status = kvf_generate_prefill(&session, &request, &stop, error);
+    const bool extends =
+        run->options.extend == CLI_EXTEND_SPARSE && kvf_sequence_length(run->sequence, 0) > 0;
+    const kvf_status status = extends ? kvf_generate_extend(&session, &request, &stop, error)
+                                      : kvf_generate_prefill(&session, &request, &stop, error);
     cli_progress_end(&progress);
     KVF_TRY(status);
     run->prefill_ms += kvf_now_ms() - start;

@@ -281,6 +281,17 @@ uint32_t cli_run_prompt_tokens(const cli_run *run)
     return run->batch.rows ? run->jobs.longest : (uint32_t)run->prompt.count;
 }
 
+/* Tokens of a sequence in a step: with a draft, or given ones. Streaming heads and a disk tier take
+ * them one by one. */
+static uint32_t step_tokens(const cli_run *run)
+{
+    const cli_run_options *o = &run->options;
+    const bool feeds =
+        o->extend == CLI_EXTEND_SPARSE || (o->ask_file && o->extend != CLI_EXTEND_DENSE);
+    const bool is_single = run->streaming_heads && o->cache.disk_path;
+    return feeds && !is_single ? 1 + KVF_DRAFT_MAX : 1 + o->draft_tokens;
+}
+
 static kvf_transformer_options transformer_options(const cli_run *run)
 {
     const uint32_t tokens = cli_run_prompt_tokens(run);
@@ -291,7 +302,7 @@ static kvf_transformer_options transformer_options(const cli_run *run)
                                        .device_ordinal = run->options.runtime.device_ordinal,
                                        .starts_late = !run->options.runtime.early_starts};
     cli_transformer_fit(&options, tokens);
-    options.batch_max = run->batch.rows ? run->batch.rows : 1 + run->options.draft_tokens;
+    options.batch_max = run->batch.rows ? run->batch.rows : step_tokens(run);
     /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device. */
     if (is_on_gpu(run->runtime))
         options.prompt_max = kvf_min_u32(tokens, PROMPT_TOKENS);
@@ -353,7 +364,7 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     kvf_transformer_options options = transformer_options(run);
     kvf_transformer_geometry(&options, c);
     c->tokens_max = context_of(run);
-    c->tokens_per_step_max = 1 + run->options.draft_tokens;
+    c->tokens_per_step_max = run->batch.rows ? 1 : step_tokens(run);
     /* Patched, the prompt's last tokens are behind every chunk for a while. */
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune_config.chunk_queries;
@@ -472,6 +483,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
         .stream = run->stream,
         .prune = run->prune,
         .chunk = cli_run_prune_chunk(run),
+        .step_tokens = run->options.cache.tokens_per_step_max,
     };
     return KVF_OK;
 }

@@ -137,6 +137,22 @@ static const cli_option of_saved[] = {
                        "is it, if none is given; lines of --prompts go on from it"}},
 };
 
+static const char *const extends[] = {"default", "sparse", "dense", NULL};
+
+static const cli_option of_extending[] = {
+    {.is = {"extend", KVF_SETTING_NAME, FIELD(extend), .names = extends,
+            .meaning = "how tokens behind those that the cache has are read: sparse = as steps, "
+                       "up to 16 tokens in one, each of which selects; dense = as a prompt"},
+     .absent = "sparse for questions of --ask, dense behind --load"},
+};
+
+static const cli_option of_turns[] = {
+    {.is = {"extend", KVF_SETTING_NAME, FIELD(extend), .names = extends,
+            .meaning = "how turns behind the first are read: sparse = as steps, up to 16 tokens in "
+                       "one, each of which selects; dense = as a prompt"},
+     .absent = "dense"},
+};
+
 static const char *const chat_formats[] = {"model", KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME) NULL};
 static const char *const thinking[] = {"default", "on", "off", NULL};
 
@@ -248,6 +264,8 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
         return "--ask has one answer to each question; leave --prompts and --samples out";
     if (o->draft_tokens)
         return "--draft is of one answer at a time; leave --prompts and --samples out";
+    if (o->extend)
+        return "--extend is of one answer at a time; leave --prompts and --samples out";
     if (o->emit_ids_file || o->dump_logits_file)
         return "lines of a batch have the ids; leave --emit-ids and --dump-logits out";
     return o->tokens == 0 && !o->answers_file ? "--prompts and --samples need -n of at least 1"
@@ -295,6 +313,9 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
     else if (o->load_file && o->prompts_file && cli_chat_wanted(&o->chat))
         problem =
             "--load with --prompts goes on from what was saved, as plain text; leave --chat out";
+    else if (o->extend && !o->ask_file && !o->load_file && !o->interactive)
+        problem = "--extend says how tokens behind a prompt are read that is there; give --ask or "
+                  "--load";
     else if (o->load_file && o->prune.policy)
         problem = "--load continues a prompt as it was saved; leave --prune out";
     if (problem)
@@ -380,6 +401,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_draft);
     ADD(c, of_context);
     ADD(c, of_saved);
+    ADD(c, of_extending);
     cli_heading(c, "Chat:");
     ADD(c, of_chat);
     ADD(c, of_format);
@@ -410,6 +432,7 @@ int cli_chat_options_parse(int argc, char **argv, cli_command *c, cli_run_option
     ADD(c, of_model);
     ADD(c, of_length);
     ADD(c, of_conversation);
+    ADD(c, of_turns);
     cli_heading(c, "Chat:");
     ADD(c, of_format);
     add_cache(c);

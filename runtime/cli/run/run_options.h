@@ -15,6 +15,13 @@
 #include "sampling.h"
 #include "stop_text.h"
 
+/* How tokens behind what the cache has are read. */
+typedef enum cli_extend {
+    CLI_EXTEND_DEFAULT, /* questions as steps, all else densely */
+    CLI_EXTEND_SPARSE,  /* as steps, each of which selects */
+    CLI_EXTEND_DENSE,
+} cli_extend;
+
 typedef struct cli_run_options {
     const char *model;
     const char *prompt; /* exactly one of these three, or none: standard input or `chat` */
@@ -27,7 +34,8 @@ typedef struct cli_run_options {
     const char *stats;        /* "json" = to standard error, else a file; NULL = none */
     const char *save_file;    /* of the prefilled prompt; NULL = none */
     const char *load_file;    /* of its beginning; NULL = none */
-    const char *cublas;       /* where it lies; NULL = looked for */
+    cli_extend extend;
+    const char *cublas; /* where it lies; NULL = looked for */
     const char *emit_ids_file;
     const char *dump_logits_file;
     uint32_t tokens;       /* to generate */

@@ -130,6 +130,28 @@ static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *i
     return cli_run_answer(run, sequence, ids, count, run->options.tokens, NULL, NULL, error);
 }
 
+/* A question: as steps, or all but its last token densely. */
+static kvf_status ask(cli_run *run, kvf_sequence *fork, const uint32_t *ids, uint32_t count,
+                      kvf_error *error)
+{
+    const double start = kvf_now_ms();
+    const uint32_t dense = run->options.extend == CLI_EXTEND_DENSE ? count - 1 : 0;
+    const kvf_prefill_request request = {.sequence = fork, .ids = ids, .count = dense};
+    kvf_session session = run->session;
+    kvf_stop stop;
+    session.prune = NULL;
+    KVF_TRY(kvf_generate_prefill(&session, &request, &stop, error));
+    kvf_sampler_see(run->sampler, 0, ids, dense);
+    if (run->draft)
+        kvf_draft_see(run->draft, ids, dense);
+    const double read_ms = kvf_now_ms() - start;
+    const kvf_status status = answer(run, fork, ids + dense, count - dense, error);
+    cli_answer *a = &run->answers[run->answer_count - 1];
+    a->prompt_tokens = count;
+    a->first_ms += read_ms;
+    return status;
+}
+
 /* Every question continues the document on a fork of its own. Behind the first answer the document
  * becomes whole, where that is wanted. */
 static kvf_status ask_all(cli_run *run, kvf_error *error)
@@ -146,7 +168,7 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
         if (run->draft)
             kvf_draft_cut(run->draft, run->prompt.count);
         status =
-            answer(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
+            ask(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
         kvf_transformer_forget(run->transformer);
         kvf_sequence_destroy(fork);
         if (status != KVF_OK)
@@ -205,7 +227,9 @@ kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
     };
     kvf_stop stop;
     double start = kvf_now_ms();
-    kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
+    const bool extends = run->loaded && run->options.extend == CLI_EXTEND_SPARSE;
+    kvf_status status = extends ? kvf_generate_extend(&run->session, &request, &stop, error)
+                                : kvf_generate_prefill(&run->session, &request, &stop, error);
     run->prefill_ms = kvf_now_ms() - start;
     /* Not what the sequence holds: a pruned prompt leaves less, one that was stopped is not yet in
      * its deeper layers. */

@@ -102,17 +102,65 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
     return KVF_OK;
 }
 
-static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint32_t id,
-                       bool want_logits, kvf_decode_result *result, kvf_error *error)
+/* Behind a step that began at @p start. */
+static kvf_status end_step(const kvf_session *session, kvf_status enqueued, double start,
+                           kvf_decode_result *result, kvf_error *error)
 {
-    double start = kvf_now_ms();
-    kvf_status status = kvf_transformer_decode(session->transformer, session->cache, &sequence, &id,
-                                               1, want_logits, session->stream);
-    status = kvf_session_finish(session, status, error);
+    const kvf_status status = kvf_session_finish(session, enqueued, error);
     if (result->step_ms)
         result->step_ms[result->steps] = kvf_now_ms() - start;
     result->steps++;
     return status;
+}
+
+static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint32_t id,
+                       bool want_logits, kvf_decode_result *result, kvf_error *error)
+{
+    const double start = kvf_now_ms();
+    const kvf_status status = kvf_transformer_decode(
+        session->transformer, session->cache, &sequence, &id, 1, want_logits, session->stream);
+    return end_step(session, status, start, result, error);
+}
+
+static kvf_status step_several(const kvf_session *session, kvf_sequence *sequence,
+                               const uint32_t *ids, uint32_t count, bool want_logits,
+                               kvf_decode_result *result, kvf_error *error)
+{
+    const double start = kvf_now_ms();
+    const kvf_status status = kvf_transformer_decode_several(
+        session->transformer, session->cache, sequence, ids, count, want_logits, session->stream);
+    return end_step(session, status, start, result, error);
+}
+
+/* The next of @p count ids that are given: as many as one step takes, which are @p taken. One with
+ * several is not told of: it says nothing about the time of a token. */
+static kvf_status feed(const kvf_session *session, kvf_sequence *sequence, const uint32_t *ids,
+                       uint32_t count, uint32_t *taken, kvf_decode_result *result, kvf_error *error)
+{
+    const uint32_t most = session->step_tokens ? session->step_tokens : 1;
+    kvf_decode_result untold = {0};
+    *taken = count < most ? count : most;
+    return *taken == 1 ? step(session, sequence, ids[0], false, result, error)
+                       : step_several(session, sequence, ids, *taken, false, &untold, error);
+}
+
+kvf_status kvf_generate_extend(const kvf_session *session, const kvf_prefill_request *request,
+                               kvf_stop *stop, kvf_error *error)
+{
+    kvf_decode_result unused = {0};
+    uint32_t taken;
+    *stop = KVF_STOP_LENGTH;
+    for (uint32_t done = 0; done < request->count;) {
+        KVF_TRY(feed(session, request->sequence, request->ids + done, request->count - done, &taken,
+                     &unused, error));
+        done += taken;
+        if (request->progress && !request->progress(request->user, done, request->count) &&
+            done < request->count) {
+            *stop = KVF_STOP_CALLER;
+            return KVF_OK;
+        }
+    }
+    return KVF_OK;
 }
 
 static kvf_status hand_out(const kvf_decode_request *request, kvf_decode_result *result,
@@ -167,20 +215,6 @@ static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_req
 }
 
 /* ---- tokens that a draft has guessed ---- */
-
-static kvf_status step_several(const kvf_session *session, kvf_sequence *sequence,
-                               const uint32_t *ids, uint32_t count, bool want_logits,
-                               kvf_decode_result *result, kvf_error *error)
-{
-    const double start = kvf_now_ms();
-    kvf_status status = kvf_transformer_decode_several(
-        session->transformer, session->cache, sequence, ids, count, want_logits, session->stream);
-    status = kvf_session_finish(session, status, error);
-    if (result->step_ms)
-        result->step_ms[result->steps] = kvf_now_ms() - start;
-    result->steps++;
-    return status;
-}
 
 /* Draws behind one token after the other, as long as what was drawn is what the draft has. The last
  * one is fed next, or ended the answer. */
@@ -311,8 +345,9 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
     result->drafted = result->accepted = 0;
     result->first_ms = 0.0;
     const uint32_t last = request->tokens > 0 && request->count > 0 ? 1 : 0;
-    for (uint32_t i = 0; i + last < request->count; i++)
-        KVF_TRY(step(session, request->sequence, request->ids[i], false, result, error));
+    for (uint32_t i = 0, taken; i + last < request->count; i += taken)
+        KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - last - i,
+                     &taken, result, error));
     if (request->tokens == 0)
         return KVF_OK;
     uint32_t id = 0;

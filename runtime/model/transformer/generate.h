@@ -26,6 +26,8 @@ typedef struct kvf_session {
     kvf_prune *prune; /**< of the cache; NULL = prompts are not pruned */
     uint32_t chunk; /**< prompt tokens that go through all layers before the next ones; 0 = layer by
                        layer. Needed where the pruner evicts by chunks */
+    uint32_t step_tokens; /**< given tokens of a sequence that one step takes: at most batch_max of
+                             the transformer and tokens_per_step_max of the cache; 0 = 1 */
 } kvf_session;
 
 /** Wait for what was enqueued. @param enqueued what enqueueing said
@@ -62,9 +64,16 @@ KVF_CHECKED kvf_status kvf_generate_prefill(const kvf_session *session,
                                             const kvf_prefill_request *request, kvf_stop *stop,
                                             kvf_error *error);
 
+/** Append tokens as decode steps, step_tokens of the session at a time: what each attends to is
+ * selected for it, with the bits of single steps. @p stop receives LENGTH, or CALLER after whole
+ * steps. */
+KVF_CHECKED kvf_status kvf_generate_extend(const kvf_session *session,
+                                           const kvf_prefill_request *request, kvf_stop *stop,
+                                           kvf_error *error);
+
 typedef struct kvf_decode_request {
     kvf_sequence *sequence;
-    const uint32_t *ids; /**< [count] fed one by one; the last one's logits give the first token */
+    const uint32_t *ids; /**< [count] fed as steps; the last one's logits give the first token */
     uint32_t count;      /**< 0 = row 0 of the transformer's logits gives it */
     uint32_t tokens;     /**< to generate; 0 feeds the ids and stops */
     kvf_sampler *sampler;
@@ -86,7 +95,7 @@ typedef struct kvf_decode_result {
     uint32_t generated; /**< tokens handed out, an end token included */
     double first_ms;    /**< from the call to the first token */
     double *step_ms;    /**< [tokens + count] of the caller, or NULL: time of each step in order */
-    uint32_t steps;     /**< how many are filled */
+    uint32_t steps; /**< how many are filled; steps of several given tokens are not among them */
     uint32_t drafted, accepted; /**< tokens of drafts; of these, those that were drawn as well */
 } kvf_decode_result;
 

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`--extend` from outside: tokens behind a saved prompt are read as the steps that a question is, or
+as a prompt; in a chat both ways give the same where everything is attended; what cannot be is refused.
+
+usage: check_extend.py KVFERRY RECALL_MODEL
+"""
+import json
+import sys
+
+from chat_model import run_checks
+
+DOCUMENT = "the code of alice brown is seven tiger . quiet river guards heavy lantern . " * 25
+QUESTION = "heavy lantern guards quiet river . " * 5 + "question the code of alice"
+SELECTION = ("--budget", "128", "--local", "32", "-n", "20", "--ignore-eos")
+
+
+def ids_of(chat, *options):
+    """(ids, statistics)."""
+    ids, stats = chat.save("ids", ""), chat.save("stats", "")
+    chat.run(*SELECTION, "--emit-ids", ids, "--stats", stats, *options)
+    with open(ids, encoding="utf-8") as i, open(stats, encoding="utf-8") as s:
+        return i.read().split(), json.load(s)
+
+
+def check_loaded(chat):
+    chat.write()
+    ask, saved = chat.save("ask.txt", QUESTION + "\n" + QUESTION[:12] + "\n"), chat.folder + "/saved"
+    ids_of(chat, "--prompt", DOCUMENT, "--save", saved)
+    for options in ((), ("--select", "hybrid"), ("--digest", "minmax"), ("--threads", "1")):
+        if options:
+            ids_of(chat, "--prompt", DOCUMENT, "--save", saved, *options)
+        asked, told = ids_of(chat, "--prompt", DOCUMENT, "--ask", ask, *options)
+        chat.check("a step of several given tokens is none of an answer's, %s" % (options,),
+                   told["questions"][0]["prompt_tokens"] > 32 and told["decode_steps"] < 50, told)
+        rest = ("--load", saved, "--prompt", DOCUMENT + " " + QUESTION)
+        sparse, told = ids_of(chat, *rest, "--extend", "sparse", *options)
+        chat.check("what is loaded goes on as it does behind a question, %s" % (options,),
+                   sparse == asked[:20] and told["loaded_tokens"] > 300, sparse, asked, told)
+        dense, _ = ids_of(chat, *rest, *options)
+        other, _ = ids_of(chat, *rest, "--extend", "dense", *options)
+        chat.check("densely is the default behind --load", dense == other, dense, other)
+    full = ("--select", "full", "--ask", ask, "--prompt", DOCUMENT)
+    chat.check("everything attended, both ways are the same", ids_of(chat, *full)[0] ==
+               ids_of(chat, *full, "--extend", "dense")[0])
+
+
+def check_chat(chat):
+    chat.write()
+    lines = "".join(line + "\n" for line in (DOCUMENT, QUESTION, "quiet river"))
+    for options, is_same in ((("--select", "full"), True), (("--budget", "128", "--local", "32"), False)):
+        stats = chat.save("stats", "")
+        dense, _ = chat.run(*options, "-n", "9", command="chat", stdin=lines)
+        sparse, _ = chat.run(*options, "-n", "9", "--extend", "sparse", "--stats", stats,
+                             command="chat", stdin=lines)
+        chat.check("turns are answered alike, %s" % (options,), sparse.count("\n") == 3 and
+                   (sparse == dense or not is_same), sparse, dense)
+        with open(stats, encoding="utf-8") as f:
+            turns = json.load(f)["turns"]
+        chat.check("a turn reads what is new", turns[1]["prompt_tokens"] < 60 and
+                   turns[1]["kept_tokens"] > 300, turns)
+
+
+def check_refused(chat):
+    for options, text in ((("--extend", "sparse"), "give --ask or --load"),
+                          (("--extend", "dense", "--samples", "2"), "one answer at a time"),
+                          (("--extend", "thin"), "extend")):
+        _, told = chat.run("--prompt", "the code", *options, status=2)
+        chat.check("%s is refused by name" % (options,), text in told, told)
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(check_loaded, check_chat, check_refused))
