@@ -131,6 +131,45 @@ def check_pruned(chat):
                in err, err)
 
 
+def check_masked(chat):
+    """A learnt head mask goes with a batch, also on a saved beginning."""
+    chat.write()
+    mask = os.path.join(chat.recall, "../../train_mask/recall_mask.tsv")
+    options = ("--head-mask", mask, "--streaming-recent", "32", "-n", "6", "--ignore-eos")
+    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p}) for p in PROMPTS))
+    wanted = [alone(chat, p, *options)[0] for p in PROMPTS]
+    for batch in ("1", "4"):
+        results, told = lines_of(chat, "--prompts", path, "--batch", batch, *options)
+        chat.check("heads that stream answer as alone, %s at once" % batch, told["head_mask"] and
+                   [results[(i + 1, 0)]["ids"] for i in range(len(PROMPTS))] == wanted, results, wanted)
+    saved = os.path.join(chat.folder, "saved")
+    alone(chat, PROMPTS[3], *options, "--save", saved)
+    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": " " + p}) for p in PROMPTS[1:3]))
+    wanted = [alone(chat, PROMPTS[3] + " " + p, *options, "--load", saved)[0] for p in PROMPTS[1:3]]
+    results, _ = lines_of(chat, "--prompts", path, "--load", saved, *options)
+    chat.check("also behind a saved beginning", [results[(i, 0)]["ids"] for i in (1, 2)] == wanted,
+               results, wanted)
+    os.remove(saved)
+
+
+def check_rows(chat):
+    """Without --batch as many answers at once as memory has room for, 16 at most."""
+    chat.write(config={"max_position_embeddings": 1 << 26})
+    path = chat.save("p.jsonl", "\n".join([json.dumps({"prompt": PROMPTS[1]})] * 20))
+    _, told = lines_of(chat, "--prompts", path, "-n", "2")
+    chat.check("16 of 20 at once", told["batch"]["rows"] == 16, told["batch"])
+    plan = ("--prompt", PROMPTS[1], "--samples", "20", "--temperature", "1", "--dry-run")
+    _, err = chat.run(*plan, "-n", "1000")
+    amount, unit = re.search(r"available +([0-9.]+) ([KMGT])iB", err).groups()
+    room = float(amount) * 1024 ** " KMGT".index(unit)
+    tokens = str(min(1 << 24, int(room / 4 / 2560)))  # four of them and a little, at most
+    _, err = chat.run(*plan, "-n", tokens)
+    chat.check("fewer where memory has no room for them", "total" in err and "takes" not in err, err)
+    if int(tokens) << 15 > room:
+        _, err = chat.run(*plan, "-n", tokens, "--batch", "16", status=1)
+        chat.check("and as many as are asked for", "this run takes" in err, err)
+
+
 def rescored(chat, answers, *options, status=0):
     """(lines by (id, sample), what --stats says of them, standard error)."""
     stats = chat.save("stats", "")
@@ -444,7 +483,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
         for check in (check_prompts, check_samples, check_logprobs, check_logprobs_refused,
-                      check_pruned, check_saved, check_options, check_chat, check_refused, check_long, check_interrupted, check_interrupted_prefill):
+                      check_pruned, check_masked, check_rows, check_saved, check_options, check_chat,
+                      check_refused, check_long, check_interrupted, check_interrupted_prefill):
             check(chat)
     print("%d checks, %d failed" % (chat.checks, chat.failed))
     return chat.failed > 0

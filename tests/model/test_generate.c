@@ -4,7 +4,7 @@
  * Generating: a device that draws tokens itself gives what the host chooses from its logits; where
  * an answer stops the sequence goes on as if nothing had been enqueued behind it; given tokens go
  * several in a step and leave what single steps leave; and answers of a batch are those of single
- * runs.
+ * runs, and go on while a prompt is read.
  */
 
 #include "generate_batch.h"
@@ -411,6 +411,92 @@ static void check_batch(bool is_pruned)
     runner_close(&r);
 }
 
+/* ---- prompts between steps ---- */
+
+#define PIECE 16u
+#define LINES 3u
+
+/* What answers under way wait for, counted. */
+typedef struct waiting {
+    uint32_t under_way, ended;
+    uint32_t since, longest; /* tokens read since their last step; most of them */
+    uint32_t held;           /* steps behind such tokens */
+    uint32_t ids[LINES][TOKENS];
+} waiting;
+
+static bool on_line_token(void *user, const kvf_batch_answer *answer, uint32_t id)
+{
+    waiting *w = user;
+    w->under_way += answer->generated == 1;
+    w->ids[answer->prompt][answer->generated - 1] = id;
+    return true;
+}
+
+static void on_line_end(void *user, const kvf_batch_answer *answer)
+{
+    waiting *w = user;
+    assert_int_equal(answer->generated, TOKENS);
+    w->under_way--;
+    w->ended++;
+}
+
+static bool on_line_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
+{
+    waiting *w = user;
+    (void)ms;
+    w->held += rows && w->since;
+    w->since = rows ? 0 : w->since + (w->under_way ? prefilled : 0);
+    w->longest = kvf_max_u32(w->longest, w->since);
+    return true;
+}
+
+/* Two rows: long prompts are read while the answer to a short one goes on, piece by piece. */
+static void answers_go_on_while_a_prompt_is_read(void **state)
+{
+    const uint32_t lengths[LINES] = {20, LONG, LONG - 9};
+    const kvf_sampling_config config = warm(21);
+    kvf_batch_prompt prompts[LINES];
+    batch lines[LINES];
+    waiting w = {0};
+    kvf_error error;
+    runner r;
+    runner_open(&r, &config);
+    for (uint32_t i = 0; i < LINES; i++) {
+        lines[i] = one_prompt(i, lengths[i]);
+        prompts[i] = (kvf_batch_prompt){.ids = lines[i].ids[0],
+                                        .count = lengths[i],
+                                        .tokens = TOKENS,
+                                        .samples = 1,
+                                        .sampling = config};
+    }
+    kvf_batch_request request = {.prompts = prompts,
+                                 .count = LINES,
+                                 .rows = BATCH - 1,
+                                 .piece = PIECE,
+                                 .tokens_max = 10000,
+                                 .vocab_size = VOCAB,
+                                 .sampler = r.sampler,
+                                 .token = on_line_token,
+                                 .end = on_line_end,
+                                 .pass = on_line_pass,
+                                 .user = &w};
+    r.session.chunk = PIECE; /* pieces of a prompt that is read alone */
+    model_rig_must(&r.rig, kvf_generate_batch(&r.session, &request, &error), "batch");
+    assert_int_equal(w.ended, LINES);
+    assert_in_range(w.longest, 1, PIECE);
+    assert_true(w.held >= LONG / PIECE - 1);
+    for (uint32_t i = 0; i < LINES; i++) {
+        waiting one = {0};
+        request.prompts = &prompts[i];
+        request.count = 1;
+        request.user = &one;
+        model_rig_must(&r.rig, kvf_generate_batch(&r.session, &request, &error), "alone");
+        assert_int_equal(one.longest, 0);
+        assert_memory_equal(w.ids[i], one.ids[0], sizeof one.ids[0]);
+    }
+    runner_close(&r);
+}
+
 static void answers_of_a_batch_are_single_runs(void **state)
 {
     check_batch(false);
@@ -425,6 +511,7 @@ int main(void)
         cmocka_unit_test(drafts_change_no_token),
         cmocka_unit_test(a_draft_looks_back),
         cmocka_unit_test(answers_of_a_batch_are_single_runs),
+        cmocka_unit_test(answers_go_on_while_a_prompt_is_read),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

@@ -29,6 +29,11 @@
 #define GPU_CHUNK_TOKENS 4096u
 /* Prompt tokens that go layer by layer at once: 1 GiB of hidden states at that width. */
 #define PROMPT_TOKENS    65536u
+/* Answers at once, at most, where nothing else is asked for. On the host rows that meet weights
+ * which are widened once: with more of them a step takes longer, and all answers no shorter. On a
+ * GPU fewer, because nobody here knows what memory it has left. */
+#define HOST_ROWS        16u
+#define GPU_ROWS         8u
 
 /* Of a conversation, where nothing else is asked for. */
 #define CHAT_TOKENS       8192u
@@ -166,8 +171,8 @@ static kvf_status open_jobs(cli_run *run, kvf_error *error)
             cli_given_read(run->options.answers_file, &run->model, &run->jobs, &run->given, error));
     else
         warn_of_equal_answers(run);
-    run->batch.rows =
-        run->jobs.answers < run->options.batch ? (uint32_t)run->jobs.answers : run->options.batch;
+    const uint32_t most = run->options.batch ? run->options.batch : HOST_ROWS;
+    run->batch.rows = run->jobs.answers < most ? (uint32_t)run->jobs.answers : most;
     return check_jobs(run, error);
 }
 
@@ -227,8 +232,9 @@ void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
     options->batch_max = 1;
 }
 
-/* Matrices stay packed; what is quantised beside them, a norm say, does not. */
-static void note_widening(const kvf_weights *weights)
+/* Matrices stay packed, once a plan was made; what is quantised beside them, a norm say, does not.
+ */
+void cli_note_widening(const kvf_weights *weights)
 {
     char from[32], to[32];
     uint64_t in_file = 0, loaded = 0, bytes;
@@ -249,7 +255,6 @@ kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache
                          cli_memory_plan *plan, kvf_error *error)
 {
     kvf_weights_keep_packed(options->weights);
-    note_widening(options->weights);
     *plan = (cli_memory_plan){
         .weight_bytes = kvf_weights_bytes(options->weights),
         .own_bytes = kvf_weights_own_bytes(options->weights),
@@ -358,7 +363,8 @@ static kvf_status check_draft(const cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-static kvf_status make_plan(cli_run *run, kvf_error *error)
+/* What is to be opened, with as many rows as there are now. */
+static kvf_status plan_rows(cli_run *run, kvf_error *error)
 {
     kvf_cache_config *c = &run->options.cache;
     kvf_transformer_options options = transformer_options(run);
@@ -379,8 +385,23 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     if (run->batch.rows)
         KVF_TRY(reserve_batch(run, error));
     KVF_TRY(cli_plan_make(&options, c, &run->plan, error));
-    KVF_TRY(check_draft(run, error));
     return cli_run_prune_plan(run, error);
+}
+
+/* A batch whose rows nobody has set has fewer, until memory has room for them. */
+static kvf_status make_plan(cli_run *run, kvf_error *error)
+{
+    uint32_t *rows = &run->batch.rows;
+    const bool is_free = *rows && !run->options.batch;
+    if (is_free && is_on_gpu(run->runtime))
+        *rows = kvf_min_u32(*rows, GPU_ROWS);
+    KVF_TRY(plan_rows(run, error));
+    while (is_free && *rows > 1 && cli_memory_plan_total(&run->plan) > run->plan.available_bytes) {
+        --*rows;
+        KVF_TRY(plan_rows(run, error));
+    }
+    cli_note_widening(run->weights);
+    return check_draft(run, error);
 }
 
 /* ---- open ---- */
@@ -463,6 +484,7 @@ static kvf_status reserve_records(cli_run *run, kvf_error *error)
 static kvf_status open_machine(cli_run *run, kvf_error *error)
 {
     kvf_transformer_options options = transformer_options(run);
+    run->batch.piece = options.chunk_max;
     KVF_TRY(reserve_records(run, error));
     KVF_TRY(convert_weights(run, error));
     if (cli_interrupted())

@@ -39,7 +39,8 @@ typedef struct cli_answer {
 
 /* Many answers at once. */
 typedef struct cli_batch {
-    uint32_t rows; /* answers at once, at most; 0 = no batch */
+    uint32_t rows;  /* answers at once, at most; 0 = no batch */
+    uint32_t piece; /* of prompts, tokens that are read between two steps, at most */
     uint32_t answers, failed;
     uint64_t generated;
     uint64_t rows_sum; /* over all steps */
@@ -159,6 +160,9 @@ void cli_log_line(void *user, int level, const char *line);
 
 /** Sets chunk_max, which follows from the device and the prompt, and batch_max. */
 void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens);
+
+/** Behind a plan: a line if tensors of a file are widened. */
+void cli_note_widening(const kvf_weights *weights);
 
 /** What weights, runner and cache will take, and what there is. */
 KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,

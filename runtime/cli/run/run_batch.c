@@ -246,6 +246,7 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
     const kvf_batch_request request = {.prompts = run->jobs.prompts,
                                        .count = run->jobs.count,
                                        .rows = run->batch.rows,
+                                       .piece = run->batch.piece,
                                        .base = run->sequence,
                                        .tokens_max =
                                            run->options.cache.host_tokens_max - cli_saved_room(run),

@@ -89,7 +89,8 @@ static const cli_option of_samples[] = {
 
 static const cli_option of_rows[] = {
     {.is = {"batch", WHOLE, FIELD(batch), .low = 1, .high = BATCH_MAX,
-            .meaning = "answers that are on their way at once"}},
+            .meaning = "answers that are on their way at once"},
+     .absent = "what memory has room for, 16 at most, 8 on a GPU"},
     {.is = {"memory", WHOLE, FIELD(memory_bytes), .low = 1, .high = 0x1p62,
             .meaning =
                 "bytes of keys and values of a batch on the host; an answer begins when there "
@@ -326,7 +327,7 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
 static void set_defaults(void *options)
 {
     cli_run_options *o = options;
-    *o = (cli_run_options){.tokens = 128, .batch = 8};
+    *o = (cli_run_options){.tokens = 128};
     kvf_sampling_config_init(&o->sampling);
     kvf_runtime_config_init(&o->runtime);
     kvf_cache_config_init(&o->cache);

@@ -119,6 +119,7 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
     }
     config.observe_window = tune->options.heads ? 0 : window_of(tune);
     KVF_TRY(cli_plan_make(&options, &config, &tune->plan, error));
+    cli_note_widening(tune->weights);
     if (!cli_memory_plan_check(&tune->plan))
         return model_fail(error, KVF_OUT_OF_MEMORY, "give fewer --tokens");
     KVF_TRY(kvf_transformer_open(&options, &tune->transformer, error));

@@ -41,11 +41,14 @@ typedef struct batch {
     uint32_t count; /* of these */
     uint64_t promised;
     uint32_t prompt, sample; /* the answer that begins next */
-    kvf_sequence *root;      /* its prompt, prefilled; NULL = not yet */
+    kvf_sequence *root;      /* its prompt; NULL = not yet */
+    uint32_t read;           /* of the tokens that the root is to get */
+    uint32_t since;          /* tokens read since the last step */
+    bool is_held;            /* the next piece is read behind a step */
     float *logits;           /* [vocab] of its last token, if that was prefilled; else NULL */
     double start_ms;         /* of the root */
     double chunk_ms;         /* of its last chunk */
-    uint32_t prefilled;      /* of its tokens */
+    uint32_t prefilled;      /* of the piece that is read */
     bool stopped;
 } batch;
 
@@ -135,26 +138,49 @@ static bool on_chunk(void *user, uint32_t done, uint32_t total)
     return !b->stopped;
 }
 
-/* The prompt of the next answer, but for a last token that is a step. */
-static kvf_status make_root(batch *b, kvf_error *error)
+/* Tokens of the prompt of the next answer that are prefilled: not a last one that is a step. */
+static uint32_t root_tokens(const batch *b)
 {
     const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
-    kvf_stop stop;
-    b->start_ms = b->chunk_ms = kvf_now_ms();
-    b->prefilled = 0;
+    return p->count - p->shared - kvf_generate_held_back(b->session);
+}
+
+/* The prompt of the next answer, without its tokens. */
+static kvf_status begin_root(batch *b, kvf_error *error)
+{
+    const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
+    b->start_ms = kvf_now_ms();
+    b->read = 0;
     const kvf_status created = p->shared ? kvf_sequence_fork(b->session->cache, b->request->base,
                                                              b->session->stream, &b->root)
                                          : kvf_sequence_create(b->session->cache, &b->root);
     if (created != KVF_OK)
         return say(b, created, error);
     b->promised += prompt_tokens(p, b->local_tokens);
+    return KVF_OK;
+}
+
+/* Tokens of the next piece: all that is left where nobody waits, or where a policy looks at all. */
+static uint32_t next_piece(const batch *b)
+{
+    const uint32_t rest = root_tokens(b) - b->read, piece = b->request->piece;
+    return !piece || b->session->prune || rest < piece || is_empty(b) ? rest : piece;
+}
+
+static kvf_status read_piece(batch *b, kvf_error *error)
+{
+    const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
     const kvf_prefill_request prefill = {.sequence = b->root,
-                                         .ids = p->ids + p->shared,
-                                         .count = p->count - p->shared -
-                                                  kvf_generate_held_back(b->session),
+                                         .ids = p->ids + p->shared + b->read,
+                                         .count = next_piece(b),
                                          .progress = on_chunk,
                                          .user = b};
+    kvf_stop stop;
+    b->chunk_ms = kvf_now_ms();
+    b->prefilled = 0;
     KVF_TRY(kvf_generate_prefill(b->session, &prefill, &stop, error));
+    b->read += prefill.count;
+    b->since += prefill.count;
     if (b->logits && stop == KVF_STOP_LENGTH)
         memcpy(b->logits, kvf_transformer_logits(b->session->transformer, 0),
                b->request->vocab_size * sizeof *b->logits);
@@ -234,11 +260,19 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
 
 /* ---- the batch ---- */
 
-/* Begin answers until there is no row or no memory for the next. */
+/* Whether answers under way have waited long enough for what is read. */
+static bool has_to_step(const batch *b)
+{
+    return b->request->piece && b->since && b->since + next_piece(b) > b->request->piece &&
+           !is_empty(b);
+}
+
+/* Begin answers until there is no row or no memory for the next, or its prompt has to wait. */
 static kvf_status fill(batch *b, kvf_error *error)
 {
     const kvf_batch_request *request = b->request;
     row *r;
+    b->is_held = false;
     while (!b->stopped && b->prompt < request->count && (r = free_row(b)) != NULL) {
         if (b->promised + next_tokens(b) > request->tokens_max) {
             if (!is_empty(b))
@@ -249,9 +283,15 @@ static kvf_status fill(batch *b, kvf_error *error)
                               (unsigned long long)request->tokens_max);
         }
         if (!b->root)
-            KVF_TRY(make_root(b, error));
-        if (!b->stopped)
+            KVF_TRY(begin_root(b, error));
+        if (b->read == root_tokens(b)) {
             KVF_TRY(begin_answer(b, r, error));
+            continue;
+        }
+        b->is_held = has_to_step(b);
+        if (b->is_held)
+            return KVF_OK;
+        KVF_TRY(read_piece(b, error));
     }
     return KVF_OK;
 }
@@ -290,6 +330,7 @@ static kvf_status choose_step(batch *b, kvf_error *error)
     const kvf_session *session = b->session;
     const double start = kvf_now_ms();
     collect(b);
+    b->since = 0;
     const kvf_status status =
         kvf_transformer_decode(session->transformer, session->cache, b->sequences, b->ids, b->count,
                                true, session->stream);
@@ -306,7 +347,7 @@ static kvf_status choose_step(batch *b, kvf_error *error)
 
 /* ---- steps whose tokens the device draws ---- */
 
-/* Whether no row ends by its length before another step. */
+/* Whether no row ends by its length before another step, and no prompt waits for this one. */
 static bool wants_more(const batch *b)
 {
     const uint32_t drawing = kvf_transformer_drawing(b->session->transformer);
@@ -316,7 +357,7 @@ static bool wants_more(const batch *b)
             a->generated + drawing >= b->request->prompts[a->prompt].tokens)
             return false;
     }
-    return !b->stopped && drawing < KVF_DRAWS_MAX;
+    return !b->stopped && !b->is_held && drawing < KVF_DRAWS_MAX;
 }
 
 static kvf_status send(const batch *b, const uint32_t *ids)
@@ -357,6 +398,7 @@ static kvf_status draw_steps(batch *b, kvf_error *error)
     kvf_transformer *t = b->session->transformer;
     double before = kvf_now_ms();
     collect(b);
+    b->since = 0;
     kvf_status status = send(b, b->ids);
     while (status == KVF_OK && kvf_transformer_drawing(t) > 0) {
         while (status == KVF_OK && wants_more(b))

@@ -7,11 +7,11 @@
  * allow: an answer that ends makes room for the next one.
  *
  * It knows transformers and sequences, not text or files. A prompt is prefilled once, or from where
- * a base that many prompts begin with ends; its answers
- * are forks, which begin with a step of its last token, or, if the prompt is pruned, with what
- * follows from the logits of its last token. Invariant: an answer's tokens follow from its prompt,
- * settings and seed alone, not from what runs beside it. Tokens that a GPU drew for an answer
- * behind its end are dropped with its sequence.
+ * a base that many prompts begin with ends, in pieces between which answers under way make a step;
+ * its answers are forks, which begin with a step of its last token, or, if the prompt is pruned,
+ * with what follows from the logits of its last token. Invariant: an answer's tokens follow from
+ * its prompt, settings and seed alone, not from what runs beside it. Tokens that a GPU drew for an
+ * answer behind its end are dropped with its sequence.
  */
 
 #include "generate.h"
@@ -41,8 +41,10 @@ typedef struct kvf_batch_answer {
 typedef struct kvf_batch_request {
     const kvf_batch_prompt *prompts; /**< [count], borrowed */
     uint32_t count;
-    kvf_sequence *base;  /**< what is shared; borrowed, NULL = nothing is */
-    uint32_t rows;       /**< answers at once; the cache has rows + 1 sequences beside the base */
+    kvf_sequence *base; /**< what is shared; borrowed, NULL = nothing is */
+    uint32_t rows;      /**< answers at once; the cache has rows + 1 sequences beside the base */
+    uint32_t piece; /**< tokens of prompts that are read while answers under way wait, at most; 0 =
+                       whole prompts. One that is pruned is read whole */
     uint64_t tokens_max; /**< host_tokens_max of the cache, less what the base takes */
     uint32_t vocab_size;
     kvf_sampler *sampler; /**< of `rows` rows */
