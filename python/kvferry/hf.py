@@ -12,8 +12,9 @@
 `kvferry.hf.use(model, budget=512)` gives every `generate` of a model such a cache, in pipelines and
 other programs that pass none.
 
-Several tokens at once (a prompt, a further turn, candidates to verify) attend densely; a single token
-selects pages within the budget. Layers with a sliding window or linear attention keep the cache and
+Several tokens at once (a prompt, a further turn) attend densely; a single token selects pages within
+the budget, and so do candidates of prompt lookup and of an assistant, each for itself: a pass that wants
+logits of several newest tokens has these. Layers with a sliding window or linear attention keep the cache and
 the attention that Transformers gives them. Without a `Cache` the name means torch's SDPA.
 
 Knows the interfaces of Transformers 5 (AttentionInterface, AttentionMaskInterface, cache layers) and
@@ -46,6 +47,7 @@ NAME = "kvferry"
 # Policies that hand every token on to the next layer: a model of Transformers cannot drop rows.
 PRUNE_POLICIES = ("full", "streaming", "h2o", "snapkv", "pyramidkv")
 _TOKENS_MAX = 32768
+_STEP_TOKENS = 16 # of a sequence, that one decode call takes
 
 _by_number: "weakref.WeakValueDictionary[int, Cache]" = weakref.WeakValueDictionary()
 _runtimes: Dict[str, Runtime] = {}
@@ -71,6 +73,19 @@ def _whole_prompts_only(generation_config: Any) -> None:
     if chunk:
         raise _no("prune with prefill_chunk_size = %d would choose at the end of the first chunk, "
                   "without the question" % chunk, "leave prefill_chunk_size out, or prune")
+
+
+def _note_wanted(module: Any, args: tuple, kwargs: dict) -> None:
+    """Before a forward pass: of how many newest tokens logits are wanted; all but one are candidates."""
+    cache, wanted = kwargs.get("past_key_values"), kwargs.get("logits_to_keep", 1)
+    if isinstance(cache, Cache):
+        cache._candidates = wanted - 1 if isinstance(wanted, int) and wanted > 1 else 0
+
+
+def _watch(model: Any) -> None:
+    """Once per model; a configuration has no passes."""
+    if isinstance(model, torch.nn.Module) and _note_wanted not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_note_wanted, with_kwargs=True)
 
 
 def _row_path(path: Union[str, os.PathLike], row: int) -> str:
@@ -142,10 +157,11 @@ class Cache(_caches.Cache):
     runtime     a kvferry.Runtime; None = one per device, shared
     settings    of `kvferry.settings("cache")`: select, page_size, local_tokens, ...
 
-    Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back, for
-    prompt lookup and assisted decoding; `save` and `restore` keep a prompt for a later process. Several
-    turns, chunks (prefill_chunk_size) and streamers work as with any cache. Not supported, and said so:
-    beam search, output_attentions, masks of 4 dimensions.
+    Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back. With
+    prompt lookup and assisted decoding candidates are steps, so tokens are those without, to rounding;
+    with a static set, which a cut does not bring back, they attend densely. `save` and `restore` keep a
+    prompt for a later process. Several turns, chunks (prefill_chunk_size) and streamers work as with any
+    cache. Not supported, and said so: beam search, output_attentions, masks of 4 dimensions.
     """
 
     def __init__(self, model: Any, budget: int = 512, *, tokens_max: Optional[int] = None,
@@ -179,6 +195,7 @@ class Cache(_caches.Cache):
         if not self._paged:
             raise _no("the model has no layer of full attention", "use it without kvferry")
         super().__init__(layers=layers)
+        _watch(model)
         _by_number[self._number] = self
         self._cache: Optional[_PagedCache] = None
         self._pruner: Optional[Pruner] = None
@@ -187,6 +204,7 @@ class Cache(_caches.Cache):
         self._gaps: Optional[torch.Tensor] = None # [rows, columns] False = padding; None = there is none
         self._saved: List[str] = [] # files that the rows come from
         self._model: Optional[str] = None # what they must be of
+        self._candidates = 0 # newest tokens of this pass that are to be verified
         self._columns = 0 # of the whole batch, as the operator counts them
         self._valid: Optional[torch.Tensor] = None # of this pass, likewise
 
@@ -303,6 +321,8 @@ class Cache(_caches.Cache):
         settings = dict(self._settings, layers=len(self._paged), query_heads=q.shape[1],
                         kv_heads=k.shape[1], head_dim=k.shape[3], dtype=q.dtype, softmax_scale=scale)
         settings.setdefault("sequences_max", len(self._saved) or q.shape[0])
+        if settings["sequences_max"] == 1: # candidates come one row at a time
+            settings.setdefault("tokens_per_step_max", _STEP_TOKENS)
         cache = _PagedCache(self._runtime, **settings)
         if self._saved:
             self._rows = [cache.restore(path, self._model) for path in self._saved]
@@ -359,21 +379,37 @@ class Cache(_caches.Cache):
                 return
             q, k, v = q[of], k[of], v[of]
             result = torch.empty_like(q)
-        tokens = q.shape[0]
-        if tokens == 1:
-            self._cache.decode(row, q, k, v, result, layer=layer)
-        elif self._pruner is not None and self._held[i] == tokens:
-            if layer == 0:
-                self._pruner.begin(row, tokens)
-            self._pruner.prefill(row, q, k, v, result, layer=layer)
-            step = self._pruner.layer(row, layer)
-            if step.propagate is not None and len(step.propagate) != tokens or step.restart:
-                raise _no("this policy hands fewer tokens to deeper layers",
-                          "take one that keeps them")
-        else:
-            self._cache.prefill(row, q, k, v, result, layer=layer)
+        dense = q.shape[0] - self._steps(i, q.shape[0])
+        if self._pruner is not None and self._held[i] == dense > 1:
+            self._prune_prompt(row, q, k, v, result, layer)
+        elif dense:
+            self._cache.prefill(row, q[:dense], k[:dense], v[:dense], result[:dense], layer=layer)
+        most = self._cache.settings.tokens_per_step_max
+        for at in range(dense, q.shape[0], most):
+            end = min(at + most, q.shape[0])
+            self._cache.decode(row, q[at:end], k[at:end], v[at:end], result[at:end], layer=layer,
+                               tokens=[end - at])
         if of is not None:
             out[of] = result
+
+    def _steps(self, i: int, tokens: int) -> int:
+        """Newest tokens of a row's pass that are decode steps; what is left is read as a prompt."""
+        if tokens == 1:
+            return 1
+        if self._pruner is not None and self._held[i] == tokens or self._cache.plan.static_tokens:
+            return 0
+        # Behind the first pass a candidate follows the token that was chosen last.
+        return tokens if tokens <= self._candidates + 1 else self._candidates
+
+    def _prune_prompt(self, row: Sequence, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                      out: torch.Tensor, layer: int) -> None:
+        tokens = q.shape[0]
+        if layer == 0:
+            self._pruner.begin(row, tokens)
+        self._pruner.prefill(row, q, k, v, out, layer=layer)
+        step = self._pruner.layer(row, layer)
+        if step.propagate is not None and len(step.propagate) != tokens or step.restart:
+            raise _no("this policy hands fewer tokens to deeper layers", "take one that keeps them")
 
 
 def use(model: Any, budget: int = 512, **settings: Any) -> Any:

@@ -202,6 +202,37 @@ class Use(Case):
             near.lm_head.weight += 0.02 * torch.randn_like(near.lm_head.weight)
         self.same(self.model, ids, assistant_model=near)
 
+    def test_candidates_select(self):
+        """With a small budget tokens are those of decoding without candidates, and few are attended."""
+        ids = prompt(1, 45).repeat(1, 8)
+        near = copy.deepcopy(self.model)
+        with torch.no_grad():
+            near.lm_head.weight += 0.02 * torch.randn_like(near.lm_head.weight)
+        near.generation_config.num_assistant_tokens = 19
+        near.generation_config.assistant_confidence_threshold = 0
+        for settings in ({}, {"select": "quest", "page_size": 16}, {"tokens_per_step_max": 1}):
+            cache = cache_of(self.model, budget=96, local_tokens=32, **settings)
+            wanted = generate(self.model, ids, cache)
+            single = cache.stats()
+            for how in ({"prompt_lookup_num_tokens": 19}, {"assistant_model": near}):
+                cache = cache_of(self.model, budget=96, local_tokens=32, **settings)
+                passes = []
+                hook = self.model.register_forward_pre_hook(
+                    lambda module, args, kwargs: passes.append(kwargs["logits_to_keep"]), with_kwargs=True)
+                told = generate(self.model, ids, cache, **how)
+                hook.remove()
+                self.assertEqual(told.tolist(), wanted.tolist(), (settings, how))
+                self.assertGreater(max(passes), 16)
+                self.assertLess(len(passes), NEW)
+                stats = cache.stats()
+                for told in (single, stats):
+                    self.assertLessEqual(told["tokens_attended"] / told["steps"] / 2, 96)
+                # Candidates of the first pass are steps, too.
+                self.assertEqual(stats["steps"], 4 * (sum(passes) - 1))
+        with_static = cache_of(self.model, budget=96, local_tokens=32, select="hybrid")
+        generate(self.model, ids, with_static, prompt_lookup_num_tokens=4)
+        self.assertGreater(with_static.stats()["static_tokens"], 0)
+
     def test_crop_takes_columns_back(self):
         mask = torch.ones(2, 90, dtype=torch.long)
         mask[0, 70:85] = 0
