@@ -13,8 +13,8 @@
 #define TEXT         KVF_SETTING_TEXT
 #define WHOLE        KVF_SETTING_WHOLE
 #define SWITCH       KVF_SETTING_SWITCH
-/* With the token in front of them a step of 8. */
-#define DRAFT_TOKENS "7"
+/* As many as a step takes: where drafts are wrong they become short by themselves. */
+#define DRAFT_TOKENS "15"
 /* The cache has a sequence more. */
 #define BATCH_MAX    1024
 
@@ -124,7 +124,7 @@ static const cli_option of_draft[] = {
     {.is = {"draft", WHOLE, FIELD(draft_tokens), .low = 1, .high = KVF_DRAFT_MAX,
             .meaning = "guess up to N tokens by what followed when the newest ones came up before, "
                        "and check them in one step: the same answer, sooner where it quotes; N is "
-                       "1 to 15, 7 if it is left out"},
+                       "1 to 15, 15 if it is left out"},
      .argument = "ngram[:N]",
      .absent = "one token per step",
      .take = take_draft},
