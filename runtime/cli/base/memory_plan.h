@@ -22,9 +22,10 @@ typedef struct cli_memory_plan {
     kvf_cache_plan cache;
     uint64_t prune_device_bytes, prune_host_bytes; /* of a pruner; 0 = there is none */
     uint64_t hidden_disk_bytes; /* of hidden states that wait in a file; 0 = there is none */
-    uint64_t available_bytes;   /* UINT64_MAX = not known */
-    const char *available_by;   /* who sets that limit */
-    bool on_gpu;                /* weights, runner and device parts are not in host memory */
+    const struct cli_memory_plan *draft; /* of a model that guesses, or NULL */
+    uint64_t available_bytes;            /* UINT64_MAX = not known */
+    const char *available_by;            /* who sets that limit */
+    bool on_gpu; /* weights, runner and device parts are not in host memory */
 } cli_memory_plan;
 
 /** Bytes that this process may still take. @p by receives who says so. */

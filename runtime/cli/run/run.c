@@ -188,6 +188,7 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
         run->end_ids[run->end_count++] = run->model.eos_ids[i];
     if (cli_chat_wanted(&o->chat))
         KVF_TRY(open_chat(run, error));
+    KVF_TRY(cli_run_draft_read(run, error));
     KVF_TRY(cli_saved_read(run, error));
     if (o->prompts_file) {
         KVF_TRY(open_jobs(run, error));
@@ -401,7 +402,8 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
         KVF_TRY(plan_rows(run, error));
     }
     cli_note_widening(run->weights);
-    return check_draft(run, error);
+    KVF_TRY(check_draft(run, error));
+    return cli_run_draft_plan(run, error);
 }
 
 /* ---- open ---- */
@@ -427,18 +429,16 @@ static void load_weights(const cli_run *run)
     cli_progress_end(&progress);
 }
 
-/* What a file holds in another type or order than is needed. */
-static kvf_status convert_weights(const cli_run *run, kvf_error *error)
+kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime, kvf_error *error)
 {
     cli_progress progress;
     uint64_t done = 0;
     kvf_status status = KVF_OK;
-    cli_progress_begin(&progress, "converting weights", kvf_weights_bytes(run->weights) >> 20,
-                       "MiB");
-    for (size_t i = 0;
-         i < kvf_weights_count(run->weights) && status == KVF_OK && !cli_interrupted(); i++) {
-        const kvf_tensor *tensor = kvf_weights_at(run->weights, i);
-        status = kvf_weights_load(run->weights, tensor, kvf_runtime_threads(run->runtime), error);
+    cli_progress_begin(&progress, "converting weights", kvf_weights_bytes(weights) >> 20, "MiB");
+    for (size_t i = 0; i < kvf_weights_count(weights) && status == KVF_OK && !cli_interrupted();
+         i++) {
+        const kvf_tensor *tensor = kvf_weights_at(weights, i);
+        status = kvf_weights_load(weights, tensor, kvf_runtime_threads(runtime), error);
         done += tensor->bytes;
         cli_progress_at(&progress, done >> 20);
     }
@@ -486,7 +486,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
     kvf_transformer_options options = transformer_options(run);
     run->batch.piece = options.chunk_max;
     KVF_TRY(reserve_records(run, error));
-    KVF_TRY(convert_weights(run, error));
+    KVF_TRY(cli_weights_convert(run->weights, run->runtime, error));
     if (cli_interrupted())
         return KVF_OK;
     KVF_TRY(kvf_transformer_open(&options, &run->transformer, error));
@@ -507,7 +507,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
         .chunk = cli_run_prune_chunk(run),
         .step_tokens = run->options.cache.tokens_per_step_max,
     };
-    return KVF_OK;
+    return cli_run_draft_open(run, error);
 }
 
 static bool open_outputs(cli_run *run)
@@ -530,6 +530,7 @@ static void close_run(cli_run *run)
     if (run->transformer)
         kvf_transformer_forget(run->transformer);
     cli_run_complete_close(run);
+    cli_run_draft_close(run);
     kvf_sequence_destroy(run->sequence);
     cli_run_prune_close(run);
     kvf_cache_close(run->cache);

@@ -5,15 +5,17 @@
 /*
  * `kvferry run` and `kvferry score`: what their files share.
  *
- * run.c opens and closes, run_prune.c prunes, run_tokens.c generates, run_batch.c generates many
- * answers at once, run_score.c scores a text and run_rescore.c answers, run_report.c tells.
- * Invariant: a run that is zero or half open can be closed.
+ * run.c opens and closes, run_draft.c a model that guesses, run_prune.c prunes, run_tokens.c
+ * generates, run_batch.c generates many answers at once, run_score.c scores a text and
+ * run_rescore.c answers, run_report.c tells. Invariant: a run that is zero or half open can be
+ * closed.
  */
 
 #include <kvferry/save.h>
 
 #include "batch_input.h"
 #include "completion.h"
+#include "draft_model.h"
 #include "generate.h"
 #include "given_answers.h"
 #include "json_writer.h"
@@ -64,6 +66,19 @@ typedef struct cli_complete {
     bool is_whole;
 } cli_complete;
 
+/* A model that guesses what the other one says. */
+typedef struct cli_draft_model {
+    kvf_model_config model;
+    kvf_weights *weights;
+    kvf_cache_config config;
+    cli_memory_plan plan;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+    kvf_sequence *sequence;
+    kvf_session session;
+    kvf_draft_model *guesser;
+} cli_draft_model;
+
 typedef struct cli_run {
     cli_run_options options;
     cli_command command;
@@ -91,6 +106,7 @@ typedef struct cli_run {
     kvf_sequence *sequence;
     kvf_sampler *sampler;
     kvf_draft *draft; /* NULL = a token per step */
+    cli_draft_model drafting;
     uint64_t drafted, accepted;
     kvf_session session;
     kvf_prune *prune; /* NULL = prompts are not pruned */
@@ -171,6 +187,20 @@ KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,
 
 /** Tokens of the longest prompt. */
 uint32_t cli_run_prompt_tokens(const cli_run *run);
+
+/** What a file holds in another type or order than is needed. @return KVF_OK also if interrupted */
+KVF_CHECKED kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime,
+                                           kvf_error *error);
+
+/* A draft model, run_draft.c; without one they do nothing. */
+
+/** Its configuration and weights, and that its tokens are the model's. Needs model, tokenizer. */
+KVF_CHECKED kvf_status cli_run_draft_read(cli_run *run, kvf_error *error);
+/** Its part of the memory plan. Needs the run's. */
+KVF_CHECKED kvf_status cli_run_draft_plan(cli_run *run, kvf_error *error);
+/** Needs stream and draft. */
+KVF_CHECKED kvf_status cli_run_draft_open(cli_run *run, kvf_error *error);
+void cli_run_draft_close(cli_run *run);
 
 /* Pruning and head masks, run_prune.c. */
 

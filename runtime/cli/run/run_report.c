@@ -368,6 +368,8 @@ static void write_all(cli_json *j, const cli_run *run)
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);
     if (run->draft) {
+        if (run->options.draft_model)
+            cli_json_text(j, "draft_model", run->options.draft_model);
         cli_json_integer(j, "drafted_tokens", run->drafted);
         cli_json_integer(j, "accepted_tokens", run->accepted);
     }

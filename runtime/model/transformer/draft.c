@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Prompt lookup by a look at all ids, newest first.
+ * Prompt lookup by a look at all ids, newest first; how long a draft is, whoever guesses.
  *
  * It knows ids only. Of the places where the newest tokens came up before, the one with most of
  * them wins, and the newest of these. A draft is half as long as allowed at first, twice as long
@@ -19,6 +19,8 @@
 struct kvf_draft {
     uint32_t most, next; /* tokens of a draft, of the next one */
     size_t count, ids_max;
+    kvf_guess_fn guess; /* NULL = prompt lookup */
+    void *user;
     uint32_t ids[]; /* [ids_max], filled up to `count` */
 };
 
@@ -37,6 +39,12 @@ kvf_status kvf_draft_create(uint32_t most, size_t ids_max, kvf_draft **out, kvf_
 void kvf_draft_destroy(kvf_draft *draft)
 {
     free(draft);
+}
+
+void kvf_draft_ask(kvf_draft *d, kvf_guess_fn guess, void *user)
+{
+    d->guess = guess;
+    d->user = user;
 }
 
 void kvf_draft_see(kvf_draft *d, const uint32_t *ids, size_t count)
@@ -62,7 +70,7 @@ static uint32_t match(const kvf_draft *d, size_t end)
     return same;
 }
 
-uint32_t kvf_draft_guess(const kvf_draft *d, uint32_t most, uint32_t *ids)
+static uint32_t look_up(const kvf_draft *d, uint32_t most, uint32_t *ids)
 {
     size_t best = 0;
     uint32_t longest = MATCH_LEAST - 1;
@@ -75,11 +83,22 @@ uint32_t kvf_draft_guess(const kvf_draft *d, uint32_t most, uint32_t *ids)
     }
     if (best == 0)
         return 0;
-    size_t count = d->count - best;
-    count = count < d->next ? count : d->next;
-    count = count < most ? count : most;
+    const size_t count = d->count - best < most ? d->count - best : most;
     memcpy(ids, d->ids + best, count * sizeof *ids);
     return (uint32_t)count;
+}
+
+kvf_status kvf_draft_guess(const kvf_draft *d, uint32_t most, uint32_t *ids, uint32_t *count,
+                           kvf_error *error)
+{
+    most = d->next < most ? d->next : most;
+    *count = 0;
+    if (most == 0 || d->count == 0)
+        return KVF_OK;
+    if (d->guess)
+        return d->guess(d->user, d->ids, d->count, most, ids, count, error);
+    *count = look_up(d, most, ids);
+    return KVF_OK;
 }
 
 void kvf_draft_learn(kvf_draft *d, uint32_t guessed, uint32_t right)

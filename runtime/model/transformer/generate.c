@@ -256,7 +256,8 @@ static kvf_status draft_tokens(const kvf_session *session, const kvf_decode_requ
     KVF_TRY(check_draft(session, error));
     while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
         const uint32_t rest = request->tokens - result->generated - 1;
-        const uint32_t guessed = kvf_draft_guess(request->draft, rest, ids + 1);
+        uint32_t guessed;
+        KVF_TRY(kvf_draft_guess(request->draft, rest, ids + 1, &guessed, error));
         const bool is_first = result->generated == 0;
         KVF_TRY(step_several(session, request->sequence, ids, 1 + guessed, true, result, error));
         KVF_TRY(follow_draft(session, request, ids, guessed, result, error));
