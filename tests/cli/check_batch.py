@@ -416,6 +416,34 @@ def check_long(chat):
                long["host_kv_bytes"] and short["resident_bytes_by_1000"] == [], long)
 
 
+def check_real(chat):
+    """A real model's answers do not depend on how many are decoded at once either."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+    import real_model
+    model = os.path.join(real_model.cache_folder(), real_model.NAME + ".Q4_1.gguf")
+    if not os.path.exists(model):
+        print("not looked at: the real model, which ./dev demo fetches")
+        return
+    path = chat.save("ids", "")
+
+    def run(*options):
+        done = subprocess.run([chat.kvferry, "run", "--model", model, "--device", "host", "--prompt",
+                               "A list of five animals, and what each of them eats:", "-n", "4",
+                               "--temperature", "1", "--ignore-eos", *options],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        chat.check("the real model answers with %s" % (options,), done.returncode == 0, done.stderr)
+        return done.stdout
+    batches = {n: {r["sample"]: r["ids"] for r in map(json.loads, run(
+        "--samples", "16", "--batch", str(n)).splitlines())} for n in (1, 3, 8, 16)}
+    for seed in (0, 15):
+        run("--seed", str(seed), "--emit-ids", path)
+        with open(path, encoding="utf-8") as f:
+            batches[0] = {**batches[1], seed: [int(line) for line in f]}
+        for n, found in batches.items():
+            chat.check("%d at once are single runs" % n, found == batches[1] and len(found) == 16 and
+                       len({tuple(ids) for ids in found.values()}) > 9, found, batches[1])
+
+
 def check_interrupted(chat):
     """Ctrl-C: what was generated is out, and statistics are written."""
     chat.write()
@@ -484,7 +512,8 @@ def main():
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
         for check in (check_prompts, check_samples, check_logprobs, check_logprobs_refused,
                       check_pruned, check_masked, check_rows, check_saved, check_options, check_chat,
-                      check_refused, check_long, check_interrupted, check_interrupted_prefill):
+                      check_refused, check_long, check_real, check_interrupted,
+                      check_interrupted_prefill):
             check(chat)
     print("%d checks, %d failed" % (chat.checks, chat.failed))
     return chat.failed > 0
