@@ -6,7 +6,9 @@
  * Pages, and rows of pages: what most kernels are about.
  *
  * A page is [page_size, 2, head_dim] in `dtype`, contiguous: key and value of a token lie side by
- * side, so pages that follow each other are one longer run of tokens.
+ * side, so pages that follow each other are one longer run of tokens. That is its exact form. Where
+ * pages are packed, sealed pages have the form of packed.h in the pool and in slots, their *home
+ * form*; else it is the exact one.
  *
  * A page is what is selected, moved and kept in a slot. A *block* is what is allocated, sealed and
  * written back: `block_size` tokens of all KV heads, [kv_heads, block_size, 2, head_dim], so that a
@@ -43,6 +45,7 @@ typedef struct kvf_shape {
     kvf_dtype dtype;
     uint32_t head_dim;  /* a multiple of 16, at most KVF_HEAD_DIM_MAX */
     uint32_t page_size; /* 1, 2, 4 ... 64 tokens */
+    kvf_pages pages;    /* home form of sealed pages */
 } kvf_shape;
 
 /* Bytes of a key, or of a value. */
@@ -62,13 +65,43 @@ KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
     return s->page_size * kvf_token_bytes(s);
 }
 
+/* ---- packed pages ----
+ * [page_size] keys of head_dim bytes, then as many values, then scales of keys, then scales of
+ * values; packed.h says what they mean. Padded to KVF_PACKED_ALIGN. */
+#define KVF_PACKED_ALIGN 64u
+#define KVF_PACKED_GROUP 32u /* channels of a value that share a scale and a minimum, in int4 */
+
+KVF_INLINE uint32_t kvf_packed_groups(uint32_t head_dim)
+{
+    return kvf_div_ceil_u32(head_dim, KVF_PACKED_GROUP);
+}
+
+/* Bytes of a value without its scales, and of these. */
+KVF_INLINE uint32_t kvf_packed_value_bytes(const kvf_shape *s)
+{
+    return s->pages == KVF_PAGES_K8V4 ? s->head_dim / 2 : s->head_dim;
+}
+
+KVF_INLINE uint32_t kvf_packed_scale_bytes(const kvf_shape *s)
+{
+    return s->pages == KVF_PAGES_K8V4 ? 4 * kvf_packed_groups(s->head_dim) : 2;
+}
+
+/* Bytes of a page in its home form. */
+KVF_INLINE size_t kvf_home_page_bytes(const kvf_shape *s)
+{
+    const size_t token = s->head_dim + kvf_packed_value_bytes(s) + 2 + kvf_packed_scale_bytes(s);
+    return s->pages == KVF_PAGES_BF16 ? kvf_page_bytes(s)
+                                      : kvf_round_up(s->page_size * token, KVF_PACKED_ALIGN);
+}
+
 /* What attention reads of one page: token t counts iff t < count and bit t of skip is clear. */
 typedef struct kvf_span {
     const void *page;
     const void *home; /* where its bytes are until this step's fetch has them here; NULL: here */
     uint64_t skip;
-    uint32_t count;   /* tokens that exist in the page, 0 .. page_size */
-    uint32_t padding; /* 0 */
+    uint32_t count;  /* tokens that exist in the page, 0 .. page_size */
+    uint32_t packed; /* 1: the page is packed */
 } kvf_span;
 
 KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
@@ -123,6 +156,7 @@ typedef struct kvf_paging {
     uint32_t subs;         /* boxes per digest */
     uint32_t sink;         /* tokens */
     uint32_t ring_blocks;
+    uint32_t spare_blocks;  /* behind those of a ring: 1 if pages are packed; see narrow */
     uint32_t query_window;  /* queries kept */
     uint32_t stretches_max; /* stride of means; 0 = there are none */
 } kvf_paging;
@@ -193,6 +227,23 @@ KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
     return p->kv_heads * kvf_run_bytes(p);
 }
 
+/* The same in home form. */
+KVF_INLINE size_t kvf_home_run_bytes(const kvf_paging *p)
+{
+    return p->block_pages * kvf_home_page_bytes(&p->shape);
+}
+
+KVF_INLINE size_t kvf_home_block_bytes(const kvf_paging *p)
+{
+    return p->kv_heads * kvf_home_run_bytes(p);
+}
+
+/* Bytes of a row's ring. */
+KVF_INLINE size_t kvf_ring_size(const kvf_paging *p)
+{
+    return (p->ring_blocks + p->spare_blocks) * kvf_block_bytes(p);
+}
+
 /* Blocks, and pages, that hold at least one token. */
 KVF_INLINE uint32_t kvf_row_blocks(const kvf_paging *p, const kvf_row *row)
 {
@@ -227,6 +278,19 @@ KVF_INLINE char *kvf_row_page(const kvf_paging *p, const kvf_row *row, uint32_t 
            page % p->block_pages * kvf_page_bytes(&p->shape);
 }
 
+/* A page of a sealed block, in home form: once its table names the pool. */
+KVF_INLINE char *kvf_row_home(const kvf_paging *p, const kvf_row *row, uint32_t page, uint32_t head)
+{
+    return (char *)row->blocks[page / p->block_pages] + head * kvf_home_run_bytes(p) +
+           page % p->block_pages * kvf_home_page_bytes(&p->shape);
+}
+
+/* The block that was sealed last, as it was before it was packed. */
+KVF_INLINE char *kvf_row_spare(const kvf_paging *p, const kvf_row *row)
+{
+    return row->ring + p->ring_blocks * kvf_block_bytes(p);
+}
+
 KVF_INLINE char *kvf_row_ring_block(const kvf_paging *p, const kvf_row *row, uint32_t block)
 {
     return row->ring + block % p->ring_blocks * kvf_block_bytes(p);
@@ -234,7 +298,7 @@ KVF_INLINE char *kvf_row_ring_block(const kvf_paging *p, const kvf_row *row, uin
 
 KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t list, int32_t slot)
 {
-    return row->slots + ((size_t)list * p->slots + (size_t)slot) * kvf_page_bytes(&p->shape);
+    return row->slots + ((size_t)list * p->slots + (size_t)slot) * kvf_home_page_bytes(&p->shape);
 }
 
 KVF_INLINE uint64_t *kvf_row_bits(const kvf_paging *p, const kvf_row *row, uint32_t head)

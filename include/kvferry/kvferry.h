@@ -313,6 +313,13 @@ KVF_API KVF_CHECKED kvf_status kvf_memory_copy(kvf_stream *stream, void *to, con
 
 typedef enum kvf_dtype { KVF_DTYPE_LIST(KVF_ENUMERATOR) } kvf_dtype;
 
+#define KVF_PAGES_LIST(X)                                                                          \
+    X(KVF_PAGES_BF16, 0, "bf16", "as they came: bf16, or what dtype says")                         \
+    X(KVF_PAGES_K8V8, 1, "k8v8", "int8, one scale per key and one per value; keys rotated")        \
+    X(KVF_PAGES_K8V4, 2, "k8v4", "keys likewise; values in int4, scale and minimum of 32")
+
+typedef enum kvf_pages { KVF_PAGES_LIST(KVF_ENUMERATOR) } kvf_pages;
+
 #define KVF_SELECT_LIST(X)                                                                         \
     X(KVF_SELECT_HYBRID, 0, "hybrid", "static set + top pages by digest (PRKV)")                   \
     X(KVF_SELECT_FULL, 1, "full", "every page: dense attention")                                   \

@@ -23,12 +23,12 @@ static __device__ __forceinline__ kvf_span kvf_assemble_chosen(const kvf_assembl
     const size_t at = (size_t)list * a->ids_max + i;
     const uint32_t page = (uint32_t)a->ids[at], missed = a->missed[at] != 0;
     kvf_span span;
-    const void *home = kvf_row_page(p, row, page, head);
+    const void *home = kvf_row_home(p, row, page, head);
     span.home = row->slots && missed ? home : NULL;
     span.page = row->slots ? kvf_row_slot(p, row, l, a->slot_of_id[at]) : home;
     span.skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0);
     span.count = p->shape.page_size;
-    span.padding = 0;
+    span.packed = p->shape.pages != KVF_PAGES_BF16;
     *sums += missed;
     return span;
 }
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
         kvf_span span;
         span.skip = 0;
         span.home = NULL;
-        span.padding = 0;
+        span.packed = 0;
         if (i < stores) {
             span.page = kvf_store_page(p, row->store, head, i);
             span.count = kvf_min_u32(page_size, stored - i * page_size);

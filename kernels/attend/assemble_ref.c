@@ -28,11 +28,12 @@ static kvf_span chosen_span(const kvf_assemble_args *a, const kvf_row *row, uint
     const uint32_t list = task % p->lists, head = kvf_list_head(p, list);
     const size_t at = (size_t)task * a->ids_max + i;
     const uint32_t page = (uint32_t)a->ids[at];
-    const void *home = kvf_row_page(p, row, page, head);
+    const void *home = kvf_row_home(p, row, page, head);
     return (kvf_span){.page = row->slots ? kvf_row_slot(p, row, list, a->slot_of_id[at]) : home,
                       .home = row->slots && a->missed[at] ? home : NULL,
                       .skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0),
-                      .count = p->shape.page_size};
+                      .count = p->shape.page_size,
+                      .packed = p->shape.pages != KVF_PAGES_BF16};
 }
 
 static void count(kvf_layer_counters *c, uint64_t pages, const list_sums *sums)

@@ -4,36 +4,73 @@
  * Sparse paged attention over spans, the specification.
  *
  * Knows nothing of pages beyond their address, their live tokens and whether they arrive late. A
- * split is computed whole or not at all, so its bits do not depend on the pass.
+ * split is computed whole or not at all, so its bits do not depend on the pass. A packed key is in
+ * the rotated space, so the query that meets it is rotated too: in fp32, as codes are.
  */
 
 #include <math.h>
 #include <string.h>
 
 #include "common/convert.h"
+#include "packed.h"
 #include "split.h"
 #include "variants.h"
 
-static double logit(const kvf_shape *s, const void *q, const void *k, float scale)
+/* A query row, and the same rotated. */
+typedef struct query {
+    float plain[KVF_HEAD_DIM_MAX], rotated[KVF_HEAD_DIM_MAX];
+} query;
+
+static void put_query(query *q, const kvf_shape *s, const void *from)
 {
-    double sum = 0.0;
     for (uint32_t d = 0; d < s->head_dim; d++)
-        sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
+        q->plain[d] = q->rotated[d] = kvf_element_get(from, s->dtype, d);
+    kvf_code_rotate(q->rotated, s->head_dim);
+}
+
+/* The key of a token, or its value, in fp32. */
+static void get_key(const kvf_shape *s, const kvf_span *span, uint32_t t, float *k)
+{
+    if (span->packed)
+        kvf_unpack_key(s, span->page, t, k);
+    for (uint32_t d = 0; !span->packed && d < s->head_dim; d++)
+        k[d] = kvf_element_get(kvf_page_key(s, span->page, t), s->dtype, d);
+}
+
+static void get_value(const kvf_shape *s, const kvf_span *span, uint32_t t, float *v)
+{
+    if (span->packed)
+        kvf_unpack_value(s, span->page, t, v);
+    for (uint32_t d = 0; !span->packed && d < s->head_dim; d++)
+        v[d] = kvf_element_get(kvf_page_value(s, span->page, t), s->dtype, d);
+}
+
+static double logit(const kvf_shape *s, const query *q, const kvf_span *span, uint32_t t,
+                    float scale)
+{
+    const float *with = span->packed ? q->rotated : q->plain;
+    float k[KVF_HEAD_DIM_MAX];
+    double sum = 0.0;
+    get_key(s, span, t, k);
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        sum += (double)with[d] * (double)k[d];
     return sum * (double)scale;
 }
 
 /* One query row over the spans of a split. */
-static void attend_row(const kvf_attend_args *a, const kvf_split *split, const void *q, float *o,
+static void attend_row(const kvf_attend_args *a, const kvf_split *split, const void *from, float *o,
                        float *lse)
 {
     const kvf_shape *s = &a->shape;
     double top = -INFINITY, sum = 0.0;
     double acc[KVF_HEAD_DIM_MAX] = {0.0};
+    query q;
+    put_query(&q, s, from);
     for (uint32_t i = 0; i < split->count; i++) {
         uint64_t live = kvf_live_bits(split->spans[i].count, split->spans[i].skip);
         for (uint32_t t = 0; t < s->page_size; t++)
             if (live >> t & 1)
-                top = fmax(top, logit(s, q, kvf_page_key(s, split->spans[i].page, t), a->scale));
+                top = fmax(top, logit(s, &q, &split->spans[i], t, a->scale));
     }
     for (uint32_t i = 0; i < split->count && top > -INFINITY; i++) {
         const kvf_span *span = &split->spans[i];
@@ -41,11 +78,12 @@ static void attend_row(const kvf_attend_args *a, const kvf_split *split, const v
         for (uint32_t t = 0; t < s->page_size; t++) {
             if (!(live >> t & 1))
                 continue;
-            double weight = exp(logit(s, q, kvf_page_key(s, span->page, t), a->scale) - top);
-            const void *v = kvf_page_value(s, span->page, t);
+            double weight = exp(logit(s, &q, span, t, a->scale) - top);
+            float v[KVF_HEAD_DIM_MAX];
+            get_value(s, span, t, v);
             sum += weight;
             for (uint32_t d = 0; d < s->head_dim; d++)
-                acc[d] += weight * (double)kvf_element_get(v, s->dtype, d);
+                acc[d] += weight * (double)v[d];
         }
     }
     for (uint32_t d = 0; d < s->head_dim; d++)
@@ -76,7 +114,9 @@ void kvf_attend_step_ref(const void *args, uint32_t task)
     const kvf_span *spans = attend->spans + (size_t)task * attend->spans_max;
     for (uint32_t i = 0; i < attend->span_count[task]; i++)
         if (spans[i].home)
-            memcpy((void *)(uintptr_t)spans[i].page, spans[i].home, kvf_page_bytes(&attend->shape));
+            memcpy((void *)(uintptr_t)spans[i].page, spans[i].home,
+                   spans[i].packed ? kvf_home_page_bytes(&attend->shape)
+                                   : kvf_page_bytes(&attend->shape));
     for (uint32_t s = 0; s < merge.splits_max; s++)
         kvf_attend_ref(attend, task * merge.splits_max + s);
     kvf_merge_ref(&merge, task);

@@ -14,11 +14,17 @@
  * Exactness: products and sums in fp32 (fused where the hardware fuses), exponentials to 3e-7. With
  * AVX512_BF16 and bf16 data, q.k comes from pairwise bf16 dot products: exact products, sums
  * rounded to nearest at each step, subnormal inputs taken as zero. |q.k| must stay below FLT_MAX.
+ *
+ * Packed pages come behind the exact ones of a split, in tiles of their own. Codes become fp32 in
+ * registers; a scale goes to the logit of its key and to the weight of its value, once per token
+ * and row. Scales and minima of int4 differ by channel and go to the value. The query is rotated
+ * once per split.
  */
 
 #include <math.h>
 
 #include "common/simd.h"
+#include "packed.h"
 #include "split.h"
 #include "variants.h"
 
@@ -34,6 +40,9 @@ typedef struct block {
     float top[4];
     float sum[4];
     const void *raw[4]; /* rows of q as given */
+    /* of packed pages, in order */
+    _Alignas(64) float rotated[4][KVF_HEAD_DIM_MAX];
+    _Alignas(64) float sums[4][KVF_HEAD_DIM_MAX]; /* of weight x value */
 } block;
 
 /* Live tokens of a tile, in order; padded with the last one to a multiple of ACCUMULATORS. A value
@@ -41,6 +50,10 @@ typedef struct block {
 typedef struct live_list {
     uint32_t count;
     const char *key[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
+    /* of packed pages, of live tokens only */
+    const uint8_t *value[KVF_PAGE_SIZE_MAX];
+    const uint16_t *scales[KVF_PAGE_SIZE_MAX]; /* of the value */
+    float key_scale[KVF_PAGE_SIZE_MAX];
 } live_list;
 
 /* Spans of a tile. */
@@ -51,7 +64,16 @@ static uint32_t tile_spans(const kvf_shape *s)
     return s->page_size < TILE_TOKENS ? TILE_TOKENS / s->page_size : 1;
 }
 
-/* The tile that begins at span `first` of the split. */
+/* Spans of exact pages come first where a step lists them. */
+static bool has_packed(const kvf_split *split)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < split->count; i++)
+        any |= split->spans[i].packed != 0;
+    return any;
+}
+
+/* The exact pages of the tile that begins at span `first` of the split. */
 KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_split *split,
                                  uint32_t first)
 {
@@ -60,7 +82,7 @@ KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_
     for (uint32_t i = first; i < end; i++) {
         const kvf_span *span = &split->spans[i];
         uint64_t live = kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip);
-        for (; live; live &= live - 1)
+        for (live = span->packed ? 0 : live; live; live &= live - 1)
             list->key[n++] = kvf_page_key(s, span->page, (uint32_t)__builtin_ctzll(live));
     }
     list->count = n;
@@ -163,9 +185,9 @@ KVF_ALWAYS_INLINE vf repeat(const float *x, const uint32_t rows)
 }
 
 /* Logits in units of ln 2 become weights under the running maximum; o and sum are rescaled if it
- * grew. */
+ * grew, and with `by_code` the sums of packed pages. */
 KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, float unit,
-                              uint32_t head_dim)
+                              uint32_t head_dim, const int by_code)
 {
     const uint32_t count = keys * rows;
     const uint32_t padded = (count + VF_LANES - 1) / VF_LANES * VF_LANES;
@@ -186,6 +208,8 @@ KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, floa
         vf_store(factor, vf_exp2(vf_set(b->top[g] - base[g])));
         for (uint32_t d = 0; d < head_dim; d += VF_LANES)
             vf_store(b->o[g] + d, vf_mul(vf_load(b->o[g] + d), vf_set(factor[0])));
+        for (uint32_t d = 0; by_code && d < head_dim; d += VF_LANES)
+            vf_store(b->sums[g] + d, vf_mul(vf_load(b->sums[g] + d), vf_set(factor[0])));
         b->sum[g] *= factor[0];
         b->top[g] = top[g];
     }
@@ -247,7 +271,7 @@ KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtyp
     for (uint32_t j = 0; j < list->count; j += keys)
         dot_keys(b, rows, dtype, s, list->key + j, b->s + j * rows,
                  next && j < next->count ? next->key + j : NULL);
-    soften(b, rows, list->count, unit, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR);
+    soften(b, rows, list->count, unit, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
     const uint32_t pairs = 4 / rows, step = pairs * VF_PAIR;
     uint32_t d = 0;
     for (; d + step <= s->head_dim; d += step)
@@ -255,6 +279,184 @@ KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtyp
     for (; d < s->head_dim; d += VF_PAIR)
         add_values(b, rows, 1, dtype, s, list, d, next);
 }
+
+/* ---- packed pages ---- */
+
+typedef int8_t vbytes __attribute__((vector_size(VF_LANES)));
+typedef uint8_t vubytes __attribute__((vector_size(VF_LANES)));
+
+/* VF_LANES codes in fp32. */
+KVF_ALWAYS_INLINE vf codes_int8(const void *from)
+{
+    vbytes x;
+    memcpy(&x, from, sizeof x);
+    return (vf) __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+}
+
+/* Those in the low (0) or high (4) halves. */
+KVF_ALWAYS_INLINE vf codes_int4(const void *from, const uint32_t shift)
+{
+    vubytes x;
+    memcpy(&x, from, sizeof x);
+    const vi wide = (vi)(__builtin_convertvector(x, vu) >> shift & 15u);
+    return (vf) __builtin_convertvector(wide, vf);
+}
+
+/* The packed pages of the tile that begins at span `first`. */
+KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kvf_split *split,
+                                   uint32_t first)
+{
+    const uint32_t end = kvf_min_u32(split->count, first + tile_spans(s));
+    uint32_t n = 0;
+    for (uint32_t i = first; i < end; i++) {
+        const kvf_span *span = &split->spans[i];
+        uint64_t live = kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip);
+        for (live = span->packed ? live : 0; live; live &= live - 1, n++) {
+            const uint32_t t = (uint32_t)__builtin_ctzll(live);
+            list->key[n] = (const char *)kvf_packed_key(s, span->page, t);
+            list->value[n] = kvf_packed_value(s, span->page, t);
+            list->scales[n] = kvf_packed_value_scale(s, span->page, t);
+            list->key_scale[n] = kvf_bf16_to_float(*kvf_packed_key_scale(s, span->page, t));
+        }
+    }
+    list->count = n;
+    for (uint32_t i = 0; i < ACCUMULATORS && n; i++)
+        list->key[n + i] = list->key[n - 1];
+}
+
+/* As dot_keys, without scales. */
+KVF_ALWAYS_INLINE void dot_codes(block *b, const uint32_t rows, uint32_t head_dim,
+                                 const char *const *key, float *to)
+{
+    const uint32_t keys = ACCUMULATORS / rows;
+    vf acc[ACCUMULATORS];
+    for (uint32_t i = 0; i < ACCUMULATORS; i++)
+        acc[i] = vf_zero();
+    for (uint32_t d = 0; d < head_dim; d += VF_LANES) {
+        vf q[4];
+        for (uint32_t g = 0; g < rows; g++)
+            q[g] = vf_load(b->rotated[g] + d);
+        for (uint32_t k = 0; k < keys; k++) {
+            const vf x = codes_int8(key[k] + d);
+            for (uint32_t g = 0; g < rows; g++)
+                acc[k * rows + g] = vf_fma(x, q[g], acc[k * rows + g]);
+        }
+    }
+    for (uint32_t i = 0; i < ACCUMULATORS; i += 4)
+        vf_sum4(to + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+}
+
+/* sums += weights x codes, for VF_LANES channels from d on. */
+KVF_ALWAYS_INLINE void add_int8(block *b, const uint32_t rows, const live_list *list, uint32_t d)
+{
+    vf acc[4];
+    for (uint32_t g = 0; g < rows; g++)
+        acc[g] = vf_load(b->sums[g] + d);
+    for (uint32_t j = 0; j < list->count; j++) {
+        const vf x = codes_int8(list->value[j] + d);
+        for (uint32_t g = 0; g < rows; g++)
+            acc[g] = vf_fma(vf_set(b->s[j * rows + g]), x, acc[g]);
+    }
+    for (uint32_t g = 0; g < rows; g++)
+        vf_store(b->sums[g] + d, acc[g]);
+}
+
+/* The same of values in int4, of the group that begins at channel `first` and is whole. */
+KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *list,
+                                uint32_t first, uint32_t d)
+{
+    const uint32_t half = KVF_PACKED_GROUP / 2, group = first / KVF_PACKED_GROUP;
+    vf acc[4];
+    for (uint32_t g = 0; g < rows; g++)
+        acc[g] = vf_load(b->sums[g] + first + d);
+    for (uint32_t j = 0; j < list->count; j++) {
+        const uint16_t *scales = list->scales[j] + (size_t)2 * group;
+        const vf code = codes_int4(list->value[j] + first / 2 + d % half, d < half ? 0 : 4);
+        const vf x = vf_fma(code, vf_set(kvf_fp16_to_float(scales[0])),
+                            vf_set(kvf_fp16_to_float(scales[1])));
+        for (uint32_t g = 0; g < rows; g++)
+            acc[g] = vf_fma(vf_set(b->s[j * rows + g]), x, acc[g]);
+    }
+    for (uint32_t g = 0; g < rows; g++)
+        vf_store(b->sums[g] + first + d, acc[g]);
+}
+
+/* And of a last group of 16 channels. */
+KVF_ALWAYS_INLINE void add_short(block *b, const uint32_t rows, const live_list *list,
+                                 uint32_t first)
+{
+    for (uint32_t j = 0; j < list->count; j++) {
+        float x[KVF_PACKED_GROUP];
+        kvf_unpack_int4(list->value[j] + first / 2,
+                        list->scales[j] + (size_t)2 * (first / KVF_PACKED_GROUP), x,
+                        KVF_PACKED_GROUP / 2);
+        for (uint32_t d = 0; d < KVF_PACKED_GROUP / 2; d += VF_LANES)
+            for (uint32_t g = 0; g < rows; g++)
+                vf_store(b->sums[g] + first + d, vf_fma(vf_set(b->s[j * rows + g]), vf_load(x + d),
+                                                        vf_load(b->sums[g] + first + d)));
+    }
+}
+
+/* One tile of packed pages for one block of rows. */
+KVF_ALWAYS_INLINE void attend_packed(block *b, const uint32_t rows, const kvf_shape *s,
+                                     const live_list *list, float unit)
+{
+    const uint32_t keys = ACCUMULATORS / rows, head_dim = s->head_dim;
+    for (uint32_t j = 0; j < list->count; j += keys)
+        dot_codes(b, rows, head_dim, list->key + j, b->s + j * rows);
+    for (uint32_t i = 0; i < list->count * rows; i++)
+        b->s[i] *= list->key_scale[i / rows];
+    soften(b, rows, list->count, unit, (head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
+    if (s->pages == KVF_PAGES_K8V8) {
+        for (uint32_t i = 0; i < list->count * rows; i++)
+            b->s[i] *= kvf_bf16_to_float(*list->scales[i / rows]);
+        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
+            add_int8(b, rows, list, d);
+        return;
+    }
+    uint32_t first = 0;
+    for (; first + KVF_PACKED_GROUP <= head_dim; first += KVF_PACKED_GROUP)
+        for (uint32_t d = 0; d < KVF_PACKED_GROUP; d += VF_LANES)
+            add_int4(b, rows, list, first, d);
+    if (first < head_dim)
+        add_short(b, rows, list, first);
+}
+
+static void rotate_queries(block *b, const kvf_attend_args *a, uint32_t rows)
+{
+    const uint32_t head_dim = a->shape.head_dim;
+    memset(b->sums, 0, sizeof b->sums);
+    for (uint32_t g = 0; g < rows; g++) {
+        vf_widen_row(b->rotated[g], b->raw[g], a->shape.dtype, head_dim);
+        kvf_code_rotate(b->rotated[g], head_dim);
+    }
+}
+
+/* The packed pages of a split, for its blocks of rows. */
+static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *split, float unit)
+{
+    const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
+    for (uint32_t i = 0; i < fours; i++)
+        rotate_queries(&b[i], a, 4);
+    if (two)
+        rotate_queries(&b[fours], a, 2);
+    if (one)
+        rotate_queries(&b[fours + two], a, 1);
+    live_list list;
+    for (uint32_t first = 0; first < split->count; first += tile_spans(&a->shape)) {
+        list_packed(&list, &a->shape, split, first);
+        if (list.count == 0)
+            continue;
+        for (uint32_t i = 0; i < fours; i++)
+            attend_packed(&b[i], 4, &a->shape, &list, unit);
+        if (two)
+            attend_packed(&b[fours], 2, &a->shape, &list, unit);
+        if (one)
+            attend_packed(&b[fours + two], 1, &a->shape, &list, unit);
+    }
+}
+
+/* ---- a split ---- */
 
 KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t list,
                                    uint32_t first, const uint32_t rows, const kvf_dtype dtype)
@@ -276,7 +478,8 @@ KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t 
 }
 
 KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint32_t task,
-                                 uint32_t first, const uint32_t rows, const kvf_dtype dtype)
+                                 uint32_t first, const uint32_t rows, const kvf_dtype dtype,
+                                 const bool by_code)
 {
     const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
@@ -290,6 +493,8 @@ KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint3
             x.b = vf_mul(x.b, vf_set(inverse));
             vf_store2(o + d, dtype, x);
         }
+        for (uint32_t d = 0; by_code && d < head_dim; d++)
+            o[d] += b->sums[g][d] * inverse;
         memcpy(a->partial_o + row * head_dim, o, head_dim * sizeof *o);
         a->partial_lse[row] = any ? b->top[g] * KVF_LN2 + logf(b->sum[g]) : -INFINITY;
     }
@@ -343,12 +548,15 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
         if (one)
             attend_tile(&b[fours + two], 1, dtype, &a->shape, list, unit, next);
     }
+    const bool by_code = has_packed(split);
+    if (by_code)
+        attend_codes(b, a, split, unit);
     for (uint32_t i = 0; i < fours; i++)
-        end_block(&b[i], a, task, 4 * i, 4, dtype);
+        end_block(&b[i], a, task, 4 * i, 4, dtype, by_code);
     if (two)
-        end_block(&b[fours], a, task, 4 * fours, 2, dtype);
+        end_block(&b[fours], a, task, 4 * fours, 2, dtype, by_code);
     if (one)
-        end_block(&b[fours + two], a, task, a->group - 1, 1, dtype);
+        end_block(&b[fours + two], a, task, a->group - 1, 1, dtype, by_code);
 }
 
 void KVF_SIMD_NAME(attend)(const void *args, uint32_t task)

@@ -134,7 +134,7 @@ static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *
     span->home = NULL;
     span->skip = skip;
     span->count = count;
-    span->padding = 0;
+    span->packed = 0;
 }
 
 /* ---- rows of pages ----

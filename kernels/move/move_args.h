@@ -125,7 +125,7 @@ KVF_INLINE kvf_span kvf_ring_span(const kvf_ring *r, char *blocks, uint32_t leng
     span.skip = from < end ? kvf_live_bits(end, 0) & ~kvf_live_bits(from, 0) : 0;
     span.count = kvf_min_u32(page_size, length - first);
     span.home = NULL;
-    span.padding = 0;
+    span.packed = 0;
     return span;
 }
 
@@ -147,6 +147,42 @@ typedef struct kvf_repack_args {
 } kvf_repack_args;
 KVF_TASKS(repack, kvf_repack_args,
           a->tokens ? kvf_div_ceil_u32(a->first + a->tokens, a->shape.page_size) * a->kv_heads : 0)
+
+/* ---- narrow: sealed blocks of rows into home form ----
+ * Blocks first .. first + count - 1 of those below `sealed` that the call seals, of every row: from
+ * the ring, or from block b of `wide`, to the row's `pool`. Then tokens of the source that are not
+ * of the sink become what the packed ones say, so that digests and attention see what is stored.
+ * The source of block sealed - 1 goes to the row's spare block as it was, if rings have one. One
+ * task per (row, block, KV head).
+ */
+typedef struct kvf_narrow_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t count;
+    uint32_t first;     /* of the row's blocks, if `wide` is given; else sealed_before */
+    char *wide;         /* [blocks_max] blocks in exact form; NULL = the ring */
+    const kvf_row *row; /* [rows] */
+} kvf_narrow_args;
+KVF_TASKS(narrow, kvf_narrow_args, a->rows * a->count * a->paging.kv_heads)
+
+/* ---- widen: sealed blocks of one row in exact form ----
+ * Blocks first .. first + count - 1, which the row's table has in the pool: to block b of `wide`,
+ * or to the ring if that is NULL. Tokens of the sink come from the store. If `view` is given it
+ * becomes the row with `table`, which names `wide` for sealed blocks and the ring for the others,
+ * and without slots: what reads it finds exact pages. Task 0 makes the view; one more per (block,
+ * KV head).
+ */
+typedef struct kvf_widen_args {
+    kvf_paging paging;
+    uint32_t first;
+    uint32_t count;
+    char *wide;         /* [blocks_max] blocks */
+    const void *block;  /* where the block is, if count is 1; NULL = where the table says */
+    void **table;       /* [blocks_max] out, or NULL */
+    kvf_row *view;      /* [1] out, or NULL */
+    const kvf_row *row; /* [1] */
+} kvf_widen_args;
+KVF_TASKS(widen, kvf_widen_args, 1 + a->count * a->paging.kv_heads)
 
 /* ---- take: tokens of pages by index ----
  * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is row

@@ -33,7 +33,7 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
     const kvf_row *row = &a.row[list / p->lists];
     for (uint32_t i = lane; i < count; i += KVF_WARP_LANES) {
         const kvf_miss miss = a.misses[(size_t)list * a.ids_max + i];
-        a.from[n + i] = kvf_row_page(p, row, (uint32_t)miss.page, head);
+        a.from[n + i] = kvf_row_home(p, row, (uint32_t)miss.page, head);
         a.to[n + i] = kvf_row_slot(p, row, l, miss.slot);
     }
     if (list == lists - 1 && lane == 0)

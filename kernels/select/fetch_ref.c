@@ -18,7 +18,7 @@ void kvf_fetch_ref(const void *args, uint32_t task)
         const uint32_t list = l % p->lists;
         for (uint32_t i = 0; i < a->miss_count[l]; i++, n++) {
             const kvf_miss miss = a->misses[(size_t)l * a->ids_max + i];
-            a->from[n] = kvf_row_page(p, row, (uint32_t)miss.page, kvf_list_head(p, list));
+            a->from[n] = kvf_row_home(p, row, (uint32_t)miss.page, kvf_list_head(p, list));
             a->to[n] = kvf_row_slot(p, row, list, miss.slot);
         }
     }

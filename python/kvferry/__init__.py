@@ -37,7 +37,7 @@ from ._arrays import Buffer
 from ._blocks import Blocks
 from ._cache import Cache, PageLists, Recording, Sequence
 from .capi import (Device, Digest, DiskEngine, DiskWhat, Dtype, Eviction, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
-                    Pivot, Pool, Preset, PruneNeeds, PruneReach, Refresh, Retention, Select, Status,
+                    Pages, Pivot, Pool, Preset, PruneNeeds, PruneReach, Refresh, Retention, Select, Status,
                     Transfer, lib as _lib)
 from ._errors import Error, Full, Invalid, OutOfMemory, Unsupported
 from ._policies import PruneChoice, PrunePolicy, PruneView, SelectView, prune_policies

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "check_support.h"
+#include "packed.h"
 
 /* What a sum loses per term: tensor cores add 16 products and what was there, and cut off what is
  * below 2^-23 of the largest of the 17. */
@@ -72,6 +73,26 @@ static void *make_page(check *c, const kvf_shape *s, uint32_t count, uint64_t sk
     return page;
 }
 
+/* The same packed. Scales of tokens that do not count are NaN. */
+static void *make_packed(check *c, const kvf_shape *s, uint32_t count, uint64_t skip,
+                         check_data data)
+{
+    uint8_t *page = check_in(c, kvf_home_page_bytes(s)), *exact = malloc(kvf_page_bytes(s));
+    const uint64_t live = kvf_live_bits(count, skip);
+    float x[KVF_HEAD_DIM_MAX];
+    KVF_ASSERT(exact);
+    check_fill(c, exact, s->dtype, kvf_page_bytes(s) / kvf_dtype_bytes(s->dtype), data);
+    for (uint32_t t = 0; t < s->page_size; t++) {
+        kvf_pack_token(s, page, t, exact + t * kvf_token_bytes(s), x);
+        if (live >> t & 1)
+            continue;
+        memset(kvf_packed_key_scale(s, page, t), 0xff, 2);
+        memset(kvf_packed_value_scale(s, page, t), 0xff, kvf_packed_scale_bytes(s));
+    }
+    free(exact);
+    return page;
+}
+
 static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
 {
     /* Bytes that are here already, said to be on their way. */
@@ -94,7 +115,9 @@ static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
     default:
         break;
     }
-    span.page = make_page(c, s, span.count, span.skip, data);
+    span.packed = s->pages != KVF_PAGES_BF16 && check_below(c, 3);
+    span.page = span.packed ? make_packed(c, s, span.count, span.skip, data)
+                            : make_page(c, s, span.count, span.skip, data);
     span.home = has_home ? span.page : NULL;
     return span;
 }
@@ -102,7 +125,15 @@ static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
 /* Norm of the largest key of a span, and magnitude of the largest value. */
 static void span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm, double *v_max)
 {
-    for (uint32_t t = 0; t < s->page_size; t++) {
+    for (uint32_t t = 0; span->packed && t < s->page_size; t++) {
+        float x[KVF_HEAD_DIM_MAX];
+        kvf_unpack_key(s, span->page, t, x);
+        *k_norm = fmax(*k_norm, check_norm(x, KVF_FP32, 1, s->head_dim));
+        kvf_unpack_value(s, span->page, t, x);
+        for (uint32_t d = 0; d < s->head_dim; d++)
+            *v_max = isfinite(x[d]) ? fmax(*v_max, fabs((double)x[d])) : *v_max;
+    }
+    for (uint32_t t = 0; !span->packed && t < s->page_size; t++) {
         const void *value = kvf_page_value(s, span->page, t);
         *k_norm =
             fmax(*k_norm, check_norm(kvf_page_key(s, span->page, t), s->dtype, 1, s->head_dim));
@@ -247,13 +278,13 @@ void check_attend_step(check *c)
     for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
         for (uint32_t p = d % 2; p < CHECK_PAGE_SIZES; p += 2) {
             const kvf_shape s = {(kvf_dtype)((d + p / 2) % 3), check_head_dims[d],
-                                 check_page_sizes[p]};
+                                 check_page_sizes[p], KVF_PAGES_BF16};
             const check_data data = p % 3 ? DATA_NORMAL : (check_data)((d + p) % DATA_COUNT);
             step_case(c, &s, 1 + (d * 5 + p) % 16, 32, data);
         }
     for (uint32_t i = 0; i < 6; i++) { /* every buffer is used several times */
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
-                             check_page_sizes[i % CHECK_PAGE_SIZES]};
+                             check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_BF16};
         step_case(c, &s, 1 + i * 5 % 16, 512, DATA_NORMAL);
     }
 }
@@ -265,19 +296,28 @@ void check_attend(check *c)
             for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++) {
                 /* every dtype with every head_dim and page size; every group with every head_dim */
                 kvf_shape s = {(kvf_dtype)((p + group) % 3), check_head_dims[d],
-                               check_page_sizes[p]};
+                               check_page_sizes[p], KVF_PAGES_BF16};
                 check_data data =
                     group % 4 ? DATA_NORMAL : (check_data)((d + p + group) % DATA_COUNT);
                 attend_case(c, &s, group, 0, data);
             }
     for (uint32_t i = 0; i < 3 * DATA_COUNT; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), 64, 32};
+        kvf_shape s = {(kvf_dtype)(i % 3), 64, 32, KVF_PAGES_BF16};
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
+    }
+    /* Packed pages are the host device's. */
+    for (uint32_t i = 0; !c->cuda && i < 4 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES; i++) {
+        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
+                             check_page_sizes[i / CHECK_HEAD_DIMS % CHECK_PAGE_SIZES],
+                             i / (CHECK_HEAD_DIMS * CHECK_PAGE_SIZES) % 2 ? KVF_PAGES_K8V8
+                                                                          : KVF_PAGES_K8V4};
+        attend_case(c, &s, 1 + i % 16, i % 5 ? 0 : 300,
+                    i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
     /* Every buffer of a kernel is used several times. */
     for (uint32_t i = 0; i < 3 * CHECK_HEAD_DIMS; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
-                       check_page_sizes[i % CHECK_PAGE_SIZES]};
+                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_BF16};
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
     }
 }
@@ -329,8 +369,8 @@ static void merge_case(check *c, const kvf_shape *shape)
 void check_merge(check *c)
 {
     for (uint32_t i = 0; i < 300; i++)
-        merge_case(c,
-                   &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS], 32});
+        merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS], 32,
+                                   KVF_PAGES_BF16});
 }
 
 /* No query of the launch attends to a token of its run of KVF_PREFILL_KEYS. */
@@ -398,7 +438,7 @@ void check_prefill(check *c)
     static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
     for (uint32_t i = 0; i < 60; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                       check_page_sizes[i % 4]};
+                       check_page_sizes[i % 4], KVF_PAGES_BF16};
         const uint32_t group = 1 + i * 7 % 16;
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
         prefill_case(c,
@@ -413,7 +453,7 @@ void check_prefill(check *c)
     for (uint32_t i = 0; i < 60; i++) {
         kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
                                                check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                                               check_page_sizes[i % 4]},
+                                               check_page_sizes[i % 4], KVF_PAGES_BF16},
                                      .group = 1 + i * 7 % 16};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
         a.base = far[i / 3 % 5];
@@ -551,9 +591,9 @@ void check_observe(check *c)
 {
     for (uint32_t i = 0; i < 60; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                       check_page_sizes[i % CHECK_PAGE_SIZES]};
+                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_BF16};
         observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
     for (uint32_t i = 0; i < 3; i++) /* more than one chunk */
-        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8}, 130, DATA_NORMAL);
+        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8, KVF_PAGES_BF16}, 130, DATA_NORMAL);
 }

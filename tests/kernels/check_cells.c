@@ -34,7 +34,7 @@ static void *tracked(check *c, const char *name, size_t bytes)
 static kvf_paging make_paging(check *c, uint32_t index)
 {
     kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % CHECK_HEAD_DIMS],
-                              check_page_sizes[index % CHECK_PAGE_SIZES]},
+                              check_page_sizes[index % CHECK_PAGE_SIZES], KVF_PAGES_BF16},
                     .kv_heads = 1 + check_below(c, 3),
                     .group = 1};
     p.lists = p.kv_heads;

@@ -66,7 +66,8 @@ void check_digest(check *c)
     for (uint32_t i = 0; i < 9 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES; i++)
         for (uint32_t kind = 0; kind < 3; kind++) {
             kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                           check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % CHECK_PAGE_SIZES]};
+                           check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % CHECK_PAGE_SIZES],
+                           KVF_PAGES_BF16};
             const uint32_t sub = i / (3 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES);
             digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << sub),
                         i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
@@ -95,7 +96,8 @@ static double fill_boxes(check *c, uint16_t *to, size_t boxes, uint32_t head_dim
 static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t group, uint32_t subs,
                        uint32_t pages, check_data data)
 {
-    kvf_score_args a = {.shape = {dtype, head_dim, 32}, .group = group, .subs = subs};
+    kvf_score_args a = {
+        .shape = {dtype, head_dim, 32, KVF_PAGES_BF16}, .group = group, .subs = subs};
     if (!check_begin(c))
         return;
     a.lists = 1 + check_below(c, 2);
@@ -236,7 +238,7 @@ void check_repack(check *c)
     for (uint32_t i = 0; i < 36 * CHECK_HEAD_DIMS; i++)
         repack_case(c,
                     &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                                 check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % 4]},
+                                 check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % 4], KVF_PAGES_BF16},
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
 
@@ -289,7 +291,7 @@ void check_take(check *c)
     static const uint32_t counts[] = {0, 1, 7, 63, 64, 65, 200};
     for (uint32_t i = 0; i < 12 * CHECK_HEAD_DIMS; i++) {
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 12],
-                             check_page_sizes[i / 3 % 4]};
+                             check_page_sizes[i / 3 % 4], KVF_PAGES_BF16};
         take_case(c, &s, counts[i % 7]);
     }
 }

@@ -243,6 +243,7 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
                     &(check_rows_config){.rows = rows,
                                          .blocks_max = blocks_max,
                                          .without_slots = check_below(c, 3) == 0,
+                                         .pages = (kvf_pages)check_below(c, 3),
                                          .pool_blocks = 20});
     check_rows_describe(c, &w, "assemble");
     const uint32_t lists = w.rows * w.p.lists;
@@ -384,9 +385,11 @@ static void fetch_case(check *c, uint32_t rows)
     check_rows w;
     if (!check_begin(c))
         return;
-    check_rows_make(
-        c, &w,
-        &(check_rows_config){.rows = rows, .blocks_max = 1 + check_below(c, 30), .pool_blocks = 6});
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = rows,
+                                         .blocks_max = 1 + check_below(c, 30),
+                                         .pages = (kvf_pages)check_below(c, 3),
+                                         .pool_blocks = 6});
     check_rows_describe(c, &w, "fetch");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_fetch_args a = {

@@ -20,7 +20,7 @@
 /* The score of a minmax box is at least q.k for every key in it, up to the rounding of two sums. */
 static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
 {
-    const kvf_shape s = {dtype, D, P};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_BF16};
     if (!check_begin(c))
         return;
     check_describe(c, "score bounds keys, %s, subs=%u", check_dtype_name(dtype), subs);
@@ -105,7 +105,7 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
 
 static void attention_properties(check *c, kvf_dtype dtype)
 {
-    const kvf_shape s = {dtype, D, P};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_BF16};
     const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_token_bytes(&s);
     if (!check_begin(c))
         return;
@@ -165,7 +165,7 @@ static void attention_properties(check *c, kvf_dtype dtype)
 /* The last row of prefill attends to what attend attends to over all pages. */
 static void prefill_is_dense(check *c, kvf_dtype dtype)
 {
-    const kvf_shape s = {dtype, D, P};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_BF16};
     if (!check_begin(c))
         return;
     check_describe(c, "prefill = attend, %s", check_dtype_name(dtype));

@@ -53,6 +53,8 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
         p->block_pages = p->block_size;
     p->block_jobs = p->block_pages;
     p->shape.page_size = p->block_size / p->block_pages;
+    p->shape.pages = config->pages;
+    p->spare_blocks = config->pages != KVF_PAGES_BF16;
     p->kv_heads = 1 + check_below(c, 3);
     p->group = 1 + check_below(c, 4);
     p->lists = p->kv_heads * (config->by_kv_head || check_below(c, 2) ? 1 : p->group);
@@ -75,14 +77,14 @@ static void make_blocks(check *c, const kvf_paging *p, kvf_row *row,
 {
     const uint32_t tokens = p->blocks_max * p->block_size;
     const uint32_t most = kvf_min_u32(config->pool_blocks, p->blocks_max);
-    const size_t block = kvf_block_bytes(p);
+    const size_t block = kvf_home_block_bytes(p);
     row->length =
         check_below(c, 3) ? tokens - check_below(c, p->block_size) : 1 + check_below(c, tokens);
     const uint32_t blocks = kvf_row_blocks(p, row);
     const uint32_t least = blocks > p->ring_blocks ? blocks - p->ring_blocks : 0;
     row->sealed = least + check_below(c, row->length / p->block_size - least + 1);
     row->sealed_before = check_below(c, row->sealed + 1);
-    row->ring = noise_out(c, p->ring_blocks * block);
+    row->ring = noise_out(c, kvf_ring_size(p));
     row->blocks = check_out(c, p->blocks_max * sizeof *row->blocks);
     char *pool = noise_in(c, most * block);
     const uint32_t step = 1 + check_below(c, most);
@@ -117,14 +119,15 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
         const uint32_t token = i < sink ? i : sink + (uint32_t)chosen[i - sink];
         index[i] = token;
         bits[token / p->block_size] |= UINT64_C(1) << token % p->block_size;
-        store_row(p, row, head, i, token);
+        if (p->shape.pages == KVF_PAGES_BF16)
+            store_row(p, row, head, i, token);
     }
     row->store_count[head] = count;
 }
 
 static void make_slots(check *c, const kvf_paging *p, kvf_row *row, bool without_slots)
 {
-    const size_t bytes = kvf_page_bytes(&p->shape), pages = (size_t)p->lists * p->pages_max;
+    const size_t bytes = kvf_home_page_bytes(&p->shape), pages = (size_t)p->lists * p->pages_max;
     row->slot_of_page = check_out(c, pages * sizeof *row->slot_of_page);
     memset(row->slot_of_page, 0xff, pages * sizeof *row->slot_of_page);
     row->slots = without_slots ? NULL : noise_out(c, (size_t)p->lists * p->slots * bytes);
@@ -139,7 +142,7 @@ static void make_slots(check *c, const kvf_paging *p, kvf_row *row, bool without
             of_page[i] = (int32_t)used++;
             if (row->slots)
                 memcpy(kvf_row_slot(p, row, l, of_page[i]),
-                       kvf_row_page(p, row, i, kvf_list_head(p, l)), bytes);
+                       kvf_row_home(p, row, i, kvf_list_head(p, l)), bytes);
         }
     }
 }

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_PACKED_H
+#define KVF_KERNELS_PACKED_H
+
+/*
+ * Tokens of packed pages: what the numbers mean, and the way there and back, in plain C.
+ *
+ * Knows one token at a time, no blocks. A key is rotated as codes are (score/codes.h), so that none
+ * of its channels is much larger than the others. All arithmetic is fp32, and a scale or a minimum
+ * times or plus a code is exact or rounded once, so fused or not the bits are the same.
+ *
+ * int8 (keys, and values of k8v8), of x with the largest magnitude m:
+ *     scale = m / 127 in bf16, upwards; code = x / scale to nearest, ties to even.
+ * int4 (values of k8v4), per KVF_PACKED_GROUP channels:
+ *     minimum in fp16, to nearest, within +-65504; scale = (largest - minimum) / 15 in fp16, to
+ *     nearest, at most 65504; code = (x - minimum) / scale to nearest, 0 .. 15.
+ *     Byte j of a group of n channels has channel j in its low half, j + n / 2 in the high one.
+ * What is not finite, or whose rotation is not, becomes zeros: the whole key, or the whole value.
+ * Back in the element type a number is within its finite ones.
+ */
+
+#include <float.h>
+#include <math.h>
+
+#include "paging.h"
+#include "score/codes.h"
+
+/* ---- where parts of token t are ---- */
+
+KVF_INLINE int8_t *kvf_packed_key(const kvf_shape *s, const void *page, uint32_t t)
+{
+    return (int8_t *)(uintptr_t)kvf_offset(page, (size_t)t * s->head_dim);
+}
+
+KVF_INLINE uint8_t *kvf_packed_value(const kvf_shape *s, const void *page, uint32_t t)
+{
+    return (uint8_t *)(uintptr_t)kvf_offset(page, (size_t)s->page_size * s->head_dim +
+                                                      (size_t)t * kvf_packed_value_bytes(s));
+}
+
+KVF_INLINE uint16_t *kvf_packed_key_scale(const kvf_shape *s, const void *page, uint32_t t)
+{
+    const size_t codes = (size_t)s->page_size * (s->head_dim + kvf_packed_value_bytes(s));
+    return (uint16_t *)(uintptr_t)kvf_offset(page, codes + (size_t)t * 2);
+}
+
+/* One in bf16; of int4 pairs of a scale and a minimum in fp16, one per group. */
+KVF_INLINE uint16_t *kvf_packed_value_scale(const kvf_shape *s, const void *page, uint32_t t)
+{
+    const void *scales = kvf_packed_key_scale(s, page, s->page_size);
+    return (uint16_t *)(uintptr_t)kvf_offset(scales, (size_t)t * kvf_packed_scale_bytes(s));
+}
+
+/* ---- the way there ---- */
+
+/* Of magnitudes; above all numbers if one is none. */
+KVF_INLINE float kvf_packed_largest(const float *x, uint32_t count)
+{
+    uint32_t top = 0;
+    for (uint32_t i = 0; i < count; i++)
+        top = kvf_max_u32(top, kvf_float_bits(x[i]) & 0x7fffffffu);
+    return kvf_bits_float(top);
+}
+
+KVF_INLINE uint16_t kvf_pack_int8(int8_t *to, const float *x, uint32_t count)
+{
+    const float largest = kvf_packed_largest(x, count);
+    const int is_flat = !(largest > 0.0f && largest <= FLT_MAX);
+    const uint16_t scale = is_flat ? 0 : kvf_bf16_up(largest / 127.0f);
+    const float unit = kvf_bf16_to_float(scale);
+    for (uint32_t i = 0; i < count; i++)
+        to[i] = unit > 0.0f ? (int8_t)nearbyintf(x[i] / unit) : (int8_t)0;
+    return scale;
+}
+
+KVF_INLINE uint8_t kvf_pack_half(float x, float minimum, float scale)
+{
+    const float code = scale > 0.0f ? nearbyintf((x - minimum) / scale) : 0.0f;
+    return code >= 15.0f ? 15 : code >= 0.0f ? (uint8_t)code : 0;
+}
+
+/* One group of an even number of channels, which are finite. */
+KVF_INLINE void kvf_pack_int4(uint8_t *to, uint16_t *scales, const float *x, uint32_t count)
+{
+    float low = x[0], high = x[0];
+    for (uint32_t i = 1; i < count; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+    }
+    low = low > -65504.0f ? low < 65504.0f ? low : 65504.0f : -65504.0f;
+    scales[1] = kvf_fp16_from_float(low);
+    const float minimum = kvf_fp16_to_float(scales[1]), step = (high - minimum) / 15.0f;
+    scales[0] = kvf_fp16_from_float(step > 0.0f ? step < 65504.0f ? step : 65504.0f : 0.0f);
+    const float scale = kvf_fp16_to_float(scales[0]);
+    for (uint32_t i = 0; i < count / 2; i++)
+        to[i] = (uint8_t)(kvf_pack_half(x[i], minimum, scale) |
+                          kvf_pack_half(x[i + count / 2], minimum, scale) << 4);
+}
+
+KVF_INLINE void kvf_pack_value(const kvf_shape *s, void *page, uint32_t t, float *x)
+{
+    uint8_t *to = kvf_packed_value(s, page, t);
+    uint16_t *scales = kvf_packed_value_scale(s, page, t);
+    if (s->pages == KVF_PAGES_K8V8) {
+        *scales = kvf_pack_int8((int8_t *)to, x, s->head_dim);
+        return;
+    }
+    if (!(kvf_packed_largest(x, s->head_dim) <= FLT_MAX))
+        for (uint32_t i = 0; i < s->head_dim; i++)
+            x[i] = 0.0f;
+    for (uint32_t i = 0; i < s->head_dim; i += KVF_PACKED_GROUP)
+        kvf_pack_int4(to + i / 2, scales + 2 * (i / KVF_PACKED_GROUP), x + i,
+                      kvf_min_u32(KVF_PACKED_GROUP, s->head_dim - i));
+}
+
+/* Token t of a page from its exact key, behind which its value lies. `x` [head_dim] is for work. */
+KVF_INLINE void kvf_pack_token(const kvf_shape *s, void *page, uint32_t t, const void *exact,
+                               float *x)
+{
+    for (uint32_t i = 0; i < s->head_dim; i++)
+        x[i] = kvf_element_get(exact, s->dtype, i);
+    kvf_code_rotate(x, s->head_dim);
+    *kvf_packed_key_scale(s, page, t) = kvf_pack_int8(kvf_packed_key(s, page, t), x, s->head_dim);
+    for (uint32_t i = 0; i < s->head_dim; i++)
+        x[i] = kvf_element_get(exact, s->dtype, s->head_dim + i);
+    kvf_pack_value(s, page, t, x);
+}
+
+/* ---- and back ---- */
+
+/* The rotated key. */
+KVF_INLINE void kvf_unpack_key(const kvf_shape *s, const void *page, uint32_t t, float *x)
+{
+    const int8_t *code = kvf_packed_key(s, page, t);
+    const float scale = kvf_bf16_to_float(*kvf_packed_key_scale(s, page, t));
+    for (uint32_t i = 0; i < s->head_dim; i++)
+        x[i] = scale * (float)code[i];
+}
+
+KVF_INLINE void kvf_unpack_int4(const uint8_t *from, const uint16_t *scales, float *x,
+                                uint32_t count)
+{
+    const float scale = kvf_fp16_to_float(scales[0]), minimum = kvf_fp16_to_float(scales[1]);
+    for (uint32_t i = 0; i < count / 2; i++) {
+        x[i] = minimum + scale * (float)(from[i] & 15);
+        x[i + count / 2] = minimum + scale * (float)(from[i] >> 4);
+    }
+}
+
+KVF_INLINE void kvf_unpack_value(const kvf_shape *s, const void *page, uint32_t t, float *x)
+{
+    const uint8_t *from = kvf_packed_value(s, page, t);
+    const uint16_t *scales = kvf_packed_value_scale(s, page, t);
+    if (s->pages == KVF_PAGES_K8V8) {
+        const float scale = kvf_bf16_to_float(*scales);
+        for (uint32_t i = 0; i < s->head_dim; i++)
+            x[i] = scale * (float)(int8_t)from[i];
+        return;
+    }
+    for (uint32_t i = 0; i < s->head_dim; i += KVF_PACKED_GROUP)
+        kvf_unpack_int4(from + i / 2, scales + 2 * (i / KVF_PACKED_GROUP), x + i,
+                        kvf_min_u32(KVF_PACKED_GROUP, s->head_dim - i));
+}
+
+/* The rotation backwards: it is its own inverse but for the order of signs. */
+KVF_INLINE void kvf_packed_rotate_back(float *x, uint32_t head_dim)
+{
+    for (uint32_t i = 0; i < head_dim; i++)
+        x[i] = kvf_bits_float(kvf_float_bits(x[i]) ^ kvf_code_sign(i));
+    kvf_code_rotate(x, head_dim);
+    for (uint32_t i = 0; i < head_dim; i++)
+        x[i] = kvf_bits_float(kvf_float_bits(x[i]) ^ kvf_code_sign(i));
+}
+
+KVF_INLINE void kvf_packed_store(const kvf_shape *s, void *to, size_t first, const float *x)
+{
+    const float most = s->dtype == KVF_FP16   ? 65504.0f
+                       : s->dtype == KVF_BF16 ? 0x1.fep127f
+                                              : FLT_MAX;
+    for (uint32_t i = 0; i < s->head_dim; i++) {
+        const float y = x[i] > most ? most : x[i] < -most ? -most : x[i];
+        kvf_element_set(to, s->dtype, first + i, y);
+    }
+}
+
+/* Token t of a page to an exact key with its value behind it. */
+KVF_INLINE void kvf_unpack_token(const kvf_shape *s, const void *page, uint32_t t, void *exact,
+                                 float *x)
+{
+    kvf_unpack_key(s, page, t, x);
+    kvf_packed_rotate_back(x, s->head_dim);
+    kvf_packed_store(s, exact, 0, x);
+    kvf_unpack_value(s, page, t, x);
+    kvf_packed_store(s, exact, s->head_dim, x);
+}
+
+#endif
