@@ -399,6 +399,15 @@ typedef struct kvf_cache_config {
     uint32_t head_dim;    /**< multiple of 16, 16 … 256; on a GPU 32, 64, 80, 96, 128 or 256 */
     kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
+    /** Form of sealed pages in memory, in slots, on disk, in saved files and on their way; default
+     * BF16. Sink and local window stay as they came. A block is packed once, when it is
+     * sealed, and whatever looks at its tokens from then on, digests too, sees what was packed. A
+     * token of a prompt sees what a decode step would: exact keys and values within its local
+     * window, packed ones before it. So results do not depend on chunks. A token that is not finite
+     * is packed as zeros; kvf_prefill and kvf_decode report it as ever. With K8V8 or K8V4 a cache
+     * can not be listed (kvf_select_pages), pruned, or be under blocks of the caller, and the CUDA
+     * device has none: KVF_UNSUPPORTED. A saved sequence comes back to a cache of the same form. */
+    kvf_pages pages;
 
     /* limits: memory is reserved for them at open */
     uint32_t sequences_max;   /**< default 1 */
@@ -553,7 +562,9 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * chosen since is chosen anew by the next step, with all keys; a refresh over what is resident
  * finds what is resident; and one that is due before as many tokens are appended as were dropped
  * looks with the queries that are left. Dropped tokens stay in the statistics; in kvf_footprint
- * they count as held and are no step of full attention.
+ * they count as held and are no step of full attention. Where pages are packed, a block that comes
+ * back to the local window does so as it was before it was packed if it is the newest that was
+ * sealed; older ones come back unpacked, and then results differ by what packing lost.
  *
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
@@ -701,7 +712,8 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * Append the token and select pages only; the caller attends with its own kernel. Every token
  * to attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
  * each once. The cache needs static_ratio 0, because page lists cannot name single tokens, a policy
- * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads.
+ * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), pages that are not packed, and no
+ * streaming heads.
  * With a disk tier the call waits until the listed pages are in memory. There they stay until the
  * next call on the cache, and for what was enqueued on @p stream before it if that call is enqueued
  * on @p stream, too.
@@ -713,6 +725,7 @@ KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_deco
 /**
  * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
+ * Of packed pages (kvf_cache_config.pages) sealed ones have no address: NULL.
  * Valid until the sequence appends; with a disk tier, until the next call on the cache, and NULL if
  * the page is on disk. What the latest kvf_select_pages listed is not.
  * Call it in stream order or after kvf_stream_wait.
@@ -741,7 +754,7 @@ typedef struct kvf_stats {
     uint64_t misses;
     uint64_t bytes_to_device; /**< pages moved for misses, and ahead of need (speculate) */
     uint64_t bytes_to_host;   /**< sealed pages written back */
-    uint64_t bytes_refresh;   /**< host pages read by exact refreshes */
+    uint64_t bytes_refresh;   /**< host pages read by exact refreshes, as large as in dtype */
     uint64_t copies;          /**< copies submitted to fetch pages */
     uint64_t refreshes;       /**< of static sets, per layer and sequence */
     uint64_t append_ns, score_ns, select_ns, gather_ns, copy_ns, attend_ns, refresh_ns;

@@ -123,7 +123,7 @@ RuntimeConfig = _struct("kvf_runtime_config", """size size; enum device; u32 thr
 SelectView = _struct("kvf_select_view", """u32 layer kv_head pages pages_max; ptr scores static_bits;
     u32 page_size block_size""")
 CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads kv_heads head_dim;
-    enum dtype; f32 softmax_scale; u32 sequences_max tokens_max; u64 host_tokens_max;
+    enum dtype; f32 softmax_scale; enum pages; u32 sequences_max tokens_max; u64 host_tokens_max;
     u32 prefill_chunk_max tokens_per_step_max page_size budget_tokens; f32 budget_share;
     u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
     enum group_reduce transfer; u32 slots; ptr select_fn select_user; u32 verify_interval speculate

@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "calls.h"
+#include "config.h"
 #include "score/codes.h"
 
 #define KVF_BLOCK_TOKENS_MAX (1u << 20)
@@ -43,6 +44,9 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
     if (c->disk_path)
         return refuse(context, "disk_path", c->disk_path,
                       "a block of the caller stays in memory; leave it NULL");
+    if (c->pages != KVF_PAGES_BF16)
+        return refuse(context, "pages", kvf_pages_name(c->pages),
+                      "packed pages are not in this version for blocks; set bf16");
     if (c->head_mask)
         return refuse(context, "head_mask", "set",
                       "kinds of heads are not in this version for blocks; leave it NULL");

@@ -76,6 +76,8 @@ static const kvf_setting rows[] = {
     {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys, values and queries"},
     {FIELD(softmax_scale), .kind = KVF_SETTING_REAL, .high = FLT_MAX,
      .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
+    {FIELD(pages), KVF_NAMED(KVF_PAGES_LIST),
+     .meaning = "form of pages in memory, on disk and on their way"},
     {FIELD(sequences_max), COUNT(1, 4096), .meaning = "sequences alive at once"},
     {FIELD(tokens_max), COUNT(1, TOKENS_MAX), .meaning = "tokens of the longest sequence"},
     {FIELD(host_tokens_max), COUNT(0, 0x1p48),
@@ -183,6 +185,26 @@ static kvf_status check_head_dim(const kvf_runtime *runtime, kvf_context *contex
                  "head_dim = %u: the CUDA device takes 32, 64, 80, 96, 128 and 256; use the host "
                  "device",
                  c->head_dim);
+    return KVF_OK;
+}
+
+const char *kvf_pages_name(kvf_pages pages)
+{
+#define TEXT(name, value, text, meaning) [value] = (text),
+    static const char *const names[] = {KVF_PAGES_LIST(TEXT)};
+#undef TEXT
+    return names[pages];
+}
+
+/* Kernels of a GPU attend to exact pages. */
+static kvf_status check_pages(const kvf_runtime *runtime, kvf_context *context,
+                              const kvf_cache_config *c)
+{
+    if (c->pages != KVF_PAGES_BF16 && runtime->device->ops->kind != KVF_DEVICE_HOST)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "pages = %s: attention of the CUDA device cannot unpack pages; set pages = bf16, "
+                 "or use the host device",
+                 kvf_pages_name(c->pages));
     return KVF_OK;
 }
 
@@ -298,19 +320,26 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     kvf_paging *p = &dims->paging;
     const uint32_t block_pages = block_size / c->page_size;
     const uint32_t blocks_max = kvf_div_ceil_u32(c->tokens_max, block_size);
-    *p = (kvf_paging){
-        .shape = {.dtype = c->dtype, .head_dim = c->head_dim, .page_size = c->page_size},
-        .kv_heads = c->kv_heads,
-        .group = c->query_heads / c->kv_heads,
-        .lists = policy->per_query_head ? c->query_heads : c->kv_heads,
-        .block_size = block_size,
-        .block_pages = block_pages,
-        .block_jobs = block_pages,
-        .digest_bytes = block_pages * (uint32_t)kvf_digest_bytes(c->head_dim, c->sub_digests),
-        .blocks_max = blocks_max,
-        .pages_max = blocks_max * block_pages,
-        .subs = c->sub_digests,
-        .sink = c->sink_tokens};
+    *p = (kvf_paging){.shape = {.dtype = c->dtype,
+                                .head_dim = c->head_dim,
+                                .page_size = c->page_size,
+                                .pages = c->pages},
+                      .kv_heads = c->kv_heads,
+                      .group = c->query_heads / c->kv_heads,
+                      .lists = policy->per_query_head ? c->query_heads : c->kv_heads,
+                      .block_size = block_size,
+                      .block_pages = block_pages,
+                      .block_jobs = block_pages,
+                      .digest_bytes =
+                          block_pages * (uint32_t)kvf_digest_bytes(c->head_dim, c->sub_digests),
+                      .blocks_max = blocks_max,
+                      .pages_max = blocks_max * block_pages,
+                      .subs = c->sub_digests,
+                      .sink = c->sink_tokens};
+    if (c->pages != KVF_PAGES_BF16) {
+        p->spare_blocks = 1;
+        dims->wide_blocks = blocks_max;
+    }
     if (c->digest == KVF_DIGEST_CODES) {
         p->block_jobs = 1;
         p->digest_bytes = block_size / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(c->head_dim);
@@ -428,7 +457,7 @@ static uint32_t bundle_blocks(const kvf_cache_config *c, size_t block)
 
 uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims *dims)
 {
-    const size_t block = kvf_block_bytes(&dims->paging);
+    const size_t block = kvf_home_block_bytes(&dims->paging);
     kvf_dims d = *dims;
     d.bundle_blocks = bundle_blocks(config, block);
     return (uint64_t)berths_least(config, &d) * kvf_page_pool_bundle_bytes(block, d.bundle_blocks);
@@ -438,7 +467,7 @@ uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims 
  * pages counts its own. */
 static kvf_status count_disk(kvf_context *context, const kvf_cache_config *c, kvf_dims *dims)
 {
-    const size_t block = kvf_block_bytes(&dims->paging);
+    const size_t block = kvf_home_block_bytes(&dims->paging);
     const uint64_t in_memory = dims->block_count;
     dims->bundle_blocks = 1;
     if (!c->disk_path || kvf_config_has_heads(c, KVF_HEAD_STREAMING) ||
@@ -488,6 +517,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
             config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
     KVF_TRY(check_head_dim(runtime, context, config));
+    KVF_TRY(check_pages(runtime, context, config));
     KVF_TRY(check_mask(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);
     KVF_ASSERT(policy);
@@ -508,8 +538,10 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     const uint32_t block_size = block_tokens(runtime, resolved);
     KVF_TRY(divide_budget(context, policy, resolved, block_size, dims));
     count_lists(policy, resolved, block_size, dims);
-    if (runtime->seams.prefill_arena == 1 ||
-        (runtime->seams.prefill_arena == 0 && !runtime->properties.shares_host_memory))
+    /* Packed pages go through `wide` instead. */
+    if (dims->wide_blocks == 0 &&
+        (runtime->seams.prefill_arena == 1 ||
+         (runtime->seams.prefill_arena == 0 && !runtime->properties.shares_host_memory)))
         dims->arena_blocks = dims->paging.blocks_max;
     count_pages(policy, resolved, dims);
 

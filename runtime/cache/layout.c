@@ -24,9 +24,10 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     /* Under blocks of the caller, what belongs to a row is its slots, its ring and one store. */
     const uint64_t kept = d->by_block ? 0 : rows, ringed = kept || kvf_moves_pages(part) ? rows : 0;
     kvf_tables *t = &part->tables;
-    KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks, block);
+    KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
     KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
+    KVF_CARVE(&r->kv, t->wide, d->wide_blocks, block);
     KVF_CARVE(&r->digest, t->digests, kept, p->kv_heads, p->blocks_max, p->digest_bytes);
     KVF_CARVE(&r->digest, t->means, kept, p->kv_heads, p->stretches_max, c->head_dim);
     KVF_CARVE(&r->digest, t->mean_scales, kept, p->kv_heads, p->stretches_max);
@@ -120,6 +121,8 @@ static void carve_step(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->chunk_fault, 1);
     KVF_CARVE(k, t->counters, d->needs_mirror ? c->layers : 0);
     KVF_CARVE(k, t->arena_pool, d->arena_blocks);
+    KVF_CARVE(k, t->wide_table, d->wide_blocks);
+    KVF_CARVE(k, t->wide_view, d->wide_blocks ? 1 : 0);
 }
 
 /* Room to observe one row, and to attend to it densely. */
@@ -265,7 +268,7 @@ kvf_transfer_config kvf_part_transfer_config(const kvf_part *part)
     const kvf_dims *d = &part->dims;
     const kvf_cache_config *c = &part->config;
     return (kvf_transfer_config){.method = c->transfer,
-                                 .page_bytes = kvf_page_bytes(&d->paging.shape),
+                                 .page_bytes = kvf_home_page_bytes(&d->paging.shape),
                                  .pages_max = c->sequences_max * d->paging.lists *
                                               kvf_max_u32(d->ids_max, d->ahead_max),
                                  /* Besides one per frame, one per layer ahead of need. */
@@ -299,10 +302,10 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     const uint64_t lists = (uint64_t)c->sequences_max * c->layers * p->lists;
     const uint64_t chosen = (uint64_t)kvf_rows_max(c) * p->lists * d->ids_max;
     kvf_carver pool = {0}, residency = {0}, slots = {0};
-    const size_t bundle = kvf_page_pool_bundle_bytes(kvf_block_bytes(p), d->bundle_blocks);
+    const size_t bundle = kvf_page_pool_bundle_bytes(kvf_home_block_bytes(p), d->bundle_blocks);
     char *blocks;
     KVF_CARVE(&pool, blocks, d->berths ? d->berths : d->block_count,
-              d->berths ? bundle : kvf_block_bytes(p));
+              d->berths ? bundle : kvf_home_block_bytes(p));
     kvf_residency_needs((uint32_t)lists, p->pages_max, p->slots, kvf_part_slot_bytes(part),
                         &residency, &slots);
     if (d->shadow_slots)

@@ -37,9 +37,10 @@ typedef struct kvf_choice {
 /* In device memory. What a row has belongs to it for its life; the rest is of one call. */
 typedef struct kvf_tables {
     /* of a row: reservation kv */
-    char *rings;  /* [rows, ring_blocks, block bytes] */
+    char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
     char *arena;  /* [arena_blocks, block bytes]; see prefill_arena.h */
+    char *wide;   /* [wide_blocks, block bytes] one row in exact form; see widen.h */
     /* reservation digest */
     char *digests;         /* [rows, kv_heads, blocks_max, digest_bytes] */
     int8_t *means;         /* [rows, kv_heads, stretches_max, head_dim] */
@@ -105,6 +106,8 @@ typedef struct kvf_tables {
     uint32_t *chunk_fault;        /* [1] */
     kvf_layer_counters *counters; /* [layers] where the control memory only takes copies */
     void **arena_pool;            /* [arena_blocks] */
+    void **wide_table;            /* [wide_blocks] */
+    kvf_row *wide_view;           /* [1] if pages are packed */
 } kvf_tables;
 
 /* Host memory that the device sees: carved twice, from the address of either. */

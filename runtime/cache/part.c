@@ -23,7 +23,7 @@ static kvf_status take_pool(kvf_part *part)
 {
     const kvf_dims *d = &part->dims;
     const kvf_host_memory_config memory = kvf_runtime_memory(part->runtime);
-    const size_t block = kvf_block_bytes(&d->paging);
+    const size_t block = kvf_home_block_bytes(&d->paging);
     if (!d->berths)
         return kvf_page_pool_create(part->context, part->device, &memory, block, d->block_count,
                                     &part->pool);

@@ -58,6 +58,7 @@ struct kvf_dims {
     uint32_t ahead_max;     /* pages that speculation ranks per list; 0 = there is none */
     uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
+    uint32_t wide_blocks;   /* room for a row in exact form, where pages are packed; else 0 */
     uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
@@ -95,6 +96,7 @@ typedef struct kvf_layer {
     uint32_t is_verified;   /* in this call: dense attention is compared */
     uint32_t static_from;   /* length when the static set was chosen; 0: no page has bits of one */
     uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
+    uint32_t spare;         /* blocks[spare - 1] is in the spare block as it was; 0: none is */
     uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
     uint64_t arrivals;      /* of the disk tier when the page table was sent; see bring.h */
 } kvf_layer;
@@ -231,9 +233,15 @@ static inline bool kvf_moves_pages(const kvf_part *part)
     return kvf_transfer_moves(part->config.transfer);
 }
 
+/* Sealed pages have another form than those of the window. */
+static inline bool kvf_packs_pages(const kvf_part *part)
+{
+    return part->config.pages != KVF_PAGES_BF16;
+}
+
 static inline size_t kvf_part_slot_bytes(const kvf_part *part)
 {
-    return kvf_moves_pages(part) ? kvf_page_bytes(&part->dims.paging.shape) : 0;
+    return kvf_moves_pages(part) ? kvf_home_page_bytes(&part->dims.paging.shape) : 0;
 }
 
 static inline uint32_t kvf_sealed_blocks(const kvf_part *part, uint32_t length)

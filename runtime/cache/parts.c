@@ -60,7 +60,7 @@ static kvf_status measure(kvf_cache *cache, kvf_cache_config config, page_bytes 
     config.host_bytes = 0;
     KVF_TRY(kvf_config_resolve(cache->runtime, &config, &resolved, &dims));
     const uint64_t least = kvf_config_memory_least(&config, &dims);
-    out->all = (uint64_t)dims.block_count * kvf_block_bytes(&dims.paging);
+    out->all = (uint64_t)dims.block_count * kvf_home_block_bytes(&dims.paging);
     out->least = least < out->all ? least : out->all;
     return KVF_OK;
 }

@@ -137,7 +137,7 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
     const uint32_t list = (uint32_t)(n * p->lists);
     return (kvf_row){
         .blocks = t->blocks + n * p->blocks_max,
-        .ring = t->rings + n * p->ring_blocks * kvf_block_bytes(p),
+        .ring = t->rings + n * kvf_ring_size(p),
         .digests = t->digests + n * runs * p->digest_bytes,
         .means = t->means ? t->means + n * means * p->shape.head_dim : NULL,
         .mean_scales = t->mean_scales ? t->mean_scales + n * means : NULL,

@@ -13,6 +13,7 @@
 #include "append.h"
 #include "bring.h"
 #include "calls.h"
+#include "config.h"
 #include "fork.h"
 #include "heads.h"
 #include "lists.h"
@@ -429,6 +430,11 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
                  "open the cache without a mask");
+    if (cache->config.pages != KVF_PAGES_BF16)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "pages = %s: kernels of the caller do not know packed pages; use kvf_decode, or "
+                 "open the cache with pages = bf16",
+                 kvf_pages_name(cache->config.pages));
     if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");

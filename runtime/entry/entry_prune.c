@@ -5,15 +5,21 @@
  */
 
 #include "complete.h"
+#include "config.h"
 #include "entry.h"
 #include "pruner.h"
 
-static kvf_status check_heads(const kvf_cache *cache)
+static kvf_status check_cache(const kvf_cache *cache)
 {
     if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask of the cache has streaming heads, which keep tokens of their own; open "
                  "the cache without a mask, or do not prune");
+    if (cache->config.pages != KVF_PAGES_BF16)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "pages = %s: pruning writes pages anew, which packed ones are not in this "
+                 "version; open the cache with pages = bf16, or do not prune",
+                 kvf_pages_name(cache->config.pages));
     return KVF_OK;
 }
 
@@ -24,7 +30,7 @@ kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cac
     kvf_cache *cache = NULL;
     kvf_status status = kvf_cache_create(runtime, cache_config, &cache);
     if (status == KVF_OK)
-        status = check_heads(cache);
+        status = check_cache(cache);
     if (status == KVF_OK)
         status = kvf_pruner_plan(cache, config, plan);
     kvf_cache_destroy(cache);
@@ -35,7 +41,7 @@ kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_
                           kvf_error *error)
 {
     *out = NULL;
-    kvf_status status = check_heads(cache);
+    kvf_status status = check_cache(cache);
     if (status == KVF_OK)
         status = kvf_pruner_open(cache, config, out);
     (void)kvf_runtime_report(cache->runtime, status, error);
@@ -116,7 +122,7 @@ kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t la
 static kvf_status begin_whole(kvf_cache *cache, kvf_sequence *sequence, uint32_t first_layer,
                               uint32_t tokens, kvf_stream *stream, kvf_sequence **whole)
 {
-    KVF_TRY(check_heads(cache));
+    KVF_TRY(check_cache(cache));
     return kvf_whole_begin(cache, sequence, first_layer, tokens, stream, whole);
 }
 

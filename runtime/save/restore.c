@@ -75,6 +75,9 @@ static bool is_fixed(const kvf_cache *cache, const char *name)
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (strcmp(name, fixed[i]) == 0)
             return true;
+    if (strcmp(name, "pages") == 0 ||
+        (strcmp(name, "page_size") == 0 && cache->config.pages != KVF_PAGES_BF16))
+        return true;
     return kvf_has_streaming_heads(cache) && strncmp(name, "streaming_", 10) == 0;
 }
 
@@ -86,6 +89,8 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     const kvf_setting *s;
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
         char mine[128], theirs[128] = "nothing";
+        if (strcmp(s->name, "pages") == 0) /* of a file that says nothing of them */
+            snprintf(theirs, sizeof theirs, "%s", kvf_pages_name(KVF_PAGES_BF16));
         if (is_free(cache, s->name) || s->kind == KVF_SETTING_TEXT)
             continue;
         (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
@@ -148,6 +153,14 @@ static kvf_status check_layer(const restoring *r, uint32_t index)
         KVF_FAIL(cache->context, KVF_FULL,
                  "tokens_max = %u: %s has %u tokens in layer %u; open the cache with more",
                  cache->config.tokens_max, r->file.path, l->length, index);
+    if (part && l->length && kvf_packs_pages(part) &&
+        l->sealed != kvf_sealed_blocks(part, l->length))
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "local_tokens = %u: %s has %u packed blocks in layer %u, this cache would have %u; "
+            "open a cache with the local_tokens that it was saved with",
+            cache->config.local_tokens, r->file.path, l->sealed, index,
+            kvf_sealed_blocks(part, l->length));
     return KVF_OK;
 }
 
@@ -167,7 +180,8 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
                  h->head->page_size);
     if (h->head->layers != cache->config.layers || h->head->kv_heads != cache->config.kv_heads ||
         h->head->query_heads != cache->config.query_heads ||
-        h->head->head_dim != cache->config.head_dim || h->head->dtype != cache->config.dtype)
+        h->head->head_dim != cache->config.head_dim || h->head->dtype != cache->config.dtype ||
+        h->head->pages != cache->config.pages)
         KVF_FAIL(cache->context, KVF_CORRUPT, "%s: its header contradicts its settings",
                  r->file.path);
     for (uint32_t i = 0; i < h->head->layers; i++)
@@ -277,7 +291,7 @@ static kvf_status take_blocks(restoring *r, uint32_t index)
     layer->sealed = sealed_of(r, index);
     for (uint32_t b = 0; b < layer->sealed; b++)
         add_block(r, &layer->part->pool, layer->blocks[b],
-                  kvf_saved_block_bytes(h->head, &h->layers[index]));
+                  kvf_saved_sealed_bytes(h->head, &h->layers[index]));
     add_piece(r, state + state_bytes, tail_bytes(r, index));
     return KVF_OK;
 }

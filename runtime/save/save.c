@@ -95,6 +95,7 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
         .head_dim = c->head_dim,
         .dtype = c->dtype,
         .page_size = c->page_size,
+        .pages = c->pages,
         .block_size = cache->plan.block_size,
     };
     snprintf(head.model, sizeof head.model, "%s", args->model ? args->model : "");
@@ -112,7 +113,7 @@ static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
         kvf_saved_layer l;
         describe_layer(save, args->sequence, i, &l);
         data += kvf_saved_image_bytes(&head, &l);
-        data += (uint64_t)kvf_saved_blocks(&head, &l) * kvf_saved_block_bytes(&head, &l);
+        data += kvf_saved_blocks_bytes(&head, &l);
     }
     const uint64_t extents = kvf_extent_count(data, head.extent_bytes);
     kvf_saved_carve_header(&head, extents, NULL, NULL);
@@ -237,11 +238,12 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
     const kvf_saved_header *h = &save->header;
     for (uint32_t i = 0; i < h->head->layers; i++) {
         const size_t block = kvf_saved_block_bytes(h->head, &h->layers[i]);
+        const size_t sealed = kvf_saved_sealed_bytes(h->head, &h->layers[i]);
         char *const image = layer_memory(save, i).host;
         const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]);
         add_piece(save, image, bytes);
         for (uint32_t b = 0; b < h->layers[i].sealed; b++)
-            add_block(save, &sequence->layers[i].part->pool, save->blocks[i][b], block);
+            add_block(save, &sequence->layers[i].part->pool, save->blocks[i][b], sealed);
         add_piece(save, image + bytes, open_blocks(save, i) * block);
     }
 }

@@ -25,8 +25,10 @@ _Static_assert(sizeof(kvf_saved_layer) == 80 && sizeof(kvf_saved_head) % 8 == 0,
 
 kvf_shape kvf_saved_shape(const kvf_saved_head *head)
 {
-    return (kvf_shape){
-        .dtype = (kvf_dtype)head->dtype, .head_dim = head->head_dim, .page_size = head->page_size};
+    return (kvf_shape){.dtype = (kvf_dtype)head->dtype,
+                       .head_dim = head->head_dim,
+                       .page_size = head->page_size,
+                       .pages = (kvf_pages)head->pages};
 }
 
 void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l, kvf_carver *k,
@@ -66,10 +68,24 @@ uint32_t kvf_saved_blocks(const kvf_saved_head *head, const kvf_saved_layer *lay
     return layer->heads ? kvf_div_ceil_u32(layer->length, head->block_size) : 0;
 }
 
+size_t kvf_saved_sealed_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer)
+{
+    const kvf_shape shape = kvf_saved_shape(head);
+    return layer->heads * (head->block_size / head->page_size) * kvf_home_page_bytes(&shape);
+}
+
 size_t kvf_saved_block_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer)
 {
     const kvf_shape shape = kvf_saved_shape(head);
     return layer->heads * head->block_size * kvf_token_bytes(&shape);
+}
+
+uint64_t kvf_saved_blocks_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer)
+{
+    const uint32_t blocks = kvf_saved_blocks(head, layer);
+    const uint32_t sealed = kvf_min_u32(blocks, layer->sealed);
+    return (uint64_t)sealed * kvf_saved_sealed_bytes(head, layer) +
+           (uint64_t)(blocks - sealed) * kvf_saved_block_bytes(head, layer);
 }
 
 uint64_t kvf_saved_data_bytes(const kvf_saved_header *header)
@@ -79,7 +95,7 @@ uint64_t kvf_saved_data_bytes(const kvf_saved_header *header)
     for (uint32_t i = 0; i < head->layers && bytes <= KVF_CARVE_MAX; i++) {
         const kvf_saved_layer *l = &header->layers[i];
         bytes += kvf_saved_image_bytes(head, l);
-        bytes += (uint64_t)kvf_saved_blocks(head, l) * kvf_saved_block_bytes(head, l);
+        bytes += kvf_saved_blocks_bytes(head, l);
     }
     return bytes;
 }
@@ -113,7 +129,7 @@ void kvf_saved_seal_header(kvf_saved_header *header)
 {
     kvf_saved_head *head = header->head;
     memcpy(head->magic, MAGIC, sizeof head->magic);
-    head->version = KVF_SAVED_VERSION;
+    head->version = head->pages == KVF_PAGES_BF16 ? KVF_SAVED_VERSION : KVF_SAVED_PACKED;
     head->byte_order = BYTE_ORDER_MARK;
     head->checksum = checksum_of(head);
 }
@@ -132,10 +148,11 @@ kvf_status kvf_saved_measure(kvf_context *context, const char *path, const void 
     if (head.byte_order != BYTE_ORDER_MARK)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "%s was saved by a machine of another byte order; save it on this one", path);
-    if (head.version != KVF_SAVED_VERSION)
+    if (head.version != KVF_SAVED_VERSION && head.version != KVF_SAVED_PACKED)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "%s has format version %u: this library reads %u; save it again with this one",
-                 path, head.version, KVF_SAVED_VERSION);
+                 "%s has format version %u: this library reads %u and %u; save it again with this "
+                 "one",
+                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_PACKED);
     if (head.header_bytes < sizeof head || head.header_bytes > HEADER_BYTES_MAX ||
         head.header_bytes % KVF_SAVED_HEAD_ALIGN != 0)
         KVF_FAIL(context, KVF_CORRUPT,
@@ -151,9 +168,11 @@ static bool is_geometry(const kvf_saved_head *h)
            h->query_heads % h->kv_heads == 0 && h->query_heads >= h->kv_heads &&
            h->query_heads / h->kv_heads <= KVF_GROUP_MAX_HEADS && h->head_dim >= 16 &&
            h->head_dim <= KVF_HEAD_DIM_MAX && h->head_dim % 16 == 0 && h->dtype <= KVF_FP32 &&
-           h->page_size >= 1 && h->page_size <= KVF_PAGE_SIZE_MAX &&
-           (h->page_size & (h->page_size - 1)) == 0 && h->block_size >= h->page_size &&
-           h->block_size <= 64 && h->block_size % h->page_size == 0;
+           h->pages <= KVF_PAGES_K8V4 &&
+           (h->pages != KVF_PAGES_BF16) == (h->version == KVF_SAVED_PACKED) && h->page_size >= 1 &&
+           h->page_size <= KVF_PAGE_SIZE_MAX && (h->page_size & (h->page_size - 1)) == 0 &&
+           h->block_size >= h->page_size && h->block_size <= 64 &&
+           h->block_size % h->page_size == 0;
 }
 
 static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)

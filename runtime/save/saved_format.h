@@ -5,7 +5,8 @@
 /*
  * The file of a saved sequence: a header, then the layers one behind the other.
  *
- * A layer is its state (kvf_saved_image), then its blocks, sealed and not, as they are in the pool.
+ * A layer is its state (kvf_saved_image), then its blocks: sealed ones as they are in the pool, and
+ * the others in exact form.
  * Digests are there only if they tell of what happened: a resident refresh widens the box of a page
  * that it cannot read, and unless boxes are minmax that is another box than the page's. All others
  * follow from pages and static bits. The header says every size; it has a checksum over itself and
@@ -23,6 +24,7 @@
 #include "paging.h"
 
 #define KVF_SAVED_VERSION    1u
+#define KVF_SAVED_PACKED     2u /* version of a file of packed pages; otherwise the same */
 #define KVF_SAVED_MODEL_MAX  64u
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
@@ -58,9 +60,9 @@ typedef struct kvf_saved_head {
     uint64_t header_bytes, data_bytes;
     uint32_t note_bytes, settings_bytes, extent_bytes, is_masked;
     uint32_t layers, kv_heads, query_heads, head_dim;
-    uint32_t dtype, page_size, block_size, padding;
-    char model[KVF_SAVED_MODEL_MAX]; /* text of the caller */
-    char library[16];                /* version that wrote it */
+    uint32_t dtype, page_size, block_size, pages; /* home form: kvf_pages */
+    char model[KVF_SAVED_MODEL_MAX];              /* text of the caller */
+    char library[16];                             /* version that wrote it */
 } kvf_saved_head;
 
 /* Where the parts of a header are; all in one piece of memory that begins with the head. */
@@ -93,9 +95,11 @@ kvf_shape kvf_saved_shape(const kvf_saved_head *head); /* of a page */
 void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *layer,
                            kvf_carver *carver, kvf_saved_image *out);
 uint64_t kvf_saved_image_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
-/* Blocks of a layer, and the bytes of one. */
+/* Blocks of a layer, and the bytes of one that is sealed and of one that is not. */
 uint32_t kvf_saved_blocks(const kvf_saved_head *head, const kvf_saved_layer *layer);
+size_t kvf_saved_sealed_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
 size_t kvf_saved_block_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
+uint64_t kvf_saved_blocks_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
 /* Of all layers; more than KVF_CARVE_MAX if they are more than any file. */
 uint64_t kvf_saved_data_bytes(const kvf_saved_header *header);
 

@@ -11,8 +11,10 @@
 #include <string.h>
 
 #include "bring.h"
+#include "packed.h"
 #include "sequence.h"
 #include "snapshot.h"
+#include "wide.h"
 
 #define JOBS_MAX 16384u
 
@@ -24,7 +26,7 @@ typedef struct put_work {
     int32_t *shadow;       /* the same */
     char *slots;           /* [lists, slots, page bytes] */
     kvf_digest_job *jobs;  /* [job_blocks, block_jobs, kv_heads] */
-    kvf_row *row;          /* [1] of a part that has means */
+    kvf_row *row;          /* [2] of a part that has means, and of one that packs pages */
 } put_work;
 
 typedef struct putting {
@@ -61,7 +63,7 @@ static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_c
     KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_part_slot_bytes(part));
     const uint64_t most = job_blocks(part);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
-    KVF_CARVE(k, w->row, p->stretches_max ? 1 : 0);
+    KVF_CARVE(k, w->row, p->stretches_max || kvf_packs_pages(part) ? 2 : 0);
 }
 
 uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer)
@@ -103,6 +105,29 @@ static kvf_status put_blocks(putting *p)
 
 /* ---- static set ---- */
 
+/* Token t of KV head `head`. Of packed pages the saved store has it exactly, if it had it. */
+static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
+{
+    const kvf_paging *paging = &p->part->dims.paging;
+    const kvf_shape *s = &paging->shape;
+    const kvf_saved_layer *saved = p->l->saved;
+    const kvf_saved_image *image = p->l->image;
+    const size_t token = kvf_token_bytes(s), entry = (size_t)head * saved->store_tokens + t;
+    const uint32_t in_block = t % paging->block_size;
+    const char *block =
+        kvf_page_pool_host(&p->part->pool, p->layer->blocks[t / paging->block_size]);
+    float x[KVF_HEAD_DIM_MAX];
+    if (!kvf_packs_pages(p->part))
+        memcpy(to, block + head * kvf_run_bytes(paging) + in_block * token, token);
+    else if (t < image->store_count[head] && image->store_index[entry] == t)
+        memcpy(to, image->store + entry * token, token);
+    else
+        kvf_unpack_token(s,
+                         block + head * kvf_home_run_bytes(paging) +
+                             in_block / s->page_size * kvf_home_page_bytes(s),
+                         in_block % s->page_size, to, x);
+}
+
 /* The sink of sealed blocks, as if they had just been sealed. */
 static void make_state(putting *p, kvf_saved_image *made)
 {
@@ -115,13 +140,8 @@ static void make_state(putting *p, kvf_saved_image *made)
             made->bits[(size_t)h * sealed + b] = kvf_sink_bits(paging, b);
         made->store_count[h] = sink;
         for (uint32_t t = 0; t < sink; t++) {
-            const char *block =
-                kvf_page_pool_host(&part->pool, p->layer->blocks[t / paging->block_size]);
             made->store_index[h * kvf_store_tokens(paging) + t] = t;
-            memcpy(kvf_store_token(paging, made->store, h, t),
-                   block + h * kvf_run_bytes(paging) +
-                       t % paging->block_size * kvf_token_bytes(&paging->shape),
-                   kvf_token_bytes(&paging->shape));
+            make_sink(p, h, t, kvf_store_token(paging, made->store, h, t));
         }
     }
 }
@@ -167,7 +187,8 @@ static void fill_slots(putting *p)
         const char *block =
             kvf_page_pool_host(&part->pool, p->layer->blocks[(uint32_t)page / paging->block_pages]);
         memcpy(p->work.slots + i * bytes,
-               block + head * kvf_run_bytes(paging) + (uint32_t)page % paging->block_pages * bytes,
+               block + head * kvf_home_run_bytes(paging) +
+                   (uint32_t)page % paging->block_pages * bytes,
                bytes);
     }
 }
@@ -200,6 +221,15 @@ static kvf_status put_slots(putting *p)
 
 /* ---- digests ---- */
 
+/* Blocks in exact form; packed ones where they will be unpacked. */
+static const char *exact_run(const putting *p, uint32_t block, uint32_t head)
+{
+    const kvf_paging *paging = &p->part->dims.paging;
+    return kvf_packs_pages(p->part) ? p->part->tables.wide + block * kvf_block_bytes(paging) +
+                                          head * kvf_run_bytes(paging)
+                                    : kvf_row_run(paging, &p->row, block, head);
+}
+
 static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t first, uint32_t end)
 {
     const kvf_paging *paging = &p->part->dims.paging;
@@ -209,8 +239,7 @@ static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t f
         for (uint32_t j = 0; j < paging->block_jobs; j++)
             for (uint32_t h = 0; h < paging->kv_heads; h++)
                 *job++ = (kvf_digest_job){
-                    .page = kvf_row_run(paging, &p->row, b, h) +
-                            j * tokens * kvf_token_bytes(&paging->shape),
+                    .page = exact_run(p, b, h) + j * tokens * kvf_token_bytes(&paging->shape),
                     .digest = kvf_row_digest(paging, &p->row, b * paging->block_jobs + j, h),
                     .skip = image->bits[(size_t)h * p->layer->sealed + b] >> j * tokens &
                             kvf_live_bits(tokens, 0),
@@ -232,6 +261,10 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
     const kvf_device_ops *ops = part->device->ops;
     const kvf_paging *paging = &part->dims.paging;
     const uint32_t most = job_blocks(part);
+    if (kvf_packs_pages(part)) {
+        *p->work.row = p->row;
+        p->work.row->blocks = p->blocks_device;
+    }
     for (uint32_t first = 0; first < p->layer->sealed; first += most) {
         const uint32_t end = kvf_min_u32(first + most, p->layer->sealed);
         if (first) { /* the device still reads the jobs before */
@@ -247,6 +280,10 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
                                         .job_count = count,
                                         .jobs = jobs};
         const kvf_encode_args encode = {.shape = paging->shape, .job_count = count, .jobs = jobs};
+        const kvf_row *view;
+        if (kvf_packs_pages(part))
+            KVF_TRY(kvf_wide_row(p->step, part, kvf_seen_device(&p->l->work, p->work.row), first,
+                                 end - first, &view));
         KVF_TRY(kvf_has_codes(part) ? KVF_LAUNCH(p->step, encode, encode)
                                     : KVF_LAUNCH(p->step, digest, digest));
     }
@@ -259,12 +296,13 @@ static kvf_status put_means(const putting *p)
     const kvf_paging *paging = &p->part->dims.paging;
     if (paging->stretches_max == 0)
         return KVF_OK;
-    *p->work.row = p->row;
-    p->work.row->sealed_before = 0;
+    kvf_row *row = p->work.row + 1; /* the device may still read the other one */
+    *row = p->row;
+    row->sealed_before = 0;
     const kvf_means_args means = {.paging = *paging,
                                   .rows = 1,
                                   .stretches = kvf_stretches(paging->block_size, p->row.sealed),
-                                  .row = kvf_seen_device(&p->l->work, p->work.row)};
+                                  .row = kvf_seen_device(&p->l->work, row)};
     return means.stretches ? KVF_LAUNCH(p->step, means, means) : KVF_OK;
 }
 

@@ -9,14 +9,18 @@
 
 #include "token_scores.h"
 
+#include "wide.h"
+
 kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 {
     const kvf_part *part = step->part;
     const kvf_tables *t = &part->tables;
+    const kvf_row *row;
+    KVF_TRY(kvf_wide_view(step, o->index, &row));
     const kvf_cover_args args = {.paging = part->dims.paging,
                                  .resident = o->resident,
                                  .spans_max = part->dims.cover_max,
-                                 .row = step->row + o->index,
+                                 .row = row,
                                  .spans = t->cover.spans,
                                  .span_index = t->cover.span_index,
                                  .span_count = t->cover.span_count,

@@ -15,6 +15,7 @@
 
 #include "bring.h"
 #include "prefill_arena.h"
+#include "prefill_packed.h"
 
 /* ---- blocks and positions, on the host ---- */
 
@@ -124,12 +125,11 @@ kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault, uint32_t
     return p->stretches_max ? KVF_LAUNCH(step, means, means) : KVF_OK;
 }
 
-/* The blocks that this call seals; the tables name their present place. */
-static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
+kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
     if (!step->is_recorded)
         step->cache->counters[step->layer].bytes_to_host +=
-            step->sealed_blocks * kvf_block_bytes(&step->part->dims.paging);
+            step->sealed_blocks * kvf_home_block_bytes(&step->part->dims.paging);
     return kvf_step_digest(step, chunk_fault, chunk_first);
 }
 
@@ -159,20 +159,7 @@ static kvf_status write_back(kvf_step *step)
     return KVF_OK;
 }
 
-kvf_status kvf_step_seal(kvf_step *step)
-{
-    const kvf_device_ops *ops = step->part->device->ops;
-    kvf_part *part = step->part;
-    if (step->sealed_blocks == 0)
-        return KVF_OK;
-    KVF_TRY(seal(step, NULL, 0));
-    KVF_TRY(ops->event_record(part->sealed, step->stream));
-    KVF_TRY(ops->stream_wait_event(part->writeback, part->sealed));
-    KVF_TRY(write_back(step));
-    return ops->event_record(part->written, part->writeback);
-}
-
-static kvf_status point_tables(kvf_step *step)
+kvf_status kvf_step_point_tables(kvf_step *step)
 {
     uint32_t end;
     for (uint32_t first = 0; first < step->rows; first = end) {
@@ -184,12 +171,41 @@ static kvf_status point_tables(kvf_step *step)
     return KVF_OK;
 }
 
-kvf_status kvf_step_flip(kvf_step *step)
+/* Where pages are packed a kernel of this stream does that, and digests are of what it leaves in
+ * the ring. Whoever looks at a sealed block later finds it in the pool. */
+static kvf_status seal_packed(kvf_step *step)
 {
+    const kvf_narrow_args args = {
+        .paging = step->part->dims.paging, .rows = step->rows, .count = 1, .row = step->row};
+    for (uint32_t b = 0; b < step->rows; b++)
+        if (step->row_host[b].sealed_before < step->row_host[b].sealed)
+            step->states[b]->spare = step->row_host[b].sealed;
+    KVF_TRY(KVF_LAUNCH(step, narrow, args));
+    KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
+    return kvf_step_point_tables(step);
+}
+
+kvf_status kvf_step_seal(kvf_step *step)
+{
+    const kvf_device_ops *ops = step->part->device->ops;
+    kvf_part *part = step->part;
     if (step->sealed_blocks == 0)
         return KVF_OK;
+    if (kvf_packs_pages(part))
+        return seal_packed(step);
+    KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
+    KVF_TRY(ops->event_record(part->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(part->writeback, part->sealed));
+    KVF_TRY(write_back(step));
+    return ops->event_record(part->written, part->writeback);
+}
+
+kvf_status kvf_step_flip(kvf_step *step)
+{
+    if (step->sealed_blocks == 0 || kvf_packs_pages(step->part))
+        return KVF_OK;
     KVF_TRY(step->part->device->ops->stream_wait_event(step->stream, step->part->written));
-    return point_tables(step);
+    return kvf_step_point_tables(step);
 }
 
 /* ---- prefill ---- */
@@ -218,7 +234,8 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
     return KVF_OK;
 }
 
-static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                            void *const *blocks)
 {
     const kvf_part *part = step->part;
     const kvf_paging *p = &part->dims.paging;
@@ -229,14 +246,14 @@ static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t 
                                .first = base % p->block_size,
                                .k = args->k,
                                .v = args->v,
-                               .blocks = step->row_host[0].blocks + base / p->block_size,
+                               .blocks = blocks + base / p->block_size,
                                .fault = fault};
     KVF_TRY(part->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
-    KVF_TRY(KVF_LAUNCH(step, repack, a));
-    return seal(step, fault, base);
+    return KVF_LAUNCH(step, repack, a);
 }
 
-static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                            void *const *blocks)
 {
     const kvf_paging *p = &step->part->dims.paging;
     const kvf_prefill_kernel_args a = {.shape = kvf_run_shape(p),
@@ -246,7 +263,7 @@ static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uin
                                        .base = base,
                                        .scale = step->part->config.softmax_scale,
                                        .q = args->q,
-                                       .blocks = (const void *const *)step->row_host[0].blocks,
+                                       .blocks = (const void *const *)blocks,
                                        .out = args->out};
     return args->q ? KVF_LAUNCH(step, prefill, a) : KVF_OK;
 }
@@ -274,8 +291,9 @@ static kvf_status enqueue_blocks(kvf_step *step, const kvf_prefill_args *args, u
     for (uint32_t i = row->sealed_before; i < row->sealed && i * p->block_size < base; i++)
         KVF_TRY(part->device->ops->copy(step->stream, to[i - row->sealed_before],
                                         ring_block(step, 0, i), kvf_block_bytes(p)));
-    KVF_TRY(point_tables(step));
-    KVF_TRY(repack(step, args, base));
+    KVF_TRY(kvf_step_point_tables(step));
+    KVF_TRY(kvf_chunk_repack(step, args, base, row->blocks));
+    KVF_TRY(kvf_step_seal_blocks(step, part->tables.chunk_fault, base));
     return part->dims.arena_blocks ? kvf_arena_write_back(step) : KVF_OK;
 }
 
@@ -304,10 +322,13 @@ kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args)
 {
     kvf_layer *layer = step->states[0];
     const uint32_t base = layer->length - args->tokens;
-    KVF_TRY(enqueue_blocks(step, args, base));
+    KVF_TRY(kvf_packs_pages(step->part) ? kvf_prefill_packed(step, args, base)
+                                        : enqueue_blocks(step, args, base));
     KVF_TRY(keep_queries(step, args, layer));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->part, step->index)->append_ns));
-    return attend_chunk(step, args, base);
+    if (kvf_packs_pages(step->part))
+        return KVF_OK; /* it has attended, too */
+    return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
 }
 
 static kvf_status enqueue_again(kvf_step *step, const kvf_prefill_args *args, uint32_t base)

@@ -43,6 +43,18 @@ KVF_CHECKED kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fau
 /* Seal: bits, sink and digests of the pages that this call completes, and their way from
  * the ring to the pool. Flip: wait for that and point the page tables there. */
 KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
+/* A chunk that begins at token `base` into blocks of a table on the device, noting what is not
+ * finite; and its attention over them, if it has queries. */
+KVF_CHECKED kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                                        void *const *blocks);
+KVF_CHECKED kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                                        void *const *blocks);
+/* The blocks that this call seals: bits, sink, digests. Rows of the step name their present place.
+ */
+KVF_CHECKED kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault,
+                                            uint32_t chunk_first);
+/* Page tables of the step's rows: sealed blocks in the pool, the others in the ring. */
+KVF_CHECKED kvf_status kvf_step_point_tables(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
 
 #endif

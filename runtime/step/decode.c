@@ -98,8 +98,8 @@ static bool looks_at_all(const kvf_part *part, const kvf_layer *layer)
     return part->policy->all_pages || part->policy->by_token || kvf_verify_is_due(part, layer);
 }
 
-/* A refresh does too, if it is exact, if pages have no slots, if boxes are renewed; and one in a
- * step that seals, because taking that back looks at all bits. */
+/* A refresh does too, if it is exact, if pages have no slots or are packed, if boxes are renewed;
+ * and one in a step that seals, because taking that back looks at all bits. */
 static bool reads_all(const kvf_part *part, const kvf_layer *layer)
 {
     const bool is_exact =
@@ -108,7 +108,8 @@ static bool reads_all(const kvf_part *part, const kvf_layer *layer)
     const uint32_t sealed = kvf_sealed_blocks(part, layer->length + 1);
     return looks_at_all(part, layer) ||
            (kvf_refresh_is_due(part, layer, sealed) &&
-            (is_exact || !kvf_moves_pages(part) || !kvf_has_codes(part) || sealed > layer->sealed));
+            (is_exact || !kvf_moves_pages(part) || !kvf_has_codes(part) || kvf_packs_pages(part) ||
+             sealed > layer->sealed));
 }
 
 /* Rows of which all is read, before anything has changed. */

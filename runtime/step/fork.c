@@ -36,7 +36,7 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     const size_t query =
         (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
-    copy(c, to->ring, from->ring, p->ring_blocks * kvf_block_bytes(p));
+    copy(c, to->ring, from->ring, kvf_ring_size(p));
     copy(c, to->store, from->store, (size_t)p->kv_heads * p->store_pages * page);
     copy(c, to->store_index, from->store_index, store * sizeof *to->store_index);
     copy(c, to->store_count, from->store_count, p->kv_heads * sizeof *to->store_count);

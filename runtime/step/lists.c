@@ -169,10 +169,11 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
         return NULL; /* it streams */
     const kvf_paging *p = &part->dims.paging;
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
+    if (kvf_packs_pages(part) && page / p->block_pages < state->sealed)
+        return NULL;
     kvf_arena_wait_block(state, page / p->block_pages);
     const uint32_t index = page / p->block_pages;
-    const char *ring =
-        part->tables.rings + (size_t)state->row * p->ring_blocks * kvf_block_bytes(p);
+    const char *ring = part->tables.rings + (size_t)state->row * kvf_ring_size(p);
     /* A block on disk has none. */
     const char *block = index < state->sealed
                             ? kvf_page_pool_device(&part->pool, state->blocks[index])

@@ -12,6 +12,7 @@
 #include "static_set.h"
 
 #include "token_scores.h"
+#include "wide.h"
 
 void kvf_step_rows_after(kvf_step *step)
 {
@@ -94,7 +95,7 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .spans_max = part->dims.cover_max,
                                 .ids_max = part->dims.tokens_max,
                                 .jobs_max = part->dims.pack_jobs,
-                                .row = step->row + all->index,
+                                .row = kvf_wide_last(step, all->index),
                                 .spans = t->cover.spans,
                                 .span_index = t->cover.span_index,
                                 .ids = t->token_ids,

@@ -316,13 +316,28 @@ static kvf_transformer_options transformer_options(const cli_run *run)
     return options;
 }
 
+/* Host memory of a token: of packed pages by the library's own plan. */
+static uint64_t token_bytes_of(cli_run *run)
+{
+    enum { TOKENS = 4096 };
+    kvf_cache_config c = run->options.cache;
+    kvf_cache_plan plan;
+    c.disk_path = NULL;
+    c.host_bytes = c.disk_bytes = 0;
+    c.head_mask = NULL;
+    c.host_tokens_max = TOKENS;
+    if (c.pages == KVF_PAGES_BF16 ||
+        kvf_cache_plan_make(run->runtime, &c, &plan, NULL) != KVF_OK) /* opening says why */
+        return 2 * (uint64_t)c.layers * c.kv_heads * c.head_dim * kvf_dtype_bytes(c.dtype);
+    return plan.host_kv_bytes / TOKENS;
+}
+
 /* Sequences and host memory of a batch: as much as its rows can need, or as the user allows. */
 static kvf_status reserve_batch(cli_run *run, kvf_error *error)
 {
     kvf_cache_config *c = &run->options.cache;
     const cli_jobs *jobs = &run->jobs;
-    const uint64_t token_bytes =
-        2 * (uint64_t)c->layers * c->kv_heads * c->head_dim * kvf_dtype_bytes(c->dtype);
+    const uint64_t token_bytes = token_bytes_of(run);
     uint64_t needed = 0, all = 0;
     for (uint32_t i = 0; i < jobs->count; i++) {
         const uint64_t one = kvf_batch_tokens(&jobs->prompts[i], 1, c->local_tokens);

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A prefill chunk where pages are packed; see the header.
+ *
+ * Knows nothing of packing beyond its two kernels. The row is made exact first (wide.h), and the
+ * chunk is appended to that: blocks that it seals beside the earlier ones, the rest in the ring.
+ * Then queries go in groups that see equally many sealed blocks, as many as a block has tokens, and
+ * in front of each group the next block is packed, which leaves in the row what was packed. So
+ * attention is the one of other caches, over one page table.
+ */
+
+#include "prefill_packed.h"
+
+#include "append.h"
+#include "wide.h"
+
+/* Earlier blocks in exact form, if somebody attends to them, and those that this call seals of what
+ * is in the window. */
+static kvf_status make_wide(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                            const kvf_row **view)
+{
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
+    const kvf_row *row = &step->row_host[0];
+    KVF_TRY(kvf_wide_row(step, part, step->row, 0, args->q ? row->sealed_before : 0, view));
+    for (uint32_t b = row->sealed_before; b < row->sealed && b * p->block_size < base; b++)
+        KVF_TRY(part->device->ops->copy(step->stream, part->tables.wide + b * kvf_block_bytes(p),
+                                        kvf_row_ring_block(p, row, b), kvf_block_bytes(p)));
+    return KVF_OK;
+}
+
+/* Blocks first .. end - 1, which the call seals. */
+static kvf_status pack(kvf_step *step, uint32_t first, uint32_t end)
+{
+    const kvf_part *part = step->part;
+    const kvf_narrow_args args = {.paging = part->dims.paging,
+                                  .rows = 1,
+                                  .count = end - first,
+                                  .first = first,
+                                  .wide = part->tables.wide,
+                                  .row = step->row};
+    return first < end ? KVF_LAUNCH(step, narrow, args) : KVF_OK;
+}
+
+/* Tokens first .. end - 1 of the row. */
+static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                         uint32_t first, uint32_t end)
+{
+    const kvf_part *part = step->part;
+    const size_t at =
+        (size_t)(first - base) * part->config.query_heads * kvf_row_bytes(&part->dims.paging.shape);
+    kvf_prefill_args group = *args;
+    group.tokens = end - first;
+    group.q = (const char *)args->q + at;
+    group.out = (char *)args->out + at;
+    return kvf_chunk_attend(step, &group, first, part->tables.wide_table);
+}
+
+static kvf_status pack_and_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+{
+    const kvf_part *part = step->part;
+    const kvf_row *row = &step->row_host[0];
+    const uint32_t end = base + args->tokens, block = part->dims.paging.block_size;
+    uint32_t packed = row->sealed_before;
+    for (uint32_t first = base, next; args->q && first < end; first = next) {
+        /* Up to the token whose step seals one more. */
+        const uint32_t sealed = kvf_sealed_blocks(part, first + 1);
+        next = kvf_min_u32(end, part->config.local_tokens + (sealed + 1) * block - 1);
+        KVF_TRY(pack(step, packed, sealed));
+        KVF_TRY(attend(step, args, base, first, next));
+        packed = sealed;
+    }
+    return pack(step, packed, row->sealed);
+}
+
+/* What of it is sealed, from its exact form. */
+static kvf_status seal(kvf_step *step, const kvf_row *view, uint32_t base)
+{
+    const kvf_row *row = step->row;
+    step->row = view;
+    const kvf_status status = kvf_step_seal_blocks(step, step->part->tables.chunk_fault, base);
+    step->row = row;
+    return status;
+}
+
+kvf_status kvf_prefill_packed(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+{
+    kvf_layer *layer = step->states[0];
+    const kvf_row *view;
+    if (step->row_host[0].sealed_before < step->row_host[0].sealed)
+        layer->spare = step->row_host[0].sealed;
+    KVF_TRY(kvf_step_stamp(step, NULL));
+    KVF_TRY(make_wide(step, args, base, &view));
+    KVF_TRY(kvf_chunk_repack(step, args, base, step->part->tables.wide_table));
+    KVF_TRY(pack_and_attend(step, args, base));
+    KVF_TRY(seal(step, view, base));
+    return kvf_step_point_tables(step);
+}

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Packed pages: what a cache attends to is what was packed, and everything else is as ever.
+ *
+ * The yardstick is the naive model, whose keys and values are packed and unpacked once their block
+ * is sealed. Then runs of the library are compared with each other, bit for bit. What packing loses
+ * is the business of kernels' tests; transfer methods, threads, batches and forks are that of
+ * test_bits and test_sequences, which run once more with KVF_TEST_PAGES.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include <kvferry/prune.h>
+
+#include "disk_rig.h"
+#include "naive.h"
+#include "packed.h"
+
+static const kvf_pages forms[] = {KVF_PAGES_K8V8, KVF_PAGES_K8V4};
+
+/* ---- against the definition ---- */
+
+/* The token as a packed page has it, in place. */
+static void repack(const kvf_shape *s, const void *k, const void *v, float *key, float *value)
+{
+    _Alignas(64) char page[64 + 4 * KVF_HEAD_DIM_MAX];
+    char token[8 * KVF_HEAD_DIM_MAX];
+    float x[KVF_HEAD_DIM_MAX];
+    memcpy(token, k, kvf_row_bytes(s));
+    memcpy(token + kvf_row_bytes(s), v, kvf_row_bytes(s));
+    kvf_pack_token(s, page, 0, token, x);
+    kvf_unpack_key(s, page, 0, key);
+    kvf_packed_rotate_back(key, s->head_dim);
+    kvf_unpack_value(s, page, 0, value);
+}
+
+/* Sealed tokens first .. end - 1 of the model but those of the sink. */
+static void seal(naive *n, const kvf_cache_config *c, const test_tokens *t, uint32_t layer,
+                 uint32_t first, uint32_t end)
+{
+    const kvf_shape s = {c->dtype, c->head_dim, 1, c->pages};
+    const size_t bytes = kvf_row_bytes(&s);
+    for (uint32_t i = kvf_max_u32(first, c->sink_tokens); i < end; i++)
+        for (uint32_t h = 0; h < c->kv_heads; h++) {
+            const size_t at = ((size_t)i * c->kv_heads + h) * c->head_dim;
+            repack(&s, (const char *)test_k(t, layer, i) + h * bytes,
+                   (const char *)test_v(t, layer, i) + h * bytes, n->layers[layer].k + at,
+                   n->layers[layer].v + at);
+        }
+}
+
+static double off_by(const double *naive_values, const void *got, kvf_dtype dtype, size_t count)
+{
+    double worst = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        const double x = fabs(naive_values[i] - (double)kvf_element_get(got, dtype, i));
+        worst = x <= worst ? worst : isnan(x) ? INFINITY : x;
+    }
+    return worst;
+}
+
+static void compare_layer(const test_scenario *sc, const test_trace *trace, const test_tokens *t,
+                          uint32_t layer, uint32_t block)
+{
+    naive n;
+    naive_result r;
+    const kvf_cache_config *c = &sc->cc;
+    naive_open(&n, c, &(kvf_cache_plan){0});
+    naive_result_open(&r, c);
+    const size_t width = (size_t)c->query_heads * c->head_dim;
+    uint32_t packed = 0;
+    for (uint32_t i = 0; i < sc->prompt + sc->steps; i++) {
+        const uint32_t length = i + 1;
+        const uint32_t sealed =
+            length < c->local_tokens ? 0 : (length - c->local_tokens) / block * block;
+        naive_append(&n, layer, test_q(t, layer, i), test_k(t, layer, i), test_v(t, layer, i));
+        seal(&n, c, t, layer, packed, sealed);
+        packed = sealed;
+        naive_dense(&n, layer, test_q(t, layer, i), length, r.out, r.lse);
+        const char *out = i < sc->prompt ? trace->prefill : trace->out;
+        const size_t row = i < sc->prompt ? (size_t)layer * sc->prompt + i
+                                          : (size_t)(i - sc->prompt) * c->layers + layer;
+        const double far =
+            off_by(r.out, out + row * width * test_dtype_bytes(c->dtype), c->dtype, width);
+        if (far > test_tolerance(c->dtype))
+            fail_msg("pages %d, dtype %d, head_dim %u, pages of %u: layer %u token %u of %u is off "
+                     "by %g",
+                     (int)c->pages, (int)c->dtype, c->head_dim, c->page_size, layer, i, sc->prompt,
+                     far);
+    }
+    naive_result_close(&r);
+    naive_close(&n);
+}
+
+/* Every token of a prompt, and every step, attends to sink and window as they came and to the rest
+ * as it was packed. */
+static void what_was_packed_is_attended(void **state)
+{
+    const uint64_t seed = test_seed(1301);
+    static const struct {
+        kvf_dtype dtype;
+        uint32_t head_dim, kv_heads, group, page_size, chunk;
+    } cases[] = {
+        {KVF_FP32, 64, 2, 2, 8, 100}, {KVF_BF16, 128, 1, 4, 4, 37},  {KVF_FP16, 80, 2, 1, 1, 9},
+        {KVF_FP32, 16, 1, 3, 32, 64}, {KVF_BF16, 256, 1, 7, 2, 111},
+    };
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+        test_scenario sc = {.cc = test_config_small(),
+                            .tokens = {.seed = seed + i, .sharpness = 1.5f},
+                            .prompt = 111,
+                            .steps = 30,
+                            .chunk = cases[i / 2].chunk};
+        kvf_runtime_config rc = test_runtime_config();
+        test_trace trace;
+        test_tokens t;
+        sc.rc = &rc;
+        test_seams.block_size = i % 4 < 2 ? 8 : 0;
+        sc.cc.pages = forms[i % 2];
+        sc.cc.layers = 2;
+        sc.cc.dtype = cases[i / 2].dtype;
+        sc.cc.head_dim = cases[i / 2].head_dim;
+        sc.cc.kv_heads = cases[i / 2].kv_heads;
+        sc.cc.query_heads = sc.cc.kv_heads * cases[i / 2].group;
+        sc.cc.page_size = cases[i / 2].page_size;
+        sc.cc.tokens_max = 160;
+        sc.cc.select = i % 3 ? KVF_SELECT_FULL : KVF_SELECT_DYNAMIC;
+        sc.cc.budget_tokens = 160;
+        test_run(&sc, &trace);
+        sc.tokens.count = sc.prompt + sc.steps;
+        test_tokens_make(&t, &sc.cc, &sc.tokens);
+        const uint32_t block =
+            kvf_max_u32(sc.cc.page_size, test_seams.block_size ? test_seams.block_size : 32);
+        for (uint32_t layer = 0; layer < sc.cc.layers; layer++)
+            compare_layer(&sc, &trace, &t, layer, block);
+        test_tokens_free(&t);
+        test_trace_free(&trace);
+    }
+}
+
+/* ---- bits ---- */
+
+static kvf_cache_config packed_config(uint32_t i)
+{
+    kvf_cache_config c = test_config_small();
+    c.pages = forms[i % 2];
+    c.layers = 2;
+    c.dtype = i % 3 ? KVF_BF16 : KVF_FP32;
+    c.page_size = 4;
+    c.budget_tokens = 120;
+    c.digest = KVF_DIGEST_CODES;
+    return c;
+}
+
+static void chunks_change_no_bit(void **state)
+{
+    const uint64_t seed = test_seed(1303);
+    static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_HYBRID, KVF_SELECT_QUEST};
+    static const uint32_t chunks[] = {1, 31, 97};
+    for (uint32_t i = 0; i < 3; i++) {
+        test_scenario sc = {.cc = packed_config(i),
+                            .tokens = {.seed = seed + i, .sharpness = 2.5f, .topics = 6},
+                            .prompt = 150,
+                            .steps = 40,
+                            .chunk = 128};
+        test_trace whole, cut;
+        sc.cc.select = selects[i];
+        test_run(&sc, &whole);
+        sc.chunk = chunks[i];
+        test_run(&sc, &cut);
+        test_same_bits(&whole, &cut, "chunks");
+        assert_memory_equal(whole.prefill, cut.prefill, whole.prefill_bytes);
+        test_trace_free(&whole);
+        test_trace_free(&cut);
+    }
+}
+
+/* Prompt, steps, others that are taken back, and the same steps again. */
+static void short_cuts_change_no_bit(void **state)
+{
+    const uint64_t seed = test_seed(1307);
+    for (uint32_t i = 0; i < 4; i++) {
+        kvf_cache_config c = packed_config(i);
+        const kvf_runtime_config rc = test_runtime_config();
+        const uint32_t prompt = 140 + 7 * i, drafts = 32 - i;
+        test_world w;
+        test_tokens t, other;
+        c.select = i < 2 ? KVF_SELECT_DYNAMIC : KVF_SELECT_FULL;
+        test_world_open(&w, &rc, &c);
+        test_tokens_make(&t, &c, &(test_tokens_spec){.count = 240, .seed = seed, .sharpness = 2});
+        test_tokens_make(&other, &c,
+                         &(test_tokens_spec){.count = 240, .seed = seed + 9, .sharpness = 2});
+        kvf_sequence *a = test_sequence(&w);
+        save_prefill(&w, a, &t, prompt);
+        free(save_decode(&w, a, &t, prompt, 20));
+        const uint32_t held = kvf_sequence_length(a, 0);
+        if (i % 2)
+            free(save_decode(&w, a, &other, held, drafts));
+        for (uint32_t layer = 0; layer < c.layers && i % 2 == 0; layer++)
+            test_prefill(&w, a, &other,
+                         &(test_range){.layer = layer, .first = held, .count = drafts, .chunk = 64},
+                         NULL);
+        test_ok(&w, kvf_sequence_truncate(w.cache, a, held, w.stream));
+        void *got = save_decode(&w, a, &t, held, 40);
+        kvf_sequence_destroy(a);
+        a = test_sequence(&w);
+        save_prefill(&w, a, &t, prompt);
+        free(save_decode(&w, a, &t, prompt, 20));
+        save_expect(got, &w, a, &t, held, 40);
+        test_tokens_free(&other);
+        test_close(&w, &t);
+    }
+}
+
+static void a_file_changes_no_bit(void **state)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        kvf_cache_config c = packed_config(i);
+        c.select = i < 2 ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID;
+        test_world w;
+        test_tokens t;
+        test_open(&w, &t, &c, &(test_tokens_spec){.count = 240, .seed = 1311, .sharpness = 2});
+        kvf_sequence *a = test_sequence(&w);
+        save_prefill(&w, a, &t, SAVE_PROMPT);
+        free(save_decode(&w, a, &t, SAVE_PROMPT, 20));
+        assert_int_equal(save_now(&w, a, save_path("packed"), NULL), KVF_OK);
+        void *wanted = save_decode(&w, a, &t, SAVE_PROMPT + 20, 40);
+        kvf_sequence_destroy(a);
+        a = save_restore(&w, save_path("packed"), 1);
+        save_expect(wanted, &w, a, &t, SAVE_PROMPT + 20, 40);
+        test_close(&w, &t);
+    }
+}
+
+static void a_disk_changes_no_bit(void **state)
+{
+    for (uint32_t i = 0; i < 3; i++) {
+        kvf_cache_config c = disk_config_of(&save_cases[i == 2 ? 0 : 4], 1);
+        disk_worlds w;
+        c.pages = forms[i % 2];
+        c.transfer = i ? KVF_TRANSFER_AUTO : KVF_TRANSFER_GATHER;
+        c.host_bytes = c.host_bytes * 3 / 4;
+        disk_worlds_open(&w, c, NULL);
+        kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
+        save_prefill(&w.tier, a, &w.t, DISK_PROMPT);
+        save_prefill(&w.plain, b, &w.t, DISK_PROMPT);
+        disk_same_steps(&w, a, b, DISK_PROMPT, 2 * DISK_STEPS, "packed");
+        disk_worlds_close(&w);
+    }
+}
+
+/* ---- sizes ---- */
+
+static void pages_are_smaller(void **state)
+{
+    static const struct {
+        uint32_t head_dim, page_size;
+        kvf_pages pages;
+        size_t bytes; /* of a token */
+    } cases[] = {
+        {128, 32, KVF_PAGES_K8V8, 260}, {128, 32, KVF_PAGES_K8V4, 210},
+        {128, 4, KVF_PAGES_K8V8, 272},  {128, 4, KVF_PAGES_K8V4, 224},
+        {64, 4, KVF_PAGES_K8V8, 144},   {64, 4, KVF_PAGES_K8V4, 112},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvf_cache_config c = test_config_small();
+        kvf_runtime_config rc = test_runtime_config();
+        kvf_runtime *runtime = NULL;
+        kvf_cache_plan plan;
+        c.dtype = KVF_BF16;
+        c.head_dim = cases[i].head_dim;
+        c.page_size = cases[i].page_size;
+        c.pages = cases[i].pages;
+        c.tokens_max = 4096;
+        c.budget_tokens = 256;
+        test_seams.block_size = 0;
+        assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+        assert_int_equal(kvf_cache_plan_make(runtime, &c, &plan, NULL), KVF_OK);
+        assert_int_equal(plan.host_kv_bytes, cases[i].bytes * c.tokens_max * c.kv_heads);
+        kvf_runtime_close(runtime);
+    }
+}
+
+/* ---- refusals ---- */
+
+static void restored_as(const kvf_cache_config *c, const char *text)
+{
+    test_world w;
+    kvf_restore_args args;
+    kvf_sequence *s = NULL;
+    kvf_restore_args_init(&args);
+    args.path = save_path("form");
+    args.exact = 0;
+    test_world_open(&w, NULL, c);
+    test_expect(w.runtime, kvf_sequence_restore(w.cache, &args, w.stream, &s), KVF_INVALID);
+    if (!strstr(kvf_runtime_error(w.runtime)->text, text))
+        fail_msg("%s", kvf_runtime_error(w.runtime)->text);
+    test_world_close(&w);
+}
+
+/* A file comes back to a cache of its own form only, with as many blocks packed. */
+static void files_of_another_form_are_refused(void **state)
+{
+    for (uint32_t packed = 0; packed < 2; packed++) {
+        kvf_cache_config c = packed_config(1);
+        test_world w;
+        test_tokens t;
+        c.pages = packed ? KVF_PAGES_K8V4 : KVF_PAGES_BF16;
+        test_open(&w, &t, &c, &(test_tokens_spec){.count = 100, .seed = 1319, .sharpness = 2});
+        kvf_sequence *s = test_sequence(&w);
+        save_prefill(&w, s, &t, 100);
+        assert_int_equal(save_now(&w, s, save_path("form"), NULL), KVF_OK);
+        test_close(&w, &t);
+        c.pages = packed ? KVF_PAGES_BF16 : KVF_PAGES_K8V8;
+        restored_as(&c, packed ? "was saved with pages = k8v4, this cache has bf16; open a cache "
+                                 "with that"
+                               : "was saved with pages = bf16, this cache has k8v8; open a cache "
+                                 "with that");
+        c.pages = KVF_PAGES_K8V4;
+        c.local_tokens = 60;
+        c.budget_tokens = 200;
+        if (packed)
+            restored_as(&c, "local_tokens = 60: ");
+    }
+}
+
+static void what_needs_exact_pages_is_refused(void **state)
+{
+    kvf_cache_config c = packed_config(1);
+    test_world w;
+    test_tokens t;
+    kvf_prune_config pc;
+    kvf_prune *prune = NULL;
+    c.select = KVF_SELECT_DYNAMIC;
+    c.observe_window = 8;
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 100, .seed = 1321, .sharpness = 2});
+    kvf_sequence *s = test_sequence(&w);
+    save_prefill(&w, s, &t, 99);
+    test_wait(&w);
+    assert_null(kvf_page_address(s, 0, 0, 3));
+    assert_non_null(kvf_page_address(s, 0, 0, 24));
+    kvf_page_lists lists = {0};
+    kvf_decode_args args = test_step_args(&s, &t, 0, 99, test_scratch(4096));
+    test_expect(w.runtime, kvf_select_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "pages = k8v4: kernels of the"));
+    test_expect(w.runtime, kvf_attend_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
+    kvf_prune_config_init(&pc, kvf_prune_policy_find("snapkv"));
+    test_expect(w.runtime, kvf_prune_open(w.cache, &pc, &prune, NULL), KVF_UNSUPPORTED);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "pages = k8v4: pruning"));
+    assert_int_equal(kvf_sequence_length(s, 0), 99);
+    test_close(&w, &t);
+}
+
+static void a_gpu_refuses_them(void **state)
+{
+    kvf_cache_config c = packed_config(1);
+    kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime = NULL;
+    kvf_cache_plan plan;
+    kvf_error error;
+    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    assert_int_equal(kvf_cache_plan_make(runtime, &c, &plan, &error), KVF_UNSUPPORTED);
+    assert_string_equal(error.text, "pages = k8v4: attention of the CUDA device cannot unpack "
+                                    "pages; set pages = bf16, or use the host device");
+    kvf_runtime_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_packed_is_attended),
+        cmocka_unit_test(chunks_change_no_bit),
+        cmocka_unit_test(short_cuts_change_no_bit),
+        cmocka_unit_test(a_file_changes_no_bit),
+        cmocka_unit_test(a_disk_changes_no_bit),
+        cmocka_unit_test(pages_are_smaller),
+        cmocka_unit_test(files_of_another_form_are_refused),
+        cmocka_unit_test(what_needs_exact_pages_is_refused),
+    };
+    const struct CMUnitTest on_cuda[] = {cmocka_unit_test(a_gpu_refuses_them)};
+    return test_on_cuda() ? cmocka_run_group_tests(on_cuda, NULL, NULL)
+                          : cmocka_run_group_tests(tests, NULL, save_remove_folder);
+}
