@@ -39,6 +39,10 @@ BOX, CODES = "digest=minmax", "digest=codes"
 ROWS = [
     ("full", "select=full", [None]),
     ("dynamic", "select=dynamic page_size=4 " + CODES, [512, 256, 1024]),
+    ("full k8v4", "select=full pages=k8v4", [None]),
+    ("k8v4", "select=dynamic page_size=4 pages=k8v4 " + CODES, [512]),
+    ("full k8v8", "select=full pages=k8v8", [None]),
+    ("k8v8", "select=dynamic page_size=4 pages=k8v8 " + CODES, [512]),
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 128, 512]),
     ("oracle", "select=oracle", [256]),
     ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),

@@ -135,8 +135,8 @@ def figures(documents, row, full):
 
 # ---- the table ----
 
-METHODS = ["full", "oracle", "dynamic", "hybrid", "static", "streaming", "quest", "arkvale",
-           "ahead", "defaults"]
+METHODS = ["full", "full k8v8", "full k8v4", "oracle", "dynamic", "k8v8", "k8v4", "hybrid", "static",
+           "streaming", "quest", "arkvale", "ahead", "defaults"]
 
 
 def place(f):

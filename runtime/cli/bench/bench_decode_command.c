@@ -37,6 +37,7 @@
     X(DECODE_BATCH, "batch", "batch", INTEGER, 0)                                                  \
     X(DECODE_SELECT, "select", "select", TEXT, 0)                                                  \
     X(DECODE_METHOD, "method", "method", TEXT, 0)                                                  \
+    X(DECODE_PAGES, "pages", "pages", TEXT, 0)                                                     \
     X(DECODE_SPECULATE, "speculate", "spec", INTEGER, 0)                                           \
     X(DECODE_HOT, "hot_heads", "hot", REAL, 2)                                                     \
     X(DECODE_RECORDED, "recorded", "rec", INTEGER, 0)                                              \
@@ -207,14 +208,24 @@ static bool records(const decode_bench *b)
     return b->o.record || (kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA && !b->o.eager);
 }
 
+/* A token of a page: packed ones by what the pool has for it. */
+static double page_token_bytes(const decode_case *c, double exact)
+{
+    const kvf_cache_config *config = kvf_cache_settings(c->cache);
+    const double tokens = (double)config->host_tokens_max * config->layers * config->kv_heads;
+    return config->pages == KVF_PAGES_BF16 || config->disk_path || config->head_mask
+               ? exact
+               : (double)kvf_cache_memory(c->cache)->host_kv_bytes / tokens;
+}
+
 /* What one layer of one step must read on the device: attended keys and values, and digests. */
 static double bytes_to_read(const decode_case *c, const kvf_stats *s)
 {
     const double layer_steps = (double)c->steps * c->config.layers;
-    const double token = 2.0 * c->config.head_dim * 2.0;
+    const double exact = 2.0 * c->config.head_dim * 2.0, token = page_token_bytes(c, exact);
     const double tokens = (double)c->context * c->config.kv_heads * c->batch;
     const bool has_codes = c->config.digest == KVF_DIGEST_CODES;
-    const double boxes = token * c->config.sub_digests / c->config.page_size;
+    const double boxes = exact * c->config.sub_digests / c->config.page_size;
     const double code = c->config.head_dim / 4.0 + 2.0;
     const double coarse = (c->config.head_dim + 2.0) / 64.0 + (double)c->config.coarse_share * code;
     const double digest = has_codes ? c->hot_heads * code + (1.0 - c->hot_heads) * coarse : boxes;
@@ -394,6 +405,7 @@ static void set_names(const decode_case *c, cli_cell *row)
     cli_cell_integer(&row[DECODE_BATCH], c->batch);
     cli_cell_text(&row[DECODE_SELECT], cli_show(kvf_cache_setting, "select", &c->config, text));
     cli_cell_text(&row[DECODE_METHOD], cli_show(kvf_cache_setting, "transfer", &c->config, text));
+    cli_cell_text(&row[DECODE_PAGES], cli_show(kvf_cache_setting, "pages", &c->config, text));
     if (c->config.speculate)
         cli_cell_integer(&row[DECODE_SPECULATE], 1);
     if (c->hot_heads < 1.0)

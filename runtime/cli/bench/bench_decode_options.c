@@ -54,6 +54,7 @@ static const cli_spelling of_cache[] = {
     {"budget_tokens", "budget", CLI_LIST, NULL},
     {"budget_share", NULL, CLI_PLAIN, NULL},
     {"select", NULL, CLI_LIST, NULL},
+    {"pages", NULL, CLI_LIST, NULL},
     {"page_size", NULL, CLI_LIST, NULL},
     {"digest", NULL, CLI_LIST, NULL},
     {"transfer", "method", CLI_LIST, NULL},
