@@ -8,9 +8,14 @@
  * limits the smallest counts; a number that cannot be read is UINT64_MAX.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 /* Version 1 writes a huge number for "no limit". */
 #define KVF_CGROUP_UNLIMITED ((uint64_t)1 << 60)
@@ -67,6 +72,29 @@ static inline uint64_t kvf_machine_headroom(const char *proc_meminfo, uint64_t c
     if (available == 0)
         return UINT64_MAX;
     return cgroup != UINT64_MAX && total > 0 && cgroup > total ? cgroup : available;
+}
+
+/* How many times MemTotal a virtual machine may get: a bound on what is tried in vain. */
+#define KVF_MACHINE_GROWTH_MAX 16u
+
+/* As the processor says; where it tells nothing, a machine is not virtual. */
+static inline bool kvf_machine_is_virtual(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 31 & 1);
+#else
+    return false;
+#endif
+}
+
+/* What a machine that shows less is worth a try for, because it may get memory as it uses it (a
+ * balloon, memory that is plugged in); 0 = never, what it shows is all. */
+static inline uint64_t kvf_machine_growth(const char *proc_meminfo, bool is_virtual)
+{
+    return is_virtual
+               ? kvf_file_keys(proc_meminfo, "MemTotal", "MemTotal") * 1024 * KVF_MACHINE_GROWTH_MAX
+               : 0;
 }
 
 /* Of one directory; file cache counts as room, because the kernel gives it up first. */

@@ -17,9 +17,12 @@ typedef struct kvf_headroom {
     uint64_t cgroup;       /* limit - usage + file cache, v2 or v1, the least up the tree */
     uint64_t node_free;    /* on the node, or of the machine */
     uint64_t hugetlb_free; /* reserved huge pages that are free */
+    uint64_t may_come;     /* so much is worth a try although node_free is less; 0 on a node */
 } kvf_headroom;
 
-/* For a node that is not in `topology`, or -1: of the machine. `topology` may be NULL. */
+/* For a node that is not in `topology`, or is the only one, or -1: of the machine. `topology` may
+ * be NULL. */
 void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out);
+typedef void (*kvf_headroom_read_fn)(const kvf_topology *topology, int32_t node, kvf_headroom *out);
 
 #endif

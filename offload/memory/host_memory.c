@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "common/text.h"
 #include "host_team.h"
@@ -34,6 +35,10 @@
 #define HUGE_BYTES  ((size_t)2 << 20)
 #define TOUCH_BYTES                                                                                \
     ((size_t)16 << 20) /* one task: long against the claim, short against an arena */
+#define PIECE_BYTES   ((size_t)256 << 20) /* between two looks at what is left */
+#define RESERVE_BYTES PIECE_BYTES /* kept of a machine that more is tried of than it shows */
+#define WAIT_MS       100         /* such a machine may need a moment to get more */
+#define WAITS_MAX     20
 
 const char *kvf_page_tier_name(kvf_page_tier tier)
 {
@@ -144,7 +149,8 @@ static void touch_task(const void *raw, uint32_t task)
         *(volatile char *)(from + i) = 0;
 }
 
-static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena)
+static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena, size_t from,
+                 size_t bytes)
 {
     if (kvf_context_refuses(context, "touch"))
         return ENOMEM;
@@ -153,12 +159,12 @@ static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena)
         return EAGAIN;
     atomic_int error;
     atomic_init(&error, 0);
-    touch_args args = {.base = arena->host,
-                       .bytes = arena->mapped_bytes,
+    touch_args args = {.base = arena->host + from,
+                       .bytes = bytes,
                        .page_bytes = arena->hugetlb ? HUGE_BYTES : SMALL_BYTES,
                        .error = &error};
     kvf_team_run(team, &job, touch_task, &args,
-                 (uint32_t)((arena->mapped_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
+                 (uint32_t)((bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
     kvf_team_job_fini(&job);
     return atomic_load(&error);
 }
@@ -196,19 +202,92 @@ kvf_page_tier kvf_arena_tier(const kvf_arena *arena)
     return has_huge_pages(arena) ? KVF_TIER_THP : KVF_TIER_4K;
 }
 
-/* ---- arenas
- * -------------------------------------------------------------------------------------- */
+/* ---- arenas ---- */
 
-static kvf_status obtain(kvf_context *context, const kvf_host_memory_config *config, kvf_team *team,
-                         kvf_arena *arena)
+/* A request on its way. */
+typedef struct request {
+    kvf_context *context;
+    const kvf_host_memory_config *config;
+    kvf_team *team;
+    bool is_tried; /* the machine shows less than is needed */
+    uint64_t done; /* bytes of whole arenas */
+} request;
+
+static void read_headroom(const kvf_host_memory_config *config, kvf_headroom *out)
 {
+    const kvf_headroom_read_fn read =
+        config->read_headroom ? config->read_headroom : kvf_headroom_read;
+    read(config->topology, config->node, out);
+}
+
+/* `done` bytes are there, and what is left does not hold the next piece. */
+static kvf_status refuse(const request *r, const kvf_headroom *h, uint64_t done, size_t bytes)
+{
+    char need[32], had[32], have[32];
+    kvf_bytes_text(r->config->bytes, need);
+    kvf_bytes_text(done, had);
+    if (h->cgroup < bytes)
+        return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
+                        "the cgroup's memory limit (memory.max) leaves %s behind %s of %s of host "
+                        "memory; raise memory.max, or lower tokens_max or host_tokens_max",
+                        kvf_bytes_text(h->cgroup, have), had, need);
+    kvf_bytes_text(h->node_free, have);
+    if (r->config->node >= 0)
+        return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
+                        "NUMA node %d has %s free behind %s of %s of host memory; free memory "
+                        "there, set numa_node to another node, or lower tokens_max or "
+                        "host_tokens_max",
+                        r->config->node, have, had, need);
+    return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
+                    "the machine has %s of memory available behind %s of %s of host memory; free "
+                    "memory, or lower tokens_max or host_tokens_max",
+                    have, had, need);
+}
+
+/* Before a piece is touched, behind `done` bytes: afterwards it may be too late. */
+static kvf_status look(const request *r, uint64_t done, size_t bytes)
+{
+    const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000l};
+    const uint64_t needed = bytes + (r->is_tried ? RESERVE_BYTES : 0);
+    kvf_headroom h;
+    for (int waits = 0;; waits++) {
+        read_headroom(r->config, &h);
+        if (h.cgroup >= bytes && h.node_free >= needed)
+            return KVF_OK;
+        if (!r->is_tried || h.cgroup < bytes || waits == WAITS_MAX)
+            return refuse(r, &h, done, bytes);
+        nanosleep(&pause, NULL);
+    }
+}
+
+static kvf_status populate(const request *r, const kvf_arena *arena)
+{
+    for (size_t from = 0; from < arena->mapped_bytes; from += PIECE_BYTES) {
+        const size_t left = arena->mapped_bytes - from;
+        const size_t bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
+        KVF_TRY(look(r, r->done + from, bytes));
+        const int error = touch(r->context, r->team, arena, from, bytes);
+        char text[32];
+        if (error != 0)
+            return kvf_fail(r->context, KVF_OUT_OF_MEMORY, error,
+                            "%s of host memory could not be populated: %s; lower tokens_max or "
+                            "host_tokens_max",
+                            kvf_bytes_text(arena->bytes, text), strerror(error));
+    }
+    return KVF_OK;
+}
+
+static kvf_status obtain(const request *r, kvf_arena *arena)
+{
+    kvf_context *context = r->context;
+    const kvf_host_memory_config *config = r->config;
     bool wants_huge = config->huge_pages != KVF_HUGE_PAGES_OFF && arena->bytes >= HUGE_BYTES;
     bool is_required = config->huge_pages == KVF_HUGE_PAGES_REQUIRED;
     char text[32];
     kvf_bytes_text(arena->bytes, text);
     if ((wants_huge || is_required) && map_hugetlb(context, arena)) {
         bind_to_node(context, arena, config->node);
-        if (touch(context, team, arena) == 0)
+        if (touch(context, r->team, arena, 0, arena->mapped_bytes) == 0) /* these are reserved */
             return KVF_OK;
         unmap(context, arena);
     }
@@ -223,13 +302,7 @@ static kvf_status obtain(kvf_context *context, const kvf_host_memory_config *con
                         "tokens_max or host_tokens_max",
                         text, strerror(errno));
     bind_to_node(context, arena, config->node);
-    int error = touch(context, team, arena);
-    if (error != 0)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, error,
-                        "%s of host memory could not be populated: %s; lower tokens_max or "
-                        "host_tokens_max",
-                        text, strerror(error));
-    return KVF_OK;
+    return populate(r, arena);
 }
 
 static kvf_status publish(kvf_context *context, kvf_device *device,
@@ -275,7 +348,7 @@ static kvf_status create_touch_team(kvf_context *context, const kvf_host_memory_
 }
 
 static kvf_status check(kvf_context *context, kvf_device *device,
-                        const kvf_host_memory_config *config)
+                        const kvf_host_memory_config *config, bool *is_tried)
 {
     if (config->bytes == 0 || config->granule == 0 || config->granule > KVF_ARENA_BYTES_MAX ||
         config->arena_bytes_max > KVF_ARENA_BYTES_MAX || config->bytes > (uint64_t)1 << 62)
@@ -287,11 +360,15 @@ static kvf_status check(kvf_context *context, kvf_device *device,
         KVF_FAIL(context, KVF_INVALID,
                  "numa_node is %d, and this machine has no such node; set it to -1", config->node);
     kvf_headroom headroom;
-    kvf_headroom_read(config->topology, config->node, &headroom);
+    read_headroom(config, &headroom);
     kvf_device_properties properties;
     device->ops->properties(device, &properties);
     if (!properties.memlock_applies)
         headroom.memlock = UINT64_MAX;
+    if (properties
+            .shares_host_memory) /* GPUs are lent in machines that get memory as they use it */
+        headroom.may_come = 0;
+    *is_tried = headroom.node_free < config->bytes;
     return kvf_host_memory_preflight(context, &headroom, config);
 }
 
@@ -299,27 +376,27 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
                                   const kvf_host_memory_config *config, kvf_host_memory *out)
 {
     memset(out, 0, sizeof *out);
-    KVF_TRY(check(context, device, config));
+    request r = {.context = context, .config = config};
+    KVF_TRY(check(context, device, config, &r.is_tried));
     kvf_host_memory memory = {.device = device};
     memory.bytes = (config->bytes + config->granule - 1) / config->granule * config->granule;
     uint64_t per_arena = kvf_arena_bytes(config);
     uint64_t wanted = (memory.bytes + per_arena - 1) / per_arena;
-    kvf_team *team = NULL;
     memory.arenas = kvf_alloc(context, wanted, sizeof *memory.arenas);
     if (!memory.arenas)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the list of %llu arenas",
                  (unsigned long long)wanted);
-    kvf_status status = create_touch_team(context, config, &team);
-    uint64_t left = memory.bytes;
-    while (status == KVF_OK && left > 0) {
+    kvf_status status = create_touch_team(context, config, &r.team);
+    while (status == KVF_OK && r.done < memory.bytes) {
+        const uint64_t left = memory.bytes - r.done;
         kvf_arena *arena = &memory.arenas[memory.arena_count++];
         arena->bytes = (size_t)(left < per_arena ? left : per_arena);
-        left -= arena->bytes;
-        status = obtain(context, config, team, arena);
+        status = obtain(&r, arena);
         if (status == KVF_OK)
             status = publish(context, device, config, arena);
+        r.done += arena->bytes;
     }
-    kvf_team_destroy(team);
+    kvf_team_destroy(r.team);
     if (status != KVF_OK) {
         kvf_host_memory_destroy(context, &memory);
         return status;

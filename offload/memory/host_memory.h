@@ -6,6 +6,10 @@
  * Large host memory: mapped in arenas of at most 1 GiB, on the best page size to be had, bound to a
  * NUMA node, touched in parallel by threads on that node, then registered with the device.
  *
+ * Before each piece of 256 MiB is touched, what is left is looked at: where it is too little the
+ * request is refused, while the kernel would end the process. So what the machine shows too little
+ * of at first may be tried (preflight says when).
+ *
  * The tier that an arena obtained is found when somebody asks. Nothing here assumes that a host
  * address equals its device alias. Failure leaves nothing mapped, bound or registered.
  */
@@ -48,6 +52,8 @@ typedef struct kvf_host_memory_config {
     uint32_t touch_threads; /* >= 1 */
     const kvf_topology *topology;
     size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests want several small arenas */
+    kvf_headroom_read_fn
+        read_headroom; /* NULL = kvf_headroom_read; tests have limits of their own */
 } kvf_host_memory_config;
 
 /* The most bytes of one arena under a configuration, a whole number of granules. */
@@ -57,7 +63,7 @@ static inline size_t kvf_arena_bytes(const kvf_host_memory_config *config)
     return (most > config->granule ? most / config->granule : 1) * config->granule;
 }
 
-/* Where memlock does not apply, set it to UINT64_MAX before.
+/* Where memlock does not apply, set it to UINT64_MAX before; where nothing is tried, may_come to 0.
  * @return KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and
  * fix. */
 KVF_CHECKED kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,

@@ -4,6 +4,7 @@
  * The verdict on a request for host memory, before anything is mapped.
  *
  * Invariant: it refuses only what is known to fail, and its text names limit, value, need and fix.
+ * What it lets pass may still not be there: memory is looked at again while it is taken.
  */
 
 #include "host_memory.h"
@@ -35,6 +36,13 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
                         "the cgroup's memory limit (memory.max) leaves %s, host memory needs %s; "
                         "raise memory.max, or lower tokens_max or host_tokens_max",
                         kvf_bytes_text(headroom->cgroup, have), need);
+    if (headroom->node_free < from_free && from_free <= headroom->may_come) {
+        kvf_log(context, KVF_LOG_WARNING,
+                "the machine has %s of memory available, host memory needs %s; it is tried piece "
+                "by piece, because a virtual machine may get more as it uses it",
+                kvf_bytes_text(headroom->node_free, have), need);
+        return KVF_OK;
+    }
     if (headroom->node_free < from_free && config->node >= 0)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
                         "NUMA node %d has %s free, host memory needs %s; free memory there, set "

@@ -203,7 +203,7 @@ static void test_unpinned(void **state)
 
 /* ---- preflight ---- */
 
-static const kvf_headroom plenty = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+static const kvf_headroom plenty = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, 0};
 
 static void expect_refusal(rig *r, const kvf_headroom *headroom,
                            const kvf_host_memory_config *config, kvf_status status,
@@ -247,6 +247,10 @@ static void test_preflight(void **state)
     h.node_free = 5 * GIB;
     expect_refusal(&r, &h, &config, KVF_OUT_OF_MEMORY,
                    (const char *const[]){"machine", "5.00 GiB", "16.00 GiB", "tokens_max", NULL});
+    h.may_come = 16 * GIB;
+    RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
+    h.may_come--;
+    assert_int_equal(kvf_host_memory_preflight(r.context, &h, &config), KVF_OUT_OF_MEMORY);
     config.node = 1;
     expect_refusal(
         &r, &h, &config, KVF_OUT_OF_MEMORY,
@@ -265,6 +269,116 @@ static void test_preflight(void **state)
     expect_refusal(&r, &h, &config, KVF_OUT_OF_MEMORY,
                    (const char *const[]){"huge pages", "2.00 GiB", "16.00 GiB",
                                          "vm.nr_hugepages=8192", "huge_pages to auto", NULL});
+    rig_close(&r);
+}
+
+/* ---- looks while it is populated ---- */
+
+/* What the reader below says: first at every look, then from look `from` on. */
+static struct {
+    kvf_headroom first, then;
+    uint32_t from, looks;
+} script;
+
+static void read_script(const kvf_topology *topology, int32_t node, kvf_headroom *out)
+{
+    (void)topology;
+    (void)node;
+    *out = script.looks++ < script.from ? script.first : script.then;
+}
+
+/* Four arenas; look 0 is preflight's. */
+static kvf_host_memory_config scripted(void)
+{
+    kvf_host_memory_config config = plain(4 * MIB, 4096);
+    config.arena_bytes_max = MIB;
+    config.huge_pages = KVF_HUGE_PAGES_OFF;
+    config.read_headroom = read_script;
+    script.first = script.then = plenty;
+    script.first.hugetlb_free = script.then.hugetlb_free = 0;
+    script.from = script.looks = 0;
+    return config;
+}
+
+/* Refused after `looks`, with `words`, and nothing stays. */
+static void expect_end(rig *r, const kvf_host_memory_config *config, uint32_t looks,
+                       const char *const *words)
+{
+    const uint64_t bytes = r->context->live_bytes, blocks = r->context->live_blocks;
+    kvf_host_memory memory;
+    kvf_error error;
+    assert_int_equal(kvf_host_memory_create(r->context, r->device, config, &memory),
+                     KVF_OUT_OF_MEMORY);
+    rig_error(r, &error);
+    assert_int_equal(error.status, KVF_OUT_OF_MEMORY);
+    for (; *words != NULL; words++)
+        if (strstr(error.text, *words) == NULL)
+            fail_msg("'%s' is not in: %s", *words, error.text);
+    assert_null(memory.arenas);
+    assert_int_equal(script.looks, looks);
+    assert_true(r->context->live_bytes == bytes && r->context->live_blocks == blocks);
+}
+
+/* There was enough at first, and others took it. */
+static void test_others_take_memory(void **state)
+{
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config config = scripted();
+    script.then.cgroup = MIB - 1;
+    script.from = 3;
+    expect_end(&r, &config, 4,
+               (const char *const[]){"memory.max", "1024.00 KiB", "2.00 MiB of 4.00 MiB",
+                                     "raise memory.max", "tokens_max", NULL});
+    config = scripted();
+    script.then.node_free = 0;
+    script.from = 4;
+    expect_end(&r, &config, 5,
+               (const char *const[]){"the machine has 0 B", "3.00 MiB of 4.00 MiB", "free memory",
+                                     "host_tokens_max", NULL});
+    /* Just enough to the end is enough. */
+    config = scripted();
+    script.first.node_free = 4 * MIB;
+    script.then.node_free = script.then.cgroup = MIB;
+    script.from = 1;
+    kvf_host_memory memory;
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+    assert_int_equal(script.looks, 5);
+    check_usable(&memory);
+    kvf_host_memory_destroy(r.context, &memory);
+    rig_close(&r);
+}
+
+/* A machine that shows too little may get more: that is tried for a device with its own memory. */
+static void test_memory_that_comes(void **state)
+{
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config config = scripted();
+    kvf_host_memory memory;
+    script.first.node_free = script.then.node_free = 3 * MIB;
+    script.first.may_come = 4 * MIB;
+    script.from = 1;
+    if (r.kind == KVF_DEVICE_HOST) {
+        expect_end(&r, &config, 1, (const char *const[]){"3.00 MiB of memory available", NULL});
+        rig_close(&r);
+        return;
+    }
+    /* It never comes: after a while that is said. */
+    expect_end(&r, &config, 1 + 21,
+               (const char *const[]){"the machine has 3.00 MiB", "0 B of 4.00 MiB", NULL});
+    /* It comes at the third look. */
+    script.looks = 0;
+    script.from = 3;
+    script.then.node_free = 257 * MIB;
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+    assert_int_equal(script.looks, 1 + 2 + 4);
+    check_usable(&memory);
+    kvf_host_memory_destroy(r.context, &memory);
+    /* Where more cannot come at all, one look is enough. */
+    script.looks = 0;
+    script.first.may_come--;
+    expect_end(&r, &config, 1, (const char *const[]){"3.00 MiB of memory available", NULL});
     rig_close(&r);
 }
 
@@ -364,6 +478,8 @@ static void test_memory_that_grows(void **state)
     /* No limit, or one below what there is, says nothing of growth. */
     assert_true(kvf_machine_headroom(proc, UINT64_MAX) == 6 * GIB);
     assert_true(kvf_machine_headroom(proc, 7 * GIB) == 6 * GIB);
+    assert_true(kvf_machine_growth(proc, true) == KVF_MACHINE_GROWTH_MAX * 8 * GIB);
+    assert_true(kvf_machine_growth(proc, false) == 0);
     rig_close(&r);
     remove_tree(&t);
 }
@@ -392,6 +508,8 @@ int main(void)
         cmocka_unit_test(test_bound),
         cmocka_unit_test(test_unpinned),
         cmocka_unit_test(test_preflight),
+        cmocka_unit_test(test_others_take_memory),
+        cmocka_unit_test(test_memory_that_comes),
         cmocka_unit_test(test_headroom_of_this_machine),
         cmocka_unit_test(test_memory_that_grows),
         cmocka_unit_test(test_cgroup_v2),

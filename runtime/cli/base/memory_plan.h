@@ -25,17 +25,19 @@ typedef struct cli_memory_plan {
     const struct cli_memory_plan *draft; /* of a model that guesses, or NULL */
     uint64_t available_bytes;            /* UINT64_MAX = not known */
     const char *available_by;            /* who sets that limit */
-    bool on_gpu; /* weights, runner and device parts are not in host memory */
+    uint64_t may_come_bytes; /* more than is available may be tried up to here; 0 = never */
+    bool on_gpu;             /* weights, runner and device parts are not in host memory */
 } cli_memory_plan;
 
-/** Bytes that this process may still take. @p by receives who says so. */
-uint64_t cli_memory_available(const char **by);
+/** Fill in what this process may still take, and who says so. */
+void cli_memory_available(cli_memory_plan *plan);
 
 /** Bytes of host memory. */
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan);
 void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file);
 
-/** @return whether it fits; a message with the fix is on stderr if not */
+/** @return whether it fits, or may in time: then a note is on stderr; if not, a message with the
+ * fix */
 bool cli_memory_plan_check(const cli_memory_plan *plan);
 
 #endif

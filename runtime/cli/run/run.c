@@ -265,7 +265,7 @@ kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache
         .on_gpu = is_on_gpu(options->runtime),
     };
     cli_show(kvf_cache_setting, "digest", cache, plan->digest);
-    plan->available_bytes = cli_memory_available(&plan->available_by);
+    cli_memory_available(plan);
     return kvf_cache_plan_make(options->runtime, cache, &plan->cache, error);
 }
 
