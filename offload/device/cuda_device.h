@@ -136,6 +136,9 @@ void kvf_cuda_enter_release(kvf_cuda_device *device, int *before);
  * CUDA cannot recover from makes the device lost. */
 kvf_status kvf_cuda_failed(kvf_cuda_device *device, cudaError_t error, const char *what);
 
+/* After which every call of the process on this device fails. */
+bool kvf_cuda_is_fatal(cudaError_t error);
+
 /* Before there is a device: how many there are, or why none can be used. */
 int kvf_cuda_count(char text[256]);
 
@@ -200,7 +203,8 @@ cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to
                                   cudaStream_t stream);
 
 /* What can only be found out by trying: fills can_capture, can_copy_batch, can_capture_batch, and
- * takes can_bulk_copy back if it does not work from host memory. The device is current. */
+ * takes can_bulk_copy back if it does not work from host memory. Fails where that trial loses the
+ * device, or does not end: then its memory stays. The device is current. */
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device);
 
 /* ---- opening: device_cuda.c ---- */

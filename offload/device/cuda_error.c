@@ -13,8 +13,7 @@
 
 #include <stdio.h>
 
-/* Errors after which every call of the process on this device fails. */
-static bool is_fatal(cudaError_t error)
+bool kvf_cuda_is_fatal(cudaError_t error)
 {
     switch (error) {
     case cudaErrorIllegalAddress:
@@ -112,7 +111,7 @@ kvf_status kvf_cuda_failed(kvf_cuda_device *device, cudaError_t error, const cha
     if (error == cudaSuccess)
         return KVF_OK;
     (void)cudaGetLastError();
-    if (is_fatal(error)) {
+    if (kvf_cuda_is_fatal(error)) {
         int none = 0;
         atomic_compare_exchange_strong(&device->lost, &none, (int)error);
     }

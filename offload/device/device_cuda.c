@@ -35,7 +35,11 @@ static void cuda_close(kvf_device *base)
     KVF_ASSERT(!device->blocks && !device->events && !device->recording);
     if (device->own) {
         kvf_cuda_enter_release(device, &before);
-        (void)kvf_cuda_failed(device, cudaStreamDestroy(device->own), "a stream");
+        const cudaError_t error = cudaStreamDestroy(device->own);
+        if (atomic_load(&device->lost) == 0)
+            (void)kvf_cuda_failed(device, error, "a stream");
+        else /* why it was lost is said, and that stays */
+            (void)cudaGetLastError();
         if (device->starts_late)
             kvf_cuda_refuse_early_starts(-1);
         kvf_cuda_leave(device, before);
@@ -125,7 +129,6 @@ static cudaError_t read_properties(kvf_cuda_device *device)
     p->compute_major = (uint32_t)found.major;
     p->compute_minor = (uint32_t)found.minor;
     p->shared_memory_max = found.sharedMemPerBlockOptin;
-    p->can_bulk_copy = p->compute_major >= 9;
     p->pins_host_memory = true;
     int is_integrated = 0;
     error = cudaDeviceGetAttribute(&is_integrated, cudaDevAttrIntegrated, device->ordinal);
@@ -155,7 +158,7 @@ static kvf_status load_kernels(kvf_cuda_device *device)
     return kvf_cuda_failed(device, error, "the kernels could not be loaded");
 }
 
-static kvf_status start(kvf_cuda_device *device, bool starts_late)
+static kvf_status start(kvf_cuda_device *device, const kvf_device_config *config)
 {
     int before;
     KVF_TRY(kvf_cuda_enter(device, &before));
@@ -166,11 +169,13 @@ static kvf_status start(kvf_cuda_device *device, bool starts_late)
                             "the device's stream could not be created");
     if (status == KVF_OK)
         status = load_kernels(device);
-    if (status == KVF_OK && starts_late) {
+    if (status == KVF_OK && config->starts_late) {
         kvf_cuda_refuse_early_starts(1);
         device->starts_late = true;
     }
     if (status == KVF_OK) {
+        kvf_device_properties *p = &device->properties;
+        p->can_bulk_copy = p->compute_major >= 9 && !config->no_bulk_copies;
         kvf_cuda_driver_find(device);
         status = kvf_cuda_driver_probe(device);
     }
@@ -205,7 +210,7 @@ kvf_status kvf_device_cuda_open(kvf_context *context, const kvf_device_config *c
     }
     kvf_status status = kvf_kernels_init_cuda(&device->base.kernels);
     if (status == KVF_OK)
-        status = start(device, config->starts_late);
+        status = start(device, config);
     if (status != KVF_OK) {
         cuda_close(&device->base);
         return status;

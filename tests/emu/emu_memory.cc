@@ -11,11 +11,13 @@
  * refuses copies across them.
  */
 
+#include <chrono>
 #include <map>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <thread>
 
 #include "emu_fiber.h"
 #include "emu_launch.h"
@@ -301,7 +303,10 @@ const char *kvf_emu_refuses(const void *pointer)
 
 bool kvf_emu_bulk_brings(const void *pointer)
 {
-    return emu::config().bulk_skips_host == 0 || emu::place_of(pointer, 1) == Place::Device;
+    const bool is_device = emu::place_of(pointer, 1) == Place::Device;
+    while (!is_device && emu::config().bulk_hangs != 0)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return is_device || emu::config().bulk_skips_host == 0;
 }
 
 /* ---- what kernels may touch ---- */
