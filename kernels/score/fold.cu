@@ -4,24 +4,29 @@
  * Masses of query heads into scores of pages on the GPU.
  *
  * Knows nothing of codes. A block is 8 warps and a part of one list, and finds the sums of its
- * rows anew: eight bytes per tile and head, out of the cache. Then a thread is a page: two bytes
- * and one exponential per head. Damaged numbers are made harmless as in fold_ref.c.
+ * rows anew: eight bytes per tile and head, out of the cache. What the pages of a tile share of a
+ * head, the exponential, is found once per tile of the part. Then a thread is a page: two bytes per
+ * head. Damaged numbers are made harmless as in fold_ref.c.
  *
- * Bound: one read of the masses, 2 * group + 4 bytes per page. Exactness: exp2f and logf in fp32;
- * sums over tiles in a fixed order, over heads in order.
+ * Bound: one read of the masses, 2 * group + 4 bytes per page. What hangs on each other: the list's
+ * length, largest of the tiles, their sums, masses; three barriers. Exactness: exp2f and logf in
+ * fp32; sums over tiles in a fixed order, over heads in order.
  */
 
 #include <math.h>
 
 #include "cuda_kernels.h"
 
-#include "cuda/cuda.cuh"
+#include "cuda/tile.cuh"
 
 #define WARPS      8u
 #define PART       1024u /* pages of a block, at least */
 #define PART_LARGE 8192u /* of lists with many tiles, and of very many lists */
 #define BLOCKS     1024u /* beyond that every multiprocessor has several anyway */
+#define TILE_SHIFT 10u   /* KVF_WEIGH_TOKENS as a power of two */
 #define LOG2E      1.44269504f
+
+static_assert(KVF_WEIGH_TOKENS == 1u << TILE_SHIFT, "tokens of a tile");
 
 /* NaN becomes `least`: fmaxf drops it. */
 static __device__ __forceinline__ float tame(float x, float least, float most)
@@ -60,25 +65,33 @@ static __device__ __forceinline__ row find_row(const kvf_fold_args &a, size_t he
     return r;
 }
 
+/* What all pages of a tile have of a head: a factor of their masses, or a term beside the logarithm
+ * of these. */
 template <kvf_group_reduce KIND>
-static __device__ __forceinline__ float fold_page(const kvf_fold_args &a, const row *rows,
+static __device__ __forceinline__ float find_share(const kvf_fold_args &a, const row &r,
+                                                   size_t head, uint32_t tile)
+{
+    const float top = tame_top(a.top[head * a.tiles_max + tile]);
+    return KIND == KVF_GROUP_MEAN_SOFTMAX ? exp2f((top - r.top) * LOG2E) * r.share : top;
+}
+
+/* shares [group], of the page's tile. */
+template <kvf_group_reduce KIND>
+static __device__ __forceinline__ float fold_page(const kvf_fold_args &a, const float *shares,
                                                   uint32_t page)
 {
-    const uint32_t tile = page / kvf_tile_pages(a.page_size);
-    const size_t first = (size_t)blockIdx.y * a.group;
+    const uint16_t *mass = a.mass + (size_t)blockIdx.y * a.group * a.pages_max + page;
     float sum = 0.0f, best = -INFINITY;
     bool any = false;
 #pragma unroll 4
-    for (uint32_t g = 0; g < a.group; g++) {
-        const float raw = kvf_bf16_to_float(a.mass[(first + g) * a.pages_max + page]);
-        const float top = tame_top(a.top[(first + g) * a.tiles_max + tile]);
+    for (uint32_t g = 0; g < a.group; g++, mass += a.pages_max) {
+        const float raw = kvf_bf16_to_float(*mass);
         float one;
         any |= raw >= 0.0f;
         if (KIND == KVF_GROUP_MEAN_SOFTMAX)
-            one = tame(raw, 0.0f, KVF_FOLD_MASS_MAX) *
-                  (exp2f((top - rows[g].top) * LOG2E) * rows[g].share);
+            one = tame(raw, 0.0f, KVF_FOLD_MASS_MAX) * shares[g];
         else
-            one = top + logf(tame(raw, 0x1p-126f, KVF_FOLD_MASS_MAX));
+            one = shares[g] + logf(tame(raw, 0x1p-126f, KVF_FOLD_MASS_MAX));
         best = fmaxf(best, one);
         sum += one;
     }
@@ -96,15 +109,24 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     const uint32_t pages = a.pages[list];
     if (first >= pages)
         return;
+    const uint32_t end = kvf_min_u32(pages, first + part);
+    const uint32_t shift = TILE_SHIFT - kvf_page_shift(a.page_size);
+    const uint32_t tile = first >> shift, tiles = ((end - 1) >> shift) + 1 - tile;
+    const size_t head = (size_t)list * a.group;
     row *rows = (row *)kvf_shared();
+    float *shares = (float *)(rows + a.group); /* [tiles, group] */
     for (uint32_t g = warp; KIND == KVF_GROUP_MEAN_SOFTMAX && g < a.group; g += WARPS) {
-        const row r = find_row(a, (size_t)list * a.group + g, kvf_tiles(pages, a.page_size));
+        const row r = find_row(a, head + g, kvf_tiles(pages, a.page_size));
         if (lane == 0)
             rows[g] = r;
     }
     __syncthreads();
-    for (uint32_t p = first + threadIdx.x; p < kvf_min_u32(pages, first + part); p += blockDim.x)
-        a.out[(size_t)list * a.pages_max + p] = fold_page<KIND>(a, rows, p);
+    for (uint32_t i = threadIdx.x; i < tiles * a.group; i += blockDim.x)
+        shares[i] = find_share<KIND>(a, rows[i % a.group], head + i % a.group, tile + i / a.group);
+    __syncthreads();
+    for (uint32_t p = first + threadIdx.x; p < end; p += blockDim.x)
+        a.out[(size_t)list * a.pages_max + p] =
+            fold_page<KIND>(a, shares + ((p >> shift) - tile) * a.group, p);
 }
 
 /* Pages of a block: few, so that all multiprocessors have some, while what a block does before its
@@ -123,7 +145,8 @@ extern "C" int kvf_fold_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t part = part_of(a);
     const dim3 grid(kvf_div_ceil_u32(a->pages_max, part), a->lists);
     const dim3 block(WARPS * KVF_WARP_LANES);
-    const size_t shared = a->group * sizeof(row);
+    const size_t tiles = kvf_div_ceil_u32(part, kvf_tile_pages(a->page_size)) + 1;
+    const size_t shared = a->group * (sizeof(row) + tiles * sizeof(float));
     (void)tasks;
     if (a->lists == 0 || a->pages_max == 0)
         return cudaSuccess;
