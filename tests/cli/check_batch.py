@@ -428,20 +428,19 @@ def check_real(chat):
 
     def run(*options):
         done = subprocess.run([chat.kvferry, "run", "--model", model, "--device", "host", "--prompt",
-                               "A list of five animals, and what each of them eats:", "-n", "4",
+                               "A list of five animals:", "-n", "3",
                                "--temperature", "1", "--ignore-eos", *options],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         chat.check("the real model answers with %s" % (options,), done.returncode == 0, done.stderr)
         return done.stdout
     batches = {n: {r["sample"]: r["ids"] for r in map(json.loads, run(
         "--samples", "16", "--batch", str(n)).splitlines())} for n in (1, 3, 8, 16)}
-    for seed in (0, 15):
-        run("--seed", str(seed), "--emit-ids", path)
-        with open(path, encoding="utf-8") as f:
-            batches[0] = {**batches[1], seed: [int(line) for line in f]}
-        for n, found in batches.items():
-            chat.check("%d at once are single runs" % n, found == batches[1] and len(found) == 16 and
-                       len({tuple(ids) for ids in found.values()}) > 9, found, batches[1])
+    run("--seed", "15", "--emit-ids", path)
+    with open(path, encoding="utf-8") as f:
+        batches[0] = {**batches[1], 15: [int(line) for line in f]}
+    for n, found in batches.items():
+        chat.check("%d at once are single runs" % n, found == batches[1] and len(found) == 16 and
+                   len({tuple(ids) for ids in found.values()}) > 9, found, batches[1])
 
 
 def check_interrupted(chat):
