@@ -19,7 +19,8 @@
 enum {
     SEQUENCES = 3,
     TOKENS_MAX = 160,
-    CHUNK_MAX = 48,
+    TOKENS_PER_STEP = 16,
+    CHUNK_MAX = SEQUENCES * TOKENS_PER_STEP,
     LAYERS_MAX = 2,
     KV_HEADS_MAX = 2,
     GROUP_MAX = 2,
@@ -49,7 +50,7 @@ typedef struct world {
     float k[CHUNK_MAX * KV_HEADS_MAX * HEAD_DIM_MAX];
     float v[CHUNK_MAX * KV_HEADS_MAX * HEAD_DIM_MAX];
     float out[CHUNK_MAX * QUERY_HEADS_MAX * HEAD_DIM_MAX];
-    float lse[SEQUENCES * QUERY_HEADS_MAX];
+    float lse[CHUNK_MAX * QUERY_HEADS_MAX];
     int32_t indptr[SEQUENCES * KV_HEADS_MAX + 1];
     int32_t indices[SEQUENCES * KV_HEADS_MAX * TOKENS_MAX];
     int32_t last_page_len[SEQUENCES * KV_HEADS_MAX];
@@ -97,7 +98,7 @@ static kvf_cache_config draw_config(world *w)
         c.static_ratio = KVF_STATIC_RATIO_AUTO;
     c.refresh_interval = fuzz_range(&w->in, 1, 8);
     c.refresh = (kvf_refresh)fuzz_range(&w->in, 0, 1);
-    (void)fuzz_range(&w->in, 0, 1); /* a setting that is gone: inputs keep their meaning */
+    c.tokens_per_step_max = fuzz_range(&w->in, 1, TOKENS_PER_STEP);
     c.digest = (kvf_digest_kind)fuzz_range(&w->in, 0, 2);
     c.sub_digests = 1u << fuzz_range(&w->in, 0, 2);
     c.group_reduce = (kvf_group_reduce)fuzz_range(&w->in, 0, 2);
@@ -310,7 +311,7 @@ static void prefill(world *w)
     check_lengths(w);
 }
 
-/* Draws a batch and its rows; the sequences may be none, or the same one twice. */
+/* Draws a batch; the sequences may be none, or the same one twice. */
 static uint32_t draw_batch(world *w, kvf_sequence **batch, model **members)
 {
     const uint32_t mask = fuzz_range(&w->in, 0, 15);
@@ -326,8 +327,30 @@ static uint32_t draw_batch(world *w, kvf_sequence **batch, model **members)
         batch[0] = batch[1] = w->models[0].sequence;
         count = 2;
     }
-    fill_rows(w, count);
     return count;
+}
+
+/* New tokens of each sequence of a batch, of which some may be none, or too many; and their rows.
+ */
+static void draw_rows(world *w, uint32_t count, int has_several, uint32_t *tokens)
+{
+    uint32_t rows = 0;
+    for (uint32_t b = 0; b < count; b++) {
+        tokens[b] = has_several ? fuzz_range(&w->in, 0, TOKENS_PER_STEP) : 1;
+        rows += tokens[b];
+    }
+    fill_rows(w, rows);
+}
+
+/* What a step that was taken must have been. */
+static int is_step(const world *w, const kvf_decode_args *args, const uint32_t *tokens,
+                   int by_pages)
+{
+    const uint32_t most = by_pages ? 1 : w->config.tokens_per_step_max;
+    for (uint32_t b = 0; b < args->batch; b++)
+        if (tokens[b] < 1 || tokens[b] > most)
+            return 0;
+    return args->batch && args->layer < w->config.layers;
 }
 
 static void check_lists(const world *w, const kvf_page_lists *lists, uint32_t count)
@@ -350,6 +373,9 @@ static void decode(world *w)
     const uint32_t layer = fuzz_range(&w->in, 0, LAYERS_MAX);
     const uint32_t way = fuzz_range(&w->in, 0, 3);
     const uint32_t count = draw_batch(w, batch, members);
+    const int has_several = way && w->config.tokens_per_step_max > 1;
+    uint32_t tokens[SEQUENCES];
+    draw_rows(w, count, has_several, tokens);
     const kvf_decode_args args = {
         .layer = layer,
         .batch = count,
@@ -359,6 +385,7 @@ static void decode(world *w)
         .v = w->v,
         .out = w->out,
         .lse = way == 1 ? w->lse : NULL,
+        .tokens = has_several ? tokens : NULL,
     };
     const kvf_page_lists lists = {
         .indptr = w->indptr,
@@ -370,17 +397,19 @@ static void decode(world *w)
                                        : kvf_decode(w->cache, &args, w->stream);
     PROMISE(is_listed(status));
     if (status == KVF_OK) {
-        PROMISE(count && layer < w->config.layers);
-        for (uint32_t b = 0; b < count; b++)
-            account(w, members[b], layer, b);
+        PROMISE(is_step(w, &args, tokens, way == 2));
+        for (uint32_t b = 0, row = 0; b < count; b++)
+            for (uint32_t t = 0; t < tokens[b]; t++)
+                account(w, members[b], layer, row++);
         if (way == 2)
             PROMISE(is_listed(kvf_attend_pages(w->cache, &args, &lists, w->stream)));
         settle(w);
         if (way == 2 && !w->poisoned)
             check_lists(w, &lists, count);
         const int dense = w->config.select == KVF_SELECT_FULL;
-        for (uint32_t b = 0; b < count && !w->poisoned; b++)
-            check_rows(w, members[b], layer, members[b]->length[layer] - 1, 1, b, dense);
+        for (uint32_t b = 0, row = 0; b < count && !w->poisoned; row += tokens[b++])
+            check_rows(w, members[b], layer, members[b]->length[layer] - tokens[b], tokens[b], row,
+                       dense);
     }
     check_lengths(w);
 }
@@ -426,10 +455,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     world *w = calloc(1, sizeof *w);
     if (!w)
         return 0;
-    w->in = (fuzz_input){data, size};
     w->random = 1;
-    w->runtime = fuzz_runtime(1 + fuzz_range(&w->in, 0, 1));
-    PROMISE(kvf_stream_create(w->runtime, &w->stream) == KVF_OK);
+    fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
     run(w);
     settle(w);
     close_cache(w);

@@ -485,10 +485,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     world *w = calloc(1, sizeof *w);
     if (!w)
         return 0;
-    w->in = (fuzz_input){data, size};
     w->random = 1;
-    w->runtime = fuzz_runtime(1 + draw(w, 0, 1));
-    PROMISE(kvf_stream_create(w->runtime, &w->stream) == KVF_OK);
+    fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
     if (open_store(w))
         run(w);
     kvf_blocks_close(w->blocks);

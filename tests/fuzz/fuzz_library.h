@@ -4,13 +4,15 @@
 
 /*
  * What targets share that call the library: a promise that aborts when it is broken, numbers that
- * stand for keys and values, and runtimes. Knows the public header only.
+ * stand for keys and values, runtimes and streams. Knows the public header only.
  */
 
 #include <kvferry/kvferry.h>
 
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "fuzz_input.h"
 
 #define PROMISE(condition)                                                                         \
     do {                                                                                           \
@@ -45,6 +47,16 @@ static inline kvf_runtime *fuzz_runtime(uint32_t threads)
         PROMISE(kvf_runtime_open(&config, &runtimes[threads], &error) == KVF_OK);
     }
     return runtimes[threads];
+}
+
+/* What every input begins with: its bytes, a runtime of as many threads as the first one says, and
+ * a stream. */
+static inline void fuzz_begin(fuzz_input *in, kvf_runtime **runtime, kvf_stream **stream,
+                              const uint8_t *data, size_t size)
+{
+    *in = (fuzz_input){data, size};
+    *runtime = fuzz_runtime(1 + fuzz_range(in, 0, 1));
+    PROMISE(kvf_stream_create(*runtime, stream) == KVF_OK);
 }
 
 #endif
