@@ -11,6 +11,7 @@
  * refuses copies across them.
  */
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <sched.h>
@@ -255,6 +256,37 @@ void memory_hide()
     }
     gate.store(0, std::memory_order_relaxed);
 #endif
+}
+
+/* Pages of device memory in which [pointer, pointer + bytes) lies: whole huge ones, where the
+ * allocation has such. Of other memory none. */
+static void protect_range(const void *pointer, size_t bytes, int protection)
+{
+    std::shared_lock<std::shared_mutex> hold(ranges_lock);
+    const auto at = find((uintptr_t)pointer);
+    if (at == ranges.end() || at->second.place != Place::Device)
+        return;
+    const uintptr_t base = (uintptr_t)pages_of(at->first), unit = HUGE_BYTES / 2;
+    const uintptr_t end = base + pages_bytes(at->first, at->second.bytes);
+    const uintptr_t from = std::max(base, (uintptr_t)pointer / unit * unit);
+    const uintptr_t to = std::min(end, (uintptr_t)round_up((uintptr_t)pointer + bytes, unit));
+    (void)mprotect((void *)from, to - from, protection);
+}
+
+bool memory_copy_hidden(void *to, const void *from, size_t bytes)
+{
+    if (!is_hidden.load(std::memory_order_relaxed) || !close_gate())
+        return false;
+    const bool hidden = is_hidden.load(std::memory_order_relaxed);
+    if (hidden) {
+        protect_range(to, bytes, PROT_READ | PROT_WRITE);
+        protect_range(from, bytes, PROT_READ | PROT_WRITE);
+        memmove(to, from, bytes);
+        protect_range(to, bytes, PROT_NONE);
+        protect_range(from, bytes, PROT_NONE);
+    }
+    gate.store(0, std::memory_order_relaxed);
+    return hidden;
 }
 
 Place place_of(const void *pointer, size_t bytes)

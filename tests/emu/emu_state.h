@@ -187,6 +187,10 @@ struct Visible {
     Visible &operator=(const Visible &) = delete;
 };
 void memory_hide();
+/* A copy that its caller waits for, at once and on this thread, if device memory is hidden: then no
+ * work is queued, and none is before it returns. Shows the pages that it touches. False if memory
+ * is not hidden, and nothing was done. */
+bool memory_copy_hidden(void *to, const void *from, size_t bytes);
 
 /* ---- streams: emu_stream.cc ---- */
 
