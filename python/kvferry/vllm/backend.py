@@ -104,12 +104,10 @@ class Impl(AttentionImpl[Pass]):
         if attn_metadata is None: # a pass that measures memory
             return output.zero_()
         assert self.pool is not None and self.pool.blocks is not None
-        self._bind(kv_cache)
         blocks, stream, p = self.pool.blocks, self.pool.stream(), attn_metadata
         q, k, v = query.contiguous(), _packed(key), _packed(value)
         row_bytes = q.stride(0) * q.element_size()
-        blocks.put(self.index, p.tokens, k.data_ptr(), v.data_ptr(), p.slots.data_ptr(), stream,
-                   k_stride=k.stride(0), v_stride=v.stride(0))
+        self.write(k, v, kv_cache, p)
         width = p.table.stride(0)
         for run in p.runs:
             table = p.table.data_ptr() + 4 * run.row * width, width
@@ -124,6 +122,13 @@ class Impl(AttentionImpl[Pass]):
                               output.data_ptr(), stream)
         self.pool.done(stream, p.runs, self.is_last)
         return output
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, p: Pass) -> None:
+        """Enqueue the tokens of a pass, whose rows are packed."""
+        assert self.pool is not None and self.pool.blocks is not None
+        self._bind(kv_cache)
+        self.pool.blocks.put(self.index, p.tokens, k.data_ptr(), v.data_ptr(), p.slots.data_ptr(),
+                             self.pool.stream(), k_stride=k.stride(0), v_stride=v.stride(0))
 
     def _bind(self, kv_cache: torch.Tensor) -> None:
         """vLLM may give a layer other memory, as after sleep."""
