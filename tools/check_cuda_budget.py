@@ -8,7 +8,9 @@ Reads what ptxas said of every .cu file (BUILD/*/cuda_*.ptxas.txt, kept by the b
 each kernel of each target with the first line of the budget file that fits it. A kernel without a
 line, a line that fits no kernel of a file that was compiled, and a warning of the compiler fail too.
 Where cuobjdump is installed, the instructions that the budget names are looked for in the machine
-code of every target. --list prints the greatest numbers per kernel, to write a budget from.
+code of every target. Kernels with a line that begins with = are counted in the machine code of COUNTED:
+by cuobjdump, which pip brings to the user's cache folder once where it is not installed. --list prints
+the greatest numbers per kernel, to write a budget from.
 """
 import argparse
 import collections
@@ -20,7 +22,11 @@ import shutil
 import subprocess
 import sys
 
+import real_model
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+COUNTED = "sm_90"
+PACKAGES = ["nvidia-cuda-cuobjdump==13.5.37", "nvidia-cuda-nvdisasm==13.5.37"]
 KERNEL = re.compile(
     r"Compiling entry function '(?P<symbol>\S+)' for '(?P<target>sm_\w+)'"
     r"(?:(?!Compiling entry).)*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
@@ -28,6 +34,7 @@ KERNEL = re.compile(
     r"(?:[^\n]*?, (?P<shared>\d+) bytes smem)?", re.S)
 Kernel = collections.namedtuple("Kernel", "name full target registers stack spill shared")
 Line = collections.namedtuple("Line", "pattern registers stack spill instructions number")
+Count = collections.namedtuple("Count", "unit kernel most number")
 
 
 def demangle(symbols):
@@ -40,6 +47,12 @@ def short(full):
     """attend_chunks of `void attend_chunks<(int)128>`, whatever the namespace."""
     name = re.sub(r"[<(].*", "", full[len("void "):] if full.startswith("void ") else full)
     return name.split("::")[-1]
+
+
+def exact(full):
+    """weigh_pages<4,2> of `void weigh_pages<4u, 2u>`."""
+    arguments = re.search(r"<.*>", full)
+    return short(full) + re.sub(r"\(\w+\)|\s|(?<=\d)u", "", arguments[0] if arguments else "")
 
 
 def unit_of(path, ending):
@@ -73,7 +86,7 @@ def read_budget(path):
     with open(path, encoding="utf-8") as f:
         for number, text in enumerate(f, 1):
             words = text.split("#")[0].split()
-            if words:
+            if words and words[0] != "=":
                 pattern = words[0] if "@" in words[0] else words[0] + "@*"
                 lines.append(Line(pattern, int(words[1]), int(words[2]), int(words[3]),
                                   tuple(words[4:]), number))
@@ -98,6 +111,56 @@ def check_numbers(kernels, budget, path):
         about = re.sub(r"/[^@]*", "", line.pattern)
         if line not in used and any(fnmatch.fnmatchcase(c, about) for c in compiled):
             yield "%s:%d: no kernel fits %s" % (path, line.number, line.pattern)
+
+
+def read_counts(path):
+    with open(path, encoding="utf-8") as f:
+        lines = [(n, text.split("#")[0].split()) for n, text in enumerate(f, 1)]
+    return [Count(*words[1].split("/"), int(words[2]), n) for n, words in lines
+            if words and words[0] == "="]
+
+
+def cuobjdump():
+    """Its path, or None."""
+    nvcc = shutil.which("nvcc", path=os.environ["PATH"] + ":/usr/local/cuda/bin:/opt/cuda/bin")
+    beside = os.path.dirname(os.path.realpath(nvcc)) if nvcc else None
+    found = shutil.which("cuobjdump") or shutil.which("cuobjdump", path=beside or "")
+    if found:
+        return found
+    folder = os.path.join(real_model.cache_folder(), "cuda-tools-" + PACKAGES[0].split("=")[-1])
+    found = os.path.join(folder, "nvidia", "cu13", "bin", "cuobjdump")
+    if not os.path.exists(found):
+        part = "%s.%d" % (folder, os.getpid())
+        pip = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
+                              "--disable-pip-version-check", "--target", part] + PACKAGES,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if pip.returncode == 0 and not os.path.exists(folder):
+            os.rename(part, folder)
+        shutil.rmtree(part, ignore_errors=True)
+    return found if os.path.exists(found) else None
+
+
+def counted(tool, path):
+    """(kernel, instructions) of an object's code for COUNTED, without what only fills up."""
+    sass = subprocess.run([tool, "-arch", COUNTED, "-sass", path], stdout=subprocess.PIPE,
+                          text=True, check=True).stdout
+    parts = re.split(r"^\s*Function : (\S+)$", sass, flags=re.M)
+    for full, code in zip(demangle(parts[1::2]) if len(parts) > 1 else [], parts[2::2]):
+        yield exact(full), len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP)\S", code, re.M))
+
+
+def check_counts(build, kernels, counts, tool, path):
+    """Findings. A unit that was not compiled for COUNTED is left out."""
+    made = {k.name.split("/")[0] for k in kernels if k.target == COUNTED}
+    for unit in sorted({c.unit for c in counts} & made):
+        found = glob.glob(os.path.join(build, "**", "cuda_%s.o" % unit), recursive=True)
+        has = dict(counted(tool, found[0])) if found else {}
+        for c in (c for c in counts if c.unit == unit):
+            if not has.get(c.kernel):
+                yield "%s:%d: no code of %s/%s for %s" % (path, c.number, unit, c.kernel, COUNTED)
+            elif has[c.kernel] > c.most:
+                yield "%s/%s on %s: %d instructions, the budget is %d" % (
+                    unit, c.kernel, COUNTED, has[c.kernel], c.most)
 
 
 def check_instructions(build, budget):
@@ -144,6 +207,14 @@ def main():
         findings += check_instructions(args.build, budget)
     else:
         print("instructions were not looked at: no cuobjdump")
+    counts, tool = read_counts(args.budget), cuobjdump()
+    if not any(k.target == COUNTED for k in kernels):
+        print("instructions were not counted: nothing was compiled for " + COUNTED)
+    elif tool:
+        findings += check_counts(args.build, kernels, counts, tool,
+                                 os.path.relpath(args.budget, ROOT))
+    else:
+        print("instructions were not counted: no cuobjdump, and pip cannot bring it")
     for finding in findings:
         print(finding)
     print("%d kernels for %s: %s" % (len(kernels), ", ".join(sorted({k.target for k in kernels})),
