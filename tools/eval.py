@@ -3,8 +3,9 @@
 """What selections cost a real language model: answers and losses under every row of ROWS.
 
 usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
-       eval.py --build FOLDER --ruler [--model DIR] [--lengths N...] [--samples N] [--tasks NAME...]
-               [--row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER] [--report]
+       eval.py --build FOLDER --ruler [--model DIR] [--lengths N...] [--samples N...]
+               [--tasks NAME...] [--row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER]
+               [--report]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), runs
 eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row
@@ -153,7 +154,8 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="+", metavar="TOKENS",
                         help="with --ruler: of prompts with what is generated (%s)"
                         % " ".join(map(str, eval_ruler.LENGTHS)))
-    parser.add_argument("--samples", type=int, help="with --ruler: prompts of a task and length (%d)"
+    parser.add_argument("--samples", type=int, nargs="+", metavar="N",
+                        help="with --ruler: documents of a task and length, or of each length (%d)"
                         % eval_ruler.SAMPLES)
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="with --ruler: only these")
     parser.add_argument("--row", action="append", metavar="'NAME FIELD=VALUE...'",

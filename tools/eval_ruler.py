@@ -19,23 +19,26 @@ from eval_report import by_hand, kept
 from eval_run import Row, read, run
 
 LENGTHS, SAMPLES = [2048, 4096, 7500], 10
+FEW = 2  # documents of a task that full attention cannot do at a shorter length
 ROWS = [("full", "select=full"), ("default", "")]
 JUDGED = 0.2  # full attention's least score
 
 
 def count(program, model, documents):
-    """Tokens of each document with its question."""
+    """Tokens of each document with its longest question."""
     with tempfile.TemporaryDirectory(prefix="kvferry-eval-") as folder:
         tasks = os.path.join(folder, "tasks")
         eval_texts.write(documents, tasks)
         done = subprocess.run([program, "--model", model, "--tasks", tasks], text=True, check=True,
                               stdout=subprocess.PIPE)
-    tokens = [0] * len(documents)
+    tokens, asked = [0] * len(documents), [0] * len(documents)
     for line in done.stdout.splitlines():
         kind, document, *fields = line.split("\t")
-        if kind in ("document", "task"):
-            tokens[int(document)] += int(fields[-1])
-    return tokens
+        if kind == "document":
+            tokens[int(document)] = int(fields[-1])
+        elif kind == "task":
+            asked[int(document)] = max(asked[int(document)], int(fields[-1]))
+    return [t + a for t, a in zip(tokens, asked)]
 
 
 def rows_of(extra):
@@ -61,13 +64,17 @@ class Run:
         return bool(self.rows[0].stats)
 
     def scores(self, row):
-        """By document; none where the row was not run."""
-        return [d.tasks[0].score(row.answers[i, 0]) for i, d in enumerate(self.documents)
-                if (i, 0) in row.answers] if row.stats else []
+        """Of every question, by document; none where the row was not run."""
+        return [[task.score(row.answers[i, t]) for t, task in enumerate(d.tasks)]
+                for i, d in enumerate(self.documents)] if row.stats else []
 
     def is_judged(self):
-        full = self.scores(self.rows[0])
-        return sum(full) >= JUDGED * len(full)
+        return mean(self.scores(self.rows[0])) >= JUDGED
+
+
+def mean(scores):
+    """Over all questions of all documents."""
+    return sum(map(sum, scores)) / sum(map(len, scores))
 
 
 def attended(row):
@@ -82,14 +89,14 @@ def figures(one):
     for row in one.rows:
         mine = one.scores(row)
         if mine:
-            rows[row.method] = {"score": sum(mine) / len(mine), "attended": attended(row),
-                                "scores": mine}
+            rows[row.method] = {"score": mean(mine), "attended": attended(row), "scores": mine}
     return {"task": one.task, "tokens": one.tokens, "samples": len(full),
+            "questions": sum(map(len, full)),
             "documents": one.lengths, "judged": one.is_judged(), "rows": rows}
 
 
 def judged(told, name):
-    """(mine, full) of all judged questions that the row was asked."""
+    """(mine, full): scores of all judged questions that the row was asked, by document."""
     mine, full = [], []
     for f in told:
         if f["judged"] and name in f["rows"]:
@@ -107,11 +114,12 @@ def names_of(told):
 
 def table(told):
     names = names_of(told)
-    lines = ["| task | tokens | samples | judged | " + " | ".join(
+    lines = ["| task | tokens | documents | questions | judged | " + " | ".join(
         "%s: score | attended" % name for name in names) + " |",
-        "|---|" + "---:|" * 2 + "---|" + "---:|" * (2 * len(names))]
+        "|---|" + "---:|" * 3 + "---|" + "---:|" * (2 * len(names))]
     for f in told:
-        cells = [f["task"], "%d" % f["tokens"], "%d" % f["samples"], "yes" if f["judged"] else "no"]
+        cells = [f["task"], "%d" % f["tokens"], "%d" % f["samples"], "%d" % f["questions"],
+                 "yes" if f["judged"] else "no"]
         for name in names:
             row = f["rows"].get(name)
             cells += ["%.0f" % (100 * row["score"]), "%.0f" % row["attended"]] if row else ["", ""]
@@ -127,19 +135,20 @@ def summary(told):
         mine, full = judged(told, name)
         if not mine:
             continue
-        share, (low, high) = kept(mine, full)
+        share, (low, high) = kept([sum(d) for d in mine], [sum(d) for d in full])
         lines.append("| %s | %d | %.1f | %.1f%% | %.1f–%.1f |" % (
-            name, len(mine), 100 * sum(mine) / len(mine), 100 * share, 100 * low, 100 * high))
+            name, sum(map(len, mine)), 100 * mean(mine), 100 * share, 100 * low, 100 * high))
     return lines
 
 
 LEGEND = """\
 Prompts, answer prefixes, limits of generated tokens and scores are RULER's (`mrcr`: the form of
 MRCR, with made-up replies), questions at the end as decode steps; prose and words are of the manuals
-of [eval.md](eval.md), keys of lists of its own; no chat template. *score*: share of the expected
+of [eval.md](eval.md), keys of lists of its own; no chat template. Of a document that holds more
+needles (multikey) or replies, up to four are asked for, each by itself. *score*: share of the expected
 strings that are found, times 100; of `mrcr` the likeness of the reply. *attended*: tokens per KV head
 and step. A task counts where full attention scores 20 or more. *of full's*: sums of scores over all
-judged questions, with the interval of a bootstrap over questions."""
+judged questions, with the interval of a bootstrap over documents."""
 
 
 def markdown(facts, told, hand):
@@ -157,7 +166,15 @@ def quick(args):
     if args.quick:
         args.lengths = args.lengths or [2048]
         args.tasks = args.tasks or ["niah_single_1", "niah_single_2", "niah_multikey_1"]
-        args.samples = args.samples or 2
+        args.samples = args.samples or [2]
+
+
+def samples_of(args):
+    """(length, samples), shortest first."""
+    lengths, samples = args.lengths or LENGTHS, args.samples or [SAMPLES]
+    if len(samples) not in (1, len(lengths)):
+        sys.exit("eval: --samples takes one number, or one for each of %d lengths" % len(lengths))
+    return sorted(zip(lengths, samples * (len(lengths) // len(samples))))
 
 
 def main(args, program, model, folder, results, machine):
@@ -168,18 +185,23 @@ def main(args, program, model, folder, results, machine):
         sys.exit("eval: no task %s; there are %s" % (
             unknown[0], ", ".join(eval_ruler_texts.TASKS)))
     os.makedirs(folder, exist_ok=True)
-    samples, material, told = args.samples or SAMPLES, eval_ruler_texts.Material(), []
-    for tokens in args.lengths or LENGTHS:
+    material, told, too_hard = eval_ruler_texts.Material(), [], set()
+    for tokens, most in samples_of(args):
         for task in args.tasks or eval_ruler_texts.TASKS:
             one = Run(task, tokens, folder, args.row)
             if args.report and not os.path.exists(one.path):
                 continue
+            samples = min(most, FEW) if task in too_hard else most
+            if args.report:
+                samples = len(read(one.path, one.rows))
             one.documents = eval_ruler_texts.fitted(
                 material, task, tokens, samples, lambda d: count(program, model, d))
             if not args.report:
                 run(program, model, one.documents, one.rows, one.path, args.lanes)
             if one.read():
                 told.append(figures(one))
+                if not told[-1]["judged"]:
+                    too_hard.add(task)
                 print("\n".join(table(told[-1:])[2:]), flush=True)
     if not told:
         sys.exit("eval: no run is complete")

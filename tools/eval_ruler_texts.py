@@ -4,7 +4,9 @@
 Knows texts and right answers, not models or selections. The forms are RULER's: kinds of needles and
 haystacks, prompts, answer prefixes, how many tokens are generated, and the score, which is the
 share of expected strings that are found. A document is a prompt up to its question; the question
-and the answer prefix follow as the task. Where RULER takes data that is not generated this takes
+and the answer prefix follow as the task. RULER asks one question of a document; where it holds more
+needles, or replies, that could have been the one, up to QUESTIONS of them are asked for, each by
+itself. Where RULER takes data that is not generated this takes
 the manuals of eval_texts.py: their prose in place of essays, their words in place of a list of
 words. The same texts on the machine and the same seed give the same documents.
 
@@ -57,6 +59,7 @@ ORDER = ["first", "second", "third", "fourth"]
 DEPTHS = 40  # at which needles lie in prose
 SHORT = 4096  # below so many tokens words are repeated less often
 SEED = 5000
+QUESTIONS = 4  # of a document, at most
 
 
 def choose(r, items, count):
@@ -100,8 +103,8 @@ class MrcrTask(RulerTask):
 
 
 class Document:
-    def __init__(self, text, task):
-        self.text, self.tasks = text, [task]
+    def __init__(self, text, *tasks):
+        self.text, self.tasks = text, list(tasks)
 
 
 # ---- material ----
@@ -172,23 +175,31 @@ def niah(kind, haystack, key="words", value="numbers", keys=1, values=1, asked=1
         names = distinct(lambda: MAKE[key](r), keys)
         held = [[MAKE[value](r) for _ in range(values)] for _ in names]
         needles = r.shuffled(NEEDLE % (value, n, v) for n, vs in zip(names, held) for v in vs)
+        hay = []
         if haystack == "prose":
             context = spread(r, material.sentences(r, size), needles)
         elif haystack == "noise":
             context = mixed(r, [NOISE] * size, needles)
         else:
-            context = mixed(r, [NEEDLE % (value, MAKE[key](r), MAKE[value](r))
-                                for _ in range(size)], needles)
-        chosen = choose(r, range(keys), asked)
-        queries = [names[i] for i in chosen]
-        query = ", ".join(queries[:-1]) + ", and " + queries[-1] if asked > 1 else queries[0]
+            hay = [(MAKE[key](r), MAKE[value](r)) for _ in range(size)]
+            context = mixed(r, [NEEDLE % (value, *pair) for pair in hay], needles)
         many = asked * values > 1
         words = {"some": "Some" if many else "A", "are": "are" if many else "is",
-                 "are_all": "are all" if many else "is", "query": query,
-                 "kind": value if many else value[:-1], "context": context}
-        answers = [v for i in chosen for v in held[i]]
-        return Document(NIAH[0].format(**words),
-                        RulerTask(kind, NIAH[1].format(**words), answers, 128))
+                 "are_all": "are all" if many else "is", "kind": value if many else value[:-1]}
+
+        def task(queries, answers):
+            query = ", ".join(queries[:-1]) + ", and " + queries[-1] if asked > 1 else queries[0]
+            return RulerTask(kind, NIAH[1].format(query=query, **words), answers, 128)
+
+        order = r.shuffled(range(keys))
+        tasks = [task([names[i] for i in order[:asked]],
+                      [v for i in order[:asked] for v in held[i]])]
+        every = names + [name for name, _ in hay]
+        more = [(names[i], held[i]) for i in order[1:]] + [
+            (name, [v]) for name, v in r.shuffled(hay) if every.count(name) == 1]
+        if not many:
+            tasks += [task([name], answers) for name, answers in more[:QUESTIONS - 1]]
+        return Document(NIAH[0].format(context=context, **words), *tasks)
     return make
 
 
@@ -249,9 +260,12 @@ def mrcr(r, material, size, _):
     text = "".join(MRCR[0].format(form=f, topic=t, reply=reply)
                    for (f, t), reply in zip(turns, replies))
     same = [reply for turn, reply in zip(turns, replies) if turn == (form, topic)]
-    which, mark = r.below(len(ORDER)), letters(r, 6, "A")
-    question = MRCR[1].format(mark=mark, which=ORDER[which], form=form, topic=topic)
-    return Document(text, MrcrTask("mrcr", question, [mark, same[which]], 96))
+    first, tasks = r.below(len(ORDER)), []
+    for i in range(QUESTIONS):
+        which, mark = (first + i) % len(ORDER), letters(r, 6, "A")
+        question = MRCR[1].format(mark=mark, which=ORDER[which], form=form, topic=topic)
+        tasks.append(MrcrTask("mrcr", question, [mark, same[which]], 96))
+    return Document(text, *tasks)
 
 
 # Name, how a document is made, and the least size.
