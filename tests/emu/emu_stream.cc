@@ -3,8 +3,8 @@
 /*
  * Streams of the emulated runtime.
  *
- * Every stream has a worker that takes entries off a list in order. Nothing runs on the caller's
- * thread. Knows no graphs beyond asking whether a stream is capturing.
+ * Every stream has a worker that takes entries off a list in order. Nothing of theirs runs on the
+ * caller's thread. Knows no graphs beyond asking whether a stream is capturing.
  */
 
 #include <algorithm>
