@@ -29,7 +29,8 @@
 #include "variants.h"
 
 #define ACCUMULATORS 8u
-#define BLOCKS_MAX   5u /* 15 heads: 4 + 4 + 4 + 2 + 1 */
+#define BLOCKS_MAX   5u                                        /* 15 heads: 4 + 4 + 4 + 2 + 1 */
+#define STEPS_MAX    (2 * KVF_HEAD_DIM_MAX / KVF_PACKED_GROUP) /* scales and minima of a value */
 
 /* The state of one block of query rows over one split. */
 typedef struct block {
@@ -54,6 +55,7 @@ typedef struct live_list {
     const uint8_t *value[KVF_PAGE_SIZE_MAX];
     const uint16_t *scales[KVF_PAGE_SIZE_MAX]; /* of the value */
     float key_scale[KVF_PAGE_SIZE_MAX];
+    float steps[KVF_PAGE_SIZE_MAX][STEPS_MAX]; /* the same as numbers, of int4 */
 } live_list;
 
 /* Spans of a tile. */
@@ -302,6 +304,15 @@ KVF_ALWAYS_INLINE vf codes_int4(const void *from, const uint32_t shift)
     return (vf) __builtin_convertvector(wide, vf);
 }
 
+/* `count` numbers in fp16, of which STEPS_MAX are written. */
+KVF_ALWAYS_INLINE void widen_steps(float *to, const uint16_t *from, uint32_t count)
+{
+    uint16_t half[STEPS_MAX] = {0};
+    memcpy(half, from, count * sizeof *half);
+    for (uint32_t i = 0; i < STEPS_MAX; i += VF_LANES)
+        vf_store(to + i, vf_load_fp16(half + i));
+}
+
 /* The packed pages of the tile that begins at span `first`. */
 KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kvf_split *split,
                                    uint32_t first)
@@ -317,6 +328,8 @@ KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kv
             list->value[n] = kvf_packed_value(s, span->page, t);
             list->scales[n] = kvf_packed_value_scale(s, span->page, t);
             list->key_scale[n] = kvf_bf16_to_float(*kvf_packed_key_scale(s, span->page, t));
+            if (s->pages == KVF_PAGES_K8V4)
+                widen_steps(list->steps[n], list->scales[n], 2 * kvf_packed_groups(s->head_dim));
         }
     }
     list->count = n;
@@ -370,10 +383,9 @@ KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *
     for (uint32_t g = 0; g < rows; g++)
         acc[g] = vf_load(b->sums[g] + first + d);
     for (uint32_t j = 0; j < list->count; j++) {
-        const uint16_t *scales = list->scales[j] + (size_t)2 * group;
+        const float *step = list->steps[j] + (size_t)2 * group;
         const vf code = codes_int4(list->value[j] + first / 2 + d % half, d < half ? 0 : 4);
-        const vf x = vf_fma(code, vf_set(kvf_fp16_to_float(scales[0])),
-                            vf_set(kvf_fp16_to_float(scales[1])));
+        const vf x = vf_fma(code, vf_set(step[0]), vf_set(step[1]));
         for (uint32_t g = 0; g < rows; g++)
             acc[g] = vf_fma(vf_set(b->s[j * rows + g]), x, acc[g]);
     }
@@ -422,14 +434,42 @@ KVF_ALWAYS_INLINE void attend_packed(block *b, const uint32_t rows, const kvf_sh
         add_short(b, rows, list, first);
 }
 
+/* Rows of queries side by side, four floats a channel, so that every stage adds whole vectors. */
+static void rotate_rows(float *x, uint32_t head_dim)
+{
+    for (uint32_t first = 0, size; first < head_dim; first += size) {
+        size = kvf_code_block(head_dim - first);
+        float *at = x + (size_t)4 * first;
+        for (uint32_t stride = 1; stride < size; stride *= 2)
+            for (uint32_t low = 0; low < size; low += 2 * stride)
+                for (uint32_t i = 4 * low; i < 4 * (low + stride); i++) {
+                    const float a = at[i], b = at[i + 4 * stride];
+                    at[i] = a + b;
+                    at[i + 4 * stride] = a - b;
+                }
+        const float unit = kvf_code_unit(size);
+        for (uint32_t i = 0; i < 4 * size; i++)
+            at[i] *= unit;
+    }
+}
+
 static void rotate_queries(block *b, const kvf_attend_args *a, uint32_t rows)
 {
     const uint32_t head_dim = a->shape.head_dim;
-    memset(b->sums, 0, sizeof b->sums);
+    _Alignas(64) float x[4 * KVF_HEAD_DIM_MAX] = {0};
+    uint32_t sign[KVF_HEAD_DIM_MAX];
+    for (uint32_t d = 0; d < head_dim; d++)
+        sign[d] = kvf_code_sign(d);
     for (uint32_t g = 0; g < rows; g++) {
+        memset(b->sums[g], 0, sizeof b->sums[g]);
         vf_widen_row(b->rotated[g], b->raw[g], a->shape.dtype, head_dim);
-        kvf_code_rotate(b->rotated[g], head_dim);
+        for (uint32_t d = 0; d < head_dim; d++)
+            x[4 * d + g] = kvf_bits_float(kvf_float_bits(b->rotated[g][d]) ^ sign[d]);
     }
+    rotate_rows(x, head_dim);
+    for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t d = 0; d < head_dim; d++)
+            b->rotated[g][d] = x[4 * d + g];
 }
 
 /* The packed pages of a split, for its blocks of rows. */
