@@ -32,13 +32,14 @@ import gpu_aims
 import gpu_figures
 import gpu_parts
 import gpu_tree
-from gpu_job import find_gpu, look_at, say
+from gpu_job import TIME_OVER, find_gpu, look_at, say
 
 # The parts, and the order in which they run.
 PARTS = ["facts", "kernels", "suite", "sanitizer", "link", "decode", "peers", "runner"]
 CALLS = {"A": ["facts", "kernels"], "B": ["decode", "runner"], "C": ["link", "suite", "sanitizer", "peers"]}
 CALL_SECONDS = 540
 LOOKS = 0.15 # of a part's time: for what failed
+NAMED = 3 # of the jobs that the time was over for
 # Jobs at once: where time is measured, one.
 TOGETHER = {"facts": 4, "kernels": 3, "suite": 5, "sanitizer": 3, "link": 1, "decode": 1, "peers": 1,
             "runner": 1}
@@ -82,7 +83,7 @@ def jobs_of(part, tree, scratch, kept):
 def run_part(part, tree, kept, until):
     """[result]: jobs side by side, a look at what failed, then those that measure alone. A part of the
     time is for looks."""
-    begin, done, results = time.monotonic(), [], []
+    begin, done, results, late = time.monotonic(), [], [], []
     jobs_until = until - LOOKS * (until - begin)
 
     def run(job):
@@ -95,7 +96,9 @@ def run_part(part, tree, kept, until):
     def tell(job, result, text):
         done.append((result, text))
         results.append(result)
-        if result["status"] in BAD + ("not run",):
+        if result.get("why") == TIME_OVER:
+            late.append(job.name)
+        elif result["status"] in BAD + ("not run",):
             say("%s: %s: %s%s" % (part, job.name, result["status"],
                                   ": " + result["why"] if "why" in result else ""))
         if result["status"] in BAD and part not in ("facts", "sanitizer"):
@@ -111,6 +114,9 @@ def run_part(part, tree, kept, until):
             if job.is_alone:
                 tell(*run(job))
     write_log(kept.path.parent / (part + ".txt"), done)
+    if late:  # they may be a hundred
+        say("%s: not run, %s: %s%s" % (part, TIME_OVER, ", ".join(late[:NAMED]),
+                                       " and %d more" % (len(late) - NAMED) if late[NAMED:] else ""))
     counts = {s: sum(r["status"] == s for r in results) for s in ("ok",) + BAD + ("skipped", "not run")}
     say("%s: %s (%d s)" % (part, ", ".join("%d %s" % (n, s) for s, n in counts.items() if n),
                            time.monotonic() - begin))

@@ -23,6 +23,7 @@ REPORT_LINES = 9
 # What compute-sanitizer says of a fault; the lines behind it have the place.
 REPORT = re.compile(r"^=+ .*(Invalid|Program hit|Race|hazard|Misaligned|out of bounds|uninitialized)", re.I)
 FAILED_CASE = re.compile(r"^FAIL (\S+) \[.*?\] case (\d+) of seed (\d+)", re.M)
+TIME_OVER = "the time was over"
 
 
 def say(text):
@@ -49,7 +50,7 @@ class Job:
         result = {"name": self.name, "command": " ".join(self.command)}
         seconds = min(self.limit, until - time.monotonic())
         if seconds < 1:
-            return dict(result, status="not run", why="the time was over"), ""
+            return dict(result, status="not run", why=TIME_OVER), ""
         if not shutil.which(self.command[0]):
             return dict(result, status="not run", why=self.command[0] + " is not here"), ""
         if self.figures and os.path.exists(self.figures):
