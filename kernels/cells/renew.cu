@@ -62,7 +62,7 @@ static __device__ __forceinline__ uint32_t bring(const kvf_renew_args &a, const 
     return lane == 0;
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 8)
     renew_regions(const __grid_constant__ kvf_renew_args a)
 {
     const kvf_cells *c = a.cells;
