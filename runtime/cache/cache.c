@@ -102,8 +102,7 @@ kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
     link_sequences(cache);
     for (uint32_t i = 0; i < cache->config.layers; i++)
         kvf_footprint_shape(cache, i);
-    kvf_stats_clear(cache);
-    return KVF_OK;
+    return kvf_stats_clear(cache);
 }
 
 /* ---- open and close ---- */

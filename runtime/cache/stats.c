@@ -11,26 +11,25 @@
 
 #include <math.h>
 
-static void copy_counters(const kvf_cache *cache, const kvf_part *part, void *to, const void *from)
+static kvf_status copy_counters(const kvf_cache *cache, const kvf_part *part, void *to,
+                                const void *from)
 {
     const kvf_device_ops *ops = cache->device->ops;
     if (cache->recording)
-        return;
+        return KVF_OK;
     /* What is brought ahead of need is counted beside the stream that the caller has waited for. */
     if (part->dims.ahead_max && cache->order.last_done)
         (void)ops->event_wait(cache->order.last_done);
     if (!part->dims.needs_mirror)
-        return;
-    kvf_status status =
-        ops->copy(part->writeback, to, from, part->config.layers * sizeof(kvf_layer_counters));
-    if (status == KVF_OK)
-        status = ops->stream_wait(part->writeback);
-    (void)status; /* a device that fails here fails in the caller's next wait too */
+        return KVF_OK;
+    KVF_TRY(ops->copy(part->writeback, to, from, part->config.layers * sizeof(kvf_layer_counters)));
+    return ops->stream_wait(part->writeback);
 }
 
 static void bring(const kvf_cache *cache, const kvf_part *part)
 {
-    copy_counters(cache, part, part->control_device.counters, kvf_counters_device(part, 0));
+    /* A device that fails here fails in the caller's next wait too. */
+    (void)!copy_counters(cache, part, part->control_device.counters, kvf_counters_device(part, 0));
 }
 
 /* What kernels counted of the layer's pages. */
@@ -117,7 +116,7 @@ void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats)
         add_part(&cache->parts[i], stats);
 }
 
-static void clear_part(const kvf_cache *cache, kvf_part *part)
+static kvf_status clear_part(const kvf_cache *cache, kvf_part *part)
 {
     const bool is_auto = part->config.static_ratio == KVF_STATIC_RATIO_AUTO;
     for (uint32_t i = 0; i < part->config.layers; i++) {
@@ -135,20 +134,24 @@ static void clear_part(const kvf_cache *cache, kvf_part *part)
     part->pages_from_disk = 0;
     if (part->pool.tier)
         kvf_disk_tier_stats_reset(part->pool.tier);
-    copy_counters(cache, part, kvf_counters_device(part, 0), part->control_device.counters);
+    return copy_counters(cache, part, kvf_counters_device(part, 0), part->control_device.counters);
 }
 
-void kvf_stats_clear(kvf_cache *cache)
+kvf_status kvf_stats_clear(kvf_cache *cache)
 {
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        clear_part(cache, &cache->parts[i]);
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < cache->part_count; i++) {
+        const kvf_status cleared = clear_part(cache, &cache->parts[i]);
+        status = status == KVF_OK ? cleared : status;
+    }
     for (uint32_t i = 0; i < cache->config.layers; i++)
         cache->counters[i] = (kvf_layer_host_counters){0};
+    return status;
 }
 
 void kvf_stats_reset(kvf_cache *cache)
 {
     for (uint32_t i = 0; i < cache->part_count; i++)
         bring(cache, &cache->parts[i]);
-    kvf_stats_clear(cache);
+    (void)!kvf_stats_clear(cache); /* as in bring */
 }

@@ -14,7 +14,8 @@
 void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats);
 void kvf_stats_read_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
 void kvf_stats_reset(kvf_cache *cache);
-/* As at open: nothing was counted, and what is on the device is not looked at. */
-void kvf_stats_clear(kvf_cache *cache);
+/* As at open: nothing was counted, and what is on the device is not looked at. After a failure the
+ * device may still be told so while kernels count. */
+KVF_CHECKED kvf_status kvf_stats_clear(kvf_cache *cache);
 
 #endif
