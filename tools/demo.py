@@ -124,15 +124,15 @@ def human_bytes(count):
 
 
 def row_of(method, right, stats, full_ms):
-    steps = stats["decode_steps"]
+    tokens = stats["decoded_tokens"]
     chosen = stats["hits"] + stats["misses"]
     ms = stats["tpot_ms"]["p50"]
     return [
         method,
         str(right),
         "{:,.0f}".format(stats["tokens_attended_per_head_step"]),
-        "{:,.1f}".format(stats["misses"] / steps),
-        human_bytes(stats["bytes_moved"] / steps),
+        "{:,.1f}".format(stats["misses"] / tokens),
+        human_bytes(stats["bytes_moved"] / tokens),
         "%.0f%%" % (100.0 * stats["hits"] / chosen) if chosen else "-",
         "%.2f" % ms,
         "%.1fx" % (full_ms / ms) if full_ms else "1.0x",

@@ -33,6 +33,8 @@ def check_loaded(chat):
         asked, told = ids_of(chat, "--prompt", DOCUMENT, "--ask", ask, *options)
         chat.check("a step of several given tokens is none of an answer's, %s" % (options,),
                    told["questions"][0]["prompt_tokens"] > 32 and told["decode_steps"] < 50, told)
+        chat.check("each token that a step had is counted, %s" % (options,),
+                   all(q["decoded_tokens"] == q["prompt_tokens"] + 19 for q in told["questions"]), told)
         rest = ("--load", saved, "--prompt", DOCUMENT + " " + QUESTION)
         sparse, told = ids_of(chat, *rest, "--extend", "sparse", *options)
         chat.check("what is loaded goes on as it does behind a question, %s" % (options,),

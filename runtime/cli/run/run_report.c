@@ -163,6 +163,8 @@ static void write_times(cli_json *j, const char *key, const step_times *t)
 
 static void write_counters(cli_json *j, const cli_run *run, const kvf_stats *s)
 {
+    /* Steps may have several; what is counted below is of all of them. */
+    cli_json_integer(j, "decoded_tokens", s->steps / run->model.layers);
     cli_json_integer(j, "hits", s->hits);
     cli_json_integer(j, "misses", s->misses);
     cli_json_integer(j, "bytes_moved", s->bytes_to_device);
