@@ -177,6 +177,10 @@ void cli_log_line(void *user, int level, const char *line);
 /** Sets chunk_max, which follows from the device and the prompt, and batch_max. */
 void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens);
 
+/** The machine of a run for one of its models, fitted to its longest prompt. */
+kvf_transformer_options cli_run_transformer(const cli_run *run, const kvf_model_config *model,
+                                            kvf_weights *weights);
+
 /** Behind a plan: a line if tensors of a file are widened. */
 void cli_note_widening(const kvf_weights *weights);
 

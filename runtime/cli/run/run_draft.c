@@ -51,13 +51,7 @@ kvf_status cli_run_draft_read(cli_run *run, kvf_error *error)
 static kvf_transformer_options options_of(const cli_run *run)
 {
     const cli_draft_model *d = &run->drafting;
-    kvf_transformer_options options = {.runtime = run->runtime,
-                                       .model = &d->model,
-                                       .weights = d->weights,
-                                       .cublas = run->options.cublas,
-                                       .device_ordinal = run->options.runtime.device_ordinal,
-                                       .starts_late = !run->options.runtime.early_starts};
-    cli_transformer_fit(&options, cli_run_prompt_tokens(run));
+    kvf_transformer_options options = cli_run_transformer(run, &d->model, d->weights);
     options.batch_max = 1 + KVF_DRAFT_MAX;
     return options;
 }
