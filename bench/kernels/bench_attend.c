@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "bench_fill.h"
 #include "bench_report.h"
 #include "bench_team.h"
 #include "common/random.h"
@@ -75,15 +76,6 @@ static void *memory(size_t bytes)
     }
     madvise(p, bytes, MADV_HUGEPAGE);
     return p;
-}
-
-/* bf16 numbers of magnitude 0.5 to 1, random sign. */
-static void fill(void *to, size_t bytes, uint64_t seed)
-{
-    uint64_t *p = to;
-    for (size_t i = 0; i < bytes / 8; i++)
-        p[i] =
-            (kvf_random_next(&seed) & UINT64_C(0x807f807f807f807f)) | UINT64_C(0x3f003f003f003f00);
 }
 
 /* ---- the contenders: each is called by every member of the team ---- */
@@ -341,9 +333,9 @@ static void fill_state(state *s)
 {
     const size_t page = kvf_page_bytes(&shape), digest = kvf_digest_bytes(HEAD_DIM, 1);
     const size_t lists = (size_t)HEADS * s->pages;
-    fill(s->pool, s->pool_bytes, 1);
-    fill(s->near, HEADS * NEAR_PAGES * page, 2);
-    fill(s->q, (size_t)HEADS * GROUP * HEAD_DIM * 2, 3);
+    bench_fill(s->pool, s->pool_bytes, 1);
+    bench_fill(s->near, HEADS * NEAR_PAGES * page, 2);
+    bench_fill(s->q, (size_t)HEADS * GROUP * HEAD_DIM * 2, 3);
     memset(s->slots, 1, (RING_PAGES + 16 * GATHER_PAGES) * page);
     for (size_t i = 0; i < LAYERS * lists; i++) {
         s->dense[i] = (kvf_span){.page = s->pool + i * page, .count = PAGE_SIZE};

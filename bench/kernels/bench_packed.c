@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "bench_fill.h"
 #include "bench_report.h"
 #include "common/random.h"
 #include "kernels.h"
@@ -42,15 +43,6 @@ static void *memory(size_t bytes)
         exit(1);
     }
     return p;
-}
-
-/* bf16 numbers of magnitude 0.5 to 1, random sign. */
-static void fill(void *to, size_t bytes, uint64_t seed)
-{
-    uint64_t *p = to;
-    for (size_t i = 0; i < bytes / 8; i++)
-        p[i] =
-            (kvf_random_next(&seed) & UINT64_C(0x807f807f807f807f)) | UINT64_C(0x3f003f003f003f00);
 }
 
 static void pack(form *f, const char *exact)
@@ -100,8 +92,8 @@ int main(void)
     void *q = memory(rows * HEAD_DIM * 2);
     uint32_t *count = memory(LISTS * sizeof *count);
     kvf_span *spans = memory(LISTS * CHOSEN * sizeof *spans);
-    fill(exact, PAGES * kvf_page_bytes(&forms[0].shape), 1);
-    fill(q, rows * HEAD_DIM * 2, 2);
+    bench_fill(exact, PAGES * kvf_page_bytes(&forms[0].shape), 1);
+    bench_fill(q, rows * HEAD_DIM * 2, 2);
     forms[0].pool = exact;
     for (uint32_t f = 1; f < FORMS; f++)
         pack(&forms[f], exact);
