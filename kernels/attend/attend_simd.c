@@ -66,13 +66,20 @@ static uint32_t tile_spans(const kvf_shape *s)
     return s->page_size < TILE_TOKENS ? TILE_TOKENS / s->page_size : 1;
 }
 
-/* Spans of exact pages come first where a step lists them. */
-static bool has_packed(const kvf_split *split)
+static bool has_packed(const kvf_shape *s, const kvf_split *split)
 {
     bool any = false;
+    if (s->pages == KVF_PAGES_BF16)
+        return false;
     for (uint32_t i = 0; i < split->count; i++)
         any |= split->spans[i].packed != 0;
     return any;
+}
+
+/* Tokens of a span that count. */
+KVF_ALWAYS_INLINE uint64_t live_bits(const kvf_shape *s, const kvf_span *span)
+{
+    return kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip);
 }
 
 /* The exact pages of the tile that begins at span `first` of the split. */
@@ -83,8 +90,7 @@ KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_
     uint32_t n = 0;
     for (uint32_t i = first; i < end; i++) {
         const kvf_span *span = &split->spans[i];
-        uint64_t live = kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip);
-        for (live = span->packed ? 0 : live; live; live &= live - 1)
+        for (uint64_t live = span->packed ? 0 : live_bits(s, span); live; live &= live - 1)
             list->key[n++] = kvf_page_key(s, span->page, (uint32_t)__builtin_ctzll(live));
     }
     list->count = n;
@@ -321,8 +327,7 @@ KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kv
     uint32_t n = 0;
     for (uint32_t i = first; i < end; i++) {
         const kvf_span *span = &split->spans[i];
-        uint64_t live = kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip);
-        for (live = span->packed ? live : 0; live; live &= live - 1, n++) {
+        for (uint64_t live = span->packed ? live_bits(s, span) : 0; live; live &= live - 1, n++) {
             const uint32_t t = (uint32_t)__builtin_ctzll(live);
             list->key[n] = (const char *)kvf_packed_key(s, span->page, t);
             list->value[n] = kvf_packed_value(s, span->page, t);
@@ -588,7 +593,7 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
         if (one)
             attend_tile(&b[fours + two], 1, dtype, &a->shape, list, unit, next);
     }
-    const bool by_code = has_packed(split);
+    const bool by_code = has_packed(&a->shape, split);
     if (by_code)
         attend_codes(b, a, split, unit);
     for (uint32_t i = 0; i < fours; i++)
