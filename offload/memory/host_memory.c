@@ -365,8 +365,9 @@ static kvf_status check(kvf_context *context, kvf_device *device,
     device->ops->properties(device, &properties);
     if (!properties.memlock_applies)
         headroom.memlock = UINT64_MAX;
-    if (properties
-            .shares_host_memory) /* GPUs are lent in machines that get memory as they use it */
+    /* GPUs are lent in machines that get memory as they use it; other machines show what they have.
+     */
+    if (properties.shares_host_memory)
         headroom.may_come = 0;
     *is_tried = headroom.node_free < config->bytes;
     return kvf_host_memory_preflight(context, &headroom, config);

@@ -52,8 +52,8 @@ typedef struct kvf_host_memory_config {
     uint32_t touch_threads; /* >= 1 */
     const kvf_topology *topology;
     size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests want several small arenas */
-    kvf_headroom_read_fn
-        read_headroom; /* NULL = kvf_headroom_read; tests have limits of their own */
+    /* NULL = kvf_headroom_read; tests have limits of their own */
+    kvf_headroom_read_fn read_headroom;
 } kvf_host_memory_config;
 
 /* The most bytes of one arena under a configuration, a whole number of granules. */

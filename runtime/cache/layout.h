@@ -40,7 +40,7 @@ typedef struct kvf_tables {
     char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
     char *arena;  /* [arena_blocks, block bytes]; see prefill_arena.h */
-    char *wide;   /* [wide_blocks, block bytes] one row in exact form; see widen.h */
+    char *wide;   /* [wide_blocks, block bytes] one row in exact form; see wide.h */
     /* reservation digest */
     char *digests;         /* [rows, kv_heads, blocks_max, digest_bytes] */
     int8_t *means;         /* [rows, kv_heads, stretches_max, head_dim] */
