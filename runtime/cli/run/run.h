@@ -5,10 +5,10 @@
 /*
  * `kvferry run` and `kvferry score`: what their files share.
  *
- * run.c opens and closes, run_draft.c a model that guesses, run_prune.c prunes, run_tokens.c
- * generates, run_batch.c generates many answers at once, run_score.c scores a text and
- * run_rescore.c answers, run_report.c tells. Invariant: a run that is zero or half open can be
- * closed.
+ * run.c opens and closes, run_input.c reads, run_plan.c says what it will take, run_draft.c has a
+ * model that guesses, run_prune.c prunes, run_tokens.c generates, run_batch.c generates many
+ * answers at once, run_score.c scores a text and run_rescore.c answers, run_report.c tells.
+ * Invariant: a run that is zero or half open can be closed.
  */
 
 #include <kvferry/save.h>
@@ -134,6 +134,19 @@ typedef struct cli_run {
     bool interrupted;
     bool output_failed; /* standard output did not take a token */
 } cli_run;
+
+/** What goes in, run_input.c: read, and checked against the model. */
+KVF_CHECKED kvf_status cli_run_read_input(cli_run *run, kvf_error *error);
+
+/** Of the prompt, the text, the longest question and the answer. */
+uint32_t cli_run_tokens_needed(const cli_run *run);
+
+/** What it will take, run_plan.c: the cache's settings, and the memory of everything. Needs the
+ * input and the runtime. */
+KVF_CHECKED kvf_status cli_run_make_plan(cli_run *run, kvf_error *error);
+
+/** How the model is opened. */
+kvf_transformer_options cli_run_transformer_options(const cli_run *run);
 
 /** Prefill and generate. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
