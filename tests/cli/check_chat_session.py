@@ -23,13 +23,17 @@ QUESTIONS = ("the code of alice brown is seven tiger . quiet river guards heavy 
 WAIT = 60  # seconds until a terminal that says nothing is given up
 
 
+def statistics(path):
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
 def talk(chat, lines, *options):
     """(answers, turns of the statistics, standard error)."""
     stats = chat.save("stats", "")
     out, err = chat.run(*OPTIONS, "--stats", stats, *options, command="chat",
                         stdin="".join(line + "\n" for line in lines))
-    with open(stats, encoding="utf-8") as f:
-        return out.split("\n")[:-1], json.load(f)["turns"], err
+    return out.split("\n")[:-1], statistics(stats)["turns"], err
 
 
 def expected(chat, questions, answers, *options):
@@ -77,6 +81,27 @@ def check_turns(chat):
                turns[0]["stop"] == "text", answers, turns)
     wanted = expected(chat, QUESTIONS[:2], answers, "--stop", stop)
     chat.check("what is behind the stop is forgotten", answers[1] == wanted, answers[1], wanted)
+
+
+def check_draft(chat):
+    """Answers are those without drafts, also where the conversation goes back."""
+    rewritten = CHATML.replace("m.content", "(m.content if m.role == 'user' else 'lantern')")
+    lines = [" ".join(QUESTIONS[:1] * 6)] + list(QUESTIONS[1:]) + ["/clear", QUESTIONS[0]]
+    for name, template in (("plain", CHATML), ("rewritten", rewritten),
+                           ("begun anew", "{{ messages|length|string }}" + CHATML)):
+        chat.write(template)
+        wanted, _, _ = talk(chat, lines, "--ignore-eos")
+        for how in (("--draft", "ngram"), ("--draft-model", chat.folder)):
+            got, _, _ = talk(chat, lines, "--ignore-eos", *how)
+            told = statistics(os.path.join(chat.folder, "stats"))
+            chat.check("%s, with %s: the same answers" % (name, how[0]),
+                       got == wanted and len(got) == 4, got, wanted)
+            # The same model, if it has seen the same ids, says the same.
+            chat.check("%s, with %s: drafts are counted" % (name, how[0]),
+                       0 < told["accepted_tokens"] <= told["drafted_tokens"] and
+                       (how[0] == "--draft" or told["accepted_tokens"] == told["drafted_tokens"]),
+                       told["accepted_tokens"], told["drafted_tokens"])
+    chat.write()
 
 
 def check_pruned(chat):
@@ -249,4 +274,4 @@ def check_terminal(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_turns, check_pruned, check_completed, check_words, check_terminal))
+    sys.exit(run_checks(check_turns, check_draft, check_pruned, check_completed, check_words, check_terminal))

@@ -30,7 +30,8 @@ typedef struct conversation {
     size_t count, capacity;
     kvf_text now_text, before_text;
     kvf_sequence *before; /* a fork in front of the last answer, or NULL; `now` is run->sequence */
-    kvf_token_ids after;  /* tokens of `now` behind the prompt that was pruned */
+    size_t now_count, before_count; /* tokens that were read for them, which a draft has seen */
+    kvf_token_ids after;            /* tokens of `now` behind the prompt that was pruned */
 } conversation;
 
 /* A turn: what it adds. */
@@ -109,7 +110,10 @@ static kvf_status go_back(conversation *c, kvf_error *error)
     const kvf_text text = c->now_text;
     drop_sequence(run, &run->sequence);
     run->sequence = c->before;
+    c->now_count = c->before ? c->before_count : 0;
     c->before = NULL;
+    if (run->draft)
+        kvf_draft_cut(run->draft, c->now_count);
     c->now_text = c->before_text;
     c->before_text = text;
     set_text(&c->before_text, 0);
@@ -127,6 +131,7 @@ static kvf_status remember(conversation *c, kvf_error *error)
     if (c->before)
         drop_sequence(run, &c->before);
     set_text(&c->before_text, 0);
+    c->before_count = c->now_count;
     if (c->now_text.size == 0)
         return KVF_OK;
     const kvf_status status = kvf_sequence_fork(run->cache, run->sequence, run->stream, &c->before);
@@ -235,6 +240,9 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     run->prefilled += *stopped ? 0 : request.count;
     if (*stopped)
         return go_back(c, error);
+    c->now_count += request.count;
+    if (run->draft)
+        kvf_draft_see(run->draft, request.ids, request.count);
     if (t->is_pruned) {
         cli_run_complete_note(run);
         c->after.count = 0;
@@ -296,6 +304,14 @@ static kvf_status reserve_answer(cli_run *run, uint32_t tokens, kvf_error *error
                               : model_out_of_memory(error, steps * sizeof *step_ms, "a turn");
 }
 
+/* What was fed of an answer: not its last token, which a template may or may not write. */
+static void count_answer(conversation *c, uint32_t fed)
+{
+    c->now_count += fed;
+    if (c->run->draft)
+        kvf_draft_cut(c->run->draft, c->now_count);
+}
+
 static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *error)
 {
     cli_run *run = c->run;
@@ -312,6 +328,7 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     a->prompt_tokens = (uint32_t)t->ids.count;
     a->kept_tokens = kept;
     a->first_ms += t->read_ms;
+    count_answer(c, step + (a->generated ? a->generated - 1 : 0));
     if (status == KVF_OK)
         status = note_after(c, t->ids.ids + t->ids.count - step, step, error);
     if (status == KVF_OK && generated.count)

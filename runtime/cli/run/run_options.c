@@ -445,6 +445,7 @@ int cli_chat_options_parse(int argc, char **argv, cli_command *c, cli_run_option
     cli_heading(c, "Input:");
     ADD(c, of_model);
     ADD(c, of_length);
+    ADD(c, of_draft);
     ADD(c, of_conversation);
     ADD(c, of_turns);
     cli_heading(c, "Chat:");
