@@ -13,6 +13,7 @@ in it, and what was measured by turns can be compared. Parts:
           llama.cpp's batched bench where it is given
   shared  1 and 16 answers to one prompt of 7,000 tokens
   draft   a text that is said again, behind 5,000 and 7,000 tokens, without drafts and with them
+  drafts  the same by several answers at once to one prompt
   turn    200 tokens behind 7,000, read densely and as steps; and facts of documents that are asked for
           in questions that are read both ways
 
@@ -35,13 +36,14 @@ sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_texts  # noqa: E402
 from eval_report import ASKED  # noqa: E402
 
-PARTS = ("batch", "shared", "draft", "turn")
+PARTS = ("batch", "shared", "draft", "drafts", "turn")
 ROWS = (1, 4, 8, 16)
 TYPES = ("Q4_1", "Q8_0", "BF16")
 SHORT, LONG = 32, 7000  # tokens of prompts
 TURN = 200
 QUOTED = (4870, 4900, LONG)  # the model says the middle one again in part only
 DRAFTS = (("none", []), ("up to 7", ["--draft", "ngram:7"]), ("up to 15", ["--draft", "ngram"]))
+DRAFTED = (1, 4, 8)  # answers at once
 ASKED_OF = ((0, 3000), (2, 4000), (9, 3000))  # manual, tokens
 
 
@@ -160,6 +162,30 @@ def measure_draft(runner, found):
             raise RuntimeError("drafts changed the text: %s" % said)
 
 
+def measure_drafts(runner, found):
+    prompt = runner.saved("quote%d" % QUOTED[0], quoting(QUOTED[0]))
+    for rows in DRAFTED:
+        said = {}
+        for name, options in (DRAFTS[0], DRAFTS[-1]):
+            stats, key = os.path.join(runner.folder, "stats.json"), "%d %s" % (rows, name)
+
+            def run(n, key=key, options=options, rows=rows):
+                seconds, text = runner.run(
+                    runner.model, *prompt, *options, "--samples", str(rows), "--batch", str(rows),
+                    "--temperature", "0.3", "--seed", "1", "-n", str(n), "--stats", stats)
+                with open(stats, encoding="utf-8") as f:
+                    told = json.load(f)
+                if n == 1:
+                    return seconds
+                said[key] = sorted(json.loads(line)["ids"] for line in text.splitlines())
+                if "drafted_tokens" in told:
+                    found[key + ", right"] = [told["accepted_tokens"], told["drafted_tokens"]]
+                return seconds
+            note(found, key, runner.between(run, 1, 129, rows))
+        if len(set(map(str, said.values()))) != 1:
+            raise RuntimeError("drafts changed an answer: %s" % said)
+
+
 def measure_turn(runner, found):
     prompt = runner.saved("long", long_text(LONG))
     text = " ".join("\n\n".join(eval_texts.prose("Locale/Maketext.pod")).split())
@@ -257,6 +283,19 @@ def markdown(made):
                              "%d of %d" % tuple(found[key + ", right"]) if key + ", right" in found
                              else ""])
         lines += table(["tokens in front", "drafts", "CPU ms per token", "times none", "right"], rows)
+    if "drafts" in made:
+        found, rows, none = made["drafts"], [], DRAFTS[0][0]
+        lines += ["## Drafts of several answers", "", "%d tokens in front, as above; each answer draws at "
+                  "temperature 0.3, 128 tokens more; %s." % (
+                      QUOTED[0], rounds(found, "1 %s" % none)), ""]
+        for n in DRAFTED:
+            for name, _ in (DRAFTS[0], DRAFTS[-1]):
+                key = "%d %s" % (n, name)
+                rows.append([str(n), name, shown(found, key),
+                             "%.2f" % (middle(found, "%d %s" % (n, none)) / middle(found, key)),
+                             "%d of %d" % tuple(found[key + ", right"]) if key + ", right" in found
+                             else ""])
+        lines += table(["at once", "drafts", "CPU ms per token", "times none", "right"], rows)
     if "turn" in made:
         found = made["turn"]
         lines += ["## A turn behind %d tokens" % LONG, "", "%d tokens, Q4_1; %s." % (
@@ -294,7 +333,7 @@ def main():
             made = json.load(f)
     made["machine"] = machine()
     measures = {"batch": measure_batch, "shared": measure_shared, "draft": measure_draft,
-                "turn": measure_turn}
+                "drafts": measure_drafts, "turn": measure_turn}
     with tempfile.TemporaryDirectory(prefix="kvferry-wide-") as folder:
         runner = Runner(args, folder)
         for part in args.parts.split(","):

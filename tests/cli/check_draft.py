@@ -61,6 +61,45 @@ def check_questions(chat):
                told["decode_steps"] < plain["decode_steps"], told["accepted_tokens"])
 
 
+def answers_of(chat, *options):
+    """({(prompt, sample): ids}, statistics) of a batch."""
+    stats = chat.save("stats", "")
+    out, _ = chat.run(*SELECTION, "--ignore-eos", "--stats", stats, *options)
+    lines = [json.loads(line) for line in out.splitlines()]
+    with open(stats, encoding="utf-8") as f:
+        return {(line["id"], line["sample"]): line["ids"] for line in lines}, json.load(f)
+
+
+def check_batches(chat):
+    """Answers beside each other are those without drafts; a step has 16 tokens of them in all."""
+    jobs = [{"prompt": p, "tokens": n} for p, n in zip(PROMPTS * 2, (50, 20, 9, 31, 50, 1))]
+    path = chat.save("p.jsonl", "".join(json.dumps(job) + "\n" for job in jobs))
+    for options in (("--prompts", path), ("--prompts", path, "--select", "quest", "--threads", "1"),
+                    ("--prompt", PROMPTS[0], "-n", "40", "--samples", "5", *DRAWS),
+                    ("--prompt", PROMPTS[0], "-n", "40", "--samples", "2", "--prune", "snapkv")):
+        wanted, plain = answers_of(chat, *options, "--batch", "4")
+        for draft, batch in (("ngram", 1), ("ngram", 3), ("ngram:2", 4), ("ngram", 16)):
+            got, told = answers_of(chat, *options, "--draft", draft, "--batch", str(batch))
+            name = "%s, %s, --batch %d" % (options[0::2], draft, batch)
+            chat.check("same answers: " + name, got == wanted and len(got) > 1, got, wanted)
+            chat.check("drafts are told of: " + name,
+                       0 < told["accepted_tokens"] <= told["drafted_tokens"] and
+                       told["decoded_tokens"] == plain["decoded_tokens"] + told["drafted_tokens"] -
+                       told["accepted_tokens"], told["drafted_tokens"], told["accepted_tokens"],
+                       told["decoded_tokens"], plain["decoded_tokens"])
+            if batch == 4:
+                chat.check("fewer steps: " + name, told["decode_steps"] < plain["decode_steps"],
+                           told["decode_steps"], plain["decode_steps"])
+    out, _ = chat.run(*SELECTION, "--ignore-eos", "--prompts", path, "--draft", "ngram", "--logprobs",
+                      "1", "--batch", "3")
+    wanted, _ = chat.run(*SELECTION, "--ignore-eos", "--prompts", path, "--logprobs", "1", "--batch", "3")
+    values = [[line[key] for key in line if key not in ("ms", "ttft_ms")]
+              for text in (out, wanted) for line in sorted(map(json.loads, text.splitlines()),
+                                                           key=lambda line: line["id"])]
+    chat.check("log-probabilities too", values[:len(jobs)] == values[len(jobs):] and
+               len(values) == 2 * len(jobs), values[0], values[len(jobs)])
+
+
 def draft_folder(chat, layers, words=None):
     """The recall model with fewer layers, which guesses little that is right; or with other words."""
     folder = os.path.join(chat.folder, "draft%d" % layers)
@@ -112,11 +151,10 @@ def check_refused(chat):
     for options, text, status in (
             (("--draft", "ngram:16"), "ngram:N", 2), (("--draft", "ngram:0"), "ngram:N", 2),
             (("--draft", "tree"), "ngram or ngram:N", 2),
-            (("--draft", "ngram", "--samples", "2"), "leave --prompts and --samples out", 2),
             (("--draft", "ngram", "--select", "hybrid"), "a static set of", 1)):
         _, told = chat.run("--prompt", "the code", "-n", "4", *options, status=status)
         chat.check("%s is refused by name" % (options,), text in told, told)
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_same, check_questions, check_models, check_refused))
+    sys.exit(run_checks(check_same, check_questions, check_batches, check_models, check_refused))

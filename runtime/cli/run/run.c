@@ -97,7 +97,7 @@ static kvf_status reserve_records(cli_run *run, kvf_error *error)
     run->losses = calloc(steps, sizeof *run->losses);
     if (!run->answers || (!run->step_ms && !run->batch.rows) || !run->losses)
         return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
-    if (run->options.draft_tokens)
+    if (run->options.draft_tokens && !run->batch.rows)
         KVF_TRY(kvf_draft_create(run->options.draft_tokens, run->options.cache.tokens_max + 1,
                                  &run->draft, error));
     KVF_TRY(kvf_sampler_create(run->model.vocab_size, rows, &run->sampler, error));

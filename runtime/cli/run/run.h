@@ -41,8 +41,9 @@ typedef struct cli_answer {
 
 /* Many answers at once. */
 typedef struct cli_batch {
-    uint32_t rows;  /* answers at once, at most; 0 = no batch */
-    uint32_t piece; /* of prompts, tokens that are read between two steps, at most */
+    uint32_t rows;      /* answers at once, at most; 0 = no batch */
+    uint32_t step_rows; /* tokens in a step, at most: of answers, and of what drafts guess */
+    uint32_t piece;     /* of prompts, tokens that are read between two steps, at most */
     uint32_t answers, failed;
     uint64_t generated;
     uint64_t rows_sum; /* over all steps */

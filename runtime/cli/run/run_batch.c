@@ -195,6 +195,8 @@ static void on_end(void *user, const kvf_batch_answer *answer)
     cli_json_free(&j);
     run->batch.answers++;
     run->batch.failed += answer->has_no_logits;
+    run->drafted += answer->drafted;
+    run->accepted += answer->accepted;
 }
 
 /* ---- the batch ---- */
@@ -255,6 +257,8 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
                                        .eos_ids = run->end_ids,
                                        .eos_count = run->end_count,
                                        .ignores_eos = run->options.ignore_eos || is_given,
+                                       .draft_tokens = run->options.draft_tokens,
+                                       .step_rows = run->batch.step_rows,
                                        .choose = is_given || b.wants_logprobs ? choose : NULL,
                                        .token = on_token,
                                        .end = on_end,

@@ -270,8 +270,9 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
                "--messages out";
     if (o->ask_file)
         return "--ask has one answer to each question; leave --prompts and --samples out";
-    if (o->draft_tokens || o->draft_model)
-        return "--draft is of one answer at a time; leave --prompts and --samples out";
+    if (o->draft_model)
+        return "--draft-model guesses for one answer at a time; give --draft ngram, or leave "
+               "--prompts and --samples out";
     if (o->extend)
         return "--extend is of one answer at a time; leave --prompts and --samples out";
     if (o->emit_ids_file || o->dump_logits_file)

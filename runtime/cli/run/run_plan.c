@@ -20,6 +20,9 @@
 /* Answers at once on a GPU, at most, where nothing else is asked for: fewer than on the host,
  * because nobody here knows what memory it has left. */
 #define GPU_ROWS         8u
+/* Tokens of a step with drafts, of all answers together: as many as weights that are widened once
+ * meet. */
+#define DRAFT_ROWS       16u
 /* Of a conversation, where nothing else is asked for. */
 #define CHAT_TOKENS      8192u
 
@@ -117,7 +120,7 @@ kvf_transformer_options cli_run_transformer_options(const cli_run *run)
 {
     const uint32_t tokens = cli_run_prompt_tokens(run);
     kvf_transformer_options options = cli_run_transformer(run, &run->model, run->weights);
-    options.batch_max = run->batch.rows ? run->batch.rows : step_tokens(run);
+    options.batch_max = run->batch.rows ? run->batch.step_rows : step_tokens(run);
     /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device. */
     if (is_on_gpu(run->runtime))
         options.prompt_max = kvf_min_u32(tokens, PROMPT_TOKENS);
@@ -192,10 +195,12 @@ static kvf_status check_draft(const cli_run *run, kvf_error *error)
 static kvf_status plan_rows(cli_run *run, kvf_error *error)
 {
     kvf_cache_config *c = &run->options.cache;
+    run->batch.step_rows =
+        run->options.draft_tokens ? kvf_max_u32(run->batch.rows, DRAFT_ROWS) : run->batch.rows;
     kvf_transformer_options options = cli_run_transformer_options(run);
     kvf_transformer_geometry(&options, c);
     c->tokens_max = context_of(run);
-    c->tokens_per_step_max = run->batch.rows ? 1 : step_tokens(run);
+    c->tokens_per_step_max = run->batch.rows ? 1 + run->options.draft_tokens : step_tokens(run);
     /* Patched, the prompt's last tokens are behind every chunk for a while. */
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune_config.chunk_queries;

@@ -369,7 +369,7 @@ static void write_all(cli_json *j, const cli_run *run)
     else
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);
-    if (run->draft) {
+    if (run->options.draft_tokens) {
         if (run->options.draft_model)
             cli_json_text(j, "draft_model", run->options.draft_model);
         cli_json_integer(j, "drafted_tokens", run->drafted);

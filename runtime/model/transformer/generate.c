@@ -26,6 +26,13 @@ kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued, k
     return model_fail(error, status, "%s", kvf_status_text(status));
 }
 
+kvf_status kvf_session_cut(const kvf_session *session, kvf_sequence *sequence, uint32_t count)
+{
+    const uint32_t length = kvf_sequence_length(sequence, 0);
+    const uint32_t end = kvf_sequence_position(sequence, 0, length - 1) + 1;
+    return kvf_sequence_truncate(session->cache, sequence, end - count, session->stream);
+}
+
 static bool evicts(const kvf_session *session)
 {
     return session->prune && kvf_prune_config_get(session->prune)->eviction != KVF_EVICTION_NONE;
@@ -127,8 +134,9 @@ static kvf_status step_several(const kvf_session *session, kvf_sequence *sequenc
                                kvf_decode_result *result, kvf_error *error)
 {
     const double start = kvf_now_ms();
+    const kvf_several several = {&sequence, &count, ids, 1};
     const kvf_status status = kvf_transformer_decode_several(
-        session->transformer, session->cache, sequence, ids, count, want_logits, session->stream);
+        session->transformer, session->cache, &several, want_logits, session->stream);
     return end_step(session, status, start, result, error);
 }
 
@@ -191,14 +199,6 @@ static kvf_status choose(const kvf_session *session, const kvf_decode_request *r
     return KVF_OK;
 }
 
-/* The newest @p count tokens of the sequence go. */
-static kvf_status cut(const kvf_session *session, kvf_sequence *sequence, uint32_t count)
-{
-    const uint32_t length = kvf_sequence_length(sequence, 0);
-    const uint32_t end = kvf_sequence_position(sequence, 0, length - 1) + 1;
-    return kvf_sequence_truncate(session->cache, sequence, end - count, session->stream);
-}
-
 /* ---- tokens that the host chooses ---- */
 
 static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_request *request,
@@ -234,10 +234,11 @@ static kvf_status follow_draft(const kvf_session *session, const kvf_decode_requ
     ids[0] = id;
     if (row == guessed)
         return KVF_OK;
-    return kvf_session_finish(session, cut(session, request->sequence, guessed - row), error);
+    return kvf_session_finish(session, kvf_session_cut(session, request->sequence, guessed - row),
+                              error);
 }
 
-static kvf_status check_draft(const kvf_session *session, kvf_error *error)
+kvf_status kvf_session_check_draft(const kvf_session *session, kvf_error *error)
 {
     const kvf_cache_plan *plan = kvf_cache_memory(session->cache);
     if (plan->static_tokens)
@@ -253,7 +254,7 @@ static kvf_status draft_tokens(const kvf_session *session, const kvf_decode_requ
                                kvf_error *error)
 {
     uint32_t ids[1 + KVF_DRAFT_MAX] = {id};
-    KVF_TRY(check_draft(session, error));
+    KVF_TRY(kvf_session_check_draft(session, error));
     while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
         const uint32_t rest = request->tokens - result->generated - 1;
         uint32_t guessed;
@@ -333,7 +334,7 @@ static kvf_status draw_tokens(const kvf_session *session, const kvf_decode_reque
     kvf_transformer_draw_end(t);
     if (status != KVF_OK || surplus == 0)
         return status;
-    return kvf_session_finish(session, cut(session, sequence, surplus), error);
+    return kvf_session_finish(session, kvf_session_cut(session, sequence, surplus), error);
 }
 
 kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,

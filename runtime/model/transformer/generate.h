@@ -35,6 +35,13 @@ typedef struct kvf_session {
 KVF_CHECKED kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued,
                                           kvf_error *error);
 
+/** The newest @p count tokens of a sequence go. @return what kvf_sequence_truncate says */
+KVF_CHECKED kvf_status kvf_session_cut(const kvf_session *session, kvf_sequence *sequence,
+                                       uint32_t count);
+
+/** Whether tokens of drafts can be taken back. @return KVF_OK; KVF_UNSUPPORTED says why not */
+KVF_CHECKED kvf_status kvf_session_check_draft(const kvf_session *session, kvf_error *error);
+
 /** Called for each generated token with the logits it was chosen from, or NULL where nobody asked
  * for them and the device drew the token. @return whether to go on */
 typedef bool (*kvf_token_fn)(void *user, uint32_t id, const float *logits);

@@ -25,7 +25,8 @@ typedef struct row {
     kvf_sequence *sequence; /* NULL = free */
     uint32_t next;          /* token to feed */
     double start_ms;
-    bool has_ended; /* answer.stop says why */
+    bool has_ended;   /* answer.stop says why */
+    kvf_draft *draft; /* NULL = none; stays when an answer ends */
     kvf_batch_answer answer;
 } row;
 
@@ -36,9 +37,11 @@ typedef struct batch {
     row *rows;
     uint32_t *alive;          /* [count] answers of a prompt that are on their way */
     kvf_sequence **sequences; /* [rows] of a step, as the next two */
-    uint32_t *ids;
-    uint32_t *at;   /* row */
-    uint32_t count; /* of these */
+    uint32_t *at;             /* row */
+    uint32_t *tokens;         /* of each, in the step: one, and what its draft guessed */
+    uint32_t count;           /* of these */
+    uint32_t *ids;            /* [fed] one behind the other */
+    uint32_t fed;
     uint64_t promised;
     uint32_t prompt, sample; /* the answer that begins next */
     kvf_sequence *root;      /* its prompt; NULL = not yet */
@@ -214,6 +217,8 @@ static void hand_out(const batch *b, row *r, uint32_t id)
         a->first_ms = kvf_now_ms() - r->start_ms;
     const bool goes_on = request->token(request->user, a, id);
     r->next = id;
+    if (r->draft)
+        kvf_draft_see(r->draft, &id, 1);
     if (!request->ignores_eos && kvf_ids_have(request->eos_ids, request->eos_count, id))
         mark_end(r, KVF_STOP_EOS);
     else if (!goes_on)
@@ -251,6 +256,10 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
     }
     KVF_TRY(kvf_sampler_begin(b->request->sampler, index, &sampling, error));
     kvf_sampler_see(b->request->sampler, index, p->ids, p->count);
+    if (r->draft) {
+        kvf_draft_cut(r->draft, 0);
+        kvf_draft_see(r->draft, p->ids, p->count);
+    }
     if (b->logits)
         hand_out(b, r, choose(b, r, b->logits));
     if (r->has_ended)
@@ -311,9 +320,29 @@ static void collect(batch *b)
     for (uint32_t i = 0; i < b->request->rows; i++)
         if (b->rows[i].sequence) {
             b->sequences[b->count] = b->rows[i].sequence;
-            b->ids[b->count] = b->rows[i].next;
             b->at[b->count++] = i;
         }
+}
+
+/* What they are fed: their next tokens, and what drafts guess, as far as the step has room. */
+static kvf_status feed(batch *b, kvf_error *error)
+{
+    uint32_t room = kvf_max_u32(b->count, b->request->step_rows) - b->count;
+    b->fed = 0;
+    for (uint32_t i = 0; i < b->count; i++) {
+        const row *r = &b->rows[b->at[i]];
+        const kvf_batch_answer *a = &r->answer;
+        const uint32_t rest = b->request->prompts[a->prompt].tokens - a->generated - 1;
+        const uint32_t most = kvf_min_u32(rest, room / (b->count - i));
+        uint32_t guessed = 0;
+        b->ids[b->fed++] = r->next;
+        if (r->draft && most > 0)
+            KVF_TRY(kvf_draft_guess(r->draft, most, b->ids + b->fed, &guessed, error));
+        b->tokens[i] = 1 + guessed;
+        b->fed += guessed;
+        room -= guessed;
+    }
+    return KVF_OK;
 }
 
 static void end_answers(batch *b)
@@ -325,21 +354,52 @@ static void end_answers(batch *b)
 
 /* ---- steps whose tokens the host chooses ---- */
 
-static kvf_status choose_step(batch *b, kvf_error *error)
+static kvf_status enqueue(const batch *b)
 {
     const kvf_session *session = b->session;
+    const kvf_several several = {b->sequences, b->tokens, b->ids, b->count};
+    return b->fed == b->count
+               ? kvf_transformer_decode(session->transformer, session->cache, b->sequences, b->ids,
+                                        b->count, true, session->stream)
+               : kvf_transformer_decode_several(session->transformer, session->cache, &several,
+                                                true, session->stream);
+}
+
+/* What an answer chooses behind each of its tokens ids, the first of which is row @p at of the
+ * step, as long as its draft has guessed that. The rest of the draft is taken back. */
+static kvf_status follow(const batch *b, uint32_t i, uint32_t at)
+{
+    row *r = &b->rows[b->at[i]];
+    const uint32_t guessed = b->tokens[i] - 1;
+    uint32_t right = 0;
+    for (;; right++) {
+        const float *logits = kvf_transformer_logits(b->session->transformer, at + right);
+        hand_out(b, r, choose(b, r, logits));
+        if (r->has_ended || right == guessed || r->next != b->ids[at + right + 1])
+            break;
+    }
+    if (r->draft)
+        kvf_draft_learn(r->draft, guessed, right);
+    r->answer.drafted += guessed;
+    r->answer.accepted += right;
+    return r->has_ended || right == guessed
+               ? KVF_OK
+               : kvf_session_cut(b->session, r->sequence, guessed - right);
+}
+
+static kvf_status choose_step(batch *b, kvf_error *error)
+{
     const double start = kvf_now_ms();
     collect(b);
     b->since = 0;
-    const kvf_status status =
-        kvf_transformer_decode(session->transformer, session->cache, b->sequences, b->ids, b->count,
-                               true, session->stream);
-    KVF_TRY(kvf_session_finish(session, status, error));
+    KVF_TRY(feed(b, error));
+    KVF_TRY(kvf_session_finish(b->session, enqueue(b), error));
     const double ms = kvf_now_ms() - start;
-    for (uint32_t i = 0; i < b->count; i++) {
-        row *r = &b->rows[b->at[i]];
-        hand_out(b, r, choose(b, r, kvf_transformer_logits(session->transformer, i)));
-    }
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0, at = 0; i < b->count && status == KVF_OK; at += b->tokens[i++])
+        status = follow(b, i, at);
+    if (b->fed > b->count)
+        KVF_TRY(kvf_session_finish(b->session, status, error));
     end_answers(b);
     b->stopped = !b->request->pass(b->request->user, 0, b->count, ms) || b->stopped;
     return KVF_OK;
@@ -399,7 +459,9 @@ static kvf_status draw_steps(batch *b, kvf_error *error)
     double before = kvf_now_ms();
     collect(b);
     b->since = 0;
-    kvf_status status = send(b, b->ids);
+    kvf_status status = feed(b, error);
+    if (status == KVF_OK)
+        status = send(b, b->ids);
     while (status == KVF_OK && kvf_transformer_drawing(t) > 0) {
         while (status == KVF_OK && wants_more(b))
             status = send(b, NULL);
@@ -419,10 +481,61 @@ static kvf_status run(batch *b, kvf_error *error)
         KVF_TRY(fill(b, error));
         if (is_empty(b) || b->stopped)
             return KVF_OK;
-        const bool draws = !b->request->choose && kvf_transformer_can_draw(b->session->transformer);
+        const bool draws = !b->request->choose && !b->request->draft_tokens &&
+                           kvf_transformer_can_draw(b->session->transformer);
         KVF_TRY(draws ? draw_steps(b, error) : choose_step(b, error));
     }
     return KVF_OK;
+}
+
+static kvf_status open_drafts(const batch *b, kvf_error *error)
+{
+    const kvf_batch_request *request = b->request;
+    size_t ids_max = 0;
+    for (uint32_t i = 0; i < request->count; i++) {
+        const kvf_batch_prompt *p = &request->prompts[i];
+        ids_max = p->count + p->tokens > ids_max ? p->count + p->tokens : ids_max;
+    }
+    KVF_TRY(kvf_session_check_draft(b->session, error));
+    for (uint32_t i = 0; i < request->rows; i++)
+        KVF_TRY(kvf_draft_create(request->draft_tokens, ids_max, &b->rows[i].draft, error));
+    return KVF_OK;
+}
+
+static kvf_status open_batch(batch *b, kvf_error *error)
+{
+    const kvf_batch_request *request = b->request;
+    const uint32_t rows = request->rows;
+    b->rows = calloc(rows, sizeof *b->rows);
+    b->alive = calloc(request->count, sizeof *b->alive);
+    b->sequences = calloc(rows, sizeof(kvf_sequence *));
+    b->ids = calloc(kvf_max_u32(rows, request->step_rows), sizeof *b->ids);
+    b->at = calloc(rows, sizeof *b->at);
+    b->tokens = calloc(rows, sizeof *b->tokens);
+    if (b->session->prune)
+        b->logits = calloc(request->vocab_size, sizeof *b->logits);
+    if (!b->rows || !b->alive || !b->sequences || !b->ids || !b->at || !b->tokens ||
+        (b->session->prune && !b->logits))
+        return model_out_of_memory(error, rows * sizeof *b->rows, "a batch");
+    return request->draft_tokens ? open_drafts(b, error) : KVF_OK;
+}
+
+static void close_batch(batch *b)
+{
+    for (uint32_t i = 0; b->rows && b->alive && i < b->request->rows; i++) {
+        if (b->rows[i].sequence)
+            stop_answer(b, &b->rows[i]);
+        kvf_draft_destroy(b->rows[i].draft);
+    }
+    if (b->root)
+        drop_sequence(b, &b->root);
+    free(b->logits);
+    free(b->rows);
+    free(b->alive);
+    free(b->sequences);
+    free(b->ids);
+    free(b->at);
+    free(b->tokens);
 }
 
 kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_request *request,
@@ -430,31 +543,12 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
 {
     batch b = {.session = session,
                .request = request,
-               .local_tokens = kvf_cache_settings(session->cache)->local_tokens,
-               .rows = calloc(request->rows, sizeof *b.rows),
-               .alive = calloc(request->count, sizeof *b.alive),
-               .sequences = calloc(request->rows, sizeof(kvf_sequence *)),
-               .ids = calloc(request->rows, sizeof *b.ids),
-               .at = calloc(request->rows, sizeof *b.at)};
-    kvf_status status = KVF_OK;
-    if (session->prune)
-        b.logits = calloc(request->vocab_size, sizeof *b.logits);
-    if (!b.rows || !b.alive || !b.sequences || !b.ids || !b.at || (session->prune && !b.logits))
-        status = model_out_of_memory(error, request->rows * sizeof *b.rows, "a batch");
-    else
+               .local_tokens = kvf_cache_settings(session->cache)->local_tokens};
+    kvf_status status = open_batch(&b, error);
+    if (status == KVF_OK)
         status = run(&b, error);
     if (status != KVF_OK)
         (void)!kvf_stream_wait(session->stream);
-    for (uint32_t i = 0; b.rows && b.alive && i < request->rows; i++)
-        if (b.rows[i].sequence)
-            stop_answer(&b, &b.rows[i]);
-    if (b.root)
-        drop_sequence(&b, &b.root);
-    free(b.logits);
-    free(b.rows);
-    free(b.alive);
-    free(b.sequences);
-    free(b.ids);
-    free(b.at);
+    close_batch(&b);
     return status;
 }

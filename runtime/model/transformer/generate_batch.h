@@ -30,12 +30,13 @@ typedef struct kvf_batch_prompt {
 typedef struct kvf_batch_answer {
     uint32_t prompt; /**< index of it */
     uint32_t sample;
-    uint32_t row;       /**< of the batch; no other answer has it at the same time */
-    uint32_t generated; /**< tokens handed out, an end token included */
-    kvf_stop stop;      /**< at the end: why. CALLER also if the batch ended before it */
-    bool has_no_logits; /**< none was a finite number */
-    double first_ms;    /**< from the start of its prompt to the first token */
-    double ms;          /**< to the last one */
+    uint32_t row;               /**< of the batch; no other answer has it at the same time */
+    uint32_t generated;         /**< tokens handed out, an end token included */
+    kvf_stop stop;              /**< at the end: why. CALLER also if the batch ended before it */
+    bool has_no_logits;         /**< none was a finite number */
+    uint32_t drafted, accepted; /**< tokens of drafts; of these, those that were chosen as well */
+    double first_ms;            /**< from the start of its prompt to the first token */
+    double ms;                  /**< to the last one */
 } kvf_batch_answer;
 
 typedef struct kvf_batch_request {
@@ -51,6 +52,11 @@ typedef struct kvf_batch_request {
     const uint32_t *eos_ids;
     uint32_t eos_count;
     bool ignores_eos;
+    uint32_t draft_tokens; /**< that prompt lookup guesses of an answer in a step, at most: less
+                              than tokens_per_step_max of the cache, which can be cut and has no
+                              static set; 0 = none. The same tokens as without */
+    uint32_t step_rows; /**< tokens of all answers in a step with drafts, at most: batch_max of the
+                           transformer. What answers leave of them is for drafts */
     /** The next token of an answer, whose index is @p answer's `generated`, from its logits
      * [vocab_size]; KVF_SAMPLER_NONE = there is none. NULL = the sampler's, or what the device
      * draws in its place. */

@@ -38,7 +38,8 @@ typedef struct decode_run {
     transformer_step step;
     kvf_cache *cache;
     kvf_sequence *const *sequences;
-    uint32_t tokens; /* of one sequence: they are the rows; 0 = a row is a sequence */
+    const uint32_t *tokens; /* [batch] of each sequence: rows are tokens; NULL = one of each */
+    uint32_t batch;
     bool wants_logits;
 } decode_run;
 
@@ -46,14 +47,14 @@ static kvf_status attend(const decode_run *r, uint32_t layer, const uint32_t *po
 {
     const transformer_buffers *b = &r->step.t->buffers;
     const kvf_decode_args args = {.layer = layer,
-                                  .batch = r->tokens ? 1 : r->step.rows,
+                                  .batch = r->batch,
                                   .sequences = r->sequences,
                                   .q = b->q,
                                   .k = b->k,
                                   .v = b->v,
                                   .positions = positions,
                                   .out = b->attended,
-                                  .tokens = r->tokens ? &r->tokens : NULL};
+                                  .tokens = r->tokens};
     return kvf_decode(r->cache, &args, r->step.stream);
 }
 
@@ -166,6 +167,7 @@ kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
     const decode_run run = {.step = {.t = t, .stream = stream, .rows = batch, .separate = true},
                             .cache = cache,
                             .sequences = sequences,
+                            .batch = batch,
                             .wants_logits = want_logits};
     if (batch == 0 || batch > t->options.batch_max || !transformer_ids_valid(t, ids, batch))
         return KVF_INVALID;
@@ -176,20 +178,26 @@ kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
 }
 
 kvf_status kvf_transformer_decode_several(kvf_transformer *t, kvf_cache *cache,
-                                          kvf_sequence *sequence, const uint32_t *ids,
-                                          uint32_t count, bool want_logits, kvf_stream *stream)
+                                          const kvf_several *several, bool want_logits,
+                                          kvf_stream *stream)
 {
-    const decode_run run = {.step = {.t = t, .stream = stream, .rows = count, .separate = true},
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < several->batch; i++) {
+        const uint32_t first = transformer_next_position(several->sequences[i]);
+        if (several->tokens[i] == 0 || several->tokens[i] > t->options.batch_max - rows)
+            return KVF_INVALID;
+        for (uint32_t j = 0; j < several->tokens[i]; j++)
+            t->positions[rows++] = first + j;
+    }
+    const decode_run run = {.step = {.t = t, .stream = stream, .rows = rows, .separate = true},
                             .cache = cache,
-                            .sequences = &sequence,
-                            .tokens = count,
+                            .sequences = several->sequences,
+                            .tokens = several->tokens,
+                            .batch = several->batch,
                             .wants_logits = want_logits};
-    if (count == 0 || count > t->options.batch_max || !transformer_ids_valid(t, ids, count))
+    if (rows == 0 || !transformer_ids_valid(t, several->ids, rows))
         return KVF_INVALID;
-    const uint32_t first = transformer_next_position(sequence);
-    for (uint32_t i = 0; i < count; i++)
-        t->positions[i] = first + i;
-    KVF_TRY(t->ops->start(&run.step, ids, t->positions));
+    KVF_TRY(t->ops->start(&run.step, several->ids, t->positions));
     return decode_layers(&run, t->positions);
 }
 
@@ -216,6 +224,7 @@ kvf_status kvf_transformer_draw(kvf_transformer *t, kvf_cache *cache, const kvf_
         .step = {.t = t, .stream = stream, .rows = step->batch, .draws = true, .separate = true},
         .cache = cache,
         .sequences = step->sequences,
+        .batch = step->batch,
         .wants_logits = true};
     if (!can_draw_step(t, step))
         return KVF_INVALID;

@@ -180,17 +180,24 @@ KVF_CHECKED kvf_status kvf_transformer_decode(kvf_transformer *transformer, kvf_
                                               kvf_sequence *const *sequences, const uint32_t *ids,
                                               uint32_t batch, bool want_logits, kvf_stream *stream);
 
+/** What a step of several tokens appends. All borrowed. */
+typedef struct kvf_several {
+    kvf_sequence *const *sequences; /**< [batch], each once */
+    const uint32_t *tokens; /**< [batch] of each: 1 … the cache's tokens_per_step_max; batch_max of
+                               the transformer in all */
+    const uint32_t *ids;    /**< those of a sequence one behind the other */
+    uint32_t batch;
+} kvf_several;
+
 /**
- * One step of one sequence with several tokens: append them and compute the logits behind each of
+ * One step with several tokens of its sequences: append them and compute the logits behind each of
  * them, row i behind ids[i]. The bits of as many single steps; kvf_sequence_truncate takes tokens
  * back that are not wanted. Such a step is never recorded.
  *
- * @param ids    [count], copied; 1 … batch_max and the cache's tokens_per_step_max
  * @return as kvf_transformer_decode
  */
 KVF_CHECKED kvf_status kvf_transformer_decode_several(kvf_transformer *transformer,
-                                                      kvf_cache *cache, kvf_sequence *sequence,
-                                                      const uint32_t *ids, uint32_t count,
+                                                      kvf_cache *cache, const kvf_several *several,
                                                       bool want_logits, kvf_stream *stream);
 
 /** Whether the device can draw tokens itself: then logits stay there, and a step takes the tokens
