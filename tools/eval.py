@@ -4,8 +4,8 @@
 
 usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
        eval.py --build FOLDER --ruler [--model DIR] [--lengths N...] [--samples N...]
-               [--tasks NAME...] [--row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER]
-               [--report]
+               [--tasks NAME...] [--row 'NAME FIELD=VALUE...']...
+               [--first-row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER] [--report]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), runs
 eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row
@@ -160,9 +160,13 @@ def main():
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="with --ruler: only these")
     parser.add_argument("--row", action="append", metavar="'NAME FIELD=VALUE...'",
                         help="with --ruler: one more row, such as 'third head_mask=FILE'")
+    parser.add_argument("--first-row", action="append", metavar="'NAME FIELD=VALUE...'",
+                        help="likewise, of the first %d documents of a task and length"
+                        % eval_ruler.PART)
     args = parser.parse_args()
-    if not args.ruler and (args.model or args.lengths or args.samples or args.tasks or args.row):
-        parser.error("--model, --lengths, --samples, --tasks and --row go with --ruler")
+    if not args.ruler and (args.model or args.lengths or args.samples or args.tasks or args.row or
+                           args.first_row):
+        parser.error("--model, --lengths, --samples, --tasks and rows go with --ruler")
     program = os.path.join(ROOT, args.build, "bench", "model", "eval_selection")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)

@@ -6,6 +6,7 @@ A task in which the model scores below a fifth with full attention tells little 
 shown and not judged. Knows scores and rows, not prompts. What is told is always of the runs that
 are complete.
 """
+import itertools
 import json
 import os
 import shlex
@@ -15,11 +16,13 @@ import tempfile
 
 import eval_ruler_texts
 import eval_texts
-from eval_report import by_hand, kept
-from eval_run import Row, read, run
+from eval_report import DRAWS, by_hand, kept
+from eval_texts import Random
+from eval_run import Row, read, run, spent
 
 LENGTHS, SAMPLES = [2048, 4096, 7500], 10
-FEW = 2  # documents of a task that full attention cannot do at a shorter length
+PART = 4  # documents that are asked at once
+FEW = 1  # documents of a task that full attention cannot do at a shorter length
 ROWS = [("full", "select=full"), ("default", "")]
 JUDGED = 0.2  # full attention's least score
 
@@ -50,26 +53,61 @@ def rows_of(extra):
     return rows
 
 
-class Run:
-    """A task at a length."""
+class Part:
+    """Some documents of a task at a length, and what its rows said of them."""
 
-    def __init__(self, task, tokens, folder, extra):
-        self.task, self.tokens, self.rows = task, tokens, rows_of(extra)
-        self.path = os.path.join(folder, "%s-%d" % (task, tokens))
-        self.documents, self.lengths = [], []
+    def __init__(self, documents, model, folder, name, extra):
+        self.documents, self.extra = documents, extra
+        self.rows, self.lengths = [], []
+        self.path = os.path.join(folder, "%s-%s-%s" % (
+            name, os.path.basename(model), eval_texts.digest(documents)))
 
     def read(self):
-        """@return whether the row of full attention is there"""
-        self.lengths = read(self.path, self.rows)
-        return bool(self.rows[0].stats)
+        """@return whether all rows are there"""
+        self.rows = rows_of(self.extra)
+        try:
+            self.lengths = read(self.path, self.rows)
+        except KeyError:  # a row that is not wanted now
+            return False
+        return bool(self.rows[0].stats) and all(r.stats or r.refused for r in self.rows)
 
-    def scores(self, row):
+    def scores(self, name):
         """Of every question, by document; none where the row was not run."""
-        return [[task.score(row.answers[i, t]) for t, task in enumerate(d.tasks)]
-                for i, d in enumerate(self.documents)] if row.stats else []
+        for row in self.rows:
+            if row.method == name and row.stats:
+                return [[task.score(row.answers[i, t]) for t, task in enumerate(d.tasks)]
+                        for i, d in enumerate(self.documents)]
+        return []
+
+
+class Run:
+    """A task at a length. Parts are run one by one; rows of `first` in the first one only."""
+
+    def __init__(self, task, tokens, documents, make):
+        """make(documents, name, is_first) -> Part"""
+        name = "%s-%d" % (task, tokens)
+        self.task, self.tokens = task, tokens
+        self.parts = [make(documents[i:i + PART], name, i == 0)
+                      for i in range(0, len(documents), PART)]
+        self.done = []
+
+    def read(self):
+        """What counts are parts that are complete, up to the first that is not.
+        @return whether there is one"""
+        self.done = list(itertools.takewhile(Part.read, self.parts))
+        return bool(self.done)
+
+    def scores(self, name):
+        return [of_document for part in self.done for of_document in part.scores(name)]
 
     def is_judged(self):
-        return mean(self.scores(self.rows[0])) >= JUDGED
+        return mean(self.scores("full")) >= JUDGED
+
+    def attended(self, name):
+        """Tokens per KV head and step."""
+        told = [r.stats for part in self.done for r in part.rows if r.method == name and r.stats]
+        return (sum(s["tokens_attended"] for s in told) /
+                sum(s["steps"] * s["kv_heads"] for s in told))
 
 
 def mean(scores):
@@ -77,22 +115,21 @@ def mean(scores):
     return sum(map(sum, scores)) / sum(map(len, scores))
 
 
-def attended(row):
-    s = row.stats
-    return s["tokens_attended"] / (s["steps"] * s["kv_heads"])
-
-
 def figures(one):
     """What is told of a run."""
-    full = one.scores(one.rows[0])
+    full = one.scores("full")
     rows = {}
-    for row in one.rows:
-        mine = one.scores(row)
+    for row in one.done[0].rows:
+        mine = one.scores(row.method)
         if mine:
-            rows[row.method] = {"score": mean(mine), "attended": attended(row), "scores": mine}
+            rows[row.method] = {"score": mean(mine), "full_score": mean(full[:len(mine)]),
+                                "questions": sum(map(len, mine)),
+                                "attended": one.attended(row.method), "scores": mine}
     return {"task": one.task, "tokens": one.tokens, "samples": len(full),
             "questions": sum(map(len, full)),
-            "documents": one.lengths, "judged": one.is_judged(), "rows": rows}
+            "documents": [n for part in one.done for n in part.lengths],
+            "cpu_seconds": sum(spent(part.rows, "cpu_seconds") for part in one.done),
+            "judged": one.is_judged(), "rows": rows}
 
 
 def judged(told, name):
@@ -100,8 +137,9 @@ def judged(told, name):
     mine, full = [], []
     for f in told:
         if f["judged"] and name in f["rows"]:
-            mine += f["rows"][name]["scores"]
-            full += f["rows"]["full"]["scores"]
+            scores = f["rows"][name]["scores"]  # of the first documents, at least
+            mine += scores
+            full += f["rows"]["full"]["scores"][:len(scores)]
     return mine, full
 
 
@@ -112,32 +150,77 @@ def names_of(told):
     return names
 
 
-def table(told):
+def asked_alike(told):
+    """Names of rows in groups: those that were asked of all documents, those of the first ones."""
     names = names_of(told)
+    some = [name for name in names if any(
+        name in f["rows"] and f["rows"][name]["questions"] < f["questions"] for f in told)]
+    return [group for group in ([n for n in names if n not in some], some) if group]
+
+
+def line(f, names):
+    """Of a task at a length: scores of the documents that these rows were asked."""
+    asked = [f["rows"][name] for name in names if name in f["rows"]]
+    if not asked:
+        return []
+    cells = [f["task"], "%d" % f["tokens"], "%d" % len(asked[0]["scores"]),
+             "%d" % asked[0]["questions"], "yes" if f["judged"] else "no"]
+    if "full" not in names:
+        cells += ["%.0f" % (100 * asked[0]["full_score"]), ""]
+    for name in names:
+        row = f["rows"].get(name)
+        cells += ["%.0f" % (100 * row["score"]), "%.0f" % row["attended"]] if row else ["", ""]
+    return ["| " + " | ".join(cells) + " |"]
+
+
+def table(told, names):
+    shown = ["full"] * ("full" not in names) + names
     lines = ["| task | tokens | documents | questions | judged | " + " | ".join(
-        "%s: score | attended" % name for name in names) + " |",
-        "|---|" + "---:|" * 3 + "---|" + "---:|" * (2 * len(names))]
+        "%s: score | attended" % name for name in shown) + " |",
+        "|---|" + "---:|" * 3 + "---|" + "---:|" * (2 * len(shown))]
     for f in told:
-        cells = [f["task"], "%d" % f["tokens"], "%d" % f["samples"], "%d" % f["questions"],
-                 "yes" if f["judged"] else "no"]
-        for name in names:
-            row = f["rows"].get(name)
-            cells += ["%.0f" % (100 * row["score"]), "%.0f" % row["attended"]] if row else ["", ""]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines += line(f, names)
     return lines
+
+
+def by_task(told, name):
+    """[(mine, full)] of every judged task and length that the row was asked."""
+    return [judged([f], name) for f in told if f["judged"] and name in f["rows"]]
+
+
+def mean_of_tasks(runs):
+    """RULER's score, in which every task counts alike, as a share of full's, and its interval:
+    documents are drawn within each task."""
+    def share(runs):
+        total = sum(mean(full) for _, full in runs)
+        return sum(mean(mine) for mine, _ in runs) / total if total else None
+
+    def drawn(r):
+        for mine, full in runs:
+            at = [r.below(len(full)) for _ in full]
+            yield [mine[i] for i in at], [full[i] for i in at]
+
+    r = Random(11)
+    values = sorted(v for v in (share(list(drawn(r))) for _ in range(DRAWS)) if v is not None)
+    return share(runs), (values[int(0.025 * len(values))], values[int(0.975 * len(values)) - 1])
 
 
 def summary(told):
     if not any(f["judged"] for f in told):
         return ["No task is judged."]
-    lines = ["| row | judged questions | score | of full's | 95% |", "|---|---:|---:|---:|---:|"]
+    lines = ["| row | judged documents | questions | score | of full's | 95% | mean of tasks "
+             "| of full's | 95% |", "|---|" + "---:|" * 8]
     for name in names_of(told):
         mine, full = judged(told, name)
         if not mine:
             continue
+        runs = by_task(told, name)
         share, (low, high) = kept([sum(d) for d in mine], [sum(d) for d in full])
-        lines.append("| %s | %d | %.1f | %.1f%% | %.1f–%.1f |" % (
-            name, sum(map(len, mine)), 100 * mean(mine), 100 * share, 100 * low, 100 * high))
+        of_tasks, (least, most) = mean_of_tasks(runs)
+        lines.append("| %s | %d | %d | %.1f | %.1f%% | %.1f–%.1f | %.1f | %.1f%% | %.1f–%.1f |" % (
+            name, len(mine), sum(map(len, mine)), 100 * mean(mine), 100 * share, 100 * low,
+            100 * high, 100 * sum(mean(m) for m, _ in runs) / len(runs), 100 * of_tasks,
+            100 * least, 100 * most))
     return lines
 
 
@@ -146,9 +229,10 @@ Prompts, answer prefixes, limits of generated tokens and scores are RULER's (`mr
 MRCR, with made-up replies), questions at the end as decode steps; prose and words are of the manuals
 of [eval.md](eval.md), keys of lists of its own; no chat template. Of a document that holds more
 needles (multikey) or replies, up to four are asked for, each by itself. *score*: share of the expected
-strings that are found, times 100; of `mrcr` the likeness of the reply. *attended*: tokens per KV head
-and step. A task counts where full attention scores 20 or more. *of full's*: sums of scores over all
-judged questions, with the interval of a bootstrap over documents."""
+strings that are found, times 100; of `mrcr` the likeness of the reply. An answer ends where all of
+them were found. *attended*: tokens per KV head and step. A task counts where full attention scores 20
+or more. *of full's*: sums of scores over all judged questions; *mean of tasks*: every task at every
+length counts alike, as in RULER's score. Intervals are of a bootstrap over documents."""
 
 
 def markdown(facts, told, hand):
@@ -157,8 +241,9 @@ def markdown(facts, told, hand):
     return "\n".join(
         ["# Tasks of RULER under selections", "", "Model: %s." % facts["model"], ""] +
         summary(told) + [""] + LEGEND.split("\n") + ["Rows: " + "; ".join(settings) + ".", ""] +
-        table(told) + ["", "Machine: %s. Made with `%s`." % (facts["machine"], facts["command"]),
-                       ""]) + hand
+        [text for names in asked_alike(told) for text in table(told, names) + [""]] +
+        ["Machine: %s; %.0f CPU minutes. Made with `%s`." % (
+            facts["machine"], facts["cpu_minutes"], facts["command"]), ""]) + hand
 
 
 def quick(args):
@@ -177,37 +262,70 @@ def samples_of(args):
     return sorted(zip(lengths, samples * (len(lengths) // len(samples))))
 
 
+class Runs:
+    """All that is asked for, in rounds: a part of every task and length before the next one of any,
+    so that a run that is cut has judged all tasks alike."""
+
+    def __init__(self, args, program, model, folder):
+        self.args, self.program, self.model, self.folder = args, program, model, folder
+        self.material, self.runs = eval_ruler_texts.Material(), {}
+        self.too_hard = set()
+
+    def part(self, documents, name, is_first):
+        extra = (self.args.row or []) + ((self.args.first_row or []) if is_first else [])
+        return Part(documents, self.model, self.folder, name, extra)
+
+    def get(self, task, tokens, samples):
+        """The run, made when it is first wanted."""
+        if (task, tokens) not in self.runs:
+            documents = eval_ruler_texts.fitted(
+                self.material, task, tokens, min(samples, FEW) if task in self.too_hard else samples,
+                lambda d: count(self.program, self.model, d))
+            self.runs[task, tokens] = Run(task, tokens, documents, self.part)
+        return self.runs[task, tokens]
+
+    def go_on(self, one, number):
+        """A part of a run, where there is one that is wanted."""
+        if number >= len(one.parts) or (number > 0 and one.task in self.too_hard):
+            return
+        part = one.parts[number]
+        if not part.read():
+            if self.args.report:
+                return
+            run(self.program, self.model, part.documents, part.rows, part.path, self.args.lanes)
+        if one.read() and number < len(one.done):
+            told = figures(one)
+            if number == 0 and not told["judged"]:
+                self.too_hard.add(one.task)
+            if not self.args.report:
+                print("\n".join(line(told, names_of([told]))), flush=True)
+
+    def told(self):
+        plan = samples_of(self.args)
+        for number in range(-(-max(samples for _, samples in plan) // PART)):
+            for tokens, samples in plan:
+                for task in self.args.tasks or eval_ruler_texts.TASKS:
+                    self.go_on(self.get(task, tokens, samples), number)
+        order = list(eval_ruler_texts.TASKS)
+        return [figures(self.runs[at]) for at in sorted(
+            self.runs, key=lambda at: (at[1], order.index(at[0]))) if self.runs[at].done]
+
+
 def main(args, program, model, folder, results, machine):
-    """`folder`: where runs are kept. --report tells of those that are there."""
+    """`folder`: where parts are kept. What is there is not run again; --report runs nothing."""
     quick(args)
     unknown = [t for t in args.tasks or [] if t not in eval_ruler_texts.TASKS]
     if unknown:
         sys.exit("eval: no task %s; there are %s" % (
             unknown[0], ", ".join(eval_ruler_texts.TASKS)))
     os.makedirs(folder, exist_ok=True)
-    material, told, too_hard = eval_ruler_texts.Material(), [], set()
-    for tokens, most in samples_of(args):
-        for task in args.tasks or eval_ruler_texts.TASKS:
-            one = Run(task, tokens, folder, args.row)
-            if args.report and not os.path.exists(one.path):
-                continue
-            samples = min(most, FEW) if task in too_hard else most
-            if args.report:
-                samples = len(read(one.path, one.rows))
-            one.documents = eval_ruler_texts.fitted(
-                material, task, tokens, samples, lambda d: count(program, model, d))
-            if not args.report:
-                run(program, model, one.documents, one.rows, one.path, args.lanes)
-            if one.read():
-                told.append(figures(one))
-                if not told[-1]["judged"]:
-                    too_hard.add(task)
-                print("\n".join(table(told[-1:])[2:]), flush=True)
+    told = Runs(args, program, model, folder).told()
     if not told:
         sys.exit("eval: no run is complete")
     facts = {"machine": machine, "model": os.path.basename(model),
+             "cpu_minutes": round(sum(f["cpu_seconds"] for f in told) / 60, 1),
              "rows": {r.method: " ".join("%s=%s" % s for s in r.settings.items())
-                      for r in rows_of(args.row)},
+                      for r in rows_of((args.row or []) + (args.first_row or []))},
              "command": "eval.py " + shlex.join(a for a in sys.argv[1:] if not os.path.isabs(a))}
     out = args.out or (None if args.quick or args.tasks else results)
     text = markdown(facts, told, by_hand(os.path.join(out, "ruler.md")) if out else "")

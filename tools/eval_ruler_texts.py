@@ -84,7 +84,7 @@ class RulerTask(Task):
 
     def __init__(self, kind, text, answers, tokens):
         Task.__init__(self, kind, text, " ".join(answers), tokens)
-        self.answers = answers
+        self.answers = self.enough = answers
 
     def score(self, said):
         return sum(a.lower() in said.lower() for a in self.answers) / len(self.answers)
@@ -92,6 +92,10 @@ class RulerTask(Task):
 
 class MrcrTask(RulerTask):
     """How much of the reply is given again, behind the mark."""
+
+    def __init__(self, *args):
+        RulerTask.__init__(self, *args)
+        self.enough = []  # more may be worse
 
     def score(self, said):
         mark, reply = self.answers

@@ -113,7 +113,10 @@ def is_answer(said, answer):
 
 
 class Task:
-    """kind, what is fed, and what is right; `key`: tasks that are right only together."""
+    """kind, what is fed, and what is right; `key`: tasks that are right only together; `enough`:
+    texts behind which nothing that is said could change what it is worth."""
+
+    enough = []
 
     def __init__(self, kind, text, answer=None, tokens=0, cue="", key=None):
         self.kind, self.text, self.answer = kind, text, answer
@@ -202,6 +205,7 @@ def write(docs, path):
             f.write("document\t%s\n" % escaped(d.text))
             for t in d.tasks:
                 if t.tokens:
-                    f.write("ask\t%d\t%s\n" % (t.tokens, escaped(t.text)))
+                    f.write("\t".join(["ask", "%d" % t.tokens] + [
+                        escaped(text) for text in [t.text] + t.enough]) + "\n")
                 else:
                     f.write("score\t%s\t%s\n" % (escaped(t.cue), escaped(t.text)))

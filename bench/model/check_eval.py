@@ -79,19 +79,38 @@ def evaluate(folder, configs, lanes):
     return told
 
 
-def command(folder, settings, document, questions, text):
-    """(answers, mean loss) of the command."""
+def command(folder, settings, document, questions, text, asking=None):
+    """(answers, mean loss) of the command. asking: other settings of the questions"""
     files = {"document": document, "questions": "".join(q + "\n" for q in questions), "text": text}
     for name, content in files.items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
             f.write(content)
-    options = ["--model", MODEL, "--device", "host", "--prompt-file",
+
+    def options(of):
+        out = ["--model", MODEL, "--device", "host", "--prompt-file",
                os.path.join(folder, "document")]
-    for field, value in settings.items():
-        options += ["--" + OPTIONS.get(field, field).replace("_", "-"), value]
-    said = run(KVFERRY, "run", *options, "-n", "3", "--ask", os.path.join(folder, "questions"))
-    loss = json.loads(run(KVFERRY, "score", *options, "--text", os.path.join(folder, "text")))
+        for field, value in of.items():
+            out += ["--" + OPTIONS.get(field, field).replace("_", "-"), value]
+        return out
+
+    said = run(KVFERRY, "run", *options(asking or settings), "-n", "3", "--ask",
+               os.path.join(folder, "questions"))
+    loss = json.loads(run(KVFERRY, "score", *options(settings), "--text",
+                          os.path.join(folder, "text")))
     return [line.strip() for line in said.splitlines()], loss["loss"]
+
+
+def check_dense(folder, document, questions):
+    """Questions that are read densely; and answers that end where all that is wanted was said."""
+    settings = dict(SETTINGS["dynamic"], extend="dense")
+    right, _ = command(folder, SETTINGS["dynamic"], document, questions, "question", settings)
+    with open(os.path.join(folder, "tasks"), "w", encoding="utf-8") as f:
+        f.write("document\t%s\n" % eval_texts.escaped(document))
+        f.writelines("ask\t3\t%s\t%s\tno such word\n" % (q, right[0]) for q in questions)
+        f.write("ask\t3\t%s\t%s\n" % (questions[0], "\t".join(right[0].upper().split()[:2])))
+    said = evaluate(folder, {"dense": settings}, 2)["dense"]["answer"]
+    check("questions that are read densely", [said[0, i] for i in range(len(questions))] == right)
+    check("two words of three are enough", said[0, len(questions)].split() == right[0].split()[:2])
 
 
 def check_report():
@@ -158,7 +177,45 @@ def check_ruler_report():
           eval_ruler.judged(runs, "default") == ([[1.0, 0.5], [0.5], [0.25]],
                                                  [[1.0, 1.0], [0.5], [0.5]]))
     check("three quarters are kept of four questions",
-          "| 4 | 56.2 | 75.0% |" in eval_ruler.summary(runs)[-1])
+          "| 3 | 4 | 56.2 | 75.0% |" in eval_ruler.summary(runs)[-1])
+    runs[1] = told([[1.0], [1.0]], [[0.5]])
+    share, (low, high) = eval_ruler.mean_of_tasks(eval_ruler.by_task(runs, "default"))
+    check("a row of fewer documents, and tasks that count alike",
+          eval_ruler.judged(runs, "default")[1][3:] == [[1.0]] and
+          abs(share - (0.5625 + 0.5) / (0.75 + 1.0)) < 1e-9 and low <= share <= high)
+
+
+def check_ruler_parts(folder):
+    """A run that was cut counts up to its first part that is not complete."""
+    documents = [eval_ruler.eval_ruler_texts.Document(
+        "d%d" % i, eval_ruler_texts.RulerTask("vt", "q", ["abc"], 1)) for i in range(12)]
+    one = eval_ruler.Run("vt", 700, documents, lambda d, name, is_first: eval_ruler.Part(
+        d, "model", folder, name, ["more select=full"] if is_first else None))
+
+    def say(part, rows):
+        with open(part.path, "w", encoding="utf-8") as f:
+            for i, (name, said) in enumerate(rows):
+                f.write("config\t%s\n" % name)
+                f.writelines("answer\t%d\t0\t%s\n" % (d, said) for d in range(4))
+                f.write("stats\tsteps=2\tkv_heads=2\ttokens_attended=%d\t"
+                        "all_cpu_seconds=%d\n" % (40 + i, i))
+
+    rows = [("full select=full", "Abc"), ("default ", "-"), ("more select=full", "abc")]
+    check("nothing was run", not one.read())
+    say(one.parts[2], rows[:2])
+    check("a first part is needed", not one.read())
+    say(one.parts[0], rows[:2])
+    check("without a row it is not complete", not one.read())
+    say(one.parts[0], rows)
+    check("with it, it is", one.read() and len(one.scores("full")) == 4)
+    say(one.parts[1], rows[:2])
+    told = eval_ruler.figures(one) if one.read() else {}
+    check("all parts", told["questions"] == 12 and told["rows"]["more"]["questions"] == 4 and
+          told["rows"]["full"]["score"] == 1.0 and told["rows"]["default"]["score"] == 0.0 and
+          told["rows"]["default"]["attended"] == 41 * 3 / (2 * 2 * 3))
+    check("rows in two tables", eval_ruler.asked_alike([told]) == [["full", "default"], ["more"]])
+    check("a table of the first documents",
+          eval_ruler.table([told], ["more"])[2] == "| vt | 700 | 4 | 4 | yes | 100 |  | 100 | 10 |")
 
 
 def main():
@@ -192,9 +249,12 @@ def main():
         moved = int(alone["dynamic"]["stats"]["bytes_to_device"])
         check("selection moves bytes", moved > 0)
         check("the same settings again are told", alone["again"].get("same") == "dynamic")
+        check_dense(folder, *texts[0])
         check_ruler(texts[0][0].replace(" . ", ". "))
     check_report()
     check_ruler_report()
+    with tempfile.TemporaryDirectory() as folder:
+        check_ruler_parts(folder)
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
     return CHECKS.count(False) > 0
 

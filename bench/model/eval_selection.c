@@ -8,8 +8,9 @@
  *        eval_selection --model DIR --tasks FILE [--out FILE]        only counts tokens
  *
  * A configuration is a line: a name, a tab, and settings of a cache as FIELD=VALUE, apart by
- * spaces, also head_mask=FILE; what is not said is the library's default. What comes out is one
- * line per configuration, answer, loss and sum, fields apart by tabs:
+ * spaces, also head_mask=FILE, and extend=dense, where questions are read densely but for their
+ * last token; what is not said is the library's default. What comes out is one line per
+ * configuration, answer, loss and sum, fields apart by tabs:
  *
  *     config NAME
  *     answer DOCUMENT TASK TEXT
@@ -87,6 +88,7 @@ typedef struct evaluation {
     /* of one configuration */
     kvf_cache *cache;
     uint8_t *head_mask; /* [layers, kv_heads], or NULL */
+    bool extends_dense; /* questions, but for their last token */
     uint64_t batches;
     double seconds, cpu_seconds;
     lane lanes[LANES_MAX];
@@ -114,6 +116,22 @@ static uint32_t likeliest(const float *logits, uint32_t count)
     return best;
 }
 
+/* One more token of an answer. */
+static kvf_status take_token(const evaluation *e, lane *l, kvf_error *error)
+{
+    kvf_text text = {0};
+    KVF_TRY(kvf_token_ids_push(NULL, &l->said, l->next, error));
+    l->is_done = l->said.count == l->task->generate ||
+                 kvf_ids_have(e->machine.model.eos_ids, e->machine.model.eos_count, l->next);
+    if (!l->task->enough)
+        return KVF_OK;
+    kvf_status status =
+        kvf_tokenizer_decode(e->tokenizer, l->said.ids, l->said.count, true, &text, error);
+    l->is_done = l->is_done || (text.bytes && eval_task_is_said(l->task, text.bytes));
+    kvf_text_free(NULL, &text);
+    return status;
+}
+
 /* What the logits of a step say of a lane: a loss, a token, or nothing yet. */
 static kvf_status take_logits(const evaluation *e, lane *l, const float *logits, kvf_error *error)
 {
@@ -129,9 +147,21 @@ static kvf_status take_logits(const evaluation *e, lane *l, const float *logits,
         l->next = t->ids.ids[l->fed++];
     } else {
         l->next = likeliest(logits, vocab);
-        KVF_TRY(kvf_token_ids_push(NULL, &l->said, l->next, error));
-        l->is_done = l->said.count == t->generate ||
-                     kvf_ids_have(e->machine.model.eos_ids, e->machine.model.eos_count, l->next);
+        KVF_TRY(take_token(e, l, error));
+    }
+    return KVF_OK;
+}
+
+/* A question, but for its last token. */
+static kvf_status read_question(evaluation *e, lane *l)
+{
+    const eval_machine *m = &e->machine;
+    const uint32_t *ids = l->task->ids.ids, count = (uint32_t)l->task->ids.count - 1;
+    for (uint32_t rows; l->fed < count; l->fed += rows) {
+        rows = kvf_min_u32(count - l->fed, CHUNK);
+        KVF_TRY(kvf_transformer_prefill(m->transformer, e->cache, l->fork, ids + l->fed, rows,
+                                        m->stream));
+        KVF_TRY(kvf_stream_wait(m->stream));
     }
     return KVF_OK;
 }
@@ -141,7 +171,9 @@ static kvf_status begin(evaluation *e, lane *l, uint32_t document, uint32_t inde
     const parent *p = &e->parents[document];
     *l = (lane){
         .task = &e->tasks.documents[document].tasks[index], .document = document, .index = index};
-    const kvf_status status = kvf_sequence_fork(e->cache, p->sequence, e->machine.stream, &l->fork);
+    kvf_status status = kvf_sequence_fork(e->cache, p->sequence, e->machine.stream, &l->fork);
+    if (status == KVF_OK && e->extends_dense && l->task->generate > 0)
+        status = read_question(e, l);
     return status == KVF_OK ? take_logits(e, l, p->logits, error) : fail_library(e, status, error);
 }
 
@@ -319,6 +351,12 @@ static kvf_status set_field(evaluation *e, kvf_cache_config *cc, char *word, kvf
     *value++ = '\0';
     if (strcmp(word, "head_mask") == 0)
         return set_mask(e, value, cc, error);
+    if (strcmp(word, "extend") == 0) {
+        e->extends_dense = strcmp(value, "dense") == 0;
+        return e->extends_dense || strcmp(value, "sparse") == 0
+                   ? KVF_OK
+                   : model_fail(error, KVF_INVALID, "extend cannot be %s", value);
+    }
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++)
         if (strcmp(s->name, word) == 0)
             return kvf_setting_parse(s, value, cc)
@@ -331,6 +369,7 @@ static kvf_status read_config(evaluation *e, char *words, kvf_cache_config *cc, 
 {
     const kvf_transformer_options geometry = {
         .model = &e->machine.model, .runtime = e->machine.runtime, .chunk_max = CHUNK};
+    e->extends_dense = false;
     kvf_cache_config_init(cc);
     kvf_transformer_geometry(&geometry, cc);
     cc->prefill_chunk_max = 2048;
@@ -381,6 +420,8 @@ static void settings_text(const evaluation *e, char *text)
                          kvf_setting_show(s, kvf_cache_settings(e->cache), one, sizeof one));
     const kvf_cache_config *c = kvf_cache_settings(e->cache);
     const size_t heads = (size_t)c->layers * c->kv_heads;
+    if (e->extends_dense && used < TEXT_BYTES)
+        used += snprintf(text + used, (size_t)(TEXT_BYTES - used), " extend=dense");
     for (size_t i = 0; c->head_mask && i < heads && used + 2 < TEXT_BYTES; i++)
         used += snprintf(text + used, 3, " %u", c->head_mask[i]);
 }

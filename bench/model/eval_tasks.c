@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define FILE_BYTES_MAX (1u << 30)
 
@@ -87,6 +88,43 @@ static kvf_status add_task(eval_tasks *out, eval_task **task, kvf_error *error)
     return KVF_OK;
 }
 
+/* Texts apart by tabs, behind those of a question. */
+static kvf_status read_enough(eval_task *t, char *texts, kvf_error *error)
+{
+    const size_t size = strlen(texts) + 2;
+    char *to = t->enough = calloc(1, size);
+    if (!to)
+        return model_out_of_memory(error, size, "what is enough");
+    for (char *text = texts, *next; text; text = next) {
+        next = strchr(text, '\t');
+        if (next)
+            *next++ = '\0';
+        const size_t length = unescape(text);
+        memcpy(to, text, length);
+        to += length > 0 ? length + 1 : 0;
+    }
+    return KVF_OK;
+}
+
+/* Whether a text is in another one, in capitals or not. */
+static bool has(const char *said, const char *text)
+{
+    const size_t length = strlen(text);
+    for (; *said; said++)
+        if (strncasecmp(said, text, length) == 0)
+            return true;
+    return false;
+}
+
+bool eval_task_is_said(const eval_task *task, const char *said)
+{
+    const char *text = task->enough;
+    for (; text && *text; text += strlen(text) + 1)
+        if (!has(said, text))
+            return false;
+    return text != NULL;
+}
+
 /* What stands behind the first tab of a task: two fields. */
 static kvf_status read_task(eval_tasks *out, bool asks, char *first, char *second,
                             const kvf_tokenizer *tokenizer, kvf_error *error)
@@ -98,6 +136,11 @@ static kvf_status read_task(eval_tasks *out, bool asks, char *first, char *secon
         if (count < 1 || count > 65536)
             return model_fail(error, KVF_INVALID, "ask %.20s: give 1 to 65536", first);
         t->generate = (uint32_t)count;
+        char *enough = strchr(second, '\t');
+        if (enough) {
+            *enough++ = '\0';
+            KVF_TRY(read_enough(t, enough, error));
+        }
     } else {
         KVF_TRY(encode(tokenizer, first, false, 0, &t->ids, error));
         t->cue = (uint32_t)t->ids.count;
@@ -145,8 +188,10 @@ void eval_tasks_free(eval_tasks *tasks)
 {
     for (uint32_t i = 0; i < tasks->count; i++) {
         eval_document *d = &tasks->documents[i];
-        for (uint32_t j = 0; j < d->count; j++)
+        for (uint32_t j = 0; j < d->count; j++) {
             kvf_token_ids_free(NULL, &d->tasks[j].ids);
+            free(d->tasks[j].enough);
+        }
         kvf_token_ids_free(NULL, &d->ids);
         free(d->tasks);
     }

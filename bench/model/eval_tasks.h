@@ -8,9 +8,10 @@
  * A file has one task a line; fields are apart by tabs, and \n, \t and \\ stand for a line break, a
  * tab and a backslash:
  *
- *     document TEXT            what follows until the next one is of this document
- *     ask COUNT TEXT           generate COUNT tokens after TEXT
- *     score CUE TEXT           the loss of TEXT behind CUE, which may be empty
+ *     document TEXT                  what follows until the next one is of this document
+ *     ask COUNT TEXT [ENOUGH ...]    generate COUNT tokens after TEXT, or fewer, where all of
+ *                                    ENOUGH was said, in capitals or not
+ *     score CUE TEXT                 the loss of TEXT behind CUE, which may be empty
  *
  * It knows text and ids, nothing of models or caches. Invariant: every document has at least two
  * tokens, every task at least one.
@@ -24,6 +25,7 @@ typedef struct eval_task {
     kvf_token_ids ids; /* fed; when scored, all but the last */
     uint32_t generate; /* tokens; 0 = the text is scored */
     uint32_t cue;      /* first ids that are fed and not scored */
+    char *enough;      /* texts, each with its end, and an empty one; NULL = none */
 } eval_task;
 
 typedef struct eval_document {
@@ -42,6 +44,9 @@ typedef struct eval_tasks {
 kvf_status eval_tasks_read(const char *path, const kvf_tokenizer *tokenizer, eval_tasks *out,
                            kvf_error *error);
 void eval_tasks_free(eval_tasks *tasks);
+
+/* @return whether what was said, which ends with a 0, is all that is wanted */
+bool eval_task_is_said(const eval_task *task, const char *said);
 
 /* Text behind a tab, as in such a file. */
 void eval_text_write(FILE *file, const char *bytes, size_t size);
