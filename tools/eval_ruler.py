@@ -56,20 +56,19 @@ def rows_of(extra):
 class Part:
     """Some documents of a task at a length, and what its rows said of them."""
 
-    def __init__(self, documents, model, folder, name, extra):
-        self.documents, self.extra = documents, extra
+    def __init__(self, documents, model, folder, name, rows, more=None):
+        """rows, more: as of rows_of; `more` may lack"""
+        self.documents, self.extra = documents, [rows or [], more or []]
         self.rows, self.lengths = [], []
         self.path = os.path.join(folder, "%s-%s-%s" % (
             name, os.path.basename(model), eval_texts.digest(documents)))
 
     def read(self):
-        """@return whether all rows are there"""
-        self.rows = rows_of(self.extra)
-        try:
-            self.lengths = read(self.path, self.rows)
-        except KeyError:  # a row that is not wanted now
-            return False
-        return bool(self.rows[0].stats) and all(r.stats or r.refused for r in self.rows)
+        """@return whether all rows are there that must be"""
+        self.rows = rows_of(sum(self.extra, []))
+        self.lengths = read(self.path, self.rows)
+        needed = self.rows[:len(self.rows) - len(self.extra[1])]
+        return bool(self.rows[0].stats) and all(r.stats or r.refused for r in needed)
 
     def scores(self, name):
         """Of every question, by document; none where the row was not run."""
@@ -272,8 +271,10 @@ class Runs:
         self.too_hard = set()
 
     def part(self, documents, name, is_first):
-        extra = (self.args.row or []) + ((self.args.first_row or []) if is_first else [])
-        return Part(documents, self.model, self.folder, name, extra)
+        rows = [self.args.row or [], (self.args.first_row or []) if is_first else []]
+        if not self.args.report:  # which tells of what there is
+            rows = [sum(rows, [])]
+        return Part(documents, self.model, self.folder, name, *rows)
 
     def get(self, task, tokens, samples):
         """The run, made when it is first wanted."""

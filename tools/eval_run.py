@@ -46,7 +46,7 @@ def run(program, model, documents, rows, out, lanes):
 
 
 def read(path, rows):
-    """Fill the rows. What was cut has no stats.
+    """Fill the rows; others that are there are passed over. What was cut has no stats.
     @return tokens of the documents, with the last token of each"""
     lengths, row, by_name = [], None, {r.name: r for r in rows}
     if not os.path.exists(path):
@@ -58,11 +58,11 @@ def read(path, rows):
         if kind == "document":
             lengths.append(int(fields[1]))
         elif kind == "config":
-            row = by_name[fields[0]]
+            row = by_name.get(fields[0]) or Row("", "", None)
         elif kind == "refused":
             row.refused = fields[0]
         elif kind == "same":
-            same, row.is_same = by_name[fields[0]], True
+            same, row.is_same = by_name.get(fields[0]) or Row("", "", None), True
             row.answers, row.losses, row.stats = same.answers, same.losses, same.stats
         elif kind == "answer":
             row.answers[int(fields[0]), int(fields[1])] = eval_texts.unescaped(fields[2])

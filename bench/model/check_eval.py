@@ -210,6 +210,9 @@ def check_ruler_parts(folder):
     check("with it, it is", one.read() and len(one.scores("full")) == 4)
     say(one.parts[1], rows[:2])
     told = eval_ruler.figures(one) if one.read() else {}
+    part = eval_ruler.Part(documents[:4], "model", folder, "vt-700", None, ["new select=full"])
+    check("a row that may lack, and one that is not wanted",
+          part.read() and part.scores("new") == part.scores("more") == [])
     check("all parts", told["questions"] == 12 and told["rows"]["more"]["questions"] == 4 and
           told["rows"]["full"]["score"] == 1.0 and told["rows"]["default"]["score"] == 0.0 and
           told["rows"]["default"]["attended"] == 41 * 3 / (2 * 2 * 3))
