@@ -140,6 +140,13 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  * what the same thread reads next. Codes of tokens none of which counts need not be read. mass is
  * not written beyond pages[l], nor top and sum of tiles without pages.
  *
+ * Rows may have codes in common, as forks have those of their prompt. Where `order` is set, the
+ * lists of row r are r * row_lists .. + row_lists - 1, and order names each row once: common[i]
+ * tiles from the front of the row at place i are whole, and have the codes of the row at place
+ * i - 1; common[0] is 0. So the rows that have a tile in common follow each other there, and the
+ * task of the first of them weighs it for all, by one look at its codes; what would be the tasks of
+ * the others does not. Skipped tokens are each row's own. The bits are those without an order.
+ *
  * What softmax over the whole context costs: no second look at the codes. Two bytes per page and
  * query head leave this kernel and come back in fold, and eight per tile and head; one exponential
  * per token and head here, one per tile and head there, and no logarithm. At pages of one token, a
@@ -163,6 +170,9 @@ typedef struct kvf_weigh_args {
     const uint32_t *cell;     /* [rows, cell_stride]: block b of list l has the codes of */
     uint32_t cell_stride;     /* cell[l / kv_heads][b], head l % kv_heads; NULL = as above */
     kvf_cell_codes cells;
+    uint32_t row_lists;          /* with an order */
+    const uint32_t *order;       /* [lists / row_lists]; NULL = no codes in common */
+    const uint32_t *common;      /* likewise */
     const uint64_t *const *bits; /* [lists] -> [blocks]: bit t set = token t of it is skipped */
     const uint32_t *pages;       /* [lists] */
     uint16_t *mass;              /* [lists, group, pages_max] bf16 */
@@ -192,6 +202,26 @@ KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list
     group.words = kvf_cell_words(&a->cells, a->head_dim, a->block_size, cell, head, t);
     group.scales = (const char *)(kvf_cell_scales(&a->cells, a->block_size, cell, head) + t);
     return group;
+}
+
+/* The list that task l / its tiles is of: the head of it, in the row at that place. */
+KVF_INLINE uint32_t kvf_weigh_list(const kvf_weigh_args *a, uint32_t l)
+{
+    return a->order ? a->order[l / a->row_lists] * a->row_lists + l % a->row_lists : l;
+}
+
+/* How many lists, at l, l + row_lists and so on, have the tile in common; 0 if one before has. */
+KVF_INLINE uint32_t kvf_weigh_sharers(const kvf_weigh_args *a, uint32_t l, uint32_t tile)
+{
+    if (!a->order)
+        return 1;
+    const uint32_t first = l / a->row_lists, rows = a->lists / a->row_lists;
+    uint32_t end = first + 1;
+    if (a->common[first] > tile)
+        return 0;
+    while (end < rows && a->common[end] > tile)
+        end++;
+    return end - first;
 }
 
 /* ---- means: one key for a stretch ----

@@ -12,10 +12,11 @@
 #include "common/convert.h"
 #include "variants.h"
 
-static float logit(const kvf_weigh_args *a, uint32_t list, uint32_t row, uint32_t token)
+/* By the codes of list `codes`. */
+static float logit(const kvf_weigh_args *a, uint32_t codes, uint32_t row, uint32_t token)
 {
     static const int32_t level[4] = {-10, -3, 3, 10};
-    const kvf_code_group group = kvf_weigh_group(a, list, token);
+    const kvf_code_group group = kvf_weigh_group(a, codes, token);
     const uint32_t *words = (const uint32_t *)(const void *)group.words;
     const uint16_t *scales = (const uint16_t *)(const void *)group.scales;
     const uint32_t t = token % KVF_CODE_TOKENS;
@@ -33,22 +34,23 @@ static int counts(const kvf_weigh_args *a, uint32_t list, uint32_t token)
     return !(a->bits[list][token / a->block_size] >> token % a->block_size & 1);
 }
 
-static void weigh_row(const kvf_weigh_args *a, uint32_t list, uint32_t row, uint32_t first,
+static void weigh_row(const kvf_weigh_args *a, uint32_t codes, uint32_t row, uint32_t first,
                       uint32_t end, float *top, float *sum)
 {
+    const uint32_t list = row / a->group;
     uint16_t *mass = a->mass + (size_t)row * a->pages_max;
     double all = 0.0;
     *top = -INFINITY;
     for (uint32_t t = first; t < end; t++)
         if (counts(a, list, t))
-            *top = fmaxf(*top, logit(a, list, row, t));
+            *top = fmaxf(*top, logit(a, codes, row, t));
     for (uint32_t t = first; t < end; t += a->page_size) {
         double page = 0.0;
         int any = 0;
         for (uint32_t i = t; i < t + a->page_size; i++)
             if (counts(a, list, i)) {
                 any = 1;
-                page += exp((double)logit(a, list, row, i) - (double)*top);
+                page += exp((double)logit(a, codes, row, i) - (double)*top);
             }
         all += page;
         mass[t / a->page_size] = kvf_bf16_from_float(any ? (float)page : -1.0f);
@@ -56,7 +58,7 @@ static void weigh_row(const kvf_weigh_args *a, uint32_t list, uint32_t row, uint
     *sum = (float)all;
 }
 
-static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t tile)
+static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t codes, uint32_t tile)
 {
     const uint32_t first = tile * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
     if (first >= tokens)
@@ -64,7 +66,7 @@ static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t tile)
     for (uint32_t g = 0; g < a->group; g++) {
         const uint32_t row = list * a->group + g;
         const size_t at = (size_t)row * a->tiles_max + tile;
-        weigh_row(a, list, row, first, kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS), a->top + at,
+        weigh_row(a, codes, row, first, kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS), a->top + at,
                   a->sum + at);
     }
 }
@@ -72,8 +74,9 @@ static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t tile)
 void kvf_weigh_ref(const void *args, uint32_t task)
 {
     const kvf_weigh_args *a = args;
-    const uint32_t parts = kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES);
+    const uint32_t parts = kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES), l = task / parts;
     const uint32_t first = task % parts * KVF_WEIGH_TILES;
     for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + KVF_WEIGH_TILES); i++)
-        weigh_tile(a, task / parts, i);
+        for (uint32_t k = 0; k < kvf_weigh_sharers(a, l, i); k++)
+            weigh_tile(a, kvf_weigh_list(a, l + k * a->row_lists), kvf_weigh_list(a, l), i);
 }

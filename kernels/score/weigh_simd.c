@@ -6,9 +6,11 @@
  *
  * Knows nothing of keys, nor of other tiles. A lane is a token, so no product is added across
  * lanes. Levels are taken as bytes level + KVF_CODE_BIAS, and the bias times the sum of the query
- * is subtracted once; up to HEADS queries meet a vector of codes while it is unpacked, and the
- * logits of a tile stay in the cache until its largest is known. Exactness: the logits have the
- * bits of weigh_ref.c; exponentials are to 3e-6, and sums are fp32.
+ * is subtracted once; up to HEADS queries meet a vector of codes while it is unpacked, those of
+ * rows that share it among them, and the logits of a tile stay in the cache until its largest is
+ * known. Codes of a tile come from memory once, for however many queries. Exactness: the logits
+ * have the bits of weigh_ref.c; exponentials are to 3e-6, and sums are fp32, the same for a query
+ * whatever is beside it.
  */
 
 #include <math.h>
@@ -185,7 +187,6 @@ KVF_ALWAYS_INLINE uint32_t bytes_of_turn(uint32_t head_dim, uint32_t heads)
 
 typedef struct tile {
     const kvf_weigh_args *a;
-    const char *codes;     /* of its first group */
     uint32_t tokens;       /* a multiple of page_size */
     uint32_t any_skipped;  /* in whole groups */
     uint32_t skip[GROUPS]; /* bit t: token t of the group does not count */
@@ -193,6 +194,15 @@ typedef struct tile {
     uint8_t unit[GROUPS];  /* and where they were */
     uint32_t is_thin;
 } tile;
+
+/* Heads that are weighed together, of one row or several. */
+typedef struct columns {
+    const char *codes;     /* of all their tiles, which have equally many tokens */
+    const tile *of[HEADS]; /* skipped tokens */
+    uint32_t row[HEADS];   /* of q, top, sum and mass */
+    uint32_t count;
+    uint32_t is_again; /* 1: nothing is fetched ahead, because others did for this tile */
+} columns;
 
 /* Queries of a tile: 16 channels of each head side by side, so that every address in the loop over
  * them is one register and a constant. */
@@ -260,19 +270,19 @@ KVF_ALWAYS_INLINE vf drop_skipped(vf s, uint32_t skip)
 }
 
 /* Logits of WIDE vectors of tokens for `heads` queries; `from` are the words of the first. */
-KVF_ALWAYS_INLINE void weigh_vectors(const tile *t, const uint32_t *from, const uint16_t *scales,
-                                     const size_t next, const queries *q, const float *q_scale,
-                                     const vi *bias, const uint32_t heads, vf s[HEADS][WIDE],
-                                     const char **ahead)
+KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
+                                     const uint16_t *scales, const size_t next, const queries *q,
+                                     const float *q_scale, const vi *bias, const uint32_t heads,
+                                     vf s[HEADS][WIDE], const char **ahead)
 {
-    const uint32_t words = t->a->head_dim / KVF_CODE_LANES;
     vi sum[HEADS][WIDE];
     for (uint32_t h = 0; h < heads; h++)
         for (uint32_t v = 0; v < WIDE; v++)
             sum[h][v] = -bias[h];
     for (uint32_t w = 0; w < words; w++, from += KVF_CODE_LANES) {
         vu level[WIDE][4];
-        *ahead = fetch(*ahead, FETCHED / 4 * 3);
+        if (*ahead)
+            *ahead = fetch(*ahead, FETCHED / 4 * 3);
         for (uint32_t v = 0; v < WIDE; v++)
             unpack(vu_load(from + v * next), level[v]);
         for (uint32_t h = 0; h < heads; h++)
@@ -288,41 +298,47 @@ KVF_ALWAYS_INLINE void weigh_vectors(const tile *t, const uint32_t *from, const 
 }
 
 /* Logits of the tile for `heads` queries, and the largest of each. */
-KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t heads, logits *out,
+KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits *out,
                                   float top[HEADS])
 {
-    const uint32_t head_dim = t->a->head_dim;
+    const kvf_weigh_args *a = c->of[0]->a;
+    const uint32_t head_dim = a->head_dim, tokens = c->of[0]->tokens;
     const size_t bytes = kvf_code_bytes(head_dim);
     /* The second vector: the other half of the group, or the next lanes of this one. */
     const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
-    const int8_t *rows = t->a->q + (size_t)row * head_dim;
-    const float *q_scale = t->a->q_scale + row;
-    const char *ahead = t->codes + AHEAD + GROUPS * heads * bytes_of_turn(head_dim, heads);
+    const char *ahead =
+        c->is_again ? NULL : c->codes + AHEAD + GROUPS * heads * bytes_of_turn(head_dim, heads);
     const vu zero = vu_set(KVF_CODE_BIAS * 0x01010101u), zeros[4] = {zero, zero, zero, zero};
     queries q;
+    float q_scale[HEADS];
     vi bias[HEADS];
     vf best[HEADS];
     for (uint32_t h = 0; h < heads; h++) {
+        const int8_t *row = a->q + (size_t)c->row[h] * head_dim;
+        q_scale[h] = a->q_scale[c->row[h]];
         best[h] = vf_set(-INFINITY);
         bias[h] = (vi)vu_set(0);
         for (uint32_t w = 0; w < head_dim / KVF_CODE_LANES; w++) {
-            memcpy(q.at[w][h], rows + h * head_dim + w * KVF_CODE_LANES, KVF_CODE_LANES);
+            memcpy(q.at[w][h], row + w * KVF_CODE_LANES, KVF_CODE_LANES);
             bias[h] = add_products(bias[h], zeros, q.at[w][h]);
         }
     }
-    for (uint32_t first = 0; first < t->tokens; first += KVF_CODE_TOKENS) {
-        const char *group = t->codes + first / KVF_CODE_TOKENS * bytes;
+    for (uint32_t first = 0; first < tokens; first += KVF_CODE_TOKENS) {
+        const char *group = c->codes + first / KVF_CODE_TOKENS * bytes;
         const uint16_t *scales = (const uint16_t *)(const void *)(group + bytes) - KVF_CODE_TOKENS;
-        const uint32_t skip = t->skip[first / KVF_CODE_TOKENS];
+        uint32_t skip[HEADS];
+        for (uint32_t h = 0; h < heads; h++)
+            skip[h] = c->of[h]->skip[first / KVF_CODE_TOKENS];
         for (uint32_t k = 0; k < KVF_CODE_TOKENS; k += WIDE * VF_LANES) {
             const uint32_t *from =
                 (const uint32_t *)(const void *)group + kvf_code_word(head_dim, k, 0);
             vf s[HEADS][WIDE];
-            weigh_vectors(t, from, scales + k, next, &q, q_scale, bias, heads, s, &ahead);
+            weigh_vectors(from, head_dim / KVF_CODE_LANES, scales + k, next, &q, q_scale, bias,
+                          heads, s, &ahead);
             for (uint32_t v = 0; v < WIDE; v++)
                 for (uint32_t h = 0; h < heads; h++) {
-                    if (skip)
-                        s[h][v] = drop_skipped(s[h][v], skip >> (k + v * VF_LANES));
+                    if (skip[h])
+                        s[h][v] = drop_skipped(s[h][v], skip[h] >> (k + v * VF_LANES));
                     best[h] = vf_max(s[h][v], best[h]);
                     vf_store(&out->at[h][first + k + v * VF_LANES], s[h][v]);
                 }
@@ -340,7 +356,7 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
 #define PARTS  (KVF_CODE_TOKENS / VF_LANES) /* vectors of a group's tokens */
 #define STAGES (PARTS >= 4 ? 2u : 1u)       /* of sums that are formed in registers */
 
-/* Where the second loop fetches, and how much per group. */
+/* Where the second loop fetches, and how much per group; NULL = nowhere. */
 typedef struct turns {
     const char *at;
     uint32_t bytes;
@@ -355,7 +371,8 @@ KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint3
     vf sum = vf_zero(), part[PARTS];
     float all = 0.0f;
     for (uint32_t i = 0; i < tokens; i += KVF_CODE_TOKENS) {
-        ahead->at = fetch(ahead->at, ahead->bytes);
+        if (ahead->at)
+            ahead->at = fetch(ahead->at, ahead->bytes);
         for (uint32_t k = 0; k < PARTS; k++) {
             part[k] = vf_exp_coarse(vf_sub(vf_load(s + i + k * VF_LANES), base));
             sum = vf_add(sum, part[k]);
@@ -423,33 +440,33 @@ static void spread_masses(uint16_t *mass, uint32_t pages, const uint16_t *thin, 
                kvf_min_u32(per, all - i * per) * sizeof *mass);
 }
 
-static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t tile_index,
-                        uint32_t tile_pages)
+static void weigh_columns(columns *c, uint32_t tile_index, uint32_t tile_pages)
 {
-    const kvf_weigh_args *a = t->a;
-    const uint32_t pages = t->tokens / a->page_size;
-    const uint32_t whole = (uint32_t)kvf_round_up(t->tokens, KVF_CODE_TOKENS);
-    turns ahead = {t->codes + AHEAD + GROUPS * kvf_code_bytes(a->head_dim),
+    const kvf_weigh_args *a = c->of[0]->a;
+    const uint32_t heads = c->count, pages = c->of[0]->tokens / a->page_size;
+    const uint32_t whole = (uint32_t)kvf_round_up(c->of[0]->tokens, KVF_CODE_TOKENS);
+    turns ahead = {c->is_again ? NULL : c->codes + AHEAD + GROUPS * kvf_code_bytes(a->head_dim),
                    bytes_of_turn(a->head_dim, heads)};
     logits s;
     float top[HEADS];
     switch (heads) {
     case 1:
-        weigh_tile(t, row, 1, &s, top);
+        weigh_tile(c, 1, &s, top);
         break;
     case 2:
-        weigh_tile(t, row, 2, &s, top);
+        weigh_tile(c, 2, &s, top);
         break;
     case 3:
-        weigh_tile(t, row, 3, &s, top);
+        weigh_tile(c, 3, &s, top);
         break;
     default:
-        weigh_tile(t, row, 4, &s, top);
+        weigh_tile(c, 4, &s, top);
     }
     for (uint32_t h = 0; h < heads; h++) {
-        const size_t at = (size_t)(row + h) * a->tiles_max + tile_index;
+        const tile *t = c->of[h];
+        const size_t at = (size_t)c->row[h] * a->tiles_max + tile_index;
         uint16_t *const place =
-            a->mass + (size_t)(row + h) * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
+            a->mass + (size_t)c->row[h] * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
         uint16_t thin[KVF_WEIGH_TOKENS], *mass = t->is_thin ? thin : place;
         a->top[at] = top[h];
         a->sum[at] =
@@ -459,6 +476,20 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
             mark_empty(mass, t);
         if (t->is_thin)
             spread_masses(place, tile_pages, thin, t);
+    }
+    c->count = 0;
+    c->is_again = 1;
+}
+
+/* The heads of one more row, which has `t`; HEADS of them at a time are weighed. */
+static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t tile_index)
+{
+    const kvf_weigh_args *a = t->a;
+    for (uint32_t g = 0; g < a->group; g++) {
+        c->of[c->count] = t;
+        c->row[c->count++] = list * a->group + g;
+        if (c->count == HEADS)
+            weigh_columns(c, tile_index, t->tokens / a->page_size);
     }
 }
 
@@ -486,21 +517,58 @@ static const char *gather(const tile *t, gathered *to, uint32_t list, uint32_t f
     return to->at;
 }
 
-static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t index)
+/* A row by itself, of whose tile little is left. */
+static __attribute__((noinline)) void weigh_thin(const tile *t, uint32_t list, uint32_t from,
+                                                 uint32_t index, uint32_t pages)
 {
-    const uint32_t first = index * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
-    if (first >= tokens)
-        return;
-    tile t = {.a = a, .tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first)};
-    const uint32_t pages = t.tokens / a->page_size;
     gathered codes;
-    find_skipped(&t, a->bits[list], first);
-    make_thin(&t);
-    t.codes = a->cell || t.is_thin ? gather(&t, &codes, list, first)
-                                   : (const char *)a->codes[list] +
-                                         first / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
-    for (uint32_t g = 0; g < a->group; g += HEADS)
-        weigh_heads(&t, list * a->group + g, kvf_min_u32(HEADS, a->group - g), index, pages);
+    columns c = {.codes = gather(t, &codes, from, index * KVF_WEIGH_TOKENS)};
+    for (uint32_t g = 0; g < t->a->group; g++) {
+        c.of[c.count] = t;
+        c.row[c.count++] = list * t->a->group + g;
+        if (c.count == HEADS || g + 1 == t->a->group) {
+            c.is_again = 0;
+            weigh_columns(&c, index, pages);
+        }
+    }
+}
+
+/* Where the codes of a whole tile lie side by side. */
+static const char *find_codes(const tile *t, gathered *to, uint32_t list, uint32_t first)
+{
+    return t->a->cell ? gather(t, to, list, first)
+                      : (const char *)t->a->codes[list] +
+                            first / KVF_CODE_TOKENS * kvf_code_bytes(t->a->head_dim);
+}
+
+/* Tile `index` of the list of task l, and of those that have it in common. */
+static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
+{
+    const uint32_t first = index * KVF_WEIGH_TOKENS, from = kvf_weigh_list(a, l);
+    const uint32_t tokens = a->pages[from] * a->page_size, count = kvf_weigh_sharers(a, l, index);
+    if (count == 0 || first >= tokens)
+        return;
+    const uint32_t pages = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first) / a->page_size;
+    gathered codes;
+    tile tiles[HEADS]; /* rows of columns that wait are fewer than columns */
+    columns c = {0};
+    for (uint32_t i = 0, n = 0; i < count; i++) {
+        const uint32_t list = kvf_weigh_list(a, l + i * a->row_lists);
+        tile *t = &tiles[n % HEADS];
+        t->a = a;
+        t->tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first);
+        find_skipped(t, a->bits[list], first);
+        make_thin(t);
+        if (t->is_thin) {
+            weigh_thin(t, list, from, index, pages);
+            continue;
+        }
+        if (n++ == 0)
+            c.codes = find_codes(t, &codes, from, first);
+        add_columns(&c, t, list, index);
+    }
+    if (c.count)
+        weigh_columns(&c, index, pages);
 }
 
 void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
@@ -509,5 +577,5 @@ void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
     const uint32_t parts = kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES);
     const uint32_t first = task % parts * KVF_WEIGH_TILES;
     for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + KVF_WEIGH_TILES); i++)
-        weigh_list(a, task / parts, i);
+        weigh_lists(a, task / parts, i);
 }

@@ -252,12 +252,102 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     check_bits(c, "sum of cells", apart.sum, sum[1], rows * a.tiles_max * sizeof(float));
 }
 
+/* Rows of which some have tiles in common with the one before: `apart` has codes for each, in
+ * `shared` those of common tiles are noise but in the first row, and rows are in another order. */
+static void make_sharers(check *c, const kvf_weigh_args *a, const void **apart, const void **shared,
+                         uint32_t *order, uint32_t *common)
+{
+    const uint32_t rows = a->lists / a->row_lists, tokens = a->pages_max * a->page_size;
+    const size_t tile = KVF_WEIGH_TOKENS / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
+    const uint32_t turn = check_below(c, rows);
+    for (uint32_t i = 0; i < rows; i++) {
+        order[i] = (i + turn) % rows;
+        common[i] = i ? check_below(c, tokens / KVF_WEIGH_TOKENS + 1) : 0;
+        for (uint32_t h = 0; h < a->row_lists; h++) {
+            const uint32_t l = order[i] * a->row_lists + h;
+            make_codes(c, a, &shared[l], tokens, false);
+            make_codes(c, a, &apart[l], tokens, false);
+            memcpy((char *)(uintptr_t)apart[l], shared[l],
+                   kvf_div_ceil_u32(tokens, KVF_CODE_TOKENS) * kvf_code_bytes(a->head_dim));
+            if (i)
+                memcpy((char *)(uintptr_t)apart[l], apart[order[i - 1] * a->row_lists + h],
+                       common[i] * tile);
+        }
+    }
+}
+
+/* Masses, tops and sums of `a`, anew. */
+static void put_results(check *c, kvf_weigh_args *a)
+{
+    const size_t rows = (size_t)a->lists * a->group;
+    a->mass = check_out(c, rows * a->pages_max * sizeof *a->mass);
+    a->top = check_out(c, rows * a->tiles_max * sizeof *a->top);
+    a->sum = check_out(c, rows * a->tiles_max * sizeof *a->sum);
+}
+
+static void check_same_results(check *c, const kvf_weigh_args *a, const kvf_weigh_args *b)
+{
+    const size_t rows = (size_t)a->lists * a->group;
+    check_bits(c, "mass", a->mass, b->mass, rows * a->pages_max * sizeof *a->mass);
+    check_bits(c, "top", a->top, b->top, rows * a->tiles_max * sizeof *a->top);
+    check_bits(c, "sum", a->sum, b->sum, rows * a->tiles_max * sizeof *a->sum);
+}
+
+/* Codes in common are looked at in one place, and give the bits of codes for each. */
+static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t group)
+{
+    kvf_weigh_args a = {.head_dim = head_dim, .page_size = page_size, .group = group};
+    if (!check_begin(c))
+        return;
+    const uint32_t rows = 1 + check_below(c, 4);
+    a.block_size = page_size > 32 ? 64 : 32u << check_below(c, 2);
+    a.row_lists = 1 + check_below(c, 2);
+    a.lists = rows * a.row_lists;
+    a.pages_max = (1024 + check_below(c, 1200)) / page_size;
+    a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
+    check_describe(c, "d=%u P=%u block=%u G=%u rows=%u of %u pages=%u", head_dim, page_size,
+                   a.block_size, group, rows, a.row_lists, a.pages_max);
+    const void **codes[2] = {check_in(c, a.lists * sizeof **codes),
+                             check_in(c, a.lists * sizeof **codes)};
+    const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
+    uint32_t *pages = check_in(c, a.lists * sizeof *pages);
+    uint32_t *order = check_in(c, rows * sizeof *order);
+    uint32_t *common = check_in(c, rows * sizeof *common);
+    make_sharers(c, &a, codes[0], codes[1], order, common);
+    for (uint32_t l = 0; l < a.lists; l++) {
+        const uint32_t blocks = kvf_div_ceil_u32(a.pages_max * page_size, a.block_size);
+        uint64_t *words = check_in(c, blocks * sizeof *words);
+        make_bits(c, words, blocks);
+        bits[l] = words;
+        pages[l] = a.pages_max;
+    }
+    make_queries(c, &a, false);
+    a.codes = codes[0];
+    a.bits = bits;
+    a.pages = pages;
+    kvf_weigh_args shared = a, var = a;
+    shared.codes = codes[1];
+    shared.order = order;
+    shared.common = common;
+    put_results(c, &a);
+    put_results(c, &var);
+    CHECK_RUN(c, c->ref, weigh, &a, 0);
+    CHECK_RUN(c, c->var, weigh, &var, 1);
+    for (int i = 0; i < 2; i++) {
+        put_results(c, &shared);
+        CHECK_RUN(c, i ? c->var : c->ref, weigh, &shared, i);
+        check_same_results(c, &shared, i ? &var : &a);
+    }
+}
+
 void check_weigh(check *c)
 {
     for (uint32_t d = 0; d < HEAD_DIMS; d++)
         for (uint32_t p = 0; p < 7; p++)
             for (uint32_t i = 0; i < 3; i++)
                 weigh_case(c, head_dims[d], 1u << p, 1 + (d + 5 * p + 7 * i) % 16, i == 2);
+    for (uint32_t i = 0; i < 14; i++)
+        share_case(c, i % 3 ? 32u << i % 3 : 256, 1u << i % 7, i % 4 ? 1 + i % 5 : 1 + i % 16);
 }
 
 /* Tops of ordinary logits; with `is_damaged` also what no tile should have. */
