@@ -10,6 +10,7 @@
 #include "step.h"
 
 #include "ahead.h"
+#include "share.h"
 
 kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
 {
@@ -328,6 +329,8 @@ void kvf_step_lists(kvf_step *step)
     KVF_TAKE(step, scores, step->list_scores, part->policy->scores_pages ? lists : 0);
     KVF_TAKE(step, slot_of_page, step->slot_of_page, lists);
     KVF_TAKE(step, page_of_slot, step->page_of_slot, lists);
+    if (kvf_has_codes(part))
+        kvf_step_share(step);
     if (!digests) {
         take_coarse(step, NULL);
         return;

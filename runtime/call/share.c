@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which rows of a step have blocks in common; see the header.
+ *
+ * A block has one id while anybody holds it. Two rows get the same one only by a fork, which gives
+ * the child all blocks of its parent, and part for good where one of them is cut or written anew,
+ * which gives it ids that nobody else has from there on. So rows with a block in common have all
+ * blocks before it in common too, and one look is enough to know.
+ */
+
+#include "share.h"
+
+/* The first `tiles` tiles of both rows are the same. */
+static bool is_common(const kvf_step *step, uint32_t a, uint32_t b, uint32_t tiles)
+{
+    const uint32_t last = tiles * (KVF_WEIGH_TOKENS / step->part->dims.paging.block_size) - 1;
+    return step->states[a]->blocks[last].index == step->states[b]->blocks[last].index;
+}
+
+/* Whole tiles that rows a and b have in common, if these are more than `least`; else 0. */
+static uint32_t common_tiles(const kvf_step *step, uint32_t a, uint32_t b, uint32_t least)
+{
+    const uint32_t per = KVF_WEIGH_TOKENS / step->part->dims.paging.block_size;
+    const uint32_t sealed = kvf_min_u32(step->row_host[a].sealed, step->row_host[b].sealed);
+    uint32_t low = least + 1, high = sealed / per;
+    if (high < low || !is_common(step, a, b, low))
+        return 0;
+    while (low < high) {
+        const uint32_t middle = high - (high - low) / 2;
+        if (is_common(step, a, b, middle))
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/*
+ * One row after the other goes behind that with which it has most in common, and behind all that
+ * have more in common with that one. So the rows that have any tile in common stay neighbours: what
+ * row i has in common with an earlier one is the least of common[] between them.
+ */
+void kvf_step_share(kvf_step *step)
+{
+    uint32_t *order, *common;
+    KVF_TAKE(step, order, step->order, step->rows);
+    KVF_TAKE(step, common, step->common, step->rows);
+    for (uint32_t b = 0; order && b < step->rows; b++) {
+        uint32_t best = 0, at = b;
+        for (uint32_t i = 0; i < b; i++) {
+            const uint32_t tiles = common_tiles(step, order[i], b, best);
+            if (tiles) {
+                best = tiles;
+                at = i + 1;
+            }
+        }
+        while (at < b && common[at] > best)
+            at++;
+        for (uint32_t i = b; i > at; i--) {
+            order[i] = order[i - 1];
+            common[i] = common[i - 1];
+        }
+        order[at] = b;
+        common[at] = best;
+    }
+}

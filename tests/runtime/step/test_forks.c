@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Steps over forks. What they have in common is scored by one look at it, so a family of forks is
+ * decoded in batches, and then each member once more alone: every step gives the same bits. What
+ * they have in common, a step finds in their tables: held against a plain comparison.
+ *
+ * A family grows by chance: forks of forks, that are cut and get other tokens, while parents go. A
+ * member has a log of what it was given, with its outputs; a fork has that of its parent.
+ */
+
+#include <string.h>
+
+#include "harness.h"
+#include "share.h"
+
+enum {
+    MEMBERS = 16,
+    TILE = 1024, /* tokens of a tile, and of two of them and a window a prompt */
+    POOL = 2400, /* tokens there are to choose from */
+    PROMPT = 2200,
+    LENGTH = 3600, /* at most */
+    EVENTS = 64,   /* of a member, at most */
+    TURN = 3,      /* tokens of a sequence in a call, at most */
+    OUTS = 1024,   /* outputs of all members */
+};
+
+/* Tokens of the pool that came, or a cut. */
+typedef struct event {
+    enum { STEP, CHUNK, CUT } kind;
+    uint32_t token, count; /* first of the pool, how many; of a cut `count` tokens stay */
+    uint32_t out;          /* of a step */
+} event;
+
+typedef struct member {
+    kvf_sequence *s; /* NULL = not alive */
+    uint32_t length, count;
+    event log[EVENTS];
+} member;
+
+typedef struct family {
+    kvf_cache_config cc;
+    test_world w;
+    test_tokens pool;
+    test_random random;
+    uint32_t members, outs;
+    member m[MEMBERS];
+    char *q, *k, *v, *out; /* of a call */
+    char *all;             /* [OUTS] outputs of steps */
+} family;
+
+static size_t row_bytes(const family *f)
+{
+    return (size_t)f->cc.query_heads * f->cc.head_dim * test_dtype_bytes(f->cc.dtype);
+}
+
+static uint32_t below(family *f, uint32_t count)
+{
+    return test_random_below(&f->random, count);
+}
+
+static event *note(member *m, event e)
+{
+    assert_true(m->count < EVENTS);
+    m->length = e.kind == CUT ? e.count : m->length + e.count;
+    assert_true(m->length <= LENGTH);
+    m->log[m->count] = e;
+    return &m->log[m->count++];
+}
+
+static void append_chunk(family *f, kvf_sequence *s, uint32_t token, uint32_t count)
+{
+    for (uint32_t first = 0; first < count; first += 512) {
+        const uint32_t rest = count - first < 512 ? count - first : 512;
+        kvf_prefill_args a = test_chunk_args(s, &f->pool, 0, token + first, rest, NULL);
+        a.q = NULL;
+        test_ok(&f->w, kvf_prefill(f->w.cache, &a, f->w.stream));
+    }
+}
+
+static void grow(family *f, member *m, uint32_t token, uint32_t count)
+{
+    note(m, (event){.kind = CHUNK, .token = token, .count = count});
+    append_chunk(f, m->s, token, count);
+}
+
+static void cut(family *f, member *m, uint32_t length)
+{
+    note(m, (event){.kind = CUT, .count = length});
+    test_ok(&f->w, kvf_sequence_truncate(f->w.cache, m->s, length, f->w.stream));
+}
+
+static void put_token(family *f, uint32_t row, uint32_t token)
+{
+    const size_t q = row_bytes(f), k = q / f->cc.query_heads * f->cc.kv_heads;
+    memcpy(f->q + row * q, test_q(&f->pool, 0, token), q);
+    memcpy(f->k + row * k, test_k(&f->pool, 0, token), k);
+    memcpy(f->v + row * k, test_v(&f->pool, 0, token), k);
+}
+
+/* Everybody alive gets some tokens, from another one on each time. */
+static void step_all(family *f, uint32_t most)
+{
+    kvf_sequence *s[MEMBERS];
+    uint32_t tokens[MEMBERS], of[MEMBERS * TURN], batch = 0, rows = 0;
+    const uint32_t turn = below(f, f->members);
+    for (uint32_t i = 0; i < f->members; i++) {
+        member *m = &f->m[(i + turn) % f->members];
+        if (!m->s)
+            continue;
+        s[batch] = m->s;
+        tokens[batch] = 1 + below(f, most);
+        for (uint32_t n = 0; n < tokens[batch]; n++) {
+            const uint32_t token = below(f, POOL);
+            assert_true(f->outs < OUTS);
+            of[rows] = f->outs++;
+            note(m, (event){.kind = STEP, .token = token, .count = 1, .out = of[rows]});
+            put_token(f, rows++, token);
+        }
+        batch++;
+    }
+    const kvf_decode_args a = {.batch = batch,
+                               .sequences = s,
+                               .q = f->q,
+                               .k = f->k,
+                               .v = f->v,
+                               .out = f->out,
+                               .tokens = most > 1 ? tokens : NULL};
+    test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
+    test_wait(&f->w);
+    for (uint32_t r = 0; r < rows; r++)
+        memcpy(f->all + of[r] * row_bytes(f), f->out + r * row_bytes(f), row_bytes(f));
+}
+
+static void open_family(family *f, const kvf_cache_config *cc, uint32_t members, uint64_t seed)
+{
+    const test_tokens_spec spec = {.count = POOL, .seed = seed, .sharpness = 2.0f};
+    *f = (family){.cc = *cc, .members = members, .random = {seed}};
+    f->cc.sequences_max = members;
+    f->cc.tokens_max = LENGTH;
+    test_open(&f->w, &f->pool, &f->cc, &spec);
+    const size_t rows = MEMBERS * TURN;
+    f->q = test_alloc(rows * row_bytes(f));
+    f->k = test_alloc(rows * row_bytes(f));
+    f->v = test_alloc(rows * row_bytes(f));
+    f->out = test_alloc(rows * row_bytes(f));
+    f->all = test_alloc(OUTS * row_bytes(f));
+    f->m[0].s = test_sequence(&f->w);
+    grow(f, &f->m[0], 0, PROMPT);
+}
+
+static void close_family(family *f)
+{
+    test_wait(&f->w);
+    test_close(&f->w, &f->pool);
+    test_release(f->q);
+    test_release(f->k);
+    test_release(f->v);
+    test_release(f->out);
+    test_release(f->all);
+}
+
+static void fork_member(family *f, uint32_t from, uint32_t to)
+{
+    f->m[to] = f->m[from];
+    test_ok(&f->w, kvf_sequence_fork(f->w.cache, f->m[from].s, f->w.stream, &f->m[to].s));
+}
+
+/* The member's log on a sequence of its own, in a cache of its own. */
+static void replay_alone(family *f, const member *m)
+{
+    family alone = {.cc = f->cc};
+    char *out = test_alloc(row_bytes(f));
+    alone.cc.sequences_max = 1;
+    alone.pool = f->pool;
+    test_world_open(&alone.w, NULL, &alone.cc);
+    kvf_sequence *s = test_sequence(&alone.w);
+    for (uint32_t i = 0; i < m->count; i++) {
+        const event *e = &m->log[i];
+        if (e->kind == CHUNK)
+            append_chunk(&alone, s, e->token, e->count);
+        if (e->kind == CUT)
+            test_ok(&alone.w, kvf_sequence_truncate(alone.w.cache, s, e->count, alone.w.stream));
+        if (e->kind != STEP)
+            continue;
+        test_decode(&alone.w, s, &f->pool, 0, e->token, out, NULL);
+        test_wait(&alone.w);
+        if (memcmp(out, f->all + e->out * row_bytes(f), row_bytes(f)) != 0)
+            fail_msg("event %u of member %u: the step differs from one alone by %g", i,
+                     (uint32_t)(m - f->m),
+                     test_distance(out, f->all + e->out * row_bytes(f), f->cc.dtype,
+                                   row_bytes(f) / test_dtype_bytes(f->cc.dtype)));
+    }
+    test_world_close(&alone.w);
+    test_release(out);
+}
+
+static kvf_cache_config config_of(void)
+{
+    kvf_cache_config c = test_config_small();
+    c.head_dim = 32;
+    c.dtype = KVF_BF16;
+    c.page_size = 4;
+    c.budget_tokens = 96;
+    c.prefill_chunk_max = 512;
+    c.digest = KVF_DIGEST_CODES;
+    return c;
+}
+
+static void family_of(const kvf_cache_config *cc, uint32_t members, bool can_cut, uint64_t seed)
+{
+    family *f = calloc(1, sizeof *f);
+    assert_non_null(f);
+    const uint32_t most = cc->tokens_per_step_max > 1 ? TURN : 1;
+    open_family(f, cc, members, seed);
+    step_all(f, most);
+    for (uint32_t i = 1; i < members; i++) {
+        const uint32_t from = below(f, i);
+        fork_member(f, f->m[from].s ? from : i - 1, i);
+        if (can_cut && below(f, 3) == 0)
+            cut(f, &f->m[i], 900 + below(f, f->m[i].length - 900));
+        if (below(f, 3) == 0 && f->m[i].length < PROMPT + 300)
+            grow(f, &f->m[i], below(f, 1000), 1 + below(f, 1000));
+        step_all(f, most);
+        if (i == members / 2 && i > 1) { /* a parent that may have children */
+            kvf_sequence_destroy(f->m[0].s);
+            f->m[0].s = NULL;
+        }
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        step_all(f, most);
+    for (uint32_t i = 0; i < members; i++)
+        if (f->m[i].s && (i < 2 || i % 3 == 0))
+            replay_alone(f, &f->m[i]);
+    close_family(f);
+    free(f);
+}
+
+static void families_equal_single_sequences(void **state)
+{
+    static const uint8_t kinds[] = {1, 2}, rings[] = {0, 1};
+    const uint64_t seed = test_seed(811);
+    static const struct {
+        uint32_t members, page_size, turn;
+        kvf_select select;
+        kvf_digest_kind digest;
+        kvf_transfer transfer;
+        const uint8_t *mask;
+    } rows[] = {
+        {3, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
+        {6, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, NULL},
+        {1, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
+        {4, 1, TURN, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, NULL},
+        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, kinds},
+        {3, 16, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, rings},
+        {3, 8, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER, NULL},
+        {16, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
+        {2, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
+    };
+    (void)state;
+    for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (!test_takes(i) || (TEST_SANITIZED && test_on_cuda() && rows[i].members > 5))
+            continue;
+        kvf_cache_config c = config_of();
+        c.page_size = rows[i].page_size;
+        c.tokens_per_step_max = rows[i].turn;
+        c.select = rows[i].select;
+        c.digest = rows[i].digest;
+        c.transfer = test_transfer(rows[i].transfer);
+        c.head_mask = rows[i].mask;
+        c.coarse_share = 0.3f;
+        if (rows[i].mask == rings)
+            c.streaming_recent = 50;
+        family_of(&c, rows[i].members, rows[i].mask != rings, seed + i);
+    }
+}
+
+/* ---- who has what in common ---- */
+
+enum { ROWS = 24, TILES = 12, BLOCK = 32, PER_TILE = TILE / BLOCK };
+
+/* Random trees of rows: a block that a row does not have of another has an id of its own. */
+static void make_tree(test_random *r, kvf_layer *states, kvf_block (*blocks)[TILES * PER_TILE])
+{
+    uint32_t next = 0;
+    for (uint32_t b = 0; b < ROWS; b++) {
+        const uint32_t from = test_random_below(r, b + 1);
+        const uint32_t most = from < b ? states[from].sealed : 0;
+        const uint32_t stays = test_random_below(r, most + 1);
+        const uint32_t kept = test_random_below(r, 2) ? most : stays;
+        states[b] = (kvf_layer){.blocks = blocks[b]};
+        states[b].sealed = kept + test_random_below(r, TILES * PER_TILE - kept + 1);
+        memcpy(blocks[b], blocks[from], kept * sizeof **blocks);
+        for (uint32_t i = kept; i < states[b].sealed; i++)
+            blocks[b][i] = (kvf_block){next++};
+    }
+}
+
+static uint32_t tiles_in_common(const kvf_layer *a, const kvf_layer *b)
+{
+    uint32_t blocks = 0;
+    while (blocks < a->sealed && blocks < b->sealed &&
+           a->blocks[blocks].index == b->blocks[blocks].index)
+        blocks++;
+    return blocks / PER_TILE;
+}
+
+/* Between any two rows, the least of `common` is what they have in common. */
+static void order_says_what_is_common(void **state)
+{
+    test_random random = {test_seed(77)};
+    kvf_block(*blocks)[TILES * PER_TILE] = calloc(ROWS, sizeof *blocks);
+    kvf_layer states[ROWS], *list[ROWS];
+    char frame_memory[4096];
+    kvf_cache cache = {.frame_bytes = sizeof frame_memory};
+    kvf_part part = {.dims.paging.block_size = BLOCK};
+    (void)state;
+    assert_non_null(blocks);
+    for (uint32_t n = 0; n < 200; n++) {
+        kvf_frame frame = {.host.base = frame_memory, .device = frame_memory};
+        kvf_row rows[ROWS];
+        kvf_step step = {.cache = &cache,
+                         .frame = &frame,
+                         .part = &part,
+                         .rows = 1 + test_random_below(&random, ROWS),
+                         .states = list,
+                         .row_host = rows};
+        uint32_t seen = 0;
+        make_tree(&random, states, blocks);
+        for (uint32_t b = 0; b < ROWS; b++) {
+            list[b] = &states[b];
+            rows[b] = (kvf_row){.sealed = states[b].sealed};
+        }
+        if (step.rows > 1) { /* two tokens of a sequence */
+            list[1] = list[0];
+            rows[1] = rows[0];
+        }
+        kvf_step_share(&step);
+        for (uint32_t i = 0; i < step.rows; i++) {
+            uint32_t least = UINT32_MAX;
+            seen |= 1u << step.order[i];
+            for (uint32_t j = i; j-- > 0;) {
+                least = kvf_min_u32(least, step.common[j + 1]);
+                assert_int_equal(least, tiles_in_common(list[step.order[i]], list[step.order[j]]));
+            }
+        }
+        assert_int_equal(seen, (1u << step.rows) - 1);
+        assert_int_equal(step.common[0], 0);
+    }
+    free(blocks);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(families_equal_single_sequences),
+        cmocka_unit_test(order_says_what_is_common),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
