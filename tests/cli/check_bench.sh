@@ -246,6 +246,18 @@ PY
     fail "decode.csv: $(cat "$work/err")"
 picture decode decode
 command -v gnuplot >/dev/null && ! grep -q '>dynamic, gather' "$work/decode.svg" && fail "no gather in decode.svg"
+# Forks, beside sequences of their own: the same choices, from fewer pages of the host.
+"$kvferry" bench decode --device "$device" --context 2048 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 \
+    --steps 2 --warmup 1 --digest codes --batch 3 --forks -o jsonl >"$work/decode" 2>"$work/err" ||
+    fail "bench decode --forks: $(cat "$work/err")"
+python3 - "$work/decode" <<'PY' || fail "bench decode --forks: the rows"
+import json, sys
+apart, forks = [json.loads(l) for l in open(sys.argv[1])]
+assert "forks" not in apart and forks["forks"] == 1 and forks["times_apart"] > 0
+assert forks["host_bytes"] < apart["host_bytes"] / 2, (forks, apart)
+assert forks["read_bytes"] < apart["read_bytes"]
+assert forks["tokens_attended"] == apart["tokens_attended"]
+PY
 # A disk tier, beside the same in memory: three of four pages have no room.
 if [ "$device" = host ]; then
     "$kvferry" bench decode --device host --context 4096 --budget 256 --layers 4 --kv-heads 2 \

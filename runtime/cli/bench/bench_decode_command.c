@@ -6,7 +6,8 @@
  *
  * The floor of a step is the larger of two times: what it must read on the device over the read
  * bandwidth, and what it moved over the link's peak, both measured in the same run. A case with a
- * disk tier takes turns, step by step, with the same case in memory. A step is several layers,
+ * disk tier takes turns, step by step, with the same case in memory, and forks with sequences of
+ * their own. A step is several layers,
  * enqueued together and waited for once, as a model does; figures are per layer. Layers and
  * sequences have pages and digests of their own, of equal keys, so digests come from memory and not
  * from a cache that only one layer would fit into. It knows the public API only.
@@ -27,6 +28,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#define BLOCK_TOKENS 64u /* of a block, at most */
 
 /* ---- output ---- */
 
@@ -40,6 +44,7 @@
     X(DECODE_PAGES, "pages", "pages", TEXT, 0)                                                     \
     X(DECODE_SPECULATE, "speculate", "spec", INTEGER, 0)                                           \
     X(DECODE_HOT, "hot_heads", "hot", REAL, 2)                                                     \
+    X(DECODE_FORKS, "forks", "forks", INTEGER, 0)                                                  \
     X(DECODE_RECORDED, "recorded", "rec", INTEGER, 0)                                              \
     X(DECODE_NODES, "graph_nodes", NULL, INTEGER, 0)                                               \
     X(DECODE_MEDIAN, "layer_us", "us/layer", REAL, 1)                                              \
@@ -47,6 +52,7 @@
     X(DECODE_P95, "layer_p95_us", "p95", REAL, 1)                                                  \
     X(DECODE_P99, "layer_p99_us", "p99", REAL, 1)                                                  \
     X(DECODE_MEAN, "layer_mean_us", NULL, REAL, 1)                                                 \
+    X(DECODE_CPU, "layer_cpu_us", NULL, REAL, 1)                                                   \
     X(DECODE_HOST, "enqueue_us", "enqueue", REAL, 1)                                               \
     X(DECODE_FLOOR, "floor_us", "floor", REAL, 1)                                                  \
     X(DECODE_OF_FLOOR, "times_floor", "x floor", REAL, 2)                                          \
@@ -66,6 +72,9 @@
     X(DECODE_VS_MEMORY, "times_in_memory", "x memory", REAL, 2)                                    \
     X(DECODE_VS_MEMORY_P10, "times_in_memory_p10", "p10", REAL, 2)                                 \
     X(DECODE_VS_MEMORY_P90, "times_in_memory_p90", "p90", REAL, 2)                                 \
+    X(DECODE_VS_APART, "times_apart", "x apart", REAL, 2)                                          \
+    X(DECODE_VS_APART_P10, "times_apart_p10", "p10", REAL, 2)                                      \
+    X(DECODE_VS_APART_P90, "times_apart_p90", "p90", REAL, 2)                                      \
     X(DECODE_APPEND_US, "append_us", NULL, REAL, 1)                                                \
     X(DECODE_SCORE_US, "score_us", NULL, REAL, 1)                                                  \
     X(DECODE_SELECT_US, "select_us", NULL, REAL, 1)                                                \
@@ -104,10 +113,12 @@ typedef struct decode_case {
     uint32_t context, batch, steps;
     double hot_heads; /* share of the KV heads */
     bool is_dense;    /* what the other cases of its context are compared with */
+    bool is_forked;   /* all sequences are forks of the first */
     kvf_cache *cache;
     kvf_sequence *sequences[DECODE_BATCH_MAX];
     kvf_recording *recording;
     double *step_ns, *host_ns; /* [steps] per layer: the whole, and until it was enqueued */
+    double *cpu_ns;            /* [steps] of all threads, likewise */
     double *ratios;            /* [steps] to the case beside it; NULL = there is none */
     cli_cell *row;
 } decode_case;
@@ -130,8 +141,10 @@ static kvf_status append_chunk(decode_bench *b, const decode_cases *c, uint32_t 
     kvf_status status = decode_inputs_keys(&b->inputs, &b->o, first, a.tokens);
     for (a.layer = 0; a.layer < b->o.cache.layers; a.layer++)
         for (uint32_t i = 0; i < batch * c->count && status == KVF_OK; i++) {
-            a.sequence = c->cases[i / batch].sequences[i % batch];
-            status = kvf_prefill(c->cases[i / batch].cache, &a, b->stream);
+            const decode_case *of = &c->cases[i / batch];
+            a.sequence = of->sequences[i % batch];
+            if (a.sequence)
+                status = kvf_prefill(of->cache, &a, b->stream);
         }
     return status == KVF_OK ? kvf_stream_wait(b->stream) : status; /* the keys are made anew */
 }
@@ -169,12 +182,14 @@ static kvf_status enqueue_step(const decode_bench *b, const decode_case *c)
 static kvf_status time_step(const decode_bench *b, const decode_case *c, uint32_t n)
 {
     const uint64_t start = kvf_now_ns();
+    const clock_t cpu = clock();
     kvf_status status = enqueue_step(b, c);
     const double host = (double)(kvf_now_ns() - start) / c->config.layers;
     if (status == KVF_OK)
         status = kvf_stream_wait(b->stream);
     const double whole = (double)(kvf_now_ns() - start) / c->config.layers;
     if (n != UINT32_MAX) {
+        c->cpu_ns[n] = (double)(clock() - cpu) * 1e9 / CLOCKS_PER_SEC / c->config.layers;
         c->host_ns[n] = host;
         c->step_ns[n] = whole;
     }
@@ -223,7 +238,7 @@ static double bytes_to_read(const decode_case *c, const kvf_stats *s)
 {
     const double layer_steps = (double)c->steps * c->config.layers;
     const double exact = 2.0 * c->config.head_dim * 2.0, token = page_token_bytes(c, exact);
-    const double tokens = (double)c->context * c->config.kv_heads * c->batch;
+    const double tokens = (double)c->context * c->config.kv_heads * (c->is_forked ? 1 : c->batch);
     const bool has_codes = c->config.digest == KVF_DIGEST_CODES;
     const double boxes = exact * c->config.sub_digests / c->config.page_size;
     const double code = c->config.head_dim / 4.0 + 2.0;
@@ -239,6 +254,8 @@ static double bytes_to_read(const decode_case *c, const kvf_stats *s)
 static void set_times(const decode_bench *b, const decode_case *c, cli_cell *row)
 {
     double mean = 0.0, *step = c->step_ns, *host = c->host_ns;
+    kvf_sort(c->cpu_ns, c->steps);
+    cli_cell_real(&row[DECODE_CPU], 1e-3 * kvf_percentile(c->cpu_ns, c->steps, 50));
     for (uint32_t i = 0; i < c->steps; i++)
         mean += step[i] / c->steps;
     kvf_sort(step, c->steps);
@@ -286,6 +303,16 @@ static void set_disk(const decode_case *c, const kvf_stats *s, cli_cell *row)
     cli_cell_real(&row[DECODE_VS_MEMORY_P90], kvf_percentile(c->ratios, c->steps, 90));
 }
 
+/* Beside sequences of their own. */
+static void set_apart(const decode_case *c, cli_cell *row)
+{
+    cli_cell_integer(&row[DECODE_FORKS], 1);
+    kvf_sort(c->ratios, c->steps);
+    cli_cell_real(&row[DECODE_VS_APART], kvf_percentile(c->ratios, c->steps, 50));
+    cli_cell_real(&row[DECODE_VS_APART_P10], kvf_percentile(c->ratios, c->steps, 10));
+    cli_cell_real(&row[DECODE_VS_APART_P90], kvf_percentile(c->ratios, c->steps, 90));
+}
+
 static void set_work(const decode_bench *b, const decode_case *c, const kvf_stats *s, cli_cell *row)
 {
     const double layer_steps = (double)c->steps * c->config.layers;
@@ -306,6 +333,8 @@ static void set_work(const decode_bench *b, const decode_case *c, const kvf_stat
         cli_cell_integer(&row[DECODE_FORESEEN], s->pages_ahead_used);
     if (plan->disk_bundle_bytes)
         set_disk(c, s, row);
+    if (c->is_forked)
+        set_apart(c, row);
     cli_cell_integer(&row[DECODE_DEVICE_BYTES],
                      plan->device_kv_bytes + plan->device_digest_bytes + plan->device_table_bytes);
     cli_cell_integer(&row[DECODE_HOST_BYTES],
@@ -338,8 +367,16 @@ static kvf_status record_if_wanted(const decode_bench *b, decode_case *c)
 static kvf_status create_sequences(decode_case *c)
 {
     kvf_status status = KVF_OK;
-    for (uint32_t i = 0; i < c->batch && status == KVF_OK; i++)
+    for (uint32_t i = 0; i < (c->is_forked ? 1 : c->batch) && status == KVF_OK; i++)
         status = kvf_sequence_create(c->cache, &c->sequences[i]);
+    return status;
+}
+
+static kvf_status fork_sequences(const decode_bench *b, decode_case *c)
+{
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 1; c->is_forked && i < c->batch && status == KVF_OK; i++)
+        status = kvf_sequence_fork(c->cache, c->sequences[0], b->stream, &c->sequences[i]);
     return status;
 }
 
@@ -350,6 +387,8 @@ static kvf_status run_steps(decode_bench *b, decode_cases *c)
         status = create_sequences(&c->cases[i]);
     if (status == KVF_OK)
         status = append_prompts(b, c);
+    for (uint32_t i = 0; i < c->count && status == KVF_OK; i++)
+        status = fork_sequences(b, &c->cases[i]);
     for (uint32_t i = 0; i < b->o.warmup + 1 && status == KVF_OK; i++)
         status = one_step(b, c, UINT32_MAX);
     for (uint32_t i = 0; i < c->count && status == KVF_OK; i++) {
@@ -430,10 +469,14 @@ static kvf_status open_case(const decode_bench *b, decode_case *c, kvf_error *er
 {
     c->config.sequences_max = c->batch;
     c->config.tokens_max = c->context + c->steps + b->o.warmup + 2;
+    if (c->is_forked)
+        c->config.host_tokens_max =
+            c->context + (uint64_t)c->batch * (c->config.tokens_max - c->context + BLOCK_TOKENS);
     c->step_ns = calloc(c->steps, sizeof *c->step_ns);
     c->host_ns = calloc(c->steps, sizeof *c->host_ns);
+    c->cpu_ns = calloc(c->steps, sizeof *c->cpu_ns);
     c->ratios = calloc(c->steps, sizeof *c->ratios);
-    if (!c->step_ns || !c->host_ns || !c->ratios)
+    if (!c->step_ns || !c->host_ns || !c->cpu_ns || !c->ratios)
         return KVF_OUT_OF_MEMORY;
     uint8_t *mask = NULL;
     if (c->hot_heads < 1.0 && !(mask = make_mask(c)))
@@ -451,6 +494,7 @@ static void close_case(decode_case *c)
     kvf_cache_close(c->cache);
     free(c->step_ns);
     free(c->host_ns);
+    free(c->cpu_ns);
     free(c->ratios);
 }
 
@@ -512,13 +556,16 @@ static bool run_dense_case(decode_bench *b)
     return run_cases_together(b, &c);
 }
 
-/* With a disk tier, beside the same without. */
+/* With a disk tier, beside the same without; forks beside sequences of their own. */
 static bool run_case(decode_bench *b)
 {
     decode_cases c = {.cases = {case_of(b), case_of(b)}, .count = 1};
     if (b->o.cache.disk_path) {
         c.count = 2;
         forget_disk(&c.cases[0].config);
+    } else if (b->o.forks) {
+        c.count = 2;
+        c.cases[1].is_forked = true;
     }
     return run_cases_together(b, &c);
 }

@@ -34,6 +34,9 @@ static const cli_option rows[] = {
             .meaning = "passages among which queries turn"}},
     {.is = {"drift", KVF_SETTING_REAL, FIELD(drift), .high = 1,
             .meaning = "share of the topics that become other passages in a step"}},
+    {.is = {"forks", KVF_SETTING_SWITCH, FIELD(forks),
+            .meaning = "sequences of a batch are forks of one, by turns with as many of their "
+                       "own"}},
     {.is = {"afresh", KVF_SETTING_SWITCH, FIELD(afresh),
             .meaning = "queries have nothing of the step before, so that little of what they want "
                        "is resident"}},
@@ -100,5 +103,9 @@ int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_opti
     for (uint32_t i = 0; i < c->count; i++)
         if (c->options[i].is_list && c->options[i].given)
             sweep->axes[sweep->axis_count++] = (cli_axis){&c->options[i], c->options[i].given};
+    if (parsed < 0 && out->forks && out->cache.disk_path) {
+        cli_complain(c, "--forks and --disk each take turns with a case of their own; give one");
+        return 2;
+    }
     return parsed;
 }

@@ -18,7 +18,7 @@ typedef struct decode_options {
     double hot_heads;
     double drift;
     uint64_t seed;
-    bool record, eager, afresh;
+    bool record, eager, afresh, forks;
     cli_format format;
     const char *json;
 } decode_options;
