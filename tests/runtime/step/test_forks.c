@@ -98,38 +98,83 @@ static void put_token(family *f, uint32_t row, uint32_t token)
     memcpy(f->v + row * k, test_v(&f->pool, 0, token), k);
 }
 
-/* Everybody alive gets some tokens, from another one on each time. */
-static void step_all(family *f, uint32_t most)
-{
+/* What a call brings. */
+typedef struct call {
     kvf_sequence *s[MEMBERS];
-    uint32_t tokens[MEMBERS], of[MEMBERS * TURN], batch = 0, rows = 0;
-    const uint32_t turn = below(f, f->members);
+    uint32_t tokens[MEMBERS], of[MEMBERS * TURN], batch, rows;
+} call;
+
+/* Everybody alive, from the member `turn` on, gets 1 to `most` tokens. */
+static void fill_call(family *f, call *c, uint32_t most, uint32_t turn)
+{
+    c->batch = c->rows = 0;
     for (uint32_t i = 0; i < f->members; i++) {
         member *m = &f->m[(i + turn) % f->members];
         if (!m->s)
             continue;
-        s[batch] = m->s;
-        tokens[batch] = 1 + below(f, most);
-        for (uint32_t n = 0; n < tokens[batch]; n++) {
+        c->s[c->batch] = m->s;
+        c->tokens[c->batch] = 1 + below(f, most);
+        for (uint32_t n = 0; n < c->tokens[c->batch]; n++) {
             const uint32_t token = below(f, POOL);
             assert_true(f->outs < OUTS);
-            of[rows] = f->outs++;
-            note(m, (event){.kind = STEP, .token = token, .count = 1, .out = of[rows]});
-            put_token(f, rows++, token);
+            c->of[c->rows] = f->outs++;
+            note(m, (event){.kind = STEP, .token = token, .count = 1, .out = c->of[c->rows]});
+            put_token(f, c->rows++, token);
         }
-        batch++;
+        c->batch++;
     }
-    const kvf_decode_args a = {.batch = batch,
-                               .sequences = s,
-                               .q = f->q,
-                               .k = f->k,
-                               .v = f->v,
-                               .out = f->out,
-                               .tokens = most > 1 ? tokens : NULL};
-    test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
+}
+
+static kvf_decode_args args_of(const family *f, const call *c, uint32_t most)
+{
+    return (kvf_decode_args){.batch = c->batch,
+                             .sequences = c->s,
+                             .q = f->q,
+                             .k = f->k,
+                             .v = f->v,
+                             .out = f->out,
+                             .tokens = most > 1 ? c->tokens : NULL};
+}
+
+static void keep_outputs(family *f, const call *c)
+{
     test_wait(&f->w);
-    for (uint32_t r = 0; r < rows; r++)
-        memcpy(f->all + of[r] * row_bytes(f), f->out + r * row_bytes(f), row_bytes(f));
+    for (uint32_t r = 0; r < c->rows; r++)
+        memcpy(f->all + c->of[r] * row_bytes(f), f->out + r * row_bytes(f), row_bytes(f));
+}
+
+static void step_all(family *f, uint32_t most)
+{
+    call c;
+    fill_call(f, &c, most, below(f, f->members));
+    const kvf_decode_args a = args_of(f, &c, most);
+    test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
+    keep_outputs(f, &c);
+}
+
+/* Steps of a recording, where it may be replayed. */
+static void replay_all(family *f, uint32_t steps)
+{
+    kvf_recording *r = NULL;
+    uint32_t replays = 0;
+    call c;
+    for (uint32_t i = 0; i < steps; i++) {
+        fill_call(f, &c, 1, 1);
+        const kvf_decode_args a = args_of(f, &c, 1);
+        if (!r) {
+            test_ok(&f->w, kvf_record_begin(f->w.cache, c.s, c.batch, f->w.stream));
+            test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
+            test_ok(&f->w, kvf_record_end(f->w.cache, &r));
+        }
+        const bool can_replay = kvf_replay_is_possible(r);
+        replays += can_replay;
+        test_ok(&f->w,
+                can_replay ? kvf_replay(r, f->w.stream) : kvf_decode(f->w.cache, &a, f->w.stream));
+        keep_outputs(f, &c);
+    }
+    test_wait(&f->w);
+    assert_true(replays || f->cc.select == KVF_SELECT_HYBRID); /* which renews static sets */
+    kvf_recording_destroy(r);
 }
 
 static void open_family(family *f, const kvf_cache_config *cc, uint32_t members, uint64_t seed)
@@ -229,6 +274,8 @@ static void family_of(const kvf_cache_config *cc, uint32_t members, bool can_cut
     }
     for (uint32_t i = 0; i < 4; i++)
         step_all(f, most);
+    if (test_on_cuda() && most == 1 && cc->transfer == KVF_TRANSFER_MAPPED)
+        replay_all(f, 3);
     for (uint32_t i = 0; i < members; i++)
         if (f->m[i].s && (i < 2 || i % 3 == 0))
             replay_alone(f, &f->m[i]);
