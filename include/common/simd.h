@@ -52,6 +52,12 @@ KVF_ALWAYS_INLINE vu vu_load(const void *p)
     return x;
 }
 
+/* VF_LANES bytes. */
+KVF_ALWAYS_INLINE vu vu_load_u8(const uint8_t *p)
+{
+    return (vu)vf_bytes(p);
+}
+
 KVF_ALWAYS_INLINE void vu_store(void *p, vu x)
 {
     memcpy(p, &x, sizeof x);

@@ -107,6 +107,12 @@ KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
+/* Bytes, as integers. */
+KVF_ALWAYS_INLINE __m512i vf_bytes(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));

@@ -97,6 +97,14 @@ KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(x)));
 }
 
+/* Bytes, as integers. */
+KVF_ALWAYS_INLINE uint32x4_t vf_bytes(const uint8_t *p)
+{
+    uint32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(bits)))));
+}
+
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));

@@ -101,6 +101,15 @@ KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
     return _mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(x, x), 24));
 }
 
+/* Bytes, as integers. */
+KVF_ALWAYS_INLINE __m128i vf_bytes(const uint8_t *p)
+{
+    int32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    const __m128i none = _mm_setzero_si128();
+    return _mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(bits), none), none);
+}
+
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     __m128i x =

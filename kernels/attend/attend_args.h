@@ -39,8 +39,8 @@ KVF_TASKS(assemble, kvf_assemble_args,
  * pass ALL computes every split; RESIDENT only splits without a span that has a home; FETCHED the
  * others.
  * A task is one (list, split). The value of a split does not depend on the pass that computed it.
- * A span that is packed is met with the rotated query, and its values are those of packed.h; on the
- * CUDA device no span is.
+ * Packed spans of a list are behind its exact ones: they are met with the rotated query, and their
+ * values are those of packed.h. On the CUDA device no span is packed.
  */
 typedef enum kvf_pass { KVF_PASS_ALL, KVF_PASS_RESIDENT, KVF_PASS_FETCHED } kvf_pass;
 

@@ -17,8 +17,8 @@
  *
  * Packed pages come behind the exact ones of a split, in tiles of their own. Codes become fp32 in
  * registers; a scale goes to the logit of its key and to the weight of its value, once per token
- * and row. Scales and minima of int4 differ by channel and go to the value. The query is rotated
- * once per split.
+ * and row. Scales and minima of int4 differ by channel and go to the value. Whole pages of the next
+ * tile are prefetched, so that their scales are there when it is listed.
  */
 
 #include <math.h>
@@ -53,9 +53,9 @@ typedef struct live_list {
     const char *key[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
     /* of packed pages, of live tokens only */
     const uint8_t *value[KVF_PAGE_SIZE_MAX];
-    const uint16_t *scales[KVF_PAGE_SIZE_MAX]; /* of the value */
     float key_scale[KVF_PAGE_SIZE_MAX];
-    float steps[KVF_PAGE_SIZE_MAX][STEPS_MAX]; /* the same as numbers, of int4 */
+    float value_scale[KVF_PAGE_SIZE_MAX];      /* of int8 */
+    float steps[KVF_PAGE_SIZE_MAX][STEPS_MAX]; /* of int4: scale and minimum by group */
 } live_list;
 
 /* Spans of a tile. */
@@ -66,14 +66,15 @@ static uint32_t tile_spans(const kvf_shape *s)
     return s->page_size < TILE_TOKENS ? TILE_TOKENS / s->page_size : 1;
 }
 
-static bool has_packed(const kvf_shape *s, const kvf_split *split)
+/* Exact spans of a split, which come first. */
+static uint32_t exact_spans(const kvf_shape *s, const kvf_split *split)
 {
-    bool any = false;
+    uint32_t n = 0;
     if (s->pages == KVF_PAGES_BF16)
-        return false;
-    for (uint32_t i = 0; i < split->count; i++)
-        any |= split->spans[i].packed != 0;
-    return any;
+        return split->count;
+    while (n < split->count && !split->spans[n].packed)
+        n++;
+    return n;
 }
 
 /* Tokens of a span that count. */
@@ -82,7 +83,7 @@ KVF_ALWAYS_INLINE uint64_t live_bits(const kvf_shape *s, const kvf_span *span)
     return kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip);
 }
 
-/* The exact pages of the tile that begins at span `first` of the split. */
+/* The tile that begins at span `first` of exact ones. */
 KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_split *split,
                                  uint32_t first)
 {
@@ -90,7 +91,7 @@ KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_
     uint32_t n = 0;
     for (uint32_t i = first; i < end; i++) {
         const kvf_span *span = &split->spans[i];
-        for (uint64_t live = span->packed ? 0 : live_bits(s, span); live; live &= live - 1)
+        for (uint64_t live = live_bits(s, span); live; live &= live - 1)
             list->key[n++] = kvf_page_key(s, span->page, (uint32_t)__builtin_ctzll(live));
     }
     list->count = n;
@@ -290,24 +291,39 @@ KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtyp
 
 /* ---- packed pages ---- */
 
-typedef int8_t vbytes __attribute__((vector_size(VF_LANES)));
-typedef uint8_t vubytes __attribute__((vector_size(VF_LANES)));
-
-/* VF_LANES codes in fp32. */
-KVF_ALWAYS_INLINE vf codes_int8(const void *from)
+/* VF_LANES codes in the low (0) or high (4) halves of bytes, in fp32. */
+KVF_ALWAYS_INLINE vf codes_int4(vu bytes, const uint32_t shift)
 {
-    vbytes x;
-    memcpy(&x, from, sizeof x);
-    return (vf) __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+    return (vf) __builtin_convertvector((vi)(bytes >> shift & 15u), vf);
 }
 
-/* Those in the low (0) or high (4) halves. */
-KVF_ALWAYS_INLINE vf codes_int4(const void *from, const uint32_t shift)
+/* What is asked for ahead: whole pages of a tile, line by line. */
+typedef struct ahead {
+    const kvf_span *spans;
+    uint32_t count;
+    uint32_t lines; /* of a page */
+    uint32_t line;
+} ahead;
+
+static ahead ahead_of(const kvf_shape *s, const kvf_span *spans, uint32_t count)
 {
-    vubytes x;
-    memcpy(&x, from, sizeof x);
-    const vi wide = (vi)(__builtin_convertvector(x, vu) >> shift & 15u);
-    return (vf) __builtin_convertvector(wide, vf);
+    const bool is_packed = count && spans[0].packed;
+    const size_t bytes = is_packed ? kvf_home_page_bytes(s) : kvf_page_bytes(s);
+    return (ahead){.spans = spans,
+                   .count = kvf_min_u32(count, tile_spans(s)),
+                   .lines = (uint32_t)(bytes + 63) / 64};
+}
+
+KVF_ALWAYS_INLINE void prefetch_ahead(ahead *a, uint32_t lines)
+{
+    for (; a->count && lines; lines--) {
+        __builtin_prefetch((const char *)a->spans->page + (size_t)a->line * 64, 0, 2);
+        if (++a->line == a->lines) {
+            a->line = 0;
+            a->spans++;
+            a->count--;
+        }
+    }
 }
 
 /* `count` numbers in fp16, of which STEPS_MAX are written. */
@@ -319,22 +335,23 @@ KVF_ALWAYS_INLINE void widen_steps(float *to, const uint16_t *from, uint32_t cou
         vf_store(to + i, vf_load_fp16(half + i));
 }
 
-/* The packed pages of the tile that begins at span `first`. */
+/* The tile that begins at span `first` of packed ones. */
 KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kvf_split *split,
                                    uint32_t first)
 {
     const uint32_t end = kvf_min_u32(split->count, first + tile_spans(s));
     uint32_t n = 0;
     for (uint32_t i = first; i < end; i++) {
-        const kvf_span *span = &split->spans[i];
-        for (uint64_t live = span->packed ? live_bits(s, span) : 0; live; live &= live - 1, n++) {
+        const void *page = split->spans[i].page;
+        for (uint64_t live = live_bits(s, &split->spans[i]); live; live &= live - 1, n++) {
             const uint32_t t = (uint32_t)__builtin_ctzll(live);
-            list->key[n] = (const char *)kvf_packed_key(s, span->page, t);
-            list->value[n] = kvf_packed_value(s, span->page, t);
-            list->scales[n] = kvf_packed_value_scale(s, span->page, t);
-            list->key_scale[n] = kvf_bf16_to_float(*kvf_packed_key_scale(s, span->page, t));
+            const uint16_t *scales = kvf_packed_value_scale(s, page, t);
+            list->key[n] = (const char *)kvf_packed_key(s, page, t);
+            list->value[n] = kvf_packed_value(s, page, t);
+            list->key_scale[n] = kvf_bf16_to_float(*kvf_packed_key_scale(s, page, t));
+            list->value_scale[n] = kvf_bf16_to_float(*scales);
             if (s->pages == KVF_PAGES_K8V4)
-                widen_steps(list->steps[n], list->scales[n], 2 * kvf_packed_groups(s->head_dim));
+                widen_steps(list->steps[n], scales, 2 * kvf_packed_groups(s->head_dim));
         }
     }
     list->count = n;
@@ -342,20 +359,23 @@ KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kv
         list->key[n + i] = list->key[n - 1];
 }
 
-/* As dot_keys, without scales. */
+/* As dot_keys, without scales; prefetches `lines` of what is ahead. */
 KVF_ALWAYS_INLINE void dot_codes(block *b, const uint32_t rows, uint32_t head_dim,
-                                 const char *const *key, float *to)
+                                 const char *const *key, float *to, ahead *a, uint32_t lines)
 {
     const uint32_t keys = ACCUMULATORS / rows;
     vf acc[ACCUMULATORS];
     for (uint32_t i = 0; i < ACCUMULATORS; i++)
         acc[i] = vf_zero();
+    prefetch_ahead(a, lines);
     for (uint32_t d = 0; d < head_dim; d += VF_LANES) {
         vf q[4];
-        for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t g = 0; g < rows; g++) {
             q[g] = vf_load(b->rotated[g] + d);
+            VF_KEEP(q[g]);
+        }
         for (uint32_t k = 0; k < keys; k++) {
-            const vf x = codes_int8(key[k] + d);
+            const vf x = vf_load_i8((const int8_t *)key[k] + d);
             for (uint32_t g = 0; g < rows; g++)
                 acc[k * rows + g] = vf_fma(x, q[g], acc[k * rows + g]);
         }
@@ -364,79 +384,105 @@ KVF_ALWAYS_INLINE void dot_codes(block *b, const uint32_t rows, uint32_t head_di
         vf_sum4(to + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
 }
 
-/* sums += weights x codes, for VF_LANES channels from d on. */
-KVF_ALWAYS_INLINE void add_int8(block *b, const uint32_t rows, const live_list *list, uint32_t d)
+/* s[token][row] *= scale[token]. */
+KVF_ALWAYS_INLINE void scale_rows(float *s, const uint32_t rows, const float *scale, uint32_t count)
 {
-    vf acc[4];
-    for (uint32_t g = 0; g < rows; g++)
-        acc[g] = vf_load(b->sums[g] + d);
-    for (uint32_t j = 0; j < list->count; j++) {
-        const vf x = codes_int8(list->value[j] + d);
+    for (uint32_t j = 0; j < count; j++)
         for (uint32_t g = 0; g < rows; g++)
-            acc[g] = vf_fma(vf_set(b->s[j * rows + g]), x, acc[g]);
-    }
-    for (uint32_t g = 0; g < rows; g++)
-        vf_store(b->sums[g] + d, acc[g]);
+            s[j * rows + g] *= scale[j];
 }
 
-/* The same of values in int4, of the group that begins at channel `first` and is whole. */
-KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *list,
-                                uint32_t first, uint32_t d)
+/* sums += weights x codes, for `vectors` of channels from d on. */
+KVF_ALWAYS_INLINE void add_int8(block *b, const uint32_t rows, const uint32_t vectors,
+                                const live_list *list, uint32_t d)
 {
-    const uint32_t half = KVF_PACKED_GROUP / 2, group = first / KVF_PACKED_GROUP;
-    vf acc[4];
+    vf acc[ACCUMULATORS];
     for (uint32_t g = 0; g < rows; g++)
-        acc[g] = vf_load(b->sums[g] + first + d);
+        for (uint32_t i = 0; i < vectors; i++)
+            acc[g * vectors + i] = vf_load(b->sums[g] + d + i * VF_LANES);
+    for (uint32_t j = 0; j < list->count; j++) {
+        vf x[ACCUMULATORS];
+        for (uint32_t i = 0; i < vectors; i++)
+            x[i] = vf_load_i8((const int8_t *)list->value[j] + d + (size_t)i * VF_LANES);
+        for (uint32_t g = 0; g < rows; g++) {
+            const vf weight = vf_set(b->s[j * rows + g]);
+            for (uint32_t i = 0; i < vectors; i++)
+                acc[g * vectors + i] = vf_fma(weight, x[i], acc[g * vectors + i]);
+        }
+    }
+    for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t i = 0; i < vectors; i++)
+            vf_store(b->sums[g] + d + i * VF_LANES, acc[g * vectors + i]);
+}
+
+/* The same of values in int4, for VF_LANES bytes from `at` on of a group that begins at channel
+ * `first`; its other half is `half` channels behind. */
+KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *list,
+                                uint32_t first, uint32_t at, const uint32_t half)
+{
+    const uint32_t d = first + at, group = first / KVF_PACKED_GROUP;
+    vf low[4], high[4];
+    for (uint32_t g = 0; g < rows; g++) {
+        low[g] = vf_load(b->sums[g] + d);
+        high[g] = vf_load(b->sums[g] + d + half);
+    }
     for (uint32_t j = 0; j < list->count; j++) {
         const float *step = list->steps[j] + (size_t)2 * group;
-        const vf code = codes_int4(list->value[j] + first / 2 + d % half, d < half ? 0 : 4);
-        const vf x = vf_fma(code, vf_set(step[0]), vf_set(step[1]));
-        for (uint32_t g = 0; g < rows; g++)
-            acc[g] = vf_fma(vf_set(b->s[j * rows + g]), x, acc[g]);
+        const vf scale = vf_set(step[0]), minimum = vf_set(step[1]);
+        const vu bytes = vu_load_u8(list->value[j] + first / 2 + at);
+        const vf x = vf_fma(codes_int4(bytes, 0), scale, minimum);
+        const vf y = vf_fma(codes_int4(bytes, 4), scale, minimum);
+        for (uint32_t g = 0; g < rows; g++) {
+            const vf weight = vf_set(b->s[j * rows + g]);
+            low[g] = vf_fma(weight, x, low[g]);
+            high[g] = vf_fma(weight, y, high[g]);
+        }
     }
-    for (uint32_t g = 0; g < rows; g++)
-        vf_store(b->sums[g] + first + d, acc[g]);
+    for (uint32_t g = 0; g < rows; g++) {
+        vf_store(b->sums[g] + d, low[g]);
+        vf_store(b->sums[g] + d + half, high[g]);
+    }
 }
 
-/* And of a last group of 16 channels. */
-KVF_ALWAYS_INLINE void add_short(block *b, const uint32_t rows, const live_list *list,
-                                 uint32_t first)
+/* And of a last group of 16 channels, by plain C: no model in use has one. */
+static void add_short(block *b, uint32_t rows, const live_list *list, uint32_t first)
 {
-    for (uint32_t j = 0; j < list->count; j++) {
-        float x[KVF_PACKED_GROUP];
-        kvf_unpack_int4(list->value[j] + first / 2,
-                        list->scales[j] + (size_t)2 * (first / KVF_PACKED_GROUP), x,
-                        KVF_PACKED_GROUP / 2);
-        for (uint32_t d = 0; d < KVF_PACKED_GROUP / 2; d += VF_LANES)
+    const uint32_t half = KVF_PACKED_GROUP / 4, group = first / KVF_PACKED_GROUP;
+    for (uint32_t j = 0; j < list->count; j++)
+        for (uint32_t i = 0; i < 2 * half; i++) {
+            const float *step = list->steps[j] + (size_t)2 * group;
+            const uint32_t byte = list->value[j][first / 2 + i % half];
+            const float x = step[1] + step[0] * (float)(i < half ? byte & 15 : byte >> 4);
             for (uint32_t g = 0; g < rows; g++)
-                vf_store(b->sums[g] + first + d, vf_fma(vf_set(b->s[j * rows + g]), vf_load(x + d),
-                                                        vf_load(b->sums[g] + first + d)));
-    }
+                b->sums[g][first + i] += b->s[j * rows + g] * x;
+        }
 }
 
-/* One tile of packed pages for one block of rows. */
+/* One tile of packed pages for one block of rows. Prefetches what is ahead. */
 KVF_ALWAYS_INLINE void attend_packed(block *b, const uint32_t rows, const kvf_shape *s,
-                                     const live_list *list, float unit)
+                                     const live_list *list, float unit, ahead *a)
 {
     const uint32_t keys = ACCUMULATORS / rows, head_dim = s->head_dim;
+    const uint32_t lines = kvf_div_ceil_u32(a->count * a->lines, (list->count + keys - 1) / keys);
     for (uint32_t j = 0; j < list->count; j += keys)
-        dot_codes(b, rows, head_dim, list->key + j, b->s + j * rows);
-    for (uint32_t i = 0; i < list->count * rows; i++)
-        b->s[i] *= list->key_scale[i / rows];
+        dot_codes(b, rows, head_dim, list->key + j, b->s + j * rows, a, lines);
+    scale_rows(b->s, rows, list->key_scale, list->count);
     soften(b, rows, list->count, unit, (head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
+    uint32_t d = 0;
     if (s->pages == KVF_PAGES_K8V8) {
-        for (uint32_t i = 0; i < list->count * rows; i++)
-            b->s[i] *= kvf_bf16_to_float(*list->scales[i / rows]);
-        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
-            add_int8(b, rows, list, d);
+        const uint32_t vectors = ACCUMULATORS / rows, step = vectors * VF_LANES;
+        scale_rows(b->s, rows, list->value_scale, list->count);
+        for (; d + step <= head_dim; d += step)
+            add_int8(b, rows, vectors, list, d);
+        for (; d < head_dim; d += VF_LANES)
+            add_int8(b, rows, 1, list, d);
         return;
     }
-    uint32_t first = 0;
-    for (; first + KVF_PACKED_GROUP <= head_dim; first += KVF_PACKED_GROUP)
-        for (uint32_t d = 0; d < KVF_PACKED_GROUP; d += VF_LANES)
-            add_int4(b, rows, list, first, d);
-    if (first < head_dim)
-        add_short(b, rows, list, first);
+    for (; d + KVF_PACKED_GROUP <= head_dim; d += KVF_PACKED_GROUP)
+        for (uint32_t at = 0; at < KVF_PACKED_GROUP / 2; at += VF_LANES)
+            add_int4(b, rows, list, d, at, KVF_PACKED_GROUP / 2);
+    if (d < head_dim)
+        add_short(b, rows, list, d);
 }
 
 /* Rows of queries side by side, four floats a channel, so that every stage adds whole vectors. */
@@ -458,18 +504,19 @@ static void rotate_rows(float *x, uint32_t head_dim)
     }
 }
 
-static void rotate_queries(block *b, const kvf_attend_args *a, uint32_t rows)
+/* Rotated queries of a block, and sums of nothing. */
+static void begin_packed(block *b, const kvf_attend_args *a, uint32_t rows)
 {
     const uint32_t head_dim = a->shape.head_dim;
-    _Alignas(64) float x[4 * KVF_HEAD_DIM_MAX] = {0};
-    uint32_t sign[KVF_HEAD_DIM_MAX];
-    for (uint32_t d = 0; d < head_dim; d++)
-        sign[d] = kvf_code_sign(d);
+    _Alignas(64) float x[4 * KVF_HEAD_DIM_MAX];
+    for (uint32_t g = 0; g < 4; g++)
+        for (uint32_t d = 0; g >= rows && d < head_dim; d++)
+            x[4 * d + g] = 0.0f;
     for (uint32_t g = 0; g < rows; g++) {
         memset(b->sums[g], 0, sizeof b->sums[g]);
         vf_widen_row(b->rotated[g], b->raw[g], a->shape.dtype, head_dim);
         for (uint32_t d = 0; d < head_dim; d++)
-            x[4 * d + g] = kvf_bits_float(kvf_float_bits(b->rotated[g][d]) ^ sign[d]);
+            x[4 * d + g] = kvf_bits_float(kvf_float_bits(b->rotated[g][d]) ^ kvf_code_sign(d));
     }
     rotate_rows(x, head_dim);
     for (uint32_t g = 0; g < rows; g++)
@@ -477,27 +524,33 @@ static void rotate_queries(block *b, const kvf_attend_args *a, uint32_t rows)
             b->rotated[g][d] = x[4 * d + g];
 }
 
-/* The packed pages of a split, for its blocks of rows. */
-static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *split, float unit)
+/* The packed pages of a split, for its blocks of rows. `behind`: what follows it. */
+static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *split,
+                         const kvf_split *behind, float unit)
 {
     const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
+    const uint32_t step = tile_spans(&a->shape);
     for (uint32_t i = 0; i < fours; i++)
-        rotate_queries(&b[i], a, 4);
+        begin_packed(&b[i], a, 4);
     if (two)
-        rotate_queries(&b[fours], a, 2);
+        begin_packed(&b[fours], a, 2);
     if (one)
-        rotate_queries(&b[fours + two], a, 1);
+        begin_packed(&b[fours + two], a, 1);
     live_list list;
-    for (uint32_t first = 0; first < split->count; first += tile_spans(&a->shape)) {
+    for (uint32_t first = 0; first < split->count; first += step) {
+        ahead next =
+            first + step < split->count
+                ? ahead_of(&a->shape, split->spans + first + step, split->count - first - step)
+                : ahead_of(&a->shape, behind->spans, behind->count);
         list_packed(&list, &a->shape, split, first);
         if (list.count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++)
-            attend_packed(&b[i], 4, &a->shape, &list, unit);
+            attend_packed(&b[i], 4, &a->shape, &list, unit, &next);
         if (two)
-            attend_packed(&b[fours], 2, &a->shape, &list, unit);
+            attend_packed(&b[fours], 2, &a->shape, &list, unit, &next);
         if (one)
-            attend_packed(&b[fours + two], 1, &a->shape, &list, unit);
+            attend_packed(&b[fours + two], 1, &a->shape, &list, unit, &next);
     }
 }
 
@@ -559,29 +612,20 @@ static kvf_split split_behind(const kvf_attend_args *a, const kvf_split *split)
     return behind;
 }
 
-/* All blocks of rows share each tile while it is in the cache. */
-KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
-                                    const kvf_dtype dtype)
+/* The exact pages of a split. All blocks of rows share each tile while it is in the cache. */
+KVF_ALWAYS_INLINE void attend_exact(block *b, const kvf_attend_args *a, const kvf_split *split,
+                                    const kvf_split *behind, float unit, const kvf_dtype dtype)
 {
     const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
-    const float unit = a->scale * KVF_LOG2E;
-    block b[BLOCKS_MAX];
-    for (uint32_t i = 0; i < fours; i++)
-        begin_block(&b[i], a, split->list, 4 * i, 4, dtype);
-    if (two)
-        begin_block(&b[fours], a, split->list, 4 * fours, 2, dtype);
-    if (one)
-        begin_block(&b[fours + two], a, split->list, a->group - 1, 1, dtype);
-    live_list lists[2];
-    const kvf_split behind = split_behind(a, split);
     const uint32_t step = tile_spans(&a->shape);
+    live_list lists[2];
     list_live(&lists[0], &a->shape, split, 0);
     for (uint32_t first = 0, turn = 0; first < split->count; first += step, turn ^= 1) {
         const live_list *list = &lists[turn], *next = &lists[turn ^ 1];
         if (first + step < split->count)
             list_live(&lists[turn ^ 1], &a->shape, split, first + step);
         else
-            list_live(&lists[turn ^ 1], &a->shape, &behind, 0);
+            list_live(&lists[turn ^ 1], &a->shape, behind, 0);
         if (list->count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++, next = NULL)
@@ -593,15 +637,36 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
         if (one)
             attend_tile(&b[fours + two], 1, dtype, &a->shape, list, unit, next);
     }
-    const bool by_code = has_packed(&a->shape, split);
-    if (by_code)
-        attend_codes(b, a, split, unit);
+}
+
+KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
+                                    const kvf_dtype dtype)
+{
+    const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
+    const float unit = a->scale * KVF_LOG2E;
+    const kvf_split behind = split_behind(a, split);
+    kvf_split exact = *split, packed = *split, exact_behind = behind;
+    block b[BLOCKS_MAX];
+    exact.count = exact_spans(&a->shape, split);
+    packed.spans += exact.count;
+    packed.count -= exact.count;
+    exact_behind.count = packed.count ? 0 : exact_spans(&a->shape, &behind);
     for (uint32_t i = 0; i < fours; i++)
-        end_block(&b[i], a, task, 4 * i, 4, dtype, by_code);
+        begin_block(&b[i], a, split->list, 4 * i, 4, dtype);
     if (two)
-        end_block(&b[fours], a, task, 4 * fours, 2, dtype, by_code);
+        begin_block(&b[fours], a, split->list, 4 * fours, 2, dtype);
     if (one)
-        end_block(&b[fours + two], a, task, a->group - 1, 1, dtype, by_code);
+        begin_block(&b[fours + two], a, split->list, a->group - 1, 1, dtype);
+    if (exact.count)
+        attend_exact(b, a, &exact, &exact_behind, unit, dtype);
+    if (packed.count)
+        attend_codes(b, a, &packed, &behind, unit);
+    for (uint32_t i = 0; i < fours; i++)
+        end_block(&b[i], a, task, 4 * i, 4, dtype, packed.count);
+    if (two)
+        end_block(&b[fours], a, task, 4 * fours, 2, dtype, packed.count);
+    if (one)
+        end_block(&b[fours + two], a, task, a->group - 1, 1, dtype, packed.count);
 }
 
 void KVF_SIMD_NAME(attend)(const void *args, uint32_t task)

@@ -93,10 +93,10 @@ static void *make_packed(check *c, const kvf_shape *s, uint32_t count, uint64_t 
     return page;
 }
 
-static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
+static kvf_span make_span(check *c, const kvf_shape *s, bool is_packed, check_data data)
 {
     /* Bytes that are here already, said to be on their way. */
-    kvf_span span = {.count = s->page_size};
+    kvf_span span = {.count = s->page_size, .packed = is_packed};
     const bool has_home = check_below(c, 4) == 0;
     if (check_below(c, 4) == 0)
         span.count = check_below(c, s->page_size + 1);
@@ -115,11 +115,21 @@ static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
     default:
         break;
     }
-    span.packed = s->pages != KVF_PAGES_BF16 && check_below(c, 3);
     span.page = span.packed ? make_packed(c, s, span.count, span.skip, data)
                             : make_page(c, s, span.count, span.skip, data);
     span.home = has_home ? span.page : NULL;
     return span;
+}
+
+/* The spans of a list: where pages are packed, exact ones before packed ones. */
+static void make_spans(check *c, const kvf_shape *s, kvf_span *spans, uint32_t count,
+                       check_data data)
+{
+    uint32_t exact = count;
+    if (s->pages != KVF_PAGES_BF16)
+        exact = check_below(c, 2) ? check_below(c, count + 1) : 0;
+    for (uint32_t i = 0; i < count; i++)
+        spans[i] = make_span(c, s, i >= exact, data);
 }
 
 /* Norm of the largest key of a span, and magnitude of the largest value. */
@@ -171,10 +181,10 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
     check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
     for (uint32_t i = 0; i < a.lists; i++)
         counts[i] = check_below(c, 6) ? a.spans_max : check_below(c, a.spans_max + 1);
-    for (size_t i = 0; i < (size_t)a.lists * a.spans_max; i++) {
-        spans[i] = make_span(c, shape, data);
+    for (uint32_t i = 0; i < a.lists; i++)
+        make_spans(c, shape, spans + (size_t)i * a.spans_max, a.spans_max, data);
+    for (size_t i = 0; i < (size_t)a.lists * a.spans_max; i++)
         span_bounds(shape, &spans[i], &k_norm, &v_max);
-    }
     const uint32_t splits = kvf_div_ceil_u32(a.spans_max, a.split);
     const size_t part_rows = (size_t)a.lists * splits * group;
     float *o[2], *lse[2];
@@ -231,7 +241,7 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
     for (uint32_t i = 0; i < t->lists; i++)
         counts[i] = check_below(c, 4) ? t->spans_max : check_below(c, t->spans_max + 1);
     for (size_t i = 0; i < all; i++) {
-        spans[i] = make_span(c, shape, data);
+        spans[i] = make_span(c, shape, false, data);
         span_bounds(shape, &spans[i], &k_norm, &v_max);
     }
     const size_t part_rows = rows * kvf_div_ceil_u32(t->spans_max, t->split);
@@ -565,7 +575,7 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
     double k_norm = 0.0, unused = 0.0;
     for (size_t i = 0; i < (size_t)a.kv_heads * spans_max; i++) {
-        spans[i] = make_span(c, shape, data);
+        spans[i] = make_span(c, shape, false, data);
         index[i] = (uint32_t)(i % spans_max) * shape->page_size;
         span_bounds(shape, &spans[i], &k_norm, &unused);
     }
