@@ -25,6 +25,9 @@
 #include "paging.h"
 #include "score/codes.h"
 
+/* Sizes of heads X(d) that a GPU attends to packed pages of, in bf16; the host device takes all. */
+#define KVF_GPU_PACKED_DIMS(X) X(64) X(128)
+
 /* ---- where parts of token t are ---- */
 
 KVF_INLINE int8_t *kvf_packed_key(const kvf_shape *s, const void *page, uint32_t t)
@@ -79,6 +82,22 @@ KVF_INLINE uint8_t kvf_pack_half(float x, float minimum, float scale)
     return code >= 15.0f ? 15 : code >= 0.0f ? (uint8_t)code : 0;
 }
 
+/* Of numbers between low and high: the scale, and above it the minimum; zero is positive. */
+KVF_INLINE uint32_t kvf_packed_steps(float low, float high)
+{
+    low = low > -65504.0f ? low < 65504.0f ? low + 0.0f : 65504.0f : -65504.0f;
+    const uint16_t least = kvf_fp16_from_float(low);
+    const float step = (high - kvf_fp16_to_float(least)) / 15.0f;
+    const float scale = step > 0.0f ? step < 65504.0f ? step : 65504.0f : 0.0f;
+    return kvf_fp16_from_float(scale) | (uint32_t)least << 16;
+}
+
+/* The number of a code. */
+KVF_INLINE float kvf_packed_number(uint32_t code, float minimum, float scale)
+{
+    return minimum + scale * (float)code;
+}
+
 /* One group of an even number of channels, which are finite. */
 KVF_INLINE void kvf_pack_int4(uint8_t *to, uint16_t *scales, const float *x, uint32_t count)
 {
@@ -87,11 +106,10 @@ KVF_INLINE void kvf_pack_int4(uint8_t *to, uint16_t *scales, const float *x, uin
         low = x[i] < low ? x[i] : low;
         high = x[i] > high ? x[i] : high;
     }
-    low = low > -65504.0f ? low < 65504.0f ? low : 65504.0f : -65504.0f;
-    scales[1] = kvf_fp16_from_float(low);
-    const float minimum = kvf_fp16_to_float(scales[1]), step = (high - minimum) / 15.0f;
-    scales[0] = kvf_fp16_from_float(step > 0.0f ? step < 65504.0f ? step : 65504.0f : 0.0f);
-    const float scale = kvf_fp16_to_float(scales[0]);
+    const uint32_t steps = kvf_packed_steps(low, high);
+    scales[0] = (uint16_t)steps;
+    scales[1] = (uint16_t)(steps >> 16);
+    const float scale = kvf_fp16_to_float(scales[0]), minimum = kvf_fp16_to_float(scales[1]);
     for (uint32_t i = 0; i < count / 2; i++)
         to[i] = (uint8_t)(kvf_pack_half(x[i], minimum, scale) |
                           kvf_pack_half(x[i + count / 2], minimum, scale) << 4);
@@ -142,8 +160,8 @@ KVF_INLINE void kvf_unpack_int4(const uint8_t *from, const uint16_t *scales, flo
 {
     const float scale = kvf_fp16_to_float(scales[0]), minimum = kvf_fp16_to_float(scales[1]);
     for (uint32_t i = 0; i < count / 2; i++) {
-        x[i] = minimum + scale * (float)(from[i] & 15);
-        x[i + count / 2] = minimum + scale * (float)(from[i] >> 4);
+        x[i] = kvf_packed_number(from[i] & 15, minimum, scale);
+        x[i + count / 2] = kvf_packed_number(from[i] >> 4, minimum, scale);
     }
 }
 
@@ -172,15 +190,17 @@ KVF_INLINE void kvf_packed_rotate_back(float *x, uint32_t head_dim)
         x[i] = kvf_bits_float(kvf_float_bits(x[i]) ^ kvf_code_sign(i));
 }
 
+/* Within the finite numbers of an element type. */
+KVF_INLINE float kvf_packed_within(kvf_dtype dtype, float x)
+{
+    const float most = dtype == KVF_FP16 ? 65504.0f : dtype == KVF_BF16 ? 0x1.fep127f : FLT_MAX;
+    return x > most ? most : x < -most ? -most : x;
+}
+
 KVF_INLINE void kvf_packed_store(const kvf_shape *s, void *to, size_t first, const float *x)
 {
-    const float most = s->dtype == KVF_FP16   ? 65504.0f
-                       : s->dtype == KVF_BF16 ? 0x1.fep127f
-                                              : FLT_MAX;
-    for (uint32_t i = 0; i < s->head_dim; i++) {
-        const float y = x[i] > most ? most : x[i] < -most ? -most : x[i];
-        kvf_element_set(to, s->dtype, first + i, y);
-    }
+    for (uint32_t i = 0; i < s->head_dim; i++)
+        kvf_element_set(to, s->dtype, first + i, kvf_packed_within(s->dtype, x[i]));
 }
 
 /* Token t of a page to an exact key with its value behind it. */

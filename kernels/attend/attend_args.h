@@ -40,7 +40,7 @@ KVF_TASKS(assemble, kvf_assemble_args,
  * others.
  * A task is one (list, split). The value of a split does not depend on the pass that computed it.
  * Packed spans of a list are behind its exact ones: they are met with the rotated query, and their
- * values are those of packed.h. On the CUDA device no span is packed.
+ * values are those of packed.h. The CUDA device takes them in bf16, in KVF_GPU_PACKED_DIMS.
  */
 typedef enum kvf_pass { KVF_PASS_ALL, KVF_PASS_RESIDENT, KVF_PASS_FETCHED } kvf_pass;
 
@@ -80,8 +80,8 @@ KVF_TASKS(merge, kvf_merge_args, a->lists)
 
 /* ---- attend_step: all of it in one launch, for a short step ----
  * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge. What
- * partial results and pages hold afterwards is what the three leave. A task is one list.
- */
+ * partial results and pages hold afterwards is what the three leave. Where pages are packed, only
+ * spans that are packed have a home. A task is one list. */
 typedef struct kvf_attend_step_args {
     kvf_attend_args attend; /* pass ALL */
     void *out;              /* of merge */

@@ -3,16 +3,17 @@
 /*
  * Sealed blocks of a row in exact form, on the GPU; see widen_ref.c for the meaning.
  *
- * Knows nothing of who reads them. Block 0 of threads makes the view; every other one is a run, a
- * thread a token, whose numbers are in local memory: plain, and the way of the host device; CUDA
- * caches do not pack yet. Bits are those of the reference.
+ * Knows nothing of who reads them. Block 0 of threads makes the view; every other one is a run,
+ * which comes to shared memory 16 bytes per thread, because the pool is behind a link, and from
+ * there half a warp takes a token. Bound: the bytes of the pool over that link. Bits are those of
+ * the reference.
  */
 
 #include "cuda_kernels.h"
-#include "packed.h"
-#include "paging.cuh"
+#include "packed.cuh"
 
-#define THREADS 64u
+#define THREADS 256u
+#define TOKENS  (THREADS / KVF_CODE_LANES)
 
 static __device__ void make_view(const kvf_widen_args *a)
 {
@@ -27,7 +28,8 @@ static __device__ void make_view(const kvf_widen_args *a)
     a->view->slots = NULL;
 }
 
-static __global__ void widen_kernel(const __grid_constant__ kvf_widen_args a)
+static __global__ void __launch_bounds__(THREADS)
+    widen_kernel(const __grid_constant__ kvf_widen_args a)
 {
     const kvf_paging *p = &a.paging;
     const kvf_row *row = a.row;
@@ -37,30 +39,33 @@ static __global__ void widen_kernel(const __grid_constant__ kvf_widen_args a)
     }
     const uint32_t head = (blockIdx.x - 1) % p->kv_heads;
     const uint32_t block = a.first + (blockIdx.x - 1) / p->kv_heads;
-    const size_t token = kvf_token_bytes(&p->shape);
+    const size_t token = kvf_token_bytes(&p->shape), all = kvf_home_run_bytes(p);
     const uint64_t sink = kvf_sink_bits(p, block);
-    const char *from =
-        (const char *)(a.block ? a.block : row->blocks[block]) + head * kvf_home_run_bytes(p);
+    const char *from = (const char *)(a.block ? a.block : row->blocks[block]) + head * all;
     char *to = (a.wide ? a.wide + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) +
                head * kvf_run_bytes(p);
-    float x[KVF_HEAD_DIM_MAX];
-    for (uint32_t t = threadIdx.x; t < p->block_size; t += blockDim.x) {
-        uint32_t *at = (uint32_t *)(void *)(to + t * token);
-        if (!(sink >> t & 1)) {
-            kvf_unpack_token(&p->shape,
-                             from + t / p->shape.page_size * kvf_home_page_bytes(&p->shape),
-                             t % p->shape.page_size, at, x);
+    for (uint32_t i = threadIdx.x; i < all / 16; i += blockDim.x)
+        ((uint4 *)kvf_shared())[i] = kvf_load_once((const uint4 *)from + i);
+    __syncthreads();
+    /* A block has an even number of tokens, so warps stay whole. */
+    for (uint32_t t = threadIdx.x / KVF_CODE_LANES; t < p->block_size; t += TOKENS)
+        packed_token_back(&p->shape,
+                          kvf_shared() + t / p->shape.page_size * kvf_home_page_bytes(&p->shape),
+                          t % p->shape.page_size, to + t * token, sink >> t & 1);
+    for (uint32_t t = threadIdx.x / KVF_WARP_LANES; t < p->block_size;
+         t += THREADS / KVF_WARP_LANES) {
+        if (!(sink >> t & 1))
             continue;
-        }
-        const uint32_t *stored = (const uint32_t *)(const void *)kvf_store_token(
-            p, row->store, head, block * p->block_size + t);
-        for (uint32_t i = 0; i < token / 4; i++)
-            at[i] = stored[i];
+        const uint4 *stored =
+            (const uint4 *)kvf_store_token(p, row->store, head, block * p->block_size + t);
+        for (uint32_t i = threadIdx.x % KVF_WARP_LANES; i < token / 16; i += KVF_WARP_LANES)
+            ((uint4 *)(to + t * token))[i] = stored[i];
     }
 }
 
 extern "C" int kvf_widen_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_widen_args *a = (const kvf_widen_args *)args;
-    return kvf_cuda_launch<widen_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<widen_kernel>(dim3(tasks), dim3(THREADS), kvf_home_run_bytes(&a->paging),
+                                         (cudaStream_t)stream, *a);
 }

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "packed.h"
 #include "score/codes.h"
 #include "settings.h"
 
@@ -196,15 +197,28 @@ const char *kvf_pages_name(kvf_pages pages)
     return names[pages];
 }
 
-/* Kernels of a GPU attend to exact pages. */
+/* Kernels of a GPU unpack pages in bf16, of some sizes of heads. */
 static kvf_status check_pages(const kvf_runtime *runtime, kvf_context *context,
                               const kvf_cache_config *c)
 {
-    if (c->pages != KVF_PAGES_BF16 && runtime->device->ops->kind != KVF_DEVICE_HOST)
+#define VALUE(d) d,
+    static const uint32_t sizes[] = {KVF_GPU_PACKED_DIMS(VALUE)};
+#undef VALUE
+    bool is_taken = false;
+    if (c->pages == KVF_PAGES_BF16 || runtime->device->ops->kind == KVF_DEVICE_HOST)
+        return KVF_OK;
+    if (c->dtype != KVF_BF16)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "pages = %s: attention of the CUDA device cannot unpack pages; set pages = bf16, "
-                 "or use the host device",
+                 "pages = %s: the CUDA device unpacks pages in dtype = bf16 only; set that or "
+                 "pages = bf16, or use the host device",
                  kvf_pages_name(c->pages));
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        is_taken = is_taken || c->head_dim == sizes[i];
+    if (!is_taken)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "pages = %s: the CUDA device unpacks pages of head_dim 64 and 128, not %u; set "
+                 "pages = bf16, or use the host device",
+                 kvf_pages_name(c->pages), c->head_dim);
     return KVF_OK;
 }
 

@@ -384,8 +384,10 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
         (void *const *)(void *)(r->seal_device + ((char *)&seal.pool[n] - (char *)seal.rows));
     seal.pool[n] = kvf_page_pool_device(&part->pool, layer->blocks[layer->sealed_before]);
     ++*sealing;
-    r->cache->counters[step->layer].bytes_to_host += kvf_block_bytes(&part->dims.paging);
+    r->cache->counters[step->layer].bytes_to_host += kvf_home_block_bytes(&part->dims.paging);
     layer->sealed_before = layer->sealed;
+    if (kvf_packs_pages(part))
+        layer->spare = layer->sealed;
 }
 
 /* Bookkeeping of one recorded call, and its piece of the frame. */

@@ -177,7 +177,8 @@ static kvf_status seal_packed(kvf_step *step)
 {
     const kvf_narrow_args args = {
         .paging = step->part->dims.paging, .rows = step->rows, .count = 1, .row = step->row};
-    for (uint32_t b = 0; b < step->rows; b++)
+    /* Rows of a replay are of all layers, and who made them has noted it. */
+    for (uint32_t b = 0; b < step->rows && !step->is_recorded; b++)
         if (step->row_host[b].sealed_before < step->row_host[b].sealed)
             step->states[b]->spare = step->row_host[b].sealed;
     KVF_TRY(KVF_LAUNCH(step, narrow, args));

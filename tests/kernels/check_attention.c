@@ -30,14 +30,28 @@ typedef struct bounds {
     double values; /* max |v| */
 } bounds;
 
+/* `lost`: of a query, relative to it, before it meets a key. */
 static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double v_max, float scale,
-                        size_t tokens)
+                        size_t tokens, double lost)
 {
     bounds b = {.values = v_max};
-    b.logit = fabs((double)scale) * CUT * s->head_dim * q_norm * k_norm;
+    b.logit = fabs((double)scale) * (CUT * s->head_dim + lost) * q_norm * k_norm;
     double factor = 2.0 * expm1(fmin(2.0 * b.logit, 1.0)) + CUT * (double)(tokens + 16);
     b.out = fmin(factor, 2.0) * v_max;
     return b;
+}
+
+/* What a query loses that meets packed keys as two bf16 numbers, relative to itself. */
+static double query_error(const check *c, const kvf_shape *s)
+{
+    return c->cuda && s->pages != KVF_PAGES_BF16 ? 0x1p-17 : 0.0;
+}
+
+/* And what its values are made of, relative to the largest: of int4 weights multiply codes, up to
+ * twice as large, and minima, of which a product of rests is left out. */
+static double value_parts(const check *c, const kvf_shape *s)
+{
+    return c->cuda && s->pages == KVF_PAGES_K8V4 ? 4.0 : 1.0;
 }
 
 /* What weights lose that multiply values as `words` numbers of the element type each, relative to
@@ -197,8 +211,9 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
         CHECK_RUN(c, i ? c->var : c->ref, attend, &a, i);
     }
     const size_t tokens = (size_t)a.split * shape->page_size;
+    v_max *= value_parts(c, shape);
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
-                         a.scale, tokens);
+                         a.scale, tokens, query_error(c, shape));
     b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
     check_elements(c, "partial_o", o[1], o[0], KVF_FP32, part_rows * shape->head_dim,
                    b.out + 0x1p-126, 0.0);
@@ -206,16 +221,31 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
                    b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
 }
 
-/* Some of the spans get a home, and nothing good in their place. */
+/* Bytes of the page of a span. */
+static size_t span_bytes(const kvf_shape *s, const kvf_span *span)
+{
+    return span->packed ? kvf_home_page_bytes(s) : kvf_page_bytes(s);
+}
+
+/* Nothing good in the place of a page that is on its way. */
+static void spoil(const kvf_shape *s, const kvf_span *spans, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (spans[i].home)
+            check_fill_nan((void *)(uintptr_t)spans[i].page, KVF_BF16,
+                           span_bytes(s, &spans[i]) / 2);
+}
+
+/* Some of the spans get a home; where pages are packed, only those that are. */
 static void send_home(check *c, const kvf_shape *s, kvf_span *spans, size_t count)
 {
-    const size_t bytes = kvf_page_bytes(s);
-    for (size_t i = 0; i < count; i++)
-        if (spans[i].home) {
-            spans[i].page = check_out(c, bytes);
-            check_fill_nan((void *)(uintptr_t)spans[i].page, s->dtype,
-                           bytes / kvf_dtype_bytes(s->dtype));
-        }
+    for (size_t i = 0; i < count; i++) {
+        if (s->pages != KVF_PAGES_BF16 && !spans[i].packed)
+            spans[i].home = NULL;
+        if (spans[i].home)
+            spans[i].page = check_out(c, span_bytes(s, &spans[i]));
+    }
+    spoil(s, spans, count);
 }
 
 static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t split_tokens,
@@ -240,10 +270,10 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
     check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
     for (uint32_t i = 0; i < t->lists; i++)
         counts[i] = check_below(c, 4) ? t->spans_max : check_below(c, t->spans_max + 1);
-    for (size_t i = 0; i < all; i++) {
-        spans[i] = make_span(c, shape, false, data);
+    for (uint32_t i = 0; i < t->lists; i++)
+        make_spans(c, shape, spans + (size_t)i * t->spans_max, t->spans_max, data);
+    for (size_t i = 0; i < all; i++)
         span_bounds(shape, &spans[i], &k_norm, &v_max);
-    }
     const size_t part_rows = rows * kvf_div_ceil_u32(t->spans_max, t->split);
     void *out[2];
     float *lse[2];
@@ -254,10 +284,8 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
     memset(a.arrived, 0, t->lists * sizeof *a.arrived);
     send_home(c, shape, spans, all);
     for (int i = 0; i < 2; i++) {
-        for (size_t k = 0; i && k < all; k++)
-            if (spans[k].home)
-                check_fill_nan((void *)(uintptr_t)spans[k].page, shape->dtype,
-                               kvf_page_bytes(shape) / kvf_dtype_bytes(shape->dtype));
+        if (i)
+            spoil(shape, spans, all);
         out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
         t->partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));
@@ -268,19 +296,33 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
         for (uint32_t i = 0; i < counts[l]; i++) {
             const kvf_span *span = &spans[(size_t)l * t->spans_max + i];
             if (span->home)
-                check_bits(c, "page", span->page, span->home, kvf_page_bytes(shape));
+                check_bits(c, "page", span->page, span->home, span_bytes(shape, span));
         }
         if (a.arrived[l] != 0)
             check_fail(c, "list %u still counts %u blocks", l, a.arrived[l]);
     }
     const size_t tokens = (size_t)t->spans_max * shape->page_size;
+    v_max *= value_parts(c, shape);
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
-                         t->scale, tokens);
+                         t->scale, tokens, query_error(c, shape));
     b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
     check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
                    b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
     check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
                    b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
+}
+
+/* A GPU unpacks some sizes of heads, in bf16. */
+static kvf_shape packed_shape(const check *c, uint32_t i)
+{
+#define SIZE(d) d,
+    static const uint32_t sizes[] = {KVF_GPU_PACKED_DIMS(SIZE)};
+#undef SIZE
+    const uint32_t count = c->cuda ? sizeof sizes / sizeof *sizes : CHECK_HEAD_DIMS;
+    return (kvf_shape){c->cuda ? KVF_BF16 : (kvf_dtype)(i % 3),
+                       c->cuda ? sizes[i % count] : check_head_dims[i % count],
+                       check_page_sizes[i / count % CHECK_PAGE_SIZES],
+                       i / (count * CHECK_PAGE_SIZES) % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4};
 }
 
 void check_attend_step(check *c)
@@ -296,6 +338,10 @@ void check_attend_step(check *c)
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
                              check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_BF16};
         step_case(c, &s, 1 + i * 5 % 16, 512, DATA_NORMAL);
+    }
+    for (uint32_t i = 0; i < 10; i++) {
+        const kvf_shape s = packed_shape(c, 3 * i);
+        step_case(c, &s, 1 + i * 5 % 16, i % 4 ? 64 : 512, DATA_NORMAL);
     }
 }
 
@@ -315,13 +361,12 @@ void check_attend(check *c)
         kvf_shape s = {(kvf_dtype)(i % 3), 64, 32, KVF_PAGES_BF16};
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
     }
-    /* Packed pages are the host device's. */
-    for (uint32_t i = 0; !c->cuda && i < 4 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES; i++) {
-        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
-                             check_page_sizes[i / CHECK_HEAD_DIMS % CHECK_PAGE_SIZES],
-                             i / (CHECK_HEAD_DIMS * CHECK_PAGE_SIZES) % 2 ? KVF_PAGES_K8V8
-                                                                          : KVF_PAGES_K8V4};
-        attend_case(c, &s, 1 + i % 16, i % 5 ? 0 : 300,
+    for (uint32_t i = 0; i < (c->cuda ? 4 : 4 * CHECK_HEAD_DIMS) * CHECK_PAGE_SIZES; i++) {
+        const kvf_shape s = packed_shape(c, i);
+        attend_case(c, &s, 1 + i % 16,
+                    i % 5     ? 0
+                    : c->cuda ? 700
+                              : 300,
                     i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
     /* Every buffer of a kernel is used several times. */
@@ -435,7 +480,7 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
         CHECK_RUN(c, i ? c->var : c->ref, prefill, &a, i);
     }
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
-                         a.scale, base + tokens);
+                         a.scale, base + tokens, 0.0);
     b.out += weight_error(c, shape->dtype, 1, base + tokens) * v_max;
     check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
                    b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
@@ -593,7 +638,7 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     observe_buffers want = observe_run(c, &a, c->ref, false);
     observe_buffers got = observe_run(c, &a, c->var, true);
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, 1.0,
-                         a.scale, (size_t)KVF_OBSERVE_SPANS * shape->page_size);
+                         a.scale, (size_t)KVF_OBSERVE_SPANS * shape->page_size, 0.0);
     observe_compare(c, &a, &want, &got, &b);
 }
 

@@ -6,7 +6,7 @@
  * The yardstick is the naive model, whose keys and values are packed and unpacked once their block
  * is sealed. Then runs of the library are compared with each other, bit for bit. What packing loses
  * is the business of kernels' tests; transfer methods, threads, batches and forks are that of
- * test_bits and test_sequences, which run once more with KVF_TEST_PAGES.
+ * test_bits and test_sequences, which run once more with KVF_TEST_PAGES on the host device.
  */
 
 #include <math.h>
@@ -19,6 +19,17 @@
 #include "packed.h"
 
 static const kvf_pages forms[] = {KVF_PAGES_K8V8, KVF_PAGES_K8V4};
+
+/* A GPU unpacks in bf16, heads of 64 and 128; and the emulated one is slow. */
+static kvf_dtype dtype_here(kvf_dtype dtype)
+{
+    return test_on_cuda() ? KVF_BF16 : dtype;
+}
+
+static uint32_t turns_here(uint32_t turns)
+{
+    return test_on_cuda() ? 2 : turns;
+}
 
 /* ---- against the definition ---- */
 
@@ -106,7 +117,10 @@ static void what_was_packed_is_attended(void **state)
         {KVF_FP32, 64, 2, 2, 8, 100}, {KVF_BF16, 128, 1, 4, 4, 37},  {KVF_FP16, 80, 2, 1, 1, 9},
         {KVF_FP32, 16, 1, 3, 32, 64}, {KVF_BF16, 256, 1, 7, 2, 111},
     };
-    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+    /* On a GPU the first two, in one form each. */
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i += test_on_cuda() ? 3 : 1) {
+        if (test_on_cuda() && i / 2 > 1)
+            break;
         test_scenario sc = {.cc = test_config_small(),
                             .tokens = {.seed = seed + i, .sharpness = 1.5f},
                             .prompt = 111,
@@ -119,7 +133,7 @@ static void what_was_packed_is_attended(void **state)
         test_seams.block_size = i % 4 < 2 ? 8 : 0;
         sc.cc.pages = forms[i % 2];
         sc.cc.layers = 2;
-        sc.cc.dtype = cases[i / 2].dtype;
+        sc.cc.dtype = dtype_here(cases[i / 2].dtype);
         sc.cc.head_dim = cases[i / 2].head_dim;
         sc.cc.kv_heads = cases[i / 2].kv_heads;
         sc.cc.query_heads = sc.cc.kv_heads * cases[i / 2].group;
@@ -146,7 +160,7 @@ static kvf_cache_config packed_config(uint32_t i)
     kvf_cache_config c = test_config_small();
     c.pages = forms[i % 2];
     c.layers = 2;
-    c.dtype = i % 3 ? KVF_BF16 : KVF_FP32;
+    c.dtype = dtype_here(i % 3 ? KVF_BF16 : KVF_FP32);
     c.page_size = 4;
     c.budget_tokens = 120;
     c.digest = KVF_DIGEST_CODES;
@@ -158,7 +172,7 @@ static void chunks_change_no_bit(void **state)
     const uint64_t seed = test_seed(1303);
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_HYBRID, KVF_SELECT_QUEST};
     static const uint32_t chunks[] = {1, 31, 97};
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < turns_here(3); i++) {
         test_scenario sc = {.cc = packed_config(i),
                             .tokens = {.seed = seed + i, .sharpness = 2.5f, .topics = 6},
                             .prompt = 150,
@@ -180,7 +194,7 @@ static void chunks_change_no_bit(void **state)
 static void short_cuts_change_no_bit(void **state)
 {
     const uint64_t seed = test_seed(1307);
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < turns_here(4); i++) {
         kvf_cache_config c = packed_config(i);
         const kvf_runtime_config rc = test_runtime_config();
         const uint32_t prompt = 140 + 7 * i, drafts = 32 - i;
@@ -215,9 +229,9 @@ static void short_cuts_change_no_bit(void **state)
 
 static void a_file_changes_no_bit(void **state)
 {
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < turns_here(4); i++) {
         kvf_cache_config c = packed_config(i);
-        c.select = i < 2 ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID;
+        c.select = i % 2 ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID;
         test_world w;
         test_tokens t;
         test_open(&w, &t, &c, &(test_tokens_spec){.count = 240, .seed = 1311, .sharpness = 2});
@@ -235,9 +249,10 @@ static void a_file_changes_no_bit(void **state)
 
 static void a_disk_changes_no_bit(void **state)
 {
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < turns_here(3); i++) {
         kvf_cache_config c = disk_config_of(&save_cases[i == 2 ? 0 : 4], 1);
         disk_worlds w;
+        c.dtype = dtype_here(c.dtype);
         c.pages = forms[i % 2];
         c.transfer = i ? KVF_TRANSFER_AUTO : KVF_TRANSFER_GATHER;
         c.host_bytes = c.host_bytes * 3 / 4;
@@ -247,6 +262,33 @@ static void a_disk_changes_no_bit(void **state)
         save_prefill(&w.plain, b, &w.t, DISK_PROMPT);
         disk_same_steps(&w, a, b, DISK_PROMPT, 2 * DISK_STEPS, "packed");
         disk_worlds_close(&w);
+    }
+}
+
+/* On a GPU, where all of them move pages; elsewhere test_bits does it. */
+static void transfer_methods_change_no_bit(void **state)
+{
+    static const kvf_transfer methods[] = {KVF_TRANSFER_MAPPED, KVF_TRANSFER_GATHER,
+                                           KVF_TRANSFER_EACH, KVF_TRANSFER_BATCH,
+                                           KVF_TRANSFER_AUTO};
+    for (uint32_t i = 0; i < 2; i++) {
+        test_scenario sc = {.cc = packed_config(i),
+                            .tokens = {.seed = test_seed(1307) + i, .sharpness = 2.5f, .topics = 6},
+                            .prompt = 120,
+                            .steps = 24,
+                            .chunk = 128};
+        test_trace first, other;
+        sc.cc.select = i ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID;
+        sc.cc.transfer = methods[0];
+        test_run(&sc, &first);
+        for (size_t m = 1 + i; m < sizeof methods / sizeof *methods; m += 2) {
+            sc.cc.transfer = methods[m];
+            test_run(&sc, &other);
+            test_same_bits(&first, &other, "transfer");
+            assert_int_equal(first.stats.misses, other.stats.misses);
+            test_trace_free(&other);
+        }
+        test_trace_free(&first);
     }
 }
 
@@ -352,18 +394,28 @@ static void what_needs_exact_pages_is_refused(void **state)
     test_close(&w, &t);
 }
 
-static void a_gpu_refuses_them(void **state)
+static void refused(const kvf_cache_config *c, const char *text)
 {
-    kvf_cache_config c = packed_config(1);
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     kvf_cache_plan plan;
     kvf_error error;
     assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    assert_int_equal(kvf_cache_plan_make(runtime, &c, &plan, &error), KVF_UNSUPPORTED);
-    assert_string_equal(error.text, "pages = k8v4: attention of the CUDA device cannot unpack "
-                                    "pages; set pages = bf16, or use the host device");
+    assert_int_equal(kvf_cache_plan_make(runtime, c, &plan, &error), KVF_UNSUPPORTED);
+    assert_string_equal(error.text, text);
     kvf_runtime_close(runtime);
+}
+
+static void a_gpu_refuses_some(void **state)
+{
+    kvf_cache_config c = packed_config(1);
+    c.dtype = KVF_FP16;
+    refused(&c, "pages = k8v4: the CUDA device unpacks pages in dtype = bf16 only; set that or "
+                "pages = bf16, or use the host device");
+    c.dtype = KVF_BF16;
+    c.head_dim = 96;
+    refused(&c, "pages = k8v4: the CUDA device unpacks pages of head_dim 64 and 128, not 96; set "
+                "pages = bf16, or use the host device");
 }
 
 int main(void)
@@ -378,7 +430,12 @@ int main(void)
         cmocka_unit_test(files_of_another_form_are_refused),
         cmocka_unit_test(what_needs_exact_pages_is_refused),
     };
-    const struct CMUnitTest on_cuda[] = {cmocka_unit_test(a_gpu_refuses_them)};
-    return test_on_cuda() ? cmocka_run_group_tests(on_cuda, NULL, NULL)
+    const struct CMUnitTest on_cuda[] = {
+        cmocka_unit_test(what_was_packed_is_attended),    cmocka_unit_test(chunks_change_no_bit),
+        cmocka_unit_test(short_cuts_change_no_bit),       cmocka_unit_test(a_file_changes_no_bit),
+        cmocka_unit_test(a_disk_changes_no_bit),          cmocka_unit_test(a_gpu_refuses_some),
+        cmocka_unit_test(transfer_methods_change_no_bit),
+    };
+    return test_on_cuda() ? cmocka_run_group_tests(on_cuda, NULL, save_remove_folder)
                           : cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

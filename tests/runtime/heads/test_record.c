@@ -234,6 +234,10 @@ static void replays_equal_enqueued_steps(void **state)
         masked(&cc, ways[i].mask);
         run_both(&cc, seed + i, ways[i].name);
     }
+    kvf_cache_config packed = config_of(KVF_SELECT_HYBRID);
+    packed.pages = KVF_PAGES_K8V4;
+    packed.speculate = 1;
+    run_both(&packed, seed, "packed pages, speculation");
 }
 
 /* Nodes on the stream of whoever records, where the emulator can say. */

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_MOVE_PACKED_CUH
+#define KVF_KERNELS_MOVE_PACKED_CUH
+
+/*
+ * A token of a packed page by half a warp, there and back, with the bits of packed.h.
+ *
+ * Knows one row of channels at a time, as score/codes.cuh has them: lane r of 16 has the channels
+ * r, r + 16, .., so a group of an int4 value is two words of every lane, whose codes share a byte.
+ * Called by whole warps; what `count` says is the same for a warp.
+ */
+
+#include "cuda/paging.cuh"
+#include "packed.h"
+#include "score/codes.cuh"
+
+/* Channels of this lane, of a row of `words` x 16. */
+static __device__ __forceinline__ void packed_load(float x[KVF_CODE_WORDS], const void *row,
+                                                   kvf_dtype dtype, uint32_t words)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        x[k] = k < words ? kvf_element_get(row, dtype, k * KVF_CODE_LANES + lane) : 0.0f;
+}
+
+static __device__ __forceinline__ void packed_store(void *row, kvf_dtype dtype, uint32_t words,
+                                                    const float x[KVF_CODE_WORDS])
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        if (k < words)
+            kvf_element_set(row, dtype, k * KVF_CODE_LANES + lane, kvf_packed_within(dtype, x[k]));
+}
+
+/* Bits of the largest magnitude of a row; above those of all numbers if one is none. */
+static __device__ __forceinline__ uint32_t packed_largest(const float x[KVF_CODE_WORDS])
+{
+    uint32_t top = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        top = kvf_max_u32(top, kvf_float_bits(x[k]) & 0x7fffffffu);
+#pragma unroll
+    for (int step = 1; step < (int)KVF_CODE_LANES; step *= 2)
+        top = kvf_max_u32(top, __shfl_xor_sync(KVF_FULL_WARP, top, step));
+    return top;
+}
+
+/* A row in int8, and what comes back of it in x. */
+static __device__ __forceinline__ void packed_int8(int8_t *to, uint16_t *scale,
+                                                   float x[KVF_CODE_WORDS], uint32_t words)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+    const float largest = kvf_bits_float(packed_largest(x));
+    const bool is_flat = !(largest > 0.0f && largest <= FLT_MAX);
+    const uint16_t bits = is_flat ? 0 : kvf_bf16_up(__fdiv_rn(largest, 127.0f));
+    const float unit = kvf_bf16_to_float(bits);
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
+        if (k >= words)
+            break;
+        const int8_t code = unit > 0.0f ? (int8_t)nearbyintf(__fdiv_rn(x[k], unit)) : (int8_t)0;
+        to[k * KVF_CODE_LANES + lane] = code;
+        x[k] = __fmul_rn(unit, (float)code);
+    }
+    if (lane == 0)
+        *scale = bits;
+}
+
+/* Least and greatest over the lanes of a row. */
+static __device__ __forceinline__ void packed_range(float *low, float *high)
+{
+#pragma unroll
+    for (int step = 1; step < (int)KVF_CODE_LANES; step *= 2) {
+        *low = fminf(*low, __shfl_xor_sync(KVF_FULL_WARP, *low, step));
+        *high = fmaxf(*high, __shfl_xor_sync(KVF_FULL_WARP, *high, step));
+    }
+}
+
+/* A group in int4, of which this lane has a, and b unless the group is short; what comes back. */
+static __device__ __forceinline__ void packed_int4(uint8_t *to, uint16_t *scales, float *a,
+                                                   float *b, bool is_short)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+    float low = is_short ? *a : fminf(*a, *b), high = is_short ? *a : fmaxf(*a, *b);
+    packed_range(&low, &high);
+    const uint32_t bits = kvf_packed_steps(low, high);
+    const float scale = kvf_fp16_to_float((uint16_t)bits);
+    const float minimum = kvf_fp16_to_float((uint16_t)(bits >> 16));
+    const uint32_t code = kvf_pack_half(*a, minimum, scale);
+    const uint32_t other = kvf_pack_half(*b, minimum, scale);
+    const uint32_t far = __shfl_xor_sync(KVF_FULL_WARP, code, (int)KVF_CODE_LANES / 2);
+    *a = kvf_packed_number(code, minimum, scale);
+    *b = kvf_packed_number(other, minimum, scale);
+    if (!is_short)
+        to[lane] = (uint8_t)(code | other << 4);
+    else if (lane < KVF_CODE_LANES / 2)
+        to[lane] = (uint8_t)(code | far << 4);
+    if (lane == 0) {
+        scales[0] = (uint16_t)bits;
+        scales[1] = (uint16_t)(bits >> 16);
+    }
+}
+
+/* A value, and what comes back of it. */
+static __device__ __forceinline__ void packed_value(const kvf_shape *s, void *page, uint32_t t,
+                                                    float x[KVF_CODE_WORDS], uint32_t words)
+{
+    uint8_t *to = kvf_packed_value(s, page, t);
+    uint16_t *scales = kvf_packed_value_scale(s, page, t);
+    if (s->pages == KVF_PAGES_K8V8) {
+        packed_int8((int8_t *)to, scales, x, words);
+        return;
+    }
+    const bool is_sound = kvf_bits_float(packed_largest(x)) <= FLT_MAX;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        x[k] = is_sound ? x[k] : 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k += 2)
+        if (k < words)
+            packed_int4(to + k * KVF_CODE_LANES / 2, scales + k, &x[k], &x[k + 1], k + 1 >= words);
+}
+
+/* A rotated key back to one as it came. */
+static __device__ __forceinline__ void packed_rotate_back(float x[KVF_CODE_WORDS], uint32_t words)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+    for (uint32_t turn = 0; turn < 2; turn++) {
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+            if (k < words)
+                x[k] =
+                    kvf_bits_float(kvf_float_bits(x[k]) ^ kvf_code_sign(k * KVF_CODE_LANES + lane));
+        if (turn == 0)
+            kvf_code_rotate_lanes(x, words);
+    }
+}
+
+/* Token t of a page from its exact key, behind which its value lies; unless `stays`, what comes
+ * back goes there. */
+static __device__ __forceinline__ void packed_token(const kvf_shape *s, void *page, uint32_t t,
+                                                    char *exact, bool stays)
+{
+    const uint32_t words = s->head_dim / KVF_CODE_LANES;
+    float x[KVF_CODE_WORDS];
+    packed_load(x, exact, s->dtype, words);
+    kvf_code_rotate_lanes(x, words);
+    packed_int8(kvf_packed_key(s, page, t), kvf_packed_key_scale(s, page, t), x, words);
+    packed_rotate_back(x, words);
+    if (!stays)
+        packed_store(exact, s->dtype, words, x);
+    packed_load(x, exact + kvf_row_bytes(s), s->dtype, words);
+    packed_value(s, page, t, x, words);
+    if (!stays)
+        packed_store(exact + kvf_row_bytes(s), s->dtype, words, x);
+}
+
+/* Token t of a page to an exact key with its value behind it; `stays`: it is not written. */
+static __device__ __forceinline__ void packed_token_back(const kvf_shape *s, const void *page,
+                                                         uint32_t t, char *exact, bool stays)
+{
+    const uint32_t words = s->head_dim / KVF_CODE_LANES, lane = threadIdx.x % KVF_CODE_LANES;
+    const int8_t *key = kvf_packed_key(s, page, t);
+    const uint8_t *value = kvf_packed_value(s, page, t);
+    const uint16_t *scales = kvf_packed_value_scale(s, page, t);
+    const bool by_group = s->pages == KVF_PAGES_K8V4;
+    const float unit = kvf_bf16_to_float(*kvf_packed_key_scale(s, page, t));
+    float x[KVF_CODE_WORDS];
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        x[k] = k < words ? __fmul_rn(unit, (float)key[k * KVF_CODE_LANES + lane]) : 0.0f;
+    packed_rotate_back(x, words);
+    if (!stays)
+        packed_store(exact, s->dtype, words, x);
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
+        if (k >= words)
+            break;
+        if (!by_group) {
+            x[k] = __fmul_rn(kvf_bf16_to_float(*scales),
+                             (float)(int8_t)value[k * KVF_CODE_LANES + lane]);
+            continue;
+        }
+        const uint32_t first = k / 2 * 2;
+        const bool is_short = first + 1 >= words;
+        const uint32_t half = is_short ? KVF_CODE_LANES / 2 : KVF_CODE_LANES;
+        const bool is_high = is_short ? lane >= half : k % 2 != 0;
+        const uint32_t byte = value[first * KVF_CODE_LANES / 2 + lane % half];
+        x[k] =
+            kvf_packed_number(is_high ? byte >> 4 : byte & 15, kvf_fp16_to_float(scales[first + 1]),
+                              kvf_fp16_to_float(scales[first]));
+    }
+    if (!stays)
+        packed_store(exact + kvf_row_bytes(s), s->dtype, words, x);
+}
+
+#endif
