@@ -159,7 +159,8 @@ static void extend(engine *e, uint32_t index, uint32_t tokens)
     add_tokens(e, &e->rows[index], tokens, 0);
     put(e, tokens);
     const kvf_block_rows rows = tell(e, index, 1);
-    must(e, kvf_blocks_extend(e->blocks, 0, &rows, starts, contexts, e->q, e->out, e->stream));
+    must(e,
+         kvf_blocks_extend(e->blocks, 0, &rows, starts, contexts, e->q, e->out, NULL, e->stream));
     must(e, kvf_stream_wait(e->stream));
 }
 

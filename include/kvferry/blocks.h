@@ -167,6 +167,9 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks, uint32_t la
  *                  and the queries of row i: else its output is NaN (bad_rows)
  * @param q         device: [starts[rows], query_heads, head_dim]
  * @param out       device: the same
+ * @param lse       device: [starts[rows], query_heads] natural log; may be NULL. Beside that of a
+ *                  step of the same query it tells which share of its attention weights the step
+ *                  attended to: e^(lse of the step - lse)
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  *
  * The host's arrays are read before return. A region is not used: rows->regions may be NULL.
@@ -174,7 +177,7 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks, uint32_t la
 KVF_API KVF_CHECKED kvf_status kvf_blocks_extend(kvf_blocks *blocks, uint32_t layer,
                                                  const kvf_block_rows *rows, const uint32_t *starts,
                                                  const uint32_t *contexts, const void *q, void *out,
-                                                 kvf_stream *stream);
+                                                 float *lse, kvf_stream *stream);
 
 /**
  * Copy whole blocks in all layers, one pair after the other: what the library has of them. Codes

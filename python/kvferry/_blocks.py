@@ -83,14 +83,15 @@ class Blocks(Handle):
                                          stream._node.check()))
 
     def extend(self, layer: int, table: Tuple[int, int], lengths: int, starts: Many[int],
-               contexts: Many[int], q: int, out: int, stream: Stream) -> None:
+               contexts: Many[int], q: int, out: int, stream: Stream, *,
+               lse: Optional[int] = None) -> None:
         """Row i has queries starts[i] to starts[i + 1] - 1, behind contexts[i] tokens."""
         if len(starts) != len(contexts) + 1:
             raise Invalid("starts has %d numbers: one more than the %d of contexts"
                           % (len(starts), len(contexts)))
         args = self._rows(len(contexts), table, lengths, None)
         self._must(lib.kvf_blocks_extend(self._node.check(), layer, byref(args), _ids(starts),
-                                         _ids(contexts), q, out, stream._node.check()))
+                                         _ids(contexts), q, out, lse, stream._node.check()))
 
     def copy(self, pairs: Many[Tuple[int, int]], stream: Stream) -> None:
         """Blocks onto others, (from, to); codes are the caller's to copy."""

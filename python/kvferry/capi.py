@@ -299,7 +299,7 @@ kvf_blocks_memory         ptr   ptr
 kvf_blocks_bind           enum  ptr u32 ptr size
 kvf_blocks_put            enum  ptr ptr ptr
 kvf_blocks_decode         enum  ptr u32 ptr ptr ptr ptr ptr
-kvf_blocks_extend         enum  ptr u32 ptr ptr ptr ptr ptr ptr
+kvf_blocks_extend         enum  ptr u32 ptr ptr ptr ptr ptr ptr ptr
 kvf_blocks_copy           enum  ptr ptr ptr u32 ptr
 kvf_blocks_stats_get      void  ptr ptr
 kvf_blocks_stats_reset    void  ptr

@@ -134,12 +134,13 @@ kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_ro
 /* ---- chunks and copies ---- */
 
 kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                             const kvf_block_chunk *chunk, const void *q, void *out,
+                             const kvf_block_chunk *chunk, const void *q, void *out, float *lse,
                              kvf_stream *stream)
 {
     const kvf_cells *c = &blocks->cells;
     const kvf_paging *p = &c->paging;
-    const size_t first = (size_t)chunk->first * p->kv_heads * p->group * kvf_row_bytes(&p->shape);
+    const uint32_t heads = p->kv_heads * p->group;
+    const size_t first = (size_t)chunk->first * heads * kvf_row_bytes(&p->shape);
     const kvf_rows_args make = {.cells = blocks->constants.cells,
                                 .layer = layer,
                                 .rows = 1,
@@ -155,8 +156,10 @@ kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block
                                              .scale = part_of(blocks)->config.softmax_scale,
                                              .q = (const char *)q + first,
                                              .blocks = (const void *const *)c->blocks,
-                                             .out = (char *)out + first};
-    kvf_spoil_args spoil = spoil_of(blocks, chunk->tokens, prefill.out, NULL);
+                                             .out = (char *)out + first,
+                                             .lse =
+                                                 lse ? lse + (size_t)chunk->first * heads : NULL};
+    kvf_spoil_args spoil = spoil_of(blocks, chunk->tokens, prefill.out, prefill.lse);
     spoil.is_one = 1;
     spoil.first = chunk->context;
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));

@@ -181,24 +181,25 @@ static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_block_rows *r
 
 static kvf_status extend(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
                          const uint32_t *starts, const uint32_t *contexts, const void *q, void *out,
-                         kvf_stream *stream)
+                         float *lse, kvf_stream *stream)
 {
     KVF_TRY(check_rows(blocks, layer, rows, q, out));
     KVF_TRY(check_chunks(blocks, rows, starts, contexts));
     for (uint32_t i = 0; i < rows->rows; i++) {
         const kvf_block_chunk chunk = {i, starts[i], starts[i + 1] - starts[i], contexts[i]};
         if (chunk.tokens)
-            KVF_TRY(kvf_block_prefill(blocks, layer, rows, &chunk, q, out, stream));
+            KVF_TRY(kvf_block_prefill(blocks, layer, rows, &chunk, q, out, lse, stream));
     }
     return KVF_OK;
 }
 
 kvf_status kvf_blocks_extend(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
                              const uint32_t *starts, const uint32_t *contexts, const void *q,
-                             void *out, kvf_stream *stream)
+                             void *out, float *lse, kvf_stream *stream)
 {
     KVF_TRY(kvf_enter(blocks->cache));
-    return kvf_leave(blocks->cache, extend(blocks, layer, rows, starts, contexts, q, out, stream));
+    return kvf_leave(blocks->cache,
+                     extend(blocks, layer, rows, starts, contexts, q, out, lse, stream));
 }
 
 static kvf_status copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t *to, uint32_t count,

@@ -377,8 +377,8 @@ static void extend(world *w)
         is_sound &= c.contexts[i] + queries <= cc->tokens_max;
     }
     fill(w, w->q, (size_t)QUERIES * q_floats(w));
-    const kvf_status status =
-        kvf_blocks_extend(w->blocks, layer, &c.rows, c.starts, c.contexts, w->q, w->out, w->stream);
+    const kvf_status status = kvf_blocks_extend(w->blocks, layer, &c.rows, c.starts, c.contexts,
+                                                w->q, w->out, NULL, w->stream);
     is_sound &= count > 0 && count <= cc->sequences_max;
     PROMISE((status == KVF_OK) == is_sound);
     if (!is_sound)

@@ -310,7 +310,7 @@ static void run_chunks(rig *r, uint32_t layer, uint32_t first, uint32_t count,
     put_tokens(r, layer, starts[0], starts[count] - starts[0]);
     test_expect(
         r->runtime,
-        kvf_blocks_extend(r->blocks, layer, &rows, starts, contexts, r->q, r->out, r->stream),
+        kvf_blocks_extend(r->blocks, layer, &rows, starts, contexts, r->q, r->out, NULL, r->stream),
         KVF_OK);
 }
 

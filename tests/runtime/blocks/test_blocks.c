@@ -221,15 +221,21 @@ static void expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
     assert_int_equal(stats_of(r).bad_rows - before, __builtin_popcount(bad));
 }
 
-static void open_two(rig *r)
+static void open_two_of(rig *r, kvf_select select)
 {
     const kvf_runtime_config rc = test_runtime_config();
-    const kvf_blocks_config bc = rig_config();
+    kvf_blocks_config bc = rig_config();
+    bc.cache.select = select;
     rig_open(r, &rc, &bc, 2, 9);
     for (uint32_t i = 0; i < 2; i++) {
         rig_grow(r, &r->request[i], r->request[i].count, 1);
         rig_put(r, &r->request[i], 0, r->request[i].count);
     }
+}
+
+static void open_two(rig *r)
+{
+    open_two_of(r, KVF_SELECT_DYNAMIC);
 }
 
 static void mistakes_cost_a_row(void **state)
@@ -315,6 +321,8 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
     const uint32_t starts[] = {0, QUERIES}, contexts[] = {q->count - QUERIES};
     const size_t bytes = q_bytes_of(&r), all = QUERIES * bytes;
     char *sound = test_alloc(all);
+    const uint32_t heads = r.config.cache.query_heads;
+    float *lse = test_alloc((size_t)QUERIES * heads * sizeof *lse);
     float *value = test_v(&q->tokens, 0, contexts[0] + BAD);
     kvf_block_rows rows = last_tokens(&r);
     rows.rows = 1;
@@ -322,19 +330,52 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
         value[3] = i == 1 ? INFINITY : 0.5f;
         rig_put(&r, q, contexts[0] + BAD, contexts[0] + BAD + 1);
         memcpy(r.q, test_q(&q->tokens, 0, contexts[0]), all);
-        test_expect(r.runtime,
-                    kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, r.stream),
-                    KVF_OK);
+        test_expect(
+            r.runtime,
+            kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, lse, r.stream),
+            KVF_OK);
         test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
         if (i == 0)
             memcpy(sound, r.out, all);
         assert_memory_equal(r.out, sound, i == 1 ? BAD * bytes : all);
         for (size_t d = BAD * bytes; i == 1 && d < all; d += sizeof(float))
             assert_true(isnan(*(const float *)(const void *)(r.out + d)));
+        for (uint32_t h = 0; h < QUERIES * heads; h++)
+            assert_int_equal(isnan(lse[h]), i == 1 && h >= BAD * heads);
         assert_int_equal(stats_of(&r).bad_rows, i != 0);
     }
+    test_release(lse);
     test_release(sound);
     rig_close(&r);
+}
+
+/* Of one query: a step that attends to everything has the sum of weights of a chunk, one within a
+ * budget a part of it. Both add floats in an order of their own: 1e-4 of a logarithm below 10. */
+static void a_chunk_tells_what_share_a_step_has(void **state)
+{
+    (void)state;
+    for (uint32_t is_full = 0; is_full < 2; is_full++) {
+        rig r;
+        float most = 0.0f;
+        open_two_of(&r, is_full ? KVF_SELECT_FULL : KVF_SELECT_DYNAMIC);
+        const uint32_t starts[] = {0, 1, 2}, heads = r.config.cache.query_heads;
+        const uint32_t contexts[] = {r.request[0].count - 1, r.request[1].count - 1};
+        float *dense = test_alloc(2 * heads * sizeof *dense);
+        const kvf_block_rows rows = last_tokens(&r);
+        expect_rows(&r, &rows, 0);
+        test_expect(
+            r.runtime,
+            kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, dense, r.stream),
+            KVF_OK);
+        test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+        for (uint32_t h = 0; h < 2 * heads; h++) {
+            assert_true(r.lse[h] < dense[h] + 1e-4f);
+            most = fmaxf(most, dense[h] - r.lse[h]);
+        }
+        assert_true(is_full ? most < 1e-4f : most > 1e-2f);
+        test_release(dense);
+        rig_close(&r);
+    }
 }
 
 static void bad_slots_are_left_out(void **state)
@@ -370,7 +411,7 @@ static void a_chunk_of_another_length_is_bad(void **state)
     rows.rows = 1;
     rows.regions = NULL;
     test_expect(r.runtime,
-                kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, r.stream),
+                kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, NULL, r.stream),
                 KVF_OK);
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
     for (uint32_t i = 0; i < 2; i++)
@@ -481,7 +522,7 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
         starts[2] = strcmp(change, "extend starts 0") == 0 ? 0 : 2;
         status = kvf_blocks_extend(b, 0, &rows, starts,
                                    strcmp(change, "extend contexts NULL") == 0 ? NULL : contexts,
-                                   r->q, r->out, r->stream);
+                                   r->q, r->out, NULL, r->stream);
     } else if (strncmp(change, "copy ", 5) == 0) {
         from = strcmp(change, "copy from 40") == 0 ? 40 : 1;
         status = kvf_blocks_copy(b, &from, &to, 1, r->stream);
@@ -576,6 +617,7 @@ int main(void)
         cmocka_unit_test(bad_slots_are_left_out),
         cmocka_unit_test(a_chunk_of_another_length_is_bad),
         cmocka_unit_test(a_chunk_keeps_what_comes_before_a_bad_token),
+        cmocka_unit_test(a_chunk_tells_what_share_a_step_has),
         cmocka_unit_test(a_copy_has_the_same_bits),
         cmocka_unit_test(what_has_no_home_is_refused),
         cmocka_unit_test(bad_arguments_are_named),

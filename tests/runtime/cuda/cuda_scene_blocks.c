@@ -76,7 +76,7 @@ static kvf_status pass_blocks(stage *st, kvf_blocks *blocks, char *memory, uint3
                                  .lengths = a->lengths + end};
     kvf_status status = kvf_blocks_put(blocks, &put, stream);
     if (status == KVF_OK && end - first > 1)
-        status = kvf_blocks_extend(blocks, layer, &rows, starts, &first, q, st->out, stream);
+        status = kvf_blocks_extend(blocks, layer, &rows, starts, &first, q, st->out, NULL, stream);
     else if (status == KVF_OK)
         status = kvf_blocks_decode(blocks, layer, &rows, q, st->out, NULL, stream);
     return status;
