@@ -102,13 +102,16 @@ class SameTokens(Case):
 
     def test_settings_of_the_environment(self):
         """Pages that go to the device and are found there again."""
-        os.environ["KVFERRY_PAGE_SIZE"] = "8"
-        self.addCleanup(os.environ.pop, "KVFERRY_PAGE_SIZE")
+        for name, value in (("KVFERRY_PAGE_SIZE", "8"), ("KVFERRY_VERIFY_INTERVAL", "2")):
+            os.environ[name] = value
+            self.addCleanup(os.environ.pop, name)
         engine = self.ran(Engine([answer(prompts())], {
             "budget": FULL, "transfer": "mapped", "host_memory": "64MiB", "log_interval": 0.01}))
         self.assertEqual(engine.results[0]["tokens"], stock())
         self.assertRegex(engine.log, "pages of 8 tokens, select dynamic; 300 blocks")
-        self.assertRegex(engine.log, "kvferry: .* tokens attended per KV head and step")
+        self.assertRegex(engine.log, "kvferry: .* tokens attended per KV head and step, .*, recall 100.00%")
+        self.assertGreater(engine.summed("heads_verified"), 10 * 12 * 4 * 8) # passes, rows, layers, heads
+        self.assertAlmostEqual(engine.summed("recall") / engine.summed("heads_verified"), 1, 5)
 
     def test_without_custom_nothing_is_kvferry_s(self):
         self.assertNotIn("kvferry 0.", vllm_alone().log)
@@ -153,14 +156,17 @@ class Budget(Case):
     def both(self, calls, **changes):
         """Pages that are copied to the device and found there again, then pages that are read in place,
         under a budget of a tenth, where a model of random weights selects pages at random: the tokens
-        are the same, and no row is lost."""
-        told = [self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": transfer},
-                                **changes)) for transfer in ("mapped", "direct")]
+        are the same, and no row is lost. Every third pass is verified: that changes nothing either."""
+        told = [self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": transfer,
+                                        "verify_interval": every}, **changes))
+                for transfer, every in (("mapped", 3), ("direct", 0))]
         self.assertEqual(told[0].results, told[1].results)
         for name in ("page_hits", "page_misses", "tokens_brought"):
             self.assertGreater(told[0].summed(name), 1000, name)
         self.assertEqual([engine.summed("rows_lost") for engine in told], [0, 0])
         self.assertLessEqual(told[0].summed("tokens_attended"), told[0].summed("steps") * 128 * 4)
+        # Keys of random weights are all alike, and requests have 1 to 511 tokens of which 128 are seen.
+        self.assertTrue(0.3 < told[0].summed("recall") / told[0].summed("heads_verified") < 0.95)
         return told
 
     def test_what_is_on_the_device_changes_nothing(self):
@@ -201,8 +207,7 @@ class Refusals(Case):
                 "additional_config": {"kvferry": {"budgets": 5}}},
             "no disk: a block may be any request's next": {
                 "additional_config": {"kvferry": {"disk": "/tmp"}}},
-            "verify_interval = 4: steps are not counted per row": {
-                "additional_config": {"kvferry": {"verify_interval": 4}}},
+            "speculate = 1: ": {"additional_config": {"kvferry": {"speculate": 1}}},
             "select = hybrid: blocks of the caller take dynamic": {
                 "additional_config": {"kvferry": {"select": "hybrid"}}},
             "num_gpu_blocks_override = 301: so many blocks take": {
@@ -400,7 +405,7 @@ class Server(Case):
     def setUpClass(cls):
         cls.served = Serving(
             "server", os.environ["KVF_HF_MODEL"],
-            {"budget": 512, "host_memory": "512MiB", "log_interval": 1,
+            {"budget": 512, "host_memory": "512MiB", "log_interval": 1, "verify_interval": 4,
              "transfer": "mapped"}, "--max-num-seqs", "8", "--max-model-len", "4096").wait()
         import openai
         cls.client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.served.port,
@@ -481,6 +486,8 @@ class Server(Case):
         self.assertGreater(more["bytes_to_device"], 0)
         self.assertGreater(more["tokens_put"], 23 * 30)
         self.assertEqual(more["rows_lost"], 0)
+        self.assertIn(more["heads_verified"], (5 * 30 * 9, 6 * 30 * 9))
+        self.assertTrue(0.8 < more["recall"] / more["heads_verified"] < 0.9999)
         self.assertIn('engine="0",rank="0"', next(iter(before)))
 
 

@@ -25,14 +25,15 @@ class Options(unittest.TestCase):
         self.assertEqual(got.host_memory, 2 << 30)
 
     def test_nothing_said(self):
-        self.assertEqual(options.read({}, {}), ({}, {}, None, 60))
+        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0))
 
     def test_what_means_nothing_is_named(self):
         for text, given in (("no setting budgets: did you mean budget", {"budgets": 5}),
                             ("no setting tokens_max: vLLM and the model decide it", {"tokens_max": 5}),
                             ("budget_tokens and budget are one", {"budget": 5, "budget_tokens": 5}),
                             ("host_bytes = much: must be", {"host_memory": "much"}),
-                            ("log_interval = -1: must be", {"log_interval": -1}),
+                            ("log_interval = -1: must be seconds", {"log_interval": -1}),
+                            ("verify_interval = no: must be a number of passes", {"verify_interval": "no"}),
                             ("must be an object", [5])):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Invalid, text):
                 options.read(given, {})

@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from .pool import Pool
 from .refusals import check_engine, check_layer, check_spec, refuse
 from .rows import Run, runs_of
+from .verify import Rows
 
 CODES_PER_BYTE = 4
 
@@ -34,6 +35,7 @@ class Pass(AttentionMetadata):
     lengths: torch.Tensor # int32[rows], with the tokens of this pass
     regions: torch.Tensor # int32[rows]
     runs: List[Run]
+    contexts: Optional[List[int]] # tokens before the newest of every row, if this pass is verified
 
 
 class Builder(AttentionMetadataBuilder[Pass]):
@@ -58,13 +60,16 @@ class Builder(AttentionMetadataBuilder[Pass]):
               fast_build: bool = False) -> Pass:
         m = common_attn_metadata
         prompts = [False] * m.num_reqs if m.is_prefilling is None else m.is_prefilling.tolist()
-        runs = runs_of(m.query_start_loc_cpu.tolist(), m.seq_lens_cpu_upper_bound.tolist(), prompts)
+        lengths = m.seq_lens_cpu_upper_bound.tolist()
+        runs = runs_of(m.query_start_loc_cpu.tolist(), lengths, prompts)
+        is_verified = any(run.contexts is None for run in runs) and self.pool.recall.begin()
         # Batches that take turns in a pipeline keep regions of their own, and a row keeps its place:
         # else what is on the device would be another's, and would be fetched again.
         self.turn = (self.turn + 1) % self.batches
         first = self.turn * (self.pool.regions // self.batches)
         return Pass(runs[-1].starts[-1] if runs else 0, m.slot_mapping, m.block_table_tensor,
-                    m.seq_lens, self.regions[first:], runs)
+                    m.seq_lens, self.regions[first:], runs,
+                    [length - 1 for length in lengths] if is_verified else None)
 
 
 class Impl(AttentionImpl[Pass]):
@@ -113,10 +118,16 @@ class Impl(AttentionImpl[Pass]):
             table = p.table.data_ptr() + 4 * run.row * width, width
             lengths = p.lengths.data_ptr() + 4 * run.row
             if run.contexts is None:
-                at = run.starts[0] * row_bytes
-                blocks.decode(self.index, run.rows, table, lengths, q.data_ptr() + at,
-                              output.data_ptr() + at, stream,
-                              regions=p.regions.data_ptr() + 4 * run.row)
+                first, lse = run.starts[0], None
+                if p.contexts is not None:
+                    lse = torch.empty(run.rows, self.num_heads, dtype=torch.float32, device=q.device)
+                    self.pool.recall.compare(blocks, self.index, Rows(
+                        table, lengths, p.contexts[run.row:run.row + run.rows],
+                        q.data_ptr() + first * row_bytes, output[first:first + run.rows]), lse, stream)
+                blocks.decode(self.index, run.rows, table, lengths, q.data_ptr() + first * row_bytes,
+                              output.data_ptr() + first * row_bytes, stream,
+                              regions=p.regions.data_ptr() + 4 * run.row,
+                              lse=None if lse is None else lse.data_ptr())
             else:
                 blocks.extend(self.index, table, lengths, run.starts, run.contexts, q.data_ptr(),
                               output.data_ptr(), stream)

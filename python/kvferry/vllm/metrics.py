@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from typing import Any, Iterable, List
+from typing import Any, Iterable, List, Tuple
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR" # vLLM sets it
 OURS = "KVFERRY_METRICS" # the first process says it to the others
@@ -28,13 +28,15 @@ COUNTERS = (
     ("pages_voided", "Pages on the device that a block lost to another or to a write"),
     ("tokens_brought", "Tokens fetched into local windows and sinks, summed over KV heads"),
     ("rows_lost", "Rows without an answer, counted per layer: a key or value was not finite"),
+    ("heads_verified", "Query heads of decode steps compared with dense attention, counted per layer"),
+    ("recall", "Share of their attention weights on attended tokens, summed over heads verified"),
 )
 
 
-def values_of(steps: int, stats: Any) -> List[float]:
-    """Of decode steps and a kvferry BlocksStats, in the order of COUNTERS."""
+def values_of(steps: int, stats: Any, recall: Tuple[int, float]) -> List[float]:
+    """Of decode steps, a kvferry BlocksStats and what was verified, in the order of COUNTERS."""
     return [steps, stats.tokens_put, stats.tokens_attended, stats.hits, stats.misses,
-            stats.bytes_to_device, stats.pages_voided, stats.tokens_brought, stats.bad_rows]
+            stats.bytes_to_device, stats.pages_voided, stats.tokens_brought, stats.bad_rows, *recall]
 
 
 class Written:

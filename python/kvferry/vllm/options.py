@@ -14,7 +14,7 @@ from ..capi import CacheConfig
 
 # What is shorter here, as `kvferry run` and kvferry.hf say it.
 NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes"}
-OWN = ("log_interval",)
+OWN = ("log_interval", "verify_interval")
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
          "tokens_max", "host_tokens_max", "prefill_chunk_max", "tokens_per_step_max", "device",
@@ -35,6 +35,7 @@ class Options(NamedTuple):
     cache: dict # without memory
     host_memory: Optional[int] # bytes of pages of a rank
     log_interval: float # seconds between lines of statistics; 0 = none
+    verify_interval: int # every N-th pass is also attended to densely; 0 = none
 
 
 def read(given: Any, environment: Mapping[str, str]) -> Options:
@@ -48,7 +49,9 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
     runtime = {name: found.pop(name) for name in _rows("runtime") if name in found}
     sizes = CacheConfig()
     fill(sizes, "cache", {"host_bytes": found.pop("host_bytes", None)}, [])
-    return Options(runtime, found, sizes.host_bytes or None, _seconds(own.get("log_interval", 60)))
+    return Options(runtime, found, sizes.host_bytes or None,
+                   _number("log_interval", own.get("log_interval", 60), "seconds", float),
+                   _number("verify_interval", own.get("verify_interval", 0), "a number of passes", int))
 
 
 def _rows(of: str) -> List[str]:
@@ -57,7 +60,7 @@ def _rows(of: str) -> List[str]:
 
 def _full(said: dict) -> dict:
     """Values by the names of the library, of one source."""
-    settable = [n for n in _rows("runtime") + _rows("cache") if n not in TAKEN and n not in HOMELESS] + [*NAMES, *OWN]
+    settable = [n for n in _rows("runtime") + _rows("cache") if n not in TAKEN and n not in HOMELESS and n not in OWN] + [*NAMES, *OWN]
     found: dict = {}
     for name, value in said.items():
         if name in HOMELESS:
@@ -75,14 +78,14 @@ def _full(said: dict) -> dict:
     return found
 
 
-def _seconds(value: Any) -> float:
+def _number(name: str, value: Any, what: str, kind: Callable[[Any], Any]) -> Any:
     try:
-        seconds = float(value)
+        number = kind(value)
     except (TypeError, ValueError):
-        seconds = -1.0
-    if seconds < 0:
-        raise Invalid("log_interval = %s: must be seconds, 0 or more" % (value,))
-    return seconds
+        number = -1
+    if not number >= 0:
+        raise Invalid("%s = %s: must be %s, 0 or more" % (name, value, what))
+    return number
 
 
 def default_memory(ranks: int, engine: int = 0) -> int:

@@ -20,6 +20,7 @@ from . import options as _options
 from .metrics import Written, values_of
 from .refusals import refuse
 from .rows import Run
+from .verify import Recall
 
 log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 
@@ -45,9 +46,10 @@ class Pool:
         self._stream: Optional[Stream] = None # of a host device
         parallel = config.parallel_config
         self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
+        self.recall = Recall(self.options.verify_interval)
         self._steps = 0
         self._read, self._told = 0.0, time.monotonic()
-        self._before, self._latest = (0, BlocksStats()), (0, BlocksStats())
+        self._before = self._latest = (0, BlocksStats(), (0, 0.0))
         self._is_spoilt = False # the last pass had a row without an answer
 
     def _settings(self) -> dict:
@@ -122,6 +124,7 @@ class Pool:
         self._steps += sum(run.rows for run in runs if run.contexts is None)
         if self._stream is not None:
             stream.wait()
+        self.recall.settle()
         if is_last:
             self._tell(stream)
 
@@ -135,8 +138,8 @@ class Pool:
             stream.wait()
         self._read = now
         stats, last = self.blocks.stats(), self._latest[1]
-        self._latest = self._steps, stats
-        self._counters.write(values_of(self._steps, stats))
+        self._latest = self._steps, stats, self.recall.read()
+        self._counters.write(values_of(*self._latest))
         is_spoilt = stats.bad_rows > last.bad_rows
         if is_spoilt and not self._is_spoilt:
             log.warning("kvferry: a request is lost, others go on: a key or value of it is not finite")
@@ -149,14 +152,16 @@ class Pool:
     def _line(self) -> str:
         """What it did since the last line."""
         assert self.blocks is not None
-        (steps, now), (steps_before, before) = self._latest, self._before
+        (steps, now, recall), (steps_before, before, recall_before) = self._latest, self._before
+        verified, share = (a - b for a, b in zip(recall, recall_before))
         hits, misses = now.hits - before.hits, now.misses - before.misses
         return ("kvferry: %.0f tokens attended per KV head and step, %.1f%% of pages were on the device, "
-                "%d MiB fetched" % (
+                "%d MiB fetched%s" % (
                     (now.tokens_attended - before.tokens_attended) / (steps - steps_before)
                     / self.blocks.settings.kv_heads,
                     100.0 * hits / (hits + misses) if hits + misses else 100.0,
-                    (now.bytes_to_device - before.bytes_to_device) // MIB))
+                    (now.bytes_to_device - before.bytes_to_device) // MIB,
+                    ", recall %.2f%%" % (100.0 * share / verified) if verified else ""))
 
     def close(self) -> None:
         """Give all memory back."""
