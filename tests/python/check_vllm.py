@@ -10,6 +10,7 @@ usage: check_vllm.py [TEST...]     ./dev vllm makes the environment and runs it
 import concurrent.futures
 import functools
 import glob
+import importlib.util
 import json
 import os
 import signal
@@ -468,6 +469,45 @@ class Server(Case):
 
     def found(self):
         return sum(self.served.metrics("vllm:prefix_cache_hits_total").values())
+
+    @unittest.skipUnless(importlib.util.find_spec("lm_eval"), "lm_eval is not installed")
+    def test_lm_eval(self):
+        """A task that generates and one that compares choices, of texts that the model knows by heart."""
+        folder = os.path.join(FOLDER.name, "tasks")
+        os.makedirs(folder)
+        counts = [{"asked": ", ".join(map(str, range(i, i + 8))) + ",", "wanted": str(i + 8),
+                   "other": str(i + 5)} for i in range(1, 21)]
+        with open(os.path.join(folder, "counts.json"), "w", encoding="utf-8") as out:
+            out.writelines(json.dumps(one) + "\n" for one in counts)
+        tasks = {"counting": {"output_type": "generate_until", "doc_to_target": "{{wanted}}",
+                              "generation_kwargs": {"until": [","], "max_gen_toks": 6},
+                              "filter_list": [{"name": "number", "filter": [
+                                  {"function": "regex", "regex_pattern": "([0-9]+)"},
+                                  {"function": "take_first"}]}],
+                              "metric_list": [{"metric": "exact_match"}]},
+                 "choosing": {"output_type": "multiple_choice", "doc_to_target": 0,
+                              "doc_to_choice": "{{[wanted, other]}}", "metric_list": [{"metric": "acc"}]}}
+        for name, fields in tasks.items():
+            with open(os.path.join(folder, name + ".yaml"), "w", encoding="utf-8") as out:
+                json.dump({"task": name, "dataset_path": "json", "test_split": "test", # as YAML has it
+                           "dataset_kwargs": {"data_files": {
+                               "test": os.path.join(folder, "counts.json")}},
+                           "doc_to_text": "{{asked}}", **fields}, out)
+        before = sum(self.served.metrics("kvferry:steps_total").values())
+        done = subprocess.run(
+            [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--model_args",
+             "model=small,base_url=http://127.0.0.1:%d/v1/completions,tokenizer=%s,"
+             "tokenized_requests=False,num_concurrent=4" % (self.served.port, os.environ["KVF_HF_MODEL"]),
+             "--tasks", ",".join(tasks), "--include_path", folder, "--output_path", folder],
+            env={**os.environ, "HF_HOME": folder, "HF_DATASETS_OFFLINE": "1"}, timeout=LIMIT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout[-4000:])
+        told, = glob.glob(os.path.join(folder, "**", "results_*.json"), recursive=True)
+        with open(told, encoding="utf-8") as text:
+            results = json.load(text)["results"]
+        self.assertGreaterEqual(results["counting"]["exact_match,number"], 0.9)
+        self.assertGreaterEqual(results["choosing"]["acc,none"], 0.9)
+        self.assertGreater(sum(self.served.metrics("kvferry:steps_total").values()), before)
 
     def test_metrics(self):
         self.ask(7)
