@@ -374,12 +374,18 @@ class TwoMachines(Case):
 
 class Soak(Case):
     """`./dev vllm Soak`: two thousand requests, or KVF_REQUESTS of them, equal answers, and memory that
-    grows no faster than without kvferry: what vLLM keeps of requests is its own."""
+    grows no faster than without kvferry: what vLLM keeps of requests is its own.
+
+    torch keeps a compiled product for every number of tokens that a pass ever had, half a MiB of each
+    in this model, and which numbers come up is chance. So it keeps none here, and pieces of memory that
+    were given back do not lie in the heap."""
 
     MANY = max(400, int(os.environ.get("KVF_REQUESTS", "2000")) // 40 * 40)
+    STEADY = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "MALLOC_MMAP_THRESHOLD_": "131072",
+              "MALLOC_TRIM_THRESHOLD_": "131072"}
 
     def ask(self, name, ours):
-        served = Serving(name, small_model(), ours, *SMALL).wait()
+        served = Serving(name, small_model(), ours, *SMALL, **self.STEADY).wait()
         self.addCleanup(served.stop)
         asked, wanted, held = prompts()[:8], [], {}
         with concurrent.futures.ThreadPoolExecutor(12) as threads:
