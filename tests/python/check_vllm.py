@@ -23,7 +23,8 @@ import urllib.request
 
 from kvferry.vllm.metrics import COUNTERS
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, LIMIT, NEW, Engine, answer, beginnings,
-                         environment, poisoned_model, prompts, small_model, three_answers, variant)
+                         environment, poisoned_model, prompts, small_model, three_answers,
+                         windowed_model)
 
 
 @functools.lru_cache(maxsize=None)
@@ -135,6 +136,34 @@ class NotFinite(Case):
         self.assertGreaterEqual(engine.log.count("a request is lost, others go on"), 1)
 
 
+class Windows(Case):
+    """Layers that see a part of the context are left to vLLM, with groups of blocks of their own."""
+
+    def ask(self, ours, **changes):
+        """Chunks, and a prompt of more than a block of ours that comes again."""
+        long = (prompts()[-1] * 3)[:1500]
+        if ours is not None:
+            changes.update(attention_config={"backend_per_kind": {"full_attention": "CUSTOM"}},
+                           additional_config={"kvferry": ours})
+        return self.ran(Engine([answer(prompts()), answer([long]), answer([long])], model=self.model,
+                               max_num_batched_tokens=256, **changes))
+
+    def test_other_layers_are_vllm_s(self):
+        self.model = windowed_model()
+        alone, full = self.ask(None), self.ask({"budget": FULL})
+        self.assertEqual([one["tokens"] for one in full.results],
+                         [one["tokens"] for one in alone.results])
+        self.assertEqual(full.results[2]["cached"], [1024]) # as long as vLLM's of 32 tokens, in bytes
+        self.assertIn("300 blocks of 1024, 307200 tokens fit where other layers take no block", full.log)
+        new = [len(ids) for ids in prompts()] + [1500, 1500 - 1024]
+        self.assertEqual(full.summed("tokens_put"), 2 * sum(n + NEW - 1 for n in new)) # of two layers
+        ours = {"budget": 128, "local_tokens": 32, "host_memory": "512MiB"}
+        told = [self.ask({**ours, "transfer": transfer}, num_gpu_blocks_override=None)
+                for transfer in ("mapped", "direct")]
+        self.assertEqual(told[0].results, told[1].results)
+        self.assertGreater(told[0].summed("page_hits"), 1000)
+
+
 class Budget(Case):
     def test_a_small_budget_is_the_command_s(self):
         import transformers
@@ -197,13 +226,15 @@ class Refusals(Case):
     """By name, before the first token. Parts that need no vLLM: check_vllm_parts.py."""
 
     def test_what_is_not_supported(self):
-        sliding = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", use_sliding_window=True,
-                       sliding_window=24, max_window_layers=2)
         wanted = {
             "KV connectors": {"kv_transfer_config": {
                 "kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
             "kv_cache_dtype = fp8": {"kv_cache_dtype": "fp8"},
-            "sliding window": {"model": variant("sliding", **sliding), "load_format": "dummy"},
+            "a sliding window: leave them to vLLM by --attention-config": {
+                "model": windowed_model(), "load_format": "dummy"},
+            "that see everything in several groups": {
+                "model": windowed_model(1), "attention_backend": None, "load_format": "dummy",
+                "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
             "no setting budgets: did you mean budget": {
                 "additional_config": {"kvferry": {"budgets": 5}}},
             "no disk: a block may be any request's next": {

@@ -53,6 +53,22 @@ def variant(name, **fields):
     return folder
 
 
+def windowed_model(windows=3):
+    """A random Gemma 3: of every four layers so many see 64 tokens."""
+    import torch
+    import transformers
+    torch.manual_seed(7)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=8,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32, query_pre_attn_scalar=32,
+        max_position_embeddings=FULL, sliding_window=64, pad_token_id=0, eos_token_id=None,
+        bos_token_id=1, layer_types=(["sliding_attention"] * windows
+                                     + ["full_attention"] * (4 - windows)) * 2)
+    folder = os.path.join(FOLDER.name, "windowed%d" % windows)
+    transformers.Gemma3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def poisoned_model(token):
     """The small model with an embedding that is not a number."""
     from safetensors.torch import load_file, save_file

@@ -8,9 +8,6 @@ changes for an engine that does not ask for the backend CUSTOM. docs/vllm.md say
 is refused.
 """
 
-# The platform of CPUs does not ask for CUSTOM: what it asks for is looked up in cpu.py.
-_OF_CPUS = ("CPU_ATTN", "CPU_MLA", "AMX_MLA")
-
 
 def register() -> None:
     """Tell vLLM where the backend is. May be called twice."""
@@ -21,5 +18,5 @@ def register() -> None:
     metrics.announce()
     register_backend(AttentionBackendEnum.CUSTOM, __name__ + ".backend.Backend")
     if current_platform.is_cpu():
-        for name in _OF_CPUS:
-            register_backend(AttentionBackendEnum[name], "%s.cpu.%s" % (__name__, name))
+        from .cpu import offer # pylint: disable=import-outside-toplevel
+        offer(type(current_platform))

@@ -8,15 +8,19 @@ tokens of a pass and then attends, run by run (rows.py).
 
 Invariant: nothing here depends on which request a row or a block belongs to.
 """
+import copy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, List, Optional, Tuple
+from typing import Any, ClassVar, List, Optional, Set, Tuple
 
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
                                        AttentionMetadata, AttentionMetadataBuilder, AttentionType,
                                        MultipleOf)
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout
+from vllm.v1.worker.utils import customize_attention_spec
 
 from .pool import Pool
 from .refusals import check_engine, check_layer, check_spec, refuse
@@ -24,6 +28,8 @@ from .rows import Run, runs_of
 from .verify import Rows
 
 CODES_PER_BYTE = 4
+SEVERAL_GROUPS = ("layers that see everything in several groups of blocks",
+                  "take a model with as many windowed layers as others, or more, or none")
 
 
 @dataclass
@@ -50,8 +56,8 @@ class Builder(AttentionMetadataBuilder[Pass]):
         check_spec(kv_cache_spec)
         self.pool = pool_of(vllm_config)
         if set(layer_names) != set(self.pool.layers):
-            refuse("layers in several groups of blocks", "take a model whose layers are all alike")
-        self.pool.open()
+            refuse(*SEVERAL_GROUPS)
+        self.pool.open(kv_cache_spec.block_size)
         self.regions = torch.arange(self.pool.regions, dtype=torch.int32, device=device)
         self.batches = vllm_config.parallel_config.pipeline_parallel_size # under way at once
         self.turn = 0
@@ -95,10 +101,7 @@ class Impl(AttentionImpl[Pass]):
         """All layers are there, and vLLM has not asked yet how much memory there is."""
         if self.pool is None:
             pool = pool_of(self.config)
-            layers = self.config.compilation_config.static_forward_context
-            specs = [Backend.customize_spec(layers[name].get_kv_cache_spec(self.config))
-                     for name in pool.layers]
-            pool.size_blocks(sum(spec.page_size_bytes for spec in specs))
+            pool.size_blocks(*blocks_of(self.config, set(pool.layers)))
 
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 kv_cache: torch.Tensor, attn_metadata: Optional[Pass], output: torch.Tensor,
@@ -159,6 +162,32 @@ def _packed(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
+def blocks_of(config: Any, ours: Set[str]) -> Tuple[int, int, bool]:
+    """Bytes of a block in vLLM's tensors of a rank, its tokens in our layers, and whether all are ours.
+
+    Layers of other kinds may be there, which have blocks of their own under the same numbers: vLLM
+    makes the blocks of all layers equal in bytes, so that ours have more tokens then.
+    """
+    layers, specs = config.compilation_config.static_forward_context, {}
+    for name, layer in layers.items():
+        spec = layer.get_kv_cache_spec(config) if isinstance(layer, AttentionLayerBase) else None
+        if spec is not None and not getattr(layer, "kv_sharing_target_layer_name", None):
+            specs[name] = customize_attention_spec(layer.get_attn_backend(), spec)
+    asked = copy.copy(config) # the layout is not settled yet: any of ours makes the same groups
+    asked.cache_config = copy.copy(config.cache_config)
+    asked.cache_config.kv_cache_layout = Backend.supported_kv_cache_layouts()[0].name
+    groups = [{name: getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+               for name in group.layer_names} for group in get_kv_cache_groups(asked, specs)]
+    mine = [group for group in groups if ours & set(group)]
+    if len(mine) > 1:
+        refuse(*SEVERAL_GROUPS)
+    are_all_ours = set(specs) == ours
+    if not are_all_ours and config.parallel_config.pipeline_parallel_size > 1:
+        refuse("pipeline parallelism for layers of several kinds", "take tensor parallelism")
+    return (max(sum(spec.page_size_bytes for spec in group.values()) for group in groups),
+            next(spec.block_size for name, spec in mine[0].items() if name in ours), are_all_ours)
+
+
 def pool_of(config: Any) -> Pool:
     """The pool of an engine's rank; made, and given to all its layers, the first time."""
     layers = config.compilation_config.static_forward_context
@@ -194,6 +223,11 @@ class Backend(AttentionBackend):
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list:
         return [MultipleOf(32)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> Tuple[KVCacheLayout, ...]:
+        """Blocks of a layer behind each other, each in one piece."""
+        return KVCacheLayout.LBHNC, KVCacheLayout.LBNHC
 
     @classmethod
     def supports_kv_connector(cls) -> bool:

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's platform of CPUs finds by the names of its own backends, whatever backend was asked for.
+"""CUSTOM on vLLM's platform of CPUs, which by itself gives every layer its own attention.
 
-An engine with `--attention-backend CUSTOM` gets kvferry's, every other one what the name says. Knows
-no layer. Invariant: without CUSTOM nothing differs from vLLM without this plug-in.
+Knows no layer. Invariant: whoever does not ask for CUSTOM gets what the platform gives without this
+plug-in.
 """
-from typing import Any
+from typing import Any, Optional
 
-from vllm.config import get_current_vllm_config_or_none
-from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from .refusals import refuse
 
 
-def __getattr__(name: str) -> Any:
-    if name not in AttentionBackendEnum.__members__:
-        raise AttributeError(name)
-    config = get_current_vllm_config_or_none()
-    if config is None or config.attention_config.backend is not AttentionBackendEnum.CUSTOM:
-        return resolve_obj_by_qualname(AttentionBackendEnum[name].value)
-    if name != "CPU_ATTN":
-        refuse("multi-head latent attention (MLA)", "take another model")
-    from .backend import Backend # pylint: disable=import-outside-toplevel
-    return Backend
+def offer(platform: Any) -> None:
+    """Let the platform's class give CUSTOM to layers that ask for it. May be called twice."""
+    theirs = platform.get_attn_backend_cls
+    if getattr(theirs, "gives_custom", False):
+        return
+
+    def get_attn_backend_cls(_: Any, selected_backend: Any, attn_selector_config: Any,
+                             num_heads: Optional[int] = None) -> str:
+        if selected_backend is not AttentionBackendEnum.CUSTOM:
+            return theirs(selected_backend, attn_selector_config, num_heads)
+        if attn_selector_config.use_mla:
+            refuse("multi-head latent attention (MLA)", "take another model")
+        return AttentionBackendEnum.CUSTOM.get_path()
+
+    get_attn_backend_cls.gives_custom = True # type: ignore[attr-defined]
+    platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

@@ -43,6 +43,7 @@ class Pool:
                              * config.parallel_config.pipeline_parallel_size)
         self._shape = self._settings()
         self.blocks: Optional[Blocks] = None
+        self._block_tokens, self._are_all_ours = 0, True # until blocks are sized
         self._stream: Optional[Stream] = None # of a host device
         parallel = config.parallel_config
         self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
@@ -68,25 +69,24 @@ class Pool:
 
     def _bytes_of(self, blocks: int) -> int:
         """Host memory of so many blocks, with everything else that is there."""
-        return Blocks.plan_for(self.runtime, block_count=blocks, block_tokens=self._block_tokens(),
+        return Blocks.plan_for(self.runtime, block_count=blocks, block_tokens=self._block_tokens,
                                **self._shape).host_bytes
 
-    def _block_tokens(self) -> int:
-        return self._config.cache_config.block_size
-
-    def size_blocks(self, bytes_of_vllm: int) -> None:
+    def size_blocks(self, bytes_of_vllm: int, block_tokens: int, are_all_ours: bool) -> None:
         """Tell vLLM how many blocks there are, each with `bytes_of_vllm` bytes of its own tensors."""
+        self._block_tokens, self._are_all_ours = block_tokens, are_all_ours
         parallel = self._config.parallel_config
         room = self.options.host_memory or _options.default_memory(parallel.world_size,
                                                                    parallel.data_parallel_index)
         fit = _options.most_that_fit(self._bytes_of, room)
         if fit < 2: # one is nobody's
             raise OutOfMemory("host_memory = %d: two blocks of %d tokens take %d bytes; give more" % (
-                room, self._block_tokens(), self._bytes_of(2)))
+                room, block_tokens, self._bytes_of(2)))
         self._config.cache_config.kv_cache_memory_bytes = fit * bytes_of_vllm
 
-    def open(self) -> None:
-        """Reserve all memory, when vLLM has settled on a number of blocks."""
+    def open(self, block_tokens: int) -> None:
+        """Reserve all memory, when vLLM has settled on blocks."""
+        self._block_tokens = block_tokens
         if self.blocks is not None: # of an earlier try
             self.blocks.close()
         count, limit = self._config.cache_config.num_gpu_blocks, self.options.host_memory
@@ -94,7 +94,7 @@ class Pool:
         if limit is not None and need > limit:
             raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %d bytes of host_memory, "
                               "and there are %d; lower it, or give more" % (count, need, limit))
-        self.blocks = Blocks(self.runtime, block_count=count, block_tokens=self._block_tokens(),
+        self.blocks = Blocks(self.runtime, block_count=count, block_tokens=block_tokens,
                              **self._shape)
         self._stream = None if self.runtime.on_cuda else Stream(self.runtime)
         log.info("%s", self.describe())
@@ -104,12 +104,13 @@ class Pool:
         assert self.blocks is not None
         s, plan = self.blocks.settings, self.blocks.plan
         blocks, scheduler = self._config.cache_config.num_gpu_blocks - 1, self._config.scheduler_config
-        return ("kvferry %s on %s: budget %d, pages of %d tokens, select %s; %d blocks of %d, %d tokens fit, "
+        return ("kvferry %s on %s: budget %d, pages of %d tokens, select %s; %d blocks of %d, %d tokens fit%s, "
                 "in %d requests at once of up to %d; host memory %d MiB, device memory %d MiB and %d MiB "
                 "in vLLM's blocks" % (
                     __version__, self.runtime.device_name, s.budget_tokens, s.page_size,
-                    Select(s.select).name.lower(), blocks, self._block_tokens(),
-                    blocks * self._block_tokens(), scheduler.max_num_seqs, s.tokens_max,
+                    Select(s.select).name.lower(), blocks, self._block_tokens,
+                    blocks * self._block_tokens,
+                    "" if self._are_all_ours else " where other layers take no block", scheduler.max_num_seqs, s.tokens_max,
                     plan.host_bytes // MIB, plan.device_bytes // MIB,
                     (blocks + 1) * len(self.layers) * plan.code_bytes // MIB))
 

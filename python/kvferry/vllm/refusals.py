@@ -48,7 +48,9 @@ def check_layer(attn_type: Any = "decoder", *, alibi_slopes: Any = None, sliding
     if alibi_slopes is not None:
         refuse("ALiBi", "take a model with rotary positions")
     if sliding_window is not None:
-        refuse("layers with a sliding window", "take a model whose layers all see everything")
+        refuse("layers with a sliding window",
+               "leave them to vLLM by --attention-config '{\"backend_per_kind\": {\"full_attention\": "
+               "\"CUSTOM\"}}', without --attention-backend")
     if logits_soft_cap:
         refuse("soft caps of logits", "take another model")
     if sinks is not None:
