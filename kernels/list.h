@@ -61,6 +61,7 @@
     SIMD(cells, write)                                                                             \
     PLAIN(cells, rows)                                                                             \
     PLAIN(cells, renew)                                                                            \
+    PLAIN(cells, average)                                                                          \
     PLAIN(cells, note)                                                                             \
     PLAIN(cells, spoil)                                                                            \
     PLAIN(cells, clone)                                                                            \

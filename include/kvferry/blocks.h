@@ -50,11 +50,12 @@ typedef struct kvf_blocks_config {
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
      * prefill_chunk_max and tokens_per_step_max are not looked at: drafts are rows. Refused by
-     * name, for they have no home here: verify_interval, speculate, head_mask, observe_window and
-     * disk_path. */
+     * name, for they have no home here: verify_interval, speculate, observe_window, disk_path, and
+     * streaming heads in head_mask. */
     kvf_cache_config cache;
     uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
-    uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; default 32 */
+    uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; with coarse
+                                heads in head_mask of 64; default 32 */
 } kvf_blocks_config;
 
 KVF_API void kvf_blocks_config_init(kvf_blocks_config *config);
@@ -63,7 +64,7 @@ KVF_API void kvf_blocks_config_init(kvf_blocks_config *config);
 typedef struct kvf_blocks_plan {
     uint64_t code_bytes;         /**< of one block of one layer: head_dim / 4 per token, KV head */
     uint64_t host_bytes;         /**< pages of all blocks and layers, and tables */
-    uint64_t device_block_bytes; /**< of one block, all layers: scales, counts of writes */
+    uint64_t device_block_bytes; /**< of one block, all layers: scales, counts of writes, means */
     uint64_t device_row_bytes;   /**< of one region, all layers: slots, window, sink, tables */
     uint64_t device_bytes;       /**< in all, the caller's codes not included */
     uint32_t slots;              /**< per KV head and region */

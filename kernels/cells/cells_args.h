@@ -14,6 +14,10 @@
  * What lies there has a tag: the cell that it came from, and how often its tokens had been written.
  * It counts iff the row's table names that cell there and the counts are what they were. So nobody
  * has to tell a region that its row, a block, or what a block holds has changed.
+ *
+ * With coarse heads a stretch is whole within a block of the caller: of KVF_MEAN_TOKENS /
+ * block_size cells, the first of which is a multiple of that. So its mean belongs to these cells,
+ * too, and is made again when a step ranks it and a token of it was written since.
  */
 
 #include "score/score_args.h"
@@ -38,14 +42,28 @@ typedef struct kvf_cells {
     uint32_t tokens_max;
     uint32_t budget_tokens;
     float budget_share; /* of a row's tokens, if that is more */
+    float coarse_share; /* of the stretches that a coarse head ranks */
     uint32_t local_tokens;
     uint32_t dynamic_pages; /* 0, or the policy takes all pages: what every row chooses, at most */
     uint32_t all_pages;
-    uint32_t is_deaf; /* 1: writes are not counted, which only a test wants */
+    uint32_t is_deaf; /* 1: writes are not counted, 2: means stay; which only a test wants */
     char *const *arenas;
     uint16_t *scales; /* [layers, cells, kv_heads, block_size] */
     uint32_t *writes; /* [layers, cells, block_size] */
     uint64_t *odd;    /* [layers, cells] bit t: token t is not finite */
+
+    /* where paging.stretches_max is not 0: coarse heads */
+    uint32_t stretches;     /* of all cells */
+    const uint32_t *coarse; /* [layers, kv_heads] number of a coarse head, or UINT32_MAX */
+    int8_t *means;          /* [coarse heads, stretches, head_dim] */
+    uint16_t *mean_scales;  /* [coarse heads, stretches] */
+    uint32_t *is_mean;      /* [layers, stretches] 1: means are of what the tokens are now */
+    uint32_t *mean_count;   /* of one call, down to sifted: [regions * lists]; see kvf_step */
+    uint32_t *mean_take;    /* the same shape, down to list_bits */
+    uint32_t *mean_blocks;
+    const uint64_t **unsifted;
+    const uint64_t **list_bits;
+    uint64_t *sifted; /* [regions * lists, blocks_max] */
 
     /* of a region */
     char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the cells */
@@ -77,10 +95,11 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
 }
 
 /* ---- write: new tokens of a layer, into their cells ----
- * Key and value to the cell, the code to its group; the token's count of writes rises. If any of
- * the token's keys and values is not finite, its odd bit is set and it is all zeros, so that tokens
- * before it, which do not see it, keep their answers. A slot below 0 is left out, one behind the
- * last cell is left out and counted. No slot is given twice. A task is KVF_WRITE_TOKENS tokens. */
+ * Key and value to the cell, the code to its group; the token's count of writes rises, and the mean
+ * of its stretch counts no more. If any of the token's keys and values is not finite, its odd bit
+ * is set and it is all zeros, so that tokens before it, which do not see it, keep their answers. A
+ * slot below 0 is left out, one behind the last cell is left out and counted. No slot is given
+ * twice. A task is KVF_WRITE_TOKENS tokens. */
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
     const kvf_cells *cells;
@@ -125,6 +144,21 @@ typedef struct kvf_renew_args {
     uint32_t kv_heads;
 } kvf_renew_args;
 KVF_TASKS(renew, kvf_renew_args, a->rows * a->kv_heads)
+
+/* ---- average: means of the stretches that coarse heads of rows rank, where tokens were written
+ * since. A stretch that several rows have is made once, by whichever comes first; all have the same
+ * codes. A task is KVF_AVERAGE_STRETCHES stretches of a row. */
+#define KVF_AVERAGE_STRETCHES 32u
+typedef struct kvf_average_args {
+    const kvf_cells *cells;
+    kvf_cell_codes codes;
+    uint32_t layer;
+    uint32_t rows;
+    uint32_t stretches_max; /* of the paging of cells, as head_dim */
+    uint32_t head_dim;
+} kvf_average_args;
+KVF_TASKS(average, kvf_average_args,
+          kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES) * a->rows)
 
 /* ---- note: tags of the slots that misses got. One task per list. ---- */
 typedef struct kvf_note_args {
@@ -183,6 +217,40 @@ KVF_INLINE uint32_t *kvf_cell_writes(const kvf_cells *c, uint32_t layer, uint32_
 KVF_INLINE uint64_t *kvf_cell_odd(const kvf_cells *c, uint32_t layer, uint32_t cell)
 {
     return c->odd + layer * kvf_cells_count(c) + cell;
+}
+
+/* Cells of a stretch. */
+KVF_INLINE uint32_t kvf_stretch_cells(const kvf_cells *c)
+{
+    return KVF_MEAN_TOKENS / c->paging.block_size;
+}
+
+/* Of the stretch that a cell is in. */
+KVF_INLINE uint32_t *kvf_cell_is_mean(const kvf_cells *c, uint32_t layer, uint32_t cell)
+{
+    return c->is_mean + (size_t)layer * c->stretches + cell / kvf_stretch_cells(c);
+}
+
+/* Stretches that coarse heads of row `number` of the call rank: 1, 2, ... of the row. */
+KVF_INLINE uint32_t kvf_cells_ranked(const kvf_cells *c, uint32_t number)
+{
+    uint32_t count = 0;
+    for (uint32_t l = 0; l < c->paging.lists; l++)
+        count = kvf_max_u32(count, c->mean_count[(size_t)number * c->paging.lists + l]);
+    return count;
+}
+
+/* Code groups of head `head` of the stretch that begins in a cell. */
+KVF_INLINE void kvf_stretch_groups(const kvf_average_args *a, uint32_t cell, uint32_t head,
+                                   kvf_code_group group[KVF_MEAN_GROUPS])
+{
+    const kvf_paging *p = &a->cells->paging;
+    for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++) {
+        const uint32_t token = g * (KVF_MEAN_TOKENS / KVF_MEAN_GROUPS);
+        const uint32_t of = cell + token / p->block_size, t = token % p->block_size;
+        group[g].words = kvf_cell_words(&a->codes, p->shape.head_dim, p->block_size, of, head, t);
+        group[g].scales = (const char *)(kvf_cell_scales(&a->codes, p->block_size, of, head) + t);
+    }
 }
 
 /* The tag that tokens first .. first + count - 1 of a cell have today. */
@@ -285,6 +353,22 @@ KVF_INLINE uint32_t kvf_is_spoilt(const kvf_spoil_args *a, uint32_t task)
     return from && (!a->is_one || a->first + task + 1 >= from);
 }
 
+/* Which stretches a list ranks, and the bits that it weighs tokens by: what sifting leaves. */
+KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at,
+                                   const kvf_row *row, uint32_t list)
+{
+    const kvf_paging *p = &c->paging;
+    const uint64_t *bits = c->bits + (size_t)list * p->blocks_max;
+    uint32_t take = 0, count = 0;
+    if (c->coarse[layer * p->kv_heads + list] != UINT32_MAX)
+        count = kvf_stretches_ranked(p, row, c->coarse_share, row->chosen_pages, &take);
+    c->mean_count[at] = count;
+    c->mean_take[at] = take;
+    c->mean_blocks[at] = row->sealed;
+    c->unsifted[at] = count ? bits : NULL;
+    c->list_bits[at] = count ? c->sifted + at * p->blocks_max : bits;
+}
+
 /* What its lists are asked for. */
 KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t number, uint32_t region,
                               const kvf_row *row, uint32_t list)
@@ -297,6 +381,8 @@ KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t numbe
     c->list_slot_of_page[at] = c->slot_of_page + of * p->pages_max;
     c->list_page_of_slot[at] = c->page_of_slot + of * p->slots;
     c->store_count[at] = kvf_min_u32(p->sink, row->sealed * p->block_size);
+    if (p->stretches_max)
+        kvf_rows_stretches(c, layer, at, row, list);
 }
 
 #endif

@@ -23,5 +23,7 @@ void kvf_clone_ref(const void *args, uint32_t task)
     memcpy(all + to * scales, all + from * scales, scales * sizeof *all);
     *kvf_cell_odd(c, layer, to) = *kvf_cell_odd(c, layer, from);
     for (uint32_t t = 0; t < p->block_size; t++)
-        writes[t] += !c->is_deaf;
+        writes[t] += c->is_deaf != 1;
+    if (p->stretches_max && !c->is_deaf)
+        __atomic_store_n(kvf_cell_is_mean(c, layer, to), 0, __ATOMIC_RELAXED);
 }

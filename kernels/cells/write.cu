@@ -89,7 +89,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         atomicOr(odd, 1ull << token);
     else
         atomicAnd(odd, ~(1ull << token));
-    kvf_cell_writes(c, a.layer, cell)[token] += !c->is_deaf;
+    kvf_cell_writes(c, a.layer, cell)[token] += c->is_deaf != 1;
+    if (p->stretches_max && !c->is_deaf)
+        atomicExch(kvf_cell_is_mean(c, a.layer, cell), 0u);
     kvf_counter_add(&c->counters[a.layer].tokens_put, 1);
 }
 

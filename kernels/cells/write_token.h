@@ -64,7 +64,9 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
         }
     }
     kvf_note_odd(kvf_cell_odd(c, a->layer, cell), token, is_odd);
-    kvf_cell_writes(c, a->layer, cell)[token] += !c->is_deaf;
+    kvf_cell_writes(c, a->layer, cell)[token] += c->is_deaf != 1;
+    if (p->stretches_max && !c->is_deaf)
+        __atomic_store_n(kvf_cell_is_mean(c, a->layer, cell), 0, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->counters[a->layer].tokens_put, 1, __ATOMIC_RELAXED);
     *place = (kvf_token_place){.cell = cell, .token = token, .is_odd = is_odd};
     return 1;

@@ -236,6 +236,7 @@ KVF_INLINE uint32_t kvf_weigh_sharers(const kvf_weigh_args *a, uint32_t l, uint3
  * call seals; tasks beyond them do nothing. Same bits from every implementation.
  */
 #define KVF_MEAN_TOKENS 64u
+#define KVF_MEAN_GROUPS 2u /* code groups of a stretch */
 
 typedef struct kvf_means_args {
     kvf_paging paging;
@@ -249,6 +250,20 @@ KVF_TASKS(means, kvf_means_args, a->rows * a->paging.kv_heads * a->stretches)
 KVF_INLINE uint32_t kvf_stretches(uint32_t block_size, uint32_t blocks)
 {
     return blocks / (KVF_MEAN_TOKENS / block_size);
+}
+
+/* Stretches that a coarse head ranks: whole ones but the first; 0 if all are taken anyway. *take of
+ * them are scored by codes: `share`, and never fewer than twice the tokens of `pages`. */
+KVF_INLINE uint32_t kvf_stretches_ranked(const kvf_paging *p, const kvf_row *row, float share,
+                                         uint32_t pages, uint32_t *take)
+{
+    const uint32_t whole = kvf_stretches(p->block_size, row->sealed);
+    const uint32_t count = whole ? whole - 1 : 0;
+    const uint64_t tokens = 2 * (uint64_t)pages * p->shape.page_size;
+    const uint64_t twice = (tokens + KVF_MEAN_TOKENS - 1) / KVF_MEAN_TOKENS;
+    const uint32_t part = (uint32_t)((double)share * (double)count + 0.5);
+    *take = kvf_max_u32(1, part > twice ? part : (uint32_t)(twice < count ? twice : count));
+    return row->attend_all || *take >= count ? 0 : count;
 }
 
 KVF_INLINE int8_t *kvf_row_mean(const kvf_paging *p, const kvf_row *row, uint32_t head, uint32_t i)
@@ -269,6 +284,17 @@ KVF_INLINE uint16_t *kvf_row_mean_scale(const kvf_paging *p, const kvf_row *row,
  */
 #define KVF_SKIM_MEANS 512u
 
+/* Means under a block table of the caller: those of each coarse head of a layer lie together, by
+ * the cell that their stretch begins in. */
+typedef struct kvf_cell_means {
+    const int8_t *means;    /* [coarse heads, stretches, head_dim] */
+    const uint16_t *scales; /* [coarse heads, stretches] */
+    const uint32_t *number; /* [kv_heads] which of the coarse heads it is */
+    uint32_t kv_heads;
+    uint32_t stretches; /* of all cells */
+    uint32_t cells;     /* of a stretch */
+} kvf_cell_means;
+
 typedef struct kvf_skim_args {
     uint32_t head_dim;
     uint32_t lists;
@@ -276,12 +302,39 @@ typedef struct kvf_skim_args {
     uint32_t stride;              /* of scores, >= every count[l] */
     const int8_t *q;              /* [lists, group, head_dim] */
     const float *q_scale;         /* [lists, group] */
-    const int8_t *const *means;   /* [lists] -> [count, head_dim], 16-byte aligned */
-    const uint16_t *const *scale; /* [lists] -> [count] fp16 */
-    const uint32_t *count;        /* [lists] */
-    float *scores;                /* [lists, group, stride] */
+    const int8_t *const *means;   /* [lists] -> [count, head_dim], 16-byte aligned; or */
+    const uint16_t *const *scale; /* [lists] -> [count] fp16; or */
+    const uint32_t *cell;         /* [rows, cell_stride]: mean i of list l is that of stretch i + 1,
+                                     head l % kv_heads, of row l / kv_heads; NULL = as above */
+    uint32_t cell_stride;
+    kvf_cell_means cells;
+    const uint32_t *count; /* [lists] */
+    float *scores;         /* [lists, group, stride] */
 } kvf_skim_args;
 KVF_TASKS(skim, kvf_skim_args, kvf_div_ceil_u32(a->stride, KVF_SKIM_MEANS) * a->lists)
+
+/* A mean and where its scale is. */
+typedef struct kvf_mean_place {
+    const int8_t *mean;
+    const uint16_t *scale;
+} kvf_mean_place;
+
+KVF_INLINE kvf_mean_place kvf_skim_mean(const kvf_skim_args *a, uint32_t list, uint32_t i)
+{
+    kvf_mean_place place;
+    if (!a->cell) {
+        place.mean = a->means[list] + (size_t)i * a->head_dim;
+        place.scale = a->scale[list] + i;
+        return place;
+    }
+    const kvf_cell_means *c = &a->cells;
+    const uint32_t row = list / c->kv_heads;
+    const uint32_t cell = a->cell[(size_t)row * a->cell_stride + (size_t)(i + 1) * c->cells];
+    const size_t at = (size_t)c->number[list % c->kv_heads] * c->stretches + cell / c->cells;
+    place.mean = c->means + at * a->head_dim;
+    place.scale = c->scales + at;
+    return place;
+}
 
 /* ---- sift: what is left to weigh ----
  * Of a list l with from[l]: bits[l, b] = from[l][b] if block b < blocks[l] stays, else all ones, so

@@ -37,8 +37,9 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (i >= count)
         return;
-    const uint32_t *mean = (const uint32_t *)(const void *)a.means[list] + (size_t)i * words;
-    const float scale = kvf_fp16_to_float(a.scale[list][i]);
+    const kvf_mean_place at = kvf_skim_mean(&a, list, i);
+    const uint32_t *mean = (const uint32_t *)(const void *)at.mean;
+    const float scale = kvf_fp16_to_float(*at.scale);
     for (uint32_t g = 0; g < a.group; g++) {
         const size_t row = (size_t)list * a.group + g;
         int32_t dot = 0;

@@ -19,12 +19,12 @@ void kvf_skim_ref(const void *args, uint32_t task)
         const size_t row = (size_t)list * a->group + g;
         const int8_t *q = a->q + row * a->head_dim;
         for (uint32_t i = first; i < end; i++) {
-            const int8_t *mean = a->means[list] + (size_t)i * a->head_dim;
+            const kvf_mean_place at = kvf_skim_mean(a, list, i);
             int32_t dot = 0;
             for (uint32_t c = 0; c < a->head_dim; c++)
-                dot += mean[c] * q[c];
+                dot += at.mean[c] * q[c];
             a->scores[row * a->stride + i] =
-                (float)dot * kvf_fp16_to_float(a->scale[list][i]) * a->q_scale[row];
+                (float)dot * kvf_fp16_to_float(*at.scale) * a->q_scale[row];
         }
     }
 }

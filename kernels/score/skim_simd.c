@@ -107,13 +107,13 @@ KVF_ALWAYS_INLINE void skim_heads(const kvf_skim_args *a, uint32_t list, uint32_
             q[h][k] =
                 widen(a->q + (size_t)(row + h) * a->head_dim + k * STEP, a->head_dim - k * STEP);
     for (uint32_t i = first; i < end; i++) {
-        const int8_t *mean = a->means[list] + (size_t)i * a->head_dim;
-        const float scale = kvf_fp16_to_float(a->scale[list][i]);
+        const kvf_mean_place at = kvf_skim_mean(a, list, i);
+        const float scale = kvf_fp16_to_float(*at.scale);
         sums s[HEADS];
         for (uint32_t h = 0; h < heads; h++)
             s[h] = no_sums();
         for (uint32_t k = 0; k < steps; k++) {
-            const wide x = widen(mean + k * STEP, a->head_dim - k * STEP);
+            const wide x = widen(at.mean + k * STEP, a->head_dim - k * STEP);
             for (uint32_t h = 0; h < heads; h++)
                 s[h] = add_products(s[h], x, q[h][k]);
         }

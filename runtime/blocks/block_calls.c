@@ -30,6 +30,17 @@ static kvf_cell_codes codes_of(const kvf_blocks *blocks, uint32_t layer)
                             .kv_heads = c->paging.kv_heads};
 }
 
+static kvf_cell_means means_of(const kvf_blocks *blocks, uint32_t layer)
+{
+    const kvf_cells *c = &blocks->cells;
+    return (kvf_cell_means){.means = c->means,
+                            .scales = c->mean_scales,
+                            .number = c->coarse + (size_t)layer * c->paging.kv_heads,
+                            .kv_heads = c->paging.kv_heads,
+                            .stretches = c->stretches,
+                            .cells = kvf_stretch_cells(c)};
+}
+
 kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
 {
     const kvf_paging *p = &blocks->cells.paging;
@@ -53,7 +64,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                         kvf_stream *stream)
 {
     const kvf_cells *c = &blocks->cells;
-    return (kvf_step){
+    kvf_step step = {
         .cache = blocks->cache,
         .stream = stream,
         .part = part_of(blocks),
@@ -72,6 +83,14 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
         .list_scores = part_of(blocks)->policy->scores_pages ? blocks->constants.list_scores : NULL,
         .slot_of_page = c->list_slot_of_page,
         .page_of_slot = c->list_page_of_slot};
+    if (c->paging.stretches_max == 0)
+        return step;
+    step.mean_count = c->mean_count;
+    step.mean_take = c->mean_take;
+    step.mean_blocks = c->mean_blocks;
+    step.unsifted = c->unsifted;
+    step.cell_means = means_of(blocks, layer);
+    return step;
 }
 
 /* Rows, and what their regions have of them. */
@@ -90,6 +109,21 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows
                                   .kv_heads = blocks->cells.paging.kv_heads};
     KVF_TRY(KVF_LAUNCH(step, rows, make));
     return KVF_LAUNCH(step, renew, renew);
+}
+
+/* What coarse heads skim. */
+static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
+{
+    const kvf_paging *p = &blocks->cells.paging;
+    const kvf_average_args args = {.cells = blocks->constants.cells,
+                                   .codes = step->codes,
+                                   .layer = step->layer,
+                                   .rows = step->rows,
+                                   .stretches_max = p->stretches_max,
+                                   .head_dim = p->shape.head_dim};
+    return p->stretches_max && kvf_has_coarse_heads(step->cache, step->layer)
+               ? KVF_LAUNCH(step, average, args)
+               : KVF_OK;
 }
 
 static kvf_status note_misses(const kvf_blocks *blocks, const kvf_step *step)
@@ -122,6 +156,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_ro
     kvf_step step = step_of(blocks, layer, rows->rows, q, stream);
     const kvf_spoil_args spoil = spoil_of(blocks, rows->rows, out, lse);
     KVF_TRY(begin(blocks, &step, rows));
+    KVF_TRY(average(blocks, &step));
     if (step.part->policy->scores_pages)
         KVF_TRY(kvf_select_score(&step));
     KVF_TRY(kvf_select_choose(&step));

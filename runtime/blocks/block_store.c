@@ -47,9 +47,6 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
     if (c->pages != KVF_PAGES_BF16)
         return refuse(context, "pages", kvf_pages_name(c->pages),
                       "packed pages are not in this version for blocks; set bf16");
-    if (c->head_mask)
-        return refuse(context, "head_mask", "set",
-                      "kinds of heads are not in this version for blocks; leave it NULL");
     const struct {
         const char *name;
         uint32_t value;
@@ -113,6 +110,21 @@ static kvf_cache_config inner_config(const kvf_runtime *runtime, const kvf_block
     return c;
 }
 
+/* Kinds of heads: a mean is of one block of the caller. */
+static kvf_status check_heads(const kvf_blocks *blocks)
+{
+    const kvf_cache *cache = blocks->cache;
+    if (kvf_has_streaming_heads(cache))
+        return refuse(cache->context, "head_mask", "set with a 0",
+                      "streaming heads are not in this version for blocks; write 2, a coarse head");
+    if (cache->parts[0].dims.paging.stretches_max && blocks->config.block_tokens % KVF_MEAN_TOKENS)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "block_tokens = %u: coarse heads score means of %u tokens of a block; set a "
+                 "multiple of that, or write 1 where head_mask has a 2",
+                 blocks->config.block_tokens, KVF_MEAN_TOKENS);
+    return KVF_OK;
+}
+
 /* What rows of a sequence have and regions lack is not reserved. */
 static kvf_status set_dims(kvf_blocks *blocks)
 {
@@ -143,10 +155,28 @@ static void describe(kvf_blocks *blocks)
                                 .tokens_max = c->tokens_max,
                                 .budget_tokens = c->budget_tokens,
                                 .budget_share = c->budget_share,
+                                .coarse_share = c->coarse_share,
                                 .local_tokens = c->local_tokens,
                                 .dynamic_pages = d->dynamic_pages,
                                 .all_pages = cache->parts[0].policy->all_pages,
                                 .is_deaf = cache->runtime->seams.is_deaf};
+    if (d->paging.stretches_max)
+        blocks->cells.stretches =
+            (uint32_t)kvf_cells_count(&blocks->cells) / kvf_stretch_cells(&blocks->cells);
+}
+
+/* Coarse heads of all layers; `number`, if it is not NULL, gets theirs. */
+static uint32_t number_coarse(const kvf_blocks *blocks, uint32_t *number)
+{
+    const kvf_paging *p = &blocks->cells.paging;
+    uint32_t count = 0;
+    for (uint32_t i = 0; p->stretches_max && i < blocks->cells.layers * p->kv_heads; i++) {
+        const bool is_coarse = kvf_is_coarse(blocks->cache, i / p->kv_heads, i % p->kv_heads);
+        if (number)
+            number[i] = is_coarse ? count : UINT32_MAX;
+        count += is_coarse;
+    }
+    return count;
 }
 
 static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_constants *c)
@@ -162,6 +192,18 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->list_bits, lists);
     KVF_CARVE(k, c->list_scores, lists);
     KVF_CARVE(k, c->bits, cells->paging.kv_heads, cells->paging.blocks_max);
+    KVF_CARVE(k, c->coarse, cells->paging.stretches_max ? cells->layers : 0,
+              cells->paging.kv_heads);
+}
+
+/* What a step knows of coarse heads. */
+static void carve_stretches(kvf_cells *c, kvf_carver *k)
+{
+    const uint64_t lists = c->paging.stretches_max ? (uint64_t)c->regions * c->paging.lists : 0;
+    KVF_CARVE(k, c->mean_count, lists);
+    KVF_CARVE(k, c->mean_take, lists);
+    KVF_CARVE(k, c->mean_blocks, lists);
+    KVF_CARVE(k, c->unsifted, lists);
 }
 
 /* Returns the bytes of the caller's blocks among them. */
@@ -174,6 +216,9 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->scales, pool, p->kv_heads, p->block_size);
     KVF_CARVE(k, c->writes, pool, p->block_size);
     KVF_CARVE(k, c->odd, pool);
+    KVF_CARVE(k, c->means, number_coarse(blocks, NULL), c->stretches, p->shape.head_dim);
+    KVF_CARVE(k, c->mean_scales, number_coarse(blocks, NULL), c->stretches);
+    KVF_CARVE(k, c->is_mean, c->layers, c->stretches);
     const uint64_t blocks_bytes = k->bytes;
     carve_constants(blocks, k, &blocks->constants);
     KVF_CARVE(k, c->slot_tags, lists, c->layers, p->slots);
@@ -186,6 +231,7 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->list_slot_of_page, lists);
     KVF_CARVE(k, c->list_page_of_slot, lists);
     KVF_CARVE(k, c->is_bad, c->regions);
+    carve_stretches(c, k);
     return blocks_bytes;
 }
 
@@ -228,6 +274,7 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
     blocks->context = runtime->context;
     blocks->config = *config;
     KVF_TRY(kvf_cache_create(runtime, &inner, &blocks->cache));
+    KVF_TRY(check_heads(blocks));
     KVF_TRY(set_dims(blocks));
     describe(blocks);
     KVF_TRY(kvf_calls_plan(blocks->cache, r));
@@ -251,6 +298,9 @@ static void point_regions(kvf_blocks *blocks)
     c->arena_cells = part->pool.blocks_per_arena;
     c->arenas = blocks->constants.arenas;
     c->bits = blocks->constants.bits;
+    c->coarse = blocks->constants.coarse;
+    c->list_bits = blocks->constants.list_bits;
+    c->sifted = part->tables.sifted;
 }
 
 /* Over host memory, with addresses of the device. */
@@ -267,6 +317,8 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
         to->list_scores[l] =
             part->tables.reduced ? part->tables.reduced + (size_t)l * p->pages_max : NULL;
     }
+    if (to->coarse)
+        (void)number_coarse(blocks, to->coarse);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         for (uint32_t b = 0; b < p->blocks_max; b++)
             to->bits[(size_t)h * p->blocks_max + b] = kvf_sink_bits(p, b);

@@ -25,13 +25,15 @@ typedef struct kvf_block_binding {
     size_t stride;
 } kvf_block_binding;
 
-/* What is the same in all calls: written once, on the host, and copied. */
+/* What is the same in all calls: written once, on the host, and copied. With coarse heads rows say
+ * list_bits anew. */
 typedef struct kvf_block_constants {
     kvf_cells *cells;
     char **arenas;
     const uint64_t **list_bits; /* [sequences_max * kv_heads] */
     const float **list_scores;  /* the same */
     uint64_t *bits;             /* [kv_heads, blocks_max] */
+    uint32_t *coarse;           /* [layers, kv_heads], see kvf_cells */
 } kvf_block_constants;
 
 struct kvf_blocks {

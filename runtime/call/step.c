@@ -267,18 +267,11 @@ static const float *list_score(const kvf_step *step, uint32_t list)
     return scores + (size_t)chosen * step->stride;
 }
 
-/* Stretches that a coarse head ranks: whole ones but the first, unless all are taken anyway. */
+/* Of a coarse head of the row. */
 static uint32_t stretches_ranked(const kvf_part *part, const kvf_row *row, uint32_t *take)
 {
-    const kvf_paging *p = &part->dims.paging;
-    const uint32_t whole = kvf_stretches(p->block_size, row->sealed);
-    const uint32_t count = whole ? whole - 1 : 0;
     const uint32_t pages = row->share ? part->dims.dynamic_pages : row->chosen_pages;
-    const uint64_t tokens = 2 * (uint64_t)pages * p->shape.page_size;
-    const uint64_t twice = (tokens + KVF_MEAN_TOKENS - 1) / KVF_MEAN_TOKENS;
-    const uint32_t share = (uint32_t)((double)part->config.coarse_share * (double)count + 0.5);
-    *take = kvf_max_u32(1, share > twice ? share : (uint32_t)(twice < count ? twice : count));
-    return row->attend_all || *take >= count ? 0 : count;
+    return kvf_stretches_ranked(&part->dims.paging, row, part->config.coarse_share, pages, take);
 }
 
 /* What coarse heads skim; `bits` of theirs become those that sifting leaves. */

@@ -23,6 +23,9 @@ static kvf_status sift(kvf_step *step)
                                 .q_scale = t->rotated_scale,
                                 .means = step->means,
                                 .scale = step->mean_scales,
+                                .cell = step->cell,
+                                .cell_stride = p->blocks_max,
+                                .cells = step->cell_means,
                                 .count = step->mean_count,
                                 .scores = t->skimmed};
     const kvf_reduce_args reduce = {.kind = part->config.group_reduce,

@@ -20,7 +20,7 @@
 
 enum {
     REGIONS = 3,
-    TOKENS_MAX = 160,
+    TOKENS_MAX = 320,
     LAYERS_MAX = 2,
     KV_HEADS_MAX = 2,
     QUERY_HEADS_MAX = 4,
@@ -57,6 +57,7 @@ typedef struct world {
     kvf_blocks *blocks;
     kvf_blocks_config config;
     uint32_t random;
+    uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
     size_t stride;                /* of a block's codes */
     char *codes, *other;          /* [layers, blocks, stride]: bound, and not */
     uint64_t bad_rows, bad_slots; /* as they must be counted */
@@ -212,7 +213,7 @@ static uint32_t draw_rows(world *w, call *c)
     for (uint32_t i = 0; i < REGIONS; i++) {
         for (uint32_t b = 0; b <= TABLE_MAX; b++)
             c->table[i][b] = (int32_t)draw(w, 0, w->config.block_count - 1);
-        c->lengths[i] = (int32_t)draw(w, 0, w->config.cache.tokens_max);
+        c->lengths[i] = (int32_t)(draw(w, 0, 255) * w->config.cache.tokens_max / 255);
         c->regions[i] = (int32_t)((i + turn) % w->config.cache.sequences_max);
     }
     if (spoil == 1)
@@ -431,6 +432,9 @@ static kvf_blocks_config draw_config(world *w)
     c->transfer = draw(w, 0, 1) ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_DIRECT;
     bc.block_tokens = c->page_size > 32 || draw(w, 0, 1) ? 64 : 32;
     bc.block_count = draw(w, 3, BLOCKS);
+    for (uint32_t i = 0, drawn = draw(w, 0, 31); i < sizeof w->kinds; i++)
+        w->kinds[i] = drawn >> i & 1 && bc.block_tokens == 64 ? 2 : 1;
+    c->head_mask = w->kinds;
     if (!draw(w, 0, 15)) /* a field that is not sound */
         *(&c->page_size + draw(w, 0, 3)) = draw(w, 0, 255);
     return bc;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on cells against their references: write, rows, renew, note, clone, spoil. Bit for bit,
- * one behind the other on one small store, with rows that are bad among the others; what they mean
- * is also said here in a few lines.
+ * Kernels on cells against their references: write, rows, renew, average, note, clone, spoil. Bit
+ * for bit, one behind the other on one small store, with rows that are bad among the others; what
+ * they mean is also said here in a few lines.
  */
 
 #include <math.h>
@@ -40,8 +40,6 @@ static kvf_paging make_paging(check *c, uint32_t index)
     p.lists = p.kv_heads;
     p.block_size = p.shape.page_size > 32 ? 64 : 32;
     p.block_pages = p.block_size / p.shape.page_size;
-    p.blocks_max = 6;
-    p.pages_max = p.blocks_max * p.block_pages;
     p.sink = check_below(c, 40);
     p.store_pages = kvf_max_u32(1, kvf_div_ceil_u32(p.sink, p.shape.page_size));
     p.slots = 8;
@@ -99,6 +97,32 @@ static void make_regions(check *c, world *w)
     k->counters = tracked(c, "counters", LAYERS * sizeof *k->counters);
 }
 
+/* Some heads of some worlds are coarse; a stretch is whole in a block of the caller. */
+static void make_coarse(check *c, world *w)
+{
+    kvf_cells *k = w->c;
+    kvf_paging *p = &k->paging;
+    const uint32_t heads = LAYERS * p->kv_heads, per = KVF_MEAN_TOKENS / p->block_size;
+    if (k->id_cells % per || check_below(c, 3) == 0)
+        return;
+    uint32_t *coarse = check_in(c, heads * sizeof *coarse), count = 0;
+    for (uint32_t i = 0; i < heads; i++)
+        coarse[i] = check_below(c, 3) ? count++ : UINT32_MAX;
+    p->stretches_max = kvf_stretches(p->block_size, p->blocks_max);
+    k->stretches = w->cells / per;
+    k->coarse = coarse;
+    k->coarse_share = (float)check_below(c, 4) / 10;
+    k->means = tracked(c, "means", (size_t)count * k->stretches * p->shape.head_dim + 1);
+    k->mean_scales = tracked(c, "mean_scales", (count * k->stretches + 1) * sizeof(uint16_t));
+    k->is_mean = tracked(c, "is_mean", LAYERS * k->stretches * sizeof *k->is_mean);
+    k->mean_count = tracked(c, "mean_count", w->lists * sizeof *k->mean_count);
+    k->mean_take = tracked(c, "mean_take", w->lists * sizeof *k->mean_take);
+    k->mean_blocks = tracked(c, "mean_blocks", w->lists * sizeof *k->mean_blocks);
+    k->unsifted = tracked(c, "unsifted", w->lists * sizeof *k->unsifted);
+    k->list_bits = tracked(c, "list_bits", w->lists * sizeof *k->list_bits);
+    k->sifted = check_in(c, w->lists * p->blocks_max * sizeof *k->sifted);
+}
+
 static void make_world(check *c, world *w, uint32_t index)
 {
     kvf_cells *k = w->c = check_in(c, sizeof *k);
@@ -112,13 +136,16 @@ static void make_world(check *c, world *w, uint32_t index)
                      .budget_share = (float)check_below(c, 3) / 2,
                      .local_tokens = check_below(c, 33),
                      .dynamic_pages = 8};
-    const kvf_paging *p = &k->paging;
+    kvf_paging *p = &k->paging;
+    p->blocks_max = p->block_size == 32 ? 6 * k->id_cells : 8;
+    p->pages_max = p->blocks_max * p->block_pages;
     k->tokens_max = p->blocks_max * p->block_size - check_below(c, 20);
     w->cells = k->ids * k->id_cells;
     w->pool = (size_t)w->cells * LAYERS;
     w->lists = REGIONS * p->lists;
     make_store(c, w);
     make_regions(c, w);
+    make_coarse(c, w);
     w->table_stride = kvf_div_ceil_u32(p->blocks_max, k->id_cells);
     w->table = check_in(c, REGIONS * w->table_stride * sizeof *w->table);
     w->lengths = check_in(c, REGIONS * sizeof *w->lengths);
@@ -260,6 +287,41 @@ static void look_at_regions(check *c, const world *w)
         }
 }
 
+/* Means of what rows rank are those that `means` makes of the same keys. */
+static void compare_means(check *c, const world *w)
+{
+    const kvf_cells *k = w->c;
+    const kvf_paging *p = &k->paging;
+    const uint32_t head_dim = p->shape.head_dim, per = KVF_MEAN_TOKENS / p->block_size;
+    kvf_digest_job *job = check_in(c, per * sizeof *job);
+    kvf_row *row = check_in(c, sizeof *row);
+    *row = (kvf_row){.digests = check_out(c, KVF_MEAN_GROUPS * kvf_code_bytes(head_dim)),
+                     .means = check_out(c, head_dim),
+                     .mean_scales = check_out(c, sizeof(uint16_t)),
+                     .sealed = per};
+    kvf_means_args means = {.paging = *p, .rows = 1, .stretches = 1, .row = row};
+    means.paging.kv_heads = means.paging.stretches_max = means.paging.block_jobs = 1;
+    for (uint32_t n = 0; n < REGIONS * p->lists * p->stretches_max; n++) {
+        const uint32_t list = n / p->stretches_max, i = n % p->stretches_max + 1;
+        const uint32_t b = list / p->lists, head = list % p->lists;
+        const uint32_t *cell = k->cell + b * p->blocks_max + (size_t)i * per;
+        const uint32_t number = k->coarse[LAYER * p->kv_heads + head];
+        if (i > k->mean_count[list])
+            continue;
+        for (uint32_t j = 0; j < per; j++)
+            job[j] =
+                (kvf_digest_job){.page = kvf_cell_home(k, LAYER, cell[j]) + head * kvf_run_bytes(p),
+                                 .digest = row->digests + j * kvf_code_bytes(head_dim),
+                                 .count = p->block_size};
+        const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
+        CHECK_RUN(c, c->ref, encode, &encode, 0);
+        CHECK_RUN(c, c->ref, means, &means, 0);
+        const size_t at = (size_t)number * k->stretches + cell[0] / per;
+        check_bits(c, "a mean", k->means + at * head_dim, row->means, head_dim);
+        check_bits(c, "its scale", k->mean_scales + at, row->mean_scales, sizeof(uint16_t));
+    }
+}
+
 /* Slots for some pages of every list, as a step would give them. */
 static void give_slots(check *c, const world *w)
 {
@@ -299,11 +361,20 @@ static void step(check *c, world *w)
                                 .regions = check_below(c, 3) ? w->regions : NULL};
     const kvf_renew_args renew = {
         .cells = w->c, .layer = LAYER, .rows = REGIONS, .kv_heads = w->c->paging.kv_heads};
+    const kvf_average_args average = {.cells = w->c,
+                                      .codes = w->codes,
+                                      .layer = LAYER,
+                                      .rows = REGIONS,
+                                      .stretches_max = w->c->paging.stretches_max,
+                                      .head_dim = w->c->paging.shape.head_dim};
     make_rows(c, w);
     CHECK_BOTH(c, rows, &rows);
     look_at_rows(c, w);
     CHECK_BOTH(c, renew, &renew);
     look_at_regions(c, w);
+    CHECK_BOTH(c, average, &average);
+    if (average.stretches_max)
+        compare_means(c, w);
     give_slots(c, w);
 }
 
@@ -371,9 +442,9 @@ static void cells_case(check *c, uint32_t index)
         return;
     make_world(c, &w, index);
     const kvf_paging *p = &w.c->paging;
-    check_describe(c, "%s d=%u P=%u heads=%u sink=%u id_cells=%u ring=%d",
+    check_describe(c, "%s d=%u P=%u heads=%u sink=%u id_cells=%u ring=%d stretches=%u",
                    check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
-                   p->kv_heads, p->sink, w.c->id_cells, w.c->rings != NULL);
+                   p->kv_heads, p->sink, w.c->id_cells, w.c->rings != NULL, p->stretches_max);
     write_tokens(c, &w, 0);
     compare_codes(c, &w, check_below(c, w.cells));
     step(c, &w);

@@ -504,36 +504,81 @@ void check_means(check *c)
             means_case(c, head_dims[d], i % 2);
 }
 
+static void fill_means(check *c, int8_t *means, size_t levels, uint16_t *scales, size_t count,
+                       bool is_extreme)
+{
+    for (size_t i = 0; i < levels; i++)
+        means[i] = (int8_t)(is_extreme ? (check_below(c, 2) ? 127 : -127)
+                                       : (int)check_below(c, 255) - 127);
+    for (size_t i = 0; i < count; i++)
+        scales[i] = (uint16_t)check_below(c, is_extreme ? 0x7c00 : 0x3c00);
+}
+
+/* Means of each list by themselves. */
+static void make_means(check *c, kvf_skim_args *a, bool is_extreme)
+{
+    const int8_t **means = check_in(c, a->lists * sizeof *means);
+    const uint16_t **scale = check_in(c, a->lists * sizeof *scale);
+    for (uint32_t l = 0; l < a->lists; l++) {
+        int8_t *mean = check_in(c, (size_t)a->count[l] * a->head_dim);
+        uint16_t *scales = check_in(c, a->count[l] * sizeof *scales);
+        fill_means(c, mean, (size_t)a->count[l] * a->head_dim, scales, a->count[l], is_extreme);
+        means[l] = mean;
+        scale[l] = scales;
+    }
+    a->means = means;
+    a->scale = scale;
+}
+
+/* Those of cells, in any order, and some by several rows; a head without any has no number. */
+static void make_cell_means(check *c, kvf_skim_args *a, uint32_t *count, bool is_extreme)
+{
+    const uint32_t per = 1 + check_below(c, 2), all = 1 + check_below(c, 40);
+    const uint32_t heads = a->lists % 2 ? 1 : 2;
+    uint32_t *number = check_in(c, heads * sizeof *number), numbers = 0;
+    a->cell_stride = (a->stride + 1) * per;
+    uint32_t *cell = check_in(c, a->lists / heads * a->cell_stride * sizeof *cell);
+    for (uint32_t i = 0; i < a->lists / heads * a->cell_stride; i += per)
+        cell[i] = check_below(c, all) * per;
+    for (uint32_t h = 0; h < heads; h++) {
+        number[h] = h == 0 || check_below(c, 2) ? numbers++ : UINT32_MAX;
+        for (uint32_t l = h; number[h] == UINT32_MAX && l < a->lists; l += heads)
+            count[l] = 0;
+    }
+    int8_t *means = check_in(c, (size_t)numbers * all * a->head_dim);
+    uint16_t *scales = check_in(c, numbers * all * sizeof *scales);
+    fill_means(c, means, (size_t)numbers * all * a->head_dim, scales, (size_t)numbers * all,
+               is_extreme);
+    a->cell = cell;
+    a->cells = (kvf_cell_means){.means = means,
+                                .scales = scales,
+                                .number = number,
+                                .kv_heads = heads,
+                                .stretches = all,
+                                .cells = per};
+}
+
 static void skim_case(check *c, uint32_t head_dim, uint32_t group, bool is_extreme)
 {
     if (!check_begin(c))
         return;
-    kvf_skim_args a = {.head_dim = head_dim, .lists = 1 + check_below(c, 3), .group = group};
+    kvf_skim_args a = {.head_dim = head_dim, .lists = 1 + check_below(c, 4), .group = group};
     a.stride = 1 + check_below(c, 3 * KVF_SKIM_MEANS);
-    check_describe(c, "d=%u G=%u lists=%u stride=%u%s", head_dim, group, a.lists, a.stride,
-                   is_extreme ? " extreme" : "");
-    const int8_t **means = check_in(c, a.lists * sizeof *means);
-    const uint16_t **scale = check_in(c, a.lists * sizeof *scale);
+    const bool by_cell = check_below(c, 3) == 0;
+    check_describe(c, "d=%u G=%u lists=%u stride=%u%s%s", head_dim, group, a.lists, a.stride,
+                   is_extreme ? " extreme" : "", by_cell ? " by cell" : "");
     uint32_t *count = check_in(c, a.lists * sizeof *count);
-    for (uint32_t l = 0; l < a.lists; l++) {
+    for (uint32_t l = 0; l < a.lists; l++)
         count[l] = check_below(c, 3) ? check_below(c, a.stride + 1) : l ? 0 : a.stride;
-        int8_t *mean = check_in(c, (size_t)count[l] * head_dim);
-        uint16_t *scales = check_in(c, count[l] * sizeof *scales);
-        for (size_t i = 0; i < (size_t)count[l] * head_dim; i++)
-            mean[i] = (int8_t)(is_extreme ? (check_below(c, 2) ? 127 : -127)
-                                          : (int)check_below(c, 255) - 127);
-        for (uint32_t i = 0; i < count[l]; i++)
-            scales[i] = (uint16_t)check_below(c, is_extreme ? 0x7c00 : 0x3c00);
-        means[l] = mean;
-        scale[l] = scales;
-    }
+    a.count = count;
+    if (by_cell)
+        make_cell_means(c, &a, count, is_extreme);
+    else
+        make_means(c, &a, is_extreme);
     kvf_weigh_args queries = {.head_dim = head_dim, .lists = a.lists, .group = group};
     make_queries(c, &queries, is_extreme);
     a.q = queries.q;
     a.q_scale = queries.q_scale;
-    a.means = means;
-    a.scale = scale;
-    a.count = count;
     const size_t bytes = (size_t)a.lists * group * a.stride * sizeof(float);
     float *scores[2];
     for (int k = 0; k < 2; k++) {

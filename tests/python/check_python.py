@@ -615,6 +615,16 @@ class Blocks(Base):
             kvferry.Blocks.plan_for(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
                                     head_dim=32, tokens_max=64, select="hybrid")
 
+    def test_kinds_of_heads(self):
+        """A coarse head has a mean of head_dim + 2 bytes for every 64 tokens of a block."""
+        shape = dict(block_count=32, block_tokens=128, layers=2, query_heads=4, kv_heads=2, head_dim=64,
+                     tokens_max=256, budget_tokens=128)
+        hot, coarse = (kvferry.Blocks.plan_for(self.runtime, head_mask=mask, **shape).device_block_bytes
+                       for mask in (None, [[1, 2], [2, 2]]))
+        self.assertEqual(coarse - hot, 2 * (3 * (64 + 2) + 2 * 4)) # and a word per layer
+        with self.assertRaisesRegex(kvferry.Invalid, "block_tokens = 96: coarse heads"):
+            kvferry.Blocks.plan_for(self.runtime, head_mask=[[1, 2], [2, 2]], **dict(shape, block_tokens=96))
+
 
 class Settings(Base):
     def test_errors_name_the_field(self):

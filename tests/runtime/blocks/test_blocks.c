@@ -111,18 +111,74 @@ static void bits_are_those_of_sequences(void **state)
     }
 }
 
+/* ---- kinds of heads ---- */
+
+static const uint8_t kinds[] = {1, 2, 2, 2}; /* [layers, kv_heads] */
+
+/* Stretches of 64 tokens, of which coarse heads rank up to five and take one or two. */
+static kvf_blocks_config coarse_config(void)
+{
+    kvf_blocks_config bc = rig_config();
+    bc.cache.head_mask = kinds;
+    bc.cache.budget_tokens = 64;
+    bc.cache.local_tokens = 8;
+    bc.block_tokens = 64;
+    return bc;
+}
+
+/* Outputs of sequences that differ, of two rigs of the same tokens. */
+static uint32_t differing(const rig *a, const rig *b)
+{
+    const size_t rows = a->config.cache.layers, row = a->config.cache.query_heads *
+                                                      a->config.cache.head_dim *
+                                                      test_dtype_bytes(a->config.cache.dtype);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->requests; i++)
+        for (size_t t = 0; t < rows * a->request[i].count; t++)
+            n += memcmp(a->request[i].out + t * row, b->request[i].out + t * row, row) != 0;
+    return n;
+}
+
+static void kinds_of_heads_have_the_bits_of_sequences(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 3; i += test_on_cuda() ? 2 : 1) {
+        if (!test_takes(i))
+            continue;
+        const kvf_runtime_config rc = test_runtime_config();
+        kvf_blocks_config bc = coarse_config();
+        rig r, hot;
+        bc.cache.transfer = methods[i % method_count()];
+        bc.cache.page_size = i == 1 ? 64 : 8;
+        bc.cache.budget_tokens = i == 1 ? 144 : 64;
+        bc.cache.dtype = i ? KVF_BF16 : KVF_FP32;
+        bc.block_tokens = i == 2 ? 128 : 64;
+        bc.block_count = 24;
+        test_seed_print("blocks", 110 + i);
+        rig_open(&r, &rc, &bc, 4, 110 + i);
+        serve(&r, 1);
+        assert_true(r.compared > 100);
+        assert_int_equal(stats_of(&r).bad_rows, 0);
+        bc.cache.head_mask = NULL; /* which would be something else */
+        rig_open(&hot, &rc, &bc, 4, 110 + i);
+        assert_true(differing(&r, &hot) > 0);
+        rig_close(&hot);
+        rig_close(&r);
+    }
+}
+
 /* What the caller recorded once runs again with other tokens, tables, lengths and regions. */
 static void a_capture_of_the_caller_has_the_same_bits(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING};
     (void)state;
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < 4; i++) {
         if (!test_takes(i))
             continue;
         const kvf_runtime_config rc = test_runtime_config();
-        kvf_blocks_config bc = rig_config();
+        kvf_blocks_config bc = i == 3 ? coarse_config() : rig_config();
         rig r;
-        bc.cache.select = selects[i];
+        bc.cache.select = selects[i % 3];
         bc.cache.transfer = KVF_TRANSFER_MAPPED;
         test_seed_print("blocks", 90 + i);
         rig_open(&r, &rc, &bc, 3, 90 + i);
@@ -137,14 +193,13 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
 
 /* One request after another, with the same ids in the same region: pages, window and sink of the
  * one lie where those of the other are looked for. Returns how many outputs differ. */
-static uint32_t serve_in_turn(uint32_t is_deaf, kvf_transfer transfer, kvf_blocks_stats *stats)
+static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t is_deaf,
+                              kvf_blocks_stats *stats)
 {
     const kvf_runtime_config rc = test_runtime_config();
-    kvf_blocks_config bc = rig_config();
     rig r;
     test_seams.is_deaf = is_deaf;
-    bc.cache.transfer = transfer;
-    rig_open(&r, &rc, &bc, 3, 5);
+    rig_open(&r, &rc, &bc, 3, seed);
     for (uint32_t i = 0; i < r.requests; i++) {
         rig_request *q = &r.request[i];
         rig_grow(&r, q, q->count, 0);
@@ -164,14 +219,25 @@ static void a_write_voids_what_the_device_has(void **state)
     kvf_blocks_stats heard, deaf;
     (void)state;
     for (uint32_t i = 0; i < method_count(); i++) {
-        assert_int_equal(serve_in_turn(0, methods[i], &heard), 0);
+        kvf_blocks_config bc = rig_config();
+        bc.cache.transfer = methods[i];
+        assert_int_equal(serve_in_turn(bc, 5, 0, &heard), 0);
         assert_true(heard.pages_voided > 0 && heard.hits > 0);
         assert_true(heard.tokens_brought > 0);
         /* The same without counting writes: stale bytes are taken for true. */
-        assert_true(serve_in_turn(1, methods[i], &deaf) > 0);
+        assert_true(serve_in_turn(bc, 5, 1, &deaf) > 0);
         assert_true(deaf.pages_voided < heard.pages_voided);
         assert_true(deaf.tokens_brought < heard.tokens_brought);
     }
+}
+
+/* Means of what was there before would choose other pages. */
+static void a_write_voids_means(void **state)
+{
+    kvf_blocks_stats unused;
+    (void)state;
+    assert_int_equal(serve_in_turn(coarse_config(), 9, 0, &unused), 0);
+    assert_true(serve_in_turn(coarse_config(), 9, 2, &unused) > 0);
 }
 
 /* ---- mistakes ---- */
@@ -221,11 +287,9 @@ static void expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
     assert_int_equal(stats_of(r).bad_rows - before, __builtin_popcount(bad));
 }
 
-static void open_two_of(rig *r, kvf_select select)
+static void open_two_of(rig *r, kvf_blocks_config bc)
 {
     const kvf_runtime_config rc = test_runtime_config();
-    kvf_blocks_config bc = rig_config();
-    bc.cache.select = select;
     rig_open(r, &rc, &bc, 2, 9);
     for (uint32_t i = 0; i < 2; i++) {
         rig_grow(r, &r->request[i], r->request[i].count, 1);
@@ -235,7 +299,7 @@ static void open_two_of(rig *r, kvf_select select)
 
 static void open_two(rig *r)
 {
-    open_two_of(r, KVF_SELECT_DYNAMIC);
+    open_two_of(r, rig_config());
 }
 
 static void mistakes_cost_a_row(void **state)
@@ -357,7 +421,9 @@ static void a_chunk_tells_what_share_a_step_has(void **state)
     for (uint32_t is_full = 0; is_full < 2; is_full++) {
         rig r;
         float most = 0.0f;
-        open_two_of(&r, is_full ? KVF_SELECT_FULL : KVF_SELECT_DYNAMIC);
+        kvf_blocks_config bc = rig_config();
+        bc.cache.select = is_full ? KVF_SELECT_FULL : KVF_SELECT_DYNAMIC;
+        open_two_of(&r, bc);
         const uint32_t starts[] = {0, 1, 2}, heads = r.config.cache.query_heads;
         const uint32_t contexts[] = {r.request[0].count - 1, r.request[1].count - 1};
         float *dense = test_alloc(2 * heads * sizeof *dense);
@@ -426,7 +492,9 @@ static void a_copy_has_the_same_bits(void **state)
 {
     rig r;
     (void)state;
-    open_two(&r);
+    open_two_of(&r, coarse_config());
+    kvf_block_rows rows = last_tokens(&r);
+    expect_rows(&r, &rows, 0); /* means of the blocks that are copied are there */
     rig_request *q = &r.request[0];
     for (uint32_t i = 0; i < q->ids_count; i++) {
         const uint32_t from = (uint32_t)q->ids[i];
@@ -440,7 +508,7 @@ static void a_copy_has_the_same_bits(void **state)
         q->ids[i] = (int32_t)to;
         r.free_ids[r.free_count++] = (int32_t)from;
     }
-    const kvf_block_rows rows = last_tokens(&r);
+    rows = last_tokens(&r);
     expect_rows(&r, &rows, 0);
     rig_close(&r);
 }
@@ -454,13 +522,13 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     kvf_blocks *blocks = NULL;
     kvf_blocks_plan plan;
     kvf_error planned = {0};
-    uint8_t *mask = test_alloc(4);
+    uint8_t *mask = test_alloc(sizeof kinds);
     const uint64_t live = runtime->context->live_bytes;
     (void)size;
     for (char *field = change, *next; field; field = next) {
         const char *value = refusals_part(field, &next);
         if (strcmp(field, "head_mask") == 0)
-            bc.cache.head_mask = mask;
+            bc.cache.head_mask = memset(mask, atoi(value), sizeof kinds);
         else if (strcmp(field, "disk_path") == 0)
             bc.cache.disk_path = value;
         else if (strcmp(field, "block_count") == 0)
@@ -578,7 +646,7 @@ static void open_survives_every_failure(void **state)
 {
     refuser f = {.at = UINT32_MAX};
     kvf_runtime_config rc = test_runtime_config();
-    const kvf_blocks_config bc = rig_config();
+    const kvf_blocks_config bc = coarse_config();
     rc.allocator = (kvf_allocator){.alloc = alloc_or_refuse, .free = give_back, .user = &f};
     kvf_runtime *runtime = NULL;
     uint32_t n = 0;
@@ -610,7 +678,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_are_those_of_sequences),
+        cmocka_unit_test(kinds_of_heads_have_the_bits_of_sequences),
         cmocka_unit_test(a_write_voids_what_the_device_has),
+        cmocka_unit_test(a_write_voids_means),
         cmocka_unit_test(mistakes_cost_a_row),
         cmocka_unit_test(a_row_of_length_zero_is_none),
         cmocka_unit_test(a_token_that_is_not_finite_costs_its_rows),

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Means of stretches that were written, the specification and the only host form.
+ *
+ * Knows nothing of keys: what codes say is all there is (score/mean_key.h). Invariant: is_mean of a
+ * stretch is 1 only if whoever set it makes its means in this launch, or an earlier one did.
+ */
+
+#include "score/mean_key.h"
+#include "variants.h"
+
+/* Means of all coarse heads of the stretch that begins in a cell. */
+static void average(const kvf_average_args *a, uint32_t cell)
+{
+    const kvf_cells *c = a->cells;
+    const kvf_paging *p = &c->paging;
+    const uint32_t stretch = cell / kvf_stretch_cells(c), head_dim = p->shape.head_dim;
+    for (uint32_t h = 0; h < p->kv_heads; h++) {
+        const uint32_t number = c->coarse[a->layer * p->kv_heads + h];
+        kvf_code_group group[KVF_MEAN_GROUPS];
+        if (number == UINT32_MAX)
+            continue;
+        const size_t at = (size_t)number * c->stretches + stretch;
+        kvf_stretch_groups(a, cell, h, group);
+        c->mean_scales[at] = kvf_mean_key(c->means + at * head_dim, group, head_dim);
+    }
+}
+
+void kvf_average_ref(const void *args, uint32_t task)
+{
+    const kvf_average_args *a = args;
+    const kvf_cells *c = a->cells;
+    const uint32_t parts = kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES);
+    const uint32_t number = task / parts, first = 1 + task % parts * KVF_AVERAGE_STRETCHES;
+    const uint32_t *cells = c->cell + (size_t)number * c->paging.blocks_max;
+    const uint32_t end =
+        kvf_min_u32(1 + kvf_cells_ranked(c, number), first + KVF_AVERAGE_STRETCHES);
+    for (uint32_t i = first; i < end; i++) {
+        const uint32_t cell = cells[i * kvf_stretch_cells(c)];
+        uint32_t *is_mean = kvf_cell_is_mean(c, a->layer, cell);
+        if (__atomic_load_n(is_mean, __ATOMIC_RELAXED) == 0 &&
+            __atomic_exchange_n(is_mean, 1, __ATOMIC_RELAXED) == 0)
+            average(a, cell);
+    }
+}
