@@ -13,6 +13,7 @@ import glob
 import importlib.util
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -165,23 +166,40 @@ class Windows(Case):
 
 
 class Budget(Case):
-    def test_a_small_budget_is_the_command_s(self):
+    def as_the_command(self, mask=None):
+        """The tokens of `kvferry run` with the same settings."""
         import transformers
         model = os.environ["KVF_HF_MODEL"]
+        ours, option = ({"head_mask": mask}, ["--head-mask", mask]) if mask else ({}, [])
         with open(os.path.join(os.path.dirname(__file__), "..", "..", "CONTRIBUTING.md"),
                   encoding="utf-8") as text:
             ids = transformers.AutoTokenizer.from_pretrained(model)(text.read()).input_ids[:2000]
-        engine = self.ran(Engine([answer([ids], max_tokens=40)], {"budget": 512}, model=model,
-                                 max_num_batched_tokens=512))
+        engine = self.ran(Engine([answer([ids], max_tokens=40)], {"budget": 512, **ours}, model=model,
+                                 max_num_batched_tokens=512, block_size=64 if mask else 32))
         given, told = (os.path.join(FOLDER.name, name) for name in ("prompt", "told"))
         with open(given, "w", encoding="utf-8") as out:
             out.write(" ".join(map(str, ids)))
         subprocess.run([os.environ["KVF_COMMAND"], "run", "--model", model, "--token-ids", given,
-                        "--tokens", "40", "--ignore-eos", "--emit-ids", told],
+                        "--tokens", "40", "--ignore-eos", "--emit-ids", told, *option],
                        capture_output=True, check=True)
         with open(told, encoding="utf-8") as ids_told:
             wanted = [int(line) for line in ids_told]
         self.assertEqual(engine.results[0]["tokens"], [[wanted]])
+        return engine
+
+    def test_a_small_budget_is_the_command_s(self):
+        self.as_the_command()
+
+    def test_so_are_kinds_of_heads(self):
+        """A third of the heads hot, drawn: the others rank means first."""
+        mask = os.path.join(FOLDER.name, "hot.tsv")
+        with open(os.path.join(os.environ["KVF_HF_MODEL"], "config.json"), encoding="utf-8") as text:
+            config = json.load(text)
+        draw = random.Random(5)
+        with open(mask, "w", encoding="utf-8") as out:
+            for _ in range(config["num_hidden_layers"]):
+                out.write("\t".join(draw.choice("122") for _ in range(config["num_key_value_heads"])) + "\n")
+        self.assertRegex(self.as_the_command(mask).log, "select dynamic, of the heads [0-9]+% hot, [0-9]+% coarse;")
 
     def both(self, calls, **changes):
         """Pages that are copied to the device and found there again, then pages that are read in place,
@@ -240,6 +258,7 @@ class Refusals(Case):
             "no disk: a block may be any request's next": {
                 "additional_config": {"kvferry": {"disk": "/tmp"}}},
             "speculate = 1: ": {"additional_config": {"kvferry": {"speculate": 1}}},
+            "head_mask = /nowhere: ": {"additional_config": {"kvferry": {"head_mask": "/nowhere"}}},
             "select = hybrid: blocks of the caller take dynamic": {
                 "additional_config": {"kvferry": {"select": "hybrid"}}},
             "num_gpu_blocks_override = 301: so many blocks take": {

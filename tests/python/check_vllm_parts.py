@@ -4,14 +4,16 @@
 
 What vLLM does with them is tested by check_vllm.py, under `./dev vllm`.
 """
+import os
 import random
+import tempfile
 import types
 import unittest
 
 import numpy as np
 
 import kvferry
-from kvferry.vllm import options, refusals
+from kvferry.vllm import heads, options, refusals
 from kvferry.vllm.rows import Run, runs_of
 
 
@@ -19,13 +21,15 @@ class Options(unittest.TestCase):
     def test_both_sources(self):
         got = options.read({"budget": 256}, {
             "KVFERRY_BUDGET_TOKENS": "64", "KVFERRY_PAGE_SIZE": "8", "KVFERRY_HOST_MEMORY": "2GiB",
-            "KVFERRY_THREADS": "3", "KVFERRY_LIBRARY": "elsewhere", "HOME": "/"})
+            "KVFERRY_THREADS": "3", "KVFERRY_LIBRARY": "elsewhere", "HOME": "/",
+            "KVFERRY_HEAD_MASK": "hot.tsv"})
         self.assertEqual(got.cache, {"budget_tokens": 256, "page_size": "8"})
         self.assertEqual(got.runtime, {"threads": "3"})
         self.assertEqual(got.host_memory, 2 << 30)
+        self.assertEqual(got.head_mask, "hot.tsv")
 
     def test_nothing_said(self):
-        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0))
+        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None))
 
     def test_what_means_nothing_is_named(self):
         for text, given in (("no setting budgets: did you mean budget", {"budgets": 5}),
@@ -40,8 +44,7 @@ class Options(unittest.TestCase):
 
     def test_what_has_no_home_is_refused(self):
         for name, why in (("disk", "stays in host memory"), ("disk_path", "stays in host memory"),
-                          ("disk_bytes", "stays in host memory"), ("head_mask", "a block belongs to none"),
-                          ("heads", "a block belongs to none"), ("observe_window", "cannot be pruned"),
+                          ("disk_bytes", "stays in host memory"), ("observe_window", "cannot be pruned"),
                           ("phase_times", "vLLM's own profiler")):
             with self.subTest(name), self.assertRaisesRegex(
                     kvferry.Unsupported, "no %s: .*%s.*; leave it out" % (name, why)):
@@ -69,6 +72,44 @@ def engine(**changes):
         parts[part][field] = value
     made = {name + "_config": types.SimpleNamespace(**fields) for name, fields in parts.items() if name}
     return types.SimpleNamespace(**made, **parts[""])
+
+
+class Heads(unittest.TestCase):
+    """A model of 3 layers with 4 KV heads."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def read(self, text, layers=(0, 1, 2), kv_heads=4, rank=0, ranks=1):
+        path = os.path.join(self.folder.name, "hot.tsv")
+        with open(path, "w", encoding="utf-8") as out:
+            out.write(text)
+        return heads.read(path, 3, 4, heads.Share(layers, kv_heads, rank, ranks)).tolist()
+
+    def test_a_rank_has_its_own(self):
+        text = "1\t2\t2\t2\n2\t1\t1\t2\n2\t2\t2\t1\n"
+        self.assertEqual(self.read(text), [[1, 2, 2, 2], [2, 1, 1, 2], [2, 2, 2, 1]])
+        self.assertEqual(self.read(text, (1, 2)), [[2, 1, 1, 2], [2, 2, 2, 1]])
+        self.assertEqual(self.read(text, (0, 1, 2), 2, 1, 2), [[2, 2], [1, 2], [2, 1]])
+        for rank in range(8): # two ranks have each head
+            self.assertEqual(self.read(text, (1,), 1, rank, 8), [[(2, 1, 1, 2)[rank // 2]]])
+
+    def test_first_line(self):
+        self.assertEqual(heads.describe(np.array([[1, 2], [2, 0]])),
+                         "of the heads 25% hot, 50% coarse, 25% streaming")
+        self.assertEqual(heads.describe(np.array([[1, 1]])), "of the heads 100% hot")
+
+    def test_another_file_is_refused(self):
+        line = "1\t2\t2\t2\n"
+        for text, given in (("2 lines, and the model has 3 layers", line * 2),
+                            ("line 3 has 3 values, and a layer of the model has 4", line * 2 + "1\t2\t2"),
+                            ("line 1 has 3: must be", "3" + line[1:] + line * 2),
+                            ("line 2 has 0.5: must be", line + line.replace("1", "0.5") + line)):
+            with self.subTest(text), self.assertRaisesRegex(kvferry.Invalid, text):
+                self.read(given)
+        with self.assertRaisesRegex(kvferry.Invalid, "No such file.*tune --heads"):
+            heads.read("/nowhere", 3, 4, heads.Share((0,), 4, 0, 1))
 
 
 class Refusals(unittest.TestCase):

@@ -14,15 +14,14 @@ from ..capi import CacheConfig
 
 # What is shorter here, as `kvferry run` and kvferry.hf say it.
 NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes"}
-OWN = ("log_interval", "verify_interval")
+OWN = ("log_interval", "verify_interval", "head_mask")
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
          "tokens_max", "host_tokens_max", "prefill_chunk_max", "tokens_per_step_max", "device",
          "device_ordinal", "host_bytes")
 # What has no home under blocks, and why; other such settings the library refuses by their values.
 _ON_DISK = "a block may be any request's next, so it stays in host memory: give host_memory what there is"
-_KINDS = "a streaming or coarse head keeps what belongs to a sequence, and a block belongs to none"
-HOMELESS = {"head_mask": _KINDS, "heads": _KINDS, "disk": _ON_DISK, "disk_path": _ON_DISK,
+HOMELESS = {"disk": _ON_DISK, "disk_path": _ON_DISK,
             "disk_bytes": _ON_DISK, "observe_window": "blocks cannot be pruned",
             "phase_times": "vLLM's own profiler times a pass"}
 PREFIX = "KVFERRY_"
@@ -36,6 +35,7 @@ class Options(NamedTuple):
     host_memory: Optional[int] # bytes of pages of a rank
     log_interval: float # seconds between lines of statistics; 0 = none
     verify_interval: int # every N-th pass is also attended to densely; 0 = none
+    head_mask: Optional[str] # file of the kinds of heads; see heads.py
 
 
 def read(given: Any, environment: Mapping[str, str]) -> Options:
@@ -51,7 +51,8 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
     fill(sizes, "cache", {"host_bytes": found.pop("host_bytes", None)}, [])
     return Options(runtime, found, sizes.host_bytes or None,
                    _number("log_interval", own.get("log_interval", 60), "seconds", float),
-                   _number("verify_interval", own.get("verify_interval", 0), "a number of passes", int))
+                   _number("verify_interval", own.get("verify_interval", 0), "a number of passes", int),
+                   own.get("head_mask"))
 
 
 def _rows(of: str) -> List[str]:

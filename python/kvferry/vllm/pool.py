@@ -9,6 +9,7 @@ import time
 from typing import Any, List, Optional
 
 import torch
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 
 from .. import __version__
@@ -16,6 +17,7 @@ from .._blocks import Blocks
 from .._errors import Invalid, OutOfMemory
 from .._runtime import Runtime, Stream
 from ..capi import BlocksStats, Select
+from . import heads as _heads
 from . import options as _options
 from .metrics import Written, values_of
 from .refusals import refuse
@@ -59,8 +61,17 @@ class Pool:
         shapes = {(i.num_heads, i.num_kv_heads, i.head_size, i.scale) for i in self.layers.values()}
         if len(shapes) > 1:
             refuse("layers of different shapes", "take another model")
+        mask = None
+        if self.options.head_mask is not None:
+            model, parallel = config.model_config, config.parallel_config
+            ranks = parallel.tensor_parallel_size
+            mask = _heads.read(
+                self.options.head_mask, model.get_total_num_hidden_layers(),
+                model.get_total_num_kv_heads(),
+                _heads.Share([extract_layer_index(name) for name in self.layers], impl.num_kv_heads,
+                             parallel.rank % ranks, ranks))
         return dict(
-            self.options.cache, layers=len(self.layers), query_heads=impl.num_heads,
+            self.options.cache, head_mask=mask, layers=len(self.layers), query_heads=impl.num_heads,
             kv_heads=impl.num_kv_heads, head_dim=impl.head_size, dtype=config.model_config.dtype,
             softmax_scale=impl.scale, tokens_max=config.model_config.max_model_len,
             sequences_max=self.regions)
@@ -102,15 +113,17 @@ class Pool:
     def describe(self) -> str:
         """What is in force, in a line."""
         assert self.blocks is not None
-        s, plan = self.blocks.settings, self.blocks.plan
+        s, plan, mask = self.blocks.settings, self.blocks.plan, self._shape["head_mask"]
         blocks, scheduler = self._config.cache_config.num_gpu_blocks - 1, self._config.scheduler_config
-        return ("kvferry %s on %s: budget %d, pages of %d tokens, select %s; %d blocks of %d, %d tokens fit%s, "
+        return ("kvferry %s on %s: budget %d, pages of %d tokens, select %s%s; %d blocks of %d, %d tokens fit%s, "
                 "in %d requests at once of up to %d; host memory %d MiB, device memory %d MiB and %d MiB "
                 "in vLLM's blocks" % (
                     __version__, self.runtime.device_name, s.budget_tokens, s.page_size,
-                    Select(s.select).name.lower(), blocks, self._block_tokens,
+                    Select(s.select).name.lower(),
+                    "" if mask is None else ", " + _heads.describe(mask), blocks, self._block_tokens,
                     blocks * self._block_tokens,
-                    "" if self._are_all_ours else " where other layers take no block", scheduler.max_num_seqs, s.tokens_max,
+                    "" if self._are_all_ours else " where other layers take no block",
+                    scheduler.max_num_seqs, s.tokens_max,
                     plan.host_bytes // MIB, plan.device_bytes // MIB,
                     (blocks + 1) * len(self.layers) * plan.code_bytes // MIB))
 
