@@ -11,27 +11,6 @@
 #include "cuda_kernels.h"
 #include "score/means.cuh"
 
-/* Means of all coarse heads of the stretch that begins in a cell. By the whole block. */
-static __device__ __forceinline__ void average(const kvf_average_args &a, uint32_t cell, float *all)
-{
-    const kvf_cells *c = a.cells;
-    const kvf_paging *p = &c->paging;
-    const uint32_t stretch = cell / kvf_stretch_cells(c), head_dim = p->shape.head_dim;
-    for (uint32_t h = 0; h < p->kv_heads; h++) {
-        const uint32_t number = c->coarse[a.layer * p->kv_heads + h];
-        kvf_code_group group[KVF_MEAN_GROUPS];
-        if (number == UINT32_MAX)
-            continue;
-        const size_t at = (size_t)number * c->stretches + stretch;
-        kvf_stretch_groups(&a, cell, h, group);
-        const uint16_t scale =
-            kvf_mean_of(c->means + at * head_dim + threadIdx.x, group, all, head_dim);
-        if (threadIdx.x == 0)
-            c->mean_scales[at] = scale;
-        __syncthreads(); /* `all` is read */
-    }
-}
-
 static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
     average_cells(const __grid_constant__ kvf_average_args a)
 {
@@ -43,15 +22,30 @@ static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
     const uint32_t end =
         kvf_min_u32(1 + kvf_cells_ranked(c, number), first + KVF_AVERAGE_STRETCHES);
     float *const all = (float *)kvf_shared();
-    uint32_t *const is_ours = (uint32_t *)(all + c->paging.shape.head_dim);
+    uint32_t *const ours = (uint32_t *)(all + a.head_dim); /* cells; UINT32_MAX: another's */
     /* A thread claims a stretch, or several where heads are small. */
-    for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x)
-        is_ours[i - first] =
-            atomicExch(kvf_cell_is_mean(c, a.layer, cells[(size_t)i * per]), 1u) == 0;
+    for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x) {
+        const uint32_t cell = cells[(size_t)i * per];
+        const bool is_ours = atomicExch(kvf_cell_is_mean(c, a.layer, cell), 1u) == 0;
+        ours[i - first] = is_ours ? cell : UINT32_MAX;
+    }
     __syncthreads();
-    for (uint32_t i = first; i < end; i++)
-        if (is_ours[i - first])
-            average(a, cells[(size_t)i * per], all);
+    const uint32_t heads = c->paging.kv_heads;
+    for (uint32_t i = 0; first < end && i < (end - first) * heads; i++) {
+        const uint32_t cell = ours[i / heads];
+        const uint32_t coarse = c->coarse[a.layer * heads + i % heads];
+        float x = 0.0f;
+        if (cell == UINT32_MAX || coarse == UINT32_MAX)
+            continue;
+        for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++)
+            x = kvf_mean_add(x, kvf_stretch_group(&a, cell, i % heads, g), a.head_dim);
+        const size_t at = (size_t)coarse * c->stretches + cell / kvf_stretch_cells(c);
+        const uint16_t scale =
+            kvf_mean_end(c->means + at * a.head_dim + threadIdx.x, x, all, a.head_dim);
+        if (threadIdx.x == 0)
+            c->mean_scales[at] = scale;
+        __syncthreads(); /* `all` is read */
+    }
 }
 
 extern "C" int kvf_average_cuda(const void *args, uint32_t tasks, void *stream)

@@ -240,17 +240,17 @@ KVF_INLINE uint32_t kvf_cells_ranked(const kvf_cells *c, uint32_t number)
     return count;
 }
 
-/* Code groups of head `head` of the stretch that begins in a cell. */
-KVF_INLINE void kvf_stretch_groups(const kvf_average_args *a, uint32_t cell, uint32_t head,
-                                   kvf_code_group group[KVF_MEAN_GROUPS])
+/* Code group `g` of head `head` of the stretch that begins in a cell. */
+KVF_INLINE kvf_code_group kvf_stretch_group(const kvf_average_args *a, uint32_t cell, uint32_t head,
+                                            uint32_t g)
 {
     const kvf_paging *p = &a->cells->paging;
-    for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++) {
-        const uint32_t token = g * (KVF_MEAN_TOKENS / KVF_MEAN_GROUPS);
-        const uint32_t of = cell + token / p->block_size, t = token % p->block_size;
-        group[g].words = kvf_cell_words(&a->codes, p->shape.head_dim, p->block_size, of, head, t);
-        group[g].scales = (const char *)(kvf_cell_scales(&a->codes, p->block_size, of, head) + t);
-    }
+    const uint32_t token = g * (KVF_MEAN_TOKENS / KVF_MEAN_GROUPS);
+    const uint32_t of = cell + token / p->block_size, t = token % p->block_size;
+    kvf_code_group group;
+    group.words = kvf_cell_words(&a->codes, p->shape.head_dim, p->block_size, of, head, t);
+    group.scales = (const char *)(kvf_cell_scales(&a->codes, p->block_size, of, head) + t);
+    return group;
 }
 
 /* The tag that tokens first .. first + count - 1 of a cell have today. */

@@ -17,27 +17,26 @@
 #include "common/convert.h"
 #include "score_args.h"
 
-/* x += the key of token `token` of a group, as its code has it. */
-static inline void kvf_mean_add(float *x, const kvf_code_group *group, uint32_t token,
-                                uint32_t head_dim)
+/* x [head_dim] += the keys of a group, as their codes have them. */
+static inline void kvf_mean_add(float *x, kvf_code_group group, uint32_t head_dim)
 {
     static const float level[4] = {-10.0f, -3.0f, 3.0f, 10.0f};
-    const uint32_t *words =
-        (const uint32_t *)(const void *)group->words + kvf_code_word(head_dim, token, 0);
-    const float scale = kvf_fp16_to_float(((const uint16_t *)(const void *)group->scales)[token]);
-    for (uint32_t i = 0; i < head_dim; i++) {
-        const uint32_t word = words[i / KVF_CODE_LANES * KVF_CODE_LANES];
-        x[i] = x[i] + scale * level[word >> kvf_code_shift(i % KVF_CODE_LANES) & 3];
+    const uint32_t *words = (const uint32_t *)(const void *)group.words;
+    const uint16_t *scales = (const uint16_t *)(const void *)group.scales;
+    for (uint32_t t = 0; t < KVF_CODE_TOKENS; t++) {
+        const uint32_t *token = words + kvf_code_word(head_dim, t, 0);
+        const float scale = kvf_fp16_to_float(scales[t]);
+        for (uint32_t i = 0; i < head_dim; i++) {
+            const uint32_t word = token[i / KVF_CODE_LANES * KVF_CODE_LANES];
+            x[i] = x[i] + scale * level[word >> kvf_code_shift(i % KVF_CODE_LANES) & 3];
+        }
     }
 }
 
-/* Levels to mean [head_dim]; returns their scale. */
-static inline uint16_t kvf_mean_key(int8_t *mean, const kvf_code_group group[KVF_MEAN_GROUPS],
-                                    uint32_t head_dim)
+/* From the sum of a stretch: levels to mean [head_dim]; returns their scale. */
+static inline uint16_t kvf_mean_end(int8_t *mean, float *x, uint32_t head_dim)
 {
-    float x[KVF_HEAD_DIM_MAX] = {0.0f}, largest = 0.0f;
-    for (uint32_t t = 0; t < KVF_MEAN_TOKENS; t++)
-        kvf_mean_add(x, &group[t / KVF_CODE_TOKENS], t % KVF_CODE_TOKENS, head_dim);
+    float largest = 0.0f;
     for (uint32_t c = 0; c < head_dim; c++) {
         x[c] = x[c] * (1.0f / KVF_MEAN_TOKENS);
         largest = fmaxf(largest, fabsf(x[c]));

@@ -23,13 +23,15 @@ static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
         return;
     const char *codes =
         kvf_row_digest(p, row, 0, head) + (size_t)i * KVF_MEAN_GROUPS * kvf_code_bytes(head_dim);
-    kvf_code_group group[KVF_MEAN_GROUPS];
+    float x = 0.0f;
     for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++, codes += kvf_code_bytes(head_dim)) {
-        group[g].words = codes;
-        group[g].scales = codes + kvf_code_scales(head_dim);
+        kvf_code_group group;
+        group.words = codes;
+        group.scales = codes + kvf_code_scales(head_dim);
+        x = kvf_mean_add(x, group, head_dim);
     }
-    const uint16_t scale = kvf_mean_of(kvf_row_mean(p, row, head, i) + threadIdx.x, group,
-                                       (float *)kvf_shared(), head_dim);
+    const uint16_t scale = kvf_mean_end(kvf_row_mean(p, row, head, i) + threadIdx.x, x,
+                                        (float *)kvf_shared(), head_dim);
     if (threadIdx.x == 0)
         *kvf_row_mean_scale(p, row, head, i) = scale;
 }

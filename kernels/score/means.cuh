@@ -16,26 +16,31 @@
 #include "score/codes.h"
 #include "score/score_args.h"
 
-/* The thread's channel to *mean; returns the scale, in all threads. `all` is shared memory for
- * head_dim numbers, which nobody reads any more. */
-static __device__ __forceinline__ uint16_t kvf_mean_of(int8_t *mean, const kvf_code_group *group,
-                                                       float *all, uint32_t head_dim)
+/* Of one channel: the sum and the keys of a group, as codes have them. */
+static __device__ __forceinline__ float kvf_mean_add(float x, const kvf_code_group &group,
+                                                     uint32_t head_dim)
 {
-    const uint32_t c = threadIdx.x, shift = kvf_code_shift(c % KVF_CODE_LANES);
-    float x = 0.0f, largest = 0.0f;
-#pragma unroll
-    for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++) {
-        const uint32_t *words = (const uint32_t *)(const void *)group[g].words;
-        const uint16_t *scales = (const uint16_t *)(const void *)group[g].scales;
-        for (uint32_t t = 0; t < KVF_CODE_TOKENS; t++) {
-            const uint32_t word = words[kvf_code_word(head_dim, t, c / KVF_CODE_LANES)];
-            const uint32_t code = word >> shift & 3;
-            const float level = code == 0 ? -10.0f : code == 1 ? -3.0f : code == 2 ? 3.0f : 10.0f;
-            x = __fadd_rn(x, __fmul_rn(kvf_fp16_to_float(scales[t]), level));
-        }
+    const uint32_t shift = kvf_code_shift(threadIdx.x % KVF_CODE_LANES);
+    const uint32_t *words = (const uint32_t *)(const void *)group.words;
+    const uint16_t *scales = (const uint16_t *)(const void *)group.scales;
+#pragma unroll 4
+    for (uint32_t t = 0; t < KVF_CODE_TOKENS; t++) {
+        const uint32_t word = words[kvf_code_word(head_dim, t, threadIdx.x / KVF_CODE_LANES)];
+        const uint32_t code = word >> shift & 3;
+        const float level = code == 0 ? -10.0f : code == 1 ? -3.0f : code == 2 ? 3.0f : 10.0f;
+        x = __fadd_rn(x, __fmul_rn(kvf_fp16_to_float(scales[t]), level));
     }
+    return x;
+}
+
+/* From the sum of a stretch, the thread's channel to *mean; returns the scale, in all threads.
+ * `all` is shared memory for head_dim numbers, which nobody reads any more. */
+static __device__ __forceinline__ uint16_t kvf_mean_end(int8_t *mean, float x, float *all,
+                                                        uint32_t head_dim)
+{
+    float largest = 0.0f;
     x = __fmul_rn(x, 1.0f / KVF_MEAN_TOKENS);
-    all[c] = fabsf(x);
+    all[threadIdx.x] = fabsf(x);
     __syncthreads();
     for (uint32_t k = 0; k < head_dim; k++)
         largest = fmaxf(largest, all[k]);
