@@ -24,6 +24,12 @@
 #include <vector_functions.h>
 
 #include "emu_machine.h"
+#if KVF_EMU_ASAN
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(pointer, bytes)   ((void)(pointer), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(pointer, bytes) ((void)(pointer), (void)(bytes))
+#endif
 
 __thread kvf_emu_place kvf_emu_here;
 uint32_t kvf_emu_fence_word;
@@ -32,7 +38,7 @@ static void fiber_main(void);
 
 /* ---- the machine of an OS thread ---- */
 
-static __thread kvf_emu_machine *here __attribute__((tls_model("initial-exec")));
+__thread kvf_emu_machine *kvf_emu_machine_here;
 
 /* Machines of threads that have ended, for those that come: fibers are costly under TSan. Kept
  * until the process ends. */
@@ -45,23 +51,35 @@ struct machine_owner {
     ~machine_owner()
     {
         std::lock_guard<std::mutex> guard(idle_lock);
-        here->next_idle = idle_machines;
-        idle_machines = here;
-        here = NULL;
+        kvf_emu_machine_here->next_idle = idle_machines;
+        idle_machines = kvf_emu_machine_here;
+        kvf_emu_machine_here = NULL;
     }
 };
 } // namespace
+
+/* Its shared memory is kept, out of bounds but for what a grid has of it: memory that came and
+ * went with every grid would be new pages each time. */
+static kvf_emu_machine *machine_create(void)
+{
+    void *memory = NULL, *shared = NULL;
+    if (posix_memalign(&memory, alignof(kvf_emu_machine), sizeof(kvf_emu_machine)) != 0 ||
+        posix_memalign(&shared, 128, KVF_EMU_SHARED_BYTES_MAX) != 0)
+        abort();
+    memset(memory, 0, sizeof(kvf_emu_machine));
+    kvf_emu_machine *m = (kvf_emu_machine *)memory;
+    m->shared = (char *)shared;
+    ASAN_POISON_MEMORY_REGION(m->shared, KVF_EMU_SHARED_BYTES_MAX);
+    return m;
+}
 
 static kvf_emu_machine *machine_take(void)
 {
     std::lock_guard<std::mutex> guard(idle_lock);
     kvf_emu_machine *m = idle_machines;
-    if (m != NULL)
-        idle_machines = m->next_idle;
-    else
-        m = (kvf_emu_machine *)calloc(1, sizeof(*m));
     if (m == NULL)
-        abort();
+        return machine_create();
+    idle_machines = m->next_idle;
     return m;
 }
 
@@ -73,28 +91,25 @@ static bool asked_for(const char *variable, const char *value)
 
 static kvf_emu_machine *machine_open(void)
 {
-    if (here == NULL) {
-        here = machine_take();
+    kvf_emu_machine *m = kvf_emu_machine_here;
+    if (m == NULL) {
+        m = kvf_emu_machine_here = machine_take();
         static thread_local machine_owner owner;
         (void)owner;
-        if (here->stacks.memory == NULL)
-            kvf_emu_stacks_open(&here->stacks, KVF_EMU_BLOCK_THREADS_MAX);
-        kvf_emu_stacks_adopt(&here->stacks);
-        here->place = &kvf_emu_here;
-        here->backwards = asked_for("KVF_EMU_ORDER", "backwards");
-        here->has_races = KVF_EMU_TSAN && !asked_for("KVF_EMU_RACES", "streams");
-    }
-    return here;
-}
-
-KVF_EMU_QUIET kvf_emu_machine *kvf_emu_machine_get(void)
-{
-    kvf_emu_machine *m = here;
-    if (m == NULL || m->body == NULL) {
-        fputs("kvferry emulator: device code called outside a kernel\n", stderr);
-        abort();
+        if (m->stacks.memory == NULL)
+            kvf_emu_stacks_open(&m->stacks, KVF_EMU_BLOCK_THREADS_MAX);
+        kvf_emu_stacks_adopt(&m->stacks);
+        m->place = &kvf_emu_here;
+        m->backwards = asked_for("KVF_EMU_ORDER", "backwards");
+        m->has_races = KVF_EMU_TSAN && !asked_for("KVF_EMU_RACES", "streams");
     }
     return m;
+}
+
+void kvf_emu_fail_outside(void)
+{
+    fputs("kvferry emulator: device code called outside a kernel\n", stderr);
+    abort();
 }
 
 /* ---- errors ---- */
@@ -224,7 +239,7 @@ KVF_EMU_QUIET static inline uint32_t next_bit(uint32_t set, uint32_t after, bool
     return (uint32_t)__builtin_ctz(above != 0 ? above : set);
 }
 
-KVF_EMU_QUIET static uint32_t next_in_warp(const kvf_emu_machine *m, uint32_t warp)
+KVF_EMU_QUIET static inline uint32_t next_in_warp(const kvf_emu_machine *m, uint32_t warp)
 {
     const uint32_t lane = warp == m->current / 32 ? m->current % 32 : m->backwards ? 0 : 31;
     return warp * 32 + next_bit(m->warps[warp].ready, lane, m->backwards);
@@ -300,7 +315,8 @@ KVF_EMU_QUIET void kvf_emu_suspend(kvf_emu_machine *m, const char *waits_for)
     const uint32_t self = m->current;
     kvf_emu_thread *t = &m->threads[self];
     t->waits_for = waits_for;
-    const uint32_t next = next_thread(m);
+    const uint32_t warp = self / 32;
+    const uint32_t next = m->warps[warp].ready != 0 ? next_in_warp(m, warp) : next_thread(m);
     if (next == self)
         set_current(m, self);
     else
@@ -440,7 +456,7 @@ KVF_EMU_QUIET static void next_for_fiber(kvf_emu_machine *m, kvf_emu_fiber *self
 
 KVF_EMU_QUIET static void fiber_main(void)
 {
-    kvf_emu_machine *m = here;
+    kvf_emu_machine *m = kvf_emu_machine_here;
     kvf_emu_fiber *self = m->threads[m->current].fiber;
     for (;;) {
         KVF_EMU_ACQUIRE(m, &m->block_begin);
@@ -505,19 +521,17 @@ KVF_EMU_QUIET void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes,
     grid_begin(m, grid, block, &body, kernel);
     m->earlier = earlier;
     memset(known_global, 0, sizeof(known_global));
-    void *shared = NULL;
-    if (posix_memalign(&shared, 128, shared_bytes != 0 ? shared_bytes : 1) != 0)
-        abort();
-    kvf_emu_here.shared = (char *)shared;
+    ASAN_UNPOISON_MEMORY_REGION(m->shared, shared_bytes);
+    kvf_emu_here.shared = m->shared;
     kvf_emu_here.shared_bytes = shared_bytes;
     for (uint32_t z = 0; z < grid.z; z++)
         for (uint32_t y = 0; y < grid.y; y++)
             for (uint32_t x = 0; x < grid.x; x++) {
                 kvf_emu_here.block_index = make_uint3(x, y, z);
-                kvf_emu_poison(shared, shared_bytes);
+                kvf_emu_poison(m->shared, shared_bytes);
                 run_block(m);
             }
-    free(shared);
+    ASAN_POISON_MEMORY_REGION(m->shared, shared_bytes);
     kvf_emu_here.shared = NULL;
     m->body = NULL;
 }

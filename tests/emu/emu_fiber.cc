@@ -135,6 +135,9 @@ void kvf_emu_stacks_open(kvf_emu_stacks *stacks, unsigned fibers)
         fail("kvferry emulator: stacks of fibers");
     (void)madvise(memory, fibers * stack_stride(), MADV_NOHUGEPAGE);
     stacks->memory = (char *)memory;
+    stacks->fibers = (kvf_emu_fiber *)calloc(fibers, sizeof(*stacks->fibers));
+    if (stacks->fibers == NULL)
+        fail("kvferry emulator: fibers");
     stacks->limit = fibers;
 }
 
@@ -159,10 +162,10 @@ KVF_EMU_QUIET kvf_emu_fiber *kvf_emu_fiber_create(kvf_emu_stacks *stacks, void (
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const unsigned number = stacks->made++;
-    kvf_emu_fiber *fiber = (kvf_emu_fiber *)calloc(1, sizeof(*fiber));
     char *guard = stacks->memory + number * stack_stride();
-    if (fiber == NULL || number >= stacks->limit || mprotect(guard, page, PROT_NONE) != 0)
+    if (number >= stacks->limit || mprotect(guard, page, PROT_NONE) != 0)
         fail("kvferry emulator: stack of a fiber");
+    kvf_emu_fiber *fiber = &stacks->fibers[number];
     char *bottom = guard + page;
     prepare(fiber, bottom, bottom + STACK_BYTES - number % 32 * 128, entry);
 #if KVF_EMU_TSAN

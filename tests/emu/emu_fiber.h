@@ -72,6 +72,7 @@ struct kvf_emu_fiber {
 /* Where the fibers of one OS thread have their stacks, below each a page that nobody may touch. */
 struct kvf_emu_stacks {
     char *memory;
+    kvf_emu_fiber *fibers; /* [limit] */
     unsigned made, limit;
     const void *own_bottom; /* of the OS thread's own stack, for ASan */
     size_t own_bytes;

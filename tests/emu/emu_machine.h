@@ -43,14 +43,15 @@ struct kvf_emu_copies {
     uint32_t group; /* the one that is open */
 };
 
-struct kvf_emu_thread {
-    uint3 index;
+/* What a switch looks at is one line of the cache. */
+struct alignas(64) kvf_emu_thread {
     kvf_emu_fiber *fiber;
     const char *waits_for; /* NULL: it can run, runs, or has exited */
+    uint64_t *barrier;     /* that it waits for, or NULL */
     uint32_t mask;         /* of the warp operation it waits in */
     uint32_t parity;       /* of the phase it waits for */
-    uint64_t *barrier;     /* that it waits for, or NULL */
-    bool has_waited;       /* for what the stream has before the grid */
+    uint3 index;
+    bool has_waited; /* for what the stream has before the grid */
     kvf_emu_copies async, stores;
 };
 
@@ -77,6 +78,7 @@ struct kvf_emu_machine {
     kvf_emu_place *place; /* kvf_emu_here of the OS thread */
     kvf_emu_fiber *free_fibers;
     kvf_emu_machine *next_idle;
+    char *shared; /* KVF_EMU_SHARED_BYTES_MAX, of which a grid has the first */
     bool backwards;
     bool has_races; /* TSan takes each CUDA thread for a thread */
 
@@ -103,8 +105,19 @@ struct kvf_emu_machine {
     kvf_emu_fiber *fiber_of[KVF_EMU_BLOCK_THREADS_MAX]; /* with has_races: always the same */
 };
 
+/* That of this OS thread, or NULL. */
+extern __thread kvf_emu_machine *kvf_emu_machine_here
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+[[noreturn]] void kvf_emu_fail_outside(void);
+
 /* That of the block whose kernel is running. */
-kvf_emu_machine *kvf_emu_machine_get(void);
+KVF_EMU_QUIET static inline kvf_emu_machine *kvf_emu_machine_get(void)
+{
+    kvf_emu_machine *m = kvf_emu_machine_here;
+    if (m == NULL || m->body == NULL)
+        kvf_emu_fail_outside();
+    return m;
+}
 
 /* Let the running thread wait; somebody has written down what for. Returns once another made it
  * ready. */

@@ -43,10 +43,13 @@ KVF_EMU_QUIET void kvf_emu_warp_meet(const kvf_emu_warp_op *op, uint32_t mask, v
     kvf_emu_machine *m = kvf_emu_machine_get();
     const uint32_t lane = m->current % 32, bit = 1u << lane;
     kvf_emu_warp *warp = &m->warps[m->current / 32];
-    check_meeting(warp, op, mask, lane);
+    const int i = __builtin_ctz(mask | 1u << 31);
+    /* Who joins a meeting as it began has nothing new to be asked. */
+    if (!(mask & bit) || !(warp->meetings >> i & 1) || warp->meeting_mask[i] != mask ||
+        warp->meeting_op[i] != op)
+        check_meeting(warp, op, mask, lane);
     if (op->orders_memory)
         KVF_EMU_RELEASE(m, &warp->order);
-    const int i = __builtin_ctz(mask);
     if (!(warp->meetings >> i & 1)) {
         warp->meetings |= 1u << i;
         warp->meeting_mask[i] = mask;

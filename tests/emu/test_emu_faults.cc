@@ -251,7 +251,7 @@ void test_faults(void)
 {
     expect_reports();
 #if KVF_EMU_ASAN
-    EXPECT(writes_outside, "AddressSanitizer: heap-buffer-overflow", "writes_outside");
+    EXPECT(writes_outside, "AddressSanitizer: use-after-poison", "writes_outside");
     EXPECT(reads_past_local, "AddressSanitizer: stack-buffer-overflow", "reads_past_local");
 #else
     printf("writes_outside, reads_past_local: not tried without AddressSanitizer\n");
