@@ -59,6 +59,13 @@ def unit_of(path, ending):
     return os.path.basename(path)[len("cuda_"):-len(ending)]
 
 
+def own_unit(unit, full):
+    """The file that a kernel is from, and its name: several small ones are compiled as one unit, each in
+    a namespace that says so (tools/cuda_unit.py)."""
+    own = re.search(r"\bunit_(\w+)::", full)
+    return (own[1], re.sub(r"\bunit_\w+::", "", full)) if own else (unit, full)
+
+
 def read_logs(build):
     """Kernels, and findings."""
     kernels, findings = [], []
@@ -73,7 +80,8 @@ def read_logs(build):
         if len(found) != len(set(re.findall(r"Compiling entry function ('\S+' for '\w+')", text))):
             findings.append("%s: numbers of a kernel are missing" % path)
         for m, full in zip(found, demangle([m["symbol"] for m in found]) if found else []):
-            name = unit_of(path, ".ptxas.txt") + "/" + short(full)
+            unit, full = own_unit(unit_of(path, ".ptxas.txt"), full)
+            name = unit + "/" + short(full)
             kernels.append(Kernel(name, full, m["target"], int(m["registers"]), int(m["stack"]),
                                   int(m["stores"]) + int(m["loads"]), int(m["shared"] or 0)))
     if not kernels:
@@ -166,15 +174,12 @@ def check_counts(build, kernels, counts, tool, path):
 def check_instructions(build, budget):
     wanted = [l for l in budget if l.instructions]
     for path in sorted(glob.glob(os.path.join(build, "**", "cuda_*.o"), recursive=True)):
-        unit = unit_of(path, ".o")
-        if not any(fnmatch.fnmatchcase(unit, l.pattern.split("/")[0]) for l in wanted):
-            continue
         sass = subprocess.run(["cuobjdump", "-sass", path], stdout=subprocess.PIPE, text=True,
                               check=True).stdout
         parts = re.split(r"^\s*Function : (\S+)$", sass, flags=re.M)
         names = demangle(parts[1::2]) if len(parts) > 1 else []
         for full, code in zip(names, parts[2::2]):
-            name = unit + "/" + short(full)
+            name = own_unit(unit_of(path, ".o"), full)[0] + "/" + short(full)
             for line in wanted:
                 if fnmatch.fnmatchcase(name, line.pattern.split("@")[0]):
                     for instruction in line.instructions:

@@ -96,9 +96,10 @@ def by_kernel(units):
     for unit, found in units.items():
         forms = collections.defaultdict(list)
         for (_, counts), full in zip(found, budget.demangle([f[0] for f in found])):
-            forms[budget.short(full)].append((counts, full))
-        for name in sorted(forms):
-            result[unit, name] = sorted(forms[name], key=lambda f: -f[0]["all"])
+            own, full = budget.own_unit(unit, full)
+            forms[own, budget.short(full)].append((counts, full))
+        for key in sorted(forms):
+            result[key] = sorted(forms[key], key=lambda f: -f[0]["all"])
     return result
 
 

@@ -17,7 +17,7 @@ static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args
     kvf_assemble_list(a, blockIdx.x, kvf_shared());
 }
 
-int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_assemble_args *a = (const kvf_assemble_args *)args;
     const uint32_t lists = a->rows * a->paging.lists;

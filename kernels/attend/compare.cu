@@ -46,7 +46,7 @@ static __global__ void compare_kernel(const __grid_constant__ kvf_compare_args a
         a.counters->verified += a.heads;
 }
 
-int kvf_compare_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_compare_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

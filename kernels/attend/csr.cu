@@ -74,7 +74,7 @@ static __global__ void csr_out_kernel(const __grid_constant__ kvf_csr_args a)
         a.indptr[lists] = (int32_t)(begin + length);
 }
 
-int kvf_csr_out_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_csr_out_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_csr_args *a = (const kvf_csr_args *)args;
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, LISTS);
@@ -103,7 +103,7 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
         a.span_count[list] = count;
 }
 
-int kvf_csr_in_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_csr_in_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

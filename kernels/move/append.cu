@@ -47,7 +47,7 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
         kvf_row_fault(row, token);
 }
 
-int kvf_append_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_append_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_append_args *a = (const kvf_append_args *)args;
     if (tasks == 0)

@@ -27,7 +27,7 @@ static __global__ void frame_kernel(const __grid_constant__ kvf_frame_args a)
         *(uint4 *)(to + i) = kvf_load_once(from + i);
 }
 
-int kvf_frame_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_frame_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

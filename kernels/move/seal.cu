@@ -57,7 +57,7 @@ static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)
     }
 }
 
-int kvf_seal_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_seal_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_seal_args *a = (const kvf_seal_args *)args;
     if (tasks == 0)

@@ -18,7 +18,7 @@ static __global__ void stamp_kernel(const __grid_constant__ kvf_stamp_args a)
     *a.last = now;
 }
 
-int kvf_stamp_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_stamp_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

@@ -102,7 +102,7 @@ static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
         put_end(&a, &c, head, n);
 }
 
-int kvf_cover_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_cover_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_cover_args *a = (const kvf_cover_args *)args;
     if (tasks == 0)

@@ -295,7 +295,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
                                                         a.row->sealed * kvf_run_bytes(p) / 2);
 }
 
-int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

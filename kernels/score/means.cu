@@ -36,7 +36,7 @@ static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
         *kvf_row_mean_scale(p, row, head, i) = scale;
 }
 
-int kvf_means_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_means_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_means_args *a = (const kvf_means_args *)args;
     const uint32_t head_dim = a->paging.shape.head_dim;

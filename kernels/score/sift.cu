@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-int kvf_sift_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_sift_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-int kvf_skim_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_skim_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_skim_args *a = (const kvf_skim_args *)args;
     if (tasks == 0)

@@ -42,7 +42,7 @@ static __global__ void ahead_kernel(const __grid_constant__ kvf_ahead_args a)
                   (unsigned long long)n);
 }
 
-int kvf_ahead_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_ahead_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

@@ -31,7 +31,7 @@ static __global__ void drop_kernel(const __grid_constant__ kvf_drop_args a)
         row->store_count[kvf_list_head(p, list)] = sealed;
 }
 
-int kvf_drop_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_drop_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

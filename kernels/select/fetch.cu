@@ -40,7 +40,7 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
         *a.count = n + count;
 }
 
-int kvf_fetch_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_fetch_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_fetch_args *a = (const kvf_fetch_args *)args;
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, LISTS);

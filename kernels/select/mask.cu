@@ -41,7 +41,7 @@ static __global__ void mask_kernel(const __grid_constant__ kvf_mask_args a)
         a.id_count[list] = pages;
 }
 
-int kvf_mask_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_mask_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

@@ -26,7 +26,7 @@ static __global__ void newest_kernel(const __grid_constant__ kvf_newest_args a)
         a.id_count[list] = count;
 }
 
-int kvf_newest_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_newest_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

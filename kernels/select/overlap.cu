@@ -42,7 +42,7 @@ static __global__ void overlap_kernel(const __grid_constant__ kvf_overlap_args a
         a.choose[i] = kvf_row_choose(p, row);
 }
 
-int kvf_overlap_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_overlap_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;

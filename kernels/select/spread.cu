@@ -20,7 +20,7 @@ static __global__ void spread_kernel(const __grid_constant__ kvf_spread_args a)
         a.id_count[list] = count;
 }
 
-int kvf_spread_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_spread_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
