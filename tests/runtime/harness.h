@@ -33,16 +33,6 @@
 #ifndef TEST_SANITIZED
 #define TEST_SANITIZED 0
 #endif
-#if defined(__SANITIZE_THREAD__)
-#define TEST_BY_THREADS 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define TEST_BY_THREADS 1
-#endif
-#endif
-#ifndef TEST_BY_THREADS
-#define TEST_BY_THREADS 0
-#endif
 
 /* ---- random numbers: splitmix64, the same on every machine ---- */
 typedef struct test_random {
@@ -103,9 +93,10 @@ int test_on_cuda(void); /* 1: the suite runs on the CUDA device */
 /* How many of `n` rounds or steps this build has time for: half of them under a sanitizer, and a
  * quarter on the emulated device under one. */
 uint32_t test_afford(uint32_t n);
-/* Whether case `i` of many is run: one in three on the emulated device under the thread sanitizer,
- * where each takes seconds. For cases in which threads have the same part; all of them run there
- * under the address sanitizer. What was left out is told when the program ends. */
+/* Whether case `i` of many is run. On the emulated device, where each takes seconds under a
+ * sanitizer, KVF_TEST_CASES in the environment is `thirds`, every third one, or `others`; so each
+ * runs under one of two sanitizers. For cases in which threads have the same part. What was left
+ * out is told when the program ends. */
 int test_takes(size_t i);
 /* A method that the device has: direct needs a device that shares host memory, else it is mapped.
  */
