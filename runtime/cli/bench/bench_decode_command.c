@@ -4,22 +4,20 @@
  * `kvferry bench decode`: one decode step over context, budget, batch and method, with the floor
  * beside it.
  *
- * The floor of a step is the larger of two times: what it must read on the device over the read
- * bandwidth, and what it moved over the link's peak, both measured in the same run. A case with a
- * disk tier takes turns, step by step, with the same case in memory, and forks with sequences of
- * their own. A step is several layers,
- * enqueued together and waited for once, as a model does; figures are per layer. Layers and
- * sequences have pages and digests of their own, of equal keys, so digests come from memory and not
- * from a cache that only one layer would fit into. It knows the public API only.
+ * A case with a disk tier takes turns, step by step, with the same case in memory, and forks with
+ * sequences of their own. A step is several layers, enqueued together and waited for once, as a
+ * model does; figures are per layer. Layers and sequences have pages and digests of their own, of
+ * equal keys, so digests come from memory and not from a cache that only one layer would fit into.
+ * It knows the public API only.
  */
 
 #include "bench_commands.h"
 #include "decode_floor.h"
 #include "decode_inputs.h"
+#include "decode_rows.h"
 
 #include "calibration_file.h"
 #include "common/clock.h"
-#include "common/percentile.h"
 #include "interrupt.h"
 #include "progress.h"
 
@@ -32,66 +30,6 @@
 
 #define BLOCK_TOKENS 64u /* of a block, at most */
 
-/* ---- output ---- */
-
-/* Phases stand in the order of kvf_stats. */
-#define COLUMNS(X)                                                                                 \
-    X(DECODE_CONTEXT, "context_tokens", "context", INTEGER, 0)                                     \
-    X(DECODE_BUDGET, "budget_tokens", "budget", INTEGER, 0)                                        \
-    X(DECODE_BATCH, "batch", "batch", INTEGER, 0)                                                  \
-    X(DECODE_SELECT, "select", "select", TEXT, 0)                                                  \
-    X(DECODE_METHOD, "method", "method", TEXT, 0)                                                  \
-    X(DECODE_PAGES, "pages", "pages", TEXT, 0)                                                     \
-    X(DECODE_SPECULATE, "speculate", "spec", INTEGER, 0)                                           \
-    X(DECODE_HOT, "hot_heads", "hot", REAL, 2)                                                     \
-    X(DECODE_FORKS, "forks", "forks", INTEGER, 0)                                                  \
-    X(DECODE_RECORDED, "recorded", "rec", INTEGER, 0)                                              \
-    X(DECODE_NODES, "graph_nodes", NULL, INTEGER, 0)                                               \
-    X(DECODE_MEDIAN, "layer_us", "us/layer", REAL, 1)                                              \
-    X(DECODE_P10, "layer_p10_us", "p10", REAL, 1)                                                  \
-    X(DECODE_P95, "layer_p95_us", "p95", REAL, 1)                                                  \
-    X(DECODE_P99, "layer_p99_us", "p99", REAL, 1)                                                  \
-    X(DECODE_MEAN, "layer_mean_us", NULL, REAL, 1)                                                 \
-    X(DECODE_CPU, "layer_cpu_us", NULL, REAL, 1)                                                   \
-    X(DECODE_HOST, "enqueue_us", "enqueue", REAL, 1)                                               \
-    X(DECODE_FLOOR, "floor_us", "floor", REAL, 1)                                                  \
-    X(DECODE_OF_FLOOR, "times_floor", "x floor", REAL, 2)                                          \
-    X(DECODE_TOKENS, "tokens_attended", "tokens", REAL, 0)                                         \
-    X(DECODE_READ, "read_bytes", "MiB read", REAL, 2)                                              \
-    X(DECODE_MOVED, "moved_bytes", "MiB moved", REAL, 3)                                           \
-    X(DECODE_HITS, "hit_rate", "hits", REAL, 3)                                                    \
-    X(DECODE_VS_DENSE, "faster_than_dense", "vs dense", REAL, 1)                                   \
-    X(DECODE_OVERHEAD, "overhead", "overhead", REAL, 3)                                            \
-    X(DECODE_REFRESH, "refresh", "refresh", REAL, 3)                                               \
-    X(DECODE_FORESEEN, "pages_ahead_used", NULL, INTEGER, 0)                                       \
-    X(DECODE_PAGES_THERE, "pages_in_memory", "pages there", REAL, 4)                               \
-    X(DECODE_BUNDLES_THERE, "bundles_in_memory", "bundles there", REAL, 4)                         \
-    X(DECODE_BUNDLES, "bundles_wanted", "bundles", REAL, 0)                                        \
-    X(DECODE_FROM_DISK, "disk_mib", "MiB disk", REAL, 3)                                           \
-    X(DECODE_DISK_WAIT, "disk_wait_us", "disk wait", REAL, 1)                                      \
-    X(DECODE_VS_MEMORY, "times_in_memory", "x memory", REAL, 2)                                    \
-    X(DECODE_VS_MEMORY_P10, "times_in_memory_p10", "p10", REAL, 2)                                 \
-    X(DECODE_VS_MEMORY_P90, "times_in_memory_p90", "p90", REAL, 2)                                 \
-    X(DECODE_VS_APART, "times_apart", "x apart", REAL, 2)                                          \
-    X(DECODE_VS_APART_P10, "times_apart_p10", "p10", REAL, 2)                                      \
-    X(DECODE_VS_APART_P90, "times_apart_p90", "p90", REAL, 2)                                      \
-    X(DECODE_APPEND_US, "append_us", NULL, REAL, 1)                                                \
-    X(DECODE_SCORE_US, "score_us", NULL, REAL, 1)                                                  \
-    X(DECODE_SELECT_US, "select_us", NULL, REAL, 1)                                                \
-    X(DECODE_GATHER_US, "gather_us", NULL, REAL, 1)                                                \
-    X(DECODE_COPY_US, "copy_us", NULL, REAL, 1)                                                    \
-    X(DECODE_ATTEND_US, "attend_us", NULL, REAL, 1)                                                \
-    X(DECODE_REFRESH_US, "refresh_us", NULL, REAL, 1)                                              \
-    X(DECODE_DEVICE_BYTES, "device_bytes", NULL, INTEGER, 0)                                       \
-    X(DECODE_HOST_BYTES, "host_bytes", NULL, INTEGER, 0)                                           \
-    X(DECODE_STATUS, "status", "", TEXT, 0)
-
-enum decode_column { COLUMNS(CLI_COLUMN_NUMBER) DECODE_COLUMN_COUNT };
-
-static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
-
-/* ---- bench ---- */
-
 typedef struct decode_bench {
     decode_options o; /* of the case that is measured */
     decode_sweep sweep;
@@ -99,29 +37,11 @@ typedef struct decode_bench {
     kvf_stream *stream;
     decode_inputs inputs;
     void *out;
-    double read_rate; /* bytes per ns on the device */
-    double link_rate; /* bytes per ns over the link */
-    double dense_ns;  /* median of dense attention over this context; NAN = not measured */
+    decode_rates rates;
     cli_table table;
     cli_output json;
     bool failed;
 } decode_bench;
-
-/* What a case runs on. */
-typedef struct decode_case {
-    kvf_cache_config config;
-    uint32_t context, batch, steps;
-    double hot_heads; /* share of the KV heads */
-    bool is_dense;    /* what the other cases of its context are compared with */
-    bool is_forked;   /* all sequences are forks of the first */
-    kvf_cache *cache;
-    kvf_sequence *sequences[DECODE_BATCH_MAX];
-    kvf_recording *recording;
-    double *step_ns, *host_ns; /* [steps] per layer: the whole, and until it was enqueued */
-    double *cpu_ns;            /* [steps] of all threads, likewise */
-    double *ratios;            /* [steps] to the case beside it; NULL = there is none */
-    cli_cell *row;
-} decode_case;
 
 /* Cases that take turns, step by step, on the same inputs. */
 #define TOGETHER_MAX 2u
@@ -223,135 +143,6 @@ static bool records(const decode_bench *b)
     return b->o.record || (kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA && !b->o.eager);
 }
 
-/* A token of a page: packed ones by what the pool has for it. */
-static double page_token_bytes(const decode_case *c, double exact)
-{
-    const kvf_cache_config *config = kvf_cache_settings(c->cache);
-    const double tokens = (double)config->host_tokens_max * config->layers * config->kv_heads;
-    return config->pages == KVF_PAGES_BF16 || config->disk_path || config->head_mask
-               ? exact
-               : (double)kvf_cache_memory(c->cache)->host_kv_bytes / tokens;
-}
-
-/* What one layer of one step must read on the device: attended keys and values, and digests. */
-static double bytes_to_read(const decode_case *c, const kvf_stats *s)
-{
-    const double layer_steps = (double)c->steps * c->config.layers;
-    const double exact = 2.0 * c->config.head_dim * 2.0, token = page_token_bytes(c, exact);
-    const double tokens = (double)c->context * c->config.kv_heads * (c->is_forked ? 1 : c->batch);
-    const bool has_codes = c->config.digest == KVF_DIGEST_CODES;
-    const double boxes = exact * c->config.sub_digests / c->config.page_size;
-    const double code = c->config.head_dim / 4.0 + 2.0;
-    const double coarse = (c->config.head_dim + 2.0) / 64.0 + (double)c->config.coarse_share * code;
-    const double digest = has_codes ? c->hot_heads * code + (1.0 - c->hot_heads) * coarse : boxes;
-    const bool has_digests = c->config.select != KVF_SELECT_FULL &&
-                             c->config.select != KVF_SELECT_STREAMING &&
-                             c->config.select != KVF_SELECT_STATIC;
-    return (double)s->tokens_attended / layer_steps * token + (has_digests ? tokens * digest : 0.0);
-}
-
-/* Sorts the times. */
-static void set_times(const decode_bench *b, const decode_case *c, cli_cell *row)
-{
-    double mean = 0.0, *step = c->step_ns, *host = c->host_ns;
-    kvf_sort(c->cpu_ns, c->steps);
-    cli_cell_real(&row[DECODE_CPU], 1e-3 * kvf_percentile(c->cpu_ns, c->steps, 50));
-    for (uint32_t i = 0; i < c->steps; i++)
-        mean += step[i] / c->steps;
-    kvf_sort(step, c->steps);
-    kvf_sort(host, c->steps);
-    const double median = kvf_percentile(step, c->steps, 50);
-    cli_cell_real(&row[DECODE_MEDIAN], 1e-3 * median);
-    cli_cell_real(&row[DECODE_P10], 1e-3 * kvf_percentile(step, c->steps, 10));
-    cli_cell_real(&row[DECODE_P95], 1e-3 * kvf_percentile(step, c->steps, 95));
-    cli_cell_real(&row[DECODE_P99], 1e-3 * kvf_percentile(step, c->steps, 99));
-    cli_cell_real(&row[DECODE_MEAN], 1e-3 * mean);
-    cli_cell_real(&row[DECODE_HOST], 1e-3 * kvf_percentile(host, c->steps, 50));
-    cli_cell_real(&row[DECODE_VS_DENSE], b->dense_ns / median * c->batch);
-}
-
-/* What the device did, where it has the times. Overhead is none of attention, scoring and the
- * renewal of static sets: append, select and whatever the clock has beyond the sum of the parts. */
-static void set_phases(const decode_case *c, const kvf_stats *s, cli_cell *row)
-{
-    const double per_us = 1e3 * c->steps * c->config.layers, mean_us = row[DECODE_MEAN].real;
-    const uint64_t ns[] = {s->append_ns, s->score_ns,  s->select_ns, s->gather_ns,
-                           s->copy_ns,   s->attend_ns, s->refresh_ns};
-    if (!s->attend_ns)
-        return;
-    for (size_t i = 0; i < sizeof ns / sizeof *ns; i++)
-        cli_cell_real(&row[DECODE_APPEND_US + i], (double)ns[i] / per_us);
-    const double work_us = (double)(s->attend_ns + s->score_ns + s->refresh_ns) / per_us;
-    cli_cell_real(&row[DECODE_OVERHEAD], 1.0 - fmin(1.0, work_us / mean_us));
-    cli_cell_real(&row[DECODE_REFRESH], row[DECODE_REFRESH_US].real / mean_us);
-}
-
-/* What the tier had to read; per layer. */
-static void set_disk(const decode_case *c, const kvf_stats *s, cli_cell *row)
-{
-    const double layer_steps = (double)c->steps * c->config.layers;
-    const double pages = fmax(1.0, (double)s->pages_selected);
-    const double bundles = fmax(1.0, (double)s->disk_wanted);
-    cli_cell_real(&row[DECODE_PAGES_THERE], 1.0 - (double)s->pages_from_disk / pages);
-    cli_cell_real(&row[DECODE_BUNDLES_THERE], 1.0 - (double)s->disk_reads / bundles);
-    cli_cell_real(&row[DECODE_BUNDLES], (double)s->disk_wanted / layer_steps);
-    cli_cell_real(&row[DECODE_FROM_DISK], (double)s->bytes_from_disk / layer_steps / 1048576.0);
-    cli_cell_real(&row[DECODE_DISK_WAIT], 1e-3 * (double)s->disk_wait_ns / layer_steps);
-    kvf_sort(c->ratios, c->steps);
-    cli_cell_real(&row[DECODE_VS_MEMORY], kvf_percentile(c->ratios, c->steps, 50));
-    cli_cell_real(&row[DECODE_VS_MEMORY_P10], kvf_percentile(c->ratios, c->steps, 10));
-    cli_cell_real(&row[DECODE_VS_MEMORY_P90], kvf_percentile(c->ratios, c->steps, 90));
-}
-
-/* Beside sequences of their own. */
-static void set_apart(const decode_case *c, cli_cell *row)
-{
-    cli_cell_integer(&row[DECODE_FORKS], 1);
-    kvf_sort(c->ratios, c->steps);
-    cli_cell_real(&row[DECODE_VS_APART], kvf_percentile(c->ratios, c->steps, 50));
-    cli_cell_real(&row[DECODE_VS_APART_P10], kvf_percentile(c->ratios, c->steps, 10));
-    cli_cell_real(&row[DECODE_VS_APART_P90], kvf_percentile(c->ratios, c->steps, 90));
-}
-
-static void set_work(const decode_bench *b, const decode_case *c, const kvf_stats *s, cli_cell *row)
-{
-    const double layer_steps = (double)c->steps * c->config.layers;
-    const kvf_cache_plan *plan = kvf_cache_memory(c->cache);
-    const kvf_cache_config in_force = {.transfer = plan->transfer};
-    char text[32];
-    const double read = bytes_to_read(c, s), moved = (double)s->bytes_to_device / layer_steps;
-    const double floor_us = 1e-3 * fmax(read / b->read_rate, moved / b->link_rate);
-    cli_cell_text(&row[DECODE_METHOD], cli_show(kvf_cache_setting, "transfer", &in_force, text));
-    cli_cell_real(&row[DECODE_FLOOR], floor_us);
-    cli_cell_real(&row[DECODE_OF_FLOOR], row[DECODE_MEDIAN].real / floor_us);
-    cli_cell_real(&row[DECODE_TOKENS],
-                  (double)s->tokens_attended / layer_steps / c->batch / c->config.kv_heads);
-    cli_cell_real(&row[DECODE_READ], read / 1048576.0);
-    cli_cell_real(&row[DECODE_MOVED], moved / 1048576.0);
-    cli_cell_real(&row[DECODE_HITS], (double)s->hits / fmax(1.0, (double)s->pages_selected));
-    if (c->config.speculate)
-        cli_cell_integer(&row[DECODE_FORESEEN], s->pages_ahead_used);
-    if (plan->disk_bundle_bytes)
-        set_disk(c, s, row);
-    if (c->is_forked)
-        set_apart(c, row);
-    cli_cell_integer(&row[DECODE_DEVICE_BYTES],
-                     plan->device_kv_bytes + plan->device_digest_bytes + plan->device_table_bytes);
-    cli_cell_integer(&row[DECODE_HOST_BYTES],
-                     plan->host_kv_bytes + plan->host_staging_bytes + plan->host_table_bytes);
-}
-
-static void set_result(decode_bench *b, const decode_case *c)
-{
-    kvf_stats s;
-    kvf_cache_stats(c->cache, &s);
-    set_times(b, c, c->row);
-    set_phases(c, &s, c->row);
-    set_work(b, c, &s, c->row);
-    if (c->is_dense)
-        b->dense_ns = 1e3 * c->row[DECODE_MEDIAN].real;
-}
-
 static kvf_status record_if_wanted(const decode_bench *b, decode_case *c)
 {
     const kvf_status recorded = records(b) ? record_step(b, c) : KVF_OK;
@@ -398,7 +189,7 @@ static kvf_status run_steps(decode_bench *b, decode_cases *c)
     for (uint32_t i = 0; i < c->cases[0].steps && status == KVF_OK; i++)
         status = one_step(b, c, i);
     for (uint32_t i = 0; i < c->count && status == KVF_OK; i++)
-        set_result(b, &c->cases[i]);
+        decode_row_results(&c->cases[i], &b->rates);
     return status;
 }
 
@@ -433,22 +224,6 @@ static decode_case dense_case_of(const decode_bench *b)
     c.config.speculate = 0;
     forget_disk(&c.config);
     return c;
-}
-
-static void set_names(const decode_case *c, cli_cell *row)
-{
-    char text[32];
-    cli_cell_integer(&row[DECODE_CONTEXT], c->context);
-    if (!c->is_dense)
-        cli_cell_integer(&row[DECODE_BUDGET], c->config.budget_tokens);
-    cli_cell_integer(&row[DECODE_BATCH], c->batch);
-    cli_cell_text(&row[DECODE_SELECT], cli_show(kvf_cache_setting, "select", &c->config, text));
-    cli_cell_text(&row[DECODE_METHOD], cli_show(kvf_cache_setting, "transfer", &c->config, text));
-    cli_cell_text(&row[DECODE_PAGES], cli_show(kvf_cache_setting, "pages", &c->config, text));
-    if (c->config.speculate)
-        cli_cell_integer(&row[DECODE_SPECULATE], 1);
-    if (c->hot_heads < 1.0)
-        cli_cell_real(&row[DECODE_HOT], c->hot_heads);
 }
 
 /* Hot heads lie evenly among the coarse ones. */
@@ -533,7 +308,7 @@ static bool run_cases_together(decode_bench *b, decode_cases *c)
     decode_inputs_begin(&b->inputs, &b->o);
     for (uint32_t i = 0; i < c->count; i++) {
         c->cases[i].row = rows[i];
-        set_names(&c->cases[i], rows[i]);
+        decode_row_names(&c->cases[i], rows[i]);
     }
     for (uint32_t i = 0; i < c->count && status == KVF_OK; i++)
         status = open_case(b, &c->cases[i], &error);
@@ -582,8 +357,8 @@ static kvf_status reserve(decode_bench *b)
     if (status == KVF_OK)
         status = kvf_memory_alloc(b->runtime, out, &b->out);
     if (status == KVF_OK)
-        status = decode_floor_reading(b->runtime, b->stream, &b->read_rate);
-    return status == KVF_OK ? decode_floor_link(b->runtime, &b->link_rate) : status;
+        status = decode_floor_reading(b->runtime, b->stream, &b->rates.read_rate);
+    return status == KVF_OK ? decode_floor_link(b->runtime, &b->rates.link_rate) : status;
 }
 
 static void run_cases(decode_bench *b)
@@ -598,7 +373,7 @@ static void run_cases(decode_bench *b)
     for (uint64_t n = 0; n < cases && go_on && !cli_interrupted(); n++) {
         cli_axes_set(s->axes, s->axis_count, n, &b->o);
         if (n % per_context == 0) {
-            b->dense_ns = NAN;
+            b->rates.dense_ns = NAN;
             go_on = !b->o.dense_steps || run_dense_case(b);
         }
         go_on = go_on && run_case(b);
@@ -622,14 +397,14 @@ static bool write_results(decode_bench *b)
                               {"head_dim", NULL, c->head_dim},
                               {"page_size", NULL, c->page_size},
                               {"steps", NULL, b->o.steps},
-                              {"read_gb_per_s", NULL, b->read_rate},
-                              {"link_gb_per_s", NULL, b->link_rate},
+                              {"read_gb_per_s", NULL, b->rates.read_rate},
+                              {"link_gb_per_s", NULL, b->rates.link_rate},
                               {NULL, NULL, 0.0}};
     fprintf(stderr,
             "%s (%s): reads %.1f GB/s, link %.1f GB/s; %u layers, %u KV heads, group %u, head_dim "
             "%u, bf16, pages of %u\n",
-            kvf_runtime_device_name(b->runtime), device, b->read_rate, b->link_rate, c->layers,
-            c->kv_heads, b->o.group, c->head_dim, c->page_size);
+            kvf_runtime_device_name(b->runtime), device, b->rates.read_rate, b->rates.link_rate,
+            c->layers, c->kv_heads, b->o.group, c->head_dim, c->page_size);
     return cli_table_write(&b->table, b->o.format, facts, stdout) &&
            cli_table_save(&b->table, facts, &b->json);
 }
@@ -652,7 +427,7 @@ static int run_all(decode_bench *b)
 
 int cli_bench_decode_main(int argc, char **argv)
 {
-    decode_bench b = {.table = {.columns = columns, .column_count = DECODE_COLUMN_COUNT}};
+    decode_bench b = {.table = {.columns = decode_columns, .column_count = DECODE_COLUMN_COUNT}};
     char calibration[CLI_CALIBRATION_BYTES];
     const int parsed = decode_options_parse(argc, argv, &b.sweep, &b.o);
     if (parsed >= 0)

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CLI_DECODE_ROWS_H
+#define KVF_CLI_DECODE_ROWS_H
+
+/*
+ * Rows of `kvferry bench decode`: their columns, and what a case that was measured puts there.
+ *
+ * The floor of a step is the larger of two times: what it must read on the device over the read
+ * bandwidth, and what it moved over the link's peak, both measured in the same run.
+ */
+
+#include "bench_decode_options.h"
+#include "table.h"
+
+/* Phases stand in the order of kvf_stats. */
+#define DECODE_COLUMNS(X)                                                                          \
+    X(DECODE_CONTEXT, "context_tokens", "context", INTEGER, 0)                                     \
+    X(DECODE_BUDGET, "budget_tokens", "budget", INTEGER, 0)                                        \
+    X(DECODE_BATCH, "batch", "batch", INTEGER, 0)                                                  \
+    X(DECODE_SELECT, "select", "select", TEXT, 0)                                                  \
+    X(DECODE_METHOD, "method", "method", TEXT, 0)                                                  \
+    X(DECODE_PAGES, "pages", "pages", TEXT, 0)                                                     \
+    X(DECODE_SPECULATE, "speculate", "spec", INTEGER, 0)                                           \
+    X(DECODE_HOT, "hot_heads", "hot", REAL, 2)                                                     \
+    X(DECODE_FORKS, "forks", "forks", INTEGER, 0)                                                  \
+    X(DECODE_RECORDED, "recorded", "rec", INTEGER, 0)                                              \
+    X(DECODE_NODES, "graph_nodes", NULL, INTEGER, 0)                                               \
+    X(DECODE_MEDIAN, "layer_us", "us/layer", REAL, 1)                                              \
+    X(DECODE_P10, "layer_p10_us", "p10", REAL, 1)                                                  \
+    X(DECODE_P95, "layer_p95_us", "p95", REAL, 1)                                                  \
+    X(DECODE_P99, "layer_p99_us", "p99", REAL, 1)                                                  \
+    X(DECODE_MEAN, "layer_mean_us", NULL, REAL, 1)                                                 \
+    X(DECODE_CPU, "layer_cpu_us", NULL, REAL, 1)                                                   \
+    X(DECODE_HOST, "enqueue_us", "enqueue", REAL, 1)                                               \
+    X(DECODE_FLOOR, "floor_us", "floor", REAL, 1)                                                  \
+    X(DECODE_OF_FLOOR, "times_floor", "x floor", REAL, 2)                                          \
+    X(DECODE_TOKENS, "tokens_attended", "tokens", REAL, 0)                                         \
+    X(DECODE_READ, "read_bytes", "MiB read", REAL, 2)                                              \
+    X(DECODE_MOVED, "moved_bytes", "MiB moved", REAL, 3)                                           \
+    X(DECODE_HITS, "hit_rate", "hits", REAL, 3)                                                    \
+    X(DECODE_VS_DENSE, "faster_than_dense", "vs dense", REAL, 1)                                   \
+    X(DECODE_OVERHEAD, "overhead", "overhead", REAL, 3)                                            \
+    X(DECODE_REFRESH, "refresh", "refresh", REAL, 3)                                               \
+    X(DECODE_FORESEEN, "pages_ahead_used", NULL, INTEGER, 0)                                       \
+    X(DECODE_PAGES_THERE, "pages_in_memory", "pages there", REAL, 4)                               \
+    X(DECODE_BUNDLES_THERE, "bundles_in_memory", "bundles there", REAL, 4)                         \
+    X(DECODE_BUNDLES, "bundles_wanted", "bundles", REAL, 0)                                        \
+    X(DECODE_FROM_DISK, "disk_mib", "MiB disk", REAL, 3)                                           \
+    X(DECODE_DISK_WAIT, "disk_wait_us", "disk wait", REAL, 1)                                      \
+    X(DECODE_VS_MEMORY, "times_in_memory", "x memory", REAL, 2)                                    \
+    X(DECODE_VS_MEMORY_P10, "times_in_memory_p10", "p10", REAL, 2)                                 \
+    X(DECODE_VS_MEMORY_P90, "times_in_memory_p90", "p90", REAL, 2)                                 \
+    X(DECODE_VS_APART, "times_apart", "x apart", REAL, 2)                                          \
+    X(DECODE_VS_APART_P10, "times_apart_p10", "p10", REAL, 2)                                      \
+    X(DECODE_VS_APART_P90, "times_apart_p90", "p90", REAL, 2)                                      \
+    X(DECODE_APPEND_US, "append_us", NULL, REAL, 1)                                                \
+    X(DECODE_SCORE_US, "score_us", NULL, REAL, 1)                                                  \
+    X(DECODE_SELECT_US, "select_us", NULL, REAL, 1)                                                \
+    X(DECODE_GATHER_US, "gather_us", NULL, REAL, 1)                                                \
+    X(DECODE_COPY_US, "copy_us", NULL, REAL, 1)                                                    \
+    X(DECODE_ATTEND_US, "attend_us", NULL, REAL, 1)                                                \
+    X(DECODE_REFRESH_US, "refresh_us", NULL, REAL, 1)                                              \
+    X(DECODE_DEVICE_BYTES, "device_bytes", NULL, INTEGER, 0)                                       \
+    X(DECODE_HOST_BYTES, "host_bytes", NULL, INTEGER, 0)                                           \
+    X(DECODE_STATUS, "status", "", TEXT, 0)
+
+enum decode_column { DECODE_COLUMNS(CLI_COLUMN_NUMBER) DECODE_COLUMN_COUNT };
+
+extern const cli_column decode_columns[DECODE_COLUMN_COUNT];
+
+/* What rows are compared with. */
+typedef struct decode_rates {
+    double read_rate; /* bytes per ns on the device */
+    double link_rate; /* bytes per ns over the link */
+    double dense_ns;  /* median of dense attention over this context; NAN = not measured */
+} decode_rates;
+
+/* What a case runs on. */
+typedef struct decode_case {
+    kvf_cache_config config;
+    uint32_t context, batch, steps;
+    double hot_heads; /* share of the KV heads */
+    bool is_dense;    /* what the other cases of its context are compared with */
+    bool is_forked;   /* all sequences are forks of the first */
+    kvf_cache *cache;
+    kvf_sequence *sequences[DECODE_BATCH_MAX];
+    kvf_recording *recording;
+    double *step_ns, *host_ns; /* [steps] per layer: the whole, and until it was enqueued */
+    double *cpu_ns;            /* [steps] of all threads, likewise */
+    double *ratios;            /* [steps] to the case beside it; NULL = there is none */
+    cli_cell *row;
+} decode_case;
+
+/** What the case is, before it has run. */
+void decode_row_names(const decode_case *c, cli_cell *row);
+
+/** What was measured, into the case's row. Sorts its times. A dense case becomes what later ones
+ * are compared with. */
+void decode_row_results(const decode_case *c, decode_rates *rates);
+
+#endif
