@@ -453,6 +453,8 @@ static void cells_case(check *c, uint32_t index)
     const kvf_clone_args clone = {
         .cells = w.c, .from = 1, .to = 4, .tasks = LAYERS * w.c->id_cells};
     CHECK_BOTH(c, clone, &clone);
+    memcpy((char *)w.codes.words + clone.to * w.codes.stride,
+           w.codes.words + clone.from * w.codes.stride, w.codes.stride); /* as the caller does */
     step(c, &w);
     spoil(c, &w);
     chunk(c, &w);
