@@ -36,12 +36,36 @@ static uint32_t common_tiles(const kvf_step *step, uint32_t a, uint32_t b, uint3
     return low;
 }
 
+/* Tiles of lists that a processor of the device should find in a step, if it can be had. */
+#define TILES_EACH_HOST (2 * KVF_WEIGH_TILES) /* two tasks of a thread */
+#define TILES_EACH_CUDA 2u                    /* two blocks of a multiprocessor */
+
+uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device)
+{
+    const uint32_t wanted = device->multiprocessors ? device->multiprocessors * TILES_EACH_CUDA
+                                                    : device->compute_threads * TILES_EACH_HOST;
+    uint64_t blocks = 0;
+    for (uint32_t b = 0; step->row_host && b < step->rows; b++)
+        blocks += step->row_host[b].sealed;
+    const uint64_t tiles = blocks * step->part->dims.paging.block_size / KVF_WEIGH_TOKENS *
+                           step->part->dims.paging.lists;
+    return kvf_max_u32(1, (uint32_t)(tiles / kvf_max_u32(1, wanted)));
+}
+
+/* Every `most` rows that have something in common, one starts anew. */
+static void part_rows(uint32_t *common, uint32_t rows, uint32_t most)
+{
+    for (uint32_t i = 0, n = 0; i < rows; i++, n++)
+        if (common[i] == 0 || n == most)
+            common[i] = n = 0;
+}
+
 /*
  * One row after the other goes behind that with which it has most in common, and behind all that
  * have more in common with that one. So the rows that have any tile in common stay neighbours: what
  * row i has in common with an earlier one is the least of common[] between them.
  */
-void kvf_step_share(kvf_step *step)
+void kvf_step_share(kvf_step *step, uint32_t most)
 {
     uint32_t *order, *common;
     KVF_TAKE(step, order, step->order, step->rows);
@@ -64,4 +88,6 @@ void kvf_step_share(kvf_step *step)
         order[at] = b;
         common[at] = best;
     }
+    if (order && common)
+        part_rows(common, step->rows, most);
 }

@@ -11,7 +11,11 @@
 
 #include "step.h"
 
-/* step->order and step->common, for rows that are known. */
-void kvf_step_share(kvf_step *step);
+/* How many rows one look should serve at most. A tile that is weighed for many rows is one task;
+ * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
+uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
+
+/* step->order and step->common, for rows that are known; `most` rows at once, >= 1. */
+void kvf_step_share(kvf_step *step, uint32_t most);
 
 #endif

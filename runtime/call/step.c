@@ -323,7 +323,7 @@ void kvf_step_lists(kvf_step *step)
     KVF_TAKE(step, slot_of_page, step->slot_of_page, lists);
     KVF_TAKE(step, page_of_slot, step->page_of_slot, lists);
     if (kvf_has_codes(part))
-        kvf_step_share(step);
+        kvf_step_share(step, kvf_step_rows_at_once(step, &step->cache->runtime->properties));
     if (!digests) {
         take_coarse(step, NULL);
         return;

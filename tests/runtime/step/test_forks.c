@@ -352,6 +352,19 @@ static uint32_t tiles_in_common(const kvf_layer *a, const kvf_layer *b)
     return blocks / PER_TILE;
 }
 
+/* With at most `most` rows at once: as without, but where another one starts anew. */
+static void rows_at_once_are_few(kvf_step *step, uint32_t most)
+{
+    uint32_t before[ROWS], n = 0;
+    memcpy(before, step->common, step->rows * sizeof *before);
+    kvf_step_share(step, most);
+    for (uint32_t i = 0; i < step->rows; i++) {
+        n = step->common[i] ? n + 1 : 1;
+        assert_true(n <= most);
+        assert_true(step->common[i] == before[i] || (step->common[i] == 0 && i >= most));
+    }
+}
+
 /* Between any two rows, the least of `common` is what they have in common. */
 static void order_says_what_is_common(void **state)
 {
@@ -382,7 +395,7 @@ static void order_says_what_is_common(void **state)
             list[1] = list[0];
             rows[1] = rows[0];
         }
-        kvf_step_share(&step);
+        kvf_step_share(&step, UINT32_MAX);
         for (uint32_t i = 0; i < step.rows; i++) {
             uint32_t least = UINT32_MAX;
             seen |= 1u << step.order[i];
@@ -393,8 +406,31 @@ static void order_says_what_is_common(void **state)
         }
         assert_int_equal(seen, (1u << step.rows) - 1);
         assert_int_equal(step.common[0], 0);
+        rows_at_once_are_few(&step, 1 + test_random_below(&random, 4));
     }
     free(blocks);
+}
+
+/* A tile is one task for many rows only where other tiles keep the device busy. */
+static void few_tiles_are_weighed_by_many(void **state)
+{
+    enum { FORKS = 16, LISTS = 3 };
+    kvf_part part = {.dims.paging = {.block_size = BLOCK, .lists = LISTS}};
+    kvf_row rows[FORKS];
+    const kvf_step step = {.part = &part, .rows = FORKS, .row_host = rows};
+    const kvf_device_properties threads[] = {{.compute_threads = 2}, {.compute_threads = 64}};
+    const kvf_device_properties cuda = {.multiprocessors = 132};
+    (void)state;
+    for (uint32_t b = 0; b < FORKS; b++)
+        rows[b] = (kvf_row){.sealed = 128 * PER_TILE};
+    assert_true(kvf_step_rows_at_once(&step, &threads[0]) >= FORKS);
+    assert_true(kvf_step_rows_at_once(&step, &threads[1]) >= FORKS);
+    assert_true(kvf_step_rows_at_once(&step, &cuda) >= FORKS);
+    for (uint32_t b = 0; b < FORKS; b++)
+        rows[b] = (kvf_row){.sealed = 3 * PER_TILE - 1};
+    assert_true(kvf_step_rows_at_once(&step, &threads[0]) >= FORKS);
+    assert_int_equal(kvf_step_rows_at_once(&step, &threads[1]), 1);
+    assert_int_equal(kvf_step_rows_at_once(&step, &cuda), 1);
 }
 
 int main(void)
@@ -402,6 +438,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_equal_single_sequences),
         cmocka_unit_test(order_says_what_is_common),
+        cmocka_unit_test(few_tiles_are_weighed_by_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
