@@ -48,8 +48,8 @@
     PLAIN(move, table)                                                                             \
     PLAIN(move, ring)                                                                              \
     SIMD(move, repack)                                                                             \
-    PLAIN(move, narrow)                                                                            \
-    PLAIN(move, widen)                                                                             \
+    SIMD(move, narrow)                                                                             \
+    SIMD(move, widen)                                                                              \
     PLAIN(move, take)                                                                              \
     PLAIN(move, heads)                                                                             \
     SIMD(move, copy)                                                                               \

@@ -85,7 +85,7 @@ class Runner:
     def llama(self, model, prompt, rows, shared=False):
         command = [self.args.llama_batched_bench, "-m", model, "-t", "1", "-tb", "1", "-fa", "on", "-npl",
                    str(rows), "-npp", str(prompt), "-c", str(prompt * (1 if shared else rows) + 64 * rows)]
-        few, many = (2, 10) if shared else (4, 4 + per_row(rows))
+        few, many = 4, 4 + per_row(rows)
         return self.between(lambda n: cpu_of(command + ["-ntg", str(n)] + ["-pps"] * shared)[0], few, many,
                             rows)
 

@@ -48,13 +48,19 @@ KVF_ALWAYS_INLINE void stages(float *at, uint32_t channels, uint32_t stride, con
         }
 }
 
-static inline void code_tile_rotate(code_tile *tile, uint32_t head_dim)
+/* The signs of a rotation, which begin it and end its inverse. */
+static inline void code_tile_signs(code_tile *tile, uint32_t head_dim)
 {
     for (uint32_t i = 0; i < head_dim; i++)
         for (uint32_t k = 0; k < KVF_CODE_LANES; k += VF_LANES) {
             float *x = tile->at + i * KVF_CODE_LANES + k;
             vu_store(x, vu_load(x) ^ vu_set(kvf_code_sign(i)));
         }
+}
+
+/* All of a rotation but its signs. */
+static inline void code_tile_turn(code_tile *tile, uint32_t head_dim)
+{
     for (uint32_t first = 0, block; first < head_dim; first += block) {
         float *at = tile->at + (size_t)first * KVF_CODE_LANES;
         block = kvf_code_block(head_dim - first);
@@ -67,6 +73,12 @@ static inline void code_tile_rotate(code_tile *tile, uint32_t head_dim)
         for (uint32_t i = 0; i < block * KVF_CODE_LANES; i += VF_LANES)
             vf_store(at + i, vf_mul(vf_load(at + i), unit));
     }
+}
+
+static inline void code_tile_rotate(code_tile *tile, uint32_t head_dim)
+{
+    code_tile_signs(tile, head_dim);
+    code_tile_turn(tile, head_dim);
 }
 
 /* Rows of keys or queries into a tile. */

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_MOVE_PACKED_RUN_H
+#define KVF_KERNELS_MOVE_PACKED_RUN_H
+
+/*
+ * What tasks of narrow and widen are about: a run, which is what one KV head has of a block, in
+ * exact and in home form. For every implementation on the host. Knows nothing of numbers.
+ */
+
+#include <string.h>
+
+#include "kernels.h"
+
+typedef struct kvf_packed_run {
+    char *exact;   /* [block_size] tokens */
+    char *home;    /* pages */
+    uint64_t sink; /* bit t: token t is of the sink */
+    uint32_t head;
+    uint32_t block;
+} kvf_packed_run;
+
+/* false: the task has none. The home is zero, and the row has its spare block. */
+KVF_INLINE int kvf_narrow_begin(const kvf_narrow_args *a, uint32_t task, kvf_packed_run *run)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = &a->row[task / (a->count * p->kv_heads)];
+    const uint32_t block =
+        (a->wide ? a->first : row->sealed_before) + task / p->kv_heads % a->count;
+    if (block >= row->sealed)
+        return 0;
+    run->head = task % p->kv_heads;
+    run->block = block;
+    run->sink = kvf_sink_bits(p, block);
+    const size_t at = run->head * kvf_run_bytes(p);
+    run->exact =
+        (a->wide ? a->wide + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) + at;
+    run->home = (char *)row->pool[block - row->sealed_before] + run->head * kvf_home_run_bytes(p);
+    if (p->spare_blocks && block + 1 == row->sealed)
+        memcpy(kvf_row_spare(p, row) + at, run->exact, kvf_run_bytes(p));
+    memset(run->home, 0, kvf_home_run_bytes(p));
+    return 1;
+}
+
+/* false: the task has none. Task 0 makes the view. */
+KVF_INLINE int kvf_widen_begin(const kvf_widen_args *a, uint32_t task, kvf_packed_run *run)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = a->row;
+    if (task > 0) {
+        run->head = (task - 1) % p->kv_heads;
+        run->block = a->first + (task - 1) / p->kv_heads;
+        run->sink = kvf_sink_bits(p, run->block);
+        run->home = (char *)(uintptr_t)(a->block ? a->block : row->blocks[run->block]) +
+                    run->head * kvf_home_run_bytes(p);
+        run->exact = (a->wide ? a->wide + run->block * kvf_block_bytes(p)
+                              : kvf_row_ring_block(p, row, run->block)) +
+                     run->head * kvf_run_bytes(p);
+        return 1;
+    }
+    for (uint32_t b = 0; a->table && b < p->blocks_max; b++)
+        a->table[b] =
+            b < row->sealed ? a->wide + b * kvf_block_bytes(p) : kvf_row_ring_block(p, row, b);
+    if (a->view) {
+        *a->view = *row;
+        a->view->blocks = a->table;
+        a->view->slots = NULL;
+    }
+    return 0;
+}
+
+/* Token t of a task of widen, which is of the sink, comes as it is. */
+KVF_INLINE void kvf_widen_sink(const kvf_widen_args *a, const kvf_packed_run *run, uint32_t t)
+{
+    const kvf_paging *p = &a->paging;
+    const size_t token = kvf_token_bytes(&p->shape);
+    memcpy(run->exact + t * token,
+           kvf_store_token(p, a->row->store, run->head, run->block * p->block_size + t), token);
+}
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_MOVE_PACKED_SIMD_H
+#define KVF_KERNELS_MOVE_PACKED_SIMD_H
+
+/*
+ * Tokens of packed pages, up to KVF_CODE_LANES of a run side by side, with the bits of packed.h.
+ *
+ * Knows runs, not where they come from. Keys are rotated as codes_simd.h does it, a lane per token,
+ * and turned to rows of channels for everything else; values stay rows.
+ */
+
+#include "packed.h"
+#include "packed_run.h"
+#include "score/codes_simd.h"
+
+/* Numbers of so many tokens, or their codes as integers. */
+typedef struct packed_rows {
+    _Alignas(64) float at[KVF_CODE_LANES][KVF_HEAD_DIM_MAX];
+} packed_rows;
+
+/* Adding it rounds to an integer, which is in the low bits then. */
+#define ROUNDER 0x1.8p23f
+
+/* Tokens from `first` on that are taken at a time; lanes beyond them do what the last one does. */
+KVF_ALWAYS_INLINE uint32_t tokens_at(const kvf_paging *p, uint32_t first)
+{
+    return kvf_min_u32(KVF_CODE_LANES, p->block_size - first);
+}
+
+KVF_ALWAYS_INLINE char *page_of(const kvf_shape *s, const kvf_packed_run *run, uint32_t t)
+{
+    return run->home + t / s->page_size * kvf_home_page_bytes(s);
+}
+
+/* Rows to a tile, or a tile to rows. */
+KVF_ALWAYS_INLINE void rows_to_tile(code_tile *tile, const packed_rows *rows, uint32_t head_dim)
+{
+    const void *from[KVF_CODE_LANES];
+    for (uint32_t r = 0; r < KVF_CODE_LANES; r++)
+        from[r] = rows->at[r];
+    code_tile_put(tile, from, KVF_FP32, head_dim);
+}
+
+KVF_ALWAYS_INLINE void tile_to_rows(packed_rows *rows, const code_tile *tile, uint32_t head_dim)
+{
+    const void *from[VF_TRANSPOSE];
+    for (uint32_t i = 0; i < head_dim; i += VF_TRANSPOSE) {
+        for (uint32_t k = 0; k < VF_TRANSPOSE; k++)
+            from[k] = tile->at + (i + k) * KVF_CODE_LANES;
+        for (uint32_t r = 0; r < KVF_CODE_LANES; r += VF_TRANSPOSE)
+            vf_transpose_keys(&rows->at[r][i], KVF_HEAD_DIM_MAX, from, KVF_FP32, r);
+    }
+}
+
+/* The low bytes of integers. */
+static inline void store_bytes(void *to, const float *from, uint32_t count)
+{
+    uint32_t word[KVF_HEAD_DIM_MAX];
+    uint8_t *byte = to;
+    memcpy(word, from, count * sizeof *word);
+    for (uint32_t i = 0; i < count; i++)
+        byte[i] = (uint8_t)word[i];
+}
+
+/* ---- the way there ---- */
+
+/* Scales of VF_LANES rotated keys, which become integers, in place. */
+static inline void round_keys(float *x, uint16_t *scales, uint32_t head_dim)
+{
+    vi top = (vi)vu_set(0); /* bits, whose order is that of magnitudes; NaN is above all numbers */
+    float largest[VF_LANES], unit[VF_LANES];
+    for (uint32_t i = 0; i < head_dim; i++) {
+        const vi bits = (vi)vf_abs(vf_load(x + i * KVF_CODE_LANES));
+        top = (vi)vu_pick((vu)(bits > top), (vu)bits, (vu)top);
+    }
+    vf_store(largest, (vf)top);
+    for (uint32_t l = 0; l < VF_LANES; l++) {
+        const int is_flat = !(largest[l] > 0.0f && largest[l] <= FLT_MAX);
+        scales[l] = is_flat ? 0 : kvf_bf16_up(largest[l] / 127.0f);
+        unit[l] = kvf_bf16_to_float(scales[l]);
+    }
+    const vf units = vf_load(unit);
+    const vu is_sound = (vu)(units > vf_zero());
+    for (uint32_t i = 0; i < head_dim; i++) {
+        const vf y = vf_add(vf_load(x + i * KVF_CODE_LANES) / units, vf_set(ROUNDER));
+        vu_store(x + i * KVF_CODE_LANES, (vu)y & is_sound);
+    }
+}
+
+static inline void pack_keys(const kvf_shape *s, const kvf_packed_run *run, uint32_t first,
+                             uint32_t count, code_tile *tile, packed_rows *rows)
+{
+    const void *from[KVF_CODE_LANES];
+    uint16_t scales[KVF_CODE_LANES];
+    for (uint32_t r = 0; r < KVF_CODE_LANES; r++)
+        from[r] = run->exact + (first + kvf_min_u32(r, count - 1)) * kvf_token_bytes(s);
+    code_tile_fill(tile, from, s->dtype, s->head_dim);
+    for (uint32_t k = 0; k < KVF_CODE_LANES; k += VF_LANES)
+        round_keys(tile->at + k, scales + k, s->head_dim);
+    tile_to_rows(rows, tile, s->head_dim);
+    for (uint32_t r = 0; r < count; r++) {
+        const uint32_t t = (first + r) % s->page_size;
+        const char *page = page_of(s, run, first + r);
+        store_bytes(kvf_packed_key(s, page, t), rows->at[r], s->head_dim);
+        *kvf_packed_key_scale(s, page, t) = scales[r];
+    }
+}
+
+static inline uint16_t pack_bytes(void *to, float *x, uint32_t count)
+{
+    const float largest = kvf_packed_largest(x, count);
+    const int is_flat = !(largest > 0.0f && largest <= FLT_MAX);
+    const uint16_t scale = is_flat ? 0 : kvf_bf16_up(largest / 127.0f);
+    const vf unit = vf_set(kvf_bf16_to_float(scale));
+    const vu is_sound = (vu)(unit > vf_zero());
+    for (uint32_t i = 0; i < count; i += VF_LANES)
+        vu_store(x + i, (vu)vf_add(vf_load(x + i) / unit, vf_set(ROUNDER)) & is_sound);
+    store_bytes(to, x, count);
+    return scale;
+}
+
+/* KVF_PACKED_GROUP channels, which are finite and become codes. */
+static inline void pack_halves(uint8_t *to, uint16_t *scales, float *x)
+{
+    const uint32_t half = KVF_PACKED_GROUP / 2;
+    vf least = vf_load(x), most = least;
+    float low[VF_LANES], high[VF_LANES];
+    for (uint32_t i = VF_LANES; i < KVF_PACKED_GROUP; i += VF_LANES) {
+        least = vf_min(least, vf_load(x + i));
+        most = vf_max(most, vf_load(x + i));
+    }
+    vf_store(low, least);
+    vf_store(high, most);
+    for (uint32_t l = 1; l < VF_LANES; l++) {
+        low[0] = low[l] < low[0] ? low[l] : low[0];
+        high[0] = high[l] > high[0] ? high[l] : high[0];
+    }
+    const uint32_t steps = kvf_packed_steps(low[0], high[0]);
+    scales[0] = (uint16_t)steps;
+    scales[1] = (uint16_t)(steps >> 16);
+    const vf scale = vf_set(kvf_fp16_to_float(scales[0]));
+    const vf minimum = vf_set(kvf_fp16_to_float(scales[1]));
+    const vu is_sound = (vu)(scale > vf_zero());
+    for (uint32_t i = 0; i < KVF_PACKED_GROUP; i += VF_LANES) {
+        const vf code = vf_min(vf_sub(vf_load(x + i), minimum) / scale, vf_set(15.0f));
+        vu_store(x + i, (vu)vf_add(vf_max(code, vf_zero()), vf_set(ROUNDER)) & is_sound & 15u);
+    }
+    for (uint32_t i = 0; i < half; i += VF_LANES)
+        vu_store(x + i, vu_load(x + i) | vu_load(x + half + i) << 4);
+    store_bytes(to, x, half);
+}
+
+static inline void pack_value(const kvf_shape *s, const kvf_packed_run *run, uint32_t t, float *x)
+{
+    const char *page = page_of(s, run, t);
+    uint8_t *to = kvf_packed_value(s, page, t % s->page_size);
+    uint16_t *scales = kvf_packed_value_scale(s, page, t % s->page_size);
+    vf_widen_row(x, run->exact + t * kvf_token_bytes(s) + kvf_row_bytes(s), s->dtype, s->head_dim);
+    if (s->pages == KVF_PAGES_K8V8) {
+        *scales = pack_bytes(to, x, s->head_dim);
+        return;
+    }
+    if (!(kvf_packed_largest(x, s->head_dim) <= FLT_MAX))
+        memset(x, 0, s->head_dim * sizeof *x);
+    for (uint32_t i = 0; i < s->head_dim; i += KVF_PACKED_GROUP, scales += 2)
+        if (s->head_dim - i >= KVF_PACKED_GROUP)
+            pack_halves(to + i / 2, scales, x + i);
+        else
+            kvf_pack_int4(to + i / 2, scales, x + i, s->head_dim - i);
+}
+
+/* ---- and back ---- */
+
+KVF_ALWAYS_INLINE void scale_bytes(float *x, const void *from, float scale, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i += VF_LANES)
+        vf_store(x + i, vf_mul(vf_set(scale), vf_load_i8((const int8_t *)from + i)));
+}
+
+static inline void unpack_keys(const kvf_shape *s, const kvf_packed_run *run, uint32_t first,
+                               uint32_t count, code_tile *tile, packed_rows *rows)
+{
+    for (uint32_t r = 0; r < KVF_CODE_LANES; r++) {
+        const uint32_t token = first + kvf_min_u32(r, count - 1), t = token % s->page_size;
+        const char *page = page_of(s, run, token);
+        scale_bytes(rows->at[r], kvf_packed_key(s, page, t),
+                    kvf_bf16_to_float(*kvf_packed_key_scale(s, page, t)), s->head_dim);
+    }
+    rows_to_tile(tile, rows, s->head_dim);
+    code_tile_turn(tile, s->head_dim);
+    code_tile_signs(tile, s->head_dim);
+    tile_to_rows(rows, tile, s->head_dim);
+}
+
+/* KVF_PACKED_GROUP channels. */
+KVF_ALWAYS_INLINE void unpack_halves(float *x, const uint8_t *from, const uint16_t *scales)
+{
+    const uint32_t half = KVF_PACKED_GROUP / 2;
+    const vf scale = vf_set(kvf_fp16_to_float(scales[0]));
+    const vf minimum = vf_set(kvf_fp16_to_float(scales[1]));
+    for (uint32_t i = 0; i < half; i += VF_LANES) {
+        const vu both = vu_load_u8(from + i);
+        const vf low = __builtin_convertvector((vi)(both & 15u), vf);
+        const vf high = __builtin_convertvector((vi)(both >> 4), vf);
+        vf_store(x + i, vf_add(minimum, vf_mul(scale, low)));
+        vf_store(x + half + i, vf_add(minimum, vf_mul(scale, high)));
+    }
+}
+
+static inline void unpack_value(const kvf_shape *s, const kvf_packed_run *run, uint32_t t, float *x)
+{
+    const char *page = page_of(s, run, t);
+    const uint8_t *from = kvf_packed_value(s, page, t % s->page_size);
+    const uint16_t *scales = kvf_packed_value_scale(s, page, t % s->page_size);
+    if (s->pages == KVF_PAGES_K8V8) {
+        scale_bytes(x, from, kvf_bf16_to_float(*scales), s->head_dim);
+        return;
+    }
+    for (uint32_t i = 0; i < s->head_dim; i += KVF_PACKED_GROUP, scales += 2)
+        if (s->head_dim - i >= KVF_PACKED_GROUP)
+            unpack_halves(x + i, from + i / 2, scales);
+        else
+            kvf_unpack_int4(from + i / 2, scales, x + i, s->head_dim - i);
+}
+
+/* Within the finite numbers of the element type, in place, then stored. */
+static inline void store_row(const kvf_shape *s, void *to, float *x)
+{
+    const vf most = vf_set(kvf_packed_within(s->dtype, FLT_MAX)), least = vf_zero() - most;
+    for (uint32_t i = 0; i < s->head_dim; i += VF_LANES)
+        vf_store(x + i, vf_max(least, vf_min(most, vf_load(x + i))));
+    vf_round_row(to, s->dtype, x, s->head_dim);
+}
+
+/* `count` tokens in exact form; those of the sink are left alone. */
+static inline void unpack_tokens(const kvf_shape *s, const kvf_packed_run *run, uint32_t first,
+                                 uint32_t count, code_tile *tile, packed_rows *rows)
+{
+    unpack_keys(s, run, first, count, tile, rows);
+    for (uint32_t r = 0; r < count; r++) {
+        const uint32_t t = first + r;
+        char *to = run->exact + t * kvf_token_bytes(s);
+        if (run->sink >> t & 1)
+            continue;
+        store_row(s, to, rows->at[r]);
+        unpack_value(s, run, t, rows->at[r]);
+        store_row(s, to + kvf_row_bytes(s), rows->at[r]);
+    }
+}
+
+#endif
