@@ -83,41 +83,58 @@ KVF_ALWAYS_INLINE void unpack(vu code, vu level[4])
 }
 #endif
 
-/* Four channels of a query in every lane, straight from memory. */
-KVF_ALWAYS_INLINE vu query_part(const int8_t *q)
+/* 16 channels of a query, four of them in every lane of a part. Products take a part from memory:
+ * AVX-512 spreads it on the way, elsewhere that would be one more operation for each of them. */
+#if defined(__AVX512F__)
+typedef uint32_t query_part;
+#else
+typedef vu query_part;
+#endif
+
+typedef struct query_word {
+    query_part part[4];
+} query_word;
+
+KVF_ALWAYS_INLINE vu query_lanes(const query_word *q, uint32_t j)
 {
-    uint32_t x;
-    memcpy(&x, q, sizeof x);
-    return vu_set(x);
+    return (vu){0} + q->part[j];
+}
+
+static inline void take_word(query_word *to, const int8_t *q)
+{
+    for (uint32_t j = 0; j < 4; j++) {
+        uint32_t x;
+        memcpy(&x, q + 4 * j, sizeof x);
+        to->part[j] = (query_part){0} + x;
+    }
 }
 
 /* sum + products of 16 channels with q. */
 #if defined(__AVX512VNNI__)
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q)
 {
     for (uint32_t j = 0; j < 4; j++)
-        sum = (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)level[j],
-                                      (__m512i)query_part(q + 4 * j));
+        sum = (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)level[j], (__m512i)query_lanes(q, j));
     return sum;
 }
 #elif defined(__AVXVNNI__)
 /* Two chains: four products in a row would take longer than those of four queries side by side. */
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q)
 {
     vi part[2] = {sum, (vi)vu_set(0)};
     for (uint32_t j = 0; j < 4; j++)
         part[j / 2] = (vi)_mm256_dpbusd_avx_epi32((__m256i)part[j / 2], (__m256i)level[j],
-                                                  (__m256i)query_part(q + 4 * j));
+                                                  (__m256i)query_lanes(q, j));
     return part[0] + part[1];
 }
 #elif defined(VU_M)
 /* Sums of two products are at most 2 * 20 * 127 in magnitude: four of them fit 16 bits. */
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q)
 {
     const vu ones = vu_set(0x00010001u);
     vu part[4];
     for (uint32_t j = 0; j < 4; j++)
-        part[j] = (vu)VU_M(maddubs_epi16)(VU_OF(level[j]), VU_OF(query_part(q + 4 * j)));
+        part[j] = (vu)VU_M(maddubs_epi16)(VU_OF(level[j]), VU_OF(query_lanes(q, j)));
     part[0] = (vu)VU_M(add_epi16)(VU_OF(part[0]), VU_OF(part[1]));
     part[2] = (vu)VU_M(add_epi16)(VU_OF(part[2]), VU_OF(part[3]));
     part[0] = (vu)VU_M(add_epi16)(VU_OF(part[0]), VU_OF(part[2]));
@@ -125,10 +142,10 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
 }
 #elif defined(__SSE2__)
 /* By 16-bit halves: bytes 0 and 2 of a word, then 1 and 3. */
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q)
 {
     for (uint32_t j = 0; j < 4; j++) {
-        const __m128i x = (__m128i)level[j], y = (__m128i)query_part(q + 4 * j);
+        const __m128i x = (__m128i)level[j], y = (__m128i)query_lanes(q, j);
         const __m128i even = _mm_and_si128(x, _mm_set1_epi16(0xff)), odd = _mm_srli_epi16(x, 8);
         sum += (vi)_mm_madd_epi16(even, _mm_srai_epi16(_mm_slli_epi16(y, 8), 8));
         sum += (vi)_mm_madd_epi16(odd, _mm_srai_epi16(y, 8));
@@ -136,21 +153,21 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
     return sum;
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q)
 {
     for (uint32_t j = 0; j < 4; j++)
         sum = (vi)vdotq_s32((int32x4_t)sum, vreinterpretq_s8_u32((uint32x4_t)level[j]),
-                            vreinterpretq_s8_u32((uint32x4_t)query_part(q + 4 * j)));
+                            vreinterpretq_s8_u32((uint32x4_t)query_lanes(q, j)));
     return sum;
 }
 #else
 /* Products are at most 20 * 127 in magnitude: sums of four fit 16 bits. */
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q)
 {
     int16x8_t low = vdupq_n_s16(0), high = low; /* four channels of two tokens each */
     for (uint32_t j = 0; j < 4; j++) {
         const int8x16_t x = vreinterpretq_s8_u32((uint32x4_t)level[j]);
-        const int8x16_t y = vreinterpretq_s8_u32((uint32x4_t)query_part(q + 4 * j));
+        const int8x16_t y = vreinterpretq_s8_u32((uint32x4_t)query_lanes(q, j));
         low = vmlal_s8(low, vget_low_s8(x), vget_low_s8(y));
         high = vmlal_high_s8(high, x, y);
     }
@@ -204,10 +221,10 @@ typedef struct columns {
     uint32_t is_again; /* 1: nothing is fetched ahead, because others did for this tile */
 } columns;
 
-/* Queries of a tile: 16 channels of each head side by side, so that every address in the loop over
- * them is one register and a constant. */
+/* Queries of a tile: words of all heads side by side, so that every address in the loop over them
+ * is one register and a constant. */
 typedef struct queries {
-    int8_t at[KVF_CODE_WORDS][HEADS][KVF_CODE_LANES];
+    query_word at[KVF_CODE_WORDS][HEADS];
 } queries;
 
 typedef struct logits {
@@ -287,7 +304,7 @@ KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
             unpack(vu_load(from + v * next), level[v]);
         for (uint32_t h = 0; h < heads; h++)
             for (uint32_t v = 0; v < WIDE; v++)
-                sum[h][v] = add_products(sum[h][v], level[v], q->at[w][h]);
+                sum[h][v] = add_products(sum[h][v], level[v], &q->at[w][h]);
     }
     for (uint32_t v = 0; v < WIDE; v++) {
         const vf scale = vf_load_fp16(scales + v * VF_LANES);
@@ -319,8 +336,8 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits
         best[h] = vf_set(-INFINITY);
         bias[h] = (vi)vu_set(0);
         for (uint32_t w = 0; w < head_dim / KVF_CODE_LANES; w++) {
-            memcpy(q.at[w][h], row + w * KVF_CODE_LANES, KVF_CODE_LANES);
-            bias[h] = add_products(bias[h], zeros, q.at[w][h]);
+            take_word(&q.at[w][h], row + w * KVF_CODE_LANES);
+            bias[h] = add_products(bias[h], zeros, &q.at[w][h]);
         }
     }
     for (uint32_t first = 0; first < tokens; first += KVF_CODE_TOKENS) {
