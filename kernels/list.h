@@ -62,6 +62,8 @@
     PLAIN(cells, rows)                                                                             \
     PLAIN(cells, renew)                                                                            \
     PLAIN(cells, average)                                                                          \
+    PLAIN(cells, trail)                                                                            \
+    PLAIN(cells, weave)                                                                            \
     PLAIN(cells, note)                                                                             \
     PLAIN(cells, spoil)                                                                            \
     PLAIN(cells, clone)                                                                            \

@@ -188,7 +188,8 @@ typedef struct kvf_row {
     uint32_t query_slot; /* where the newest query goes */
     uint32_t
         query_count; /* queries that are valid: the newest and those before it, around the ring */
-    uint32_t attend_all; /* 1: every page of a sealed block is chosen */
+    uint32_t attend_all;  /* 1: every page of a sealed block is chosen */
+    const uint32_t *idle; /* [lists] not 0: the list attends to nothing; NULL = all attend */
 } kvf_row;
 
 /* Sums of one layer since the last reset; written by kernels, read by the host after a wait. */
@@ -253,6 +254,11 @@ KVF_INLINE uint32_t kvf_row_blocks(const kvf_paging *p, const kvf_row *row)
 KVF_INLINE uint32_t kvf_row_pages(const kvf_paging *p, const kvf_row *row)
 {
     return kvf_div_ceil_u32(row->length, p->shape.page_size);
+}
+
+KVF_INLINE uint32_t kvf_row_is_idle(const kvf_row *row, uint32_t list)
+{
+    return row->idle && row->idle[list];
 }
 
 /* Pages of sealed blocks: what may be selected. */

@@ -50,8 +50,10 @@ typedef struct kvf_blocks_config {
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
      * prefill_chunk_max and tokens_per_step_max are not looked at: drafts are rows. Refused by
-     * name, for they have no home here: verify_interval, speculate, observe_window, disk_path, and
-     * streaming heads in head_mask. */
+     * name, for they have no home here: verify_interval, speculate, observe_window and disk_path.
+     * head_mask is read before return. A streaming head scores, fetches and keeps nothing but its
+     * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the
+     * same to all, and the slots that it does not use are reserved all the same. */
     kvf_cache_config cache;
     uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
     uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; with coarse

@@ -46,6 +46,11 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
     const uint32_t fixed = stores + kvf_row_pages(p, row) - sealed;
     kvf_span *spans = a.spans + (size_t)list * a.spans_max;
     uint64_t sums = 0; /* tokens << 32 | misses */
+    if (kvf_row_is_idle(row, list % p->lists)) {
+        if (threadIdx.x == 0)
+            a.span_count[list] = 0;
+        return;
+    }
     KVF_ASSERT(fixed + ids <= a.spans_max);
     for (uint32_t i = threadIdx.x; i < fixed + ids; i += blockDim.x) {
         kvf_span span;

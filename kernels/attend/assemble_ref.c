@@ -54,6 +54,10 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
     kvf_span *spans = a->spans + (size_t)list * a->spans_max;
     list_sums sums = {0};
     uint32_t n = 0;
+    if (kvf_row_is_idle(row, list % p->lists)) {
+        a->span_count[list] = 0;
+        return;
+    }
     for (uint32_t i = 0; i * page_size < stored; i++)
         n = add_span(spans, n,
                      (kvf_span){.page = kvf_store_page(p, row->store, head, i),

@@ -11,7 +11,7 @@
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
  * id. A chosen page lies in its slot, and has its home beside it if it missed; without slots it
- * lies where it lives. A task is KVF_ASSEMBLE_LISTS lists. */
+ * lies where it lives. An idle list has no spans. A task is KVF_ASSEMBLE_LISTS lists. */
 #define KVF_ASSEMBLE_LISTS 8u
 
 typedef struct kvf_assemble_args {

@@ -18,8 +18,12 @@
  * With coarse heads a stretch is whole within a block of the caller: of KVF_MEAN_TOKENS /
  * block_size cells, the first of which is a multiple of that. So its mean belongs to these cells,
  * too, and is made again when a step ranks it and a token of it was written since.
+ *
+ * A streaming head has its tokens in the cells as others have, and a *tail* in every region: first
+ * and newest tokens, with tags. Its list is idle: it scores, chooses and keeps nothing.
  */
 
+#include "move/move_args.h"
 #include "score/score_args.h"
 #include "select/select_args.h"
 
@@ -64,6 +68,14 @@ typedef struct kvf_cells {
     const uint64_t **unsifted;
     const uint64_t **list_bits;
     uint64_t *sifted; /* [regions * lists, blocks_max] */
+
+    /* where `streaming` is not NULL: streaming heads */
+    const uint32_t *streaming; /* [layers, kv_heads] 1 + number of a streaming head, or 0 */
+    uint32_t streaming_heads;  /* of all layers */
+    kvf_ring ring;             /* of a tail, which has one head; its pages are runs */
+    char *tails;               /* [regions, streaming heads, blocks of ring, run bytes]; NULL = they
+                                  are attended in the cells */
+    kvf_cell_tag *tail_tags;   /* [regions, streaming heads, tokens of ring] */
 
     /* of a region */
     char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the cells */
@@ -159,6 +171,34 @@ typedef struct kvf_average_args {
 } kvf_average_args;
 KVF_TASKS(average, kvf_average_args,
           kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES) * a->rows)
+
+/* ---- trail: tails of streaming heads become true, and what they attend to: tokens below ring.sink
+ * and the newest ring.recent. Without tails spans lie in the cells. A list that is not idle has no
+ * spans. One task per (row, KV head). */
+typedef struct kvf_trail_args {
+    const kvf_cells *cells;
+    uint32_t layer;
+    uint32_t rows;
+    uint32_t kv_heads;
+    uint32_t spans_max;   /* blocks of ring */
+    kvf_span *spans;      /* [rows * kv_heads, spans_max] out */
+    uint32_t *span_count; /* [rows * kv_heads] out */
+} kvf_trail_args;
+KVF_TASKS(trail, kvf_trail_args, a->rows * a->kv_heads)
+
+/* ---- weave: outputs of streaming heads among the others. A task is an output row. ---- */
+typedef struct kvf_weave_args {
+    const uint32_t *streaming; /* [kv_heads] not 0: the head streams */
+    uint32_t rows;
+    uint32_t kv_heads;
+    uint32_t group;
+    uint32_t row_bytes;    /* of a query head, a multiple of 4 */
+    const void *from;      /* [rows, kv_heads, group, head_dim] */
+    const float *from_lse; /* [rows, kv_heads, group] */
+    void *out;             /* as `from` */
+    float *lse;            /* as from_lse; may be NULL */
+} kvf_weave_args;
+KVF_TASKS(weave, kvf_weave_args, a->rows)
 
 /* ---- note: tags of the slots that misses got. One task per list. ---- */
 typedef struct kvf_note_args {
@@ -287,6 +327,24 @@ KVF_INLINE size_t kvf_region_list(const kvf_cells *c, uint32_t region, uint32_t 
     return ((size_t)region * c->layers + layer) * c->paging.lists + list;
 }
 
+/* Blocks, and tokens, that a tail has room for. */
+KVF_INLINE uint32_t kvf_tail_blocks(const kvf_cells *c)
+{
+    return c->ring.sink_blocks + c->ring.ring_blocks;
+}
+
+KVF_INLINE uint32_t kvf_tail_tokens(const kvf_cells *c)
+{
+    return kvf_tail_blocks(c) * c->paging.block_size;
+}
+
+/* Page of a row that span i of a tail is. */
+KVF_INLINE uint32_t kvf_tail_page(const kvf_cells *c, uint32_t length, uint32_t i)
+{
+    const uint32_t sinks = c->ring.sink_blocks;
+    return i < sinks ? i : kvf_ring_first(&c->ring, length) + (i - sinks);
+}
+
 /* The row that a table and a length make, with room of `region`; `number` is that of the call. */
 KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t number,
                                  uint32_t region, uint32_t length)
@@ -314,6 +372,7 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     row.length = length;
     row.sealed = row.sealed_before = sealed;
     row.attend_all = c->all_pages || length <= budget;
+    row.idle = c->streaming ? c->streaming + (size_t)layer * p->kv_heads : NULL;
     return row;
 }
 
@@ -376,11 +435,12 @@ KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t numbe
     const kvf_paging *p = &c->paging;
     const size_t at = (size_t)number * p->lists + list;
     const size_t of = kvf_region_list(c, region, layer, list);
-    c->pages[at] = kvf_row_sealed_pages(p, row);
-    c->choose[at] = kvf_row_choose(p, row);
+    const uint32_t attends = !kvf_row_is_idle(row, list);
+    c->pages[at] = attends ? kvf_row_sealed_pages(p, row) : 0;
+    c->choose[at] = attends ? kvf_row_choose(p, row) : 0;
     c->list_slot_of_page[at] = c->slot_of_page + of * p->pages_max;
     c->list_page_of_slot[at] = c->page_of_slot + of * p->slots;
-    c->store_count[at] = kvf_min_u32(p->sink, row->sealed * p->block_size);
+    c->store_count[at] = attends ? kvf_min_u32(p->sink, row->sealed * p->block_size) : 0;
     if (p->stretches_max)
         kvf_rows_stretches(c, layer, at, row, list);
 }

@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(THREADS, 8)
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
     const kvf_row *row = &c->row[number];
     const uint32_t *cell = c->cell + (size_t)number * p->blocks_max;
-    if (row->length == 0)
+    if (row->length == 0 || kvf_row_is_idle(row, head))
         return;
     const size_t list = (size_t)(c->list_page_of_slot[blockIdx.x] - c->page_of_slot) / p->slots;
     kvf_cell_tag *tags = c->token_tags + list * kvf_cell_tokens(p);

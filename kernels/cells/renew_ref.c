@@ -61,7 +61,7 @@ void kvf_renew_ref(const void *args, uint32_t task)
     const kvf_row *row = &c->row[number];
     const uint32_t *cell = c->cell + (size_t)number * p->blocks_max;
     const size_t token_bytes = kvf_token_bytes(&p->shape);
-    if (row->length == 0)
+    if (row->length == 0 || kvf_row_is_idle(row, head))
         return;
     const size_t list = (size_t)(c->list_page_of_slot[task] - c->page_of_slot) / p->slots;
     kvf_cell_tag *tags = c->token_tags + list * kvf_cell_tokens(p);

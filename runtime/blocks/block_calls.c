@@ -11,6 +11,8 @@
 
 #include "block_store.h"
 
+#include <string.h>
+
 #include "attend.h"
 #include "select.h"
 
@@ -150,6 +152,120 @@ static kvf_spoil_args spoil_of(const kvf_blocks *blocks, uint32_t rows, void *ou
                             .lse = lse};
 }
 
+/* ---- streaming heads ---- */
+
+/* The layer's row of `streaming`, on the device; NULL: no head of it streams. */
+static const uint32_t *streaming_of(const kvf_blocks *blocks, uint32_t layer)
+{
+    const kvf_cells *c = &blocks->cells;
+    const size_t first = (size_t)layer * c->paging.kv_heads;
+    return c->streaming && memchr(blocks->kinds + first, KVF_HEAD_STREAMING, c->paging.kv_heads)
+               ? c->streaming + first
+               : NULL;
+}
+
+/* Outputs of streaming heads, of `rows` rows in blocks->tails, to out and lse. */
+static kvf_status weave(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, void *out,
+                        float *lse, kvf_stream *stream)
+{
+    const kvf_paging *p = &blocks->cells.paging;
+    const kvf_weave_args args = {.streaming = streaming_of(blocks, layer),
+                                 .rows = rows,
+                                 .kv_heads = p->kv_heads,
+                                 .group = p->group,
+                                 .row_bytes = (uint32_t)kvf_row_bytes(&p->shape),
+                                 .from = blocks->tails.out,
+                                 .from_lse = blocks->tails.lse,
+                                 .out = out,
+                                 .lse = lse};
+    return KVF_ENQUEUE(stream, weave, args);
+}
+
+/* A query of every row over its tails, of a layer with streaming heads; others have no spans. */
+static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, void *out,
+                               float *lse)
+{
+    const kvf_cells *c = &blocks->cells;
+    const kvf_block_tails *t = &blocks->tails;
+    const kvf_trail_args trail = {.cells = blocks->constants.cells,
+                                  .layer = step->layer,
+                                  .rows = step->rows,
+                                  .kv_heads = c->paging.kv_heads,
+                                  .spans_max = kvf_tail_blocks(c),
+                                  .spans = t->spans,
+                                  .span_count = t->span_count};
+    const kvf_attend_args attend = {.shape = c->ring.shape,
+                                    .pass = KVF_PASS_ALL,
+                                    .lists = step->rows * c->paging.kv_heads,
+                                    .group = c->paging.group,
+                                    .spans_max = trail.spans_max,
+                                    .split = t->split,
+                                    .scale = step->part->config.softmax_scale,
+                                    .q = step->q,
+                                    .spans = t->spans,
+                                    .span_count = t->span_count,
+                                    .partial_o = t->partial_o,
+                                    .partial_lse = t->partial_lse};
+    const kvf_merge_args merge = {.shape = c->ring.shape,
+                                  .lists = attend.lists,
+                                  .group = attend.group,
+                                  .splits_max = kvf_div_ceil_u32(attend.spans_max, t->split),
+                                  .split = t->split,
+                                  .span_count = t->span_count,
+                                  .partial_o = t->partial_o,
+                                  .partial_lse = t->partial_lse,
+                                  .out = t->out,
+                                  .lse = t->lse};
+    KVF_TRY(KVF_LAUNCH(step, trail, trail));
+    KVF_TRY(KVF_LAUNCH(step, attend, attend));
+    KVF_TRY(KVF_LAUNCH(step, merge, merge));
+    return weave(blocks, step->layer, step->rows, out, lse, step->stream);
+}
+
+/* Blocks of sink and window of a piece, one behind the other, as the prefill of a sequence has
+ * them: `shift` between them are left out. */
+static kvf_status take_window(const kvf_blocks *blocks, uint32_t shift, uint32_t count,
+                              kvf_stream *stream)
+{
+    const kvf_device_ops *ops = stream->device->ops;
+    const uint32_t sinks = blocks->cells.ring.sink_blocks;
+    void **table = blocks->tails.table, **from = blocks->cells.blocks;
+    if (sinks)
+        KVF_TRY(ops->copy(stream, table, from, sinks * sizeof *table));
+    return ops->copy(stream, table + sinks, from + shift + sinks, (count - sinks) * sizeof *table);
+}
+
+/* Tokens of a chunk once more, piece by piece, for its streaming heads; `all` is what others do. */
+static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
+                                const kvf_prefill_kernel_args *all, kvf_stream *stream)
+{
+    const kvf_cells *c = &blocks->cells;
+    const kvf_paging *p = &c->paging;
+    const size_t heads = (size_t)p->kv_heads * p->group, row = heads * kvf_row_bytes(&p->shape);
+    kvf_prefill_kernel_args piece = *all;
+    piece.sink = c->ring.sink;
+    piece.window = c->ring.recent;
+    piece.out = blocks->tails.out;
+    piece.lse = all->lse ? blocks->tails.lse : NULL;
+    for (uint32_t first = 0; first < all->tokens; first += KVF_BLOCK_PIECE) {
+        const uint32_t base = all->base + first;
+        const uint32_t shift = kvf_ring_first(&c->ring, base + 1) - c->ring.sink_blocks;
+        piece.tokens = kvf_min_u32(KVF_BLOCK_PIECE, all->tokens - first);
+        piece.base = base - shift * p->block_size;
+        piece.q = (const char *)all->q + first * row;
+        piece.blocks = (const void *const *)(shift ? blocks->tails.table : c->blocks);
+        if (shift)
+            KVF_TRY(take_window(
+                blocks, shift, kvf_div_ceil_u32(piece.base + piece.tokens, p->block_size), stream));
+        KVF_TRY(KVF_ENQUEUE(stream, prefill, piece));
+        KVF_TRY(weave(blocks, layer, piece.tokens, (char *)all->out + first * row,
+                      all->lse ? all->lse + (size_t)first * heads : NULL, stream));
+    }
+    return KVF_OK;
+}
+
+/* ---- calls ---- */
+
 kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
                           const void *q, void *out, float *lse, kvf_stream *stream)
 {
@@ -163,6 +279,8 @@ kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_ro
     KVF_TRY(kvf_step_place(&step));
     KVF_TRY(note_misses(blocks, &step));
     KVF_TRY(kvf_step_attend(&step, out, lse));
+    if (streaming_of(blocks, layer))
+        KVF_TRY(attend_tails(blocks, &step, out, lse));
     return KVF_LAUNCH(&step, spoil, spoil);
 }
 
@@ -199,6 +317,8 @@ kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block
     spoil.first = chunk->context;
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
+    if (streaming_of(blocks, layer))
+        KVF_TRY(prefill_tails(blocks, layer, &prefill, stream));
     return KVF_ENQUEUE(stream, spoil, spoil);
 }
 

@@ -13,6 +13,7 @@
 
 #include "calls.h"
 #include "config.h"
+#include "rings.h"
 #include "score/codes.h"
 
 #define KVF_BLOCK_TOKENS_MAX (1u << 20)
@@ -110,13 +111,30 @@ static kvf_cache_config inner_config(const kvf_runtime *runtime, const kvf_block
     return c;
 }
 
+/* The cache inside has pages of all heads: a streaming head is one that is idle there. `inner` gets
+ * such a mask, which it reads while the cache is created. */
+static kvf_status own_kinds(kvf_blocks *blocks, kvf_cache_config *inner)
+{
+    const size_t heads = (size_t)inner->layers * inner->kv_heads;
+    uint8_t *mask;
+    if (!inner->head_mask)
+        return KVF_OK;
+    blocks->kinds = kvf_alloc(blocks->context, 2 * heads, sizeof *blocks->kinds);
+    if (!blocks->kinds)
+        KVF_FAIL(blocks->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
+    mask = blocks->kinds + heads;
+    for (size_t i = 0; i < heads; i++) {
+        blocks->kinds[i] = inner->head_mask[i];
+        mask[i] = inner->head_mask[i] == KVF_HEAD_STREAMING ? KVF_HEAD_HOT : inner->head_mask[i];
+    }
+    inner->head_mask = mask;
+    return KVF_OK;
+}
+
 /* Kinds of heads: a mean is of one block of the caller. */
 static kvf_status check_heads(const kvf_blocks *blocks)
 {
     const kvf_cache *cache = blocks->cache;
-    if (kvf_has_streaming_heads(cache))
-        return refuse(cache->context, "head_mask", "set with a 0",
-                      "streaming heads are not in this version for blocks; write 2, a coarse head");
     if (cache->parts[0].dims.paging.stretches_max && blocks->config.block_tokens % KVF_MEAN_TOKENS)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "block_tokens = %u: coarse heads score means of %u tokens of a block; set a "
@@ -142,6 +160,34 @@ static kvf_status set_dims(kvf_blocks *blocks)
     return KVF_OK;
 }
 
+/* Coarse heads of all layers; `number`, if it is not NULL, gets theirs. */
+static uint32_t number_coarse(const kvf_blocks *blocks, uint32_t *number)
+{
+    const kvf_paging *p = &blocks->cells.paging;
+    uint32_t count = 0;
+    for (uint32_t i = 0; p->stretches_max && i < blocks->cells.layers * p->kv_heads; i++) {
+        const bool is_coarse = kvf_is_coarse(blocks->cache, i / p->kv_heads, i % p->kv_heads);
+        if (number)
+            number[i] = is_coarse ? count : UINT32_MAX;
+        count += is_coarse;
+    }
+    return count;
+}
+
+/* Likewise of streaming heads; 0 is none, so they count from 1. */
+static uint32_t number_streaming(const kvf_blocks *blocks, uint32_t *number)
+{
+    const kvf_cells *c = &blocks->cells;
+    uint32_t count = 0;
+    for (uint32_t i = 0; blocks->kinds && i < c->layers * c->paging.kv_heads; i++) {
+        const bool streams = blocks->kinds[i] == KVF_HEAD_STREAMING;
+        count += streams;
+        if (number)
+            number[i] = streams ? count : 0;
+    }
+    return count;
+}
+
 static void describe(kvf_blocks *blocks)
 {
     const kvf_cache *cache = blocks->cache;
@@ -163,20 +209,14 @@ static void describe(kvf_blocks *blocks)
     if (d->paging.stretches_max)
         blocks->cells.stretches =
             (uint32_t)kvf_cells_count(&blocks->cells) / kvf_stretch_cells(&blocks->cells);
-}
-
-/* Coarse heads of all layers; `number`, if it is not NULL, gets theirs. */
-static uint32_t number_coarse(const kvf_blocks *blocks, uint32_t *number)
-{
-    const kvf_paging *p = &blocks->cells.paging;
-    uint32_t count = 0;
-    for (uint32_t i = 0; p->stretches_max && i < blocks->cells.layers * p->kv_heads; i++) {
-        const bool is_coarse = kvf_is_coarse(blocks->cache, i / p->kv_heads, i % p->kv_heads);
-        if (number)
-            number[i] = is_coarse ? count : UINT32_MAX;
-        count += is_coarse;
+    blocks->cells.streaming_heads = number_streaming(blocks, NULL);
+    if (blocks->cells.streaming_heads) {
+        kvf_rings rings;
+        kvf_rings_measure(c, &d->paging, &rings);
+        blocks->cells.ring = rings.ring;
+        blocks->cells.ring.heads = 1;
+        blocks->tails.split = rings.split;
     }
-    return count;
 }
 
 static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_constants *c)
@@ -194,6 +234,30 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->bits, cells->paging.kv_heads, cells->paging.blocks_max);
     KVF_CARVE(k, c->coarse, cells->paging.stretches_max ? cells->layers : 0,
               cells->paging.kv_heads);
+    KVF_CARVE(k, c->streaming, cells->streaming_heads ? cells->layers : 0, cells->paging.kv_heads);
+}
+
+/* What a region has of streaming heads, and room to attend with them. */
+static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
+{
+    kvf_cells *c = &blocks->cells;
+    const kvf_paging *p = &c->paging;
+    kvf_block_tails *t = &blocks->tails;
+    const uint64_t lists = c->streaming_heads ? (uint64_t)c->regions * p->lists : 0;
+    const uint64_t all = (uint64_t)c->regions * c->streaming_heads, used = lists ? 1 : 0;
+    const uint32_t run = kvf_tail_blocks(c);
+    const uint64_t splits = lists ? lists * kvf_div_ceil_u32(run, t->split) : 0;
+    const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_row_bytes(&p->shape);
+    const uint64_t moved = kvf_moves_pages(&blocks->cache->parts[0]) ? all : 0;
+    KVF_CARVE(k, c->tails, moved, run, kvf_run_bytes(p));
+    KVF_CARVE(k, c->tail_tags, moved, kvf_tail_tokens(c));
+    KVF_CARVE(k, t->spans, lists, run);
+    KVF_CARVE(k, t->span_count, lists);
+    KVF_CARVE(k, t->partial_o, splits, p->group, p->shape.head_dim);
+    KVF_CARVE(k, t->partial_lse, splits, p->group);
+    KVF_CARVE(k, t->out, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads, row);
+    KVF_CARVE(k, t->lse, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads);
+    KVF_CARVE(k, t->table, used * p->blocks_max);
 }
 
 /* What a step knows of coarse heads. */
@@ -232,6 +296,7 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->list_page_of_slot, lists);
     KVF_CARVE(k, c->is_bad, c->regions);
     carve_stretches(c, k);
+    carve_tails(blocks, k);
     return blocks_bytes;
 }
 
@@ -242,6 +307,13 @@ static kvf_status plan(kvf_blocks *blocks)
     const kvf_cells *c = &blocks->cells;
     kvf_carver k = {0};
     const uint64_t per_block = carve(blocks, &k);
+    const uint64_t lists = (uint64_t)c->regions * c->paging.lists;
+    if (c->streaming_heads && lists * kvf_tail_blocks(c) > UINT32_MAX)
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "streaming_recent = %u with sequences_max = %u is more than any memory; lower it or "
+            "sequences_max",
+            cache->config.streaming_recent, c->regions);
     if (k.bytes > KVF_CARVE_MAX)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "block_count = %u: tables of so many blocks are more than any memory; lower it, "
@@ -270,9 +342,12 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
     if (!blocks)
         KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for blocks of %zu bytes",
                  sizeof *blocks);
-    const kvf_cache_config inner = inner_config(runtime, config);
+    kvf_cache_config inner = inner_config(runtime, config), unused;
+    kvf_dims dims;
     blocks->context = runtime->context;
     blocks->config = *config;
+    KVF_TRY(kvf_config_resolve(runtime, &inner, &unused, &dims)); /* before a mask is read */
+    KVF_TRY(own_kinds(blocks, &inner));
     KVF_TRY(kvf_cache_create(runtime, &inner, &blocks->cache));
     KVF_TRY(check_heads(blocks));
     KVF_TRY(set_dims(blocks));
@@ -299,6 +374,7 @@ static void point_regions(kvf_blocks *blocks)
     c->arenas = blocks->constants.arenas;
     c->bits = blocks->constants.bits;
     c->coarse = blocks->constants.coarse;
+    c->streaming = blocks->constants.streaming;
     c->list_bits = blocks->constants.list_bits;
     c->sifted = part->tables.sifted;
 }
@@ -319,6 +395,8 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
     }
     if (to->coarse)
         (void)number_coarse(blocks, to->coarse);
+    if (to->streaming)
+        (void)number_streaming(blocks, to->streaming);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         for (uint32_t b = 0; b < p->blocks_max; b++)
             to->bits[(size_t)h * p->blocks_max + b] = kvf_sink_bits(p, b);
@@ -387,5 +465,6 @@ void kvf_block_store_destroy(kvf_blocks *blocks)
     if (blocks->memory)
         device->ops->memory_free(device, blocks->memory);
     kvf_free(blocks->context, blocks->bindings);
+    kvf_free(blocks->context, blocks->kinds);
     kvf_free(blocks->context, blocks);
 }

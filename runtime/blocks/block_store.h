@@ -34,7 +34,21 @@ typedef struct kvf_block_constants {
     const float **list_scores;  /* the same */
     uint64_t *bits;             /* [kv_heads, blocks_max] */
     uint32_t *coarse;           /* [layers, kv_heads], see kvf_cells */
+    uint32_t *streaming;        /* likewise */
 } kvf_block_constants;
+
+/* To attend with streaming heads: room of one call. Pieces of a chunk have so many tokens. */
+#define KVF_BLOCK_PIECE 256u
+typedef struct kvf_block_tails {
+    uint32_t split;       /* spans per split */
+    kvf_span *spans;      /* [regions * kv_heads, blocks of a tail] */
+    uint32_t *span_count; /* [regions * kv_heads] */
+    float *partial_o;     /* [splits, group, head_dim] */
+    float *partial_lse;   /* [splits, group] */
+    char *out;            /* [regions or a piece, query_heads, head_dim] */
+    float *lse;           /* [as out, query_heads] */
+    void **table;         /* [blocks_max] what a piece attends to */
+} kvf_block_tails;
 
 struct kvf_blocks {
     kvf_context *context;
@@ -43,6 +57,8 @@ struct kvf_blocks {
     kvf_blocks_plan plan;
     kvf_cells cells;               /* as the device has them */
     kvf_block_constants constants; /* of the device */
+    kvf_block_tails tails;         /* likewise; without streaming heads all NULL */
+    uint8_t *kinds;                /* [layers, kv_heads] head_mask as it was given, or NULL */
     uint64_t bytes;                /* of what follows */
     char *memory;                  /* of the device */
     kvf_block_binding *bindings;   /* [layers] */

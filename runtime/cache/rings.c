@@ -12,7 +12,7 @@
 
 /* ---- sizes ---- */
 
-static void count_blocks(const kvf_cache_config *c, const kvf_paging *paging, kvf_rings *z)
+void kvf_rings_measure(const kvf_cache_config *c, const kvf_paging *paging, kvf_rings *z)
 {
     const uint32_t block_size = paging->block_size, blocks = paging->blocks_max;
     const uint32_t recent = kvf_div_ceil_u32(c->streaming_recent - 1, block_size) + 1;
@@ -61,7 +61,7 @@ kvf_status kvf_rings_create(kvf_cache *cache, const kvf_paging *paging)
     }
     if (!z || !z->heads || !z->layers)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
-    count_blocks(c, paging, z);
+    kvf_rings_measure(c, paging, z);
     for (uint32_t i = 0; i < c->layers; i++)
         list_heads(c, z, i);
     return KVF_OK;

@@ -47,6 +47,8 @@ struct kvf_rings {
 KVF_CHECKED kvf_status kvf_rings_create(kvf_cache *cache, const kvf_paging *paging);
 /* KVF_INVALID: more than any memory. */
 KVF_CHECKED kvf_status kvf_rings_check(kvf_cache *cache);
+/* Blocks of a ring, by the settings; `paging` as above. */
+void kvf_rings_measure(const kvf_cache_config *config, const kvf_paging *paging, kvf_rings *rings);
 /* Every array to its place; nothing where there are no rings. */
 void kvf_rings_carve(kvf_cache *cache, kvf_reservation *r);
 void kvf_rings_destroy(kvf_cache *cache);

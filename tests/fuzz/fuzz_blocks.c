@@ -310,14 +310,18 @@ static void compare_dense(const world *w, const call *c, uint32_t layer, uint32_
 static void check_output(const world *w, const call *c, uint32_t layer, uint32_t row,
                          uint32_t tokens, uint32_t at, int has_answer, int is_dense)
 {
-    for (uint32_t h = 0; h < w->config.cache.query_heads; h++) {
+    const kvf_cache_config *cc = &w->config.cache;
+    for (uint32_t h = 0; h < cc->query_heads; h++) {
         const size_t first = (size_t)at * q_floats(w) + (size_t)h * DIM;
         for (uint32_t d = 0; d < DIM; d++) {
             const float x = w->out[first + d];
             PROMISE(has_answer ? isfinite(x) : isnan(x));
             PROMISE(!has_answer || tokens || x == 0.0f);
         }
-        if (has_answer && tokens && is_dense)
+        const uint32_t kv_head = h / (cc->query_heads / cc->kv_heads);
+        const int streams = w->kinds[layer * cc->kv_heads + kv_head] == 0;
+        if (has_answer && tokens &&
+            (streams ? tokens <= cc->streaming_sink + cc->streaming_recent : is_dense))
             compare_dense(w, c, layer, row, tokens, h, w->q + first, w->out + first);
     }
 }
@@ -432,9 +436,12 @@ static kvf_blocks_config draw_config(world *w)
     c->transfer = draw(w, 0, 1) ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_DIRECT;
     bc.block_tokens = c->page_size > 32 || draw(w, 0, 1) ? 64 : 32;
     bc.block_count = draw(w, 3, BLOCKS);
-    for (uint32_t i = 0, drawn = draw(w, 0, 31); i < sizeof w->kinds; i++)
-        w->kinds[i] = drawn >> i & 1 && bc.block_tokens == 64 ? 2 : 1;
+    const uint32_t coarse = draw(w, 0, 31), streaming = draw(w, 0, 31);
+    for (uint32_t i = 0; i < sizeof w->kinds; i++)
+        w->kinds[i] = streaming >> i & 1 ? 0 : coarse >> i & 1 && bc.block_tokens % 64 == 0 ? 2 : 1;
     c->head_mask = w->kinds;
+    c->streaming_sink = c->sink_tokens;
+    c->streaming_recent = c->local_tokens + 20;
     if (!draw(w, 0, 15)) /* a field that is not sound */
         *(&c->page_size + draw(w, 0, 3)) = draw(w, 0, 255);
     return bc;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on cells against their references: write, rows, renew, average, note, clone, spoil. Bit
- * for bit, one behind the other on one small store, with rows that are bad among the others; what
- * they mean is also said here in a few lines.
+ * Kernels on cells against their references: write, rows, renew, average, trail, weave, note,
+ * clone, spoil. Bit for bit, one behind the other on one small store, with rows that are bad among
+ * the others; what they mean is also said here in a few lines.
  */
 
 #include <math.h>
@@ -123,6 +123,32 @@ static void make_coarse(check *c, world *w)
     k->sifted = check_in(c, w->lists * p->blocks_max * sizeof *k->sifted);
 }
 
+/* Heads of some worlds stream; none of these is coarse. */
+static void make_streaming(check *c, world *w)
+{
+    kvf_cells *k = w->c;
+    const kvf_paging *p = &k->paging;
+    const uint32_t heads = LAYERS * p->kv_heads;
+    if (check_below(c, 3) == 0)
+        return;
+    uint32_t *streaming = check_in(c, heads * sizeof *streaming);
+    for (uint32_t i = 0; i < heads; i++)
+        streaming[i] = check_below(c, 2) && (!k->coarse || k->coarse[i] == UINT32_MAX)
+                           ? ++k->streaming_heads
+                           : 0;
+    k->streaming = streaming;
+    k->ring = (kvf_ring){.shape = kvf_run_shape(p),
+                         .heads = 1,
+                         .sink = check_below(c, 80),
+                         .recent = 1 + check_below(c, 100)};
+    k->ring.sink_blocks = kvf_div_ceil_u32(k->ring.sink, p->block_size);
+    k->ring.ring_blocks = kvf_div_ceil_u32(k->ring.recent - 1, p->block_size) + 1;
+    const size_t tails = (size_t)REGIONS * k->streaming_heads;
+    if (k->rings)
+        k->tails = tracked(c, "tails", tails * kvf_tail_blocks(k) * kvf_run_bytes(p) + 16);
+    k->tail_tags = tracked(c, "tail_tags", (tails * kvf_tail_tokens(k) + 1) * sizeof *k->tail_tags);
+}
+
 static void make_world(check *c, world *w, uint32_t index)
 {
     kvf_cells *k = w->c = check_in(c, sizeof *k);
@@ -146,6 +172,7 @@ static void make_world(check *c, world *w, uint32_t index)
     make_store(c, w);
     make_regions(c, w);
     make_coarse(c, w);
+    make_streaming(c, w);
     w->table_stride = kvf_div_ceil_u32(p->blocks_max, k->id_cells);
     w->table = check_in(c, REGIONS * w->table_stride * sizeof *w->table);
     w->lengths = check_in(c, REGIONS * sizeof *w->lengths);
@@ -259,7 +286,8 @@ static void look_at_rows(check *c, const world *w)
                 check_fail(c, "row %u block %u is not id %d", b, i, id);
         }
         for (uint32_t h = 0; h < p->kv_heads; h++)
-            if (w->c->choose[b * p->lists + h] > w->c->pages[b * p->lists + h])
+            if (w->c->choose[b * p->lists + h] > w->c->pages[b * p->lists + h] ||
+                (kvf_row_is_idle(row, h) && w->c->pages[b * p->lists + h]))
                 check_fail(c, "row %u chooses more pages than there are", b);
     }
 }
@@ -272,7 +300,7 @@ static void look_at_regions(check *c, const world *w)
     for (uint32_t b = 0; b < REGIONS; b++)
         for (uint32_t h = 0; h < p->kv_heads; h++) {
             const kvf_row *row = &w->c->row[b];
-            for (uint32_t t = 0; t < row->length; t++) {
+            for (uint32_t t = 0; t < row->length && !kvf_row_is_idle(row, h); t++) {
                 const uint32_t cell = w->c->cell[b * p->blocks_max + t / p->block_size];
                 const char *home = kvf_cell_home(w->c, LAYER, cell) + h * kvf_run_bytes(p) +
                                    t % p->block_size * token;
@@ -285,6 +313,75 @@ static void look_at_regions(check *c, const world *w)
                                home, token);
             }
         }
+}
+
+/* Spans of a streaming head are its first and newest tokens, in order, as the cells have them. */
+static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span *spans,
+                         uint32_t count)
+{
+    const kvf_cells *k = w->c;
+    const kvf_paging *p = &k->paging;
+    const uint32_t b = list / p->lists, length = k->row[b].length, recent = k->ring.recent;
+    const size_t token = kvf_token_bytes(&p->shape);
+    uint32_t t = 0;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t j = 0; j < spans[i].count; j++, t++) {
+            if (spans[i].skip >> j & 1)
+                continue;
+            while (t >= k->ring.sink && t + recent < length)
+                t++;
+            if (t % p->block_size != j || t >= length)
+                check_fail(c, "list %u: span %u has token %u of its page, not %u", list, i, j, t);
+            const uint32_t cell = k->cell[b * p->blocks_max + t / p->block_size];
+            check_bits(c, "a token of a tail", (const char *)spans[i].page + j * token,
+                       kvf_cell_home(k, LAYER, cell) + list % p->lists * kvf_run_bytes(p) +
+                           j * token,
+                       token);
+        }
+    while (t >= k->ring.sink && t + recent < length)
+        t++;
+    if (t != length)
+        check_fail(c, "list %u: spans end at token %u of %u", list, t, length);
+}
+
+/* Tails, and outputs as `weave` puts them. */
+static void stream(check *c, const world *w)
+{
+    const kvf_cells *k = w->c;
+    const kvf_paging *p = &k->paging;
+    const uint32_t rows = REGIONS, group = 2, heads = rows * p->kv_heads;
+    kvf_trail_args trail = {.cells = k,
+                            .layer = LAYER,
+                            .rows = rows,
+                            .kv_heads = p->kv_heads,
+                            .spans_max = kvf_tail_blocks(k)};
+    kvf_span *spans = trail.spans = tracked(c, "spans", heads * trail.spans_max * sizeof *spans);
+    uint32_t *count = trail.span_count = tracked(c, "span_count", heads * sizeof *count);
+    CHECK_BOTH(c, trail, &trail);
+    for (uint32_t l = 0; l < heads; l++)
+        if (kvf_row_is_idle(&k->row[l / p->lists], l % p->lists))
+            look_at_tail(c, w, l, spans + (size_t)l * trail.spans_max, count[l]);
+        else if (count[l])
+            check_fail(c, "list %u is not idle and has %u spans", l, count[l]);
+    float *from = check_in(c, (size_t)heads * group * sizeof *from);
+    float *out = tracked(c, "woven", (size_t)heads * group * sizeof *out);
+    for (uint32_t i = 0; i < heads * group; i++) {
+        from[i] = (float)i;
+        out[i] = -1.0f;
+    }
+    const kvf_weave_args weave = {.streaming = k->streaming + LAYER * p->kv_heads,
+                                  .rows = rows,
+                                  .kv_heads = p->kv_heads,
+                                  .group = group,
+                                  .row_bytes = sizeof(float),
+                                  .from = from,
+                                  .from_lse = from,
+                                  .out = out,
+                                  .lse = check_below(c, 2) ? out : NULL};
+    CHECK_BOTH(c, weave, &weave);
+    for (uint32_t i = 0; i < heads * group; i++)
+        if (out[i] != (weave.streaming[i / group % p->kv_heads] ? (float)i : -1.0f))
+            check_fail(c, "output %u is %g", i, (double)out[i]);
 }
 
 /* Means of what rows rank are those that `means` makes of the same keys. */
@@ -375,6 +472,8 @@ static void step(check *c, world *w)
     CHECK_BOTH(c, average, &average);
     if (average.stretches_max)
         compare_means(c, w);
+    if (w->c->streaming)
+        stream(c, w);
     give_slots(c, w);
 }
 

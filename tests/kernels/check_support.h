@@ -21,7 +21,7 @@
 #include "kernels.h"
 
 #define CHECK_BUFFERS_MAX 4096u
-#define CHECK_TRACKED_MAX 32u
+#define CHECK_TRACKED_MAX 48u
 #define CHECK_KERNELS_MAX (sizeof(kvf_kernels) / sizeof(kvf_task_fn))
 
 typedef enum check_data {

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tails of streaming heads, and their spans, on the GPU; see trail_ref.c for the meaning.
+ *
+ * Knows nothing of other heads. A block is 4 warps and a KV head of a row: a warp per token. Bound:
+ * counts of writes, 4 bytes per token of a tail, and in decoding one token across the link per
+ * head. Exact.
+ */
+
+#include "cuda_kernels.h"
+#include "paging.cuh"
+
+#define THREADS 128u
+#define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
+#define WARPS   (THREADS / KVF_WARP_LANES)
+
+/* A warp brings token `t` of a span, unless it is there; 1 in its first lane if it was not. */
+static __device__ __forceinline__ uint32_t bring(const kvf_trail_args &a, uint32_t cell,
+                                                 uint32_t head, const kvf_span &span, uint32_t t,
+                                                 kvf_cell_tag *tag)
+{
+    const kvf_cells *c = a.cells;
+    const kvf_paging *p = &c->paging;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    const kvf_cell_tag wanted = kvf_cell_tag_of(c, a.layer, cell, t, 1);
+    const bool is_there = span.skip >> t & 1 || kvf_cell_tag_is(tag, wanted);
+    __syncwarp();
+    if (is_there)
+        return 0;
+    const size_t bytes = kvf_token_bytes(&p->shape);
+    const char *from = kvf_cell_home(c, a.layer, cell) + head * kvf_run_bytes(p) + t * bytes;
+    char *to = (char *)(uintptr_t)span.page + t * bytes;
+    for (size_t i = lane * sizeof(uint4); i < bytes; i += KVF_WARP_LANES * sizeof(uint4))
+        *(uint4 *)(to + i) = *(const uint4 *)(from + i);
+    if (lane == 0)
+        *tag = wanted;
+    return lane == 0;
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    trail_heads(const __grid_constant__ kvf_trail_args a)
+{
+    const kvf_cells *c = a.cells;
+    const kvf_paging *p = &c->paging;
+    const uint32_t number = blockIdx.x / a.kv_heads, head = blockIdx.x % a.kv_heads;
+    const uint32_t one = c->streaming[a.layer * a.kv_heads + head];
+    const kvf_row *row = &c->row[number];
+    const uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
+    const uint32_t count = one ? kvf_ring_spans(&c->ring, row->length) : 0;
+    const size_t list = (size_t)(c->list_page_of_slot[blockIdx.x] - c->page_of_slot) / p->slots;
+    const size_t tail = list / p->lists / c->layers * c->streaming_heads + (one ? one - 1 : 0);
+    /* Without tails only to count from: spans get other pages below. */
+    char *blocks = c->tails ? c->tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
+                            : kvf_cell_home(c, a.layer, 0);
+    uint64_t sums = 0; /* brought << 32 | attended */
+    if (threadIdx.x == 0)
+        a.span_count[blockIdx.x] = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t page = kvf_tail_page(c, row->length, i);
+        kvf_span span = kvf_ring_span(&c->ring, blocks, row->length, 0, i);
+        const size_t first =
+            tail * kvf_tail_tokens(c) + (size_t)kvf_ring_block(&c->ring, page) * p->block_size;
+        if (!c->tails)
+            span.page = kvf_cell_home(c, a.layer, cells[page]) + head * kvf_run_bytes(p);
+        for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->tails && t < span.count; t += WARPS)
+            sums += (uint64_t)bring(a, cells[page], head, span, t, &c->tail_tags[first + t]) << 32;
+        if (threadIdx.x != 0)
+            continue;
+        sums += (uint32_t)__popcll(kvf_live_bits(span.count, span.skip));
+        a.spans[(size_t)blockIdx.x * a.spans_max + i] = span;
+    }
+    sums = kvf_block_sum(sums, kvf_shared());
+    if (threadIdx.x != 0 || count == 0)
+        return;
+    kvf_counter_add(&c->counters[a.layer].tokens_brought, sums >> 32);
+    kvf_counter_add(&c->counters[a.layer].tokens_attended, (uint32_t)sums);
+}
+
+extern "C" int kvf_trail_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    if (tasks == 0)
+        return cudaSuccess;
+    return kvf_cuda_launch<trail_heads>(dim3(tasks), dim3(THREADS), SHARED, (cudaStream_t)stream,
+                                        *(const kvf_trail_args *)args);
+}

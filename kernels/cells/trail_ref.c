@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tails of streaming heads, and their spans, the specification and the only host form.
+ *
+ * Knows nothing of other heads. A token is brought only if the newest one sees it.
+ */
+
+#include <string.h>
+
+#include "variants.h"
+
+/* Tokens of a span that are not there yet; returns how many there were. */
+static uint32_t bring(const kvf_trail_args *a, uint32_t cell, uint32_t head, const kvf_span *span,
+                      kvf_cell_tag *tags)
+{
+    const kvf_cells *c = a->cells;
+    const kvf_paging *p = &c->paging;
+    const size_t bytes = kvf_token_bytes(&p->shape);
+    const char *home = kvf_cell_home(c, a->layer, cell) + head * kvf_run_bytes(p);
+    uint32_t brought = 0;
+    for (uint32_t t = 0; t < span->count; t++) {
+        const kvf_cell_tag wanted = kvf_cell_tag_of(c, a->layer, cell, t, 1);
+        if (span->skip >> t & 1 || kvf_cell_tag_is(&tags[t], wanted))
+            continue;
+        memcpy((char *)(uintptr_t)span->page + t * bytes, home + t * bytes, bytes);
+        tags[t] = wanted;
+        brought++;
+    }
+    return brought;
+}
+
+void kvf_trail_ref(const void *args, uint32_t task)
+{
+    const kvf_trail_args *a = args;
+    const kvf_cells *c = a->cells;
+    const kvf_paging *p = &c->paging;
+    const uint32_t number = task / a->kv_heads, head = task % a->kv_heads;
+    const uint32_t one = c->streaming[a->layer * a->kv_heads + head];
+    const kvf_row *row = &c->row[number];
+    const uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
+    const uint32_t count = one ? kvf_ring_spans(&c->ring, row->length) : 0;
+    const size_t list = (size_t)(c->list_page_of_slot[task] - c->page_of_slot) / p->slots;
+    const size_t tail = list / p->lists / c->layers * c->streaming_heads + (one ? one - 1 : 0);
+    /* Without tails only to count from: spans get other pages below. */
+    char *blocks = c->tails ? c->tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
+                            : kvf_cell_home(c, a->layer, 0);
+    uint64_t brought = 0, attended = 0;
+    a->span_count[task] = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t page = kvf_tail_page(c, row->length, i);
+        kvf_span span = kvf_ring_span(&c->ring, blocks, row->length, 0, i);
+        if (c->tails)
+            brought += bring(a, cells[page], head, &span,
+                             c->tail_tags + tail * kvf_tail_tokens(c) +
+                                 (size_t)kvf_ring_block(&c->ring, page) * p->block_size);
+        else
+            span.page = kvf_cell_home(c, a->layer, cells[page]) + head * kvf_run_bytes(p);
+        attended += (uint64_t)__builtin_popcountll(kvf_live_bits(span.count, span.skip));
+        a->spans[(size_t)task * a->spans_max + i] = span;
+    }
+    __atomic_fetch_add(&c->counters[a->layer].tokens_brought, brought, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&c->counters[a->layer].tokens_attended, attended, __ATOMIC_RELAXED);
+}
