@@ -191,15 +191,16 @@ class Budget(Case):
         self.as_the_command()
 
     def test_so_are_kinds_of_heads(self):
-        """A third of the heads hot, drawn: the others rank means first."""
+        """Drawn: a third of the heads hot, most others rank means first, and some stream."""
         mask = os.path.join(FOLDER.name, "hot.tsv")
         with open(os.path.join(os.environ["KVF_HF_MODEL"], "config.json"), encoding="utf-8") as text:
             config = json.load(text)
         draw = random.Random(5)
         with open(mask, "w", encoding="utf-8") as out:
             for _ in range(config["num_hidden_layers"]):
-                out.write("\t".join(draw.choice("122") for _ in range(config["num_key_value_heads"])) + "\n")
-        self.assertRegex(self.as_the_command(mask).log, "select dynamic, of the heads [0-9]+% hot, [0-9]+% coarse;")
+                out.write("\t".join(draw.choice("112220") for _ in range(config["num_key_value_heads"])) + "\n")
+        self.assertRegex(self.as_the_command(mask).log,
+                         "select dynamic, of the heads [0-9]+% hot, [0-9]+% coarse, [0-9]+% streaming;")
 
     def both(self, calls, **changes):
         """Pages that are copied to the device and found there again, then pages that are read in place,
