@@ -183,14 +183,14 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING};
     (void)state;
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 3; i++) {
         if (!test_takes(i))
             continue;
         const kvf_runtime_config rc = test_runtime_config();
-        kvf_blocks_config bc = i == 3 ? coarse_config() : rig_config();
+        kvf_blocks_config bc = i == 0 ? coarse_config() : rig_config();
         rig r;
-        bc.cache.head_mask = i == 3 ? all_kinds : NULL;
-        bc.cache.select = selects[i % 3];
+        bc.cache.head_mask = i == 0 ? all_kinds : NULL; /* with hot heads, too */
+        bc.cache.select = selects[i];
         bc.cache.transfer = KVF_TRANSFER_MAPPED;
         test_seed_print("blocks", 90 + i);
         rig_open(&r, &rc, &bc, 3, 90 + i);
