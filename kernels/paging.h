@@ -192,6 +192,20 @@ typedef struct kvf_row {
     const uint32_t *idle; /* [lists] not 0: the list attends to nothing; NULL = all attend */
 } kvf_row;
 
+/* Newest tokens of a row, and their queries. */
+typedef struct kvf_query_chunk {
+    uint32_t first;  /* of q, out and lse */
+    uint32_t tokens; /* 1 or more */
+    uint32_t base;   /* tokens of the row before them */
+} kvf_query_chunk;
+
+/* Those of a launch, by value: a row each. count = 0: what the launch says without them. */
+#define KVF_CHUNKS_MAX 8u
+typedef struct kvf_query_chunks {
+    uint32_t count;
+    kvf_query_chunk at[KVF_CHUNKS_MAX];
+} kvf_query_chunks;
+
 /* Sums of one layer since the last reset; written by kernels, read by the host after a wait. */
 typedef struct kvf_layer_counters {
     uint64_t tokens_attended; /* over lists */

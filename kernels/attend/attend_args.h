@@ -107,14 +107,15 @@ KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
     return merge;
 }
 
-/* ---- prefill: causal attention of a chunk ----
+/* ---- prefill: causal attention of a chunk, or of several rows' ----
  * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own
  * index, which lie in pages in order: token j is row j % page_size of pages[kv_head][j /
  * page_size]. With a window, query i attends only to tokens j < sink and j > i - window; time is
  * that of sink + window + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no
  * query of the launch attends to are not read, nor are their blocks. Keys and values of other
  * tokens below base + tokens are finite, attended or not. A task is one KV head x KVF_PREFILL_ROWS
- * consecutive query tokens (all query heads of the group).
+ * consecutive query tokens (all query heads of the group). With chunks the same of each; tasks
+ * behind the end of a chunk do nothing.
  */
 #define KVF_PREFILL_ROWS 48u
 #define KVF_PREFILL_KEYS 64u
@@ -123,8 +124,8 @@ typedef struct kvf_prefill_kernel_args {
     kvf_shape shape;
     uint32_t kv_heads;
     uint32_t group;
-    uint32_t tokens;
-    uint32_t base;
+    uint32_t tokens; /* with chunks: of the longest */
+    uint32_t base;   /* unused with chunks */
     uint32_t sink;   /* unused without a window */
     uint32_t window; /* newest tokens, a query's own included; 0 = all */
     float scale;
@@ -132,9 +133,45 @@ typedef struct kvf_prefill_kernel_args {
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
     void *out;                 /* as q */
     float *lse;                /* [tokens, kv_heads, group]; may be NULL */
+    uint32_t blocks_stride;    /* pages from the blocks of a chunk to those of the next */
+    kvf_query_chunks chunks;   /* count = 0: one, of `tokens` behind `base` */
 } kvf_prefill_kernel_args;
 KVF_TASKS(prefill, kvf_prefill_kernel_args,
-          kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS) * a->kv_heads)
+          kvf_max_u32(a->chunks.count, 1) * a->kv_heads *
+              kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS))
+
+/* Chunk `i` of a launch, and its blocks. */
+KVF_INLINE kvf_query_chunk kvf_prefill_chunk(const kvf_prefill_kernel_args *a, uint32_t i)
+{
+    kvf_query_chunk one = {0, a->tokens, a->base};
+    return a->chunks.count ? a->chunks.at[i] : one;
+}
+
+KVF_INLINE const void *const *kvf_prefill_blocks(const kvf_prefill_kernel_args *a, uint32_t i)
+{
+    return a->blocks + (size_t)i * a->blocks_stride;
+}
+
+/* The chunk of a task as a launch of its own. The task becomes one of its, or its number of tasks:
+ * nothing to do. */
+KVF_INLINE kvf_prefill_kernel_args kvf_prefill_one(const kvf_prefill_kernel_args *a, uint32_t *task)
+{
+    const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS), tile = *task % tiles;
+    const uint32_t head = *task / tiles % a->kv_heads, i = *task / tiles / a->kv_heads;
+    const kvf_query_chunk chunk = kvf_prefill_chunk(a, i);
+    const uint32_t own = kvf_div_ceil_u32(chunk.tokens, KVF_PREFILL_ROWS);
+    const size_t first = (size_t)chunk.first * a->kv_heads * a->group;
+    kvf_prefill_kernel_args one = *a;
+    one.tokens = chunk.tokens;
+    one.base = chunk.base;
+    one.q = (const char *)a->q + first * kvf_row_bytes(&a->shape);
+    one.out = (char *)a->out + first * kvf_row_bytes(&a->shape);
+    one.lse = a->lse ? a->lse + first : NULL;
+    one.blocks = kvf_prefill_blocks(a, i);
+    one.chunks.count = 0;
+    *task = tile < own ? head * own + tile : own * a->kv_heads;
+    return one;
+}
 
 /* ---- compare: sparse against dense results of one row. verified += heads, recall_sum +=
  * e^(lse_sparse - lse_dense), error_max = max |out - dense|. One task, sums in order. */

@@ -4,8 +4,9 @@
  * Causal attention of a chunk, on the GPU; see prefill_ref.c for the meaning.
  *
  * Knows nothing of pruning or positions: key j is row j % page_size of block j / page_size. Grid:
- * (tiles of query rows, KV heads); rows are (token, head of the group), so all heads of a group
- * share the keys of their block. Tiles with the most keys start first.
+ * (tiles of query rows of the longest chunk, KV heads, chunks); rows are (token, head of the
+ * group), so all heads of a group share the keys of their block. Tiles with the most keys start
+ * first.
  *
  * 16-bit types: a warp has 32 rows (16 at head_dim 256), and keys and values come in tiles of 64
  * (32) through three slots of shared memory: while one is in use two are on their way. Softmax is
@@ -39,22 +40,30 @@ template <uint32_t D> struct plan {
 /* The rows of one block. */
 typedef struct query_tile {
     uint32_t head;
-    uint32_t first; /* row (token, g) */
-    uint32_t rows;
+    uint32_t start; /* of the chunk in q, out and lse */
+    uint32_t first; /* row (token, g) of the chunk */
+    uint32_t rows;  /* 0: it is behind the end of its chunk */
+    uint32_t base;
     uint32_t keys; /* that its last row sees */
     uint32_t skip; /* keys skip .. skip_end - 1 are seen by no row; nothing without a window */
     uint32_t skip_end;
+    const void *const *blocks;
 } query_tile;
 
 static __device__ __forceinline__ query_tile tile_of(const kvf_prefill_kernel_args *a,
                                                      uint32_t block_rows)
 {
+    const kvf_query_chunk chunk = kvf_prefill_chunk(a, blockIdx.z);
+    const uint32_t end = chunk.tokens * a->group;
     query_tile t;
     t.head = blockIdx.y;
+    t.start = chunk.first;
     t.first = (gridDim.x - 1 - blockIdx.x) * block_rows;
-    t.rows = kvf_min_u32(block_rows, a->tokens * a->group - t.first);
-    t.keys = a->base + (t.first + t.rows - 1) / a->group + 1;
-    const uint32_t after = a->base + t.first / a->group + 1; /* the first row */
+    t.rows = t.first < end ? kvf_min_u32(block_rows, end - t.first) : 0;
+    t.base = chunk.base;
+    t.blocks = kvf_prefill_blocks(a, blockIdx.z);
+    t.keys = t.base + (t.first + t.rows - 1) / a->group + 1;
+    const uint32_t after = t.base + t.first / a->group + 1; /* the first row */
     t.skip = a->sink;
     t.skip_end = a->window && after > a->window ? after - a->window : 0;
     return t;
@@ -78,17 +87,17 @@ static __device__ __forceinline__ bool is_hidden(const kvf_prefill_kernel_args *
 static __device__ __forceinline__ size_t row_at(const kvf_prefill_kernel_args *a,
                                                 const query_tile *t, uint32_t row)
 {
-    const uint32_t token = (t->first + row) / a->group, g = (t->first + row) % a->group;
+    const uint32_t token = t->start + (t->first + row) / a->group, g = (t->first + row) % a->group;
     return ((size_t)token * a->kv_heads + t->head) * a->group + g;
 }
 
 /* Key j in its page; its value follows it. */
-static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_args *a,
-                                                      uint32_t head, uint32_t j, size_t row_bytes)
+static __device__ __forceinline__ const char *
+key_row(const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t j, size_t row_bytes)
 {
     const uint32_t shift = kvf_page_shift(a->shape.page_size);
-    const char *block = (const char *)a->blocks[j >> shift];
-    return block + (((size_t)head << shift) + (j & (a->shape.page_size - 1))) * 2 * row_bytes;
+    const char *block = (const char *)t->blocks[j >> shift];
+    return block + (((size_t)t->head << shift) + (j & (a->shape.page_size - 1))) * 2 * row_bytes;
 }
 
 /* ---- 16-bit types ---- */
@@ -117,7 +126,7 @@ static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_ker
         const bool exists = first + row < t->keys;
         const char *from = (const char *)a->q;
         if (exists)
-            from = key_row(a, t->head, first + row, 2 * D) + values + column * 16;
+            from = key_row(a, t, first + row, 2 * D) + values + column * 16;
         kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
     }
 }
@@ -146,14 +155,14 @@ begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile 
 #pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
             const uint32_t row = kvf_min_u32(first + m * 16 + side * 8 + lane / 4, t->rows - 1);
-            w->limit[m][side] = a->base + (t->first + row) / a->group;
+            w->limit[m][side] = t->base + (t->first + row) / a->group;
             w->top[m][side] = -INFINITY;
             w->sum[m][side] = 0.0f;
         }
     }
     const uint32_t last = kvf_min_u32(first + plan<D>::warp_rows, t->rows) - 1;
-    w->first_limit = a->base + (t->first + first) / a->group;
-    w->last_limit = a->base + (t->first + last) / a->group;
+    w->first_limit = t->base + (t->first + first) / a->group;
+    w->last_limit = t->base + (t->first + last) / a->group;
 }
 
 /* q.k of the warp's rows with a tile of keys, in units of ln 2. */
@@ -330,6 +339,8 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     char *queries = slots + SLOTS * plan<D>::slot_bytes;
     char *own = queries + first_row * kvf_tile<D>::stride;
     warp_state<D> w;
+    if (t.rows == 0)
+        return;
     begin_rows<D>(&w, &a, &t, idle ? 0 : first_row, lane);
     load_queries<D>(queries, &a, &t, block_rows);
     load_tile<D>(slots, &a, &t, begin, 0);
@@ -376,15 +387,16 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 template <typename T, uint32_t D>
 static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t stream)
 {
-    const uint32_t rows = a->tokens * a->group;
+    const uint32_t rows = a->tokens * a->group, chunks = kvf_max_u32(a->chunks.count, 1);
     uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(rows, plan<D>::warp_rows));
     /* Fewer rows to a block where that is what gives every processor of a large GPU one. */
-    if (warps == WARPS && kvf_div_ceil_u32(rows, WARPS * plan<D>::warp_rows) * a->kv_heads < 128)
+    if (warps == WARPS &&
+        kvf_div_ceil_u32(rows, WARPS * plan<D>::warp_rows) * a->kv_heads * chunks < 128)
         warps = WARPS / 2;
     const uint32_t block_rows = warps * plan<D>::warp_rows;
     const size_t shared =
         (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
-    const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads);
+    const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads, chunks);
     const dim3 block(warps * KVF_WARP_LANES);
     if (a->window)
         return kvf_cuda_launch<prefill_tiles<T, D, true>>(grid, block, shared, stream, *a);
@@ -416,11 +428,10 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
     const uint32_t d = a->shape.head_dim, key = first + threadIdx.x;
     const float unit = a->scale * KVF_CUDA_LOG2E;
     const bool skipped = key >= t->skip && key < t->skip_end;
-    const float *k =
-        key < t->keys && !skipped ? (const float *)key_row(a, t->head, key, d * 4) : NULL;
+    const float *k = key < t->keys && !skipped ? (const float *)key_row(a, t, key, d * 4) : NULL;
     for (uint32_t row = 0; row < t->rows; row++) {
         const float *q = (const float *)a->q + row_at(a, t, row) * d;
-        const uint32_t limit = a->base + (t->first + row) / a->group;
+        const uint32_t limit = t->base + (t->first + row) / a->group;
         const bool visible = key <= limit && !is_hidden(a, key, limit);
         state->s[row][threadIdx.x] = k && visible ? kvf_times(kvf_dot(q, k, d), unit) : -INFINITY;
     }
@@ -438,12 +449,12 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
         if (row >= t->rows)
             continue;
-        const uint32_t limit = a->base + (t->first + row) / a->group;
+        const uint32_t limit = t->base + (t->first + row) / a->group;
         kvf_scale(&r->o[i], state->factor[row]);
         for (uint32_t j = 0; j < KVF_PLAIN_TOKENS && first + j <= limit; j++) {
             if (is_hidden(a, first + j, limit))
                 continue;
-            const float *v = (const float *)key_row(a, t->head, first + j, d * 4);
+            const float *v = (const float *)key_row(a, t, first + j, d * 4);
             kvf_add_scaled(&r->o[i], state->s[row][j], v + d + at % (d / 4) * 4);
         }
     }
@@ -456,6 +467,8 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     const uint32_t quads = a.shape.head_dim / 4;
     const query_tile t = tile_of(&a, KVF_PLAIN_ROWS);
     kvf_plain_rows r;
+    if (t.rows == 0)
+        return;
     kvf_plain_begin(&r);
     for (uint32_t first = seen_tile(&t, 0, KVF_PLAIN_TOKENS); first < t.keys;
          first = seen_tile(&t, first + KVF_PLAIN_TOKENS, KVF_PLAIN_TOKENS)) {
@@ -497,7 +510,8 @@ extern "C" int kvf_prefill_cuda(const void *args, uint32_t tasks, void *stream)
         return launch_type<kvf_half>(a, (cudaStream_t)stream);
     default:
         return kvf_cuda_launch<prefill_plain>(
-            dim3(kvf_div_ceil_u32(a->tokens * a->group, KVF_PLAIN_ROWS), a->kv_heads),
+            dim3(kvf_div_ceil_u32(a->tokens * a->group, KVF_PLAIN_ROWS), a->kv_heads,
+                 kvf_max_u32(a->chunks.count, 1)),
             dim3(KVF_PLAIN_THREADS), sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
     }
 }

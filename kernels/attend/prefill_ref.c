@@ -67,12 +67,12 @@ static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
 
 void kvf_prefill_ref(const void *args, uint32_t task)
 {
-    const kvf_prefill_kernel_args *a = args;
+    const kvf_prefill_kernel_args one = kvf_prefill_one(args, &task), *a = &one;
     const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS);
     const uint32_t kv_head = task / tiles;
     const uint32_t first = task % tiles * KVF_PREFILL_ROWS;
     const uint32_t end = kvf_min_u32(a->tokens, first + KVF_PREFILL_ROWS);
-    for (uint32_t t = first; t < end; t++)
+    for (uint32_t t = first; t < end && kv_head < a->kv_heads; t++)
         for (uint32_t g = 0; g < a->group; g++)
             prefill_row(a, &(query_row){.token = t,
                                         .kv_head = kv_head,

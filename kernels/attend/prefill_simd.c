@@ -173,11 +173,13 @@ KVF_ALWAYS_INLINE void prefill_task(const kvf_prefill_kernel_args *a, uint32_t t
 
 void KVF_SIMD_NAME(prefill)(const void *args, uint32_t task)
 {
-    const kvf_prefill_kernel_args *a = args;
-    if (a->shape.dtype == KVF_BF16)
-        prefill_task(a, task, KVF_BF16);
-    else if (a->shape.dtype == KVF_FP16)
-        prefill_task(a, task, KVF_FP16);
+    const kvf_prefill_kernel_args a = kvf_prefill_one(args, &task);
+    if (task >= kvf_prefill_tasks(&a))
+        return;
+    if (a.shape.dtype == KVF_BF16)
+        prefill_task(&a, task, KVF_BF16);
+    else if (a.shape.dtype == KVF_FP16)
+        prefill_task(&a, task, KVF_FP16);
     else
-        prefill_task(a, task, KVF_FP32);
+        prefill_task(&a, task, KVF_FP32);
 }

@@ -129,21 +129,27 @@ KVF_TASKS(write, kvf_write_args, kvf_div_ceil_u32(a->tokens, KVF_WRITE_TOKENS))
 
 /* ---- rows: the caller's tables and lengths as rows, and what is asked of every list ----
  * A row of length 0 attends to nothing. So does one that is bad: a length below 0, above tokens_max
- * or not `expected`; a table that is shorter than the length; an id that there is not; a region
- * that there is not, or that an earlier row with a length has; a token that is not finite. It is
- * counted, and is_bad says so. With `expected`, a row that is bad because of a token behind the
+ * or not that of its chunk; a table that is shorter than the length; an id that there is not; a
+ * region that there is not, or that an earlier row with a length has; a token that is not finite.
+ * It is counted, and is_bad says so. With chunks, a row that is bad because of a token behind the
  * first is as any row; the blocks of others are all the layer's first cell. A task is a row. */
 typedef struct kvf_rows_args {
     const kvf_cells *cells;
     uint32_t layer;
     uint32_t rows;
     uint32_t table_stride;
-    uint32_t expected;      /* of every row; 0 = any length, and rows have regions */
-    const int32_t *table;   /* [rows, table_stride] */
-    const int32_t *lengths; /* [rows] */
-    const int32_t *regions; /* [rows]; NULL = 0, 1, ... */
+    const int32_t *table;    /* [rows, table_stride] */
+    const int32_t *lengths;  /* [rows] */
+    const int32_t *regions;  /* [rows]; NULL = 0, 1, ... */
+    kvf_query_chunks chunks; /* of rows; count = 0: any length, and rows have regions */
 } kvf_rows_args;
 KVF_TASKS(rows, kvf_rows_args, a->rows)
+
+/* Length that a row must have; 0 = any. */
+KVF_INLINE uint32_t kvf_rows_expected(const kvf_rows_args *a, uint32_t row)
+{
+    return a->chunks.count ? a->chunks.at[row].base + a->chunks.at[row].tokens : 0;
+}
 
 /* ---- renew: what regions have of rows becomes true ----
  * Slots whose page is not of the row's cell any more, or was written since, become free. Tokens of
@@ -211,18 +217,17 @@ typedef struct kvf_note_args {
 } kvf_note_args;
 KVF_TASKS(note, kvf_note_args, a->lists)
 
-/* ---- spoil: NaN for rows that are bad. A task is an output row; all of a call with `expected` are
- * of its row 0, whose tokens before the one that is not finite keep their outputs. */
+/* ---- spoil: NaN for rows that are bad. A task is a row; tokens of a chunk before the one that is
+ * not finite keep their outputs. */
 typedef struct kvf_spoil_args {
-    const uint32_t *is_bad; /* [rows], or [1] */
-    uint32_t is_one;
-    uint32_t first; /* token of output row 0, if is_one */
+    const uint32_t *is_bad; /* [rows] */
     uint32_t rows;
     uint32_t heads;
     uint32_t head_dim;
     kvf_dtype dtype;
-    void *out;  /* [rows, heads, head_dim] */
-    float *lse; /* [rows, heads]; may be NULL */
+    void *out;               /* [rows, or tokens of chunks, heads, head_dim] */
+    float *lse;              /* [likewise, heads]; may be NULL */
+    kvf_query_chunks chunks; /* of rows; count = 0: a token each */
 } kvf_spoil_args;
 KVF_TASKS(spoil, kvf_spoil_args, a->rows)
 
@@ -386,8 +391,8 @@ KVF_INLINE uint32_t kvf_rows_is_bad(const kvf_rows_args *a, uint32_t row)
     if (length < 0 || (uint32_t)length > c->tokens_max ||
         kvf_div_ceil_u32((uint32_t)length, id_tokens) > a->table_stride)
         return 1;
-    if (a->expected)
-        return (uint32_t)length != a->expected;
+    if (a->chunks.count)
+        return (uint32_t)length != kvf_rows_expected(a, row);
     if (length && (region < 0 || (uint32_t)region >= c->regions))
         return 1;
     for (uint32_t i = 0; length && a->regions && i < row; i++)
@@ -405,11 +410,19 @@ KVF_INLINE uint32_t kvf_rows_cell(const kvf_rows_args *a, uint32_t row, uint32_t
                                             : (uint32_t)id * c->id_cells + block % c->id_cells;
 }
 
-/* Of is_bad: whether output `task` has no answer. */
-KVF_INLINE uint32_t kvf_is_spoilt(const kvf_spoil_args *a, uint32_t task)
+/* The outputs of row `task` that are no answers. */
+KVF_INLINE kvf_query_chunk kvf_spoilt(const kvf_spoil_args *a, uint32_t task)
 {
-    const uint32_t from = a->is_bad[a->is_one ? 0 : task];
-    return from && (!a->is_one || a->first + task + 1 >= from);
+    const uint32_t from = a->is_bad[task]; /* 1 + the token that is not finite */
+    kvf_query_chunk one = {task, 1, 0};
+    if (a->chunks.count)
+        one = a->chunks.at[task];
+    uint32_t sound = from ? 0 : one.tokens;
+    if (a->chunks.count && from > one.base + 1)
+        sound = kvf_min_u32(from - 1 - one.base, one.tokens);
+    one.first += sound;
+    one.tokens -= sound;
+    return one;
 }
 
 /* Which stretches a list ranks, and the bits that it weighs tokens by: what sifting leaves. */

@@ -56,16 +56,17 @@ static __global__ void __launch_bounds__(THREADS) make_rows(const __grid_constan
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
     const uint32_t number = blockIdx.x, length = (uint32_t)a.lengths[number];
+    const uint32_t expected = kvf_rows_expected(&a, number);
     const bool is_none = kvf_rows_is_bad(&a, number) != 0;
     const uint32_t region =
-        is_none || length == 0 || a.expected || !a.regions ? number : (uint32_t)a.regions[number];
+        is_none || length == 0 || expected || !a.regions ? number : (uint32_t)a.regions[number];
     kvf_row row = kvf_cells_row(c, a.layer, number, region, is_none ? 0 : length);
-    if (a.expected)
+    if (expected)
         row.ring = NULL;
     const uint32_t bad = block_least(is_none ? 0 : fill_blocks(a, number, &row));
-    if (bad == 0 || (bad != UINT32_MAX && !a.expected)) {
+    if (bad == 0 || (bad != UINT32_MAX && !expected)) {
         row = kvf_cells_row(c, a.layer, number, number, 0);
-        for (uint32_t b = threadIdx.x; b < kvf_div_ceil_u32(a.expected, p->block_size);
+        for (uint32_t b = threadIdx.x; b < kvf_div_ceil_u32(expected, p->block_size);
              b += blockDim.x)
             row.blocks[b] = kvf_cell_home(c, a.layer, 0);
     }

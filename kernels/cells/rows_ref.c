@@ -40,16 +40,17 @@ void kvf_rows_ref(const void *args, uint32_t task)
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
     const uint32_t length = (uint32_t)a->lengths[task];
+    const uint32_t expected = kvf_rows_expected(a, task);
     const int is_none = kvf_rows_is_bad(a, task) != 0;
     const uint32_t region =
-        is_none || length == 0 || a->expected || !a->regions ? task : (uint32_t)a->regions[task];
+        is_none || length == 0 || expected || !a->regions ? task : (uint32_t)a->regions[task];
     kvf_row row = kvf_cells_row(c, a->layer, task, region, is_none ? 0 : length);
-    if (a->expected)
+    if (expected)
         row.ring = NULL;
     const uint32_t bad = is_none ? 0 : fill_blocks(a, task, &row);
-    if (bad == 0 || (bad != UINT32_MAX && !a->expected)) {
+    if (bad == 0 || (bad != UINT32_MAX && !expected)) {
         row = kvf_cells_row(c, a->layer, task, task, 0);
-        for (uint32_t b = 0; b < kvf_div_ceil_u32(a->expected, p->block_size); b++)
+        for (uint32_t b = 0; b < kvf_div_ceil_u32(expected, p->block_size); b++)
             row.blocks[b] = kvf_cell_home(c, a->layer, 0);
     }
     if (bad != UINT32_MAX)

@@ -3,7 +3,7 @@
 /*
  * NaN for rows that are bad, on the GPU; see spoil_ref.c for the meaning.
  *
- * Knows nothing of why they are. A block per output row. Bound: the launch. Exact.
+ * Knows nothing of why they are. A block per row. Bound: the launch. Exact.
  */
 
 #include <math.h>
@@ -17,13 +17,12 @@
 static __global__ void __launch_bounds__(THREADS)
     spoil_rows(const __grid_constant__ kvf_spoil_args a)
 {
-    const size_t elements = (size_t)a.heads * a.head_dim, row = blockIdx.x;
-    if (!kvf_is_spoilt(&a, blockIdx.x))
-        return;
-    for (size_t i = threadIdx.x; i < elements; i += blockDim.x)
-        kvf_element_set(a.out, a.dtype, row * elements + i, NAN);
-    for (uint32_t h = threadIdx.x; a.lse && h < a.heads; h += blockDim.x)
-        a.lse[row * a.heads + h] = NAN;
+    const kvf_query_chunk bad = kvf_spoilt(&a, blockIdx.x);
+    const size_t first = (size_t)bad.first * a.heads, count = (size_t)bad.tokens * a.heads;
+    for (size_t i = threadIdx.x; i < count * a.head_dim; i += blockDim.x)
+        kvf_element_set(a.out, a.dtype, first * a.head_dim + i, NAN);
+    for (size_t i = threadIdx.x; a.lse && i < count; i += blockDim.x)
+        a.lse[first + i] = NAN;
 }
 
 extern "C" int kvf_spoil_cuda(const void *args, uint32_t tasks, void *stream)

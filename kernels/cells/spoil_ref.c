@@ -13,11 +13,10 @@
 void kvf_spoil_ref(const void *args, uint32_t task)
 {
     const kvf_spoil_args *a = args;
-    const size_t elements = (size_t)a->heads * a->head_dim;
-    if (!kvf_is_spoilt(a, task))
-        return;
-    for (size_t i = 0; i < elements; i++)
-        kvf_element_set(a->out, a->dtype, task * elements + i, NAN);
-    for (uint32_t h = 0; a->lse && h < a->heads; h++)
-        a->lse[(size_t)task * a->heads + h] = NAN;
+    const kvf_query_chunk bad = kvf_spoilt(a, task);
+    const size_t first = (size_t)bad.first * a->heads, count = (size_t)bad.tokens * a->heads;
+    for (size_t i = 0; i < count * a->head_dim; i++)
+        kvf_element_set(a->out, a->dtype, first * a->head_dim + i, NAN);
+    for (size_t i = 0; a->lse && i < count; i++)
+        a->lse[first + i] = NAN;
 }

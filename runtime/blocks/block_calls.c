@@ -223,43 +223,49 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
 }
 
 /* Blocks of sink and window of a piece, one behind the other, as the prefill of a sequence has
- * them: `shift` between them are left out. */
-static kvf_status take_window(const kvf_blocks *blocks, uint32_t shift, uint32_t count,
+ * them: `shift` of the row's between them are left out. */
+static kvf_status take_window(const kvf_blocks *blocks, void **from, uint32_t shift, uint32_t count,
                               kvf_stream *stream)
 {
     const kvf_device_ops *ops = stream->device->ops;
     const uint32_t sinks = blocks->cells.ring.sink_blocks;
-    void **table = blocks->tails.table, **from = blocks->cells.blocks;
+    void **table = blocks->tails.table;
     if (sinks)
         KVF_TRY(ops->copy(stream, table, from, sinks * sizeof *table));
     return ops->copy(stream, table + sinks, from + shift + sinks, (count - sinks) * sizeof *table);
 }
 
-/* Tokens of a chunk once more, piece by piece, for its streaming heads; `all` is what others do. */
+/* Tokens of chunk `i` once more, piece by piece, for its streaming heads; `all` is what others do.
+ */
 static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
-                                const kvf_prefill_kernel_args *all, kvf_stream *stream)
+                                const kvf_prefill_kernel_args *all, uint32_t i, kvf_stream *stream)
 {
     const kvf_cells *c = &blocks->cells;
     const kvf_paging *p = &c->paging;
+    const kvf_query_chunk *chunk = &all->chunks.at[i];
     const size_t heads = (size_t)p->kv_heads * p->group, row = heads * kvf_row_bytes(&p->shape);
+    void **from = c->blocks + (size_t)i * p->blocks_max;
     kvf_prefill_kernel_args piece = *all;
+    piece.chunks.count = 0;
     piece.sink = c->ring.sink;
     piece.window = c->ring.recent;
     piece.out = blocks->tails.out;
     piece.lse = all->lse ? blocks->tails.lse : NULL;
-    for (uint32_t first = 0; first < all->tokens; first += KVF_BLOCK_PIECE) {
-        const uint32_t base = all->base + first;
+    for (uint32_t done = 0; done < chunk->tokens; done += KVF_BLOCK_PIECE) {
+        const uint32_t base = chunk->base + done;
+        const size_t first = chunk->first + done;
         const uint32_t shift = kvf_ring_first(&c->ring, base + 1) - c->ring.sink_blocks;
-        piece.tokens = kvf_min_u32(KVF_BLOCK_PIECE, all->tokens - first);
+        piece.tokens = kvf_min_u32(KVF_BLOCK_PIECE, chunk->tokens - done);
         piece.base = base - shift * p->block_size;
         piece.q = (const char *)all->q + first * row;
-        piece.blocks = (const void *const *)(shift ? blocks->tails.table : c->blocks);
+        piece.blocks = (const void *const *)(shift ? blocks->tails.table : from);
         if (shift)
-            KVF_TRY(take_window(
-                blocks, shift, kvf_div_ceil_u32(piece.base + piece.tokens, p->block_size), stream));
+            KVF_TRY(take_window(blocks, from, shift,
+                                kvf_div_ceil_u32(piece.base + piece.tokens, p->block_size),
+                                stream));
         KVF_TRY(KVF_ENQUEUE(stream, prefill, piece));
         KVF_TRY(weave(blocks, layer, piece.tokens, (char *)all->out + first * row,
-                      all->lse ? all->lse + (size_t)first * heads : NULL, stream));
+                      all->lse ? all->lse + first * heads : NULL, stream));
     }
     return KVF_OK;
 }
@@ -287,38 +293,36 @@ kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_ro
 /* ---- chunks and copies ---- */
 
 kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                             const kvf_block_chunk *chunk, const void *q, void *out, float *lse,
-                             kvf_stream *stream)
+                             uint32_t row, const kvf_query_chunks *chunks, const void *q, void *out,
+                             float *lse, kvf_stream *stream)
 {
     const kvf_cells *c = &blocks->cells;
     const kvf_paging *p = &c->paging;
-    const uint32_t heads = p->kv_heads * p->group;
-    const size_t first = (size_t)chunk->first * heads * kvf_row_bytes(&p->shape);
     const kvf_rows_args make = {.cells = blocks->constants.cells,
                                 .layer = layer,
-                                .rows = 1,
+                                .rows = chunks->count,
                                 .table_stride = rows->table_stride,
-                                .expected = chunk->context + chunk->tokens,
-                                .table = rows->table + (size_t)chunk->row * rows->table_stride,
-                                .lengths = rows->lengths + chunk->row};
-    const kvf_prefill_kernel_args prefill = {.shape = kvf_run_shape(p),
-                                             .kv_heads = p->kv_heads,
-                                             .group = p->group,
-                                             .tokens = chunk->tokens,
-                                             .base = chunk->context,
-                                             .scale = part_of(blocks)->config.softmax_scale,
-                                             .q = (const char *)q + first,
-                                             .blocks = (const void *const *)c->blocks,
-                                             .out = (char *)out + first,
-                                             .lse =
-                                                 lse ? lse + (size_t)chunk->first * heads : NULL};
-    kvf_spoil_args spoil = spoil_of(blocks, chunk->tokens, prefill.out, prefill.lse);
-    spoil.is_one = 1;
-    spoil.first = chunk->context;
+                                .table = rows->table + (size_t)row * rows->table_stride,
+                                .lengths = rows->lengths + row,
+                                .chunks = *chunks};
+    kvf_prefill_kernel_args prefill = {.shape = kvf_run_shape(p),
+                                       .kv_heads = p->kv_heads,
+                                       .group = p->group,
+                                       .scale = part_of(blocks)->config.softmax_scale,
+                                       .q = q,
+                                       .blocks = (const void *const *)c->blocks,
+                                       .out = out,
+                                       .lse = lse,
+                                       .blocks_stride = p->blocks_max,
+                                       .chunks = *chunks};
+    kvf_spoil_args spoil = spoil_of(blocks, chunks->count, out, lse);
+    spoil.chunks = *chunks;
+    for (uint32_t i = 0; i < chunks->count; i++)
+        prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
-    if (streaming_of(blocks, layer))
-        KVF_TRY(prefill_tails(blocks, layer, &prefill, stream));
+    for (uint32_t i = 0; streaming_of(blocks, layer) && i < chunks->count; i++)
+        KVF_TRY(prefill_tails(blocks, layer, &prefill, i, stream));
     return KVF_ENQUEUE(stream, spoil, spoil);
 }
 

@@ -77,13 +77,11 @@ KVF_CHECKED kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *a
 KVF_CHECKED kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer,
                                       const kvf_block_rows *rows, const void *q, void *out,
                                       float *lse, kvf_stream *stream);
-/* Row `row` of a call; its queries begin at `first` of q, out and lse. */
-typedef struct kvf_block_chunk {
-    uint32_t row, first, tokens, context;
-} kvf_block_chunk;
+/* Chunks of the rows `row` and behind it of a call. */
 KVF_CHECKED kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer,
-                                         const kvf_block_rows *rows, const kvf_block_chunk *chunk,
-                                         const void *q, void *out, float *lse, kvf_stream *stream);
+                                         const kvf_block_rows *rows, uint32_t row,
+                                         const kvf_query_chunks *chunks, const void *q, void *out,
+                                         float *lse, kvf_stream *stream);
 KVF_CHECKED kvf_status kvf_block_clone(kvf_blocks *blocks, uint32_t from, uint32_t to,
                                        kvf_stream *stream);
 

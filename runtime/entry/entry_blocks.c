@@ -183,12 +183,19 @@ static kvf_status extend(kvf_blocks *blocks, uint32_t layer, const kvf_block_row
                          const uint32_t *starts, const uint32_t *contexts, const void *q, void *out,
                          float *lse, kvf_stream *stream)
 {
+    kvf_query_chunks chunks = {0};
     KVF_TRY(check_rows(blocks, layer, rows, q, out));
     KVF_TRY(check_chunks(blocks, rows, starts, contexts));
-    for (uint32_t i = 0; i < rows->rows; i++) {
-        const kvf_block_chunk chunk = {i, starts[i], starts[i + 1] - starts[i], contexts[i]};
+    for (uint32_t i = 0, row = 0; i < rows->rows; i++) { /* rows of a launch lie side by side */
+        const kvf_query_chunk chunk = {starts[i], starts[i + 1] - starts[i], contexts[i]};
+        row = chunks.count ? row : i;
         if (chunk.tokens)
-            KVF_TRY(kvf_block_prefill(blocks, layer, rows, &chunk, q, out, lse, stream));
+            chunks.at[chunks.count++] = chunk;
+        if (chunks.count == 0 ||
+            (chunk.tokens && chunks.count < KVF_CHUNKS_MAX && i + 1 < rows->rows))
+            continue;
+        KVF_TRY(kvf_block_prefill(blocks, layer, rows, row, &chunks, q, out, lse, stream));
+        chunks.count = 0;
     }
     return KVF_OK;
 }

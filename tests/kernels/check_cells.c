@@ -477,26 +477,30 @@ static void step(check *c, world *w)
     give_slots(c, w);
 }
 
-/* A row of known length: a token that is not finite spoils what sees it. */
+/* A row of known length: a token that is not finite spoils what sees it. The next one has another
+ * length. */
 static void chunk(check *c, world *w)
 {
     const kvf_paging *p = &w->c->paging;
     const uint32_t token = check_below(c, w->c->tokens_max), b = token / p->block_size;
     uint64_t *odd = w->c->odd + LAYER * w->cells;
-    for (uint32_t i = 0; i < w->table_stride; i++)
+    for (uint32_t i = 0; i < 2 * w->table_stride; i++)
         w->table[i] = (int32_t)((1 + 2 * i) % w->c->ids);
-    w->lengths[0] = (int32_t)w->c->tokens_max;
-    const kvf_rows_args rows = {.cells = w->c,
-                                .layer = LAYER,
-                                .rows = 1,
-                                .table_stride = w->table_stride,
-                                .expected = w->c->tokens_max,
-                                .table = w->table,
-                                .lengths = w->lengths};
+    w->lengths[0] = w->lengths[1] = (int32_t)w->c->tokens_max;
+    const kvf_rows_args rows = {
+        .cells = w->c,
+        .layer = LAYER,
+        .rows = 2,
+        .table_stride = w->table_stride,
+        .table = w->table,
+        .lengths = w->lengths,
+        .chunks = {2, {{0, 3, w->c->tokens_max - 3}, {3, 1, w->c->tokens_max - 2}}}};
     memset(odd, 0, w->cells * sizeof *odd);
     CHECK_BOTH(c, rows, &rows);
     if (w->c->is_bad[0] || w->c->row[0].length != w->c->tokens_max)
         check_fail(c, "a good chunk is bad");
+    if (w->c->is_bad[1] != 1 || w->c->row[1].length != 0)
+        check_fail(c, "a chunk of another length is good");
     const uint32_t cell = w->c->cell[b];
     odd[cell] = ~UINT64_C(0) << token % p->block_size;
     CHECK_BOTH(c, rows, &rows);
@@ -514,24 +518,28 @@ static void chunk(check *c, world *w)
 static void spoil(check *c, const world *w)
 {
     kvf_spoil_args a = {.is_bad = w->c->is_bad,
-                        .is_one = check_below(c, 2),
-                        .first = check_below(c, 2 * REGIONS),
                         .rows = REGIONS,
                         .heads = 1 + check_below(c, 3),
                         .head_dim = 16,
                         .dtype = w->c->paging.shape.dtype};
-    const size_t count = (size_t)a.rows * a.heads;
-    a.out = tracked(c, "out", count * a.head_dim * kvf_dtype_bytes(a.dtype));
-    a.lse = tracked(c, "lse", count * sizeof *a.lse);
-    if (a.is_one)
-        w->c->is_bad[0] = check_below(c, 2) ? 1 + check_below(c, 3 * REGIONS) : 0;
-    CHECK_BOTH(c, spoil, &a);
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t row = i / a.heads, from = w->c->is_bad[a.is_one ? 0 : row];
-        const bool is_spoilt = from != 0 && (!a.is_one || a.first + row >= from - 1);
-        if (is_spoilt != isnan(a.lse[i]))
-            check_fail(c, "lse[%u] is %g", i, (double)a.lse[i]);
+    uint32_t from[4 * REGIONS] = {0}, tokens = 0; /* of every output: 1 + its first bad token */
+    const uint32_t are_chunks = check_below(c, 2);
+    for (uint32_t i = 0; i < REGIONS; i++) {
+        const kvf_query_chunk one = {tokens, are_chunks ? 1 + check_below(c, 4) : 1,
+                                     check_below(c, 2 * REGIONS)};
+        w->c->is_bad[i] = check_below(c, 2) ? 1 + check_below(c, 3 * REGIONS) : 0;
+        for (uint32_t t = 0; t < one.tokens; t++)
+            from[tokens++] =
+                !are_chunks || one.base + t + 1 >= w->c->is_bad[i] ? w->c->is_bad[i] : 0;
+        a.chunks.at[i] = one;
     }
+    a.chunks.count = are_chunks ? REGIONS : 0;
+    a.out = tracked(c, "out", (size_t)tokens * a.heads * a.head_dim * kvf_dtype_bytes(a.dtype));
+    a.lse = tracked(c, "lse", (size_t)tokens * a.heads * sizeof *a.lse);
+    CHECK_BOTH(c, spoil, &a);
+    for (uint32_t i = 0; i < tokens * a.heads; i++)
+        if (isnan(a.lse[i]) != (from[i / a.heads] != 0))
+            check_fail(c, "lse[%u] is %g", i, (double)a.lse[i]);
 }
 
 static void cells_case(check *c, uint32_t index)

@@ -208,6 +208,67 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
     check_elements(c, "lse", lse[1], lse[0], KVF_FP32, GROUP, 1e-5, 1e-6);
 }
 
+/* Chunks of several rows in one launch have the bits of a launch each. */
+static void chunks_are_single_ones(check *c, uint32_t index)
+{
+    const kvf_shape s = {(kvf_dtype)(index % 3), check_head_dims[index % CHECK_HEAD_DIMS],
+                         check_page_sizes[index % 4], KVF_PAGES_BF16};
+    kvf_prefill_kernel_args a = {.shape = s, .kv_heads = 2, .group = 1 + index * 5 % 6};
+    enum { PAGES_MOST = 160 };
+    if (!check_begin(c))
+        return;
+    a.scale = 0.1f;
+    a.window = index % 2 ? 20 : 0;
+    a.sink = 3;
+    a.chunks.count = 1 + check_below(c, KVF_CHUNKS_MAX);
+    uint32_t tokens = 0;
+    for (uint32_t i = 0; i < a.chunks.count; i++) {
+        const kvf_query_chunk one = {tokens, check_below(c, 3) ? 1 + check_below(c, 4) : 60,
+                                     check_below(c, 100)};
+        a.tokens = kvf_max_u32(a.tokens, one.tokens);
+        tokens += one.tokens;
+        a.chunks.at[i] = one;
+    }
+    check_describe(c, "%s d=%u P=%u G=%u window=%u chunks=%u tokens=%u", check_dtype_name(s.dtype),
+                   s.head_dim, s.page_size, a.group, a.window, a.chunks.count, tokens);
+    const size_t heads = (size_t)a.kv_heads * a.group, row = heads * kvf_row_bytes(&s);
+    void *q = check_in(c, tokens * row), *out[2];
+    const void **blocks = check_in(c, (size_t)a.chunks.count * PAGES_MOST * sizeof *blocks);
+    float *lse[2];
+    check_fill(c, q, s.dtype, tokens * heads * s.head_dim, DATA_NORMAL);
+    for (uint32_t i = 0; i < a.chunks.count; i++)
+        for (uint32_t t = 0; t < a.chunks.at[i].base + a.chunks.at[i].tokens; t += s.page_size) {
+            void *block = check_in(c, a.kv_heads * kvf_page_bytes(&s));
+            check_fill(c, block, s.dtype, (size_t)2 * a.kv_heads * s.page_size * s.head_dim,
+                       DATA_NORMAL);
+            blocks[i * PAGES_MOST + t / s.page_size] = block;
+        }
+    for (uint32_t i = 0; i < 2; i++) {
+        out[i] = check_out(c, tokens * row);
+        lse[i] = check_out(c, tokens * heads * sizeof *lse[i]);
+    }
+    a.q = q;
+    a.blocks = blocks;
+    a.blocks_stride = PAGES_MOST;
+    a.out = out[0];
+    a.lse = lse[0];
+    CHECK_RUN(c, c->var, prefill, &a, 0);
+    for (uint32_t i = 0; i < a.chunks.count; i++) {
+        const kvf_query_chunk *chunk = &a.chunks.at[i];
+        kvf_prefill_kernel_args one = a;
+        one.chunks.count = 0;
+        one.tokens = chunk->tokens;
+        one.base = chunk->base;
+        one.q = (const char *)q + chunk->first * row;
+        one.blocks = blocks + (size_t)i * PAGES_MOST;
+        one.out = (char *)out[1] + chunk->first * row;
+        one.lse = lse[1] + chunk->first * heads;
+        CHECK_RUN(c, c->var, prefill, &one, 1);
+    }
+    check_bits(c, "out", out[1], out[0], tokens * row);
+    check_bits(c, "lse", lse[1], lse[0], tokens * heads * sizeof *lse[0]);
+}
+
 void check_properties(check *c)
 {
     for (uint32_t i = 0; i < 30; i++) {
@@ -215,5 +276,7 @@ void check_properties(check *c)
         score_bounds_keys(c, dtype, 1u << (i / 3 % 3));
         attention_properties(c, dtype);
         prefill_is_dense(c, dtype);
+        if (i < 9)
+            chunks_are_single_ones(c, i);
     }
 }

@@ -431,6 +431,57 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
     rig_close(&r);
 }
 
+/* More than a launch takes, and one without queries, whose length nobody looks at: outputs are
+ * those of a call for each. */
+static void chunks_of_many_rows_are_single_ones(void **state)
+{
+    enum { ROWS = KVF_CHUNKS_MAX + 3, EMPTY = 4, QUERIES = 3 };
+    uint32_t starts[ROWS + 1] = {0}, contexts[ROWS], tokens = 0;
+    kvf_blocks_config bc = rig_config();
+    rig r;
+    (void)state;
+    bc.cache.sequences_max = ROWS;
+    open_two_of(&r, bc);
+    const uint32_t heads = r.config.cache.query_heads;
+    const size_t bytes = q_bytes_of(&r), out_bytes = ROWS * QUERIES * bytes;
+    float *lse = test_alloc(ROWS * QUERIES * heads * sizeof *lse), *one_lse = r.lse;
+    char *out = test_alloc(out_bytes);
+    kvf_block_rows rows = last_tokens(&r);
+    rows.rows = ROWS;
+    rows.regions = NULL;
+    for (uint32_t i = 0; i < ROWS; i++) {
+        const uint32_t n = i == EMPTY ? 0 : 1 + i % QUERIES;
+        contexts[i] = i * 13 % (r.request[0].count - QUERIES);
+        r.lengths[i] = i == EMPTY ? -5 : (int32_t)(contexts[i] + n);
+        memcpy(r.table + (size_t)i * r.table_stride, r.request[0].ids,
+               r.request[0].ids_count * sizeof *r.table);
+        memcpy(r.q + tokens * bytes, test_q(&r.request[0].tokens, 0, contexts[i]), n * bytes);
+        starts[i + 1] = tokens += n;
+    }
+    test_expect(r.runtime,
+                kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, out, lse, r.stream),
+                KVF_OK);
+    test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        const uint32_t one[] = {0, starts[i + 1] - starts[i]};
+        const kvf_block_rows row = {.rows = 1,
+                                    .table_stride = r.table_stride,
+                                    .table = r.table + (size_t)i * r.table_stride,
+                                    .lengths = r.lengths + i};
+        test_expect(r.runtime,
+                    kvf_blocks_extend(r.blocks, 0, &row, one, contexts + i, r.q + starts[i] * bytes,
+                                      r.out, one_lse, r.stream),
+                    KVF_OK);
+        test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+        assert_memory_equal(out + starts[i] * bytes, r.out, one[1] * bytes);
+        assert_memory_equal(lse + starts[i] * heads, one_lse, one[1] * heads * sizeof *lse);
+    }
+    assert_int_equal(stats_of(&r).bad_rows, 0);
+    test_release(lse);
+    test_release(out);
+    rig_close(&r);
+}
+
 /* Of one query: a step that attends to everything has the sum of weights of a chunk, and so have
  * streaming heads; one within a budget has a part of it. Both add floats in an order of their own:
  * 1e-4 of a logarithm below 10. */
@@ -709,6 +760,7 @@ int main(void)
         cmocka_unit_test(a_chunk_of_another_length_is_bad),
         cmocka_unit_test(a_chunk_keeps_what_comes_before_a_bad_token),
         cmocka_unit_test(a_chunk_tells_what_share_a_step_has),
+        cmocka_unit_test(chunks_of_many_rows_are_single_ones),
         cmocka_unit_test(a_copy_has_the_same_bits),
         cmocka_unit_test(what_has_no_home_is_refused),
         cmocka_unit_test(bad_arguments_are_named),
