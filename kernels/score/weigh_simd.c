@@ -182,7 +182,8 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q
  * requests that come faster than memory answers hold up what is behind them, and a memory that is
  * not asked has nothing to answer. For every FETCHED bytes of codes that the first loop reads it
  * asks for three quarters, and the second one for the rest: for 1024 tokens of head_dim / 4 bytes
- * and 2 of scale, 64 * head_dim + 2048 bytes, over GROUPS turns of each query.
+ * and 2 of scale, 64 * head_dim + 2048 bytes, over GROUPS turns of each query. Where groups lie
+ * apart, the first loop asks for a group of the next tile with each of this one.
  */
 #define AHEAD   4608u /* bytes between what is read and what is asked for, at least */
 #define FETCHED (4 * WIDE * VF_LANES)
@@ -212,8 +213,15 @@ typedef struct tile {
     uint32_t is_thin;
 } tile;
 
+/* Code groups of a tile that lie apart. */
+typedef struct apart {
+    kvf_code_group at[GROUPS];
+    uint32_t count;
+} apart;
+
 /* Heads that are weighed together, of one row or several. */
 typedef struct columns {
+    const apart *next;     /* of the tile to come, to be fetched ahead where codes lie apart */
     const char *codes;     /* of all their tiles, which have equally many tokens */
     const tile *of[HEADS]; /* skipped tokens */
     uint32_t row[HEADS];   /* of q, top, sum and mass */
@@ -314,6 +322,15 @@ KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
     }
 }
 
+/* Of the tile to come, a group for each of this one. */
+KVF_ALWAYS_INLINE void fetch_group(const columns *c, uint32_t i, uint32_t head_dim)
+{
+    if (!c->next || c->is_again || i >= c->next->count)
+        return;
+    (void)fetch(c->next->at[i].words, (uint32_t)kvf_code_scales(head_dim));
+    __builtin_prefetch(c->next->at[i].scales, 0, 3);
+}
+
 /* Logits of the tile for `heads` queries, and the largest of each. */
 KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits *out,
                                   float top[HEADS])
@@ -323,8 +340,9 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits
     const size_t bytes = kvf_code_bytes(head_dim);
     /* The second vector: the other half of the group, or the next lanes of this one. */
     const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
-    const char *ahead =
-        c->is_again ? NULL : c->codes + AHEAD + GROUPS * heads * bytes_of_turn(head_dim, heads);
+    const char *ahead = c->is_again || c->next
+                            ? NULL
+                            : c->codes + AHEAD + GROUPS * heads * bytes_of_turn(head_dim, heads);
     const vu zero = vu_set(KVF_CODE_BIAS * 0x01010101u), zeros[4] = {zero, zero, zero, zero};
     queries q;
     float q_scale[HEADS];
@@ -344,6 +362,7 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits
         const char *group = c->codes + first / KVF_CODE_TOKENS * bytes;
         const uint16_t *scales = (const uint16_t *)(const void *)(group + bytes) - KVF_CODE_TOKENS;
         uint32_t skip[HEADS];
+        fetch_group(c, first / KVF_CODE_TOKENS, head_dim);
         for (uint32_t h = 0; h < heads; h++)
             skip[h] = c->of[h]->skip[first / KVF_CODE_TOKENS];
         for (uint32_t k = 0; k < KVF_CODE_TOKENS; k += WIDE * VF_LANES) {
@@ -462,7 +481,8 @@ static void weigh_columns(columns *c, uint32_t tile_index, uint32_t tile_pages)
     const kvf_weigh_args *a = c->of[0]->a;
     const uint32_t heads = c->count, pages = c->of[0]->tokens / a->page_size;
     const uint32_t whole = (uint32_t)kvf_round_up(c->of[0]->tokens, KVF_CODE_TOKENS);
-    turns ahead = {c->is_again ? NULL : c->codes + AHEAD + GROUPS * kvf_code_bytes(a->head_dim),
+    turns ahead = {c->is_again || c->next ? NULL
+                                          : c->codes + AHEAD + GROUPS * kvf_code_bytes(a->head_dim),
                    bytes_of_turn(a->head_dim, heads)};
     logits s;
     float top[HEADS];
@@ -539,15 +559,24 @@ static __attribute__((noinline)) void weigh_thin(const tile *t, uint32_t list, u
                                                  uint32_t index, uint32_t pages)
 {
     gathered codes;
-    columns c = {.codes = gather(t, &codes, from, index * KVF_WEIGH_TOKENS)};
+    columns c = {.codes = gather(t, &codes, from, index * KVF_WEIGH_TOKENS), .is_again = 1};
     for (uint32_t g = 0; g < t->a->group; g++) {
         c.of[c.count] = t;
         c.row[c.count++] = list * t->a->group + g;
         if (c.count == HEADS || g + 1 == t->a->group) {
-            c.is_again = 0;
             weigh_columns(&c, index, pages);
         }
     }
+}
+
+/* Of the tile that begins at a token. */
+static void find_groups(const kvf_weigh_args *a, apart *g, uint32_t list, uint32_t first)
+{
+    const uint32_t tokens = a->pages[list] * a->page_size;
+    const uint32_t end = kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS);
+    g->count = 0;
+    for (uint32_t t = first; t < end; t += KVF_CODE_TOKENS)
+        g->at[g->count++] = kvf_weigh_group(a, list, t);
 }
 
 /* Where the codes of a whole tile lie side by side. */
@@ -567,6 +596,7 @@ static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
         return;
     const uint32_t pages = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first) / a->page_size;
     gathered codes;
+    apart next;
     tile tiles[HEADS]; /* rows of columns that wait are fewer than columns */
     columns c = {0};
     for (uint32_t i = 0, n = 0; i < count; i++) {
@@ -580,8 +610,13 @@ static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
             weigh_thin(t, list, from, index, pages);
             continue;
         }
-        if (n++ == 0)
+        if (n++ == 0) {
             c.codes = find_codes(t, &codes, from, first);
+            if (a->cell) {
+                find_groups(a, &next, from, first + KVF_WEIGH_TOKENS);
+                c.next = &next;
+            }
+        }
         add_columns(&c, t, list, index);
     }
     if (c.count)
