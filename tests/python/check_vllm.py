@@ -53,6 +53,12 @@ class Case(unittest.TestCase):
         return engine
 
 
+def write_mask(path, layers):
+    """A file of kinds of heads: of each layer a character per KV head."""
+    with open(path, "w", encoding="utf-8") as out:
+        out.writelines("\t".join(kinds) + "\n" for kinds in layers)
+
+
 class SameTokens(Case):
     def test_a_batch_and_equal_beginnings(self):
         """Twelve prompts at once; what was there before and what another one of the same pass has
@@ -164,13 +170,29 @@ class Windows(Case):
         self.assertEqual(told[0].results, told[1].results)
         self.assertGreater(told[0].summed("page_hits"), 1000)
 
+    def test_kinds_of_heads(self):
+        """Of the layers that see everything, whose lines are the fourth and the eighth; others have none."""
+        self.model = windowed_model()
+        mask = os.path.join(FOLDER.name, "windowed.tsv")
+        write_mask(mask, ["1111"] * 3 + ["1220"] + ["1111"] * 3 + ["0212"])
+        told = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB", "head_mask": mask,
+                          "streaming_recent": 64, "transfer": transfer, "verify_interval": every},
+                         num_gpu_blocks_override=None)
+                for transfer, every in (("mapped", 2), ("direct", 0))]
+        self.assertEqual(told[0].results, told[1].results)
+        self.assertIn("of the heads 25% hot, 50% coarse, 25% streaming", told[0].log)
+        self.assertGreater(told[0].summed("page_hits"), 1000)
+        verified = told[0].summed("heads_verified") # of each layer three KV heads, which have two each
+        self.assertTrue(verified > 0 and verified % (2 * 6) == 0)
+        self.assertTrue(0.1 < told[0].summed("recall") / verified < 0.9999)
+
 
 class Budget(Case):
     def as_the_command(self, mask=None):
         """The tokens of `kvferry run` with the same settings."""
         import transformers
         model = os.environ["KVF_HF_MODEL"]
-        ours, option = ({"head_mask": mask}, ["--head-mask", mask]) if mask else ({}, [])
+        ours, option = ({"head_mask": mask, "verify_interval": 13}, ["--head-mask", mask]) if mask else ({}, [])
         with open(os.path.join(os.path.dirname(__file__), "..", "..", "CONTRIBUTING.md"),
                   encoding="utf-8") as text:
             ids = transformers.AutoTokenizer.from_pretrained(model)(text.read()).input_ids[:2000]
@@ -191,16 +213,19 @@ class Budget(Case):
         self.as_the_command()
 
     def test_so_are_kinds_of_heads(self):
-        """Drawn: a third of the heads hot, most others rank means first, and some stream."""
+        """Drawn: a third of the heads hot, most others rank means first, and some stream. Of those that
+        select, three passes of 39 are verified."""
         mask = os.path.join(FOLDER.name, "hot.tsv")
         with open(os.path.join(os.environ["KVF_HF_MODEL"], "config.json"), encoding="utf-8") as text:
             config = json.load(text)
-        draw = random.Random(5)
-        with open(mask, "w", encoding="utf-8") as out:
-            for _ in range(config["num_hidden_layers"]):
-                out.write("\t".join(draw.choice("112220") for _ in range(config["num_key_value_heads"])) + "\n")
-        self.assertRegex(self.as_the_command(mask).log,
-                         "select dynamic, of the heads [0-9]+% hot, [0-9]+% coarse, [0-9]+% streaming;")
+        heads, draw = config["num_key_value_heads"], random.Random(5)
+        kinds = [[draw.choice("112220") for _ in range(heads)] for _ in range(config["num_hidden_layers"])]
+        write_mask(mask, kinds)
+        engine = self.as_the_command(mask)
+        self.assertRegex(engine.log, "select dynamic, of the heads [0-9]+% hot, [0-9]+% coarse, [0-9]+% streaming;")
+        verified = 3 * config["num_attention_heads"] // heads * sum(row.count("1") + row.count("2") for row in kinds)
+        self.assertEqual(engine.summed("heads_verified"), verified)
+        self.assertTrue(0.6 < engine.summed("recall") / verified < 0.9999)
 
     def both(self, calls, **changes):
         """Pages that are copied to the device and found there again, then pages that are read in place,

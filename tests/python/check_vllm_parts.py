@@ -95,6 +95,11 @@ class Heads(unittest.TestCase):
         for rank in range(8): # two ranks have each head
             self.assertEqual(self.read(text, (1,), 1, rank, 8), [[(2, 1, 1, 2)[rank // 2]]])
 
+    def test_heads_that_select(self):
+        self.assertEqual(heads.that_select(np.array([[1, 0], [2, 1]]), 2, 4, 2).tolist(),
+                         [[True, True, False, False], [True] * 4])
+        self.assertEqual(heads.that_select(None, 2, 3, 1).tolist(), [[True] * 3] * 2)
+
     def test_first_line(self):
         self.assertEqual(heads.describe(np.array([[1, 2], [2, 0]])),
                          "of the heads 25% hot, 50% coarse, 25% streaming")

@@ -4,7 +4,7 @@
 A line per layer, a number per KV head: 1 = hot, 2 = coarse, 0 = streaming. Imports nothing of vLLM.
 Invariant: a file of another model is refused, whatever part of it the rank has.
 """
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -49,6 +49,13 @@ def _line(path: Any, number: int, line: str, kv_heads: int) -> List[int]:
             raise Invalid("head_mask = %s: line %d has %s: must be 1 (hot), 2 (coarse) or 0 (streaming)"
                           % (path, number + 1, value))
     return [int(value) for value in values]
+
+
+def that_select(mask: Optional[np.ndarray], layers: int, query_heads: int, kv_heads: int) -> np.ndarray:
+    """[layers, query heads] of a rank: which heads do not stream."""
+    if mask is None:
+        return np.ones((layers, query_heads), dtype=bool)
+    return np.repeat(mask != 0, query_heads // kv_heads, axis=1)
 
 
 def describe(mask: np.ndarray) -> str:

@@ -49,7 +49,8 @@ class Pool:
         self._stream: Optional[Stream] = None # of a host device
         parallel = config.parallel_config
         self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
-        self.recall = Recall(self.options.verify_interval)
+        self.recall = Recall(self.options.verify_interval, _heads.that_select(
+            self._shape["head_mask"], *(self._shape[n] for n in ("layers", "query_heads", "kv_heads"))))
         self._steps = 0
         self._read, self._told = 0.0, time.monotonic()
         self._before = self._latest = (0, BlocksStats(), (0, 0.0))
