@@ -2,8 +2,8 @@
 """From what eval_selection said to a table, a file of figures and a picture.
 
 Knows tasks and rows, not how they were run. Intervals hold 95%: Wilson's for a share of questions,
-and for what is compared with full attention a bootstrap over questions (pairs of answers) or over
-texts, with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
+and for what is compared with full attention a bootstrap over documents, whose questions hang together,
+with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
 """
 import json
 import math
@@ -22,7 +22,7 @@ BY_HAND = "<!-- by hand: what it says -->"
 # ---- figures ----
 
 def judged(documents, row):
-    """[(kind, right)] of all questions, in one order for every row; a chain is one question."""
+    """[(document, kind, right)] of all questions, in one order for every row; a chain is one."""
     found = []
     for d, document in enumerate(documents):
         chains = {}
@@ -33,9 +33,17 @@ def judged(documents, row):
             if task.kind == "chain":
                 chains[task.key] = chains.get(task.key, True) and right
             elif task.kind in ASKED:
-                found.append((task.kind, right))
-        found += [("chain", right) for right in chains.values()]
+                found.append((d, task.kind, right))
+        found += [(d, "chain", right) for right in chains.values()]
     return found
+
+
+def of_documents(found):
+    """Right answers of every document."""
+    sums = {}
+    for document, _, right in found:
+        sums[document] = sums.get(document, 0) + right
+    return list(sums.values())
 
 
 def repeated(documents, row):
@@ -101,11 +109,11 @@ def figures(documents, row, full):
     found, of_full = judged(documents, row), judged(documents, full)
     out = {"method": row.method, "settings": row.settings, "budget": row.budget}
     for kind in ASKED:
-        marks = [right for k, right in found if k == kind]
+        marks = [right for _, k, right in found if k == kind]
         if marks:
             out[kind] = {"right": sum(marks), "of": len(marks),
                          "interval": wilson(sum(marks), len(marks))}
-    share, interval = kept([r for _, r in found], [r for _, r in of_full])
+    share, interval = kept(of_documents(found), of_documents(of_full))
     out["kept"] = {"share": share, "interval": interval}
     right, count = repeated(documents, row)
     if count:
@@ -191,7 +199,7 @@ share of dense attention on the attended tokens, in one step of {every}. *attend
 head and step, with sink and window. *KiB a step*: brought to the device per sequence and step, over
 all layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and
 KV head. *ahead*: pages that rank below the chosen ones are fetched for the next step. Intervals
-hold 95%: a bootstrap over questions, or over texts."""
+hold 95%: a bootstrap over documents."""
 
 
 def sentences(told):

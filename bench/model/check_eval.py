@@ -117,6 +117,8 @@ def check_report():
     """What is made of the figures."""
     low, high = eval_report.wilson(90, 100)
     check("Wilson's interval", abs(low - 0.8256) < 1e-3 and abs(high - 0.9448) < 1e-3)
+    check("questions of a document are drawn together", eval_report.of_documents(
+        [(0, "number", True), (0, "facts", True), (2, "number", False), (0, "chain", False)]) == [2, 0])
     share, (low, high) = eval_report.kept([True] * 40 + [False] * 10, [True] * 50)
     check("a share of full's", share == 0.8 and 0.6 < low < 0.75 and 0.85 < high < 0.95)
     above, (low, high) = eval_report.lost([(10, 12.0), (10, 14.0)], [(10, 10.0), (10, 10.0)])
