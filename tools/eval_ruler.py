@@ -59,7 +59,7 @@ class Part:
     def __init__(self, documents, model, folder, name, rows, more=None):
         """rows, more: as of rows_of; `more` may lack"""
         self.documents, self.extra = documents, [rows or [], more or []]
-        self.rows, self.lengths = [], []
+        self.model, self.rows, self.lengths = model, [], []
         self.path = os.path.join(folder, "%s-%s-%s" % (
             name, os.path.basename(model), eval_texts.digest(documents)))
 
@@ -69,6 +69,21 @@ class Part:
         self.lengths = read(self.path, self.rows)
         needed = self.rows[:len(self.rows) - len(self.extra[1])]
         return bool(self.rows[0].stats) and all(r.stats or r.refused for r in needed)
+
+    def run(self, program, lanes):
+        """Rows that are not there yet; those that are stay."""
+        more = self.path + ".more"
+        run(program, self.model, self.documents,
+            [r for r in self.rows if not r.stats and not r.refused], more, lanes)
+        with open(more, encoding="utf-8") as f:
+            lines = f.readlines()
+        if os.path.exists(self.path):
+            with open(self.path, encoding="utf-8") as f:
+                before = [line for line in f if line.endswith("\n")]
+            lines = before + [line for line in lines if not line.startswith("document\t")]
+            with open(more, "w", encoding="utf-8") as f:
+                f.writelines(lines)
+        os.replace(more, self.path)
 
     def scores(self, name):
         """Of every question, by document; none where the row was not run."""
@@ -293,7 +308,7 @@ class Runs:
         if not part.read():
             if self.args.report:
                 return
-            run(self.program, self.model, part.documents, part.rows, part.path, self.args.lanes)
+            part.run(self.program, self.args.lanes)
         if one.read() and number < len(one.done):
             told = figures(one)
             if number == 0 and not told["judged"]:

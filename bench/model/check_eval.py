@@ -219,6 +219,22 @@ def check_ruler_parts(folder):
           told["rows"]["full"]["score"] == 1.0 and told["rows"]["default"]["score"] == 0.0 and
           told["rows"]["default"]["attended"] == 41 * 3 / (2 * 2 * 3))
     check("rows in two tables", eval_ruler.asked_alike([told]) == [["full", "default"], ["more"]])
+    program = os.path.join(folder, "program")
+    with open(program, "w", encoding="utf-8") as f:
+        f.write("""#!/bin/sh
+while [ "$1" != --configs ]; do shift; done
+printf 'document\\t0\\t9\\n' > "$4"
+cut -f 1 "$2" | while read -r name; do
+    printf 'config\\t%s\\nanswer\\t0\\t0\\tnew\\nstats\\tsteps=1\\n' "$name" >> "$4"
+done
+""")
+    os.chmod(program, 0o755)
+    part = eval_ruler.Part(documents[:4], "model", folder, "vt-700", ["fifth budget_tokens=5"])
+    check("a row that lacks", not part.read())
+    part.run(program, 1)
+    check("is run alone, and stands behind the others",
+          part.read() and part.rows[2].answers == {(0, 0): "new"} and
+          part.rows[0].answers[0, 0] == "Abc" and part.scores("full") == [[1.0]] * 4)
     check("a table of the first documents",
           eval_ruler.table([told], ["more"])[2] == "| vt | 700 | 4 | 4 | yes | 100 |  | 100 | 10 |")
 
