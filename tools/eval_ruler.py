@@ -198,20 +198,23 @@ def table(told, names):
 
 
 def by_task(told, name):
-    """[(mine, full)] of every judged task and length that the row was asked."""
-    return [judged([f], name) for f in told if f["judged"] and name in f["rows"]]
+    """[(mine, full)] of every judged task and length that the row was asked, of two documents at
+    least: one alone says nothing of how they differ."""
+    return [judged([f], name) for f in told
+            if f["judged"] and name in f["rows"] and len(f["rows"][name]["scores"]) > 1]
 
 
 def mean_of_tasks(runs):
     """RULER's score, in which every task counts alike, as a share of full's, and its interval:
-    documents are drawn within each task."""
+    documents are drawn within each task, one less than there are, because as many would tell too
+    narrow an interval of few."""
     def share(runs):
         total = sum(mean(full) for _, full in runs)
         return sum(mean(mine) for mine, _ in runs) / total if total else None
 
     def drawn(r):
         for mine, full in runs:
-            at = [r.below(len(full)) for _ in full]
+            at = [r.below(len(full)) for _ in full[1:]]
             yield [mine[i] for i in at], [full[i] for i in at]
 
     r = Random(11)
@@ -219,34 +222,56 @@ def mean_of_tasks(runs):
     return share(runs), (values[int(0.025 * len(values))], values[int(0.975 * len(values)) - 1])
 
 
+def outcomes(mine, full):
+    """Questions that score less than with full attention, and those that score more."""
+    pairs = [pair for m, f in zip(mine, full) for pair in zip(m, f)]
+    return sum(m < f for m, f in pairs), sum(m > f for m, f in pairs)
+
+
+def attended_share(told, name):
+    """Of the tokens that full attention attends to, in the mean of the judged questions."""
+    rows = [(f["rows"][name], f["rows"]["full"]) for f in told if f["judged"] and name in f["rows"]]
+    return (sum(r["questions"] * r["attended"] / full["attended"] for r, full in rows) /
+            sum(r["questions"] for r, _ in rows))
+
+
+def in_percent(share, interval):
+    return ["%.1f%%" % (100 * share), "%.1f–%.1f" % tuple(100 * x for x in interval)]
+
+
 def summary(told):
     if not any(f["judged"] for f in told):
         return ["No task is judged."]
-    lines = ["| row | judged documents | questions | score | of full's | 95% | mean of tasks "
-             "| of full's | 95% |", "|---|" + "---:|" * 8]
+    lines = ["| row | attended | judged documents | questions | worse | better | score | of full's "
+             "| 95% | mean of tasks | of full's | 95% |", "|---|" + "---:|" * 11]
     for name in names_of(told):
         mine, full = judged(told, name)
         if not mine:
             continue
+        cells = [name, "%.0f%%" % (100 * attended_share(told, name)), "%d" % len(mine),
+                 "%d" % sum(map(len, mine))]
+        cells += ["%d" % n for n in outcomes(mine, full)] + ["%.1f" % (100 * mean(mine))]
+        cells += in_percent(*kept([sum(d) for d in mine], [sum(d) for d in full]))
         runs = by_task(told, name)
-        share, (low, high) = kept([sum(d) for d in mine], [sum(d) for d in full])
-        of_tasks, (least, most) = mean_of_tasks(runs)
-        lines.append("| %s | %d | %d | %.1f | %.1f%% | %.1f–%.1f | %.1f | %.1f%% | %.1f–%.1f |" % (
-            name, len(mine), sum(map(len, mine)), 100 * mean(mine), 100 * share, 100 * low,
-            100 * high, 100 * sum(mean(m) for m, _ in runs) / len(runs), 100 * of_tasks,
-            100 * least, 100 * most))
+        cells += (["%.1f" % (100 * sum(mean(m) for m, _ in runs) / len(runs))] +
+                  in_percent(*mean_of_tasks(runs)) if runs else [""] * 3)
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 LEGEND = """\
 Prompts, answer prefixes, limits of generated tokens and scores are RULER's (`mrcr`: the form of
 MRCR, with made-up replies), questions at the end as decode steps; prose and words are of the manuals
-of [eval.md](eval.md), keys of lists of its own; no chat template. Of a document that holds more
-needles (multikey) or replies, up to four are asked for, each by itself. *score*: share of the expected
-strings that are found, times 100; of `mrcr` the likeness of the reply. An answer ends where all of
-them were found. *attended*: tokens per KV head and step. A task counts where full attention scores 20
-or more. *of full's*: sums of scores over all judged questions; *mean of tasks*: every task at every
-length counts alike, as in RULER's score. Intervals are of a bootstrap over documents."""
+of [eval.md](eval.md), keys of lists of its own; no chat template. *tokens*: the most that a prompt,
+its question and what is generated may have; prose fills 80 to 100% of them. Of a document that holds
+more needles (multikey) or replies, up to four are asked for, each by itself. *score*: share of the
+expected strings that are found, times 100; of `mrcr` the likeness of the reply. An answer ends where
+all of them were found. *attended*: tokens per KV head and step, above as a share of those of `full`.
+A task counts where full attention scores 20 or more, so luck in that favours `full`.
+*worse*, *better*: questions that score less than with full attention, and more. *of full's*: sums of
+scores over all judged questions; *mean of tasks*: every task at every length that has two documents
+counts alike, as in RULER's score. Intervals are of a bootstrap over documents, within tasks for the
+mean of tasks."""
 
 
 def markdown(facts, told, hand):

@@ -169,9 +169,11 @@ def check_ruler(text):
 def check_ruler_report():
     """What is judged, and how much is kept."""
     def told(full, mine):
-        row = {"score": 0, "attended": 1}
+        def row(scores, attended):
+            return {"attended": attended, "questions": sum(map(len, scores)), "scores": scores}
+
         return {"judged": eval_ruler.mean(full) >= eval_ruler.JUDGED,
-                "rows": {"full": dict(row, scores=full), "default": dict(row, scores=mine)}}
+                "rows": {"full": row(full, 40), "default": row(mine, 10)}}
 
     runs = [told([[1.0, 1.0], [0.5], [0.5]], [[1.0, 0.5], [0.5], [0.25]]),
             told([[0.0], [0.25]], [[1.0], [1.0]])]
@@ -179,12 +181,18 @@ def check_ruler_report():
           eval_ruler.judged(runs, "default") == ([[1.0, 0.5], [0.5], [0.25]],
                                                  [[1.0, 1.0], [0.5], [0.5]]))
     check("three quarters are kept of four questions",
-          "| 3 | 4 | 56.2 | 75.0% |" in eval_ruler.summary(runs)[-1])
-    runs[1] = told([[1.0], [1.0]], [[0.5]])
+          eval_ruler.summary(runs)[-1].startswith(
+              "| default | 25% | 3 | 4 | 2 | 0 | 56.2 | 75.0% |"))
+    check("more than half", eval_ruler.outcomes([[0.5, 1.0], [0.0]], [[1.0, 0.5], [0.0]]) == (1, 1))
+    runs[1] = told([[1.0], [1.0], [1.0]], [[0.5], [0.5]])
+    runs.append(told([[1.0]], [[0.0]]))
     share, (low, high) = eval_ruler.mean_of_tasks(eval_ruler.by_task(runs, "default"))
-    check("a row of fewer documents, and tasks that count alike",
-          eval_ruler.judged(runs, "default")[1][3:] == [[1.0]] and
+    check("a row of fewer documents, and tasks that count alike, of two documents at least",
+          eval_ruler.judged(runs, "default")[1][3:] == [[1.0], [1.0], [1.0]] and
           abs(share - (0.5625 + 0.5) / (0.75 + 1.0)) < 1e-9 and low <= share <= high)
+    # Of two documents, 0 and 1 of 1, drawn one by one: both are in half of the draws.
+    share, interval = eval_ruler.mean_of_tasks([([[0.0], [1.0]], [[1.0], [1.0]])])
+    check("an interval of two documents", share == 0.5 and interval == (0.0, 1.0))
 
 
 def check_ruler_parts(folder):
