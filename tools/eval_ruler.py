@@ -261,17 +261,17 @@ def summary(told):
 
 LEGEND = """\
 Prompts, answer prefixes, limits of generated tokens and scores are RULER's (`mrcr`: the form of
-MRCR, with made-up replies), questions at the end as decode steps; prose and words are of the manuals
-of [eval.md](eval.md), keys of lists of its own; no chat template. *tokens*: the most that a prompt,
-its question and what is generated may have; prose fills 80 to 100% of them. Of a document that holds
-more needles (multikey) or replies, up to four are asked for, each by itself. *score*: share of the
-expected strings that are found, times 100; of `mrcr` the likeness of the reply. An answer ends where
-all of them were found. *attended*: tokens per KV head and step, above as a share of those of `full`.
-A task counts where full attention scores 20 or more, so luck in that favours `full`.
-*worse*, *better*: questions that score less than with full attention, and more. *of full's*: sums of
-scores over all judged questions; *mean of tasks*: every task at every length that has two documents
-counts alike, as in RULER's score. Intervals are of a bootstrap over documents, within tasks for the
-mean of tasks."""
+MRCR, with made-up replies); prose and words are of the manuals of [eval.md](eval.md), keys of lists
+of its own; no chat template. Every row gets the same prompts, read with full attention; questions
+and answers are decode steps of the row. *tokens*: the most that a prompt, its question and what is
+generated may have; prose fills 80 to 100% of them. Of a document that holds more needles (multikey)
+or replies, up to four are asked for, each by itself. *score*: share of the expected strings that are
+found, times 100; of `mrcr` the likeness of the reply. An answer ends where all of them were found.
+*attended*: tokens per KV head and step, above as a share of those of `full`. A task counts where
+full attention scores 20 or more, so luck in that favours `full`. *worse*, *better*: questions that
+score less than with full attention, and more. *of full's*: sums of scores over all judged questions;
+*mean of tasks*: every task at every length that has two documents counts alike, as in RULER's score.
+Intervals are of a bootstrap over documents, within tasks for the mean of tasks."""
 
 
 def markdown(facts, told, hand):
