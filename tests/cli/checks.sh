@@ -11,6 +11,11 @@ cd "$dir" || exit 1
 failed=0
 checks=0
 
+# The interpreter itself: what python3 in PATH is on some machines, a script that looks for it, takes ten
+# times as long to start.
+python=$(python3 -c 'import sys; print(sys.executable)') || exit 1
+python3() { "$python" "$@"; }
+
 # check NAME CONDITION...: the condition is a command.
 check() {
     name=$1
