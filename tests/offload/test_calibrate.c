@@ -234,8 +234,9 @@ static void test_measures(void **state)
     RIG_OK(kvf_calibrate(r.device, &config, &again));
     assert_true(again.is_cached);
     config.must_measure = 1;
+    config.budget_ns = 1; /* it would measure again, and has no time to */
     RIG_OK(kvf_calibrate(r.device, &config, &again));
-    assert_false(again.is_cached);
+    assert_false(again.is_cached || again.is_measured);
     remove_folder(&f);
     rig_close(&r);
 }
