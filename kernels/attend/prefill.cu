@@ -40,14 +40,12 @@ template <uint32_t D> struct plan {
 /* The rows of one block. */
 typedef struct query_tile {
     uint32_t head;
-    uint32_t start; /* of the chunk in q, out and lse */
     uint32_t first; /* row (token, g) of the chunk */
     uint32_t rows;  /* 0: it is behind the end of its chunk */
     uint32_t base;
     uint32_t keys; /* that its last row sees */
     uint32_t skip; /* keys skip .. skip_end - 1 are seen by no row; nothing without a window */
     uint32_t skip_end;
-    const void *const *blocks;
 } query_tile;
 
 static __device__ __forceinline__ query_tile tile_of(const kvf_prefill_kernel_args *a,
@@ -57,11 +55,9 @@ static __device__ __forceinline__ query_tile tile_of(const kvf_prefill_kernel_ar
     const uint32_t end = chunk.tokens * a->group;
     query_tile t;
     t.head = blockIdx.y;
-    t.start = chunk.first;
     t.first = (gridDim.x - 1 - blockIdx.x) * block_rows;
     t.rows = t.first < end ? kvf_min_u32(block_rows, end - t.first) : 0;
     t.base = chunk.base;
-    t.blocks = kvf_prefill_blocks(a, blockIdx.z);
     t.keys = t.base + (t.first + t.rows - 1) / a->group + 1;
     const uint32_t after = t.base + t.first / a->group + 1; /* the first row */
     t.skip = a->sink;
@@ -87,17 +83,24 @@ static __device__ __forceinline__ bool is_hidden(const kvf_prefill_kernel_args *
 static __device__ __forceinline__ size_t row_at(const kvf_prefill_kernel_args *a,
                                                 const query_tile *t, uint32_t row)
 {
-    const uint32_t token = t->start + (t->first + row) / a->group, g = (t->first + row) % a->group;
+    const uint32_t first = a->chunks.count ? a->chunks.at[blockIdx.z].first : 0;
+    const uint32_t token = first + (t->first + row) / a->group, g = (t->first + row) % a->group;
     return ((size_t)token * a->kv_heads + t->head) * a->group + g;
 }
 
-/* Key j in its page; its value follows it. */
-static __device__ __forceinline__ const char *
-key_row(const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t j, size_t row_bytes)
+/* Key 0 of the chunk, in the blocks of all. */
+static __device__ __forceinline__ uint32_t first_key(const kvf_prefill_kernel_args *a)
+{
+    return kvf_block_z() * a->blocks_stride * a->shape.page_size;
+}
+
+/* Key j of all blocks in its page; its value follows it. */
+static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_args *a,
+                                                      uint32_t head, uint32_t j, size_t row_bytes)
 {
     const uint32_t shift = kvf_page_shift(a->shape.page_size);
-    const char *block = (const char *)t->blocks[j >> shift];
-    return block + (((size_t)t->head << shift) + (j & (a->shape.page_size - 1))) * 2 * row_bytes;
+    const char *block = (const char *)a->blocks[j >> shift];
+    return block + (((size_t)head << shift) + (j & (a->shape.page_size - 1))) * 2 * row_bytes;
 }
 
 /* ---- 16-bit types ---- */
@@ -120,13 +123,14 @@ template <uint32_t D>
 static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_kernel_args *a,
                                                  const query_tile *t, uint32_t first, size_t values)
 {
+    const uint32_t left = t->keys - first, at = first_key(a) + first;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < plan<D>::keys * kvf_tile<D>::pieces; i += blockDim.x) {
         const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
-        const bool exists = first + row < t->keys;
+        const bool exists = row < left;
         const char *from = (const char *)a->q;
         if (exists)
-            from = key_row(a, t, first + row, 2 * D) + values + column * 16;
+            from = key_row(a, t->head, at + row, 2 * D) + values + column * 16;
         kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
     }
 }
@@ -425,10 +429,11 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
                                                     const query_tile *t, uint32_t first)
 {
     static_assert(KVF_PLAIN_TOKENS == KVF_PLAIN_THREADS, "a key per thread");
-    const uint32_t d = a->shape.head_dim, key = first + threadIdx.x;
+    const uint32_t d = a->shape.head_dim, key = first + threadIdx.x, zero = first_key(a);
     const float unit = a->scale * KVF_CUDA_LOG2E;
     const bool skipped = key >= t->skip && key < t->skip_end;
-    const float *k = key < t->keys && !skipped ? (const float *)key_row(a, t, key, d * 4) : NULL;
+    const float *k =
+        key < t->keys && !skipped ? (const float *)key_row(a, t->head, zero + key, d * 4) : NULL;
     for (uint32_t row = 0; row < t->rows; row++) {
         const float *q = (const float *)a->q + row_at(a, t, row) * d;
         const uint32_t limit = t->base + (t->first + row) / a->group;
@@ -443,7 +448,7 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
                                                     const query_tile *t, uint32_t first,
                                                     kvf_plain_rows *r)
 {
-    const uint32_t d = a->shape.head_dim;
+    const uint32_t d = a->shape.head_dim, zero = first_key(a);
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
@@ -454,7 +459,7 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
         for (uint32_t j = 0; j < KVF_PLAIN_TOKENS && first + j <= limit; j++) {
             if (is_hidden(a, first + j, limit))
                 continue;
-            const float *v = (const float *)key_row(a, t, first + j, d * 4);
+            const float *v = (const float *)key_row(a, t->head, zero + first + j, d * 4);
             kvf_add_scaled(&r->o[i], state->s[row][j], v + d + at % (d / 4) * 4);
         }
     }

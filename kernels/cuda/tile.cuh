@@ -58,6 +58,18 @@ static __device__ __forceinline__ uint32_t kvf_page_shift(uint32_t page_size)
     return page_size == 8 ? 3 : page_size == 16 ? 4 : page_size == 32 ? 5 : 6;
 }
 
+/* blockIdx.z, asked for anew at every call, for the same reason. */
+static __device__ __forceinline__ uint32_t kvf_block_z(void)
+{
+#if defined(__CUDA_ARCH__)
+    uint32_t z;
+    asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(z));
+    return z;
+#else
+    return blockIdx.z;
+#endif
+}
+
 /* What a maximum is subtracted as: nothing was seen while it is -infinity. */
 static __device__ __forceinline__ float kvf_finite_top(float top)
 {
