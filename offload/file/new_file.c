@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static kvf_status failed(const kvf_new_file *f, const char *what, int code)
@@ -21,10 +22,21 @@ static bool refused(const kvf_new_file *f, const char *what)
     return kvf_context_refuses(f->context, what) && (errno = EIO, true);
 }
 
+/* A rename would take the place of a device or a pipe, for everybody. */
+kvf_status kvf_new_file_check(kvf_context *context, const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        KVF_FAIL(context, KVF_INVALID, "path = %.300s: it is %s; name a new file, or a regular one",
+                 path, S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
+    return KVF_OK;
+}
+
 kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out)
 {
     const size_t length = strlen(path);
     *out = (kvf_new_file){.context = context, .file = -1};
+    KVF_TRY(kvf_new_file_check(context, path));
     out->path = kvf_alloc(context, length + 1, 1);
     out->temporary = kvf_alloc(context, length + sizeof KVF_NEW_FILE_MARK "XXXXXX", 1);
     if (!out->path || !out->temporary)

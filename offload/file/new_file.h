@@ -23,7 +23,10 @@ typedef struct kvf_new_file {
     bool is_committed;
 } kvf_new_file;
 
-/* Mode 0600. *out is to be closed even on failure. KVF_SYSTEM with errno, KVF_OUT_OF_MEMORY. */
+/* KVF_INVALID if something is there that is no regular file: it would be replaced. */
+KVF_CHECKED kvf_status kvf_new_file_check(kvf_context *context, const char *path);
+/* Mode 0600. *out is to be closed even on failure. KVF_INVALID as above,
+ * KVF_SYSTEM with errno, KVF_OUT_OF_MEMORY. */
 KVF_CHECKED kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out);
 /* The file is made durable, gets its name, and then the folder is made durable. If the last fails,
  * the new file is there and whole. */

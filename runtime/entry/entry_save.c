@@ -8,6 +8,7 @@
 
 #include "checksum.h"
 #include "entry.h"
+#include "new_file.h"
 #include "saving.h"
 #include "sequence.h"
 
@@ -42,6 +43,7 @@ static kvf_status check_save(kvf_cache *cache, const kvf_save_args *args)
 {
     KVF_TRY(check_size(cache, args->size, sizeof *args));
     KVF_TRY(check_path(cache, args->path));
+    KVF_TRY(kvf_new_file_check(cache->context, args->path));
     if (args->model && strlen(args->model) >= KVF_SAVED_MODEL_MAX)
         KVF_FAIL(cache->context, KVF_INVALID, "model = '%.40s...': at most %u bytes; pass a digest",
                  args->model, KVF_SAVED_MODEL_MAX - 1);

@@ -256,6 +256,12 @@ static void whole_or_not_at_all(void **state)
         assert_string_equal(after, commits ? "new" : "old");
     }
     assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0); /* nothing but a file is replaced */
+    assert_int_equal(kvf_new_file_open(context, path, &f), KVF_INVALID);
+    kvf_new_file_close(&f);
+    assert_int_equal(kvf_new_file_open(context, folder, &f), KVF_INVALID);
+    kvf_new_file_close(&f);
+    assert_int_equal(unlink(path), 0);  /* still there */
     assert_int_equal(rmdir(folder), 0); /* nothing else is there */
     assert_int_equal(kvf_new_file_open(context, path, &f), KVF_SYSTEM);
     kvf_new_file_close(&f);

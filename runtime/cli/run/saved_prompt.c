@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -102,11 +103,15 @@ static kvf_status check_target(const cli_run *run, kvf_error *error)
     const char *path = run->options.save_file;
     const char *slash = strrchr(path, '/');
     kvf_saved unused;
+    struct stat info;
     char folder[4096] = ".";
     if (kvf_saved_read(run->runtime, "/dev/null", 0, &unused, NULL, 0, error) == KVF_UNSUPPORTED)
         return KVF_UNSUPPORTED;
     if (slash)
         snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return model_fail(error, KVF_INVALID, "--save %s is %s; name a new file, or a regular one",
+                          path, S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
     if (access(folder, W_OK | X_OK) != 0)
         return model_fail(error, KVF_SYSTEM, "--save %s: folder %.200s: %s", path, folder,
                           strerror(errno));

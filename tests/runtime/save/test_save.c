@@ -451,6 +451,9 @@ static void bad_arguments_are_named(void **state)
     args.path = NULL;
     test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
     args = good;
+    args.path = save_folder();
+    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
+    args = good;
     args.size = 1;
     test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
     args = good;
