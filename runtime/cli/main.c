@@ -1,10 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The `kvferry` command: which subcommand, and nothing else. */
+/*
+ * The `kvferry` command: which subcommand, and that nothing but its output goes to standard output.
+ *
+ * Knows nothing of what they do. Invariant: 0, 1 and 2 are no other files, so no text ends up in
+ * one; and a text that could not be written is no success.
+ */
 
 #include "commands.h"
 #include "options.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,7 +31,16 @@ static void print_help(FILE *file)
     fputs("\nkvferry COMMAND --help tells more; kvferry --version prints the version.\n", file);
 }
 
-int main(int argc, char **argv)
+/* A closed one would be the number of the next file that is opened. Opened the wrong way round they
+ * refuse what a closed one refuses. */
+static void take_standard_numbers(void)
+{
+    for (int i = 0; i < 3; i++)
+        if (fcntl(i, F_GETFD) < 0 && errno == EBADF)
+            (void)!open("/dev/null", i == 0 ? O_WRONLY : O_RDONLY);
+}
+
+static int choose(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "";
     for (size_t i = 0; names[i]; i++)
@@ -47,4 +63,16 @@ int main(int argc, char **argv)
     fprintf(stderr, "kvferry: unknown command '%s'", command);
     fprintf(stderr, near ? "; did you mean '%s'?\n" : "; see kvferry --help\n", near);
     return 2;
+}
+
+int main(int argc, char **argv)
+{
+    take_standard_numbers();
+    const int status = choose(argc, argv);
+    errno = 0;
+    if ((fflush(stdout) == 0 && !ferror(stdout)) || status != 0)
+        return status;
+    fprintf(stderr, "kvferry: standard output: %s\n",
+            errno ? strerror(errno) : "it could not be written");
+    return 1;
 }

@@ -98,6 +98,16 @@ for key in prompt_tokens generated_tokens ttft_ms tpot_ms p50 p95 host_kv_bytes 
 done
 check 'no recall that was not measured' sh -c '! grep -q attention_recall a.json'
 no_leftover
+# a closed standard output is not the file that is opened next, and what cannot be written is told
+"$kvferry" $run --prompt "$text" --ignore-eos --emit-ids closed.ids >&- 2>err
+check 'a closed standard output is an error' test $? -eq 1
+says 'standard output'
+check 'no text is in the ids' sh -c '! grep -s "[a-z]" closed.ids'
+for words in --version --help 'run --help' info; do
+    "$kvferry" $words >/dev/full 2>err
+    check "kvferry $words to a full disk fails" test $? -eq 1
+    says 'standard output: No space left'
+done
 try 0 $run --prompt "$text" --emit-ids b.ids --dump-logits b.f32 --ignore-eos --threads 1 \
     --transfer gather --verify dense --stats json
 says '"attention_recall"'
@@ -230,6 +240,12 @@ if grep -A1 'xxHash' out | grep -q yes; then
     try 1 $run --prompt "$asked is" --load saved/none; says 'No such file'
     try 1 $run --prompt "$asked is" --load saved/document.kvs --local 33; says 'local_tokens = 64'
     try 1 $run --prompt "$asked" --save saved/none/document.kvs; says 'folder saved/none'
+    # nothing else than a file is replaced, and that is said before the prompt is read
+    mkfifo saved/pipe
+    try 1 $run --prompt "$asked" --save saved/pipe; says 'saved/pipe is no regular file'; silent
+    try 1 $run --prompt "$asked" --save saved; says 'saved is a folder'; silent
+    check 'the pipe is there' test -p saved/pipe
+    rm saved/pipe
     try 2 $run --prompt a --load x --prune snapkv; says 'leave --prune out'
     # without a prompt, what was saved is one
     try 0 $run --prompt "$asked" --emit-ids whole.ids
