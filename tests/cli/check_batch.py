@@ -258,6 +258,7 @@ def check_logprobs_refused(chat):
                       ({"id": 1, "ids": [4000000]}, "the model's tokens"),
                       ({"id": 1, "ids": [4], "sample": "a"}, "sample must be"),
                       ({"id": 1, "ids": [4], "logprobs": [1, 2]}, "logprobs must be a list of 1"),
+                      ({"id": 1, "ids": [4, 4], "logprobs": [-1, "a"]}, 'logprobs[1] is "a"'),
                       ([7], "line 2")):
         answers = chat.save("a.jsonl", "\n" + json.dumps(line))
         _, _, err = rescored(chat, answers, "--prompts", path, status=1)
@@ -354,12 +355,12 @@ def check_chat(chat):
 def check_refused(chat):
     chat.write()
     good = json.dumps({"prompt": "quiet river"})
-    for line, why in (("{", "p.jsonl: line 2"), ("7", "line 2"), ('{"prompt": 7}', "prompt must be"),
+    for line, why in (("{", "p.jsonl: line 2"), ("7", "line 2"), ('{"prompt": 7}', "prompt is 7; it must be"),
                       ('{"id": 1}', "give prompt"), ('{"prompt": "a", "best": 1}', '"best"'),
-                      ('{"prompt": "quiet", "tokens": 0}', "tokens must be a whole number from 1"),
+                      ('{"prompt": "quiet", "tokens": 0}', "tokens is 0; it must be a whole number from 1"),
                       ('{"prompt": "quiet", "top_p": 0}', "line 2: top-p is 0"),
-                      ('{"prompt": "quiet", "temperature": "hot"}', "temperature must be"),
-                      ('{"prompt": "quiet", "id": [1]}', "id must be"),
+                      ('{"prompt": "quiet", "temperature": "hot"}', 'temperature is "hot"; it must be'),
+                      ('{"prompt": "quiet", "id": [1]}', "id is an array; it must be a text"),
                       ('{"prompt": ""}', "line 2: the prompt is empty"),
                       ('{"messages": []}', "line 2"), ('{"messages": [{"role": "user"}]}', "line 2"),
                       ('{"prompt": "quiet", "tokens": 40000}', "p.jsonl: line 2: a prompt of 1 "),

@@ -56,7 +56,8 @@ try 2 run --model x --static-ratio 1.5; says 'from 0 to 1'
 try 2 run --model x --temperature nan; says 'temperature'
 try 2 run --model x --select hybird; says "did you mean 'hybrid'"
 try 2 run --model x --verify sparse; says 'dense:N'
-try 2 run --model x --verify dense:0; says "verify is 'dense:0'; give dense or dense:N"
+try 2 run --model x --verify dense:0; says "verify is 'dense:0'; give dense or dense:N, N at least 1"
+try 2 run --model x --draft ngram:16; says "draft is 'ngram:16'; give ngram, or ngram:N with N from 1 to 15"
 try 2 run --model x --select custom; says "select is 'custom'; give hybrid, full"
 try 2 run --model x --local 65537; says "local is '65537'; give a whole number from 1 to 65536"
 try 2 run --model x --sub-digests 3; says '1, 2 or 4'
@@ -72,7 +73,11 @@ try 1 run --model "$dir/none" --prompt a; says 'or a GGUF file; .*none cannot be
 try 1 $run --prompt ''; says 'prompt is empty'; silent
 try 1 $run --prompt-file missing.txt; says 'missing.txt'; silent
 printf 'quiet \377\376 river' >bad.txt
-try 1 $run --prompt-file bad.txt; says 'UTF-8'; silent
+try 1 $run --prompt-file bad.txt; says 'bad.txt: the text is not UTF-8: byte 6'; silent
+"$kvferry" $run <bad.txt >out 2>err
+says 'standard input: the text is not UTF-8'
+(echo quiet && cat bad.txt) >worse.txt
+try 1 $run --prompt "$text" --ask worse.txt; says 'worse.txt: line 2: the text is not UTF-8: byte 6'; silent
 echo '5 6 1024' >ids.txt
 try 1 $run --token-ids ids.txt; says 'token id 1024 is out of range; the model has ids 0 to 1023'
 echo '5 six' >ids.txt
@@ -141,7 +146,7 @@ try 2 $score --prompt "$text"; says '\-\-text FILE or \-\-answers FILE is needed
 try 2 $score --prompt "$text" --tokens 4; says "unknown option '--tokens'"; silent
 try 1 $score --prompt "$text" --text none.txt; says 'none.txt'; silent
 try 1 $score --prompt "$text" --text empty.txt; says 'empty.txt holds no token'; silent
-try 1 $score --prompt "$text" --text bad.txt; says 'UTF-8'; silent
+try 1 $score --prompt "$text" --text bad.txt; says 'bad.txt: .*UTF-8'; silent
 try 1 $score --prompt "$text" --text text.txt --context 10; says 'a text of 10 .*--text'; silent
 try 0 $score --prompt "$text" --text text.txt --stats score.json
 prints '^{"loss": [0-9.]*, "scored_tokens": 10,'; says '^score '

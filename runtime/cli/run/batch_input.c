@@ -96,9 +96,12 @@ static void bind(cli_jobs *jobs)
 
 /* ---- a line ---- */
 
-static kvf_status bad(const char *where, const char *key, const char *what, kvf_error *error)
+static kvf_status bad(const char *where, const char *key, const json_value *value, const char *what,
+                      kvf_error *error)
 {
-    return model_fail(error, KVF_INVALID, "%s: %s must be %s", where, key, what);
+    char shown[96];
+    return model_fail(error, KVF_INVALID, "%s: %s is %s; it must be %s", where, key,
+                      json_show(value, shown, sizeof shown), what);
 }
 
 static kvf_status read_whole(const json_value *line, const char *where, const char *key,
@@ -111,7 +114,7 @@ static kvf_status read_whole(const json_value *line, const char *where, const ch
     snprintf(range, sizeof range, "a whole number from %llu to %llu", (unsigned long long)low,
              (unsigned long long)high);
     if (value->kind != JSON_INTEGER || value->as.integer < low || value->as.integer > high)
-        return bad(where, key, range, error);
+        return bad(where, key, value, range, error);
     *out = value->as.integer;
     return KVF_OK;
 }
@@ -131,7 +134,7 @@ static kvf_status read_settings(const json_value *line, const char *where, kvf_b
         if (!value)
             continue;
         if (s->is_real && !json_is_number(value))
-            return bad(where, s->key, "a number", error);
+            return bad(where, s->key, value, "a number", error);
         if (!s->is_real)
             KVF_TRY(read_whole(line, where, s->key, 0, UINT32_MAX, &whole, error));
         const double real = json_number(value);
@@ -155,7 +158,7 @@ static kvf_status read_name(const json_value *line, const char *where, cli_job *
         return KVF_OK;
     }
     if (id->kind != JSON_STRING || strlen(id->as.string) != id->size)
-        return bad(where, "id", "a text without zero bytes, or a whole number", error);
+        return bad(where, "id", id, "a text without zero bytes, or a whole number", error);
     job->name = strdup(id->as.string);
     return job->name ? KVF_OK : model_out_of_memory(error, id->size, "an id");
 }
@@ -166,7 +169,7 @@ static kvf_status check_texts(const json_value *line, const char *where, kvf_err
     for (size_t i = 0; i < 2; i++) {
         const json_value *text = json_get_set(line, texts[i]);
         if (text && (text->kind != JSON_STRING || strlen(text->as.string) != text->size))
-            return bad(where, texts[i], "a text without zero bytes", error);
+            return bad(where, texts[i], text, "a text without zero bytes", error);
     }
     if (!json_get_set(line, "prompt") && !json_get_set(line, "messages"))
         return model_fail(error, KVF_INVALID, "%s: give prompt, or messages", where);

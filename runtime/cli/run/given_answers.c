@@ -80,6 +80,7 @@ static kvf_status read_logprobs(const reading *r, const json_value *line, const 
 {
     cli_given *g = r->given;
     const json_value *values = json_get_set(line, "logprobs");
+    char shown[96];
     float *grown = realloc(g->logprobs, g->ids.count * sizeof *grown);
     if (!grown)
         return model_out_of_memory(error, g->ids.count * sizeof *grown, "the answers");
@@ -94,8 +95,13 @@ static kvf_status read_logprobs(const reading *r, const json_value *line, const 
                           answer->count);
     answer->has_logprobs = true;
     size_t at = answer->first;
-    for (const json_value *v = json_first(values); v; v = json_next(values, v), at++)
+    for (const json_value *v = json_first(values); v; v = json_next(values, v), at++) {
+        if (!json_is_number(v) && v->kind != JSON_NULL)
+            return model_fail(error, KVF_INVALID,
+                              "%s: logprobs[%zu] is %s; give a number, or null for what has none",
+                              where, at - answer->first, json_show(v, shown, sizeof shown));
         grown[at] = json_is_number(v) ? (float)json_number(v) : NAN;
+    }
     return KVF_OK;
 }
 

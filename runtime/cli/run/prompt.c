@@ -39,6 +39,20 @@ static kvf_status read_text(const cli_run_options *o, kvf_text *text, kvf_error 
     return o->load_file && isatty(STDIN_FILENO) ? KVF_OK : read_standard_input(text, error);
 }
 
+/* As kvf_tokenizer_encode; an error begins with where the text is from. */
+static kvf_status encode(const char *where, const kvf_tokenizer *tokenizer, const char *text,
+                         size_t size, bool add_special, kvf_token_ids *ids, kvf_error *error)
+{
+    kvf_error why = {0};
+    const kvf_status status = kvf_tokenizer_encode(tokenizer, text, size, add_special, ids, &why);
+    return status == KVF_OK ? KVF_OK : model_fail(error, status, "%s: %s", where, why.text);
+}
+
+static const char *name_of(const cli_run_options *o)
+{
+    return o->prompt ? "--prompt" : o->prompt_file ? o->prompt_file : "standard input";
+}
+
 /* Numbers, apart by white space or commas. */
 static kvf_status parse_ids(const char *path, const kvf_text *text, uint32_t vocab_size,
                             kvf_token_ids *ids, kvf_error *error)
@@ -90,9 +104,8 @@ kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *mod
     } else {
         status = read_text(o, &text, error);
         if (status == KVF_OK && text.size > 0)
-            status = chat
-                         ? cli_chat_encode(chat, &o->chat, tokenizer, &text, ids, error)
-                         : kvf_tokenizer_encode(tokenizer, text.bytes, text.size, true, ids, error);
+            status = chat ? cli_chat_encode(chat, &o->chat, tokenizer, &text, ids, error)
+                          : encode(name_of(o), tokenizer, text.bytes, text.size, true, ids, error);
     }
     kvf_text_free(NULL, &text);
     if (status == KVF_OK && ids->count == 0 && !o->load_file)
@@ -109,7 +122,7 @@ kvf_status cli_text_read(const char *path, const kvf_model_config *model,
     kvf_text text = {0};
     kvf_status status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
     if (status == KVF_OK)
-        status = kvf_tokenizer_encode(tokenizer, text.bytes, text.size, false, ids, error);
+        status = encode(path, tokenizer, text.bytes, text.size, false, ids, error);
     kvf_text_free(NULL, &text);
     if (status == KVF_OK && ids->count == 0)
         return model_fail(error, KVF_INVALID, "%s holds no token", path);
@@ -119,11 +132,11 @@ kvf_status cli_text_read(const char *path, const kvf_model_config *model,
     return status == KVF_OK ? cli_check_ids(model, ids, error) : status;
 }
 
-static kvf_status add_question(const kvf_tokenizer *tokenizer, const char *line, size_t size,
-                               cli_questions *out, kvf_error *error)
+static kvf_status add_question(const char *where, const kvf_tokenizer *tokenizer, const char *line,
+                               size_t size, cli_questions *out, kvf_error *error)
 {
     size_t first = out->ids.count;
-    kvf_status status = kvf_tokenizer_encode(tokenizer, line, size, false, &out->ids, error);
+    kvf_status status = encode(where, tokenizer, line, size, false, &out->ids, error);
     if (status != KVF_OK || out->ids.count == first)
         return status;
     uint32_t tokens = (uint32_t)(out->ids.count - first);
@@ -138,6 +151,8 @@ kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
 {
     *out = (cli_questions){0};
     kvf_text text = {0};
+    char where[300];
+    uint32_t number = 0;
     kvf_status status = kvf_token_ids_push(NULL, &out->starts, 0, error);
     if (status == KVF_OK)
         status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
@@ -146,10 +161,11 @@ kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
         const char *newline = memchr(line, '\n', text.size - at);
         size_t size = newline ? (size_t)(newline - line) : text.size - at;
         at += size + 1;
+        snprintf(where, sizeof where, "%.250s: line %u", path, ++number);
         if (size > 0 && line[size - 1] == '\r')
             size--;
         if (size > 0)
-            status = add_question(tokenizer, line, size, out, error);
+            status = add_question(where, tokenizer, line, size, out, error);
     }
     kvf_text_free(NULL, &text);
     if (status == KVF_OK && out->count == 0)

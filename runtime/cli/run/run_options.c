@@ -20,13 +20,14 @@
 /* The cache has a sequence more. */
 #define BATCH_MAX          1024
 
+#define EVERY "dense or dense:N, N at least 1"
+
 static bool take_verify(const cli_option *option, const char *text, void *at)
 {
     const char *every = strcmp(text, "dense") == 0 ? "1" : text + 6;
     if (strncmp(text, "dense:", 6) != 0 && strcmp(text, "dense") != 0)
-        return cli_refuse(option, text, "dense or dense:N");
-    return kvf_setting_parse(&option->is, every, at) ||
-           cli_refuse(option, text, "dense or dense:N");
+        return cli_refuse(option, text, EVERY);
+    return kvf_setting_parse(&option->is, every, at) || cli_refuse(option, text, EVERY);
 }
 
 static bool take_draft(const cli_option *option, const char *text, void *at)
@@ -36,7 +37,8 @@ static bool take_draft(const cli_option *option, const char *text, void *at)
         most = DRAFT_TOKENS;
     else if (strncmp(text, "ngram:", 6) == 0)
         most = text + 6;
-    return kvf_setting_parse(&option->is, most, at) || cli_refuse(option, text, "ngram or ngram:N");
+    return kvf_setting_parse(&option->is, most, at) ||
+           cli_refuse(option, text, "ngram, or ngram:N with N from 1 to " DRAFT_TOKENS);
 }
 
 static bool take_stop(const cli_option *option, const char *text, void *at)
