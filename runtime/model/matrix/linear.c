@@ -4,9 +4,9 @@
  * Splits products into panels of outputs and runs each panel as a task.
  *
  * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c,
- * packed_simd.c, wide_simd.c, strip_simd.c and matmul_dnnl.c. Invariant: no two tasks write the
- * same output, and scratch belongs to a task index, of which there are never more than compute
- * threads.
+ * packed_simd.c, wide_simd.c, whole_simd.c, strip_simd.c and matmul_dnnl.c. Invariant: no two tasks
+ * write the same output, and scratch belongs to a task index, of which there are never more than
+ * compute threads.
  */
 
 #include "linear.h"
@@ -19,9 +19,12 @@
 /* A vector task reads about this much: long against the cost of handing out a task (microseconds),
  * short against a whole matrix. */
 #define VECTOR_PANEL_BYTES   (128u * 1024u)
-#define VECTOR_PANEL_OUTPUTS 252u /* in multiples of KVF_WIDE_OUTPUTS */
+#define VECTOR_PANEL_OUTPUTS 240u
 /* And multiplies about this much, where it has several rows. */
 #define WIDE_PANEL_PRODUCTS  (512u * 1024u)
+#define WHOLE_PANEL_PRODUCTS (1024u * 1024u)
+/* Of KVF_WIDE_OUTPUTS, and of the lanes of whole_simd.c. */
+#define PANEL_MULTIPLE       48u
 
 /* From so many rows on weights are widened for all of them: blocks, and plain numbers. */
 #define WIDE_ROWS_BLOCKS 2u
@@ -39,8 +42,11 @@ struct kvf_linear_engine {
     uint32_t threads;
     size_t scratch_bytes; /* per task, multiple of 64 */
     unsigned char *scratch;
-    uint16_t *narrow_x;   /* [rows_max, inputs_max] bf16; NULL unless multiplying in bf16 */
-    kvf_matmul **matmuls; /* [threads]; NULL likewise */
+    /* x rounded, for the products of one launch: [rows_max, inputs_max] bf16, or of blocks. NULL if
+     * neither is wanted. */
+    void *narrow_x;
+    kvf_matmul **matmuls;          /* [threads]; NULL unless multiplying in bf16 */
+    const kvf_whole_kernel *whole; /* NULL: x is not rounded to whole numbers */
     atomic_bool failed;
 };
 
@@ -85,6 +91,17 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
     return variants[i].kernels;
 }
 
+const kvf_whole_kernel *kvf_whole_kernel_choose(uint32_t isa_mask)
+{
+#ifdef KVF_HAVE_AVX512_VNNI
+    extern const kvf_whole_kernel kvf_whole_kernel_avx512_vnni;
+    if (kvf_cpu_has() & KVF_ISA_LIMIT & isa_mask & KVF_ISA_AVX512_VNNI)
+        return &kvf_whole_kernel_avx512_vnni;
+#endif
+    (void)isa_mask;
+    return NULL;
+}
+
 /* ---- the engine ---- */
 
 static uint32_t matrix_panel(uint32_t inputs)
@@ -96,14 +113,14 @@ static uint32_t matrix_panel(uint32_t inputs)
     return outputs > MATRIX_PANEL_OUTPUTS ? MATRIX_PANEL_OUTPUTS : outputs;
 }
 
-static uint32_t vector_panel(const kvf_linear *part, uint32_t rows)
+static uint32_t vector_panel(const kvf_linear *part, uint32_t rows, size_t products)
 {
     const size_t by_bytes = VECTOR_PANEL_BYTES / kvf_linear_row_bytes(part);
-    const size_t by_work = WIDE_PANEL_PRODUCTS / ((size_t)part->inputs * rows);
+    const size_t by_work = products / ((size_t)part->inputs * rows);
     size_t outputs = rows > 1 && by_work < by_bytes ? by_work : by_bytes;
-    outputs -= outputs % KVF_WIDE_OUTPUTS;
-    if (outputs < KVF_WIDE_OUTPUTS)
-        return KVF_WIDE_OUTPUTS;
+    outputs -= outputs % PANEL_MULTIPLE;
+    if (outputs < PANEL_MULTIPLE)
+        return PANEL_MULTIPLE;
     return outputs > VECTOR_PANEL_OUTPUTS ? VECTOR_PANEL_OUTPUTS : (uint32_t)outputs;
 }
 
@@ -139,11 +156,17 @@ static size_t scratch_per_task(const kvf_linear_limits *limits)
     return panel_bytes(limits) + (multiplies_bf16(limits) ? round_up_64(product) : 0);
 }
 
+static const kvf_whole_kernel *whole_kernel(const kvf_linear_limits *limits)
+{
+    return limits->bf16 == KVF_LINEAR_BF16_AUTO ? kvf_whole_kernel_choose(limits->isa_mask) : NULL;
+}
+
 static size_t narrow_bytes(const kvf_linear_limits *limits)
 {
-    if (!multiplies_bf16(limits))
-        return 0;
-    return (size_t)limits->rows_max * limits->inputs_max * sizeof(uint16_t);
+    const size_t rows = limits->rows_max;
+    if (whole_kernel(limits)) /* the larger of both */
+        return rows * (limits->inputs_max / KVF_WHOLE_COLUMNS + 1) * sizeof(kvf_whole_block);
+    return multiplies_bf16(limits) ? rows * limits->inputs_max * sizeof(uint16_t) : 0;
 }
 
 uint64_t kvf_linear_engine_bytes(const kvf_linear_limits *limits, uint32_t threads)
@@ -159,11 +182,11 @@ static kvf_status engine_fill(kvf_linear_engine *engine, kvf_error *error)
     if (kvf_memory_alloc(engine->runtime, scratch, &memory) != KVF_OK)
         return model_out_of_memory(error, bytes, "the scratch of the matrix products");
     engine->scratch = memory;
+    const size_t narrow = narrow_bytes(&engine->limits);
+    if (narrow > 0 && kvf_memory_alloc(engine->runtime, narrow, &engine->narrow_x) != KVF_OK)
+        return model_out_of_memory(error, bytes, "the scratch of the matrix products");
     if (!multiplies_bf16(&engine->limits))
         return KVF_OK;
-    if (kvf_memory_alloc(engine->runtime, narrow_bytes(&engine->limits), &memory) != KVF_OK)
-        return model_out_of_memory(error, bytes, "the scratch of the matrix products");
-    engine->narrow_x = memory;
     engine->matmuls = calloc(engine->threads, sizeof *engine->matmuls);
     if (!engine->matmuls)
         return model_out_of_memory(error, engine->threads, "oneDNN handles");
@@ -186,6 +209,7 @@ kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_linear_limits 
     engine->runtime = runtime;
     engine->limits = *limits;
     engine->kernels = kvf_linear_kernels_choose(limits->isa_mask);
+    engine->whole = whole_kernel(limits);
     engine->threads = kvf_runtime_threads(runtime);
     engine->scratch_bytes = scratch_per_task(limits);
     atomic_init(&engine->failed, false);
@@ -219,14 +243,22 @@ bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
 
 static bool narrows(const kvf_linear_engine *engine, const kvf_linear *part)
 {
-    return engine->narrow_x && part->dtype == KVF_BF16;
+    return engine->matmuls && part->dtype == KVF_BF16;
+}
+
+/* Whether few rows meet it in whole numbers. */
+static bool is_whole(const kvf_linear_engine *engine, const kvf_linear *part)
+{
+    return engine->whole && part->blocks && engine->whole->multiply[part->blocks->index];
 }
 
 /* Outputs of a panel. */
 static uint32_t panel_size(const kvf_linear_engine *engine, const kvf_linear *part, uint32_t rows,
                            bool vector)
 {
-    return vector                  ? vector_panel(part, rows)
+    return vector
+               ? vector_panel(part, rows,
+                              is_whole(engine, part) ? WHOLE_PANEL_PRODUCTS : WIDE_PANEL_PRODUCTS)
            : narrows(engine, part) ? matrix_panel(part->inputs)
                                    : engine->kernels->strip->outputs;
 }
@@ -287,33 +319,54 @@ static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_wide_prod
             p->y + row * p->y_stride);
 }
 
-/* One task is one panel. */
-static void vector_task(const void *raw, uint32_t task)
+static void vector_panel_fp32(const linear_args *args, const panel *p)
 {
-    const linear_args *args = raw;
     const kvf_linear_call *call = &args->call;
-    panel p = panel_find(args, task, true);
-    const kvf_linear_kernels *kernels = args->engine->kernels;
-    const size_t inputs = p.part->inputs;
+    const size_t inputs = p->part->inputs;
     float product[KVF_WIDE_ROWS_MAX * VECTOR_PANEL_OUTPUTS];
     for (uint32_t row = 0, count; row < call->rows; row += count) {
-        float *y = call->y + (size_t)row * args->y_stride + p.y_offset;
+        float *y = call->y + (size_t)row * args->y_stride + p->y_offset;
         count = rows_at_once(call->rows - row);
-        multiply_rows(kernels,
-                      &(kvf_wide_product){.linear = p.part,
-                                          .weight = p.weight,
-                                          .outputs = p.outputs,
+        multiply_rows(args->engine->kernels,
+                      &(kvf_wide_product){.linear = p->part,
+                                          .weight = p->weight,
+                                          .outputs = p->outputs,
                                           .rows = count,
                                           .x = call->x + row * inputs,
                                           .y = call->accumulate ? product : y,
                                           .y_stride = call->accumulate ? VECTOR_PANEL_OUTPUTS
                                                                        : args->y_stride});
-        for (uint32_t i = 0; i < count; i++, y += args->y_stride) {
-            for (uint32_t o = 0; call->accumulate && o < p.outputs; o++)
+        for (uint32_t i = 0; call->accumulate && i < count; i++, y += args->y_stride)
+            for (uint32_t o = 0; o < p->outputs; o++)
                 y[o] += product[i * VECTOR_PANEL_OUTPUTS + o];
-            add_bias(&p, y);
-        }
     }
+}
+
+static void vector_panel_whole(const linear_args *args, const panel *p)
+{
+    const kvf_linear_call *call = &args->call;
+    args->engine->whole->multiply[p->part->blocks->index](
+        &(kvf_whole_product){.linear = p->part,
+                             .weight = p->weight,
+                             .outputs = p->outputs,
+                             .rows = call->rows,
+                             .x = args->engine->narrow_x,
+                             .y = call->y + p->y_offset,
+                             .y_stride = args->y_stride,
+                             .accumulate = call->accumulate});
+}
+
+/* One task is one panel. */
+static void vector_task(const void *raw, uint32_t task)
+{
+    const linear_args *args = raw;
+    panel p = panel_find(args, task, true);
+    if (is_whole(args->engine, p.part))
+        vector_panel_whole(args, &p);
+    else
+        vector_panel_fp32(args, &p);
+    for (uint32_t row = 0; row < args->call.rows; row++)
+        add_bias(&p, args->call.y + (size_t)row * args->y_stride + p.y_offset);
 }
 
 static void *panel_scratch(const linear_args *args, uint32_t task)
@@ -402,8 +455,17 @@ static void narrow_task(const void *raw, uint32_t row)
     const linear_args *args = raw;
     size_t inputs = args->call.parts[0]->inputs;
     const float *x = args->call.x + row * inputs;
-    uint16_t *to = args->engine->narrow_x + row * inputs;
+    uint16_t *to = (uint16_t *)args->engine->narrow_x + row * inputs;
     args->engine->kernels->round(x, inputs, to);
+}
+
+/* One task is one row. */
+static void whole_task(const void *raw, uint32_t row)
+{
+    const linear_args *args = raw;
+    const size_t inputs = args->call.parts[0]->inputs, blocks = inputs / KVF_WHOLE_COLUMNS;
+    args->engine->whole->narrow(args->call.x + row * inputs, blocks,
+                                (kvf_whole_block *)args->engine->narrow_x + row * blocks);
 }
 
 /* ---- enqueueing ---- */
@@ -429,7 +491,7 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
     KVF_TRY(call_check(engine, call));
     bool vector = call->separate || call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
     linear_args args = {.engine = engine, .call = *call};
-    bool narrow = false;
+    bool narrow = false, whole = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
         uint32_t size = panel_size(engine, part, call->rows, vector);
@@ -437,7 +499,10 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
         args.y_stride += part->outputs;
         args.panel_count += args.panels[i];
         narrow = narrow || narrows(engine, part);
+        whole = whole || is_whole(engine, part);
     }
+    if (vector && whole)
+        KVF_TRY(kvf_stream_launch(stream, whole_task, &args, sizeof args, call->rows));
     if (vector)
         return kvf_stream_launch(stream, vector_task, &args, sizeof args, args.panel_count);
     if (narrow)

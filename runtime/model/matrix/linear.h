@@ -7,9 +7,11 @@
  * fp32 or the blocks of a quantised type, never copied as a whole.
  *
  * A row of x goes through a matrix-vector kernel of the runner, which reads W once at memory speed;
- * a few rows, or the rows of a step, through one that gives each of them the same bits; many rows
- * go through its kernel for strips of outputs in fp32, or panel by panel through oneDNN in bf16
- * where that is faster, which rounds by their number. It knows streams and shapes, not layers.
+ * a few rows, or the rows of a step, through one that gives each of them the same bits. Where W is
+ * blocks and the CPU has products of bytes, both go through one in whole numbers, which rounds x to
+ * 16 bits. Many rows go through a kernel for strips of outputs in fp32, or panel by panel through
+ * oneDNN in bf16 where that is faster, which rounds by their number. It knows streams and shapes,
+ * not layers.
  * Invariant: every bit of a product follows from the shapes alone, never from the number of
  * threads.
  */
@@ -79,6 +81,39 @@ typedef struct kvf_wide_kernel {
     void (*multiply)(const kvf_wide_product *product);
 } kvf_wide_kernel;
 
+#define KVF_WHOLE_COLUMNS 32u
+/* Of 16 bits, so that the upper byte of a number that is rounded up is one too. */
+#define KVF_WHOLE_LARGEST 32512.0f
+
+/** KVF_WHOLE_COLUMNS numbers of x: (256 high + low) x scale, to 2^-16 of the largest. */
+typedef struct kvf_whole_block {
+    int8_t high[KVF_WHOLE_COLUMNS], low[KVF_WHOLE_COLUMNS];
+    float scale;
+    float sum;         /**< of the numbers */
+    int32_t whole_sum; /**< of them without their scale */
+} kvf_whole_block;
+
+/** Neighbouring outputs of a matrix of blocks for any number of rows. */
+typedef struct kvf_whole_product {
+    const kvf_linear *linear; /**< inputs are a multiple of KVF_WHOLE_COLUMNS */
+    const void *weight;       /**< of the first output */
+    uint32_t outputs;
+    uint32_t rows;            /**< of x and y */
+    const kvf_whole_block *x; /**< [rows, inputs / KVF_WHOLE_COLUMNS] */
+    float *y;                 /**< [rows, y_stride], from the first output on */
+    size_t y_stride;
+    bool accumulate;
+} kvf_whole_product;
+
+/** Exact sums in whole numbers over the columns of a block, in fp32 over blocks in order. */
+typedef struct kvf_whole_kernel {
+    void (*narrow)(const float *x, size_t count, kvf_whole_block *to); /**< @p count blocks */
+    void (*multiply[GGUF_TYPES])(const kvf_whole_product *product); /**< NULL: not of this type */
+} kvf_whole_kernel;
+
+/** NULL where the CPU, or @p isa_mask, has none. */
+const kvf_whole_kernel *kvf_whole_kernel_choose(uint32_t isa_mask);
+
 #define KVF_STRIP_COLUMNS     1024u /* inputs at a time; whole blocks of every type */
 #define KVF_STRIP_OUTPUTS_MAX 48u
 #define KVF_STRIP_WIDE_ROWS   8u
@@ -119,7 +154,8 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask);
 
 typedef struct kvf_linear_engine kvf_linear_engine;
 
-/** Whether bf16 weights are multiplied in bf16 (x is rounded) or widened to fp32. */
+/** Whether x may be rounded: to bf16 where weights are bf16 and rows many, to whole numbers of 16
+ * bits where few rows meet blocks. Otherwise all is widened to fp32. */
 typedef enum kvf_linear_bf16 {
     KVF_LINEAR_BF16_AUTO, /**< where it is faster */
     KVF_LINEAR_BF16_OFF,
