@@ -24,8 +24,8 @@ import urllib.request
 
 from kvferry.vllm.metrics import COUNTERS
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, LIMIT, NEW, Engine, answer, beginnings,
-                         environment, poisoned_model, prompts, small_model, three_answers,
-                         windowed_model)
+                         environment, linear_model, poisoned_model, prompts, small_model,
+                         three_answers, windowed_model)
 
 
 @functools.lru_cache(maxsize=None)
@@ -187,6 +187,32 @@ class Windows(Case):
         self.assertTrue(0.1 < told[0].summed("recall") / verified < 0.9999)
 
 
+class Linear(Case):
+    """Layers without keys are left to vLLM, which makes blocks as large as their states."""
+
+    def ask(self, ours, **changes):
+        """Chunks, then requests that come and go, more than have room at once."""
+        many = [prompts()[i % 12] for i in range(40)]
+        return self.ran(Engine([answer(prompts()), ("abort", [many], {"every": 4})], ours,
+                               model=self.model, enable_prefix_caching=False, max_model_len=1024,
+                               max_num_batched_tokens=256, **changes))
+
+    def test_other_layers_are_vllm_s(self):
+        self.model = linear_model()
+        alone = self.ask(None)
+        full = self.ask({"budget": FULL, "host_memory": "512MiB"}, num_gpu_blocks_override=30)
+        self.assertEqual(full.results[0], alone.results[0])
+        self.assertIn("29 blocks of 1248, 36192 tokens fit where other layers take no block", full.log)
+        for number, tokens in enumerate(full.results[1]["tokens"]):
+            if tokens is not None:
+                self.assertEqual([tokens], alone.results[0]["tokens"][number % 12], number)
+        told = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB",
+                          "transfer": transfer}, num_gpu_blocks_override=blocks)
+                for transfer, blocks in (("mapped", None), ("direct", 30))]
+        self.assertEqual(told[0].results[0], told[1].results[0])
+        self.assertGreater(told[0].summed("page_hits"), 1000)
+
+
 class Budget(Case):
     def as_the_command(self, mask=None):
         """The tokens of `kvferry run` with the same settings."""
@@ -279,6 +305,8 @@ class Refusals(Case):
             "that see everything in several groups": {
                 "model": windowed_model(1), "attention_backend": None, "load_format": "dummy",
                 "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
+            "prefix caching of models with linear or Mamba layers": {
+                "model": linear_model(), "load_format": "dummy"},
             "no setting budgets: did you mean budget": {
                 "additional_config": {"kvferry": {"budgets": 5}}},
             "no disk: a block may be any request's next": {

@@ -63,7 +63,7 @@ def engine(**changes):
     """A VllmConfig as far as it is read; `part__field` is a field of a part."""
     parts = {
         "": dict(kv_transfer_config=None, speculative_config=None),
-        "cache": dict(cache_dtype="auto"),
+        "cache": dict(cache_dtype="auto", enable_prefix_caching=True),
         "parallel": dict(decode_context_parallel_size=1, prefill_context_parallel_size=1,
                          use_ubatching=False),
         "model": dict(dtype="torch.bfloat16", is_hybrid=False, rswa_window=None)}
@@ -124,7 +124,8 @@ class Refusals(unittest.TestCase):
 
     def test_engines(self):
         for good in ({}, {"cache__cache_dtype": "bfloat16"},
-                     {"speculative_config": types.SimpleNamespace(method="ngram")}):
+                     {"speculative_config": types.SimpleNamespace(method="ngram")},
+                     {"model__is_hybrid": True, "cache__enable_prefix_caching": False}):
             refusals.check_engine(engine(**good))
         for text, bad in (
                 ("KV connectors", {"kv_transfer_config": "any"}),
@@ -132,7 +133,8 @@ class Refusals(unittest.TestCase):
                 ("context parallelism", {"parallel__decode_context_parallel_size": 2}),
                 ("context parallelism", {"parallel__prefill_context_parallel_size": 2}),
                 ("micro-batches", {"parallel__use_ubatching": True}),
-                ("linear or Mamba", {"model__is_hybrid": True}),
+                ("prefix caching of models with linear or Mamba layers: .*--no-enable-prefix-caching",
+                 {"model__is_hybrid": True}),
                 ("reference sliding windows", {"model__rswa_window": 8}),
                 ("drafts by eagle",
                  {"speculative_config": types.SimpleNamespace(method="eagle")})):

@@ -69,6 +69,22 @@ def windowed_model(windows=3):
     return folder
 
 
+def linear_model():
+    """A random Granite 4: of every four layers three are Mamba."""
+    import torch
+    import transformers
+    torch.manual_seed(7)
+    config = transformers.GraniteMoeHybridConfig(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=8,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=FULL, pad_token_id=0,
+        eos_token_id=None, bos_token_id=1, position_embedding_type="rope", mamba_n_heads=8,
+        mamba_d_head=64, mamba_d_state=16, mamba_n_groups=1, num_local_experts=0,
+        shared_intermediate_size=256, layer_types=(["mamba"] * 3 + ["attention"]) * 2)
+    folder = os.path.join(FOLDER.name, "linear")
+    transformers.GraniteMoeHybridForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def poisoned_model(token):
     """The small model with an embedding that is not a number."""
     from safetensors.torch import load_file, save_file

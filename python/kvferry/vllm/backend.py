@@ -14,12 +14,13 @@ from typing import Any, ClassVar, List, Optional, Set, Tuple
 
 import torch
 from vllm.config import get_current_vllm_config
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
                                        AttentionMetadata, AttentionMetadataBuilder, AttentionType,
                                        MultipleOf)
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheLayout
 from vllm.v1.worker.utils import customize_attention_spec
 
 from .pool import Pool
@@ -101,6 +102,8 @@ class Impl(AttentionImpl[Pass]):
         """All layers are there, and vLLM has not asked yet how much memory there is."""
         if self.pool is None:
             pool = pool_of(self.config)
+            # vLLM does so next: with linear layers it makes blocks as large as their states.
+            current_platform.update_block_size_for_backend(self.config)
             pool.size_blocks(*blocks_of(self.config, set(pool.layers)))
 
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -172,7 +175,8 @@ def blocks_of(config: Any, ours: Set[str]) -> Tuple[int, int, bool]:
     for name, layer in layers.items():
         spec = layer.get_kv_cache_spec(config) if isinstance(layer, AttentionLayerBase) else None
         if spec is not None and not getattr(layer, "kv_sharing_target_layer_name", None):
-            specs[name] = customize_attention_spec(layer.get_attn_backend(), spec)
+            specs[name] = (customize_attention_spec(layer.get_attn_backend(), spec)
+                           if isinstance(spec, AttentionSpec) else spec)
     asked = copy.copy(config) # the layout is not settled yet: any of ours makes the same groups
     asked.cache_config = copy.copy(config.cache_config)
     asked.cache_config.kv_cache_layout = Backend.supported_kv_cache_layouts()[0].name
