@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "common/random.h"
+#include "draw_simd.h"
 #include "sampling_cases.h"
 
 #define VOCAB 6u
@@ -141,6 +142,50 @@ static void masses_are_those_of_exp(void **state)
         if (fabs((double)mass - want) > 1.0 + want * slack)
             fail_msg("%g under %g at %g: %llu, expected %g", (double)logit, (double)highest,
                      config.temperature, (unsigned long long)mass, want);
+        kvf_sampler_destroy(s);
+    }
+}
+
+/* Of every instruction set, at every count: the numbers of draw_mass.h, and nothing behind them. */
+static void passes_over_tokens_are_exact(void **state)
+{
+    enum { COUNT = 150 };
+    static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE | KVF_ISA_AVX2,
+                                    KVF_ISA_ALL};
+    static const float odd[] = {-0.0f, 0.0f, NAN, INFINITY, -INFINITY, -3e38f, 0x1p-149f, 3e38f};
+    float logits[COUNT];
+    uint64_t mass[COUNT + 1], random = 5;
+    uint16_t bin[COUNT + 1];
+    for (uint32_t n = 0; n < SAMPLING_CASES; n++) {
+        const kvf_sampling_config config = sampling_case(n, &random);
+        kvf_sampler *s = sampler_of(&config, 1);
+        const kvf_draw_settings *settings = kvf_sampler_settings(s, 0);
+        sampling_logits(logits, COUNT, n % SAMPLING_KINDS, &random);
+        for (uint32_t i = 0; i < n % 8; i++)
+            logits[kvf_random_below(&random, COUNT)] = odd[kvf_random_below(&random, 8)];
+        const size_t count = n < COUNT ? n : COUNT;
+        size_t best = count;
+        for (size_t i = 0; i < count; i++)
+            if (isfinite(logits[i]) && (best == count || logits[i] > logits[best]))
+                best = i;
+        for (size_t isa = 0; isa < sizeof isas / sizeof *isas; isa++) {
+            const kvf_draw_kernels *k = kvf_draw_kernels_choose(isas[isa]);
+            assert_int_equal(k->largest(logits, count), best);
+            mass[count] = bin[count] = 7;
+            if (best == count || settings->is_greedy) /* no masses are wanted */
+                continue;
+            k->weigh(settings, logits[best], logits, count, mass, bin);
+            assert_true(mass[count] == 7 && bin[count] == 7);
+            for (size_t i = 0; i < count; i++) {
+                const uint64_t distance = isfinite(logits[i])
+                                              ? kvf_draw_distance(settings, logits[best], logits[i])
+                                              : KVF_DRAW_FAR;
+                if (mass[i] != kvf_draw_mass(distance) || bin[i] != distance >> KVF_DRAW_BIN_SHIFT)
+                    fail_msg("%s, case %u: %a under %a weighs %llu, in bin %u", k->name, n,
+                             (double)logits[i], (double)logits[best], (unsigned long long)mass[i],
+                             bin[i]);
+            }
+        }
         kvf_sampler_destroy(s);
     }
 }
@@ -326,6 +371,7 @@ int main(void)
         cmocka_unit_test(top_p_keeps_the_smallest_set),
         cmocka_unit_test(a_seed_repeats),
         cmocka_unit_test(masses_are_those_of_exp),
+        cmocka_unit_test(passes_over_tokens_are_exact),
         cmocka_unit_test(every_draw_is_that_of_plain_filters),
         cmocka_unit_test(rows_know_nothing_of_each_other),
         cmocka_unit_test(a_loss_is_the_negative_log_of_the_share),

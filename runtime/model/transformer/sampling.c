@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sampling without a sort: one pass finds the largest logit, a second one the candidates. What is
- * wanted of them (top-k, top-p, a draw) is found by the sums of bins of equal likelihood; only the
- * tokens of one bin are put in order.
+ * Sampling without a sort: one pass finds the largest logit, a second one the mass and the bin of
+ * every token. What is wanted of them (top-k, top-p, a draw) is found by the sums of bins of equal
+ * likelihood; only the tokens of one bin are put in order.
  *
  * It knows nothing of tokens. draw_ops.cu does the same on a GPU. Invariant: all sums are of
  * integers, so they are the same in any order.
  */
 
 #include "sampling.h"
+#include "common/cpu_isa.h"
+#include "draw_simd.h"
 
 #include <float.h>
 #include <math.h>
@@ -18,11 +20,10 @@
 
 #define LOG2_E 1.4426950408889634
 
-/* A token in reach of the largest logit. */
+/* A token of the bin that is put in order. */
 typedef struct candidate {
     uint64_t key; /* kvf_draw_key */
-    uint64_t distance;
-    uint64_t mass;
+    uint64_t weight;
 } candidate;
 
 typedef struct sampler_row {
@@ -37,8 +38,29 @@ struct kvf_sampler {
     uint64_t *seen;        /* [rows, words] */
     float *logits;         /* [vocab_size] after the penalty */
     candidate *candidates; /* [vocab_size] */
-    size_t held;           /* of them, those that the last draw was from, with their masses */
+    uint64_t *mass;        /* [vocab_size] what the last draw was from */
+    uint64_t total;        /* sum of mass */
+    uint16_t *bin;         /* [vocab_size] KVF_DRAW_NO_BIN = not wanted */
+    const kvf_draw_kernels *kernels;
 };
+
+extern const kvf_draw_kernels kvf_draw_kernels_plain, kvf_draw_kernels_avx2,
+    kvf_draw_kernels_avx512;
+
+const kvf_draw_kernels *kvf_draw_kernels_choose(uint32_t isa_mask)
+{
+    const uint32_t usable = kvf_cpu_has() & KVF_ISA_LIMIT & isa_mask;
+    (void)usable;
+#ifdef KVF_HAVE_AVX512
+    if (usable & KVF_ISA_AVX512)
+        return &kvf_draw_kernels_avx512;
+#endif
+#ifdef KVF_HAVE_AVX2
+    if (usable & KVF_ISA_AVX2)
+        return &kvf_draw_kernels_avx2;
+#endif
+    return &kvf_draw_kernels_plain;
+}
 
 void kvf_sampling_config_init(kvf_sampling_config *config)
 {
@@ -77,7 +99,11 @@ kvf_status kvf_sampler_create(uint32_t vocab_size, uint32_t rows, kvf_sampler **
     sampler->seen = calloc(rows * sampler->words, sizeof *sampler->seen);
     sampler->logits = calloc(vocab_size, sizeof *sampler->logits);
     sampler->candidates = calloc(vocab_size, sizeof *sampler->candidates);
-    if (!sampler->rows || !sampler->seen || !sampler->logits || !sampler->candidates) {
+    sampler->mass = calloc(vocab_size, sizeof *sampler->mass);
+    sampler->bin = calloc(vocab_size, sizeof *sampler->bin);
+    sampler->kernels = kvf_draw_kernels_choose(KVF_ISA_ALL);
+    if (!sampler->rows || !sampler->seen || !sampler->logits || !sampler->candidates ||
+        !sampler->mass || !sampler->bin) {
         kvf_sampler_destroy(sampler);
         return model_out_of_memory(error, vocab_size * sizeof *sampler->candidates, "a sampler");
     }
@@ -95,6 +121,8 @@ void kvf_sampler_destroy(kvf_sampler *sampler)
 {
     if (!sampler)
         return;
+    free(sampler->bin);
+    free(sampler->mass);
     free(sampler->candidates);
     free(sampler->logits);
     free(sampler->seen);
@@ -173,29 +201,6 @@ static const float *penalize(kvf_sampler *sampler, const sampler_row *row, const
     return sampler->logits;
 }
 
-static uint32_t largest(const float *logits, uint32_t count)
-{
-    uint32_t best = KVF_SAMPLER_NONE;
-    for (uint32_t i = 0; i < count; i++)
-        if (isfinite(logits[i]) && (best == KVF_SAMPLER_NONE || logits[i] > logits[best]))
-            best = i;
-    return best;
-}
-
-static size_t find_candidates(kvf_sampler *sampler, const kvf_draw_settings *settings,
-                              const float *logits, float highest)
-{
-    size_t count = 0;
-    for (uint32_t i = 0; i < sampler->vocab_size; i++) {
-        const uint64_t distance =
-            isfinite(logits[i]) ? kvf_draw_distance(settings, highest, logits[i]) : KVF_DRAW_FAR;
-        if (distance < KVF_DRAW_FAR)
-            sampler->candidates[count++] =
-                (candidate){.key = kvf_draw_key(logits[i], i), .distance = distance};
-    }
-    return count;
-}
-
 static void swap(candidate *a, candidate *b)
 {
     const candidate c = *a;
@@ -215,80 +220,86 @@ static void sift_down(candidate *heap, size_t count, size_t at)
     }
 }
 
-static uint64_t weight_of(const candidate *c, kvf_draw_goal goal)
-{
-    return goal == KVF_DRAW_COUNT ? 1 : c->mass;
-}
-
 /* Likeliest first, the first candidate with which weights are @p wanted. @return its key */
-static uint64_t pop_until(candidate *heap, size_t count, kvf_draw_goal goal, uint64_t wanted)
+static uint64_t pop_until(candidate *heap, size_t count, uint64_t wanted)
 {
     for (size_t i = count / 2; i-- > 0;)
         sift_down(heap, count, i);
-    while (count > 1 && weight_of(&heap[0], goal) < wanted) {
-        wanted -= weight_of(&heap[0], goal);
+    while (count > 1 && heap[0].weight < wanted) {
+        wanted -= heap[0].weight;
         swap(&heap[0], &heap[--count]);
         sift_down(heap, count, 0);
     }
     return heap[0].key;
 }
 
-/* @return the key of the last candidate that is wanted. Candidates change places. */
-static uint64_t reach(sampler_row *row, candidate *c, size_t count, kvf_draw_goal goal)
+/* Of the tokens that are wanted, by bin, how many there are or what they weigh. Two neighbours are
+ * often in one bin, so they have sums of their own. @return of all */
+static uint64_t sum_bins(const kvf_sampler *sampler, kvf_draw_goal goal, uint64_t *bins)
 {
-    uint64_t bins[KVF_DRAW_BINS] = {0}, total = 0;
-    for (size_t i = 0; i < count; i++) {
-        bins[c[i].distance >> KVF_DRAW_BIN_SHIFT] += weight_of(&c[i], goal);
-        total += weight_of(&c[i], goal);
-    }
-    kvf_draw_settings *settings = &row->settings;
+    uint64_t sums[2][KVF_DRAW_BINS + 1] = {{0}}, total = 0;
+    for (uint32_t i = 0; i < sampler->vocab_size; i++)
+        sums[i % 2][sampler->bin[i]] += goal == KVF_DRAW_COUNT ? 1 : sampler->mass[i];
+    for (size_t b = 0; b < KVF_DRAW_BINS; b++)
+        total += bins[b] = sums[0][b] + sums[1][b];
+    return total;
+}
+
+/* @return the key of the last token that is wanted; UINT64_MAX if all are */
+static uint64_t reach(kvf_sampler *sampler, kvf_draw_settings *settings, const float *logits,
+                      kvf_draw_goal goal)
+{
+    uint64_t bins[KVF_DRAW_BINS];
+    const uint64_t total = sum_bins(sampler, goal, bins);
+    if (goal == KVF_DRAW_COUNT && settings->top_k >= total)
+        return UINT64_MAX;
+    if (goal == KVF_DRAW_TOKEN)
+        sampler->total = total;
     const uint64_t random = goal == KVF_DRAW_TOKEN ? kvf_random_next(&settings->state) : 0;
     uint64_t wanted = kvf_draw_wanted(settings, goal, total, random);
     size_t bin = 0, held = 0;
     while (bins[bin] < wanted)
         wanted -= bins[bin++];
-    for (size_t i = 0; i < count; i++)
-        if (c[i].distance >> KVF_DRAW_BIN_SHIFT == bin)
-            swap(&c[held++], &c[i]);
-    return pop_until(c, held, goal, wanted);
+    for (uint32_t i = 0; i < sampler->vocab_size; i++)
+        if (sampler->bin[i] == bin)
+            sampler->candidates[held++] =
+                (candidate){.key = kvf_draw_key(logits[i], i),
+                            .weight = goal == KVF_DRAW_COUNT ? 1 : sampler->mass[i]};
+    return pop_until(sampler->candidates, held, wanted);
 }
 
-/* Those up to a key, with their masses from @p mass_min on. @return how many */
-static size_t keep(candidate *c, size_t count, uint64_t last, uint64_t mass_min)
+/* Only tokens up to a key are wanted, with masses from @p mass_min on. */
+static void keep(kvf_sampler *sampler, const float *logits, uint64_t last, uint64_t mass_min)
 {
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (c[i].mass == 0)
-            c[i].mass = kvf_draw_mass(c[i].distance);
-        if (c[i].key <= last && c[i].mass >= mass_min)
-            c[kept++] = c[i];
-    }
-    return kept;
+    if (last == UINT64_MAX && mass_min <= 1)
+        return;
+    for (uint32_t i = 0; i < sampler->vocab_size; i++)
+        if (kvf_draw_key(logits[i], i) > last || sampler->mass[i] < mass_min) {
+            sampler->mass[i] = 0;
+            sampler->bin[i] = KVF_DRAW_NO_BIN;
+        }
 }
 
-static uint32_t draw(kvf_sampler *sampler, sampler_row *row, const float *logits, uint32_t best)
+static uint32_t draw(kvf_sampler *sampler, sampler_row *row, const float *logits, float highest)
 {
-    const kvf_draw_settings *s = &row->settings;
-    candidate *c = sampler->candidates;
-    size_t count = find_candidates(sampler, s, logits, logits[best]);
-    uint64_t last = UINT64_MAX;
-    if (s->top_k > 0 && s->top_k < count)
-        last = reach(row, c, count, KVF_DRAW_COUNT);
-    if (s->share > 0) {
-        count = keep(c, count, last, 1);
-        last = reach(row, c, count, KVF_DRAW_SHARE);
-    }
-    sampler->held = keep(c, count, last, s->mass_min);
-    return (uint32_t)reach(row, c, sampler->held, KVF_DRAW_TOKEN);
+    kvf_draw_settings *s = &row->settings;
+    sampler->kernels->weigh(s, highest, logits, sampler->vocab_size, sampler->mass, sampler->bin);
+    if (s->top_k > 0)
+        keep(sampler, logits, reach(sampler, s, logits, KVF_DRAW_COUNT), 1);
+    if (s->share > 0)
+        keep(sampler, logits, reach(sampler, s, logits, KVF_DRAW_SHARE), 1);
+    keep(sampler, logits, UINT64_MAX, s->mass_min);
+    return (uint32_t)reach(sampler, s, logits, KVF_DRAW_TOKEN);
 }
 
 uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t index, const float *logits)
 {
     sampler_row *row = &sampler->rows[index];
     logits = penalize(sampler, row, logits);
-    uint32_t id = largest(logits, sampler->vocab_size);
+    const size_t best = sampler->kernels->largest(logits, sampler->vocab_size);
+    uint32_t id = best < sampler->vocab_size ? (uint32_t)best : KVF_SAMPLER_NONE;
     if (id != KVF_SAMPLER_NONE && !row->settings.is_greedy)
-        id = draw(sampler, row, logits, id);
+        id = draw(sampler, row, logits, logits[best]);
     if (id != KVF_SAMPLER_NONE)
         kvf_sampler_see(sampler, index, &id, 1);
     return id;
@@ -296,14 +307,9 @@ uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t index, const float *log
 
 double kvf_sampler_logprob(const kvf_sampler *sampler, uint32_t row, uint32_t id)
 {
-    uint64_t own = 0, total = 0;
     if (sampler->rows[row].settings.is_greedy)
         return 0.0;
-    for (size_t i = 0; i < sampler->held; i++) {
-        total += sampler->candidates[i].mass;
-        own += (uint32_t)sampler->candidates[i].key == id ? sampler->candidates[i].mass : 0;
-    }
-    return log((double)own / (double)total);
+    return log((double)sampler->mass[id] / (double)sampler->total);
 }
 
 double kvf_logits_loss(const float *logits, uint32_t vocab_size, uint32_t id)
