@@ -163,9 +163,13 @@ typedef struct kvf_paging {
 
 /* One row during one call. Invariants: sealed_before <= sealed; sealed * block_size <= length. */
 typedef struct kvf_row {
-    void **blocks;         /* [blocks_max] */
-    char *ring;            /* [ring_blocks] blocks; block b of the row is in b % ring_blocks */
-    char *digests;         /* [kv_heads, blocks_max, digest_bytes] */
+    void **blocks; /* [blocks_max] */
+    char *ring;    /* [ring_blocks] blocks; block b of the row is in b % ring_blocks */
+    char *digests; /* [kv_heads, blocks_max, digest_bytes] boxes of the row */
+    char *codes;   /* [kv_heads] of code_stride bytes -> [blocks of the pool, digest_bytes],
+                      of all rows; NULL = digests are boxes */
+    size_t code_stride;
+    uint32_t *block_of;    /* [blocks_max] with codes: which of the pool a sealed block is */
     int8_t *means;         /* [kv_heads, stretches_max, head_dim]; see score_args.h */
     uint16_t *mean_scales; /* [kv_heads, stretches_max] */
     uint64_t *bits;        /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
@@ -174,15 +178,16 @@ typedef struct kvf_row {
     uint32_t *store_count; /* [kv_heads] */
     char *queries;         /* [query_window, kv_heads * group, head_dim] */
     int32_t *slot_of_page; /* [lists, pages_max] */
-    char *slots;        /* [lists, slots, page bytes]; NULL = pages are attended where they live */
-    uint32_t *share;    /* [2] static tokens and chosen pages, data dependent; NULL = as below */
-    uint64_t *fault;    /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
-    void *const *pool;  /* [sealed - sealed_before] where the blocks go that this call seals */
-    uint32_t fault_key; /* generation << 12 | layer; a lower one is newer */
-    uint32_t static_tokens; /* unless share says otherwise */
-    uint32_t chosen_pages;  /* likewise */
-    uint32_t length;        /* tokens, those of this call included */
-    uint32_t sealed;        /* blocks, those of this call included */
+    char *slots;       /* [lists, slots, page bytes]; NULL = pages are attended where they live */
+    uint32_t *share;   /* [2] static tokens and chosen pages, data dependent; NULL = as below */
+    uint64_t *fault;   /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
+    void *const *pool; /* [sealed - sealed_before] where the blocks go that this call seals */
+    const uint32_t *new_block_of; /* likewise, for block_of; NULL = it has them */
+    uint32_t fault_key;           /* generation << 12 | layer; a lower one is newer */
+    uint32_t static_tokens;       /* unless share says otherwise */
+    uint32_t chosen_pages;        /* likewise */
+    uint32_t length;              /* tokens, those of this call included */
+    uint32_t sealed;              /* blocks, those of this call included */
     uint32_t sealed_before;
     uint32_t job_first;  /* of the row's digest jobs, in blocks */
     uint32_t query_slot; /* where the newest query goes */
@@ -339,7 +344,21 @@ KVF_INLINE uint64_t kvf_row_skip(const kvf_paging *p, const kvf_row *row, uint32
     return kvf_page_skip(p, kvf_row_bits(p, row, head)[page / p->block_pages], page);
 }
 
-/* Digest of job `job` of a row's runs, counted from its first run: a page, or a run. */
+/* Codes of a run belong to its block of the pool, so rows that share a block share them. They are
+ * written once, when the block is sealed. */
+KVF_INLINE char *kvf_row_codes(const kvf_paging *p, const kvf_row *row, uint32_t pool_block,
+                               uint32_t head)
+{
+    return row->codes + head * row->code_stride + (size_t)pool_block * p->digest_bytes;
+}
+
+/* Which block of the pool a block is that this call seals. */
+KVF_INLINE uint32_t kvf_row_sealing(const kvf_row *row, uint32_t block)
+{
+    return row->new_block_of ? row->new_block_of[block - row->sealed_before] : row->block_of[block];
+}
+
+/* Box of job `job` of a row's runs, counted from its first run: of a page. */
 KVF_INLINE char *kvf_row_digest(const kvf_paging *p, const kvf_row *row, uint32_t job,
                                 uint32_t head)
 {

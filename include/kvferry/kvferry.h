@@ -414,9 +414,11 @@ typedef struct kvf_cache_config {
     kvf_pages pages;
 
     /* limits: memory is reserved for them at open */
-    uint32_t sequences_max;   /**< default 1 */
-    uint32_t tokens_max;      /**< per sequence, no default */
-    uint64_t host_tokens_max; /**< over all sequences, shared pages once; 0 = sequences x tokens */
+    uint32_t sequences_max; /**< default 1 */
+    uint32_t tokens_max;    /**< per sequence, no default */
+    /** Over all sequences, shared pages once, and with digest = codes on the device, too: of forks
+     * the prompt and what each adds, with its window and 64 tokens; 0 = sequences x tokens. */
+    uint64_t host_tokens_max;
     uint32_t prefill_chunk_max;   /**< tokens of one prefill call; default 512 */
     uint32_t tokens_per_step_max; /**< new tokens of a sequence in one decode call, 1 to 16;
                                        default 1. Room for what a step chooses and attends grows
@@ -508,7 +510,8 @@ typedef struct kvf_cache_plan {
     uint64_t host_kv_bytes;      /**< the page pool */
     uint64_t host_staging_bytes; /**< the staging ring */
     uint64_t device_kv_bytes;    /**< slots, static sets, local windows */
-    uint64_t device_digest_bytes;
+    uint64_t
+        device_digest_bytes; /**< codes, of host_tokens_max tokens; boxes and means of all rows */
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */
     uint32_t dynamic_pages;      /**< per KV head and step, while the window is shortest */
@@ -547,8 +550,9 @@ KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out);
 
 /**
- * Make a second sequence that continues from the same tokens. Sealed pages are shared. The local
- * window, the static set, the slots and the tables are copied on @p stream.
+ * Make a second sequence that continues from the same tokens. Sealed pages and their codes
+ * are shared. The local window, the static set, the slots, the tables and boxes are copied on
+ * @p stream.
  * @return KVF_OK; KVF_FULL when sequences_max are alive
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,

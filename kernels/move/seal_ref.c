@@ -33,7 +33,8 @@ static void put_jobs(const kvf_seal_args *a, const kvf_row *row, uint32_t block,
     for (uint32_t j = 0; j < p->block_jobs; j++)
         a->jobs[(first + j) * p->kv_heads + head] = (kvf_digest_job){
             .page = kvf_row_run(p, row, block, head) + j * tokens * kvf_token_bytes(&p->shape),
-            .digest = kvf_row_digest(p, row, block * p->block_jobs + j, head),
+            .digest = row->codes ? kvf_row_codes(p, row, kvf_row_sealing(row, block), head)
+                                 : kvf_row_digest(p, row, block * p->block_jobs + j, head),
             .skip = skip >> j * tokens & kvf_live_bits(tokens, 0),
             .count = tokens};
 }
@@ -49,6 +50,8 @@ void kvf_seal_ref(const void *args, uint32_t task)
     for (uint32_t block = row->sealed_before; block < row->sealed; block++) {
         const uint64_t sink = kvf_sink_bits(p, block);
         kvf_row_bits(p, row, head)[block] = sink;
+        if (head == 0 && row->new_block_of)
+            row->block_of[block] = kvf_row_sealing(row, block);
         if (sink)
             move_sink(p, row, block, head);
         put_jobs(a, row, block, head, sink);

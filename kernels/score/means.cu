@@ -21,15 +21,10 @@ static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
     const uint32_t i = kvf_stretches(p->block_size, row->sealed_before) + rest % a.stretches;
     if (i >= kvf_stretches(p->block_size, row->sealed))
         return;
-    const char *codes =
-        kvf_row_digest(p, row, 0, head) + (size_t)i * KVF_MEAN_GROUPS * kvf_code_bytes(head_dim);
     float x = 0.0f;
-    for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++, codes += kvf_code_bytes(head_dim)) {
-        kvf_code_group group;
-        group.words = codes;
-        group.scales = codes + kvf_code_scales(head_dim);
-        x = kvf_mean_add(x, group, head_dim);
-    }
+    for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++)
+        x = kvf_mean_add(x, kvf_row_group(p, row, head, i * KVF_MEAN_TOKENS + g * KVF_CODE_TOKENS),
+                         head_dim);
     const uint16_t scale = kvf_mean_end(kvf_row_mean(p, row, head, i) + threadIdx.x, x,
                                         (float *)kvf_shared(), head_dim);
     if (threadIdx.x == 0)

@@ -21,9 +21,8 @@ void kvf_means_ref(const void *args, uint32_t task)
     float x[KVF_HEAD_DIM_MAX] = {0.0f};
     if (i >= kvf_stretches(p->block_size, row->sealed))
         return;
-    const char *codes =
-        kvf_row_digest(p, row, 0, head) + (size_t)i * KVF_MEAN_GROUPS * kvf_code_bytes(head_dim);
-    for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++, codes += kvf_code_bytes(head_dim))
-        kvf_mean_add(x, (kvf_code_group){codes, codes + kvf_code_scales(head_dim)}, head_dim);
+    for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++)
+        kvf_mean_add(x, kvf_row_group(p, row, head, i * KVF_MEAN_TOKENS + g * KVF_CODE_TOKENS),
+                     head_dim);
     *kvf_row_mean_scale(p, row, head, i) = kvf_mean_end(kvf_row_mean(p, row, head, i), x, head_dim);
 }

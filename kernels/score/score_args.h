@@ -113,6 +113,32 @@ KVF_INLINE uint16_t *kvf_cell_scales(const kvf_cell_codes *c, uint32_t block_siz
     return c->scales + ((size_t)cell * c->kv_heads + head) * block_size;
 }
 
+/* Words and scales of a code group. */
+typedef struct kvf_code_group {
+    const char *words;
+    const char *scales;
+} kvf_code_group;
+
+/* That of token `token` of a row whose block b has the codes of block block_of[b] at `codes`; a
+ * block has 32 or 64 tokens. */
+KVF_INLINE kvf_code_group kvf_block_group(const char *codes, const uint32_t *block_of,
+                                          uint32_t head_dim, uint32_t block_size, uint32_t token)
+{
+    const uint32_t words = head_dim * 8, bytes = words + 64, is_two = block_size == 64;
+    const uint32_t i = token / 32;
+    kvf_code_group group;
+    group.words = codes + (((size_t)block_of[i >> is_two] << is_two) + (i & is_two)) * bytes;
+    group.scales = group.words + words;
+    return group;
+}
+
+KVF_INLINE kvf_code_group kvf_row_group(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                        uint32_t token)
+{
+    return kvf_block_group(kvf_row_codes(p, row, 0, head), row->block_of, p->shape.head_dim,
+                           p->block_size, token);
+}
+
 /* ---- rotate: queries in int8, rotated as keys are ----
  * As codes.h says. A task is KVF_ROTATE_ROWS consecutive rows. Same bits from every implementation.
  */
@@ -161,14 +187,16 @@ typedef struct kvf_weigh_args {
     uint32_t page_size;  /* 1, 2, 4 .. 64 tokens */
     uint32_t block_size; /* 32 or 64 tokens, >= page_size */
     uint32_t lists;
-    uint32_t group;           /* query heads per list, 1 .. 16 */
-    uint32_t pages_max;       /* row stride of mass, >= every pages[l] */
-    uint32_t tiles_max;       /* row stride of top and sum, >= the tiles of pages_max */
-    const int8_t *q;          /* [lists, group, head_dim], -127 .. 127 */
-    const float *q_scale;     /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
-    const void *const *codes; /* [lists] -> code groups, whole, 64-byte aligned; or */
-    const uint32_t *cell;     /* [rows, cell_stride]: block b of list l has the codes of */
-    uint32_t cell_stride;     /* cell[l / kv_heads][b], head l % kv_heads; NULL = as above */
+    uint32_t group;                  /* query heads per list, 1 .. 16 */
+    uint32_t pages_max;              /* row stride of mass, >= every pages[l] */
+    uint32_t tiles_max;              /* row stride of top and sum, >= the tiles of pages_max */
+    const int8_t *q;                 /* [lists, group, head_dim], -127 .. 127 */
+    const float *q_scale;            /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
+    const void *const *codes;        /* [lists] -> code groups of blocks, whole, 64-byte aligned: */
+    const uint32_t *const *block_of; /* [lists] -> [blocks] those of block b lie block_of[l][b]
+                                        blocks behind codes[l]; or */
+    const uint32_t *cell;            /* [rows, cell_stride]: block b of list l has the codes of */
+    uint32_t cell_stride;            /* cell[l / kv_heads][b], head l % kv_heads; NULL = as above */
     kvf_cell_codes cells;
     uint32_t row_lists;          /* with an order */
     const uint32_t *order;       /* [lists / row_lists]; NULL = no codes in common */
@@ -181,21 +209,12 @@ typedef struct kvf_weigh_args {
 } kvf_weigh_args;
 KVF_TASKS(weigh, kvf_weigh_args, kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES) * a->lists)
 
-/* Words and scales of the code group that token `token` of a list is in. */
-typedef struct kvf_code_group {
-    const char *words;
-    const char *scales;
-} kvf_code_group;
-
 KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list, uint32_t token)
 {
-    const uint32_t words = a->head_dim * 8, bytes = words + 64;
     kvf_code_group group;
-    if (!a->cell) {
-        group.words = (const char *)a->codes[list] + (size_t)(token / 32) * bytes;
-        group.scales = group.words + words;
-        return group;
-    }
+    if (!a->cell)
+        return kvf_block_group((const char *)a->codes[list], a->block_of[list], a->head_dim,
+                               a->block_size, token);
     const uint32_t row = list / a->cells.kv_heads, head = list % a->cells.kv_heads;
     const uint32_t t = token % a->block_size / 32 * 32;
     const uint32_t cell = a->cell[(size_t)row * a->cell_stride + token / a->block_size];

@@ -180,13 +180,14 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q
 /*
  * Codes are fetched ahead at an even pace, in the loop over codes and in the one over exponentials:
  * requests that come faster than memory answers hold up what is behind them, and a memory that is
- * not asked has nothing to answer. For every FETCHED bytes of codes that the first loop reads it
- * asks for three quarters, and the second one for the rest: for 1024 tokens of head_dim / 4 bytes
- * and 2 of scale, 64 * head_dim + 2048 bytes, over GROUPS turns of each query. Where groups lie
- * apart, the first loop asks for a group of the next tile with each of this one.
+ * not asked has nothing to answer. Groups may lie anywhere, and those of neighbouring blocks of the
+ * pool are neighbours, so they are asked for one after the other. For every four that the first
+ * loop reads it asks for three, FETCHED bytes at a time, and the second one for the rest, in as
+ * many turns as a group has for each query.
  */
 #define AHEAD   4608u /* bytes between what is read and what is asked for, at least */
 #define FETCHED (4 * WIDE * VF_LANES)
+#define REST    (GROUPS / 4) /* groups that the second loop asks for */
 
 KVF_ALWAYS_INLINE const char *fetch(const char *at, uint32_t bytes)
 {
@@ -195,10 +196,26 @@ KVF_ALWAYS_INLINE const char *fetch(const char *at, uint32_t bytes)
     return at + bytes;
 }
 
-/* Of the second loop, in one turn. */
-KVF_ALWAYS_INLINE uint32_t bytes_of_turn(uint32_t head_dim, uint32_t heads)
+/* Of the second loop: a group for every `all` turns. */
+typedef struct turns {
+    const kvf_code_group *next; /* NULL = nothing is fetched */
+    const char *at;
+    uint32_t left, all;
+    uint32_t bytes; /* in one */
+} turns;
+
+KVF_ALWAYS_INLINE void fetch_turn(turns *t)
 {
-    return (2 * head_dim + 64) / heads;
+    if (!t->next)
+        return;
+    if (t->left == 0) {
+        t->left = t->all;
+        t->at = t->next->words;
+        __builtin_prefetch(t->next++->scales, 0, 3);
+    }
+    t->left--;
+    if (t->at)
+        t->at = fetch(t->at, t->bytes);
 }
 
 /* ---- a tile ---- */
@@ -213,18 +230,16 @@ typedef struct tile {
     uint32_t is_thin;
 } tile;
 
-/* Code groups of a tile that lie apart. */
-typedef struct apart {
-    kvf_code_group at[GROUPS];
-    uint32_t count;
-} apart;
+/* Code groups of a tile, then of the next one; no words where there are none. */
+typedef struct code_groups {
+    kvf_code_group at[2 * GROUPS];
+} code_groups;
 
 /* Heads that are weighed together, of one row or several. */
 typedef struct columns {
-    const apart *next;     /* of the tile to come, to be fetched ahead where codes lie apart */
-    const char *codes;     /* of all their tiles, which have equally many tokens */
-    const tile *of[HEADS]; /* skipped tokens */
-    uint32_t row[HEADS];   /* of q, top, sum and mass */
+    const kvf_code_group *at; /* of all their tiles, which have equally many tokens */
+    const tile *of[HEADS];    /* skipped tokens */
+    uint32_t row[HEADS];      /* of q, top, sum and mass */
     uint32_t count;
     uint32_t is_again; /* 1: nothing is fetched ahead, because others did for this tile */
 } columns;
@@ -307,7 +322,7 @@ KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
     for (uint32_t w = 0; w < words; w++, from += KVF_CODE_LANES) {
         vu level[WIDE][4];
         if (*ahead)
-            *ahead = fetch(*ahead, FETCHED / 4 * 3);
+            *ahead = fetch(*ahead, FETCHED);
         for (uint32_t v = 0; v < WIDE; v++)
             unpack(vu_load(from + v * next), level[v]);
         for (uint32_t h = 0; h < heads; h++)
@@ -322,13 +337,10 @@ KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
     }
 }
 
-/* Of the tile to come, a group for each of this one. */
-KVF_ALWAYS_INLINE void fetch_group(const columns *c, uint32_t i, uint32_t head_dim)
+/* Groups between the one that is read and those that are asked for: 24 at most. */
+KVF_ALWAYS_INLINE uint32_t groups_ahead(uint32_t head_dim)
 {
-    if (!c->next || c->is_again || i >= c->next->count)
-        return;
-    (void)fetch(c->next->at[i].words, (uint32_t)kvf_code_scales(head_dim));
-    __builtin_prefetch(c->next->at[i].scales, 0, 3);
+    return kvf_div_ceil_u32(AHEAD, (uint32_t)kvf_code_bytes(head_dim));
 }
 
 /* Logits of the tile for `heads` queries, and the largest of each. */
@@ -337,12 +349,9 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits
 {
     const kvf_weigh_args *a = c->of[0]->a;
     const uint32_t head_dim = a->head_dim, tokens = c->of[0]->tokens;
-    const size_t bytes = kvf_code_bytes(head_dim);
+    const kvf_code_group *soon = c->at + groups_ahead(head_dim) + REST;
     /* The second vector: the other half of the group, or the next lanes of this one. */
     const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
-    const char *ahead = c->is_again || c->next
-                            ? NULL
-                            : c->codes + AHEAD + GROUPS * heads * bytes_of_turn(head_dim, heads);
     const vu zero = vu_set(KVF_CODE_BIAS * 0x01010101u), zeros[4] = {zero, zero, zero, zero};
     queries q;
     float q_scale[HEADS];
@@ -359,15 +368,19 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits
         }
     }
     for (uint32_t first = 0; first < tokens; first += KVF_CODE_TOKENS) {
-        const char *group = c->codes + first / KVF_CODE_TOKENS * bytes;
-        const uint16_t *scales = (const uint16_t *)(const void *)(group + bytes) - KVF_CODE_TOKENS;
+        const kvf_code_group *group = &c->at[first / KVF_CODE_TOKENS];
+        const uint16_t *scales = (const uint16_t *)(const void *)group->scales;
+        const char *ahead = NULL;
         uint32_t skip[HEADS];
-        fetch_group(c, first / KVF_CODE_TOKENS, head_dim);
+        if (!c->is_again && first / KVF_CODE_TOKENS % 4 != 3) {
+            ahead = soon->words;
+            __builtin_prefetch(soon++->scales, 0, 3);
+        }
         for (uint32_t h = 0; h < heads; h++)
             skip[h] = c->of[h]->skip[first / KVF_CODE_TOKENS];
         for (uint32_t k = 0; k < KVF_CODE_TOKENS; k += WIDE * VF_LANES) {
             const uint32_t *from =
-                (const uint32_t *)(const void *)group + kvf_code_word(head_dim, k, 0);
+                (const uint32_t *)(const void *)group->words + kvf_code_word(head_dim, k, 0);
             vf s[HEADS][WIDE];
             weigh_vectors(from, head_dim / KVF_CODE_LANES, scales + k, next, &q, q_scale, bias,
                           heads, s, &ahead);
@@ -392,12 +405,6 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits
 #define PARTS  (KVF_CODE_TOKENS / VF_LANES) /* vectors of a group's tokens */
 #define STAGES (PARTS >= 4 ? 2u : 1u)       /* of sums that are formed in registers */
 
-/* Where the second loop fetches, and how much per group; NULL = nowhere. */
-typedef struct turns {
-    const char *at;
-    uint32_t bytes;
-} turns;
-
 /* exp(s - top) of whole groups, in place, or sums of 2^stages neighbours; returns the sum of all.
  * Skipped tokens are 0. */
 KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint32_t stages,
@@ -407,8 +414,7 @@ KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint3
     vf sum = vf_zero(), part[PARTS];
     float all = 0.0f;
     for (uint32_t i = 0; i < tokens; i += KVF_CODE_TOKENS) {
-        if (ahead->at)
-            ahead->at = fetch(ahead->at, ahead->bytes);
+        fetch_turn(ahead);
         for (uint32_t k = 0; k < PARTS; k++) {
             part[k] = vf_exp_coarse(vf_sub(vf_load(s + i + k * VF_LANES), base));
             sum = vf_add(sum, part[k]);
@@ -481,9 +487,10 @@ static void weigh_columns(columns *c, uint32_t tile_index, uint32_t tile_pages)
     const kvf_weigh_args *a = c->of[0]->a;
     const uint32_t heads = c->count, pages = c->of[0]->tokens / a->page_size;
     const uint32_t whole = (uint32_t)kvf_round_up(c->of[0]->tokens, KVF_CODE_TOKENS);
-    turns ahead = {c->is_again || c->next ? NULL
-                                          : c->codes + AHEAD + GROUPS * kvf_code_bytes(a->head_dim),
-                   bytes_of_turn(a->head_dim, heads)};
+    turns ahead = {
+        .next = c->is_again ? NULL : c->at + groups_ahead(a->head_dim) + GROUPS,
+        .all = GROUPS / REST * heads,
+        .bytes = kvf_div_ceil_u32((uint32_t)kvf_code_scales(a->head_dim), GROUPS / REST * heads)};
     logits s;
     float top[HEADS];
     switch (heads) {
@@ -530,36 +537,25 @@ static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t tile_
     }
 }
 
-/* Codes of a tile whose groups lie apart: once from memory, and then as if they never had. */
-typedef struct gathered {
-    _Alignas(64) char at[GROUPS * KVF_CODE_TOKENS * (KVF_HEAD_DIM_MAX / 4 + 2)];
-} gathered;
-
-static const char *gather(const tile *t, gathered *to, uint32_t list, uint32_t first)
+/* Of a thin tile. They are few: all are asked for before the first is waited for. */
+static void find_units(const tile *t, kvf_code_group *to, uint32_t list, uint32_t first)
 {
-    const uint32_t head_dim = t->a->head_dim, per = unit_groups(t);
-    const uint32_t groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
-    const size_t words = kvf_code_scales(head_dim), bytes = kvf_code_bytes(head_dim);
-    kvf_code_group from[GROUPS];
-    for (uint32_t i = 0; i < groups; i++) {
-        const uint32_t group = t->is_thin ? t->unit[i / per] * per + i % per : i;
-        from[i] = kvf_weigh_group(t->a, list, first + group * KVF_CODE_TOKENS);
-        if (t->is_thin) /* they are few: all are asked for before the first is waited for */
-            (void)fetch(from[i].words, (uint32_t)words);
+    const uint32_t per = unit_groups(t), count = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t group = t->unit[i / per] * per + i % per;
+        to[i] = kvf_weigh_group(t->a, list, first + group * KVF_CODE_TOKENS);
+        (void)fetch(to[i].words, (uint32_t)kvf_code_scales(t->a->head_dim));
+        __builtin_prefetch(to[i].scales, 0, 3);
     }
-    for (uint32_t i = 0; i < groups; i++) {
-        memcpy(to->at + i * bytes, from[i].words, words);
-        memcpy(to->at + i * bytes + words, from[i].scales, bytes - words);
-    }
-    return to->at;
 }
 
 /* A row by itself, of whose tile little is left. */
 static __attribute__((noinline)) void weigh_thin(const tile *t, uint32_t list, uint32_t from,
                                                  uint32_t index, uint32_t pages)
 {
-    gathered codes;
-    columns c = {.codes = gather(t, &codes, from, index * KVF_WEIGH_TOKENS), .is_again = 1};
+    kvf_code_group at[GROUPS];
+    columns c = {.at = at, .is_again = 1};
+    find_units(t, at, from, index * KVF_WEIGH_TOKENS);
     for (uint32_t g = 0; g < t->a->group; g++) {
         c.of[c.count] = t;
         c.row[c.count++] = list * t->a->group + g;
@@ -569,22 +565,26 @@ static __attribute__((noinline)) void weigh_thin(const tile *t, uint32_t list, u
     }
 }
 
-/* Of the tile that begins at a token. */
-static void find_groups(const kvf_weigh_args *a, apart *g, uint32_t list, uint32_t first)
+/* Of the tile that begins at a token, and of the next one. */
+static void find_groups(const kvf_weigh_args *a, code_groups *g, uint32_t list, uint32_t first)
 {
     const uint32_t tokens = a->pages[list] * a->page_size;
-    const uint32_t end = kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS);
-    g->count = 0;
-    for (uint32_t t = first; t < end; t += KVF_CODE_TOKENS)
-        g->at[g->count++] = kvf_weigh_group(a, list, t);
-}
-
-/* Where the codes of a whole tile lie side by side. */
-static const char *find_codes(const tile *t, gathered *to, uint32_t list, uint32_t first)
-{
-    return t->a->cell ? gather(t, to, list, first)
-                      : (const char *)t->a->codes[list] +
-                            first / KVF_CODE_TOKENS * kvf_code_bytes(t->a->head_dim);
+    const uint32_t left = kvf_div_ceil_u32(tokens - first, KVF_CODE_TOKENS);
+    const uint32_t count = kvf_min_u32(left, 2 * GROUPS);
+    if (!a->cell && a->block_size == KVF_CODE_TOKENS) { /* mostly: without a branch for each */
+        const uint32_t *block_of = a->block_of[list] + first / KVF_CODE_TOKENS;
+        const char *codes = a->codes[list];
+        const size_t bytes = kvf_code_bytes(a->head_dim), words = kvf_code_scales(a->head_dim);
+        for (uint32_t i = 0; i < count; i++) {
+            g->at[i].words = codes + block_of[i] * bytes;
+            g->at[i].scales = g->at[i].words + words;
+        }
+    } else {
+        for (uint32_t i = 0; i < count; i++)
+            g->at[i] = kvf_weigh_group(a, list, first + i * KVF_CODE_TOKENS);
+    }
+    for (uint32_t i = count; i < 2 * GROUPS; i++)
+        g->at[i] = (kvf_code_group){NULL, NULL};
 }
 
 /* Tile `index` of the list of task l, and of those that have it in common. */
@@ -595,8 +595,7 @@ static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
     if (count == 0 || first >= tokens)
         return;
     const uint32_t pages = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first) / a->page_size;
-    gathered codes;
-    apart next;
+    code_groups found;
     tile tiles[HEADS]; /* rows of columns that wait are fewer than columns */
     columns c = {0};
     for (uint32_t i = 0, n = 0; i < count; i++) {
@@ -611,11 +610,8 @@ static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
             continue;
         }
         if (n++ == 0) {
-            c.codes = find_codes(t, &codes, from, first);
-            if (a->cell) {
-                find_groups(a, &next, from, first + KVF_WEIGH_TOKENS);
-                c.next = &next;
-            }
+            find_groups(a, &found, from, first);
+            c.at = found.at;
         }
         add_columns(&c, t, list, index);
     }

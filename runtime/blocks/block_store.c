@@ -156,6 +156,7 @@ static kvf_status set_dims(kvf_blocks *blocks)
     d->arena_blocks = 0;
     d->jobs_max = 0;
     p->digest_bytes = 0;
+    d->code_blocks = 0;
     p->query_window = 0;
     return KVF_OK;
 }

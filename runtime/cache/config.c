@@ -569,5 +569,8 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  "tokens_max or sequences_max",
                  (unsigned long long)resolved->host_tokens_max, resolved->layers, UINT32_MAX - 1);
     dims->block_count = (uint32_t)blocks;
-    return count_disk(context, resolved, dims);
+    KVF_TRY(count_disk(context, resolved, dims));
+    if (resolved->digest == KVF_DIGEST_CODES)
+        dims->code_blocks = dims->block_count;
+    return KVF_OK;
 }

@@ -23,15 +23,18 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     const uint64_t page = kvf_page_bytes(&p->shape), block = kvf_block_bytes(p);
     /* Under blocks of the caller, what belongs to a row is its slots, its ring and one store. */
     const uint64_t kept = d->by_block ? 0 : rows, ringed = kept || kvf_moves_pages(part) ? rows : 0;
+    const uint64_t coded = d->code_blocks ? kept : 0;
     kvf_tables *t = &part->tables;
     KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
     KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
     KVF_CARVE(&r->kv, t->wide, d->wide_blocks, block);
-    KVF_CARVE(&r->digest, t->digests, kept, p->kv_heads, p->blocks_max, p->digest_bytes);
+    KVF_CARVE(&r->digest, t->digests, kept - coded, p->kv_heads, p->blocks_max, p->digest_bytes);
+    KVF_CARVE(&r->digest, t->codes, p->kv_heads, d->code_blocks, p->digest_bytes);
     KVF_CARVE(&r->digest, t->means, kept, p->kv_heads, p->stretches_max, c->head_dim);
     KVF_CARVE(&r->digest, t->mean_scales, kept, p->kv_heads, p->stretches_max);
     KVF_CARVE(&r->table, t->blocks, kept, p->blocks_max);
+    KVF_CARVE(&r->table, t->block_of, coded, p->blocks_max);
     KVF_CARVE(&r->table, t->bits, kept, p->kv_heads, p->blocks_max);
     KVF_CARVE(&r->table, t->store_index, 2, kept, p->kv_heads, kvf_store_tokens(p));
     KVF_CARVE(&r->table, t->store_count, 2, kept, p->kv_heads);

@@ -62,6 +62,7 @@ struct kvf_dims {
     uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
+    uint32_t code_blocks;   /* whose codes are on the device: all of the pool, or none */
     uint32_t bundle_blocks; /* blocks that go to the disk together; 1 without a disk tier */
     uint32_t berths;        /* bundles in memory; 0 = there is no disk tier */
 };

@@ -139,7 +139,10 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
     return (kvf_row){
         .blocks = t->blocks + n * p->blocks_max,
         .ring = t->rings + n * kvf_ring_size(p),
-        .digests = t->digests + n * runs * p->digest_bytes,
+        .digests = t->digests ? t->digests + n * runs * p->digest_bytes : NULL,
+        .codes = t->codes,
+        .code_stride = (size_t)part->dims.code_blocks * p->digest_bytes,
+        .block_of = t->block_of ? t->block_of + n * p->blocks_max : NULL,
         .means = t->means ? t->means + n * means * p->shape.head_dim : NULL,
         .mean_scales = t->mean_scales ? t->mean_scales + n * means : NULL,
         .bits = t->bits + n * runs,
@@ -184,6 +187,8 @@ void kvf_step_rows(kvf_step *step)
         step->sealed_blocks = blocks_to_seal(step);
     KVF_TAKE(step, step->row_host, step->row, step->rows);
     KVF_TAKE(step, step->pool_host, step->pool, step->sealed_blocks);
+    KVF_TAKE(step, step->block_of_host, step->new_block_of,
+             kvf_has_codes(part) ? step->sealed_blocks : 0);
     if (!step->row_host)
         return;
     step->stride = step->is_recorded ? p->pages_max : 1;
@@ -199,9 +204,13 @@ void kvf_step_rows(kvf_step *step)
         KVF_ASSERT(job + row->sealed - row->sealed_before <= step->sealed_blocks);
         row->job_first = job;
         row->pool = step->pool ? step->pool + job : NULL;
+        row->new_block_of = step->new_block_of ? step->new_block_of + job : NULL;
         step->stride = kvf_max_u32(step->stride, kvf_row_sealed_pages(p, row));
-        for (uint32_t i = row->sealed_before; i < row->sealed; i++)
-            step->pool_host[job++] = kvf_page_pool_device(&part->pool, state.blocks[i]);
+        for (uint32_t i = row->sealed_before; i < row->sealed; i++, job++) {
+            step->pool_host[job] = kvf_page_pool_device(&part->pool, state.blocks[i]);
+            if (step->block_of_host)
+                step->block_of_host[job] = state.blocks[i].index;
+        }
     }
 }
 
@@ -311,11 +320,13 @@ void kvf_step_lists(kvf_step *step)
     const kvf_paging *p = &part->dims.paging;
     const uint32_t lists = step->rows * p->lists, chosen = step->rows * part->dims.choose_lists;
     const void **digests;
+    const uint32_t **block_of;
     const uint64_t **bits;
     uint32_t *pages, *choose_pages;
     const float **scores;
     int32_t **slot_of_page, **page_of_slot;
     KVF_TAKE(step, digests, step->digests, lists);
+    KVF_TAKE(step, block_of, step->block_of, kvf_has_codes(part) ? lists : 0);
     KVF_TAKE(step, bits, step->bits, kvf_has_codes(part) ? lists : 0);
     KVF_TAKE(step, pages, step->pages, lists);
     KVF_TAKE(step, choose_pages, step->choose_pages, chosen);
@@ -332,9 +343,12 @@ void kvf_step_lists(kvf_step *step)
         const uint32_t b = l / p->lists, list = l % p->lists;
         const kvf_row *row = &step->row_host[b];
         const uint32_t number = step->states[b]->row * p->lists + list;
-        digests[l] = kvf_row_digest(p, row, 0, kvf_list_head(p, list));
-        if (bits)
-            bits[l] = kvf_row_bits(p, row, kvf_list_head(p, list));
+        const uint32_t head = kvf_list_head(p, list);
+        digests[l] = row->codes ? kvf_row_codes(p, row, 0, head) : kvf_row_digest(p, row, 0, head);
+        if (block_of && bits) {
+            block_of[l] = row->block_of;
+            bits[l] = kvf_row_bits(p, row, head);
+        }
         pages[l] = kvf_row_sealed_pages(p, row);
         if (scores)
             scores[l] = list_score(step, l);

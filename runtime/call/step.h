@@ -27,9 +27,11 @@ typedef struct kvf_step {
     kvf_row *row_after_host;  /* [rows] with the stores that a refresh of this call brings into */
     const kvf_row *row_after; /* force; NULL if there is none */
     void **pool_host;         /* addresses of the blocks that this call seals */
-    uint32_t sealed_blocks;   /* of all rows, by this call */
-    void **arena_host;        /* where a prefill chunk puts them first, if there is an arena */
-    void *const *pool;        /* pool_host on the device, for such a chunk */
+    uint32_t *block_of_host;  /* which blocks of the pool these are, where there are codes */
+    const uint32_t *new_block_of; /* the same on the device */
+    uint32_t sealed_blocks;       /* of all rows, by this call */
+    void **arena_host;            /* where a prefill chunk puts them first, if there is an arena */
+    void *const *pool;            /* pool_host on the device, for such a chunk */
     const void *q;
     uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */
     /* 1: the step is recorded, or its frame is for a recording: sizes are maxima, so that they do
@@ -37,9 +39,10 @@ typedef struct kvf_step {
     uint32_t is_recorded;
 
     /* per list, on the device, in the frame */
-    const void *const *digests;  /* of score lists */
-    const uint64_t *const *bits; /* of score lists, of a cache with codes */
-    const uint32_t *pages;       /* of score lists */
+    const void *const *digests;      /* of score lists: boxes, or the head's codes of all blocks */
+    const uint32_t *const *block_of; /* of score lists, where there are codes: see kvf_weigh_args */
+    const uint64_t *const *bits;     /* of score lists, of a cache with codes */
+    const uint32_t *pages;           /* of score lists */
     /* of coarse heads, of a part that has means; a hot head has count 0 and NULL */
     const int8_t *const *means;
     const uint16_t *const *mean_scales;

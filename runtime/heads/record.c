@@ -102,7 +102,8 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
         r->call_bytes = bytes > r->call_bytes ? bytes : r->call_bytes;
     }
     r->rows_max = layers * r->batch;
-    r->seal_bytes = kvf_round_up(r->rows_max * (sizeof(kvf_row) + sizeof(void *)), 64);
+    const size_t sealed_bytes = sizeof(kvf_row) + sizeof(void *) + sizeof(uint32_t);
+    r->seal_bytes = kvf_round_up(r->rows_max * sealed_bytes, 64);
     const size_t graph_bytes = layers * (r->call_bytes + sizeof(uint32_t));
     kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
     memory.huge_pages = KVF_HUGE_PAGES_OFF;
@@ -347,10 +348,11 @@ static kvf_status check(kvf_recording *r)
 
 /* The rows that a replay seals a block of, of all layers of a part, and where those blocks go. */
 typedef struct seal_frame {
-    uint32_t first; /* of the part, in the list */
-    kvf_row *rows;  /* [rows_max] */
-    void **pool;    /* [rows_max] one per row */
-    uint32_t most;  /* rows of one launch: as many as there are digest jobs for */
+    uint32_t first;     /* of the part, in the list */
+    kvf_row *rows;      /* [rows_max] */
+    void **pool;        /* [rows_max] one per row */
+    uint32_t *block_of; /* [rows_max] likewise */
+    uint32_t most;      /* rows of one launch: as many as there are digest jobs for */
 } seal_frame;
 
 static seal_frame seal_frame_of(const kvf_recording *r, const kvf_part *part)
@@ -362,10 +364,18 @@ static seal_frame seal_frame_of(const kvf_recording *r, const kvf_part *part)
     uint32_t first = 0;
     for (const kvf_part *before = r->cache->parts; before < part; before++)
         first += before->config.layers * r->batch;
+    char *const pool = list + r->rows_max * sizeof(kvf_row);
     return (seal_frame){.first = first,
                         .rows = (kvf_row *)(void *)list,
-                        .pool = (void **)(void *)(list + r->rows_max * sizeof(kvf_row)),
+                        .pool = (void **)(void *)pool,
+                        .block_of = (uint32_t *)(void *)(pool + r->rows_max * sizeof(void *)),
                         .most = (uint32_t)part->dims.jobs_max / (p->block_jobs * p->kv_heads)};
+}
+
+/* Where the device sees a place of it. */
+static const void *seal_seen(const kvf_recording *r, const seal_frame *seal, const void *at)
+{
+    return r->seal_device + ((const char *)at - (const char *)seal->rows);
 }
 
 static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer)
@@ -377,12 +387,15 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
     KVF_ASSERT(layer->sealed == layer->sealed_before + 1); /* a step is one token */
     const seal_frame seal = seal_frame_of(r, part);
     const uint32_t n = seal.first + *sealing;
+    const kvf_block block = layer->blocks[layer->sealed_before];
     seal.rows[n] = kvf_step_row(part, layer);
     seal.rows[n].sealed_before = layer->sealed_before;
     seal.rows[n].job_first = *sealing % seal.most;
-    seal.rows[n].pool =
-        (void *const *)(void *)(r->seal_device + ((char *)&seal.pool[n] - (char *)seal.rows));
-    seal.pool[n] = kvf_page_pool_device(&part->pool, layer->blocks[layer->sealed_before]);
+    seal.rows[n].pool = (void *const *)seal_seen(r, &seal, &seal.pool[n]);
+    if (kvf_has_codes(part))
+        seal.rows[n].new_block_of = seal_seen(r, &seal, &seal.block_of[n]);
+    seal.pool[n] = kvf_page_pool_device(&part->pool, block);
+    seal.block_of[n] = block.index;
     ++*sealing;
     r->cache->counters[step->layer].bytes_to_host += kvf_home_block_bytes(&part->dims.paging);
     layer->sealed_before = layer->sealed;

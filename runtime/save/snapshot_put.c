@@ -22,6 +22,7 @@
 typedef struct put_work {
     kvf_saved_image made;  /* of a layer that is not put as it was saved */
     void **blocks;         /* [blocks] where blocks are */
+    uint32_t *block_of;    /* [blocks] of a part that has codes */
     int32_t *slot_of_page; /* [lists, pages_max] */
     int32_t *shadow;       /* the same */
     char *slots;           /* [lists, slots, page bytes] */
@@ -58,6 +59,7 @@ static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_c
     KVF_CARVE(k, w->made.store, p->kv_heads, tokens, bytes);
     KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
     KVF_CARVE(k, w->blocks, blocks);
+    KVF_CARVE(k, w->block_of, kvf_has_codes(part) ? blocks : 0);
     KVF_CARVE(k, w->slot_of_page, p->lists, p->pages_max);
     KVF_CARVE(k, w->shadow, part->dims.shadow_slots ? p->lists : 0, p->pages_max);
     KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_part_slot_bytes(part));
@@ -100,7 +102,9 @@ static kvf_status put_blocks(putting *p)
                      kvf_block_bytes(paging)));
     KVF_TRY(send(p, p->blocks_device, p->work.blocks, blocks * sizeof *p->work.blocks));
     p->row.blocks = p->work.blocks;
-    return KVF_OK;
+    for (uint32_t b = 0; p->work.block_of && b < p->layer->sealed; b++)
+        p->work.block_of[b] = p->layer->blocks[b].index;
+    return send(p, p->row.block_of, p->work.block_of, p->layer->sealed * sizeof *p->work.block_of);
 }
 
 /* ---- static set ---- */
@@ -240,7 +244,9 @@ static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t f
             for (uint32_t h = 0; h < paging->kv_heads; h++)
                 *job++ = (kvf_digest_job){
                     .page = exact_run(p, b, h) + j * tokens * kvf_token_bytes(&paging->shape),
-                    .digest = kvf_row_digest(paging, &p->row, b * paging->block_jobs + j, h),
+                    .digest = p->row.codes
+                                  ? kvf_row_codes(paging, &p->row, p->layer->blocks[b].index, h)
+                                  : kvf_row_digest(paging, &p->row, b * paging->block_jobs + j, h),
                     .skip = image->bits[(size_t)h * p->layer->sealed + b] >> j * tokens &
                             kvf_live_bits(tokens, 0),
                     .count = tokens};

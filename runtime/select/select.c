@@ -89,6 +89,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                   .q = t->rotated,
                                   .q_scale = t->rotated_scale,
                                   .codes = step->digests,
+                                  .block_of = step->block_of,
                                   .cell = step->cell,
                                   .cell_stride = p->blocks_max,
                                   .cells = step->codes,

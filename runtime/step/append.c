@@ -95,24 +95,29 @@ void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *position
 
 /* ---- sealing ---- */
 
-kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
+static kvf_status seal_rows(kvf_step *step, kvf_seal_args *args, const uint32_t *chunk_fault,
+                            uint32_t chunk_first)
+{
+    const kvf_part *part = step->part;
+    *args = (kvf_seal_args){.paging = part->dims.paging,
+                            .rows = step->rows,
+                            .row = step->row,
+                            .jobs = part->tables.jobs,
+                            .chunk_fault = chunk_fault,
+                            .chunk_first = chunk_first};
+    return KVF_LAUNCH(step, seal, *args);
+}
+
+static kvf_status put_digests(kvf_step *step, const kvf_digest_job *jobs)
 {
     const kvf_part *part = step->part;
     const kvf_paging *p = &part->dims.paging;
-    const kvf_seal_args args = {.paging = *p,
-                                .rows = step->rows,
-                                .row = step->row,
-                                .jobs = part->tables.jobs,
-                                .chunk_fault = chunk_fault,
-                                .chunk_first = chunk_first};
     const kvf_digest_args digest = {.shape = p->shape,
                                     .kind = part->config.digest,
                                     .subs = p->subs,
                                     .job_count = step->sealed_blocks * p->block_jobs * p->kv_heads,
-                                    .jobs = args.jobs};
-    KVF_TRY(KVF_LAUNCH(step, seal, args));
-    const kvf_encode_args encode = {
-        .shape = p->shape, .job_count = digest.job_count, .jobs = args.jobs};
+                                    .jobs = jobs};
+    const kvf_encode_args encode = {.shape = p->shape, .job_count = digest.job_count, .jobs = jobs};
     /* A call has one row that seals much, or rows that seal a block at most. */
     const uint32_t per_row = step->rows == 1 ? step->sealed_blocks : 1;
     const kvf_means_args means = {.paging = *p,
@@ -125,12 +130,21 @@ kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault, uint32_t
     return p->stretches_max ? KVF_LAUNCH(step, means, means) : KVF_OK;
 }
 
+kvf_status kvf_step_seal_again(kvf_step *step)
+{
+    kvf_seal_args args;
+    KVF_TRY(seal_rows(step, &args, NULL, 0));
+    return kvf_has_codes(step->part) ? KVF_OK : put_digests(step, args.jobs);
+}
+
 kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
     if (!step->is_recorded)
         step->cache->counters[step->layer].bytes_to_host +=
             step->sealed_blocks * kvf_home_block_bytes(&step->part->dims.paging);
-    return kvf_step_digest(step, chunk_fault, chunk_first);
+    kvf_seal_args args;
+    KVF_TRY(seal_rows(step, &args, chunk_fault, chunk_first));
+    return put_digests(step, args.jobs);
 }
 
 static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)

@@ -36,10 +36,9 @@ KVF_CHECKED kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_arg
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
                                         kvf_stream *stream);
 
-/* Bits, sink and digests of blocks sealed_before .. sealed-1 of every row, read where the tables
- * say. `chunk_fault` is of a chunk that begins at token `chunk_first`, or NULL. */
-KVF_CHECKED kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault,
-                                       uint32_t chunk_first);
+/* Blocks sealed_before .. sealed-1 of every row once more, read where the tables say: bits, sink
+ * and boxes. Codes are of their tokens alone, and forks may have them too: they stay. */
+KVF_CHECKED kvf_status kvf_step_seal_again(kvf_step *step);
 /* Seal: bits, sink and digests of the pages that this call completes, and their way from
  * the ring to the pool. Flip: wait for that and point the page tables there. */
 KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
@@ -50,7 +49,7 @@ KVF_CHECKED kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *
 KVF_CHECKED kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
                                         void *const *blocks);
 /* The blocks that this call seals: bits, sink, digests. Rows of the step name their present place.
- */
+ * `chunk_fault` is of a chunk that begins at token `chunk_first`, or NULL. */
 KVF_CHECKED kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault,
                                             uint32_t chunk_first);
 /* Page tables of the step's rows: sealed blocks in the pool, the others in the ring. */

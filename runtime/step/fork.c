@@ -36,6 +36,8 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     const size_t query =
         (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
+    if (from->codes) /* which both have from now on */
+        copy(c, to->block_of, from->block_of, from->sealed * sizeof *to->block_of);
     copy(c, to->ring, from->ring, kvf_ring_size(p));
     copy(c, to->store, from->store, (size_t)p->kv_heads * p->store_pages * page);
     copy(c, to->store_index, from->store_index, store * sizeof *to->store_index);
@@ -45,8 +47,9 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
         copy(c, to->share, from->share, 2 * sizeof *to->share);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         copy(c, kvf_row_bits(p, to, h), kvf_row_bits(p, from, h), from->sealed * sizeof *to->bits);
-        copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h),
-             (size_t)from->sealed * p->digest_bytes);
+        if (!from->codes)
+            copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h),
+                 (size_t)from->sealed * p->digest_bytes);
         if (p->stretches_max == 0)
             continue;
         const size_t whole = kvf_stretches(p->block_size, from->sealed);

@@ -234,7 +234,7 @@ static kvf_status enqueue_again(kvf_step *step, uint32_t first, uint32_t end)
                                         part->config.kv_heads * sizeof(uint32_t)));
     if (kvf_packs_pages(part))
         KVF_TRY(kvf_wide_row(step, part, step->row, first, end - first, &step->row));
-    return step->sealed_blocks ? kvf_step_digest(step, NULL, 0) : KVF_OK;
+    return step->sealed_blocks ? kvf_step_seal_again(step) : KVF_OK;
 }
 
 static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *stream)

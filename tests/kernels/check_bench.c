@@ -59,6 +59,7 @@ typedef struct layers {
     int8_t *rotated;
     float *rotated_scale;
     const void **codes;
+    const uint32_t **block_of;
     const uint64_t **bits;
     uint32_t *page_count, *choose;
     uint16_t *mass;
@@ -118,12 +119,17 @@ static void fill_codes(layers *d)
                                    .digest = codes + i * kvf_code_bytes(HEAD_DIM),
                                    .count = KVF_CODE_TOKENS};
     CHECK_RUN(c, c->ref, encode, &encode, false);
+    uint32_t *block_of = check_in(c, d->blocks * sizeof *block_of);
+    for (uint32_t b = 0; b < d->blocks; b++)
+        block_of[b] = b;
     d->codes = check_in(c, lists * sizeof *d->codes);
+    d->block_of = check_in(c, lists * sizeof *d->block_of);
     d->bits = check_in(c, lists * sizeof *d->bits);
     for (uint32_t l = 0; l < lists; l++) {
         if (l)
             memcpy(codes + l * bytes, codes, bytes);
         d->codes[l] = codes + l * bytes;
+        d->block_of[l] = block_of;
         d->bits[l] = bits + (size_t)l * d->blocks;
     }
 }
@@ -327,6 +333,7 @@ static kvf_weigh_args weigh_args(const layers *d, uint32_t first, uint32_t rows)
                             .q = d->rotated + row * HEAD_DIM,
                             .q_scale = d->rotated_scale + row,
                             .codes = d->codes + list,
+                            .block_of = d->block_of + list,
                             .bits = d->bits + list,
                             .pages = d->page_count + list,
                             .mass = d->mass + row * d->pages,

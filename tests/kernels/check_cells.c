@@ -392,12 +392,18 @@ static void compare_means(check *c, const world *w)
     const uint32_t head_dim = p->shape.head_dim, per = KVF_MEAN_TOKENS / p->block_size;
     kvf_digest_job *job = check_in(c, per * sizeof *job);
     kvf_row *row = check_in(c, sizeof *row);
-    *row = (kvf_row){.digests = check_out(c, KVF_MEAN_GROUPS * kvf_code_bytes(head_dim)),
+    uint32_t *block_of = check_in(c, per * sizeof *block_of);
+    for (uint32_t j = 0; j < per; j++)
+        block_of[j] = j;
+    *row = (kvf_row){.codes = check_out(c, KVF_MEAN_GROUPS * kvf_code_bytes(head_dim)),
+                     .block_of = block_of,
                      .means = check_out(c, head_dim),
                      .mean_scales = check_out(c, sizeof(uint16_t)),
                      .sealed = per};
     kvf_means_args means = {.paging = *p, .rows = 1, .stretches = 1, .row = row};
     means.paging.kv_heads = means.paging.stretches_max = means.paging.block_jobs = 1;
+    means.paging.digest_bytes =
+        p->block_size / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(head_dim);
     for (uint32_t n = 0; n < REGIONS * p->lists * p->stretches_max; n++) {
         const uint32_t list = n / p->stretches_max, i = n % p->stretches_max + 1;
         const uint32_t b = list / p->lists, head = list % p->lists;
@@ -408,7 +414,7 @@ static void compare_means(check *c, const world *w)
         for (uint32_t j = 0; j < per; j++)
             job[j] =
                 (kvf_digest_job){.page = kvf_cell_home(k, LAYER, cell[j]) + head * kvf_run_bytes(p),
-                                 .digest = row->digests + j * kvf_code_bytes(head_dim),
+                                 .digest = row->codes + j * kvf_code_bytes(head_dim),
                                  .count = p->block_size};
         const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &encode, 0);

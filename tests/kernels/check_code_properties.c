@@ -189,7 +189,10 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
 {
     const uint32_t pages = TOKENS / page_size, tiles = kvf_tiles(pages, page_size);
     uint64_t *bits = check_in(c, TOKENS / BLOCK * sizeof *bits);
+    uint32_t *block_of = check_in(c, TOKENS / BLOCK * sizeof *block_of);
     const uint32_t *count = check_put(c, &pages, sizeof pages);
+    for (uint32_t b = 0; b < TOKENS / BLOCK; b++)
+        block_of[b] = b;
     for (uint32_t b = 0; b < TOKENS / BLOCK; b++)
         bits[b] = b % 5 ? check_random(c) & check_random(c) : b ? UINT64_MAX : 0;
     const kvf_weigh_args w = {.head_dim = x->head_dim,
@@ -202,6 +205,7 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
                               .q = x->y,
                               .q_scale = x->y_scale,
                               .codes = check_put(c, &x->codes, sizeof x->codes),
+                              .block_of = check_put(c, &block_of, sizeof block_of),
                               .bits = check_put(c, &bits, sizeof bits),
                               .pages = count,
                               .mass = check_out(c, (size_t)GROUP * pages * sizeof(uint16_t)),

@@ -139,6 +139,23 @@ static void make_codes(check *c, const kvf_weigh_args *a, const void **codes, ui
     *codes = base;
 }
 
+/* Where blocks of a list are: one behind the other, or anywhere among a few more. */
+static const uint32_t *make_block_of(check *c, uint32_t blocks, uint32_t *all)
+{
+    const bool is_apart = check_below(c, 3);
+    const uint32_t first = check_below(c, 4);
+    uint32_t *block_of = check_in(c, blocks * sizeof *block_of);
+    *all = first + blocks;
+    for (uint32_t b = 0; b < blocks; b++)
+        block_of[b] = first + b;
+    for (uint32_t b = 1; is_apart && b < blocks; b++) {
+        const uint32_t other = check_below(c, b + 1), before = block_of[b];
+        block_of[b] = block_of[other];
+        block_of[other] = before;
+    }
+    return block_of;
+}
+
 static void make_queries(check *c, kvf_weigh_args *a, bool is_extreme)
 {
     const uint32_t rows = a->lists * a->group;
@@ -185,6 +202,7 @@ static kvf_weigh_args put_in_cells(check *c, const kvf_weigh_args *a)
     kvf_weigh_args to = *a;
     uint32_t *cell = check_in(c, blocks * sizeof *cell);
     to.codes = NULL;
+    to.block_of = NULL;
     to.cell = cell;
     to.cell_stride = blocks;
     to.cells.id_cells = id_cells;
@@ -216,21 +234,25 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     check_describe(c, "d=%u P=%u block=%u G=%u lists=%u pages=%u%s", head_dim, page_size,
                    a.block_size, group, a.lists, a.pages_max, is_extreme ? " extreme" : "");
     const void **codes = check_in(c, a.lists * sizeof *codes);
+    const uint32_t **block_of = check_in(c, a.lists * sizeof *block_of);
     const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
     uint32_t *pages = check_in(c, a.lists * sizeof *pages);
     for (uint32_t l = 0; l < a.lists; l++) {
+        uint32_t all;
         pages[l] = check_below(c, 4) ? a.pages_max : check_below(c, a.pages_max + 1);
         const uint32_t blocks = kvf_div_ceil_u32(pages[l] * page_size, a.block_size);
         uint64_t *words = check_in(c, blocks * sizeof *words);
         make_bits(c, words, blocks);
         bits[l] = words;
-        make_codes(c, &a, &codes[l], pages[l] * page_size, is_extreme);
+        block_of[l] = make_block_of(c, blocks, &all);
+        make_codes(c, &a, &codes[l], all * a.block_size, is_extreme);
     }
     make_queries(c, &a, is_extreme);
     const size_t rows = (size_t)a.lists * group;
     uint16_t *mass[2];
     float *top[2], *sum[2];
     a.codes = codes;
+    a.block_of = block_of;
     a.bits = bits;
     a.pages = pages;
     for (int i = 0; i < 2; i++) {
@@ -252,26 +274,38 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     check_bits(c, "sum of cells", apart.sum, sum[1], rows * a.tiles_max * sizeof(float));
 }
 
+/* The front of list l of `a` gets the codes that list `from` of `b` has. */
+static void copy_codes(const kvf_weigh_args *a, uint32_t l, const kvf_weigh_args *b, uint32_t from,
+                       uint32_t tokens)
+{
+    for (uint32_t t = 0; t < tokens; t += KVF_CODE_TOKENS)
+        memcpy((char *)(uintptr_t)kvf_weigh_group(a, l, t).words, kvf_weigh_group(b, from, t).words,
+               kvf_code_bytes(a->head_dim));
+}
+
 /* Rows of which some have tiles in common with the one before: `apart` has codes for each, in
  * `shared` those of common tiles are noise but in the first row, and rows are in another order. */
-static void make_sharers(check *c, const kvf_weigh_args *a, const void **apart, const void **shared,
+static void make_sharers(check *c, const kvf_weigh_args *a, const kvf_weigh_args *shared,
                          uint32_t *order, uint32_t *common)
 {
     const uint32_t rows = a->lists / a->row_lists, tokens = a->pages_max * a->page_size;
-    const size_t tile = KVF_WEIGH_TOKENS / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
+    const uint32_t blocks = kvf_div_ceil_u32(tokens, a->block_size);
     const uint32_t turn = check_below(c, rows);
     for (uint32_t i = 0; i < rows; i++) {
         order[i] = (i + turn) % rows;
         common[i] = i ? check_below(c, tokens / KVF_WEIGH_TOKENS + 1) : 0;
         for (uint32_t h = 0; h < a->row_lists; h++) {
             const uint32_t l = order[i] * a->row_lists + h;
-            make_codes(c, a, &shared[l], tokens, false);
-            make_codes(c, a, &apart[l], tokens, false);
-            memcpy((char *)(uintptr_t)apart[l], shared[l],
-                   kvf_div_ceil_u32(tokens, KVF_CODE_TOKENS) * kvf_code_bytes(a->head_dim));
+            for (int k = 0; k < 2; k++) {
+                const kvf_weigh_args *of = k ? shared : a;
+                uint32_t all;
+                ((const uint32_t **)(uintptr_t)of->block_of)[l] = make_block_of(c, blocks, &all);
+                make_codes(c, a, &((const void **)(uintptr_t)of->codes)[l], all * a->block_size,
+                           false);
+            }
+            copy_codes(a, l, shared, l, tokens);
             if (i)
-                memcpy((char *)(uintptr_t)apart[l], apart[order[i - 1] * a->row_lists + h],
-                       common[i] * tile);
+                copy_codes(a, l, a, order[i - 1] * a->row_lists + h, common[i] * KVF_WEIGH_TOKENS);
         }
     }
 }
@@ -307,13 +341,17 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
     check_describe(c, "d=%u P=%u block=%u G=%u rows=%u of %u pages=%u", head_dim, page_size,
                    a.block_size, group, rows, a.row_lists, a.pages_max);
-    const void **codes[2] = {check_in(c, a.lists * sizeof **codes),
-                             check_in(c, a.lists * sizeof **codes)};
+    kvf_weigh_args shared = a;
+    for (int i = 0; i < 2; i++) {
+        kvf_weigh_args *of = i ? &shared : &a;
+        of->codes = check_in(c, a.lists * sizeof *a.codes);
+        of->block_of = check_in(c, a.lists * sizeof *a.block_of);
+    }
     const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
     uint32_t *pages = check_in(c, a.lists * sizeof *pages);
     uint32_t *order = check_in(c, rows * sizeof *order);
     uint32_t *common = check_in(c, rows * sizeof *common);
-    make_sharers(c, &a, codes[0], codes[1], order, common);
+    make_sharers(c, &a, &shared, order, common);
     for (uint32_t l = 0; l < a.lists; l++) {
         const uint32_t blocks = kvf_div_ceil_u32(a.pages_max * page_size, a.block_size);
         uint64_t *words = check_in(c, blocks * sizeof *words);
@@ -322,11 +360,14 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
         pages[l] = a.pages_max;
     }
     make_queries(c, &a, false);
-    a.codes = codes[0];
     a.bits = bits;
     a.pages = pages;
-    kvf_weigh_args shared = a, var = a;
-    shared.codes = codes[1];
+    kvf_weigh_args var = a;
+    const void *const *const codes = shared.codes;
+    const uint32_t *const *const block_of = shared.block_of;
+    shared = a;
+    shared.codes = codes;
+    shared.block_of = block_of;
     shared.order = order;
     shared.common = common;
     put_results(c, &a);
@@ -469,6 +510,8 @@ static void means_case(check *c, uint32_t head_dim, bool is_extreme)
                       .digest_bytes = block / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(head_dim),
                       .blocks_max = 8 * per + check_below(c, 2),
                       .stretches_max = 8};
+    uint32_t all;
+    const uint32_t *block_of = make_block_of(c, p->blocks_max, &all);
     check_describe(c, "d=%u block=%u rows=%u heads=%u%s", head_dim, block, a.rows, p->kv_heads,
                    is_extreme ? " extreme" : "");
     const size_t means = (size_t)p->kv_heads * p->stretches_max * head_dim;
@@ -478,9 +521,11 @@ static void means_case(check *c, uint32_t head_dim, bool is_extreme)
     kvf_row *row[2] = {check_in(c, a.rows * sizeof **row), check_in(c, a.rows * sizeof **row)};
     const kvf_weigh_args codes = {.head_dim = head_dim};
     for (uint32_t r = 0; r < a.rows; r++) {
-        const void *digests;
-        make_codes(c, &codes, &digests, p->kv_heads * p->blocks_max * block, is_extreme);
-        kvf_row one = {.digests = (char *)(uintptr_t)digests};
+        const void *of_row;
+        make_codes(c, &codes, &of_row, p->kv_heads * all * block, is_extreme);
+        kvf_row one = {.codes = (char *)(uintptr_t)of_row,
+                       .code_stride = (size_t)all * p->digest_bytes,
+                       .block_of = (uint32_t *)(uintptr_t)block_of};
         one.sealed_before = check_below(c, 6 * per);
         one.sealed = one.sealed_before + check_below(c, 2 * per + 1);
         for (int k = 0; k < 2; k++) {

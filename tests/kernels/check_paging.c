@@ -126,6 +126,29 @@ static void append_case(check *c, bool is_select)
     }
 }
 
+/* Codes instead of boxes, at blocks of a pool; of some rows they were there before. */
+static void put_codes(check *c, check_rows *w)
+{
+    kvf_paging *p = &w->p;
+    p->block_jobs = 1;
+    p->digest_bytes = 64;
+    const uint32_t blocks = w->rows * p->blocks_max;
+    char *codes = check_out(c, (size_t)p->kv_heads * blocks * p->digest_bytes);
+    for (uint32_t b = 0; b < w->rows; b++) {
+        kvf_row *row = &w->row[b];
+        uint32_t *block_of = check_changed(c, "block_of", p->blocks_max * sizeof *block_of);
+        uint32_t *fresh = check_in(c, (row->sealed - row->sealed_before) * sizeof *fresh);
+        for (uint32_t i = 0; i < p->blocks_max; i++)
+            block_of[i] = check_below(c, blocks);
+        for (uint32_t i = row->sealed_before; i < row->sealed; i++)
+            fresh[i - row->sealed_before] = check_below(c, blocks);
+        row->codes = codes;
+        row->code_stride = (size_t)blocks * p->digest_bytes;
+        row->block_of = block_of;
+        row->new_block_of = check_below(c, 4) ? fresh : NULL;
+    }
+}
+
 static void seal_case(check *c, bool is_chunk)
 {
     check_rows w;
@@ -136,7 +159,10 @@ static void seal_case(check *c, bool is_chunk)
                                          .blocks_max = 1 + check_below(c, is_chunk ? 90 : 20),
                                          .pool_blocks = 12});
     check_rows_describe(c, &w, "seal");
+    const bool has_codes = check_below(c, 2);
     uint32_t jobs = 0;
+    if (has_codes)
+        put_codes(c, &w);
     for (uint32_t b = 0; b < w.rows; b++) {
         jobs += (w.row[b].sealed - w.row[b].sealed_before) * w.p.block_jobs * w.p.kv_heads;
         track_row(c, &w.p, &w.row[b]);
