@@ -602,7 +602,8 @@ typedef struct kvf_prefill_args {
     const void *q;             /**< [tokens, query_heads, head_dim]; NULL = append only */
     const void *k;             /**< [tokens, kv_heads, head_dim], after RoPE */
     const void *v;             /**< [tokens, kv_heads, head_dim] */
-    const uint32_t *positions; /**< [tokens] on the host, ascending, copied; NULL = contiguous */
+    const uint32_t *positions; /**< [tokens] on the host, ascending, below UINT32_MAX, copied; NULL
+                                  = contiguous */
     void *out;                 /**< [tokens, query_heads, head_dim]; unused if q is NULL */
 } kvf_prefill_args;
 

@@ -197,7 +197,13 @@ def positions_address(positions: Any, count: int) -> tuple:
     """(address, owner) of [count] positions, which the library copies in the call."""
     if positions is None:
         return None, None
-    owner = np.ascontiguousarray(positions, dtype=np.uint32).reshape(-1)
+    given = np.asarray(positions).reshape(-1)
+    owner = np.ascontiguousarray(given, dtype=np.uint32)
     if owner.size != count:
         raise Invalid("positions has %d numbers: it must have one per token, %d" % (owner.size, count))
+    wrong = owner != given
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise Invalid("positions[%d] = %s: must be a whole number from 0 to %d" % (
+            i, given[i], 2**32 - 2))
     return owner.ctypes.data, owner

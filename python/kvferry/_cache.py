@@ -183,7 +183,7 @@ class Cache(Handle):
                        stream: Stream, after: Optional[Callable[[int, int], int]]) -> None:
         q, k, v, out, positions = part
         s, kept, handle = self.settings, list(part), stream._node.check()
-        args = PrefillArgs(sequence=sequence._of(self), layer=layer, tokens=tokens)
+        args = PrefillArgs(sequence=sequence._of(self), layer=self._layer(layer), tokens=tokens)
         wide, narrow = (tokens, s.query_heads, s.head_dim), (tokens, s.kv_heads, s.head_dim)
         args.k, args.v = (self._read(a, n, narrow, kept) for a, n in ((k, "k"), (v, "v")))
         if q is not None:
@@ -224,7 +224,7 @@ class Cache(Handle):
             args.tokens = None
             if tokens is not None:
                 wide, narrow = self._several(tokens, wide[0], kept)
-            args.layer = layer
+            args.layer = self._layer(layer)
             address = reader.address
             args.q = address(q, "q", wide)
             args.k = address(k, "k", narrow)
@@ -325,7 +325,7 @@ class Cache(Handle):
                                       lists.last_page_len]
             wide, narrow = self._rows(sequences, kept)
             rows = wide[0] * self.settings.kv_heads
-            args.layer, args.lse, args.tokens = layer, None, None
+            args.layer, args.lse, args.tokens = self._layer(layer), None, None
             for array, name, shape in ((q, "q", wide), (k, "k", narrow), (v, "v", narrow),
                                        (out, "out", wide)):
                 setattr(args, name, None if array is None else self._read(array, name, shape, kept,
@@ -489,8 +489,8 @@ class Sequence(Handle):
         What comes next is as if the others had never been there. Forks are not affected.
         """
         cache = self.cache
-        if tokens < 0:
-            raise Invalid("tokens = %d: must be at least 0" % tokens)
+        if not 0 <= tokens < 2**32:
+            raise Invalid("tokens = %d: must be from 0 to %d" % (tokens, 2**32 - 1))
         stream, waits = cache.runtime._stream_for(stream, None)
         with cache._node.lock:
             cache._must(lib.kvf_sequence_truncate(cache._node.check(), self._of(cache), tokens,

@@ -78,6 +78,12 @@ kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t t
         last = positions[i];
         has_last = 1;
     }
+    /* What comes behind the last one must be a number, too. */
+    const uint64_t end = positions ? (uint64_t)last + 1 : (uint64_t)last + has_last + tokens;
+    if (end > UINT32_MAX)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "positions[%u] = %llu: at most %u are known; begin at a lower one", tokens - 1,
+                 (unsigned long long)end - 1, UINT32_MAX - 1);
     return KVF_OK;
 }
 

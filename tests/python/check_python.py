@@ -379,6 +379,11 @@ class Arrays(Base):
         self.refuse("k is NoneType", k=None)
         self.refuse("lse is .*float64", lse=np.zeros((1, 4)))
         self.refuse("positions has 2 numbers", positions=[1, 2])
+        for wrong in (-1, 0.5, 2**32):
+            self.refuse(r"positions\[0\] = %s: must be a whole number from 0" % wrong, positions=[wrong])
+        self.refuse("layer = 4294967296: must be 0 to", layer=2**32)
+        with self.assertRaisesRegex(kvferry.Invalid, "tokens = 4294967296: must be from 0"):
+            self.sequence.truncate(2**32)
         self.refuse("k is .*float32", k=k.astype(">f4"))
         other = kvferry.Stream(kvferry.Runtime(device="host", threads=1))
         self.refuse("stream is of another runtime", stream=other)

@@ -290,7 +290,7 @@ static void positions_come_back(void **state)
     test_close(&w, &t);
 }
 
-/* Positions that do not ascend are refused, and nothing is appended. */
+/* Positions that do not ascend, or have none behind them, are refused, and nothing is appended. */
 static void positions_must_ascend(void **state)
 {
     kvf_cache_config c = test_config_small();
@@ -312,6 +312,17 @@ static void positions_must_ascend(void **state)
     d.positions = &back;
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
     assert_int_equal(kvf_sequence_length(s, 0), 2);
+    const uint32_t no_next = UINT32_MAX, last = UINT32_MAX - 1;
+    d.positions = &no_next;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    d.positions = &last;
+    test_ok(&w, kvf_decode(w.cache, &d, w.stream));
+    d.positions = NULL;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    a.positions = NULL;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "positions[1] = 4294967296"));
+    assert_int_equal(kvf_sequence_length(s, 0), 3);
     test_wait(&w);
     test_close(&w, &t);
 }
