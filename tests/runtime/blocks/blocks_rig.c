@@ -6,6 +6,7 @@
 
 #include "blocks_rig.h"
 
+#include <math.h>
 #include <string.h>
 
 kvf_blocks_config rig_config(void)
@@ -353,4 +354,85 @@ uint32_t rig_pass(rig *r, rig_request *const *list, uint32_t count)
     for (uint32_t i = 0; i < count; i++)
         rows[i]->length += next_tokens(rows[i]);
     return r->differs - before;
+}
+
+/* ---- what tests share ---- */
+
+kvf_blocks_stats rig_stats(const rig *r)
+{
+    kvf_blocks_stats s;
+    kvf_blocks_stats_get(r->blocks, &s);
+    return s;
+}
+
+const uint8_t rig_kinds[4] = {1, 2, 2, 2}, rig_all_kinds[4] = {0, 2, 1, 0};
+
+kvf_blocks_config rig_coarse_config(void)
+{
+    kvf_blocks_config bc = rig_config();
+    bc.cache.head_mask = rig_kinds;
+    bc.cache.budget_tokens = 64;
+    bc.cache.local_tokens = 8;
+    bc.cache.streaming_sink = 6;
+    bc.cache.streaming_recent = 50;
+    bc.block_tokens = 64;
+    return bc;
+}
+
+size_t rig_q_bytes(const rig *r)
+{
+    const kvf_cache_config *c = &r->config.cache;
+    return c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
+}
+
+kvf_block_rows rig_last_tokens(rig *r)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        rig_request *q = &r->request[i];
+        r->lengths[i] = (int32_t)q->count;
+        r->regions[i] = (int32_t)i;
+        memcpy(r->table + (size_t)i * r->table_stride, q->ids, q->ids_count * sizeof *q->ids);
+        memcpy(r->q + i * rig_q_bytes(r), test_q(&q->tokens, 0, q->count - 1), rig_q_bytes(r));
+    }
+    return (kvf_block_rows){.rows = 2,
+                            .table_stride = r->table_stride,
+                            .table = r->table,
+                            .lengths = r->lengths,
+                            .regions = r->regions};
+}
+
+void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
+{
+    const uint32_t heads = r->config.cache.query_heads;
+    const uint64_t before = rig_stats(r).bad_rows;
+    test_expect(r->runtime, kvf_blocks_decode(r->blocks, 0, rows, r->q, r->out, r->lse, r->stream),
+                KVF_OK);
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    for (uint32_t i = 0; i < rows->rows; i++) {
+        const rig_request *q = &r->request[i];
+        const float *out = (const float *)(const void *)(r->out + i * rig_q_bytes(r));
+        const size_t want = (size_t)q->count - 1;
+        for (uint32_t d = 0; bad >> i & 1 && d < heads * r->config.cache.head_dim; d++)
+            assert_true(isnan(out[d]));
+        if (bad >> i & 1)
+            assert_true(isnan(r->lse[i * heads]));
+        else
+            assert_memory_equal(out, q->out + want * rig_q_bytes(r), rig_q_bytes(r));
+    }
+    assert_int_equal(rig_stats(r).bad_rows - before, __builtin_popcount(bad));
+}
+
+void rig_open_two_of(rig *r, kvf_blocks_config bc)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    rig_open(r, &rc, &bc, 2, 9);
+    for (uint32_t i = 0; i < 2; i++) {
+        rig_grow(r, &r->request[i], r->request[i].count, 1);
+        rig_put(r, &r->request[i], 0, r->request[i].count);
+    }
+}
+
+void rig_open_two(rig *r)
+{
+    rig_open_two_of(r, rig_config());
 }

@@ -76,4 +76,20 @@ uint32_t rig_pass(rig *r, rig_request *const *list, uint32_t count);
 void rig_put(rig *r, rig_request *q, uint32_t first, uint32_t end);
 int rig_is_done(const rig_request *q);
 
+/* [layers, kv_heads] */
+extern const uint8_t rig_kinds[4], rig_all_kinds[4];
+/* Stretches of 64 tokens, of which coarse heads rank up to five and take one or two. */
+kvf_blocks_config rig_coarse_config(void);
+
+/* Two requests whose tokens are put. */
+void rig_open_two(rig *r);
+void rig_open_two_of(rig *r, kvf_blocks_config bc);
+/* The last token of the first two requests, which are put; row 0 is the first. */
+kvf_block_rows rig_last_tokens(rig *r);
+/* Decodes; `bad` has a bit per row that must be NaN, and the others are the sequences'. */
+void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad);
+/* Bytes of the queries of a token. */
+size_t rig_q_bytes(const rig *r);
+kvf_blocks_stats rig_stats(const rig *r);
+
 #endif
