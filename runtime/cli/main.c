@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -68,6 +69,7 @@ static int choose(int argc, char **argv)
 int main(int argc, char **argv)
 {
     take_standard_numbers();
+    (void)signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error as a full disk is */
     const int status = choose(argc, argv);
     errno = 0;
     if ((fflush(stdout) == 0 && !ferror(stdout)) || status != 0)

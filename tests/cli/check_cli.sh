@@ -103,6 +103,14 @@ for key in prompt_tokens generated_tokens ttft_ms tpot_ms p50 p95 host_kv_bytes 
 done
 check 'no recall that was not measured' sh -c '! grep -q attention_recall a.json'
 no_leftover
+(
+    ulimit -f 8
+    "$kvferry" $run --prompt "$text" --ignore-eos --dump-logits large.f32 >out 2>err
+    echo $? >status
+)
+check 'a file beyond its limit is an error' test "$(cat status)" -eq 1
+says 'large.f32: cannot be written: File too large'
+no_leftover
 # a closed standard output is not the file that is opened next, and what cannot be written is told
 "$kvferry" $run --prompt "$text" --ignore-eos --emit-ids closed.ids >&- 2>err
 check 'a closed standard output is an error' test $? -eq 1
