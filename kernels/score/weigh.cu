@@ -25,7 +25,7 @@
  * and head. There, per code group and warp: 2 loads of 512 bytes, 72 operations to unpack, 8
  * products of 16 x 8 x 32, and behind these with pages of 4 about 155 instructions for scales,
  * largest, exponentials and masses of up to 8 heads: 39 threads' instructions per logit of 4 heads,
- * 19 of 8. What hangs on each other: the list's length, where its codes are, codes, two barriers.
+ * 19 of 8. What hangs on each other: the list's length, its blocks, codes, two barriers.
  *
  * Exactness: logits and largest have the bits of weigh_ref.c; weights are 2^x to 2 units in the
  * last place, added over a page by halving, over a tile in a fixed order, whatever is beside them.
