@@ -42,7 +42,8 @@
  *   They are aligned to 16 bytes.
  * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
  * - One thread at a time may use one cache and its sequences; different caches are independent.
- * - The library never exits, prints, or reads the environment.
+ * - The library never exits, prints, or reads the environment. A function that returns no status
+ *   and is asked for what there is not, as the length of a layer behind the last, calls abort.
  */
 
 #include <stddef.h>
