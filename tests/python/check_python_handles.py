@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package on the host device, with NumPy alone: when it closes, files, blocks, and settings.
+"""
+import gc
+import os
+import tempfile
+import threading
+import unittest
+
+import numpy as np
+
+import kvferry
+from python_rig import HEAD_DIM, KV_HEADS, QUERY_HEADS, Base, dense
+
+
+class Handles(Base):
+    def test_closing_twice_and_out_of_order(self):
+        cache = self.cache()
+        sequence, stream = cache.sequence(), kvferry.Stream(self.runtime)
+        self.runtime.close()
+        for handle in (self.runtime, cache, sequence, stream):
+            self.assertTrue(handle.closed)
+            handle.close()
+        for call in (lambda: len(sequence), cache.sequence, stream.wait, cache.stats,
+                     lambda: cache.decode(sequence, *self.qkv(1), stream=stream),
+                     lambda: self.runtime.threads):
+            with self.assertRaisesRegex(kvferry.Invalid, "closed"):
+                call()
+
+    def test_with_closes(self):
+        with self.cache() as cache, cache.sequence() as sequence:
+            self.assertFalse(sequence.closed)
+        self.assertTrue(cache.closed and sequence.closed)
+
+    def test_what_is_collected_is_closed(self):
+        cache = self.cache(sequences_max=1)
+        for _ in range(3): # there is room for one
+            sequence = cache.sequence()
+            cache.prefill(sequence, *self.qkv(64))
+            del sequence
+        loop = [cache.sequence()]
+        loop.append(loop)
+        del loop
+        gc.collect()
+        node = cache._node
+        self.assertEqual(node.children, {})
+        del cache
+        gc.collect()
+        self.assertIsNone(node.handle)
+
+    def test_a_cache_closes_while_work_is_under_way(self):
+        cache, stream = self.cache(prefill_chunk_max=1024), kvferry.Stream(self.runtime)
+        cache.prefill(cache.sequence(), *self.qkv(1000), stream=stream)
+        cache.close()
+        stream.wait()
+
+    def test_threads_share_a_cache(self):
+        cache = self.cache(sequences_max=4, select="full")
+        prompts = [self.qkv(20) for _ in range(4)]
+        outs = [None] * 4
+
+        def work(i):
+            with cache.sequence() as sequence, kvferry.Stream(self.runtime) as stream:
+                got = [cache.decode(sequence, *(a[t] for a in prompts[i]), stream=stream)
+                       for t in range(20)]
+                stream.wait()
+                outs[i] = np.stack(got)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for out, prompt in zip(outs, prompts):
+            self.close_to(out, dense(*prompt))
+
+
+class Blocks(Base):
+    def test_two_rows_share_blocks(self):
+        blocks = kvferry.Blocks(self.runtime, block_count=16, layers=1, query_heads=QUERY_HEADS,
+                                kv_heads=KV_HEADS, head_dim=HEAD_DIM, tokens_max=256, dtype="fp32",
+                                sequences_max=2, budget_tokens=256)
+        codes = np.zeros((16, blocks.plan.code_bytes), np.uint8)
+        blocks.bind(0, codes.ctypes.data)
+        stream = kvferry.Stream(self.runtime)
+        ids = np.array([[7, 3, 9, 0], [7, 3, 4, 12]], np.int32) # 64 tokens are both rows'
+        lengths = np.array([110, 97], np.int32)
+        k, v, out = self.rows(300, KV_HEADS), self.rows(300, KV_HEADS), self.rows(2, QUERY_HEADS)
+        tokens = [np.arange(110), np.r_[np.arange(64), 200:233]]
+        for own, table in zip(tokens, ids):
+            slots = table[np.arange(len(own)) // 32].astype(np.int64) * 32 + np.arange(len(own)) % 32
+            keys, values = np.ascontiguousarray(k[own]), np.ascontiguousarray(v[own])
+            blocks.put(0, len(own), keys.ctypes.data, values.ctypes.data, slots.ctypes.data, stream)
+            stream.wait()
+        q = self.rows(2, QUERY_HEADS)
+        blocks.decode(0, 2, (ids.ctypes.data, 4), lengths.ctypes.data, q.ctypes.data,
+                      out.ctypes.data, stream)
+        stream.wait()
+        for row, own in enumerate(tokens):
+            self.close_to(out[row:row + 1], dense(q[row:row + 1], k[own], v[own]))
+        blocks.extend(0, (ids.ctypes.data, 4), lengths.ctypes.data, [0, 1, 2], [109, 96],
+                      q.ctypes.data, out.ctypes.data, stream)
+        stream.wait()
+        self.close_to(out[1:], dense(q[1:], k[tokens[1]], v[tokens[1]]))
+        self.assertEqual((blocks.stats().tokens_put, blocks.stats().bad_rows), (207, 0))
+        blocks.copy([(7, 1)], stream)
+        codes[1] = codes[7]
+        ids[0, 0] = 1
+        ids[1, 0] = 16 # there is none
+        blocks.decode(0, 2, (ids.ctypes.data, 4), lengths.ctypes.data, q.ctypes.data,
+                      out.ctypes.data, stream)
+        stream.wait()
+        self.close_to(out[:1], dense(q[:1], k[tokens[0]], v[tokens[0]]))
+        self.assertTrue(np.isnan(out[1]).all())
+        self.assertEqual(blocks.stats().bad_rows, 1)
+        blocks.reset_stats()
+        self.assertEqual(blocks.stats().bad_rows, 0)
+        with self.assertRaisesRegex(kvferry.Unsupported, "select = hybrid: blocks of the caller"):
+            kvferry.Blocks.plan_for(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
+                                    head_dim=32, tokens_max=64, select="hybrid")
+
+    def test_kinds_of_heads(self):
+        """A coarse head has a mean of head_dim + 2 bytes for every 64 tokens of a block."""
+        shape = dict(block_count=32, block_tokens=128, layers=2, query_heads=4, kv_heads=2, head_dim=64,
+                     tokens_max=256, budget_tokens=128)
+        hot, coarse = (kvferry.Blocks.plan_for(self.runtime, head_mask=mask, **shape).device_block_bytes
+                       for mask in (None, [[1, 2], [2, 2]]))
+        self.assertEqual(coarse - hot, 2 * (3 * (64 + 2) + 2 * 4)) # and a word per layer
+        with self.assertRaisesRegex(kvferry.Invalid, "block_tokens = 96: coarse heads"):
+            kvferry.Blocks.plan_for(self.runtime, head_mask=[[1, 2], [2, 2]], **dict(shape, block_tokens=96))
+
+
+class Settings(Base):
+    def test_errors_name_the_field(self):
+        for text, settings in (
+                ("budget_tokens = -1: must be a whole number from 1", dict(budget_tokens=-1)),
+                ("select = best: must be hybrid, full", dict(select="best")),
+                ("page_size = 3: must be", dict(page_size=3)),
+                ("head_dim = 24: must be a multiple of 16", dict(head_dim=24)),
+                ("dtype = int8: must be one of bf16", dict(dtype="int8")),
+                ("no setting budget_token: did you mean budget_tokens", dict(budget_token=5)),
+                (r"head_mask has shape \(3,\): it must be \[layers, kv_heads\] = \[1, 2\]",
+                 dict(head_mask=[1, 0, 1])),
+                ("preset = fast: must be one of default, prkv", dict(preset="fast"))):
+            with self.assertRaisesRegex(kvferry.Invalid, text):
+                self.cache(**settings)
+        with self.assertRaises(ValueError):
+            kvferry.Runtime(device="abacus")
+
+    def test_settings_arrive(self):
+        cache = self.cache(preset="prkv", budget_tokens=np.int64(256), static_ratio="auto",
+                           digest=kvferry.Digest.MINMAX, speculate=True, head_mask=[[1, 0]])
+        got = cache.settings
+        self.assertEqual((got.page_size, got.budget_tokens, got.static_ratio, got.speculate),
+                         (32, 256, -1.0, 1))
+        self.assertEqual(cache.plan.as_dict(), kvferry.Cache.plan_for(
+            self.runtime, layers=1, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
+            tokens_max=1024, dtype="fp32", preset="prkv", budget_tokens=256, static_ratio="auto",
+            digest="minmax", speculate=True, head_mask=[[1, 0]]).as_dict())
+        with cache.sequence() as sequence:
+            cache.prefill(sequence, *self.qkv(64))
+            cache.decode(sequence, *self.qkv(1))
+        self.assertGreater(cache.footprint().footprint, 0)
+        cache.stats_reset()
+        self.assertEqual(cache.stats(layer=0).steps, 0)
+
+    def test_sequences_share_the_tokens_of_the_host(self):
+        shape = dict(tokens_max=256, sequences_max=4, local_tokens=32)
+        whole, cache = (self.cache(**shape, **settings) for settings in ({}, {"host_tokens_max": 256}))
+        self.assertEqual(whole.plan.host_kv_bytes, 4 * cache.plan.host_kv_bytes)
+        first, second = cache.sequence(), cache.sequence()
+        cache.prefill(first, *self.qkv(256))
+        with self.assertRaisesRegex(kvferry.Full, "host_tokens_max"):
+            cache.prefill(second, *self.qkv(256))
+        first.close()
+        cache.prefill(second, *self.qkv(256))
+
+    def test_every_setting_is_described(self):
+        for of in ("runtime", "cache", "prune", "link", "disk"):
+            rows = kvferry.settings(of)
+            self.assertTrue(all(row.name and row.range and row.meaning for row in rows))
+
+    def test_machine(self):
+        lines = []
+        with kvferry.Runtime(device="host", threads=2, log=lambda level, line: lines.append(line)) as r:
+            self.assertEqual((r.device, r.threads), (kvferry.Device.HOST, 2))
+            self.assertIn("numa", str(r.describe()).lower())
+            self.assertIsInstance(r.numa_nodes, list)
+            r.calibrate()
+            self.assertTrue(r.device_name)
+            stream = kvferry.Stream(r)
+            self.assertIsNone(stream.native)
+            with self.assertRaises(kvferry.Unsupported):
+                kvferry.Stream(r, native=8)
+
+    def test_recording_needs_cuda(self):
+        cache = self.cache()
+        with self.assertRaises(kvferry.Unsupported):
+            cache.record_begin([cache.sequence()], kvferry.Stream(self.runtime))
+
+    def test_link(self):
+        with kvferry.Link(self.runtime) as link:
+            result, samples = link.measure(what="gather", page_bytes=4096, pages=16, repetitions=4,
+                                           pool_bytes="1M", warmup=0)
+        self.assertEqual(result.bytes, 16 * 4096)
+        self.assertEqual(len(samples), 4)
+        self.assertEqual(result.total.max_ns, samples.max())
+        line = kvferry.Link.fit([1, 2, 3], [5, 7, 9], weighted=False)
+        self.assertAlmostEqual(line.slope, 2)
+        with self.assertRaises(kvferry.Invalid):
+            kvferry.Link.fit([1, 1], [2, 3])
+
+    def test_disk(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                kvferry.Disk(self.runtime, folder, 16 << 20) as disk:
+            self.assertEqual(os.listdir(folder), [])
+            result = disk.measure(engine="preadv", direct=False, extent_bytes="16K", extents=32)
+            self.assertEqual((result.bytes, result.align), (32 << 14, 1))
+            with self.assertRaisesRegex(kvferry.Invalid, "extents = 2000: the file has 1024"):
+                disk.measure(engine="preadv", extent_bytes="16K", extents=2000)
+
+    def test_structkv_pivot(self):
+        flat = kvferry.structkv_measure([[1, 0.5, 0.25], [3, 0.5, 0.75]])
+        self.assertEqual((flat.entropy, flat.sparsity, flat.variance), (2, 0.5, 0.5))
+        score = kvferry.structkv_transition([1, 1, 1], [[3, 0, 0], [3, 0, 0], [1, 1, 1], [1, 1, 1]])
+        self.assertEqual(int(np.argmax(score)), 2)
+        self.assertEqual(kvferry.structkv_pivot(score, 0, 3), 3)
+
+    def test_help(self):
+        for name in kvferry.__all__:
+            self.assertTrue(getattr(kvferry, name).__doc__, name)
+        for kind in (kvferry.Runtime, kvferry.Cache, kvferry.Sequence, kvferry.Stream, kvferry.Pruner,
+                     kvferry.Recording, kvferry.Link, kvferry.Disk, kvferry.Buffer):
+            for name in dir(kind):
+                if not name.startswith("_"):
+                    self.assertTrue(getattr(kind, name).__doc__, "%s.%s" % (kind.__name__, name))
+
+
+if __name__ == "__main__":
+    unittest.main()
