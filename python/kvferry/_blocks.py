@@ -71,15 +71,22 @@ class Blocks(Handle):
     def put(self, layer: int, tokens: int, k: int, v: int, slots: int, stream: Stream, *,
             k_stride: int = 0, v_stride: int = 0) -> None:
         """Write tokens; `slots` are int64 on the device, strides elements from token to token."""
-        args = PutArgs(layer=layer, tokens=tokens, k=k, v=v, k_stride=k_stride, v_stride=v_stride,
-                       slots=slots)
+        self.write(PutArgs(layer=layer, tokens=tokens, k=k, v=v, k_stride=k_stride, v_stride=v_stride,
+                           slots=slots), stream)
+
+    def write(self, args: PutArgs, stream: Stream) -> None:
+        """`put` with arguments that the caller uses again."""
         self._must(lib.kvf_blocks_put(self._node.check(), byref(args), stream._node.check()))
 
     def decode(self, layer: int, rows: int, table: Tuple[int, int], lengths: int, q: int, out: int,
                stream: Stream, *, regions: Optional[int] = None, lse: Optional[int] = None) -> None:
         """One query per row. `table` is an address of int32 and the ids from row to row."""
-        args = self._rows(rows, table, lengths, regions)
-        self._must(lib.kvf_blocks_decode(self._node.check(), layer, byref(args), q, out, lse,
+        self.step(layer, self.describe(rows, table, lengths, regions), q, out, stream, lse)
+
+    def step(self, layer: int, rows: BlockRows, q: int, out: int, stream: Stream,
+             lse: Optional[int] = None) -> None:
+        """`decode` of rows that `describe` describes once, for all layers of a pass."""
+        self._must(lib.kvf_blocks_decode(self._node.check(), layer, byref(rows), q, out, lse,
                                          stream._node.check()))
 
     def extend(self, layer: int, table: Tuple[int, int], lengths: int, starts: Many[int],
@@ -89,7 +96,7 @@ class Blocks(Handle):
         if len(starts) != len(contexts) + 1:
             raise Invalid("starts has %d numbers: one more than the %d of contexts"
                           % (len(starts), len(contexts)))
-        args = self._rows(len(contexts), table, lengths, None)
+        args = self.describe(len(contexts), table, lengths)
         self._must(lib.kvf_blocks_extend(self._node.check(), layer, byref(args), _ids(starts),
                                          _ids(contexts), q, out, lse, stream._node.check()))
 
@@ -112,7 +119,9 @@ class Blocks(Handle):
             lib.kvf_blocks_stats_reset(self._node.check())
 
     @staticmethod
-    def _rows(rows: int, table: Tuple[int, int], lengths: int, regions: Optional[int]) -> BlockRows:
+    def describe(rows: int, table: Tuple[int, int], lengths: int,
+                 regions: Optional[int] = None) -> BlockRows:
+        """Rows of a call, as `decode` takes them."""
         address, stride = table
         return BlockRows(rows=rows, table_stride=stride, table=address, lengths=lengths,
                          regions=regions)

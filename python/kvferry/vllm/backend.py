@@ -23,6 +23,8 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheLayout
 from vllm.v1.worker.utils import customize_attention_spec
 
+from .._blocks import Blocks
+from ..capi import BlockRows, PutArgs
 from .pool import Pool
 from .refusals import check_engine, check_layer, check_spec, refuse
 from .rows import Run, runs_of
@@ -43,6 +45,15 @@ class Pass(AttentionMetadata):
     regions: torch.Tensor # int32[rows]
     runs: List[Run]
     contexts: Optional[List[int]] # tokens before the newest of every row, if this pass is verified
+    # The same in every layer, so said once: each layer of a step of one request takes microseconds.
+    steps: List[Optional[BlockRows]] # of each run, for the library; None = it is a prompt's
+    stepping: int # rows of all these
+    put: PutArgs # but for the layer, its keys and its values
+
+    def rows_at(self, run: Run) -> Tuple[Tuple[int, int], int]:
+        """Where the table and the lengths of a run are."""
+        width = self.table.stride(0)
+        return (self.table.data_ptr() + 4 * run.row * width, width), self.lengths.data_ptr() + 4 * run.row
 
 
 class Builder(AttentionMetadataBuilder[Pass]):
@@ -74,9 +85,16 @@ class Builder(AttentionMetadataBuilder[Pass]):
         # else what is on the device would be another's, and would be fetched again.
         self.turn = (self.turn + 1) % self.batches
         first = self.turn * (self.pool.regions // self.batches)
-        return Pass(runs[-1].starts[-1] if runs else 0, m.slot_mapping, m.block_table_tensor,
-                    m.seq_lens, self.regions[first:], runs,
-                    [length - 1 for length in lengths] if is_verified else None)
+        regions, tokens = self.regions[first:], runs[-1].starts[-1] if runs else 0
+        p = Pass(tokens, m.slot_mapping, m.block_table_tensor, m.seq_lens, regions, runs,
+                 [length - 1 for length in lengths] if is_verified else None, [], 0,
+                 PutArgs(tokens=tokens, slots=m.slot_mapping.data_ptr()))
+        for run in runs:
+            is_step = run.contexts is None
+            p.steps.append(Blocks.describe(run.rows, *p.rows_at(run), regions.data_ptr() + 4 * run.row)
+                           if is_step else None)
+            p.stepping += run.rows if is_step else 0
+        return p
 
 
 class Impl(AttentionImpl[Pass]):
@@ -119,33 +137,32 @@ class Impl(AttentionImpl[Pass]):
         q, k, v = query.contiguous(), _packed(key), _packed(value)
         row_bytes = q.stride(0) * q.element_size()
         self.write(k, v, kv_cache, p)
-        width = p.table.stride(0)
-        for run in p.runs:
-            table = p.table.data_ptr() + 4 * run.row * width, width
-            lengths = p.lengths.data_ptr() + 4 * run.row
-            if run.contexts is None:
+        q_at, out_at = q.data_ptr(), output.data_ptr()
+        for run, step in zip(p.runs, p.steps):
+            if step is not None:
                 first, lse = run.starts[0], None
                 if p.contexts is not None:
+                    table, lengths = p.rows_at(run)
                     lse = torch.empty(run.rows, self.num_heads, dtype=torch.float32, device=q.device)
                     self.pool.recall.compare(blocks, self.index, Rows(
                         table, lengths, p.contexts[run.row:run.row + run.rows],
-                        q.data_ptr() + first * row_bytes, output[first:first + run.rows]), lse, stream)
-                blocks.decode(self.index, run.rows, table, lengths, q.data_ptr() + first * row_bytes,
-                              output.data_ptr() + first * row_bytes, stream,
-                              regions=p.regions.data_ptr() + 4 * run.row,
-                              lse=None if lse is None else lse.data_ptr())
+                        q_at + first * row_bytes, output[first:first + run.rows]), lse, stream)
+                blocks.step(self.index, step, q_at + first * row_bytes, out_at + first * row_bytes,
+                            stream, None if lse is None else lse.data_ptr())
             else:
-                blocks.extend(self.index, table, lengths, run.starts, run.contexts, q.data_ptr(),
-                              output.data_ptr(), stream)
-        self.pool.done(stream, p.runs, self.is_last)
+                assert run.contexts is not None
+                blocks.extend(self.index, *p.rows_at(run), run.starts, run.contexts, q_at, out_at, stream)
+        self.pool.done(stream, p.stepping, self.is_last)
         return output
 
     def write(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, p: Pass) -> None:
         """Enqueue the tokens of a pass, whose rows are packed."""
         assert self.pool is not None and self.pool.blocks is not None
         self._bind(kv_cache)
-        self.pool.blocks.put(self.index, p.tokens, k.data_ptr(), v.data_ptr(), p.slots.data_ptr(),
-                             self.pool.stream(), k_stride=k.stride(0), v_stride=v.stride(0))
+        put = p.put
+        put.layer, put.k, put.v = self.index, k.data_ptr(), v.data_ptr()
+        put.k_stride, put.v_stride = k.stride(0), v.stride(0)
+        self.pool.blocks.write(put, self.pool.stream())
 
     def _bind(self, kv_cache: torch.Tensor) -> None:
         """vLLM may give a layer other memory, as after sleep."""

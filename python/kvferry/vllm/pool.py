@@ -6,7 +6,7 @@ have pages in host memory, so what its scheduler admits has room.
 """
 import logging
 import time
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
@@ -21,7 +21,6 @@ from . import heads as _heads
 from . import options as _options
 from .metrics import Written, values_of
 from .refusals import refuse
-from .rows import Run
 from .verify import Recall
 
 log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
@@ -134,9 +133,9 @@ class Pool:
         """Where the work of a layer goes: torch's own stream, or one that is waited for."""
         return self._stream or self.runtime.torch_stream()
 
-    def done(self, stream: Stream, runs: List[Run], is_last: bool) -> None:
-        """A layer is enqueued; on the host device, what it wrote is read next."""
-        self._steps += sum(run.rows for run in runs if run.contexts is None)
+    def done(self, stream: Stream, steps: int, is_last: bool) -> None:
+        """A layer is enqueued, with so many rows of steps; on the host device, what it wrote is read next."""
+        self._steps += steps
         if self._stream is not None:
             stream.wait()
         self.recall.settle()
