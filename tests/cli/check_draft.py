@@ -150,7 +150,7 @@ def check_models(chat):
 def check_refused(chat):
     for options, text, status in (
             (("--draft", "ngram:16"), "ngram:N", 2), (("--draft", "ngram:0"), "ngram:N", 2),
-            (("--draft", "tree"), "ngram or ngram:N", 2),
+            (("--draft", "tree"), "ngram, or ngram:N with N from 1 to 15", 2),
             (("--draft", "ngram", "--select", "hybrid"), "a static set of", 1)):
         _, told = chat.run("--prompt", "the code", "-n", "4", *options, status=status)
         chat.check("%s is refused by name" % (options,), text in told, told)
