@@ -511,8 +511,8 @@ typedef struct kvf_cache_plan {
     uint64_t host_kv_bytes;      /**< the page pool */
     uint64_t host_staging_bytes; /**< the staging ring */
     uint64_t device_kv_bytes;    /**< slots, static sets, local windows */
-    uint64_t
-        device_digest_bytes; /**< codes, of host_tokens_max tokens; boxes and means of all rows */
+    /** Codes, of host_tokens_max tokens; boxes and means of all rows. */
+    uint64_t device_digest_bytes;
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */
     uint32_t dynamic_pages;      /**< per KV head and step, while the window is shortest */
@@ -599,13 +599,13 @@ KVF_API uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t la
 typedef struct kvf_prefill_args {
     kvf_sequence *sequence;
     uint32_t layer;
-    uint32_t tokens;           /**< of this chunk: 1 … prefill_chunk_max */
-    const void *q;             /**< [tokens, query_heads, head_dim]; NULL = append only */
-    const void *k;             /**< [tokens, kv_heads, head_dim], after RoPE */
-    const void *v;             /**< [tokens, kv_heads, head_dim] */
-    const uint32_t *positions; /**< [tokens] on the host, ascending, below UINT32_MAX, copied; NULL
-                                  = contiguous */
-    void *out;                 /**< [tokens, query_heads, head_dim]; unused if q is NULL */
+    uint32_t tokens; /**< of this chunk: 1 … prefill_chunk_max */
+    const void *q;   /**< [tokens, query_heads, head_dim]; NULL = append only */
+    const void *k;   /**< [tokens, kv_heads, head_dim], after RoPE */
+    const void *v;   /**< [tokens, kv_heads, head_dim] */
+    /** [tokens] on the host, ascending, below UINT32_MAX, copied; NULL = contiguous. */
+    const uint32_t *positions;
+    void *out; /**< [tokens, query_heads, head_dim]; unused if q is NULL */
 } kvf_prefill_args;
 
 /**

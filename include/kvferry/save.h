@@ -38,8 +38,8 @@ typedef struct kvf_save kvf_save;
 typedef struct kvf_save_args {
     size_t size; /**< set by init */
     kvf_sequence *sequence;
-    const char
-        *path; /**< a file there is replaced once the new one is whole; no folder, no device */
+    /** A file there is replaced once the new one is whole; no folder, no device. */
+    const char *path;
     const char *model;   /**< what the keys and values are of, at most 63 bytes; NULL = "" */
     const void *note;    /**< bytes of the caller's, such as token ids; copied; may be NULL */
     uint32_t note_bytes; /**< at most 64 MiB */
