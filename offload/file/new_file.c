@@ -23,12 +23,20 @@ static bool refused(const kvf_new_file *f, const char *what)
 }
 
 /* A rename would take the place of a device or a pipe, for everybody. */
-kvf_status kvf_new_file_check(kvf_context *context, const char *path)
+const char *kvf_new_file_obstacle(const char *path)
 {
     struct stat info;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+    if (stat(path, &info) != 0 || S_ISREG(info.st_mode))
+        return NULL;
+    return S_ISDIR(info.st_mode) ? "a folder" : "no regular file";
+}
+
+kvf_status kvf_new_file_check(kvf_context *context, const char *path)
+{
+    const char *obstacle = kvf_new_file_obstacle(path);
+    if (obstacle)
         KVF_FAIL(context, KVF_INVALID, "path = %.300s: it is %s; name a new file, or a regular one",
-                 path, S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
+                 path, obstacle);
     return KVF_OK;
 }
 

@@ -23,6 +23,8 @@ typedef struct kvf_new_file {
     bool is_committed;
 } kvf_new_file;
 
+/* What is there that is no regular file and would be replaced; NULL = nothing such. */
+const char *kvf_new_file_obstacle(const char *path);
 /* KVF_INVALID if something is there that is no regular file: it would be replaced. */
 KVF_CHECKED kvf_status kvf_new_file_check(kvf_context *context, const char *path);
 /* Mode 0600. *out is to be closed even on failure. KVF_INVALID as above,

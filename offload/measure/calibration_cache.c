@@ -23,9 +23,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "new_file.h"
 #include "transfer_calibrate.h"
 
 #define FILE_BYTES_MAX ((size_t)64 << 10)
@@ -232,19 +232,13 @@ static bool write_all(kvf_context *context, FILE *file, const char *path, const 
     return fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
 }
 
-/* A rename takes the place of anything, of a device too. */
-static bool may_replace(const char *path)
-{
-    struct stat info;
-    return stat(path, &info) != 0 || S_ISREG(info.st_mode);
-}
-
 bool kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration *calibration)
 {
     const size_t length = strlen(path) + 8;
-    char *temporary = may_replace(path) ? kvf_alloc(context, length, 1) : NULL;
+    const bool may_replace = !kvf_new_file_obstacle(path);
+    char *temporary = may_replace ? kvf_alloc(context, length, 1) : NULL;
     bool is_written = false;
-    int code = may_replace(path) ? ENOMEM : EINVAL;
+    int code = may_replace ? ENOMEM : EINVAL;
     if (temporary) {
         snprintf(temporary, length, "%s.XXXXXX", path);
         const int descriptor = mkstemp(temporary);
