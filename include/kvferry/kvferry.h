@@ -522,6 +522,7 @@ typedef struct kvf_cache_plan {
     uint32_t block_size;         /**< tokens that are allocated, sealed and written back together */
     uint32_t disk_bundle_bytes;  /**< read and written together; 0 = there is no disk tier */
     uint64_t disk_bytes;         /**< the file of the disk tier */
+    kvf_digest_kind digest;      /**< the one in force */
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */

@@ -33,6 +33,14 @@ kvf_status kvf_disk_file_open(kvf_context *context, const char *folder, uint64_t
     return KVF_OK;
 }
 
+kvf_status kvf_disk_folder_check(kvf_context *context, const char *folder)
+{
+    int file;
+    KVF_TRY(kvf_file_scratch(context, folder, 0, &file));
+    (void)close(file);
+    return KVF_OK;
+}
+
 void kvf_disk_file_close(kvf_disk_file *f)
 {
     if (f->direct >= 0 && f->direct != f->buffered)

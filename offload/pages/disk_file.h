@@ -22,6 +22,8 @@ typedef struct kvf_disk_file {
 /* *out is to be closed even on failure. KVF_INVALID, KVF_SYSTEM with errno. */
 KVF_CHECKED kvf_status kvf_disk_file_open(kvf_context *context, const char *folder, uint64_t bytes,
                                           kvf_disk_file *out);
+/* Whether one could be made there: a folder that is not needed yet is wrong all the same. */
+KVF_CHECKED kvf_status kvf_disk_folder_check(kvf_context *context, const char *folder);
 void kvf_disk_file_close(kvf_disk_file *file);
 
 /* Whole, one request at a time. Thread: any. */

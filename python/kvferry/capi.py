@@ -131,7 +131,7 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
     observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes""")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
-    u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes""")
+    u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest""")
 BlocksConfig = _struct("kvf_blocks_config",
                        "size size; kvf_cache_config cache; u32 block_count block_tokens")
 BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes

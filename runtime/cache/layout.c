@@ -368,6 +368,7 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         .device_digest_bytes = r->digest.bytes,
         .device_table_bytes = r->table.bytes,
         .transfer = cache->config.transfer,
+        .digest = cache->config.digest,
         .block_size = cache->plan.block_size,
     };
     for (uint32_t i = 0; i < cache->part_count; i++)

@@ -9,6 +9,7 @@
 #include "part.h"
 
 #include "calibrate.h"
+#include "disk_file.h"
 
 /* Of a disk tier: whatever earlier calls enqueued is done. */
 static kvf_status settle(void *user)
@@ -24,6 +25,8 @@ static kvf_status take_pool(kvf_part *part)
     const kvf_dims *d = &part->dims;
     const kvf_host_memory_config memory = kvf_runtime_memory(part->runtime);
     const size_t block = kvf_home_block_bytes(&d->paging);
+    if (!d->berths && part->config.disk_path)
+        KVF_TRY(kvf_disk_folder_check(part->context, part->config.disk_path));
     if (!d->berths)
         return kvf_page_pool_create(part->context, part->device, &memory, block, d->block_count,
                                     &part->pool);

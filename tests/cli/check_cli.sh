@@ -85,6 +85,10 @@ try 1 $run --token-ids ids.txt; says "'six"; silent
 try 1 $run --prompt "$text" --context 10; says 'raise --context'; silent
 try 1 run --model "$model" -n 40000 --prompt "$text"; says 'max_position_embeddings'; silent
 try 1 $run --prompt "$text" --budget 64; says '\-\-budget: budget_tokens = 64: at least'; silent
+try 1 $run --prompt "$text" --budget 512+5% --static-ratio auto --select hybrid; says '\-\-budget: budget_share = 0.05'; silent
+try 1 $run --prompt "$text" --select quest --digest codes
+says "digest is 'codes'; --select quest scores by minmax: leave it out"; silent
+try 0 run --model "$model" -n 1 --prompt "$text" --select quest --dry-run; says 'digests .* minmax'
 try 1 $run --prompt "$text" --context 40000; says 'context 40000 is past the 32768 positions'; silent
 mkdir far && ln -s "$model"/tokenizer* "$model"/*.safetensors far/
 sed 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 100000000/' "$model/config.json" >far/config.json

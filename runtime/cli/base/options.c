@@ -341,11 +341,18 @@ static bool is_name_of(const char *text, const char *name)
     return strncmp(text, name, size) == 0 && text[size] == ' ';
 }
 
+/* Whether the option sets the field that the text begins with. */
+static bool says(const cli_option *o, const char *text)
+{
+    return (o->field && is_name_of(text, o->field)) ||
+           (o->take == take_budget && is_name_of(text, "budget_share"));
+}
+
 void cli_complain(const cli_command *c, const char *text)
 {
     fputs("kvferry: ", stderr);
     for (uint32_t i = 0; i < c->count; i++)
-        if (c->options[i].field && is_name_of(text, c->options[i].field)) {
+        if (says(&c->options[i], text)) {
             fprintf(stderr, "--%s: ", c->options[i].is.name);
             break;
         }

@@ -69,9 +69,11 @@ kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache
         .page_size = cache->page_size,
         .on_gpu = is_on_gpu(options->runtime),
     };
-    cli_show(kvf_cache_setting, "digest", cache, plan->digest);
     cli_memory_available(plan);
-    return kvf_cache_plan_make(options->runtime, cache, &plan->cache, error);
+    KVF_TRY(kvf_cache_plan_make(options->runtime, cache, &plan->cache, error));
+    const kvf_cache_config in_force = {.digest = plan->cache.digest};
+    cli_show(kvf_cache_setting, "digest", &in_force, plan->digest);
+    return KVF_OK;
 }
 
 /* Tokens that a sequence has room for. */
@@ -218,6 +220,17 @@ static kvf_status plan_rows(cli_run *run, kvf_error *error)
     return cli_run_prune_plan(run, error);
 }
 
+/* A policy that has a digest of its own ignores another one; who asks for both is told. */
+static kvf_status check_digest(const cli_run *run, kvf_error *error)
+{
+    const char *given = cli_option_find(&run->command, "digest")->given;
+    if (!given || run->options.cache.digest == run->plan.cache.digest)
+        return KVF_OK;
+    return model_fail(error, KVF_INVALID,
+                      "--digest is '%s'; --select %s scores by %s: leave it out", given,
+                      cli_option_find(&run->command, "select")->given, run->plan.digest);
+}
+
 /* A batch whose rows nobody has set has fewer, until memory has room for them. */
 kvf_status cli_run_make_plan(cli_run *run, kvf_error *error)
 {
@@ -226,6 +239,7 @@ kvf_status cli_run_make_plan(cli_run *run, kvf_error *error)
     if (is_free && is_on_gpu(run->runtime))
         *rows = kvf_min_u32(*rows, GPU_ROWS);
     KVF_TRY(plan_rows(run, error));
+    KVF_TRY(check_digest(run, error));
     while (is_free && *rows > 1 && cli_memory_plan_total(&run->plan) > run->plan.available_bytes) {
         --*rows;
         KVF_TRY(plan_rows(run, error));

@@ -309,6 +309,8 @@ static void contradictions_are_refused(void **state)
     c = good;
     c.disk_path = "/nowhere/at/all";
     refused(runtime, &c, KVF_SYSTEM, "/nowhere/at/all");
+    c.host_bytes = 1 << 30; /* all fits, and nothing would be written there */
+    refused(runtime, &c, KVF_SYSTEM, "/nowhere/at/all");
     c = disk_config_of(&disk_heads[1], 1);
     c.host_bytes /= 8;
     refused(runtime, &c, KVF_INVALID, "retrieval heads each need pages in memory; give at least");
