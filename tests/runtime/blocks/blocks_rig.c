@@ -436,3 +436,56 @@ void rig_open_two(rig *r)
 {
     rig_open_two_of(r, rig_config());
 }
+
+/* ---- many requests ---- */
+
+/* Regions of a pass: any, each once. */
+static void deal_regions(rig *r, rig_request *const *list, uint32_t count)
+{
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t region;
+        do
+            region = test_random_below(&r->random, RIG_REQUESTS);
+        while (taken >> region & 1);
+        taken |= 1u << region;
+        list[i]->region = (int32_t)region;
+    }
+}
+
+static uint32_t room_of(const rig *r, const rig_request *q)
+{
+    const uint32_t next = q->length < q->prompt ? kvf_min_u32(q->chunk, q->prompt - q->length) : 1;
+    return kvf_div_ceil_u32(q->length + next, r->config.block_tokens) - q->ids_count;
+}
+
+void rig_serve(rig *r, int moves_regions)
+{
+    uint32_t dropped = 0;
+    for (uint32_t pass = 0, done = 0; done < r->requests; pass++) {
+        rig_request *list[RIG_REQUESTS];
+        uint32_t count = 0;
+        done = 0;
+        for (uint32_t i = 0; i < r->requests; i++) {
+            rig_request *q = &r->request[i];
+            done += (uint32_t)rig_is_done(q);
+            q->region = (int32_t)i;
+            if (rig_is_done(q) || test_random_below(&r->random, 4) == 0)
+                continue;
+            if (q->length && dropped < 3 && test_random_below(&r->random, 30) == 0) {
+                rig_drop(r, q); /* preempted: it begins anew, in other blocks */
+                dropped++;
+                continue;
+            }
+            if (room_of(r, q) > r->free_count)
+                continue;
+            rig_grow(r, q, q->length + room_of(r, q) * r->config.block_tokens, 1);
+            rig_grow(r, q, q->length + 1, 1);
+            list[count++] = q;
+        }
+        if (moves_regions)
+            deal_regions(r, list, count);
+        if (count && rig_pass(r, list, count))
+            fail_msg("pass %u: %u outputs differ", pass, r->differs);
+    }
+}

@@ -75,6 +75,8 @@ uint32_t rig_pass(rig *r, rig_request *const *list, uint32_t count);
 /* Tokens below `length` once more, without queries, as an engine that has dropped their blocks. */
 void rig_put(rig *r, rig_request *q, uint32_t first, uint32_t end);
 int rig_is_done(const rig_request *q);
+/* Passes of requests that come, wait, lose their blocks and go, until all are done. */
+void rig_serve(rig *r, int moves_regions);
 
 /* [layers, kv_heads] */
 extern const uint8_t rig_kinds[4], rig_all_kinds[4];

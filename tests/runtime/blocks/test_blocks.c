@@ -16,58 +16,6 @@ static uint32_t method_count(void)
     return test_on_cuda() ? 1 : 2; /* a GPU reads pages in no other way */
 }
 
-/* Regions of a pass: any, each once. */
-static void deal_regions(rig *r, rig_request *const *list, uint32_t count)
-{
-    uint32_t taken = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t region;
-        do
-            region = test_random_below(&r->random, RIG_REQUESTS);
-        while (taken >> region & 1);
-        taken |= 1u << region;
-        list[i]->region = (int32_t)region;
-    }
-}
-
-static uint32_t room_of(const rig *r, const rig_request *q)
-{
-    const uint32_t next = q->length < q->prompt ? kvf_min_u32(q->chunk, q->prompt - q->length) : 1;
-    return kvf_div_ceil_u32(q->length + next, r->config.block_tokens) - q->ids_count;
-}
-
-/* Passes of requests that come, wait, lose their blocks and go, until all are done. */
-static void serve(rig *r, int moves_regions)
-{
-    uint32_t dropped = 0;
-    for (uint32_t pass = 0, done = 0; done < r->requests; pass++) {
-        rig_request *list[RIG_REQUESTS];
-        uint32_t count = 0;
-        done = 0;
-        for (uint32_t i = 0; i < r->requests; i++) {
-            rig_request *q = &r->request[i];
-            done += (uint32_t)rig_is_done(q);
-            q->region = (int32_t)i;
-            if (rig_is_done(q) || test_random_below(&r->random, 4) == 0)
-                continue;
-            if (q->length && dropped < 3 && test_random_below(&r->random, 30) == 0) {
-                rig_drop(r, q); /* preempted: it begins anew, in other blocks */
-                dropped++;
-                continue;
-            }
-            if (room_of(r, q) > r->free_count)
-                continue;
-            rig_grow(r, q, q->length + room_of(r, q) * r->config.block_tokens, 1);
-            rig_grow(r, q, q->length + 1, 1);
-            list[count++] = q;
-        }
-        if (moves_regions)
-            deal_regions(r, list, count);
-        if (count && rig_pass(r, list, count))
-            fail_msg("pass %u: %u outputs differ", pass, r->differs);
-    }
-}
-
 static void bits_are_those_of_sequences(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING};
@@ -91,7 +39,7 @@ static void bits_are_those_of_sequences(void **state)
         bc.block_count = 24;
         test_seed_print("blocks", 70 + i);
         rig_open(&r, &rc, &bc, 4, 70 + i);
-        serve(&r, i % 4 != 3);
+        rig_serve(&r, i % 4 != 3);
         const kvf_blocks_stats s = rig_stats(&r);
         assert_true(r.compared > 100);
         assert_int_equal(s.bad_rows, 0);
@@ -139,7 +87,7 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
         bc.block_count = 24;
         test_seed_print("blocks", 110 + i);
         rig_open(&r, &rc, &bc, 4, 110 + i);
-        serve(&r, 1);
+        rig_serve(&r, 1);
         assert_true(r.compared > 100);
         assert_int_equal(rig_stats(&r).bad_rows, 0);
         if (test_on_cuda()) {
@@ -171,7 +119,7 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
         test_seed_print("blocks", 90 + i);
         rig_open(&r, &rc, &bc, 3, 90 + i);
         r.captures = 1;
-        serve(&r, 1);
+        rig_serve(&r, 1);
         assert_true(r.compared > 100);
         assert_true(r.replays > 40);
         assert_int_equal(rig_stats(&r).bad_rows, 0);
