@@ -67,6 +67,7 @@
     PLAIN(cells, note)                                                                             \
     PLAIN(cells, spoil)                                                                            \
     PLAIN(cells, clone)                                                                            \
+    SIMD(cells, expand)                                                                            \
     SIMD(observe, observe_stats)                                                                   \
     SIMD(observe, observe_score)                                                                   \
     SIMD(observe, pool)                                                                            \

@@ -21,6 +21,9 @@
  *
  * A streaming head has its tokens in the cells as others have, and a *tail* in every region: first
  * and newest tokens, with tags. Its list is idle: it scores, chooses and keeps nothing.
+ *
+ * A cell has the home form of pages. Where that is packed, tokens are packed when they are written,
+ * and what a region has of sink, window and tails is what comes back of them, in exact form.
  */
 
 #include "move/move_args.h"
@@ -107,16 +110,16 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
 }
 
 /* ---- write: new tokens of a layer, into their cells ----
- * Key and value to the cell, the code to its group; the token's count of writes rises, and the mean
- * of its stretch counts no more. If any of the token's keys and values is not finite, its odd bit
- * is set and it is all zeros, so that tokens before it, which do not see it, keep their answers. A
- * slot below 0 is left out, one behind the last cell is left out and counted. No slot is given
- * twice. A task is KVF_WRITE_TOKENS tokens. */
+ * Key and value to the cell, in home form, the code of what the cell has of the key to its group;
+ * the token's count of writes rises, and the mean of its stretch counts no more. If any of the
+ * token's keys and values is not finite, its odd bit is set and it is all zeros, so that tokens
+ * before it, which do not see it, keep their answers. A slot below 0 is left out, one behind the
+ * last cell is left out and counted. No slot is given twice. A task is KVF_WRITE_TOKENS tokens. */
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
     const kvf_cells *cells;
     kvf_cell_codes codes;
-    kvf_dtype dtype; /* of the cells */
+    kvf_shape shape; /* of the cells */
     uint32_t layer;
     uint32_t tokens;
     const void *k; /* [tokens] rows of [kv_heads, head_dim], k_stride elements apart */
@@ -154,9 +157,10 @@ KVF_INLINE uint32_t kvf_rows_expected(const kvf_rows_args *a, uint32_t row)
 /* ---- renew: what regions have of rows becomes true ----
  * Slots whose page is not of the row's cell any more, or was written since, become free. Tokens of
  * the sink (of what is sealed) and, where there are rings, of the window, whose tag is not right,
- * are brought from their cell. One task per (row, KV head). */
+ * are brought from their cell, in exact form. One task per (row, KV head). */
 typedef struct kvf_renew_args {
     const kvf_cells *cells;
+    kvf_pages pages; /* of the cells */
     uint32_t layer;
     uint32_t rows;
     uint32_t kv_heads;
@@ -179,10 +183,11 @@ KVF_TASKS(average, kvf_average_args,
           kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES) * a->rows)
 
 /* ---- trail: tails of streaming heads become true, and what they attend to: tokens below ring.sink
- * and the newest ring.recent. Without tails spans lie in the cells. A list that is not idle has no
- * spans. One task per (row, KV head). */
+ * and the newest ring.recent, in exact form. Without tails, which packed cells have, spans lie in
+ * the cells. A list that is not idle has no spans. One task per (row, KV head). */
 typedef struct kvf_trail_args {
     const kvf_cells *cells;
+    kvf_pages pages; /* of the cells */
     uint32_t layer;
     uint32_t rows;
     uint32_t kv_heads;
@@ -241,6 +246,26 @@ typedef struct kvf_clone_args {
 } kvf_clone_args;
 KVF_TASKS(clone, kvf_clone_args, a->tasks)
 
+/* ---- expand: blocks of chunks in exact form, where pages are packed ----
+ * Block b of row i to block i * blocks_each + b of `wide`, but for tokens behind the end of the
+ * chunk. One task per (row, block, KV head). */
+typedef struct kvf_expand_args {
+    kvf_paging paging;
+    kvf_query_chunks chunks;
+    uint32_t blocks_each; /* at least those of the longest */
+    void *const *blocks;  /* [chunks.count, blocks_max] in home form, as `rows` names them */
+    char *wide;           /* [chunks.count, blocks_each] blocks */
+} kvf_expand_args;
+KVF_TASKS(expand, kvf_expand_args, a->chunks.count * a->blocks_each * a->paging.kv_heads)
+
+/* Tokens of block `block` of row `row` that its chunk has or follows; 0: there is no such block. */
+KVF_INLINE uint32_t kvf_expand_tokens(const kvf_expand_args *a, uint32_t row, uint32_t block)
+{
+    const kvf_query_chunk *chunk = &a->chunks.at[row];
+    const uint32_t end = chunk->base + chunk->tokens, first = block * a->paging.block_size;
+    return end > first ? kvf_min_u32(a->paging.block_size, end - first) : 0;
+}
+
 /* ---- where things are ---- */
 
 KVF_INLINE size_t kvf_cells_count(const kvf_cells *c)
@@ -251,7 +276,16 @@ KVF_INLINE size_t kvf_cells_count(const kvf_cells *c)
 KVF_INLINE char *kvf_cell_home(const kvf_cells *c, uint32_t layer, uint32_t cell)
 {
     const size_t n = layer * kvf_cells_count(c) + cell;
-    return c->arenas[n / c->arena_cells] + n % c->arena_cells * kvf_block_bytes(&c->paging);
+    return c->arenas[n / c->arena_cells] + n % c->arena_cells * kvf_home_block_bytes(&c->paging);
+}
+
+/* The page of a cell that token `token` of a KV head is in, in home form. */
+KVF_INLINE char *kvf_cell_page(const kvf_cells *c, uint32_t layer, uint32_t cell, uint32_t head,
+                               uint32_t token)
+{
+    const kvf_paging *p = &c->paging;
+    return kvf_cell_home(c, layer, cell) + head * kvf_home_run_bytes(p) +
+           token / p->shape.page_size * kvf_home_page_bytes(&p->shape);
 }
 
 KVF_INLINE uint32_t *kvf_cell_writes(const kvf_cells *c, uint32_t layer, uint32_t cell)
@@ -356,7 +390,7 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
 {
     const kvf_paging *p = &c->paging;
     const size_t list = kvf_region_list(c, region, layer, 0), n = list / p->lists;
-    const size_t page = kvf_page_bytes(&p->shape);
+    const size_t store = p->store_pages * kvf_page_bytes(&p->shape);
     const uint32_t sealed =
         length < c->local_tokens ? 0 : (length - c->local_tokens) / p->block_size;
     const uint32_t fixed = p->sink + length - sealed * p->block_size;
@@ -368,10 +402,10 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     row.blocks = c->blocks + (size_t)number * p->blocks_max;
     row.ring = c->rings ? c->rings + n * p->ring_blocks * kvf_block_bytes(p) : NULL;
     row.bits = c->bits;
-    row.store = c->stores + n * p->kv_heads * p->store_pages * page;
+    row.store = c->stores + n * p->kv_heads * store;
     row.store_count = c->store_count + (size_t)number * p->kv_heads;
     row.slot_of_page = c->slot_of_page + list * p->pages_max;
-    row.slots = c->slots ? c->slots + list * p->slots * page : NULL;
+    row.slots = c->slots ? c->slots + list * p->slots * kvf_home_page_bytes(&p->shape) : NULL;
     row.chosen_pages =
         c->all_pages || c->dynamic_pages == 0 ? c->dynamic_pages : rest / p->shape.page_size;
     row.length = length;

@@ -8,8 +8,8 @@
  * across the link per head. Exact.
  */
 
+#include "bring_token.cuh"
 #include "cuda_kernels.h"
-#include "paging.cuh"
 
 #define THREADS 128u
 #define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
@@ -40,6 +40,7 @@ static __device__ __forceinline__ uint32_t free_slots(const kvf_renew_args &a, u
 
 /* A warp brings token `token` of the row to `to`, unless it is there; 1 in its first lane if it was
  * not. */
+template <bool is_packed>
 static __device__ __forceinline__ uint32_t bring(const kvf_renew_args &a, const uint32_t *cell,
                                                  uint32_t head, uint32_t token, kvf_cell_tag *tag,
                                                  char *to)
@@ -53,16 +54,14 @@ static __device__ __forceinline__ uint32_t bring(const kvf_renew_args &a, const 
     __syncwarp();
     if (is_there)
         return 0;
-    const size_t bytes = kvf_token_bytes(&p->shape);
-    const char *from = kvf_cell_home(c, a.layer, cell[block]) + head * kvf_run_bytes(p) + t * bytes;
-    for (size_t i = lane * sizeof(uint4); i < bytes; i += KVF_WARP_LANES * sizeof(uint4))
-        *(uint4 *)(to + i) = *(const uint4 *)(from + i);
+    kvf_bring_token<is_packed>(c, kvf_cell_page(c, a.layer, cell[block], head, t), t, to);
     if (lane == 0)
         *tag = wanted;
     return lane == 0;
 }
 
-static __global__ void __launch_bounds__(THREADS, 8)
+template <bool is_packed>
+static __global__ void __launch_bounds__(THREADS, is_packed ? 4 : 8)
     renew_regions(const __grid_constant__ kvf_renew_args a)
 {
     const kvf_cells *c = a.cells;
@@ -77,11 +76,13 @@ static __global__ void __launch_bounds__(THREADS, 8)
     kvf_cell_tag *tags = c->token_tags + list * kvf_cell_tokens(p);
     uint64_t sums = 0; /* brought << 32 | freed */
     for (uint32_t t = warp; t < row->store_count[head]; t += WARPS)
-        sums += bring(a, cell, head, t, &tags[t], kvf_store_token(p, row->store, head, t));
+        sums +=
+            bring<is_packed>(a, cell, head, t, &tags[t], kvf_store_token(p, row->store, head, t));
     for (uint32_t t = row->sealed * p->block_size + warp; row->ring && t < row->length; t += WARPS)
-        sums += bring(a, cell, head, t, &tags[p->sink + t % (p->ring_blocks * p->block_size)],
-                      kvf_row_run(p, row, t / p->block_size, head) +
-                          t % p->block_size * kvf_token_bytes(&p->shape));
+        sums += bring<is_packed>(a, cell, head, t,
+                                 &tags[p->sink + t % (p->ring_blocks * p->block_size)],
+                                 kvf_row_run(p, row, t / p->block_size, head) +
+                                     t % p->block_size * kvf_token_bytes(&p->shape));
     sums = sums << 32 | free_slots(a, blockIdx.x, row, cell);
     sums = kvf_block_sum(sums, kvf_shared());
     if (threadIdx.x != 0)
@@ -92,8 +93,11 @@ static __global__ void __launch_bounds__(THREADS, 8)
 
 extern "C" int kvf_renew_cuda(const void *args, uint32_t tasks, void *stream)
 {
+    const kvf_renew_args *a = (const kvf_renew_args *)args;
+    const dim3 grid(tasks), block(THREADS);
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<renew_regions>(dim3(tasks), dim3(THREADS), SHARED, (cudaStream_t)stream,
-                                          *(const kvf_renew_args *)args);
+    if (a->pages != KVF_PAGES_BF16)
+        return kvf_cuda_launch<renew_regions<true>>(grid, block, SHARED, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<renew_regions<false>>(grid, block, SHARED, (cudaStream_t)stream, *a);
 }

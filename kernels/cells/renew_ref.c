@@ -7,8 +7,7 @@
  * other.
  */
 
-#include <string.h>
-
+#include "bring_token.h"
 #include "variants.h"
 
 /* Slots of what the row does not have there any more become free; returns how many. */
@@ -44,10 +43,7 @@ static uint32_t bring(const kvf_renew_args *a, const uint32_t *cell, uint32_t he
     const kvf_cell_tag wanted = kvf_cell_tag_of(c, a->layer, cell[block], t, 1);
     if (kvf_cell_tag_is(tag, wanted))
         return 0;
-    memcpy(to,
-           kvf_cell_home(c, a->layer, cell[block]) + head * kvf_run_bytes(p) +
-               t * kvf_token_bytes(&p->shape),
-           kvf_token_bytes(&p->shape));
+    kvf_bring_token(c, kvf_cell_page(c, a->layer, cell[block], head, t), t, to);
     *tag = wanted;
     return 1;
 }

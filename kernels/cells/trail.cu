@@ -8,37 +8,36 @@
  * head. Exact.
  */
 
+#include "bring_token.cuh"
 #include "cuda_kernels.h"
-#include "paging.cuh"
 
 #define THREADS 128u
 #define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
 #define WARPS   (THREADS / KVF_WARP_LANES)
 
 /* A warp brings token `t` of a span, unless it is there; 1 in its first lane if it was not. */
+template <bool is_packed>
 static __device__ __forceinline__ uint32_t bring(const kvf_trail_args &a, uint32_t cell,
                                                  uint32_t head, const kvf_span &span, uint32_t t,
                                                  kvf_cell_tag *tag)
 {
     const kvf_cells *c = a.cells;
-    const kvf_paging *p = &c->paging;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     const kvf_cell_tag wanted = kvf_cell_tag_of(c, a.layer, cell, t, 1);
     const bool is_there = span.skip >> t & 1 || kvf_cell_tag_is(tag, wanted);
     __syncwarp();
     if (is_there)
         return 0;
-    const size_t bytes = kvf_token_bytes(&p->shape);
-    const char *from = kvf_cell_home(c, a.layer, cell) + head * kvf_run_bytes(p) + t * bytes;
-    char *to = (char *)(uintptr_t)span.page + t * bytes;
-    for (size_t i = lane * sizeof(uint4); i < bytes; i += KVF_WARP_LANES * sizeof(uint4))
-        *(uint4 *)(to + i) = *(const uint4 *)(from + i);
+    kvf_bring_token<is_packed>(c, kvf_cell_page(c, a.layer, cell, head, t), t,
+                               (char *)(uintptr_t)span.page +
+                                   t * kvf_token_bytes(&c->paging.shape));
     if (lane == 0)
         *tag = wanted;
     return lane == 0;
 }
 
-static __global__ void __launch_bounds__(THREADS)
+template <bool is_packed>
+static __global__ void __launch_bounds__(THREADS, is_packed ? 3 : 8)
     trail_heads(const __grid_constant__ kvf_trail_args a)
 {
     const kvf_cells *c = a.cells;
@@ -64,7 +63,9 @@ static __global__ void __launch_bounds__(THREADS)
         if (!c->tails)
             span.page = kvf_cell_home(c, a.layer, cells[page]) + head * kvf_run_bytes(p);
         for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->tails && t < span.count; t += WARPS)
-            sums += (uint64_t)bring(a, cells[page], head, span, t, &c->tail_tags[first + t]) << 32;
+            sums +=
+                (uint64_t)bring<is_packed>(a, cells[page], head, span, t, &c->tail_tags[first + t])
+                << 32;
         if (threadIdx.x != 0)
             continue;
         sums += (uint32_t)__popcll(kvf_live_bits(span.count, span.skip));
@@ -79,8 +80,11 @@ static __global__ void __launch_bounds__(THREADS)
 
 extern "C" int kvf_trail_cuda(const void *args, uint32_t tasks, void *stream)
 {
+    const kvf_trail_args *a = (const kvf_trail_args *)args;
+    const dim3 grid(tasks), block(THREADS);
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<trail_heads>(dim3(tasks), dim3(THREADS), SHARED, (cudaStream_t)stream,
-                                        *(const kvf_trail_args *)args);
+    if (a->pages != KVF_PAGES_BF16)
+        return kvf_cuda_launch<trail_heads<true>>(grid, block, SHARED, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<trail_heads<false>>(grid, block, SHARED, (cudaStream_t)stream, *a);
 }

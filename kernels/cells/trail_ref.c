@@ -6,8 +6,7 @@
  * Knows nothing of other heads. A token is brought only if the newest one sees it.
  */
 
-#include <string.h>
-
+#include "bring_token.h"
 #include "variants.h"
 
 /* Tokens of a span that are not there yet; returns how many there were. */
@@ -15,15 +14,14 @@ static uint32_t bring(const kvf_trail_args *a, uint32_t cell, uint32_t head, con
                       kvf_cell_tag *tags)
 {
     const kvf_cells *c = a->cells;
-    const kvf_paging *p = &c->paging;
-    const size_t bytes = kvf_token_bytes(&p->shape);
-    const char *home = kvf_cell_home(c, a->layer, cell) + head * kvf_run_bytes(p);
+    const size_t bytes = kvf_token_bytes(&c->paging.shape);
     uint32_t brought = 0;
     for (uint32_t t = 0; t < span->count; t++) {
         const kvf_cell_tag wanted = kvf_cell_tag_of(c, a->layer, cell, t, 1);
         if (span->skip >> t & 1 || kvf_cell_tag_is(&tags[t], wanted))
             continue;
-        memcpy((char *)(uintptr_t)span->page + t * bytes, home + t * bytes, bytes);
+        kvf_bring_token(c, kvf_cell_page(c, a->layer, cell, head, t), t,
+                        (char *)(uintptr_t)span->page + t * bytes);
         tags[t] = wanted;
         brought++;
     }

@@ -3,44 +3,77 @@
 /*
  * New tokens into their cells on the GPU; see write_ref.c for the meaning.
  *
- * Knows nothing of rows. A block is 4 warps and one token: all of them copy keys and values, which
- * lie in mapped host memory, and half a warp encodes a head. Bound: a prompt's stores across the
- * link; in decoding the launch itself. Exact.
+ * Knows nothing of rows. A block is 4 warps and one token: all of them copy keys and values to
+ * mapped host memory, and half a warp encodes a head, which it packs first where pages are packed:
+ * in shared memory, as a page of one token, whose parts then go to the cell. Bound: a prompt's
+ * stores across the link; in decoding the launch itself. Exact.
  */
 
 #include "cuda_kernels.h"
-#include "paging.cuh"
-
-#include "score/codes.cuh"
+#include "move/packed.cuh"
 
 #define THREADS 128u
 #define BLOCKS  8u /* of a multiprocessor, at least */
 #define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
 #define HALVES  (THREADS / KVF_CODE_LANES)
 
-/* Codes of all heads of a token, of zeros if it is odd. By the whole block. */
-template <typename T>
-static __device__ __forceinline__ void encode(const kvf_write_args &a, const T *k, bool is_odd,
-                                              uint32_t cell, uint32_t token)
+/* Where the token of a block is. */
+typedef struct token_place {
+    uint32_t cell, token;
+    bool is_there; /* else it is left out */
+} token_place;
+
+static __device__ __forceinline__ token_place place_of(const kvf_write_args &a)
+{
+    const kvf_cells *c = a.cells;
+    const uint32_t size = c->paging.block_size;
+    const int64_t slot = a.slots[blockIdx.x];
+    token_place at = {0, 0, false};
+    if (slot < 0)
+        return at;
+    if ((uint64_t)slot >= kvf_cells_count(c) * size) {
+        if (threadIdx.x == 0)
+            kvf_counter_add(&c->counters[a.layer].bad_slots, 1);
+        return at;
+    }
+    at.cell = (uint32_t)((uint64_t)slot / size);
+    at.token = (uint32_t)((uint64_t)slot % size);
+    at.is_there = true;
+    return at;
+}
+
+/* What is said of a token once it is written. By one thread. */
+static __device__ __forceinline__ void note(const kvf_write_args &a, const token_place &at,
+                                            bool is_odd)
+{
+    const kvf_cells *c = a.cells;
+    unsigned long long *odd = (unsigned long long *)kvf_cell_odd(c, a.layer, at.cell);
+    if (is_odd)
+        atomicOr(odd, 1ull << at.token);
+    else
+        atomicAnd(odd, ~(1ull << at.token));
+    kvf_cell_writes(c, a.layer, at.cell)[at.token] += c->is_deaf != 1;
+    if (c->paging.stretches_max && !c->is_deaf)
+        atomicExch(kvf_cell_is_mean(c, a.layer, at.cell), 0u);
+    kvf_counter_add(&c->counters[a.layer].tokens_put, 1);
+}
+
+/* The code of a key, of zeros if its token is odd, by half a warp; is_there: it is wanted. */
+static __device__ __forceinline__ void encode(const kvf_write_args &a, float x[KVF_CODE_WORDS],
+                                              bool is_odd, const token_place &at, uint32_t head,
+                                              bool is_there)
 {
     const kvf_paging *p = &a.cells->paging;
     const uint32_t head_dim = p->shape.head_dim, words = head_dim / KVF_CODE_LANES;
-    for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
-        const uint32_t h = first + threadIdx.x / KVF_CODE_LANES;
-        const bool is_there = h < p->kv_heads;
-        const uint32_t head = is_there ? h : 0;
-        uint32_t *to =
-            (uint32_t *)kvf_cell_words(&a.codes, head_dim, p->block_size, cell, head, token) +
-            kvf_code_word(head_dim, token % KVF_CODE_TOKENS, 0);
-        float x[KVF_CODE_WORDS];
-        kvf_code_load(x, k + (size_t)head * head_dim, words);
-        for (uint32_t i = 0; is_odd && i < KVF_CODE_WORDS; i++)
-            x[i] = 0.0f;
-        kvf_code_rotate_lanes(x, words);
-        const uint16_t scale = kvf_code_encode_lanes(is_there ? to : NULL, x, words, head_dim);
-        if (is_there && threadIdx.x % KVF_CODE_LANES == 0)
-            kvf_cell_scales(&a.codes, p->block_size, cell, head)[token] = scale;
-    }
+    uint32_t *to =
+        (uint32_t *)kvf_cell_words(&a.codes, head_dim, p->block_size, at.cell, head, at.token) +
+        kvf_code_word(head_dim, at.token % KVF_CODE_TOKENS, 0);
+    for (uint32_t i = 0; is_odd && i < KVF_CODE_WORDS; i++)
+        x[i] = 0.0f;
+    kvf_code_rotate_lanes(x, words);
+    const uint16_t scale = kvf_code_encode_lanes(is_there ? to : NULL, x, words, head_dim);
+    if (is_there && threadIdx.x % KVF_CODE_LANES == 0)
+        kvf_cell_scales(&a.codes, p->block_size, at.cell, head)[at.token] = scale;
 }
 
 static __device__ __forceinline__ void clear(const kvf_paging *p, char *to, size_t bytes)
@@ -57,51 +90,143 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
     const size_t bytes = kvf_row_bytes(&p->shape);
-    const int64_t slot = a.slots[blockIdx.x];
-    if (slot < 0)
+    const token_place at = place_of(a);
+    if (!at.is_there)
         return;
-    if ((uint64_t)slot >= kvf_cells_count(c) * p->block_size) {
-        if (threadIdx.x == 0)
-            kvf_counter_add(&c->counters[a.layer].bad_slots, 1);
-        return;
-    }
-    const uint32_t cell = (uint32_t)((uint64_t)slot / p->block_size);
-    const uint32_t token = (uint32_t)((uint64_t)slot % p->block_size);
     const T *k = (const T *)a.k + blockIdx.x * a.k_stride;
     const T *v = (const T *)a.v + blockIdx.x * a.v_stride;
-    char *const home = kvf_cell_home(c, a.layer, cell) + token * 2 * bytes;
+    char *const home = kvf_cell_home(c, a.layer, at.cell) + at.token * 2 * bytes;
     bool bad = false;
     char *to = home;
     for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p)) {
-        const size_t at = (size_t)h * p->shape.head_dim;
-        const bool bad_key = kvf_copy_and_look(to, k + at, bytes, p->shape.dtype);
-        const bool bad_value = kvf_copy_and_look(to + bytes, v + at, bytes, p->shape.dtype);
+        const size_t first = (size_t)h * p->shape.head_dim;
+        const bool bad_key = kvf_copy_and_look(to, k + first, bytes, p->shape.dtype);
+        const bool bad_value = kvf_copy_and_look(to + bytes, v + first, bytes, p->shape.dtype);
         bad = bad || bad_key || bad_value;
     }
     const bool is_odd = kvf_block_sum(bad, kvf_shared()) != 0;
     if (is_odd)
         clear(p, home, 2 * bytes);
-    encode(a, k, is_odd, cell, token);
-    if (threadIdx.x != 0)
+    for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
+        const uint32_t h = first + threadIdx.x / KVF_CODE_LANES;
+        const uint32_t head = h < p->kv_heads ? h : 0;
+        float x[KVF_CODE_WORDS];
+        kvf_code_load(x, k + (size_t)head * p->shape.head_dim, p->shape.head_dim / KVF_CODE_LANES);
+        encode(a, x, is_odd, at, head, h < p->kv_heads);
+    }
+    if (threadIdx.x == 0)
+        note(a, at, is_odd);
+}
+
+/* ---- packed ---- */
+
+/* Whether a row of all heads has what is not finite; each thread its share. */
+static __device__ __forceinline__ bool look(const void *row, uint32_t count, kvf_dtype dtype)
+{
+    bool bad = false;
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
+        bad = bad || !(fabsf(kvf_element_get(row, dtype, i)) <= FLT_MAX);
+    return bad;
+}
+
+/* The row of a head in fp32, zeros if the token is odd. */
+static __device__ __forceinline__ void load(float x[KVF_CODE_WORDS], const void *row, bool is_odd,
+                                            const kvf_shape *s)
+{
+    packed_load(x, row, s->dtype, s->head_dim / KVF_CODE_LANES);
+    for (uint32_t i = 0; is_odd && i < KVF_CODE_WORDS; i++)
+        x[i] = 0.0f;
+}
+
+/* As the element type has it. */
+static __device__ __forceinline__ void round_to(kvf_dtype dtype, float x[KVF_CODE_WORDS])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
+        uint32_t element;
+        kvf_element_set(&element, dtype, 0, kvf_packed_within(dtype, x[k]));
+        x[k] = kvf_element_get(&element, dtype, 0);
+    }
+}
+
+/* The only token of `page` as token t of `to`, by half a warp. */
+static __device__ __forceinline__ void lay_token(const kvf_shape *s, char *to, uint32_t t,
+                                                 const kvf_shape *of_one, const char *page)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+    const uint32_t value_bytes = kvf_packed_value_bytes(s), scales = kvf_packed_scale_bytes(s) / 2;
+    uint4 *key = (uint4 *)kvf_packed_key(s, to, t);
+    uint2 *value = (uint2 *)kvf_packed_value(s, to, t);
+    for (uint32_t i = lane; i < s->head_dim / sizeof *key; i += KVF_CODE_LANES)
+        key[i] = ((const uint4 *)kvf_packed_key(of_one, page, 0))[i];
+    for (uint32_t i = lane; i < value_bytes / sizeof *value; i += KVF_CODE_LANES)
+        value[i] = ((const uint2 *)kvf_packed_value(of_one, page, 0))[i];
+    for (uint32_t i = lane; i < scales; i += KVF_CODE_LANES)
+        kvf_packed_value_scale(s, to, t)[i] = kvf_packed_value_scale(of_one, page, 0)[i];
+    if (lane == 0)
+        *kvf_packed_key_scale(s, to, t) = *kvf_packed_key_scale(of_one, page, 0);
+}
+
+/* Pages of one token. */
+static __host__ __device__ __forceinline__ kvf_shape shape_of_one(const kvf_shape *s)
+{
+    kvf_shape one = *s;
+    one.page_size = 1;
+    return one;
+}
+
+static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
+    write_packed(const __grid_constant__ kvf_write_args a)
+{
+    const kvf_cells *c = a.cells;
+    const kvf_paging *p = &c->paging;
+    const kvf_shape *s = &p->shape, one = shape_of_one(s);
+    const uint32_t count = p->kv_heads * s->head_dim, words = s->head_dim / KVF_CODE_LANES;
+    const uint32_t half = threadIdx.x / KVF_CODE_LANES;
+    const size_t bytes = kvf_row_bytes(s), element = kvf_dtype_bytes(s->dtype);
+    const token_place at = place_of(a);
+    if (!at.is_there)
         return;
-    unsigned long long *odd = (unsigned long long *)kvf_cell_odd(c, a.layer, cell);
-    if (is_odd)
-        atomicOr(odd, 1ull << token);
-    else
-        atomicAnd(odd, ~(1ull << token));
-    kvf_cell_writes(c, a.layer, cell)[token] += c->is_deaf != 1;
-    if (p->stretches_max && !c->is_deaf)
-        atomicExch(kvf_cell_is_mean(c, a.layer, cell), 0u);
-    kvf_counter_add(&c->counters[a.layer].tokens_put, 1);
+    const char *k = (const char *)a.k + blockIdx.x * a.k_stride * element;
+    const char *v = (const char *)a.v + blockIdx.x * a.v_stride * element;
+    const bool bad_key = look(k, count, s->dtype), bad_value = look(v, count, s->dtype);
+    const bool is_odd = kvf_block_sum(bad_key || bad_value, kvf_shared()) != 0;
+    __syncthreads(); /* the room of the sum becomes that of pages */
+    char *page = kvf_shared() + half * kvf_home_page_bytes(&one);
+    for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
+        const bool is_there = first + half < p->kv_heads;
+        const uint32_t head = is_there ? first + half : 0;
+        float x[KVF_CODE_WORDS];
+        load(x, v + head * bytes, is_odd, s);
+        packed_value(&one, page, 0, x, words);
+        load(x, k + head * bytes, is_odd, s);
+        kvf_code_rotate_lanes(x, words);
+        packed_int8(kvf_packed_key(&one, page, 0), kvf_packed_key_scale(&one, page, 0), x, words);
+        packed_rotate_back(x, words);
+        round_to(s->dtype, x);
+        encode(a, x, false, at, head, is_there);
+        __syncwarp();
+        if (is_there)
+            lay_token(s, kvf_cell_page(c, a.layer, at.cell, head, at.token),
+                      at.token % s->page_size, &one, page);
+        __syncwarp();
+    }
+    if (threadIdx.x == 0)
+        note(a, at, is_odd);
 }
 
 extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_write_args *a = (const kvf_write_args *)args;
     const dim3 grid(a->tokens), block(THREADS);
+    const kvf_shape one = shape_of_one(&a->shape);
+    const size_t pages = HALVES * kvf_home_page_bytes(&one);
     if (tasks == 0)
         return cudaSuccess;
-    switch (a->dtype) {
+    if (a->shape.pages != KVF_PAGES_BF16)
+        return kvf_cuda_launch<write_packed>(grid, block, pages > SHARED ? pages : SHARED,
+                                             (cudaStream_t)stream, *a);
+    switch (a->shape.dtype) {
     case KVF_BF16:
         return kvf_cuda_launch<write_tokens<kvf_bf16>>(grid, block, SHARED, (cudaStream_t)stream,
                                                        *a);

@@ -6,6 +6,7 @@
  * Knows nothing of rows.
  */
 
+#include "packed.h"
 #include "score/code_key.h"
 #include "variants.h"
 #include "write_token.h"
@@ -22,14 +23,33 @@ static void put_code(const kvf_write_args *a, const void *key, const kvf_token_p
     *kvf_write_scale(a, place, head) = kvf_code_key(kvf_write_words(a, place, head), x, head_dim);
 }
 
+/* A token of a head, and the code of what comes back of it. */
+static void put_packed(const kvf_write_args *a, uint32_t index, const kvf_token_place *place,
+                       uint32_t head)
+{
+    const kvf_shape *s = &a->cells->paging.shape;
+    char *page = kvf_write_page(a, place, head);
+    const uint32_t t = place->token % s->page_size;
+    _Alignas(float) char exact[2 * KVF_HEAD_DIM_MAX * sizeof(float)];
+    float x[KVF_HEAD_DIM_MAX];
+    kvf_write_exact(a, index, head, place, exact);
+    kvf_pack_token(s, page, t, exact, x);
+    kvf_unpack_token(s, page, t, exact, x);
+    put_code(a, exact, place, head);
+}
+
 void kvf_write_ref(const void *args, uint32_t task)
 {
     const kvf_write_args *a = args;
+    const kvf_paging *p = &a->cells->paging;
     for (uint32_t i = task * KVF_WRITE_TOKENS; i < kvf_write_end(a, task); i++) {
         kvf_token_place place;
         if (!kvf_write_token(a, i, &place))
             continue;
-        for (uint32_t h = 0; h < a->cells->paging.kv_heads; h++)
-            put_code(a, place.is_odd ? NULL : kvf_write_key(a, i, h), &place, h);
+        for (uint32_t h = 0; h < p->kv_heads; h++)
+            if (p->shape.pages == KVF_PAGES_BF16)
+                put_code(a, place.is_odd ? NULL : kvf_write_key(a, i, h), &place, h);
+            else
+                put_packed(a, i, &place, h);
     }
 }

@@ -1,15 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * New tokens into their cells, the codes of 16 keys side by side: of any tokens and heads of a
- * task. Bound: arithmetic (code_keys_simd.h); the bytes of keys and values are copied.
+ * New tokens into their cells, 16 keys side by side: of any tokens and heads of a task. Bound:
+ * arithmetic, of codes (code_keys_simd.h) and, where pages are packed, of packing (packed_simd.h);
+ * else the bytes of keys and values are copied.
+ *
+ * Tokens of a batch are packed as a page of their own, whose parts are then laid in their cells.
  *
  * Knows nothing of rows. Exactness: the bits of write_ref.c.
  */
 
+#include "move/packed_simd.h"
 #include "score/code_keys_simd.h"
 #include "variants.h"
 #include "write_token.h"
+
+/* A page of as many tokens as a batch has, of any head; and their exact form. */
+#define PACKED_BYTES (KVF_CODE_LANES * (2 * KVF_HEAD_DIM_MAX + 64) + KVF_PACKED_ALIGN)
+#define EXACT_BYTES  (KVF_CODE_LANES * 2 * KVF_HEAD_DIM_MAX * sizeof(float))
 
 /* Keys whose codes are made together. */
 typedef struct batch {
@@ -17,6 +25,10 @@ typedef struct batch {
     const void *keys[KVF_CODE_LANES];
     uint32_t *words[KVF_CODE_LANES];
     uint16_t *scales[KVF_CODE_LANES];
+    /* where pages are packed */
+    char *pages[KVF_CODE_LANES];
+    uint32_t tokens[KVF_CODE_LANES]; /* of their pages */
+    _Alignas(64) char exact[EXACT_BYTES];
 } batch;
 
 static const float zeros[KVF_HEAD_DIM_MAX]; /* a key of any type */
@@ -29,32 +41,90 @@ static void encode_batch(const kvf_write_args *a, batch *b)
     code_tile tile;
     for (uint32_t l = b->count; l < KVF_CODE_LANES; l++)
         b->keys[l] = zeros;
-    code_tile_fill(&tile, b->keys, a->dtype, head_dim);
+    code_tile_fill(&tile, b->keys, a->shape.dtype, head_dim);
     code_tile_encode(words, scales, &tile, head_dim);
     for (uint32_t l = 0; l < b->count; l++) {
         for (uint32_t w = 0; w < head_dim / KVF_CODE_LANES; w++)
             b->words[l][w * KVF_CODE_LANES] = words[w * KVF_CODE_LANES + l];
         *b->scales[l] = scales[l];
     }
+}
+
+/* The token of lane `l` out of the batch's page. */
+static void lay_token(const kvf_shape *s, const kvf_shape *of_batch, const char *page,
+                      const batch *b, uint32_t l)
+{
+    char *to = b->pages[l];
+    const uint32_t t = b->tokens[l];
+    memcpy(kvf_packed_key(s, to, t), kvf_packed_key(of_batch, page, l), s->head_dim);
+    memcpy(kvf_packed_value(s, to, t), kvf_packed_value(of_batch, page, l),
+           kvf_packed_value_bytes(s));
+    *kvf_packed_key_scale(s, to, t) = *kvf_packed_key_scale(of_batch, page, l);
+    memcpy(kvf_packed_value_scale(s, to, t), kvf_packed_value_scale(of_batch, page, l),
+           kvf_packed_scale_bytes(s));
+}
+
+/* Keys of the batch become what comes back of them. */
+static void pack_batch(const kvf_shape *s, batch *b)
+{
+    _Alignas(64) char page[PACKED_BYTES];
+    kvf_shape of_batch = *s;
+    of_batch.page_size = KVF_CODE_LANES;
+    const kvf_packed_run run = {.exact = b->exact, .home = page};
+    code_tile tile;
+    packed_rows rows;
+    pack_keys(&of_batch, &run, 0, b->count, &tile, &rows);
+    for (uint32_t l = 0; l < b->count; l++)
+        pack_value(&of_batch, &run, l, rows.at[l]);
+    unpack_keys(&of_batch, &run, 0, b->count, &tile, &rows);
+    for (uint32_t l = 0; l < b->count; l++) {
+        lay_token(s, &of_batch, page, b, l);
+        store_row(s, b->exact + l * kvf_token_bytes(s), rows.at[l]);
+    }
+}
+
+static void end_batch(const kvf_write_args *a, batch *b)
+{
+    const kvf_shape *s = &a->cells->paging.shape;
+    if (s->pages != KVF_PAGES_BF16)
+        pack_batch(s, b);
+    encode_batch(a, b);
     b->count = 0;
+}
+
+/* A token of a head to the next lane. */
+static void add(const kvf_write_args *a, batch *b, uint32_t index, const kvf_token_place *place,
+                uint32_t head)
+{
+    const kvf_shape *s = &a->cells->paging.shape;
+    const uint32_t l = b->count++;
+    b->keys[l] = place->is_odd ? zeros : kvf_write_key(a, index, head);
+    b->words[l] = kvf_write_words(a, place, head);
+    b->scales[l] = kvf_write_scale(a, place, head);
+    if (s->pages == KVF_PAGES_BF16)
+        return;
+    char *exact = b->exact + l * kvf_token_bytes(s);
+    kvf_write_exact(a, index, head, place, exact);
+    b->keys[l] = exact;
+    b->pages[l] = kvf_write_page(a, place, head);
+    b->tokens[l] = place->token % s->page_size;
 }
 
 void KVF_SIMD_NAME(write)(const void *args, uint32_t task)
 {
     const kvf_write_args *a = args;
-    batch b = {.count = 0};
+    batch b;
+    b.count = 0;
     for (uint32_t i = task * KVF_WRITE_TOKENS; i < kvf_write_end(a, task); i++) {
         kvf_token_place place;
         if (!kvf_write_token(a, i, &place))
             continue;
         for (uint32_t h = 0; h < a->cells->paging.kv_heads; h++) {
-            b.keys[b.count] = place.is_odd ? zeros : kvf_write_key(a, i, h);
-            b.words[b.count] = kvf_write_words(a, &place, h);
-            b.scales[b.count] = kvf_write_scale(a, &place, h);
-            if (++b.count == KVF_CODE_LANES)
-                encode_batch(a, &b);
+            add(a, &b, i, &place, h);
+            if (b.count == KVF_CODE_LANES)
+                end_batch(a, &b);
         }
     }
     if (b.count)
-        encode_batch(a, &b);
+        end_batch(a, &b);
 }

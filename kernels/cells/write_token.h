@@ -3,7 +3,8 @@
 #define KVF_KERNELS_CELLS_WRITE_TOKEN_H
 
 /*
- * A new token into its cell, all but its codes: for the host forms of `write`.
+ * A new token into its cell, all but its codes: for the host forms of `write`. Where pages are
+ * packed, who packs does it.
  *
  * Knows nothing of rows.
  */
@@ -21,9 +22,16 @@ typedef struct kvf_token_place {
 
 static inline const void *kvf_write_key(const kvf_write_args *a, uint32_t index, uint32_t head)
 {
-    const size_t element = kvf_dtype_bytes(a->dtype);
+    const size_t element = kvf_dtype_bytes(a->shape.dtype);
     const size_t at = index * a->k_stride + (size_t)head * a->cells->paging.shape.head_dim;
     return kvf_offset(a->k, at * element);
+}
+
+static inline const void *kvf_write_value(const kvf_write_args *a, uint32_t index, uint32_t head)
+{
+    const size_t element = kvf_dtype_bytes(a->shape.dtype);
+    const size_t at = index * a->v_stride + (size_t)head * a->cells->paging.shape.head_dim;
+    return kvf_offset(a->v, at * element);
 }
 
 static inline void kvf_note_odd(uint64_t *odd, uint32_t token, int is_odd)
@@ -35,12 +43,32 @@ static inline void kvf_note_odd(uint64_t *odd, uint32_t token, int is_odd)
         __atomic_fetch_and(odd, ~bit, __ATOMIC_RELAXED);
 }
 
+/* Key and value of a head in exact form, one behind the other. */
+static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint32_t head,
+                                   const kvf_token_place *place, char *to)
+{
+    const size_t bytes = kvf_row_bytes(&a->cells->paging.shape);
+    if (place->is_odd) {
+        memset(to, 0, 2 * bytes);
+        return;
+    }
+    memcpy(to, kvf_write_key(a, index, head), bytes);
+    memcpy(to + bytes, kvf_write_value(a, index, head), bytes);
+}
+
+/* The page that a token of a head goes to. */
+static inline char *kvf_write_page(const kvf_write_args *a, const kvf_token_place *at,
+                                   uint32_t head)
+{
+    return kvf_cell_page(a->cells, a->layer, at->cell, head, at->token);
+}
+
 /* Returns 0 if token `index` of the call is left out. */
 static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_token_place *place)
 {
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
-    const size_t bytes = kvf_row_bytes(&p->shape), element = kvf_dtype_bytes(p->shape.dtype);
+    const size_t bytes = kvf_row_bytes(&p->shape);
     const int64_t slot = a->slots[index];
     if (slot < 0)
         return 0;
@@ -50,25 +78,18 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
     }
     const uint32_t cell = (uint32_t)((uint64_t)slot / p->block_size);
     const uint32_t token = (uint32_t)((uint64_t)slot % p->block_size);
-    const void *k = kvf_write_key(a, index, 0);
-    const void *v = kvf_offset(a->v, index * a->v_stride * element);
+    const void *k = kvf_write_key(a, index, 0), *v = kvf_write_value(a, index, 0);
     const int is_odd = kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
                        kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype);
-    char *to = kvf_cell_home(c, a->layer, cell) + token * 2 * bytes;
-    for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p)) {
-        if (is_odd) {
-            memset(to, 0, 2 * bytes);
-        } else {
-            memcpy(to, kvf_offset(k, h * bytes), bytes);
-            memcpy(to + bytes, kvf_offset(v, h * bytes), bytes);
-        }
-    }
+    *place = (kvf_token_place){.cell = cell, .token = token, .is_odd = is_odd};
+    for (uint32_t h = 0; p->shape.pages == KVF_PAGES_BF16 && h < p->kv_heads; h++)
+        kvf_write_exact(a, index, h, place,
+                        kvf_write_page(a, place, h) + token % p->shape.page_size * 2 * bytes);
     kvf_note_odd(kvf_cell_odd(c, a->layer, cell), token, is_odd);
     kvf_cell_writes(c, a->layer, cell)[token] += c->is_deaf != 1;
     if (p->stretches_max && !c->is_deaf)
         __atomic_store_n(kvf_cell_is_mean(c, a->layer, cell), 0, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->counters[a->layer].tokens_put, 1, __ATOMIC_RELAXED);
-    *place = (kvf_token_place){.cell = cell, .token = token, .is_odd = is_odd};
     return 1;
 }
 

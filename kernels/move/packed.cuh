@@ -157,6 +157,15 @@ static __device__ __forceinline__ void packed_token(const kvf_shape *s, void *pa
         packed_store(exact + kvf_row_bytes(s), s->dtype, words, x);
 }
 
+/* A run in home form to shared memory, 16 bytes per thread, because pages are behind a link. By the
+ * whole block. */
+static __device__ __forceinline__ void packed_fetch(const char *run, size_t bytes)
+{
+    for (uint32_t i = threadIdx.x; i < bytes / 16; i += blockDim.x)
+        ((uint4 *)kvf_shared())[i] = kvf_load_once((const uint4 *)run + i);
+    __syncthreads();
+}
+
 /* Token t of a page to an exact key with its value behind it; `stays`: it is not written. */
 static __device__ __forceinline__ void packed_token_back(const kvf_shape *s, const void *page,
                                                          uint32_t t, char *exact, bool stays)

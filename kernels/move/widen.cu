@@ -44,9 +44,7 @@ static __global__ void __launch_bounds__(THREADS)
     const char *from = (const char *)(a.block ? a.block : row->blocks[block]) + head * all;
     char *to = (a.wide ? a.wide + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) +
                head * kvf_run_bytes(p);
-    for (uint32_t i = threadIdx.x; i < all / 16; i += blockDim.x)
-        ((uint4 *)kvf_shared())[i] = kvf_load_once((const uint4 *)from + i);
-    __syncthreads();
+    packed_fetch(from, all);
     /* A block has an even number of tokens, so warps stay whole. */
     for (uint32_t t = threadIdx.x / KVF_CODE_LANES; t < p->block_size; t += TOKENS)
         packed_token_back(&p->shape,

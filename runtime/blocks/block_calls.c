@@ -49,7 +49,7 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_str
     const size_t row = (size_t)p->kv_heads * p->shape.head_dim;
     const kvf_write_args write = {.cells = blocks->constants.cells,
                                   .codes = codes_of(blocks, args->layer),
-                                  .dtype = p->shape.dtype,
+                                  .shape = p->shape,
                                   .layer = args->layer,
                                   .tokens = args->tokens,
                                   .k = args->k,
@@ -106,6 +106,7 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows
                                 .lengths = rows->lengths,
                                 .regions = rows->regions};
     const kvf_renew_args renew = {.cells = make.cells,
+                                  .pages = blocks->cells.paging.shape.pages,
                                   .layer = step->layer,
                                   .rows = rows->rows,
                                   .kv_heads = blocks->cells.paging.kv_heads};
@@ -188,6 +189,7 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
     const kvf_cells *c = &blocks->cells;
     const kvf_block_tails *t = &blocks->tails;
     const kvf_trail_args trail = {.cells = blocks->constants.cells,
+                                  .pages = c->paging.shape.pages,
                                   .layer = step->layer,
                                   .rows = step->rows,
                                   .kv_heads = c->paging.kv_heads,
@@ -224,8 +226,8 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
 
 /* Blocks of sink and window of a piece, one behind the other, as the prefill of a sequence has
  * them: `shift` of the row's between them are left out. */
-static kvf_status take_window(const kvf_blocks *blocks, void **from, uint32_t shift, uint32_t count,
-                              kvf_stream *stream)
+static kvf_status take_window(const kvf_blocks *blocks, const void *const *from, uint32_t shift,
+                              uint32_t count, kvf_stream *stream)
 {
     const kvf_device_ops *ops = stream->device->ops;
     const uint32_t sinks = blocks->cells.ring.sink_blocks;
@@ -244,7 +246,7 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
     const kvf_paging *p = &c->paging;
     const kvf_query_chunk *chunk = &all->chunks.at[i];
     const size_t heads = (size_t)p->kv_heads * p->group, row = heads * kvf_row_bytes(&p->shape);
-    void **from = c->blocks + (size_t)i * p->blocks_max;
+    const void *const *from = kvf_prefill_blocks(all, i);
     kvf_prefill_kernel_args piece = *all;
     piece.chunks.count = 0;
     piece.sink = c->ring.sink;
@@ -258,7 +260,7 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
         piece.tokens = kvf_min_u32(KVF_BLOCK_PIECE, chunk->tokens - done);
         piece.base = base - shift * p->block_size;
         piece.q = (const char *)all->q + first * row;
-        piece.blocks = (const void *const *)(shift ? blocks->tails.table : from);
+        piece.blocks = shift ? (const void *const *)blocks->tails.table : from;
         if (shift)
             KVF_TRY(take_window(blocks, from, shift,
                                 kvf_div_ceil_u32(piece.base + piece.tokens, p->block_size),
@@ -292,9 +294,47 @@ kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_ro
 
 /* ---- chunks and copies ---- */
 
-kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                             uint32_t row, const kvf_query_chunks *chunks, const void *q, void *out,
-                             float *lse, kvf_stream *stream)
+static uint32_t chunk_blocks(const kvf_blocks *blocks, const kvf_query_chunk *chunk)
+{
+    return kvf_div_ceil_u32(chunk->base + chunk->tokens, blocks->cells.paging.block_size);
+}
+
+/* Chunks from `first` on that one launch takes. Packed ones share room for a row in exact form. */
+static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_chunks *all,
+                                    uint32_t first)
+{
+    const uint32_t room = part_of(blocks)->dims.wide_blocks;
+    kvf_query_chunks some = {0};
+    uint32_t most = 0; /* blocks of the longest */
+    for (uint32_t i = first; i < all->count; i++) {
+        most = kvf_max_u32(most, chunk_blocks(blocks, &all->at[i]));
+        if (room && i > first && (some.count + 1) * most > room)
+            break;
+        some.at[some.count++] = all->at[i];
+    }
+    return some;
+}
+
+/* What the chunks attend to in exact form, and there they do. */
+static kvf_status expand(const kvf_blocks *blocks, kvf_prefill_kernel_args *prefill,
+                         kvf_stream *stream)
+{
+    const kvf_part *part = part_of(blocks);
+    kvf_expand_args args = {.paging = blocks->cells.paging,
+                            .chunks = prefill->chunks,
+                            .blocks = blocks->cells.blocks,
+                            .wide = part->tables.wide};
+    for (uint32_t i = 0; i < args.chunks.count; i++)
+        args.blocks_each = kvf_max_u32(args.blocks_each, chunk_blocks(blocks, &args.chunks.at[i]));
+    prefill->blocks = (const void *const *)blocks->constants.wide;
+    prefill->blocks_stride = args.blocks_each;
+    return KVF_ENQUEUE(stream, expand, args);
+}
+
+/* In one launch each. */
+static kvf_status prefill_chunks(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                                 uint32_t row, const kvf_query_chunks *chunks, const void *q,
+                                 void *out, float *lse, kvf_stream *stream)
 {
     const kvf_cells *c = &blocks->cells;
     const kvf_paging *p = &c->paging;
@@ -320,10 +360,24 @@ kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block
     for (uint32_t i = 0; i < chunks->count; i++)
         prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
+    if (kvf_packs_pages(part_of(blocks)))
+        KVF_TRY(expand(blocks, &prefill, stream));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
     for (uint32_t i = 0; streaming_of(blocks, layer) && i < chunks->count; i++)
         KVF_TRY(prefill_tails(blocks, layer, &prefill, i, stream));
     return KVF_ENQUEUE(stream, spoil, spoil);
+}
+
+kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                             uint32_t row, const kvf_query_chunks *chunks, const void *q, void *out,
+                             float *lse, kvf_stream *stream)
+{
+    for (uint32_t first = 0; first < chunks->count;) {
+        const kvf_query_chunks some = some_chunks(blocks, chunks, first);
+        KVF_TRY(prefill_chunks(blocks, layer, rows, row + first, &some, q, out, lse, stream));
+        first += some.count;
+    }
+    return KVF_OK;
 }
 
 kvf_status kvf_block_clone(kvf_blocks *blocks, uint32_t from, uint32_t to, kvf_stream *stream)

@@ -45,9 +45,6 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
     if (c->disk_path)
         return refuse(context, "disk_path", c->disk_path,
                       "a block of the caller stays in memory; leave it NULL");
-    if (c->pages != KVF_PAGES_BF16)
-        return refuse(context, "pages", kvf_pages_name(c->pages),
-                      "packed pages are not in this version for blocks; set bf16");
     const struct {
         const char *name;
         uint32_t value;
@@ -158,6 +155,7 @@ static kvf_status set_dims(kvf_blocks *blocks)
     p->digest_bytes = 0;
     d->code_blocks = 0;
     p->query_window = 0;
+    p->spare_blocks = 0;
     return KVF_OK;
 }
 
@@ -226,7 +224,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     const uint64_t lists = (uint64_t)cells->regions * cells->paging.lists;
     const uint64_t pool = (uint64_t)kvf_cells_count(cells) * cells->layers;
     /* At most one arena per block of the pool, and few bytes each. */
-    const size_t bytes = kvf_block_bytes(&cells->paging);
+    const size_t bytes = kvf_home_block_bytes(&cells->paging);
     const uint64_t arenas = pool * bytes / (KVF_ARENA_BYTES_MAX / 2) + 1;
     KVF_CARVE(k, c->cells, 1);
     KVF_CARVE(k, c->arenas, arenas);
@@ -236,6 +234,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->coarse, cells->paging.stretches_max ? cells->layers : 0,
               cells->paging.kv_heads);
     KVF_CARVE(k, c->streaming, cells->streaming_heads ? cells->layers : 0, cells->paging.kv_heads);
+    KVF_CARVE(k, c->wide, blocks->cache->parts[0].dims.wide_blocks);
 }
 
 /* What a region has of streaming heads, and room to attend with them. */
@@ -249,9 +248,9 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     const uint32_t run = kvf_tail_blocks(c);
     const uint64_t splits = lists ? lists * kvf_div_ceil_u32(run, t->split) : 0;
     const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_row_bytes(&p->shape);
-    const uint64_t moved = kvf_moves_pages(&blocks->cache->parts[0]) ? all : 0;
-    KVF_CARVE(k, c->tails, moved, run, kvf_run_bytes(p));
-    KVF_CARVE(k, c->tail_tags, moved, kvf_tail_tokens(c));
+    const uint64_t kept = kvf_brings_tokens(&blocks->cache->parts[0]) ? all : 0;
+    KVF_CARVE(k, c->tails, kept, run, kvf_run_bytes(p));
+    KVF_CARVE(k, c->tail_tags, kept, kvf_tail_tokens(c));
     KVF_CARVE(k, t->spans, lists, run);
     KVF_CARVE(k, t->span_count, lists);
     KVF_CARVE(k, t->partial_o, splits, p->group, p->shape.head_dim);
@@ -389,6 +388,8 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
     *to->cells = blocks->cells;
     for (uint32_t i = 0; i < part->pool.memory.arena_count; i++)
         to->arenas[i] = part->pool.memory.arenas[i].device;
+    for (uint32_t b = 0; b < part->dims.wide_blocks; b++)
+        to->wide[b] = part->tables.wide + b * kvf_block_bytes(p);
     for (uint32_t l = 0; l < lists; l++) {
         to->list_bits[l] = blocks->constants.bits;
         to->list_scores[l] =

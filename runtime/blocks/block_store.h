@@ -10,8 +10,8 @@
  * of a step. Rows are made on the device (kernel `rows`), from tables and lengths that the host
  * never sees, and what regions have is proven there (kernel `renew`).
  *
- * Invariant: a tag of a region that agrees with its cell's count of writes stands for the bytes
- * that the cell has.
+ * Invariant: a tag of a region that agrees with its cell's count of writes stands for what
+ * the cell has of its tokens.
  */
 
 #include <kvferry/blocks.h>
@@ -35,6 +35,8 @@ typedef struct kvf_block_constants {
     uint64_t *bits;             /* [kv_heads, blocks_max] */
     uint32_t *coarse;           /* [layers, kv_heads], see kvf_cells */
     uint32_t *streaming;        /* likewise */
+    void **wide;                /* [blocks_max] room for blocks in exact form, where pages are
+                                   packed; see kvf_block_prefill */
 } kvf_block_constants;
 
 /* To attend with streaming heads: room of one call. Pieces of a chunk have so many tokens. */

@@ -22,7 +22,8 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
     const uint64_t page = kvf_page_bytes(&p->shape), block = kvf_block_bytes(p);
     /* Under blocks of the caller, what belongs to a row is its slots, its ring and one store. */
-    const uint64_t kept = d->by_block ? 0 : rows, ringed = kept || kvf_moves_pages(part) ? rows : 0;
+    const uint64_t kept = d->by_block ? 0 : rows;
+    const uint64_t ringed = kept || kvf_brings_tokens(part) ? rows : 0;
     const uint64_t coded = d->code_blocks ? kept : 0;
     kvf_tables *t = &part->tables;
     KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
@@ -124,8 +125,9 @@ static void carve_step(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->chunk_fault, 1);
     KVF_CARVE(k, t->counters, d->needs_mirror ? c->layers : 0);
     KVF_CARVE(k, t->arena_pool, d->arena_blocks);
-    KVF_CARVE(k, t->wide_table, d->wide_blocks);
-    KVF_CARVE(k, t->wide_view, d->wide_blocks ? 1 : 0);
+    const uint64_t wide = d->by_block ? 0 : d->wide_blocks;
+    KVF_CARVE(k, t->wide_table, wide);
+    KVF_CARVE(k, t->wide_view, wide ? 1 : 0);
 }
 
 /* Room to observe one row, and to attend to it densely. */

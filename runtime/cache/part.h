@@ -240,6 +240,13 @@ static inline bool kvf_packs_pages(const kvf_part *part)
     return part->config.pages != KVF_PAGES_BF16;
 }
 
+/* Under blocks of the caller: tokens of window and tails are brought to their region, from memory
+ * behind a link, or because they are packed where they live. */
+static inline bool kvf_brings_tokens(const kvf_part *part)
+{
+    return kvf_moves_pages(part) || kvf_packs_pages(part);
+}
+
 static inline size_t kvf_part_slot_bytes(const kvf_part *part)
 {
     return kvf_moves_pages(part) ? kvf_home_page_bytes(&part->dims.paging.shape) : 0;

@@ -4,10 +4,11 @@
  * Bytes become a sequence of calls of kvferry/blocks.h: tokens put anywhere, rows with any tables,
  * lengths and regions, chunks, copies, layers bound anew.
  *
- * Knows the public headers only. What must hold for every input: no crash, and nothing beyond an
- * end is read; a call is refused or done; exactly the rows that the header calls bad are NaN, and
- * are counted; the others are finite, have the same bits in other regions, and equal a naive dense
- * attention where all tokens are attended; statistics add up. A broken promise aborts.
+ * Knows the public headers, and of what is inside what packing keeps of a token. What must hold for
+ * every input: no crash, and nothing beyond an end is read; a call is refused or done; exactly the
+ * rows that the header calls bad are NaN, and are counted; the others are finite, have the same
+ * bits in other regions, and equal a naive dense attention, over what was packed where pages are,
+ * where all tokens are attended; statistics add up. A broken promise aborts.
  */
 
 #include "fuzz_input.h"
@@ -17,6 +18,8 @@
 
 #include <math.h>
 #include <string.h>
+
+#include "packed.h"
 
 enum {
     REGIONS = 3,
@@ -103,6 +106,23 @@ static uint32_t q_floats(const world *w)
 
 /* ---- tokens ---- */
 
+/* A token of the account becomes what packing keeps of it. */
+static void keep_packed(const world *w, float *k, float *v)
+{
+    const kvf_shape s = {KVF_FP32, DIM, 1, w->config.cache.pages};
+    float exact[2 * DIM], x[DIM];
+    uint64_t page[64];
+    PROMISE(kvf_home_page_bytes(&s) <= sizeof page);
+    for (uint32_t h = 0; h < w->config.cache.kv_heads; h++, k += DIM, v += DIM) {
+        memcpy(exact, k, sizeof x);
+        memcpy(exact + DIM, v, sizeof x);
+        kvf_pack_token(&s, page, 0, exact, x);
+        kvf_unpack_token(&s, page, 0, exact, x);
+        memcpy(k, exact, sizeof x);
+        memcpy(v, exact + DIM, sizeof x);
+    }
+}
+
 /* Row `row` of w->k and w->v joins the account. */
 static void account(world *w, uint32_t layer, uint32_t row, uint32_t at)
 {
@@ -113,6 +133,8 @@ static void account(world *w, uint32_t layer, uint32_t row, uint32_t at)
     m->is_odd[at] = 0;
     for (size_t i = 0; i < floats; i++)
         m->is_odd[at] |= !isfinite(m->k[at][i]) || !isfinite(m->v[at][i]);
+    if (!m->is_odd[at] && w->config.cache.pages != KVF_PAGES_BF16)
+        keep_packed(w, m->k[at], m->v[at]);
 }
 
 /* w->slots and w->k, w->v to a layer. */
@@ -434,6 +456,7 @@ static kvf_blocks_config draw_config(world *w)
     c->static_ratio = 0.0f;
     c->digest = KVF_DIGEST_CODES;
     c->transfer = draw(w, 0, 1) ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_DIRECT;
+    c->pages = draw(w, 0, 1) ? (kvf_pages)draw(w, KVF_PAGES_K8V8, KVF_PAGES_K8V4) : KVF_PAGES_BF16;
     bc.block_tokens = c->page_size > 32 || draw(w, 0, 1) ? 64 : 32;
     bc.block_count = draw(w, 3, BLOCKS);
     const uint32_t coarse = draw(w, 0, 31), streaming = draw(w, 0, 31);

@@ -2,8 +2,8 @@
 
 /*
  * Kernels on cells against their references: write, rows, renew, average, trail, weave, note,
- * clone, spoil. Bit for bit, one behind the other on one small store, with rows that are bad among
- * the others; what they mean is also said here in a few lines.
+ * clone, spoil, expand. Bit for bit, one behind the other on one small store, exact or packed, with
+ * rows that are bad among the others; what they mean is also said here in a few lines.
  */
 
 #include <math.h>
@@ -11,15 +11,20 @@
 
 #include "check_support.h"
 #include "common/convert.h"
+#include "packed.h"
 #include "score/codes.h"
 
 #define REGIONS 4u
 #define LAYERS  2u
 #define LAYER   1u
 
+#define EXACT_CASES  21u
+#define PACKED_CASES 21u
+
 typedef struct world {
     kvf_cells *c;
     kvf_cell_codes codes;
+    char *exact; /* [64 tokens] of one KV head, for looks at cells */
     uint32_t cells, lists;
     size_t pool; /* cells of all layers */
     int32_t *table, *lengths, *regions;
@@ -33,8 +38,10 @@ static void *tracked(check *c, const char *name, size_t bytes)
 
 static kvf_paging make_paging(check *c, uint32_t index)
 {
+    const kvf_pages packed = index % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
     kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % CHECK_HEAD_DIMS],
-                              check_page_sizes[index % CHECK_PAGE_SIZES], KVF_PAGES_BF16},
+                              check_page_sizes[index % CHECK_PAGE_SIZES],
+                              index < EXACT_CASES ? KVF_PAGES_BF16 : packed},
                     .kv_heads = 1 + check_below(c, 3),
                     .group = 1};
     p.lists = p.kv_heads;
@@ -51,7 +58,7 @@ static void make_store(check *c, world *w)
 {
     kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
-    const size_t block = kvf_block_bytes(p), tokens = w->pool * p->block_size;
+    const size_t block = kvf_home_block_bytes(p), tokens = w->pool * p->block_size;
     const uint32_t arenas = kvf_div_ceil_u32((uint32_t)w->pool, k->arena_cells);
     char **arena = check_in(c, arenas * sizeof *arena);
     char *pool = tracked(c, "pool", arenas * k->arena_cells * block);
@@ -67,6 +74,7 @@ static void make_store(check *c, world *w)
         .id_cells = k->id_cells,
         .kv_heads = p->kv_heads};
     w->codes.words = tracked(c, "words", k->ids * w->codes.stride);
+    w->exact = check_out(c, kvf_run_bytes(p));
 }
 
 static void make_regions(check *c, world *w)
@@ -74,10 +82,10 @@ static void make_regions(check *c, world *w)
     kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
     const size_t n = REGIONS * LAYERS, lists = n * p->lists, page = kvf_page_bytes(&p->shape);
-    if (check_below(c, 3))
+    if (check_below(c, 3) || p->shape.pages != KVF_PAGES_BF16)
         k->rings = tracked(c, "rings", n * p->ring_blocks * kvf_block_bytes(p));
     k->stores = tracked(c, "stores", lists * p->store_pages * page);
-    k->slots = check_out(c, lists * p->slots * page);
+    k->slots = check_out(c, lists * p->slots * kvf_home_page_bytes(&p->shape));
     k->slot_of_page = tracked(c, "slot_of_page", lists * p->pages_max * sizeof(int32_t));
     k->page_of_slot = tracked(c, "page_of_slot", lists * p->slots * sizeof(int32_t));
     memset(k->slot_of_page, 0xff, lists * p->pages_max * sizeof(int32_t));
@@ -179,33 +187,81 @@ static void make_world(check *c, world *w, uint32_t index)
     w->regions = check_in(c, REGIONS * sizeof *w->regions);
 }
 
+/* A token of a cell in exact form, by the words of packed.h. */
+static void take_exact(const world *w, uint32_t cell, uint32_t head, uint32_t t, void *to)
+{
+    const kvf_shape *s = &w->c->paging.shape;
+    const char *page = kvf_cell_page(w->c, LAYER, cell, head, t);
+    float x[KVF_HEAD_DIM_MAX];
+    if (s->pages == KVF_PAGES_BF16)
+        memcpy(to, kvf_page_key(s, page, t % s->page_size), kvf_token_bytes(s));
+    else
+        kvf_unpack_token(s, page, t % s->page_size, to, x);
+}
+
+/* All that a cell has of a KV head, into `to`. */
+static const char *exact_run(const world *w, uint32_t cell, uint32_t head, char *to)
+{
+    const kvf_paging *p = &w->c->paging;
+    for (uint32_t t = 0; t < p->block_size; t++)
+        take_exact(w, cell, head, t, to + t * kvf_token_bytes(&p->shape));
+    return to;
+}
+
+/* Token `index` of a call, which is written, is what its cell has; packed by the words of packed.h.
+ */
+static void look_at_token(check *c, const world *w, const kvf_write_args *a, uint32_t index)
+{
+    const kvf_paging *p = &w->c->paging;
+    const kvf_shape *s = &p->shape;
+    const size_t bytes = kvf_row_bytes(s), element = kvf_dtype_bytes(s->dtype);
+    const uint32_t cell = (uint32_t)(a->slots[index] / p->block_size);
+    const uint32_t t = (uint32_t)(a->slots[index] % p->block_size);
+    _Alignas(64) char want[2 * KVF_HEAD_DIM_MAX * sizeof(float)], got[sizeof want];
+    _Alignas(64) char page[KVF_PAGE_SIZE_MAX * 640];
+    float x[KVF_HEAD_DIM_MAX];
+    for (uint32_t h = 0; h < p->kv_heads; h++) {
+        memcpy(want, (const char *)a->k + index * a->k_stride * element + h * bytes, bytes);
+        memcpy(want + bytes, (const char *)a->v + index * a->v_stride * element + h * bytes, bytes);
+        if (s->pages != KVF_PAGES_BF16) {
+            kvf_pack_token(s, page, t % s->page_size, want, x);
+            kvf_unpack_token(s, page, t % s->page_size, want, x);
+        }
+        take_exact(w, cell, h, t, got);
+        check_bits(c, "a token of a cell", got, want, 2 * bytes);
+    }
+}
+
 /* Some slots, each once; some left out, one that there is not. */
-static void write_tokens(check *c, world *w, uint32_t with_odd)
+static void write_tokens(check *c, world *w, uint32_t with_odd, check_data data)
 {
     const kvf_paging *p = &w->c->paging;
     const uint32_t all = w->cells * p->block_size, step = 1 + check_below(c, 3);
     const uint32_t tokens = all / step, row = p->kv_heads * p->shape.head_dim;
     kvf_write_args a = {.cells = w->c,
                         .codes = w->codes,
-                        .dtype = p->shape.dtype,
+                        .shape = p->shape,
                         .layer = LAYER,
                         .tokens = tokens,
                         .k_stride = row + 8 * check_below(c, 2),
                         .v_stride = row};
-    void *k = check_in(c, tokens * a.k_stride * kvf_dtype_bytes(a.dtype));
-    void *v = check_in(c, tokens * a.v_stride * kvf_dtype_bytes(a.dtype));
+    void *k = check_in(c, tokens * a.k_stride * kvf_dtype_bytes(p->shape.dtype));
+    void *v = check_in(c, tokens * a.v_stride * kvf_dtype_bytes(p->shape.dtype));
     int64_t *slots = check_in(c, tokens * sizeof *slots);
-    check_fill(c, k, a.dtype, tokens * a.k_stride, DATA_NORMAL);
-    check_fill(c, v, a.dtype, tokens * a.v_stride, DATA_NORMAL);
+    check_fill(c, k, p->shape.dtype, tokens * a.k_stride, data);
+    check_fill(c, v, p->shape.dtype, tokens * a.v_stride, data);
     for (uint32_t i = 0; i < tokens; i++)
         slots[i] = check_below(c, 20) ? (int64_t)((tokens - 1 - i) * step) : -1;
     slots[check_below(c, tokens)] = (int64_t)all + check_below(c, 3);
     if (with_odd)
-        kvf_element_set(check_below(c, 2) ? k : v, a.dtype, check_below(c, row), NAN);
+        kvf_element_set(check_below(c, 2) ? k : v, p->shape.dtype, check_below(c, row), NAN);
     a.k = k;
     a.v = v;
     a.slots = slots;
     CHECK_BOTH(c, write, &a);
+    for (uint32_t i = tokens / 2; i < tokens && i < tokens / 2 + 8; i++)
+        if (slots[i] >= 0 && slots[i] < (int64_t)all)
+            look_at_token(c, w, &a, i); /* one that is odd is among the first */
 }
 
 /* Codes of a cell are those that `encode` gives for its keys. */
@@ -216,9 +272,8 @@ static void compare_codes(check *c, const world *w, uint32_t cell)
     kvf_digest_job *job = check_in(c, sizeof *job);
     char *digest = check_out(c, kvf_code_bytes(head_dim) * (p->block_size / KVF_CODE_TOKENS));
     for (uint32_t h = 0; h < p->kv_heads; h++) {
-        *job = (kvf_digest_job){.page = kvf_cell_home(w->c, LAYER, cell) + h * kvf_run_bytes(p),
-                                .digest = digest,
-                                .count = p->block_size};
+        *job = (kvf_digest_job){
+            .page = exact_run(w, cell, h, w->exact), .digest = digest, .count = p->block_size};
         const kvf_encode_args a = {.shape = p->shape, .job_count = 1, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &a, 0);
         for (uint32_t t = 0; t < p->block_size; t++) {
@@ -302,15 +357,14 @@ static void look_at_regions(check *c, const world *w)
             const kvf_row *row = &w->c->row[b];
             for (uint32_t t = 0; t < row->length && !kvf_row_is_idle(row, h); t++) {
                 const uint32_t cell = w->c->cell[b * p->blocks_max + t / p->block_size];
-                const char *home = kvf_cell_home(w->c, LAYER, cell) + h * kvf_run_bytes(p) +
-                                   t % p->block_size * token;
+                take_exact(w, cell, h, t % p->block_size, w->exact);
                 if (t < row->store_count[h])
-                    check_bits(c, "sink", kvf_store_token(p, row->store, h, t), home, token);
+                    check_bits(c, "sink", kvf_store_token(p, row->store, h, t), w->exact, token);
                 if (t >= row->sealed * p->block_size)
                     check_bits(c, "window",
                                kvf_row_run(p, row, t / p->block_size, h) +
                                    t % p->block_size * token,
-                               home, token);
+                               w->exact, token);
             }
         }
 }
@@ -333,9 +387,8 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
             if (t % p->block_size != j || t >= length)
                 check_fail(c, "list %u: span %u has token %u of its page, not %u", list, i, j, t);
             const uint32_t cell = k->cell[b * p->blocks_max + t / p->block_size];
-            check_bits(c, "a token of a tail", (const char *)spans[i].page + j * token,
-                       kvf_cell_home(k, LAYER, cell) + list % p->lists * kvf_run_bytes(p) +
-                           j * token,
+            take_exact(w, cell, list % p->lists, j, w->exact);
+            check_bits(c, "a token of a tail", (const char *)spans[i].page + j * token, w->exact,
                        token);
         }
     while (t >= k->ring.sink && t + recent < length)
@@ -351,6 +404,7 @@ static void stream(check *c, const world *w)
     const kvf_paging *p = &k->paging;
     const uint32_t rows = REGIONS, group = 2, heads = rows * p->kv_heads;
     kvf_trail_args trail = {.cells = k,
+                            .pages = p->shape.pages,
                             .layer = LAYER,
                             .rows = rows,
                             .kv_heads = p->kv_heads,
@@ -391,6 +445,7 @@ static void compare_means(check *c, const world *w)
     const kvf_paging *p = &k->paging;
     const uint32_t head_dim = p->shape.head_dim, per = KVF_MEAN_TOKENS / p->block_size;
     kvf_digest_job *job = check_in(c, per * sizeof *job);
+    char *runs = check_out(c, per * kvf_run_bytes(p));
     kvf_row *row = check_in(c, sizeof *row);
     uint32_t *block_of = check_in(c, per * sizeof *block_of);
     for (uint32_t j = 0; j < per; j++)
@@ -413,7 +468,7 @@ static void compare_means(check *c, const world *w)
             continue;
         for (uint32_t j = 0; j < per; j++)
             job[j] =
-                (kvf_digest_job){.page = kvf_cell_home(k, LAYER, cell[j]) + head * kvf_run_bytes(p),
+                (kvf_digest_job){.page = exact_run(w, cell[j], head, runs + j * kvf_run_bytes(p)),
                                  .digest = row->codes + j * kvf_code_bytes(head_dim),
                                  .count = p->block_size};
         const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
@@ -462,8 +517,11 @@ static void step(check *c, world *w)
                                 .table = w->table,
                                 .lengths = w->lengths,
                                 .regions = check_below(c, 3) ? w->regions : NULL};
-    const kvf_renew_args renew = {
-        .cells = w->c, .layer = LAYER, .rows = REGIONS, .kv_heads = w->c->paging.kv_heads};
+    const kvf_renew_args renew = {.cells = w->c,
+                                  .pages = w->c->paging.shape.pages,
+                                  .layer = LAYER,
+                                  .rows = REGIONS,
+                                  .kv_heads = w->c->paging.kv_heads};
     const kvf_average_args average = {.cells = w->c,
                                       .codes = w->codes,
                                       .layer = LAYER,
@@ -481,6 +539,28 @@ static void step(check *c, world *w)
     if (w->c->streaming)
         stream(c, w);
     give_slots(c, w);
+}
+
+/* Rows of chunks have their tokens in exact form, up to their ends. */
+static void expand(check *c, const world *w, const kvf_query_chunks *chunks)
+{
+    const kvf_cells *k = w->c;
+    const kvf_paging *p = &k->paging;
+    const size_t token = kvf_token_bytes(&p->shape), blocks = chunks->count * p->blocks_max;
+    const kvf_expand_args a = {.paging = *p,
+                               .chunks = *chunks,
+                               .blocks_each = p->blocks_max,
+                               .blocks = k->blocks,
+                               .wide = check_changed(c, "wide", blocks * kvf_block_bytes(p))};
+    CHECK_BOTH(c, expand, &a);
+    for (uint32_t t = 0; t < chunks->at[0].base + chunks->at[0].tokens; t++)
+        for (uint32_t h = 0; h < p->kv_heads; h++) {
+            take_exact(w, k->cell[t / p->block_size], h, t % p->block_size, w->exact);
+            check_bits(c, "a token in exact form",
+                       a.wide + t / p->block_size * kvf_block_bytes(p) + h * kvf_run_bytes(p) +
+                           t % p->block_size * token,
+                       w->exact, token);
+        }
 }
 
 /* A row of known length: a token that is not finite spoils what sees it. The next one has another
@@ -507,6 +587,8 @@ static void chunk(check *c, world *w)
         check_fail(c, "a good chunk is bad");
     if (w->c->is_bad[1] != 1 || w->c->row[1].length != 0)
         check_fail(c, "a chunk of another length is good");
+    if (p->shape.pages != KVF_PAGES_BF16)
+        expand(c, w, &rows.chunks);
     const uint32_t cell = w->c->cell[b];
     odd[cell] = ~UINT64_C(0) << token % p->block_size;
     CHECK_BOTH(c, rows, &rows);
@@ -555,14 +637,15 @@ static void cells_case(check *c, uint32_t index)
         return;
     make_world(c, &w, index);
     const kvf_paging *p = &w.c->paging;
-    check_describe(c, "%s d=%u P=%u heads=%u sink=%u id_cells=%u ring=%d stretches=%u",
+    check_describe(c, "%s d=%u P=%u pages=%d heads=%u sink=%u id_cells=%u ring=%d stretches=%u",
                    check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
-                   p->kv_heads, p->sink, w.c->id_cells, w.c->rings != NULL, p->stretches_max);
-    write_tokens(c, &w, 0);
+                   (int)p->shape.pages, p->kv_heads, p->sink, w.c->id_cells, w.c->rings != NULL,
+                   p->stretches_max);
+    write_tokens(c, &w, 0, index % 3 ? DATA_NORMAL : (check_data)(index / 3 % DATA_COUNT));
     compare_codes(c, &w, check_below(c, w.cells));
     step(c, &w);
     step(c, &w); /* other rows, over what the first ones left */
-    write_tokens(c, &w, index % 4 == 0);
+    write_tokens(c, &w, index % 4 == 0, DATA_NORMAL);
     const kvf_clone_args clone = {
         .cells = w.c, .from = 1, .to = 4, .tasks = LAYERS * w.c->id_cells};
     CHECK_BOTH(c, clone, &clone);
@@ -575,6 +658,6 @@ static void cells_case(check *c, uint32_t index)
 
 void check_cells(check *c)
 {
-    for (uint32_t i = 0; i < 21; i++)
+    for (uint32_t i = 0; i < EXACT_CASES + PACKED_CASES; i++)
         cells_case(c, i);
 }

@@ -54,12 +54,17 @@ typedef struct rig {
     int32_t *table, *lengths, *regions;
     uint32_t differs; /* outputs that were not the sequence's */
     uint32_t compared;
+    int records; /* 1: outputs take the place of the sequence's */
 } rig;
 
 /* Settings of the reference are those of `bc->cache`. Requests run through sequences first. */
 void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc, uint32_t requests,
               uint64_t seed);
 void rig_close(rig *r);
+
+/* Where pages are packed, tokens are such that packing does not change them. Now they are any, and
+ * sequences have not given their outputs. */
+void rig_take_any_tokens(rig *r, uint64_t seed);
 
 /* A small geometry with codes: 2 layers, 2 KV heads, group 2, pages of 8, blocks of 32. */
 kvf_blocks_config rig_config(void);

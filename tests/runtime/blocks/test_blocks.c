@@ -30,7 +30,10 @@ static void bits_are_those_of_sequences(void **state)
         rig r;
         bc.cache.select = i < 6 ? KVF_SELECT_DYNAMIC : selects[i % 3];
         bc.cache.transfer = methods[i / 2 % method_count()];
-        bc.cache.dtype = dtypes[i % 3];
+        if (bc.cache.pages == KVF_PAGES_BF16 || !test_on_cuda())
+            bc.cache.dtype = dtypes[i % 3];
+        if (bc.cache.pages != KVF_PAGES_BF16 && i % 2)
+            bc.cache.pages = KVF_PAGES_K8V8;
         bc.cache.page_size = 1u << i % 7;
         bc.cache.budget_tokens = test_on_cuda() ? 128 : 192;
         bc.cache.budget_share = i < 6 && i % 2 ? 0.6f : 0.0f;
@@ -81,7 +84,7 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
         bc.cache.transfer = methods[i % method_count()];
         bc.cache.page_size = i == 1 ? 64 : 8;
         bc.cache.budget_tokens = i == 1 ? 144 : 64;
-        bc.cache.dtype = i ? KVF_BF16 : KVF_FP32;
+        bc.cache.dtype = i ? KVF_BF16 : KVF_FP32; /* the emulated device's case is not the first */
         bc.cache.streaming_sink = i == 3 ? 0 : 6;
         bc.block_tokens = i == 2 ? 128 : 64;
         bc.block_count = 24;

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CELLS_BRING_TOKEN_H
+#define KVF_KERNELS_CELLS_BRING_TOKEN_H
+
+/*
+ * A token out of its cell, in exact form: for the host forms of what fills regions.
+ *
+ * Knows nothing of tags.
+ */
+
+#include <string.h>
+
+#include "cells_args.h"
+#include "packed.h"
+
+/* Token `token` of a cell, which is in `page`. */
+static inline void kvf_bring_token(const kvf_cells *c, const char *page, uint32_t token, void *to)
+{
+    const kvf_shape *s = &c->paging.shape;
+    const uint32_t t = token % s->page_size;
+    float x[KVF_HEAD_DIM_MAX];
+    if (s->pages == KVF_PAGES_BF16)
+        memcpy(to, kvf_page_key(s, page, t), kvf_token_bytes(s));
+    else
+        kvf_unpack_token(s, page, t, to, x);
+}
+
+#endif

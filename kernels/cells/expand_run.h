@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CELLS_EXPAND_RUN_H
+#define KVF_KERNELS_CELLS_EXPAND_RUN_H
+
+/* The run of a task of expand, for every implementation on the host. Knows nothing of numbers. */
+
+#include "cells_args.h"
+#include "move/packed_run.h"
+
+/* Returns its tokens; 0: the task has none. */
+static inline uint32_t kvf_expand_begin(const kvf_expand_args *a, uint32_t task,
+                                        kvf_packed_run *run)
+{
+    const kvf_paging *p = &a->paging;
+    const uint32_t head = task % p->kv_heads, place = task / p->kv_heads;
+    const uint32_t row = place / a->blocks_each, block = place % a->blocks_each;
+    const uint32_t tokens = kvf_expand_tokens(a, row, block);
+    if (tokens == 0)
+        return 0;
+    *run = (kvf_packed_run){.exact = a->wide + place * kvf_block_bytes(p) + head * kvf_run_bytes(p),
+                            .home = (char *)a->blocks[(size_t)row * p->blocks_max + block] +
+                                    head * kvf_home_run_bytes(p)};
+    return tokens;
+}
+
+#endif
