@@ -120,6 +120,31 @@ class Blocks(Base):
             kvferry.Blocks.plan_for(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
                                     head_dim=32, tokens_max=64, select="hybrid")
 
+    def test_packed_pages(self):
+        """A step and a chunk attend to the same tokens, which are near those that were put, and a block
+        takes less host memory."""
+        shape = dict(block_count=8, layers=1, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
+                     tokens_max=256, dtype="fp32", budget_tokens=256)
+        blocks, stream = kvferry.Blocks(self.runtime, pages="k8v4", **shape), kvferry.Stream(self.runtime)
+        self.assertEqual(blocks.settings.pages, kvferry.Pages.K8V4)
+        codes = np.zeros((8, blocks.plan.code_bytes), np.uint8)
+        blocks.bind(0, codes.ctypes.data)
+        ids, lengths = np.array([[5, 2, 7, 0]], np.int32), np.array([110], np.int32)
+        slots = ids[0][np.arange(110) // 32].astype(np.int64) * 32 + np.arange(110) % 32
+        k, v, q = self.rows(110, KV_HEADS), self.rows(110, KV_HEADS), self.rows(1, QUERY_HEADS)
+        step, chunk = self.rows(1, QUERY_HEADS), self.rows(1, QUERY_HEADS)
+        blocks.put(0, 110, k.ctypes.data, v.ctypes.data, slots.ctypes.data, stream)
+        blocks.decode(0, 1, (ids.ctypes.data, 4), lengths.ctypes.data, q.ctypes.data, step.ctypes.data, stream)
+        blocks.extend(0, (ids.ctypes.data, 4), lengths.ctypes.data, [0, 1], [109], q.ctypes.data,
+                      chunk.ctypes.data, stream)
+        stream.wait()
+        self.close_to(step, chunk)
+        lost = np.abs(step - dense(q, k, v)).max()
+        self.assertTrue(1e-4 < lost < 0.2, lost)
+        exact, packed = (kvferry.Blocks.plan_for(self.runtime, pages=pages, **dict(shape, block_count=4096)).host_bytes
+                         for pages in ("bf16", "k8v4"))
+        self.assertGreater(exact, 3.9 * packed) # in bf16 half of that
+
     def test_kinds_of_heads(self):
         """A coarse head has a mean of head_dim + 2 bytes for every 64 tokens of a block."""
         shape = dict(block_count=32, block_tokens=128, layers=2, query_heads=4, kv_heads=2, head_dim=64,

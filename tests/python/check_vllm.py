@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -124,6 +125,34 @@ class SameTokens(Case):
 
     def test_without_custom_nothing_is_kvferry_s(self):
         self.assertNotIn("kvferry 0.", vllm_alone().log)
+
+
+class PackedPages(Case):
+    """With a budget of the whole context tokens follow from what was packed, whatever the scheduler does."""
+
+    def ask(self, calls, ours, **changes):
+        return self.ran(Engine(calls, {"budget": FULL, "host_memory": "32MiB", **ours},
+                               **{"num_gpu_blocks_override": None, **changes}))
+
+    def test_what_the_scheduler_does_changes_nothing(self):
+        """At once, then in pieces of 64 tokens with preemptions, prefix hits and requests that go away."""
+        many = [prompts()[i % 12] for i in range(60)]
+        plain = self.ask([answer(prompts())], {"pages": "k8v4"})
+        told = plain.results[0]["tokens"]
+        cut = self.ask([answer(prompts()), ("abort", [many], {"every": 4})],
+                       {"pages": "k8v4", "transfer": "mapped"}, max_num_batched_tokens=64,
+                       num_gpu_blocks_override=41, max_model_len=1024)
+        self.assertEqual(cut.results[0]["tokens"], told)
+        self.assertGreater(cut.counters["vllm:num_preemptions"], 3)
+        for number, tokens in enumerate(cut.results[1]["tokens"]):
+            if tokens is not None:
+                self.assertEqual([tokens], told[number % 12], number)
+
+    def test_the_same_memory_has_more_tokens(self):
+        """Heads of 32 in fp32 and pages of 4: 256 bytes for 1,024."""
+        tokens = [int(re.search(r"(\d+) tokens fit", self.ask([answer(prompts()[:1])], {"pages": pages}).log)[1])
+                  for pages in ("bf16", "k8v4")]
+        self.assertTrue(3.8 < tokens[1] / tokens[0] < 4.1, tokens)
 
 
 class NotFinite(Case):
@@ -253,12 +282,12 @@ class Budget(Case):
         self.assertEqual(engine.summed("heads_verified"), verified)
         self.assertTrue(0.6 < engine.summed("recall") / verified < 0.9999)
 
-    def both(self, calls, **changes):
+    def both(self, calls, ours=None, **changes):
         """Pages that are copied to the device and found there again, then pages that are read in place,
         under a budget of a tenth, where a model of random weights selects pages at random: the tokens
         are the same, and no row is lost. Every third pass is verified: that changes nothing either."""
         told = [self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": transfer,
-                                        "verify_interval": every}, **changes))
+                                        "verify_interval": every, **(ours or {})}, **changes))
                 for transfer, every in (("mapped", 3), ("direct", 0))]
         self.assertEqual(told[0].results, told[1].results)
         for name in ("page_hits", "page_misses", "tokens_brought"):
@@ -278,6 +307,16 @@ class Budget(Case):
         for engine in told:
             self.assertGreater(engine.counters["vllm:num_preemptions"], 3)
         self.assertGreater(told[0].summed("pages_voided"), 1000)
+
+    def test_nor_with_packed_pages(self):
+        """Nor does it where tokens of the window are unpacked on their way to the device."""
+        many = [prompts()[i % 12] for i in range(40)]
+        calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(beginnings())]
+        told = self.both(calls, {"pages": "k8v4"}, max_num_batched_tokens=64, num_gpu_blocks_override=41,
+                         max_model_len=1024)
+        for engine in told:
+            self.assertGreater(engine.counters["vllm:num_preemptions"], 3)
+            self.assertIn("pages of 4 tokens in k8v4, select dynamic; 40 blocks of 32", engine.log)
 
     def test_nor_with_drafts(self):
         """Where the prompt has no candidates for a row, it selects."""

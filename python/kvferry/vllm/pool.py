@@ -16,7 +16,7 @@ from .. import __version__
 from .._blocks import Blocks
 from .._errors import Invalid, OutOfMemory
 from .._runtime import Runtime, Stream
-from ..capi import BlocksStats, Select
+from ..capi import BlocksStats, Pages, Select
 from . import heads as _heads
 from . import options as _options
 from .metrics import Written, values_of
@@ -115,10 +115,11 @@ class Pool:
         assert self.blocks is not None
         s, plan, mask = self.blocks.settings, self.blocks.plan, self._shape["head_mask"]
         blocks, scheduler = self._config.cache_config.num_gpu_blocks - 1, self._config.scheduler_config
-        return ("kvferry %s on %s: budget %d, pages of %d tokens, select %s%s; %d blocks of %d, %d tokens fit%s, "
+        return ("kvferry %s on %s: budget %d, pages of %d tokens%s, select %s%s; %d blocks of %d, %d tokens fit%s, "
                 "in %d requests at once of up to %d; host memory %d MiB, device memory %d MiB and %d MiB "
                 "in vLLM's blocks" % (
                     __version__, self.runtime.device_name, s.budget_tokens, s.page_size,
+                    "" if s.pages == Pages.BF16 else " in " + Pages(s.pages).name.lower(),
                     Select(s.select).name.lower(),
                     "" if mask is None else ", " + _heads.describe(mask), blocks, self._block_tokens,
                     blocks * self._block_tokens,
