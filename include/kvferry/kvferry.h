@@ -252,7 +252,8 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_strea
 /** Destroy a stream after the work on it is done; waits for it. */
 KVF_API void kvf_stream_destroy(kvf_stream *stream);
 
-/** Block the caller until everything enqueued so far is done. @return the first error met there. */
+/** Block the caller until everything enqueued so far is done. On the host device the caller may do
+ * it. @return the first error met there. */
 KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
 
 /**
@@ -270,7 +271,8 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *nativ
 /** The cudaStream_t behind a stream; NULL on the host device. */
 KVF_API void *kvf_stream_native(kvf_stream *stream);
 
-/** One task of a launch; tasks of a launch run in any order, on any thread. */
+/** One task of a launch; tasks of a launch run in any order, on any thread, that of whoever waits
+ * for the stream among them. */
 typedef void (*kvf_task_fn)(const void *args, uint32_t task);
 
 /**

@@ -5,7 +5,7 @@
 /*
  * One device: memory, host registration, streams, events, copies, launches, properties; one const
  * table of operations per kind of device. `device_host.c` is the embedded default: a stream is a
- * worker with a FIFO, an event a fence, a launch is spread over a team of compute threads.
+ * FIFO with a worker, an event a fence, a launch is spread over a team of compute threads.
  * `device_cuda.c` is an NVIDIA GPU through the CUDA runtime.
  *
  * Everything that takes a stream is enqueue-only and in order on that stream; nothing waits on the

@@ -25,6 +25,7 @@ typedef struct host_event {
     pthread_mutex_t lock;
     pthread_cond_t fired;
     uint64_t recorded;            /* guarded by lock: generation enqueued last */
+    kvf_stream *stream;           /* guarded by lock: that records it; alive until it is complete */
     uint64_t floor;               /* guarded by lock: all up to here are complete */
     uint64_t ahead;               /* guarded by lock: complete ones above floor */
     atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
@@ -43,6 +44,13 @@ static bool event_is_complete(const host_event *event, uint64_t generation)
     if (generation <= event->floor)
         return true;
     return (int)(event->ahead >> (generation - event->floor - 1) & 1);
+}
+
+/* Somebody waits for the generation that was enqueued last; under the lock. */
+static void hurry(const host_event *event)
+{
+    if (!event_is_complete(event, event->recorded))
+        kvf_host_stream_hurry(event->stream);
 }
 
 void kvf_host_event_complete(kvf_event *base, uint64_t generation, kvf_status status)
@@ -131,29 +139,34 @@ void kvf_host_event_destroy(kvf_event *base)
     kvf_free(base->device->context, event);
 }
 
-uint64_t kvf_host_event_next(kvf_event *base)
+uint64_t kvf_host_event_next(kvf_event *base, kvf_stream *stream)
 {
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
-    while (event->recorded - event->floor >= RECORDS_MAX)
+    while (event->recorded - event->floor >= RECORDS_MAX) {
+        hurry(event);
         pthread_cond_wait(&event->fired, &event->lock);
+    }
     const uint64_t generation = ++event->recorded;
+    event->stream = stream;
     pthread_mutex_unlock(&event->lock);
     return generation;
 }
 
-uint64_t kvf_host_event_recorded(kvf_event *base)
+uint64_t kvf_host_event_recorded(kvf_event *base, const kvf_stream *stream)
 {
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
     const uint64_t generation = event->recorded;
+    if (event->stream != stream)
+        hurry(event);
     pthread_mutex_unlock(&event->lock);
     return generation;
 }
 
 kvf_status kvf_host_event_wait(kvf_event *base)
 {
-    return kvf_host_event_await(base, kvf_host_event_recorded(base));
+    return kvf_host_event_await(base, kvf_host_event_recorded(base, NULL));
 }
 
 int kvf_host_event_is_done(kvf_event *base)
@@ -161,6 +174,7 @@ int kvf_host_event_is_done(kvf_event *base)
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
     bool is_done = event_is_complete(event, event->recorded);
+    hurry(event);
     pthread_mutex_unlock(&event->lock);
     return is_done;
 }

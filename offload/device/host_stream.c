@@ -3,16 +3,25 @@
 /*
  * Streams of the host device.
  *
- * One worker per stream takes entries off a ring of KVF_STREAM_QUEUE_MAX in order; arguments lie
- * inside the entries, so enqueueing allocates nothing. Waiting threads spin for a few microseconds
- * and then sleep: the machine may have fewer cores than there are streams.
+ * Entries are executed off a ring of KVF_STREAM_QUEUE_MAX in order, one at a time: by the stream's
+ * worker, or by whoever waits for them and finds that nobody is at it. Arguments lie inside the
+ * entries, so enqueueing allocates nothing. Waiting threads spin for a few microseconds and then
+ * sleep: the machine may have fewer cores than there are streams.
+ *
+ * To wake the worker takes longer than a short call does. So where the last wait came soon behind
+ * the little that it waited for, the next work is left to the waiter, and the worker only looks now
+ * and then whether somebody came for it. It is called where anything else waits: another stream, a
+ * poll.
  *
  * Invariants: done <= enqueued <= done + KVF_STREAM_QUEUE_MAX; an entry is written only while it is
- * outside [done, enqueued).
+ * outside [done, enqueued); who executes has is_running, and gives it up only when nothing is left
+ * or after calling the worker.
  */
 
 #include "host_stream.h"
 
+#include <errno.h>
+#include <fenv.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -21,6 +30,14 @@
 
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
+/* A wait for so few entries, so soon behind the first of them, leaves the next ones to itself. What
+ * takes longer to enqueue is begun meanwhile. */
+#define FEW           64u
+#define SOON_NS       300000u
+/* How often the worker looks for entries that are left to a waiter, and for how many looks without
+ * one. */
+#define LOOK_NS       1000000u
+#define LOOKS         10u
 /* Whoever finds the queue full sleeps until this many entries are free: one wake-up for all of
  * them. */
 #define QUEUE_REFILL  256u
@@ -71,12 +88,17 @@ typedef struct host_stream {
     pthread_cond_t drained;        /* those who wait for room or for the end sleep here */
     atomic_uint_fast64_t enqueued; /* changed under lock */
     atomic_uint_fast64_t done;     /* changed under lock */
-    bool is_worker_asleep;         /* guarded by lock */
+    bool is_worker_asleep;         /* guarded by lock: until it is called, and does not look */
+    bool is_running;               /* guarded by lock: somebody executes entry `done` */
+    bool is_left;                  /* guarded by lock: to waiters, and the worker looks */
+    uint64_t waited;               /* guarded by lock: entries in front of the last wait */
+    uint64_t filled_ns;            /* guarded by lock: the first entry behind it; 0 = none */
     uint64_t wake_at;              /* guarded by lock: least `done` that somebody sleeps for */
     bool is_closing;               /* guarded by lock */
     kvf_status status;             /* guarded by lock: sticky */
-    uint64_t delay_state;          /* worker only; 0 = no delays */
-    kvf_team_job job;              /* worker only */
+    uint64_t delay_state;          /* of who runs; 0 = no delays */
+    kvf_team_job job;              /* of who runs */
+    fenv_t environment;            /* of the worker, for numbers: waiters run in it too */
     entry *ring;                   /* [KVF_STREAM_QUEUE_MAX] */
 } host_stream;
 
@@ -85,7 +107,7 @@ static host_stream *of_stream(kvf_stream *stream)
     return (host_stream *)(void *)stream;
 }
 
-/* ---- the worker ---- */
+/* ---- execution ---- */
 
 static kvf_status stream_status(host_stream *stream)
 {
@@ -186,26 +208,27 @@ static void spin_for_more(const host_stream *stream, uint64_t count)
     } while (kvf_now_ns() < until);
 }
 
-static void *stream_main(void *argument)
+static bool is_empty(const host_stream *stream)
 {
-    host_stream *stream = argument;
-    uint64_t done = 0;
-    pthread_mutex_lock(&stream->lock);
-    for (;;) {
-        if (atomic_load_explicit(&stream->enqueued, memory_order_relaxed) == done) {
-            if (stream->is_closing)
-                break;
-            pthread_mutex_unlock(&stream->lock);
-            spin_for_more(stream, done);
-            pthread_mutex_lock(&stream->lock);
-            while (atomic_load_explicit(&stream->enqueued, memory_order_relaxed) == done &&
-                   !stream->is_closing) {
-                stream->is_worker_asleep = true;
-                pthread_cond_wait(&stream->filled, &stream->lock);
-                stream->is_worker_asleep = false;
-            }
-            continue;
-        }
+    return atomic_load_explicit(&stream->enqueued, memory_order_relaxed) ==
+           atomic_load_explicit(&stream->done, memory_order_relaxed);
+}
+
+/* What lies there is the worker's, also where it was left; under the lock. */
+static void call_worker(host_stream *stream)
+{
+    if (!stream->is_running && !is_empty(stream))
+        pthread_cond_signal(&stream->filled);
+}
+
+/* Entries up to `target`, unless somebody is at it; under the lock, which is let go meanwhile. */
+static void run(host_stream *stream, uint64_t target)
+{
+    uint64_t done = atomic_load_explicit(&stream->done, memory_order_relaxed);
+    if (stream->is_running)
+        return;
+    stream->is_running = true;
+    while (done < target && !is_empty(stream)) {
         pthread_mutex_unlock(&stream->lock);
         execute(stream, &stream->ring[done % KVF_STREAM_QUEUE_MAX]);
         pthread_mutex_lock(&stream->lock);
@@ -216,11 +239,76 @@ static void *stream_main(void *argument)
             pthread_cond_broadcast(&stream->drained);
         }
     }
+    stream->is_running = false;
+}
+
+/* ---- the worker ---- */
+
+/* LOOK_NS, or until it is called; under the lock. @return whether it was called */
+static bool doze(host_stream *stream)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += LOOK_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_cond_timedwait(&stream->filled, &stream->lock, &until) != ETIMEDOUT;
+}
+
+/* Where nobody comes for entries, or there are none for a while, the next one wakes the worker. */
+static void rest(host_stream *stream)
+{
+    uint64_t seen = 0;
+    for (uint32_t looks = 0; stream->is_left; looks++) {
+        const uint64_t enqueued = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
+        looks = enqueued == seen ? looks : 0;
+        seen = enqueued;
+        if (doze(stream))
+            return;
+        const bool is_late =
+            !stream->is_running && !is_empty(stream) && kvf_now_ns() - stream->filled_ns >= SOON_NS;
+        if (is_late || looks >= LOOKS)
+            stream->is_left = false;
+    }
+    if (stream->is_closing || (!stream->is_running && !is_empty(stream)))
+        return;
+    stream->is_worker_asleep = true;
+    pthread_cond_wait(&stream->filled, &stream->lock);
+    stream->is_worker_asleep = false;
+}
+
+static void *stream_main(void *argument)
+{
+    host_stream *stream = argument;
+    pthread_mutex_lock(&stream->lock);
+    while (!stream->is_closing || !is_empty(stream)) {
+        if (stream->is_running || is_empty(stream)) {
+            rest(stream);
+            continue;
+        }
+        run(stream, UINT64_MAX);
+        const uint64_t done = atomic_load_explicit(&stream->done, memory_order_relaxed);
+        pthread_mutex_unlock(&stream->lock);
+        spin_for_more(stream, done);
+        pthread_mutex_lock(&stream->lock);
+    }
     pthread_mutex_unlock(&stream->lock);
     return NULL;
 }
 
 /* ---- streams ---- */
+
+/* Its timeouts are on the clock that nobody sets. */
+static bool init_filled(pthread_cond_t *filled)
+{
+    pthread_condattr_t attributes;
+    if (pthread_condattr_init(&attributes) != 0)
+        return false;
+    const bool is_done = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) == 0 &&
+                         pthread_cond_init(filled, &attributes) == 0;
+    pthread_condattr_destroy(&attributes);
+    return is_done;
+}
 
 static kvf_status stream_init(host_stream *stream, kvf_host_device *device,
                               kvf_stream_priority priority)
@@ -243,9 +331,10 @@ static kvf_status stream_init(host_stream *stream, kvf_host_device *device,
             (device->config.delay_seed + (uint64_t)number * 7919u) * 0x9e3779b97f4a7c15u | 1u;
     char name[16];
     snprintf(name, sizeof name, "kvf-stream-%u", number % 1000u);
-    if (kvf_team_job_init(&stream->job, (int)priority) != KVF_OK ||
-        pthread_mutex_init(&stream->lock, NULL) != 0 ||
-        pthread_cond_init(&stream->filled, NULL) != 0 ||
+    /* A thread begins with the environment of the one that starts it. */
+    if (fegetenv(&stream->environment) != 0 ||
+        kvf_team_job_init(&stream->job, (int)priority) != KVF_OK ||
+        pthread_mutex_init(&stream->lock, NULL) != 0 || !init_filled(&stream->filled) ||
         pthread_cond_init(&stream->drained, NULL) != 0)
         KVF_FAIL(context, KVF_SYSTEM, "a lock for a stream could not be made");
     return kvf_thread_start(context, &stream->thread, name, -1, stream_main, stream);
@@ -296,9 +385,34 @@ void kvf_host_stream_destroy(kvf_stream *base)
     pthread_mutex_unlock(&device->lock);
 }
 
+/* ---- waiting ---- */
+
+/* Entries up to `target` that nobody is at, in the numbers' environment of the worker, so that a
+ * caller's own (flushing of subnormals, rounding) changes no bits; under the lock. */
+static void help(host_stream *stream, uint64_t target)
+{
+    fenv_t own;
+    if (stream->is_running || is_empty(stream))
+        return;
+    fegetenv(&own);
+    fesetenv(&stream->environment);
+    run(stream, target);
+    fesetenv(&own);
+    call_worker(stream); /* what is left is nobody's */
+}
+
 /* Until `target` entries are done; under the lock. */
 static void await_done(host_stream *stream, uint64_t target)
 {
+    help(stream, target);
+    if (atomic_load_explicit(&stream->done, memory_order_relaxed) >= target)
+        return;
+    pthread_mutex_unlock(&stream->lock);
+    const uint64_t until = kvf_now_ns() + SPIN_NS;
+    while (atomic_load_explicit(&stream->done, memory_order_relaxed) < target &&
+           kvf_now_ns() < until)
+        kvf_pause();
+    pthread_mutex_lock(&stream->lock);
     while (atomic_load_explicit(&stream->done, memory_order_relaxed) < target) {
         if (target < stream->wake_at)
             stream->wake_at = target;
@@ -310,17 +424,28 @@ kvf_status kvf_host_stream_wait(kvf_stream *base)
 {
     host_stream *stream = of_stream(base);
     KVF_ASSERT_DEBUG(!pthread_equal(pthread_self(), stream->thread));
-    uint64_t target = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
-    uint64_t until = kvf_now_ns() + SPIN_NS;
-    while (atomic_load_explicit(&stream->done, memory_order_relaxed) < target &&
-           kvf_now_ns() < until)
-        kvf_pause();
     pthread_mutex_lock(&stream->lock);
-    await_done(stream, atomic_load_explicit(&stream->enqueued, memory_order_relaxed));
+    const uint64_t target = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
+    if (stream->filled_ns)
+        stream->is_left =
+            target - stream->waited <= FEW && kvf_now_ns() - stream->filled_ns < SOON_NS;
+    stream->waited = target;
+    stream->filled_ns = 0;
+    await_done(stream, target);
     kvf_status status = stream->status;
     pthread_mutex_unlock(&stream->lock);
     return status;
 }
+
+void kvf_host_stream_hurry(kvf_stream *base)
+{
+    host_stream *stream = of_stream(base);
+    pthread_mutex_lock(&stream->lock);
+    call_worker(stream);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+/* ---- enqueueing ---- */
 
 /* Room for one entry, and the lock with it. */
 static entry *begin_entry(host_stream *stream, entry_kind kind)
@@ -341,8 +466,10 @@ static entry *begin_entry(host_stream *stream, entry_kind kind)
 static void end_entry(host_stream *stream)
 {
     atomic_fetch_add_explicit(&stream->enqueued, 1, memory_order_relaxed);
+    if (!stream->filled_ns)
+        stream->filled_ns = kvf_now_ns();
     if (stream->is_worker_asleep)
-        pthread_cond_signal(&stream->filled);
+        call_worker(stream);
     pthread_mutex_unlock(&stream->lock);
 }
 
@@ -438,10 +565,10 @@ static kvf_status enqueue_sync(kvf_stream *base, entry_kind kind, kvf_event *eve
 
 kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream)
 {
-    return enqueue_sync(stream, ENTRY_RECORD, event, kvf_host_event_next(event));
+    return enqueue_sync(stream, ENTRY_RECORD, event, kvf_host_event_next(event, stream));
 }
 
 kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event)
 {
-    return enqueue_sync(stream, ENTRY_WAIT, event, kvf_host_event_recorded(event));
+    return enqueue_sync(stream, ENTRY_WAIT, event, kvf_host_event_recorded(event, stream));
 }

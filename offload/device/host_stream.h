@@ -5,8 +5,9 @@
 /*
  * Streams and events of the host device: what `device_host.c` puts into its table.
  *
- * A stream is one worker with a bounded FIFO; an event is a fence whose generation grows with every
- * record. Knows nothing of memory or of what is launched.
+ * A stream is a bounded FIFO with a worker, whose work its waiters do where they come first; an
+ * event is a fence whose generation grows with every record. Knows nothing of memory or of what is
+ * launched.
  */
 
 #include "device.h"
@@ -40,11 +41,14 @@ kvf_status kvf_host_event_wait(kvf_event *event);
 int kvf_host_event_is_done(kvf_event *event);
 kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
 
-/* What a stream does with an event: the generation of a record to come (waits while 64 are on their
- * way), the one enqueued last, completing one, and waiting for one (generation 0 is always
- * complete), which returns the event's error. */
-uint64_t kvf_host_event_next(kvf_event *event);
-uint64_t kvf_host_event_recorded(kvf_event *event);
+/* Somebody waits for what is in the stream, and not by kvf_host_stream_wait: its worker begins. */
+void kvf_host_stream_hurry(kvf_stream *stream);
+
+/* What a stream does with an event: the generation of a record to come on it (waits while 64 are on
+ * their way), the one enqueued last, for which `stream` is going to wait, completing one, and
+ * waiting for one (generation 0 is always complete), which returns the event's error. */
+uint64_t kvf_host_event_next(kvf_event *event, kvf_stream *stream);
+uint64_t kvf_host_event_recorded(kvf_event *event, const kvf_stream *stream);
 void kvf_host_event_complete(kvf_event *event, uint64_t generation, kvf_status status);
 kvf_status kvf_host_event_await(kvf_event *event, uint64_t generation);
 
