@@ -214,11 +214,14 @@ static bool is_empty(const host_stream *stream)
            atomic_load_explicit(&stream->done, memory_order_relaxed);
 }
 
-/* What lies there is the worker's, also where it was left; under the lock. */
+/* What lies there is the worker's, also where it was left; under the lock. A worker that is just
+ * ending a look sees it too. */
 static void call_worker(host_stream *stream)
 {
-    if (!stream->is_running && !is_empty(stream))
-        pthread_cond_signal(&stream->filled);
+    if (stream->is_running || is_empty(stream))
+        return;
+    stream->is_left = false;
+    pthread_cond_signal(&stream->filled);
 }
 
 /* Entries up to `target`, unless somebody is at it; under the lock, which is let go meanwhile. */
