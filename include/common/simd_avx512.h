@@ -142,10 +142,18 @@ KVF_ALWAYS_INLINE __m256 vf_fold(vf x)
     return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
 
+/* Of each pair of lanes in the halves of a quarter: a's, b's, and those of the pairs behind. */
+KVF_ALWAYS_INLINE vf vf_interleave_add(vf a, vf b)
+{
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
 KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
 {
-    __m256 y = _mm256_hadd_ps(_mm256_hadd_ps(vf_fold(x0), vf_fold(x1)),
-                              _mm256_hadd_ps(vf_fold(x2), vf_fold(x3)));
+    const __m512d a = _mm512_castps_pd(vf_interleave_add(x0, x1));
+    const __m512d b = _mm512_castps_pd(vf_interleave_add(x2, x3));
+    const __m256 y = vf_fold(_mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                           _mm512_castpd_ps(_mm512_unpackhi_pd(a, b))));
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
 
