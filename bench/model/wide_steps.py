@@ -3,7 +3,7 @@
 """What steps of many rows cost: answers at once, drafts, and turns that follow, on a real language model.
 
 usage: wide_steps.py --kvferry PROGRAM [--llama-batched-bench PROGRAM] [--rounds N] [--parts LIST]
-                     [--files FOLDER] [--out FOLDER]
+                     [--types LIST] [--files FOLDER] [--out FOLDER]
 
 A figure is CPU milliseconds per token of one thread: the user time of a run less that of the same run
 with fewer tokens, over the tokens between. So other work on the machine, loading and prefill are not
@@ -18,7 +18,7 @@ in it, and what was measured by turns can be compared. Parts:
           in questions that are read both ways
 
 Files of other types than the model's own are made as in against_llama.py. Writes wide_steps.json, of which
-parts that are not measured now are kept, and wide_steps.md, where the text below the mark is kept.
+parts and types that are not measured now are kept, and wide_steps.md, where the text below the mark is kept.
 """
 import argparse
 import json
@@ -110,7 +110,7 @@ def note(found, name, value):
 # ---- parts: each adds to lists of figures by name ----
 
 def measure_batch(runner, found):
-    for kind in TYPES:
+    for kind in runner.args.types.split(","):
         model = model_file(runner.args.files or runner.folder, kind)
         ids = prompt_file(runner.folder, SHORT)
         for rows in ROWS:
@@ -331,6 +331,7 @@ def main():
     parser.add_argument("--llama-batched-bench", help="of llama.cpp")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--types", default=",".join(TYPES), help="of weights, for batch")
     parser.add_argument("--files", help="folder that keeps converted files")
     parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
     args = parser.parse_args()
@@ -349,7 +350,7 @@ def main():
                 measures[part](runner, found)
             if part == "turn":
                 ask_turns(runner, found)
-            made[part] = found
+            made[part] = {**made.get(part, {}), **found}
             write(args, made)
     print(markdown(made))
 

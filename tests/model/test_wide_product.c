@@ -158,10 +158,11 @@ static void any_rows_have_the_bits_of_single_ones(void **state)
     compare_shapes(shapes, sizeof shapes / sizeof *shapes, 1);
 }
 
-/* Around the columns that are widened at a time, and those up to which x is read in order. */
+/* Around the columns that are taken at a time, and those up to which x is read in order. */
 static void long_rows_have_them_too(void **state)
 {
-    static const shape shapes[] = {{768, 25}, {769, 2}, {1537, 14}, {4096, 3}, {4129, 8}};
+    static const shape shapes[] = {{768, 25}, {769, 2},  {1537, 14},
+                                   {3105, 9}, {4096, 3}, {4129, 8}};
     compare_shapes(shapes, sizeof shapes / sizeof *shapes, 7);
 }
 

@@ -26,9 +26,9 @@
 /* Of KVF_WIDE_OUTPUTS, and of the lanes of whole_simd.c. */
 #define PANEL_MULTIPLE       48u
 
-/* From so many rows on weights are widened for all of them: blocks, and plain numbers. */
-#define WIDE_ROWS_BLOCKS 2u
-#define WIDE_ROWS_PLAIN  3u
+/* From so many rows on they meet weights together: blocks and bf16, and other numbers. */
+#define WIDE_ROWS       2u
+#define WIDE_ROWS_OTHER 3u
 
 /* Of products in bf16: wide panels pack x less often. */
 #define MATRIX_PANEL_BYTES    (1024u * 1024u)
@@ -310,7 +310,8 @@ static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_wide_prod
     const kvf_linear *linear = p->linear;
     const kvf_dot_rows_fn one = linear->blocks ? kernels->packed->dot_rows[linear->blocks->index]
                                                : kernels->dot_rows[linear->dtype];
-    if (p->rows >= (linear->blocks ? WIDE_ROWS_BLOCKS : WIDE_ROWS_PLAIN)) {
+    const bool is_other = !linear->blocks && linear->dtype != KVF_BF16;
+    if (p->rows >= (is_other ? WIDE_ROWS_OTHER : WIDE_ROWS)) {
         kernels->wide->multiply(p);
         return;
     }

@@ -24,43 +24,31 @@ static inline float widen_fp32(float x)
     return x;
 }
 
-/* Two accumulators a row where four rows run side by side, four where one does. */
+/* Sums of a row: KVF_LONG_SUMS where four rows run side by side, KVF_SUMS where one does. */
 #define DEFINE_KERNELS(format, type, widen_one)                                                    \
-    static inline float finish_##format(vf a, vf b, vf d, vf e, const type *w, const float *x,     \
-                                        size_t c, size_t columns)                                  \
+    static inline float finish_##format(const vf *sums, uint32_t count, const type *w,             \
+                                        const float *x, size_t c, size_t columns)                  \
     {                                                                                              \
-        float sum = 0.0f;                                                                          \
+        const float sum = finish_sums(sums, count);                                                \
+        float tail = 0.0f;                                                                         \
+        if (c == columns)                                                                          \
+            return sum;                                                                            \
         for (; c < columns; c++)                                                                   \
-            sum += widen_one(w[c]) * x[c];                                                         \
-        return sum + sum_of4(a, b, d, e);                                                          \
+            tail += widen_one(w[c]) * x[c];                                                        \
+        return tail + sum;                                                                         \
     }                                                                                              \
                                                                                                    \
-    static void dot_one_##format(const type *w, size_t columns, const float *x, float *y)          \
+    static inline float dot_one_##format(const type *w, size_t columns, const float *x,            \
+                                         const uint32_t count)                                     \
     {                                                                                              \
-        const vf none = vf_zero();                                                                 \
-        vf a = none, b = none;                                                                     \
+        vf sum[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};                                  \
         size_t c = 0;                                                                              \
-        for (; c + 2u * VF_LANES <= columns; c += 2u * VF_LANES) {                                 \
-            a = vf_fma(vf_load_##format(w + c), vf_load(x + c), a);                                \
-            b = vf_fma(vf_load_##format(w + c + VF_LANES), vf_load(x + c + VF_LANES), b);          \
+        for (; c + (size_t)count * VF_LANES <= columns; c += (size_t)count * VF_LANES) {           \
+            ask_ahead(w + c, count * VF_LANES * sizeof *w);                                        \
+            _Pragma("GCC unroll 4") for (uint32_t s = 0; s < count; s++) sum[s] = vf_fma(          \
+                vf_load_##format(w + c + s * VF_LANES), vf_load(x + c + s * VF_LANES), sum[s]);    \
         }                                                                                          \
-        *y = finish_##format(a, b, none, none, w, x, c, columns);                                  \
-    }                                                                                              \
-                                                                                                   \
-    static void dot_in_order_##format(const type *w, size_t columns, const float *x, float *y)     \
-    {                                                                                              \
-        vf a = vf_zero(), b = a, d = a, e = a;                                                     \
-        size_t c = 0;                                                                              \
-        for (; c + 4u * VF_LANES <= columns; c += 4u * VF_LANES) {                                 \
-            ask_ahead(w + c, 4u * VF_LANES * sizeof *w);                                           \
-            a = vf_fma(vf_load_##format(w + c), vf_load(x + c), a);                                \
-            b = vf_fma(vf_load_##format(w + c + VF_LANES), vf_load(x + c + VF_LANES), b);          \
-            d = vf_fma(vf_load_##format(w + c + 2u * VF_LANES), vf_load(x + c + 2u * VF_LANES),    \
-                       d);                                                                         \
-            e = vf_fma(vf_load_##format(w + c + 3u * VF_LANES), vf_load(x + c + 3u * VF_LANES),    \
-                       e);                                                                         \
-        }                                                                                          \
-        *y = finish_##format(a, b, d, e, w, x, c, columns);                                        \
+        return finish_##format(sum, count, w, x, c, columns);                                      \
     }                                                                                              \
                                                                                                    \
     static void dot_rows_##format(const void *weight, size_t rows, size_t columns, const float *x, \
@@ -69,38 +57,30 @@ static inline float widen_fp32(float x)
         const type *w = weight;                                                                    \
         if (columns <= KVF_IN_ORDER_COLUMNS_MAX) {                                                 \
             for (size_t i = 0; i < rows; i++)                                                      \
-                dot_in_order_##format(w + i * columns, columns, x, y + i);                         \
+                y[i] = dot_one_##format(w + i * columns, columns, x, KVF_SUMS);                    \
             return;                                                                                \
         }                                                                                          \
         size_t r = 0;                                                                              \
         for (; r + 4 <= rows; r += 4, w += 4 * columns) {                                          \
-            const type *w1 = w + columns, *w2 = w1 + columns, *w3 = w2 + columns;                  \
-            const vf none = vf_zero();                                                             \
-            vf a0 = none, a1 = none, a2 = none, a3 = none;                                         \
-            vf b0 = none, b1 = none, b2 = none, b3 = none;                                         \
+            vf sum[4][KVF_LONG_SUMS];                                                              \
             size_t c = 0;                                                                          \
+            _Pragma("GCC unroll 4") for (uint32_t i = 0; i < 4; i++) sum[i][0] = sum[i][1] =       \
+                vf_zero();                                                                         \
             for (; c + 2u * VF_LANES <= columns; c += 2u * VF_LANES) {                             \
-                vf p = vf_load(x + c), q = vf_load(x + c + VF_LANES);                              \
-                ask_ahead(w + c, 2u * VF_LANES * sizeof *w);                                       \
-                ask_ahead(w1 + c, 2u * VF_LANES * sizeof *w);                                      \
-                ask_ahead(w2 + c, 2u * VF_LANES * sizeof *w);                                      \
-                ask_ahead(w3 + c, 2u * VF_LANES * sizeof *w);                                      \
-                a0 = vf_fma(vf_load_##format(w + c), p, a0);                                       \
-                b0 = vf_fma(vf_load_##format(w + c + VF_LANES), q, b0);                            \
-                a1 = vf_fma(vf_load_##format(w1 + c), p, a1);                                      \
-                b1 = vf_fma(vf_load_##format(w1 + c + VF_LANES), q, b1);                           \
-                a2 = vf_fma(vf_load_##format(w2 + c), p, a2);                                      \
-                b2 = vf_fma(vf_load_##format(w2 + c + VF_LANES), q, b2);                           \
-                a3 = vf_fma(vf_load_##format(w3 + c), p, a3);                                      \
-                b3 = vf_fma(vf_load_##format(w3 + c + VF_LANES), q, b3);                           \
+                const vf p = vf_load(x + c), q = vf_load(x + c + VF_LANES);                        \
+                _Pragma("GCC unroll 4") for (uint32_t i = 0; i < 4; i++)                           \
+                {                                                                                  \
+                    const type *own = w + i * columns + c;                                         \
+                    ask_ahead(own, 2u * VF_LANES * sizeof *own);                                   \
+                    sum[i][0] = vf_fma(vf_load_##format(own), p, sum[i][0]);                       \
+                    sum[i][1] = vf_fma(vf_load_##format(own + VF_LANES), q, sum[i][1]);            \
+                }                                                                                  \
             }                                                                                      \
-            y[r] = finish_##format(a0, b0, none, none, w, x, c, columns);                          \
-            y[r + 1] = finish_##format(a1, b1, none, none, w1, x, c, columns);                     \
-            y[r + 2] = finish_##format(a2, b2, none, none, w2, x, c, columns);                     \
-            y[r + 3] = finish_##format(a3, b3, none, none, w3, x, c, columns);                     \
+            _Pragma("GCC unroll 4") for (uint32_t i = 0; i < 4; i++) y[r + i] =                    \
+                finish_##format(sum[i], KVF_LONG_SUMS, w + i * columns, x, c, columns);            \
         }                                                                                          \
         for (; r < rows; r++, w += columns)                                                        \
-            dot_one_##format(w, columns, x, y + r);                                                \
+            y[r] = dot_one_##format(w, columns, x, KVF_LONG_SUMS);                                 \
     }                                                                                              \
                                                                                                    \
     static void widen_all_##format(const void *from, size_t count, float *to)                      \

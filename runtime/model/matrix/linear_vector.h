@@ -6,7 +6,7 @@
  * What the matrix-vector kernels are written in: the vector of the instruction set that is being
  * built (KVF_LINEAR_VARIANT names the build), or one number in plain C (KVF_LINEAR_PLAIN).
  *
- * It knows lanes, not matrices. Invariant: sum_of4 adds lanes in one order.
+ * It knows lanes, not matrices. Invariant: finish_sums adds vectors and lanes in one order.
  */
 
 #include "linear.h"
@@ -103,11 +103,20 @@ static inline void vf_transpose_keys(float *to, size_t stride, const void *const
 }
 #endif
 
-static inline float sum_of4(vf a, vf b, vf c, vf d)
+static inline float vf_sum(vf x)
 {
     float sum[4];
-    vf_sum4(sum, a, b, c, d);
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    vf_sum4(sum, x, x, x, x);
+    return sum[0];
+}
+
+/* A result of its sums: vector by vector in their order, then lane by lane. */
+static inline float finish_sums(const vf *sum, uint32_t count)
+{
+    vf all = sum[0];
+    for (uint32_t i = 1; i < count; i++)
+        all = vf_add(all, sum[i]);
+    return vf_sum(all);
 }
 
 /*
@@ -127,12 +136,12 @@ static inline void ask_ahead(const void *weight, size_t bytes)
 
 /*
  * What a result's bits follow from, beside the lanes: the sums that it is made of. Each takes every
- * so many-th vector of columns. Of plain numbers there are four, or two where x is longer than what
- * leaves room in 32 KiB for the row that streams by; of blocks as many as 32 numbers have vectors,
- * four at most.
+ * so many-th vector of columns. There are as many as 32 numbers have vectors, four at most; of
+ * plain numbers two where x is longer than what leaves room in 32 KiB for the row that streams by.
  */
 #define KVF_IN_ORDER_COLUMNS_MAX 4096u
-#define KVF_BLOCK_SUMS           (32u / VF_LANES < 4 ? 32u / VF_LANES : 4u)
+#define KVF_SUMS                 (32u / VF_LANES < 4 ? 32u / VF_LANES : 4u)
+#define KVF_LONG_SUMS            2u
 
 #define LINEAR_PASTE(a, b)  a##b
 #define LINEAR_SYMBOL(a, b) LINEAR_PASTE(a, b)

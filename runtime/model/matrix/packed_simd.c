@@ -258,22 +258,8 @@ static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, int h
 }
 
 /* Sums of a row, and rows that go side by side so that four sums are under way. */
-#define SUMS  KVF_BLOCK_SUMS
+#define SUMS  KVF_SUMS
 #define LINES (4u / SUMS)
-
-/* The sums of LINES rows. */
-static inline void finish_lines(const vf sum[4], float *y, size_t lines)
-{
-    float all[4];
-    vf_sum4(all, sum[0], sum[1], sum[2], sum[3]);
-    if (LINES == 1) {
-        y[0] = (all[0] + all[1]) + (all[2] + all[3]);
-        return;
-    }
-    y[0] = (all[0] + all[1]) + 0.0f;
-    if (lines > 1)
-        y[1] = (all[2] + all[3]) + 0.0f;
-}
 
 /* All numbers of some blocks, as @p store writes them. */
 #define DEFINE_CONVERSION(name, element, store, type, numbers, bytes, group, how)                  \
@@ -311,7 +297,9 @@ static inline void finish_lines(const vf sum[4], float *y, size_t lines)
                                 vf_fma(weights_at(&u, first + i, group, how),                      \
                                        vf_load(x + c + first + i), own[i / VF_LANES % SUMS]);      \
                 }                                                                                  \
-            finish_lines(sum, y + r, rows - r);                                                    \
+            y[r] = finish_sums(sum, SUMS);                                                         \
+            if (next && LINES > 1)                                                                 \
+                y[r + 1] = finish_sums(sum + SUMS % 4, SUMS);                                      \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \

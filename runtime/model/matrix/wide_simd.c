@@ -4,12 +4,15 @@
  * Products of the rows of a step, up to KVF_WIDE_ROWS_MAX at a time, built once per instruction
  * set: each row gets the bits that dot_rows gives it alone.
  *
- * Bound: memory at few rows, arithmetic at many. Weights of GROUP outputs are widened to fp32 once,
- * a piece of their columns at a time; then tiles of ROWS rows meet OUTPUTS outputs. A result is
- * several sums over columns that are a vector apart, as in dot_rows; a tile takes one of them after
- * the other, so that those of all its results are in registers and a load serves several products.
- * It knows arrays only. Invariant: the order of additions follows from the columns, the type and
- * the variant, neither from the rows nor from the outputs beside.
+ * Bound: memory at few rows, arithmetic at many. Tiles of ROWS rows meet OUTPUTS outputs. A result
+ * is several sums over columns that are a vector apart, as in dot_rows; a tile takes one of them
+ * after the other, so that those of all its results are in registers and a load serves several
+ * products. Weights in bf16 are widened in registers, by each tile anew: 8 operations beside 24
+ * products with AVX-512, 6 beside 12 with AVX2. While a group of outputs is multiplied the next one
+ * is asked for, at an even pace, so that neither waits for the other. Blocks are widened into
+ * memory, once for all rows, a piece of their columns at a time. It knows arrays only. Invariant:
+ * the order of additions follows from the columns, the type and the variant, neither from the rows
+ * nor from the outputs beside.
  */
 
 #include "linear_vector.h"
@@ -18,135 +21,188 @@
 
 /* OUTPUTS * ROWS sums, OUTPUTS weights and one vector of x fill the registers. */
 #if defined(__AVX512F__) || defined(__ARM_NEON)
-#define OUTPUTS 6u
+#define OUTPUTS 4u
+#define ROWS    6u
 #else
 #define OUTPUTS 3u
+#define ROWS    4u
 #endif
-#define ROWS  4u
 #define GROUP KVF_WIDE_OUTPUTS
 
-#define TILES     (GROUP / OUTPUTS)
-#define ROW_TILES (KVF_WIDE_ROWS_MAX / ROWS)
-/* Columns at a time; whole blocks of every type. */
-#define PIECE     768u
-#define SUMS_MAX  4u
+#define TILES        (GROUP / OUTPUTS)
+#define ROW_TILES    ((KVF_WIDE_ROWS_MAX + ROWS - 1) / ROWS)
+/* Columns at a time: whole blocks of every type; and of weights where they are. */
+#define PIECE        768u
+#define DIRECT_PIECE 1536u
 
-_Static_assert(GROUP % OUTPUTS == 0 && KVF_WIDE_ROWS_MAX % ROWS == 0, "whole tiles");
-_Static_assert(PIECE % GGUF_BLOCK_MAX == 0 && PIECE % (SUMS_MAX * VF_LANES) == 0, "whole blocks");
+_Static_assert(GROUP % OUTPUTS == 0, "whole tiles");
+_Static_assert(PIECE % GGUF_BLOCK_MAX == 0 && PIECE % (KVF_SUMS * VF_LANES) == 0, "whole blocks");
+_Static_assert(DIRECT_PIECE % (KVF_SUMS * VF_LANES) == 0, "whole steps");
 
-/* Of each result of a tile the sums, of which the first few are used. */
-typedef vf tile_sums[OUTPUTS][ROWS][SUMS_MAX];
+/* Tiles are in registers only where loops over them are gone early, for which Clang wants other
+ * words. */
+#ifdef __clang__
+#define UNROLLED   _Pragma("clang loop unroll(full)")
+#define ONE_BY_ONE _Pragma("clang loop unroll(disable)")
+#else
+#define UNROLLED   _Pragma("GCC unroll 6")
+#define ONE_BY_ONE _Pragma("GCC unroll 1")
+#endif
+
+/* Results of a row of a tile, with what fills a line. */
+#define LINE ((OUTPUTS + 3) / 4 * 4)
+
+/* Of all results of a tile one sum. */
+typedef vf tile_sum[OUTPUTS][ROWS];
 
 /* A piece of the columns of some rows and of OUTPUTS outputs. */
 typedef struct tile {
-    const float *w; /* [OUTPUTS, w_stride] */
+    const void *w;  /* [OUTPUTS, w_stride], fp32 or bf16 */
     const float *x; /* [rows, x_stride] */
     size_t w_stride, x_stride;
     size_t columns;
-    bool begins;  /* the sums are nothing yet */
-    float *lanes; /* [sums, OUTPUTS, ROWS] each sum's lanes added up, behind the last piece; else
-                     NULL, and the sums go to */
-    vf (*of)[ROWS][SUMS_MAX];
+    uint32_t sums;
+    bool begins;   /* the sums are nothing yet */
+    tile_sum *of;  /* [sums] between pieces */
+    float *result; /* [ROWS, LINE] behind the last piece; else NULL */
+    uintptr_t ask; /* for weights from here on, so many bytes at a step of a vector */
+    size_t ask_bytes;
 } tile;
 
 /* ---- tiles ---- */
 
-/* Sums of a result that are added up together: enough products that do not wait for each other. */
-KVF_ALWAYS_INLINE uint32_t together(uint32_t rows, uint32_t sums)
+/* In the order of vf_sum. */
+KVF_ALWAYS_INLINE void add_lanes(vf own[OUTPUTS][ROWS], const uint32_t rows, float *result)
 {
-    const uint32_t wanted = OUTPUTS * rows >= 8 ? 1 : OUTPUTS * rows >= 4 ? 2 : 4;
-    return wanted < sums ? wanted : sums;
+    const uint32_t last = OUTPUTS - 1;
+    UNROLLED
+    for (uint32_t r = 0; r < rows; r++) {
+        UNROLLED
+        for (uint32_t o = 0; o < OUTPUTS; o += 4)
+            vf_sum4(result + r * LINE + o, own[o][r], own[o + 1 < last ? o + 1 : last][r],
+                    own[o + 2 < last ? o + 2 : last][r], own[o + 3 < last ? o + 3 : last][r]);
+    }
 }
 
-/* In the order of sum_of4. A row that is missing is the last one again. */
-KVF_ALWAYS_INLINE void add_lanes(vf own[OUTPUTS][ROWS][SUMS_MAX], const uint32_t rows,
-                                 const uint32_t count, float *lanes)
+/* Where weights are as the file has them. */
+KVF_ALWAYS_INLINE void ask_for(uintptr_t at)
 {
-    const uint32_t last = rows - 1;
-#pragma GCC unroll 4
-    for (uint32_t s = 0; s < count; s++)
-#pragma GCC unroll 6
+    UNROLLED
+    for (size_t i = 0; i < OUTPUTS * VF_LANES * sizeof(uint16_t); i += LINE_BYTES)
+        __builtin_prefetch((const void *)(at + i), 0, 2);
+}
+
+KVF_ALWAYS_INLINE vf load_weights(const char *w, const bool bf16)
+{
+    return bf16 ? vf_load_bf16((const void *)w) : vf_load((const void *)w);
+}
+
+/* Its products, behind what the pieces before made of it. */
+KVF_ALWAYS_INLINE void add_sum(const tile *t, uint32_t sum, uintptr_t *ask, const uint32_t rows,
+                               const bool bf16, vf own[OUTPUTS][ROWS])
+{
+    const size_t element = bf16 ? sizeof(uint16_t) : sizeof(float), step = t->sums * VF_LANES;
+    const size_t w_stride = t->w_stride * element, x_stride = t->x_stride;
+    const char *w = (const char *)t->w + sum * VF_LANES * element;
+    const char *const end = (const char *)t->w + t->columns * element;
+    const float *x = t->x + (size_t)sum * VF_LANES;
+    uintptr_t at = *ask;
+    UNROLLED
+    for (uint32_t o = 0; o < OUTPUTS; o++) {
+        UNROLLED
+        for (uint32_t r = 0; r < rows; r++)
+            own[o][r] = t->begins ? vf_zero() : t->of[sum][o][r];
+    }
+    for (; w < end; w += step * element, x += step) {
+        vf weight[OUTPUTS];
+        if (bf16)
+            ask_for(at);
+        at += t->ask_bytes;
+        UNROLLED
         for (uint32_t o = 0; o < OUTPUTS; o++)
-            vf_sum4(lanes + (size_t)(s * OUTPUTS + o) * ROWS, own[o][0][s],
-                    own[o][last < 1 ? last : 1][s], own[o][last < 2 ? last : 2][s],
-                    own[o][last][s]);
-}
-
-/* Between pieces: take sums up again, or put them down. */
-KVF_ALWAYS_INLINE void carry_sums(vf own[OUTPUTS][ROWS][SUMS_MAX], const uint32_t rows,
-                                  const uint32_t count, vf (*of)[ROWS][SUMS_MAX], uint32_t sum,
-                                  const bool up)
-{
-#pragma GCC unroll 6
-    for (uint32_t o = 0; o < OUTPUTS; o++)
-#pragma GCC unroll 4
-        for (uint32_t r = 0; r < rows; r++)
-#pragma GCC unroll 4
-            for (uint32_t s = 0; s < count; s++)
-                if (up)
-                    own[o][r][s] = of[o][r][sum + s];
-                else
-                    of[o][r][sum + s] = own[o][r][s];
-}
-
-/* Sums `sum` to `sum` + count - 1. */
-KVF_ALWAYS_INLINE void add_sums(const tile *t, const uint32_t sum, const uint32_t rows,
-                                const uint32_t count, const uint32_t sums)
-{
-    const size_t w_stride = t->w_stride, x_stride = t->x_stride;
-    const float *w = t->w + (size_t)sum * VF_LANES, *x = t->x + (size_t)sum * VF_LANES;
-    const float *const end = w + t->columns;
-    vf own[OUTPUTS][ROWS][SUMS_MAX];
-#pragma GCC unroll 6
-    for (uint32_t o = 0; o < OUTPUTS; o++)
-#pragma GCC unroll 4
-        for (uint32_t r = 0; r < rows; r++)
-#pragma GCC unroll 4
-            for (uint32_t s = 0; s < count; s++)
-                own[o][r][s] = vf_zero();
-    if (!t->begins)
-        carry_sums(own, rows, count, t->of, sum, true);
-    for (; w < end; w += sums * VF_LANES, x += sums * VF_LANES)
-#pragma GCC unroll 4
-        for (uint32_t s = 0; s < count; s++) {
-            vf weight[OUTPUTS];
-#pragma GCC unroll 6
+            weight[o] = load_weights(w + o * w_stride, bf16);
+        UNROLLED
+        for (uint32_t r = 0; r < rows; r++) {
+            const vf number = vf_load(x + r * x_stride);
+            UNROLLED
             for (uint32_t o = 0; o < OUTPUTS; o++)
-                weight[o] = vf_load(w + o * w_stride + (size_t)s * VF_LANES);
-#pragma GCC unroll 4
-            for (uint32_t r = 0; r < rows; r++) {
-                const vf number = vf_load(x + r * x_stride + (size_t)s * VF_LANES);
-#pragma GCC unroll 6
-                for (uint32_t o = 0; o < OUTPUTS; o++)
-                    own[o][r][s] = vf_fma(weight[o], number, own[o][r][s]);
-            }
+                own[o][r] = vf_fma(weight[o], number, own[o][r]);
         }
-    if (t->lanes)
-        add_lanes(own, rows, count, t->lanes + (size_t)sum * OUTPUTS * ROWS);
-    else
-        carry_sums(own, rows, count, t->of, sum, false);
+    }
+    *ask = at;
+}
+
+/* What all sums are together, in the order of finish_sums: the last one is @p own. */
+KVF_ALWAYS_INLINE void finish_tile(const tile *t, const uint32_t rows, vf own[OUTPUTS][ROWS])
+{
+    UNROLLED
+    for (uint32_t o = 0; o < OUTPUTS; o++) {
+        UNROLLED
+        for (uint32_t r = 0; r < rows; r++) {
+            vf all = t->of[0][o][r];
+            UNROLLED
+            for (uint32_t sum = 1; sum + 1 < KVF_SUMS; sum++)
+                if (sum + 1 < t->sums)
+                    all = vf_add(all, t->of[sum][o][r]);
+            own[o][r] = vf_add(all, own[o][r]);
+        }
+    }
+    add_lanes(own, rows, t->result);
+}
+
+KVF_ALWAYS_INLINE void keep_sum(vf own[OUTPUTS][ROWS], const uint32_t rows, vf (*of)[ROWS])
+{
+    UNROLLED
+    for (uint32_t o = 0; o < OUTPUTS; o++) {
+        UNROLLED
+        for (uint32_t r = 0; r < rows; r++)
+            of[o][r] = own[o][r];
+    }
+}
+
+KVF_ALWAYS_INLINE void add_tile_of(const tile *t, const uint32_t rows, const bool bf16)
+{
+    uintptr_t ask = t->ask;
+    ONE_BY_ONE
+    for (uint32_t sum = 0; sum < t->sums; sum++) {
+        vf own[OUTPUTS][ROWS];
+        add_sum(t, sum, &ask, rows, bf16, own);
+        if (t->result && sum + 1 == t->sums)
+            finish_tile(t, rows, own);
+        else
+            keep_sum(own, rows, t->of[sum]);
+    }
 }
 
 /* Alone, so that what it walks along is in registers, too. */
-#define DEFINE_TILE(rows, sums)                                                                    \
-    static __attribute__((noinline)) void add_tile_##rows##_##sums(const tile *t)                  \
+#define DEFINE_TILE(rows)                                                                          \
+    static __attribute__((noinline)) void add_tile_##rows(const tile *t)                           \
     {                                                                                              \
-        _Pragma("GCC unroll 1") for (uint32_t s = 0; s < (sums); s += together(rows, sums))        \
-            add_sums(t, s, rows, together(rows, sums), sums);                                      \
+        add_tile_of(t, rows, false);                                                               \
+    }                                                                                              \
+    static __attribute__((noinline)) void add_bf16_tile_##rows(const tile *t)                      \
+    {                                                                                              \
+        add_tile_of(t, rows, true);                                                                \
     }
 
-DEFINE_TILE(1, 2)
-DEFINE_TILE(2, 2)
-DEFINE_TILE(3, 2)
-DEFINE_TILE(4, 2)
-DEFINE_TILE(1, 4)
-DEFINE_TILE(2, 4)
-DEFINE_TILE(3, 4)
-DEFINE_TILE(4, 4)
+DEFINE_TILE(1)
+DEFINE_TILE(2)
+DEFINE_TILE(3)
+DEFINE_TILE(4)
+#if ROWS > 4u
+DEFINE_TILE(5)
+DEFINE_TILE(6)
+#endif
 
 static void (*const add_tile[2][ROWS])(const tile *t) = {
-    {add_tile_1_2, add_tile_2_2, add_tile_3_2, add_tile_4_2},
-    {add_tile_1_4, add_tile_2_4, add_tile_3_4, add_tile_4_4},
+#if ROWS > 4u
+    {add_tile_1, add_tile_2, add_tile_3, add_tile_4, add_tile_5, add_tile_6},
+    {add_bf16_tile_1, add_bf16_tile_2, add_bf16_tile_3, add_bf16_tile_4, add_bf16_tile_5,
+     add_bf16_tile_6},
+#else
+    {add_tile_1, add_tile_2, add_tile_3, add_tile_4},
+    {add_bf16_tile_1, add_bf16_tile_2, add_bf16_tile_3, add_bf16_tile_4},
+#endif
 };
 
 /* ---- results ---- */
@@ -170,35 +226,24 @@ static __attribute__((noinline)) void add_tails(const results *r, float *sum)
             float tail = 0.0f;
             for (size_t c = r->whole; c < linear->inputs; c++)
                 tail += kvf_element_get(weight, linear->dtype, c) * x[c];
-            sum[o * ROWS + i] = tail + sum[o * ROWS + i];
+            sum[i * LINE + o] = tail + sum[i * LINE + o];
         }
     }
 }
 
-/* A result's sums, in the order of dot_rows. */
-KVF_ALWAYS_INLINE void finish_tile(const results *r, const float (*lanes)[OUTPUTS * ROWS])
+/* Their sums, with what dot_rows adds to them. */
+KVF_ALWAYS_INLINE void store_results(const results *r, float *sum)
 {
     const kvf_wide_product *p = r->p;
     float *y = p->y + r->row * p->y_stride + r->output;
-    float sum[OUTPUTS * ROWS];
-#pragma GCC unroll 24
-    for (uint32_t i = 0; i < OUTPUTS * ROWS; i++)
-        sum[i] = (lanes[0][i] + lanes[1][i]) + (lanes[2][i] + lanes[3][i]);
     if (!p->linear->blocks && r->whole < p->linear->inputs)
         add_tails(r, sum);
-    else if (!p->linear->blocks)
-#pragma GCC unroll 24
-        for (uint32_t i = 0; i < OUTPUTS * ROWS; i++)
-            sum[i] = 0.0f + sum[i];
-    if (r->outputs == OUTPUTS)
-        for (uint32_t i = 0; i < r->rows; i++, y += p->y_stride)
-#pragma GCC unroll 6
-            for (uint32_t o = 0; o < OUTPUTS; o++)
-                y[o] = sum[o * ROWS + i];
-    else
-        for (uint32_t i = 0; i < r->rows; i++, y += p->y_stride)
-            for (uint32_t o = 0; o < r->outputs; o++)
-                y[o] = sum[o * ROWS + i];
+    for (uint32_t i = 0; i < r->rows; i++, y += p->y_stride, sum += LINE) {
+        if (r->outputs == OUTPUTS)
+            memcpy(y, sum, OUTPUTS * sizeof *y);
+        else
+            memcpy(y, sum, r->outputs * sizeof *y);
+    }
 }
 
 /* ---- a group of outputs ---- */
@@ -206,16 +251,23 @@ KVF_ALWAYS_INLINE void finish_tile(const results *r, const float (*lanes)[OUTPUT
 /* A piece of the columns of a group. */
 typedef struct piece {
     const kvf_wide_product *p;
-    uint32_t output, outputs; /* of the group: the first, and 1 ... GROUP */
-    uint32_t sums;
+    uint32_t output, outputs; /* of the group: the first, and how many */
+    uint32_t sums, row_tiles;
     size_t first, columns, whole;
-    const float *w; /* [GROUP, w_stride] */
+    size_t ask_bytes; /* of the group behind it, by each tile at a step */
+    bool direct;      /* the weights are bf16, as the file has them */
+    const void *w;    /* [outputs of tiles, w_stride] */
     size_t w_stride;
-    tile_sums *of; /* [TILES * ROW_TILES] between pieces */
+    tile_sum (*of)[KVF_SUMS]; /* [TILES * ROW_TILES] between pieces */
 } piece;
 
-/* The piece's weights in fp32: those of the file, or widened. An output that a group lacks is the
- * last one again. */
+static const char *weights_of(const piece *g)
+{
+    return (const char *)g->p->weight + g->output * kvf_linear_row_bytes(g->p->linear);
+}
+
+/* The piece's weights: those of the file, or in fp32. An output that a group lacks is the last one
+ * again. */
 static void find_weights(piece *g, float (*wide)[PIECE])
 {
     const kvf_linear *linear = g->p->linear;
@@ -223,12 +275,11 @@ static void find_weights(piece *g, float (*wide)[PIECE])
     const size_t row_bytes = kvf_linear_row_bytes(linear);
     const size_t unit = blocks ? blocks->numbers : 1;
     const size_t unit_bytes = blocks ? blocks->bytes : kvf_dtype_bytes(linear->dtype);
-    const char *from = (const char *)g->p->weight + g->output * row_bytes;
+    const char *from = weights_of(g) + g->first / unit * unit_bytes;
     const kvf_widen_fn widen = blocks ? KVF_LINEAR_SYMBOL(kvf_packed_kernels_).widen[blocks->index]
                                       : KVF_LINEAR_SYMBOL(kvf_linear_kernels_).widen[linear->dtype];
-    from += g->first / unit * unit_bytes;
-    if (!blocks && linear->dtype == KVF_FP32 && g->outputs == GROUP) {
-        g->w = (const float *)(const void *)from;
+    if (g->direct || (!blocks && linear->dtype == KVF_FP32 && g->outputs == GROUP)) {
+        g->w = from;
         g->w_stride = linear->inputs;
         return;
     }
@@ -245,19 +296,24 @@ static void find_weights(piece *g, float (*wide)[PIECE])
 static void add_rows(const piece *g, uint32_t o, uint32_t row, uint32_t rows, uint32_t row_tile)
 {
     const kvf_wide_product *p = g->p;
-    float lanes[SUMS_MAX][OUTPUTS * ROWS];
+    const size_t row_bytes = kvf_linear_row_bytes(p->linear), element = g->direct ? 2 : 4;
+    float result[ROWS * LINE];
     const bool ends = g->first + g->columns >= g->whole;
-    const tile t = {.w = g->w + o * g->w_stride,
-                    .x = p->x + row * (size_t)p->linear->inputs + g->first,
-                    .w_stride = g->w_stride,
-                    .x_stride = p->linear->inputs,
-                    .columns = g->columns,
-                    .begins = g->first == 0,
-                    .lanes = ends ? lanes[0] : NULL,
-                    .of = g->of[o / OUTPUTS * ROW_TILES + row_tile]};
-    if (g->sums < SUMS_MAX)
-        memset(lanes, 0, sizeof lanes);
-    add_tile[g->sums == 4][rows - 1](&t);
+    const tile t = {
+        .w = (const char *)g->w + o * g->w_stride * element,
+        .x = p->x + row * (size_t)p->linear->inputs + g->first,
+        .w_stride = g->w_stride,
+        .x_stride = p->linear->inputs,
+        .columns = g->columns,
+        .sums = g->sums,
+        .begins = g->first == 0,
+        .of = g->of[o / OUTPUTS * ROW_TILES + row_tile],
+        .result = ends ? result : NULL,
+        .ask = (uintptr_t)weights_of(g) + OUTPUTS * (row_bytes + g->first * sizeof(uint16_t)) +
+               g->columns / VF_LANES * g->ask_bytes * row_tile,
+        .ask_bytes = g->ask_bytes,
+    };
+    add_tile[g->direct][rows - 1](&t);
     const results done = {.p = p,
                           .output = g->output + o,
                           .outputs = kvf_min_u32(OUTPUTS, g->outputs - o),
@@ -265,16 +321,16 @@ static void add_rows(const piece *g, uint32_t o, uint32_t row, uint32_t rows, ui
                           .rows = rows,
                           .whole = g->whole};
     if (ends)
-        finish_tile(&done, (const float(*)[OUTPUTS * ROWS]) lanes);
+        store_results(&done, result);
 }
 
 /* A piece of ROWS rows stays in the first-level cache, beside weights that go by. Tiles are as full
  * as each other. */
 static void add_piece(const piece *g)
 {
-    uint32_t tiles = (g->p->rows + ROWS - 1) / ROWS;
-    for (uint32_t row = 0, rows, i = 0; tiles > 0; row += rows, i++, tiles--) {
-        rows = (g->p->rows - row + tiles - 1) / tiles;
+    for (uint32_t row = 0, rows, i = 0; i < g->row_tiles; row += rows, i++) {
+        const uint32_t left = g->row_tiles - i;
+        rows = (g->p->rows - row + left - 1) / left;
         for (uint32_t o = 0; o < g->outputs; o += OUTPUTS)
             add_rows(g, o, row, rows, i);
     }
@@ -282,33 +338,34 @@ static void add_piece(const piece *g)
 
 static uint32_t sums_of(const kvf_linear *linear)
 {
-    if (linear->blocks)
-        return KVF_BLOCK_SUMS;
-    return linear->inputs <= KVF_IN_ORDER_COLUMNS_MAX ? 4 : 2;
+    return linear->blocks || linear->inputs <= KVF_IN_ORDER_COLUMNS_MAX ? KVF_SUMS : KVF_LONG_SUMS;
 }
 
-static void multiply_group(const kvf_wide_product *p, uint32_t output)
+/* @return how many outputs it has */
+static uint32_t multiply_group(const kvf_wide_product *p, uint32_t output)
 {
     _Alignas(64) float wide[GROUP][PIECE];
-    tile_sums of[TILES * ROW_TILES];
-    piece g = {.p = p,
-               .output = output,
-               .outputs = kvf_min_u32(GROUP, p->outputs - output),
-               .sums = sums_of(p->linear),
-               .of = of};
+    tile_sum of[TILES * ROW_TILES][KVF_SUMS];
+    piece g = {.p = p, .output = output, .sums = sums_of(p->linear), .of = of};
+    g.row_tiles = (p->rows + ROWS - 1) / ROWS;
+    g.ask_bytes = OUTPUTS * VF_LANES * sizeof(uint16_t) / g.row_tiles;
+    g.direct = !p->linear->blocks && p->linear->dtype == KVF_BF16 && p->outputs - output >= OUTPUTS;
+    g.outputs = kvf_min_u32(g.direct ? OUTPUTS : GROUP, p->outputs - output);
     g.whole = p->linear->inputs - p->linear->inputs % (g.sums * VF_LANES);
+    const size_t columns = g.direct ? DIRECT_PIECE : PIECE;
     do {
-        g.columns = g.whole - g.first < PIECE ? g.whole - g.first : PIECE;
+        g.columns = g.whole - g.first < columns ? g.whole - g.first : columns;
         find_weights(&g, wide);
         add_piece(&g);
         g.first += g.columns;
     } while (g.first < g.whole);
+    return g.outputs;
 }
 
 static void multiply(const kvf_wide_product *p)
 {
-    for (uint32_t output = 0; output < p->outputs; output += GROUP)
-        multiply_group(p, output);
+    for (uint32_t output = 0; output < p->outputs;)
+        output += multiply_group(p, output);
 }
 
 const kvf_wide_kernel KVF_LINEAR_SYMBOL(kvf_wide_kernel_) = {multiply};
