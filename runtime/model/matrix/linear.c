@@ -4,9 +4,9 @@
  * Splits products into panels of outputs and runs each panel as a task.
  *
  * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c,
- * packed_simd.c, wide_simd.c, whole_simd.c, strip_simd.c and matmul_dnnl.c. Invariant: no two tasks
- * write the same output, and scratch belongs to a task index, of which there are never more than
- * compute threads.
+ * packed_simd.c, wide_simd.c, whole_simd.c, whole_pairs_simd.c, strip_simd.c and matmul_dnnl.c.
+ * Invariant: no two tasks write the same output, and scratch belongs to a task index, of which
+ * there are never more than compute threads.
  */
 
 #include "linear.h"
@@ -91,14 +91,27 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
     return variants[i].kernels;
 }
 
+extern const kvf_whole_kernel kvf_whole_kernel_avx512_vnni, kvf_whole_kernel_avx_vnni,
+    kvf_whole_kernel_avx2;
+
+/* With AVX-512 and no VNNI fp32 has as many products. */
 const kvf_whole_kernel *kvf_whole_kernel_choose(uint32_t isa_mask)
 {
+    const uint32_t usable = kvf_cpu_has() & KVF_ISA_LIMIT & isa_mask;
 #ifdef KVF_HAVE_AVX512_VNNI
-    extern const kvf_whole_kernel kvf_whole_kernel_avx512_vnni;
-    if (kvf_cpu_has() & KVF_ISA_LIMIT & isa_mask & KVF_ISA_AVX512_VNNI)
+    if (usable & KVF_ISA_AVX512_VNNI)
         return &kvf_whole_kernel_avx512_vnni;
 #endif
-    (void)isa_mask;
+    if (usable & KVF_ISA_AVX512)
+        return NULL;
+#ifdef KVF_HAVE_AVX_VNNI
+    if (usable & KVF_ISA_AVX_VNNI)
+        return &kvf_whole_kernel_avx_vnni;
+#endif
+#ifdef KVF_HAVE_AVX2
+    if (usable & KVF_ISA_AVX2)
+        return &kvf_whole_kernel_avx2;
+#endif
     return NULL;
 }
 

@@ -8,7 +8,7 @@
  *
  * A row of x goes through a matrix-vector kernel of the runner, which reads W once at memory speed;
  * a few rows, or the rows of a step, through one that gives each of them the same bits. Where W is
- * blocks and the CPU has products of bytes, both go through one in whole numbers, which rounds x to
+ * blocks and the CPU is fast at whole numbers, both go through one in these, which rounds x to
  * 16 bits. Many rows go through a kernel for strips of outputs in fp32, or panel by panel through
  * oneDNN in bf16 where that is faster, which rounds by their number. It knows streams and shapes,
  * not layers.
@@ -85,9 +85,17 @@ typedef struct kvf_wide_kernel {
 /* Of 16 bits, so that the upper byte of a number that is rounded up is one too. */
 #define KVF_WHOLE_LARGEST 32512.0f
 
-/** KVF_WHOLE_COLUMNS numbers of x: (256 high + low) x scale, to 2^-16 of the largest. */
+/* Of smaller ones the reciprocal overflows. */
+#define KVF_WHOLE_LEAST_LARGEST 0x1p-100f
+
+/** KVF_WHOLE_COLUMNS numbers of x: whole ones x scale, to 2^-16 of the largest. */
 typedef struct kvf_whole_block {
-    int8_t high[KVF_WHOLE_COLUMNS], low[KVF_WHOLE_COLUMNS];
+    union {
+        struct {
+            int8_t high[KVF_WHOLE_COLUMNS], low[KVF_WHOLE_COLUMNS]; /**< 256 high + low */
+        };
+        int16_t pairs[KVF_WHOLE_COLUMNS]; /**< of columns 0, 2, 1, 3, 4, 6, 5, 7, ... */
+    };
     float scale;
     float sum;         /**< of the numbers */
     int32_t whole_sum; /**< of them without their scale */
@@ -107,6 +115,7 @@ typedef struct kvf_whole_product {
 
 /** Exact sums in whole numbers over the columns of a block, in fp32 over blocks in order. */
 typedef struct kvf_whole_kernel {
+    bool in_pairs;                                                     /**< which of the two x is */
     void (*narrow)(const float *x, size_t count, kvf_whole_block *to); /**< @p count blocks */
     void (*multiply[GGUF_TYPES])(const kvf_whole_product *product); /**< NULL: not of this type */
 } kvf_whole_kernel;

@@ -14,18 +14,15 @@
 
 #include "common/base.h"
 #include "common/convert.h"
-#include "linear.h"
 
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
-#define OUTPUTS    16u /* lanes */
-#define VECTORS    8u  /* of four columns each: a block of x */
-#define ROWS       4u  /* that meet a block together: two chains of sums each */
-#define GROUP_ROWS 16u /* whose results are in the first-level cache */
+#define OUTPUTS 16u /* lanes */
+#define VECTORS 8u  /* of four columns each: a block of x */
 
-#define WHOLE_INLINE static inline __attribute__((always_inline))
+#include "whole_products.h"
 
 /* 32 columns of OUTPUTS outputs: weight = (byte - minus) x scale + shift. */
 typedef struct columns {
@@ -37,9 +34,6 @@ typedef struct columns {
 
 /* ---- rows of x ---- */
 
-/* Of smaller ones the reciprocal overflows. */
-#define LEAST_LARGEST 0x1p-100f
-
 /* A block with a number that is not finite makes every result NaN; one that is too small is 0. */
 static void narrow_block(const float *x, kvf_whole_block *to)
 {
@@ -50,7 +44,7 @@ static void narrow_block(const float *x, kvf_whole_block *to)
                          _mm512_and_si512(_mm512_castps_si512(b), no_sign)));
     float largest;
     memcpy(&largest, &bits, sizeof largest);
-    if (!isfinite(largest) || largest < LEAST_LARGEST) {
+    if (!isfinite(largest) || largest < KVF_WHOLE_LEAST_LARGEST) {
         memset(to, 0, sizeof *to);
         to->scale = to->sum = isfinite(largest) ? 0.0f : NAN;
         return;
@@ -174,18 +168,9 @@ WHOLE_INLINE void unpack_q8_0(const char *block, const size_t *offset, columns *
 
 /* ---- products ---- */
 
-/* Results of a strip, until its last block. */
-typedef struct strip {
-    const kvf_whole_block *x; /* of the first row, and the block of columns */
-    size_t x_stride;
-    float (*sum)[OUTPUTS]; /* [rows] */
-} strip;
-
 WHOLE_INLINE __m512i four_everywhere(const int8_t *x)
 {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return _mm512_set1_epi32(four);
+    return _mm512_set1_epi32(word_at(x));
 }
 
 /* 255 x 128 x 32 is in reach of 32 bits, 256 times as much too. */
@@ -222,26 +207,7 @@ WHOLE_INLINE void add_rows(const columns *c, const strip *s, uint32_t row, const
     }
 }
 
-/* One block of columns for up to GROUP_ROWS rows. */
-WHOLE_INLINE void add_block(const columns *c, const strip *s, uint32_t rows)
-{
-    uint32_t row = 0;
-    for (; row + ROWS <= rows; row += ROWS)
-        add_rows(c, s, row, ROWS);
-    switch (rows - row) {
-    case 3:
-        add_rows(c, s, row, 3);
-        break;
-    case 2:
-        add_rows(c, s, row, 2);
-        break;
-    case 1:
-        add_rows(c, s, row, 1);
-        break;
-    default:
-        break;
-    }
-}
+DEFINE_ADD_BLOCK
 
 static void store_sums(const kvf_whole_product *p, uint32_t output, uint32_t row, uint32_t rows,
                        const float (*sum)[OUTPUTS])
@@ -256,40 +222,6 @@ static void store_sums(const kvf_whole_product *p, uint32_t output, uint32_t row
         _mm512_mask_storeu_ps(y, mask, x);
     }
 }
-
-/* What comes behind a strip, a piece at a time: strips are read once, one behind the other. */
-WHOLE_INLINE void ask_ahead(const char *first, size_t strip_bytes, size_t done, const size_t bytes)
-{
-    const uintptr_t at = (uintptr_t)first + strip_bytes + OUTPUTS * done;
-#pragma GCC unroll 9
-    for (size_t i = 0; i < OUTPUTS * bytes; i += 64)
-        __builtin_prefetch((const void *)(at + i), 0, 2);
-}
-
-/* An output that a strip lacks is the last one again. */
-#define DEFINE_PRODUCT(type, bytes)                                                                \
-    static void multiply_##type(const kvf_whole_product *p)                                        \
-    {                                                                                              \
-        const size_t blocks = p->linear->inputs / KVF_WHOLE_COLUMNS, line = blocks * (bytes);      \
-        for (uint32_t output = 0; output < p->outputs; output += OUTPUTS) {                        \
-            const char *weight = (const char *)p->weight + output * line;                          \
-            size_t offset[OUTPUTS];                                                                \
-            for (uint32_t o = 0; o < OUTPUTS; o++)                                                 \
-                offset[o] = kvf_min_u32(o, p->outputs - output - 1) * line;                        \
-            for (uint32_t row = 0; row < p->rows; row += GROUP_ROWS) {                             \
-                const uint32_t rows = kvf_min_u32(GROUP_ROWS, p->rows - row);                      \
-                _Alignas(64) float sum[GROUP_ROWS][OUTPUTS] = {{0}};                               \
-                strip s = {p->x + row * blocks, blocks, sum};                                      \
-                for (size_t b = 0; b < blocks; b++, s.x++) {                                       \
-                    columns c;                                                                     \
-                    ask_ahead(weight, OUTPUTS *line, b *(bytes), bytes);                           \
-                    unpack_##type(weight + b * (bytes), offset, &c);                               \
-                    add_block(&c, &s, rows);                                                       \
-                }                                                                                  \
-                store_sums(p, output, row, rows, (const float(*)[OUTPUTS])sum);                    \
-            }                                                                                      \
-        }                                                                                          \
-    }
 
 DEFINE_PRODUCT(q4_0, 18)
 DEFINE_PRODUCT(q4_1, 20)
