@@ -342,6 +342,7 @@ static kvf_status bring(const keeping *k)
     if (!k->part->pool.tier)
         return KVF_OK;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
+    step.part = k->part;
     return kvf_step_refuse(&step, kvf_bring(&step, k->layer, 0, UINT32_MAX));
 }
 

@@ -14,7 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bring.h"
 #include "cache.h"
+#include "retain.h"
 
 #define PROMPT DISK_PROMPT
 #define STEPS  DISK_STEPS
@@ -342,6 +344,32 @@ static void bundles_have_128_KiB(void **state)
     kvf_runtime_close(runtime);
 }
 
+/* Some tokens are kept of a layer whose pages are on disk by then. */
+static void tokens_are_kept_of_pages_on_disk(void **state)
+{
+    kvf_cache_config c = disk_config_of(&save_cases[4], 1);
+    disk_worlds w;
+    uint32_t ids[2 * PROMPT / 2];
+    disk_worlds_open(&w, c, NULL);
+    kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
+    same_prompt(&w, a, b);
+    for (uint32_t i = 0; i < PROMPT; i++) /* of two KV heads */
+        ids[i] = i % (PROMPT / 2) * 2 + i / (PROMPT / 2);
+    for (uint32_t side = 0; side < 2; side++) {
+        test_world *world = side ? &w.plain : &w.tier;
+        void *work = test_alloc(kvf_keep_work_bytes(world->cache));
+        for (uint32_t layer = 0; layer < w.t.layers; layer++) {
+            kvf_bring_again(&world->cache->parts[0]); /* as a public call does */
+            test_ok(world, kvf_sequence_keep(world->cache, side ? b : a, layer, ids, PROMPT / 2,
+                                             work, world->stream));
+        }
+        test_wait(world);
+        test_release(work);
+    }
+    disk_same_steps(&w, a, b, PROMPT, STEPS, "kept tokens");
+    disk_worlds_close(&w);
+}
+
 /* All fits: there is no file, and nothing else is different. */
 static void no_tier_where_all_fits(void **state)
 {
@@ -367,6 +395,7 @@ int main(void)
         cmocka_unit_test(the_file_is_private),
         cmocka_unit_test(contradictions_are_refused),
         cmocka_unit_test(bundles_have_128_KiB),
+        cmocka_unit_test(tokens_are_kept_of_pages_on_disk),
         cmocka_unit_test(no_tier_where_all_fits),
     };
     return cmocka_run_group_tests(tests, NULL, save_remove_folder);
