@@ -50,6 +50,7 @@
     SIMD(move, repack)                                                                             \
     SIMD(move, narrow)                                                                             \
     SIMD(move, widen)                                                                              \
+    SIMD(move, carry)                                                                              \
     PLAIN(move, take)                                                                              \
     PLAIN(move, heads)                                                                             \
     SIMD(move, copy)                                                                               \

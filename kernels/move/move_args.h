@@ -185,6 +185,25 @@ typedef struct kvf_widen_args {
 } kvf_widen_args;
 KVF_TASKS(widen, kvf_widen_args, 1 + a->count * a->paging.kv_heads)
 
+/* ---- carry: kept tokens of packed pages into the blocks that they seal ----
+ * Blocks sealed_before .. sealed - 1 of a row, in its `pool`. Token i of KV head h there was token
+ * id = ids[h * stride + i]. If id is of a block below `packed`, it moves as it was packed, out of
+ * from[id / block_size]; else it is packed from block i / block_size of `wide`. Then tokens of
+ * `wide` that are not of the sink become what the packed ones say. Ids ascend, so none is below i:
+ * from[b] may be where block b goes, because a task takes one block after the other and reads a
+ * place before it writes there. One task per KV head.
+ */
+typedef struct kvf_carry_args {
+    kvf_paging paging;
+    uint32_t packed;
+    uint32_t stride;         /* row stride of ids */
+    const void *const *from; /* [packed] blocks in home form */
+    const uint32_t *ids;     /* [kv_heads, stride] */
+    char *wide;              /* [blocks_max] blocks in exact form */
+    const kvf_row *row;      /* [1] */
+} kvf_carry_args;
+KVF_TASKS(carry, kvf_carry_args, a->paging.kv_heads)
+
 /* ---- take: tokens of pages by index ----
  * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is row
  * id % page_size of the head's page in blocks[id / page_size]. A task is KVF_TAKE_TOKENS tokens of

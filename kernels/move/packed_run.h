@@ -3,13 +3,14 @@
 #define KVF_KERNELS_MOVE_PACKED_RUN_H
 
 /*
- * What tasks of narrow and widen are about: a run, which is what one KV head has of a block, in
- * exact and in home form. For every implementation on the host. Knows nothing of numbers.
+ * What tasks of narrow, widen and carry are about: a run, which is what one KV head has of a block,
+ * in exact and in home form. For every implementation on the host. Knows nothing of numbers.
  */
 
 #include <string.h>
 
 #include "kernels.h"
+#include "packed.h"
 
 typedef struct kvf_packed_run {
     char *exact;   /* [block_size] tokens */
@@ -75,6 +76,53 @@ KVF_INLINE void kvf_widen_sink(const kvf_widen_args *a, const kvf_packed_run *ru
     const size_t token = kvf_token_bytes(&p->shape);
     memcpy(run->exact + t * token,
            kvf_store_token(p, a->row->store, run->head, run->block * p->block_size + t), token);
+}
+
+/* Token t of a page out of another's place `from_t`, which may be the same. */
+KVF_INLINE void kvf_carry_token(const kvf_shape *s, void *page, uint32_t t, const void *from,
+                                uint32_t from_t)
+{
+    memmove(kvf_packed_key(s, page, t), kvf_packed_key(s, from, from_t), s->head_dim);
+    memmove(kvf_packed_value(s, page, t), kvf_packed_value(s, from, from_t),
+            kvf_packed_value_bytes(s));
+    memmove(kvf_packed_key_scale(s, page, t), kvf_packed_key_scale(s, from, from_t), 2);
+    memmove(kvf_packed_value_scale(s, page, t), kvf_packed_value_scale(s, from, from_t),
+            kvf_packed_scale_bytes(s));
+}
+
+/* Moves what was packed, which are the first tokens of the run: returns how many. What pages are
+ * padded with is zero. */
+KVF_INLINE uint32_t kvf_carry_moved(const kvf_carry_args *a, const kvf_packed_run *run)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_shape *s = &p->shape;
+    const size_t home = kvf_home_page_bytes(s);
+    const uint32_t *ids = a->ids + (size_t)run->head * a->stride + run->block * p->block_size;
+    uint32_t t = 0;
+    for (; t < p->block_size && ids[t] / p->block_size < a->packed; t++) {
+        const uint32_t page = ids[t] % p->block_size / s->page_size;
+        const void *from = kvf_offset(a->from[ids[t] / p->block_size],
+                                      run->head * kvf_home_run_bytes(p) + page * home);
+        kvf_carry_token(s, run->home + t / s->page_size * home, t % s->page_size, from,
+                        ids[t] % s->page_size);
+    }
+    for (uint32_t i = 0; i < p->block_pages; i++) {
+        char *end = (char *)kvf_packed_value_scale(s, run->home + i * home, s->page_size);
+        memset(end, 0, (size_t)(run->home + (i + 1) * home - end));
+    }
+    return t;
+}
+
+/* KV head `head` of block `block`. */
+KVF_INLINE kvf_packed_run kvf_carry_run(const kvf_carry_args *a, uint32_t head, uint32_t block)
+{
+    const kvf_paging *p = &a->paging;
+    return (kvf_packed_run){.exact = a->wide + block * kvf_block_bytes(p) + head * kvf_run_bytes(p),
+                            .home = (char *)a->row->pool[block - a->row->sealed_before] +
+                                    head * kvf_home_run_bytes(p),
+                            .sink = kvf_sink_bits(p, block),
+                            .head = head,
+                            .block = block};
 }
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Packed pages: narrow and widen against their references, bit for bit, and what packing may lose.
+ * Packed pages: narrow, widen and carry against their references, bit for bit; that what is carried
+ * is what was packed; and what packing may lose.
  *
  * A code is half a step off at most. The step of int8 is the bf16 number above m / 127, m the
  * largest magnitude, so at most m / 127 * (1 + 2^-7). That of int4 is (largest - minimum) / 15 in
@@ -13,6 +14,22 @@
 
 #include "check_rows.h"
 #include "packed.h"
+
+/* Rows of packed pages. False: this case is left out. */
+static bool begin_rows(check *c, check_rows *w, uint32_t rows, const char *what)
+{
+    if (!check_begin(c))
+        return false;
+    const uint32_t blocks_max = 1 + check_below(c, 12);
+    check_rows_make(
+        c, w,
+        &(check_rows_config){.rows = rows,
+                             .blocks_max = blocks_max,
+                             .pages = check_below(c, 2) ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4,
+                             .pool_blocks = 8});
+    check_rows_describe(c, w, what);
+    return true;
+}
 
 /* Numbers where narrow reads them, and in every third case a few that are none. */
 static void fill_exact(check *c, const kvf_shape *s, void *to, size_t bytes, check_data data)
@@ -48,15 +65,8 @@ static void give_pool(check *c, const check_rows *w)
 static void narrow_case(check *c, uint32_t rows, bool from_ring, check_data data)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!begin_rows(c, &w, rows, "narrow"))
         return;
-    check_rows_make(
-        c, &w,
-        &(check_rows_config){.rows = rows,
-                             .blocks_max = 1 + check_below(c, 12),
-                             .pages = check_below(c, 2) ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4,
-                             .pool_blocks = 8});
-    check_rows_describe(c, &w, "narrow");
     fill_ring(c, &w, data);
     for (uint32_t b = 0; b < rows; b++) /* a step seals one block of a row, which is in its ring */
         if (from_ring && w.row[b].sealed)
@@ -73,32 +83,23 @@ static void narrow_case(check *c, uint32_t rows, bool from_ring, check_data data
     CHECK_BOTH(c, narrow, &a);
 }
 
-/* Scales of sealed pages become numbers, as those that narrow makes are. */
-static void sound_scales(const check_rows *w)
+/* Scales of a packed block become numbers, as those that narrow makes are. */
+static void sound_scales(const kvf_paging *p, const void *block)
 {
-    const kvf_shape *s = &w->p.shape;
-    const uint32_t pages = w->p.kv_heads * w->p.block_pages;
+    const kvf_shape *s = &p->shape;
     const uint32_t count = s->page_size * (1 + kvf_packed_scale_bytes(s) / 2);
-    for (uint32_t i = 0; i < w->row->sealed * pages; i++) {
-        char *page = (char *)w->row->blocks[i / pages] + i % pages * kvf_home_page_bytes(s);
+    for (uint32_t i = 0; i < p->kv_heads * p->block_pages; i++)
         for (uint32_t k = 0; k < count; k++)
-            kvf_packed_key_scale(s, page, 0)[k] &= 0x3fffu;
-    }
+            kvf_packed_key_scale(s, kvf_offset(block, i * kvf_home_page_bytes(s)), 0)[k] &= 0x3fffu;
 }
 
 static void widen_case(check *c, bool to_ring)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!begin_rows(c, &w, 1, "widen"))
         return;
-    check_rows_make(
-        c, &w,
-        &(check_rows_config){.rows = 1,
-                             .blocks_max = 1 + check_below(c, 12),
-                             .pages = check_below(c, 2) ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4,
-                             .pool_blocks = 8});
-    check_rows_describe(c, &w, "widen");
-    sound_scales(&w);
+    for (uint32_t b = 0; b < w.row->sealed; b++)
+        sound_scales(&w.p, w.row->blocks[b]);
     kvf_widen_args a = {.paging = w.p, .row = w.row};
     a.first = check_below(c, w.row->sealed + 1);
     a.count = w.row->sealed - a.first;
@@ -125,6 +126,90 @@ void check_widen(check *c)
 {
     for (uint32_t i = 0; i < 16; i++)
         widen_case(c, i % 4 == 3);
+}
+
+/* ---- what is carried ---- */
+
+/* Ascending ids of `count` tokens of those below `length`, for every KV head. */
+static uint32_t *kept_ids(check *c, uint32_t kv_heads, uint32_t count, uint32_t length)
+{
+    uint32_t *ids = check_in(c, (size_t)kv_heads * count * sizeof *ids);
+    for (uint32_t h = 0; h < kv_heads; h++)
+        for (uint32_t i = 0, n = 0; i < length && n < count; i++)
+            if (check_below(c, length - i) < count - n)
+                ids[h * count + n++] = i;
+    return ids;
+}
+
+/* The page of token t of a block in home form, or the same of all its bytes. */
+static const void *page_of(const kvf_paging *p, const void *block, uint32_t head, uint32_t t)
+{
+    return kvf_offset(block, head * kvf_home_run_bytes(p) + t % p->block_size / p->shape.page_size *
+                                                                kvf_home_page_bytes(&p->shape));
+}
+
+/* A carried token is where it was packed, byte for byte, in a copy of what was there. */
+static void expect_carried(check *c, const kvf_carry_args *a, const char *before, const char *after,
+                           uint32_t head, uint32_t i)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_shape *s = &p->shape;
+    const size_t block = kvf_home_block_bytes(p);
+    const uint32_t id = a->ids[head * a->stride + i];
+    if (id / p->block_size >= a->packed)
+        return;
+    const void *from = page_of(p, before + id / p->block_size * block, head, id);
+    const void *to = page_of(p, after + i / p->block_size * block, head, i);
+    const uint32_t t = i % s->page_size, u = id % s->page_size;
+    check_bits(c, "key", kvf_packed_key(s, to, t), kvf_packed_key(s, from, u), s->head_dim);
+    check_bits(c, "value", kvf_packed_value(s, to, t), kvf_packed_value(s, from, u),
+               kvf_packed_value_bytes(s));
+    check_bits(c, "scale of a key", kvf_packed_key_scale(s, to, t),
+               kvf_packed_key_scale(s, from, u), 2);
+    check_bits(c, "scale of a value", kvf_packed_value_scale(s, to, t),
+               kvf_packed_value_scale(s, from, u), kvf_packed_scale_bytes(s));
+}
+
+/* In place: block b of what the row was is where its block b goes. */
+static void carry_case(check *c, check_data data)
+{
+    check_rows w;
+    if (!begin_rows(c, &w, 1, "carry"))
+        return;
+    kvf_row *row = w.row;
+    const size_t block = kvf_home_block_bytes(&w.p), bytes = w.p.blocks_max * kvf_block_bytes(&w.p);
+    const uint32_t count = row->sealed * w.p.block_size;
+    kvf_carry_args a = {.paging = w.p, .packed = check_below(c, w.p.blocks_max + 1), .row = row};
+    const uint32_t blocks = kvf_max_u32(a.packed, row->sealed);
+    char *pool = check_changed(c, "pool", blocks * block + 1),
+         *before = check_in(c, blocks * block);
+    const void **from = check_in(c, a.packed * sizeof *from);
+    void **to = check_in(c, row->sealed * sizeof *to);
+    check_noise(c, pool, blocks * block);
+    for (uint32_t b = 0; b < blocks; b++)
+        sound_scales(&w.p, pool + b * block);
+    if (blocks)
+        memcpy(before, pool, blocks * block);
+    for (uint32_t b = 0; b < a.packed; b++)
+        from[b] = pool + b * block;
+    for (uint32_t b = row->sealed_before; b < row->sealed; b++)
+        to[b - row->sealed_before] = pool + b * block;
+    row->pool = to;
+    a.from = from;
+    a.stride = count;
+    a.ids = kept_ids(c, w.p.kv_heads, count,
+                     kvf_max_u32(blocks + check_below(c, 4), row->sealed) * w.p.block_size);
+    a.wide = check_changed(c, "wide", bytes);
+    fill_exact(c, &w.p.shape, a.wide, bytes, data);
+    CHECK_BOTH(c, carry, &a);
+    for (uint32_t i = row->sealed_before * w.p.block_size; i < count; i++)
+        expect_carried(c, &a, before, pool, i % w.p.kv_heads, i);
+}
+
+void check_carry(check *c)
+{
+    for (uint32_t i = 0; i < 24; i++)
+        carry_case(c, i % 3 ? DATA_NORMAL : (check_data)(i / 3 % DATA_COUNT));
 }
 
 /* ---- what is lost ---- */
