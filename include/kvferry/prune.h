@@ -33,6 +33,11 @@
  * meet a cache that was chosen without it. What is asked later, of a prompt that was kept, the
  * window did not know: for that, keep more, or take OFFLOAD.
  *
+ * Where pages are packed (kvf_cache_config.pages) policies see the scores of what a step would
+ * attend to. With EVICT a kept token that was packed and is sealed again keeps its bytes. One that
+ * comes back to the local window or the sink does so as it came if its block was the last that was
+ * sealed, else unpacked, and is packed again when it leaves the window.
+ *
  * Indexes count the tokens of that layer and ascend. Ties go to the lower index. A share of n
  * tokens is floor(n * share).
  */

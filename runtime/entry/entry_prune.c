@@ -15,11 +15,6 @@ static kvf_status check_cache(const kvf_cache *cache)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask of the cache has streaming heads, which keep tokens of their own; open "
                  "the cache without a mask, or do not prune");
-    if (cache->config.pages != KVF_PAGES_BF16)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "pages = %s: pruning writes pages anew, which packed ones are not in this "
-                 "version; open the cache with pages = bf16, or do not prune",
-                 kvf_pages_name(cache->config.pages));
     return KVF_OK;
 }
 

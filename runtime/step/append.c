@@ -352,14 +352,17 @@ kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args)
     return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
 }
 
-static kvf_status enqueue_again(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+static kvf_status enqueue_again(kvf_step *step, const kvf_prefill_args *args,
+                                const kvf_carried *carried, uint32_t base)
 {
     KVF_TRY(kvf_prefill_place(step));
     KVF_TRY(kvf_step_send(step));
-    return enqueue_blocks(step, args, base);
+    return kvf_packs_pages(step->part) ? kvf_carry_packed(step, args, base, carried)
+                                       : enqueue_blocks(step, args, base);
 }
 
-kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
+                            const kvf_carried *carried, kvf_stream *stream)
 {
     kvf_layer *layer = &args->sequence->layers[args->layer];
     const uint32_t base = layer->length;
@@ -370,5 +373,5 @@ kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args, kvf_
     kvf_append_note(layer, args->tokens, args->positions);
     kvf_layer_needs_exact(layer, base);
     kvf_step_rows(&step);
-    return kvf_step_end(&step, enqueue_again(&step, args, base));
+    return kvf_step_end(&step, enqueue_again(&step, args, carried, base));
 }

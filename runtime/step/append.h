@@ -31,10 +31,19 @@ KVF_CHECKED kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_arg
 KVF_CHECKED kvf_status kvf_prefill_place(kvf_step *step);
 /* All launches, with queries, keys and values of the part's heads. */
 KVF_CHECKED kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args);
-/* A chunk of tokens that the layer has had before, without queries (args->q is not read): what is
- * known of queries and of the footprint stays. They go to the blocks that the layer holds. */
+/* Where tokens that are kept were packed, in device memory; see carry in move_args.h. */
+typedef struct kvf_carried {
+    const void *const *from; /* [blocks] */
+    const uint32_t *ids;     /* [kv_heads, stride] */
+    uint32_t blocks;
+    uint32_t stride;
+} kvf_carried;
+
+/* A chunk of tokens that the layer has had before, without queries (args->q is NULL): what is
+ * known of queries and of the footprint stays. They go to the blocks that the layer holds.
+ * `carried` is looked at where pages are packed. */
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
-                                        kvf_stream *stream);
+                                        const kvf_carried *carried, kvf_stream *stream);
 
 /* Blocks sealed_before .. sealed-1 of every row once more, read where the tables say: bits, sink
  * and boxes. Codes are of their tokens alone, and forks may have them too: they stay. */

@@ -12,6 +12,11 @@
  *
  * A layer whose tokens are in a static set, or were, is built anew from its first page: bits and
  * digests of its pages say what left them.
+ *
+ * Where pages are packed, rows are taken from the layer in exact form (wide.h), in which the block
+ * that was sealed last is as it came. They go to the sink and to the window. What is sealed again
+ * moves as it was packed, in place likewise, so no token is packed twice but those that come back
+ * to the window.
  */
 
 #include "ahead.h"
@@ -20,6 +25,7 @@
 #include "prefill_arena.h"
 #include "retain.h"
 #include "sequence.h"
+#include "wide.h"
 
 #define CHUNK_TOKENS 512u
 
@@ -28,7 +34,8 @@ typedef struct keep_work {
     char *k, *v;   /* of one chunk */
     char *queries; /* that stay */
     char *ring;    /* copy of the ring */
-    void **blocks; /* [blocks_max] where blocks were */
+    void **blocks; /* [blocks_max] where blocks were, in exact form */
+    void **packed; /* [blocks_max] and packed ones, where pages are packed */
     uint32_t *ids; /* [kv_heads, count] */
 } keep_work;
 
@@ -63,6 +70,7 @@ static keep_work carve_work(const kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
     KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
     KVF_CARVE(k, w.blocks, p->blocks_max);
+    KVF_CARVE(k, w.packed, kvf_packs_pages(part) ? p->blocks_max : 0);
     KVF_CARVE(k, w.ids, c->kv_heads, c->tokens_max);
     return w;
 }
@@ -219,6 +227,23 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
     return stay ? ops->copy(k->stream, row->queries, k->work.queries, stay * bytes) : KVF_OK;
 }
 
+/* Sealed blocks in exact form, and where they are; `packed` gets where they are packed. The row is
+ * the step's. */
+static kvf_status unpack_blocks(kvf_step *step, const keeping *k, const kvf_row *row)
+{
+    const kvf_paging *p = &step->part->dims.paging;
+    const kvf_device_ops *ops = step->part->device->ops;
+    char *wide = step->part->tables.wide;
+    const kvf_widen_args widen = {
+        .paging = *p, .count = k->sealed, .wide = wide, .table = k->work.blocks, .row = step->row};
+    KVF_TRY(ops->copy(k->stream, k->work.packed, row->blocks, k->sealed * sizeof *row->blocks));
+    KVF_TRY(KVF_LAUNCH(step, widen, widen));
+    if (k->layer->spare == 0)
+        return KVF_OK;
+    return ops->copy(k->stream, wide + (k->layer->spare - 1) * kvf_block_bytes(p),
+                     kvf_row_spare(p, row), kvf_block_bytes(p));
+}
+
 /* Where pages lie now, with those of the ring in its copy. */
 static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *row,
                               const void *tail)
@@ -228,7 +253,9 @@ static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *r
     const uint32_t end = kvf_row_blocks(p, row);
     void **blocks = k->work.blocks;
     KVF_TRY(ops->copy(k->stream, k->work.ring, row->ring, p->ring_blocks * kvf_block_bytes(p)));
-    if (k->sealed)
+    if (k->sealed && kvf_packs_pages(k->part))
+        KVF_TRY(unpack_blocks(step, k, row));
+    else if (k->sealed)
         KVF_TRY(ops->copy(k->stream, blocks, row->blocks, k->sealed * sizeof *blocks));
     return end > k->sealed
                ? ops->copy(k->stream, blocks + k->sealed, tail, (end - k->sealed) * sizeof *blocks)
@@ -261,6 +288,7 @@ static keep_tables take_tables(kvf_step *step, uint32_t tail_blocks)
     keep_tables t;
     KVF_TAKE(step, t.tail, t.tail_device, tail_blocks);
     KVF_TAKE(step, t.count, t.count_device, step->part->config.kv_heads);
+    KVF_TAKE(step, step->row_host, step->row, kvf_packs_pages(step->part) ? 1 : 0);
     return t;
 }
 
@@ -281,6 +309,8 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
         t.tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         t.count[h] = kvf_min_u32(p->sink, k->blocks * p->block_size);
+    if (kvf_packs_pages(part))
+        step->row_host[0] = row;
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(
         ops->copy(k->stream, k->work.ids, k->ids, (size_t)p->kv_heads * k->count * sizeof *k->ids));
@@ -319,6 +349,10 @@ static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
 static kvf_status append_rest(const keeping *k)
 {
     kvf_layer *layer = k->layer;
+    const kvf_carried carried = {.from = (const void *const *)k->work.packed,
+                                 .ids = k->work.ids,
+                                 .blocks = k->sealed,
+                                 .stride = k->count};
     while (layer->length < k->count) {
         const uint32_t first = layer->length;
         const uint32_t tokens = kvf_min_u32(chunk_tokens(k->part), k->count - first);
@@ -330,7 +364,7 @@ static kvf_status append_rest(const keeping *k)
                                                      .k = k->work.k,
                                                      .v = k->work.v,
                                                      .positions = layer->positions + first},
-                                 k->stream));
+                                 &carried, k->stream));
     }
     return KVF_OK;
 }
@@ -361,6 +395,7 @@ static kvf_status shorten(keeping *k)
     note_positions(k);
     layer->static_from = 0;
     layer->kept = k->count;
+    layer->spare = 0; /* what is sealed now never comes back to the window */
     layer->held = k->sealed;
     layer->length = k->blocks * block_size;
     layer->sealed = k->blocks;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A prefill chunk where pages are packed; see the header.
+ * A chunk where pages are packed; see the header.
  *
  * Knows nothing of packing beyond its two kernels. The row is made exact first (wide.h), and the
  * chunk is appended to that: blocks that it seals beside the earlier ones, the rest in the ring.
@@ -12,7 +12,6 @@
 
 #include "prefill_packed.h"
 
-#include "append.h"
 #include "wide.h"
 
 /* Earlier blocks in exact form, if somebody attends to them, and those that this call seals of what
@@ -94,6 +93,26 @@ kvf_status kvf_prefill_packed(kvf_step *step, const kvf_prefill_args *args, uint
     KVF_TRY(make_wide(step, args, base, &view));
     KVF_TRY(kvf_chunk_repack(step, args, base, step->part->tables.wide_table));
     KVF_TRY(pack_and_attend(step, args, base));
+    KVF_TRY(seal(step, view, base));
+    return kvf_step_point_tables(step);
+}
+
+kvf_status kvf_carry_packed(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                            const kvf_carried *carried)
+{
+    const kvf_part *part = step->part;
+    const kvf_carry_args carry = {.paging = part->dims.paging,
+                                  .packed = carried->blocks,
+                                  .stride = carried->stride,
+                                  .from = carried->from,
+                                  .ids = carried->ids,
+                                  .wide = part->tables.wide,
+                                  .row = step->row};
+    const kvf_row *view;
+    KVF_ASSERT(!args->q);
+    KVF_TRY(make_wide(step, args, base, &view));
+    KVF_TRY(kvf_chunk_repack(step, args, base, part->tables.wide_table));
+    KVF_TRY(KVF_LAUNCH(step, carry, carry));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);
 }

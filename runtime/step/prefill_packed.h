@@ -3,17 +3,21 @@
 #define KVF_RUNTIME_PREFILL_PACKED_H
 
 /*
- * A prefill chunk where pages are packed.
+ * A chunk where pages are packed: of a prompt, or of tokens that are kept.
  *
  * Invariant: token i attends to what a decode step of it would find: blocks that are sealed once it
  * is appended as they are packed, and the others and the sink exactly. So chunks change nothing.
  */
 
-#include "step.h"
+#include "append.h"
 
 /* Append a chunk whose first token is number `base`, seal what leaves the window, and attend,
  * unless the chunk has no queries. */
 KVF_CHECKED kvf_status kvf_prefill_packed(kvf_step *step, const kvf_prefill_args *args,
                                           uint32_t base);
+/* Append kept tokens of the layer once more: the chunk has them in exact form, without queries.
+ * What was packed moves as it is, where it is sealed again. */
+KVF_CHECKED kvf_status kvf_carry_packed(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                                        const kvf_carried *carried);
 
 #endif

@@ -12,8 +12,6 @@
 #include <math.h>
 #include <string.h>
 
-#include <kvferry/prune.h>
-
 #include "disk_rig.h"
 #include "naive.h"
 #include "packed.h"
@@ -372,10 +370,7 @@ static void what_needs_exact_pages_is_refused(void **state)
     kvf_cache_config c = packed_config(1);
     test_world w;
     test_tokens t;
-    kvf_prune_config pc;
-    kvf_prune *prune = NULL;
     c.select = KVF_SELECT_DYNAMIC;
-    c.observe_window = 8;
     test_open(&w, &t, &c, &(test_tokens_spec){.count = 100, .seed = 1321, .sharpness = 2});
     kvf_sequence *s = test_sequence(&w);
     save_prefill(&w, s, &t, 99);
@@ -387,9 +382,6 @@ static void what_needs_exact_pages_is_refused(void **state)
     test_expect(w.runtime, kvf_select_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
     assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "pages = k8v4: kernels of the"));
     test_expect(w.runtime, kvf_attend_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
-    kvf_prune_config_init(&pc, kvf_prune_policy_find("snapkv"));
-    test_expect(w.runtime, kvf_prune_open(w.cache, &pc, &prune, NULL), KVF_UNSUPPORTED);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "pages = k8v4: pruning"));
     assert_int_equal(kvf_sequence_length(s, 0), 99);
     test_close(&w, &t);
 }

@@ -139,7 +139,7 @@ progress rig_begin(rig *r, uint32_t count)
 
 kvf_prefill_args rig_chunk_args(rig *r, const progress *p, uint32_t first, uint32_t count)
 {
-    const size_t q_row = HEADS * DIM * sizeof(float), kv_row = KV_HEADS * DIM * sizeof(float);
+    const size_t kv_row = KV_HEADS * DIM * test_dtype_bytes(r->t.dtype), q_row = GROUP * kv_row;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t token = p->tokens[first + i];
         memcpy(r->q + i * q_row, test_q(&r->t, p->layer, token), q_row);

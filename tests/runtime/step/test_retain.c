@@ -20,30 +20,6 @@ static uint32_t between(test_random *r, uint32_t low, uint32_t high)
 
 /* ---- keeping ---- */
 
-/* ids [kv_heads, count], ascending; the last `window` tokens and, if asked, the first `front` are
- * among them. */
-typedef struct subset {
-    uint32_t length, count, window, front;
-} subset;
-
-static uint32_t *choose(test_random *r, uint32_t kv_heads, const subset *x)
-{
-    uint32_t *ids = must((size_t)kv_heads * x->count * sizeof *ids);
-    for (uint32_t h = 0; h < kv_heads; h++) {
-        uint32_t *to = ids + h * x->count, n = 0;
-        for (uint32_t j = 0; j < x->length; j++) {
-            const uint32_t left = x->length - j, needed = x->count - n;
-            const uint32_t sure = x->window < needed ? x->window : needed;
-            const bool is_sure = j < x->front || left <= sure;
-            const uint32_t free_left = left - sure, free_needed = needed - sure;
-            if (needed && (is_sure || test_random_below(r, free_left) < free_needed))
-                to[n++] = j;
-        }
-        assert_int_equal(n, x->count);
-    }
-    return ids;
-}
-
 /* A fresh sequence with what `ids` say of tokens of layer 0. */
 static void append_only(test_world *w, kvf_sequence *s, const test_tokens *t, const uint32_t *ids,
                         uint32_t count)
@@ -102,19 +78,6 @@ static void same_decode(test_world *w, kvf_sequence *a, kvf_sequence *b, const t
     test_release(out[1]);
 }
 
-/* The same static set for two sequences of equal tokens, where there is one. */
-static void seed_both(test_world *w, kvf_sequence *a, kvf_sequence *b, test_random *r)
-{
-    const uint32_t count = w->config.kv_heads * kvf_sequence_length(a, 0);
-    float *scores = must(count * sizeof *scores);
-    for (uint32_t i = 0; i < count; i++)
-        scores[i] = (float)test_random_below(r, 50);
-    test_ok(w, kvf_sequence_seed(w->cache, a, 0, scores, w->stream));
-    test_ok(w, kvf_sequence_seed(w->cache, b, 0, scores, w->stream));
-    test_wait(w);
-    test_release(scores);
-}
-
 typedef struct keep_case {
     kvf_cache_config cc;
     uint32_t arena; /* as kvf_runtime.prefill_arena */
@@ -139,7 +102,7 @@ static void run_keep(const keep_case *x, uint64_t seed)
     test_prefill(&w, s, &t, &(test_range){.count = n - x->decoded, .chunk = x->chunk}, NULL);
     for (uint32_t i = n - x->decoded; i < n; i++)
         test_decode(&w, s, &t, 0, i, out, NULL);
-    uint32_t *ids = choose(&r, x->cc.kv_heads, &x->subset);
+    uint32_t *ids = retain_choose(&r, x->cc.kv_heads, &x->subset);
     void *work = must(kvf_keep_work_bytes(w.cache));
     uint32_t *given = must(x->cc.kv_heads * x->subset.count * sizeof *ids);
     memcpy(given, ids, x->cc.kv_heads * x->subset.count * sizeof *ids);
@@ -149,7 +112,7 @@ static void run_keep(const keep_case *x, uint64_t seed)
     memset(work, 0xff, kvf_keep_work_bytes(w.cache));
     append_only(&w, fresh, &t, ids, x->subset.count);
     same_layer(&w, s, fresh);
-    seed_both(&w, s, fresh, &r);
+    retain_seed_both(&w, s, fresh, &r);
     same_decode(&w, s, fresh, &t, n, x->steps);
     kvf_sequence_destroy(s);
     kvf_sequence_destroy(fresh);
@@ -233,8 +196,8 @@ static void kept_queries_stay_valid(void **state)
         test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n, .seed = seed, .sharpness = 2.0f});
         kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
         test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 50}, NULL);
-        uint32_t *ids =
-            choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .window = window});
+        uint32_t *ids = retain_choose(&r, cc.kv_heads,
+                                      &(subset){.length = n, .count = count, .window = window});
         for (uint32_t h = 0; h < cc.kv_heads; h++) /* the token before the window goes */
             if (ids[h * count + count - window - 1] == n - window - 1)
                 ids[h * count + count - window - 1] -=
@@ -367,7 +330,7 @@ static void a_fork_keeps_for_itself(void **state)
             assert_int_equal(kvf_page_pool_acquire(&w.cache->parts[0].pool, &block), KVF_OK);
         }
         uint32_t *ids =
-            choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .front = 40});
+            retain_choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .front = 40});
         void *work = must(kvf_keep_work_bytes(w.cache));
         test_expect(w.runtime, kvf_sequence_keep(w.cache, child, 0, ids, count, work, w.stream),
                     has_room ? KVF_OK : KVF_FULL);
@@ -484,7 +447,7 @@ static void layers_of_different_lengths_decode(void **state)
         for (uint32_t layer = 0; layer < 2; layer++)
             test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = n, .chunk = 100}, NULL);
         uint32_t *ids =
-            choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .window = 8});
+            retain_choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .window = 8});
         void *work = must(kvf_keep_work_bytes(w.cache));
         test_ok(&w, kvf_sequence_keep(w.cache, s, 1, ids, count, work, w.stream));
         assert_int_equal(kvf_sequence_length(s, 0), n);
