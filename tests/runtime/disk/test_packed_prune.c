@@ -15,6 +15,7 @@
 #include <kvferry/prune.h>
 
 #include "disk_rig.h"
+#include "heap.h"
 #include "packed.h"
 #include "prune_rig.h"
 #include "retain_world.h"
@@ -194,6 +195,23 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
     }
 }
 
+/* The n-th allocation of the call fails, for every n, which leaves the fork as its twin is. */
+static kvf_status keep_at_last(test_world *w, heap *h, kvf_sequence *s, kvf_sequence *twin,
+                               const keeping *x, void *work)
+{
+    for (int64_t n = 1;; n++) {
+        h->asked = h->failed = 0;
+        h->fail_at = n;
+        const kvf_status status =
+            kvf_sequence_keep(w->cache, s, 0, x->ids, x->count, work, w->stream);
+        h->fail_at = 0;
+        if (!h->failed)
+            return status;
+        assert_int_equal(status, KVF_OUT_OF_MEMORY);
+        same_layer(w, s, twin);
+    }
+}
+
 /* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
 static void a_fork_keeps_for_itself(void **state)
 {
@@ -203,10 +221,15 @@ static void a_fork_keeps_for_itself(void **state)
         kvf_cache_config c = keep_config(i);
         const uint32_t n = 300, count = 180;
         const bool has_room = i % 2 == 0;
+        kvf_runtime_config rc = test_runtime_config();
+        heap h = {0};
         test_world w;
         test_tokens t;
+        rc.allocator = heap_allocator(&h);
         c.host_tokens_max = has_room ? 0 : n;
-        test_open(&w, &t, &c, &(test_tokens_spec){.count = n + 30, .seed = seed, .sharpness = 2});
+        test_world_open(&w, &rc, &c);
+        test_tokens_make(&t, &c,
+                         &(test_tokens_spec){.count = n + 30, .seed = seed, .sharpness = 2});
         kvf_sequence *parent = test_sequence(&w), *child = NULL, *twin = NULL;
         void *work = test_alloc(kvf_keep_work_bytes(w.cache));
         test_prefill(&w, parent, &t, &(test_range){.count = n, .chunk = 100}, NULL);
@@ -216,7 +239,7 @@ static void a_fork_keeps_for_itself(void **state)
             assert_int_equal(kvf_page_pool_acquire(&w.cache->parts[0].pool, &b), KVF_OK);
         uint32_t *ids = retain_choose(&r, c.kv_heads, &(subset){n, count, 0, 40});
         const keeping x = {ids, count, exact_from(child)};
-        test_expect(w.runtime, kvf_sequence_keep(w.cache, child, 0, ids, count, work, w.stream),
+        test_expect(w.runtime, keep_at_last(&w, &h, child, twin, &x, work),
                     has_room ? KVF_OK : KVF_FULL);
         same_layer(&w, parent, twin);
         if (has_room) {
@@ -227,6 +250,7 @@ static void a_fork_keeps_for_itself(void **state)
         same_layer(&w, child, twin);
         same_steps(&w, child, twin, &t, n, has_room ? 30 : 3);
         test_close(&w, &t);
+        assert_int_equal(h.live, 0);
         test_release(work);
         test_release(ids);
     }
