@@ -51,6 +51,7 @@
     SIMD(move, narrow)                                                                             \
     SIMD(move, widen)                                                                              \
     SIMD(move, carry)                                                                              \
+    SIMD(move, read)                                                                               \
     PLAIN(move, take)                                                                              \
     PLAIN(move, heads)                                                                             \
     SIMD(move, copy)                                                                               \

@@ -310,6 +310,26 @@ KVF_INLINE char *kvf_row_home(const kvf_paging *p, const kvf_row *row, uint32_t 
            page % p->block_pages * kvf_home_page_bytes(&p->shape);
 }
 
+/* Page `page` is in home form, which is another than that of the window. */
+KVF_INLINE uint32_t kvf_row_is_packed(const kvf_paging *p, const kvf_row *row, uint32_t page)
+{
+    return p->shape.pages != KVF_PAGES_BF16 && page < kvf_row_sealed_pages(p, row);
+}
+
+/* Of its `tokens` first tokens, those of the sink: where it is packed they are in the store, token
+ * i in entry i. */
+KVF_INLINE uint32_t kvf_page_sink(const kvf_paging *p, uint32_t page, uint32_t tokens)
+{
+    const uint32_t first = page * p->shape.page_size;
+    return first >= p->sink ? 0 : kvf_min_u32(tokens, p->sink - first);
+}
+
+/* Pages of a list that are in two spans: of a packed one in which the sink ends. */
+KVF_INLINE uint32_t kvf_parted_pages(const kvf_paging *p)
+{
+    return p->shape.pages != KVF_PAGES_BF16 && p->sink % p->shape.page_size != 0;
+}
+
 /* The block that was sealed last, as it was before it was packed. */
 KVF_INLINE char *kvf_row_spare(const kvf_paging *p, const kvf_row *row)
 {

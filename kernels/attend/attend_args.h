@@ -188,12 +188,14 @@ KVF_TASKS(compare, kvf_compare_args, 1)
 
 /* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
  * One task. */
-/* ---- csr_in: CSR lists as spans. One task per list. ---- */
+/* ---- csr_in: CSR lists, which ascend, as spans, exact ones before packed ones. Tokens of the sink
+ * that a packed page has are attended in the store, so the page that they end within has two spans.
+ * One task per list. ---- */
 typedef struct kvf_csr_args {
     kvf_paging paging;
     uint32_t rows;
     uint32_t ids_max;
-    uint32_t spans_max;
+    uint32_t spans_max;       /* pages of a list at most, and kvf_parted_pages() */
     const kvf_row *row;       /* [rows] */
     const int32_t *ids;       /* csr_out: [rows * lists, ids_max] */
     const uint32_t *id_count; /* csr_out */
@@ -203,6 +205,23 @@ typedef struct kvf_csr_args {
     kvf_span *spans;        /* csr_in: out */
     uint32_t *span_count;   /* csr_in: out */
 } kvf_csr_args;
+
+/* Where pages of a row end: those that are packed, of them those that have tokens of the sink, and
+ * of these those that have no others. */
+typedef struct kvf_list_ends {
+    uint32_t packed, sink, whole;
+} kvf_list_ends;
+
+KVF_INLINE kvf_list_ends kvf_list_ends_of(const kvf_paging *p, const kvf_row *row)
+{
+    const uint32_t packed = p->shape.pages == KVF_PAGES_BF16 ? 0 : kvf_row_sealed_pages(p, row);
+    kvf_list_ends e;
+    e.packed = packed;
+    e.sink = kvf_min_u32(packed, kvf_div_ceil_u32(p->sink, p->shape.page_size));
+    e.whole = kvf_min_u32(packed, p->sink / p->shape.page_size);
+    return e;
+}
+
 KVF_TASKS(csr_out, kvf_csr_args, 1)
 KVF_TASKS(csr_in, kvf_csr_args, a->rows * a->paging.kv_heads)
 

@@ -90,17 +90,31 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
     const uint32_t list = blockIdx.x, head = list % p->kv_heads;
     const kvf_row *row = &a.row[list / p->kv_heads];
     const uint32_t first = (uint32_t)a.indptr[list], count = (uint32_t)a.indptr[list + 1] - first;
+    const int32_t *pages = a.indices + first;
+    const kvf_list_ends ends = kvf_list_ends_of(p, row);
+    const uint32_t packed = kvf_count_below(pages, count, ends.packed);
+    const uint32_t sink = kvf_count_below(pages, count, ends.sink);
+    const uint32_t whole = kvf_count_below(pages, count, ends.whole);
     kvf_span *spans = a.spans + (size_t)list * a.spans_max;
-    KVF_ASSERT(count <= a.spans_max);
+    KVF_ASSERT(count + sink - whole <= a.spans_max);
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-        const uint32_t page = (uint32_t)a.indices[first + i];
+        const uint32_t page = (uint32_t)pages[i];
         uint32_t tokens = kvf_row_tokens(p, row, page);
         if (i + 1 == count)
             tokens = kvf_min_u32((uint32_t)a.last_page_len[list], tokens);
-        kvf_span_set(&spans[i], kvf_row_page(p, row, page, head), 0, tokens);
+        const uint32_t of_sink = i < sink ? kvf_page_sink(p, page, tokens) : 0;
+        if (i < sink)
+            kvf_span_set(&spans[i], kvf_store_page(p, row->store, head, page), 0, of_sink);
+        if (i >= packed) {
+            kvf_span_set(&spans[sink + i - packed], kvf_row_page(p, row, page, head), 0, tokens);
+        } else if (i >= whole) {
+            kvf_span *span = &spans[sink + count - packed + i - whole];
+            kvf_span_set(span, kvf_row_home(p, row, page, head), kvf_live_bits(of_sink, 0), tokens);
+            span->packed = 1;
+        }
     }
     if (threadIdx.x == 0)
-        a.span_count[list] = count;
+        a.span_count[list] = count + sink - whole;
 }
 
 extern "C" int kvf_csr_in_cuda(const void *args, uint32_t tasks, void *stream)

@@ -33,21 +33,45 @@ void kvf_csr_out_ref(const void *args, uint32_t task)
     a->indptr[a->rows * p->lists] = n;
 }
 
+/* Pages of a list that are below `end`. */
+static uint32_t count_below(const int32_t *pages, uint32_t count, uint32_t end)
+{
+    uint32_t n = 0;
+    while (n < count && (uint32_t)pages[n] < end)
+        n++;
+    return n;
+}
+
 void kvf_csr_in_ref(const void *args, uint32_t task)
 {
     const kvf_csr_args *a = args;
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[task / p->kv_heads];
     const uint32_t head = task % p->kv_heads;
-    const uint32_t first = (uint32_t)a->indptr[task], end = (uint32_t)a->indptr[task + 1];
+    const uint32_t count = (uint32_t)(a->indptr[task + 1] - a->indptr[task]);
+    const int32_t *pages = a->indices + a->indptr[task];
+    const kvf_list_ends ends = kvf_list_ends_of(p, row);
+    const uint32_t packed = count_below(pages, count, ends.packed);
+    const uint32_t sink = count_below(pages, count, ends.sink);
+    const uint32_t whole = count_below(pages, count, ends.whole);
     kvf_span *spans = a->spans + (size_t)task * a->spans_max;
-    KVF_ASSERT(end - first <= a->spans_max);
-    for (uint32_t i = first; i < end; i++) {
-        const uint32_t page = (uint32_t)a->indices[i];
-        const uint32_t tokens = kvf_row_tokens(p, row, page);
-        const uint32_t last = (uint32_t)a->last_page_len[task];
-        spans[i - first] = (kvf_span){.page = kvf_row_page(p, row, page, head),
-                                      .count = i + 1 == end ? kvf_min_u32(last, tokens) : tokens};
+    a->span_count[task] = count + sink - whole;
+    KVF_ASSERT(a->span_count[task] <= a->spans_max);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t page = (uint32_t)pages[i], last = (uint32_t)a->last_page_len[task];
+        uint32_t tokens = kvf_row_tokens(p, row, page);
+        tokens = i + 1 == count ? kvf_min_u32(last, tokens) : tokens;
+        if (i < sink)
+            spans[i] = (kvf_span){.page = kvf_store_page(p, row->store, head, page),
+                                  .count = kvf_page_sink(p, page, tokens)};
+        if (i >= packed)
+            spans[sink + i - packed] =
+                (kvf_span){.page = kvf_row_page(p, row, page, head), .count = tokens};
+        else if (i >= whole)
+            spans[sink + count - packed + i - whole] =
+                (kvf_span){.page = kvf_row_home(p, row, page, head),
+                           .skip = kvf_live_bits(kvf_page_sink(p, page, tokens), 0),
+                           .count = tokens,
+                           .packed = 1};
     }
-    a->span_count[task] = end - first;
 }

@@ -204,6 +204,21 @@ typedef struct kvf_carry_args {
 } kvf_carry_args;
 KVF_TASKS(carry, kvf_carry_args, a->paging.kv_heads)
 
+/* ---- read: listed pages in exact form ----
+ * Page indices[i] of list l, indptr[l] <= i < indptr[l + 1], to page i of `out`, unpacked if it is
+ * packed, with tokens of the sink out of the store. Tokens that the page has not are zeros. One
+ * task per list.
+ */
+typedef struct kvf_read_args {
+    kvf_paging paging;
+    uint32_t rows;
+    const kvf_row *row;    /* [rows] */
+    const int32_t *indptr; /* [rows * kv_heads + 1] */
+    const int32_t *indices;
+    void *out; /* [indptr[rows * kv_heads], page_size, 2, head_dim] */
+} kvf_read_args;
+KVF_TASKS(read, kvf_read_args, a->rows * a->paging.kv_heads)
+
 /* ---- take: tokens of pages by index ----
  * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is row
  * id % page_size of the head's page in blocks[id / page_size]. A task is KVF_TAKE_TOKENS tokens of

@@ -3,8 +3,8 @@
 #define KVF_KERNELS_MOVE_PACKED_RUN_H
 
 /*
- * What tasks of narrow, widen and carry are about: a run, which is what one KV head has of a block,
- * in exact and in home form. For every implementation on the host. Knows nothing of numbers.
+ * What tasks of narrow, widen, carry and read are about: a run, which is what one KV head has of a
+ * block, in exact and in home form. For every implementation on the host. Knows nothing of numbers.
  */
 
 #include <string.h>
@@ -76,6 +76,28 @@ KVF_INLINE void kvf_widen_sink(const kvf_widen_args *a, const kvf_packed_run *ru
     const size_t token = kvf_token_bytes(&p->shape);
     memcpy(run->exact + t * token,
            kvf_store_token(p, a->row->store, run->head, run->block * p->block_size + t), token);
+}
+
+/* Page `page` of a list, which a task of read puts to `to`: what is as it came, and zeros. Returns
+ * whether the others are to be unpacked: all `count` tokens of the run but those of its sink. */
+KVF_INLINE int kvf_read_page(const kvf_read_args *a, uint32_t list, uint32_t page, char *to,
+                             kvf_packed_run *run)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = &a->row[list / p->kv_heads];
+    const uint32_t head = list % p->kv_heads, count = kvf_row_tokens(p, row, page);
+    const uint32_t sink = kvf_page_sink(p, page, count);
+    const size_t token = kvf_token_bytes(&p->shape);
+    if (!kvf_row_is_packed(p, row, page)) {
+        memcpy(to, kvf_row_page(p, row, page, head), count * token);
+        memset(to + count * token, 0, (p->shape.page_size - count) * token);
+        return 0;
+    }
+    if (sink)
+        memcpy(to, kvf_store_page(p, row->store, head, page), sink * token);
+    *run = (kvf_packed_run){
+        .exact = to, .home = kvf_row_home(p, row, page, head), .sink = kvf_live_bits(sink, 0)};
+    return sink < count;
 }
 
 /* Token t of a page out of another's place `from_t`, which may be the same. */

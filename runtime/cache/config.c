@@ -412,7 +412,7 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     if (policy->all_pages)
         ids = dims->dynamic_pages = p->pages_max;
     dims->ids_max = kvf_max_u32(1, kvf_min_u32(ids, p->pages_max));
-    dims->spans_max = p->store_pages + dims->window_pages + dims->ids_max;
+    dims->spans_max = p->store_pages + dims->window_pages + dims->ids_max + kvf_parted_pages(p);
     dims->splits_max = kvf_div_ceil_u32(dims->spans_max, kvf_split(dims->spans_max, c->page_size));
     dims->tokens_max = policy->by_token ? rest_max + p->block_size : dims->static_tokens;
     /* Other queries than the kept ones come in any number, and are taken so many at a time. */

@@ -43,13 +43,14 @@ static const struct {
     {"attend", "prefill", check_prefill, 2},  {"move", "rows", check_row_moves, 1},
     {"move", "ring", check_ring, 1},          {"move", "repack", check_repack, 1},
     {"move", "narrow", check_narrow, 1},      {"move", "widen", check_widen, 1},
-    {"move", "carry", check_carry, 1},        {"move", "packed", check_packed, 1},
-    {"move", "take", check_take, 1},          {"move", "heads", check_heads, 1},
-    {"move", "copy", check_copy, 1},          {"move", "publish", check_publish, 1},
-    {"move", "move", check_move, 1},          {"move", "recorded", check_recorded, 1},
-    {"observe", "observe", check_observe, 2}, {"observe", "pool", check_pool, 1},
-    {"observe", "profile", check_profile, 1}, {"observe", "cover", check_cover, 1},
-    {"observe", "pack", check_pack, 1},       {"cells", "cells", check_cells, 1},
+    {"move", "read", check_read, 1},          {"move", "carry", check_carry, 1},
+    {"move", "packed", check_packed, 1},      {"move", "take", check_take, 1},
+    {"move", "heads", check_heads, 1},        {"move", "copy", check_copy, 1},
+    {"move", "publish", check_publish, 1},    {"move", "move", check_move, 1},
+    {"move", "recorded", check_recorded, 1},  {"observe", "observe", check_observe, 2},
+    {"observe", "pool", check_pool, 1},       {"observe", "profile", check_profile, 1},
+    {"observe", "cover", check_cover, 1},     {"observe", "pack", check_pack, 1},
+    {"cells", "cells", check_cells, 1},
 };
 
 static const struct {

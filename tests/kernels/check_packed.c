@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Packed pages: narrow, widen and carry against their references, bit for bit; that what is carried
- * is what was packed; and what packing may lose.
+ * Packed pages: narrow, widen, read and carry against their references, bit for bit; that what is
+ * carried is what was packed; and what packing may lose.
  *
  * A code is half a step off at most. The step of int8 is the bf16 number above m / 127, m the
  * largest magnitude, so at most m / 127 * (1 + 2^-7). That of int4 is (largest - minimum) / 15 in
@@ -15,18 +15,18 @@
 #include "check_rows.h"
 #include "packed.h"
 
-/* Rows of packed pages. False: this case is left out. */
+/* Rows of packed pages, or of such in another form. False: this case is left out. */
 static bool begin_rows(check *c, check_rows *w, uint32_t rows, const char *what)
 {
     if (!check_begin(c))
         return false;
     const uint32_t blocks_max = 1 + check_below(c, 12);
-    check_rows_make(
-        c, w,
-        &(check_rows_config){.rows = rows,
-                             .blocks_max = blocks_max,
-                             .pages = check_below(c, 2) ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4,
-                             .pool_blocks = 8});
+    kvf_pages pages = check_below(c, 2) ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
+    if (strcmp(what, "read") == 0 && c->cases % 4 == 0)
+        pages = KVF_PAGES_BF16;
+    check_rows_make(c, w,
+                    &(check_rows_config){
+                        .rows = rows, .blocks_max = blocks_max, .pages = pages, .pool_blocks = 8});
     check_rows_describe(c, w, what);
     return true;
 }
@@ -126,6 +126,40 @@ void check_widen(check *c)
 {
     for (uint32_t i = 0; i < 16; i++)
         widen_case(c, i % 4 == 3);
+}
+
+/* Some pages of every row, and what is read of them. */
+static void read_case(check *c, uint32_t rows)
+{
+    check_rows w;
+    if (!begin_rows(c, &w, rows, "read"))
+        return;
+    const kvf_paging *p = &w.p;
+    const uint32_t lists = rows * p->kv_heads;
+    int32_t *indptr = check_in(c, (lists + 1) * sizeof *indptr), end = 0;
+    int32_t *indices = check_in(c, (size_t)lists * p->pages_max * sizeof *indices);
+    for (uint32_t l = 0; l < lists; l++) {
+        const kvf_row *row = &w.row[l / p->kv_heads];
+        indptr[l] = end;
+        end += (int32_t)check_subset(c, kvf_row_pages(p, row), p->pages_max, indices + end);
+        for (uint32_t b = 0; b < row->sealed && p->shape.pages != KVF_PAGES_BF16; b++)
+            sound_scales(p, row->blocks[b]);
+    }
+    indptr[lists] = end;
+    const size_t bytes = (size_t)end * kvf_page_bytes(&p->shape);
+    const kvf_read_args a = {.paging = *p,
+                             .rows = rows,
+                             .row = w.row,
+                             .indptr = indptr,
+                             .indices = indices,
+                             .out = check_changed(c, "out", bytes + 1)};
+    CHECK_BOTH(c, read, &a);
+}
+
+void check_read(check *c)
+{
+    for (uint32_t i = 0; i < 24; i++)
+        read_case(c, 1 + i % 3);
 }
 
 /* ---- what is carried ---- */

@@ -449,6 +449,7 @@ static void csr_case(check *c, uint32_t rows)
                     &(check_rows_config){.rows = rows,
                                          .blocks_max = 1 + check_below(c, 50),
                                          .by_kv_head = true,
+                                         .pages = (kvf_pages)check_below(c, 3),
                                          .pool_blocks = 8});
     check_rows_describe(c, &w, "csr");
     const uint32_t lists = w.rows * w.p.lists;
@@ -457,7 +458,7 @@ static void csr_case(check *c, uint32_t rows)
     make_ids(c, &w, &ids);
     a.ids = ids.ids;
     a.id_count = ids.id_count;
-    a.spans_max = w.p.pages_max;
+    a.spans_max = w.p.pages_max + 1;
     a.indptr = check_changed(c, "indptr", (lists + 1) * sizeof *a.indptr);
     a.indices = check_changed(c, "indices", (size_t)lists * w.p.pages_max * sizeof *a.indices);
     a.last_page_len = check_changed(c, "last_page_len", lists * sizeof *a.last_page_len);

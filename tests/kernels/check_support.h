@@ -147,6 +147,7 @@ void check_repack(check *c);
 void check_take(check *c);
 void check_narrow(check *c);
 void check_widen(check *c);
+void check_read(check *c);
 void check_carry(check *c);
 void check_packed(check *c);
 void check_resolve(check *c);
