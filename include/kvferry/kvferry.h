@@ -411,9 +411,8 @@ typedef struct kvf_cache_config {
      * token of a prompt sees what a decode step would: exact keys and values within its local
      * window, packed ones before it. So results do not depend on chunks. A token that is not finite
      * is packed as zeros; kvf_prefill and kvf_decode report it as ever. With K8V8 or K8V4 a cache
-     * can not be listed (kvf_select_pages) or be under blocks of the caller, and on the CUDA device
-     * it has dtype BF16 and head_dim 64 or 128: else KVF_UNSUPPORTED. A saved sequence comes back
-     * to a cache of the same form. */
+     * can not be under blocks of the caller, and on the CUDA device it has dtype BF16 and head_dim
+     * 64 or 128: else KVF_UNSUPPORTED. A saved sequence comes back to a cache of the same form. */
     kvf_pages pages;
 
     /* limits: memory is reserved for them at open */
@@ -725,8 +724,9 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * Append the token and select pages only; the caller attends with its own kernel. Every token
  * to attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
  * each once. The cache needs static_ratio 0, because page lists cannot name single tokens, a policy
- * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), pages that are not packed, and no
- * streaming heads.
+ * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads. Where
+ * pages are packed (kvf_cache_config.pages) the caller's kernel attends to what kvf_read_pages
+ * gives.
  * With a disk tier the call waits until the listed pages are in memory. There they stay until the
  * next call on the cache, and for what was enqueued on @p stream before it if that call is enqueued
  * on @p stream, too.
@@ -738,7 +738,8 @@ KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_deco
 /**
  * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Of packed pages (kvf_cache_config.pages) sealed ones have no address: NULL.
+ * Of packed pages (kvf_cache_config.pages) sealed ones have no address: NULL; kvf_read_pages copies
+ * them.
  * Valid until the sequence appends; with a disk tier, until the next call on the cache, and NULL if
  * the page is on disk. What the latest kvf_select_pages listed is not.
  * Call it in stream order or after kvf_stream_wait.
@@ -748,10 +749,29 @@ KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t laye
 
 /**
  * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended.
- * With a disk tier the call waits for the lists, and until their pages are in memory.
+ * Packed pages are attended as a step does, and the sink as it came. With a disk tier the call
+ * waits for the lists, and until their pages are in memory.
  */
 KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
                                                 const kvf_page_lists *lists, kvf_stream *stream);
+
+/**
+ * Copy listed pages to the device, one behind the other and whatever form they have in the cache:
+ * for a kernel of the caller where pages are packed, or that wants them in one place.
+ *
+ * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
+ *                 as [page_size, 2, head_dim] at i: [indptr's last entry, page_size, 2, head_dim],
+ *                 in device memory. Tokens of the sink and of the local window are as they came,
+ *                 packed ones what a step attends to, rounded to the element type; those that the
+ *                 page has not are zeros. The others are ignored.
+ * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
+ * @return as kvf_attend_pages
+ *
+ * Stream: enqueues on @p stream; with a disk tier the call waits for the lists, and until their
+ * pages are in memory.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_decode_args *args,
+                                              const kvf_page_lists *lists, kvf_stream *stream);
 
 /* ---- statistics ---- */
 

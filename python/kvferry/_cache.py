@@ -317,21 +317,32 @@ class Cache(Handle):
         self._on_lists(lib.kvf_attend_pages, sequences, q, None, None, out, lists, layer, None, stream)
         return out
 
+    def read_pages(self, sequences: Union["Sequence", Many["Sequence"]], lists: PageLists, out: Any, *,
+                   layer: int = 0, stream: Optional[Stream] = None) -> Any:
+        """Copy listed pages, whatever form they have in the cache: page indices[i] to out[i].
+
+        out  [capacity, page_size, 2, head_dim]: key and value of each token side by side
+        """
+        self._on_lists(lib.kvf_read_pages, sequences, None, None, None, out, lists, layer, None, stream)
+        return out
+
     def _on_lists(self, call: Callable, sequences: Any, q: Any, k: Any, v: Any, out: Any,
                   lists: PageLists, layer: int, positions: Any, stream: Optional[Stream]) -> None:
-        stream, waits = self.runtime._stream_for(stream, q)
+        stream, waits = self.runtime._stream_for(stream, out if q is None else q)
         with self._node.lock:
             args, kept = self._args, [q, k, v, out, lists, lists.indptr, lists.indices,
                                       lists.last_page_len]
             wide, narrow = self._rows(sequences, kept)
             rows = wide[0] * self.settings.kv_heads
             args.layer, args.lse, args.tokens = self._layer(layer), None, None
+            row = PageListsRow(capacity=_count(lists.indices, None))
+            s = self.settings
+            pages = (row.capacity, s.page_size, 2, s.head_dim)
             for array, name, shape in ((q, "q", wide), (k, "k", narrow), (v, "v", narrow),
-                                       (out, "out", wide)):
+                                       (out, "out", pages if q is None else wide)):
                 setattr(args, name, None if array is None else self._read(array, name, shape, kept,
                                                                           name == "out"))
             args.positions, owner = positions_address(positions, wide[0])
-            row = PageListsRow(capacity=_count(lists.indices, None))
             for name, count in (("indptr", rows + 1), ("indices", row.capacity),
                                 ("last_page_len", rows)):
                 setattr(row, name, self._reader.any_address(getattr(lists, name), name, (count,),
@@ -537,6 +548,7 @@ class Sequence(Handle):
     def page_address(self, page: int, layer: int = 0, kv_head: int = 0) -> int:
         """Address of a page for the device: [page_size, 2, head_dim], key and value of each token.
 
+        0 if it has none: it is packed, or on disk.
         Valid until the sequence appends; call it after `stream.wait()`.
         """
         s = self.cache.settings
@@ -545,7 +557,7 @@ class Sequence(Handle):
             if not 0 <= value < end:
                 raise Invalid("%s = %d: must be 0 to %d" % (name, value, end - 1))
         with self.cache._node.lock:
-            return lib.kvf_page_address(self._of(self.cache), layer, kv_head, page)
+            return lib.kvf_page_address(self._of(self.cache), layer, kv_head, page) or 0
 
 
 class Recording(Handle):

@@ -264,6 +264,7 @@ kvf_select_pages_max      u32   ptr
 kvf_select_pages          enum  ptr ptr ptr ptr
 kvf_page_address          ptr   ptr u32 u32 u32
 kvf_attend_pages          enum  ptr ptr ptr ptr
+kvf_read_pages            enum  ptr ptr ptr ptr
 kvf_cache_stats           void  ptr ptr
 kvf_cache_layer_stats     void  ptr u32 ptr
 kvf_cache_stats_reset     void  ptr

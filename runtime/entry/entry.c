@@ -264,14 +264,19 @@ static kvf_status check_tokens(kvf_cache *cache, const kvf_decode_args *args)
     return KVF_OK;
 }
 
-static kvf_status check_step(kvf_cache *cache, const kvf_decode_args *args)
+static kvf_status check_rows(kvf_cache *cache, const kvf_decode_args *args)
 {
-    if (!args || !args->q || !args->sequences)
-        KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
     KVF_TRY(kvf_layer_check(cache, args->layer));
     KVF_TRY(check_batch(cache, args->sequences, args->batch));
     KVF_TRY(check_tokens(cache, args));
     return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
+}
+
+static kvf_status check_step(kvf_cache *cache, const kvf_decode_args *args)
+{
+    if (!args || !args->q || !args->sequences)
+        KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
+    return check_rows(cache, args);
 }
 
 /* Calls that have one token of each sequence. */
@@ -424,17 +429,11 @@ uint32_t kvf_select_pages_max(const kvf_cache *cache)
 static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
                               const kvf_page_lists *lists)
 {
-    KVF_TRY(check_step(cache, args));
     KVF_TRY(check_single(cache, args, "page lists are of"));
     if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
                  "open the cache without a mask");
-    if (cache->config.pages != KVF_PAGES_BF16)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "pages = %s: kernels of the caller do not know packed pages; use kvf_decode, or "
-                 "open the cache with pages = bf16",
-                 kvf_pages_name(cache->config.pages));
     if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
@@ -455,6 +454,7 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
 static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
                                const kvf_page_lists *lists, kvf_stream *stream)
 {
+    KVF_TRY(check_step(cache, args));
     KVF_TRY(check_lists(cache, args, lists));
     const uint64_t needed =
         (uint64_t)args->batch * cache->config.kv_heads * kvf_lists_pages_max(cache);
@@ -473,15 +473,23 @@ kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
     return kvf_leave(cache, select_pages(cache, args, lists, stream));
 }
 
-static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
-                               const kvf_page_lists *lists, kvf_stream *stream)
+/* Every sequence has tokens to read. */
+static kvf_status check_tokens_there(kvf_cache *cache, const kvf_decode_args *args)
 {
-    KVF_TRY(check_lists(cache, args, lists));
-    KVF_TRY(check_out(cache, args));
     for (uint32_t b = 0; b < args->batch; b++)
         if (args->sequences[b]->layers[args->layer].length == 0)
             KVF_FAIL(cache->context, KVF_INVALID, "sequences[%u] has no tokens in layer %u", b,
                      args->layer);
+    return KVF_OK;
+}
+
+static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(check_step(cache, args));
+    KVF_TRY(check_lists(cache, args, lists));
+    KVF_TRY(check_out(cache, args));
+    KVF_TRY(check_tokens_there(cache, args));
     return kvf_lists_attend(cache, args, lists, stream);
 }
 
@@ -490,6 +498,25 @@ kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
 {
     KVF_TRY(kvf_enter_idle(cache));
     return kvf_leave(cache, attend_pages(cache, args, lists, stream));
+}
+
+static kvf_status read_pages(kvf_cache *cache, const kvf_decode_args *args,
+                             const kvf_page_lists *lists, kvf_stream *stream)
+{
+    if (!args || !args->sequences)
+        KVF_FAIL(cache->context, KVF_INVALID, "sequences is NULL; pass the batch");
+    KVF_TRY(check_rows(cache, args));
+    KVF_TRY(check_lists(cache, args, lists));
+    KVF_TRY(check_out(cache, args));
+    KVF_TRY(check_tokens_there(cache, args));
+    return kvf_lists_read(cache, args, lists, stream);
+}
+
+kvf_status kvf_read_pages(kvf_cache *cache, const kvf_decode_args *args,
+                          const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    return kvf_leave(cache, read_pages(cache, args, lists, stream));
 }
 
 const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,

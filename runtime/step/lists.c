@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Selection on its own: page lists out, and attention over given page lists.
+ * Selection on its own: page lists out, and given page lists attended to, or copied.
  *
  * Knows nothing of kernels of others. Lists name pages of a (sequence, layer); nothing is fetched,
  * because the caller's kernel reads pages where kvf_page_address says. With a disk tier the host
@@ -50,9 +50,10 @@ typedef struct lists_check {
     const int32_t *indices;
     const int32_t *last_page_len;
     kvf_shape shape;
-    uint32_t lists;    /* of all rows */
-    uint32_t kv_heads; /* lists of a row */
-    uint32_t spans_max;
+    uint32_t lists;       /* of all rows */
+    uint32_t kv_heads;    /* lists of a row */
+    uint32_t pages_max;   /* of a list */
+    uint32_t ascends;     /* 1: a page is there once */
     uint32_t indices_max; /* that can be read */
     int32_t *cleared;     /* bad lists are made empty here, for work that is enqueued already */
 } lists_check;
@@ -63,15 +64,16 @@ static kvf_status check_lists(const lists_check *c)
     for (uint32_t l = 0; l < c->lists; l++) {
         const int32_t first = c->indptr[l], end = c->indptr[l + 1];
         const uint32_t pages = kvf_div_ceil_u32(c->row[l / c->kv_heads].length, c->shape.page_size);
-        is_good = first >= 0 && end >= first && (uint32_t)(end - first) <= c->spans_max &&
+        is_good = first >= 0 && end >= first && (uint32_t)(end - first) <= c->pages_max &&
                   (uint32_t)end <= c->indices_max && c->last_page_len[l] >= 0;
         for (int32_t i = first; is_good && i < end; i++)
-            is_good = c->indices[i] >= 0 && (uint32_t)c->indices[i] < pages;
+            is_good = c->indices[i] >= 0 && (uint32_t)c->indices[i] < pages &&
+                      (!c->ascends || i == first || c->indices[i] > c->indices[i - 1]);
         if (!is_good)
             KVF_FAIL(c->stream->device->context, KVF_INVALID,
-                     "page list %u: indptr must ascend, a list has at most %u pages, and page "
-                     "ids are below %u",
-                     l, c->spans_max, pages);
+                     "page list %u: indptr must ascend to at most %u, a list has at most %u pages, "
+                     "and page ids %sare below %u",
+                     l, c->indices_max, c->pages_max, c->ascends ? "ascend and " : "", pages);
     }
     return KVF_OK;
 }
@@ -103,11 +105,12 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
                        .shape = part->dims.paging.shape,
                        .lists = step->rows * part->dims.paging.kv_heads,
                        .kv_heads = part->dims.paging.kv_heads,
-                       .spans_max = part->dims.spans_max,
-                       .indices_max = INT32_MAX};
+                       .pages_max = part->dims.spans_max - kvf_parted_pages(&part->dims.paging),
+                       .ascends = kvf_packs_pages(part),
+                       .indices_max = kvf_min_u32(lists->capacity, INT32_MAX)};
     if (!part->dims.needs_mirror)
         return KVF_OK;
-    c->indices_max = kvf_min_u32(lists->capacity, c->lists * c->spans_max);
+    c->indices_max = kvf_min_u32(c->indices_max, c->lists * c->pages_max);
     c->indptr = c->cleared = part->control.mirror.indptr;
     c->indices = part->control.mirror.indices;
     c->last_page_len = part->control.mirror.last_page_len;
@@ -183,7 +186,7 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
                : NULL;
 }
 
-/* ---- attention over given lists ---- */
+/* ---- given lists ---- */
 
 /* `csr` then names the lists that were checked. */
 static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kvf_csr_args *csr)
@@ -223,8 +226,26 @@ static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
     return kvf_step_stamp(step, &kvf_counters_device(part, step->index)->attend_ns);
 }
 
-kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
-                            const kvf_page_lists *lists, kvf_stream *stream)
+static kvf_status enqueue_read(kvf_step *step, const kvf_decode_args *args,
+                               const kvf_page_lists *lists)
+{
+    kvf_csr_args csr = csr_args(step, lists);
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(check_in_order(step, lists, &csr));
+    const kvf_read_args read = {.paging = csr.paging,
+                                .rows = csr.rows,
+                                .row = csr.row,
+                                .indptr = csr.indptr,
+                                .indices = csr.indices,
+                                .out = args->out};
+    return KVF_LAUNCH(step, read, read);
+}
+
+/* A call on given lists. */
+static kvf_status use_lists(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream,
+                            kvf_status (*enqueue)(kvf_step *step, const kvf_decode_args *args,
+                                                  const kvf_page_lists *lists))
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
@@ -232,6 +253,18 @@ kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
     step.q = args->q;
     kvf_step_rows(&step);
     const kvf_status status = bring_listed(&step, lists);
-    return status == KVF_OK ? kvf_step_end(&step, enqueue_attend(&step, args, lists))
+    return status == KVF_OK ? kvf_step_end(&step, enqueue(&step, args, lists))
                             : kvf_step_refuse(&step, status);
+}
+
+kvf_status kvf_lists_read(kvf_cache *cache, const kvf_decode_args *args,
+                          const kvf_page_lists *lists, kvf_stream *stream)
+{
+    return use_lists(cache, args, lists, stream, enqueue_read);
+}
+
+kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
+{
+    return use_lists(cache, args, lists, stream, enqueue_attend);
 }

@@ -182,6 +182,26 @@ class Attention(Base):
         self.assertGreater(b.page_address(0), 0)
         self.assertEqual(b.position(700), 700)
 
+    def test_packed_pages_are_read_in_exact_form(self):
+        config = dict(static_ratio=0, budget_tokens=128, page_size=8)
+        exact, packed = self.cache(**config), self.cache(pages="k8v8", **config)
+        prompt, token = self.qkv(700), self.qkv(1)
+        for cache, most in ((exact, 0), (packed, 0.05)):
+            sequence = cache.sequence()
+            cache.prefill(sequence, *prompt)
+            lists = cache.select_pages(sequence, *token, cache.page_lists())
+            pages = np.zeros((len(lists.indices), 8, 2, prompt[1].shape[-1]), np.float32)
+            self.assertIs(cache.read_pages(sequence, lists, pages), pages)
+            self.assertEqual(cache.attend_pages(sequence, token[0], lists).shape, token[0].shape)
+            for head in range(len(lists.last_page_len)):
+                first, end = lists.indptr[head:head + 2]
+                for i in range(first, end - 1):
+                    tokens = slice(lists.indices[i] * 8, lists.indices[i] * 8 + 8)
+                    for x, which in ((prompt[1], 0), (prompt[2], 1)):
+                        wanted = x[tokens, head][:700 - tokens.start]
+                        self.assertLessEqual(np.abs(pages[i, :len(wanted), which] - wanted).max(), most)
+        self.assertEqual(sequence.page_address(0), 0)
+
     def test_positions(self):
         cache = self.cache(select="full")
         sequence = cache.sequence()

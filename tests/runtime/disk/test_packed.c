@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cache.h"
 #include "disk_rig.h"
 #include "naive.h"
 #include "packed.h"
@@ -322,6 +323,212 @@ static void pages_are_smaller(void **state)
     }
 }
 
+/* ---- page lists ---- */
+
+#define LISTS_PROMPT 150u
+#define LISTS_STEPS  24u
+
+typedef struct lister {
+    test_world w;
+    test_tokens t;
+    kvf_sequence *s, *twin; /* of the same tokens */
+    kvf_page_lists lists;
+    char *pages; /* what was read of them */
+    char *out, *wanted;
+    float *lse;
+} lister;
+
+static void lister_open(lister *l, const kvf_cache_config *c, uint64_t seed)
+{
+    const size_t row = c->head_dim * test_dtype_bytes(c->dtype);
+    test_open(
+        &l->w, &l->t, c,
+        &(test_tokens_spec){.count = LISTS_PROMPT + LISTS_STEPS, .seed = seed, .sharpness = 2});
+    l->s = test_sequence(&l->w);
+    l->twin = test_sequence(&l->w);
+    save_prefill(&l->w, l->s, &l->t, LISTS_PROMPT);
+    save_prefill(&l->w, l->twin, &l->t, LISTS_PROMPT);
+    l->lists.capacity = c->kv_heads * kvf_select_pages_max(l->w.cache);
+    l->lists.indptr = test_alloc((c->kv_heads + 1) * sizeof *l->lists.indptr);
+    l->lists.indices = test_alloc(l->lists.capacity * sizeof *l->lists.indices);
+    l->lists.last_page_len = test_alloc(c->kv_heads * sizeof *l->lists.last_page_len);
+    l->pages = test_alloc(l->lists.capacity * c->page_size * 2 * row);
+    l->out = test_alloc(2 * c->query_heads * row);
+    l->wanted = l->out + c->query_heads * row;
+    l->lse = test_alloc(c->query_heads * sizeof *l->lse);
+}
+
+static void lister_close(lister *l)
+{
+    test_close(&l->w, &l->t);
+    test_release(l->lists.indptr);
+    test_release(l->lists.indices);
+    test_release(l->lists.last_page_len);
+    test_release(l->pages);
+    test_release(l->out);
+    test_release(l->lse);
+}
+
+/* A token as its sequence attends to it. */
+static void attended_token(const lister *l, uint32_t head, uint32_t token, float *key, float *value)
+{
+    const kvf_cache_config *c = &l->w.config;
+    const kvf_layer *layer = &l->s->layers[0];
+    const kvf_shape s = {c->dtype, c->head_dim, 1, c->pages};
+    const char *k = (const char *)test_k(&l->t, 0, token) + head * kvf_row_bytes(&s);
+    const char *v = (const char *)test_v(&l->t, 0, token) + head * kvf_row_bytes(&s);
+    if (token >= c->sink_tokens && token < layer->sealed * layer->part->dims.paging.block_size) {
+        repack(&s, k, v, key, value);
+        return;
+    }
+    for (uint32_t d = 0; d < c->head_dim; d++) {
+        key[d] = kvf_element_get(k, c->dtype, d);
+        value[d] = kvf_element_get(v, c->dtype, d);
+    }
+}
+
+/* Pages that were read have those tokens, and zeros behind the last. */
+static void expect_read(const lister *l)
+{
+    const kvf_cache_config *c = &l->w.config;
+    const uint32_t length = kvf_sequence_length(l->s, 0);
+    for (uint32_t h = 0; h < c->kv_heads; h++)
+        for (int32_t i = l->lists.indptr[h]; i < l->lists.indptr[h + 1]; i++)
+            for (uint32_t j = 0; j < c->page_size; j++) {
+                const uint32_t token = (uint32_t)l->lists.indices[i] * c->page_size + j;
+                const size_t at = ((size_t)i * c->page_size + j) * 2 * c->head_dim;
+                float x[2 * KVF_HEAD_DIM_MAX] = {0};
+                char want[8 * KVF_HEAD_DIM_MAX];
+                if (token < length)
+                    attended_token(l, h, token, x, x + c->head_dim);
+                for (uint32_t d = 0; d < 2 * c->head_dim; d++)
+                    kvf_element_set(want, c->dtype, d, x[d]);
+                assert_memory_equal(l->pages + at * test_dtype_bytes(c->dtype), want,
+                                    2 * c->head_dim * test_dtype_bytes(c->dtype));
+            }
+}
+
+/* Attention of the token's queries over the listed tokens, in double. */
+static void expect_attended(const lister *l, uint32_t token)
+{
+    const kvf_cache_config *c = &l->w.config;
+    const uint32_t length = kvf_sequence_length(l->s, 0), group = c->query_heads / c->kv_heads;
+    for (uint32_t head = 0; head < c->query_heads; head++) {
+        const char *q = test_q(&l->t, 0, token);
+        double top = -INFINITY, sum = 0.0, out[KVF_HEAD_DIM_MAX] = {0};
+        const uint32_t h = head / group;
+        for (uint32_t pass = 0; pass < 2; pass++)
+            for (int32_t i = l->lists.indptr[h]; i < l->lists.indptr[h + 1]; i++) {
+                const uint32_t first = (uint32_t)l->lists.indices[i] * c->page_size;
+                for (uint32_t t = first; t < first + c->page_size && t < length; t++) {
+                    float key[KVF_HEAD_DIM_MAX], value[KVF_HEAD_DIM_MAX];
+                    double logit = 0.0;
+                    attended_token(l, h, t, key, value);
+                    for (uint32_t d = 0; d < c->head_dim; d++)
+                        logit += (double)kvf_element_get(q, c->dtype, head * c->head_dim + d) *
+                                 (double)key[d];
+                    logit /= sqrt((double)c->head_dim);
+                    top = pass ? top : fmax(top, logit);
+                    const double weight = pass ? exp(logit - top) : 0.0;
+                    sum += weight;
+                    for (uint32_t d = 0; d < c->head_dim; d++)
+                        out[d] += weight * (double)value[d];
+                }
+            }
+        for (uint32_t d = 0; d < c->head_dim; d++)
+            out[d] /= sum;
+        assert_true(fabs(top + log(sum) - (double)l->lse[head]) <= TEST_LSE_TOLERANCE);
+        assert_true(off_by(out, l->out + head * c->head_dim * test_dtype_bytes(c->dtype), c->dtype,
+                           c->head_dim) <= test_tolerance(c->dtype));
+    }
+}
+
+/* Pages of the caller's choice: any of those there are, the last among them. */
+static void choose_pages(lister *l, test_random *r)
+{
+    const kvf_cache_config *c = &l->w.config;
+    const uint32_t length = kvf_sequence_length(l->s, 0);
+    const uint32_t pages = kvf_div_ceil_u32(length, c->page_size);
+    const uint32_t most = kvf_select_pages_max(l->w.cache);
+    int32_t at = 0;
+    for (uint32_t h = 0; h < c->kv_heads; h++) {
+        l->lists.indptr[h] = at;
+        for (uint32_t p = 0; p + 1 < pages; p++)
+            if (test_random_below(r, 3) == 0 && (uint32_t)(at - l->lists.indptr[h]) + 1 < most)
+                l->lists.indices[at++] = (int32_t)p;
+        l->lists.indices[at++] = (int32_t)pages - 1;
+        l->lists.last_page_len[h] = (int32_t)((length - 1) % c->page_size + 1);
+    }
+    l->lists.indptr[c->kv_heads] = at;
+}
+
+/* Selection and attention on their own are a step, whoever attends, over the pages of a step or of
+ * the caller. */
+static void listed_pages_are_what_steps_attend_to(void **state)
+{
+    const uint64_t seed = test_seed(1321);
+    for (uint32_t i = 0; i < turns_here(5); i++) {
+        kvf_cache_config c = packed_config(i);
+        test_random r = {seed + i};
+        lister l = {0};
+        c.layers = 1;
+        c.select = i % 2 ? KVF_SELECT_FULL : KVF_SELECT_DYNAMIC;
+        c.budget_tokens = 90;
+        c.page_size = i == 3 ? 16 : 4;
+        c.sink_tokens = i % 3 ? 11 : 4; /* the first ends within a page */
+        c.sequences_max = 2;
+        lister_open(&l, &c, seed + i);
+        for (uint32_t step = 0; step < LISTS_STEPS; step++) {
+            const uint32_t token = LISTS_PROMPT + step;
+            kvf_decode_args args = test_step_args(&l.s, &l.t, 0, token, l.out);
+            args.lse = l.lse;
+            test_ok(&l.w, kvf_select_pages(l.w.cache, &args, &l.lists, l.w.stream));
+            test_wait(&l.w);
+            if (step % 3 == 2)
+                choose_pages(&l, &r);
+            test_ok(&l.w, kvf_attend_pages(l.w.cache, &args, &l.lists, l.w.stream));
+            args.out = l.pages;
+            args.q = NULL;
+            test_ok(&l.w, kvf_read_pages(l.w.cache, &args, &l.lists, l.w.stream));
+            test_decode(&l.w, l.twin, &l.t, 0, token, l.wanted, NULL);
+            test_wait(&l.w);
+            expect_read(&l);
+            expect_attended(&l, token);
+            /* A list has the whole page that the sink ends within. */
+            if (step % 3 != 2 && c.sink_tokens % c.page_size == 0)
+                assert_true(test_distance(l.out, l.wanted, c.dtype, c.query_heads * c.head_dim) <=
+                            test_tolerance(c.dtype));
+        }
+        assert_null(kvf_page_address(l.s, 0, 0, 3)); /* packed */
+        assert_non_null(
+            kvf_page_address(l.s, 0, 0, (LISTS_PROMPT + LISTS_STEPS) / c.page_size - 1));
+        lister_close(&l);
+    }
+}
+
+static void lists_of_anything_else_are_refused(void **state)
+{
+    kvf_cache_config c = packed_config(1);
+    lister l = {0};
+    c.layers = 1;
+    c.select = KVF_SELECT_DYNAMIC;
+    c.sequences_max = 2;
+    lister_open(&l, &c, 1327);
+    kvf_decode_args args = {.batch = 1, .sequences = &l.s, .out = l.pages};
+    l.lists.indptr[c.kv_heads] = 2;
+    l.lists.indices[0] = 4;
+    l.lists.indices[1] = 4; /* twice */
+    test_ok(&l.w, kvf_read_pages(l.w.cache, &args, &l.lists, l.w.stream));
+    test_expect(l.w.runtime, kvf_stream_wait(l.w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(l.w.runtime)->text, "page ids ascend and are below"));
+    args.out = NULL;
+    test_expect(l.w.runtime, kvf_read_pages(l.w.cache, &args, &l.lists, l.w.stream), KVF_INVALID);
+    args.sequences = NULL;
+    test_expect(l.w.runtime, kvf_read_pages(l.w.cache, &args, &l.lists, l.w.stream), KVF_INVALID);
+    assert_string_equal(kvf_runtime_error(l.w.runtime)->text, "sequences is NULL; pass the batch");
+    lister_close(&l);
+}
+
 /* ---- refusals ---- */
 
 static void restored_as(const kvf_cache_config *c, const char *text)
@@ -365,27 +572,6 @@ static void files_of_another_form_are_refused(void **state)
     }
 }
 
-static void what_needs_exact_pages_is_refused(void **state)
-{
-    kvf_cache_config c = packed_config(1);
-    test_world w;
-    test_tokens t;
-    c.select = KVF_SELECT_DYNAMIC;
-    test_open(&w, &t, &c, &(test_tokens_spec){.count = 100, .seed = 1321, .sharpness = 2});
-    kvf_sequence *s = test_sequence(&w);
-    save_prefill(&w, s, &t, 99);
-    test_wait(&w);
-    assert_null(kvf_page_address(s, 0, 0, 3));
-    assert_non_null(kvf_page_address(s, 0, 0, 24));
-    kvf_page_lists lists = {0};
-    kvf_decode_args args = test_step_args(&s, &t, 0, 99, test_scratch(4096));
-    test_expect(w.runtime, kvf_select_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "pages = k8v4: kernels of the"));
-    test_expect(w.runtime, kvf_attend_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
-    assert_int_equal(kvf_sequence_length(s, 0), 99);
-    test_close(&w, &t);
-}
-
 static void refused(const kvf_cache_config *c, const char *text)
 {
     kvf_runtime_config rc = test_runtime_config();
@@ -420,13 +606,18 @@ int main(void)
         cmocka_unit_test(a_disk_changes_no_bit),
         cmocka_unit_test(pages_are_smaller),
         cmocka_unit_test(files_of_another_form_are_refused),
-        cmocka_unit_test(what_needs_exact_pages_is_refused),
+        cmocka_unit_test(listed_pages_are_what_steps_attend_to),
+        cmocka_unit_test(lists_of_anything_else_are_refused),
     };
     const struct CMUnitTest on_cuda[] = {
-        cmocka_unit_test(what_was_packed_is_attended),    cmocka_unit_test(chunks_change_no_bit),
-        cmocka_unit_test(short_cuts_change_no_bit),       cmocka_unit_test(a_file_changes_no_bit),
-        cmocka_unit_test(a_disk_changes_no_bit),          cmocka_unit_test(a_gpu_refuses_some),
+        cmocka_unit_test(what_was_packed_is_attended),
+        cmocka_unit_test(chunks_change_no_bit),
+        cmocka_unit_test(short_cuts_change_no_bit),
+        cmocka_unit_test(a_file_changes_no_bit),
+        cmocka_unit_test(a_disk_changes_no_bit),
+        cmocka_unit_test(a_gpu_refuses_some),
         cmocka_unit_test(transfer_methods_change_no_bit),
+        cmocka_unit_test(listed_pages_are_what_steps_attend_to),
     };
     return test_on_cuda() ? cmocka_run_group_tests(on_cuda, NULL, save_remove_folder)
                           : cmocka_run_group_tests(tests, NULL, save_remove_folder);
