@@ -12,7 +12,7 @@
 #include "cuda_kernels.h"
 #include "packed.cuh"
 
-#define THREADS 128u
+#define THREADS 256u
 #define TOKENS  (THREADS / KVF_CODE_LANES)
 #define PARTS   16u
 
