@@ -411,8 +411,8 @@ typedef struct kvf_cache_config {
      * token of a prompt sees what a decode step would: exact keys and values within its local
      * window, packed ones before it. So results do not depend on chunks. A token that is not finite
      * is packed as zeros; kvf_prefill and kvf_decode report it as ever. With K8V8 or K8V4 a cache
-     * can not be under blocks of the caller, and on the CUDA device it has dtype BF16 and head_dim
-     * 64 or 128: else KVF_UNSUPPORTED. A saved sequence comes back to a cache of the same form. */
+     * on the CUDA device has dtype BF16 and head_dim 64 or 128: else KVF_UNSUPPORTED. A saved
+     * sequence comes back to a cache of the same form. */
     kvf_pages pages;
 
     /* limits: memory is reserved for them at open */
