@@ -29,6 +29,7 @@
     PLAIN(select, newest)                                                                          \
     PLAIN(select, spread)                                                                          \
     PLAIN(select, mask)                                                                            \
+    PLAIN(select, lend)                                                                            \
     PLAIN(select, resolve)                                                                         \
     PLAIN(select, select)                                                                          \
     PLAIN(select, fetch)                                                                           \

@@ -346,6 +346,13 @@ KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t 
     return row->slots + ((size_t)list * p->slots + (size_t)slot) * kvf_home_page_bytes(&p->shape);
 }
 
+/* The slot of a page, or -1. */
+KVF_INLINE int32_t kvf_row_slot_of(const kvf_paging *p, const kvf_row *row, uint32_t list,
+                                   int32_t page)
+{
+    return row->slot_of_page[(size_t)list * p->pages_max + (size_t)page];
+}
+
 KVF_INLINE uint64_t *kvf_row_bits(const kvf_paging *p, const kvf_row *row, uint32_t head)
 {
     return row->bits + (size_t)head * p->blocks_max;

@@ -12,9 +12,10 @@
 
 #define THREADS 128u
 
+template <bool LENDS>
 static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args a)
 {
-    kvf_assemble_list(a, blockIdx.x, kvf_shared());
+    kvf_assemble_list<LENDS>(a, blockIdx.x, kvf_shared());
 }
 
 extern "C" int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)
@@ -23,6 +24,10 @@ extern "C" int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t lists = a->rows * a->paging.lists;
     if (tasks == 0 || lists == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<assemble_kernel>(dim3(lists), dim3(THREADS), KVF_BLOCK_SCRATCH * 4,
-                                            (cudaStream_t)stream, *a);
+    const dim3 grid(lists), block(THREADS);
+    const size_t scratch = KVF_BLOCK_SCRATCH * sizeof(uint32_t);
+    return a->lender ? kvf_cuda_launch<assemble_kernel<true>>(grid, block, scratch,
+                                                              (cudaStream_t)stream, *a)
+                     : kvf_cuda_launch<assemble_kernel<false>>(grid, block, scratch,
+                                                               (cudaStream_t)stream, *a);
 }

@@ -21,6 +21,17 @@ static uint32_t add_span(kvf_span *spans, uint32_t n, kvf_span span, list_sums *
     return n + 1;
 }
 
+/* Where a chosen page is, or will be. */
+static const void *chosen_slot(const kvf_assemble_args *a, const kvf_row *row, uint32_t list,
+                               size_t at)
+{
+    const kvf_paging *p = &a->paging;
+    if (!a->lender || a->lender[at] < 0)
+        return kvf_row_slot(p, row, list, a->slot_of_id[at]);
+    const kvf_row *lender = &a->row[a->lender[at]];
+    return kvf_row_slot(p, lender, list, kvf_row_slot_of(p, lender, list, a->ids[at]));
+}
+
 static kvf_span chosen_span(const kvf_assemble_args *a, const kvf_row *row, uint32_t task,
                             uint32_t i)
 {
@@ -29,7 +40,7 @@ static kvf_span chosen_span(const kvf_assemble_args *a, const kvf_row *row, uint
     const size_t at = (size_t)task * a->ids_max + i;
     const uint32_t page = (uint32_t)a->ids[at];
     const void *home = kvf_row_home(p, row, page, head);
-    return (kvf_span){.page = row->slots ? kvf_row_slot(p, row, list, a->slot_of_id[at]) : home,
+    return (kvf_span){.page = row->slots ? chosen_slot(a, row, list, at) : home,
                       .home = row->slots && a->missed[at] ? home : NULL,
                       .skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0),
                       .count = p->shape.page_size,
@@ -70,7 +81,7 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
             &sums);
     KVF_ASSERT(n + ids <= a->spans_max);
     for (uint32_t i = 0; i < ids; i++) {
-        sums.misses += a->missed[(size_t)list * a->ids_max + i] != 0;
+        sums.misses += a->missed[(size_t)list * a->ids_max + i] == 1;
         n = add_span(spans, n, chosen_span(a, row, list, i), &sums);
     }
     a->span_count[list] = n;

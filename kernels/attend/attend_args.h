@@ -10,8 +10,9 @@
 #include "paging.h"
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
- * id. A chosen page lies in its slot, and has its home beside it if it missed; without slots it
- * lies where it lives. An idle list has no spans. A task is KVF_ASSEMBLE_LISTS lists. */
+ * id. A chosen page lies in its slot, or in that of its lender, and has its home beside it if it is
+ * not there yet; without slots it lies where it lives. An idle list has no spans. A task is
+ * KVF_ASSEMBLE_LISTS lists. */
 #define KVF_ASSEMBLE_LISTS 8u
 
 typedef struct kvf_assemble_args {
@@ -23,7 +24,8 @@ typedef struct kvf_assemble_args {
     const int32_t *ids;           /* [rows * lists, ids_max] */
     const uint32_t *id_count;     /* [rows * lists] */
     const int32_t *slot_of_id;    /* [rows * lists, ids_max] */
-    const uint32_t *missed;       /* [rows * lists, ids_max] */
+    const int32_t *lender;        /* [rows * lists, ids_max] a row, -1 = none; or NULL */
+    const uint32_t *missed;       /* [rows * lists, ids_max] not 0: not there yet; 1: moved */
     const uint64_t *masks;        /* [rows * lists, ids_max] more to skip; may be NULL */
     kvf_span *spans;              /* [rows * lists, spans_max] out */
     uint32_t *span_count;         /* [rows * lists] out */

@@ -24,6 +24,8 @@ static __global__ void ahead_kernel(const __grid_constant__ kvf_ahead_args a)
     uint32_t *marks = a.marks[list];
     unsigned int n = 0;
     for (uint32_t i = lane; i < count; i += KVF_WARP_LANES) {
+        if (a.slot_of_id[row + i] < 0)
+            continue;
         const uint32_t slot = (uint32_t)a.slot_of_id[row + i], bit = 1u << slot % 32;
         const uint32_t missed = a.missed[row + i];
         if (a.is_use) {

@@ -16,6 +16,8 @@ void kvf_ahead_ref(const void *args, uint32_t task)
     uint32_t *marks = a->marks[task];
     uint64_t n = 0;
     for (uint32_t i = 0; i < a->id_count[task]; i++) {
+        if (a->slot_of_id[row + i] < 0)
+            continue;
         const uint32_t slot = (uint32_t)a->slot_of_id[row + i], bit = 1u << slot % 32;
         const uint32_t missed = a->missed[row + i], was = marks[slot / 32] & bit;
         if (!a->is_use && missed) {

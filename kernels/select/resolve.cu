@@ -18,10 +18,11 @@
 
 #define THREADS 256u
 
+template <bool LENDS>
 static __global__ void __launch_bounds__(THREADS)
     resolve_list(const __grid_constant__ kvf_resolve_args a)
 {
-    kvf_resolve_list(a, blockIdx.x, (kvf_resolve_state *)kvf_shared());
+    kvf_resolve_list<LENDS>(a, blockIdx.x, (kvf_resolve_state *)kvf_shared());
 }
 
 extern "C" int kvf_resolve_cuda(const void *args, uint32_t tasks, void *stream)
@@ -30,6 +31,10 @@ extern "C" int kvf_resolve_cuda(const void *args, uint32_t tasks, void *stream)
     (void)tasks;
     if (a->lists == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<resolve_list>(dim3(a->lists), dim3(THREADS), kvf_resolve_bytes(a->slots),
-                                         (cudaStream_t)stream, *a);
+    const dim3 grid(a->lists), block(THREADS);
+    const size_t shared = kvf_resolve_bytes(a->slots);
+    return a->lender
+               ? kvf_cuda_launch<resolve_list<true>>(grid, block, shared, (cudaStream_t)stream, *a)
+               : kvf_cuda_launch<resolve_list<false>>(grid, block, shared, (cudaStream_t)stream,
+                                                      *a);
 }

@@ -8,7 +8,8 @@
  * Knows nothing of bytes. Before and after: slot_of_page and page_of_slot are inverse to each
  * other.
  *
- *   1. ids: hits mark their slot as taken; misses are counted per warp and written in id order.
+ *   1. ids: hits mark their slot as taken, where what is kept for other lists is marked already;
+ *      misses, without those that have a lender, are counted per warp and written in id order.
  *   2. slots: free ones are counted per warp and given away in order, to the first misses.
  *   3. victims, if misses are left: the other slots with {score, page} as a key of 64 bits. Up to
  *      KVF_RESOLVE_KEYS of them are ranked by counting the smaller ones; of more, a radix selection
@@ -29,7 +30,7 @@
 
 #define KVF_RESOLVE_KEYS 512u /* that are ranked at once */
 
-/* In shared memory, followed by one bit per slot: taken by a page that is selected. */
+/* In shared memory, followed by one bit per slot: taken by a page that stays. */
 struct kvf_resolve_state {
     kvf_select_state select;
     uint32_t count[KVF_WARP_LANES];
@@ -48,6 +49,7 @@ struct kvf_resolve_view {
     int32_t *page_of_slot;
     uint32_t *missed;
     kvf_miss *misses;
+    const int32_t *lender; /* with LENDS */
 };
 
 static __device__ __forceinline__ bool kvf_resolve_taken(const kvf_resolve_state *s, uint32_t slot)
@@ -96,6 +98,7 @@ static __device__ __forceinline__ void kvf_resolve_run(uint32_t count, uint32_t 
 }
 
 /* Hits and misses. Returns the number of misses, whose pages are in v.misses, in id order. */
+template <bool LENDS>
 static __device__ uint32_t kvf_resolve_look_up(kvf_resolve_state *s, const kvf_resolve_view &v,
                                                int32_t *slot_of_id)
 {
@@ -104,9 +107,11 @@ static __device__ uint32_t kvf_resolve_look_up(kvf_resolve_state *s, const kvf_r
     kvf_resolve_run(v.count, &begin, &end);
     for (uint32_t i = begin + lane; i < end; i += KVF_WARP_LANES) {
         const int32_t slot = v.slot_of_page[v.ids[i]];
+        slot_of_id[i] = slot;
+        if (LENDS && v.lender[i] >= 0)
+            continue;
         n += slot < 0;
         v.missed[i] = slot < 0;
-        slot_of_id[i] = slot;
         if (slot >= 0)
             atomicOr(&s->taken[slot / 32], 1u << slot % 32);
     }
@@ -117,7 +122,7 @@ static __device__ uint32_t kvf_resolve_look_up(kvf_resolve_state *s, const kvf_r
     uint32_t at = kvf_resolve_before(s, &all);
     for (uint32_t base = begin; all && base < end; base += KVF_WARP_LANES) {
         const uint32_t i = base + lane;
-        const bool is_miss = i < end && slot_of_id[i] < 0;
+        const bool is_miss = i < end && slot_of_id[i] < 0 && !(LENDS && v.lender[i] >= 0);
         const uint32_t flags = __ballot_sync(KVF_FULL_WARP, is_miss);
         if (is_miss)
             v.misses[at + (uint32_t)__popc(flags & kvf_lanes_below())].page = v.ids[i];
@@ -223,6 +228,8 @@ static __device__ uint32_t kvf_resolve_victims(kvf_resolve_state *s, const kvf_r
     return kvf_min_u32(n, wanted - first);
 }
 
+/* LENDS: there are lenders, and slots that are kept. */
+template <bool LENDS>
 static __device__ __forceinline__ void kvf_resolve_list(const kvf_resolve_args &a, uint32_t list,
                                                         kvf_resolve_state *s)
 {
@@ -234,11 +241,13 @@ static __device__ __forceinline__ void kvf_resolve_list(const kvf_resolve_args &
                                 a.slot_of_page[list],
                                 a.page_of_slot[list],
                                 a.missed + row,
-                                a.misses + row};
-    for (uint32_t i = threadIdx.x; i < kvf_div_ceil_u32(v.slots, 32); i += blockDim.x)
-        s->taken[i] = 0;
+                                a.misses + row,
+                                LENDS ? a.lender + row : NULL};
+    const uint32_t words = kvf_div_ceil_u32(v.slots, 32);
+    for (uint32_t i = threadIdx.x; i < words; i += blockDim.x)
+        s->taken[i] = LENDS ? a.kept[(size_t)list * words + i] : 0;
     __syncthreads();
-    const uint32_t wanted = kvf_resolve_look_up(s, v, a.slot_of_id + row);
+    const uint32_t wanted = kvf_resolve_look_up<LENDS>(s, v, a.slot_of_id + row);
     if (threadIdx.x == 0)
         a.miss_count[list] = wanted;
     if (wanted == 0)
@@ -251,7 +260,7 @@ static __device__ __forceinline__ void kvf_resolve_list(const kvf_resolve_args &
         given += kvf_resolve_victims(s, v, given, wanted, victims <= KVF_RESOLVE_KEYS);
     }
     for (uint32_t i = threadIdx.x; i < v.count; i += blockDim.x)
-        if (v.missed[i])
+        if (LENDS ? v.missed[i] == 1 : v.missed[i] != 0)
             a.slot_of_id[row + i] = v.slot_of_page[v.ids[i]];
 }
 

@@ -5,9 +5,9 @@
  *
  * Knows nothing of bytes. Before and after: slot_of_page and page_of_slot are inverse to each
  * other. A selected page is never a victim. Misses come in id order; free slots go first, lowest
- * slot first, then victims, lowest score first. Meanwhile the slots of hits carry a mark, and the
- * list of misses holds the slots that will be given away: one look at every slot, and a heap of as
- * many victims as are needed.
+ * slot first, then victims, lowest score first. Meanwhile the slots of hits, and what is kept for
+ * other lists, carry a mark, and the list of misses holds the slots that will be given away: one
+ * look at every slot, and a heap of as many victims as are needed.
  */
 
 #include <math.h>
@@ -22,13 +22,15 @@ typedef struct list_view {
     const float *scores; /* may be NULL */
     int32_t *slot_of_page;
     int32_t *page_of_slot;
+    const int32_t *lender; /* may be NULL, with kept */
+    const uint32_t *kept;
     int32_t *slot_of_id;
     uint32_t *missed;
     kvf_miss *misses;
 } list_view;
 
-/* In page_of_slot, for a while: a selected page is there. Its own inverse, and below that of a free
- * slot. */
+/* In page_of_slot, for a while: a page is there that stays. Its own inverse, and below that of a
+ * free slot. */
 static int32_t marked(int32_t page)
 {
     return -2 - page;
@@ -97,6 +99,11 @@ static void find_victims(const list_view *v, uint32_t wanted, kvf_miss *heap)
 
 /* ---- a list ---- */
 
+static bool is_lent(const list_view *v, uint32_t id)
+{
+    return v->lender && v->lender[id] >= 0;
+}
+
 /* Hits, and the number of misses. */
 static uint32_t look_up(const list_view *v)
 {
@@ -104,6 +111,8 @@ static uint32_t look_up(const list_view *v)
     for (uint32_t i = 0; i < v->count; i++) {
         const int32_t slot = v->slot_of_page[v->ids[i]];
         v->slot_of_id[i] = slot;
+        if (is_lent(v, i))
+            continue;
         v->missed[i] = slot < 0;
         misses += slot < 0;
     }
@@ -131,24 +140,32 @@ static void give(const list_view *v, kvf_miss *miss, int32_t page)
     miss->page = page;
 }
 
+/* Marks the slots of pages that stay, or takes the marks away. */
+static void mark(const list_view *v)
+{
+    for (uint32_t i = 0; !v->kept && i < v->count; i++)
+        if (!v->missed[i])
+            v->page_of_slot[v->slot_of_id[i]] = marked(v->page_of_slot[v->slot_of_id[i]]);
+    for (uint32_t slot = 0; v->kept && slot < v->slots; slot++)
+        if (v->kept[slot / 32] >> slot % 32 & 1)
+            v->page_of_slot[slot] = marked(v->page_of_slot[slot]);
+}
+
 static uint32_t resolve_list(const list_view *v)
 {
     KVF_ASSERT(v->count <= v->slots);
     const uint32_t wanted = look_up(v);
     if (wanted == 0)
         return 0;
-    for (uint32_t i = 0; i < v->count; i++)
-        if (!v->missed[i])
-            v->page_of_slot[v->slot_of_id[i]] = marked(v->ids[i]);
+    mark(v);
     find_slots(v, wanted);
+    mark(v);
     kvf_miss *next = v->misses;
     for (uint32_t i = 0; i < v->count; i++) {
-        if (v->missed[i]) {
-            give(v, next, v->ids[i]);
-            v->slot_of_id[i] = next++->slot;
-        } else {
-            v->page_of_slot[v->slot_of_id[i]] = v->ids[i];
-        }
+        if (v->missed[i] != 1)
+            continue;
+        give(v, next, v->ids[i]);
+        v->slot_of_id[i] = next++->slot;
     }
     return wanted;
 }
@@ -157,6 +174,7 @@ void kvf_resolve_ref(const void *args, uint32_t task)
 {
     const kvf_resolve_args *a = args;
     const uint32_t per_task = kvf_resolve_lists(a), first = task * per_task;
+    const uint32_t words = kvf_div_ceil_u32(a->slots, 32);
     for (uint32_t l = first; l < kvf_min_u32(a->lists, first + per_task); l++) {
         const size_t row = (size_t)l * a->ids_max;
         const list_view v = {.ids = a->ids + row,
@@ -165,6 +183,8 @@ void kvf_resolve_ref(const void *args, uint32_t task)
                              .scores = a->scores ? a->scores[l] : NULL,
                              .slot_of_page = a->slot_of_page[l],
                              .page_of_slot = a->page_of_slot[l],
+                             .lender = a->lender ? a->lender + row : NULL,
+                             .kept = a->kept ? a->kept + (size_t)l * words : NULL,
                              .slot_of_id = a->slot_of_id + row,
                              .missed = a->missed + row,
                              .misses = a->misses + row};

@@ -33,9 +33,9 @@ static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
             return;
         __syncthreads();
     }
-    kvf_resolve_list(kvf_select_resolve(&a), list, (kvf_resolve_state *)kvf_shared());
+    kvf_resolve_list<false>(kvf_select_resolve(&a), list, (kvf_resolve_state *)kvf_shared());
     __syncthreads();
-    kvf_assemble_list(kvf_select_assemble(&a), list, kvf_shared());
+    kvf_assemble_list<false>(kvf_select_assemble(&a), list, kvf_shared());
 }
 
 extern "C" int kvf_select_cuda(const void *args, uint32_t tasks, void *stream)

@@ -70,13 +70,66 @@ typedef struct kvf_mask_args {
 } kvf_mask_args;
 KVF_TASKS(mask, kvf_mask_args, a->paging.lists)
 
+/* ---- lend: slots that rows lend each other, of pages that they have in common ----
+ * Row order[i] has its first common[i] pages in common with row order[i-1]; 0: none, and a chain of
+ * rows begins. Rows further apart have the least between them in common, so those that have a page
+ * are neighbours. Lists of the same number of a chain lend each other slots: a page that a list
+ * chooses and has no slot for is lent to it by the first of those neighbours that has it in a slot
+ * and keeps it there; if there is none, by the first that chooses it, which brings it. lender is
+ * that row, or -1: the list has the page, or is the one to bring it. missed is 0 or 2 where there
+ * is a lender: 2 if that one brings it.
+ *
+ * A list keeps what it chooses itself and what is asked of it. Each page that is missed is asked of
+ * the first neighbour that has it in a slot. Of slots asked for, and not chosen by the list itself,
+ * it keeps the lowest ones, as many as leave room for all that it chooses. A task is one list
+ * number.
+ */
+typedef struct kvf_lend_args {
+    uint32_t rows;
+    uint32_t lists; /* of a row */
+    uint32_t ids_max;
+    uint32_t slots;
+    const uint32_t *order;        /* [rows] */
+    const uint32_t *common;       /* [rows] pages */
+    const int32_t *ids;           /* [rows * lists, ids_max] ascending */
+    const uint32_t *id_count;     /* [rows * lists] */
+    int32_t *const *slot_of_page; /* [rows * lists] -> [pages_max] */
+    int32_t *const *page_of_slot; /* [rows * lists] -> [slots] */
+    int32_t *lender;              /* [rows * lists, ids_max] out */
+    uint32_t *missed;             /* [rows * lists, ids_max] out, where there is a lender */
+    uint32_t *kept;               /* [rows * lists, ceil(slots / 32)] out: a bit per slot */
+    uint32_t *asked;              /* the same: for work */
+    uint32_t pages_max;           /* row stride of seen */
+    uint32_t *seen;               /* [lists, 2, pages_max] for work: zero before and after */
+} kvf_lend_args;
+KVF_TASKS(lend, kvf_lend_args, a->lists)
+
+#define KVF_LENT_LATE 2u /* of missed: another row brings the page */
+
+/* 1 if a list of the step chooses the page. */
+KVF_INLINE uint32_t kvf_lend_chooses(const kvf_lend_args *a, size_t list, int32_t page)
+{
+    const int32_t *ids = a->ids + list * a->ids_max;
+    const uint32_t count = a->id_count[list];
+    uint32_t low = 0, high = count;
+    while (low < high) {
+        const uint32_t middle = (low + high) / 2;
+        if (ids[middle] < page)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && ids[low] == page;
+}
+
 /* ---- resolve: selected pages to slots ----
  * Per list: pages ids[0..count) that have a slot are hits. Each other one, in id order, gets a
  * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
  * page id); the tables are updated, and {page, slot} is appended to the list's misses. slots >=
  * count always. A resident page beyond `pages` scored pages (cannot happen) or with NaN score
- * counts as lowest. A task is as many lists as have KVF_RESOLVE_SLOTS slots, a few microseconds:
- * less would not be worth waking a thread.
+ * counts as lowest. Pages that have a lender are passed over, and slots that are kept hold what
+ * they hold; so says lend, or both are NULL. A task is as many lists as have KVF_RESOLVE_SLOTS
+ * slots, a few microseconds: less would not be worth waking a thread.
  */
 #define KVF_RESOLVE_SLOTS 1024u
 
@@ -95,8 +148,11 @@ typedef struct kvf_resolve_args {
     const float *const *scores;   /* [lists] -> [pages]; NULL row: victims by lowest page id */
     int32_t *const *slot_of_page; /* [lists] -> [pages_max], -1 = none */
     int32_t *const *page_of_slot; /* [lists] -> [slots], -1 = free */
-    int32_t *slot_of_id;          /* [lists, ids_max] out */
-    uint32_t *missed;             /* [lists, ids_max] out: 1 if the page was not resident */
+    const int32_t *lender;        /* [lists, ids_max], of lend; or NULL */
+    const uint32_t *kept;         /* [lists, ceil(slots / 32)], with lender */
+    int32_t *slot_of_id;          /* [lists, ids_max] out, -1 = lent */
+    uint32_t *missed;             /* [lists, ids_max] out: 1 if the page was not resident; not of
+                                     those that are lent */
     kvf_miss *misses;             /* [lists, ids_max] out */
     uint32_t *miss_count;         /* [lists] out */
 } kvf_resolve_args;
@@ -173,6 +229,8 @@ KVF_INLINE kvf_resolve_args kvf_select_resolve(const kvf_select_args *a)
     resolve.scores = a->list_scores;
     resolve.slot_of_page = a->slot_of_page;
     resolve.page_of_slot = a->page_of_slot;
+    resolve.lender = NULL;
+    resolve.kept = NULL;
     resolve.slot_of_id = a->slot_of_id;
     resolve.missed = a->missed;
     resolve.misses = a->misses;
@@ -191,6 +249,7 @@ KVF_INLINE kvf_assemble_args kvf_select_assemble(const kvf_select_args *a)
     assemble.ids = a->ids;
     assemble.id_count = a->id_count;
     assemble.slot_of_id = a->slot_of_id;
+    assemble.lender = NULL;
     assemble.missed = a->missed;
     assemble.masks = a->masks;
     assemble.spans = a->spans;
@@ -215,14 +274,14 @@ KVF_TASKS(fetch, kvf_fetch_args, 1)
 
 /* ---- ahead: slots that were filled ahead of need, one bit per slot. After such a resolve (is_use
  * == 0): the bits of its misses are set and counted. After that of a step (is_use == 1): a set bit
- * of a chosen page that was resident is counted as used and cleared; that of a miss is cleared. One
- * task per list. */
+ * of a chosen page that was resident is counted as used and cleared; that of a miss is cleared.
+ * Pages that are lent are passed over. One task per list. */
 typedef struct kvf_ahead_args {
     uint32_t lists;
     uint32_t ids_max;
     uint32_t is_use;
     const uint32_t *id_count;     /* [lists] */
-    const int32_t *slot_of_id;    /* [lists, ids_max] */
+    const int32_t *slot_of_id;    /* [lists, ids_max] -1 = lent */
     const uint32_t *missed;       /* [lists, ids_max] */
     uint32_t *const *marks;       /* [lists] -> [ceil(slots / 32)] */
     kvf_layer_counters *counters; /* added to, atomically */

@@ -260,6 +260,29 @@ static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
     a->missed = missed;
 }
 
+/* Some of them are lent by rows that have a slot for the page. */
+static void make_lenders(check *c, const check_rows *w, kvf_assemble_args *a)
+{
+    const uint32_t lists = w->rows * w->p.lists;
+    const size_t all = (size_t)lists * a->ids_max;
+    int32_t *lender = check_in(c, all * sizeof *lender);
+    uint32_t *missed = check_in(c, all * sizeof *missed);
+    memcpy(missed, a->missed, all * sizeof *missed);
+    memset(lender, 0xff, all * sizeof *lender);
+    for (uint32_t l = 0; l < lists; l++)
+        for (uint32_t i = 0; i < a->id_count[l]; i++) {
+            const size_t at = (size_t)l * a->ids_max + i;
+            const uint32_t b = check_below(c, w->rows);
+            if (b == l / w->p.lists ||
+                kvf_row_slot_of(&w->p, &w->row[b], l % w->p.lists, a->ids[at]) < 0)
+                continue;
+            lender[at] = (int32_t)b;
+            missed[at] = check_below(c, 2) * KVF_LENT_LATE;
+        }
+    a->lender = lender;
+    a->missed = missed;
+}
+
 static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
 {
     check_rows w;
@@ -280,6 +303,8 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
                            .counters = w.counters};
     a.spans_max = w.p.store_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
     make_ids(c, &w, &a);
+    if (check_below(c, 2))
+        make_lenders(c, &w, &a);
     if (check_below(c, 2)) {
         uint64_t *masks = check_in(c, (size_t)lists * a.ids_max * sizeof *masks);
         check_noise(c, masks, (size_t)lists * a.ids_max * sizeof *masks);

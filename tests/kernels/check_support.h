@@ -150,6 +150,7 @@ void check_widen(check *c);
 void check_read(check *c);
 void check_carry(check *c);
 void check_packed(check *c);
+void check_lend(check *c);
 void check_resolve(check *c);
 void check_publish(check *c);
 void check_move(check *c);

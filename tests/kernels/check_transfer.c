@@ -135,8 +135,10 @@ static void ahead_case(check *c)
         marks[l] = bits + (size_t)l * words;
         count[l] = check_subset(c, slots, a.ids_max, slot_of_id + (size_t)l * a.ids_max);
     }
-    for (size_t i = 0; i < all; i++)
+    for (size_t i = 0; i < all; i++) {
         missed[i] = check_below(c, 2);
+        slot_of_id[i] = check_below(c, 5) ? slot_of_id[i] : -1; /* lent */
+    }
     a.slot_of_id = slot_of_id;
     a.missed = missed;
     a.id_count = count;
