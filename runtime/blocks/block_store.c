@@ -150,6 +150,7 @@ static kvf_status set_dims(kvf_blocks *blocks)
                  "block_tokens = %u: must be a multiple of %u%s", blocks->config.block_tokens,
                  p->block_size, p->block_size > KVF_CODE_TOKENS ? ", the page_size" : "");
     d->by_block = 1;
+    d->lends = 0;
     d->arena_blocks = 0;
     d->jobs_max = 0;
     p->digest_bytes = 0;

@@ -381,6 +381,9 @@ static kvf_status count_slots(kvf_context *context, const kvf_select_policy *pol
                  "slots, lower the budget, or leave slots 0",
                  c->slots, dims->ids_max, dims->budget_max);
     dims->paging.slots = c->slots;
+    /* A refresh over what is resident looks at what the row has itself. */
+    const bool is_by_residency = dims->static_tokens && c->refresh == KVF_REFRESH_RESIDENT;
+    dims->lends = c->sequences_max > 1 && !is_by_residency;
     /* Only a policy that ranks pages can tell what comes next. */
     if (!policy->ranks_pages || dims->dynamic_pages == 0)
         c->speculate = 0;
@@ -391,7 +394,7 @@ static kvf_status count_slots(kvf_context *context, const kvf_select_policy *pol
     if (c->speculate_pages == 0)
         c->speculate_pages = kvf_max_u32(1, dims->dynamic_pages / 4);
     c->speculate_pages = kvf_min_u32(c->speculate_pages, pages_max);
-    if (dims->static_tokens && c->refresh == KVF_REFRESH_RESIDENT)
+    if (is_by_residency)
         dims->shadow_slots = c->slots;
     if (is_default)
         c->slots = kvf_min_u32(pages_max, c->slots + c->speculate_pages);

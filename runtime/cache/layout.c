@@ -50,11 +50,15 @@ static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, uint64
 {
     const kvf_dims *d = &part->dims;
     const uint64_t lists = s * d->paging.lists, chosen = s * d->choose_lists;
-    const uint64_t moved = kvf_moves_pages(part) ? lists : 0;
+    const uint64_t moved = kvf_moves_pages(part) ? lists : 0, lent = d->lends ? lists : 0;
+    const uint32_t words = kvf_div_ceil_u32(d->paging.slots, 32);
     KVF_CARVE(k, choice->ids, lists, choice->ids_max);
     KVF_CARVE(k, choice->id_count, lists);
     KVF_CARVE(k, choice->list_ids, d->choose_lists < d->paging.lists ? chosen : 0, choice->ids_max);
     KVF_CARVE(k, choice->list_count, chosen);
+    KVF_CARVE(k, choice->lender, lent, choice->ids_max);
+    KVF_CARVE(k, choice->kept, lent, words);
+    KVF_CARVE(k, choice->asked, lent, words);
     KVF_CARVE(k, choice->slot_of_id, lists, wide);
     KVF_CARVE(k, choice->missed, lists, wide);
     KVF_CARVE(k, choice->misses, lists, wide);
@@ -96,6 +100,7 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->sifted, skims, p->lists, p->blocks_max);
     KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);
     KVF_CARVE(k, t->arrived, s, p->lists);
+    KVF_CARVE(k, t->seen, d->lends ? p->lists : 0, 2, p->pages_max);
     KVF_CARVE(k, t->masks, policy->by_token ? s : 0, p->lists, d->ids_max);
     KVF_CARVE(k, t->marks, c->layers, ahead, p->lists, kvf_div_ceil_u32(p->slots, 32));
 }

@@ -25,6 +25,9 @@ typedef struct kvf_choice {
     uint32_t *id_count;    /* [R, lists] */
     int32_t *list_ids;     /* [R, chosen, ids_max] where one choice serves several lists */
     uint32_t *list_count;  /* [R, chosen] */
+    int32_t *lender;       /* [R, lists, ids_max] where rows lend slots, with kept and asked */
+    uint32_t *kept;        /* [R, lists, slots / 32] */
+    uint32_t *asked;       /* [R, lists, slots / 32] */
     int32_t *slot_of_id;   /* [R, lists, ids_max] */
     uint32_t *missed;      /* [R, lists, ids_max] */
     kvf_miss *misses;      /* [R, lists, ids_max] */
@@ -73,6 +76,7 @@ typedef struct kvf_tables {
     uint64_t *sifted;        /* [R, lists, blocks_max] */
     uint32_t *topk_work;     /* [R, chosen, pages_max] */
     uint32_t *arrived;       /* [R, lists] blocks that share a list */
+    uint32_t *seen;          /* [lists, 2, pages_max] where rows lend slots; see kvf_lend_args */
     uint64_t *masks;         /* [R, lists, ids_max] of a policy that chooses tokens */
     uint32_t *marks;         /* [rows, lists, slots / 32] of pages that came ahead of need */
 

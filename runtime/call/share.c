@@ -11,19 +11,24 @@
 
 #include "share.h"
 
-/* The first `tiles` tiles of both rows are the same. */
-static bool is_common(const kvf_step *step, uint32_t a, uint32_t b, uint32_t tiles)
+/* As kvf_lend_args has them. */
+typedef struct turn_rows {
+    uint32_t *order;
+    uint32_t *common;
+} turn_rows;
+
+/* The first `blocks` blocks of both rows are the same. */
+static bool is_common(const kvf_step *step, uint32_t a, uint32_t b, uint32_t blocks)
 {
-    const uint32_t last = tiles * (KVF_WEIGH_TOKENS / step->part->dims.paging.block_size) - 1;
+    const uint32_t last = blocks - 1;
     return step->states[a]->blocks[last].index == step->states[b]->blocks[last].index;
 }
 
-/* Whole tiles that rows a and b have in common, if these are more than `least`; else 0. */
-static uint32_t common_tiles(const kvf_step *step, uint32_t a, uint32_t b, uint32_t least)
+/* Sealed blocks that rows a and b have in common, if these are more than `least`; else 0. */
+static uint32_t common_blocks(const kvf_step *step, uint32_t a, uint32_t b, uint32_t least)
 {
-    const uint32_t per = KVF_WEIGH_TOKENS / step->part->dims.paging.block_size;
-    const uint32_t sealed = kvf_min_u32(step->row_host[a].sealed, step->row_host[b].sealed);
-    uint32_t low = least + 1, high = sealed / per;
+    uint32_t low = least + 1;
+    uint32_t high = kvf_min_u32(step->row_host[a].sealed, step->row_host[b].sealed);
     if (high < low || !is_common(step, a, b, low))
         return 0;
     while (low < high) {
@@ -52,30 +57,19 @@ uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties
     return kvf_max_u32(1, (uint32_t)(tiles / kvf_max_u32(1, wanted)));
 }
 
-/* Every `most` rows that have something in common, one starts anew. */
-static void part_rows(uint32_t *common, uint32_t rows, uint32_t most)
-{
-    for (uint32_t i = 0, n = 0; i < rows; i++, n++)
-        if (common[i] == 0 || n == most)
-            common[i] = n = 0;
-}
-
 /*
  * One row after the other goes behind that with which it has most in common, and behind all that
- * have more in common with that one. So the rows that have any tile in common stay neighbours: what
- * row i has in common with an earlier one is the least of common[] between them.
+ * have more in common with that one. So the rows that have any block in common stay neighbours:
+ * what row i has in common with an earlier one is the least of common[] between them.
  */
-void kvf_step_share(kvf_step *step, uint32_t most)
+static void put_in_order(const kvf_step *step, uint32_t *order, uint32_t *common)
 {
-    uint32_t *order, *common;
-    KVF_TAKE(step, order, step->order, step->rows);
-    KVF_TAKE(step, common, step->common, step->rows);
-    for (uint32_t b = 0; order && b < step->rows; b++) {
+    for (uint32_t b = 0; b < step->rows; b++) {
         uint32_t best = 0, at = b;
         for (uint32_t i = 0; i < b; i++) {
-            const uint32_t tiles = common_tiles(step, order[i], b, best);
-            if (tiles) {
-                best = tiles;
+            const uint32_t blocks = common_blocks(step, order[i], b, best);
+            if (blocks) {
+                best = blocks;
                 at = i + 1;
             }
         }
@@ -88,6 +82,65 @@ void kvf_step_share(kvf_step *step, uint32_t most)
         order[at] = b;
         common[at] = best;
     }
-    if (order && common)
-        part_rows(common, step->rows, most);
+}
+
+/* Rows first .. end - 1 in the order of all of them, counted from the first. */
+static bool take_turn(const kvf_step *step, const uint32_t *order, const uint32_t *common,
+                      uint32_t first, uint32_t end, turn_rows out)
+{
+    uint32_t n = 0, least = 0;
+    bool is_any = false;
+    for (uint32_t i = 0; i < step->rows; i++) {
+        least = kvf_min_u32(least, common[i]);
+        if (order[i] < first || order[i] >= end)
+            continue;
+        out.order[n] = order[i] - first;
+        out.common[n] = least * step->part->dims.paging.block_pages;
+        is_any |= least > 0;
+        least = UINT32_MAX;
+        n++;
+    }
+    return is_any;
+}
+
+/* Turn by turn, because rows of a turn place their pages together. */
+static bool take_turns(const kvf_step *step, const uint32_t *order, const uint32_t *common,
+                       turn_rows out)
+{
+    bool is_any = false;
+    uint32_t end;
+    for (uint32_t first = 0; first < step->rows; first = end) {
+        end = kvf_step_turn(step, first);
+        const turn_rows turn = {out.order + first, out.common + first};
+        is_any |= take_turn(step, order, common, first, end, turn);
+    }
+    return is_any;
+}
+
+/* Every `most` rows that have something in common, one starts anew. */
+static void part_rows(uint32_t *common, uint32_t rows, uint32_t most)
+{
+    for (uint32_t i = 0, n = 0; i < rows; i++, n++)
+        if (common[i] == 0 || n == most)
+            common[i] = n = 0;
+}
+
+void kvf_step_share(kvf_step *step, uint32_t most)
+{
+    const uint32_t per_tile = KVF_WEIGH_TOKENS / step->part->dims.paging.block_size;
+    const uint32_t lent = step->part->dims.lends && !step->is_recorded ? step->rows : 0;
+    uint32_t *order, *common;
+    turn_rows lend;
+    KVF_TAKE(step, order, step->order, step->rows);
+    KVF_TAKE(step, common, step->common, step->rows);
+    KVF_TAKE(step, lend.order, step->lend_order, lent);
+    KVF_TAKE(step, lend.common, step->lend_common, lent);
+    if (!order || !common)
+        return;
+    put_in_order(step, order, common);
+    if (lent && !take_turns(step, order, common, lend))
+        step->lend_order = NULL;
+    for (uint32_t i = 0; i < step->rows; i++)
+        common[i] /= per_tile;
+    part_rows(common, step->rows, most);
 }

@@ -4,7 +4,7 @@
 
 /*
  * Rows of a step that have sealed blocks in common: forks, and tokens of one sequence. What is a
- * function of the tokens of a block alone, as codes are, is the same for all of them.
+ * function of the tokens of a block alone, as codes and pages are, is the same for all of them.
  *
  * Knows tables of blocks, and nothing of who forked from whom.
  */
@@ -15,7 +15,8 @@
  * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
 uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
 
-/* step->order and step->common, for rows that are known; `most` rows at once, >= 1. */
+/* step->order and step->common, for rows that are known, of `most` rows at once, >= 1; and where
+ * rows lend each other slots, step->lend_order and step->lend_common. */
 void kvf_step_share(kvf_step *step, uint32_t most);
 
 #endif

@@ -78,6 +78,8 @@ kvf_step kvf_step_some(const kvf_step *step, uint32_t first, uint32_t end)
     some.row_host = step->row_host + first;
     some.q = (const char *)step->q +
              (size_t)first * part->config.query_heads * kvf_row_bytes(&part->dims.paging.shape);
+    some.lend_order = step->lend_order ? step->lend_order + first : NULL;
+    some.lend_common = step->lend_order ? step->lend_common + first : NULL;
     some.list_scores = step->list_scores ? step->list_scores + lists : NULL;
     some.slot_of_page = step->slot_of_page + lists;
     some.page_of_slot = step->page_of_slot + lists;
@@ -93,6 +95,12 @@ kvf_choice kvf_step_choice(const kvf_step *step)
         return c;
     c.ids += lists * c.ids_max;
     c.id_count += lists;
+    if (c.lender) {
+        const size_t words = kvf_div_ceil_u32(step->part->dims.paging.slots, 32);
+        c.lender += lists * c.ids_max;
+        c.kept += lists * words;
+        c.asked += lists * words;
+    }
     c.slot_of_id += lists * c.ids_max;
     c.missed += lists * c.ids_max;
     c.misses += lists * c.ids_max;
@@ -333,7 +341,7 @@ void kvf_step_lists(kvf_step *step)
     KVF_TAKE(step, scores, step->list_scores, part->policy->scores_pages ? lists : 0);
     KVF_TAKE(step, slot_of_page, step->slot_of_page, lists);
     KVF_TAKE(step, page_of_slot, step->page_of_slot, lists);
-    if (kvf_has_codes(part))
+    if (kvf_has_codes(part) || part->dims.lends)
         kvf_step_share(step, kvf_step_rows_at_once(step, &step->cache->runtime->properties));
     if (!digests) {
         take_coarse(step, NULL);

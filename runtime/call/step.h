@@ -52,6 +52,8 @@ typedef struct kvf_step {
     const uint64_t *const *unsifted; /* bits of the row; `bits` has those that are left */
     const uint32_t *order; /* of rows, of a cache with codes: see kvf_weigh_args and share.h */
     const uint32_t *common;
+    const uint32_t *lend_order; /* of rows, turn by turn: see kvf_lend_args; NULL = none lends */
+    const uint32_t *lend_common;
     kvf_cell_means cell_means; /* where `cell` is not NULL */
     const uint32_t *cell;      /* see kvf_weigh_args; NULL = codes are at `digests` */
     kvf_cell_codes codes;

@@ -26,10 +26,42 @@ kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c
                               .scores = step->list_scores,
                               .slot_of_page = step->slot_of_page,
                               .page_of_slot = step->page_of_slot,
+                              .lender = step->lend_order ? c->lender : NULL,
+                              .kept = step->lend_order ? c->kept : NULL,
                               .slot_of_id = c->slot_of_id,
                               .missed = c->missed,
                               .misses = c->misses,
                               .miss_count = c->miss_count};
+}
+
+/* Who has what rows have in common, before any of them gives a slot away. */
+static kvf_status lend(kvf_step *step, const kvf_choice *c)
+{
+    const kvf_paging *p = &step->part->dims.paging;
+    const kvf_lend_args args = {.rows = step->rows,
+                                .lists = p->lists,
+                                .ids_max = c->ids_max,
+                                .slots = p->slots,
+                                .order = step->lend_order,
+                                .common = step->lend_common,
+                                .ids = c->ids,
+                                .id_count = c->id_count,
+                                .slot_of_page = step->slot_of_page,
+                                .page_of_slot = step->page_of_slot,
+                                .lender = c->lender,
+                                .missed = c->missed,
+                                .kept = c->kept,
+                                .asked = c->asked,
+                                .pages_max = p->pages_max,
+                                .seen = step->part->tables.seen};
+    return step->lend_order ? KVF_LAUNCH(step, lend, args) : KVF_OK;
+}
+
+kvf_status kvf_step_resolve(kvf_step *step, const kvf_choice *c)
+{
+    const kvf_resolve_args resolve = kvf_step_resolve_args(step, c);
+    KVF_TRY(lend(step, c));
+    return KVF_LAUNCH(step, resolve, resolve);
 }
 
 kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, uint32_t *ticket)
@@ -59,10 +91,9 @@ static kvf_status resolve_pages(kvf_step *step)
     uint32_t end;
     for (uint32_t first = 0; first < step->rows; first = end) {
         end = kvf_step_turn(step, first);
-        const kvf_step turn = kvf_step_some(step, first, end);
+        kvf_step turn = kvf_step_some(step, first, end);
         const kvf_choice choice = kvf_step_choice(&turn);
-        const kvf_resolve_args resolve = kvf_step_resolve_args(&turn, &choice);
-        KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
+        KVF_TRY(kvf_step_resolve(&turn, &choice));
     }
     return KVF_OK;
 }
@@ -80,6 +111,7 @@ static kvf_status assemble_spans(kvf_step *step)
                                         .ids = now.ids,
                                         .id_count = now.id_count,
                                         .slot_of_id = now.slot_of_id,
+                                        .lender = step->lend_order ? now.lender : NULL,
                                         .missed = now.missed,
                                         .masks = step->masks,
                                         .spans = t->spans,

@@ -116,7 +116,7 @@ kvf_status kvf_ahead_fetch(kvf_step *step)
     KVF_TRY(kvf_choose_ranked(step, step->ahead_k, ahead));
     if (step->part->pool.tier)
         return kvf_bring_expect(step);
-    KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
+    KVF_TRY(kvf_step_resolve(step, ahead));
     KVF_TRY(mark(step, &resolve, 0));
     return kvf_moves_pages(step->part) ? submit(step) : KVF_OK;
 }

@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "checksum.h"
 #include "harness.h"
 #include "share.h"
 
@@ -19,10 +20,11 @@ enum {
     TILE = 1024, /* tokens of a tile, and of two of them and a window a prompt */
     POOL = 2400, /* tokens there are to choose from */
     PROMPT = 2200,
-    LENGTH = 3600, /* at most */
-    EVENTS = 64,   /* of a member, at most */
-    TURN = 3,      /* tokens of a sequence in a call, at most */
-    OUTS = 1024,   /* outputs of all members */
+    LENGTH = 3600,       /* at most */
+    EVENTS = 64,         /* of a member, at most */
+    TURN = 3,            /* tokens of a sequence in a call, at most */
+    OUTS = 1024,         /* outputs of all members */
+    IN_MEMORY = 1310720, /* bytes of pages with a disk tier, the least there may be */
 };
 
 /* Tokens of the pool that came, or a cut. */
@@ -293,21 +295,40 @@ static void families_equal_single_sequences(void **state)
         kvf_digest_kind digest;
         kvf_transfer transfer;
         const uint8_t *mask;
+        kvf_refresh refresh;
+        kvf_pages pages;
+        uint32_t speculate, slots, is_on_disk;
     } rows[] = {
-        {3, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
-        {6, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, NULL},
-        {1, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
-        {4, 1, TURN, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, NULL},
-        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, kinds},
-        {3, 16, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, rings},
-        {3, 8, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER, NULL},
-        {16, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
-        {2, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, NULL},
+        {3, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
+        {6, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
+        {1, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
+        {4, 1, TURN, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
+        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = kinds},
+        {3, 16, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = rings},
+        {3, 8, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER, .mask = NULL},
+        {16, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
+        {2, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
+        /* that lend each other slots, in every way that slots are filled */
+        {16, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_MAPPED, .mask = NULL},
+        {6, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, KVF_TRANSFER_BATCH, .mask = NULL},
+        {6, 2, 1, KVF_SELECT_QUEST, KVF_DIGEST_MINMAX, KVF_TRANSFER_EACH, .mask = NULL},
+        {5, 8, 1, KVF_SELECT_ARKVALE, KVF_DIGEST_CUBOID_MEAN, KVF_TRANSFER_GATHER, .mask = NULL},
+        {8, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
+        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .speculate = 1},
+        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_MAPPED, .speculate = 1},
+        {5, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER,
+         .refresh = KVF_REFRESH_EXACT},
+        {5, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER,
+         .pages = KVF_PAGES_K8V4},
+        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .slots = 24},
+        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .is_on_disk = 1},
     };
     (void)state;
     for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (!test_takes(i) || (TEST_SANITIZED && test_on_cuda() && rows[i].members > 5))
             continue;
+        if (rows[i].is_on_disk && kvf_checksum_bytes() == 0)
+            continue; /* the build has no disk tier */
         kvf_cache_config c = config_of();
         c.page_size = rows[i].page_size;
         c.tokens_per_step_max = rows[i].turn;
@@ -316,9 +337,93 @@ static void families_equal_single_sequences(void **state)
         c.transfer = test_transfer(rows[i].transfer);
         c.head_mask = rows[i].mask;
         c.coarse_share = 0.3f;
+        c.refresh = rows[i].refresh;
+        c.pages = rows[i].pages;
+        c.head_dim = rows[i].pages == KVF_PAGES_BF16 ? 32 : 64; /* that the CUDA device has */
+        c.speculate = rows[i].speculate;
+        c.slots = rows[i].slots;
+        if (rows[i].is_on_disk) {
+            c.disk_path = "/tmp";
+            c.host_bytes = IN_MEMORY;
+        }
         if (rows[i].mask == rings)
             c.streaming_recent = 50;
         family_of(&c, rows[i].members, rows[i].mask != rings, seed + i);
+    }
+}
+
+/* ---- pages that are moved once ---- */
+
+enum { CROWD = 16, CROWD_STEPS = 12 };
+
+/* What is counted in steps of so many forks, `alone` of them in a call. With `is_same` all get the
+ * same token, and so choose the same. */
+static kvf_stats crowd_of(kvf_cache_config c, uint32_t members, uint32_t alone, bool is_same)
+{
+    family *f = calloc(1, sizeof *f);
+    kvf_stats stats;
+    assert_non_null(f);
+    open_family(f, &c, members, 5);
+    step_all(f, 1);
+    for (uint32_t i = 1; i < members; i++)
+        fork_member(f, i / 2, i); /* forks of forks */
+    test_wait(&f->w);
+    kvf_cache_stats_reset(f->w.cache);
+    for (uint32_t n = 0; n < CROWD_STEPS; n++) {
+        call all = {0};
+        for (uint32_t i = 0; i < members; i++) {
+            all.s[i] = f->m[i].s;
+            put_token(f, i, 100 * n + (is_same ? 0 : i));
+        }
+        for (uint32_t first = 0; first < members; first += alone) {
+            const size_t q = first * row_bytes(f), k = q / c.query_heads * c.kv_heads;
+            const kvf_decode_args a = {.batch = alone,
+                                       .sequences = all.s + first,
+                                       .q = f->q + q,
+                                       .k = f->k + k,
+                                       .v = f->v + k,
+                                       .out = f->out + q};
+            test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
+        }
+        test_wait(&f->w);
+    }
+    kvf_cache_stats(f->w.cache, &stats);
+    assert_true(test_residency_is_valid(&f->w.cache->parts[0].residency));
+    close_family(f);
+    free(f);
+    return stats;
+}
+
+/* Forks that choose the same move what one of them moves; those that part no more than each would
+ * by itself, and less. */
+static void forks_move_a_page_once(void **state)
+{
+    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
+                                           KVF_TRANSFER_MAPPED, KVF_TRANSFER_BATCH,
+                                           KVF_TRANSFER_EACH};
+    (void)state;
+    for (uint32_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        kvf_cache_config c = config_of();
+        if (!test_takes(i) || test_transfer(methods[i]) != methods[i])
+            continue;
+        c.select = KVF_SELECT_DYNAMIC;
+        c.transfer = methods[i];
+        const kvf_stats few = crowd_of(c, CROWD, CROWD, true);
+        assert_true(few.misses <= crowd_of(c, 1, 1, true).misses); /* which gives pages away */
+        c.slots = LENGTH / c.page_size;                            /* nobody does */
+        const kvf_stats one = crowd_of(c, 1, 1, true), all = crowd_of(c, CROWD, CROWD, true);
+        assert_true(one.misses > 0);
+        assert_int_equal(all.misses, one.misses);
+        assert_int_equal(all.bytes_to_device, one.bytes_to_device);
+        assert_int_equal(all.pages_selected, CROWD * one.pages_selected);
+        assert_int_equal(all.hits, all.pages_selected - all.misses);
+        c.slots = 0;
+        const kvf_stats parted = crowd_of(c, CROWD, CROWD, false);
+        const kvf_stats singly = crowd_of(c, CROWD, 1, false);
+        assert_int_equal(parted.pages_selected, singly.pages_selected);
+        if (2 * parted.misses > singly.misses)
+            fail_msg("%llu misses in a batch, %llu in calls of one",
+                     (unsigned long long)parted.misses, (unsigned long long)singly.misses);
     }
 }
 
@@ -343,13 +448,13 @@ static void make_tree(test_random *r, kvf_layer *states, kvf_block (*blocks)[TIL
     }
 }
 
-static uint32_t tiles_in_common(const kvf_layer *a, const kvf_layer *b)
+static uint32_t blocks_in_common(const kvf_layer *a, const kvf_layer *b)
 {
     uint32_t blocks = 0;
     while (blocks < a->sealed && blocks < b->sealed &&
            a->blocks[blocks].index == b->blocks[blocks].index)
         blocks++;
-    return blocks / PER_TILE;
+    return blocks;
 }
 
 /* With at most `most` rows at once: as without, but where another one starts anew. */
@@ -401,7 +506,8 @@ static void order_says_what_is_common(void **state)
             seen |= 1u << step.order[i];
             for (uint32_t j = i; j-- > 0;) {
                 least = kvf_min_u32(least, step.common[j + 1]);
-                assert_int_equal(least, tiles_in_common(list[step.order[i]], list[step.order[j]]));
+                assert_int_equal(least, blocks_in_common(list[step.order[i]], list[step.order[j]]) /
+                                            PER_TILE);
             }
         }
         assert_int_equal(seen, (1u << step.rows) - 1);
@@ -437,6 +543,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_equal_single_sequences),
+        cmocka_unit_test(forks_move_a_page_once),
         cmocka_unit_test(order_says_what_is_common),
         cmocka_unit_test(few_tiles_are_weighed_by_many),
     };
