@@ -4,7 +4,7 @@
 
 /*
  * Every kernel, once. The table, the declarations of all variants and launchers, the checks and
- * meson.build are made of this list; meson reads the lines that begin with PLAIN or SIMD.
+ * meson.build are made of this list; meson reads the lines that begin with PLAIN, SIMD or DOT.
  *
  *     PLAIN(family, op)    <family>/<op>_ref.c and <op>.cu: one form on the host device
  *     SIMD(family, op)     <op>_simd.c beside them, built once per instruction set
@@ -78,6 +78,8 @@
     PLAIN(observe, cover)                                                                          \
     PLAIN(observe, pack)
 
-#define KVF_DOT_LIST(DOT) DOT(score, weigh)
+#define KVF_DOT_LIST(DOT)                                                                          \
+    DOT(score, weigh)                                                                              \
+    DOT(score, skim)
 
 #endif

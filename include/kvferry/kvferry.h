@@ -137,8 +137,8 @@ typedef enum kvf_isa {
     KVF_ISA_AVX512 = 1u << 2,
     KVF_ISA_AVX512_BF16 = 1u << 3,
     KVF_ISA_NEON = 1u << 4,
-    KVF_ISA_AVX_VNNI = 1u << 5,    /**< scores of codes only */
-    KVF_ISA_AVX512_VNNI = 1u << 6, /**< with VBMI; scores of codes only */
+    KVF_ISA_AVX_VNNI = 1u << 5,    /**< scores of codes and means only */
+    KVF_ISA_AVX512_VNNI = 1u << 6, /**< with VBMI; scores of codes and means only */
     KVF_ISA_REFERENCE = 0,         /**< plain C references only */
     KVF_ISA_ALL = 0x7fffffff,
 } kvf_isa;

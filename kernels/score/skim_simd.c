@@ -3,123 +3,159 @@
 /*
  * Queries against means, vectorised. Bound: reading the means once.
  *
- * Knows nothing of what the means are of. A mean becomes 16-bit numbers once, for up to HEADS
- * queries; products of two numbers of at most 127 are added in 32 bits. Exactness: the bits of
- * skim_ref.c.
+ * Knows nothing of what the means are of. A query meets MEANS of them at a time, so that sums over
+ * lanes are formed for as many at once. With VNNI bytes are multiplied: means as mean + BIAS, and
+ * the bias times the sum of the query is subtracted once. Elsewhere they become 16-bit numbers.
+ * Products are added in 32 bits, and all sums are below 2^24, so floats hold them. Exactness: the
+ * bits of skim_ref.c.
  */
 
 #include "common/convert.h"
 #include "common/simd.h"
 #include "variants.h"
 
-#define HEADS 4u
+#define MEANS 4u
 
-/* STEP channels as 16-bit numbers, and sums of their products, in as many lanes as there are. */
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
+/* STEP channels, and sums of products of a mean and a query, lane by lane. Of a vector that is
+ * wider than what is left, the query's rest is zero. */
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define STEP 64u
+#define BIAS 128
+typedef __m512i part;
+typedef vi sums;
+KVF_ALWAYS_INLINE part take_part(const int8_t *x, uint32_t left)
+{
+    return _mm512_maskz_loadu_epi8(left >= STEP ? UINT64_MAX : UINT64_MAX >> (STEP - left), x);
+}
+KVF_ALWAYS_INLINE sums add_products(sums s, part mean, part q)
+{
+    return (vi)_mm512_dpbusd_epi32((__m512i)s, mean, q);
+}
+#define BIASED(x) _mm512_xor_si512(x, _mm512_set1_epi8(-BIAS))
+#elif defined(__AVXVNNI__)
+#define STEP      32u
+#define BIAS      128
+typedef __m256i part;
+typedef vi sums;
+KVF_ALWAYS_INLINE part take_part(const int8_t *x, uint32_t left)
+{
+    const __m128i *half = (const __m128i *)(const void *)x;
+    return left >= STEP ? _mm256_loadu_si256((const __m256i *)(const void *)x)
+                        : _mm256_zextsi128_si256(_mm_loadu_si128(half));
+}
+KVF_ALWAYS_INLINE sums add_products(sums s, part mean, part q)
+{
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)s, mean, q);
+}
+#define BIASED(x) _mm256_xor_si256(x, _mm256_set1_epi8(-BIAS))
+#elif defined(__AVX512BW__)
 #define STEP 32u
-typedef __m512i wide;
-typedef __m512i sums;
-KVF_ALWAYS_INLINE wide widen(const int8_t *x, uint32_t left)
+typedef __m512i part;
+typedef vi sums;
+KVF_ALWAYS_INLINE part take_part(const int8_t *x, uint32_t left)
 {
-    return _mm512_cvtepi8_epi16(left >= STEP ? _mm256_loadu_si256((const __m256i *)(const void *)x)
-                                             : _mm256_maskz_loadu_epi8(0xffffu, x));
+    return _mm512_cvtepi8_epi16(
+        _mm256_maskz_loadu_epi8(left >= STEP ? UINT32_MAX : UINT32_MAX >> (STEP - left), x));
 }
-KVF_ALWAYS_INLINE sums no_sums(void)
+KVF_ALWAYS_INLINE sums add_products(sums s, part mean, part q)
 {
-    return _mm512_setzero_si512();
-}
-KVF_ALWAYS_INLINE sums add_products(sums s, wide x, wide y)
-{
-    return _mm512_add_epi32(s, _mm512_madd_epi16(x, y));
-}
-KVF_ALWAYS_INLINE int32_t sum_of(sums s)
-{
-    return _mm512_reduce_add_epi32(s);
+    return s + (vi)_mm512_madd_epi16(mean, q);
 }
 #elif defined(__AVX2__)
 #define STEP 16u
-typedef __m256i wide;
-typedef __m256i sums;
-KVF_ALWAYS_INLINE wide widen(const int8_t *x, uint32_t left)
+typedef __m256i part;
+typedef vi sums;
+KVF_ALWAYS_INLINE part take_part(const int8_t *x, uint32_t left)
 {
     (void)left;
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)x));
 }
-KVF_ALWAYS_INLINE sums no_sums(void)
+KVF_ALWAYS_INLINE sums add_products(sums s, part mean, part q)
 {
-    return _mm256_setzero_si256();
-}
-KVF_ALWAYS_INLINE sums add_products(sums s, wide x, wide y)
-{
-    return _mm256_add_epi32(s, _mm256_madd_epi16(x, y));
-}
-KVF_ALWAYS_INLINE int32_t sum_of(sums s)
-{
-    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
-    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1));
-    return _mm_cvtsi128_si32(x);
+    return s + (vi)_mm256_madd_epi16(mean, q);
 }
 #else
 /* Sixteen numbers, for whatever the compiler makes of them. */
 #define STEP 16u
-typedef struct wide {
+typedef struct part {
     int16_t at[STEP];
-} wide;
+} part;
 typedef struct sums {
     int32_t at[STEP];
 } sums;
-KVF_ALWAYS_INLINE wide widen(const int8_t *x, uint32_t left)
+KVF_ALWAYS_INLINE part take_part(const int8_t *x, uint32_t left)
 {
-    wide w;
+    part p;
     (void)left;
     for (uint32_t i = 0; i < STEP; i++)
-        w.at[i] = (int16_t)(int32_t)x[i];
-    return w;
+        p.at[i] = (int16_t)(int32_t)x[i];
+    return p;
 }
-KVF_ALWAYS_INLINE sums no_sums(void)
-{
-    return (sums){{0}};
-}
-KVF_ALWAYS_INLINE sums add_products(sums s, wide x, wide y)
+KVF_ALWAYS_INLINE sums add_products(sums s, part mean, part q)
 {
     for (uint32_t i = 0; i < STEP; i++)
-        s.at[i] += (int32_t)x.at[i] * y.at[i];
+        s.at[i] += (int32_t)mean.at[i] * q.at[i];
     return s;
-}
-KVF_ALWAYS_INLINE int32_t sum_of(sums s)
-{
-    int32_t all = 0;
-    for (uint32_t i = 0; i < STEP; i++)
-        all += s.at[i];
-    return all;
 }
 #endif
 
-/* Means first .. end - 1 of a list for `heads` queries from `row` on. */
-KVF_ALWAYS_INLINE void skim_heads(const kvf_skim_args *a, uint32_t list, uint32_t row,
-                                  const uint32_t heads, uint32_t first, uint32_t end)
+/* What is added to each number of a mean. */
+#if !defined(BIASED)
+#define BIAS      0
+#define BIASED(x) (x)
+#endif
+
+/* Sums of VF_LANES lanes, whose sum is that of all. */
+KVF_ALWAYS_INLINE vf lanes_of(sums s)
 {
-    wide q[HEADS][KVF_HEAD_DIM_MAX / STEP];
-    const uint32_t steps = kvf_div_ceil_u32(a->head_dim, STEP);
-    for (uint32_t h = 0; h < heads; h++)
-        for (uint32_t k = 0; k < steps; k++)
-            q[h][k] =
-                widen(a->q + (size_t)(row + h) * a->head_dim + k * STEP, a->head_dim - k * STEP);
-    for (uint32_t i = first; i < end; i++) {
-        const kvf_mean_place at = kvf_skim_mean(a, list, i);
-        const float scale = kvf_fp16_to_float(*at.scale);
-        sums s[HEADS];
-        for (uint32_t h = 0; h < heads; h++)
-            s[h] = no_sums();
-        for (uint32_t k = 0; k < steps; k++) {
-            const wide x = widen(at.mean + k * STEP, a->head_dim - k * STEP);
-            for (uint32_t h = 0; h < heads; h++)
-                s[h] = add_products(s[h], x, q[h][k]);
-        }
-        for (uint32_t h = 0; h < heads; h++)
-            a->scores[(size_t)(row + h) * a->stride + i] =
-                (float)sum_of(s[h]) * scale * a->q_scale[row + h];
+    vi all = (vi)vu_set(0);
+    for (uint32_t i = 0; i < sizeof s; i += sizeof all)
+        all += (vi)vu_load((const char *)&s + i);
+    return __builtin_convertvector(all, vf);
+}
+
+typedef struct query {
+    part at[KVF_HEAD_DIM_MAX / STEP];
+    float bias; /* what BIAS adds to each of its products */
+    float scale;
+} query;
+
+static void take_query(query *to, const kvf_skim_args *a, uint32_t row)
+{
+    const int8_t *q = a->q + (size_t)row * a->head_dim;
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < a->head_dim; i++)
+        sum += q[i];
+    for (uint32_t i = 0; i < a->head_dim; i += STEP)
+        to->at[i / STEP] = take_part(q + i, a->head_dim - i);
+    to->bias = (float)(BIAS * sum);
+    to->scale = a->q_scale[row];
+}
+
+/* Some means from the i-th on, at most MEANS, for all queries of a list. */
+KVF_ALWAYS_INLINE void skim_means(const kvf_skim_args *a, uint32_t list, const query *q, uint32_t i,
+                                  uint32_t count, const uint32_t head_dim)
+{
+    const int8_t *mean[MEANS];
+    float scale[MEANS], dot[MEANS], *to = a->scores + (size_t)list * a->group * a->stride + i;
+    for (uint32_t m = 0; m < MEANS; m++) {
+        const kvf_mean_place at = kvf_skim_mean(a, list, i + kvf_min_u32(m, count - 1));
+        scale[m] = kvf_fp16_to_float(*at.scale);
+        mean[m] = at.mean;
+    }
+    for (uint32_t g = 0; g < a->group; g++, q++, to += a->stride) {
+        sums s[MEANS] = {0};
+        for (uint32_t d = 0; d < head_dim; d += STEP)
+            for (uint32_t m = 0; m < MEANS; m++)
+                s[m] = add_products(s[m], BIASED(take_part(mean[m] + d, head_dim - d)),
+                                    q->at[d / STEP]);
+        vf_sum4(dot, lanes_of(s[0]), lanes_of(s[1]), lanes_of(s[2]), lanes_of(s[3]));
+        for (uint32_t m = 0; m < MEANS; m++)
+            dot[m] = (dot[m] - q->bias) * scale[m] * q->scale;
+        if (count == MEANS)
+            memcpy(to, dot, sizeof dot);
+        else
+            memcpy(to, dot, count * sizeof *dot);
     }
 }
 
@@ -129,20 +165,18 @@ void KVF_SIMD_NAME(skim)(const void *args, uint32_t task)
     const uint32_t parts = kvf_div_ceil_u32(a->stride, KVF_SKIM_MEANS);
     const uint32_t list = task / parts, first = task % parts * KVF_SKIM_MEANS;
     const uint32_t end = kvf_min_u32(a->count[list], first + KVF_SKIM_MEANS);
-    for (uint32_t g = 0; g < a->group; g += HEADS) {
-        const uint32_t row = list * a->group + g;
-        switch (kvf_min_u32(HEADS, a->group - g)) {
-        case 1:
-            skim_heads(a, list, row, 1, first, end);
-            break;
-        case 2:
-            skim_heads(a, list, row, 2, first, end);
-            break;
-        case 3:
-            skim_heads(a, list, row, 3, first, end);
-            break;
-        default:
-            skim_heads(a, list, row, 4, first, end);
-        }
+    query q[KVF_GROUP_MAX_HEADS];
+    if (first >= end)
+        return;
+    for (uint32_t g = 0; g < a->group; g++)
+        take_query(&q[g], a, list * a->group + g);
+    for (uint32_t i = first; i < end; i += MEANS) {
+        const uint32_t count = kvf_min_u32(MEANS, end - i);
+        if (STEP > 16 && a->head_dim == 128) /* so that the loop over channels is none */
+            skim_means(a, list, q, i, count, 128);
+        else if (STEP > 16 && a->head_dim == 64)
+            skim_means(a, list, q, i, count, 64);
+        else
+            skim_means(a, list, q, i, count, a->head_dim);
     }
 }

@@ -53,10 +53,12 @@ static const struct {
     {"observe", "pack", check_pack, 1},       {"cells", "cells", check_cells, 1},
 };
 
+#define DOT_NAME(family, op) "," #op
+
 static const struct {
     const char *name;
     uint32_t bit;
-    const char *op; /* all that it has, if not all */
+    const char *ops; /* all that it has, if not all */
 } isas[] = {
     {"reference", KVF_ISA_REFERENCE, NULL},
     {"baseline", KVF_ISA_BASELINE, NULL},
@@ -64,9 +66,10 @@ static const struct {
     {"avx512", KVF_ISA_AVX512, NULL},
     {"avx512_bf16", KVF_ISA_AVX512_BF16, NULL},
     {"neon", KVF_ISA_NEON, NULL},
-    {"avx_vnni", KVF_ISA_AVX_VNNI, "weigh"},
-    {"avx512_vnni", KVF_ISA_AVX512_VNNI, "weigh"},
+    {"avx_vnni", KVF_ISA_AVX_VNNI, KVF_DOT_LIST(DOT_NAME)},
+    {"avx512_vnni", KVF_ISA_AVX512_VNNI, KVF_DOT_LIST(DOT_NAME)},
 };
+#undef DOT_NAME
 
 /* NULL means any; else the name must be in the comma-separated list. */
 static bool is_listed(const char *list, const char *name)
@@ -111,11 +114,13 @@ static void missing(check *c, const char *family)
 #undef MISSING
 }
 
-static void compare_all(check *c, const char *family, const char *op)
+/* `has`: what the instruction set has; NULL = all. */
+static void compare_all(check *c, const char *family, const char *op, const char *has)
 {
     memset(c->ran, 0, sizeof c->ran);
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
-        if (!is_listed(op, checks[i].name) || !is_listed(family, checks[i].family))
+        if (!is_listed(op, checks[i].name) || !is_listed(has, checks[i].name) ||
+            !is_listed(family, checks[i].family))
             continue;
         const double start = kvf_now_seconds();
         const uint32_t failures = c->failures;
@@ -128,16 +133,17 @@ static void compare_all(check *c, const char *family, const char *op)
         printf("%-12s %-10s %5u cases  %6.2f s  %s\n", c->isa, c->op, c->run,
                kvf_now_seconds() - start, c->failures == failures ? "ok" : "FAILED");
     }
-    if (!op && c->only == UINT32_MAX)
+    if (!op && !has && c->only == UINT32_MAX)
         missing(c, family);
 }
 
-static void compare_or_time(check *c, const char *family, const char *op, bool bench)
+static void compare_or_time(check *c, const char *family, const char *op, const char *has,
+                            bool bench)
 {
     if (bench)
         bench_layers(c, op, NULL);
     else
-        compare_all(c, family, op);
+        compare_all(c, family, op, has);
 }
 
 /* The number of instruction sets compared. */
@@ -156,10 +162,7 @@ static uint32_t compare_cpu(check *c, const char *isa, const char *family, const
         c->var = &var;
         c->isa = isas[i].name;
         compared++;
-        if (!isas[i].op || bench)
-            compare_or_time(c, family, op, bench);
-        else if (is_listed(op, isas[i].op))
-            compare_or_time(c, family, isas[i].op, bench);
+        compare_or_time(c, family, op, isas[i].ops, bench);
     }
     return compared;
 }
@@ -201,7 +204,7 @@ static uint32_t compare_cuda(check *c, const char *family, const char *op, bool 
     if (bench)
         time_cuda(c, op, json);
     else
-        compare_all(c, family, op);
+        compare_all(c, family, op, NULL);
     check_cuda_close(c->cuda);
     c->cuda = NULL;
     return 1;
