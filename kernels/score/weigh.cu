@@ -47,7 +47,8 @@
 #define LOG2E  1.44269504f
 #define LEVELS 0x0a03fdf6u /* -10, -3, 3, 10 */
 
-#define NO_ROW 0xffffffffu
+#define NO_ROW  0xffffffffu
+#define NO_LIST 0xffffffffu
 
 struct tile {
     uint32_t codes;  /* the list whose codes are looked at */
@@ -129,15 +130,23 @@ static __device__ __forceinline__ void multiply(int32_t sum[2][HEAD_BLOCKS][4], 
     }
 }
 
-/* Bit t: token t of code group `index` of the tile does not count for the list. */
+/* Bit t: token t of code group `index` of the tile does not count for the list, of those that there
+ * are. */
+static __device__ __forceinline__ uint32_t skip_bits(const kvf_weigh_args &a, const tile &t,
+                                                     uint32_t list, uint32_t index)
+{
+    const uint32_t token = t.first + index * KVF_CODE_TOKENS;
+    const uint64_t bits = a.bits[list][token / 32 >> (a.block_size == 64)];
+    return (uint32_t)(bits >> (token & (a.block_size - 1)));
+}
+
+/* The same, with the tokens that there are not. */
 static __device__ __forceinline__ uint32_t skipped(const kvf_weigh_args &a, const tile &t,
                                                    uint32_t list, uint32_t index)
 {
-    const uint32_t token = t.first + index * KVF_CODE_TOKENS;
     const uint32_t left = t.tokens - index * KVF_CODE_TOKENS;
-    const uint64_t bits = a.bits[list][token / 32 >> (a.block_size == 64)];
     const uint32_t past = left < KVF_CODE_TOKENS ? 0xffffffffu << left : 0;
-    return (uint32_t)(bits >> (token & (a.block_size - 1))) | past;
+    return skip_bits(a, t, list, index) | past;
 }
 
 /* Four logits per head of this lane: heads 2c and 2c + 1 of every block. */
@@ -264,14 +273,16 @@ template <uint32_t SPANS> struct ring {
     static_assert(slots > 0 && SCALES == 4 * sizeof(uint4), "four lanes bring the scales");
 };
 
-/* Tokens lane / 4 * 4 .. + 3 of the group, and the words 4s + lane % 4 of each. */
+/* Tokens lane / 4 * 4 .. + 3 of the group, and the words 4s + lane % 4 of each; zeros without a
+ * look at memory where none of them counts for `list`, if it is one. */
 template <uint32_t SPANS>
 static __device__ __forceinline__ void ask(char *slot, const kvf_weigh_args &a, const tile &t,
-                                           uint32_t index)
+                                           uint32_t index, uint32_t list)
 {
     const kvf_code_group group = kvf_weigh_group(&a, t.codes, t.first + index * KVF_CODE_TOKENS);
     const uint32_t head_dim = a.head_dim;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    const bool counts = list == NO_LIST || skip_bits(a, t, list, index) != 0xffffffffu;
 #pragma unroll
     for (uint32_t s = 0; s < SPANS; s++) {
         const uint32_t word = s * 4 + lane % 4;
@@ -279,22 +290,22 @@ static __device__ __forceinline__ void ask(char *slot, const kvf_weigh_args &a, 
         kvf_async_copy16(slot + (s * KVF_WARP_LANES + lane) * sizeof(uint4),
                          group.words +
                              4 * kvf_code_word(head_dim, lane / 4 * 4, is_there ? word : 0),
-                         is_there ? 16 : 0);
+                         is_there && counts ? 16 : 0);
     }
     if (lane < 4)
         kvf_async_copy16(slot + ring<SPANS>::scales + lane * sizeof(uint4),
-                         group.scales + lane * sizeof(uint4));
+                         group.scales + lane * sizeof(uint4), counts ? 16 : 0);
 }
 
 /* Ask for the warp's first code groups: warp, warp + WARPS, ... of the tile's `groups`. */
 template <uint32_t SPANS>
 static __device__ __forceinline__ void begin_groups(const kvf_weigh_args &a, const tile &t,
-                                                    uint32_t groups, char *slots)
+                                                    uint32_t list, uint32_t groups, char *slots)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
     for (uint32_t k = 0; k < ring<SPANS>::slots; k++) {
         if (warp + k * WARPS < groups)
-            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS);
+            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS, list);
         kvf_async_commit();
     }
 }
@@ -302,8 +313,8 @@ static __device__ __forceinline__ void begin_groups(const kvf_weigh_args &a, con
 /* Words and scales of the warp's k-th group, which there is; a later one takes its place. */
 template <uint32_t SPANS>
 static __device__ __forceinline__ uint2 take_group(const kvf_weigh_args &a, const tile &t,
-                                                   uint32_t groups, char *slots, uint32_t k,
-                                                   uint4 x[SPANS])
+                                                   uint32_t list, uint32_t groups, char *slots,
+                                                   uint32_t k, uint4 x[SPANS])
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t later = warp + (k + ring<SPANS>::slots) * WARPS;
@@ -316,7 +327,7 @@ static __device__ __forceinline__ uint2 take_group(const kvf_weigh_args &a, cons
     const uint2 scales = ((const uint2 *)(slot + ring<SPANS>::scales))[lane / 4];
     __syncwarp();
     if (later < groups)
-        ask<SPANS>(slot, a, t, later);
+        ask<SPANS>(slot, a, t, later, list);
     kvf_async_commit();
     return scales;
 }
@@ -330,7 +341,7 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
     const uint32_t list = list_of(a, columns, 0);
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
-    begin_groups<SPANS>(a, t, groups, slots);
+    begin_groups<SPANS>(a, t, list, groups, slots);
     prepare_queries(a, (uint4 *)queries, columns, SPANS, HEAD_BLOCKS);
     __syncthreads();
     for (uint32_t i = warp, k = 0; i < GROUPS; i += WARPS, k++) {
@@ -340,7 +351,7 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
             continue;
         }
         uint4 x[SPANS];
-        const uint2 scales = take_group<SPANS>(a, t, groups, slots, k, x);
+        const uint2 scales = take_group<SPANS>(a, t, list, groups, slots, k, x);
         int32_t sum[2][HEAD_BLOCKS][4] = {};
 #pragma unroll
         for (uint32_t s = 0; s < SPANS; s++)
@@ -356,16 +367,16 @@ struct held {
     float s[TURNS][2][4]; /* -INFINITY: does not count */
 };
 
-/* Ask for all code groups of the warp. */
+/* Ask for all code groups of the warp, or for those in which a token of `list` counts. */
 template <uint32_t SPANS>
 static __device__ __forceinline__ void begin_tile(const kvf_weigh_args &a, const tile &t,
-                                                  uint32_t groups, char *slots)
+                                                  uint32_t list, uint32_t groups, char *slots)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
 #pragma unroll
     for (uint32_t k = 0; k < TURNS; k++) {
         if (warp + k * WARPS < groups)
-            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS);
+            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS, list);
         kvf_async_commit();
     }
 }
@@ -580,7 +591,8 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, SPANS == 2 ? 3 :
     float *parts = (float *)(queries + SPANS * KVF_WARP_LANES);
     char *slots = (char *)(parts + 2 * HEADS * WARPS) +
                   threadIdx.x / KVF_WARP_LANES * TURNS * ring<SPANS>::slot_bytes;
-    begin_tile<SPANS>(a, t, kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS), slots);
+    begin_tile<SPANS>(a, t, sharers == 1 ? t.codes : NO_LIST,
+                      kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS), slots);
     for (uint32_t i = 0, most = HEADS / a.group; i < sharers; i += most) {
         const columns some = {blockIdx.y + i * a.row_lists, kvf_min_u32(sharers - i, most)};
         weigh_held<PAGE, SPANS>(a, t, some, queries, parts, slots);
