@@ -98,6 +98,14 @@ static __device__ __forceinline__ float fold_page(const kvf_fold_args &a, const 
     return !any ? -INFINITY : KIND == KVF_GROUP_MAX ? best : sum;
 }
 
+/* Whether a token of the page's block counts. */
+static __device__ __forceinline__ bool block_counts(const kvf_fold_args &a, uint32_t page)
+{
+    const uint32_t shift = a.block_size == 64 ? 6 : 5;
+    const uint64_t bits = a.bits[blockIdx.y][page >> (shift - kvf_page_shift(a.page_size))];
+    return kvf_block_counts(bits, a.block_size);
+}
+
 template <kvf_group_reduce KIND>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     fold_pages(const __grid_constant__ kvf_fold_args a, uint32_t part)
@@ -126,7 +134,8 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     __syncthreads();
     for (uint32_t p = first + threadIdx.x; p < end; p += blockDim.x)
         a.out[(size_t)list * a.pages_max + p] =
-            fold_page<KIND>(a, shares + ((p >> shift) - tile) * a.group, p);
+            block_counts(a, p) ? fold_page<KIND>(a, shares + ((p >> shift) - tile) * a.group, p)
+                               : -INFINITY;
 }
 
 /* Pages of a block: few, so that all multiprocessors have some, while what a block does before its

@@ -70,6 +70,9 @@ void kvf_fold_ref(const void *args, uint32_t task)
         return;
     for (uint32_t g = 0; g < a->group; g++)
         rows[g] = row_of(a, (size_t)list * a->group + g, kvf_tiles(pages, a->page_size));
-    for (uint32_t p = first; p < kvf_min_u32(pages, first + KVF_FOLD_PAGES); p++)
-        a->out[(size_t)list * a->pages_max + p] = score(a, rows, list, p);
+    for (uint32_t p = first; p < kvf_min_u32(pages, first + KVF_FOLD_PAGES); p++) {
+        const uint64_t bits = a->bits[list][p / (a->block_size / a->page_size)];
+        a->out[(size_t)list * a->pages_max + p] =
+            kvf_block_counts(bits, a->block_size) ? score(a, rows, list, p) : -INFINITY;
+    }
 }

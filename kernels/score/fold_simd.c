@@ -140,6 +140,51 @@ KVF_ALWAYS_INLINE void fold_tile(const uint16_t *mass, size_t stride, uint32_t g
     memcpy(out + i, lane, (count - i) * sizeof *out);
 }
 
+/* Whether blocks have a token that counts, all of them; nearly always so in hot heads. */
+KVF_ALWAYS_INLINE bool are_left(const uint64_t *bits, uint32_t blocks, uint32_t block_size)
+{
+    const uint64_t all = UINT64_MAX >> (64 - block_size);
+    uint64_t out = 0;
+    for (uint32_t b = 0; b < blocks; b++)
+        out |= -(uint64_t)((bits[b] & all) == all);
+    return !out;
+}
+
+/* Bit b: a token of block b counts, of the up to 32 blocks of a tile. */
+KVF_ALWAYS_INLINE uint32_t find_left(const uint64_t *bits, uint32_t blocks, uint32_t block_size)
+{
+    uint32_t left = 0;
+    if (block_size == 32)
+        for (uint32_t b = 0; b < blocks; b++)
+            left |= (uint32_t)((uint32_t)bits[b] != UINT32_MAX) << b;
+    else
+        for (uint32_t b = 0; b < blocks; b++)
+            left |= (uint32_t)kvf_block_counts(bits[b], block_size) << b;
+    return left;
+}
+
+/* `count` pages of one tile: those of blocks that count, in runs, and -infinity. */
+KVF_ALWAYS_INLINE void fold_left(const kvf_fold_args *a, const uint64_t *bits, const uint16_t *mass,
+                                 const float *factor, uint32_t count, float *out,
+                                 const kvf_group_reduce kind)
+{
+    const uint32_t per = a->block_size / a->page_size, blocks = kvf_div_ceil_u32(count, per);
+    if (are_left(bits, blocks, a->block_size)) {
+        fold_tile(mass, a->pages_max, a->group, factor, count, out, kind);
+        return;
+    }
+    uint32_t left = find_left(bits, blocks, a->block_size);
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = -INFINITY;
+    while (left) {
+        const uint32_t first = (uint32_t)__builtin_ctz(left), rest = ~(left >> first);
+        const uint32_t end = first + (rest ? (uint32_t)__builtin_ctz(rest) : 32);
+        const uint32_t from = first * per, to = kvf_min_u32(count, end * per);
+        fold_tile(mass + from, a->pages_max, a->group, factor, to - from, out + from, kind);
+        left = end < 32 ? left >> end << end : 0;
+    }
+}
+
 void KVF_SIMD_NAME(fold)(const void *args, uint32_t task)
 {
     const kvf_fold_args *a = args;
@@ -152,16 +197,17 @@ void KVF_SIMD_NAME(fold)(const void *args, uint32_t task)
     if (a->kind == KVF_GROUP_MEAN_SOFTMAX)
         find_heads(a, list, &x);
     for (uint32_t p = task % parts * KVF_FOLD_PAGES; p < end; p += step) {
+        const uint64_t *bits = a->bits[list] + p / (a->block_size / a->page_size);
         const uint16_t *mass = a->mass + (size_t)list * a->group * a->pages_max + p;
         float *out = a->out + (size_t)list * a->pages_max + p;
         const uint32_t count = kvf_min_u32(step, end - p);
         float factor[KVF_GROUP_MAX_HEADS];
         find_factors(a, list, p / step, &x, factor);
         if (a->kind == KVF_GROUP_MEAN_SOFTMAX)
-            fold_tile(mass, a->pages_max, a->group, factor, count, out, KVF_GROUP_MEAN_SOFTMAX);
+            fold_left(a, bits, mass, factor, count, out, KVF_GROUP_MEAN_SOFTMAX);
         else if (a->kind == KVF_GROUP_MAX)
-            fold_tile(mass, a->pages_max, a->group, factor, count, out, KVF_GROUP_MAX);
+            fold_left(a, bits, mass, factor, count, out, KVF_GROUP_MAX);
         else
-            fold_tile(mass, a->pages_max, a->group, factor, count, out, KVF_GROUP_SUM);
+            fold_left(a, bits, mass, factor, count, out, KVF_GROUP_SUM);
     }
 }

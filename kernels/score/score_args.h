@@ -8,6 +8,8 @@
  * See kernels.h for what holds for every kernel.
  */
 
+#include <stdbool.h>
+
 #include "paging.h"
 
 /* ---- digest: bounding boxes of the keys of pages ----
@@ -162,9 +164,10 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  *     top  = largest s of the tile's tokens that count; -INFINITY without any. Exact.
  *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
  *     sum  = sum of the masses before they were rounded.
- * A task is KVF_WEIGH_TILES consecutive tiles of one list, so that what is fetched ahead is mostly
- * what the same thread reads next. Codes of tokens none of which counts need not be read. mass is
- * not written beyond pages[l], nor top and sum of tiles without pages.
+ * A task is some consecutive tiles of one list, so that what is fetched ahead is mostly what the
+ * same thread reads next. Of a block none of whose tokens counts (kvf_block_counts), codes need not
+ * be read nor masses written. mass is not written beyond pages[l], nor top and sum of tiles without
+ * pages.
  *
  * Rows may have codes in common, as forks have those of their prompt. Where `order` is set, the
  * lists of row r are r * row_lists .. + row_lists - 1, and order names each row once: common[i]
@@ -180,7 +183,9 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  * one byte.
  */
 #define KVF_WEIGH_TOKENS 1024u
-#define KVF_WEIGH_TILES  2u
+#define KVF_WEIGH_TILES  2u  /* of a task, at least: more in long lists, */
+#define KVF_WEIGH_TASKS  32u /* as long as these are left of a list, */
+#define KVF_WEIGH_MOST   8u  /* and at most */
 
 typedef struct kvf_weigh_args {
     uint32_t head_dim;
@@ -207,7 +212,21 @@ typedef struct kvf_weigh_args {
     float *top;                  /* [lists, group, tiles_max] */
     float *sum;                  /* [lists, group, tiles_max] */
 } kvf_weigh_args;
-KVF_TASKS(weigh, kvf_weigh_args, kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES) * a->lists)
+
+/* Tiles of a task. */
+KVF_INLINE uint32_t kvf_weigh_tiles(const kvf_weigh_args *a)
+{
+    return kvf_min_u32(KVF_WEIGH_MOST,
+                       kvf_max_u32(KVF_WEIGH_TILES, a->tiles_max / KVF_WEIGH_TASKS));
+}
+
+KVF_TASKS(weigh, kvf_weigh_args, kvf_div_ceil_u32(a->tiles_max, kvf_weigh_tiles(a)) * a->lists)
+
+/* Whether a token of a block counts, by its skip bits. */
+KVF_INLINE bool kvf_block_counts(uint64_t bits, uint32_t block_size)
+{
+    return (~bits & UINT64_MAX >> (64 - block_size)) != 0;
+}
 
 KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list, uint32_t token)
 {
@@ -378,8 +397,9 @@ KVF_TASKS(sift, kvf_sift_args, a->lists)
  * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a
  * page of tile i weighs mass * exp(top_i - M) / S, and its score for one head is top_i + ln mass.
  * out[l, p] for p < pages[l] is, over the group's heads in order: MEAN_SOFTMAX: the mean of the
- * weights; MAX: the largest score; SUM: their sum. -INFINITY where no head has a mass >= 0. A mass
- * of 0 was too small for bf16; its logarithm counts as that of 2^-126.
+ * weights; MAX: the largest score; SUM: their sum. -INFINITY where no head has a mass >= 0, and in
+ * blocks none of whose tokens counts, whose masses are not looked at. A mass of 0 was too small for
+ * bf16; its logarithm counts as that of 2^-126.
  *
  * Damage does not spread: a top is taken within +-KVF_FOLD_TOP_MAX, a sum or mass within 0 ..
  * KVF_FOLD_MASS_MAX, NaN as the least; a row whose S is below 1/2, which no sound one is, weighs
@@ -392,6 +412,7 @@ KVF_TASKS(sift, kvf_sift_args, a->lists)
 typedef struct kvf_fold_args {
     kvf_group_reduce kind;
     uint32_t page_size;
+    uint32_t block_size; /* 32 or 64 tokens, >= page_size */
     uint32_t lists;
     uint32_t group;
     uint32_t pages_max; /* row stride of mass and out */
@@ -399,8 +420,9 @@ typedef struct kvf_fold_args {
     const uint16_t *mass;
     const float *top;
     const float *sum;
-    const uint32_t *pages; /* [lists] */
-    float *out;            /* [lists, pages_max] */
+    const uint64_t *const *bits; /* [lists] -> [blocks], those that `weigh` had */
+    const uint32_t *pages;       /* [lists] */
+    float *out;                  /* [lists, pages_max] */
 } kvf_fold_args;
 KVF_TASKS(fold, kvf_fold_args, kvf_div_ceil_u32(a->pages_max, KVF_FOLD_PAGES) * a->lists)
 

@@ -4,6 +4,8 @@
  * Bits of the blocks that stay, the specification. Knows nothing of scores.
  */
 
+#include <string.h>
+
 #include "variants.h"
 
 void kvf_sift_ref(const void *args, uint32_t task)
@@ -16,8 +18,9 @@ void kvf_sift_ref(const void *args, uint32_t task)
     if (!from)
         return;
     const uint32_t blocks = a->blocks[task], whole = kvf_stretches(a->block_size, blocks) * per;
-    for (uint32_t b = 0; b < blocks; b++)
-        bits[b] = b < per || b >= whole ? from[b] : UINT64_MAX;
+    memcpy(bits, from, blocks * sizeof *bits);
+    if (whole > per)
+        memset(bits + per, 0xff, (whole - per) * sizeof *bits);
     for (uint32_t i = 0; i < a->id_count[task]; i++)
         for (uint32_t k = 0; k < per; k++) {
             const uint32_t b = ((uint32_t)ids[i] + 1) * per + k;

@@ -74,9 +74,9 @@ static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t codes, u
 void kvf_weigh_ref(const void *args, uint32_t task)
 {
     const kvf_weigh_args *a = args;
-    const uint32_t parts = kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES), l = task / parts;
-    const uint32_t first = task % parts * KVF_WEIGH_TILES;
-    for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + KVF_WEIGH_TILES); i++)
+    const uint32_t tiles = kvf_weigh_tiles(a), parts = kvf_div_ceil_u32(a->tiles_max, tiles);
+    const uint32_t l = task / parts, first = task % parts * tiles;
+    for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + tiles); i++)
         for (uint32_t k = 0; k < kvf_weigh_sharers(a, l, i); k++)
             weigh_tile(a, kvf_weigh_list(a, l + k * a->row_lists), kvf_weigh_list(a, l), i);
 }

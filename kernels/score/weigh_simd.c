@@ -223,11 +223,13 @@ KVF_ALWAYS_INLINE void fetch_turn(turns *t)
 typedef struct tile {
     const kvf_weigh_args *a;
     uint32_t tokens;       /* a multiple of page_size */
-    uint32_t any_skipped;  /* in whole groups */
+    uint32_t any_skipped;  /* in whole blocks */
     uint32_t skip[GROUPS]; /* bit t: token t of the group does not count */
-    uint32_t units;        /* of a thin tile: those that are left, side by side */
-    uint8_t unit[GROUPS];  /* and where they were */
     uint32_t is_thin;
+    /* of a thin tile: blocks that are left, side by side, where they were, and their codes */
+    uint32_t blocks;
+    uint8_t block[GROUPS];
+    kvf_code_group at[GROUPS];
 } tile;
 
 /* Code groups of a tile, then of the next one; no words where there are none. */
@@ -256,47 +258,82 @@ typedef struct logits {
 
 static void find_skipped(tile *t, const uint64_t *bits, uint32_t first)
 {
-    const uint32_t groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
+    const uint32_t size = t->a->block_size, per = size / KVF_CODE_TOKENS;
+    const uint32_t groups = kvf_div_ceil_u32(t->tokens, size) * per;
+    if (per == 1)
+        for (uint32_t i = 0; i < groups; i++)
+            t->skip[i] = (uint32_t)bits[first / KVF_CODE_TOKENS + i];
+    else
+        for (uint32_t i = 0; i < groups; i++)
+            t->skip[i] = (uint32_t)(bits[first / 64 + i / 2] >> i % 2 * KVF_CODE_TOKENS);
     t->any_skipped = 0;
-    for (uint32_t i = 0; i < groups; i++) {
-        const uint32_t token = first + i * KVF_CODE_TOKENS;
-        const uint32_t left = t->tokens - i * KVF_CODE_TOKENS;
-        t->skip[i] = (uint32_t)(bits[token / t->a->block_size] >> token % t->a->block_size);
-        if (left < KVF_CODE_TOKENS)
-            t->skip[i] |= UINT32_MAX << left;
+    for (uint32_t i = 0; i < groups; i++)
         t->any_skipped |= t->skip[i];
-    }
 }
 
-/* Groups of a unit: what pages and code groups both divide. */
-static uint32_t unit_groups(const tile *t)
-{
-    return t->a->page_size > KVF_CODE_TOKENS ? t->a->page_size / KVF_CODE_TOKENS : 1;
-}
-
-/* A tile is thin if not even half of its units have a token that counts: then it becomes a tile of
- * these alone. Only its last unit may be short, and stays last. */
+/* A tile is thin if not even half of its blocks have a token that counts: then it becomes a tile of
+ * these alone. Only its last block may be short, and stays last. */
 static void make_thin(tile *t)
 {
-    const uint32_t per = unit_groups(t), groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
-    const uint32_t units = kvf_div_ceil_u32(groups, per);
-    uint32_t end = 0; /* of the tokens that the units which are left had */
-    t->units = 0;
-    for (uint32_t u = 0; u < units; u++) {
-        const uint32_t all = t->skip[u * per] & (per > 1 ? t->skip[u * per + 1] : UINT32_MAX);
-        if (all == UINT32_MAX)
+    const uint32_t size = t->a->block_size, per = size / KVF_CODE_TOKENS;
+    const uint32_t blocks = kvf_div_ceil_u32(t->tokens, size);
+    uint32_t end = 0; /* of the tokens that the blocks which are left had */
+    t->is_thin = 0;
+    t->blocks = 0;
+    if (!t->any_skipped)
+        return;
+    for (uint32_t b = 0; b < blocks; b++) {
+        if ((t->skip[b * per] & t->skip[(b + 1) * per - 1]) == UINT32_MAX)
             continue;
-        t->unit[t->units++] = (uint8_t)u;
-        end = kvf_min_u32(t->tokens, (u + 1) * per * KVF_CODE_TOKENS);
+        t->block[t->blocks++] = (uint8_t)b;
+        end = kvf_min_u32(t->tokens, (b + 1) * size);
     }
-    t->is_thin = 2 * t->units < units;
+    t->is_thin = 2 * t->blocks < blocks;
     if (!t->is_thin)
         return;
-    for (uint32_t i = 0; i < t->units; i++)
-        memmove(t->skip + i * per, t->skip + t->unit[i] * per, per * sizeof *t->skip);
-    if (t->units)
-        end -= (t->unit[t->units - 1] - (t->units - 1)) * per * KVF_CODE_TOKENS;
+    t->any_skipped = 0;
+    for (uint32_t i = 0; i < t->blocks * per; i++) {
+        t->skip[i] = t->skip[t->block[i / per] * per + i % per];
+        t->any_skipped |= t->skip[i];
+    }
+    if (t->blocks)
+        end -= (t->block[t->blocks - 1] - (t->blocks - 1)) * size;
     t->tokens = end;
+}
+
+/* Tokens beyond the last one do not count either. */
+static void end_tile(tile *t)
+{
+    const uint32_t past = t->tokens % KVF_CODE_TOKENS;
+    if (past)
+        t->any_skipped |= t->skip[t->tokens / KVF_CODE_TOKENS] |= UINT32_MAX << past;
+}
+
+/* Of a thin tile. They are few: all are asked for before the first is waited for. */
+static void find_codes(tile *t, uint32_t list, uint32_t first)
+{
+    const uint32_t per = t->a->block_size / KVF_CODE_TOKENS;
+    const uint32_t count = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t group = t->block[i / per] * per + i % per;
+        t->at[i] = kvf_weigh_group(t->a, list, first + group * KVF_CODE_TOKENS);
+        (void)fetch(t->at[i].words, (uint32_t)kvf_code_scales(t->a->head_dim));
+        __builtin_prefetch(t->at[i].scales, 0, 3);
+    }
+}
+
+/* Tile `index` of a list, by the codes of list `from`. */
+static void look_at_tile(tile *t, const kvf_weigh_args *a, uint32_t list, uint32_t from,
+                         uint32_t index)
+{
+    const uint32_t first = index * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
+    t->a = a;
+    t->tokens = first < tokens ? kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first) : 0;
+    find_skipped(t, a->bits[list], first);
+    make_thin(t);
+    end_tile(t);
+    if (t->is_thin)
+        find_codes(t, from, first);
 }
 
 /* -infinity in the lanes whose bit is set. */
@@ -470,19 +507,15 @@ static void mark_empty(uint16_t *mass, const tile *t)
 }
 
 /* Masses of a thin tile to the pages that they are of; `mass` has those of the whole one. */
-static void spread_masses(uint16_t *mass, uint32_t pages, const uint16_t *thin, const tile *t)
+static void spread_masses(uint16_t *mass, const uint16_t *thin, const tile *t)
 {
-    const uint32_t all = t->tokens / t->a->page_size;
-    const uint32_t per = unit_groups(t) * KVF_CODE_TOKENS / t->a->page_size;
-    const uint16_t none = kvf_bf16_from_float(-1.0f);
-    for (uint32_t i = 0; i < pages; i++)
-        mass[i] = none;
-    for (uint32_t i = 0; i < t->units; i++)
-        memcpy(mass + t->unit[i] * per, thin + i * per,
+    const uint32_t all = t->tokens / t->a->page_size, per = t->a->block_size / t->a->page_size;
+    for (uint32_t i = 0; i < t->blocks; i++)
+        memcpy(mass + t->block[i] * per, thin + i * per,
                kvf_min_u32(per, all - i * per) * sizeof *mass);
 }
 
-static void weigh_columns(columns *c, uint32_t tile_index, uint32_t tile_pages)
+static void weigh_columns(columns *c, uint32_t tile_index)
 {
     const kvf_weigh_args *a = c->of[0]->a;
     const uint32_t heads = c->count, pages = c->of[0]->tokens / a->page_size;
@@ -519,7 +552,7 @@ static void weigh_columns(columns *c, uint32_t tile_index, uint32_t tile_pages)
         if (t->any_skipped)
             mark_empty(mass, t);
         if (t->is_thin)
-            spread_masses(place, tile_pages, thin, t);
+            spread_masses(place, thin, t);
     }
     c->count = 0;
     c->is_again = 1;
@@ -533,36 +566,18 @@ static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t tile_
         c->of[c->count] = t;
         c->row[c->count++] = list * a->group + g;
         if (c->count == HEADS)
-            weigh_columns(c, tile_index, t->tokens / a->page_size);
+            weigh_columns(c, tile_index);
     }
 }
 
-/* Of a thin tile. They are few: all are asked for before the first is waited for. */
-static void find_units(const tile *t, kvf_code_group *to, uint32_t list, uint32_t first)
+/* A row by itself: all of the codes at `at`, of which none are asked for if `is_again`. */
+static void weigh_alone(const tile *t, const kvf_code_group *at, uint32_t is_again, uint32_t list,
+                        uint32_t index)
 {
-    const uint32_t per = unit_groups(t), count = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t group = t->unit[i / per] * per + i % per;
-        to[i] = kvf_weigh_group(t->a, list, first + group * KVF_CODE_TOKENS);
-        (void)fetch(to[i].words, (uint32_t)kvf_code_scales(t->a->head_dim));
-        __builtin_prefetch(to[i].scales, 0, 3);
-    }
-}
-
-/* A row by itself, of whose tile little is left. */
-static __attribute__((noinline)) void weigh_thin(const tile *t, uint32_t list, uint32_t from,
-                                                 uint32_t index, uint32_t pages)
-{
-    kvf_code_group at[GROUPS];
-    columns c = {.at = at, .is_again = 1};
-    find_units(t, at, from, index * KVF_WEIGH_TOKENS);
-    for (uint32_t g = 0; g < t->a->group; g++) {
-        c.of[c.count] = t;
-        c.row[c.count++] = list * t->a->group + g;
-        if (c.count == HEADS || g + 1 == t->a->group) {
-            weigh_columns(&c, index, pages);
-        }
-    }
+    columns c = {.at = at, .is_again = is_again};
+    add_columns(&c, t, list, index);
+    if (c.count)
+        weigh_columns(&c, index);
 }
 
 /* Of the tile that begins at a token, and of the next one. */
@@ -570,7 +585,7 @@ static void find_groups(const kvf_weigh_args *a, code_groups *g, uint32_t list, 
 {
     const uint32_t tokens = a->pages[list] * a->page_size;
     const uint32_t left = kvf_div_ceil_u32(tokens - first, KVF_CODE_TOKENS);
-    const uint32_t count = kvf_min_u32(left, 2 * GROUPS);
+    const uint32_t count = kvf_min_u32(left, GROUPS + groups_ahead(a->head_dim) + REST);
     if (!a->cell && a->block_size == KVF_CODE_TOKENS) { /* mostly: without a branch for each */
         const uint32_t *block_of = a->block_of[list] + first / KVF_CODE_TOKENS;
         const char *codes = a->codes[list];
@@ -587,26 +602,39 @@ static void find_groups(const kvf_weigh_args *a, code_groups *g, uint32_t list, 
         g->at[i] = (kvf_code_group){NULL, NULL};
 }
 
+/* Some tiles of a list that has nothing in common with others. What is left of a thin one lies
+ * anywhere: it is asked for while the tile before it is weighed. */
+static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t first, uint32_t end)
+{
+    tile tiles[2];
+    code_groups found;
+    look_at_tile(&tiles[first % 2], a, list, list, first);
+    for (uint32_t i = first; i < end; i++) {
+        const tile *t = &tiles[i % 2];
+        if (i + 1 < end)
+            look_at_tile(&tiles[(i + 1) % 2], a, list, list, i + 1);
+        if (!t->is_thin)
+            find_groups(a, &found, list, i * KVF_WEIGH_TOKENS);
+        weigh_alone(t, t->is_thin ? t->at : found.at, t->is_thin, list, i);
+    }
+}
+
 /* Tile `index` of the list of task l, and of those that have it in common. */
 static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
 {
     const uint32_t first = index * KVF_WEIGH_TOKENS, from = kvf_weigh_list(a, l);
-    const uint32_t tokens = a->pages[from] * a->page_size, count = kvf_weigh_sharers(a, l, index);
-    if (count == 0 || first >= tokens)
+    const uint32_t count = kvf_weigh_sharers(a, l, index);
+    if (count == 0)
         return;
-    const uint32_t pages = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first) / a->page_size;
     code_groups found;
     tile tiles[HEADS]; /* rows of columns that wait are fewer than columns */
     columns c = {0};
     for (uint32_t i = 0, n = 0; i < count; i++) {
         const uint32_t list = kvf_weigh_list(a, l + i * a->row_lists);
         tile *t = &tiles[n % HEADS];
-        t->a = a;
-        t->tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first);
-        find_skipped(t, a->bits[list], first);
-        make_thin(t);
+        look_at_tile(t, a, list, from, index);
         if (t->is_thin) {
-            weigh_thin(t, list, from, index, pages);
+            weigh_alone(t, t->at, 1, list, index);
             continue;
         }
         if (n++ == 0) {
@@ -616,14 +644,19 @@ static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
         add_columns(&c, t, list, index);
     }
     if (c.count)
-        weigh_columns(&c, index, pages);
+        weigh_columns(&c, index);
 }
 
 void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
 {
     const kvf_weigh_args *a = args;
-    const uint32_t parts = kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES);
-    const uint32_t first = task % parts * KVF_WEIGH_TILES;
-    for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + KVF_WEIGH_TILES); i++)
-        weigh_lists(a, task / parts, i);
+    const uint32_t tiles = kvf_weigh_tiles(a), parts = kvf_div_ceil_u32(a->tiles_max, tiles);
+    const uint32_t l = task / parts, first = task % parts * tiles;
+    const uint32_t list = kvf_weigh_list(a, l);
+    const uint32_t end = kvf_min_u32(first + tiles, kvf_tiles(a->pages[list], a->page_size));
+    if (first < end && kvf_weigh_sharers(a, l, first) == 1) /* then so it is of later tiles */
+        weigh_list(a, list, first, end);
+    else
+        for (uint32_t i = first; i < end; i++)
+            weigh_lists(a, l, i);
 }

@@ -103,6 +103,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                   .sum = t->sum};
     const kvf_fold_args fold = {.kind = part->config.group_reduce,
                                 .page_size = page_size,
+                                .block_size = p->block_size,
                                 .lists = weigh.lists,
                                 .group = p->group,
                                 .pages_max = step->stride,
@@ -110,6 +111,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                 .mass = t->mass,
                                 .top = t->top,
                                 .sum = t->sum,
+                                .bits = step->bits,
                                 .pages = step->pages,
                                 .out = t->reduced};
     /* Policies with other lists than KV heads have boxes of their own. */

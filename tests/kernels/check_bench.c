@@ -346,6 +346,7 @@ static kvf_fold_args fold_args(const layers *d, uint32_t first, uint32_t rows)
     const kvf_weigh_args weigh = weigh_args(d, first, rows);
     return (kvf_fold_args){.kind = KVF_GROUP_MEAN_SOFTMAX,
                            .page_size = PAGE,
+                           .block_size = BLOCK,
                            .lists = weigh.lists,
                            .group = GROUP,
                            .pages_max = d->pages,
@@ -353,6 +354,7 @@ static kvf_fold_args fold_args(const layers *d, uint32_t first, uint32_t rows)
                            .mass = weigh.mass,
                            .top = weigh.top,
                            .sum = weigh.sum,
+                           .bits = weigh.bits,
                            .pages = weigh.pages,
                            .out = d->scores + (size_t)first * HEADS * d->pages};
 }

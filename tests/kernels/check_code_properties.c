@@ -213,6 +213,7 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
                               .sum = check_out(c, (size_t)GROUP * tiles * sizeof(float))};
     const kvf_fold_args f = {.kind = kind,
                              .page_size = page_size,
+                             .block_size = BLOCK,
                              .lists = 1,
                              .group = GROUP,
                              .pages_max = pages,
@@ -220,6 +221,7 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
                              .mass = w.mass,
                              .top = w.top,
                              .sum = w.sum,
+                             .bits = w.bits,
                              .pages = count,
                              .out = check_out(c, pages * sizeof(float))};
     CHECK_RUN(c, c->var, weigh, &w, false);

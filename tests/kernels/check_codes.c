@@ -115,7 +115,7 @@ static void make_bits(check *c, uint64_t *bits, uint32_t blocks)
                   : kind == 0 ? 0
                   : kind == 1 ? check_random(c) & check_random(c) & check_random(c)
                   : kind == 2 ? check_random(c) | check_random(c) | check_random(c)
-                  : kind == 3 ? (check_below(c, 3) ? 0 : UINT64_MAX)
+                  : kind == 3 ? (check_below(c, 3) ? 0 : UINT64_MAX >> 32 * check_below(c, 2))
                               : UINT64_MAX << check_below(c, 64);
 }
 
@@ -169,6 +169,16 @@ static void make_queries(check *c, kvf_weigh_args *a, bool is_extreme)
                               : 1e-3f * (float)(1 + check_below(c, 10));
     a->q = q;
     a->q_scale = scale;
+}
+
+/* Masses of blocks none of whose tokens counts may be anything. */
+static void forget_masses(const kvf_weigh_args *a)
+{
+    for (uint32_t r = 0; r < a->lists * a->group; r++)
+        for (uint32_t p = 0; p < a->pages[r / a->group]; p++)
+            if (!kvf_block_counts(a->bits[r / a->group][p / (a->block_size / a->page_size)],
+                                  a->block_size))
+                a->mass[(size_t)r * a->pages_max + p] = 0;
 }
 
 static void compare_masses(check *c, const kvf_weigh_args *a, uint16_t *const mass[2],
@@ -231,6 +241,7 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     a.lists = 1 + check_below(c, 2);
     a.pages_max = kvf_max_u32(1, (1 + check_below(c, 2600)) / page_size);
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
+    a.tiles_max += check_below(c, 3) ? 0 : 4 * KVF_WEIGH_TASKS; /* more of them in a task */
     check_describe(c, "d=%u P=%u block=%u G=%u lists=%u pages=%u%s", head_dim, page_size,
                    a.block_size, group, a.lists, a.pages_max, is_extreme ? " extreme" : "");
     const void **codes = check_in(c, a.lists * sizeof *codes);
@@ -260,6 +271,7 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
         top[i] = a.top = check_out(c, rows * a.tiles_max * sizeof(float));
         sum[i] = a.sum = check_out(c, rows * a.tiles_max * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, weigh, &a, i);
+        forget_masses(&a);
     }
     /* The same numbers; a largest of -0 and +0 may be either. */
     check_elements(c, "top", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0, 0.0);
@@ -269,6 +281,7 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     apart.top = check_out(c, rows * a.tiles_max * sizeof(float));
     apart.sum = check_out(c, rows * a.tiles_max * sizeof(float));
     CHECK_RUN(c, c->var, weigh, &apart, 0);
+    forget_masses(&apart);
     check_bits(c, "mass of cells", apart.mass, mass[1], rows * a.pages_max * sizeof(uint16_t));
     check_bits(c, "top of cells", apart.top, top[1], rows * a.tiles_max * sizeof(float));
     check_bits(c, "sum of cells", apart.sum, sum[1], rows * a.tiles_max * sizeof(float));
@@ -374,9 +387,12 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     put_results(c, &var);
     CHECK_RUN(c, c->ref, weigh, &a, 0);
     CHECK_RUN(c, c->var, weigh, &var, 1);
+    forget_masses(&a);
+    forget_masses(&var);
     for (int i = 0; i < 2; i++) {
         put_results(c, &shared);
         CHECK_RUN(c, i ? c->var : c->ref, weigh, &shared, i);
+        forget_masses(&shared);
         check_same_results(c, &shared, i ? &var : &a);
     }
 }
@@ -407,7 +423,8 @@ static void make_tiles(check *c, const kvf_fold_args *a, float *top, float *sum,
     }
 }
 
-/* Masses: a page of a tile without tokens has none; the heads of a page agree on that. */
+/* Masses: a page of a tile without tokens has none; the heads of a page agree on that. Those of
+ * blocks none of whose tokens counts are never looked at, so they are anything. */
 static void make_masses(check *c, const kvf_fold_args *a, uint16_t *mass, const float *top,
                         bool is_damaged)
 {
@@ -424,6 +441,9 @@ static void make_masses(check *c, const kvf_fold_args *a, uint16_t *mass, const 
                 *to = kvf_bf16_from_float(is_empty || t == -INFINITY ? -1.0f : x);
                 if (is_damaged && check_below(c, 20) == 0)
                     *to = odd[check_below(c, 6)];
+                if (!kvf_block_counts(a->bits[l][p / (a->block_size / a->page_size)],
+                                      a->block_size))
+                    *to = (uint16_t)check_random(c);
             }
         }
 }
@@ -431,8 +451,10 @@ static void make_masses(check *c, const kvf_fold_args *a, uint16_t *mass, const 
 /* Whether a page has a mass that no sound page has: what it scores is its own business. */
 static bool is_heavy(const kvf_fold_args *a, size_t list, uint32_t page)
 {
+    const uint64_t bits = a->bits[list][page / (a->block_size / a->page_size)];
     for (uint32_t g = 0; g < a->group; g++)
-        if (kvf_bf16_to_float(a->mass[(list * a->group + g) * a->pages_max + page]) > 1e9f)
+        if (kvf_block_counts(bits, a->block_size) &&
+            kvf_bf16_to_float(a->mass[(list * a->group + g) * a->pages_max + page]) > 1e9f)
             return true;
     return false;
 }
@@ -460,18 +482,26 @@ static void fold_case(check *c, kvf_group_reduce kind, uint32_t page_size, uint3
     kvf_fold_args a = {.kind = kind, .page_size = page_size, .group = group};
     if (!check_begin(c))
         return;
+    a.block_size = page_size > 32 ? 64 : 32u << check_below(c, 2);
     a.lists = 1 + check_below(c, 2);
     a.pages_max = 1 + check_below(c, check_below(c, 8) ? 3000 : 2 * KVF_FOLD_PAGES);
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
-    check_describe(c, "kind=%d P=%u G=%u lists=%u pages=%u%s", (int)kind, page_size, group, a.lists,
-                   a.pages_max, is_damaged ? " damaged" : "");
+    check_describe(c, "kind=%d P=%u block=%u G=%u lists=%u pages=%u%s", (int)kind, page_size,
+                   a.block_size, group, a.lists, a.pages_max, is_damaged ? " damaged" : "");
     const size_t rows = (size_t)a.lists * group;
     uint16_t *mass = check_in(c, rows * a.pages_max * sizeof *mass);
     float *top = check_in(c, rows * a.tiles_max * sizeof *top);
     float *sum = check_in(c, rows * a.tiles_max * sizeof *sum);
     uint32_t *pages = check_in(c, a.lists * sizeof *pages);
-    for (uint32_t l = 0; l < a.lists; l++)
+    const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
+    for (uint32_t l = 0; l < a.lists; l++) {
+        const uint32_t blocks = kvf_div_ceil_u32(a.pages_max * page_size, a.block_size);
+        uint64_t *words = check_in(c, blocks * sizeof *words);
+        make_bits(c, words, blocks);
+        bits[l] = words;
         pages[l] = check_below(c, 4) ? a.pages_max : check_below(c, a.pages_max + 1);
+    }
+    a.bits = bits;
     make_tiles(c, &a, top, sum, is_damaged);
     make_masses(c, &a, mass, top, is_damaged);
     a.mass = mass;
