@@ -4,6 +4,7 @@
  * One answer of many tokens: what a step takes and moves, thousand by thousand.
  *
  * usage: long_answer --model DIR [--tokens N] [--part N] [--turns N] [--select NAME]
+ *                    [--head-mask FILE]
  *
  * Starts with the model's first token and draws all others from what the model says, with
  * temperature 1 and a fixed seed, whether an answer ends or not. Pages are gathered into slots, so
@@ -19,6 +20,7 @@
 #include "bench_model.h"
 #include "bench_report.h"
 #include "common/clock.h"
+#include "head_mask.h"
 #include "sampling.h"
 
 #include <stdlib.h>
@@ -33,7 +35,7 @@
 #define TURNS_OFF 20u /* first steps of a fork, which bring what its slots lack */
 
 typedef struct long_run {
-    const char *model, *select;
+    const char *model, *select, *mask;
     uint32_t tokens, part, turns;
     bench_model m;
     kvf_sampler *sampler;
@@ -141,13 +143,35 @@ static bool set(kvf_cache_config *cc, const char *name, const char *value)
     return !value;
 }
 
+/* The cache anew, with the head mask: what heads there are is known when it was opened without. */
+static kvf_status use_mask(long_run *r, kvf_cache_config *cc)
+{
+    kvf_error error = {0};
+    uint8_t *mask = malloc((size_t)cc->layers * cc->kv_heads);
+    kvf_status status = mask ? KVF_OK : KVF_OUT_OF_MEMORY;
+    kvf_cache_close(r->m.cache);
+    r->m.cache = NULL;
+    if (status == KVF_OK)
+        status = kvf_head_mask_read(r->mask, cc->layers, cc->kv_heads, -1.0, mask, &error);
+    cc->head_mask = mask;
+    if (status == KVF_OK)
+        status = kvf_cache_open(r->m.runtime, cc, &r->m.cache, &error);
+    if (status != KVF_OK)
+        fprintf(stderr, "long_answer: %s\n", error.text);
+    free(mask);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     static long_run r = {.tokens = 20000, .part = 1000, .turns = 200};
-    const bench_option table[] = {
-        {.name = "--model", .text = &r.model},   {"--tokens", &r.tokens, 1, 1u << 20, NULL},
-        {"--part", &r.part, 1, 1u << 20, NULL},  {"--turns", &r.turns, 1, TURNS_MAX, NULL},
-        {.name = "--select", .text = &r.select}, {0}};
+    const bench_option table[] = {{.name = "--model", .text = &r.model},
+                                  {"--tokens", &r.tokens, 1, 1u << 20, NULL},
+                                  {"--part", &r.part, 1, 1u << 20, NULL},
+                                  {"--turns", &r.turns, 1, TURNS_MAX, NULL},
+                                  {.name = "--select", .text = &r.select},
+                                  {.name = "--head-mask", .text = &r.mask},
+                                  {0}};
     (void)bench_args_read(argc, argv, table);
     const uint32_t parts = (r.tokens + r.part - 1) / r.part;
     kvf_cache_config cc;
@@ -163,6 +187,8 @@ int main(int argc, char **argv)
     cc.transfer = KVF_TRANSFER_GATHER;
     kvf_status status = KVF_SYSTEM;
     if (bench_model_open(&r.m, r.model, NULL, 1, 0, &cc))
+        status = r.mask ? use_mask(&r, &cc) : KVF_OK;
+    if (status == KVF_OK)
         status = run_all(&r);
     if (status != KVF_OK)
         fprintf(stderr, "long_answer: %s\n", kvf_status_text(status));
