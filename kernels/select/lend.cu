@@ -65,15 +65,16 @@ static __device__ __forceinline__ void keep_own(const kvf_lend_args &a, const ch
             atomicMax(&c.holder[pages[slot]], c.end - at);
 }
 
+/* Threads may meet in one page, and leave zero there. */
 static __device__ __forceinline__ void forget(const kvf_lend_args &a, const chain &c, uint32_t at)
 {
     const size_t l = list_at(a, c, at);
     const int32_t *pages = a.page_of_slot[l];
     for (uint32_t i = threadIdx.x; i < a.id_count[l]; i += blockDim.x)
-        c.chooser[a.ids[l * a.ids_max + i]] = 0;
+        atomicExch(&c.chooser[a.ids[l * a.ids_max + i]], 0u);
     for (uint32_t slot = threadIdx.x; slot < a.slots; slot += blockDim.x)
         if (pages[slot] >= 0)
-            c.holder[pages[slot]] = 0;
+            atomicExch(&c.holder[pages[slot]], 0u);
 }
 
 /* The first of the neighbours begin .. end - 1 that has the page in a slot, and keeps it there if
