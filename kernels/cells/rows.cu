@@ -11,6 +11,7 @@
 #include "paging.cuh"
 
 #define THREADS 256u
+#define BLOCKS  4u /* of a multiprocessor, at least */
 #define SHARED  sizeof(uint32_t)
 
 /* The row's blocks and cells. Returns, of those that the thread met, the first token that is not
@@ -51,7 +52,8 @@ static __device__ __forceinline__ uint32_t block_least(uint32_t value)
     return *least;
 }
 
-static __global__ void __launch_bounds__(THREADS) make_rows(const __grid_constant__ kvf_rows_args a)
+static __global__ void __launch_bounds__(THREADS, BLOCKS)
+    make_rows(const __grid_constant__ kvf_rows_args a)
 {
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
