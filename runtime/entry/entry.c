@@ -483,13 +483,20 @@ static kvf_status check_tokens_there(kvf_cache *cache, const kvf_decode_args *ar
     return KVF_OK;
 }
 
+/* Lists of what is there, and room for what comes of them. */
+static kvf_status check_listed(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists)
+{
+    KVF_TRY(check_lists(cache, args, lists));
+    KVF_TRY(check_out(cache, args));
+    return check_tokens_there(cache, args);
+}
+
 static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
                                const kvf_page_lists *lists, kvf_stream *stream)
 {
     KVF_TRY(check_step(cache, args));
-    KVF_TRY(check_lists(cache, args, lists));
-    KVF_TRY(check_out(cache, args));
-    KVF_TRY(check_tokens_there(cache, args));
+    KVF_TRY(check_listed(cache, args, lists));
     return kvf_lists_attend(cache, args, lists, stream);
 }
 
@@ -506,9 +513,7 @@ static kvf_status read_pages(kvf_cache *cache, const kvf_decode_args *args,
     if (!args || !args->sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "sequences is NULL; pass the batch");
     KVF_TRY(check_rows(cache, args));
-    KVF_TRY(check_lists(cache, args, lists));
-    KVF_TRY(check_out(cache, args));
-    KVF_TRY(check_tokens_there(cache, args));
+    KVF_TRY(check_listed(cache, args, lists));
     return kvf_lists_read(cache, args, lists, stream);
 }
 
