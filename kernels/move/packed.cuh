@@ -157,8 +157,8 @@ static __device__ __forceinline__ void packed_token(const kvf_shape *s, void *pa
         packed_store(exact + kvf_row_bytes(s), s->dtype, words, x);
 }
 
-/* A run in home form to shared memory, 16 bytes per thread, because pages are behind a link. By the
- * whole block. */
+/* A run or a page in home form to shared memory, 16 bytes per thread, because pages are behind a
+ * link. By the whole block. */
 static __device__ __forceinline__ void packed_fetch(const char *run, size_t bytes)
 {
     for (uint32_t i = threadIdx.x; i < bytes / 16; i += blockDim.x)

@@ -26,8 +26,7 @@ static __device__ __forceinline__ void copy_bytes(void *to, const void *from, si
 static __device__ void unpack_page(const kvf_shape *s, const void *home, uint32_t sink, char *to)
 {
     __syncthreads();
-    copy_bytes(kvf_shared(), home, kvf_home_page_bytes(s));
-    __syncthreads();
+    packed_fetch((const char *)home, kvf_home_page_bytes(s));
     /* All half-warps go round alike, so that warps stay whole; what is too much is not written. */
     for (uint32_t first = 0; first < s->page_size; first += TOKENS) {
         const uint32_t t = first + threadIdx.x / KVF_CODE_LANES;
