@@ -20,6 +20,7 @@
 
 #include <kvferry/save.h>
 
+#include "bench_check.h"
 #include "bench_report.h"
 #include "common/clock.h"
 #include "common/random.h"
@@ -42,14 +43,6 @@ typedef struct bench {
     double mib[CASES][ROUNDS_MAX];
 } bench;
 
-static void check(const bench *b, kvf_status status)
-{
-    if (status == KVF_OK)
-        return;
-    fprintf(stderr, "%s\n", b->runtime ? kvf_runtime_error(b->runtime)->text : "no runtime");
-    exit(1);
-}
-
 static void check_call(const char *what, int is_right)
 {
     if (is_right)
@@ -66,7 +59,7 @@ static void open_bench(bench *b, uint32_t tokens, const char *folder)
     kvf_runtime_config_init(&rc);
     rc.device = KVF_DEVICE_HOST;
     rc.allow_unpinned = 1;
-    check(b, kvf_runtime_open(&rc, &b->runtime, NULL));
+    bench_check(b->runtime, kvf_runtime_open(&rc, &b->runtime, NULL));
     kvf_cache_config_init(&c);
     c.layers = 8;
     c.query_heads = 32;
@@ -74,9 +67,9 @@ static void open_bench(bench *b, uint32_t tokens, const char *folder)
     c.head_dim = 128;
     c.tokens_max = tokens;
     c.sequences_max = 2;
-    check(b, kvf_cache_open(b->runtime, &c, &b->cache, NULL));
-    check(b, kvf_stream_create(b->runtime, &b->stream));
-    check(b, kvf_sequence_create(b->cache, &b->sequence));
+    bench_check(b->runtime, kvf_cache_open(b->runtime, &c, &b->cache, NULL));
+    bench_check(b->runtime, kvf_stream_create(b->runtime, &b->stream));
+    bench_check(b->runtime, kvf_sequence_create(b->cache, &b->sequence));
     const size_t values = (size_t)CHUNK * c.kv_heads * c.head_dim;
     uint16_t *rows = malloc(values * sizeof *rows);
     check_call("memory", rows != NULL);
@@ -85,15 +78,16 @@ static void open_bench(bench *b, uint32_t tokens, const char *folder)
         rows[i] = (uint16_t)((kvf_random_next(&state) & 0x80ff) | 0x3f00);
     for (uint32_t layer = 0; layer < c.layers; layer++)
         for (uint32_t first = 0; first < tokens; first += CHUNK)
-            check(b, kvf_prefill(b->cache,
-                                 &(kvf_prefill_args){
-                                     .sequence = b->sequence,
-                                     .layer = layer,
-                                     .tokens = tokens - first < CHUNK ? tokens - first : CHUNK,
-                                     .k = rows,
-                                     .v = rows},
-                                 b->stream));
-    check(b, kvf_stream_wait(b->stream));
+            bench_check(b->runtime,
+                        kvf_prefill(b->cache,
+                                    &(kvf_prefill_args){
+                                        .sequence = b->sequence,
+                                        .layer = layer,
+                                        .tokens = tokens - first < CHUNK ? tokens - first : CHUNK,
+                                        .k = rows,
+                                        .v = rows},
+                                    b->stream));
+    bench_check(b->runtime, kvf_stream_wait(b->stream));
     free(rows);
     snprintf(b->saved, sizeof b->saved, "%s/bench-save.kvs", folder);
     snprintf(b->plain, sizeof b->plain, "%s/bench-save.plain", folder);
@@ -106,8 +100,8 @@ static void save(bench *b)
     kvf_save_args_init(&args);
     args.sequence = b->sequence;
     args.path = b->saved;
-    check(b, kvf_sequence_save(b->cache, &args, b->stream, &save));
-    check(b, kvf_save_finish(save, NULL));
+    bench_check(b->runtime, kvf_sequence_save(b->cache, &args, b->stream, &save));
+    bench_check(b->runtime, kvf_save_finish(save, NULL));
 }
 
 static void restore(bench *b)
@@ -116,7 +110,7 @@ static void restore(bench *b)
     kvf_sequence *s = NULL;
     kvf_restore_args_init(&args);
     args.path = b->saved;
-    check(b, kvf_sequence_restore(b->cache, &args, b->stream, &s));
+    bench_check(b->runtime, kvf_sequence_restore(b->cache, &args, b->stream, &s));
     kvf_sequence_destroy(s);
 }
 
@@ -160,7 +154,7 @@ static double measure(bench *b, int id)
         restore(b);
         break;
     default:
-        check(b, kvf_saved_read(b->runtime, b->saved, 1, &saved, NULL, 0, NULL));
+        bench_check(b->runtime, kvf_saved_read(b->runtime, b->saved, 1, &saved, NULL, 0, NULL));
         break;
     }
     return (double)b->bytes / 1048576.0 / ((double)(kvf_now_ns() - began) * 1e-9);
@@ -170,7 +164,7 @@ static double measure(bench *b, int id)
 static void take_bytes(bench *b)
 {
     kvf_saved saved;
-    check(b, kvf_saved_read(b->runtime, b->saved, 0, &saved, NULL, 0, NULL));
+    bench_check(b->runtime, kvf_saved_read(b->runtime, b->saved, 0, &saved, NULL, 0, NULL));
     b->bytes = (size_t)saved.bytes;
     b->memory = malloc(b->bytes);
     check_call("memory", b->memory != NULL);

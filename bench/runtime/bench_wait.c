@@ -16,6 +16,7 @@
 
 #include <kvferry/blocks.h>
 
+#include "bench_check.h"
 #include "common/clock.h"
 
 enum { LAYERS = 30, QUERY_HEADS = 9, KV_HEADS = 3, HEAD_DIM = 64, BLOCK = 32, STEPS = 101 };
@@ -32,18 +33,10 @@ typedef struct bench {
     double between_ns;
 } bench;
 
-static void check(const bench *b, kvf_status status)
-{
-    if (status == KVF_OK)
-        return;
-    fprintf(stderr, "%s\n", b->runtime ? kvf_runtime_error(b->runtime)->text : "no runtime");
-    exit(1);
-}
-
 static void *take(const bench *b, size_t bytes)
 {
     void *memory;
-    check(b, kvf_memory_alloc(b->runtime, bytes, &memory));
+    bench_check(b->runtime, kvf_memory_alloc(b->runtime, bytes, &memory));
     return memory;
 }
 
@@ -54,8 +47,8 @@ static void open_bench(bench *b, uint32_t threads)
     kvf_runtime_config_init(&machine);
     machine.device = KVF_DEVICE_HOST;
     machine.threads = threads;
-    check(b, kvf_runtime_open(&machine, &b->runtime, NULL));
-    check(b, kvf_stream_create(b->runtime, &b->stream));
+    bench_check(b->runtime, kvf_runtime_open(&machine, &b->runtime, NULL));
+    bench_check(b->runtime, kvf_stream_create(b->runtime, &b->stream));
     kvf_blocks_config_init(&config);
     config.cache.layers = LAYERS;
     config.cache.query_heads = QUERY_HEADS;
@@ -67,11 +60,11 @@ static void open_bench(bench *b, uint32_t threads)
     b->blocks_max = (b->context + STEPS) / BLOCK + 1;
     config.block_count = b->blocks_max;
     config.block_tokens = BLOCK;
-    check(b, kvf_blocks_open(b->runtime, &config, &b->blocks, NULL));
+    bench_check(b->runtime, kvf_blocks_open(b->runtime, &config, &b->blocks, NULL));
     const size_t stride = kvf_blocks_memory(b->blocks)->code_bytes, each = b->blocks_max * stride;
     b->codes = take(b, LAYERS * each);
     for (uint32_t i = 0; i < LAYERS; i++)
-        check(b, kvf_blocks_bind(b->blocks, i, b->codes + i * each, stride));
+        bench_check(b->runtime, kvf_blocks_bind(b->blocks, i, b->codes + i * each, stride));
     b->q = take(b, QUERY_HEADS * HEAD_DIM * sizeof *b->q);
     b->out = take(b, QUERY_HEADS * HEAD_DIM * sizeof *b->out);
     b->kv = take(b, (size_t)b->context * KV_HEADS * HEAD_DIM * sizeof *b->kv);
@@ -110,8 +103,8 @@ static void write_prompt(bench *b)
         b->table[i] = (int32_t)i;
     kvf_put_args put = {.tokens = b->context, .k = b->kv, .v = b->kv, .slots = b->slots};
     for (put.layer = 0; put.layer < LAYERS; put.layer++)
-        check(b, kvf_blocks_put(b->blocks, &put, b->stream));
-    check(b, kvf_stream_wait(b->stream));
+        bench_check(b->runtime, kvf_blocks_put(b->blocks, &put, b->stream));
+    bench_check(b->runtime, kvf_stream_wait(b->stream));
 }
 
 static double cpu_ns(clockid_t of)
@@ -144,9 +137,10 @@ static void step(bench *b, uint32_t n, double *clock_us, double *cpu_us)
     for (put.layer = 0; put.layer < LAYERS; put.layer++) {
         computed += compute(b->between_ns);
         const uint64_t start = kvf_now_ns();
-        check(b, kvf_blocks_put(b->blocks, &put, b->stream));
-        check(b, kvf_blocks_decode(b->blocks, put.layer, &rows, b->q, b->out, NULL, b->stream));
-        check(b, kvf_stream_wait(b->stream));
+        bench_check(b->runtime, kvf_blocks_put(b->blocks, &put, b->stream));
+        bench_check(b->runtime,
+                    kvf_blocks_decode(b->blocks, put.layer, &rows, b->q, b->out, NULL, b->stream));
+        bench_check(b->runtime, kvf_stream_wait(b->stream));
         spent += (double)(kvf_now_ns() - start);
     }
     *clock_us = spent / LAYERS / 1e3;
