@@ -308,7 +308,7 @@ class Runs:
     def __init__(self, args, program, model, folder):
         self.args, self.program, self.model, self.folder = args, program, model, folder
         self.material, self.runs = eval_ruler_texts.Material(), {}
-        self.too_hard = set()
+        self.too_hard = {}  # task -> the shortest length that full attention cannot do
 
     def part(self, documents, name, is_first):
         rows = [self.args.row or [], (self.args.first_row or []) if is_first else []]
@@ -316,18 +316,22 @@ class Runs:
             rows = [sum(rows, [])]
         return Part(documents, self.model, self.folder, name, *rows)
 
+    def is_hard(self, task, tokens):
+        return tokens >= self.too_hard.get(task, tokens + 1)
+
     def get(self, task, tokens, samples):
         """The run, made when it is first wanted."""
         if (task, tokens) not in self.runs:
-            documents = eval_ruler_texts.fitted(
-                self.material, task, tokens, min(samples, FEW) if task in self.too_hard else samples,
-                lambda d: count(self.program, self.model, d))
+            if self.is_hard(task, tokens):
+                samples = min(samples, FEW)
+            documents = eval_ruler_texts.fitted(self.material, task, tokens, samples,
+                                                lambda d: count(self.program, self.model, d))
             self.runs[task, tokens] = Run(task, tokens, documents, self.part)
         return self.runs[task, tokens]
 
     def go_on(self, one, number):
         """A part of a run, where there is one that is wanted."""
-        if number >= len(one.parts) or (number > 0 and one.task in self.too_hard):
+        if number >= len(one.parts) or (number > 0 and self.is_hard(one.task, one.tokens)):
             return
         part = one.parts[number]
         if not part.read():
@@ -337,7 +341,7 @@ class Runs:
         if one.read() and number < len(one.done):
             told = figures(one)
             if number == 0 and not told["judged"]:
-                self.too_hard.add(one.task)
+                self.too_hard.setdefault(one.task, one.tokens)
             if not self.args.report:
                 print("\n".join(line(told, names_of([told]))), flush=True)
 
