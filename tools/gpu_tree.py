@@ -29,11 +29,14 @@ class Tree:
 
 
 def tests_of_build(folder):
-    """The tests as Meson knows them, by what a machine without Meson needs."""
+    """The tests as Meson knows them, by what a machine without Meson needs. Where libraries lie is said by
+    programs of a build folder themselves, and for those of a packed tree by tree_of_pack; what Meson says
+    would be in its place."""
     listed = json.loads(output_of(["meson", "introspect", "--tests", str(folder)], 60) or "[]")
     return {t["name"]: {"cmd": [os.path.relpath(c, folder) if c.startswith(str(folder)) else c
                                 for c in t["cmd"]],
-                        "env": t["env"], "suite": [s.split(":")[-1] for s in t["suite"]]}
+                        "env": {k: v for k, v in t["env"].items() if k != "LD_LIBRARY_PATH"},
+                        "suite": [s.split(":")[-1] for s in t["suite"]]}
             for t in listed}
 
 

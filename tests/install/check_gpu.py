@@ -109,6 +109,19 @@ class Calls(unittest.TestCase):
         self.assertEqual({j.limit for j in jobs}, {150})
         self.assertLessEqual(gpu.TOGETHER["suite"], 6)
 
+    def test_programs_of_a_packed_tree_find_its_libraries(self):
+        meson = [{"name": "bits", "cmd": ["/built/tests/bits"], "suite": ["kvferry:runtime"],
+                  "env": {"KVF_TEST_DIGEST": "codes", "LD_LIBRARY_PATH": "/built/runtime"}}]
+        with mock.patch.object(gpu_tree, "output_of", return_value=json.dumps(meson)):
+            tests = gpu_tree.tests_of_build(pathlib.Path("/built"))
+        self.assertEqual(tests["bits"]["env"], {"KVF_TEST_DIGEST": "codes"})
+        (self.folder / "manifest.json").write_text(json.dumps({"commit": "", "emulated": False, "tests": tests}))
+        with mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": "/driver"}):
+            job, = gpu_parts.suite_jobs(gpu_tree.tree_of_pack(self.folder), self.folder)
+            job.command = ["sh", "-c", "echo $LD_LIBRARY_PATH"]
+            _, text = job.run(time.monotonic() + 10)
+        self.assertEqual(text.strip(), "%s/lib:/driver" % self.folder.resolve())
+
     def test_programs_find_cublas_of_this_python(self):
         with mock.patch.dict(os.environ):
             os.environ.pop("VIRTUAL_ENV", None)
