@@ -115,7 +115,7 @@ def table(results):
     for what, relation, aim, measure in AIMS:
         try:
             value = measure(found)
-        except (KeyError, IndexError, StopIteration, ValueError, ZeroDivisionError):
+        except (KeyError, IndexError, StopIteration, TypeError, ValueError, ZeroDivisionError):
             value = None
         met = None
         if value is not None and relation and not emulated:

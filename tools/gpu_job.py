@@ -57,9 +57,12 @@ class Job:
             os.remove(self.figures)
         begin = time.monotonic()
         with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       cwd=ROOT, env=dict(os.environ, **python_environment(), **self.env),
-                                       start_new_session=True)
+            try:
+                process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                           cwd=ROOT, env=dict(os.environ, **python_environment(), **self.env),
+                                           start_new_session=True)
+            except OSError as e: # made for another machine, say
+                return dict(result, status="failed", why="cannot start: " + e.strerror), ""
             try:
                 code = process.wait(seconds)
                 status = "ok" if code == 0 else "skipped" if code == 77 else "failed"

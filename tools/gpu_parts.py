@@ -51,9 +51,12 @@ def facts_jobs(tree, scratch):
             Job("gpu only", [tree.program("tests/offload/gpu_only")], 120)]
 
 
-def operations_of(check):
-    """Those that check_kernels compares, as it lists them."""
-    return (output_of([str(check), "--list"]) or "").split()
+def operation_jobs(check):
+    """A job for each operation that check_kernels compares, as it lists them; if it lists none, one for all
+    of them, which says why."""
+    all_of_them = [check, "--isa", "cuda"]
+    listed = (output_of([str(check), "--list"]) or "").split()
+    return [Job("kernels " + op, all_of_them + ["--op", op], 150) for op in listed] or [Job("kernels", all_of_them, 300)]
 
 
 def profile_job(tree):
@@ -71,10 +74,10 @@ def profile_job(tree):
 
 def kernels_jobs(tree, scratch):
     check = tree.program("tests/kernels/check_kernels")
-    jobs = [Job("kernels " + op, [check, "--isa", "cuda", "--op", op], 150) for op in operations_of(check)]
     figures = str(scratch / "timed.json")
-    return jobs + [Job("timed", [check, "--isa", "cuda", "--bench", "--json", figures], 220, figures=figures,
-                       is_alone=True), profile_job(tree)]
+    return operation_jobs(check) + [
+        Job("timed", [check, "--isa", "cuda", "--bench", "--json", figures], 220, figures=figures, is_alone=True),
+        profile_job(tree)]
 
 
 def suite_jobs(tree, scratch):

@@ -94,6 +94,14 @@ class Calls(unittest.TestCase):
         with mock.patch.object(sys, "argv", ["gpu.py", "link", "--total", "90"]):
             self.assertEqual(gpu.options().total, 90)
 
+    def test_what_does_not_start_stops_nothing(self):
+        check = self.folder / "tests/kernels/check_kernels"
+        check.write_bytes(b"\x7fELF of another machine")
+        jobs, _ = self.run_kernels(self.kept(), 20)
+        self.assertEqual(jobs["kernels"]["status"], "failed")
+        self.assertIn("cannot start", jobs["kernels"]["why"])
+        self.assertEqual(jobs["timed"]["status"], "failed")
+
     def test_sanitizer_looks_at_what_failed(self):
         kept = self.kept()
         kept.add("kernels", {"name": "kernels topk", "command": "check --op topk", "status": "failed"})

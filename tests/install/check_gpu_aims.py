@@ -74,6 +74,12 @@ class Aims(unittest.TestCase):
         self.assertIn("SDPA to kvferry, 32K, batch 1", lacking) # did not fit
         self.assertNotIn("SDPA to kvferry, 128K, batch 1", lacking)
 
+    def test_a_figure_that_is_none_stops_nothing(self):
+        made = results()
+        made["runner"]["jobs"][0]["figures"] = {"tpot_ms": {"p50": None}}
+        made["link"]["jobs"][0]["figures"] = None
+        self.assertEqual(len(gpu_aims.table(made)), len(gpu_aims.AIMS))
+
     def test_figures(self):
         found = {r["what"]: r["measured"] for r in gpu_aims.table(results())}
         self.assertAlmostEqual(found["a token at 128K to dense at 4K, batch 16"], 12 / 9)
