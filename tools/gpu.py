@@ -34,8 +34,9 @@ import gpu_parts
 import gpu_tree
 from gpu_job import TIME_OVER, find_gpu, look_at, say
 
-# The parts, and the order in which they run.
-PARTS = ["facts", "kernels", "suite", "sanitizer", "link", "decode", "peers", "runner"]
+# The parts, in the order in which they run, and what each may have of a call's time beside others; what it
+# leaves is theirs.
+PARTS = {"facts": 1, "kernels": 4, "suite": 4, "sanitizer": 2, "link": 3, "decode": 2, "peers": 2, "runner": 3}
 CALLS = {"A": ["facts", "kernels"], "B": ["decode", "runner"], "C": ["link", "suite", "sanitizer", "peers"]}
 CALL_SECONDS = 540
 LOOKS = 0.15 # of a part's time: for what failed
@@ -73,6 +74,11 @@ class Kept:
             if result["status"] != "not run" or at == len(jobs): # what was measured is not lost
                 jobs[at:at + 1] = [result]
             self.write()
+
+
+def end_of_first(parts, now, end):
+    """When the first of the parts that are left ends, so that none of the others gets nothing."""
+    return now + (end - now) * PARTS[parts[0]] / sum(PARTS[p] for p in parts)
 
 
 def jobs_of(part, tree, scratch, kept):
@@ -158,8 +164,11 @@ def main():
     kept = Kept(out / "results.json")
     kept.results.update(device=gpu or "emulated", built=a.built or "build-gpu", commit=tree.commit)
     results = []
-    for part in [p for name in a.parts or PARTS for p in CALLS.get(name, [name])]:
-        results += run_part(part, tree, kept, min(time.monotonic() + a.seconds, end))
+    parts = [p for name in a.parts or PARTS for p in CALLS.get(name, [name])]
+    while parts:
+        now = time.monotonic()
+        results += run_part(parts[0], tree, kept, min(now + a.seconds, end_of_first(parts, now, end)))
+        parts.pop(0)
     print(gpu_figures.show(kept.results))
     print(gpu_aims.show([r for r in kept.results["aims"] if r["measured"] is not None]))
     return 1 if any(r["status"] in BAD for r in results) else 0

@@ -94,6 +94,16 @@ class Calls(unittest.TestCase):
         with mock.patch.object(sys, "argv", ["gpu.py", "link", "--total", "90"]):
             self.assertEqual(gpu.options().total, 90)
 
+    def test_a_part_leaves_time_to_others(self):
+        for parts in gpu.CALLS.values():
+            now = 0.0
+            for i in range(len(parts)): # each takes all that it may
+                end = gpu.end_of_first(parts[i:], now, gpu.CALL_SECONDS)
+                self.assertGreater(end - now, 60)
+                now = end
+            self.assertAlmostEqual(now, gpu.CALL_SECONDS)
+        self.assertAlmostEqual(gpu.end_of_first(["runner"], 20, 540), 540) # what decode left
+
     def test_what_does_not_start_stops_nothing(self):
         check = self.folder / "tests/kernels/check_kernels"
         check.write_bytes(b"\x7fELF of another machine")
