@@ -5,8 +5,9 @@
  *
  * A fiber runs thread after thread; only when a thread waits does the next get a fiber of its own,
  * so a kernel whose threads never meet costs no switch. Lanes of a warp are preferred, so a warp
- * operation is 31 switches and no search. KVF_EMU_ORDER=backwards runs warps and lanes from the
- * last to the first: a kernel whose results change forgot a barrier.
+ * operation is 31 switches and no search. KVF_EMU_ORDER=backwards runs blocks, warps and lanes from
+ * the last to the first: a kernel whose results change forgot a barrier, or reads what another
+ * block of its grid writes.
  *
  * Under TSan each CUDA thread has its own fiber and only barriers order them; blocks of a grid are
  * ordered, as they run. With KVF_EMU_RACES=streams a grid is one thread to TSan, which then sees
@@ -513,6 +514,13 @@ cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes)
     return cudaSuccess;
 }
 
+KVF_EMU_QUIET static uint3 place_of(uint64_t block, dim3 grid)
+{
+    const uint64_t row = block / grid.x;
+    return make_uint3((uint32_t)(block % grid.x), (uint32_t)(row % grid.y),
+                      (uint32_t)(row / grid.y));
+}
+
 KVF_EMU_QUIET void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes,
                                     const std::function<void()> &body, const kvf_emu_kernel &kernel,
                                     const std::function<void()> *earlier)
@@ -524,13 +532,12 @@ KVF_EMU_QUIET void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes,
     ASAN_UNPOISON_MEMORY_REGION(m->shared, shared_bytes);
     kvf_emu_here.shared = m->shared;
     kvf_emu_here.shared_bytes = shared_bytes;
-    for (uint32_t z = 0; z < grid.z; z++)
-        for (uint32_t y = 0; y < grid.y; y++)
-            for (uint32_t x = 0; x < grid.x; x++) {
-                kvf_emu_here.block_index = make_uint3(x, y, z);
-                kvf_emu_poison(m->shared, shared_bytes);
-                run_block(m);
-            }
+    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+    for (uint64_t i = 0; i < blocks; i++) {
+        kvf_emu_here.block_index = place_of(m->backwards ? blocks - 1 - i : i, grid);
+        kvf_emu_poison(m->shared, shared_bytes);
+        run_block(m);
+    }
     ASAN_POISON_MEMORY_REGION(m->shared, shared_bytes);
     kvf_emu_here.shared = NULL;
     m->body = NULL;

@@ -2,8 +2,10 @@
 
 /*
  * The emulated language against plain loops: places, barriers, shuffles, votes, atomics, launches.
- * Everything runs twice, with warps and lanes in both orders.
+ * Everything runs twice, with blocks, warps and lanes in both orders.
  */
+
+#include <string.h>
 
 #include <thread>
 #include <vector>
@@ -57,6 +59,23 @@ static void test_places(void)
             for (uint32_t count : seen)
                 CHECK(count == 1);
         }
+}
+
+/* Every thread says when it came; they do not wait. */
+static __global__ void stamp(uint32_t *stamps, uint32_t *next)
+{
+    const uint32_t b = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    stamps[b * blockDim.x + threadIdx.x] = (*next)++;
+}
+
+static void test_order(bool backwards)
+{
+    const uint32_t n = 3 * 2 * 2 * 70;
+    std::vector<uint32_t> stamps(n, 0);
+    uint32_t next = 0;
+    LAUNCH(stamp, dim3(3, 2, 2), 70, 0, NULL, stamps.data(), &next);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK(stamps[i] == (backwards ? n - 1 - i : i));
 }
 
 /* ---- barriers ---- */
@@ -437,8 +456,9 @@ int main(void)
     test_faults();
     for (const char *order : orders) {
         setenv("KVF_EMU_ORDER", order, 1);
-        std::thread([] {
+        std::thread([order] {
             test_places();
+            test_order(strcmp(order, "backwards") == 0);
             test_sums_of<int>();
             test_sums_of<float>();
             test_sums_of<double>();
