@@ -9,8 +9,9 @@ each kernel of each target with the first line of the budget file that fits it. 
 line, a line that fits no kernel of a file that was compiled, and a warning of the compiler fail too.
 Where cuobjdump is installed, the instructions that the budget names are looked for in the machine
 code of every target. Kernels with a line that begins with = are counted in the machine code of COUNTED:
-by cuobjdump, which pip brings to the user's cache folder once where it is not installed. --list prints
-the greatest numbers per kernel, to write a budget from.
+by cuobjdump, which pip brings to the user's cache folder once where it is not installed. Where such code
+waits for earlier kernels, nothing may touch memory before. --list prints the greatest numbers per kernel,
+to write a budget from.
 """
 import argparse
 import collections
@@ -32,7 +33,10 @@ KERNEL = re.compile(
     r"(?:(?!Compiling entry).)*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads(?:(?!Compiling entry).)*?Used (?P<registers>\d+) registers"
     r"(?:[^\n]*?, (?P<shared>\d+) bytes smem)?", re.S)
-Kernel = collections.namedtuple("Kernel", "name full target registers stack spill shared")
+# What a kernel that starts early may not do before it waits: prefetches are allowed, PREEXIT lets the next start.
+TOUCHES = re.compile(r"(?<![.\w])(?:LDG?|LDGSTS|STG?|RED|REDG|ATOM|ATOMG|UBLKCP|EXIT)\b")
+WAIT = "ACQBULK"
+Kernel = collections.namedtuple("Kernel", "name full target registers stack spill shared object")
 Line = collections.namedtuple("Line", "pattern registers stack spill instructions number")
 Count = collections.namedtuple("Count", "unit kernel most number")
 
@@ -79,11 +83,12 @@ def read_logs(build):
         found = list(KERNEL.finditer(text))
         if len(found) != len(set(re.findall(r"Compiling entry function ('\S+' for '\w+')", text))):
             findings.append("%s: numbers of a kernel are missing" % path)
+        made = path[:-len(".ptxas.txt")] + ".o"
         for m, full in zip(found, demangle([m["symbol"] for m in found]) if found else []):
             unit, full = own_unit(unit_of(path, ".ptxas.txt"), full)
             name = unit + "/" + short(full)
             kernels.append(Kernel(name, full, m["target"], int(m["registers"]), int(m["stack"]),
-                                  int(m["stores"]) + int(m["loads"]), int(m["shared"] or 0)))
+                                  int(m["stores"]) + int(m["loads"]), int(m["shared"] or 0), made))
     if not kernels:
         findings.append("%s: no kernel was compiled by nvcc there" % build)
     return kernels, findings
@@ -148,27 +153,39 @@ def cuobjdump():
     return found if os.path.exists(found) else None
 
 
-def counted(tool, path):
-    """(kernel, instructions) of an object's code for COUNTED, without what only fills up."""
+def coded(tool, path):
+    """(unit/kernel, [instruction]) of an object's code for COUNTED, without what only fills up."""
     sass = subprocess.run([tool, "-arch", COUNTED, "-sass", path], stdout=subprocess.PIPE,
                           text=True, check=True).stdout
     parts = re.split(r"^\s*Function : (\S+)$", sass, flags=re.M)
     for full, code in zip(demangle(parts[1::2]) if len(parts) > 1 else [], parts[2::2]):
-        yield exact(full), len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP)\S", code, re.M))
+        unit, full = own_unit(unit_of(path, ".o"), full)
+        yield unit + "/" + exact(full), re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+((?!NOP)\S.*?);", code, re.M)
 
 
-def check_counts(build, kernels, counts, tool, path):
+def touches_early(code):
+    """What an early kernel's code touches before it waits, or None. Code is laid out as it runs until then."""
+    wait = next((i for i, text in enumerate(code) if WAIT in text), 0)
+    return next((text for text in code[:wait] if TOUCHES.search(text)), None)
+
+
+def check_counts(kernels, counts, tool, path):
     """Findings. A unit that was not compiled for COUNTED is left out."""
-    made = {k.name.split("/")[0] for k in kernels if k.target == COUNTED}
-    for unit in sorted({c.unit for c in counts} & made):
-        found = glob.glob(os.path.join(build, "**", "cuda_%s.o" % unit), recursive=True)
-        has = dict(counted(tool, found[0])) if found else {}
-        for c in (c for c in counts if c.unit == unit):
-            if not has.get(c.kernel):
-                yield "%s:%d: no code of %s/%s for %s" % (path, c.number, unit, c.kernel, COUNTED)
-            elif has[c.kernel] > c.most:
-                yield "%s/%s on %s: %d instructions, the budget is %d" % (
-                    unit, c.kernel, COUNTED, has[c.kernel], c.most)
+    objects = {k.name.split("/")[0]: k.object for k in kernels if k.target == COUNTED}
+    counts = [c for c in counts if c.unit in objects]
+    has = {}
+    for made in sorted({objects[c.unit] for c in counts}):
+        for name, code in coded(tool, made):
+            has[name] = len(code)
+            early = touches_early(code)
+            if early:
+                yield "%s on %s: %s before it waits for earlier kernels" % (name, COUNTED, early)
+    for c in counts:
+        name = c.unit + "/" + c.kernel
+        if not has.get(name):
+            yield "%s:%d: no code of %s for %s" % (path, c.number, name, COUNTED)
+        elif has[name] > c.most:
+            yield "%s on %s: %d instructions, the budget is %d" % (name, COUNTED, has[name], c.most)
 
 
 def check_instructions(build, budget):
@@ -216,8 +233,7 @@ def main():
     if not any(k.target == COUNTED for k in kernels):
         print("instructions were not counted: nothing was compiled for " + COUNTED)
     elif tool:
-        findings += check_counts(args.build, kernels, counts, tool,
-                                 os.path.relpath(args.budget, ROOT))
+        findings += check_counts(kernels, counts, tool, os.path.relpath(args.budget, ROOT))
     else:
         print("instructions were not counted: no cuobjdump, and pip cannot bring it")
     for finding in findings:
