@@ -52,6 +52,7 @@ void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l,
     KVF_CARVE(k, i.share, heads && (l->flags & KVF_SAVED_AUTO) ? 2 : 0);
     KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_row_bytes(&shape));
     KVF_CARVE(k, i.digests, heads, l->sealed, l->digest_bytes);
+    KVF_CARVE(k, i.spare, l->flags & KVF_SAVED_SPARE ? heads : 0, run);
     if (out)
         *out = i;
 }
@@ -183,6 +184,7 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            (l->flags & ~(uint32_t)KVF_SAVED_FLAGS) == 0 && l->length <= COUNT_MAX &&
            (uint64_t)l->sealed * h->block_size <= l->length &&
            !(l->flags & KVF_SAVED_FRESH && l->heads && l->length) &&
+           !(l->flags & KVF_SAVED_SPARE && (l->sealed == 0 || h->pages == KVF_PAGES_BF16)) &&
            (lists == l->heads || lists == (uint64_t)l->heads * group) && l->slots <= COUNT_MAX &&
            l->shadow_slots <= COUNT_MAX && l->store_tokens <= COUNT_MAX &&
            l->query_window <= COUNT_MAX && l->ring_pages <= COUNT_MAX &&

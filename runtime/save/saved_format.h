@@ -33,8 +33,9 @@
 enum {
     KVF_SAVED_FRESH = 1, /* nothing was ever written: there is no state */
     KVF_SAVED_NEEDS_EXACT = 2,
-    KVF_SAVED_AUTO = 4, /* static_ratio = auto */
-    KVF_SAVED_FLAGS = 7,
+    KVF_SAVED_AUTO = 4,  /* static_ratio = auto */
+    KVF_SAVED_SPARE = 8, /* the newest sealed block is there as it was before it was packed, too */
+    KVF_SAVED_FLAGS = 15,
 };
 
 typedef struct kvf_saved_layer {
@@ -89,6 +90,7 @@ typedef struct kvf_saved_image {
     uint32_t *share;       /* [2] */
     char *queries;         /* [query_window, heads * group, row bytes] */
     char *digests;         /* [heads, sealed, digest_bytes] */
+    char *spare;           /* [heads, block bytes] of one head */
 } kvf_saved_image;
 
 kvf_shape kvf_saved_shape(const kvf_saved_head *head); /* of a page */

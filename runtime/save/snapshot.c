@@ -32,7 +32,7 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
-                 (part->tables.share ? KVF_SAVED_AUTO : 0u),
+                 (part->tables.share ? KVF_SAVED_AUTO : 0u) | (state->spare ? KVF_SAVED_SPARE : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
         .slots = p->slots,
@@ -113,6 +113,8 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_s
         copy(&c, image->digests + h * bytes.digests, kvf_row_digest(p, &row, 0, h), bytes.digests);
     if (image->share)
         copy(&c, image->share, row.share, 2 * sizeof *row.share);
+    if (image->spare)
+        copy(&c, image->spare, kvf_row_spare(p, &row), kvf_block_bytes(p));
     if (l->queries)
         copy(&c, image->queries, row.queries, bytes.queries);
     for (uint32_t b = l->sealed; b < kvf_row_blocks(p, &row); b++)

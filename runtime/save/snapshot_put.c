@@ -100,6 +100,9 @@ static kvf_status put_blocks(putting *p)
         KVF_TRY(send(p, p->work.blocks[b],
                      p->l->tail + (b - p->layer->sealed) * kvf_block_bytes(paging),
                      kvf_block_bytes(paging)));
+    if (p->layer->spare)
+        KVF_TRY(
+            send(p, kvf_row_spare(paging, &p->row), p->l->image->spare, kvf_block_bytes(paging)));
     KVF_TRY(send(p, p->blocks_device, p->work.blocks, blocks * sizeof *p->work.blocks));
     p->row.blocks = p->work.blocks;
     for (uint32_t b = 0; p->work.block_of && b < p->layer->sealed; b++)
@@ -321,6 +324,7 @@ static void put_counts(const putting *p)
     kvf_layer *layer = p->layer;
     layer->store = 0;
     layer->kept = saved->kept;
+    layer->spare = p->l->image->spare ? layer->sealed : 0;
     memset(layer->by_step, 0, layer->length);
     if (!p->l->is_exact)
         return;

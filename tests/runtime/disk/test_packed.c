@@ -246,6 +246,30 @@ static void a_file_changes_no_bit(void **state)
     }
 }
 
+/* A cut that takes back the block that was sealed last finds it as it was, in a file too. */
+static void a_file_has_the_newest_block_as_it_was(void **state)
+{
+    for (uint32_t i = 0; i < turns_here(2); i++) {
+        kvf_cache_config c = packed_config(i);
+        c.select = KVF_SELECT_DYNAMIC;
+        test_world w;
+        test_tokens t;
+        test_open(&w, &t, &c, &(test_tokens_spec){.count = 240, .seed = 1312, .sharpness = 2});
+        const uint32_t block = kvf_cache_memory(w.cache)->block_size;
+        const uint32_t held = c.local_tokens + (SAVE_PROMPT - c.local_tokens) / block * block - 1;
+        kvf_sequence *a = test_sequence(&w);
+        save_prefill(&w, a, &t, SAVE_PROMPT);
+        assert_int_equal(save_now(&w, a, save_path("packed"), NULL), KVF_OK);
+        test_ok(&w, kvf_sequence_truncate(w.cache, a, held, w.stream));
+        void *wanted = save_decode(&w, a, &t, held, 20);
+        kvf_sequence_destroy(a);
+        a = save_restore(&w, save_path("packed"), 1);
+        test_ok(&w, kvf_sequence_truncate(w.cache, a, held, w.stream));
+        save_expect(wanted, &w, a, &t, held, 20);
+        test_close(&w, &t);
+    }
+}
+
 static void a_disk_changes_no_bit(void **state)
 {
     for (uint32_t i = 0; i < turns_here(3); i++) {
@@ -603,6 +627,7 @@ int main(void)
         cmocka_unit_test(chunks_change_no_bit),
         cmocka_unit_test(short_cuts_change_no_bit),
         cmocka_unit_test(a_file_changes_no_bit),
+        cmocka_unit_test(a_file_has_the_newest_block_as_it_was),
         cmocka_unit_test(a_disk_changes_no_bit),
         cmocka_unit_test(pages_are_smaller),
         cmocka_unit_test(files_of_another_form_are_refused),
@@ -614,6 +639,7 @@ int main(void)
         cmocka_unit_test(chunks_change_no_bit),
         cmocka_unit_test(short_cuts_change_no_bit),
         cmocka_unit_test(a_file_changes_no_bit),
+        cmocka_unit_test(a_file_has_the_newest_block_as_it_was),
         cmocka_unit_test(a_disk_changes_no_bit),
         cmocka_unit_test(a_gpu_refuses_some),
         cmocka_unit_test(transfer_methods_change_no_bit),
