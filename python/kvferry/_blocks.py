@@ -12,7 +12,7 @@ from .capi import (BlockRows, BlocksConfig, BlocksPlan, BlocksStats, CacheConfig
 from ._cache import make_config
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
-from ._runtime import Runtime, Stream
+from ._runtime import Runtime, Stream, behind_work
 
 
 def _config(block_count: int, block_tokens: int, settings: dict, keep: list) -> BlocksConfig:
@@ -43,9 +43,10 @@ class Blocks(Handle):
         config = _config(block_count, block_tokens, settings, keep)
         out, parent = ctypes.c_void_p(), runtime._node
         checked(lib.kvf_blocks_open, parent.check(), byref(config), byref(out))
-        super().__init__(Node("blocks", out.value, lib.kvf_blocks_close, parent))
+        super().__init__(Node("blocks", out.value, behind_work(parent, lib.kvf_blocks_close), parent))
+        self._node.keep += keep
         self.runtime = runtime
-        self.settings: CacheConfig = config.cache # as they are in force
+        self.settings: CacheConfig = config.cache # as they were given
         self.layers: int = config.cache.layers
 
     @staticmethod

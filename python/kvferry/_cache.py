@@ -18,7 +18,7 @@ from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, PageLis
                     PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats, lib)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
-from ._runtime import Runtime, Stream, _opened
+from ._runtime import Runtime, Stream, _opened, behind_work
 from ._save import Save
 from ._settings import fill
 
@@ -106,7 +106,7 @@ class Cache(Handle):
             keep, runtime._errors)
         out, parent = ctypes.c_void_p(), runtime._node
         checked(lib.kvf_cache_open, parent.check(), byref(config), byref(out))
-        super().__init__(Node("cache", out.value, lambda cache: _close_cache(parent, cache), parent))
+        super().__init__(Node("cache", out.value, behind_work(parent, lib.kvf_cache_close), parent))
         self._node.keep += keep
         self.runtime = runtime
         self.settings: CacheConfig = CacheConfig.from_buffer_copy(
@@ -418,14 +418,6 @@ class Cache(Handle):
         else:
             _policies.raise_first(self.runtime._errors)
         return out
-
-
-def _close_cache(runtime: Node, cache: int) -> None:
-    """Work that is under way uses the cache: wait for every stream first."""
-    for node in list(runtime.children):
-        if node.what == "stream" and node.handle is not None:
-            lib.kvf_stream_wait(node.handle)
-    lib.kvf_cache_close(cache)
 
 
 def _count(array: Any, tokens: Optional[int]) -> int:

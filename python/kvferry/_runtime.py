@@ -141,6 +141,16 @@ class Runtime(Handle):
         return found
 
 
+def behind_work(runtime: Node, destroy: Callable[[int], None]) -> Callable[[int], None]:
+    """`destroy` of what work under way may use: it waits for every stream first."""
+    def close(handle: int) -> None:
+        for node in list(runtime.children):
+            if node.what == "stream" and node.handle is not None:
+                lib.kvf_stream_wait(node.handle)
+        destroy(handle)
+    return close
+
+
 class Stream(Handle):
     """An order of work. Calls that name a stream return at once; `wait` waits for their work.
 

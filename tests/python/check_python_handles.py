@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -54,6 +55,14 @@ class Handles(Base):
         cache.prefill(cache.sequence(), *self.qkv(1000), stream=stream)
         cache.close()
         stream.wait()
+
+    def test_blocks_close_behind_the_work_that_is_under_way(self):
+        blocks = kvferry.Blocks(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
+                                head_dim=32, tokens_max=64, budget_tokens=256)
+        stream, done = kvferry.Stream(self.runtime), []
+        stream.launch(lambda _: (time.sleep(0.1), done.append(True)))
+        blocks.close()
+        self.assertEqual(done, [True])
 
     def test_threads_share_a_cache(self):
         cache = self.cache(sequences_max=4, select="full")
