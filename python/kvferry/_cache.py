@@ -556,8 +556,9 @@ class Recording(Handle):
     """A decode step that was recorded: `replay` runs it again with the same arrays."""
 
     def __init__(self, cache: Cache, handle: int) -> None:
-        super().__init__(Node("recording", handle, lib.kvf_recording_destroy, cache._node,
-                              cache._node.lock))
+        super().__init__(Node("recording", handle,
+                              behind_work(cache.runtime._node, lib.kvf_recording_destroy),
+                              cache._node, cache._node.lock))
         self.cache = cache
 
     @property

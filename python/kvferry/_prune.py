@@ -17,7 +17,7 @@ from .capi import (HiddenPlan, PruneConfig, PrunePlan, PrunePolicyRow, PruneResu
 from ._errors import Invalid, checked
 from ._handles import Handle, Node
 from ._policies import PrunePolicy, prune_policies, raise_first
-from ._runtime import Runtime, Stream, _opened, _raw
+from ._runtime import Runtime, Stream, _opened, _raw, behind_work
 from ._settings import fill
 
 Policy = Union[str, PrunePolicy]
@@ -70,7 +70,8 @@ class Pruner(Handle):
         out = ctypes.c_void_p()
         with cache._node.lock:
             checked(lib.kvf_prune_open, cache._node.check(), byref(self._config), byref(out))
-        super().__init__(Node("pruner", out.value, lib.kvf_prune_close, cache._node,
+        super().__init__(Node("pruner", out.value,
+                              behind_work(cache.runtime._node, lib.kvf_prune_close), cache._node,
                               cache._node.lock))
         self._node.keep += [self._config, *keep]
         if self._errors:
@@ -171,7 +172,8 @@ class Hidden(Handle):
         handle = runtime._node.check()
         folder = None if disk_path is None else os.fsencode(disk_path)
         super().__init__(Node("hidden", _opened(handle, lib.kvf_hidden_open, handle, row_bytes, rows_max,
-                                                folder), lib.kvf_hidden_close, runtime._node))
+                                                folder),
+                              behind_work(runtime._node, lib.kvf_hidden_close), runtime._node))
         self.runtime, self.row_bytes = runtime, row_bytes
 
     @staticmethod

@@ -56,13 +56,37 @@ class Handles(Base):
         cache.close()
         stream.wait()
 
+    def slow(self):
+        """A stream whose work takes a while, and what that appends to at its end."""
+        stream, done = kvferry.Stream(self.runtime), []
+        stream.launch(lambda _: (time.sleep(0.1), done.append(True)))
+        return stream, done
+
     def test_blocks_close_behind_the_work_that_is_under_way(self):
         blocks = kvferry.Blocks(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
                                 head_dim=32, tokens_max=64, budget_tokens=256)
-        stream, done = kvferry.Stream(self.runtime), []
-        stream.launch(lambda _: (time.sleep(0.1), done.append(True)))
+        _, done = self.slow()
         blocks.close()
         self.assertEqual(done, [True])
+
+    def test_hidden_states_close_behind_the_work_that_is_under_way(self):
+        hidden, rows = kvferry.Hidden(self.runtime, 64, 9), np.ones((9, 16), np.float32)
+        stream, done = self.slow()
+        hidden.put(0, rows, stream)
+        hidden.close()
+        self.assertEqual(done, [True])
+
+    def test_a_pruner_closes_behind_the_work_that_is_under_way(self):
+        """By itself, and with its cache: what it seeds is enqueued."""
+        for closes_cache in (False, True):
+            cache = self.cache(select="hybrid", budget_tokens=256)
+            pruner, sequence = kvferry.Pruner(cache, "streaming", keep=0.5), cache.sequence()
+            stream, done = self.slow()
+            pruner.begin(sequence, 400)
+            pruner.prefill(sequence, *self.qkv(400), stream=stream)
+            pruner.layer(sequence, 0, stream)
+            (cache if closes_cache else pruner).close()
+            self.assertEqual(done, [True])
 
     def test_threads_share_a_cache(self):
         cache = self.cache(sequences_max=4, select="full")
