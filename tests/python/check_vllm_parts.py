@@ -38,6 +38,8 @@ class Options(unittest.TestCase):
                             ("host_bytes = much: must be", {"host_memory": "much"}),
                             ("log_interval = -1: must be seconds", {"log_interval": -1}),
                             ("verify_interval = no: must be a number of passes", {"verify_interval": "no"}),
+                            ("verify_interval = 0.5: must be a number of passes", {"verify_interval": 0.5}),
+                            ("log_interval = inf: must be seconds", {"log_interval": float("inf")}),
                             ("must be an object", [5])):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Invalid, text):
                 options.read(given, {})

@@ -5,6 +5,7 @@ Names are those of `kvferry.settings("cache")` and `("runtime")`, and the few of
 of vLLM. Invariant: a name or a value that means nothing is an error, never ignored.
 """
 import difflib
+import math
 import os
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional
 
@@ -51,7 +52,7 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
     fill(sizes, "cache", {"host_bytes": found.pop("host_bytes", None)}, [])
     return Options(runtime, found, sizes.host_bytes or None,
                    _number("log_interval", own.get("log_interval", 60), "seconds", float),
-                   _number("verify_interval", own.get("verify_interval", 0), "a number of passes", int),
+                   _number("verify_interval", own.get("verify_interval", 0), "a number of passes", _whole),
                    own.get("head_mask"))
 
 
@@ -79,12 +80,18 @@ def _full(said: dict) -> dict:
     return found
 
 
+def _whole(value: Any) -> int:
+    if int(value) != float(value):
+        raise ValueError("a part of one")
+    return int(value)
+
+
 def _number(name: str, value: Any, what: str, kind: Callable[[Any], Any]) -> Any:
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1
-    if not number >= 0:
+    if not 0 <= number < math.inf:
         raise Invalid("%s = %s: must be %s, 0 or more" % (name, value, what))
     return number
 
