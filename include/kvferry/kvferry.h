@@ -416,7 +416,8 @@ typedef struct kvf_cache_config {
     kvf_pages pages;
 
     /* limits: memory is reserved for them at open */
-    uint32_t sequences_max; /**< default 1 */
+    uint32_t sequences_max; /**< default 1. On a GPU sequences_max x tokens_per_step_max x KV heads
+                                 (with QUEST query heads) is at most 65535 */
     uint32_t tokens_max;    /**< per sequence, no default */
     /** Over all sequences, shared pages once, and with digest = codes on the device, too: of forks
      * the prompt and what each adds, with its window and 64 tokens; 0 = sequences x tokens. */

@@ -18,8 +18,10 @@
 #include "score/codes.h"
 #include "settings.h"
 
-#define TOKENS_MAX   (1u << 26)
-#define BLOCK_TOKENS 32u
+#define TOKENS_MAX    (1u << 26)
+#define BLOCK_TOKENS  32u
+/* Of a step: the second dimension of a grid. */
+#define GPU_LISTS_MAX 65535u
 
 void kvf_cache_config_init(kvf_cache_config *config)
 {
@@ -367,6 +369,20 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     dims->window_pages = kvf_div_ceil_u32(c->local_tokens + block_size - 1, c->page_size);
 }
 
+/* A launch of a GPU has so many lists. */
+static kvf_status check_lists(const kvf_runtime *runtime, kvf_context *context,
+                              const kvf_cache_config *c, const kvf_dims *dims)
+{
+    const uint64_t lists = (uint64_t)kvf_rows_max(c) * dims->paging.lists;
+    if (runtime->device->ops->kind == KVF_DEVICE_HOST || lists <= GPU_LISTS_MAX)
+        return KVF_OK;
+    KVF_FAIL(
+        context, KVF_UNSUPPORTED,
+        "sequences_max = %u: with tokens_per_step_max = %u a step has %llu page lists, and the "
+        "CUDA device takes %u; lower one of them, or use the host device",
+        c->sequences_max, c->tokens_per_step_max, (unsigned long long)lists, GPU_LISTS_MAX);
+}
+
 /* Slots, and what speculation ranks: more than a step chooses, as much as there are slots for. */
 static kvf_status count_slots(kvf_context *context, const kvf_select_policy *policy,
                               kvf_cache_config *c, kvf_dims *dims)
@@ -555,6 +571,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     const uint32_t block_size = block_tokens(runtime, resolved);
     KVF_TRY(divide_budget(context, policy, resolved, block_size, dims));
     count_lists(policy, resolved, block_size, dims);
+    KVF_TRY(check_lists(runtime, context, resolved, dims));
     /* Packed pages go through `wide` instead. */
     if (dims->wide_blocks == 0 &&
         (runtime->seams.prefill_arena == 1 ||

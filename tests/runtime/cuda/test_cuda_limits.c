@@ -348,6 +348,27 @@ static void lists_that_are_out_of_range(void **state)
     }
 }
 
+/* A step of all sequences must be a launch that there is. */
+static void more_lists_than_a_launch_has(void **state)
+{
+    kvf_runtime *runtime = NULL;
+    kvf_error error = {0};
+    kvf_cache_plan plan;
+    kvf_cache_config cc = test_config_small();
+    kvf_emu_reset();
+    const kvf_runtime_config rc = on_cuda();
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
+    cc.kv_heads = cc.query_heads = 5;
+    cc.sequences_max = 3277;
+    cc.tokens_per_step_max = 4;
+    test_expect(runtime, kvf_cache_plan_make(runtime, &cc, &plan, &error), KVF_UNSUPPORTED);
+    SAYS(&error, KVF_UNSUPPORTED, "sequences_max = 3277", "tokens_per_step_max = 4",
+         "65540 page lists", "takes 65535", "host device");
+    cc.kv_heads = cc.query_heads = 3;
+    test_expect(runtime, kvf_cache_plan_make(runtime, &cc, &plan, &error), KVF_OK);
+    kvf_runtime_close(runtime);
+}
+
 static void recordings_in_the_wrong_place(void **state)
 {
     world x;
@@ -397,6 +418,7 @@ int main(void)
         cmocka_unit_test(streams_of_others),
         cmocka_unit_test(ids_that_are_out_of_range),
         cmocka_unit_test(lists_that_are_out_of_range),
+        cmocka_unit_test(more_lists_than_a_launch_has),
         cmocka_unit_test(recordings_in_the_wrong_place),
     };
     return cmocka_run_group_tests_name("runtime: limits of the CUDA device", tests, NULL, NULL);
