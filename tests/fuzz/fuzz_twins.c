@@ -1,0 +1,571 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Bytes become calls on a crowded cache: batches, several tokens of a sequence, forks, cuts, files,
+ * page lists and pruned prompts, under any settings of moving pages, threads, speculation and disk.
+ *
+ * Knows the public headers. Every sequence has a twin that is alone in a plain cache, which has the
+ * same settings but for those that change no answer. A fork's twin plays its parent's calls again,
+ * and a cut one's what is left of them. What must hold for every input: outputs have the bits of
+ * the twin; listed pages are read as they came, or near that, and attention over what was read is
+ * what attending to the lists gives; a call that fails changes no length. A broken promise aborts.
+ */
+
+#include "fuzz_twins.h"
+
+#include <kvferry/save.h>
+
+#include <unistd.h>
+
+/* ---- calls of either ---- */
+
+static kvf_status prefill(kvf_cache *cache, kvf_sequence *s, uint32_t layer, uint32_t tokens,
+                          rows *r, const uint32_t *positions, int asks, kvf_stream *stream)
+{
+    const kvf_prefill_args args = {.sequence = s,
+                                   .layer = layer,
+                                   .tokens = tokens,
+                                   .q = asks ? r->q : NULL,
+                                   .k = r->k,
+                                   .v = r->v,
+                                   .positions = positions,
+                                   .out = r->out};
+    const kvf_status status = kvf_prefill(cache, &args, stream);
+    settle(stream);
+    return status;
+}
+
+static kvf_status step(kvf_cache *cache, kvf_sequence *s, uint32_t layer, rows *r,
+                       kvf_stream *stream)
+{
+    const kvf_decode_args args = {.layer = layer,
+                                  .batch = 1,
+                                  .sequences = &s,
+                                  .q = r->q,
+                                  .k = r->k,
+                                  .v = r->v,
+                                  .out = r->out,
+                                  .lse = r->lse};
+    const kvf_status status = kvf_decode(cache, &args, stream);
+    settle(stream);
+    return status;
+}
+
+/* Where a pruned prompt goes. */
+typedef struct place {
+    kvf_cache *cache;
+    kvf_prune *pruner;
+    kvf_sequence *sequence;
+    kvf_stream *stream;
+} place;
+
+static kvf_status evict_by_chunks(world *w, const place *p, const uint32_t *token, uint32_t tokens)
+{
+    rows *r = &w->theirs;
+    uint32_t at[CHUNK_MAX];
+    kvf_status status = KVF_OK;
+    for (uint32_t first = 0, n; status == KVF_OK && first < tokens; first += n) {
+        n = kvf_min_u32(w->chunk, tokens - first);
+        for (uint32_t l = 0; status == KVF_OK && l < w->config.layers; l++) {
+            for (uint32_t i = 0; i < n; i++) {
+                fill(w, r, i, l, token[first + i]);
+                at[i] = first + i;
+            }
+            status = prefill(p->cache, p->sequence, l, n, r, at, 1, p->stream);
+            if (status == KVF_OK)
+                status = kvf_prune_chunk(p->pruner, p->sequence, l, n, 0, p->stream);
+        }
+    }
+    return status;
+}
+
+static kvf_status prune_prompt(world *w, const place *p, const uint32_t *token, uint32_t tokens)
+{
+    rows *r = &w->theirs;
+    uint32_t ids[CHUNK_MAX], n = tokens;
+    kvf_status status = kvf_prune_begin(p->pruner, p->sequence, tokens);
+    if (status == KVF_OK && w->prune.eviction)
+        return evict_by_chunks(w, p, token, tokens);
+    for (uint32_t i = 0; i < tokens; i++)
+        ids[i] = i;
+    for (uint32_t l = 0; status == KVF_OK && l < w->config.layers; l++) {
+        const kvf_prefill_args args = {p->sequence, l, n, r->q, r->k, r->v, ids, r->out};
+        kvf_prune_result result = {0};
+        for (uint32_t i = 0; i < n; i++)
+            fill(w, r, i, l, token[ids[i]]);
+        status = kvf_prefill(p->cache, &args, p->stream);
+        if (status == KVF_OK)
+            status = kvf_prune_append(p->pruner, &args, p->stream);
+        if (status == KVF_OK)
+            status = kvf_prune_layer(p->pruner, p->sequence, l, p->stream, &result);
+        settle(p->stream);
+        for (uint32_t i = 0; result.propagate && i < result.propagate_count; i++)
+            ids[i] = ids[result.propagate[i]];
+        n = result.propagate ? result.propagate_count : n;
+    }
+    return status;
+}
+
+/* ---- twins ---- */
+
+static void play_entry(world *w, model *m, const entry *e, const uint32_t *token)
+{
+    rows *r = &w->theirs;
+    const place p = {m->plain, m->pruner, m->twin, w->plain_stream};
+    if (e->what == PROMPT)
+        PROMISE(prune_prompt(w, &p, token, e->tokens) == KVF_OK);
+    for (uint32_t l = 0; e->what != PROMPT && l < w->config.layers; l++) {
+        for (uint32_t t = 0; t < e->tokens; t++)
+            fill(w, r, t, l, token[t]);
+        PROMISE((e->what == STEP ? step(m->plain, m->twin, l, r, w->plain_stream)
+                                 : prefill(m->plain, m->twin, l, e->tokens, r, NULL, e->what == ASK,
+                                           w->plain_stream)) == KVF_OK);
+    }
+}
+
+/* A twin that has done what the sequence has. */
+static void play_again(world *w, model *m)
+{
+    kvf_error error;
+    uint32_t first = 0;
+    if (!m->plain) {
+        PROMISE(kvf_cache_open(w->plain_runtime, &w->plain_config, &m->plain, &error) == KVF_OK);
+        m->pruner = open_pruner(w, m->plain);
+    }
+    kvf_sequence_destroy(m->twin);
+    PROMISE(kvf_sequence_create(m->plain, &m->twin) == KVF_OK);
+    for (uint32_t i = 0; i < m->entries; first += m->log[i++].tokens)
+        play_entry(w, m, &m->log[i], m->token + first);
+    PROMISE(first == m->tokens);
+}
+
+static uint32_t sealed(const world *w, uint32_t tokens)
+{
+    const uint32_t local = w->config.local_tokens;
+    return tokens < local ? 0 : (tokens - local) / kvf_max_u32(w->config.page_size, 32);
+}
+
+static void note(const world *w, model *m, act what, uint32_t tokens)
+{
+    const uint32_t before = sealed(w, m->tokens);
+    m->log[m->entries++] = (entry){what, tokens};
+    m->tokens += tokens;
+    m->spare = sealed(w, m->tokens) > before ? sealed(w, m->tokens) : m->spare;
+}
+
+static void forget(model *m)
+{
+    kvf_sequence_destroy(m->sequence);
+    m->sequence = NULL;
+    m->tokens = m->entries = m->is_pruned = m->spare = 0;
+}
+
+/* A call on some layer failed because the cache is full: back to where all of them were. */
+static void undo(world *w, model *m)
+{
+    if (!w->can_cut || m->is_pruned || w->config.pages != KVF_PAGES_BF16)
+        forget(m);
+    else if (kvf_sequence_length(m->sequence, 0) > m->tokens)
+        PROMISE(kvf_sequence_truncate(w->cache, m->sequence, m->tokens, w->stream) == KVF_OK);
+    settle(w->stream);
+}
+
+static void check_lengths(const world *w)
+{
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        for (uint32_t l = 0; w->models[i].sequence && l < w->config.layers; l++) {
+            const model *m = &w->models[i];
+            const uint32_t length = kvf_sequence_length(m->sequence, l);
+            PROMISE(length == kvf_sequence_length(m->twin, l));
+            PROMISE(m->is_pruned || length == m->tokens);
+        }
+}
+
+static model *pick(world *w)
+{
+    model *m = &w->models[draw(w, 0, SEQUENCES - 1)];
+    for (uint32_t i = 0; i < SEQUENCES && !m->sequence; i++)
+        m = &w->models[i];
+    return m->sequence ? m : NULL;
+}
+
+static model *free_one(world *w)
+{
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        if (!w->models[i].sequence)
+            return &w->models[i];
+    return NULL;
+}
+
+static uint32_t count_alive(const world *w)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        count += w->models[i].sequence != NULL;
+    return count;
+}
+
+/* ---- operations ---- */
+
+static void create(world *w)
+{
+    model *m = free_one(w);
+    if (!m)
+        return;
+    const int has_room = count_alive(w) < w->config.sequences_max;
+    const kvf_status status = kvf_sequence_create(w->cache, &m->sequence);
+    PROMISE(status == (has_room ? KVF_OK : KVF_FULL) && has_room == (m->sequence != NULL));
+    if (has_room)
+        play_again(w, m);
+}
+
+static void fork_one(world *w)
+{
+    model *parent = pick(w), *child = free_one(w);
+    if (!parent || !child)
+        return;
+    const int has_room = count_alive(w) < w->config.sequences_max;
+    const kvf_status status =
+        kvf_sequence_fork(w->cache, parent->sequence, w->stream, &child->sequence);
+    PROMISE(status == (has_room ? KVF_OK : KVF_FULL) && has_room == (child->sequence != NULL));
+    settle(w->stream);
+    if (!has_room)
+        return;
+    const model own = *child;
+    *child = *parent;
+    child->sequence = own.sequence;
+    child->plain = own.plain;
+    child->pruner = own.pruner;
+    child->twin = own.twin;
+    play_again(w, child);
+}
+
+static void destroy(world *w)
+{
+    model *m = pick(w);
+    if (m && count_alive(w) > 1)
+        forget(m);
+}
+
+static void chunk(world *w)
+{
+    model *m = pick(w);
+    const act what = draw(w, 0, 2) ? ASK : APPEND;
+    uint32_t tokens = draw(w, 1, draw(w, 0, 1) ? CHUNK_MAX : 40);
+    if (!m || m->tokens == w->config.tokens_max)
+        return;
+    tokens = kvf_min_u32(tokens, w->config.tokens_max - m->tokens);
+    for (uint32_t t = 0; t < tokens; t++)
+        m->token[m->tokens + t] = w->next++;
+    for (uint32_t l = 0; l < w->config.layers; l++) {
+        for (uint32_t t = 0; t < tokens; t++)
+            fill(w, &w->mine[l], t, l, m->token[m->tokens + t]);
+        const kvf_status status =
+            prefill(w->cache, m->sequence, l, tokens, &w->mine[l], NULL, what == ASK, w->stream);
+        PROMISE(status == KVF_OK || (status == KVF_FULL && w->config.host_tokens_max));
+        if (status != KVF_OK) {
+            undo(w, m);
+            return;
+        }
+    }
+    for (uint32_t l = 0; l < w->config.layers; l++) {
+        memcpy(w->theirs.q, w->mine[l].q, sizeof w->theirs.q);
+        memcpy(w->theirs.k, w->mine[l].k, sizeof w->theirs.k);
+        memcpy(w->theirs.v, w->mine[l].v, sizeof w->theirs.v);
+        PROMISE(prefill(m->plain, m->twin, l, tokens, &w->theirs, NULL, what == ASK,
+                        w->plain_stream) == KVF_OK);
+        PROMISE(what == APPEND || !memcmp(w->mine[l].out, w->theirs.out, tokens * row_bytes(w)));
+    }
+    note(w, m, what, tokens);
+}
+
+static void prompt(world *w)
+{
+    model *m = pick(w);
+    const uint32_t tokens = draw(w, 2 * WINDOW, CHUNK_MAX);
+    if (!m || !w->pruner || m->tokens)
+        return;
+    const place p = {w->cache, w->pruner, m->sequence, w->stream};
+    for (uint32_t t = 0; t < tokens; t++)
+        m->token[t] = w->next++;
+    const kvf_status status = prune_prompt(w, &p, m->token, tokens);
+    settle(w->stream);
+    if (status != KVF_OK) { /* a share that keeps too little, a policy that wants more, no room */
+        PROMISE(kvf_runtime_error(w->runtime)->text[0]);
+        forget(m);
+        return;
+    }
+    note(w, m, PROMPT, tokens);
+    m->is_pruned = 1;
+    play_entry(w, m, &m->log[0], m->token);
+}
+
+/* New tokens of some sequences, and their rows. */
+typedef struct batch {
+    uint32_t count, rows;
+    model *members[SEQUENCES];
+    kvf_sequence *sequences[SEQUENCES];
+    uint32_t tokens[SEQUENCES];
+} batch;
+
+static batch draw_batch(world *w, uint32_t most)
+{
+    const uint32_t without = draw(w, 0, 15);
+    batch b = {0};
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        model *m = &w->models[i];
+        const uint32_t tokens = draw(w, 1, most);
+        if (!m->sequence || (without >> i & 1 && b.count) ||
+            m->tokens + tokens > w->config.tokens_max)
+            continue;
+        for (uint32_t t = 0; t < tokens; t++)
+            m->token[m->tokens + t] = w->next++;
+        b.tokens[b.count] = tokens;
+        b.members[b.count] = m;
+        b.sequences[b.count++] = m->sequence;
+        b.rows += tokens;
+    }
+    return b;
+}
+
+static kvf_decode_args call_of(world *w, const batch *b, uint32_t layer)
+{
+    rows *r = &w->mine[layer];
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < b->count; i++)
+        for (uint32_t t = 0; t < b->tokens[i]; t++)
+            fill(w, r, row++, layer, b->members[i]->token[b->members[i]->tokens + t]);
+    return (kvf_decode_args){.layer = layer,
+                             .batch = b->count,
+                             .sequences = b->sequences,
+                             .q = r->q,
+                             .k = r->k,
+                             .v = r->v,
+                             .out = r->out,
+                             .lse = r->lse};
+}
+
+/* The twins take the same steps, one by one; `is_same`: with the same outputs. */
+static void step_twins(world *w, const batch *b, int is_same)
+{
+    const uint32_t heads = w->config.query_heads;
+    for (uint32_t l = 0; l < w->config.layers; l++)
+        for (uint32_t i = 0, row = 0; i < b->count; i++)
+            for (uint32_t t = 0; t < b->tokens[i]; t++, row++) {
+                model *m = b->members[i];
+                fill(w, &w->theirs, 0, l, m->token[m->tokens + t]);
+                PROMISE(step(m->plain, m->twin, l, &w->theirs, w->plain_stream) == KVF_OK);
+                PROMISE(!is_same || !memcmp((char *)w->mine[l].out + row * row_bytes(w),
+                                            w->theirs.out, row_bytes(w)));
+                PROMISE(!is_same || !memcmp(w->mine[l].lse + row * heads, w->theirs.lse,
+                                            heads * sizeof(float)));
+            }
+    for (uint32_t i = 0; i < b->count; i++)
+        for (uint32_t t = 0; t < b->tokens[i]; t++)
+            note(w, b->members[i], STEP, 1);
+}
+
+/* Returns 0 where the cache is full, and nothing was appended. */
+static int is_done(world *w, const batch *b, kvf_status status)
+{
+    settle(w->stream);
+    PROMISE(status == KVF_OK || (status == KVF_FULL && w->config.host_tokens_max));
+    for (uint32_t i = 0; status != KVF_OK && i < b->count; i++)
+        undo(w, b->members[i]);
+    return status == KVF_OK;
+}
+
+static void decode(world *w)
+{
+    const int is_single = (w->config.disk_path && w->has_rings) || draw(w, 0, 1);
+    const batch b = draw_batch(w, is_single ? 1 : w->config.tokens_per_step_max);
+    for (uint32_t l = 0; b.count && l < w->config.layers; l++) {
+        kvf_decode_args args = call_of(w, &b, l);
+        args.tokens = is_single ? NULL : b.tokens;
+        if (!is_done(w, &b, kvf_decode(w->cache, &args, w->stream)))
+            return;
+    }
+    step_twins(w, &b, 1);
+}
+
+static void cut(world *w)
+{
+    model *m = pick(w);
+    const uint32_t far = draw(w, 0, 2), off = draw(w, 0, far == 0 ? 5 : far == 1 ? 40 : 255);
+    if (!m || !w->can_cut || m->is_pruned)
+        return;
+    const uint32_t tokens = off < m->tokens ? m->tokens - off : 0;
+    const uint32_t before = sealed(w, m->tokens), after = sealed(w, tokens);
+    if (tokens && after < before && w->config.pages != KVF_PAGES_BF16 &&
+        (after + 1 < before || m->spare != before))
+        return; /* what comes back was packed */
+    PROMISE(kvf_sequence_truncate(w->cache, m->sequence, tokens, w->stream) == KVF_OK);
+    settle(w->stream);
+    m->spare = after < before ? 0 : m->spare;
+    while (m->tokens > tokens) {
+        entry *e = &m->log[m->entries - 1];
+        const uint32_t less = kvf_min_u32(m->tokens - tokens, e->tokens);
+        e->tokens -= less;
+        m->tokens -= less;
+        m->entries -= e->tokens == 0;
+    }
+    play_again(w, m);
+}
+
+/* Into a file and back. */
+static void keep(world *w)
+{
+    model *m = pick(w);
+    char path[64];
+    kvf_save *save = NULL;
+    kvf_error error;
+    if (!m)
+        return;
+    snprintf(path, sizeof path, "/tmp/kvferry-twins-%d.kvs", (int)getpid());
+    kvf_save_args to;
+    kvf_save_args_init(&to);
+    to.sequence = m->sequence;
+    to.path = path;
+    PROMISE(kvf_sequence_save(w->cache, &to, w->stream, &save) == KVF_OK);
+    PROMISE(kvf_save_finish(save, &error) == KVF_OK);
+    kvf_sequence_destroy(m->sequence);
+    kvf_restore_args from;
+    kvf_restore_args_init(&from);
+    from.path = path;
+    const kvf_status status = kvf_sequence_restore(w->cache, &from, w->stream, &m->sequence);
+    unlink(path);
+    /* Blocks that it shared with a fork are its own now. */
+    PROMISE(status == KVF_OK || (status == KVF_FULL && w->config.host_tokens_max));
+    if (status != KVF_OK)
+        forget(m);
+}
+
+/* ---- page lists ---- */
+
+/* A token of a page that was read, against what was put; those behind the newest are zeros. */
+static void check_token(const world *w, const model *m, uint32_t layer, uint32_t head,
+                        uint32_t token, size_t at)
+{
+    static const float limits[] = {0.0f, 0.1f, 0.3f}; /* what packing may cost */
+    static float k[KV_HEADS_MAX * DIM_MAX], v[KV_HEADS_MAX * DIM_MAX];
+    const kvf_cache_config *c = &w->config;
+    const uint32_t row = c->kv_heads * c->head_dim, dim = c->head_dim;
+    const int is_there = token <= m->tokens;
+    const float limit = is_there ? limits[c->pages] : 0.0f;
+    if (is_there) {
+        fill_row(k, c->dtype, 0, row, seed_of(layer, m->token[token]) + 1);
+        fill_row(v, c->dtype, 0, row, seed_of(layer, m->token[token]) + 2);
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        const float key = is_there ? kvf_element_get(k, c->dtype, head * dim + d) : 0.0f;
+        const float value = is_there ? kvf_element_get(v, c->dtype, head * dim + d) : 0.0f;
+        PROMISE(fabsf(kvf_element_get(w->pages, c->dtype, at + d) - key) <= limit);
+        PROMISE(fabsf(kvf_element_get(w->pages, c->dtype, at + dim + d) - value) <= limit);
+    }
+}
+
+static void check_read(const world *w, const batch *b, uint32_t layer)
+{
+    const kvf_cache_config *c = &w->config;
+    for (uint32_t list = 0; list < b->count * c->kv_heads; list++)
+        for (int32_t i = w->indptr[list]; i < w->indptr[list + 1]; i++)
+            for (uint32_t t = 0; t < c->page_size; t++) {
+                const model *m = b->members[list / c->kv_heads];
+                if (!m->is_pruned)
+                    check_token(w, m, layer, list % c->kv_heads,
+                                (uint32_t)w->indices[i] * c->page_size + t,
+                                ((size_t)i * c->page_size + t) * 2 * c->head_dim);
+            }
+}
+
+/* Attention of query head `head` of row `row` over what was read. */
+static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_t head)
+{
+    const kvf_cache_config *c = &w->config;
+    const rows *r = &w->mine[layer];
+    const uint32_t list = row * c->kv_heads + head / (c->query_heads / c->kv_heads);
+    const uint32_t dim = c->head_dim, number = row * c->query_heads + head;
+    const size_t q = (size_t)number * dim, first = (size_t)w->indptr[list] * c->page_size;
+    const size_t end = (size_t)(w->indptr[list + 1] - 1) * c->page_size;
+    double sum = 0, result[DIM_MAX] = {0};
+    for (size_t t = first; t < end + (size_t)w->last_page_len[list]; t++) {
+        double logit = 0;
+        for (uint32_t d = 0; d < dim; d++)
+            logit += (double)kvf_element_get(r->q, c->dtype, q + d) *
+                     (double)kvf_element_get(w->pages, c->dtype, t * 2 * dim + d);
+        const double weight = exp(logit / sqrt(dim) - 20); /* logits are below 46 */
+        sum += weight;
+        for (uint32_t d = 0; d < dim; d++)
+            result[d] +=
+                weight * (double)kvf_element_get(w->pages, c->dtype, (t * 2 + 1) * dim + d);
+    }
+    /* Rounding to bf16, of outputs and of what is read of packed pages. */
+    const double limit = c->dtype == KVF_BF16 ? 0.08 : c->pages ? 0.02 : 0.005;
+    for (uint32_t d = 0; d < dim; d++)
+        PROMISE(fabs(result[d] / sum - (double)kvf_element_get(r->out, c->dtype, q + d)) < limit);
+    PROMISE(fabs(log(sum) + 20 - (double)r->lse[number]) < 0.05);
+}
+
+static void by_lists(world *w)
+{
+    const kvf_page_lists lists = {w->indptr, w->indices, LISTED_MAX, w->last_page_len};
+    if (!w->has_lists)
+        return;
+    const batch b = draw_batch(w, 1);
+    for (uint32_t l = 0; b.count && l < w->config.layers; l++) {
+        kvf_decode_args args = call_of(w, &b, l);
+        if (!is_done(w, &b, kvf_select_pages(w->cache, &args, &lists, w->stream)))
+            return;
+        PROMISE(kvf_attend_pages(w->cache, &args, &lists, w->stream) == KVF_OK);
+        args.out = w->pages;
+        PROMISE(kvf_read_pages(w->cache, &args, &lists, w->stream) == KVF_OK);
+        settle(w->stream);
+        check_read(w, &b, l);
+        for (uint32_t h = 0; h < b.count * w->config.query_heads; h++)
+            check_attended(w, l, h / w->config.query_heads, h % w->config.query_heads);
+    }
+    step_twins(w, &b, 0);
+}
+
+/* ---- an input ---- */
+
+static void run(world *w)
+{
+    static void (*const rare[])(world * w) = {create, create,   fork_one, fork_one, cut,
+                                              cut,    keep,     destroy,  prompt,   by_lists,
+                                              chunk,  by_lists, chunk,    chunk,    chunk};
+    const uint32_t count = sizeof rare / sizeof *rare;
+    create(w);
+    prompt(w);
+    chunk(w);
+    for (int i = 0; i < OPERATIONS_MAX && !fuzz_is_empty(&w->in); i++) {
+        const uint32_t what = draw(w, 0, 2 * count - 1);
+        if (what < count)
+            rare[what](w);
+        else
+            decode(w);
+        check_lengths(w);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    world *w = calloc(1, sizeof *w);
+    if (!w)
+        return 0;
+    fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
+    w->plain_runtime = fuzz_runtime(1);
+    PROMISE(kvf_stream_create(w->plain_runtime, &w->plain_stream) == KVF_OK);
+    if (open_world(w))
+        run(w);
+    kvf_prune_close(w->pruner);
+    kvf_cache_close(w->cache);
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        kvf_prune_close(w->models[i].pruner);
+        kvf_cache_close(w->models[i].plain);
+    }
+    kvf_stream_destroy(w->stream);
+    kvf_stream_destroy(w->plain_stream);
+    free(w);
+    return 0;
+}

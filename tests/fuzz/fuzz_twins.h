@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_FUZZ_TWINS_H
+#define KVF_TESTS_FUZZ_TWINS_H
+
+/*
+ * What fuzz_twins.c compares: a crowded cache and plain ones, their settings, and their tokens.
+ *
+ * Knows the public headers, and no calls but those that open.
+ */
+
+#include "fuzz_input.h"
+#include "fuzz_library.h"
+
+#include <kvferry/prune.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "common/convert.h"
+
+enum {
+    SEQUENCES = 4,
+    TOKENS_MAX = 260,
+    STEP_MAX = 5, /* tokens of a sequence in a step */
+    CHUNK_MAX = 120,
+    LAYERS_MAX = 2,
+    KV_HEADS_MAX = 3,
+    GROUP_MAX = 4,
+    HEADS_MAX = KV_HEADS_MAX * GROUP_MAX,
+    DIM_MAX = 128,
+    LISTS_MAX = SEQUENCES * KV_HEADS_MAX,
+    LISTED_MAX = LISTS_MAX * 2 * TOKENS_MAX,
+    WINDOW = 4, /* queries that score a prompt */
+    OPERATIONS_MAX = 60,
+};
+
+typedef enum act { ASK, APPEND, STEP, PROMPT } act;
+
+/* A call of the past. */
+typedef struct entry {
+    act what;
+    uint32_t tokens;
+} entry;
+
+/* A sequence by our own account: its tokens, which are numbers, and the calls that brought them. */
+typedef struct model {
+    kvf_sequence *sequence; /* NULL = not alive */
+    kvf_cache *plain;
+    kvf_prune *pruner; /* of the plain cache */
+    kvf_sequence *twin;
+    uint32_t tokens, entries;
+    uint32_t is_pruned;
+    uint32_t spare; /* sealed blocks, of which a cut brings the last one back as it was */
+    uint32_t token[TOKENS_MAX];
+    entry log[TOKENS_MAX];
+} model;
+
+/* Rows of a call. */
+typedef struct rows {
+    float q[CHUNK_MAX * HEADS_MAX * DIM_MAX], out[CHUNK_MAX * HEADS_MAX * DIM_MAX];
+    float k[CHUNK_MAX * KV_HEADS_MAX * DIM_MAX], v[CHUNK_MAX * KV_HEADS_MAX * DIM_MAX];
+    float lse[CHUNK_MAX * HEADS_MAX];
+} rows;
+
+typedef struct world {
+    fuzz_input in;
+    kvf_runtime *runtime, *plain_runtime;
+    kvf_stream *stream, *plain_stream;
+    kvf_cache *cache;
+    kvf_prune *pruner;
+    kvf_cache_config config, plain_config;
+    kvf_prune_config prune;
+    uint32_t chunk; /* of a prompt that is evicted chunk by chunk */
+    int can_cut, has_rings, has_lists;
+    uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
+    uint32_t next; /* number of the next token */
+    model models[SEQUENCES];
+    rows mine[LAYERS_MAX], theirs;
+    int32_t indptr[LISTS_MAX + 1], indices[LISTED_MAX], last_page_len[LISTS_MAX];
+    float pages[LISTED_MAX * 2 * DIM_MAX];
+} world;
+
+static inline uint32_t draw(world *w, uint32_t least, uint32_t most)
+{
+    return fuzz_range(&w->in, least, most);
+}
+
+/* ---- tokens ---- */
+
+/* Numbers from -2 to 2 that follow from `seed`. */
+static inline void fill_row(void *to, kvf_dtype dtype, size_t first, uint32_t count, uint32_t seed)
+{
+    uint32_t x = seed * 2654435761u + 12345u;
+    for (uint32_t i = 0; i < count; i++) {
+        x ^= x << 13, x ^= x >> 17, x ^= x << 5;
+        kvf_element_set(to, dtype, first + i, (float)(int32_t)x / 1073741824.0f);
+    }
+}
+
+static inline uint32_t seed_of(uint32_t layer, uint32_t token)
+{
+    return (token * LAYERS_MAX + layer) * 3;
+}
+
+static inline void fill(const world *w, rows *r, uint32_t row, uint32_t layer, uint32_t token)
+{
+    const kvf_cache_config *c = &w->config;
+    const uint32_t q = c->query_heads * c->head_dim, k = c->kv_heads * c->head_dim;
+    fill_row(r->q, c->dtype, (size_t)row * q, q, seed_of(layer, token));
+    fill_row(r->k, c->dtype, (size_t)row * k, k, seed_of(layer, token) + 1);
+    fill_row(r->v, c->dtype, (size_t)row * k, k, seed_of(layer, token) + 2);
+}
+
+static inline size_t row_bytes(const world *w)
+{
+    const kvf_cache_config *c = &w->config;
+    return (size_t)c->query_heads * c->head_dim * kvf_dtype_bytes(c->dtype);
+}
+
+static inline void settle(kvf_stream *stream)
+{
+    PROMISE(kvf_stream_wait(stream) == KVF_OK);
+}
+
+/* ---- settings ---- */
+
+static inline uint32_t choose(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    uint32_t count = 0;
+    (void)user;
+    for (uint32_t p = 0; p < view->pages && count < view->pages_max; p++)
+        if (view->scores[p] > -INFINITY && (p * 7 + view->kv_head) % 3)
+            ids[count++] = (int32_t)p;
+    return count;
+}
+
+static inline void draw_heads(world *w, kvf_cache_config *c)
+{
+    const int has_codes = c->digest == KVF_DIGEST_CODES && c->select != KVF_SELECT_QUEST &&
+                          c->select != KVF_SELECT_ARKVALE;
+    for (uint32_t i = 0; i < sizeof w->kinds; i++)
+        w->kinds[i] = (uint8_t)draw(w, 0, has_codes ? 2 : 1);
+    c->head_mask = w->kinds;
+    c->coarse_share = (float)draw(w, 0, 10) / 10;
+    c->streaming_sink = draw(w, 0, 40);
+    c->streaming_recent = draw(w, 1, 90);
+}
+
+/* What answers follow from. */
+static inline void draw_policy(world *w, kvf_cache_config *c)
+{
+    static const uint32_t dims[] = {16, 32, 48, 64, 80, 128};
+    c->layers = draw(w, 1, LAYERS_MAX);
+    c->kv_heads = draw(w, 1, KV_HEADS_MAX);
+    c->query_heads = c->kv_heads * draw(w, 1, GROUP_MAX);
+    c->head_dim = dims[draw(w, 0, 5)];
+    c->dtype = (kvf_dtype)draw(w, 0, KVF_FP32);
+    c->pages = (kvf_pages)draw(w, 0, KVF_PAGES_K8V4);
+    c->tokens_max = draw(w, 140, TOKENS_MAX - 5);
+    c->prefill_chunk_max = CHUNK_MAX;
+    c->page_size = 1u << draw(w, 0, 6);
+    c->sink_tokens = draw(w, 0, 3) ? draw(w, 0, 9) : draw(w, 0, 70);
+    c->local_tokens = draw(w, 0, 3) ? draw(w, 1, 20) : draw(w, 1, 90);
+    c->budget_tokens = c->sink_tokens + c->local_tokens + 63 + c->page_size;
+    c->budget_tokens += draw(w, 0, 3) ? draw(w, 0, 20) : draw(w, 0, 200);
+    c->select = draw(w, 0, 1) ? (kvf_select)draw(w, 0, KVF_SELECT_CUSTOM) : KVF_SELECT_DYNAMIC;
+    c->select_fn = choose;
+    c->static_ratio = (float)draw(w, 0, 2) / 4;
+    c->refresh_interval = draw(w, 1, 6);
+    c->refresh = (kvf_refresh)draw(w, 0, 1);
+    c->digest = draw(w, 0, 2) ? KVF_DIGEST_CODES : (kvf_digest_kind)draw(w, 0, KVF_DIGEST_MEAN);
+    c->sub_digests = c->digest == KVF_DIGEST_CODES ? 1 : kvf_min_u32(c->page_size, 2);
+    c->group_reduce = (kvf_group_reduce)draw(w, 0, KVF_GROUP_SUM);
+    c->budget_share =
+        c->select == KVF_SELECT_STATIC || draw(w, 0, 2) ? 0.0f : (float)draw(w, 0, 10) / 10;
+    c->slots = draw(w, 0, 1) ? 0 : TOKENS_MAX;
+    if (!draw(w, 0, 2))
+        draw_heads(w, c);
+}
+
+/* What changes none of them. */
+static inline void draw_ways(world *w, kvf_cache_config *c)
+{
+    c->sequences_max = draw(w, 1, SEQUENCES);
+    c->tokens_per_step_max = draw(w, 1, STEP_MAX);
+    c->transfer = (kvf_transfer)draw(w, 0, KVF_TRANSFER_BATCH);
+    c->speculate = draw(w, 0, 1);
+    c->speculate_pages = draw(w, 0, 9);
+    c->verify_interval = draw(w, 0, 3);
+    c->phase_times = draw(w, 0, 2);
+    c->host_tokens_max = draw(w, 0, 3) ? 0 : c->tokens_max + draw(w, 0, 255);
+    if (draw(w, 0, 2))
+        return;
+    c->disk_path = "/tmp";
+    c->disk_bundle_bytes = draw(w, 1, 255) << draw(w, 0, 10);
+    c->host_bytes = (uint64_t)draw(w, 1, 255) << draw(w, 8, 16);
+}
+
+static inline void draw_prune(world *w, kvf_cache_config *c)
+{
+    static const char *const names[] = {"snapkv",    "fastkv",    "h2o",
+                                        "streaming", "pyramidkv", "full"};
+    kvf_prune_config *p = &w->prune;
+    kvf_prune_config_init(p, kvf_prune_policy_find(names[draw(w, 0, 5)]));
+    p->settings.window = WINDOW;
+    p->settings.keep = (float)draw(w, 1, 10) / 10;
+    p->settings.propagate = (float)draw(w, 1, 10) / 10;
+    p->settings.layer = 0;
+    p->retention = draw(w, 0, 2) ? KVF_RETENTION_EVICT : KVF_RETENTION_OFFLOAD;
+    c->observe_window = WINDOW;
+    c->head_mask = NULL;
+    if (draw(w, 0, 2))
+        return;
+    p->eviction = KVF_EVICTION_NAIVE;
+    p->chunk_queries = WINDOW;
+    p->retention = KVF_RETENTION_EVICT;
+    w->chunk = draw(w, 10, CHUNK_MAX);
+}
+
+/* NULL: the cache has none, or the two do not go together. */
+static inline kvf_prune *open_pruner(const world *w, kvf_cache *cache)
+{
+    kvf_prune *pruner = NULL;
+    kvf_error error;
+    if (w->config.observe_window && kvf_prune_open(cache, &w->prune, &pruner, &error) != KVF_OK)
+        PROMISE(!pruner && error.text[0]);
+    return pruner;
+}
+
+static inline int open_world(world *w)
+{
+    kvf_cache_config *c = &w->config;
+    kvf_error error;
+    kvf_cache_config_init(c);
+    draw_policy(w, c);
+    if (!draw(w, 0, 3))
+        draw_prune(w, c);
+    w->plain_config = *c;
+    w->plain_config.transfer = KVF_TRANSFER_DIRECT;
+    draw_ways(w, c);
+    if (kvf_cache_open(w->runtime, c, &w->cache, &error) != KVF_OK) {
+        PROMISE(error.text[0] && !w->cache);
+        return 0;
+    }
+    w->pruner = open_pruner(w, w->cache);
+    /* A refresh may look at what is resident, of which a static set follows then. */
+    const uint32_t is_static = kvf_cache_memory(w->cache)->static_tokens;
+    w->plain_config.slots = is_static ? c->slots : 0;
+    w->has_rings = c->head_mask && memchr(c->head_mask, 0, (size_t)c->layers * c->kv_heads) != NULL;
+    w->can_cut = !is_static && !w->has_rings;
+    w->has_lists = w->can_cut && c->select != KVF_SELECT_QUEST && c->select != KVF_SELECT_ARKVALE &&
+                   c->select != KVF_SELECT_ORACLE;
+    return 1;
+}
+
+#endif
