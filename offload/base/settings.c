@@ -11,6 +11,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <float.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -139,8 +140,8 @@ const char *kvf_setting_range(const kvf_setting *s, char *text, size_t capacity)
     const char *what = s->count == 3 ? "three numbers, each" : "a number";
     switch (s->kind) {
     case KVF_SETTING_WHOLE:
-        if (s->high >= 0x1p63)
-            snprintf(text, capacity, "a whole number of at least %.0f", s->low);
+        if (s->high >= 0x1p64) /* which no number of 64 bits is */
+            snprintf(text, capacity, "a whole number from %.0f to %" PRIu64, s->low, UINT64_MAX);
         else
             snprintf(text, capacity, "a whole number from %.0f to %.0f", s->low, s->high);
         break;

@@ -142,7 +142,8 @@ static void values_and_ranges(void **state)
     expect(kvf_runtime_setting, "device", "host", 1, "host");
     expect(kvf_link_setting, "method", "direct", 0, "gather, each, mapped or batch");
     expect(kvf_link_setting, "seed", "18446744073709551615", 1, "18446744073709551615");
-    expect(kvf_link_setting, "seed", "99999999999999999999", 0, "a whole number of at least 0");
+    expect(kvf_link_setting, "seed", "99999999999999999999", 0,
+           "a whole number from 0 to 18446744073709551615");
     expect(kvf_link_setting, "zipf", "9", 0, "a number from 0.1 to 4");
     expect(kvf_link_setting, "pool_bytes", "8G", 1, "8589934592");
     expect(kvf_disk_setting, "engine", "aio", 0, "io_uring or preadv");
