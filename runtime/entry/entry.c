@@ -370,7 +370,7 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this cache is being recorded already; call kvf_record_end first");
     if (!sequences)
-        KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
+        KVF_FAIL(cache->context, KVF_INVALID, "sequences is NULL; pass the batch");
     KVF_TRY(check_batch(cache, sequences, batch));
     return kvf_recording_begin(cache, sequences, batch, stream);
 }

@@ -382,6 +382,8 @@ static void recordings_in_the_wrong_place(void **state)
     kvf_runtime *rt = x.w.runtime;
     test_expect(rt, kvf_record_end(x.w.cache, &r), KVF_INVALID);
     SAYS(kvf_runtime_error(rt), KVF_INVALID, "kvf_record_begin");
+    test_expect(rt, kvf_record_begin(x.w.cache, NULL, 1, x.w.stream), KVF_INVALID);
+    assert_string_equal(kvf_runtime_error(rt)->text, "sequences is NULL; pass the batch");
     kvf_decode_args d = next_token(&x, 200);
     test_ok(&x.w, kvf_decode(x.w.cache, &d, x.w.stream));
     test_ok(&x.w, kvf_record_begin(x.w.cache, &x.s, 1, x.w.stream));
