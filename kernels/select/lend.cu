@@ -3,19 +3,23 @@
 /*
  * Who has a slot for pages that rows have in common, on the GPU; see lend_ref.c for the meaning.
  *
- * Knows nothing of bytes. A block per list number, chain by chain. Threads take the ids of a row,
- * one row after the other without a barrier between them, because a phase reads what the one before
- * wrote of all rows: six barriers per chain.
+ * Knows nothing of bytes. A block per list number, chain by chain. Threads take ids, or slots, of
+ * all rows of a chain at once, and a phase reads what the one before wrote of all rows: six
+ * barriers per chain.
  *
- * Bound: latency. Per id that a row lacks two to four dependent loads from the second-level cache,
- * twice; per slot and id of a row an atomic maximum, and a word that is cleared again. Exact: bits
- * and maxima are set by atomics, and no result depends on their order.
+ * Bound: latency. A list is behind its place in the order, an id behind its list, a slot behind its
+ * id; per id that a row lacks come two to four dependent loads from the second-level cache, twice;
+ * per slot and id of a row an atomic maximum, and a word that is cleared again. Sixteen rows with
+ * 117 pages of 234 slots are two ids and four slots of each thread. Exact: bits and maxima are set
+ * by atomics, and no result depends on their order.
  */
 
 #include "cuda_kernels.h"
+
+#include "cuda/select.cuh"
 #include "paging.cuh"
 
-#define THREADS 512u
+#define THREADS 1024u
 
 /* As in lend_ref.c. */
 struct chain {
@@ -50,31 +54,63 @@ static __device__ __forceinline__ uint32_t first_of(const chain &c, const uint32
     return c.end - seen[page];
 }
 
-static __device__ __forceinline__ void keep_own(const kvf_lend_args &a, const chain &c, uint32_t at)
+/* look(place of a row in the chain, index below `width`), by all threads. */
+template <typename F>
+static __device__ __forceinline__ void each(const chain &c, uint32_t width, const F &look)
 {
-    const size_t l = list_at(a, c, at);
-    const int32_t *slots = a.slot_of_page[l], *pages = a.page_of_slot[l];
-    for (uint32_t i = threadIdx.x; i < a.id_count[l]; i += blockDim.x) {
-        const int32_t page = a.ids[l * a.ids_max + i], slot = slots[page];
+    const uint32_t all = (c.end - c.begin) * width;
+    for (uint32_t i = threadIdx.x; i < all; i += blockDim.x)
+        look(c.begin + i / width, i % width);
+}
+
+/* look(place of a row, its list, place of an id among those of all lists). */
+template <typename F>
+static __device__ __forceinline__ void each_id(const kvf_lend_args &a, const chain &c,
+                                               const F &look)
+{
+    each(c, a.ids_max, [&](uint32_t at, uint32_t i) {
+        const size_t l = list_at(a, c, at);
+        if (i < a.id_count[l])
+            look(at, l, l * a.ids_max + i);
+    });
+}
+
+/* look(place of a row, page in a slot). */
+template <typename F>
+static __device__ __forceinline__ void each_held(const kvf_lend_args &a, const chain &c,
+                                                 const F &look)
+{
+    each(c, a.slots, [&](uint32_t at, uint32_t slot) {
+        const int32_t page = a.page_of_slot[list_at(a, c, at)][slot];
+        if (page >= 0)
+            look(at, page);
+    });
+}
+
+static __device__ __forceinline__ void clear_bits(const kvf_lend_args &a, const chain &c)
+{
+    each(c, c.words, [&](uint32_t at, uint32_t w) {
+        a.kept[list_at(a, c, at) * c.words + w] = 0;
+        a.asked[list_at(a, c, at) * c.words + w] = 0;
+    });
+}
+
+static __device__ __forceinline__ void keep_own(const kvf_lend_args &a, const chain &c)
+{
+    each_id(a, c, [&](uint32_t at, size_t l, size_t id) {
+        const int32_t page = a.ids[id], slot = a.slot_of_page[l][page];
         atomicMax(&c.chooser[page], c.end - at);
         if (slot >= 0)
             atomicOr(&a.kept[l * c.words + (uint32_t)slot / 32], 1u << slot % 32);
-    }
-    for (uint32_t slot = threadIdx.x; slot < a.slots; slot += blockDim.x)
-        if (pages[slot] >= 0)
-            atomicMax(&c.holder[pages[slot]], c.end - at);
+    });
+    each_held(a, c, [&](uint32_t at, int32_t page) { atomicMax(&c.holder[page], c.end - at); });
 }
 
 /* Threads may meet in one page, and leave zero there. */
-static __device__ __forceinline__ void forget(const kvf_lend_args &a, const chain &c, uint32_t at)
+static __device__ __forceinline__ void forget(const kvf_lend_args &a, const chain &c)
 {
-    const size_t l = list_at(a, c, at);
-    const int32_t *pages = a.page_of_slot[l];
-    for (uint32_t i = threadIdx.x; i < a.id_count[l]; i += blockDim.x)
-        atomicExch(&c.chooser[a.ids[l * a.ids_max + i]], 0u);
-    for (uint32_t slot = threadIdx.x; slot < a.slots; slot += blockDim.x)
-        if (pages[slot] >= 0)
-            atomicExch(&c.holder[pages[slot]], 0u);
+    each_id(a, c, [&](uint32_t, size_t, size_t id) { atomicExch(&c.chooser[a.ids[id]], 0u); });
+    each_held(a, c, [&](uint32_t, int32_t page) { atomicExch(&c.holder[page], 0u); });
 }
 
 /* The first of the neighbours begin .. end - 1 that has the page in a slot, and keeps it there if
@@ -93,37 +129,48 @@ static __device__ __forceinline__ uint32_t holder_of(const kvf_lend_args &a, con
     return end;
 }
 
-static __device__ __forceinline__ void ask(const kvf_lend_args &a, const chain &c, uint32_t at)
+static __device__ __forceinline__ void ask(const kvf_lend_args &a, const chain &c)
 {
-    const size_t l = list_at(a, c, at);
-    for (uint32_t i = threadIdx.x; i < a.id_count[l]; i += blockDim.x) {
-        const int32_t page = a.ids[l * a.ids_max + i];
+    each_id(a, c, [&](uint32_t at, size_t l, size_t id) {
+        const int32_t page = a.ids[id];
         if (a.slot_of_page[l][page] >= 0)
-            continue;
+            return;
         uint32_t end;
         const uint32_t begin = neighbours_of(a, c, at, (uint32_t)page, &end);
         const uint32_t k = holder_of<false>(a, c, begin, end, page);
         if (k == end)
-            continue;
+            return;
         const size_t other = list_at(a, c, k);
         const int32_t slot = a.slot_of_page[other][page];
         atomicOr(&a.asked[other * c.words + (uint32_t)slot / 32], 1u << slot % 32);
-    }
+    });
 }
 
-/* By one thread. */
+/* The lowest `count` bits that are set, of at most 32. */
+static __device__ __forceinline__ uint32_t lowest_bits(uint32_t x, uint32_t count)
+{
+    while ((uint32_t)__popc(x) > count)
+        x &= ~(0x80000000u >> __clz((int)x));
+    return x;
+}
+
+/* By one warp, a word per lane. */
 static __device__ __forceinline__ void keep_asked(const kvf_lend_args &a, const chain &c,
                                                   uint32_t at)
 {
     const size_t l = list_at(a, c, at);
-    uint32_t *kept = a.kept + l * c.words;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     uint32_t room = a.slots - a.id_count[l];
-    for (uint32_t w = 0; w < c.words; w++) {
-        const uint32_t own = kept[w];
-        uint32_t given = 0;
-        for (uint32_t x = a.asked[l * c.words + w] & ~own; x && room; x &= x - 1, room--)
-            given |= x & (0u - x);
-        kept[w] = own | given;
+    for (uint32_t first = 0; first < c.words && room; first += KVF_WARP_LANES) {
+        const size_t word = l * c.words + first + lane;
+        const bool is_there = first + lane < c.words;
+        const uint32_t own = is_there ? a.kept[word] : 0;
+        const uint32_t asked = is_there ? a.asked[word] & ~own : 0;
+        const uint32_t until = kvf_warp_scan((uint32_t)__popc(asked));
+        const uint32_t before = until - (uint32_t)__popc(asked);
+        if (asked)
+            a.kept[word] = own | lowest_bits(asked, room > before ? room - before : 0);
+        room -= kvf_min_u32(room, __shfl_sync(KVF_FULL_WARP, until, KVF_WARP_LANES - 1));
     }
 }
 
@@ -144,12 +191,9 @@ static __device__ __forceinline__ uint32_t lender_of(const kvf_lend_args &a, con
     return k;
 }
 
-static __device__ __forceinline__ void find_lenders(const kvf_lend_args &a, const chain &c,
-                                                    uint32_t at)
+static __device__ __forceinline__ void find_lenders(const kvf_lend_args &a, const chain &c)
 {
-    const size_t l = list_at(a, c, at);
-    for (uint32_t i = threadIdx.x; i < a.id_count[l]; i += blockDim.x) {
-        const size_t id = l * a.ids_max + i;
+    each_id(a, c, [&](uint32_t at, size_t l, size_t id) {
         const int32_t page = a.ids[id];
         int32_t lender = -1;
         if (a.slot_of_page[l][page] < 0) {
@@ -161,37 +205,32 @@ static __device__ __forceinline__ void find_lenders(const kvf_lend_args &a, cons
             }
         }
         a.lender[id] = lender;
-    }
+    });
 }
 
 static __device__ __forceinline__ void lend_chain(const kvf_lend_args &a, const chain &c)
 {
-    for (uint32_t at = c.begin; at < c.end; at++)
-        for (uint32_t w = threadIdx.x; w < c.words; w += blockDim.x) {
-            a.kept[list_at(a, c, at) * c.words + w] = 0;
-            a.asked[list_at(a, c, at) * c.words + w] = 0;
-        }
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, warps = blockDim.x / KVF_WARP_LANES;
+    clear_bits(a, c);
     __syncthreads();
-    for (uint32_t at = c.begin; at < c.end; at++)
-        keep_own(a, c, at);
+    keep_own(a, c);
     __syncthreads();
-    for (uint32_t at = c.begin; at < c.end; at++)
-        ask(a, c, at);
+    ask(a, c);
     __syncthreads();
-    for (uint32_t at = c.begin + threadIdx.x; at < c.end; at += blockDim.x)
+    for (uint32_t at = c.begin + warp; at < c.end; at += warps)
         keep_asked(a, c, at);
     __syncthreads();
-    for (uint32_t at = c.begin; at < c.end; at++)
-        find_lenders(a, c, at);
+    find_lenders(a, c);
     __syncthreads();
-    for (uint32_t at = c.begin; at < c.end; at++)
-        forget(a, c, at);
+    forget(a, c);
     __syncthreads();
 }
 
 static __global__ void __launch_bounds__(THREADS)
     lend_kernel(const __grid_constant__ kvf_lend_args a)
 {
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     chain c;
     c.list = blockIdx.x;
     c.words = kvf_div_ceil_u32(a.slots, 32);
@@ -209,5 +248,6 @@ extern "C" int kvf_lend_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_lend_args *a = (const kvf_lend_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<lend_kernel>(dim3(a->lists), dim3(THREADS), 0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch_early<lend_kernel>(dim3(a->lists), dim3(THREADS), 0,
+                                              (cudaStream_t)stream, *a);
 }

@@ -245,4 +245,5 @@ void check_lend(check *c)
     }
     lend_case(c, (family){.rows = 3, .pages = 2001, .k = 600, .slots = 700});
     lend_case(c, (family){.rows = 4, .pages = 1200, .k = 130, .slots = 1100});
+    lend_case(c, (family){.rows = 5, .pages = 2600, .k = 700, .slots = 1200});
 }
