@@ -18,6 +18,8 @@
 static __global__ void __launch_bounds__(THREADS)
     merge_rows(const __grid_constant__ kvf_merge_args a)
 {
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     const uint32_t quads = a.shape.head_dim / 4;
     const uint32_t at = blockIdx.x * THREADS + threadIdx.x;
     if (at / quads < a.lists * a.group)
@@ -31,6 +33,6 @@ extern "C" int kvf_merge_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t threads = a->lists * a->group * (a->shape.head_dim / 4);
     if (threads == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<merge_rows>(dim3(kvf_div_ceil_u32(threads, THREADS)), dim3(THREADS), 0,
-                                       (cudaStream_t)stream, *a);
+    return kvf_cuda_launch_early<merge_rows>(dim3(kvf_div_ceil_u32(threads, THREADS)),
+                                             dim3(THREADS), 0, (cudaStream_t)stream, *a);
 }

@@ -16,6 +16,8 @@
 
 static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
 {
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     const kvf_paging *p = &a.paging;
     const uint32_t lists = a.rows * p->lists, first = blockIdx.x * LISTS;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
@@ -46,6 +48,6 @@ extern "C" int kvf_fetch_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, LISTS);
     if (tasks == 0 || blocks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<fetch_kernel>(dim3(blocks), dim3(LISTS * KVF_WARP_LANES),
-                                         KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch_early<fetch_kernel>(dim3(blocks), dim3(LISTS * KVF_WARP_LANES),
+                                               KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
 }

@@ -22,6 +22,8 @@ template <bool LENDS>
 static __global__ void __launch_bounds__(THREADS)
     resolve_list(const __grid_constant__ kvf_resolve_args a)
 {
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     kvf_resolve_list<LENDS>(a, blockIdx.x, (kvf_resolve_state *)kvf_shared());
 }
 
@@ -33,8 +35,8 @@ extern "C" int kvf_resolve_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     const dim3 grid(a->lists), block(THREADS);
     const size_t shared = kvf_resolve_bytes(a->slots);
-    return a->lender
-               ? kvf_cuda_launch<resolve_list<true>>(grid, block, shared, (cudaStream_t)stream, *a)
-               : kvf_cuda_launch<resolve_list<false>>(grid, block, shared, (cudaStream_t)stream,
-                                                      *a);
+    return a->lender ? kvf_cuda_launch_early<resolve_list<true>>(grid, block, shared,
+                                                                 (cudaStream_t)stream, *a)
+                     : kvf_cuda_launch_early<resolve_list<false>>(grid, block, shared,
+                                                                  (cudaStream_t)stream, *a);
 }

@@ -19,6 +19,8 @@
 static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
     top_of_list(const __grid_constant__ kvf_topk_args a, uint32_t parts_max)
 {
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     (void)kvf_topk_list(a, (kvf_topk_state *)kvf_shared(), parts_max);
 }
 
@@ -30,7 +32,7 @@ extern "C" int kvf_topk_cuda(const void *args, uint32_t tasks, void *stream)
     (void)tasks;
     if (a->lists == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<top_of_list>(dim3(a->lists * parts),
-                                        dim3(kvf_topk_threads(a, longest, parts)),
-                                        sizeof(kvf_topk_state), (cudaStream_t)stream, *a, parts);
+    return kvf_cuda_launch_early<top_of_list>(
+        dim3(a->lists * parts), dim3(kvf_topk_threads(a, longest, parts)), sizeof(kvf_topk_state),
+        (cudaStream_t)stream, *a, parts);
 }
