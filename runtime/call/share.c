@@ -128,7 +128,7 @@ static void part_rows(uint32_t *common, uint32_t rows, uint32_t most)
 void kvf_step_share(kvf_step *step, uint32_t most)
 {
     const uint32_t per_tile = KVF_WEIGH_TOKENS / step->part->dims.paging.block_size;
-    const uint32_t lent = step->part->dims.lends && !step->is_recorded ? step->rows : 0;
+    const uint32_t lent = step->part->dims.lends ? step->rows : 0;
     uint32_t *order, *common;
     turn_rows lend;
     KVF_TAKE(step, order, step->order, step->rows);

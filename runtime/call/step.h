@@ -77,11 +77,12 @@ typedef struct kvf_step {
 } kvf_step;
 
 /* The rule, and the only place that says it: a recorded step has few launches, of kernels that do
- * several phases and bring what is missed themselves; any other has a launch per phase, so that
- * every transfer method serves it and phases can be timed. The bits are the same. */
+ * several phases and bring what is missed themselves, unless its rows lend each other slots. Then,
+ * as in a step that is not recorded, there is a launch per phase: all rows choose before one gets a
+ * slot. So every transfer method serves it and phases can be timed. The bits are the same. */
 static inline bool kvf_step_is_short(const kvf_step *step)
 {
-    return step->is_recorded != 0;
+    return step->is_recorded && !step->lend_order;
 }
 
 /* Launch a kernel of the table: arguments by value. */

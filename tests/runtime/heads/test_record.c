@@ -2,7 +2,7 @@
 
 /*
  * Recorded decode: replays and enqueued steps in any mixture give the bits of enqueued steps alone,
- * while pages and lengths change; and nothing of a replay waits.
+ * and move what these move, while pages and lengths change; and nothing of a replay waits.
  *
  * Needs the CUDA device. In builds with the emulator it also counts what the emulated runtime was
  * asked for.
@@ -20,6 +20,8 @@
 #define ROWS   2u
 #define LAYERS 2u
 #define STEPS  (TEST_SANITIZED ? 48u : 60u)
+
+#define CUT 100u /* of a fork: tokens that stay */
 
 static const uint32_t prompts[ROWS] = {140, 41};
 
@@ -64,6 +66,19 @@ static void bench_open_with(bench *b, const kvf_cache_config *cc, uint64_t seed,
 static void bench_open(bench *b, const kvf_cache_config *cc, uint64_t seed)
 {
     bench_open_with(b, cc, seed, 1);
+}
+
+/* The second sequence becomes a fork of the first, and gets tokens of its own. */
+static void make_fork(bench *b)
+{
+    kvf_sequence_destroy(b->s[1]);
+    test_ok(&b->w, kvf_sequence_fork(b->w.cache, b->s[0], b->w.stream, &b->s[1]));
+}
+
+/* After that it has less in common. */
+static void cut_fork(bench *b)
+{
+    test_ok(&b->w, kvf_sequence_truncate(b->w.cache, b->s[1], CUT, b->w.stream));
 }
 
 static void bench_close(bench *b)
@@ -164,20 +179,34 @@ static void compare_stats(const kvf_stats *a, const kvf_stats *b)
     assert_int_equal(a->pages_selected, b->pages_selected);
     assert_int_equal(a->hits, b->hits);
     assert_int_equal(a->misses, b->misses);
+    assert_int_equal(a->bytes_to_device, b->bytes_to_device);
     assert_int_equal(a->bytes_to_host, b->bytes_to_host);
     assert_int_equal(a->refreshes, b->refreshes);
 }
 
-static void run_both(const kvf_cache_config *cc, uint64_t seed, const char *what)
+/* Two sequences, a fork beside its parent, or one that is cut after a while. */
+typedef enum kinship { STRANGERS, FORKS, CUT_FORKS } kinship;
+
+static void run_both(const kvf_cache_config *cc, kinship kin, uint64_t seed, const char *what)
 {
     bench eager, mixed;
+    uint32_t length = kin == STRANGERS ? prompts[1] : prompts[0];
     bench_open(&eager, cc, seed);
     bench_open(&mixed, cc, seed);
+    if (kin != STRANGERS) {
+        make_fork(&eager);
+        make_fork(&mixed);
+    }
     const size_t bytes = LAYERS * ROWS * eager.q_row;
     char *a = malloc(bytes), *b = malloc(bytes);
     assert_true(a && b);
     record(&mixed);
-    for (uint32_t n = 0; n < STEPS; n++) {
+    for (uint32_t n = 0; n < STEPS; n++, length++) {
+        if (kin == CUT_FORKS && n == STEPS / 2) {
+            cut_fork(&eager);
+            cut_fork(&mixed);
+            length = CUT;
+        }
         step(&eager, n, 0, a);
         step(&mixed, n, n % 11 != 10, b); /* now and then enqueued without need */
         if (memcmp(a, b, bytes) != 0)
@@ -186,8 +215,7 @@ static void run_both(const kvf_cache_config *cc, uint64_t seed, const char *what
         assert_memory_equal(eager.lse, mixed.lse, LAYERS * ROWS * cc->query_heads * sizeof(float));
     }
     assert_int_equal(kvf_sequence_length(mixed.s[0], 1), prompts[0] + STEPS);
-    assert_int_equal(kvf_sequence_position(mixed.s[1], 0, prompts[1] + STEPS - 1),
-                     prompts[1] + STEPS - 1);
+    assert_int_equal(kvf_sequence_position(mixed.s[1], 0, length - 1), length - 1);
     print_message("# %s: %u replays, %u enqueued\n", what, mixed.replays, mixed.eager);
     assert_true(mixed.replays > STEPS / 2 && mixed.eager > 3);
     kvf_stats x, y;
@@ -200,9 +228,8 @@ static void run_both(const kvf_cache_config *cc, uint64_t seed, const char *what
     bench_close(&mixed);
 }
 
-static void replays_equal_enqueued_steps(void **state)
+static void replays_of(kinship kin, uint64_t seed)
 {
-    const uint64_t seed = test_seed(1009);
     static const struct {
         const char *name;
         kvf_select select;
@@ -223,6 +250,7 @@ static void replays_equal_enqueued_steps(void **state)
         {"coarse heads", KVF_SELECT_DYNAMIC, 0, 0, KVF_REFRESH_EXACT, mask_of_coarse},
         {"three kinds, speculation", KVF_SELECT_DYNAMIC, 1, 0, KVF_REFRESH_EXACT, mask_of_three},
         {"no retrieval head", KVF_SELECT_DYNAMIC, 0, 0, KVF_REFRESH_EXACT, mask_of_none},
+        {"static", KVF_SELECT_STATIC, 0, 0, KVF_REFRESH_EXACT, NULL},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         if (!test_takes(i))
@@ -230,14 +258,27 @@ static void replays_equal_enqueued_steps(void **state)
         kvf_cache_config cc = config_of(ways[i].select);
         cc.speculate = ways[i].speculate;
         cc.verify_interval = ways[i].verify_interval;
-        cc.refresh = ways[i].refresh;
+        cc.refresh = kin == STRANGERS ? ways[i].refresh : KVF_REFRESH_EXACT; /* then forks lend */
         masked(&cc, ways[i].mask);
-        run_both(&cc, seed + i, ways[i].name);
+        const bool can_cut = !ways[i].mask || !memchr(ways[i].mask, 0, sizeof mask_of_none);
+        run_both(&cc, kin == CUT_FORKS && !can_cut ? FORKS : kin, seed + i, ways[i].name);
     }
     kvf_cache_config packed = config_of(KVF_SELECT_HYBRID);
     packed.pages = KVF_PAGES_K8V4;
     packed.speculate = 1;
-    run_both(&packed, seed, "packed pages, speculation");
+    packed.refresh = kin == STRANGERS ? packed.refresh : KVF_REFRESH_EXACT;
+    run_both(&packed, kin, seed, "packed pages, speculation");
+}
+
+static void replays_equal_enqueued_steps(void **state)
+{
+    replays_of(STRANGERS, test_seed(1009));
+}
+
+/* They lend each other slots in both. */
+static void replays_of_forks_equal_enqueued_steps(void **state)
+{
+    replays_of(CUT_FORKS, test_seed(1049));
 }
 
 /* Nodes on the stream of whoever records, where the emulator can say. */
@@ -260,19 +301,28 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         kvf_digest_kind digest;
         uint32_t nodes, speculate, aside;
         const uint8_t *mask;
+        bool forks;
     } ways[] = {
         /* the default: append, rotate, weigh, fold, select, attend */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, 0, 0, NULL},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 2 * 5, 0, 0, NULL},
-        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, 0, 0, NULL},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, 0, 0, .mask = NULL},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 2 * 5, 0, 0, .mask = NULL},
+        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, 0, 0, .mask = NULL},
         /* aside: what was of use, topk, resolve, what is ahead, fetch, move */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, 1, 6, NULL},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, 1, 6, .mask = NULL},
         /* pack, the six, ring, attend, merge, unpack */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, 0, 0, mask_of_both_kinds},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, 0, 0, mask_of_two_parts},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, 0, 0, mask_of_none},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, 0, 0, .mask = mask_of_both_kinds},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, 0, 0, .mask = mask_of_two_parts},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, 0, 0, .mask = mask_of_none},
         /* and of a layer with coarse heads: skim, reduce, topk, sift */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6 + 4, 0, 0, mask_of_coarse},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6 + 4, 0, 0, .mask = mask_of_coarse},
+        /* forks: append, rotate, weigh, fold, topk, lend, resolve, fetch, assemble, attend twice,
+         * merge; and aside: move. What is ahead is lent too. */
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 12, 0, 1, .mask = NULL, .forks = true},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 12, 1, 1 + 7, .mask = NULL, .forks = true},
+        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 9, 0, 1, .mask = NULL, .forks = true},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 17, 0, 1, .mask = mask_of_both_kinds,
+         .forks = true},
+        {KVF_SELECT_HYBRID, KVF_DIGEST_CODES, 2 * 6, 0, 0, .mask = NULL, .forks = true}, /* none */
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = config_of(ways[i].select);
@@ -281,6 +331,8 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         masked(&cc, ways[i].mask);
         bench b;
         bench_open(&b, &cc, 1031);
+        if (ways[i].forks)
+            make_fork(&b);
         record(&b);
         const uint32_t chain = 1 + ways[i].nodes;
         assert_int_equal(kvf_recording_nodes(b.recording), chain + LAYERS * ways[i].aside);
@@ -415,6 +467,7 @@ int main(void)
 {
     const struct CMUnitTest recording[] = {
         cmocka_unit_test(replays_equal_enqueued_steps),
+        cmocka_unit_test(replays_of_forks_equal_enqueued_steps),
         cmocka_unit_test(nodes_are_as_few_as_they_should_be),
 #if TEST_HAS_EMULATOR
         cmocka_unit_test(a_replay_waits_for_nothing),

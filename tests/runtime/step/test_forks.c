@@ -154,13 +154,16 @@ static void step_all(family *f, uint32_t most)
     keep_outputs(f, &c);
 }
 
-/* Steps of a recording, where it may be replayed. */
-static void replay_all(family *f, uint32_t steps)
+/* Steps of a recording, where it may be replayed; some members are cut in the middle of them. */
+static void replay_all(family *f, uint32_t steps, bool can_cut)
 {
     kvf_recording *r = NULL;
     uint32_t replays = 0;
     call c;
     for (uint32_t i = 0; i < steps; i++) {
+        for (uint32_t n = 1; can_cut && i == steps / 2 && n < f->members; n += 2)
+            if (f->m[n].s)
+                cut(f, &f->m[n], 900 + below(f, f->m[n].length - 900));
         fill_call(f, &c, 1, 1);
         const kvf_decode_args a = args_of(f, &c, 1);
         if (!r) {
@@ -277,7 +280,7 @@ static void family_of(const kvf_cache_config *cc, uint32_t members, bool can_cut
     for (uint32_t i = 0; i < 4; i++)
         step_all(f, most);
     if (test_on_cuda() && most == 1 && cc->transfer == KVF_TRANSFER_MAPPED)
-        replay_all(f, 3);
+        replay_all(f, 4, can_cut);
     for (uint32_t i = 0; i < members; i++)
         if (f->m[i].s && (i < 2 || i % 3 == 0))
             replay_alone(f, &f->m[i]);
@@ -356,70 +359,99 @@ static void families_equal_single_sequences(void **state)
 
 enum { CROWD = 16, CROWD_STEPS = 12 };
 
-/* What is counted in steps of so many forks, `alone` of them in a call. With `is_same` all get the
- * same token, and so choose the same. */
-static kvf_stats crowd_of(kvf_cache_config c, uint32_t members, uint32_t alone, bool is_same)
+/* In steps of so many forks: rows of a call; all get the same token, and so choose the same; steps
+ * are replays of one that is recorded. */
+typedef struct crowd {
+    uint32_t members, alone;
+    bool is_same, is_recorded;
+} crowd;
+
+static void decode_crowd(family *f, const crowd *c, call *all)
+{
+    for (uint32_t first = 0; first < c->members; first += c->alone) {
+        const size_t q = first * row_bytes(f), k = q / f->cc.query_heads * f->cc.kv_heads;
+        const kvf_decode_args a = {.batch = c->alone,
+                                   .sequences = all->s + first,
+                                   .q = f->q + q,
+                                   .k = f->k + k,
+                                   .v = f->v + k,
+                                   .out = f->out + q};
+        test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
+    }
+}
+
+/* What is counted. */
+static kvf_stats crowd_of(kvf_cache_config cc, crowd c)
 {
     family *f = calloc(1, sizeof *f);
+    kvf_recording *r = NULL;
+    call all = {0};
     kvf_stats stats;
     assert_non_null(f);
-    open_family(f, &c, members, 5);
+    open_family(f, &cc, c.members, 5);
     step_all(f, 1);
-    for (uint32_t i = 1; i < members; i++)
+    for (uint32_t i = 1; i < c.members; i++)
         fork_member(f, i / 2, i); /* forks of forks */
+    for (uint32_t i = 0; i < c.members; i++)
+        all.s[i] = f->m[i].s;
+    if (c.is_recorded) {
+        test_ok(&f->w, kvf_record_begin(f->w.cache, all.s, c.members, f->w.stream));
+        decode_crowd(f, &c, &all);
+        test_ok(&f->w, kvf_record_end(f->w.cache, &r));
+    }
     test_wait(&f->w);
     kvf_cache_stats_reset(f->w.cache);
     for (uint32_t n = 0; n < CROWD_STEPS; n++) {
-        call all = {0};
-        for (uint32_t i = 0; i < members; i++) {
-            all.s[i] = f->m[i].s;
-            put_token(f, i, 100 * n + (is_same ? 0 : i));
-        }
-        for (uint32_t first = 0; first < members; first += alone) {
-            const size_t q = first * row_bytes(f), k = q / c.query_heads * c.kv_heads;
-            const kvf_decode_args a = {.batch = alone,
-                                       .sequences = all.s + first,
-                                       .q = f->q + q,
-                                       .k = f->k + k,
-                                       .v = f->v + k,
-                                       .out = f->out + q};
-            test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
-        }
+        for (uint32_t i = 0; i < c.members; i++)
+            put_token(f, i, 100 * n + (c.is_same ? 0 : i));
+        if (r)
+            test_ok(&f->w, kvf_replay(r, f->w.stream));
+        else
+            decode_crowd(f, &c, &all);
         test_wait(&f->w);
     }
     kvf_cache_stats(f->w.cache, &stats);
     assert_true(test_residency_is_valid(&f->w.cache->parts[0].residency));
+    kvf_recording_destroy(r);
     close_family(f);
     free(f);
     return stats;
 }
 
 /* Forks that choose the same move what one of them moves; those that part no more than each would
- * by itself, and less. */
+ * by itself, and less. Recorded steps move what others do. */
 static void forks_move_a_page_once(void **state)
 {
-    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
-                                           KVF_TRANSFER_MAPPED, KVF_TRANSFER_BATCH,
-                                           KVF_TRANSFER_EACH};
+    static const struct {
+        kvf_transfer transfer;
+        bool is_recorded;
+    } ways[] = {{KVF_TRANSFER_MAPPED, true},
+                {KVF_TRANSFER_MAPPED, false},
+                {KVF_TRANSFER_GATHER, false},
+                {KVF_TRANSFER_BATCH, false},
+                {KVF_TRANSFER_EACH, false}};
+    const crowd single = {1, 1, true, false};
     (void)state;
-    for (uint32_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+    for (uint32_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const bool is_recorded = ways[i].is_recorded && test_on_cuda();
+        const crowd same = {CROWD, CROWD, true, is_recorded};
+        const crowd apart = {CROWD, CROWD, false, is_recorded}, in_turn = {CROWD, 1, false, false};
         kvf_cache_config c = config_of();
-        if (!test_takes(i) || test_transfer(methods[i]) != methods[i])
+        if (!test_takes(i) || ways[i].is_recorded != is_recorded)
             continue;
         c.select = KVF_SELECT_DYNAMIC;
-        c.transfer = methods[i];
-        const kvf_stats few = crowd_of(c, CROWD, CROWD, true);
-        assert_true(few.misses <= crowd_of(c, 1, 1, true).misses); /* which gives pages away */
-        c.slots = LENGTH / c.page_size;                            /* nobody does */
-        const kvf_stats one = crowd_of(c, 1, 1, true), all = crowd_of(c, CROWD, CROWD, true);
+        c.transfer = ways[i].transfer;
+        const kvf_stats few = crowd_of(c, same);
+        assert_true(few.misses <= crowd_of(c, single).misses); /* which gives pages away */
+        c.slots = LENGTH / c.page_size;                        /* nobody does */
+        const kvf_stats one = crowd_of(c, single), all = crowd_of(c, same);
         assert_true(one.misses > 0);
         assert_int_equal(all.misses, one.misses);
         assert_int_equal(all.bytes_to_device, one.bytes_to_device);
         assert_int_equal(all.pages_selected, CROWD * one.pages_selected);
         assert_int_equal(all.hits, all.pages_selected - all.misses);
         c.slots = 0;
-        const kvf_stats parted = crowd_of(c, CROWD, CROWD, false);
-        const kvf_stats singly = crowd_of(c, CROWD, 1, false);
+        const kvf_stats parted = crowd_of(c, apart), singly = crowd_of(c, in_turn);
         assert_int_equal(parted.pages_selected, singly.pages_selected);
         if (2 * parted.misses > singly.misses)
             fail_msg("%llu misses in a batch, %llu in calls of one",
