@@ -21,6 +21,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "paging.h"
 #include "score/codes.h"
@@ -52,6 +53,18 @@ KVF_INLINE uint16_t *kvf_packed_value_scale(const kvf_shape *s, const void *page
 {
     const void *scales = kvf_packed_key_scale(s, page, s->page_size);
     return (uint16_t *)(uintptr_t)kvf_offset(scales, (size_t)t * kvf_packed_scale_bytes(s));
+}
+
+/* Token `t` of a page out of another's place `from_t`, which may be the same one. */
+KVF_INLINE void kvf_packed_move(const kvf_shape *s, void *page, uint32_t t, const kvf_shape *of,
+                                const void *from, uint32_t from_t)
+{
+    memmove(kvf_packed_key(s, page, t), kvf_packed_key(of, from, from_t), s->head_dim);
+    memmove(kvf_packed_value(s, page, t), kvf_packed_value(of, from, from_t),
+            kvf_packed_value_bytes(s));
+    memmove(kvf_packed_key_scale(s, page, t), kvf_packed_key_scale(of, from, from_t), 2);
+    memmove(kvf_packed_value_scale(s, page, t), kvf_packed_value_scale(of, from, from_t),
+            kvf_packed_scale_bytes(s));
 }
 
 /* ---- the way there ---- */

@@ -149,24 +149,6 @@ static __device__ __forceinline__ void round_to(kvf_dtype dtype, float x[KVF_COD
     }
 }
 
-/* The only token of `page` as token t of `to`, by half a warp. */
-static __device__ __forceinline__ void lay_token(const kvf_shape *s, char *to, uint32_t t,
-                                                 const kvf_shape *of_one, const char *page)
-{
-    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
-    const uint32_t value_bytes = kvf_packed_value_bytes(s), scales = kvf_packed_scale_bytes(s) / 2;
-    uint4 *key = (uint4 *)kvf_packed_key(s, to, t);
-    uint2 *value = (uint2 *)kvf_packed_value(s, to, t);
-    for (uint32_t i = lane; i < s->head_dim / sizeof *key; i += KVF_CODE_LANES)
-        key[i] = ((const uint4 *)kvf_packed_key(of_one, page, 0))[i];
-    for (uint32_t i = lane; i < value_bytes / sizeof *value; i += KVF_CODE_LANES)
-        value[i] = ((const uint2 *)kvf_packed_value(of_one, page, 0))[i];
-    for (uint32_t i = lane; i < scales; i += KVF_CODE_LANES)
-        kvf_packed_value_scale(s, to, t)[i] = kvf_packed_value_scale(of_one, page, 0)[i];
-    if (lane == 0)
-        *kvf_packed_key_scale(s, to, t) = *kvf_packed_key_scale(of_one, page, 0);
-}
-
 /* Pages of one token. */
 static __host__ __device__ __forceinline__ kvf_shape shape_of_one(const kvf_shape *s)
 {
@@ -207,8 +189,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
         encode(a, x, false, at, head, is_there);
         __syncwarp();
         if (is_there)
-            lay_token(s, kvf_cell_page(c, a.layer, at.cell, head, at.token),
-                      at.token % s->page_size, &one, page);
+            packed_move(s, kvf_cell_page(c, a.layer, at.cell, head, at.token),
+                        at.token % s->page_size, &one, page, 0);
         __syncwarp();
     }
     if (threadIdx.x == 0)

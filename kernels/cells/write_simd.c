@@ -50,20 +50,6 @@ static void encode_batch(const kvf_write_args *a, batch *b)
     }
 }
 
-/* The token of lane `l` out of the batch's page. */
-static void lay_token(const kvf_shape *s, const kvf_shape *of_batch, const char *page,
-                      const batch *b, uint32_t l)
-{
-    char *to = b->pages[l];
-    const uint32_t t = b->tokens[l];
-    memcpy(kvf_packed_key(s, to, t), kvf_packed_key(of_batch, page, l), s->head_dim);
-    memcpy(kvf_packed_value(s, to, t), kvf_packed_value(of_batch, page, l),
-           kvf_packed_value_bytes(s));
-    *kvf_packed_key_scale(s, to, t) = *kvf_packed_key_scale(of_batch, page, l);
-    memcpy(kvf_packed_value_scale(s, to, t), kvf_packed_value_scale(of_batch, page, l),
-           kvf_packed_scale_bytes(s));
-}
-
 /* Keys of the batch become what comes back of them. */
 static void pack_batch(const kvf_shape *s, batch *b)
 {
@@ -78,7 +64,7 @@ static void pack_batch(const kvf_shape *s, batch *b)
         pack_value(&of_batch, &run, l, rows.at[l]);
     unpack_keys(&of_batch, &run, 0, b->count, &tile, &rows);
     for (uint32_t l = 0; l < b->count; l++) {
-        lay_token(s, &of_batch, page, b, l);
+        kvf_packed_move(s, b->pages[l], b->tokens[l], &of_batch, page, l);
         store_row(s, b->exact + l * kvf_token_bytes(s), rows.at[l]);
     }
 }

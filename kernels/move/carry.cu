@@ -16,13 +16,6 @@
 #define THREADS 256u
 #define TOKENS  (THREADS / KVF_CODE_LANES)
 
-/* `bytes` of a token, two at a time, by half a warp. */
-static __device__ __forceinline__ void move_bytes(void *to, const void *from, uint32_t bytes)
-{
-    for (uint32_t i = threadIdx.x % KVF_CODE_LANES; i < bytes / 2; i += KVF_CODE_LANES)
-        ((uint16_t *)to)[i] = ((const uint16_t *)from)[i];
-}
-
 /* Token t of the run that was packed already. */
 static __device__ __forceinline__ void move_token(const kvf_carry_args *a, char *packed, uint32_t t,
                                                   uint32_t id, size_t head)
@@ -33,14 +26,7 @@ static __device__ __forceinline__ void move_token(const kvf_carry_args *a, char 
     const char *from = (const char *)a->from[id / p->block_size] + head * kvf_home_run_bytes(p) +
                        id % p->block_size / s->page_size * home;
     char *to = packed + t / s->page_size * home;
-    t %= s->page_size;
-    id %= s->page_size;
-    move_bytes(kvf_packed_key(s, to, t), kvf_packed_key(s, from, id), s->head_dim);
-    move_bytes(kvf_packed_value(s, to, t), kvf_packed_value(s, from, id),
-               kvf_packed_value_bytes(s));
-    move_bytes(kvf_packed_key_scale(s, to, t), kvf_packed_key_scale(s, from, id), 2);
-    move_bytes(kvf_packed_value_scale(s, to, t), kvf_packed_value_scale(s, from, id),
-               kvf_packed_scale_bytes(s));
+    packed_move(s, to, t % s->page_size, s, from, id % s->page_size);
 }
 
 static __global__ void __launch_bounds__(THREADS)

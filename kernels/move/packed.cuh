@@ -34,6 +34,29 @@ static __device__ __forceinline__ void packed_store(void *row, kvf_dtype dtype, 
             kvf_element_set(row, dtype, k * KVF_CODE_LANES + lane, kvf_packed_within(dtype, x[k]));
 }
 
+/* `count` numbers, which lie apart. */
+template <typename T>
+static __device__ __forceinline__ void packed_move(void *to, const void *from, uint32_t count)
+{
+    for (uint32_t i = threadIdx.x % KVF_CODE_LANES; i < count; i += KVF_CODE_LANES)
+        ((T *)to)[i] = ((const T *)from)[i];
+}
+
+/* Token t of a page out of another's place `from_t`. */
+static __device__ __forceinline__ void packed_move(const kvf_shape *s, void *page, uint32_t t,
+                                                   const kvf_shape *of, const void *from,
+                                                   uint32_t from_t)
+{
+    packed_move<uint4>(kvf_packed_key(s, page, t), kvf_packed_key(of, from, from_t),
+                       s->head_dim / 16);
+    packed_move<uint2>(kvf_packed_value(s, page, t), kvf_packed_value(of, from, from_t),
+                       kvf_packed_value_bytes(s) / 8);
+    packed_move<uint16_t>(kvf_packed_key_scale(s, page, t), kvf_packed_key_scale(of, from, from_t),
+                          1);
+    packed_move<uint16_t>(kvf_packed_value_scale(s, page, t),
+                          kvf_packed_value_scale(of, from, from_t), kvf_packed_scale_bytes(s) / 2);
+}
+
 /* Bits of the largest magnitude of a row; above those of all numbers if one is none. */
 static __device__ __forceinline__ uint32_t packed_largest(const float x[KVF_CODE_WORDS])
 {

@@ -100,18 +100,6 @@ KVF_INLINE int kvf_read_page(const kvf_read_args *a, uint32_t list, uint32_t pag
     return sink < count;
 }
 
-/* Token t of a page out of another's place `from_t`, which may be the same. */
-KVF_INLINE void kvf_carry_token(const kvf_shape *s, void *page, uint32_t t, const void *from,
-                                uint32_t from_t)
-{
-    memmove(kvf_packed_key(s, page, t), kvf_packed_key(s, from, from_t), s->head_dim);
-    memmove(kvf_packed_value(s, page, t), kvf_packed_value(s, from, from_t),
-            kvf_packed_value_bytes(s));
-    memmove(kvf_packed_key_scale(s, page, t), kvf_packed_key_scale(s, from, from_t), 2);
-    memmove(kvf_packed_value_scale(s, page, t), kvf_packed_value_scale(s, from, from_t),
-            kvf_packed_scale_bytes(s));
-}
-
 /* Moves what was packed, which are the first tokens of the run: returns how many. What pages are
  * padded with is zero. */
 KVF_INLINE uint32_t kvf_carry_moved(const kvf_carry_args *a, const kvf_packed_run *run)
@@ -125,7 +113,7 @@ KVF_INLINE uint32_t kvf_carry_moved(const kvf_carry_args *a, const kvf_packed_ru
         const uint32_t page = ids[t] % p->block_size / s->page_size;
         const void *from = kvf_offset(a->from[ids[t] / p->block_size],
                                       run->head * kvf_home_run_bytes(p) + page * home);
-        kvf_carry_token(s, run->home + t / s->page_size * home, t % s->page_size, from,
+        kvf_packed_move(s, run->home + t / s->page_size * home, t % s->page_size, s, from,
                         ids[t] % s->page_size);
     }
     for (uint32_t i = 0; i < p->block_pages; i++) {
