@@ -40,6 +40,7 @@ typedef struct cli_tune_options {
     const char *lines_file;
     double goal;             /* share of full attention's answers */
     cli_prune_options prune; /* settings only */
+    kvf_cache_config cache;  /* of hot heads: pages only */
     kvf_runtime_config runtime;
     const char *cublas; /* where it lies; NULL = looked for */
 } cli_tune_options;

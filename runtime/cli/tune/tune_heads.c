@@ -34,6 +34,7 @@ typedef struct heads_run {
 
 void cli_tune_heads_cache(const cli_tune *tune, kvf_cache_config *config)
 {
+    config->pages = tune->options.cache.pages;
     if (tune->options.questions > 0) {
         config->tokens_max += TUNE_ANSWER_TOKENS_MAX;
         config->sequences_max = 2;

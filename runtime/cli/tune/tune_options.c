@@ -83,6 +83,7 @@ static const cli_option of_heads[] = {
             .meaning = "share of hot heads; the others are coarse"},
      .absent = "a third"},
 };
+static const cli_spelling heads_cache[] = {{"pages", NULL, CLI_PLAIN, NULL}, {0}};
 
 static bool is_given(const cli_command *c, const char *name)
 {
@@ -92,7 +93,9 @@ static bool is_given(const cli_command *c, const char *name)
 static const char *problem_of_heads(const cli_command *c, const cli_tune_options *o)
 {
     if (!o->heads)
-        return is_given(c, "hot-share") ? "--hot-share needs --heads" : NULL;
+        return is_given(c, "hot-share") ? "--hot-share needs --heads"
+               : is_given(c, "pages")   ? "--pages needs --heads"
+                                        : NULL;
     if (is_given(c, "method") || is_given(c, "layers") || is_given(c, "goal") ||
         is_given(c, "asked") || o->prune.values.given)
         return "--heads looks at all heads of all layers; leave --method, --layers, --goal, "
@@ -135,6 +138,7 @@ static void set_defaults(void *options)
                             .questions = 16,
                             .goal = 0.95,
                             .hot_share = 1.0 / 3};
+    kvf_cache_config_init(&o->cache);
     kvf_runtime_config_init(&o->runtime);
     cli_prune_options_init(&o->prune);
 }
@@ -164,6 +168,10 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
     cli_add(c, rows, sizeof rows / sizeof *rows, 0);
     cli_heading(c, "Hot heads:");
     cli_add(c, of_heads, sizeof of_heads / sizeof *of_heads, 0);
+    cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
+                                        .base = offsetof(cli_tune_options, cache),
+                                        .spellings = heads_cache,
+                                        .only = true});
     cli_heading(c, "Settings, as of kvferry run:");
     cli_prune_add_found_with(c, offsetof(cli_tune_options, prune));
     cli_add_runtime(c, offsetof(cli_tune_options, runtime));
