@@ -115,12 +115,15 @@ KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
  * page_size]. With a window, query i attends only to tokens j < sink and j > i - window; time is
  * that of sink + window + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no
  * query of the launch attends to are not read, nor are their blocks. Keys and values of other
- * tokens below base + tokens are finite, attended or not. A task is one KV head x KVF_PREFILL_ROWS
- * consecutive query tokens (all query heads of the group). With chunks the same of each; tasks
- * behind the end of a chunk do nothing.
+ * tokens below base + tokens are finite, attended or not. Keys are summed in runs of
+ * KVF_PREFILL_TILE or less, from a multiple of it, one behind the other; so a query has the same
+ * bits whatever the chunk, also where whole such runs between sink and window are left out. A task
+ * is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query heads of the group). With
+ * chunks the same of each; tasks behind the end of a chunk do nothing.
  */
 #define KVF_PREFILL_ROWS 48u
 #define KVF_PREFILL_KEYS 64u
+#define KVF_PREFILL_TILE 128u
 
 typedef struct kvf_prefill_kernel_args {
     kvf_shape shape;

@@ -32,6 +32,7 @@
 /* The tile of one head_dim. */
 template <uint32_t D> struct plan {
     static const uint32_t keys = D > 128 ? 32 : 64;
+    static_assert(KVF_PREFILL_TILE % keys == 0, "keys of a tile are summed together");
     static const uint32_t parts = D > 128 ? 1 : 2; /* of 16 rows, in a warp */
     static const uint32_t warp_rows = 16 * parts;
     static const uint32_t slot_bytes = keys * kvf_tile<D>::stride;
@@ -429,6 +430,7 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
                                                     const query_tile *t, uint32_t first)
 {
     static_assert(KVF_PLAIN_TOKENS == KVF_PLAIN_THREADS, "a key per thread");
+    static_assert(KVF_PREFILL_TILE % KVF_PLAIN_TOKENS == 0, "keys of a tile are summed together");
     const uint32_t d = a->shape.head_dim, key = first + threadIdx.x, zero = first_key(a);
     const float unit = a->scale * KVF_CUDA_LOG2E;
     const bool skipped = key >= t->skip && key < t->skip_end;

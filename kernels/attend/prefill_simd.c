@@ -15,6 +15,8 @@
 #include "tile_simd.h"
 #include "variants.h"
 
+_Static_assert(KVF_PREFILL_TILE % TILE_KEYS == 0, "keys of a tile are summed together");
+
 typedef struct row_block {
     query_strips q;
     key_panels keys;

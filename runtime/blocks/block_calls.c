@@ -224,19 +224,6 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
     return weave(blocks, step->layer, step->rows, out, lse, step->stream);
 }
 
-/* Blocks of sink and window of a piece, one behind the other, as the prefill of a sequence has
- * them: `shift` of the row's between them are left out. */
-static kvf_status take_window(const kvf_blocks *blocks, const void *const *from, uint32_t shift,
-                              uint32_t count, kvf_stream *stream)
-{
-    const kvf_device_ops *ops = stream->device->ops;
-    const uint32_t sinks = blocks->cells.ring.sink_blocks;
-    void **table = blocks->tails.table;
-    if (sinks)
-        KVF_TRY(ops->copy(stream, table, from, sinks * sizeof *table));
-    return ops->copy(stream, table + sinks, from + shift + sinks, (count - sinks) * sizeof *table);
-}
-
 /* Tokens of chunk `i` once more, piece by piece, for its streaming heads; `all` is what others do.
  */
 static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
@@ -246,25 +233,18 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
     const kvf_paging *p = &c->paging;
     const kvf_query_chunk *chunk = &all->chunks.at[i];
     const size_t heads = (size_t)p->kv_heads * p->group, row = heads * kvf_row_bytes(&p->shape);
-    const void *const *from = kvf_prefill_blocks(all, i);
     kvf_prefill_kernel_args piece = *all;
     piece.chunks.count = 0;
     piece.sink = c->ring.sink;
     piece.window = c->ring.recent;
+    piece.blocks = kvf_prefill_blocks(all, i);
     piece.out = blocks->tails.out;
     piece.lse = all->lse ? blocks->tails.lse : NULL;
     for (uint32_t done = 0; done < chunk->tokens; done += KVF_BLOCK_PIECE) {
-        const uint32_t base = chunk->base + done;
         const size_t first = chunk->first + done;
-        const uint32_t shift = kvf_ring_first(&c->ring, base + 1) - c->ring.sink_blocks;
         piece.tokens = kvf_min_u32(KVF_BLOCK_PIECE, chunk->tokens - done);
-        piece.base = base - shift * p->block_size;
+        piece.base = chunk->base + done;
         piece.q = (const char *)all->q + first * row;
-        piece.blocks = shift ? (const void *const *)blocks->tails.table : from;
-        if (shift)
-            KVF_TRY(take_window(blocks, from, shift,
-                                kvf_div_ceil_u32(piece.base + piece.tokens, p->block_size),
-                                stream));
         KVF_TRY(KVF_ENQUEUE(stream, prefill, piece));
         KVF_TRY(weave(blocks, layer, piece.tokens, (char *)all->out + first * row,
                       all->lse ? all->lse + first * heads : NULL, stream));

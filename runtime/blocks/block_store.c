@@ -258,7 +258,6 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, t->partial_lse, splits, p->group);
     KVF_CARVE(k, t->out, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads, row);
     KVF_CARVE(k, t->lse, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads);
-    KVF_CARVE(k, t->table, used * p->blocks_max);
 }
 
 /* What a step knows of coarse heads. */

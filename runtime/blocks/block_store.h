@@ -49,7 +49,6 @@ typedef struct kvf_block_tails {
     float *partial_lse;   /* [splits, group] */
     char *out;            /* [regions or a piece, query_heads, head_dim] */
     float *lse;           /* [as out, query_heads] */
-    void **table;         /* [blocks_max] what a piece attends to */
 } kvf_block_tails;
 
 struct kvf_blocks {

@@ -23,7 +23,8 @@ void kvf_rings_measure(const kvf_cache_config *c, const kvf_paging *paging, kvf_
     ring->ring_blocks = kvf_max_u32(1, kvf_min_u32(recent, blocks - ring->sink_blocks));
     z->blocks = ring->sink_blocks + ring->ring_blocks;
     z->chunk_blocks = kvf_div_ceil_u32(c->prefill_chunk_max, block_size) + 1;
-    z->window_blocks = z->blocks + z->chunk_blocks + 1;
+    z->tile_blocks = KVF_PREFILL_TILE / block_size;
+    z->window_blocks = z->blocks + z->chunk_blocks + 1 + 2 * (z->tile_blocks - 1);
     z->split = kvf_split(z->blocks, block_size);
     z->group = c->query_heads / c->kv_heads;
 }
@@ -122,6 +123,7 @@ void kvf_rings_carve(kvf_cache *cache, kvf_reservation *r)
         KVF_CARVE(&r->kv, z->layers[i].blocks, cache->config.sequences_max, z->blocks,
                   z->layers[i].streaming, page);
     KVF_CARVE(&r->kv, z->chunk, z->chunk_blocks, z->streaming_max, page);
+    KVF_CARVE(&r->kv, z->hidden, z->streaming_max, page);
     carve_call(cache, &r->table);
 }
 

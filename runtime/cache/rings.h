@@ -22,6 +22,7 @@ struct kvf_rings {
     uint32_t group;         /* query heads per KV head */
     uint32_t blocks;        /* of a ring, those of the sink included */
     uint32_t chunk_blocks;  /* pages that a chunk touches at most */
+    uint32_t tile_blocks;   /* pages whose keys a chunk sums together */
     uint32_t window_blocks; /* pages that a chunk attends to at most */
     uint32_t split;         /* spans per split of a decode step */
     uint32_t streaming_max; /* most of a layer */
@@ -31,6 +32,7 @@ struct kvf_rings {
     kvf_rings_layer *layers; /* [layers] */
     /* in device memory; rows = tokens of the longest chunk, or sequences_max */
     char *chunk;   /* [chunk_blocks, streaming_max, page bytes] */
+    char *hidden;  /* [streaming_max, page bytes] zeros, of pages that no query sees */
     char *q[2];    /* [rows, packed, group, head_dim]: of retrieval heads, of streaming heads */
     char *k[2];    /* [rows, packed, head_dim] */
     char *v[2];    /* [rows, packed, head_dim] */

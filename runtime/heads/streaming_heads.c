@@ -6,7 +6,9 @@
  * Knows nothing of parts. Attention of a chunk does not know of the pages between sink and
  * window: they are left out of its page table, and tokens behind them are counted as if they
  * followed the sink's pages. Because whole pages are left out, and the window of the first query
- * begins behind them, every distance between tokens that see each other stays what it is.
+ * begins behind them, every distance between tokens that see each other stays what it is. Because
+ * whole tiles are (KVF_PREFILL_TILE), so does the order in which they are summed, wherever a chunk
+ * begins; pages in front of the window that a tile has as well are zeros, and no query sees them.
  */
 
 #include "streaming_heads.h"
@@ -168,26 +170,38 @@ void kvf_streaming_take_most(const kvf_heads_call *call)
                       &unused);
 }
 
+/* Pages behind those that stand in front of `window`, which are whole tiles; see the top. */
+static uint32_t shift_of(const kvf_rings *z, uint32_t front, uint32_t window)
+{
+    const uint32_t first = window / z->tile_blocks * z->tile_blocks;
+    return first > front ? first - front : 0;
+}
+
 kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call)
 {
-    const uint32_t page_size = rings_of(call)->ring.shape.page_size;
+    const kvf_rings *z = rings_of(call);
+    const uint32_t page_size = z->ring.shape.page_size;
     const kvf_row row = row_of(call->step->states[0]);
     kvf_streaming_chunk c = {.ring = ring_of(call->step->cache, call->step->layer),
                              .blocks = row.ring,
                              .base = row.length - call->rows,
                              .keep.per_task = 1};
     const uint32_t first = c.base / page_size, last = (row.length - 1) / page_size;
-    c.shift = kvf_ring_first(&c.ring, c.base + 1) - c.ring.sink_blocks;
+    const uint32_t window = kvf_ring_first(&c.ring, c.base + 1);
+    const uint32_t front = (uint32_t)kvf_round_up(c.ring.sink_blocks, z->tile_blocks);
+    c.shift = shift_of(z, front, window);
     c.keep.bytes = c.ring.heads * kvf_page_bytes(&c.ring.shape);
     const uint32_t window_pages = last + 1 - c.shift;
     const chunk_tables t = take_tables(call->step, last + 1 - first, window_pages, &c);
-    KVF_ASSERT(last - first < rings_of(call)->chunk_blocks);
-    KVF_ASSERT(window_pages <= rings_of(call)->window_blocks);
+    KVF_ASSERT(last - first < z->chunk_blocks);
+    KVF_ASSERT(window_pages <= z->window_blocks);
     *t.row = row;
     for (uint32_t i = 0; i < window_pages; i++) { /* what queries of the chunk attend to */
-        const uint32_t page = i < c.ring.sink_blocks ? i : i + c.shift;
+        const uint32_t page = i < front ? i : i + c.shift;
+        const bool is_seen = page < c.ring.sink_blocks || page >= window;
         t.window[i] = page >= first ? chunk_block(call, page - first)
-                                    : kvf_ring_page(&c.ring, c.blocks, page, 0);
+                      : is_seen     ? kvf_ring_page(&c.ring, c.blocks, page, 0)
+                                    : z->hidden;
     }
     for (uint32_t page = first; page <= last; page++) {
         t.chunk[page - first] = chunk_block(call, page - first);
@@ -245,8 +259,11 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
                                             .blocks = c->window,
                                             .out = heads.out};
     KVF_TRY(append_chunk(call, c));
-    if (heads.q)
+    if (heads.q) {
+        KVF_TRY(
+            step->cache->device->ops->fill(step->stream, rings_of(call)->hidden, 0, c->keep.bytes));
         KVF_TRY(KVF_LAUNCH(step, prefill, attend));
+    }
     return KVF_LAUNCH(step, copy, c->keep);
 }
 

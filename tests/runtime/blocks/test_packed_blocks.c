@@ -25,9 +25,8 @@ static void record(rig *r, uint64_t seed)
     }
 }
 
-/* What must be is what `from` kept. Prompts come in other chunks, unless heads stream: their tokens
- * of a prompt are attended piece by piece of a chunk, whatever the form of pages. */
-static void expect_outputs_of(rig *r, const rig *from, int streams)
+/* What must be is what `from` kept. Prompts come in other chunks. */
+static void expect_outputs_of(rig *r, const rig *from)
 {
     const size_t heads = r->config.cache.query_heads;
     for (uint32_t i = 0; i < r->requests; i++) {
@@ -35,7 +34,7 @@ static void expect_outputs_of(rig *r, const rig *from, int streams)
         const size_t rows = (size_t)r->config.cache.layers * q->count;
         memcpy(q->out, from->request[i].out, rows * rig_q_bytes(r));
         memcpy(q->lse, from->request[i].lse, rows * heads * sizeof *q->lse);
-        q->chunk = streams ? q->chunk : 1 + (q->chunk + 37) % 150;
+        q->chunk = 1 + (q->chunk + 37) % 150;
     }
 }
 
@@ -61,7 +60,7 @@ static void outputs_follow_from_tokens_alone(void **state)
         rc = test_runtime_config();
         rig_open(&many, &rc, &bc, 3, 130 + i);
         rig_take_any_tokens(&many, 130 + i);
-        expect_outputs_of(&many, &one, i == 0);
+        expect_outputs_of(&many, &one);
         rig_serve(&many, 1);
         assert_true(many.compared > 100);
         assert_int_equal(rig_stats(&many).bad_rows, 0);

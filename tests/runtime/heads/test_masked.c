@@ -199,26 +199,35 @@ static void a_ring_wraps_many_times(void **state)
     expect_run(&sc, "wrapped by chunks");
 }
 
-/* What a query sees does not depend on how the prompt was cut. */
-static void chunks_change_rounding_only(void **state)
+/* Wherever a prompt is cut: sink and window are summed in the same order. */
+static void chunks_change_no_bit(void **state)
 {
-    test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
-                        .tokens = {.seed = 13, .sharpness = 1.5f},
-                        .prompt = 200,
-                        .steps = 3,
-                        .chunk = 100};
-    test_trace whole, cut;
-    test_run(&sc, &whole);
-    sc.chunk = 1;
-    test_run(&sc, &cut);
-    assert_true(test_distance(whole.prefill, cut.prefill, whole.dtype,
-                              whole.prefill_bytes / test_dtype_bytes(whole.dtype)) <=
-                test_tolerance(whole.dtype));
-    assert_true(test_distance(whole.out, cut.out, whole.dtype,
-                              whole.out_bytes / test_dtype_bytes(whole.dtype)) <=
-                test_tolerance(whole.dtype));
-    test_trace_free(&whole);
-    test_trace_free(&cut);
+    static const uint32_t sizes[] = {1, 7, 32, 100};
+    for (uint32_t i = 0; i < 3; i++) {
+        test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
+                            .tokens = {.seed = 13, .sharpness = 1.5f},
+                            .prompt = 300,
+                            .steps = 3,
+                            .chunk = 300};
+        test_trace whole, cut;
+        sc.cc.prefill_chunk_max = 300;
+        sc.cc.dtype = i == 1 ? KVF_BF16 : KVF_FP32;
+        sc.cc.page_size = i == 1 ? 64 : 8;
+        sc.cc.streaming_sink = i == 2 ? 0 : 6;
+        sc.cc.streaming_recent = i == 2 ? 1 : 77;
+        test_run(&sc, &whole);
+        for (uint32_t size = 0; size < 4; size++) {
+            if (!test_takes(size + i))
+                continue;
+            sc.chunk = sizes[size];
+            test_run(&sc, &cut);
+            if (memcmp(whole.prefill, cut.prefill, whole.prefill_bytes) != 0 ||
+                memcmp(whole.out, cut.out, whole.out_bytes) != 0)
+                fail_msg("case %u: chunks of %u", i, sc.chunk);
+            test_trace_free(&cut);
+        }
+        test_trace_free(&whole);
+    }
 }
 
 static test_scenario scenario_hybrid(const uint8_t *mask)
@@ -406,7 +415,7 @@ int main(void)
         cmocka_unit_test(any_mask_is_what_it_says),
         cmocka_unit_test(lengths_about_sink_and_window),
         cmocka_unit_test(a_ring_wraps_many_times),
-        cmocka_unit_test(chunks_change_rounding_only),
+        cmocka_unit_test(chunks_change_no_bit),
         cmocka_unit_test(all_ones_are_no_mask),
         cmocka_unit_test(retrieval_heads_keep_their_bits),
         cmocka_unit_test(batches_and_forks),
