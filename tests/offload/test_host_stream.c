@@ -494,6 +494,63 @@ static void test_left_work_happens(void **state)
     rig_close(&r);
 }
 
+/* An entry that is held until it is let go, and who runs it. */
+typedef struct held {
+    rig *r;
+    kvf_stream *stream;
+    pthread_t runner;
+    atomic_int is_running, is_open;
+    kvf_status status;
+} held;
+
+static void hold(const void *raw, uint32_t task)
+{
+    held *h = *(held *const *)raw;
+    h->runner = pthread_self();
+    atomic_store(&h->is_running, 1);
+    (void)is_raised(&h->is_open);
+}
+
+static void *run_held(void *raw)
+{
+    held *h = raw;
+    h->status = h->r->ops->host_call(h->stream, hold, &h, sizeof h);
+    if (h->status == KVF_OK)
+        h->status = h->r->ops->stream_wait(h->stream);
+    return NULL;
+}
+
+/* A waiter stops at what it waits for. What came meanwhile happens without anybody: by now the
+ * worker sleeps, and whoever enqueued it saw that somebody ran. */
+static bool work_behind_a_waiter_happens(rig *r)
+{
+    held h = {.r = r, .stream = open_waited(r)};
+    atomic_int flag = 0, *pointer = &flag;
+    pthread_t waiter;
+    assert_int_equal(pthread_create(&waiter, NULL, run_held, &h), 0);
+    assert_true(is_raised(&h.is_running));
+    sleep_us(50000); /* for longer than the worker looks */
+    RIG_OK(r->ops->host_call(h.stream, raise_flag, &pointer, sizeof pointer));
+    atomic_store(&h.is_open, 1);
+    const bool by_waiter = pthread_equal(h.runner, waiter);
+    assert_int_equal(pthread_join(waiter, NULL), 0);
+    RIG_OK(h.status);
+    assert_true(is_raised(&flag));
+    r->ops->stream_destroy(h.stream);
+    return by_waiter;
+}
+
+static void test_work_behind_a_waiter(void **state)
+{
+    rig r;
+    bool by_waiter = false;
+    rig_open(&r, &(rig_config){.threads = 1});
+    for (uint32_t i = 0; i < 100 && !by_waiter; i++)
+        by_waiter = work_behind_a_waiter_happens(&r);
+    assert_true(by_waiter);
+    rig_close(&r);
+}
+
 typedef struct crowd {
     rig *r;
     kvf_stream *stream;
@@ -590,9 +647,8 @@ int main(void)
         cmocka_unit_test(test_device_memory),  cmocka_unit_test(test_copy_through),
     };
     const struct CMUnitTest of_host[] = {
-        cmocka_unit_test(test_waiter_runs_work),
-        cmocka_unit_test(test_left_work_happens),
-        cmocka_unit_test(test_many_waiters),
+        cmocka_unit_test(test_waiter_runs_work),     cmocka_unit_test(test_left_work_happens),
+        cmocka_unit_test(test_work_behind_a_waiter), cmocka_unit_test(test_many_waiters),
         cmocka_unit_test(test_error_of_left_work),
     };
     int failed = cmocka_run_group_tests_name("streams", tests, NULL, NULL);
