@@ -31,7 +31,8 @@ static block_arrays make_arrays(void)
     return a;
 }
 
-static kvf_status open_blocks(stage *st, kvf_stream *stream, kvf_blocks **out, char **memory)
+static kvf_status open_blocks(stage *st, const scene *s, kvf_stream *stream, kvf_blocks **out,
+                              char **memory)
 {
     const block_arrays arrays = make_arrays();
     void *device = NULL;
@@ -45,6 +46,8 @@ static kvf_status open_blocks(stage *st, kvf_stream *stream, kvf_blocks **out, c
     bc.cache.static_ratio = 0.0f;
     bc.cache.digest = KVF_DIGEST_CODES;
     bc.block_count = BLOCKS;
+    if (s->adjust)
+        s->adjust(&bc.cache);
     kvf_status status = kvf_blocks_open(st->runtime, &bc, out, &error);
     if (status != KVF_OK)
         return status;
@@ -102,10 +105,9 @@ static kvf_status play_blocks(stage *st, const scene *s, float *out)
     kvf_stream *stream = NULL;
     kvf_blocks *blocks = NULL;
     char *memory = NULL;
-    (void)s;
     kvf_status status = kvf_stream_create(st->runtime, &stream);
     if (status == KVF_OK)
-        status = open_blocks(st, stream, &blocks, &memory);
+        status = open_blocks(st, s, stream, &blocks, &memory);
     for (uint32_t i = 0; i < 2; i++)
         for (uint32_t l = 0; l < LAYERS && status == KVF_OK; l++)
             status = pass_blocks(st, blocks, memory, l, ends[i], ends[i + 1], stream);
@@ -125,4 +127,11 @@ static kvf_status play_blocks(stage *st, const scene *s, float *out)
     return status;
 }
 
+static void packed(kvf_cache_config *cc)
+{
+    cc->pages = KVF_PAGES_K8V4;
+    cc->dtype = KVF_BF16;
+}
+
+const scene packed_blocks_scene = {"packed blocks", play_blocks, packed};
 const scene blocks_scene = {"blocks", play_blocks, NULL};

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <kvferry/link.h>
+#include <kvferry/prune.h>
 
 /* A hang detector: a play takes milliseconds, and a second or so under a sanitizer. */
 #define PLAY_SECONDS 60
@@ -58,6 +59,16 @@ static void *upload(stage *st, kvf_stream *stream, const void *from, size_t byte
     return p;
 }
 
+/* To floats that bf16 has: as pairs of bf16, which scenes with packed pages take them for, they are
+ * zeros and numbers. */
+static void *upload_pairs(stage *st, kvf_stream *stream, void *values, size_t bytes)
+{
+    uint32_t *bits = values;
+    for (size_t i = 0; i < bytes / sizeof *bits; i++)
+        bits[i] &= 0xffff0000u;
+    return upload(st, stream, values, bytes);
+}
+
 kvf_cache_config stage_small_config(void)
 {
     kvf_cache_config cc = test_config_small();
@@ -85,9 +96,9 @@ void stage_open(stage *st)
         &t, &cc, &(test_tokens_spec){.count = TOKENS, .seed = 5, .sharpness = 2.0f, .topics = 4});
     test_expect(st->runtime, kvf_stream_create(st->runtime, &stream), KVF_OK);
     const size_t row = (size_t)LAYERS * TOKENS * DIM * sizeof(float);
-    st->q = upload(st, stream, t.q, row * HEADS);
-    st->k = upload(st, stream, t.k, row * KV_HEADS);
-    st->v = upload(st, stream, t.v, row * KV_HEADS);
+    st->q = upload_pairs(st, stream, t.q, row * HEADS);
+    st->k = upload_pairs(st, stream, t.k, row * KV_HEADS);
+    st->v = upload_pairs(st, stream, t.v, row * KV_HEADS);
     st->out = upload(st, stream, NULL, row * HEADS);
     test_expect(st->runtime, kvf_stream_wait(stream), KVF_OK);
     kvf_stream_destroy(stream);
@@ -112,27 +123,34 @@ typedef struct actors {
     kvf_cache *cache;
     kvf_sequence *s[2];
     kvf_recording *recording;
+    kvf_prune *prune;
     int32_t *lists; /* device memory */
     kvf_error error;
 } actors;
 
-static kvf_status prefill_all(actors *a)
+static kvf_status prefill_layer(actors *a, uint32_t layer)
 {
     stage *st = a->st;
-    for (uint32_t layer = 0; layer < LAYERS; layer++)
-        for (uint32_t first = 0; first < PROMPT; first += 28) {
-            const kvf_prefill_args p = {.sequence = a->s[0],
-                                        .layer = layer,
-                                        .tokens = 28,
-                                        .q = stage_token(st->q, HEADS, layer, first),
-                                        .k = stage_token(st->k, KV_HEADS, layer, first),
-                                        .v = stage_token(st->v, KV_HEADS, layer, first),
-                                        .out = st->out};
-            const kvf_status status = kvf_prefill(a->cache, &p, a->stream);
-            if (status != KVF_OK)
-                return status;
-        }
-    return KVF_OK;
+    kvf_status status = KVF_OK;
+    for (uint32_t first = 0; first < PROMPT && status == KVF_OK; first += 28) {
+        const kvf_prefill_args p = {.sequence = a->s[0],
+                                    .layer = layer,
+                                    .tokens = 28,
+                                    .q = stage_token(st->q, HEADS, layer, first),
+                                    .k = stage_token(st->k, KV_HEADS, layer, first),
+                                    .v = stage_token(st->v, KV_HEADS, layer, first),
+                                    .out = st->out};
+        status = kvf_prefill(a->cache, &p, a->stream);
+    }
+    return status;
+}
+
+static kvf_status prefill_all(actors *a)
+{
+    kvf_status status = KVF_OK;
+    for (uint32_t layer = 0; layer < LAYERS && status == KVF_OK; layer++)
+        status = prefill_layer(a, layer);
+    return status;
 }
 
 static kvf_decode_args step_of(actors *a, uint32_t layer, uint32_t token)
@@ -189,6 +207,7 @@ static kvf_status close_actors(actors *a, kvf_status status, float *out)
     kvf_stream_destroy(a->stream); /* waits again where the wait was refused */
     kvf_recording_destroy(a->recording);
     kvf_memory_free(a->st->runtime, a->lists);
+    kvf_prune_close(a->prune);
     kvf_sequence_destroy(a->s[1]);
     kvf_sequence_destroy(a->s[0]);
     kvf_cache_close(a->cache);
@@ -224,6 +243,39 @@ static kvf_status play_truncate(stage *st, const scene *s, float *out)
         status = kvf_sequence_truncate(a.cache, a.s[0], PROMPT / 2 + 1, a.stream);
     if (status == KVF_OK)
         status = decode_token(&a, PROMPT);
+    return close_actors(&a, status, out);
+}
+
+static kvf_status open_prune(actors *a)
+{
+    kvf_prune_config config;
+    kvf_prune_config_init(&config, kvf_prune_policy_find("snapkv"));
+    config.retention = KVF_RETENTION_EVICT;
+    config.settings.keep = 0.7f;
+    config.settings.window = 4;
+    kvf_status status = kvf_prune_open(a->cache, &config, &a->prune, &a->error);
+    if (status == KVF_OK)
+        status = kvf_prune_begin(a->prune, a->s[0], PROMPT);
+    return status;
+}
+
+/* A prompt of which tokens are evicted, among them sealed ones, and steps. */
+static kvf_status play_prune(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_status status = open_actors(&a, st, s);
+    if (status == KVF_OK)
+        status = open_prune(&a);
+    for (uint32_t layer = 0; layer < LAYERS && status == KVF_OK; layer++) {
+        kvf_prune_result result;
+        status = prefill_layer(&a, layer);
+        if (status == KVF_OK)
+            status = kvf_prune_layer(a.prune, a.s[0], layer, a.stream, &result);
+        if (status == KVF_OK)
+            assert_true(result.keep_count < PROMPT);
+    }
+    for (uint32_t i = 0; i < STEPS && status == KVF_OK; i++)
+        status = decode_token(&a, PROMPT + i);
     return close_actors(&a, status, out);
 }
 
@@ -450,6 +502,13 @@ static uint32_t choose_first(void *user, const kvf_select_view *view, int32_t *i
     return n;
 }
 
+static void packed_and_pruned(kvf_cache_config *cc)
+{
+    cc->pages = KVF_PAGES_K8V4;
+    cc->dtype = KVF_BF16;
+    cc->observe_window = 4;
+}
+
 static void custom(kvf_cache_config *cc)
 {
     cc->select = KVF_SELECT_CUSTOM;
@@ -468,6 +527,7 @@ const scene pages_scene = {"page lists", play_pages, without_static};
 const scene record_scene = {"recorded decode", play_recording, recordable};
 const scene record_masked_scene = {"recorded decode with a head mask", play_recording,
                                    recordable_masked};
+const scene prune_scene = {"packed pages, pruned", play_prune, packed_and_pruned};
 const scene truncate_scene = {"truncate", play_truncate, NULL};
 const scene disk_scene = {"disk tier", play_disk, on_disk};
 const scene stats_scene = {"statistics", play_stats, NULL};

@@ -240,11 +240,13 @@ int main(void)
         SCENE(pages_scene),
         SCENE(record_scene),
         SCENE(record_masked_scene),
+        SCENE(prune_scene),
         SCENE(truncate_scene),
         SCENE(disk_scene),
         SCENE(stats_scene),
         SCENE(link_scene),
         SCENE(blocks_scene),
+        SCENE(packed_blocks_scene),
         cmocka_unit_test(every_wait_of_blocks_is_refused),
     };
     scene_watch_start();
