@@ -21,10 +21,11 @@
  * of a list merges its splits. Bytes: those of attend; what is missed is written once more.
  *
  * Packed pages have a kernel of their own, attend_packed.cuh, so exact ones lose nothing to them.
- * Bytes: 4.25 KiB per chunk (k8v8) or 3.4 (k8v4) instead of 8, for 64 or 67 products and some 450
- * instructions per warp, half of them to make codes numbers. As a multiprocessor of an H100 issues
- * four instructions a cycle and gets 15 bytes, that is 40% of the time of the bytes. A miss costs
- * a round trip to L2 more than through the ring.
+ * Bytes: 4.25 KiB per chunk (k8v8) or 3.4 (k8v4) instead of 8, for 64 or 67 products and, with
+ * groups of 8 at most, some 800 or 980 instructions per warp, a third of them to make codes
+ * numbers. As a multiprocessor of an H100 issues four instructions a cycle and gets 15 bytes, that
+ * is 70% of the time of the bytes (k8v8), or a little more than that (k8v4). A miss costs a round
+ * trip to L2 more than through the ring.
  *
  * fp32: plain sums by channel and by row, for tests and for comparison; no bound claimed.
  */
