@@ -784,8 +784,10 @@ typedef struct kvf_stats {
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
     uint64_t tokens_held;     /**< of those there were, likewise: what full attention attends to */
     uint64_t pages_selected;  /**< summed over KV heads */
-    uint64_t hits;            /**< in a slot, or in that of a fork in the same step */
-    uint64_t misses;          /**< moved: once for all forks in a step */
+    /** In a slot, or in that of a fork in the same step. With transfer DIRECT, where nothing moves
+     * and nothing is lent: what would be in slots of the sequence itself. */
+    uint64_t hits;
+    uint64_t misses;          /**< moved, once for all forks in a step; with DIRECT: would be */
     uint64_t bytes_to_device; /**< pages moved for misses, and ahead of need (speculate) */
     uint64_t bytes_to_host;   /**< sealed pages written back */
     uint64_t bytes_refresh;   /**< host pages read by exact refreshes, as large as in dtype */

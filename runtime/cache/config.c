@@ -397,9 +397,10 @@ static kvf_status count_slots(kvf_context *context, const kvf_select_policy *pol
                  "slots, lower the budget, or leave slots 0",
                  c->slots, dims->ids_max, dims->budget_max);
     dims->paging.slots = c->slots;
-    /* A refresh over what is resident looks at what the row has itself. */
+    /* A refresh over what is resident looks at what the row has itself. Where pages are attended
+     * where they live, nothing is in a slot. */
     const bool is_by_residency = dims->static_tokens && c->refresh == KVF_REFRESH_RESIDENT;
-    dims->lends = c->sequences_max > 1 && !is_by_residency;
+    dims->lends = c->sequences_max > 1 && !is_by_residency && kvf_transfer_moves(c->transfer);
     /* Only a policy that ranks pages can tell what comes next. */
     if (!policy->ranks_pages || dims->dynamic_pages == 0)
         c->speculate = 0;

@@ -57,7 +57,7 @@ struct kvf_dims {
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
     uint32_t ahead_max;     /* pages that speculation ranks per list; 0 = there is none */
     uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
-    uint32_t lends;         /* 1: rows of a step lend each other slots; see kvf_lend_args */
+    uint32_t lends;         /* 1: pages move, and rows lend each other slots (kvf_lend_args) */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t wide_blocks;   /* room for a row in exact form, where pages are packed; else 0 */
     uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */

@@ -459,6 +459,22 @@ static void forks_move_a_page_once(void **state)
     }
 }
 
+/* Where pages are attended where they live nothing is in a slot, and each fork counts its own. */
+static void what_stays_is_not_lent(void **state)
+{
+    kvf_cache_config c = config_of();
+    (void)state;
+    if (test_transfer(KVF_TRANSFER_DIRECT) != KVF_TRANSFER_DIRECT)
+        return;
+    c.select = KVF_SELECT_DYNAMIC;
+    c.transfer = KVF_TRANSFER_DIRECT;
+    const kvf_stats all = crowd_of(c, (crowd){4, 4, false, false});
+    const kvf_stats singly = crowd_of(c, (crowd){4, 1, false, false});
+    assert_int_equal(all.misses, singly.misses);
+    assert_int_equal(all.hits, singly.hits);
+    assert_int_equal(all.bytes_to_device, 0);
+}
+
 /* ---- who has what in common ---- */
 
 enum { ROWS = 24, TILES = 12, BLOCK = 32, PER_TILE = TILE / BLOCK };
@@ -576,6 +592,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_equal_single_sequences),
         cmocka_unit_test(forks_move_a_page_once),
+        cmocka_unit_test(what_stays_is_not_lent),
         cmocka_unit_test(order_says_what_is_common),
         cmocka_unit_test(few_tiles_are_weighed_by_many),
     };
