@@ -215,14 +215,14 @@ class Cache(_caches.Cache):
         if tokens_to_remove > 0:
             raise Invalid("tokens_to_remove = %d: give a negative number, as other caches want it"
                           % tokens_to_remove)
-        super().crop(tokens_to_remove) # layers of other kinds
         columns = max(self._columns + tokens_to_remove, 0)
-        for i, row in enumerate(self._rows):
+        for i, row in enumerate(self._rows): # the first one says whether that can be
             dropped = self._columns - columns if self._gaps is None else \
                 int(self._gaps[i, columns:].sum())
-            self._held[i] -= dropped
             if dropped:
-                row.truncate(self._held[i])
+                row.truncate(self._held[i] - dropped)
+            self._held[i] -= dropped
+        super().crop(tokens_to_remove) # layers of other kinds
         self._gaps = None if self._gaps is None else self._gaps[:, :columns]
         self._columns = columns
         for layer in self._paged:

@@ -257,6 +257,19 @@ class Use(Case):
         self.assertEqual(generate(self.model, prompt(2, 50), cache).tolist(),
                          generate(self.model, prompt(2, 50)).tolist())
 
+    def test_a_crop_that_is_refused_changes_nothing(self):
+        cache = cache_of(self.model, prune="snapkv", prune_settings=dict(
+            keep=0.5, window=16, retention="evict"))
+        with torch.no_grad():
+            self.model(prompt(1, 80), past_key_values=cache)
+            with self.assertRaisesRegex(kvferry.Unsupported, "what a prune policy chose"):
+                cache.crop(-5)
+            self.assertEqual(cache.get_seq_length(), 80)
+            self.model(prompt(1, 3, seed=9), past_key_values=cache)
+            cache.crop(-3) # behind the prompt
+        self.assertEqual(cache.get_seq_length(), 80)
+        self.assertEqual(cache._held, [80])
+
     def test_streamer(self):
         class Streamer:
             seen = []
