@@ -69,6 +69,19 @@ KVF_ALWAYS_INLINE vu vu_pick(vu mask, vu a, vu b)
     return (mask & a) | (~mask & b);
 }
 
+/* The largest lane, of numbers. */
+KVF_ALWAYS_INLINE float vf_largest(vf x)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(x);
+#else
+    float most = x[0];
+    for (uint32_t i = 1; i < VF_LANES; i++)
+        most = x[i] > most ? x[i] : most;
+    return most;
+#endif
+}
+
 /* Elements that vf_load2 reads; rows in local buffers are padded to a multiple of it. */
 #define VF_PAIR (2u * VF_LANES)
 

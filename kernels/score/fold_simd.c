@@ -45,9 +45,7 @@ static void find_row(const float *top, const float *sum, uint32_t tiles, float *
     vf most = tame_top(vf_set(-INFINITY)), total = vf_zero();
     for (uint32_t i = 0; i < tiles; i += VF_LANES)
         most = vf_max(tame_top(load_tiles(top + i, tiles - i)), most);
-    *best = most[0];
-    for (uint32_t i = 1; i < VF_LANES; i++)
-        *best = most[i] > *best ? most[i] : *best;
+    *best = vf_largest(most);
     const vf base = vf_set(*best), unit = vf_set(KVF_LOG2E);
     for (uint32_t i = 0; i < tiles; i += VF_LANES) {
         const vf less = vf_sub(tame_top(load_tiles(top + i, tiles - i)), base);
@@ -150,19 +148,6 @@ KVF_ALWAYS_INLINE bool are_left(const uint64_t *bits, uint32_t blocks, uint32_t 
     return !out;
 }
 
-/* Bit b: a token of block b counts, of the up to 32 blocks of a tile. */
-KVF_ALWAYS_INLINE uint32_t find_left(const uint64_t *bits, uint32_t blocks, uint32_t block_size)
-{
-    uint32_t left = 0;
-    if (block_size == 32)
-        for (uint32_t b = 0; b < blocks; b++)
-            left |= (uint32_t)((uint32_t)bits[b] != UINT32_MAX) << b;
-    else
-        for (uint32_t b = 0; b < blocks; b++)
-            left |= (uint32_t)kvf_block_counts(bits[b], block_size) << b;
-    return left;
-}
-
 /* `count` pages of one tile: those of blocks that count, in runs, and -infinity. */
 KVF_ALWAYS_INLINE void fold_left(const kvf_fold_args *a, const uint64_t *bits, const uint16_t *mass,
                                  const float *factor, uint32_t count, float *out,
@@ -173,7 +158,7 @@ KVF_ALWAYS_INLINE void fold_left(const kvf_fold_args *a, const uint64_t *bits, c
         fold_tile(mass, a->pages_max, a->group, factor, count, out, kind);
         return;
     }
-    uint32_t left = find_left(bits, blocks, a->block_size);
+    uint32_t left = kvf_left_blocks(bits, blocks, a->block_size);
     for (uint32_t i = 0; i < count; i++)
         out[i] = -INFINITY;
     while (left) {

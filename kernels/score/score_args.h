@@ -228,6 +228,19 @@ KVF_INLINE bool kvf_block_counts(uint64_t bits, uint32_t block_size)
     return (~bits & UINT64_MAX >> (64 - block_size)) != 0;
 }
 
+/* Bit b: a token of block b counts, of the up to 32 blocks of a tile. */
+KVF_INLINE uint32_t kvf_left_blocks(const uint64_t *bits, uint32_t blocks, uint32_t block_size)
+{
+    uint32_t left = 0;
+    if (block_size == 32)
+        for (uint32_t b = 0; b < blocks; b++)
+            left |= (uint32_t)((uint32_t)bits[b] != UINT32_MAX) << b;
+    else
+        for (uint32_t b = 0; b < blocks; b++)
+            left |= (uint32_t)kvf_block_counts(bits[b], block_size) << b;
+    return left;
+}
+
 KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list, uint32_t token)
 {
     kvf_code_group group;

@@ -183,7 +183,8 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q
  * not asked has nothing to answer. Groups may lie anywhere, and those of neighbouring blocks of the
  * pool are neighbours, so they are asked for one after the other. For every four that the first
  * loop reads it asks for three, FETCHED bytes at a time, and the second one for the rest, in as
- * many turns as a group has for each query.
+ * many turns as a group has for each query. What is left of a thin tile is asked for while the tile
+ * before it is weighed, by the first loop as far as that one reads as many.
  */
 #define AHEAD   4608u /* bytes between what is read and what is asked for, at least */
 #define FETCHED (4 * WIDE * VF_LANES)
@@ -196,22 +197,28 @@ KVF_ALWAYS_INLINE const char *fetch(const char *at, uint32_t bytes)
     return at + bytes;
 }
 
-/* Of the second loop: a group for every `all` turns. */
+/* Groups that are asked for next, up to `until`. Of the second loop: one for every `all` turns. */
 typedef struct turns {
-    const kvf_code_group *next; /* NULL = nothing is fetched */
+    const kvf_code_group *next, *until;
     const char *at;
     uint32_t left, all;
     uint32_t bytes; /* in one */
 } turns;
 
+/* The words of the next group, which are the caller's to ask for; NULL without one. */
+KVF_ALWAYS_INLINE const char *fetch_next(turns *t)
+{
+    if (t->next >= t->until)
+        return NULL;
+    __builtin_prefetch(t->next->scales, 0, 3);
+    return t->next++->words;
+}
+
 KVF_ALWAYS_INLINE void fetch_turn(turns *t)
 {
-    if (!t->next)
-        return;
     if (t->left == 0) {
         t->left = t->all;
-        t->at = t->next->words;
-        __builtin_prefetch(t->next++->scales, 0, 3);
+        t->at = fetch_next(t);
     }
     t->left--;
     if (t->at)
@@ -222,118 +229,119 @@ KVF_ALWAYS_INLINE void fetch_turn(turns *t)
 
 typedef struct tile {
     const kvf_weigh_args *a;
+    uint32_t first;        /* token */
     uint32_t tokens;       /* a multiple of page_size */
     uint32_t any_skipped;  /* in whole blocks */
     uint32_t skip[GROUPS]; /* bit t: token t of the group does not count */
     uint32_t is_thin;
-    /* of a thin tile: blocks that are left, side by side, where they were, and their codes */
-    uint32_t blocks;
+    uint32_t blocks; /* that are looked at, side by side, and where they were */
     uint8_t block[GROUPS];
-    kvf_code_group at[GROUPS];
+    const kvf_code_group *at; /* their codes */
+    uint32_t groups;
 } tile;
 
-/* Code groups of a tile, then of the next one; no words where there are none. */
-typedef struct code_groups {
-    kvf_code_group at[2 * GROUPS];
-} code_groups;
+/* Queries that are weighed together: words of all heads side by side, so that every address in the
+ * loop over them is one register and a constant. */
+typedef struct queries {
+    query_word at[KVF_CODE_WORDS][HEADS];
+    int32_t bias[HEADS]; /* what KVF_CODE_BIAS adds to each of their products */
+    float scale[HEADS];
+} queries;
 
 /* Heads that are weighed together, of one row or several. */
 typedef struct columns {
-    const kvf_code_group *at; /* of all their tiles, which have equally many tokens */
-    const tile *of[HEADS];    /* skipped tokens */
-    uint32_t row[HEADS];      /* of q, top, sum and mass */
+    const tile *of[HEADS]; /* they have the codes of the first one, and skip tokens of their own */
+    uint32_t row[HEADS];   /* of q, top, sum and mass */
     uint32_t count;
-    uint32_t is_again; /* 1: nothing is fetched ahead, because others did for this tile */
 } columns;
-
-/* Queries of a tile: words of all heads side by side, so that every address in the loop over them
- * is one register and a constant. */
-typedef struct queries {
-    query_word at[KVF_CODE_WORDS][HEADS];
-} queries;
 
 typedef struct logits {
     _Alignas(64) float at[HEADS][KVF_WEIGH_TOKENS + 2 * VF_LANES];
 } logits;
 
-static void find_skipped(tile *t, const uint64_t *bits, uint32_t first)
+static void take_queries(queries *q, const kvf_weigh_args *a, const columns *c)
 {
-    const uint32_t size = t->a->block_size, per = size / KVF_CODE_TOKENS;
-    const uint32_t groups = kvf_div_ceil_u32(t->tokens, size) * per;
-    if (per == 1)
-        for (uint32_t i = 0; i < groups; i++)
-            t->skip[i] = (uint32_t)bits[first / KVF_CODE_TOKENS + i];
-    else
-        for (uint32_t i = 0; i < groups; i++)
-            t->skip[i] = (uint32_t)(bits[first / 64 + i / 2] >> i % 2 * KVF_CODE_TOKENS);
-    t->any_skipped = 0;
-    for (uint32_t i = 0; i < groups; i++)
-        t->any_skipped |= t->skip[i];
+    for (uint32_t h = 0; h < c->count; h++) {
+        const int8_t *from = a->q + (size_t)c->row[h] * a->head_dim;
+        int32_t sum = 0;
+        for (uint32_t i = 0; i < a->head_dim; i++)
+            sum += from[i];
+        for (uint32_t w = 0; w < a->head_dim / KVF_CODE_LANES; w++)
+            take_word(&q->at[w][h], from + w * KVF_CODE_LANES);
+        q->bias[h] = KVF_CODE_BIAS * sum;
+        q->scale[h] = a->q_scale[c->row[h]];
+    }
 }
 
 /* A tile is thin if not even half of its blocks have a token that counts: then it becomes a tile of
  * these alone. Only its last block may be short, and stays last. */
-static void make_thin(tile *t)
+static void find_blocks(tile *t, const uint64_t *bits)
 {
-    const uint32_t size = t->a->block_size, per = size / KVF_CODE_TOKENS;
-    const uint32_t blocks = kvf_div_ceil_u32(t->tokens, size);
-    uint32_t end = 0; /* of the tokens that the blocks which are left had */
-    t->is_thin = 0;
+    const uint32_t size = t->a->block_size, all = kvf_div_ceil_u32(t->tokens, size);
+    uint32_t left = kvf_left_blocks(bits, all, size);
+    t->is_thin = 2 * (uint32_t)__builtin_popcount(left) < all;
     t->blocks = 0;
-    if (!t->any_skipped)
+    if (!t->is_thin) {
+        for (; t->blocks < all; t->blocks++)
+            t->block[t->blocks] = (uint8_t)t->blocks;
         return;
-    for (uint32_t b = 0; b < blocks; b++) {
-        if ((t->skip[b * per] & t->skip[(b + 1) * per - 1]) == UINT32_MAX)
-            continue;
-        t->block[t->blocks++] = (uint8_t)b;
-        end = kvf_min_u32(t->tokens, (b + 1) * size);
     }
-    t->is_thin = 2 * t->blocks < blocks;
-    if (!t->is_thin)
-        return;
-    t->any_skipped = 0;
-    for (uint32_t i = 0; i < t->blocks * per; i++) {
-        t->skip[i] = t->skip[t->block[i / per] * per + i % per];
-        t->any_skipped |= t->skip[i];
-    }
-    if (t->blocks)
-        end -= (t->block[t->blocks - 1] - (t->blocks - 1)) * size;
-    t->tokens = end;
+    for (; left; left &= left - 1)
+        t->block[t->blocks++] = (uint8_t)__builtin_ctz(left);
+    const uint32_t end = t->blocks ? t->block[t->blocks - 1] + 1u : 0;
+    t->tokens = kvf_min_u32(t->tokens, end * size) - (end - t->blocks) * size;
 }
 
 /* Tokens beyond the last one do not count either. */
-static void end_tile(tile *t)
+static void find_skipped(tile *t, const uint64_t *bits)
 {
     const uint32_t past = t->tokens % KVF_CODE_TOKENS;
+    t->any_skipped = 0;
+    if (t->a->block_size == KVF_CODE_TOKENS)
+        for (uint32_t i = 0; i < t->groups; i++)
+            t->skip[i] = (uint32_t)bits[t->block[i]];
+    else
+        for (uint32_t i = 0; i < t->groups; i++)
+            t->skip[i] = (uint32_t)(bits[t->block[i / 2]] >> i % 2 * KVF_CODE_TOKENS);
     if (past)
-        t->any_skipped |= t->skip[t->tokens / KVF_CODE_TOKENS] |= UINT32_MAX << past;
+        t->skip[t->groups - 1] |= UINT32_MAX << past;
+    for (uint32_t i = 0; i < t->groups; i++)
+        t->any_skipped |= t->skip[i];
 }
 
-/* Of a thin tile. They are few: all are asked for before the first is waited for. */
-static void find_codes(tile *t, uint32_t list, uint32_t first)
-{
-    const uint32_t per = t->a->block_size / KVF_CODE_TOKENS;
-    const uint32_t count = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t group = t->block[i / per] * per + i % per;
-        t->at[i] = kvf_weigh_group(t->a, list, first + group * KVF_CODE_TOKENS);
-        (void)fetch(t->at[i].words, (uint32_t)kvf_code_scales(t->a->head_dim));
-        __builtin_prefetch(t->at[i].scales, 0, 3);
-    }
-}
-
-/* Tile `index` of a list, by the codes of list `from`. */
-static void look_at_tile(tile *t, const kvf_weigh_args *a, uint32_t list, uint32_t from,
-                         uint32_t index)
+static void look_at_tile(tile *t, const kvf_weigh_args *a, uint32_t list, uint32_t index)
 {
     const uint32_t first = index * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
+    const uint64_t *bits = a->bits[list] + first / a->block_size;
     t->a = a;
-    t->tokens = first < tokens ? kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first) : 0;
-    find_skipped(t, a->bits[list], first);
-    make_thin(t);
-    end_tile(t);
-    if (t->is_thin)
-        find_codes(t, from, first);
+    t->first = first;
+    t->tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first);
+    find_blocks(t, bits);
+    t->groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
+    find_skipped(t, bits);
+}
+
+/* Of a tile, by the codes of a list, to `at`; returns where those behind them go. */
+static kvf_code_group *find_codes(tile *t, uint32_t list, kvf_code_group *at)
+{
+    const kvf_weigh_args *a = t->a;
+    const size_t bytes = kvf_code_bytes(a->head_dim), words = kvf_code_scales(a->head_dim);
+    const uint32_t size = a->block_size;
+    t->at = at;
+    if (!a->cell && size == KVF_CODE_TOKENS) { /* mostly: without a branch for each */
+        const uint32_t *block_of = a->block_of[list] + t->first / size;
+        const char *codes = a->codes[list];
+        for (uint32_t i = 0; i < t->groups; i++, at++) {
+            at->words = codes + block_of[t->block[i]] * bytes;
+            at->scales = at->words + words;
+        }
+        return at;
+    }
+    for (uint32_t i = 0; i < t->groups; i++) {
+        const uint32_t token = i * KVF_CODE_TOKENS;
+        *at++ = kvf_weigh_group(a, list, t->first + t->block[token / size] * size + token % size);
+    }
+    return at;
 }
 
 /* -infinity in the lanes whose bit is set. */
@@ -349,13 +357,12 @@ KVF_ALWAYS_INLINE vf drop_skipped(vf s, uint32_t skip)
 /* Logits of WIDE vectors of tokens for `heads` queries; `from` are the words of the first. */
 KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
                                      const uint16_t *scales, const size_t next, const queries *q,
-                                     const float *q_scale, const vi *bias, const uint32_t heads,
-                                     vf s[HEADS][WIDE], const char **ahead)
+                                     const uint32_t heads, vf s[HEADS][WIDE], const char **ahead)
 {
     vi sum[HEADS][WIDE];
     for (uint32_t h = 0; h < heads; h++)
         for (uint32_t v = 0; v < WIDE; v++)
-            sum[h][v] = -bias[h];
+            sum[h][v] = (vi)vu_set((uint32_t)-q->bias[h]);
     for (uint32_t w = 0; w < words; w++, from += KVF_CODE_LANES) {
         vu level[WIDE][4];
         if (*ahead)
@@ -370,7 +377,7 @@ KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
         const vf scale = vf_load_fp16(scales + v * VF_LANES);
         for (uint32_t h = 0; h < heads; h++)
             s[h][v] =
-                vf_mul(vf_mul(__builtin_convertvector(sum[h][v], vf), scale), vf_set(q_scale[h]));
+                vf_mul(vf_mul(__builtin_convertvector(sum[h][v], vf), scale), vf_set(q->scale[h]));
     }
 }
 
@@ -381,46 +388,28 @@ KVF_ALWAYS_INLINE uint32_t groups_ahead(uint32_t head_dim)
 }
 
 /* Logits of the tile for `heads` queries, and the largest of each. */
-KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits *out,
-                                  float top[HEADS])
+KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const queries *q, const uint32_t heads,
+                                  turns *soon, logits *out, float top[HEADS])
 {
-    const kvf_weigh_args *a = c->of[0]->a;
-    const uint32_t head_dim = a->head_dim, tokens = c->of[0]->tokens;
-    const kvf_code_group *soon = c->at + groups_ahead(head_dim) + REST;
+    const tile *t = c->of[0];
+    const uint32_t head_dim = t->a->head_dim;
     /* The second vector: the other half of the group, or the next lanes of this one. */
     const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
-    const vu zero = vu_set(KVF_CODE_BIAS * 0x01010101u), zeros[4] = {zero, zero, zero, zero};
-    queries q;
-    float q_scale[HEADS];
-    vi bias[HEADS];
     vf best[HEADS];
-    for (uint32_t h = 0; h < heads; h++) {
-        const int8_t *row = a->q + (size_t)c->row[h] * head_dim;
-        q_scale[h] = a->q_scale[c->row[h]];
+    for (uint32_t h = 0; h < heads; h++)
         best[h] = vf_set(-INFINITY);
-        bias[h] = (vi)vu_set(0);
-        for (uint32_t w = 0; w < head_dim / KVF_CODE_LANES; w++) {
-            take_word(&q.at[w][h], row + w * KVF_CODE_LANES);
-            bias[h] = add_products(bias[h], zeros, &q.at[w][h]);
-        }
-    }
-    for (uint32_t first = 0; first < tokens; first += KVF_CODE_TOKENS) {
-        const kvf_code_group *group = &c->at[first / KVF_CODE_TOKENS];
-        const uint16_t *scales = (const uint16_t *)(const void *)group->scales;
-        const char *ahead = NULL;
+    for (uint32_t i = 0; i < t->groups; i++) {
+        const uint32_t first = i * KVF_CODE_TOKENS;
+        const uint32_t *words = (const uint32_t *)(const void *)t->at[i].words;
+        const uint16_t *scales = (const uint16_t *)(const void *)t->at[i].scales;
+        const char *ahead = t->is_thin || i % 4 != 3 ? fetch_next(soon) : NULL;
         uint32_t skip[HEADS];
-        if (!c->is_again && first / KVF_CODE_TOKENS % 4 != 3) {
-            ahead = soon->words;
-            __builtin_prefetch(soon++->scales, 0, 3);
-        }
         for (uint32_t h = 0; h < heads; h++)
-            skip[h] = c->of[h]->skip[first / KVF_CODE_TOKENS];
+            skip[h] = c->of[h]->skip[i];
         for (uint32_t k = 0; k < KVF_CODE_TOKENS; k += WIDE * VF_LANES) {
-            const uint32_t *from =
-                (const uint32_t *)(const void *)group->words + kvf_code_word(head_dim, k, 0);
             vf s[HEADS][WIDE];
-            weigh_vectors(from, head_dim / KVF_CODE_LANES, scales + k, next, &q, q_scale, bias,
-                          heads, s, &ahead);
+            weigh_vectors(words + kvf_code_word(head_dim, k, 0), head_dim / KVF_CODE_LANES,
+                          scales + k, next, q, heads, s, &ahead);
             for (uint32_t v = 0; v < WIDE; v++)
                 for (uint32_t h = 0; h < heads; h++) {
                     if (skip[h])
@@ -430,11 +419,8 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const uint32_t heads, logits
                 }
         }
     }
-    for (uint32_t h = 0; h < heads; h++) {
-        top[h] = -INFINITY;
-        for (uint32_t i = 0; i < VF_LANES; i++)
-            top[h] = best[h][i] > top[h] ? best[h][i] : top[h];
-    }
+    for (uint32_t h = 0; h < heads; h++)
+        top[h] = vf_largest(best[h]);
 }
 
 /* ---- from logits to masses ---- */
@@ -515,30 +501,30 @@ static void spread_masses(uint16_t *mass, const uint16_t *thin, const tile *t)
                kvf_min_u32(per, all - i * per) * sizeof *mass);
 }
 
-static void weigh_columns(columns *c, uint32_t tile_index)
+/* `soon` are the groups that are asked for meanwhile. */
+static void weigh_columns(columns *c, const queries *q, uint32_t tile_index, turns *soon)
 {
     const kvf_weigh_args *a = c->of[0]->a;
     const uint32_t heads = c->count, pages = c->of[0]->tokens / a->page_size;
-    const uint32_t whole = (uint32_t)kvf_round_up(c->of[0]->tokens, KVF_CODE_TOKENS);
-    turns ahead = {
-        .next = c->is_again ? NULL : c->at + groups_ahead(a->head_dim) + GROUPS,
-        .all = GROUPS / REST * heads,
-        .bytes = kvf_div_ceil_u32((uint32_t)kvf_code_scales(a->head_dim), GROUPS / REST * heads)};
+    const uint32_t whole = c->of[0]->groups * KVF_CODE_TOKENS;
     logits s;
     float top[HEADS];
     switch (heads) {
     case 1:
-        weigh_tile(c, 1, &s, top);
+        weigh_tile(c, q, 1, soon, &s, top);
         break;
     case 2:
-        weigh_tile(c, 2, &s, top);
+        weigh_tile(c, q, 2, soon, &s, top);
         break;
     case 3:
-        weigh_tile(c, 3, &s, top);
+        weigh_tile(c, q, 3, soon, &s, top);
         break;
     default:
-        weigh_tile(c, 4, &s, top);
+        weigh_tile(c, q, 4, soon, &s, top);
     }
+    soon->left = 0;
+    soon->all = GROUPS / REST * heads;
+    soon->bytes = kvf_div_ceil_u32((uint32_t)kvf_code_scales(a->head_dim), soon->all);
     for (uint32_t h = 0; h < heads; h++) {
         const tile *t = c->of[h];
         const size_t at = (size_t)c->row[h] * a->tiles_max + tile_index;
@@ -547,104 +533,136 @@ static void weigh_columns(columns *c, uint32_t tile_index)
         uint16_t thin[KVF_WEIGH_TOKENS], *mass = t->is_thin ? thin : place;
         a->top[at] = top[h];
         a->sum[at] =
-            weigh_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole, a->page_size, &ahead);
+            weigh_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole, a->page_size, soon);
         round_masses(mass, s.at[h], pages);
         if (t->any_skipped)
             mark_empty(mass, t);
         if (t->is_thin)
             spread_masses(place, thin, t);
     }
+}
+
+/* ---- tiles of lists ---- */
+
+static void fetch_groups(turns *soon, const kvf_code_group *until, uint32_t head_dim)
+{
+    for (; soon->next < until; soon->next++) {
+        (void)fetch(soon->next->words, (uint32_t)kvf_code_scales(head_dim));
+        __builtin_prefetch(soon->next->scales, 0, 3);
+    }
+}
+
+/* What is asked for while a tile is weighed, of groups up to `end`: those of the next tile if this
+ * one is thin, else those that are as far behind as it takes them to come. More than this tile has
+ * are asked for at once. */
+static void look_ahead(turns *soon, const tile *t, const kvf_code_group *end)
+{
+    const uint32_t head_dim = t->a->head_dim;
+    const ptrdiff_t most = GROUPS + REST + groups_ahead(head_dim);
+    soon->until = t->is_thin || end - t->at < most ? end : t->at + most;
+    if (soon->until - soon->next > (ptrdiff_t)t->groups)
+        fetch_groups(soon, soon->until - t->groups, head_dim);
+}
+
+/* Some tiles of a list that has nothing in common with others. Groups of the one behind them are
+ * asked for too, because the same thread mostly goes on with it. */
+static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t first, uint32_t end)
+{
+    const uint32_t tiles = kvf_tiles(a->pages[list], a->page_size);
+    const uint32_t batches = kvf_div_ceil_u32(a->group, HEADS);
+    queries q[KVF_GROUP_MAX_HEADS / HEADS];
+    columns c[KVF_GROUP_MAX_HEADS / HEADS];
+    kvf_code_group places[(KVF_WEIGH_MOST + 1) * GROUPS], *at = places;
+    tile two[2];
+    turns soon;
+    for (uint32_t g = 0; g < a->group; g++) {
+        c[g / HEADS].row[g % HEADS] = list * a->group + g;
+        c[g / HEADS].count = g % HEADS + 1;
+    }
+    for (uint32_t b = 0; b < batches; b++)
+        take_queries(&q[b], a, &c[b]);
+    look_at_tile(&two[first % 2], a, list, first);
+    at = find_codes(&two[first % 2], list, at);
+    soon.next = two[first % 2].is_thin ? places : places + REST + groups_ahead(a->head_dim);
+    for (uint32_t i = first; i < end; i++) {
+        const tile *t = &two[i % 2];
+        if (i + 1 < tiles) {
+            look_at_tile(&two[(i + 1) % 2], a, list, i + 1);
+            at = find_codes(&two[(i + 1) % 2], list, at);
+        }
+        look_ahead(&soon, t, at);
+        for (uint32_t b = 0; b < batches; b++) {
+            for (uint32_t h = 0; h < c[b].count; h++)
+                c[b].of[h] = t;
+            weigh_columns(&c[b], &q[b], i, &soon);
+        }
+    }
+}
+
+/* Heads of one row or several that are together so far. */
+static void weigh_waiting(columns *c, uint32_t index, turns *soon)
+{
+    queries q;
+    if (!c->count)
+        return;
+    take_queries(&q, c->of[0]->a, c);
+    weigh_columns(c, &q, index, soon);
     c->count = 0;
-    c->is_again = 1;
 }
 
 /* The heads of one more row, which has `t`; HEADS of them at a time are weighed. */
-static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t tile_index)
+static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t index, turns *soon)
 {
-    const kvf_weigh_args *a = t->a;
-    for (uint32_t g = 0; g < a->group; g++) {
+    const uint32_t group = t->a->group;
+    for (uint32_t g = 0; g < group; g++) {
         c->of[c->count] = t;
-        c->row[c->count++] = list * a->group + g;
+        c->row[c->count++] = list * group + g;
         if (c->count == HEADS)
-            weigh_columns(c, tile_index);
+            weigh_waiting(c, index, soon);
     }
 }
 
-/* A row by itself: all of the codes at `at`, of which none are asked for if `is_again`. */
-static void weigh_alone(const tile *t, const kvf_code_group *at, uint32_t is_again, uint32_t list,
-                        uint32_t index)
+/* A thin tile of a row that has it in common with others: it is weighed alone. */
+static void weigh_thin(tile *t, uint32_t list, uint32_t from, uint32_t index)
 {
-    columns c = {.at = at, .is_again = is_again};
-    add_columns(&c, t, list, index);
-    if (c.count)
-        weigh_columns(&c, index);
-}
-
-/* Of the tile that begins at a token, and of the next one. */
-static void find_groups(const kvf_weigh_args *a, code_groups *g, uint32_t list, uint32_t first)
-{
-    const uint32_t tokens = a->pages[list] * a->page_size;
-    const uint32_t left = kvf_div_ceil_u32(tokens - first, KVF_CODE_TOKENS);
-    const uint32_t count = kvf_min_u32(left, GROUPS + groups_ahead(a->head_dim) + REST);
-    if (!a->cell && a->block_size == KVF_CODE_TOKENS) { /* mostly: without a branch for each */
-        const uint32_t *block_of = a->block_of[list] + first / KVF_CODE_TOKENS;
-        const char *codes = a->codes[list];
-        const size_t bytes = kvf_code_bytes(a->head_dim), words = kvf_code_scales(a->head_dim);
-        for (uint32_t i = 0; i < count; i++) {
-            g->at[i].words = codes + block_of[i] * bytes;
-            g->at[i].scales = g->at[i].words + words;
-        }
-    } else {
-        for (uint32_t i = 0; i < count; i++)
-            g->at[i] = kvf_weigh_group(a, list, first + i * KVF_CODE_TOKENS);
-    }
-    for (uint32_t i = count; i < 2 * GROUPS; i++)
-        g->at[i] = (kvf_code_group){NULL, NULL};
-}
-
-/* Some tiles of a list that has nothing in common with others. What is left of a thin one lies
- * anywhere: it is asked for while the tile before it is weighed. */
-static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t first, uint32_t end)
-{
-    tile tiles[2];
-    code_groups found;
-    look_at_tile(&tiles[first % 2], a, list, list, first);
-    for (uint32_t i = first; i < end; i++) {
-        const tile *t = &tiles[i % 2];
-        if (i + 1 < end)
-            look_at_tile(&tiles[(i + 1) % 2], a, list, list, i + 1);
-        if (!t->is_thin)
-            find_groups(a, &found, list, i * KVF_WEIGH_TOKENS);
-        weigh_alone(t, t->is_thin ? t->at : found.at, t->is_thin, list, i);
-    }
+    kvf_code_group places[GROUPS];
+    columns c = {.count = 0};
+    turns none = {.next = places};
+    none.until = find_codes(t, from, places);
+    fetch_groups(&none, none.until, t->a->head_dim);
+    add_columns(&c, t, list, index, &none);
+    weigh_waiting(&c, index, &none);
 }
 
 /* Tile `index` of the list of task l, and of those that have it in common. */
 static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
 {
-    const uint32_t first = index * KVF_WEIGH_TOKENS, from = kvf_weigh_list(a, l);
-    const uint32_t count = kvf_weigh_sharers(a, l, index);
-    if (count == 0)
-        return;
-    code_groups found;
-    tile tiles[HEADS]; /* rows of columns that wait are fewer than columns */
-    columns c = {0};
+    const uint32_t from = kvf_weigh_list(a, l), count = kvf_weigh_sharers(a, l, index);
+    kvf_code_group places[2 * GROUPS], *end = NULL;
+    tile tiles[HEADS], next; /* rows of columns that wait are fewer than columns */
+    columns c = {.count = 0};
+    turns soon;
     for (uint32_t i = 0, n = 0; i < count; i++) {
         const uint32_t list = kvf_weigh_list(a, l + i * a->row_lists);
         tile *t = &tiles[n % HEADS];
-        look_at_tile(t, a, list, from, index);
+        look_at_tile(t, a, list, index);
         if (t->is_thin) {
-            weigh_alone(t, t->at, 1, list, index);
+            weigh_thin(t, list, from, index);
             continue;
         }
         if (n++ == 0) {
-            find_groups(a, &found, from, first);
-            c.at = found.at;
+            end = find_codes(t, from, places);
+            if (index + 1 < kvf_tiles(a->pages[from], a->page_size)) {
+                look_at_tile(&next, a, from, index + 1);
+                end = find_codes(&next, from, end);
+            }
+            soon.next = places + REST + groups_ahead(a->head_dim);
+            look_ahead(&soon, t, end);
         }
-        add_columns(&c, t, list, index);
+        t->at = places;
+        add_columns(&c, t, list, index, &soon);
     }
-    if (c.count)
-        weigh_columns(&c, index);
+    weigh_waiting(&c, index, &soon);
 }
 
 void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
