@@ -14,6 +14,7 @@
 #include "packed.cuh"
 
 #define THREADS 256u
+#define BLOCKS  2u /* of a multiprocessor, at least */
 #define TOKENS  (THREADS / KVF_CODE_LANES)
 
 /* Token t of the run that was packed already. */
@@ -29,7 +30,7 @@ static __device__ __forceinline__ void move_token(const kvf_carry_args *a, char 
     packed_move(s, to, t % s->page_size, s, from, id % s->page_size);
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, BLOCKS)
     carry_kernel(const __grid_constant__ kvf_carry_args a)
 {
     const kvf_paging *p = &a.paging;
