@@ -51,6 +51,23 @@ kvf_status rig_launch(rig *r, kvf_stream *stream, kvf_task_fn fn, const void *ar
     return r->ops->host_call(stream, run_all, &all, sizeof all);
 }
 
+typedef struct fail_args {
+    rig *r;
+    kvf_stream *stream;
+} fail_args;
+
+static void fail_stream(const void *raw, uint32_t task)
+{
+    const fail_args *a = raw;
+    a->r->ops->stream_fail(a->stream, KVF_CORRUPT);
+}
+
+kvf_status rig_fail(rig *r, kvf_stream *stream)
+{
+    const fail_args args = {r, stream};
+    return r->ops->host_call(stream, fail_stream, &args, sizeof args);
+}
+
 void *rig_memory(rig *r, size_t bytes)
 {
     void *memory;

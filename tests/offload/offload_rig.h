@@ -40,6 +40,9 @@ void rig_close(rig *r);
 kvf_status rig_launch(rig *r, kvf_stream *stream, kvf_task_fn fn, const void *args,
                       size_t args_bytes, uint32_t tasks);
 
+/* Enqueues what makes the stream fail with KVF_CORRUPT. */
+kvf_status rig_fail(rig *r, kvf_stream *stream);
+
 /* Device memory, zeroed; freed with memory_free. A test looks into it with rig_put and never
  * directly. */
 void *rig_memory(rig *r, size_t bytes);

@@ -272,17 +272,6 @@ static void test_bad_launch(void **state)
     rig_close(&r);
 }
 
-typedef struct fail_args {
-    rig *r;
-    kvf_stream *stream;
-} fail_args;
-
-static void fail_stream(const void *raw, uint32_t task)
-{
-    const fail_args *a = raw;
-    a->r->ops->stream_fail(a->stream, KVF_CORRUPT);
-}
-
 /* An error sticks, skips later work, travels along events, and nobody waits forever. */
 static void test_error_is_sticky(void **state)
 {
@@ -294,8 +283,7 @@ static void test_error_is_sticky(void **state)
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &b));
     RIG_OK(r.ops->event_create(r.device, &event));
     char *bytes = rig_memory(&r, 2);
-    fail_args args = {&r, a};
-    RIG_OK(r.ops->host_call(a, fail_stream, &args, sizeof args));
+    RIG_OK(rig_fail(&r, a));
     RIG_OK(r.ops->fill(a, bytes, 'X', 1));
     RIG_OK(r.ops->event_record(event, a));
     RIG_OK(r.ops->stream_wait_event(b, event));

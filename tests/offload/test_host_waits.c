@@ -245,26 +245,14 @@ static void test_many_waiters(void **state)
     }
 }
 
-typedef struct fail_args {
-    rig *r;
-    kvf_stream *stream;
-} fail_args;
-
-static void fail_stream(const void *raw, uint32_t task)
-{
-    const fail_args *a = raw;
-    a->r->ops->stream_fail(a->stream, KVF_CORRUPT);
-}
-
 /* An error of what a waiter runs is that of the stream. */
 static void test_error_of_left_work(void **state)
 {
     rig r;
     rig_open(&r, NULL);
     kvf_stream *stream = open_waited(&r);
-    fail_args args = {&r, stream};
     char *bytes = rig_memory(&r, 1), seen = 0;
-    RIG_OK(r.ops->host_call(stream, fail_stream, &args, sizeof args));
+    RIG_OK(rig_fail(&r, stream));
     RIG_OK(r.ops->fill(stream, bytes, 'X', 1));
     assert_int_equal(r.ops->stream_wait(stream), KVF_CORRUPT);
     assert_int_equal(r.ops->stream_wait(stream), KVF_CORRUPT);
