@@ -65,7 +65,7 @@ static void test_places(void)
 static __global__ void stamp(uint32_t *stamps, uint32_t *next)
 {
     const uint32_t b = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    stamps[b * blockDim.x + threadIdx.x] = (*next)++;
+    stamps[b * blockDim.x + threadIdx.x] = atomicAdd(next, 1u);
 }
 
 static void test_order(bool backwards)
