@@ -32,7 +32,7 @@ struct kvf_rings {
     kvf_rings_layer *layers; /* [layers] */
     /* in device memory; rows = tokens of the longest chunk, or sequences_max */
     char *chunk;   /* [chunk_blocks, streaming_max, page bytes] */
-    char *hidden;  /* [streaming_max, page bytes] zeros, of pages that no query sees */
+    char *hidden;  /* [streaming_max, page bytes] zeros, as it came: pages that no query sees */
     char *q[2];    /* [rows, packed, group, head_dim]: of retrieval heads, of streaming heads */
     char *k[2];    /* [rows, packed, head_dim] */
     char *v[2];    /* [rows, packed, head_dim] */

@@ -259,11 +259,8 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
                                             .blocks = c->window,
                                             .out = heads.out};
     KVF_TRY(append_chunk(call, c));
-    if (heads.q) {
-        KVF_TRY(
-            step->cache->device->ops->fill(step->stream, rings_of(call)->hidden, 0, c->keep.bytes));
+    if (heads.q)
         KVF_TRY(KVF_LAUNCH(step, prefill, attend));
-    }
     return KVF_LAUNCH(step, copy, c->keep);
 }
 
