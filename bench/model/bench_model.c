@@ -34,6 +34,7 @@ static kvf_status open_all(bench_model *m, const char *path, kvf_transformer_opt
     KVF_TRY(kvf_stream_create(m->runtime, &m->stream));
     KVF_TRY(kvf_model_config_read(path, NULL, &m->config, error));
     KVF_TRY(kvf_weights_open(path, NULL, &m->weights, error));
+    kvf_model_config_fit(&m->config, m->weights);
     options->model = &m->config;
     options->runtime = m->runtime;
     options->weights = m->weights;

@@ -512,6 +512,7 @@ static kvf_status open_machine(evaluation *e, kvf_error *error)
     m->chunk = CHUNK;
     KVF_TRY(kvf_model_config_read(e->model, NULL, &m->model, error));
     KVF_TRY(kvf_weights_open(e->model, NULL, &m->weights, error));
+    kvf_model_config_fit(&m->model, m->weights);
     KVF_TRY(kvf_tokenizer_open(e->model, NULL, &e->tokenizer, error));
     KVF_TRY(kvf_runtime_open(&rc, &m->runtime, error));
     KVF_TRY(kvf_stream_create(m->runtime, &m->stream));

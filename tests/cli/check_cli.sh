@@ -89,8 +89,12 @@ try 1 $run --prompt "$text" --budget 512+5% --static-ratio auto --select hybrid;
 try 1 $run --prompt "$text" --select quest --digest codes
 says "digest is 'codes'; --select quest scores by minmax: leave it out"; silent
 try 0 run --model "$model" -n 1 --prompt "$text" --select quest --dry-run; says 'digests .* minmax'
-try 1 $run --prompt "$text" --context 40000; says 'context 40000 is past the 32768 positions'; silent
+try 0 $run --prompt "$text" --context 40000; says 'context 40000 is past the 32768 positions .*max_position'
 mkdir far && ln -s "$model"/tokenizer* "$model"/*.safetensors far/
+sed 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 16/
+    s/"rope_scaling": null/"rope_scaling": {"type": "yarn", "factor": 2.5, "finetuned": true}/' "$model/config.json" >far/config.json
+try 1 run --model far --device host -n 40 --prompt "$text"; says 'made for 40 (factor of the RoPE scaling.* give --context'; silent
+try 0 run --model far --device host -n 40 --prompt "$text" --context 60; says 'context 60 is past the 40 positions'
 sed 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 100000000/' "$model/config.json" >far/config.json
 try 1 run --model far --device host --prompt "$text" --context 60000000; says 'shorten the prompt'; silent
 : >empty.txt

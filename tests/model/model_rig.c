@@ -54,6 +54,7 @@ void model_rig_read(model_rig *r, const char *from, uint32_t threads)
     model_rig_must(r, kvf_stream_create(r->runtime, &r->stream), "kvf_stream_create");
     expect(kvf_weights_open(from, NULL, &r->weights, &error), &error, from);
     expect(kvf_model_config_read(from, NULL, &r->model, &error), &error, from);
+    kvf_model_config_fit(&r->model, r->weights);
 }
 
 void model_rig_make(model_rig *r, const model_shape *shape, uint32_t threads)

@@ -216,12 +216,17 @@ static void reads_fields(void **state)
     model m = open_model("mistral-bf16");
     gguf_image_u32(&image, "general.alignment", 64);
     gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
+    gguf_image_text(&image, "llama.rope.scaling.type", "yarn");
+    gguf_image_f32(&image, "llama.rope.scaling.factor", 4.0f);
+    gguf_image_u32(&image, "llama.rope.scaling.original_context_length", 256);
     add_tokenizer(&image, "smollm");
     gguf_image_u32(&image, "tokenizer.ggml.eot_token_id", 2);
     gguf_image_text(&image, "tokenizer.chat_template", "{{ \"a\\b\" }}\n");
     write_image(&image, m.directory, path);
     check(kvf_model_config_read(path, NULL, &config, &error), &error);
     assert_string_equal(config.architecture->name, "LlamaForCausalLM");
+    assert_int_equal(m.config.positions_max, 512);
+    assert_int_equal(config.positions_max, 1024); /* factor by the original length */
     assert_int_equal(config.head_dim, 64);
     assert_int_equal(config.eos_count, 2);
     assert_int_equal(config.eos_ids[1], 2);

@@ -41,7 +41,8 @@ typedef struct golden {
     uint32_t stride; /* every stride-th token of the vocabulary is in the file */
     uint32_t threads;
     kvf_linear_bf16 bf16;
-    bool as_gguf; /* the model is read from a GGUF file */
+    bool as_gguf;               /* the model is read from a GGUF file */
+    const char *said, *instead; /* of config.json, once the weights are written; NULL = as it is */
 } golden;
 
 static void check(kvf_status status, const kvf_error *error)
@@ -176,6 +177,8 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
     }
     check(kvf_transformer_check(r.model.transformer, NULL), NULL);
     const kvf_dtype dtype = r.model.model.dtype;
+    if (g->said) /* so that the tolerance is that of the weights */
+        assert_int_equal(dtype, KVF_FP32);
     print_message("%-12s %u threads: relative error %.1e (at most %.1e)\n", g->name, g->threads,
                   relative(whole), tolerance(dtype));
     const bool rounds =
@@ -206,6 +209,18 @@ static void write_gguf(const char *directory)
     kvf_weights_close(weights);
 }
 
+/* @p text with @p instead where it has @p said. */
+static void write_config(const char *directory, const char *text, const char *said,
+                         const char *instead)
+{
+    char changed[4096];
+    const char *at = strstr(text, said);
+    assert_non_null(at);
+    snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, instead,
+             at + strlen(said));
+    fixture_write_text(directory, "config.json", changed);
+}
+
 static void compare_random(void **state)
 {
     const golden *g = *state;
@@ -215,6 +230,8 @@ static void compare_random(void **state)
     char *config = fixture_read(path, &bytes);
     char *directory = fixture_directory_create();
     assert_true(random_model_write(directory, config));
+    if (g->said)
+        write_config(directory, config, g->said, g->instead);
     kvf_model_config model;
     kvf_error error;
     check(kvf_model_config_read(directory, NULL, &model, &error), &error);
@@ -267,6 +284,12 @@ int main(void)
     fixture_device(&device);
     const bool on_host = device.device == KVF_DEVICE_HOST;
     const size_t left_out = on_host ? 0 : 5;
+    /* What the weights decide: Transformers loads these two as the models that they were. */
+    static golden of_weights[] = {RANDOM("llama-fp32", 1), RANDOM("mistral-fp32", 1)};
+    of_weights[0].said = "\"torch_dtype\": \"float32\",";
+    of_weights[0].instead = "";
+    of_weights[1].said = "\"tie_word_embeddings\": false";
+    of_weights[1].instead = "\"tie_word_embeddings\": true";
     static golden wide = RANDOM("qwen2-bf16", 2);
     static golden recall = {.name = "recall", .prompt = 300, .stride = 16, .threads = 2};
     static golden wide_recall;
@@ -278,6 +301,11 @@ int main(void)
         tests[count] = (struct CMUnitTest){.name = random[count].name,
                                            .test_func = compare_random,
                                            .initial_state = &random[count]};
+    for (size_t i = 0; i < 2; i++)
+        tests[count++] =
+            (struct CMUnitTest){.name = i ? "a head that is said to be tied" : "no type",
+                                .test_func = compare_random,
+                                .initial_state = &of_weights[i]};
     tests[count++] = (struct CMUnitTest){
         .name = "recall", .test_func = compare_recall, .initial_state = &recall};
     if (on_host) {

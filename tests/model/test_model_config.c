@@ -171,6 +171,56 @@ static void reads_other_families(void **state)
     assert_non_null(strstr(c.note, "sliding_window 32768 is not applied"));
 }
 
+/* Model cards give only the factor; published files give the length too. */
+static void context_follows_scaling(void **state)
+{
+    static const struct {
+        const char *positions, *scaling;
+        uint32_t expected;
+    } cases[] = {
+        {"32768", "null", 32768},
+        {"32768", "{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}",
+         131072},
+        {"40960",
+         "{\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}",
+         131072},
+        {"131072",
+         "{\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}",
+         131072},
+        {"131072", "{\"rope_type\":\"yarn\",\"original_max_position_embeddings\":32768}", 131072},
+        {"40960",
+         "{\"rope_type\":\"yarn\",\"factor\":1.1,\"original_max_position_embeddings\":32768}",
+         40960},
+        {"32768", "{\"rope_type\":\"yarn\",\"factor\":2.5,\"finetuned\":true}", 81920},
+        {"4096", "{\"type\":\"linear\",\"factor\":4.0}", 16384},
+        {"1000", "{\"type\":\"linear\",\"factor\":1.0005}", 1000},
+        {"131072",
+         "{\"rope_type\":\"llama3\",\"factor\":32.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4."
+         "0,"
+         "\"original_max_position_embeddings\":8192}",
+         131072},
+        {"2147483647", "{\"type\":\"linear\",\"factor\":1e30}", 2147483647},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvf_model_config c;
+        config_fields fields = llama31;
+        set_field(&fields, "max_position_embeddings", cases[i].positions);
+        set_field(&fields, "rope_scaling", cases[i].scaling);
+        expect_ok(&fields, &c);
+        if (c.positions_max != cases[i].expected)
+            fail_msg("%s, %s: %u positions", cases[i].positions, cases[i].scaling, c.positions_max);
+    }
+    /* A window that the stretched positions do not fit into counts. */
+    kvf_model_config c;
+    config_fields mistral = llama31;
+    set_field(&mistral, "architectures", "[\"MistralForCausalLM\"]");
+    set_field(&mistral, "max_position_embeddings", "32768");
+    set_field(&mistral, "rope_scaling", "{\"type\":\"yarn\",\"factor\":4.0}");
+    set_field(&mistral, "sliding_window", "32768");
+    expect_ok(&mistral, &c);
+    assert_non_null(strstr(c.note, "sliding_window 32768 is not applied"));
+}
+
 static void joins_end_ids(void **state)
 {
     kvf_model_config c;
@@ -331,9 +381,13 @@ static void reads_directories(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_llama),           cmocka_unit_test(reads_other_families),
-        cmocka_unit_test(joins_end_ids),         cmocka_unit_test(refuses_what_it_cannot_run),
-        cmocka_unit_test(reads_numbers_exactly), cmocka_unit_test(frequencies_match),
+        cmocka_unit_test(reads_llama),
+        cmocka_unit_test(reads_other_families),
+        cmocka_unit_test(context_follows_scaling),
+        cmocka_unit_test(joins_end_ids),
+        cmocka_unit_test(refuses_what_it_cannot_run),
+        cmocka_unit_test(reads_numbers_exactly),
+        cmocka_unit_test(frequencies_match),
         cmocka_unit_test(reads_directories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

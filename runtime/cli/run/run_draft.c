@@ -45,6 +45,7 @@ kvf_status cli_run_draft_read(cli_run *run, kvf_error *error)
         return KVF_OK;
     KVF_TRY(kvf_model_config_read(path, NULL, &d->model, error));
     KVF_TRY(kvf_weights_open(path, NULL, &d->weights, error));
+    kvf_model_config_fit(&d->model, d->weights);
     return check_tokens(run, error);
 }
 
@@ -75,8 +76,9 @@ kvf_status cli_run_draft_plan(cli_run *run, kvf_error *error)
     if (d->config.tokens_max > d->model.positions_max)
         return model_fail(error, KVF_FULL,
                           "--draft-model %.200s was made for %u positions, and %u are needed "
-                          "(max_position_embeddings)",
-                          run->options.draft_model, d->model.positions_max, d->config.tokens_max);
+                          "(%s); give a smaller --context or another draft model",
+                          run->options.draft_model, d->model.positions_max, d->config.tokens_max,
+                          d->model.positions_by);
     KVF_TRY(cli_plan_make(&options, &d->config, &d->plan, error));
     run->plan.draft = &d->plan;
     return KVF_OK;

@@ -53,15 +53,15 @@ uint32_t cli_run_tokens_needed(const cli_run *run)
            run->options.tokens;
 }
 
-static kvf_status check_positions(const cli_run *run, kvf_error *error)
+/* Who asks for more than the model was made for gets it, and is told. */
+static void warn_of_context(const cli_run *run)
 {
     const uint32_t context = run->options.context_tokens;
-    if (context <= run->model.positions_max)
-        return KVF_OK;
-    return model_fail(error, KVF_INVALID,
-                      "--context %u is past the %u positions that the model was made for "
-                      "(max_position_embeddings)",
-                      context, run->model.positions_max);
+    if (context > run->model.positions_max)
+        fprintf(stderr,
+                "kvferry: --context %u is past the %u positions that the model was made for (%s); "
+                "answers may be worse there\n",
+                context, run->model.positions_max, run->model.positions_by);
 }
 
 static kvf_status check_context(const cli_run *run, kvf_error *error)
@@ -82,9 +82,10 @@ static kvf_status check_context(const cli_run *run, kvf_error *error)
     if (context == 0 && needed > run->model.positions_max)
         return model_fail(error, KVF_FULL,
                           "the prompt of %zu tokens and %s need %u tokens, the model was made "
-                          "for %u (max_position_embeddings); shorten the prompt or %s",
-                          run->prompt.count, rest, needed, run->model.positions_max, name);
-    return check_positions(run, error);
+                          "for %u (%s); shorten the prompt or %s, or give --context %u",
+                          run->prompt.count, rest, needed, run->model.positions_max,
+                          run->model.positions_by, name, needed);
+    return KVF_OK;
 }
 
 /* Every prompt of a batch and its answer have room. */
@@ -92,7 +93,6 @@ static kvf_status check_jobs(const cli_run *run, kvf_error *error)
 {
     const cli_jobs *jobs = &run->jobs;
     const uint32_t context = run->options.context_tokens, positions = run->model.positions_max;
-    KVF_TRY(check_positions(run, error));
     for (uint32_t i = 0; i < jobs->count; i++) {
         const kvf_batch_prompt *p = &jobs->prompts[i];
         const uint32_t most = context ? context : positions;
@@ -103,10 +103,11 @@ static kvf_status check_jobs(const cli_run *run, kvf_error *error)
         if (p->count + p->tokens > most)
             return model_fail(error, KVF_FULL,
                               "%s of %u tokens and an answer of %u need %u tokens, and "
-                              "there %s %u (%s); shorten it, or generate fewer",
+                              "there %s %u (%s); shorten it, or generate fewer%s",
                               which, p->count, p->tokens, p->count + p->tokens,
                               context ? "is --context" : "are", most,
-                              context ? "raise it" : "max_position_embeddings of the model");
+                              context ? "raise it" : run->model.positions_by,
+                              context ? "" : ", or give --context");
     }
     return KVF_OK;
 }
@@ -153,9 +154,11 @@ kvf_status cli_run_read_input(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
     KVF_TRY(kvf_model_config_read(o->model, NULL, &run->model, error));
+    KVF_TRY(kvf_weights_open(o->model, NULL, &run->weights, error));
+    kvf_model_config_fit(&run->model, run->weights);
     if (run->model.note[0])
         fprintf(stderr, "kvferry: %s\n", run->model.note);
-    KVF_TRY(kvf_weights_open(o->model, NULL, &run->weights, error));
+    warn_of_context(run);
     KVF_TRY(open_tokenizer(run, error));
     for (uint32_t i = 0; i < run->model.eos_count; i++)
         run->end_ids[run->end_count++] = run->model.eos_ids[i];
@@ -170,10 +173,8 @@ kvf_status cli_run_read_input(cli_run *run, kvf_error *error)
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
-    if (o->interactive) {
-        KVF_TRY(check_positions(run, error));
+    if (o->interactive)
         return cli_run_prune_prepare(run, error);
-    }
     if (o->text_file)
         KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,

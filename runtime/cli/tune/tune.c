@@ -53,11 +53,12 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
     KVF_TRY(kvf_model_config_read(o->model, NULL, &tune->model, error));
+    KVF_TRY(kvf_weights_open(o->model, NULL, &tune->weights, error));
+    kvf_model_config_fit(&tune->model, tune->weights);
     if (tune->model.note[0])
         fprintf(stderr, "kvferry: %s\n", tune->model.note);
     if (!o->heads)
         KVF_TRY(choose_layers(tune, error));
-    KVF_TRY(kvf_weights_open(o->model, NULL, &tune->weights, error));
     KVF_TRY(kvf_tokenizer_open(o->model, NULL, &tune->tokenizer, error));
     KVF_TRY(cli_tune_read(tune, error));
     if (o->questions > 0)

@@ -101,10 +101,9 @@ kvf_status cli_tune_read(cli_tune *tune, kvf_error *error)
     texts t = {0};
     kvf_status status = KVF_OK;
     if (tune->options.tokens > tune->model.positions_max)
-        return model_fail(error, KVF_INVALID,
-                          "--tokens is %u, the model was made for %u (max_position_embeddings); "
-                          "give less",
-                          tune->options.tokens, tune->model.positions_max);
+        return model_fail(
+            error, KVF_INVALID, "--tokens is %u, the model was made for %u (%s); give less",
+            tune->options.tokens, tune->model.positions_max, tune->model.positions_by);
     for (uint32_t i = 0; status == KVF_OK && i < tune->options.text_count; i++) {
         status = read_text(tune, i, &t, error);
         t.starts[i + 1] = t.ids.count;

@@ -11,8 +11,10 @@
 #include "gguf_model.h"
 #include "model_config_reader.h"
 #include "model_part.h"
+#include "weights.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -165,6 +167,20 @@ static void check_unsupported(config_reader *reader, kvf_model_config *config)
         config_refuse(reader, "hidden_act", act, "only \"silu\" is supported");
 }
 
+/* Sentences behind each other. */
+__attribute__((format(printf, 2, 3))) static void add_note(kvf_model_config *config,
+                                                           const char *format, ...)
+{
+    const size_t used = strlen(config->note);
+    va_list arguments;
+    va_start(arguments, format);
+    const int lead =
+        snprintf(config->note + used, sizeof config->note - used, "%s", used ? "; " : "");
+    vsnprintf(config->note + used + (size_t)lead, sizeof config->note - used - (size_t)lead, format,
+              arguments);
+    va_end(arguments);
+}
+
 static void read_architecture(config_reader *reader, kvf_model_config *config)
 {
     char fix[256] = "supported are ";
@@ -219,7 +235,7 @@ static void check_window(config_reader *reader, kvf_model_config *config)
         if (window->as.integer < MINISTRAL_WINDOW)
             config_refuse(reader, "sliding_window", window,
                           "windows below 32768 tokens are not supported, use a model without");
-        snprintf(config->note, sizeof config->note,
+        add_note(config,
                  "sliding_window %u is not applied: all layers attend to the whole context, as the "
                  "model's own layers do up to that length",
                  (uint32_t)(window->as.integer & UINT32_MAX));
@@ -279,6 +295,7 @@ static void read_geometry(config_reader *reader, kvf_model_config *config)
         config_u32(reader, root, "num_attention_heads", (config_range){.min = 1, .max = 16384});
     config->positions_max = config_u32(reader, root, "max_position_embeddings",
                                        (config_range){.min = 1, .max = INT32_MAX});
+    config->positions_by = "max_position_embeddings";
     read_kv_heads(reader, config);
     read_head_dim(reader, config);
     config->norm_eps = config_positive(reader, root, "rms_norm_eps", 1e-6);
@@ -292,6 +309,7 @@ static void read_dtype(config_reader *reader, kvf_model_config *config)
     const char *field = json_get_set(reader->root, "dtype") ? "dtype" : "torch_dtype";
     const json_value *value = json_get_set(reader->root, field);
     config->dtype = KVF_BF16;
+    config->dtype_known = value;
     if (!value || json_is_string(value, "bfloat16"))
         return;
     if (json_is_string(value, "float16"))
@@ -362,8 +380,8 @@ kvf_status kvf_model_config_parse(const char *config, size_t config_bytes, const
                                   kvf_model_config *out, kvf_error *error)
 {
     static const read_part_fn all[] = {
-        read_architecture, check_unsupported, read_geometry,    check_window,
-        config_read_rope,  read_dtype,        read_special_ids, NULL};
+        read_architecture, check_unsupported, read_geometry,    config_read_rope,
+        check_window,      read_dtype,        read_special_ids, NULL};
     static const read_part_fn ids[] = {read_special_ids, NULL};
     kvf_model_config result = {0};
     KVF_TRY(parse("config.json", config, config_bytes, allocator, all, &result, error));
@@ -372,6 +390,26 @@ kvf_status kvf_model_config_parse(const char *config, size_t config_bytes, const
                       &result, error));
     *out = result;
     return KVF_OK;
+}
+
+static bool is_same(const kvf_tensor *a, const kvf_tensor *b)
+{
+    uint64_t bytes, other;
+    const void *source = kvf_weights_source(a, &bytes), *copy = kvf_weights_source(b, &other);
+    return a->dtype == b->dtype && bytes == other && memcmp(source, copy, (size_t)bytes) == 0;
+}
+
+void kvf_model_config_fit(kvf_model_config *config, const kvf_weights *weights)
+{
+    const kvf_tensor *embedding = kvf_weights_get(weights, "model.embed_tokens.weight");
+    const kvf_tensor *head = kvf_weights_get(weights, "lm_head.weight");
+    if (!config->dtype_known && kvf_weights_count(weights) > 0)
+        config->dtype = kvf_weights_at(weights, 0)->dtype;
+    if (config->tied_embeddings && embedding && head && !is_same(embedding, head)) {
+        config->tied_embeddings = false;
+        add_note(config, "tie_word_embeddings is true, but the file has a lm_head.weight that is "
+                         "not model.embed_tokens.weight: it is taken, as Transformers does");
+    }
 }
 
 /* What only a GGUF file says. */

@@ -63,19 +63,23 @@ typedef struct kvf_model_config {
     uint32_t intermediate_size;
     uint32_t layers;
     uint32_t query_heads;
-    uint32_t kv_heads;      /**< divides query_heads; group 1 … 16 */
-    uint32_t head_dim;      /**< a multiple of 16, at most 256 */
-    uint32_t positions_max; /**< max_position_embeddings; a hint, not enforced here */
+    uint32_t kv_heads;        /**< divides query_heads; group 1 … 16 */
+    uint32_t head_dim;        /**< a multiple of 16, at most 256 */
+    uint32_t positions_max;   /**< that it was made for; a hint, not enforced here */
+    const char *positions_by; /**< what says so, for messages */
     double norm_eps;
-    kvf_dtype dtype;      /**< torch_dtype or dtype; BF16 when the file says nothing */
-    bool tied_embeddings; /**< lm_head is embed_tokens; no lm_head.weight then */
+    kvf_dtype dtype;      /**< torch_dtype or dtype; BF16 when nothing is said */
+    bool dtype_known;     /**< whether a file says it */
+    bool tied_embeddings; /**< lm_head is embed_tokens */
     kvf_rope_config rope;
     bool bos_known;
     uint32_t bos_id;
     uint32_t eos_count; /**< ids of both files, without duplicates; 0 = none known */
     uint32_t eos_ids[KVF_EOS_MAX];
-    char note[256]; /**< one sentence for the user, or empty */
+    char note[512]; /**< for the user, or empty */
 } kvf_model_config;
+
+typedef struct kvf_weights kvf_weights;
 
 /**
  * Read `config.json` and, where present, `generation_config.json` of a directory, or what a GGUF
@@ -93,6 +97,13 @@ KVF_CHECKED kvf_status kvf_model_config_parse(const char *config, size_t config_
                                               const char *generation, size_t generation_bytes,
                                               const kvf_allocator *allocator, kvf_model_config *out,
                                               kvf_error *error);
+
+/**
+ * What the weights decide, as Transformers does: their type where config.json says none, and
+ * whether the embedding is the head where both are there. Before the sizes of anything follow from
+ * the configuration. A difference to config.json is in the note.
+ */
+void kvf_model_config_fit(kvf_model_config *config, const kvf_weights *weights);
 
 typedef struct kvf_rope_table {
     uint32_t count;                           /**< head_dim / 2 */

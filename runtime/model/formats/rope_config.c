@@ -31,6 +31,7 @@ static const char *const known_keys[] = {"rope_type",
                                          "truncate",
                                          "partial_rotary_factor",
                                          "original_max_position_embeddings",
+                                         "finetuned", /* a remark of the first models with yarn */
                                          NULL};
 
 static void check_keys(config_reader *reader, const json_value *scaling)
@@ -128,6 +129,25 @@ static void read_llama3(config_reader *reader, const json_value *scaling,
                       "above low_freq_factor");
 }
 
+/*
+ * Where all positions are stretched by a factor, there are so many more of them than the model was
+ * trained with: who sets the factor by hand, as model cards say, leaves max_position_embeddings as
+ * it is. llama3 says nothing of lengths.
+ */
+static void stretch_positions(config_reader *reader, const json_value *scaling,
+                              kvf_model_config *config)
+{
+    const kvf_rope_config *rope = &config->rope;
+    if (rope->kind != KVF_ROPE_LINEAR && rope->kind != KVF_ROPE_YARN)
+        return;
+    const double positions =
+        fmin(floor(rope->factor * read_original(reader, scaling, config)), INT32_MAX);
+    if (positions > config->positions_max) {
+        config->positions_max = (uint32_t)positions;
+        config->positions_by = "factor of the RoPE scaling by the original length";
+    }
+}
+
 void config_read_rope(config_reader *reader, kvf_model_config *config)
 {
     kvf_rope_config *rope = &config->rope;
@@ -158,6 +178,7 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
         read_llama3(reader, scaling, config, rope);
     else if (rope->kind == KVF_ROPE_YARN)
         read_yarn(reader, scaling, config, rope);
+    stretch_positions(reader, scaling, config);
 }
 
 /* ---- frequencies ---- */
