@@ -242,9 +242,7 @@ static kvf_status wait_one(mover *m)
     kvf_io_result result;
     if (m->in_flight == 0)
         return KVF_OK;
-    const int code = m->e->io->ops->wait(m->e->io, &result);
-    if (code)
-        return failed(m, -code);
+    m->e->io->ops->wait(m->e->io, &result);
     m->in_flight--;
     return ended(m, &result);
 }
@@ -253,8 +251,8 @@ static kvf_status wait_one(mover *m)
 static void drain(mover *m)
 {
     kvf_io_result unused;
-    while (m->in_flight && m->e->io->ops->wait(m->e->io, &unused) == 0)
-        m->in_flight--;
+    for (; m->in_flight; m->in_flight--)
+        m->e->io->ops->wait(m->e->io, &unused);
 }
 
 static kvf_status run(mover *m)

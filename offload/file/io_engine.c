@@ -9,7 +9,6 @@
 #include "io_engine.h"
 
 #include <errno.h>
-#include <string.h>
 
 typedef struct plain_io {
     kvf_io base;
@@ -45,14 +44,13 @@ static int plain_submit(kvf_io *base, const kvf_io_request *r)
     return 0;
 }
 
-static int plain_wait(kvf_io *base, kvf_io_result *out)
+static void plain_wait(kvf_io *base, kvf_io_result *out)
 {
     plain_io *io = (plain_io *)base;
     KVF_ASSERT(io->count > 0);
     *out = io->results[io->first];
     io->first = (io->first + 1) % KVF_IO_DEPTH_MAX;
     io->count--;
-    return 0;
 }
 
 const kvf_io_ops kvf_io_plain = {.name = "preadv",
@@ -103,11 +101,8 @@ const kvf_io_ops *kvf_io_probe(const kvf_context *context, uint32_t depth, kvf_e
 
 void kvf_io_keep(kvf_io *io, const kvf_io_kept *kept)
 {
-    const int code = io->ops->keep ? io->ops->keep(io, kept) : 0;
-    if (code)
-        kvf_log(io->context, KVF_LOG_NOTE,
-                "the kernel looks at memory and files of every request anew: %s; see `ulimit -l`",
-                strerror(-code));
+    if (io->ops->keep)
+        io->ops->keep(io, kept);
 }
 
 void kvf_io_close(kvf_io *io)

@@ -49,15 +49,16 @@ typedef struct kvf_io_ops {
     void (*close)(kvf_io *io); /* nothing is in flight */
     /* 0; -EBUSY: `depth` requests are in flight, nothing was taken; else -errno, likewise. */
     int (*submit)(kvf_io *io, const kvf_io_request *request);
-    /* One that ended: 0, or -errno. Something is in flight. */
-    int (*wait)(kvf_io *io, kvf_io_result *out);
-    /* Likewise, or -EAGAIN if none has ended yet. NULL: requests end before submit returns, so
+    /* One that ended; something is in flight. An engine that fails ends requests with its errno, so
+     * whoever waits for all of them gets all of them. */
+    void (*wait)(kvf_io *io, kvf_io_result *out);
+    /* Likewise, or false if none has ended yet. NULL: requests end before submit returns, so
      * nothing goes on beside the caller's work. */
-    int (*poll)(kvf_io *io, kvf_io_result *out);
+    bool (*poll)(kvf_io *io, kvf_io_result *out);
 
     /* What an engine with nothing to do leaves NULL. */
     void (*begin)(kvf_io *io);
-    int (*keep)(kvf_io *io, const kvf_io_kept *kept); /* 0, or -errno of what was refused */
+    void (*keep)(kvf_io *io, const kvf_io_kept *kept);
 } kvf_io_ops;
 
 /* First member of every engine. */
@@ -71,16 +72,16 @@ struct kvf_io {
 extern const kvf_io_ops kvf_io_plain; /* preadv and pwritev, one after the other */
 extern const kvf_io_ops kvf_io_uring; /* where the build has liburing */
 
-/* io_uring where build, kernel and limits allow it, else the plain engine, which always opens
- * unless memory ends. A note says why. */
+/* io_uring where build, kernel, sandbox and limits allow it and a request has come through, else
+ * the plain engine, which always opens unless memory ends. A note says why. */
 KVF_CHECKED kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out);
 /* The engine that it would take, and in `why` what speaks against io_uring: "allowed" if nothing
  * does. Leaves errors and notes of the context alone. */
 const kvf_io_ops *kvf_io_probe(const kvf_context *context, uint32_t depth, kvf_error *why);
 void kvf_io_close(kvf_io *io); /* NULL is fine */
 
-/* Once per engine, while nothing is in flight. What is refused (often for `ulimit -l`) is a note;
- * requests work without. */
+/* Once per engine, while nothing is in flight. What is refused is a note with its cause; requests
+ * work without. */
 void kvf_io_keep(kvf_io *io, const kvf_io_kept *kept);
 
 /* What was submitted begins now; else it does at the next wait. */

@@ -4,10 +4,13 @@
  * Files through io_uring: up to `depth` requests in flight, one system call for many.
  *
  * Knows nothing of what is read. A ring that the kernel, a sandbox or the limit of locked memory
- * refuses is an error of open; kvf_io_open then takes the other engine. Both queues have room for
- * `depth`, so neither overflows. The kernel is entered only where nothing has ended yet, and then
- * gets all that was submitted: reads first. Of writes it has a few at a time, so that a read that
- * comes later finds a short queue.
+ * refuses, or that gives no request back, is an error of open; kvf_io_open then takes the other
+ * engine. Both queues have room for `depth`, so neither overflows. The kernel is entered only where
+ * nothing has ended yet, and then gets all that was submitted: reads first. Of writes it has a few
+ * at a time, so that a read that comes later finds a short queue.
+ *
+ * A kernel that may not be entered any more (a filter, a descriptor that somebody closed) ends what
+ * it has by itself; what it has not taken is taken back, and ends with the error.
  */
 
 #include <errno.h>
@@ -20,6 +23,8 @@
 
 #define IS_WRITE    ((uint64_t)1 << 32) /* in the data of a request, above its tag */
 #define WRITE_SHARE 4u                  /* writes take so much of the depth: 1 / this */
+#define PAUSE_NS    100000
+#define TRIES_MAX   1000u
 
 typedef struct uring_io {
     kvf_io base;
@@ -28,8 +33,10 @@ typedef struct uring_io {
     uint32_t writes;    /* of these, writes that are in the ring */
     uint32_t held_first, held_count;
     kvf_io_request held[KVF_IO_DEPTH_MAX]; /* writes that are not */
-    struct iovec *buffers;                 /* [base.kept_buffers] by address */
-    int *files;                            /* [base.kept_files] */
+    uint32_t failed_count;
+    kvf_io_result failed[KVF_IO_DEPTH_MAX]; /* taken back from the ring */
+    struct iovec *buffers;                  /* [base.kept_buffers] by address */
+    int *files;                             /* [base.kept_files] */
 } uring_io;
 
 /* The test hook at a call: 0; -code; or, where the hook says a negative number, that. */
@@ -37,6 +44,44 @@ static int refusal(const kvf_context *context, const char *what, int code)
 {
     const int said = context->fault ? context->fault(context->fault_user, what) : 0;
     return said < 0 ? said : said ? -code : 0;
+}
+
+/* A request that does nothing, there and back: some sandboxes let a ring be made and not used. */
+static int try_ring(const kvf_context *context, struct io_uring *ring)
+{
+    struct io_uring_cqe *cqe = NULL;
+    int code = refusal(context, "ring try", EPERM);
+    if (code)
+        return code;
+    io_uring_prep_nop(io_uring_get_sqe(ring));
+    do
+        code = io_uring_submit_and_wait(ring, 1);
+    while (code == -EINTR);
+    if (code < 0)
+        return code;
+    code = io_uring_peek_cqe(ring, &cqe);
+    if (code)
+        return code;
+    code = cqe->res;
+    io_uring_cqe_seen(ring, cqe);
+    return code;
+}
+
+static const char *refusal_fix(int code)
+{
+    switch (code) {
+    case EPERM:
+    case EACCES:
+        return "a sandbox (seccomp) or kernel.io_uring_disabled forbids it";
+    case ENOMEM:
+        return "raise `ulimit -l`";
+    case ENOSYS:
+        return "this kernel, or a sandbox, has none";
+    case EMFILE:
+        return "raise `ulimit -n`";
+    default:
+        return "see kernel.io_uring_disabled and the sandbox";
+    }
 }
 
 static kvf_status uring_open(kvf_context *context, uint32_t depth, kvf_io **out)
@@ -48,12 +93,15 @@ static kvf_status uring_open(kvf_context *context, uint32_t depth, kvf_io **out)
     int code = refusal(context, "ring", ENOMEM);
     if (!code)
         code = io_uring_queue_init(depth, &io->ring, 0);
-    if (code < 0) {
+    if (!code) {
+        code = try_ring(context, &io->ring);
+        if (code)
+            io_uring_queue_exit(&io->ring);
+    }
+    if (code) {
         kvf_free(context, io);
-        return kvf_fail(context, KVF_SYSTEM, -code,
-                        "io_uring with %u entries was refused: %s; see `ulimit -l` and "
-                        "kernel.io_uring_disabled",
-                        depth, strerror(-code));
+        return kvf_fail(context, KVF_SYSTEM, -code, "io_uring with %u entries was refused: %s; %s",
+                        depth, strerror(-code), refusal_fix(-code));
     }
     *out = &io->base;
     return KVF_OK;
@@ -105,13 +153,36 @@ static int keep_files(uring_io *io, const kvf_io_kept *kept)
     return code;
 }
 
-static int uring_keep(kvf_io *base, const kvf_io_kept *kept)
+static void note_buffers(const kvf_io *io, const kvf_io_kept *kept, int code)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < kept->buffer_count; i++)
+        bytes += kept->buffers[i].iov_len;
+    kvf_log(io->context, KVF_LOG_NOTE,
+            "io_uring could not register %llu KiB of memory (%s)%s; requests work without, each "
+            "for a little more of a CPU",
+            (unsigned long long)(bytes / 1024), strerror(-code),
+            code == -ENOMEM ? ": raise `ulimit -l` to that, or give CAP_IPC_LOCK" : "");
+}
+
+static void note_files(const kvf_io *io, const kvf_io_kept *kept, int code)
+{
+    kvf_log(io->context, KVF_LOG_NOTE,
+            "io_uring could not register %u files (%s)%s; requests work without, each for a "
+            "little more of a CPU",
+            kept->file_count, strerror(-code), code == -EMFILE ? ": raise `ulimit -n`" : "");
+}
+
+static void uring_keep(kvf_io *base, const kvf_io_kept *kept)
 {
     uring_io *io = (uring_io *)base;
     KVF_ASSERT(io->in_flight == 0 && !io->buffers && !io->files);
     const int buffers = kept->buffer_count ? keep_buffers(io, kept) : 0;
     const int files = kept->file_count ? keep_files(io, kept) : 0;
-    return buffers ? buffers : files;
+    if (buffers)
+        note_buffers(base, kept, buffers);
+    if (files)
+        note_files(base, kept, files);
 }
 
 /* The kept buffer that a piece lies in, or -1. */
@@ -209,9 +280,22 @@ static int enter(uring_io *io)
     int code = refusal(io->base.context, "ring wait", EIO);
     if (!code)
         code = io_uring_submit_and_wait(&io->ring, 1);
-    if (code == -EAGAIN || code == -EBUSY) /* the kernel is short of memory, or behind */
-        (void)nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-    return code == -EINTR || code == -EAGAIN || code == -EBUSY ? 0 : code;
+    return code;
+}
+
+/* Whatever the kernel has not taken ends with `code`. Without a thread of its own the kernel looks
+ * at the queue only when it is entered. */
+static void take_back(uring_io *io, int code)
+{
+    struct io_uring_sq *sq = &io->ring.sq;
+    const unsigned head = *(volatile const unsigned *)sq->khead;
+    for (unsigned at = head; at != sq->sqe_tail; at++) {
+        const uint64_t data = sq->sqes[at & *sq->kring_mask].user_data;
+        io->failed[io->failed_count++] = (kvf_io_result){.tag = (uint32_t)data, .bytes = code};
+        io->writes -= (data & IS_WRITE) != 0;
+    }
+    sq->sqe_head = sq->sqe_tail = head;
+    io_uring_smp_store_release(sq->ktail, head);
 }
 
 /* The test hook at a result: it may be an error, or above 1 a part of the bytes. */
@@ -224,30 +308,40 @@ static int64_t result_of(const uring_io *io, int64_t bytes)
     return said == 1 ? -EIO : said < bytes ? said : bytes;
 }
 
-static int uring_poll(kvf_io *base, kvf_io_result *out)
+static bool uring_poll(kvf_io *base, kvf_io_result *out)
 {
     uring_io *io = (uring_io *)base;
     struct io_uring_cqe *cqe = NULL;
     KVF_ASSERT(io->in_flight > 0);
+    if (io->failed_count) {
+        *out = io->failed[--io->failed_count];
+        io->in_flight--;
+        return true;
+    }
     if (io_uring_peek_cqe(&io->ring, &cqe) != 0)
-        return -EAGAIN;
+        return false;
     const uint64_t data = io_uring_cqe_get_data64(cqe);
     *out = (kvf_io_result){.tag = (uint32_t)data, .bytes = result_of(io, cqe->res)};
     io_uring_cqe_seen(&io->ring, cqe);
     io->in_flight--;
     io->writes -= (data & IS_WRITE) != 0;
-    return 0;
+    return true;
 }
 
-static int uring_wait(kvf_io *base, kvf_io_result *out)
+static void uring_wait(kvf_io *base, kvf_io_result *out)
 {
-    int code;
-    while ((code = uring_poll(base, out)) == -EAGAIN) {
-        code = enter((uring_io *)base);
-        if (code < 0)
-            return code;
+    uring_io *io = (uring_io *)base;
+    for (uint32_t tries = 0; !uring_poll(base, out); tries++) {
+        const int code = enter(io);
+        if (code >= 0)
+            continue;
+        /* Interrupted, short of memory, or behind: that passes. */
+        const bool may_pass = code == -EINTR || code == -EAGAIN || code == -EBUSY;
+        if (!may_pass || tries >= TRIES_MAX)
+            take_back(io, code);
+        if (io->failed_count == 0 && code != -EINTR)
+            (void)nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     }
-    return code;
 }
 
 const kvf_io_ops kvf_io_uring = {.name = "io_uring",

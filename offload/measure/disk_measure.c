@@ -245,9 +245,7 @@ static kvf_status begin_next(pass *p, uint32_t tag)
 static kvf_status end_one(pass *p)
 {
     kvf_io_result result;
-    const int code = p->io->ops->wait(p->io, &result);
-    if (code)
-        return failed(p->disk, "waiting for requests failed", -code);
+    p->io->ops->wait(p->io, &result);
     p->in_flight--;
     request *r = &p->requests[result.tag];
     const int passes =
@@ -282,8 +280,8 @@ static kvf_status run(pass *p)
 static void drain(pass *p)
 {
     kvf_io_result unused;
-    while (p->in_flight && p->io->ops->wait(p->io, &unused) == 0)
-        p->in_flight--;
+    for (; p->in_flight; p->in_flight--)
+        p->io->ops->wait(p->io, &unused);
 }
 
 /* ---- around it ---- */

@@ -8,21 +8,16 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/files.h"
+
 #define TRIES_MAX 64u
 
 kvf_status kvf_disk_failed(const kvf_disk_tier *t, bool is_write, int code)
 {
     return kvf_fail(t->context, KVF_SYSTEM, code,
-                    "disk_path: %s the tier's file failed: %s; the sequences are as they were, and "
-                    "the call may be made again",
-                    is_write ? "writing" : "reading", strerror(code));
-}
-
-static kvf_status broken(const kvf_disk_tier *t)
-{
-    return kvf_fail(t->context, KVF_SYSTEM, t->broken,
-                    "disk_path: the engine gives back no requests any more: %s; close the cache",
-                    strerror(t->broken));
+                    "disk_path: %s the tier's file failed: %s%s; the sequences are as they were, "
+                    "and the call may be made again",
+                    is_write ? "writing" : "reading", strerror(code), kvf_errno_fix(code));
 }
 
 static void pause_a_little(uint32_t tries)
@@ -109,27 +104,17 @@ static void take(kvf_disk_tier *t, const kvf_io_result *result)
     go_on(t, result->tag, moved, code ? code : EIO);
 }
 
-kvf_status kvf_disk_reap(kvf_disk_tier *t)
+void kvf_disk_reap(kvf_disk_tier *t)
 {
     kvf_io_result result;
-    uint32_t tries = 0;
-    int code = t->broken;
-    while (!t->broken && (code = -t->io->ops->wait(t->io, &result)) != 0) {
-        pause_a_little(tries);
-        if (++tries == TRIES_MAX)
-            t->broken = code;
-    }
-    if (t->broken)
-        return broken(t);
+    t->io->ops->wait(t->io, &result);
     take(t, &result);
-    return KVF_OK;
 }
 
 void kvf_disk_poll(kvf_disk_tier *t)
 {
     kvf_io_result result;
-    while (!t->broken && t->reads_in_flight + t->writes_in_flight > 0 &&
-           t->io->ops->poll(t->io, &result) == 0)
+    while (t->reads_in_flight + t->writes_in_flight > 0 && t->io->ops->poll(t->io, &result))
         take(t, &result);
 }
 
@@ -156,9 +141,7 @@ static kvf_status begin(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, uint3
 kvf_status kvf_disk_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
 {
     while (t->reads_in_flight == KVF_DISK_READS)
-        KVF_TRY(kvf_disk_reap(t));
-    if (t->broken)
-        return broken(t);
+        kvf_disk_reap(t);
     KVF_TRY(begin(t, bundle, berth, 0));
     t->berths[berth] = KVF_DISK_COMING;
     t->bundles[bundle].is_reading = true;
@@ -169,8 +152,6 @@ kvf_status kvf_disk_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
 kvf_status kvf_disk_write(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
 {
     KVF_ASSERT(t->writes_in_flight < KVF_DISK_WRITES);
-    if (t->broken)
-        return broken(t);
     KVF_TRY(begin(t, bundle, berth, 1));
     t->bundles[bundle].is_writing = true;
     t->writes_in_flight++;
@@ -208,7 +189,6 @@ kvf_status kvf_disk_requests_open(kvf_disk_tier *t, const kvf_io_ops *engine)
 void kvf_disk_requests_close(kvf_disk_tier *t)
 {
     while (t->io && t->reads_in_flight + t->writes_in_flight > 0)
-        if (kvf_disk_reap(t) != KVF_OK)
-            break;
+        kvf_disk_reap(t);
     kvf_io_close(t->io);
 }

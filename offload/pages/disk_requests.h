@@ -64,7 +64,6 @@ struct kvf_disk_tier {
     uint32_t reads_in_flight, writes_in_flight;
     uint32_t ahead_in_flight;    /* of the reads: bundles with is_ahead */
     int read_error, write_error; /* the latest, or 0 */
-    int broken;                  /* the engine gives nothing back any more */
     kvf_disk_stats stats;
 };
 
@@ -75,8 +74,8 @@ void kvf_disk_requests_close(kvf_disk_tier *t); /* waits for what is in flight *
 KVF_CHECKED kvf_status kvf_disk_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth);
 KVF_CHECKED kvf_status kvf_disk_write(kvf_disk_tier *t, uint32_t bundle, uint32_t berth);
 /* Waits for one that is in flight. What ended is told by kvf_disk_arrived, kvf_disk_written and the
- * errors of the tier; a failure here is the engine's. */
-KVF_CHECKED kvf_status kvf_disk_reap(kvf_disk_tier *t);
+ * errors of the tier. */
+void kvf_disk_reap(kvf_disk_tier *t);
 /* What has ended, without waiting. */
 void kvf_disk_poll(kvf_disk_tier *t);
 /* The error of a request, in words. */

@@ -227,12 +227,12 @@ static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
         if (t->write_error && ++failures > 1)
             return kvf_disk_failed(t, true, t->write_error);
         while (t->write_error && t->writes_in_flight)
-            KVF_TRY(kvf_disk_reap(t));
+            kvf_disk_reap(t);
         t->write_error = 0;
         KVF_TRY(begin_writes(t, t->config.berths));
         if (t->writes_in_flight + t->ahead_in_flight == 0)
             return KVF_FULL;
-        KVF_TRY(kvf_disk_reap(t));
+        kvf_disk_reap(t);
     }
     return KVF_OK;
 }
@@ -370,13 +370,8 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
     const uint64_t start = t->asked_ns;
     kvf_status status = t->asked;
     t->is_asked = false;
-    while (t->reads_in_flight > t->ahead_in_flight) {
-        const kvf_status reaped = kvf_disk_reap(t);
-        if (reaped != KVF_OK) {
-            status = reaped;
-            break;
-        }
-    }
+    while (t->reads_in_flight > t->ahead_in_flight)
+        kvf_disk_reap(t);
     if (status == KVF_OK && t->read_error)
         status = kvf_disk_failed(t, false, t->read_error);
     for (uint32_t i = 0; i < t->wanted_count; i++)
@@ -398,7 +393,7 @@ void kvf_disk_tier_expect(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
     if (!t->io->ops->poll || b->berth != NONE || b->is_reading || !b->is_in_file)
         return;
     kvf_disk_poll(t);
-    if (t->broken || t->reads_in_flight >= KVF_DISK_AHEAD)
+    if (t->reads_in_flight >= KVF_DISK_AHEAD)
         return;
     kvf_disk_policy_expect(&t->policy, bundle, group);
     if (!take_free(t, &berth)) {
@@ -420,11 +415,10 @@ void kvf_disk_tier_begin(kvf_disk_tier *t)
 }
 
 /* Until no request moves its bytes any more. */
-static kvf_status await(kvf_disk_tier *t, const kvf_bundle *b)
+static void await(kvf_disk_tier *t, const kvf_bundle *b)
 {
     while (b->is_writing || b->is_reading)
-        KVF_TRY(kvf_disk_reap(t));
-    return KVF_OK;
+        kvf_disk_reap(t);
 }
 
 static void make_dirty(kvf_disk_tier *t, kvf_bundle *b, uint64_t call)
@@ -440,13 +434,12 @@ static void make_clean(kvf_disk_tier *t, kvf_bundle *b)
     b->is_dirty = false;
 }
 
-kvf_status kvf_disk_tier_write(kvf_disk_tier *t, uint32_t bundle)
+void kvf_disk_tier_write(kvf_disk_tier *t, uint32_t bundle)
 {
     kvf_bundle *b = &t->bundles[bundle];
     KVF_ASSERT(b->berth != NONE && b->call == t->call);
-    KVF_TRY(await(t, b));
+    await(t, b);
     make_dirty(t, b, t->call);
-    return KVF_OK;
 }
 
 void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
@@ -498,7 +491,7 @@ kvf_status kvf_disk_tier_copy_in(kvf_disk_tier *t, uint32_t bundle, size_t offse
                                  const char *from)
 {
     kvf_bundle *b = &t->bundles[bundle];
-    KVF_TRY(await(t, b));
+    await(t, b);
     if (b->berth != NONE) {
         memcpy(kvf_disk_berth(t, b->berth, false) + offset, from, bytes);
         make_dirty(t, b, 0);

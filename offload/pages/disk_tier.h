@@ -77,7 +77,7 @@ KVF_CHECKED kvf_status kvf_disk_tier_bring(kvf_disk_tier *tier);
 void kvf_disk_tier_expect(kvf_disk_tier *tier, uint32_t bundle, uint32_t group);
 void kvf_disk_tier_begin(kvf_disk_tier *tier);
 /* Bytes of a bundle that this call brought are written by what it enqueues. */
-KVF_CHECKED kvf_status kvf_disk_tier_write(kvf_disk_tier *tier, uint32_t bundle);
+void kvf_disk_tier_write(kvf_disk_tier *tier, uint32_t bundle);
 /* Nothing in it is of use any more. */
 void kvf_disk_tier_empty(kvf_disk_tier *tier, uint32_t bundle);
 /* The end of a call: begin to write what may soon have to go. */

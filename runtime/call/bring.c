@@ -129,7 +129,7 @@ kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t cou
 {
     KVF_TRY(kvf_bring_blocks(part, blocks, count));
     for (uint32_t i = 0; part->pool.tier && i < count; i++)
-        KVF_TRY(kvf_disk_tier_write(part->pool.tier, kvf_page_pool_bundle(&part->pool, blocks[i])));
+        kvf_disk_tier_write(part->pool.tier, kvf_page_pool_bundle(&part->pool, blocks[i]));
     return KVF_OK;
 }
 

@@ -78,6 +78,7 @@ typedef struct disk_run {
     uint32_t row_count;
     cli_table table;
     cli_output json;
+    uint32_t lacks; /* a bit per engine and mode that this machine has not */
     bool failed;
 } disk_run;
 
@@ -177,7 +178,11 @@ static bool run_pass(disk_run *run, disk_row *row, uint32_t round)
         row->rounds = round + 1;
         return true;
     }
-    fprintf(stderr, "\nkvferry: %s\n", kvf_runtime_error(run->runtime)->text);
+    /* What the machine lacks is said once. */
+    const uint32_t kind = 1u << (2 * (uint32_t)c.engine + (c.direct != 0));
+    if (status != KVF_UNSUPPORTED || !(run->lacks & kind))
+        fprintf(stderr, "\nkvferry: %s\n", kvf_runtime_error(run->runtime)->text);
+    run->lacks |= status == KVF_UNSUPPORTED ? kind : 0;
     /* What the machine lacks is an answer, also of the peak, which then does without. */
     if (status == KVF_UNSUPPORTED && row < run->rows + PEAKS) {
         if (row->c.engine == KVF_DISK_URING &&
@@ -378,7 +383,7 @@ static int run_all(disk_run *run)
             return 1;
     fit_lines(run);
     run->failed = !write_results(run, rounds) || run->failed;
-    return cli_interrupted() ? 130 : run->failed ? 1 : 0;
+    return cli_interrupted() ? cli_interrupt_status() : run->failed ? 1 : 0;
 }
 
 int cli_bench_disk_main(int argc, char **argv)

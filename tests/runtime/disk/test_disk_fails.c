@@ -143,7 +143,7 @@ static void with_failures(attempt *a, kvf_status (*call)(attempt *a), int what)
         const kvf_error *error = kvf_runtime_error(f->tier.runtime);
         f->failures++;
         assert_int_equal(status, KVF_SYSTEM);
-        assert_int_equal(error->foreign, what == WAIT_FAILS ? EIO : what - ERRNO);
+        assert_int_equal(error->foreign, what - ERRNO);
         if (!strstr(error->text, "disk_path") && !strstr(error->text, "fails"))
             fail_msg("%s", error->text);
         assert_int_equal(f->tier.runtime->context->live_bytes, live);
@@ -216,7 +216,7 @@ static void life_with_failures(const save_case *c, int what, bool is_same, kvf_t
 /* What is transient is asked for again, and nobody sees it. */
 static void transient_failures(void **state)
 {
-    static const int whats[] = {SHORT, FULL_QUEUE, WAIT_FAILS, ERRNO + EAGAIN, ERRNO + ECANCELED};
+    static const int whats[] = {SHORT, FULL_QUEUE, ERRNO + EAGAIN, ERRNO + ECANCELED};
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++)
         life_with_failures(&save_cases[4], whats[i], true, KVF_TRANSFER_AUTO);
 }

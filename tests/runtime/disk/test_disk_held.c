@@ -88,23 +88,23 @@ static void held_finish(held_io *io)
     memmove(io->held, io->held + 1, --io->held_count * sizeof *io->held);
 }
 
-static int held_poll(kvf_io *base, kvf_io_result *out)
+static bool held_poll(kvf_io *base, kvf_io_result *out)
 {
     held_io *io = (held_io *)base;
     if (io->done_count == 0)
-        return -EAGAIN;
+        return false;
     *out = io->done[io->done_first];
     io->done_first = (io->done_first + 1) % KVF_IO_DEPTH_MAX;
     io->done_count--;
-    return 0;
+    return true;
 }
 
-static int held_wait(kvf_io *base, kvf_io_result *out)
+static void held_wait(kvf_io *base, kvf_io_result *out)
 {
     held_io *io = (held_io *)base;
     if (io->done_count == 0)
         held_finish(io);
-    return held_poll(base, out);
+    (void)held_poll(base, out);
 }
 
 static const kvf_io_ops held_engine = {.name = "held",

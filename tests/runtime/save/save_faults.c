@@ -70,20 +70,20 @@ static int rig_submit(kvf_io *base, const kvf_io_request *r)
     return 0;
 }
 
-static int rig_wait(kvf_io *base, kvf_io_result *out)
+static void rig_wait(kvf_io *base, kvf_io_result *out)
 {
     rig_io *io = (rig_io *)base;
-    if (fail_plan.what == WAIT_FAILS && fail_plan.count > fail_plan.at && !fail_plan.waits++)
-        return -EIO; /* once, and nothing is given back */
     *out = io->results[io->first];
     io->first = (io->first + 1) % KVF_IO_DEPTH_MAX;
     io->count--;
-    return 0;
 }
 
-static int rig_poll(kvf_io *base, kvf_io_result *out)
+static bool rig_poll(kvf_io *base, kvf_io_result *out)
 {
-    return ((rig_io *)base)->count == 0 ? -EAGAIN : rig_wait(base, out);
+    if (((rig_io *)base)->count == 0)
+        return false;
+    rig_wait(base, out);
+    return true;
 }
 
 const kvf_io_ops fail_engine = {.name = "rig",
@@ -95,7 +95,7 @@ const kvf_io_ops fail_engine = {.name = "rig",
 
 void fail_plan_set(uint32_t at, int what, uint32_t always)
 {
-    fail_plan.count = fail_plan.waits = 0;
+    fail_plan.count = 0;
     fail_plan.kind = FAIL_ANY;
     fail_plan.at = at;
     fail_plan.what = what;

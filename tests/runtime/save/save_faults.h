@@ -12,14 +12,13 @@
 #include "io_engine.h"
 #include "save_rig.h"
 
-enum { NOTHING, SHORT, KILL, FULL_QUEUE, WAIT_FAILS, ERRNO }; /* ERRNO + code */
+enum { NOTHING, SHORT, KILL, FULL_QUEUE, ERRNO }; /* ERRNO + code */
 
 /* Of the engine: what happens to which request. */
 typedef struct fail_plan_of {
     uint32_t count, at; /* requests so far, and the one that meets it */
     int what;
     uint32_t always;                               /* 1: from there on */
-    uint32_t waits;                                /* that failed */
     int kind;                                      /* of requests that count */
     void (*record)(const kvf_io_request *request); /* of every request; may be NULL */
 } fail_plan_of;

@@ -40,7 +40,6 @@ static void each_request_once(void **state)
         {ERRNO + 0, 1, KVF_SYSTEM, EIO}, /* no byte is taken, again and again */
         {ERRNO + EIO, 0, KVF_SYSTEM, EIO},
         {ERRNO + ENOSPC, 0, KVF_SYSTEM, ENOSPC},
-        {WAIT_FAILS, 0, KVF_SYSTEM, EIO},
     };
     fail_world f;
     fail_world_open(&f, 8192);
