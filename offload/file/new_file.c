@@ -11,9 +11,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/files.h"
+
 static kvf_status failed(const kvf_new_file *f, const char *what, int code)
 {
-    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s", f->path, what, strerror(code));
+    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s%s", f->path, what, strerror(code),
+                    kvf_errno_fix(code));
 }
 
 /* The test hook, by the name of the call; else what the call says. */
@@ -40,21 +43,37 @@ kvf_status kvf_new_file_check(kvf_context *context, const char *path)
     return KVF_OK;
 }
 
+static void keep_owner(const kvf_new_file *f)
+{
+    struct stat old;
+    if (stat(f->path, &old) == 0 && !kvf_keep_owner(f->file, f->path, &old))
+        kvf_log(f->context, KVF_LOG_NOTE,
+                "%s: the file that is replaced belongs to user %u, group %u, and this process may "
+                "not give the new one all of its rights",
+                f->path, (unsigned)old.st_uid, (unsigned)old.st_gid);
+}
+
 kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out)
 {
-    const size_t length = strlen(path);
+    char place[PATH_MAX];
     *out = (kvf_new_file){.context = context, .file = -1};
     KVF_TRY(kvf_new_file_check(context, path));
+    if (!kvf_path_of_link(path, place))
+        return kvf_fail(context, KVF_SYSTEM, errno, "path = %.300s: %s", path, strerror(errno));
+    const size_t length = strlen(place);
     out->path = kvf_alloc(context, length + 1, 1);
     out->temporary = kvf_alloc(context, length + sizeof KVF_NEW_FILE_MARK "XXXXXX", 1);
     if (!out->path || !out->temporary)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the name of a file");
-    memcpy(out->path, path, length + 1);
+    memcpy(out->path, place, length + 1);
     snprintf(out->temporary, length + sizeof KVF_NEW_FILE_MARK "XXXXXX",
-             "%s" KVF_NEW_FILE_MARK "XXXXXX", path);
+             "%s" KVF_NEW_FILE_MARK "XXXXXX", place);
     if (!refused(out, "file open"))
         out->file = mkostemp(out->temporary, O_CLOEXEC);
-    return out->file < 0 ? failed(out, "a file beside it cannot be made", errno) : KVF_OK;
+    if (out->file < 0)
+        return failed(out, "a file beside it cannot be made", errno);
+    keep_owner(out);
+    return KVF_OK;
 }
 
 /* The folder that a path lies in, open. */

@@ -17,7 +17,7 @@
 
 typedef struct kvf_new_file {
     kvf_context *context;
-    char *path;
+    char *path; /* after symbolic links */
     char *temporary;
     int file; /* -1 = none */
     bool is_committed;
@@ -27,8 +27,9 @@ typedef struct kvf_new_file {
 const char *kvf_new_file_obstacle(const char *path);
 /* KVF_INVALID if something is there that is no regular file: it would be replaced. */
 KVF_CHECKED kvf_status kvf_new_file_check(kvf_context *context, const char *path);
-/* Mode 0600. *out is to be closed even on failure. KVF_INVALID as above,
- * KVF_SYSTEM with errno, KVF_OUT_OF_MEMORY. */
+/* Mode 0600, or owner, group, mode and access list of the file that it will replace; a note says
+ * where this process may not give them. A symbolic link stays, what it names is replaced. *out is
+ * to be closed even on failure. KVF_INVALID as above, KVF_SYSTEM with errno, KVF_OUT_OF_MEMORY. */
 KVF_CHECKED kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out);
 /* The file is made durable, gets its name, and then the folder is made durable. If the last fails,
  * the new file is there and whole. */

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/files.h"
+
 #define ALIGN_USUAL 4096u /* where the kernel does not say */
 #define ALIGN_MOST  65536u
 
@@ -44,7 +46,8 @@ kvf_status kvf_file_scratch(kvf_context *context, const char *folder, uint64_t b
     code = *out >= 0 || code ? code : errno;
     if (code)
         return kvf_fail(context, code == ENOMEM ? KVF_OUT_OF_MEMORY : KVF_SYSTEM, code,
-                        "%s: a file cannot be made there: %s", folder, strerror(code));
+                        "%s: a file cannot be made there: %s%s", folder, strerror(code),
+                        kvf_errno_fix(code));
     kvf_status status = kvf_file_reserve(context, folder, *out, bytes);
     if (status == KVF_OK && ftruncate(*out, (off_t)bytes) != 0)
         status = kvf_fail(context, KVF_SYSTEM, errno, "%s: a file of %llu bytes cannot be made: %s",

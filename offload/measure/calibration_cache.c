@@ -25,6 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/files.h"
 #include "new_file.h"
 #include "transfer_calibrate.h"
 
@@ -46,9 +47,15 @@ static uint64_t checksum(const char *text, size_t bytes)
 /* The whole file, NUL-terminated; NULL with errno if there is none or it is absurdly large. */
 static char *read_file(kvf_context *context, const char *path, size_t *bytes)
 {
-    FILE *file = fopen(path, "rb");
-    if (!file)
+    struct stat about;
+    const int descriptor = kvf_open_regular(path, &about);
+    FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "rb");
+    if (!file) {
+        if (descriptor >= 0)
+            (void)close(descriptor);
+        errno = descriptor == KVF_NO_REGULAR_FILE ? EINVAL : errno;
         return NULL;
+    }
     char *text = kvf_alloc(context, FILE_BYTES_MAX + 1, 1);
     if (text) {
         *bytes = fread(text, 1, FILE_BYTES_MAX + 1, file);
@@ -234,14 +241,18 @@ static bool write_all(kvf_context *context, FILE *file, const char *path, const 
 
 bool kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration *calibration)
 {
-    const size_t length = strlen(path) + 8;
-    const bool may_replace = !kvf_new_file_obstacle(path);
+    char place[PATH_MAX];
+    struct stat old;
+    const bool may_replace = !kvf_new_file_obstacle(path) && kvf_path_of_link(path, place);
+    const size_t length = may_replace ? strlen(place) + 8 : 0;
     char *temporary = may_replace ? kvf_alloc(context, length, 1) : NULL;
     bool is_written = false;
     int code = may_replace ? ENOMEM : EINVAL;
     if (temporary) {
-        snprintf(temporary, length, "%s.XXXXXX", path);
+        snprintf(temporary, length, "%s.XXXXXX", place);
         const int descriptor = mkstemp(temporary);
+        if (descriptor >= 0 && stat(place, &old) == 0)
+            (void)kvf_keep_owner(descriptor, place, &old);
         FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
         code = errno;
         if (file) {
@@ -251,7 +262,7 @@ bool kvf_calibration_save(kvf_context *context, const char *path, kvf_calibratio
                 is_written = false;
                 code = errno;
             }
-            if (is_written && rename(temporary, path) != 0) {
+            if (is_written && rename(temporary, place) != 0) {
                 is_written = false;
                 code = errno;
             }

@@ -7,19 +7,19 @@
  */
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "checksum.h"
+#include "common/files.h"
 #include "saving.h"
 
 #define CHECK_BYTES ((size_t)8 << 20) /* memory of a check */
 
 static kvf_status failed(const kvf_saved_file *f, const char *what, int code)
 {
-    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s", f->path, what, strerror(code));
+    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s%s", f->path, what, strerror(code),
+                    kvf_errno_fix(code));
 }
 
 static kvf_status read_at(const kvf_saved_file *f, char *to, size_t bytes, uint64_t offset)
@@ -47,12 +47,6 @@ static kvf_status read_header(kvf_saved_file *f)
 {
     char first[KVF_SAVED_HEAD_ALIGN];
     uint64_t bytes = 0;
-    struct stat about;
-    if (fstat(f->file, &about) != 0)
-        return failed(f, "its size cannot be read", errno);
-    if (!S_ISREG(about.st_mode))
-        KVF_FAIL(f->context, KVF_INVALID, "%s is no regular file", f->path);
-    f->bytes = (uint64_t)about.st_size;
     KVF_TRY(read_at(f, first, f->bytes < sizeof first ? (size_t)f->bytes : sizeof first, 0));
     KVF_TRY(kvf_saved_measure(f->context, f->path, first,
                               f->bytes < sizeof first ? (size_t)f->bytes : sizeof first, &bytes));
@@ -87,10 +81,14 @@ kvf_status kvf_saved_open(const kvf_runtime *runtime, const char *path, kvf_save
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "this build cannot save or restore sequences; install libxxhash-dev and build "
                  "with -Dxxhash=enabled");
+    struct stat about;
     const int is_refused = kvf_context_refuses(context, "file open");
-    out->file = is_refused ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    out->file = is_refused ? -1 : kvf_open_regular(path, &about);
+    if (out->file == KVF_NO_REGULAR_FILE)
+        KVF_FAIL(context, KVF_INVALID, "path = %.300s: it is no regular file", path);
     if (out->file < 0)
         return failed(out, "it cannot be opened", is_refused ? EIO : errno);
+    out->bytes = (uint64_t)about.st_size;
     return read_header(out);
 }
 

@@ -266,7 +266,19 @@ if grep -A1 'xxHash' out | grep -q yes; then
     try 1 $run --prompt "$asked" --save saved/pipe; says 'saved/pipe is no regular file'; silent
     try 1 $run --prompt "$asked" --save saved; says 'saved is a folder'; silent
     check 'the pipe is there' test -p saved/pipe
+    try 1 $run --prompt "$asked is" --load saved/pipe; says 'saved/pipe: it is no regular file'
+    try 1 $run --model saved/pipe; says 'saved/pipe'
     rm saved/pipe
+    # a file that others may read stays one, behind its symbolic link, and so does a file of results
+    mkdir shared; touch shared/document.kvs shared/stats.json
+    chmod 664 shared/document.kvs; chmod 640 shared/stats.json
+    ln -s ../shared/document.kvs saved/link.kvs; ln -s shared/stats.json link.json
+    try 0 $run --prompt "$asked" --save saved/link.kvs --stats link.json
+    check 'a link to a saved sequence stays' test -L saved/link.kvs -a -s shared/document.kvs
+    check 'and its mode' test "$(stat -c %a shared/document.kvs)" = 664
+    check 'a link to statistics stays' test -L link.json -a -s shared/stats.json
+    check 'and their mode' test "$(stat -c %a shared/stats.json)" = 640
+    rm -r saved/link.kvs link.json shared
     try 2 $run --prompt a --load x --prune snapkv; says 'leave --prune out'
     # without a prompt, what was saved is one
     try 0 $run --prompt "$asked" --emit-ids whole.ids

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "checksum.h"
@@ -280,12 +281,78 @@ static void whole_or_not_at_all(void **state)
     close_context(context);
 }
 
+/* Whoever could read or write the old file can do so with the new one, by the same names. */
+static void stays_whose_it_was(void **state)
+{
+    char folder[] = "/tmp/kvf-owner-XXXXXX", path[64], link[64], other[64];
+    kvf_context *context = open_context();
+    kvf_new_file f;
+    struct stat old, new;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/file", folder);
+    snprintf(link, sizeof link, "%s/link", folder);
+    snprintf(other, sizeof other, "%s/other", folder);
+    fclose(fopen(path, "w"));
+    assert_int_equal(chmod(path, 0664), 0);
+    (void)!chown(path, 12, 34); /* as root */
+    assert_int_equal(stat(path, &old), 0);
+    assert_int_equal(symlink("other", link), 0);
+    assert_int_equal(symlink("file", other), 0);
+    for (uint32_t i = 0; i < 2; i++) { /* the second time the link leads nowhere */
+        assert_int_equal(kvf_new_file_open(context, link, &f), KVF_OK);
+        assert_int_equal(pwrite(f.file, "new", 4, 0), 4);
+        assert_int_equal(kvf_new_file_commit(&f), KVF_OK);
+        kvf_new_file_close(&f);
+        assert_int_equal(lstat(path, &new), 0);
+        assert_true(S_ISREG(new.st_mode) && new.st_size == 4);
+        assert_int_equal(new.st_mode & 07777, i ? 0600 : 0664);
+        assert_true(i || (new.st_uid == old.st_uid &&new.st_gid == old.st_gid));
+        assert_int_equal(lstat(link, &new), 0);
+        assert_true(S_ISLNK(new.st_mode));
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(unlink(link), 0);
+    assert_int_equal(symlink("link", link), 0); /* a circle */
+    assert_int_equal(kvf_new_file_open(context, link, &f), KVF_SYSTEM);
+    kvf_new_file_close(&f);
+    assert_true(unlink(link) == 0 && unlink(other) == 0 && rmdir(folder) == 0);
+    close_context(context);
+}
+
+/* The access list of a shared folder's file; where the file system has such lists. */
+static void keeps_access_lists(void **state)
+{
+    /* user::rw-, user:12:rw-, group::r--, mask::rw-, other::--- */
+    static const uint32_t list[] = {2,          0x00060001, UINT32_MAX, 0x00060002,
+                                    12,         0x00040004, UINT32_MAX, 0x00060010,
+                                    UINT32_MAX, 0x00000020, UINT32_MAX};
+    char path[] = "/tmp/kvf-list-XXXXXX", found[128];
+    kvf_context *context = open_context();
+    kvf_new_file f;
+    const int file = mkstemp(path);
+    const char *const name = "system.posix_acl_access";
+    const bool has_lists = fsetxattr(file, name, list, sizeof list, 0) == 0;
+    close(file);
+    assert_int_equal(kvf_new_file_open(context, path, &f), KVF_OK);
+    assert_int_equal(kvf_new_file_commit(&f), KVF_OK);
+    kvf_new_file_close(&f);
+    if (has_lists) {
+        assert_int_equal(getxattr(path, name, found, sizeof found), sizeof list);
+        assert_memory_equal(found, list, sizeof list);
+    }
+    assert_int_equal(unlink(path), 0);
+    close_context(context);
+    if (!has_lists)
+        skip();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(engines_move_the_same_bytes), cmocka_unit_test(a_full_queue_takes_nothing),
         cmocka_unit_test(refused_by_the_hook),         cmocka_unit_test(refused_by_the_system),
-        cmocka_unit_test(whole_or_not_at_all),
+        cmocka_unit_test(whole_or_not_at_all),         cmocka_unit_test(stays_whose_it_was),
+        cmocka_unit_test(keeps_access_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,20 +12,27 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "common/files.h"
 
 static void fail(cli_output *output, const char *what)
 {
     if (!output->failed)
-        fprintf(stderr, "kvferry: %s: %s: %s; nothing was left there\n", output->path, what,
-                strerror(errno));
+        fprintf(stderr, "kvferry: %s: %s: %s%s; nothing was left there\n", output->path, what,
+                strerror(errno), kvf_errno_fix(errno));
     output->failed = true;
 }
 
-/* A temporary file has mode 0600; a result file has what the user's mask leaves. */
-static void set_mode(int descriptor)
+/* A temporary file has mode 0600; a result file has what the user's mask leaves, or what the file
+ * has that it replaces. */
+static void set_mode(int descriptor, const char *place)
 {
+    struct stat old;
+    if (stat(place, &old) == 0) {
+        (void)kvf_keep_owner(descriptor, place, &old);
+        return;
+    }
     mode_t mask = umask(0);
     umask(mask);
     (void)!fchmod(descriptor, 0666 & ~mask);
@@ -37,14 +44,11 @@ bool cli_output_open(cli_output *output, const char *path)
     struct stat info;
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
         output->file = fopen(path, "wb");
-    } else if ((size_t)snprintf(output->partial, sizeof output->partial, "%s.XXXXXX", path) >=
-               sizeof output->partial) {
-        output->partial[0] = '\0';
-        errno = ENAMETOOLONG;
-    } else {
+    } else if (kvf_path_of_link(path, output->place)) {
+        snprintf(output->partial, sizeof output->partial, "%s.XXXXXX", output->place);
         int descriptor = mkstemp(output->partial);
         if (descriptor >= 0)
-            set_mode(descriptor);
+            set_mode(descriptor, output->place);
         output->file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
     }
     if (!output->file) {
@@ -72,7 +76,7 @@ bool cli_output_commit(cli_output *output)
     output->file = NULL;
     if (fclose(file) != 0)
         fail(output, "cannot be written");
-    else if (output->partial[0] && rename(output->partial, output->path) != 0)
+    else if (output->partial[0] && rename(output->partial, output->place) != 0)
         fail(output, "cannot be put in place");
     else
         output->partial[0] = '\0';

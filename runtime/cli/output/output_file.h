@@ -6,22 +6,23 @@
  * A result file that is either complete or not there.
  *
  * It knows bytes, not what they mean. Invariant: until cli_output_commit has succeeded the path
- * holds what it held before; after a failure nothing partial is left. (A path that is no regular
- * file, such as a pipe, is written directly.)
+ * holds what it held before; after a failure nothing partial is left. A file that is replaced keeps
+ * owner, mode and the symbolic link to it. (A path that is no regular file, such as a pipe, is
+ * written directly.)
  */
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
-
-#define CLI_PATH_BYTES 4096u
 
 /** Zero-initialise; a zero one accepts writes and commits, and does nothing. */
 typedef struct cli_output {
     const char *path;
     FILE *file;
-    char partial[CLI_PATH_BYTES]; /* empty = path is written directly */
-    bool failed;                  /* a message was printed */
+    char place[PATH_MAX];       /* after symbolic links */
+    char partial[PATH_MAX + 8]; /* empty = path is written directly */
+    bool failed;                /* a message was printed */
 } cli_output;
 
 /** @return false after a message naming the path */

@@ -8,13 +8,13 @@
 #include "model_memory.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "common/files.h"
 
 void *model_alloc(const kvf_allocator *allocator, size_t bytes)
 {
@@ -102,7 +102,8 @@ kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ..
         char reason[128] = "";
         const char *text = strerror_r(number, reason, sizeof reason);
         size_t used = strlen(error->text);
-        snprintf(error->text + used, sizeof error->text - used, ": %s", text);
+        snprintf(error->text + used, sizeof error->text - used, ": %s%s", text,
+                 kvf_errno_fix(number));
     }
     return KVF_SYSTEM;
 }
@@ -246,24 +247,21 @@ const char *model_base_name(const char *path)
 kvf_status model_map(const char *path, model_mapping *out, kvf_error *error)
 {
     *out = (model_mapping){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    struct stat info = {0};
+    const int fd = kvf_open_regular(path, &info);
+    if (fd == -1)
         return model_fail_errno(error, errno, "%s cannot be opened", path);
-    struct stat info;
     kvf_status status = KVF_OK;
-    if (fstat(fd, &info) != 0)
-        status = model_fail_errno(error, errno, "%s cannot be examined", path);
-    else if (!S_ISREG(info.st_mode) || info.st_size <= 0)
+    const size_t size = fd < 0 ? 0 : (size_t)info.st_size;
+    void *bytes = size ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+    if (size == 0)
         status = model_fail(error, KVF_CORRUPT, "%s is not a regular file with contents", path);
-    if (status == KVF_OK) {
-        const size_t size = (size_t)info.st_size;
-        void *bytes = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED)
-            status = model_fail_errno(error, errno, "%s (%zu bytes) cannot be mapped", path, size);
-        else
-            *out = (model_mapping){.bytes = bytes, .size = size, .mapped = true};
-    }
-    close(fd);
+    else if (bytes == MAP_FAILED)
+        status = model_fail_errno(error, errno, "%s (%zu bytes) cannot be mapped", path, size);
+    else
+        *out = (model_mapping){.bytes = bytes, .size = size, .mapped = true};
+    if (fd >= 0)
+        close(fd);
     return status;
 }
 
