@@ -443,30 +443,37 @@ def check_real(chat):
 
 
 def check_interrupted(chat):
-    """Ctrl-C: what was generated is out, and statistics are written."""
+    """Ctrl-C, or whatever ends jobs and containers: what was generated is out, and statistics are
+    written."""
     chat.write()
     path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p, "tokens": n}) for p, n in (
         (PROMPTS[2], 3), (PROMPTS[0], 30000), (PROMPTS[1], 30000), (PROMPTS[4], 30000))))
-    stats = os.path.join(chat.folder, "interrupted")
-    command = [chat.kvferry, "run", "--model", chat.folder, "--device", "host", "--prompts", path,
-               "--batch", "3", "--ignore-eos", "--stats", stats]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
-        first = process.stdout.readline() # so the others are on their way
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    results = [json.loads(first)] + [json.loads(line) for line in out.splitlines()]
-    by_id = {r["id"]: r for r in results}
-    chat.check("Ctrl-C ends with 130", process.returncode == 130, process.returncode, err)
-    chat.check("what ended before is whole", by_id[1]["stop"] == "length", by_id[1])
-    chat.check("what was on its way is out", by_id[2]["stop"] == by_id[3]["stop"] == "interrupted"
-               and by_id[2]["generated_tokens"] == len(by_id[2]["ids"]) > 0 and
-               len(by_id[2]["answer"].split()) > 0, by_id[2])
-    with open(stats, encoding="utf-8") as f:
-        told = json.load(f)
-    chat.check("statistics are written", told["stop"] == "interrupted" and
-               told["generated_tokens"] == sum(r["generated_tokens"] for r in results), told)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        name = number.name
+        stats = os.path.join(chat.folder, name)
+        command = [chat.kvferry, "run", "--model", chat.folder, "--device", "host", "--prompts", path,
+                   "--batch", "3", "--ignore-eos", "--stats", stats]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as process:
+            first = process.stdout.readline() # so the others are on their way
+            time.sleep(0.2)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        results = [json.loads(first)] + [json.loads(line) for line in out.splitlines()]
+        by_id = {r["id"]: r for r in results}
+        chat.check(name + " ends with its number", process.returncode == 128 + number,
+                   process.returncode, err)
+        chat.check(name + ": what ended before is whole", by_id[1]["stop"] == "length", by_id[1])
+        chat.check(name + ": what was on its way is out",
+                   by_id[2]["stop"] == by_id[3]["stop"] == "interrupted"
+                   and by_id[2]["generated_tokens"] == len(by_id[2]["ids"]) > 0 and
+                   len(by_id[2]["answer"].split()) > 0, by_id[2])
+        told = {"stop": "no statistics"}
+        if os.path.exists(stats):
+            with open(stats, encoding="utf-8") as f:
+                told = json.load(f)
+        chat.check(name + ": statistics are written", told["stop"] == "interrupted" and
+                   told["generated_tokens"] == sum(r["generated_tokens"] for r in results), told)
 
 
 def check_interrupted_prefill(chat):

@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -273,5 +274,33 @@ def check_terminal(chat):
     chat.check("on a terminal: Ctrl-D typed ahead ends it too", result == 0, result, session.text)
 
 
+def check_ended(chat):
+    """What ends jobs and containers ends a session, not an answer: while it waits, and while it
+    writes. Its statistics are written."""
+    chat.write()
+    for begins in (False, True):
+        stats = os.path.join(chat.folder, "ended")
+        command = [chat.kvferry, "chat", "--model", chat.folder, "--device", "host", "-n", "30000",
+                   "--context", "32000", "--ignore-eos", "--stats", stats]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as process:
+            process.stdin.write(b"the code\n/clear\nthe code\n" if begins else b"/clear\n")
+            process.stdin.flush()
+            if begins:
+                process.stdout.read(64)
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=20)  # its input stays open
+            except subprocess.TimeoutExpired:
+                process.kill()
+        chat.check("SIGTERM ends a session that %s" % ("writes" if begins else "waits"),
+                   process.returncode == 128 + signal.SIGTERM, process.returncode)
+        chat.check("and its statistics are written", os.path.exists(stats))
+        if os.path.exists(stats):
+            os.remove(stats)
+
+
 if __name__ == "__main__":
-    sys.exit(run_checks(check_turns, check_draft, check_pruned, check_completed, check_words, check_terminal))
+    sys.exit(run_checks(check_turns, check_draft, check_pruned, check_completed, check_words, check_terminal,
+                       check_ended))

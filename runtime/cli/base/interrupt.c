@@ -4,7 +4,7 @@
  * The signal handler of the command.
  *
  * It holds the one mutable global of the project, because a signal handler can reach nothing else.
- * Invariant: the handler only sets the flag, and is gone after the first signal.
+ * Invariant: the handler only sets the global, and is gone after the first signal of its number.
  */
 
 #include "interrupt.h"
@@ -12,23 +12,45 @@
 #include <signal.h>
 #include <stddef.h>
 
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t caught; /* the signal, 0 = none */
 
 static void note(int number)
 {
-    (void)number;
-    interrupted = 1;
+    caught = number;
+}
+
+static void watch(int number)
+{
+    struct sigaction action = {.sa_handler = note, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
+    struct sigaction before;
+    sigemptyset(&action.sa_mask);
+    /* What nohup and the like ignore stays ignored. */
+    if (number != SIGINT && sigaction(number, NULL, &before) == 0 && before.sa_handler == SIG_IGN)
+        return;
+    sigaction(number, &action, NULL);
 }
 
 void cli_interrupt_watch(void)
 {
-    struct sigaction action = {.sa_handler = note, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
-    sigemptyset(&action.sa_mask);
-    interrupted = 0;
-    sigaction(SIGINT, &action, NULL);
+    if (cli_interrupt_ends())
+        return;
+    caught = 0;
+    watch(SIGINT);
+    watch(SIGTERM);
+    watch(SIGHUP);
 }
 
 bool cli_interrupted(void)
 {
-    return interrupted != 0;
+    return caught != 0;
+}
+
+bool cli_interrupt_ends(void)
+{
+    return caught == SIGTERM || caught == SIGHUP;
+}
+
+int cli_interrupt_status(void)
+{
+    return 128 + (caught ? (int)caught : SIGINT);
 }

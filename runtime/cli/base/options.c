@@ -286,7 +286,8 @@ static void print_help(const cli_command *c, const void *options, FILE *file)
     print_option(&help, options, file);
     fprintf(file,
             "\n%s%sNumbers may end with K, M or G (1024s).\n"
-            "Exit status: 0 done, 1 something failed, 2 wrong usage, 130 interrupted.\n",
+            "Exit status: 0 done, 1 something failed, 2 wrong usage, 128 and the number\n"
+            "of the signal when interrupted (130: Ctrl-C).\n",
             c->notes ? c->notes : "", c->notes ? "\n" : "");
 }
 

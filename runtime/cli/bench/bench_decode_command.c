@@ -422,7 +422,7 @@ static int run_all(decode_bench *b)
     }
     run_cases(b);
     b->failed = !write_results(b) || b->failed;
-    return cli_interrupted() ? 130 : b->failed ? 1 : 0;
+    return cli_interrupted() ? cli_interrupt_status() : b->failed ? 1 : 0;
 }
 
 int cli_bench_decode_main(int argc, char **argv)

@@ -366,7 +366,7 @@ static int run_all(link_run *run)
     fit_lines(&run->table);
     run->failed = !write_results(run) || run->failed;
     run->failed = !cli_output_commit(&run->samples) || run->failed;
-    return cli_interrupted() ? 130 : run->failed ? 1 : 0;
+    return cli_interrupted() ? cli_interrupt_status() : run->failed ? 1 : 0;
 }
 
 int cli_bench_link_main(int argc, char **argv)

@@ -460,11 +460,12 @@ static kvf_status converse(cli_run *run, kvf_error *error)
     while (goes_on && status == KVF_OK) {
         kvf_text message = {0};
         const cli_line_end end = read_message(input, &message);
-        goes_on = end == CLI_LINE_INTERRUPTED ||
-                  (end == CLI_LINE_READ && take_message(&c, &message, &status, error));
+        goes_on = (end == CLI_LINE_INTERRUPTED ||
+                   (end == CLI_LINE_READ && take_message(&c, &message, &status, error))) &&
+                  !cli_interrupt_ends();
         kvf_text_free(NULL, &message);
     }
-    run->interrupted = false;
+    run->interrupted = cli_interrupt_ends();
     cli_line_close(input);
     (void)!kvf_stream_wait(run->stream);
     if (run->prune)

@@ -55,14 +55,13 @@ static bool wait_for_input(const cli_line_input *in)
 
 static cli_line_end read_plain(cli_line_input *in, const char *prompt, kvf_text *line)
 {
-    if (isatty(STDIN_FILENO)) { /* which gives whole lines, so none is in the buffer */
+    if (isatty(STDIN_FILENO))
         fputs(prompt, stderr);
-        if (!wait_for_input(in))
-            return CLI_LINE_INTERRUPTED;
-    } else {
+    else
         while (in->work && !cli_interrupted() && in->work(in->user))
             ;
-    }
+    if (!wait_for_input(in))
+        return CLI_LINE_INTERRUPTED;
     const ssize_t size = getline(&in->line, &in->capacity, stdin);
     return size >= 0 ? take(in->line, (size_t)size, line) : CLI_LINE_END;
 }
@@ -141,6 +140,8 @@ static cli_line_end read_edited(cli_line_input *in, const char *prompt, kvf_text
 cli_line_input *cli_line_open(void)
 {
     cli_line_input *in = calloc(1, sizeof *in);
+    if (!isatty(STDIN_FILENO)) /* a terminal gives single lines; else none waits in a buffer */
+        setvbuf(stdin, NULL, _IONBF, 0);
 #if KVF_HAVE_LIBEDIT
     if (in)
         open_edit(in);

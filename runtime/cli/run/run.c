@@ -213,7 +213,7 @@ static int run_and_report(cli_run *run, kvf_status (*work)(cli_run *run, kvf_err
     }
     if (!written || run->output_failed || run->batch.failed)
         return 1;
-    return run->interrupted ? 130 : 0;
+    return run->interrupted ? cli_interrupt_status() : 0;
 }
 
 /* Before the first token there is nothing to tell but that. @return exit status */
@@ -221,7 +221,7 @@ static int report_interrupted(cli_run *run)
 {
     run->interrupted = true;
     fputs("kvferry: interrupted while the model was loaded; nothing was generated\n", stderr);
-    return cli_run_write_stats(run) ? 130 : 1;
+    return cli_run_write_stats(run) ? cli_interrupt_status() : 1;
 }
 
 /* Up to the point where memory is reserved. @return -1 to go on, else the exit status */

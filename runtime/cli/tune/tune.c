@@ -209,7 +209,7 @@ static int measure_and_report(cli_tune *tune, kvf_error *error)
         return 1;
     }
     if (tune->interrupted)
-        return 130;
+        return cli_interrupt_status();
     (o->heads ? cli_tune_heads_print : cli_tune_print)(tune, is_piped ? stderr : stdout);
     bool done = fflush(is_piped ? stderr : stdout) == 0;
     if (!done)
