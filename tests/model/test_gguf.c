@@ -328,10 +328,16 @@ static void encodes_as_its_directory(void **state)
 {
     static const struct {
         const char *golden, *pre, *bos;
-    } cases[] = {{"llama3", "llama-bpe", "<|begin_of_text|>"},
-                 {"qwen2", "qwen2", NULL},
-                 {"qwen2", "deepseek-r1-qwen", NULL},
-                 {"tekken", "tekken", "<s>"}};
+        bool composes_none; /* where the golden has NFC */
+    } cases[] = {{"llama3", "llama-bpe", "<|begin_of_text|>", false},
+                 {"llama3", "falcon3", "<|begin_of_text|>", false},
+                 {"llama3", "pixtral", "<|begin_of_text|>", false},
+                 {"llama3", "midm-2.0", "<|begin_of_text|>", false},
+                 {"qwen2", "qwen2", NULL, false},
+                 {"qwen2", "deepseek-r1-qwen", NULL, false},
+                 {"qwen2", "kormo", NULL, true},
+                 {"qwen2", "megrez", NULL, true},
+                 {"tekken", "tekken", "<s>", false}};
     char *directory = fixture_directory_create();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char path[1024];
@@ -342,6 +348,8 @@ static void encodes_as_its_directory(void **state)
         gguf_image image = {0};
         snprintf(path, sizeof path, "%s/%s.tokenizer.json", KVF_GOLDENS, cases[i].golden);
         char *json = fixture_read(path, &size);
+        if (cases[i].composes_none)
+            memcpy(strstr(json, "{\"type\":\"NFC\"}"), "null          ", 14);
         check(kvf_tokenizer_parse(json, size, NULL, &want, &error), &error);
         vocabulary v = read_vocabulary(json, size, want);
         gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
@@ -367,8 +375,11 @@ static void encodes_as_its_directory(void **state)
 /* "1" twice stands alone under one name and not under the other; tokens are put around a text. */
 static void cuts_by_name(void **state)
 {
+    static const char *const names[] = {"gpt-2",    "phi-2",  "a.x-4.0", "mellum",
+                                        "trillion", "smollm", "refact",  "minerva-7b"};
     char *directory = fixture_directory_create(), path[1024];
-    for (uint32_t gpt2 = 0; gpt2 < 2; gpt2++) {
+    for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const uint32_t gpt2 = i < 5;
         static const char *const merges[] = {"a b", "1 1"};
         static const char *const tokens[] = {"<s>", "</s>", "a", "b", "ab", "1", "11"};
         static const int32_t kinds[] = {3, 3, 1, 1, 1, 1, 1};
@@ -377,7 +388,7 @@ static void cuts_by_name(void **state)
         kvf_token_ids ids = {0};
         kvf_error error = {0};
         gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
-        gguf_image_text(&image, "tokenizer.ggml.pre", gpt2 ? "gpt-2" : "smollm");
+        gguf_image_text(&image, "tokenizer.ggml.pre", names[i]);
         gguf_image_texts(&image, "tokenizer.ggml.tokens", tokens, 7);
         gguf_image_i32s(&image, "tokenizer.ggml.token_type", kinds, 7);
         gguf_image_texts(&image, "tokenizer.ggml.merges", merges, 2);

@@ -10,6 +10,7 @@
 #include "model_fixture.h"
 #include "refusals.h"
 #include "unit.h"
+#include "weights.h"
 
 #include <math.h>
 
@@ -345,6 +346,10 @@ static void frequencies_match(void **state)
 
 /* ---- directories ---- */
 
+static const char lfs_pointer[] =
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+
 static void reads_directories(void **state)
 {
     char *directory = fixture_directory_create();
@@ -360,6 +365,20 @@ static void reads_directories(void **state)
         "\"intermediate_size\":256,\"num_hidden_layers\":4,\"num_attention_heads\":4,"
         "\"num_key_value_heads\":2,\"head_dim\":64,\"vocab_size\":1024,"
         "\"max_position_embeddings\":32768,\"tie_word_embeddings\":true}");
+    fixture_write_text(directory, "generation_config.json", "{\"eos_token_id\":[2,3]}");
+    char path[1024];
+    kvf_weights *weights;
+    snprintf(path, sizeof path, "%s/x.gguf", directory);
+    fixture_write_text(directory, "generation_config.json", lfs_pointer);
+    fixture_expect(kvf_model_config_read(directory, NULL, &config, &error), &error, KVF_CORRUPT,
+                   "generation_config.json is a pointer of Git LFS, not the file itself; run git "
+                   "lfs pull");
+    fixture_write_text(directory, "model.safetensors", lfs_pointer);
+    fixture_expect(kvf_weights_open(directory, NULL, &weights, &error), &error, KVF_CORRUPT,
+                   "model.safetensors is a pointer of Git LFS");
+    fixture_write_text(directory, "x.gguf", lfs_pointer);
+    fixture_expect(kvf_model_config_read(path, NULL, &config, &error), &error, KVF_CORRUPT,
+                   "x.gguf is a pointer of Git LFS");
     fixture_write_text(directory, "generation_config.json", "{\"eos_token_id\":[2,3]}");
     bool reached = true;
     int64_t fail_at = 0;

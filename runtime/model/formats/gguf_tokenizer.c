@@ -36,15 +36,40 @@ typedef struct pipeline {
     bool adds_bos; /* where the file does not say */
 } pipeline;
 
+#define LLAMA3(name)                                                                               \
+    {                                                                                              \
+        .pre = (name), .split = LLAMA3_WORDS, .ignore_merges = true, .adds_bos = true              \
+    }
+#define GPT2(name)                                                                                 \
+    {                                                                                              \
+        .pre = (name), .has_gpt2_words = true                                                      \
+    }
+#define DIGITS(name)                                                                               \
+    {                                                                                              \
+        .pre = (name), .split = "\\p{N}", .has_gpt2_words = true                                   \
+    }
+
+/* Names that llama.cpp gives one expression are one here; it composes no characters. */
 static const pipeline pipelines[] = {
-    {.pre = "llama-bpe", .split = LLAMA3_WORDS, .ignore_merges = true, .adds_bos = true},
-    {.pre = "llama-v3", .split = LLAMA3_WORDS, .ignore_merges = true, .adds_bos = true},
-    {.pre = "llama3", .split = LLAMA3_WORDS, .ignore_merges = true, .adds_bos = true},
+    LLAMA3("llama-bpe"),
+    LLAMA3("llama-v3"),
+    LLAMA3("llama3"),
+    LLAMA3("falcon3"),
+    LLAMA3("pixtral"),
+    LLAMA3("midm-2.0"),
     {.pre = "qwen2", .split = QWEN2_WORDS, .nfc = true},
     {.pre = "deepseek-r1-qwen", .split = QWEN2_WORDS, .nfc = true},
+    {.pre = "kormo", .split = QWEN2_WORDS},
+    {.pre = "megrez", .split = QWEN2_WORDS},
     {.pre = "tekken", .split = TEKKEN_WORDS, .ignore_merges = true, .adds_bos = true},
-    {.pre = "smollm", .split = "\\p{N}", .has_gpt2_words = true},
-    {.pre = "gpt-2", .has_gpt2_words = true},
+    DIGITS("smollm"),
+    DIGITS("refact"),
+    DIGITS("minerva-7b"),
+    GPT2("gpt-2"),
+    GPT2("phi-2"),
+    GPT2("a.x-4.0"),
+    GPT2("mellum"),
+    GPT2("trillion"),
 };
 
 #define PIPELINES (sizeof pipelines / sizeof *pipelines)
@@ -165,7 +190,8 @@ static void put_frame(gguf_writer *w, const pipeline *p)
 {
     static const char bos[] = "tokenizer.ggml.bos_token_id", eos[] = "tokenizer.ggml.eos_token_id";
     uint64_t begin = 0, end = 0;
-    const bool adds_bos = gguf_flag(w, "tokenizer.ggml.add_bos_token", p->adds_bos);
+    const bool adds_bos =
+        gguf_flag(w, "tokenizer.ggml.add_bos_token", p->adds_bos && gguf_find(w->file, bos));
     const bool adds_eos = gguf_flag(w, "tokenizer.ggml.add_eos_token", false);
     gguf_put(w, ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[");
     if (adds_bos)

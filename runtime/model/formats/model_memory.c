@@ -244,6 +244,18 @@ const char *model_base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
+kvf_status model_check_pointer(const char *path, const char *bytes, size_t size, kvf_error *error)
+{
+    static const char start[] = "version https://git-lfs.github.com/spec/";
+    if (size < sizeof start - 1 || memcmp(bytes, start, sizeof start - 1) != 0)
+        return KVF_OK;
+    return model_fail(
+        error, KVF_CORRUPT,
+        "%.300s is a pointer of Git LFS, not the file itself; run git lfs pull in its "
+        "folder, or download the file",
+        path);
+}
+
 kvf_status model_map(const char *path, model_mapping *out, kvf_error *error)
 {
     *out = (model_mapping){0};
@@ -262,6 +274,10 @@ kvf_status model_map(const char *path, model_mapping *out, kvf_error *error)
         *out = (model_mapping){.bytes = bytes, .size = size, .mapped = true};
     if (fd >= 0)
         close(fd);
+    if (status == KVF_OK)
+        status = model_check_pointer(path, out->bytes, out->size, error);
+    if (status != KVF_OK)
+        model_unmap(out);
     return status;
 }
 

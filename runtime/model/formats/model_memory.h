@@ -75,6 +75,10 @@ kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what)
 /** Read a whole file of at most @p bytes_max. */
 KVF_CHECKED kvf_status model_read_file(const kvf_allocator *allocator, const char *path,
                                        size_t bytes_max, kvf_text *out, kvf_error *error);
+/** Whether a file that was asked for is here: Git without LFS leaves a pointer to it instead.
+ * @return KVF_OK; KVF_CORRUPT with what to do */
+KVF_CHECKED kvf_status model_check_pointer(const char *path, const char *bytes, size_t size,
+                                           kvf_error *error);
 /** Room for a path; one that was cut short is too long for the system, which then says so. */
 #define MODEL_PATH_BYTES (PATH_MAX + 1)
 /** Bytes of a file, mapped read-only, or of the caller. */
@@ -84,7 +88,8 @@ typedef struct model_mapping {
     bool mapped; /* else the caller's memory */
 } model_mapping;
 
-/** Map a whole regular file that is not empty; model_unmap frees what came of it. */
+/** Map a whole regular file that is not empty, nor a pointer of Git LFS; model_unmap frees what
+ * came of it. */
 KVF_CHECKED kvf_status model_map(const char *path, model_mapping *out, kvf_error *error);
 void model_unmap(model_mapping *mapping);
 

@@ -35,10 +35,16 @@ kvf_status model_read_part(const char *model, const char *name, size_t bytes_max
                            const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
 {
     char path[MODEL_PATH_BYTES];
-    if (!gguf_is_file(model))
-        return model_read_file(allocator, model_path(path, model, name), bytes_max, out, error);
+    kvf_status status;
     *out = (kvf_text){0};
-    const kvf_status status = write_part(model, name, bytes_max, allocator, out, error);
+    if (gguf_is_file(model)) {
+        status = write_part(model, name, bytes_max, allocator, out, error);
+    } else {
+        model_path(path, model, name);
+        status = model_read_file(allocator, path, bytes_max, out, error);
+        if (status == KVF_OK)
+            status = model_check_pointer(path, out->bytes, out->size, error);
+    }
     if (status != KVF_OK)
         kvf_text_free(allocator, out);
     return status;
