@@ -90,6 +90,15 @@ try 1 $run --prompt "$text" --select quest --digest codes
 says "digest is 'codes'; --select quest scores by minmax: leave it out"; silent
 try 0 run --model "$model" -n 1 --prompt "$text" --select quest --dry-run; says 'digests .* minmax'
 try 0 $run --prompt "$text" --context 40000; says 'context 40000 is past the 32768 positions .*max_position'
+mkdir begins && ln -s "$model"/tokenizer.json "$model"/config.json "$model"/*.safetensors begins/
+echo '{"add_bos_token": true, "bos_token": "<bos>"}' >begins/tokenizer_config.json
+try 0 run --model begins --device host -n 1 --prompt "$text"; says 'add_bos_token .* is true: texts get a "<bos>"'
+check 'one BOS is not told' test "$(grep -c 'there are two' err)" -eq 0
+try 0 run --model begins --device host -n 1 --prompt "<bos> $text"; says 'begins with <bos>, which the tokenizer adds too'
+printf '{"prompt": "<bos> %s"}\n{"prompt": "<bos> a"}\n' "$text" >begins.jsonl
+try 0 run --model begins --device host -n 1 --prompts begins.jsonl
+says 'line 1 begins with <bos>, which'
+check 'one line is told' test "$(grep -c 'begins with <bos>' err)" -eq 1
 mkdir far && ln -s "$model"/tokenizer* "$model"/*.safetensors far/
 sed 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 16/
     s/"rope_scaling": null/"rope_scaling": {"type": "yarn", "factor": 2.5, "finetuned": true}/' "$model/config.json" >far/config.json

@@ -181,12 +181,86 @@ static void opens_directories(void **state)
     fixture_directory_remove(directory);
 }
 
+/* What tokenizer_config.json says of a text's ends goes over the post-processor. */
+static void follows_the_flags(void **state)
+{
+    static const char plain[] = "null";
+    static const char framed[] =
+        "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<u>\"}},"
+        "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"<u>\":{\"ids\":[2]}}}";
+    static const struct {
+        const char *post, *config;
+        size_t count;
+        uint32_t ids[3];
+        const char *note;
+    } cases[] = {
+        {plain,
+         "{\"add_bos_token\":true,\"bos_token\":\"<u>\"}",
+         2,
+         {2, 0},
+         "is true: texts get a"},
+        {plain,
+         "{\"add_bos_token\":true,\"bos_token\":{\"content\":\"c\"},\"add_eos_token\":true,"
+         "\"eos_token\":\"b\"}",
+         3,
+         {3, 0, 1},
+         "\"b\""},
+        {plain, "{\"add_bos_token\":true}", 1, {0}, ""},
+        {plain, "{\"add_bos_token\":false,\"bos_token\":\"new\"}", 1, {0}, ""},
+        {plain, "{\"bos_token\":\"<u>\"}", 1, {0}, ""},
+        {framed, "{\"bos_token\":\"<u>\"}", 2, {2, 0}, ""},
+        {framed, "{\"add_bos_token\":null,\"bos_token\":\"<u>\"}", 2, {2, 0}, ""},
+        {framed, "{\"add_bos_token\":true,\"bos_token\":\"<u>\"}", 2, {2, 0}, ""},
+        {framed,
+         "{\"add_bos_token\":false,\"bos_token\":\"<u>\"}",
+         1,
+         {0},
+         "is false: texts get no"},
+    };
+    char *directory = fixture_directory_create(), text[1024];
+    kvf_tokenizer *t;
+    kvf_error error = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(text, sizeof text,
+                 "{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":%s,\"post_processor\":%s}",
+                 words_model, cases[i].post);
+        fixture_write_text(directory, "tokenizer.json", text);
+        fixture_write_text(directory, "tokenizer_config.json", cases[i].config);
+        if (kvf_tokenizer_open(directory, NULL, &t, &error) != KVF_OK)
+            fail_msg("%s", error.text);
+        expect_ids(t, "a", true, cases[i].count, cases[i].ids);
+        expect_ids(t, "a", false, 1, (uint32_t[]){0});
+        if (!strstr(kvf_tokenizer_note(t), cases[i].note) ||
+            (kvf_tokenizer_note(t)[0] != 0) != (cases[i].note[0] != 0))
+            fail_msg("%s: %s", cases[i].config, kvf_tokenizer_note(t));
+        kvf_tokenizer_close(t);
+    }
+    /* the last one's frame, spelt by the text too */
+    fixture_write_text(directory, "tokenizer_config.json", "{}");
+    assert_int_equal(kvf_tokenizer_open(directory, NULL, &t, &error), KVF_OK);
+    assert_true(kvf_tokenizer_starts_twice(t, (uint32_t[]){2, 2, 0}, 3));
+    assert_false(kvf_tokenizer_starts_twice(t, (uint32_t[]){2, 0, 2}, 3));
+    assert_false(kvf_tokenizer_starts_twice(t, (uint32_t[]){2}, 1));
+    kvf_tokenizer_close(t);
+    fixture_write_text(directory, "tokenizer_config.json",
+                       "{\"add_bos_token\":true,\"bos_token\":\"new\"}");
+    fixture_expect(kvf_tokenizer_open(directory, NULL, &t, &error), &error, KVF_CORRUPT,
+                   "tokenizer_config.json: bos_token is \"new\", which is no token of "
+                   "tokenizer.json, and add_bos_token is true");
+    assert_null(t);
+    fixture_write_text(directory, "tokenizer_config.json", "{");
+    fixture_expect(kvf_tokenizer_open(directory, NULL, &t, &error), &error, KVF_CORRUPT,
+                   "tokenizer_config.json: not valid JSON");
+    fixture_directory_remove(directory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refuses_wrong_files),
         cmocka_unit_test(does_what_it_says),
         cmocka_unit_test(opens_directories),
+        cmocka_unit_test(follows_the_flags),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -177,7 +177,7 @@ static kvf_status check_texts(const json_value *line, const char *where, kvf_err
 }
 
 static kvf_status encode_line(const cli_job_source *source, const json_value *line,
-                              const char *where, kvf_token_ids *ids, kvf_error *error)
+                              const char *where, bool *told, kvf_token_ids *ids, kvf_error *error)
 {
     const cli_chat_options *o = &source->options->chat;
     const json_value *prompt = json_get_set(line, "prompt");
@@ -192,9 +192,14 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
             where);
     if (source->before)
         KVF_TRY(kvf_token_ids_append(NULL, ids, source->before->ids, source->before->count, error));
-    if (!o->chat && !messages && !system)
-        return kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size,
-                                    !source->before, ids, error);
+    if (!o->chat && !messages && !system) {
+        const size_t first = ids->count;
+        KVF_TRY(kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size,
+                                     !source->before, ids, error));
+        if (!source->before && !*told)
+            *told = cli_note_start(where, source->tokenizer, ids->ids + first, ids->count - first);
+        return KVF_OK;
+    }
     const cli_chat *chat = NULL;
     KVF_TRY(source->chat(source->user, &chat, error));
     kvf_text text = {0};
@@ -222,7 +227,7 @@ static kvf_status read_line(const cli_job_source *source, const json_value *line
     *job = (cli_job){.number = number, .line = number, .first = jobs->ids.count};
     KVF_TRY(json_check_keys(line, where, known, error));
     KVF_TRY(read_settings(line, where, prompt, error));
-    kvf_status status = encode_line(source, line, where, &jobs->ids, &why);
+    kvf_status status = encode_line(source, line, where, &jobs->told_start, &jobs->ids, &why);
     if (status == KVF_OK && jobs->ids.count == job->first + source->shared)
         status = model_fail(&why, KVF_INVALID, "the prompt is empty; give at least one token");
     if (status != KVF_OK)

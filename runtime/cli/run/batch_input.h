@@ -29,6 +29,7 @@ typedef struct cli_jobs {
     uint32_t longest;  /* tokens of a prompt */
     uint32_t most;     /* of a prompt and an answer */
     uint64_t answers;  /* of all */
+    bool told_start;   /* that a prompt begins with what the tokenizer adds too */
 } cli_jobs;
 
 typedef struct cli_job_source {

@@ -39,13 +39,30 @@ static kvf_status read_text(const cli_run_options *o, kvf_text *text, kvf_error 
     return o->load_file && isatty(STDIN_FILENO) ? KVF_OK : read_standard_input(text, error);
 }
 
+bool cli_note_start(const char *where, const kvf_tokenizer *tokenizer, const uint32_t *ids,
+                    size_t count)
+{
+    if (!kvf_tokenizer_starts_twice(tokenizer, ids, count))
+        return false;
+    fprintf(stderr,
+            "kvferry: %s begins with %s, which the tokenizer adds too: there are two; leave it out "
+            "of the text\n",
+            where, kvf_tokenizer_token(tokenizer, ids[0]));
+    return true;
+}
+
 /* As kvf_tokenizer_encode; an error begins with where the text is from. */
 static kvf_status encode(const char *where, const kvf_tokenizer *tokenizer, const char *text,
                          size_t size, bool add_special, kvf_token_ids *ids, kvf_error *error)
 {
     kvf_error why = {0};
+    const size_t first = ids->count;
     const kvf_status status = kvf_tokenizer_encode(tokenizer, text, size, add_special, ids, &why);
-    return status == KVF_OK ? KVF_OK : model_fail(error, status, "%s: %s", where, why.text);
+    if (status != KVF_OK)
+        return model_fail(error, status, "%s: %s", where, why.text);
+    if (add_special)
+        cli_note_start(where, tokenizer, ids->ids + first, ids->count - first);
+    return KVF_OK;
 }
 
 static const char *name_of(const cli_run_options *o)

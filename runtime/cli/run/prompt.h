@@ -24,6 +24,10 @@ KVF_CHECKED kvf_status cli_prompt_read(const cli_run_options *options,
                                        const kvf_tokenizer *tokenizer, const cli_chat *chat,
                                        kvf_token_ids *ids, kvf_error *error);
 
+/** Tell whether a text, encoded with special tokens, spells the one that was put in front of it. */
+bool cli_note_start(const char *where, const kvf_tokenizer *tokenizer, const uint32_t *ids,
+                    size_t count);
+
 /** A tokenizer may know ids that the model has no row for: KVF_INVALID. */
 KVF_CHECKED kvf_status cli_check_ids(const kvf_model_config *model, const kvf_token_ids *ids,
                                      kvf_error *error);

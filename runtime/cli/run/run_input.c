@@ -24,6 +24,8 @@ static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
         fprintf(stderr, "kvferry: %s; token ids are printed instead of text\n", error->text);
         return KVF_OK;
     }
+    if (status == KVF_OK && kvf_tokenizer_note(run->tokenizer)[0])
+        fprintf(stderr, "kvferry: %s\n", kvf_tokenizer_note(run->tokenizer));
     return status;
 }
 

@@ -42,14 +42,38 @@ kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocat
     return KVF_OK;
 }
 
+/* A folder may have none; a GGUF file says the same in tokenizer.json. */
+static kvf_status read_flags(const char *model, kvf_tokenizer *tokenizer, kvf_error *error)
+{
+    static const char config[] = "tokenizer_config.json";
+    const kvf_allocator *allocator = &tokenizer->allocator;
+    kvf_text text;
+    json_document *document = NULL;
+    if (!model_has_part(model, config))
+        return KVF_OK;
+    KVF_TRY(model_read_part(model, config, TOKENIZER_BYTES_MAX, allocator, &text, error));
+    kvf_status status = json_parse(text.bytes, text.size, config, allocator, &document, error);
+    if (status == KVF_OK)
+        status = tokenizer_read_flags(tokenizer, json_root(document), error);
+    json_free(document);
+    kvf_text_free(allocator, &text);
+    return status;
+}
+
 kvf_status kvf_tokenizer_open(const char *model, const kvf_allocator *allocator,
                               kvf_tokenizer **out, kvf_error *error)
 {
     kvf_text text;
     *out = NULL;
     KVF_TRY(model_read_part(model, "tokenizer.json", TOKENIZER_BYTES_MAX, allocator, &text, error));
-    const kvf_status status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
+    kvf_status status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
     kvf_text_free(allocator, &text);
+    if (status == KVF_OK)
+        status = read_flags(model, *out, error);
+    if (status != KVF_OK) {
+        kvf_tokenizer_close(*out);
+        *out = NULL;
+    }
     return model_blame_part(model, status, error);
 }
 
@@ -72,6 +96,18 @@ void kvf_tokenizer_close(kvf_tokenizer *tokenizer)
 const kvf_allocator *kvf_tokenizer_allocator(const kvf_tokenizer *tokenizer)
 {
     return &tokenizer->allocator;
+}
+
+const char *kvf_tokenizer_note(const kvf_tokenizer *tokenizer)
+{
+    return tokenizer->note;
+}
+
+bool kvf_tokenizer_starts_twice(const kvf_tokenizer *tokenizer, const uint32_t *ids, size_t count)
+{
+    const size_t n = tokenizer->prefix_count;
+    return n > 0 && count > n && memcmp(ids, tokenizer->prefix, n * sizeof *ids) == 0 &&
+           ids[n] == tokenizer->prefix[n - 1];
 }
 
 uint32_t kvf_tokenizer_size(const kvf_tokenizer *tokenizer)

@@ -16,7 +16,9 @@
 typedef struct kvf_tokenizer kvf_tokenizer;
 
 /**
- * Read `tokenizer.json` of a directory, or what a GGUF file says instead.
+ * Read `tokenizer.json` of a directory, or what a GGUF file says instead. `add_bos_token` and
+ * `add_eos_token` of `tokenizer_config.json` have the last word on what begins and ends a text, as
+ * they have where a folder is converted to a GGUF file.
  *
  * @param allocator  copied; NULL = malloc; its user must live as long as the tokenizer
  * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it contradicts itself;
@@ -31,6 +33,13 @@ KVF_CHECKED kvf_status kvf_tokenizer_parse(const char *json, size_t bytes,
                                            kvf_error *error);
 
 void kvf_tokenizer_close(kvf_tokenizer *tokenizer);
+
+/** Where tokenizer_config.json changed what tokenizer.json says: one sentence; else empty. */
+const char *kvf_tokenizer_note(const kvf_tokenizer *tokenizer);
+
+/** Whether ids, encoded with @p add_special, go on with what was put in front of them: a text that
+ * spells its own BOS has two. */
+bool kvf_tokenizer_starts_twice(const kvf_tokenizer *tokenizer, const uint32_t *ids, size_t count);
 
 /** One more than the largest id. */
 uint32_t kvf_tokenizer_size(const kvf_tokenizer *tokenizer);

@@ -43,10 +43,15 @@ struct kvf_tokenizer {
     bool byte_level_decoder; /* else tokens are joined with spaces */
     uint32_t prefix[TOKENIZER_FRAME_MAX], suffix[TOKENIZER_FRAME_MAX]; /* ids, with add_special */
     size_t prefix_count, suffix_count;
+    char note[256];
 };
 
 /** Fill a zeroed tokenizer whose allocator is set. The caller closes it on failure. */
 KVF_CHECKED kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root,
                                       kvf_error *error);
+
+/** The flags of tokenizer_config.json, over what was read. */
+KVF_CHECKED kvf_status tokenizer_read_flags(kvf_tokenizer *tokenizer, const json_value *root,
+                                            kvf_error *error);
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "normalize.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* The pattern of GPT-2, which ByteLevel with use_regex stands for. */
@@ -404,4 +405,56 @@ kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root, kvf_
     KVF_TRY(index_added(tokenizer, error));
     KVF_TRY(read_sequence(tokenizer, frame, "processors", read_post_processor, error));
     return read_decoder(tokenizer, part_of(root, "tokenizer.json: decoder", "decoder"), error);
+}
+
+/* ---- tokenizer_config.json ---- */
+
+typedef struct frame_flag {
+    const char *flag, *token; /* fields */
+    uint32_t *ids;
+    size_t *count;
+} frame_flag;
+
+/* What is put before or behind a text: the token, if the flag is true; without it, if false. */
+static kvf_status read_frame_flag(kvf_tokenizer *tokenizer, const json_value *root, frame_flag f,
+                                  kvf_error *error)
+{
+    const json_value *flag = json_get_set(root, f.flag), *token = json_get_set(root, f.token);
+    uint32_t id;
+    if (token && token->kind == JSON_OBJECT)
+        token = json_get(token, "content");
+    if (!flag || !token || token->kind != JSON_STRING ||
+        (flag->kind != JSON_TRUE && flag->kind != JSON_FALSE))
+        return KVF_OK;
+    const bool adds = flag->kind == JSON_TRUE;
+    if (!kvf_tokenizer_find(tokenizer, token->as.string, &id))
+        return !adds ? KVF_OK
+                     : model_fail(error, KVF_CORRUPT,
+                                  "tokenizer_config.json: %s is \"%.80s\", which is no token of "
+                                  "tokenizer.json, and %s is true; correct one of them",
+                                  f.token, token->as.string, f.flag);
+    const bool added = *f.count == 1 && f.ids[0] == id;
+    if (adds == added || (!adds && *f.count != 1))
+        return KVF_OK;
+    *f.count = adds;
+    f.ids[0] = id;
+    const size_t used = strlen(tokenizer->note);
+    snprintf(tokenizer->note + used, sizeof tokenizer->note - used,
+             "%s%s of tokenizer_config.json is %s: texts get %s \"%.40s\", unlike what "
+             "tokenizer.json says",
+             used ? "; " : "", f.flag, adds ? "true" : "false", adds ? "a" : "no",
+             token->as.string);
+    return KVF_OK;
+}
+
+kvf_status tokenizer_read_flags(kvf_tokenizer *tokenizer, const json_value *root, kvf_error *error)
+{
+    KVF_TRY(read_frame_flag(
+        tokenizer, root,
+        (frame_flag){"add_bos_token", "bos_token", tokenizer->prefix, &tokenizer->prefix_count},
+        error));
+    return read_frame_flag(
+        tokenizer, root,
+        (frame_flag){"add_eos_token", "eos_token", tokenizer->suffix, &tokenizer->suffix_count},
+        error);
 }
