@@ -5,8 +5,8 @@
 usage: bench.py --build FOLDER [--into FOLDER] [NAME...]    NAME: a part of a benchmark's name
 
 A benchmark is a program bench_* below FOLDER/bench/, or a row of COMMANDS. It prints a table, kept
-as NAME.txt under the machine and the command, and writes every figure to NAME.json; --into keeps
-those of one machine apart. The tables of answers and attention recall, by method and budget and by
+as NAME.txt under the machine and the command, and writes every figure to NAME.json, which git ignores
+in bench/results/; --into keeps those of one machine apart. The tables of answers and attention recall, by method and budget and by
 way of pruning, come last, from the kvferry command.
 """
 import argparse
@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 
+from results_folder import machine
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
-from recall_table import machine  # noqa: E402
 
 # Of `kvferry bench`, on the host device.
 COMMANDS = {

@@ -8,9 +8,10 @@ usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--repor
                [--first-row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER] [--report]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), runs
-eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row
+eval_selection over all rows, and writes eval.md, eval.svg and, not for the repository, every figure
+in eval.json to bench/results/. A row
 that the library refuses is left out and named. The recall model of examples/ has rows of its own.
-What was said so far is in FOLDER/eval/: --report tells of a run that was cut. With --ruler other
+What was said so far is in FOLDER/eval/: --report tells of it, so of a run that was cut. With --ruler other
 tasks are asked (eval_ruler_texts.py) of any model, and ruler.md and ruler.json are written.
 """
 import argparse
@@ -25,10 +26,11 @@ import eval_texts
 import real_model
 from eval_report import write_results
 from eval_run import VERIFY, Row, read, run, spent
+from results_folder import RESULTS, machine
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
-from recall_table import RECALL, generate, machine  # noqa: E402
+from recall_table import RECALL, generate  # noqa: E402
 
 QUICK_CHARS = 400  # of a continuation: few lanes are busy with it
 
@@ -170,11 +172,10 @@ def main():
     program = os.path.join(ROOT, args.build, "bench", "model", "eval_selection")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
-    results = os.path.join(ROOT, "bench", "results")
     if args.ruler:
         try:
             return eval_ruler.main(args, program, args.model or real_model.fetch(), os.path.join(
-                ROOT, args.build, "eval", "ruler"), results, machine())
+                ROOT, args.build, "eval", "ruler"))
         except FileNotFoundError as missing:
             sys.exit("eval: %s" % missing)
     try:
@@ -199,6 +200,8 @@ def main():
         if recall:  # first, because it takes a minute
             run(program, os.path.join(RECALL, "model"), recall, recall_rows, files[1], args.lanes)
         run(program, model, documents, rows, files[0], args.lanes)
+    elif not os.path.exists(files[2]):
+        sys.exit("eval: %s is not there; run the same command without --report first" % files[2])
     with open(files[2], encoding="utf-8") as f:
         facts = json.load(f)
     lengths = read(files[0], rows)
@@ -207,7 +210,7 @@ def main():
     facts.update(minutes=round((spent(rows, "seconds") + spent(recall_rows, "seconds")) / 60, 1),
                  cpu_seconds=round(spent(rows, "cpu_seconds") + spent(recall_rows, "cpu_seconds")),
                  verify_every=VERIFY, texts=eval_texts.digest(documents), document_tokens=lengths)
-    out = args.out or (None if args.quick or args.only else results)
+    out = args.out or (None if args.quick or args.only else RESULTS)
     return write_results(facts, documents, rows, recall, recall_rows, out)
 
 

@@ -5,18 +5,16 @@ Knows tasks and rows, not how they were run. Intervals hold 95%: Wilson's for a 
 and for what is compared with full attention a bootstrap over documents, whose questions hang together,
 with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
 """
-import json
 import math
-import os
 import shutil
 import subprocess
 import sys
 
 from eval_texts import Random
+from results_folder import save
 
 ASKED = ("number", "facts", "chain")
 DRAWS = 2000
-BY_HAND = "<!-- by hand: what it says -->"
 
 
 # ---- figures ----
@@ -213,7 +211,7 @@ def sentences(told):
     return out
 
 
-def markdown(facts, told, recall_told, refused, missing, same, hand):
+def markdown(facts, told, recall_told, refused, missing, same):
     lengths = facts["document_tokens"]
     lines = ["# What selections cost a real language model", "",
              "SmolLM2-135M-Instruct (30 layers, 9 query heads, 3 KV heads, d = 64) reads %d "
@@ -238,7 +236,7 @@ def markdown(facts, told, recall_told, refused, missing, same, hand):
     lines += ["Machine: %s; load average %.1f to %.1f; %.0f minutes, %.0f of CPU. Texts: %s. Made "
               "with `%s`." % (facts["machine"], *facts["load_average"], facts["minutes"],
                               facts["cpu_seconds"] / 60, facts["texts"], facts["command"]), ""]
-    return "\n".join(lines) + hand
+    return "\n".join(lines)
 
 
 # ---- the picture ----
@@ -307,16 +305,6 @@ def draw(told, path):
 
 # ---- files ----
 
-def by_hand(path):
-    """What a person wrote below the mark stays."""
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as f:
-            text = f.read()
-        if BY_HAND in text:
-            return BY_HAND + text.split(BY_HAND, 1)[1]
-    return ""
-
-
 def name_of(row):
     return row.method + " " + " ".join("%s=%s" % s for s in row.settings.items())
 
@@ -330,15 +318,9 @@ def write_results(facts, documents, rows, recall, recall_rows, out):
     same = [name_of(r).strip() for r in rows if r.is_same]
     if not told:
         sys.exit("eval: no row is complete")
-    hand = by_hand(os.path.join(out, "eval.md")) if out else ""
-    text = markdown(facts, told, recall_told, refused, missing, same, hand)
+    text = markdown(facts, told, recall_told, refused, missing, same)
     print(text)
     if not out:
         return
-    os.makedirs(out, exist_ok=True)
-    with open(os.path.join(out, "eval.md"), "w", encoding="utf-8") as f:
-        f.write(text)
-    with open(os.path.join(out, "eval.json"), "w", encoding="utf-8") as f:
-        json.dump(dict(bench="eval", **facts, rows=told, recall_rows=recall_told), f, indent=1)
-        f.write("\n")
+    save(out, "eval", text, dict(bench="eval", **facts, rows=told, recall_rows=recall_told))
     draw(told, os.path.join(out, "eval.svg"))

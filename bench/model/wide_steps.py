@@ -18,7 +18,8 @@ in it, and what was measured by turns can be compared. Parts:
           in questions that are read both ways
 
 Files of other types than the model's own are made as in against_llama.py. Writes wide_steps.json, of which
-parts and types that are not measured now are kept, and wide_steps.md, where the text below the mark is kept.
+parts and types that are not measured now are kept, and wide_steps.md. In the repository is only the table,
+so a machine that has not measured the other parts needs a folder of its own, --out.
 """
 import argparse
 import json
@@ -30,11 +31,12 @@ import subprocess
 import sys
 import tempfile
 
-from against_llama import MARK, ROOT, machine, model_file, prompt_file, real_model
+from against_llama import ROOT, model_file, prompt_file, real_model
 
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_texts  # noqa: E402
 from eval_report import ASKED  # noqa: E402
+from results_folder import RESULTS, earlier, machine, save  # noqa: E402
 
 PARTS = ("batch", "shared", "draft", "drafts", "turn")
 ROWS = (1, 4, 8, 16)
@@ -314,17 +316,6 @@ def markdown(made):
     return "\n".join(lines)
 
 
-def write(args, made):
-    with open(os.path.join(args.out, "wide_steps.json"), "w", encoding="utf-8") as f:
-        f.write(json.dumps(made, indent=1) + "\n")
-    path, old = os.path.join(args.out, "wide_steps.md"), ""
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as f:
-            old = f.read()
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(markdown(made) + (old[old.index(MARK):] if MARK in old else MARK + "\n"))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kvferry", required=True, help="the command")
@@ -333,12 +324,9 @@ def main():
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--types", default=",".join(TYPES), help="of weights, for batch")
     parser.add_argument("--files", help="folder that keeps converted files")
-    parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
+    parser.add_argument("--out", default=RESULTS)
     args = parser.parse_args()
-    path, made = os.path.join(args.out, "wide_steps.json"), {}
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as f:
-            made = json.load(f)
+    made = earlier(args.out, "wide_steps")
     made["machine"] = machine()
     measures = {"batch": measure_batch, "shared": measure_shared, "draft": measure_draft,
                 "drafts": measure_drafts, "turn": measure_turn}
@@ -351,7 +339,7 @@ def main():
             if part == "turn":
                 ask_turns(runner, found)
             made[part] = {**made.get(part, {}), **found}
-            write(args, made)
+            save(args.out, "wide_steps", markdown(made), made)
     print(markdown(made))
 
 

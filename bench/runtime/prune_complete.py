@@ -11,7 +11,7 @@ So what completing costs is their difference. A first question meets the pruned 
 the complete one. Answers of both are judged over the same questions: the run with `complete` has one
 more in front, behind which the document is completed. `run` alone decodes a document's last token as a
 step; `--prune full` has all tokens in the prefill, as a complete document has, so its answers are
-compared token for token. Writes prune_complete.md; the text below the mark is kept.
+compared token for token. Writes prune_complete.md.
 """
 import argparse
 import os
@@ -21,14 +21,13 @@ import subprocess
 import sys
 import tempfile
 
-from recall_table import ROOT, machine
-
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_texts  # noqa: E402
 import real_model  # noqa: E402
 from eval_report import ASKED, wilson  # noqa: E402
+from results_folder import RESULTS, machine, save  # noqa: E402
 
-MARK = "<!-- by hand: what came out -->"
 LENGTHS, NUMBERS = [2150, 2100, 2300, 4700], 13  # as in prune_real.py
 ANSWER = 7  # tokens
 PRUNE = ["--prune", "fastkv", "--prune-layer", "14", "--keep", "0.1", "--propagate", "0.2"]
@@ -130,22 +129,12 @@ def markdown(args, found):
     return "\n".join(lines) + "\n\n"
 
 
-def save(path, text):
-    hand = ""
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as f:
-            _, mark, rest = f.read().partition(MARK)
-        hand = mark + rest
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(text + (hand or MARK + "\n"))
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--kvferry", required=True)
     p.add_argument("--documents", type=int, default=3, choices=range(1, len(LENGTHS) + 1))
     p.add_argument("--rounds", type=int, default=2)
-    p.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
+    p.add_argument("--out", default=RESULTS)
     args = p.parse_args()
     args.kvferry, args.model = os.path.abspath(args.kvferry), real_model.fetch()
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +143,7 @@ def main():
         found = []
         for i in range(args.documents):
             found.append(measure_document(runner, i, args.rounds, idle))
-            save(os.path.join(args.out, "prune_complete.md"), markdown(args, found))
+            save(args.out, "prune_complete", markdown(args, found))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ prune_answers.py, which reads a document once for all its questions; what a prom
 with the command and the GGUF file, and its tokens with the same weights in fp32 are compared.
 
 What was found is kept in prune_real.json, row by row, and is not run again; --minutes ends the run.
-Writes prune_real.md. Needs torch:
+Writes prune_real.md, which alone is in the repository: a machine that has no figures yet needs a folder
+of its own, --out. Needs torch:
 `./dev python --run bench/runtime/prune_real.py --kvferry build/runtime/cli/kvferry`.
 """
 import argparse
@@ -23,16 +24,15 @@ import sys
 import tempfile
 import time
 
-from recall_table import ROOT, machine
-
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "python"))
 import eval_texts  # noqa: E402
 import real_model  # noqa: E402
 from eval_report import ASKED, wilson  # noqa: E402
+from results_folder import RESULTS, earlier, machine, read, save  # noqa: E402
 
 ANSWER = 7  # tokens
-MARK = "<!-- by hand: what came out -->"
 LENGTHS = [2150, 2100, 2300, 4700]  # tokens
 NUMBERS = 13  # questions of a document for a number; 7 more are for facts and steps of chains
 SNAP = {"window": 32, "pool": "avg", "pool_width": 5}
@@ -249,26 +249,9 @@ def markdown(made):
     return "\n".join(lines) + "\n"
 
 
-def read(path):
-    with open(path, encoding="utf-8") as f:
-        return f.read()
-
-
-def save(args, made):
-    table = os.path.join(args.out, "prune_real.md")
-    old = read(table) if os.path.exists(table) else ""
-    found = ",\n".join("  %s: %s" % (json.dumps(k), json.dumps(v)) for k, v in made["found"].items())
-    head = json.dumps({k: v for k, v in made.items() if k != "found"}, indent=1)[:-2]
-    with open(os.path.join(args.out, "prune_real.json"), "w", encoding="utf-8") as f:
-        f.write("%s,\n \"found\": {\n%s\n }\n}\n" % (head, found))
-    with open(table, "w", encoding="utf-8") as f:
-        f.write(markdown(made) + ("\n" + old[old.index(MARK):] if MARK in old else ""))
-
-
 def begun(args):
     """What was found before, where it was the same that was asked."""
-    path = os.path.join(args.out, "prune_real.json")
-    made = json.loads(read(path)) if os.path.exists(path) else {}
+    made = earlier(args.out, "prune_real")
     if made.get("lengths") != LENGTHS:
         made = {"bench": "prune_real", "lengths": LENGTHS, "machine": machine(), "tuned": [], "found": {}}
     if args.tuned:
@@ -283,12 +266,12 @@ def main():
     parser.add_argument("--minutes", type=float, default=1e9, help="end after the row that is running then")
     parser.add_argument("--tuned", metavar="FILE", help="rows of what kvferry tune --out wrote")
     parser.add_argument("--table", action="store_true", help="write the table again, and run nothing")
-    parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
+    parser.add_argument("--out", default=RESULTS)
     args = parser.parse_args()
     made = begun(args)
     if not args.table:
         measure(args, made)
-    save(args, made)
+    save(args.out, "prune_real", markdown(made), made)
 
 
 def measure(args, made):
@@ -312,7 +295,7 @@ def measure(args, made):
             print("%4.0f s" % (time.monotonic() - start), "%5.1f s CPU" % (time.process_time() - before), d,
                   row[0], *("%s: %s" % (json.loads(k)[0], v.get("right", v)) for k, v in got.items()),
                   file=sys.stderr, flush=True)
-            save(args, made)
+            save(args.out, "prune_real", markdown(made), made)
 
 
 if __name__ == "__main__":

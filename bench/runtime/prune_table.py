@@ -3,8 +3,8 @@
 """What prefill pruning keeps of the recall model's answers, what it saves, by method.
 
 Makes one long document, a few prompts of a document with one question, and one passage with
-examples/recall/generate.py, runs the kvferry command over all methods, and writes a table (markdown)
-and every figure (JSON) to bench/results/. Kinds of runs, of which every method has its turn before
+examples/recall/generate.py, runs the kvferry command over all methods, and writes prune.md and, not
+for the repository, every figure in prune.json to bench/results/. Kinds of runs, of which every method has its turn before
 the next one begins, so that what else the machine does meets all methods alike:
 
   ask      the document, then every question on a fork of it: the window does not know the question;
@@ -24,7 +24,10 @@ import sys
 import tempfile
 import time
 
-from recall_table import RECALL, ROOT, machine
+from recall_table import RECALL, ROOT
+
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+from results_folder import RESULTS, earlier, machine, save  # noqa: E402
 
 MASK = os.path.join(ROOT, "examples", "train_mask", "recall_mask.tsv")
 EVICT = ["--retention", "evict", "--select", "full"]
@@ -34,8 +37,6 @@ RETRIEVE = ["--retention", "offload", "--select", "hybrid", "--budget", str(BUDG
 HALF = ["--prune-layer", "1"]
 # This model has four layers: too few for ranks to settle.
 ASL = ["--prune-set", "layers_observed=2", "--prune-set", "layer_max=2"]
-# In prune.md; what follows is written by hand.
-MARK = "<!-- by hand: what came out -->"
 # Of a run's statistics.
 KEPT = ["prompt_tokens", "prefill_ms", "ttft_ms", "tpot_ms", "decode_steps", "attention_recall", "hits", "misses",
         "bytes_moved", "tokens_attended_per_head_step", "prune", "footprint"]
@@ -277,14 +278,7 @@ def markdown(args, results):
                                                         " ".join(args.given)), "",
               "| method | what is not kept | options |", "|---|---|---|"]
     lines += ["| %s | %s | `%s` |" % (n, r, shown(o)) for n, r, o in methods()]
-    return "\n".join(lines) + "\n" + by_hand(args)
-
-
-def by_hand(args):
-    """What was written into the old file below the mark, which stays."""
-    path = os.path.join(args.out, "prune.md")
-    old = read(path) if os.path.exists(path) else ""
-    return "\n" + old[old.index(MARK):] if MARK in old else ""
+    return "\n".join(lines)
 
 
 # Main ---------------------------------------------------------------------------------------
@@ -304,7 +298,7 @@ def parse():
                         help="methods whose name has one of these, next to full")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--resume", action="store_true", help="keep finished runs")
-    parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
+    parser.add_argument("--out", default=RESULTS)
     args = parser.parse_args()
     if args.quick:
         args.questions, args.cues, args.pointed = 5, 5, 1
@@ -317,28 +311,22 @@ def facts_of(args):
             "recital": args.recital, "cues": args.cues, "seed": args.seed}
 
 
-def save(args, results):
-    path = os.path.join(args.out, "prune.json")
+def keep(args, results):
     load = os.getloadavg()[0]
     args.load = [min(args.load[0], load), max(args.load[1], load)]
-    with open(path + ".partial", "w", encoding="utf-8") as f:
-        json.dump(dict(bench="prune", machine=machine(), load_average=args.load,
-                       command=" ".join(["prune_table.py"] + args.given), **facts_of(args),
-                       options={n + " / " + r: shown(o) for n, r, o in methods()},
-                       results=results), f, indent=1)
-        f.write("\n")
-    os.replace(path + ".partial", path)
+    save(args.out, "prune", figures=dict(
+        bench="prune", machine=machine(), load_average=args.load,
+        command=" ".join(["prune_table.py"] + args.given), **facts_of(args),
+        options={n + " / " + r: shown(o) for n, r, o in methods()}, results=results))
 
 
 def load_results(args):
     """Finished runs of the same texts, with --resume."""
-    path = os.path.join(args.out, "prune.json")
-    if not args.resume or not os.path.exists(path):
+    old = earlier(args.out, "prune") if args.resume else {}
+    if not old:
         return {}
-    with open(path, encoding="utf-8") as f:
-        old = json.load(f)
     if any(old.get(k) != v for k, v in facts_of(args).items() if k != "pointed"):
-        sys.exit("prune_table: %s is of other texts; leave --resume out" % path)
+        sys.exit("prune_table: prune.json in %s is of other texts; leave --resume out" % args.out)
     args.load = old["load_average"]
     same = {n + " / " + r: shown(o) for n, r, o in methods()}
     return {k: {kind: r for kind, r in runs.items() if "error" not in r}
@@ -370,11 +358,11 @@ def main():
                 print("%-9s %-24s %-8s %-40s %5.1f s" % (
                     kind, name, retention, r.get("error") or "%d of %d" % (r["right"], r["of"]),
                     time.monotonic() - begin), file=sys.stderr, flush=True)
-                save(args, results)
+                keep(args, results)
     finally:
         shutil.rmtree(folder)
     text = markdown(args, results)
-    write(text, args.out, "prune.md")
+    save(args.out, "prune", text)
     print(text)
     return failed > 0
 

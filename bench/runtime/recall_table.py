@@ -3,14 +3,13 @@
 """Attention recall of the recall model by method and budget, and what the answers are worth.
 
 Makes one long document with examples/recall/generate.py, runs the kvferry command over methods and
-budgets with `--verify dense:N`, and writes a table (markdown) and every figure (JSON) to
-bench/results/. Recall is the share of dense attention on the tokens that a method attended to, mean
+budgets with `--verify dense:N`, and writes recall.md and, not for the repository, every figure in
+recall.json to bench/results/. Recall is the share of dense attention on the tokens that a method attended to, mean
 over query heads, layers and verified steps, as the command's --stats file reports it.
 """
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -18,22 +17,12 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+from results_folder import RESULTS, machine, save  # noqa: E402
+
 RECALL = os.path.join(ROOT, "examples", "recall")
 METHODS = ["full", "hybrid", "dynamic", "static", "streaming", "quest", "arkvale", "oracle"]
 BUDGETS = [256, 512, 1024, 2048, 4096]
-
-
-def machine():
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as f:
-            for line in f:
-                if line.startswith("model name"):
-                    name = line.split(":", 1)[1].strip()
-                    break
-    except OSError:
-        pass
-    return "%s, %d cores" % (name, os.cpu_count() or 1)
 
 
 def generate(folder, args):
@@ -117,7 +106,7 @@ def main():
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--budgets", nargs="+", type=int, default=BUDGETS)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
+    parser.add_argument("--out", default=RESULTS)
     args = parser.parse_args()
     given = sys.argv[1:]
     args.given = [os.path.basename(a) if os.path.isabs(a) else a for a in given]
@@ -134,14 +123,10 @@ def main():
                     file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(folder)
-    os.makedirs(args.out, exist_ok=True)
-    with open(os.path.join(args.out, "recall.md"), "w", encoding="utf-8") as f:
-        f.write(markdown(args, rows))
-    with open(os.path.join(args.out, "recall.json"), "w", encoding="utf-8") as f:
-        json.dump({"bench": "recall", "machine": machine(), "tokens": args.tokens,
-                   "questions": args.questions, "seed": args.seed, "verify_every": args.every,
-                   "command": " ".join(["recall_table.py"] + args.given), "rows": rows}, f, indent=1)
-        f.write("\n")
+    save(args.out, "recall", markdown(args, rows),
+         {"bench": "recall", "machine": machine(), "tokens": args.tokens,
+          "questions": args.questions, "seed": args.seed, "verify_every": args.every,
+          "command": " ".join(["recall_table.py"] + args.given), "rows": rows})
     print(markdown(args, rows))
 
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of measurements in a folder: NAME.md, a table for readers, and NAME.json, all its figures.
+
+bench/results/ keeps tables in the repository and figures on the machine that measured them, so a table
+may be there without its figures. Whoever adds to earlier figures then must not write a table of the new
+ones alone over it. Invariant: text of a table from MARK on was written by a person and stays.
+"""
+import json
+import os
+import platform
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RESULTS = os.path.join(ROOT, "bench", "results")
+MARK = "<!-- by hand -->"
+
+
+def machine():
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    name = line.split(":", 1)[1].strip()
+                    break
+    except OSError:
+        pass
+    return "%s, %d cores" % (name, os.cpu_count() or 1)
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+def earlier(folder, name):
+    """Figures of earlier runs, to be added to; {} where there is no table yet."""
+    figures, table = (os.path.join(folder, name + end) for end in (".json", ".md"))
+    if os.path.exists(figures):
+        return json.loads(read(figures))
+    if os.path.exists(table):
+        sys.exit("%s: the figures of %s are not in the repository, and %s, which this run would add to, "
+                 "is not here: give another folder with --out, or move the table away to measure all of "
+                 "it" % (os.path.basename(sys.argv[0]), table, figures))
+    return {}
+
+
+def by_hand(folder, name):
+    """Text of the table that a person wrote, or ""."""
+    path = os.path.join(folder, name + ".md")
+    old = read(path) if os.path.exists(path) else ""
+    return old[old.index(MARK):] if MARK in old else ""
+
+
+def write(path, text):
+    """The file appears whole, or stays as it was."""
+    with open(path + ".partial", "w", encoding="utf-8") as f:
+        f.write(text)
+    os.replace(path + ".partial", path)
+
+
+def save(folder, name, table=None, figures=None):
+    """Write what is given."""
+    os.makedirs(folder, exist_ok=True)
+    if figures is not None:
+        write(os.path.join(folder, name + ".json"), json.dumps(figures, indent=1) + "\n")
+    if table is not None:
+        hand = by_hand(folder, name)
+        write(os.path.join(folder, name + ".md"), table.rstrip("\n") + "\n" + (hand and "\n" + hand))
