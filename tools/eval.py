@@ -7,8 +7,8 @@ usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--repor
                [--tasks NAME...] [--row 'NAME FIELD=VALUE...']...
                [--first-row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER] [--report]
 
-Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), runs
-eval_selection over all rows, and writes eval.md, eval.svg and, not for the repository, every figure
+Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), asks the
+kvferry command under all rows (eval_run.py), and writes eval.md, eval.svg and, not for the repository, every figure
 in eval.json to bench/results/. A row
 that the library refuses is left out and named. The recall model of examples/ has rows of its own.
 What was said so far is in FOLDER/eval/: --report tells of it, so of a run that was cut. With --ruler other
@@ -32,7 +32,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
 from recall_table import RECALL, generate  # noqa: E402
 
-QUICK_CHARS = 400  # of a continuation: few lanes are busy with it
+QUICK_CHARS = 400  # of a continuation
 
 # ---- rows: method, settings of the cache, budgets ----
 # The settings are those of kvf_cache_config, by name. What a row does not say is the library's
@@ -146,7 +146,6 @@ def main():
     parser.add_argument("--quick", action="store_true", help="3 documents, few rows: a first look")
     parser.add_argument("--only", nargs="+", metavar="WORD",
                         help="rows whose name has one of these, and full")
-    parser.add_argument("--lanes", type=int, default=24, help="sequences that decode at once")
     parser.add_argument("--out", help="folder of the results (bench/results; with --quick or "
                         "--only, nothing is written without it)")
     parser.add_argument("--report", action="store_true",
@@ -169,7 +168,7 @@ def main():
     if not args.ruler and (args.model or args.lengths or args.samples or args.tasks or args.row or
                            args.first_row):
         parser.error("--model, --lengths, --samples, --tasks and rows go with --ruler")
-    program = os.path.join(ROOT, args.build, "bench", "model", "eval_selection")
+    program = os.path.join(ROOT, args.build, "runtime", "cli", "kvferry")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
     if args.ruler:
@@ -198,8 +197,8 @@ def main():
             with open(path, "w", encoding="utf-8"):
                 pass
         if recall:  # first, because it takes a minute
-            run(program, os.path.join(RECALL, "model"), recall, recall_rows, files[1], args.lanes)
-        run(program, model, documents, rows, files[0], args.lanes)
+            run(program, os.path.join(RECALL, "model"), recall, recall_rows, files[1])
+        run(program, model, documents, rows, files[0])
     elif not os.path.exists(files[2]):
         sys.exit("eval: %s is not there; run the same command without --report first" % files[2])
     with open(files[2], encoding="utf-8") as f:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what eval_selection said to a table, a file of figures and a picture.
+"""From what the rows of an evaluation said to a table, a file of figures and a picture.
 
 Knows tasks and rows, not how they were run. Intervals hold 95%: Wilson's for a share of questions,
 and for what is compared with full attention a bootstrap over documents, whose questions hang together,
@@ -123,7 +123,7 @@ def figures(documents, row, full):
         out["loss"] = {"nats": sum(x for _, x in mine) / tokens, "tokens": tokens,
                        "above_full": above, "interval": interval}
     s = row.stats
-    steps = s["steps"] / s["layers"]
+    steps = s["tokens"]
     heads = s["layers"] * s["kv_heads"]
     out["recall"] = s["recall_sum"] / s["verified"] if s["verified"] else None
     out["tokens_attended"] = s["tokens_attended"] / (steps * heads)
@@ -133,8 +133,7 @@ def figures(documents, row, full):
                         "used": s["pages_ahead_used"] / s["pages_ahead"]}
     out["hit_rate"] = s["hits"] / max(1.0, s["hits"] + s["misses"])
     out["digest_bytes"] = s["digest_bytes"]
-    out["digest_bytes_per_token"] = s["digest_bytes"] / (s["tokens_max"] * heads *
-                                                         s.get("sequences_max", 1))
+    out["digest_bytes_per_token"] = s["digest_bytes"] / (s["digest_tokens"] * heads)
     out["steps"], out["seconds"], out["cpu_seconds"] = steps, s["seconds"], s["cpu_seconds"]
     return out
 

@@ -9,7 +9,6 @@ are complete.
 import itertools
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 
@@ -17,7 +16,7 @@ import eval_ruler_texts
 import eval_texts
 from eval_report import DRAWS, kept
 from eval_texts import Random
-from eval_run import Row, read, run, spent
+from eval_run import Command, Row, read, run, spent
 from results_folder import RESULTS, machine, save
 
 LENGTHS, SAMPLES = [2048, 4096, 7500], 10
@@ -30,18 +29,9 @@ JUDGED = 0.2  # full attention's least score
 def count(program, model, documents):
     """Tokens of each document with its longest question."""
     with tempfile.TemporaryDirectory(prefix="kvferry-eval-") as folder:
-        tasks = os.path.join(folder, "tasks")
-        eval_texts.write(documents, tasks)
-        done = subprocess.run([program, "--model", model, "--tasks", tasks], text=True, check=True,
-                              stdout=subprocess.PIPE)
-    tokens, asked = [0] * len(documents), [0] * len(documents)
-    for line in done.stdout.splitlines():
-        kind, document, *fields = line.split("\t")
-        if kind == "document":
-            tokens[int(document)] = int(fields[-1])
-        elif kind == "task":
-            asked[int(document)] = max(asked[int(document)], int(fields[-1]))
-    return [t + a for t, a in zip(tokens, asked)]
+        counts = iter(Command(program, model, folder).count(
+            [d.text + task.text for d in documents for task in d.tasks]))
+        return [max(next(counts) for _ in d.tasks) for d in documents]
 
 
 def rows_of(extra):
@@ -70,11 +60,11 @@ class Part:
         needed = self.rows[:len(self.rows) - len(self.extra[1])]
         return bool(self.rows[0].stats) and all(r.stats or r.refused for r in needed)
 
-    def run(self, program, lanes):
+    def run(self, program):
         """Rows that are not there yet; those that are stay."""
         more = self.path + ".more"
         run(program, self.model, self.documents,
-            [r for r in self.rows if not r.stats and not r.refused], more, lanes)
+            [r for r in self.rows if not r.stats and not r.refused], more)
         with open(more, encoding="utf-8") as f:
             lines = f.readlines()
         if os.path.exists(self.path):
@@ -121,7 +111,7 @@ class Run:
         """Tokens per KV head and step."""
         told = [r.stats for part in self.done for r in part.rows if r.method == name and r.stats]
         return (sum(s["tokens_attended"] for s in told) /
-                sum(s["steps"] * s["kv_heads"] for s in told))
+                sum(s["tokens"] * s["layers"] * s["kv_heads"] for s in told))
 
 
 def mean(scores):
@@ -337,7 +327,7 @@ class Runs:
         if not part.read():
             if self.args.report:
                 return
-            part.run(self.program, self.args.lanes)
+            part.run(self.program)
         if one.read() and number < len(one.done):
             told = figures(one)
             if number == 0 and not told["judged"]:

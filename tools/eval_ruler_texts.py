@@ -301,7 +301,7 @@ def fitted(material, name, tokens, samples, count):
     line does: two sizes tell which size fits, and what is still too long is made shorter.
     """
     least = TASKS[name][1]
-    sizes = [least, 4 * least]
+    sizes = [least, 2 * least]
     short, long = count([make(material, name, tokens, 0, s) for s in sizes])
     room = tokens - make(material, name, tokens, 0, least).tasks[0].tokens
     if short > room:

@@ -196,16 +196,3 @@ def escaped(text):
 
 def unescaped(text):
     return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), text)
-
-
-def write(docs, path):
-    """The file that eval_selection reads."""
-    with open(path, "w", encoding="utf-8") as f:
-        for d in docs:
-            f.write("document\t%s\n" % escaped(d.text))
-            for t in d.tasks:
-                if t.tokens:
-                    f.write("\t".join(["ask", "%d" % t.tokens] + [
-                        escaped(text) for text in [t.text] + t.enough]) + "\n")
-                else:
-                    f.write("score\t%s\t%s\n" % (escaped(t.cue), escaped(t.text)))

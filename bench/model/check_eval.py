@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluation against the command: eval_selection, with its one prefill for all configurations,
-has to give the answers and losses of `kvferry run` and `kvferry score`.
+"""The evaluation, in which a document is read once for all rows: it has to give the answers and
+losses of `kvferry run` and `kvferry score` that read the document under the row's own settings.
 
-usage: check_eval.py EVAL_SELECTION KVFERRY EXAMPLES
+usage: check_eval.py KVFERRY EXAMPLES
 
-On the recall model, with documents of its own generator. Decoded one by one the answers are those
-of the command, and so are the losses, to the digits that are printed. In a batch, products of the
-runner are summed in another order: losses may differ in the third digit there.
+On the recall model, with documents of its own generator. Answers are the same, and so are losses, to
+the digits that are printed.
 """
 import json
 import os
@@ -15,17 +14,21 @@ import subprocess
 import sys
 import tempfile
 
-PROGRAM, KVFERRY, EXAMPLES = sys.argv[1:4]
+KVFERRY, EXAMPLES = sys.argv[1:3]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_report  # noqa: E402
 import eval_ruler  # noqa: E402
 import eval_ruler_texts  # noqa: E402
+import eval_run  # noqa: E402
 import eval_texts  # noqa: E402
+import results_folder  # noqa: E402
 
 MODEL = os.path.join(EXAMPLES, "recall", "model")
 SETTINGS = {
     "full": {"select": "full"},
+    "packed": {"select": "dynamic", "budget_tokens": "256", "pages": "k8v4"},
+    "boxes": {"select": "dynamic", "budget_tokens": "256", "page_size": "32", "digest": "minmax"},
     "hybrid": {"select": "hybrid", "budget_tokens": "256"},
     "dynamic": {"select": "dynamic", "budget_tokens": "256", "page_size": "16"},
     "auto": {"select": "hybrid", "static_ratio": "auto", "budget_tokens": "256"},
@@ -57,26 +60,24 @@ def generate(folder, seed, tokens):
         return document, [q["question"] for q in json.load(f)]
 
 
-def evaluate(folder, configs, lanes):
-    """{name: {"answer": {(document, task): text}, "loss": ..., "refused": text}}."""
-    path, told = os.path.join(folder, "configs"), {}
-    with open(path, "w", encoding="utf-8") as f:
-        for name, settings in configs.items():
-            f.write(name + "\t" + " ".join("%s=%s" % s for s in settings.items()) + "\n")
-    for line in run(PROGRAM, "--model", MODEL, "--tasks", os.path.join(folder, "tasks"),
-                    "--configs", path, "--lanes", str(lanes)).splitlines():
-        kind, *fields = line.split("\t")
-        if kind == "config":
-            row = told[fields[0]] = {"answer": {}, "loss": {}}
-        elif kind == "answer":
-            row["answer"][int(fields[0]), int(fields[1])] = fields[2].strip()
-        elif kind == "loss":
-            row["loss"][int(fields[0]), int(fields[1])] = (int(fields[2]), float(fields[3]))
-        elif kind == "stats":
-            row["stats"] = dict(f.split("=") for f in fields)
-        elif kind in ("refused", "same"):
-            row[kind] = fields[0]
-    return told
+def evaluate(folder, documents, configs):
+    """(tokens of documents, {name: row})."""
+    rows = [eval_run.Row(name, " ".join("%s=%s" % s for s in settings.items()), None)
+            for name, settings in configs.items()]
+    path = os.path.join(folder, "said")
+    eval_run.run(KVFERRY, MODEL, documents, rows, path)
+    return eval_run.read(path, rows), {row.method: row for row in rows}
+
+
+class Document:
+    def __init__(self, text, tasks):
+        self.text, self.tasks = text, tasks
+
+
+def task_of(text, tokens=0, cue="", enough=()):
+    task = eval_texts.Task("", text, None, tokens, cue)
+    task.enough = list(enough)
+    return task
 
 
 def command(folder, settings, document, questions, text, asking=None):
@@ -104,12 +105,12 @@ def check_dense(folder, document, questions):
     """Questions that are read densely; and answers that end where all that is wanted was said."""
     settings = dict(SETTINGS["dynamic"], extend="dense")
     right, _ = command(folder, SETTINGS["dynamic"], document, questions, "question", settings)
-    with open(os.path.join(folder, "tasks"), "w", encoding="utf-8") as f:
-        f.write("document\t%s\n" % eval_texts.escaped(document))
-        f.writelines("ask\t3\t%s\t%s\tno such word\n" % (q, right[0]) for q in questions)
-        f.write("ask\t3\t%s\t%s\n" % (questions[0], "\t".join(right[0].upper().split()[:2])))
-    said = evaluate(folder, {"dense": settings}, 2)["dense"]["answer"]
-    check("questions that are read densely", [said[0, i] for i in range(len(questions))] == right)
+    second = right[0].split()[1]
+    tasks = [task_of(q, 3, enough=["no such word", "nor this"]) for q in questions]
+    tasks.append(task_of(questions[0], 3, enough=[second]))
+    said = evaluate(folder, [Document(document, tasks)], {"dense": settings})[1]["dense"].answers
+    check("questions that are read densely",
+          [said[0, i].strip() for i in range(len(questions))] == right)
     check("two words of three are enough", said[0, len(questions)].split() == right[0].split()[:2])
 
 
@@ -134,11 +135,11 @@ def check_ruler(text):
     material, tokens, samples = eval_ruler_texts.Material(text), 700, 2
     for name in eval_ruler_texts.TASKS:
         documents = eval_ruler_texts.fitted(
-            material, name, tokens, samples, lambda d: eval_ruler.count(PROGRAM, MODEL, d))
+            material, name, tokens, samples, lambda d: eval_ruler.count(KVFERRY, MODEL, d))
         again = eval_ruler_texts.fitted(
-            material, name, tokens, samples, lambda d: eval_ruler.count(PROGRAM, MODEL, d))
+            material, name, tokens, samples, lambda d: eval_ruler.count(KVFERRY, MODEL, d))
         taken = [n + d.tasks[0].tokens  # all ask for as many
-                 for n, d in zip(eval_ruler.count(PROGRAM, MODEL, documents), documents)]
+                 for n, d in zip(eval_ruler.count(KVFERRY, MODEL, documents), documents)]
         check("%s: %s of %d tokens" % (name, taken, tokens),
               all(0.85 * tokens < n <= tokens for n in taken))
         check("%s: the same again" % name, [d.text for d in documents] == [d.text for d in again])
@@ -160,7 +161,7 @@ def check_ruler(text):
           0.3 < mrcr.score("QWERTY one") < 0.7)
     try:
         eval_ruler_texts.fitted(material, "vt", 100, 1,
-                                lambda d: eval_ruler.count(PROGRAM, MODEL, d))
+                                lambda d: eval_ruler.count(KVFERRY, MODEL, d))
         check("vt in 100 tokens is refused", False)
     except ValueError as problem:
         check("vt in 100 tokens is refused", "does not fit 100" in str(problem))
@@ -207,7 +208,7 @@ def check_ruler_parts(folder):
             for i, (name, said) in enumerate(rows):
                 f.write("config\t%s\n" % name)
                 f.writelines("answer\t%d\t0\t%s\n" % (d, said) for d in range(4))
-                f.write("stats\tsteps=2\tkv_heads=2\ttokens_attended=%d\t"
+                f.write("stats\ttokens=2\tlayers=1\tkv_heads=2\ttokens_attended=%d\t"
                         "all_cpu_seconds=%d\n" % (40 + i, i))
 
     rows = [("full select=full", "Abc"), ("default ", "-"), ("more select=full", "abc")]
@@ -227,19 +228,16 @@ def check_ruler_parts(folder):
           told["rows"]["full"]["score"] == 1.0 and told["rows"]["default"]["score"] == 0.0 and
           told["rows"]["default"]["attended"] == 41 * 3 / (2 * 2 * 3))
     check("rows in two tables", eval_ruler.asked_alike([told]) == [["full", "default"], ["more"]])
-    program = os.path.join(folder, "program")
-    with open(program, "w", encoding="utf-8") as f:
-        f.write("""#!/bin/sh
-while [ "$1" != --configs ]; do shift; done
-printf 'document\\t0\\t9\\n' > "$4"
-cut -f 1 "$2" | while read -r name; do
-    printf 'config\\t%s\\nanswer\\t0\\t0\\tnew\\nstats\\tsteps=1\\n' "$name" >> "$4"
-done
-""")
-    os.chmod(program, 0o755)
     part = eval_ruler.Part(documents[:4], "model", folder, "vt-700", ["fifth budget_tokens=5"])
     check("a row that lacks", not part.read())
-    part.run(program, 1)
+    def ran(program, model, asked, rows, out):
+        with open(out, "w", encoding="utf-8") as f:
+            f.write("document\t0\t9\n")
+            f.writelines("config\t%s\nanswer\t0\t0\tnew\nstats\ttokens=1\n" % row.name for row in rows)
+
+    eval_ruler.run, really = ran, eval_ruler.run
+    part.run("program")
+    eval_ruler.run = really
     check("is run alone, and stands behind the others",
           part.read() and part.rows[2].answers == {(0, 0): "new"} and
           part.rows[0].answers[0, 0] == "Abc" and part.scores("full") == [[1.0]] * 4)
@@ -247,43 +245,64 @@ done
           eval_ruler.table([told], ["more"])[2] == "| vt | 700 | 4 | 4 | yes | 100 |  | 100 | 10 |")
 
 
+def check_results(folder):
+    """Text of a person stays; figures that are not here are not taken for none."""
+    results_folder.save(folder, "some", "# Table\n", {"a": 1})
+    path = os.path.join(folder, "some.md")
+    with open(path, "a", encoding="utf-8") as f:
+        f.write(results_folder.MARK + "\nby hand\n")
+    results_folder.save(folder, "some", "# New", {"a": 2})
+    check("text by hand", results_folder.read(path) == "# New\n\n%s\nby hand\n" % results_folder.MARK)
+    check("figures that are here", results_folder.earlier(folder, "some") == {"a": 2})
+    check("no table yet", results_folder.earlier(folder, "other") == {})
+    os.remove(os.path.join(folder, "some.json"))
+    try:
+        results_folder.earlier(folder, "some")
+        check("figures that are elsewhere", False)
+    except SystemExit as why:
+        check("figures that are elsewhere", "some.json" in str(why) and "--out" in str(why))
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         texts = [generate(folder, 3, 1500), generate(folder, 4, 900)]
         text = "question " + " ".join(texts[0][0].split()[100:140])
-        with open(os.path.join(folder, "tasks"), "w", encoding="utf-8") as f:
-            for document, questions in texts:
-                f.write("document\t%s\n" % eval_texts.escaped(document))
-                f.writelines("ask\t3\t%s\n" % q for q in questions)
-                f.write("score\t\t%s\nscore\tquestion\t%s\n" % (text, text[9:]))
-        alone = evaluate(folder, dict(
-            SETTINGS, none={"page_size": "24"}, again=dict(SETTINGS["dynamic"], sink_tokens="4")), 1)
-        many = evaluate(folder, SETTINGS, 5)
+        documents = [Document(document, [task_of(q, 3) for q in questions] +
+                              [task_of(text), task_of(text[8:], cue="question")])
+                     for document, questions in texts]
+        lengths, rows = evaluate(folder, documents, dict(
+            SETTINGS, none={"page_size": "24"}, again=dict(SETTINGS["dynamic"], sink_tokens="4")))
+        check("tokens of documents", lengths == [len(document.split()) for document, _ in texts])
         for name, settings in SETTINGS.items():
             # The second document once: that it is one of two changes nothing.
             for d, (document, questions) in enumerate(texts[:2 if name == "hybrid" else 1]):
                 answers, loss = command(folder, settings, document, questions, text)
-                row, n = alone[name], len(questions)
+                row, n = rows[name], len(questions)
                 check("%s: answers of document %d" % (name, d),
-                      [row["answer"][d, i] for i in range(n)] == answers)
-                tokens, total = row["loss"][d, n]
+                      [row.answers[d, i].strip() for i in range(n)] == answers)
+                tokens, total, likeliest = row.losses[d, n]
                 check("%s: the loss %f of document %d is %f" % (name, total / tokens, d, loss),
                       tokens == len(text.split()) and abs(total / tokens - loss) < 2e-6)
-                cue_tokens, behind_cue = row["loss"][d, n + 1]
+                cue_tokens, behind_cue, _ = row.losses[d, n + 1]
                 check("%s: a cue is not scored" % name,
                       cue_tokens == tokens - 1 and behind_cue < total)
-                check("%s: a batch" % name,
-                      abs(many[name]["loss"][d, n][1] / tokens - loss) < 0.05)
-        check("page_size 24 is refused", "page_size" in alone["none"].get("refused", ""))
-        moved = int(alone["dynamic"]["stats"]["bytes_to_device"])
-        check("selection moves bytes", moved > 0)
-        check("the same settings again are told", alone["again"].get("same") == "dynamic")
+                check("%s: tokens that were the likeliest" % name,
+                      likeliest < tokens and (name != "full" or likeliest > 0))
+        check("page_size 24 is refused", "page-size" in (rows["none"].refused or ""))
+        stats = rows["dynamic"].stats
+        check("selection moves bytes", stats["bytes_to_device"] > 0)
+        fed = sum(len(q.split()) + 2 for _, questions in texts for q in questions)
+        check("steps behind the documents are counted, %s" % (stats,),
+              stats["tokens"] == fed + 2 * (len(text.split()) - 1) * len(texts))
+        check("the same settings again are told", rows["again"].is_same and
+              rows["again"].answers == rows["dynamic"].answers)
         check_dense(folder, *texts[0])
         check_ruler(texts[0][0].replace(" . ", ". "))
     check_report()
     check_ruler_report()
     with tempfile.TemporaryDirectory() as folder:
         check_ruler_parts(folder)
+        check_results(folder)
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
     return CHECKS.count(False) > 0
 

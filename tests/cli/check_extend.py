@@ -71,5 +71,46 @@ def check_refused(chat):
         chat.check("%s is refused by name" % (options,), text in told, told)
 
 
+def check_reselected(chat):
+    """What was saved under one selection goes on under another as if it had been read under it."""
+    chat.write()
+    ask, saved = chat.save("ask.txt", QUESTION + "\n" + QUESTION[:12] + "\n"), chat.folder + "/full"
+    ids_of(chat, "--prompt", DOCUMENT, "--save", saved, "--select", "full")
+    _, told = chat.run(*SELECTION, "--load", saved, "--ask", ask, status=1)
+    chat.check("other settings are refused by name, with what to do", "select" in told and
+               "--reselect" in told, told)
+    for options in ((), ("--page-size", "32", "--digest", "minmax"), ("--select", "streaming")):
+        read, _ = ids_of(chat, "--prompt", DOCUMENT, "--ask", ask, *options)
+        loaded, told = ids_of(chat, "--load", saved, "--reselect", "--ask", ask, *options)
+        chat.check("--reselect is as reading, %s" % (options,), read == loaded and
+                   told["loaded_tokens"] > 300 and told["prefilled_tokens"] == 0, read, loaded, told)
+    _, told = chat.run("--prompt", "the code", "--reselect", status=2)
+    chat.check("without --load it is refused", "give --load" in told, told)
+
+
+def check_questions(chat):
+    """Questions as JSON may have line breaks; how many tokens prompts have is told without a step."""
+    chat.write()
+    questions = (QUESTION, QUESTION[:12])
+    plain = chat.save("ask.txt", "".join(q + "\n" for q in questions))
+    lines = chat.save("ask.jsonl", "".join(json.dumps({"prompt": q}) + "\n" for q in questions))
+    document = ("--prompt", DOCUMENT)
+    asked = ids_of(chat, *document, "--ask", plain)[0]
+    chat.check("questions as JSON", asked == ids_of(chat, *document, "--ask", lines)[0])
+    broken = chat.save("broken.jsonl", json.dumps({"prompt": QUESTION.replace(". ", ".\n")}) + "\n")
+    _, told = ids_of(chat, *document, "--ask", broken)
+    chat.check("a question with line breaks is one", len(told["questions"]) == 1, told)
+    for line, text in (('{"text": "a"}', '"text"'), ('{"prompt": ""}', "prompt must be"),
+                       ('"a"', "broken.jsonl: line 1")):
+        chat.save("broken.jsonl", line + "\n")
+        _, told = chat.run(*document, "--ask", broken, status=1)
+        chat.check("%s is refused by name" % line, text in told, told)
+    out, _ = chat.run("--prompts", lines, "--dry-run")
+    counted = [json.loads(line) for line in out.splitlines()]
+    _, told = ids_of(chat, *document, "--ask", plain)
+    chat.check("tokens of prompts", [c["id"] for c in counted] == [1, 2] and counted[1]["prompt_tokens"] ==
+               told["questions"][1]["prompt_tokens"], counted, told)
+
+
 if __name__ == "__main__":
-    sys.exit(run_checks(check_loaded, check_chat, check_refused))
+    sys.exit(run_checks(check_loaded, check_chat, check_refused, check_reselected, check_questions))

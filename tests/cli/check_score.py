@@ -80,7 +80,8 @@ def rotate(x, theta):
 
 
 def losses(config, w, ids, sees):
-    """Of every token but the first; `sees[i, j]`: whether token i attends to token j."""
+    """(loss, whether it is the likeliest) of every token but the first; `sees[i, j]`: whether token i
+    attends to token j."""
     n, d = len(ids), config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     x = w["model.embed_tokens.weight"][ids]
@@ -105,13 +106,13 @@ def losses(config, w, ids, sees):
     logits = logits @ w["model.embed_tokens.weight"].T.astype(np.float64)
     top = logits.max(-1)
     total = top + np.log(np.exp(logits - top[:, None]).sum(-1))
-    return (total[:-1] - logits[np.arange(n - 1), ids[1:]])
+    return total[:-1] - logits[np.arange(n - 1), ids[1:]], logits[:-1].argmax(-1) == ids[1:]
 
 
 # ---- the command ----
 
 def score(folder, prompt, text, *options):
-    """(the JSON object, losses of all tokens)."""
+    """(the JSON object, losses of all tokens, whether each is the likeliest)."""
     for name, words in (("prompt", prompt), ("text", text)):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
             f.write(" ".join(words))
@@ -130,7 +131,9 @@ def score(folder, prompt, text, *options):
           len(told["tokens"]) == len(text) == result["scored_tokens"] == told["scored_tokens"])
     of_tokens = np.array([t["loss"] for t in told["tokens"]])
     check("the loss is the mean", abs(of_tokens.mean() - result["loss"]) < 1e-6)
-    return result, of_tokens
+    check("tokens are the text", [t["text"].strip() for t in told["tokens"]] == text)
+    check("counters are of the text alone", result["decoded_tokens"] == len(text) - 1)
+    return result, of_tokens, np.array([t["likeliest"] for t in told["tokens"]])
 
 
 def score_answer(folder, ids):
@@ -154,24 +157,26 @@ def main():
     ids = np.array([vocab[word] for word in prompt + text])
     n, first = len(ids), len(prompt) - 1
     causal = np.tril(np.ones((n, n), bool))
-    dense = losses(config, weights, ids, causal)[first:]
+    dense, is_likeliest = (found[first:] for found in losses(config, weights, ids, causal))
     with tempfile.TemporaryDirectory() as folder:
         write_fp32(folder, config, weights)
-        result, full = score(folder, prompt, text, "--select", "full")
+        result, full, likeliest = score(folder, prompt, text, "--select", "full")
         print("full: %.4f, NumPy %.4f, largest difference %.5f" % (
             result["loss"], dense.mean(), abs(full - dense).max()))
         check("full is dense attention, token by token", abs(full - dense).max() < EACH)
         check("full is dense attention, in the mean", abs(full.mean() - dense.mean()) < MEAN)
+        check("the likeliest tokens are those of dense attention",
+              0 < likeliest.sum() < len(text) and (likeliest == is_likeliest).all())
         answer = score_answer(folder, [vocab[word] for word in text])
         check("an answer is scored as dense attention", abs(answer - dense).max() < EACH)
         check("and as the text that it is", abs(answer - full).max() < 1e-5)
-        _, gather = score(folder, prompt, text, "--select", "full", "--transfer", "gather")
+        _, gather, _ = score(folder, prompt, text, "--select", "full", "--transfer", "gather")
         check("a transfer changes no bit", (gather == full).all())
-        _, large = score(folder, prompt, text, "--select", "dynamic", "--budget", "1024")
+        _, large, _ = score(folder, prompt, text, "--select", "dynamic", "--budget", "1024")
         check("a budget that holds all is full", abs(large - full).max() < EACH)
 
-        _, few = score(folder, prompt, text, "--select", "streaming", "--budget", "160",
-                       "--page-size", "32", "--sink", "4", "--local", "64")
+        _, few, _ = score(folder, prompt, text, "--select", "streaming", "--budget", "160",
+                          "--page-size", "32", "--sink", "4", "--local", "64")
         # Step i attends to the first 4 tokens and, so that whole pages fit in the budget of 160,
         # to 32 x p + the window of 64 to 95 tokens that ends with its own: pages are aligned.
         page, sink, local, budget = 32, 4, 64, 160
@@ -182,7 +187,7 @@ def main():
             pages = (budget - sink - (length - sealed * page)) // page
             oldest = max(0, sealed - pages) * page
             sees[i, sink:oldest] = False
-        expected = losses(config, weights, ids, sees)[first:]
+        expected = losses(config, weights, ids, sees)[0][first:]
         print("streaming: %.4f, NumPy %.4f, full %.4f, largest difference %.5f" % (
             few.mean(), expected.mean(), dense.mean(), abs(few - expected).max()))
         check("streaming is the mask of streaming", abs(few - expected).max() < EACH)

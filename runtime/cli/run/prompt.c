@@ -8,6 +8,8 @@
 
 #include "prompt.h"
 
+#include "json_lines.h"
+
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -163,16 +165,33 @@ static kvf_status add_question(const char *where, const kvf_tokenizer *tokenizer
     return kvf_token_ids_push(NULL, &out->starts, (uint32_t)out->ids.count, error);
 }
 
-kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
-                              const kvf_tokenizer *tokenizer, cli_questions *out, kvf_error *error)
+/* What reads questions. */
+typedef struct asking {
+    const kvf_tokenizer *tokenizer;
+    cli_questions *out;
+} asking;
+
+static kvf_status on_question(void *user, const json_value *line, const char *where,
+                              uint64_t number, kvf_error *error)
 {
-    *out = (cli_questions){0};
+    static const char *const known[] = {"prompt", NULL};
+    const asking *a = user;
+    (void)number;
+    KVF_TRY(json_check_keys(line, where, known, error));
+    const json_value *text = json_get_set(line, "prompt");
+    if (!text || text->kind != JSON_STRING || text->size == 0)
+        return model_fail(error, KVF_INVALID, "%s: prompt must be a text that is not empty", where);
+    return add_question(where, a->tokenizer, text->as.string, text->size, a->out, error);
+}
+
+/* A question a line, as it is. */
+static kvf_status read_questions(const char *path, const kvf_tokenizer *tokenizer,
+                                 cli_questions *out, kvf_error *error)
+{
     kvf_text text = {0};
     char where[300];
     uint32_t number = 0;
-    kvf_status status = kvf_token_ids_push(NULL, &out->starts, 0, error);
-    if (status == KVF_OK)
-        status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
+    kvf_status status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
     for (size_t at = 0; status == KVF_OK && at < text.size;) {
         const char *line = text.bytes + at;
         const char *newline = memchr(line, '\n', text.size - at);
@@ -185,6 +204,19 @@ kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
             status = add_question(where, tokenizer, line, size, out, error);
     }
     kvf_text_free(NULL, &text);
+    return status;
+}
+
+kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
+                              const kvf_tokenizer *tokenizer, cli_questions *out, kvf_error *error)
+{
+    const size_t length = strlen(path);
+    const bool is_json = length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
+    *out = (cli_questions){0};
+    kvf_status status = kvf_token_ids_push(NULL, &out->starts, 0, error);
+    if (status == KVF_OK)
+        status = is_json ? cli_json_lines(path, on_question, &(asking){tokenizer, out}, error)
+                         : read_questions(path, tokenizer, out, error);
     if (status == KVF_OK && out->count == 0)
         status = model_fail(error, KVF_INVALID, "%s holds no question", path);
     if (status == KVF_OK)

@@ -95,7 +95,8 @@ static kvf_status reserve_records(cli_run *run, kvf_error *error)
     run->answers = calloc(run->answer_max, sizeof *run->answers);
     run->step_ms = run->batch.rows ? NULL : calloc(steps, sizeof *run->step_ms);
     run->losses = calloc(steps, sizeof *run->losses);
-    if (!run->answers || (!run->step_ms && !run->batch.rows) || !run->losses)
+    run->likeliest = calloc(steps, sizeof *run->likeliest);
+    if (!run->answers || (!run->step_ms && !run->batch.rows) || !run->losses || !run->likeliest)
         return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
     if (run->options.draft_tokens && !run->batch.rows)
         KVF_TRY(kvf_draft_create(run->options.draft_tokens, run->options.cache.tokens_max + 1,
@@ -163,6 +164,7 @@ static void close_run(cli_run *run)
     kvf_draft_destroy(run->draft);
     kvf_sampler_destroy(run->sampler);
     free(run->losses);
+    free(run->likeliest);
     free(run->step_ms);
     free(run->resident);
     free(run->answers);
@@ -243,7 +245,7 @@ static int prepare(cli_run *run, kvf_error *error)
     if (!cli_memory_plan_check(&run->plan))
         return 1;
     if (run->options.dry_run)
-        return 0;
+        return !run->options.prompts_file || cli_run_print_jobs(run) ? 0 : 1;
     return open_outputs(run) ? -1 : 1;
 }
 

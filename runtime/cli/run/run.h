@@ -99,6 +99,7 @@ typedef struct cli_run {
     double rescored_sum; /* of log-probabilities */
     kvf_token_ids text;  /* of `score` */
     float *losses;       /* [scored] of its tokens */
+    bool *likeliest;     /* [scored] whether the model would have said the same */
     uint32_t scored;
     kvf_runtime *runtime;
     kvf_stream *stream;
@@ -152,13 +153,20 @@ kvf_transformer_options cli_run_transformer_options(const cli_run *run);
 /** Prefill and generate. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
 
+/** A line for each prompt of the jobs: how many tokens it has. @return false if it failed */
+bool cli_run_print_jobs(const cli_run *run);
+
 /** Answer all jobs. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_batch(cli_run *run, kvf_error *error);
 
 /** For a long operation: shows how far it is. @return whether to go on: nobody interrupted it */
 bool cli_run_go_on(void *progress, uint32_t done, uint32_t total);
 
-/** Prefill and score. @return KVF_OK also when interrupted */
+/** What was counted between two readings, of what an answer tells. */
+kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after);
+
+/** Prefill and score. The first answer's counters are of the text. @return KVF_OK also when
+ * interrupted */
 KVF_CHECKED kvf_status cli_run_score(cli_run *run, kvf_error *error);
 
 /* Scoring answers, run_rescore.c. */

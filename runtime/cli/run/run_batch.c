@@ -122,6 +122,20 @@ static void begin_line(cli_json *j, const cli_job *job)
         cli_json_integer(j, "id", job->number);
 }
 
+bool cli_run_print_jobs(const cli_run *run)
+{
+    bool is_printed = true;
+    for (uint32_t i = 0; is_printed && i < run->jobs.count; i++) {
+        cli_json j = {0};
+        begin_line(&j, &run->jobs.jobs[i]);
+        cli_json_integer(&j, "prompt_tokens", run->jobs.prompts[i].count);
+        cli_json_end(&j, '}');
+        is_printed = cli_json_print(&j);
+        cli_json_free(&j);
+    }
+    return is_printed;
+}
+
 /* What the tokens were drawn from, so that they can be scored again. */
 static void write_logprobs(const batch_run *b, cli_json *j, const kvf_batch_answer *a,
                            const outlet *o)

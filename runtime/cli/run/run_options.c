@@ -69,10 +69,11 @@ static const cli_option of_prompt[] = {
 };
 
 static const cli_option of_questions[] = {
-    {.is = {"ask", TEXT, FIELD(ask_file),
-            .meaning =
-                "one question per line, each answered on its own after the prompt; what prunes "
-                "the prompt does not know them"}},
+    {.is =
+         {"ask", TEXT, FIELD(ask_file),
+          .meaning =
+              "one question per line, each answered on its own after the prompt; what prunes "
+              "the prompt does not know them. In a file *.jsonl a line is {\"prompt\": \"...\"}"}},
 };
 
 static const cli_option of_prompts[] = {
@@ -139,12 +140,20 @@ static const cli_option of_draft[] = {
      .absent = "no model guesses"},
 };
 
-static const cli_option of_saved[] = {
+static const cli_option of_saving[] = {
     {.is = {"save", TEXT, FIELD(save_file),
             .meaning = "keep the prefilled prompt in a file, while tokens are generated"}},
+};
+
+static const cli_option of_saved[] = {
     {.is = {"load", TEXT, FIELD(load_file),
             .meaning = "do not prefill what a file of --save holds: the prompt begins with it, or "
                        "is it, if none is given; lines of --prompts go on from it"}},
+    {.is = {"reselect", SWITCH, FIELD(reselect),
+            .meaning = "take the tokens of --load also where they were saved under other settings "
+                       "of the cache: a static set is then chosen anew, without the prompt's "
+                       "queries"},
+     .absent = "a file of other settings is refused"},
 };
 
 static const char *const extends[] = {"default", "sparse", "dense", NULL};
@@ -235,7 +244,9 @@ static const cli_option of_output[] = {
 };
 
 static const cli_option of_plan[] = {
-    {.is = {"dry-run", SWITCH, FIELD(dry_run), .meaning = "print the memory plan and stop"}},
+    {.is = {"dry-run", SWITCH, FIELD(dry_run),
+            .meaning =
+                "print the memory plan, and how many tokens each of --prompts has, and stop"}},
 };
 
 static const cli_option of_completing[] = {
@@ -329,6 +340,8 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
     else if (o->extend && !o->ask_file && !o->load_file && !o->interactive)
         problem = "--extend says how tokens behind a prompt are read that is there; give --ask or "
                   "--load";
+    else if (o->reselect && !o->load_file)
+        problem = "--reselect says how a file of --load is taken; give --load";
     else if (o->load_file && o->prune.policy)
         problem = "--load continues a prompt as it was saved; leave --prune out";
     if (problem)
@@ -417,6 +430,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_length);
     ADD(c, of_draft);
     ADD(c, of_context);
+    ADD(c, of_saving);
     ADD(c, of_saved);
     ADD(c, of_extending);
     cli_heading(c, "Chat:");
@@ -484,6 +498,7 @@ int cli_score_options_parse(int argc, char **argv, cli_command *c, cli_run_optio
     ADD(c, of_prompts);
     ADD(c, of_rows);
     ADD(c, of_context);
+    ADD(c, of_saved);
     cli_heading(c, "Chat:");
     ADD(c, of_chat);
     ADD(c, of_format);

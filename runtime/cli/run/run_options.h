@@ -34,6 +34,7 @@ typedef struct cli_run_options {
     const char *stats;        /* "json" = to standard error, else a file; NULL = none */
     const char *save_file;    /* of the prefilled prompt; NULL = none */
     const char *load_file;    /* of its beginning; NULL = none */
+    bool reselect;            /* also where it was saved under other settings */
     cli_extend extend;
     const char *cublas; /* where it lies; NULL = looked for */
     const char *emit_ids_file;

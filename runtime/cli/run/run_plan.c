@@ -94,13 +94,13 @@ uint32_t cli_run_prompt_tokens(const cli_run *run)
     return run->batch.rows ? run->jobs.longest : (uint32_t)run->prompt.count;
 }
 
-/* Tokens of a sequence in a step: with a draft, or given ones. Streaming heads and a disk tier take
- * them one by one. */
+/* Tokens of a sequence in a step: with a draft, or given ones, as those of a text. Streaming heads
+ * and a disk tier take them one by one. */
 static uint32_t step_tokens(const cli_run *run)
 {
     const cli_run_options *o = &run->options;
-    const bool feeds =
-        o->extend == CLI_EXTEND_SPARSE || (o->ask_file && o->extend != CLI_EXTEND_DENSE);
+    const bool feeds = o->extend == CLI_EXTEND_SPARSE || o->text_file ||
+                       (o->ask_file && o->extend != CLI_EXTEND_DENSE);
     const bool is_single = run->streaming_heads && o->cache.disk_path;
     return feeds && !is_single ? 1 + KVF_DRAFT_MAX : 1 + o->draft_tokens;
 }

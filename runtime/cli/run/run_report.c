@@ -172,8 +172,10 @@ static void write_counters(cli_json *j, const cli_run *run, const kvf_stats *s)
     cli_json_integer(j, "tokens_attended", s->tokens_attended);
     cli_json_real(j, "tokens_attended_per_head_step", attended_per_head_step(run, s));
     cli_json_real(j, "attended_share", attended_share(s));
-    if (s->verified > 0)
+    if (s->verified > 0) {
         cli_json_real(j, "attention_recall", s->recall_sum / (double)s->verified);
+        cli_json_integer(j, "verified_rows", s->verified);
+    }
 }
 
 static void write_totals(cli_json *j, const kvf_stats *s)
@@ -199,10 +201,8 @@ static void write_totals(cli_json *j, const kvf_stats *s)
     cli_json_integer(j, "refreshes", s->refreshes);
     cli_json_integer(j, "static_tokens_min", s->static_tokens_min);
     cli_json_integer(j, "static_tokens_max", s->static_tokens_max);
-    if (s->verified > 0) {
-        cli_json_integer(j, "verified_rows", s->verified);
+    if (s->verified > 0)
         cli_json_real(j, "attention_error_max", s->error_max);
-    }
     cli_json_object(j, "time_ms");
     cli_json_real(j, "append", (double)s->append_ns * 1e-6);
     cli_json_real(j, "score", (double)s->score_ns * 1e-6);
@@ -312,7 +312,14 @@ static void write_losses(cli_json *j, const cli_run *run)
     cli_json_array(j, "tokens");
     for (uint32_t i = 0; i < run->scored; i++) {
         cli_json_object(j, NULL);
+        kvf_text text = {0};
         cli_json_integer(j, "id", run->text.ids[i]);
+        if (kvf_tokenizer_decode(run->tokenizer, &run->text.ids[i], 1, false, &text, NULL) ==
+                KVF_OK &&
+            text.bytes)
+            cli_json_bytes(j, "text", text.bytes, text.size);
+        kvf_text_free(NULL, &text);
+        cli_json_bool(j, "likeliest", run->likeliest[i]);
         cli_json_real(j, "loss", (double)run->losses[i]);
         cli_json_end(j, '}');
     }
@@ -400,13 +407,11 @@ static void write_all(cli_json *j, const cli_run *run)
 bool cli_run_print_score(const cli_run *run)
 {
     cli_json j = {0};
-    kvf_stats s;
-    kvf_cache_stats(run->cache, &s);
     cli_json_object(&j, NULL);
     cli_json_real(&j, "loss", mean_loss(run));
     cli_json_integer(&j, "scored_tokens", run->scored);
     cli_json_integer(&j, "prompt_tokens", run->prompt.count);
-    write_counters(&j, run, &s);
+    write_counters(&j, run, &run->answers[0].stats);
     cli_json_end(&j, '}');
     const bool done = cli_json_print(&j);
     cli_json_free(&j);

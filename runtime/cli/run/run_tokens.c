@@ -51,8 +51,7 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
 }
 
-/* What happened between two readings. */
-static kvf_stats difference(const kvf_stats *before, const kvf_stats *after)
+kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after)
 {
     kvf_stats d = *after;
     d.steps -= before->steps;
@@ -115,7 +114,7 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
     a->stop = result.stop;
     a->first_ms = result.first_ms;
     a->steps = result.steps;
-    a->stats = difference(&before, &after);
+    a->stats = cli_stats_between(&before, &after);
     if (result.generated > 0)
         cli_printer_end(&o.printer);
     run->output_failed = run->output_failed || o.printer.failed;

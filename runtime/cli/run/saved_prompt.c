@@ -135,14 +135,17 @@ kvf_status cli_saved_load(cli_run *run, kvf_error *error)
         return KVF_OK;
     kvf_restore_args_init(&args);
     args.path = run->options.load_file;
+    args.exact = !run->options.reselect;
     kvf_sequence_destroy(run->sequence);
     run->sequence = NULL;
     const double start = kvf_now_ms();
     const kvf_status status = kvf_sequence_restore(run->cache, &args, run->stream, &run->sequence);
     run->restore_ms = kvf_now_ms() - start;
-    return status == KVF_OK
-               ? KVF_OK
-               : model_fail(error, status, "--load: %s", kvf_runtime_error(run->runtime)->text);
+    if (status == KVF_OK)
+        return KVF_OK;
+    const char *why = kvf_runtime_error(run->runtime)->text;
+    return model_fail(error, status, "--load: %s%s", why,
+                      strstr(why, "exact = 0") ? ", which is --reselect here" : "");
 }
 
 /* The library copies the note. */

@@ -143,13 +143,14 @@ static kvf_status step_several(const kvf_session *session, kvf_sequence *sequenc
 /* The next of @p count ids that are given: as many as one step takes, which are @p taken. One with
  * several is not told of: it says nothing about the time of a token. */
 static kvf_status feed(const kvf_session *session, kvf_sequence *sequence, const uint32_t *ids,
-                       uint32_t count, uint32_t *taken, kvf_decode_result *result, kvf_error *error)
+                       uint32_t count, bool wants_logits, uint32_t *taken,
+                       kvf_decode_result *result, kvf_error *error)
 {
     const uint32_t most = session->step_tokens ? session->step_tokens : 1;
     kvf_decode_result untold = {0};
     *taken = count < most ? count : most;
-    return *taken == 1 ? step(session, sequence, ids[0], false, result, error)
-                       : step_several(session, sequence, ids, *taken, false, &untold, error);
+    return *taken == 1 ? step(session, sequence, ids[0], wants_logits, result, error)
+                       : step_several(session, sequence, ids, *taken, wants_logits, &untold, error);
 }
 
 kvf_status kvf_generate_extend(const kvf_session *session, const kvf_prefill_request *request,
@@ -159,8 +160,8 @@ kvf_status kvf_generate_extend(const kvf_session *session, const kvf_prefill_req
     uint32_t taken;
     *stop = KVF_STOP_LENGTH;
     for (uint32_t done = 0; done < request->count;) {
-        KVF_TRY(feed(session, request->sequence, request->ids + done, request->count - done, &taken,
-                     &unused, error));
+        KVF_TRY(feed(session, request->sequence, request->ids + done, request->count - done, false,
+                     &taken, &unused, error));
         done += taken;
         if (request->progress && !request->progress(request->user, done, request->count) &&
             done < request->count) {
@@ -348,7 +349,7 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
     result->first_ms = 0.0;
     const uint32_t last = request->tokens > 0 && request->count > 0 ? 1 : 0;
     for (uint32_t i = 0, taken; i + last < request->count; i += taken)
-        KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - last - i,
+        KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - last - i, false,
                      &taken, result, error));
     if (request->tokens == 0)
         return KVF_OK;
@@ -368,18 +369,29 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
                : choose_tokens(session, request, result, id, start, error);
 }
 
-/* Row 0 of the logits scores id i. */
-static kvf_status score(const kvf_session *session, const kvf_score_request *request, uint32_t i,
-                        kvf_error *error)
+static bool is_likeliest(const float *logits, uint32_t vocab_size, uint32_t id)
 {
-    const double loss = kvf_logits_loss(kvf_transformer_logits(session->transformer, 0),
-                                        request->vocab_size, request->ids[i]);
+    for (uint32_t i = 0; i < vocab_size; i++)
+        if (logits[i] > logits[id] || (logits[i] == logits[id] && i < id))
+            return false;
+    return true;
+}
+
+/* A row of the logits scores id i. */
+static kvf_status score(const kvf_session *session, const kvf_score_request *request, uint32_t row,
+                        uint32_t i, kvf_error *error)
+{
+    const float *logits = kvf_transformer_logits(session->transformer, row);
+    const uint32_t at = request->scores_first ? i : i - 1;
+    const double loss = kvf_logits_loss(logits, request->vocab_size, request->ids[i]);
     if (!isfinite(loss))
         return model_fail(error, KVF_NOT_FINITE,
                           "the model gives token %u of the text no probability; the weights "
                           "may be damaged, or too large for their type",
-                          request->scores_first ? i + 1 : i);
-    request->loss[request->scores_first ? i : i - 1] = (float)loss;
+                          request->first + at + 1);
+    request->loss[at] = (float)loss;
+    if (request->likeliest)
+        request->likeliest[at] = is_likeliest(logits, request->vocab_size, request->ids[i]);
     return KVF_OK;
 }
 
@@ -391,11 +403,13 @@ kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_reques
     result->steps = 0;
     result->first_ms = 0.0;
     if (request->scores_first)
-        KVF_TRY(score(session, request, 0, error));
-    for (uint32_t i = 0; i + 1 < request->count; i++) {
-        KVF_TRY(step(session, request->sequence, request->ids[i], true, result, error));
-        KVF_TRY(score(session, request, i + 1, error));
-        if (request->progress && !request->progress(request->user, i + 1, request->count - 1)) {
+        KVF_TRY(score(session, request, 0, 0, error));
+    for (uint32_t i = 0, taken; i + 1 < request->count; i += taken) {
+        KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - 1 - i, true,
+                     &taken, result, error));
+        for (uint32_t row = 0; row < taken; row++)
+            KVF_TRY(score(session, request, row, i + row + 1, error));
+        if (request->progress && !request->progress(request->user, i + taken, request->count - 1)) {
             result->stop = KVF_STOP_CALLER;
             return KVF_OK;
         }

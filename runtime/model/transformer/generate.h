@@ -122,21 +122,23 @@ KVF_CHECKED kvf_status kvf_generate_decode(const kvf_session *session,
 /** Tokens that are given, to be scored. */
 typedef struct kvf_score_request {
     kvf_sequence *sequence;
-    const uint32_t *ids; /**< [count] fed one by one, but for the last */
+    const uint32_t *ids; /**< [count] fed as decode steps, but for the last */
     uint32_t count;      /**< at least 2; 1 if `scores_first` */
     bool scores_first;   /**< also the first, by row 0 of the transformer's logits */
+    uint32_t first;      /**< tokens of the text that were scored before, for messages */
     uint32_t vocab_size;
-    float *loss; /**< receives -ln p(id | the sequence, ids in front of it) of every id but the
-                    first, or of every id */
-    kvf_prefill_progress_fn progress; /**< called after each token; may be NULL */
+    float *loss;     /**< receives -ln p(id | the sequence, ids in front of it) of every id but the
+                        first, or of every id */
+    bool *likeliest; /**< as long: whether no other id is more probable; may be NULL */
+    kvf_prefill_progress_fn progress; /**< called after each step; may be NULL */
     void *user;
 } kvf_score_request;
 
 /**
- * Feed ids as decode steps, and score each by the logits of the step before it.
+ * Feed ids as decode steps, step_tokens of the session at a time, and score each by the logits of
+ * the id before it.
  *
- * @param result  as of kvf_generate_decode; nothing is generated. A loss is filled per step, and
- * one more if `scores_first`
+ * @param result  as of kvf_generate_decode; nothing is generated
  * @return KVF_OK; KVF_NOT_FINITE if a loss is no number; what the library says
  */
 KVF_CHECKED kvf_status kvf_generate_score(const kvf_session *session,
