@@ -159,8 +159,9 @@ static void extend(engine *e, uint32_t index, uint32_t tokens)
     add_tokens(e, &e->rows[index], tokens, 0);
     put(e, tokens);
     const kvf_block_rows rows = tell(e, index, 1);
-    must(e,
-         kvf_blocks_extend(e->blocks, 0, &rows, starts, contexts, e->q, e->out, NULL, e->stream));
+    const kvf_blocks_extend_args chunk = {
+        .rows = &rows, .starts = starts, .contexts = contexts, .q = e->q, .out = e->out};
+    must(e, kvf_blocks_extend(e->blocks, &chunk, e->stream));
     must(e, kvf_stream_wait(e->stream));
 }
 
@@ -194,7 +195,8 @@ static float step(engine *e)
         add_tokens(e, &e->rows[i], 1, i);
     put(e, ROWS);
     const kvf_block_rows rows = tell(e, 0, ROWS);
-    must(e, kvf_blocks_decode(e->blocks, 0, &rows, e->q, e->out, NULL, e->stream));
+    const kvf_blocks_decode_args args = {.rows = &rows, .q = e->q, .out = e->out};
+    must(e, kvf_blocks_decode(e->blocks, &args, e->stream));
     must(e, kvf_stream_wait(e->stream));
     for (uint32_t i = 0; i < ROWS; i++)
         for (uint32_t h = 0; h < QUERY_HEADS; h++) {

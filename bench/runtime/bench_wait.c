@@ -138,8 +138,9 @@ static void step(bench *b, uint32_t n, double *clock_us, double *cpu_us)
         computed += compute(b->between_ns);
         const uint64_t start = kvf_now_ns();
         bench_check(b->runtime, kvf_blocks_put(b->blocks, &put, b->stream));
-        bench_check(b->runtime,
-                    kvf_blocks_decode(b->blocks, put.layer, &rows, b->q, b->out, NULL, b->stream));
+        const kvf_blocks_decode_args step = {
+            .layer = put.layer, .rows = &rows, .q = b->q, .out = b->out};
+        bench_check(b->runtime, kvf_blocks_decode(b->blocks, &step, b->stream));
         bench_check(b->runtime, kvf_stream_wait(b->stream));
         spent += (double)(kvf_now_ns() - start);
     }

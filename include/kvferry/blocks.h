@@ -14,8 +14,8 @@
  *
  *     for each pass of the model, for each layer:
  *         kvf_blocks_put(blocks, &put, stream)                   all new tokens of the layer
- *         kvf_blocks_decode(blocks, layer, &rows, ...)           rows with one query
- *         kvf_blocks_extend(blocks, layer, &rows, ...)           rows with several: prompts
+ *         kvf_blocks_decode(blocks, &step, stream)               rows with one query
+ *         kvf_blocks_extend(blocks, &chunks, stream)             rows with several: prompts
  *
  * What the device keeps of pages (slots, local window, sink) it keeps per *region*: room for one
  * row. A region may serve any row at any time. What it holds is looked at before every use: it
@@ -155,38 +155,48 @@ typedef struct kvf_block_rows {
                                  A row that keeps its region keeps what is resident */
 } kvf_block_rows;
 
+/** A step of one layer: a query per row. */
+typedef struct kvf_blocks_decode_args {
+    uint32_t layer;
+    const kvf_block_rows *rows;
+    const void *q; /**< device: [rows, query_heads, head_dim] */
+    void *out;     /**< device: the same; zeros for a row of length 0 */
+    float *lse;    /**< device: [rows, query_heads] natural log; may be NULL */
+} kvf_blocks_decode_args;
+
 /**
  * One query per row, of its newest token: score, select, fetch, attend.
  *
- * @param q     device: [rows, query_heads, head_dim]
- * @param out   device: the same; zeros for a row of length 0
- * @param lse   device: [rows, query_heads] natural log; may be NULL
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks, uint32_t layer,
-                                                 const kvf_block_rows *rows, const void *q,
-                                                 void *out, float *lse, kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks,
+                                                 const kvf_blocks_decode_args *args,
+                                                 kvf_stream *stream);
+
+/** Chunks of one layer: row i has queries starts[i] … starts[i + 1] - 1 of q and out. */
+typedef struct kvf_blocks_extend_args {
+    uint32_t layer;
+    const kvf_block_rows *rows; /**< their regions are not used and may be NULL */
+    const uint32_t *starts;     /**< host: [rows + 1] ascending */
+    const uint32_t *contexts; /**< host: [rows] tokens before the queries. lengths[i] on the device
+                                   must be contexts[i] and the queries of row i: else its output
+                                   is NaN (bad_rows) */
+    const void *q;            /**< device: [starts[rows], query_heads, head_dim] */
+    void *out;                /**< device: the same */
+    float *lse; /**< device: [starts[rows], query_heads] natural log; may be NULL. Beside that of a
+                     step of the same query it tells which share of its attention weights the step
+                     attended to: e^(lse of the step - lse) */
+} kvf_blocks_extend_args;
 
 /**
- * Several queries per row, of its newest tokens: dense and causal over all of its tokens.
+ * Several queries per row, of its newest tokens: dense and causal over all of its tokens. The
+ * host's arrays are read before return.
  *
- * @param starts    host: [rows + 1] ascending; row i has queries starts[i] … starts[i + 1] - 1 of q
- *                  and out
- * @param contexts  host: [rows] tokens before them. lengths[i] on the device must be contexts[i]
- *                  and the queries of row i: else its output is NaN (bad_rows)
- * @param q         device: [starts[rows], query_heads, head_dim]
- * @param out       device: the same
- * @param lse       device: [starts[rows], query_heads] natural log; may be NULL. Beside that of a
- *                  step of the same query it tells which share of its attention weights the step
- *                  attended to: e^(lse of the step - lse)
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
- *
- * The host's arrays are read before return. A region is not used: rows->regions may be NULL.
  */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_extend(kvf_blocks *blocks, uint32_t layer,
-                                                 const kvf_block_rows *rows, const uint32_t *starts,
-                                                 const uint32_t *contexts, const void *q, void *out,
-                                                 float *lse, kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_blocks_extend(kvf_blocks *blocks,
+                                                 const kvf_blocks_extend_args *args,
+                                                 kvf_stream *stream);
 
 /**
  * Copy whole blocks in all layers, one pair after the other: what the library has of them. Codes

@@ -5,10 +5,11 @@ Knows no arrays: device memory comes as addresses, and whoever calls keeps it al
 done. Invariant: a call enqueues and returns; nothing is copied or kept.
 """
 import ctypes
-from ctypes import byref
+from ctypes import addressof, byref
 from typing import Any, Optional, Sequence as Many, Tuple
 
-from .capi import (BlockRows, BlocksConfig, BlocksPlan, BlocksStats, CacheConfig, PutArgs, lib)
+from .capi import (BlockRows, BlocksConfig, BlocksDecodeArgs, BlocksExtendArgs, BlocksPlan, BlocksStats,
+                   CacheConfig, PutArgs, lib)
 from ._cache import make_config
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
@@ -87,8 +88,8 @@ class Blocks(Handle):
     def step(self, layer: int, rows: BlockRows, q: int, out: int, stream: Stream,
              lse: Optional[int] = None) -> None:
         """`decode` of rows that `describe` describes once, for all layers of a pass."""
-        self._must(lib.kvf_blocks_decode(self._node.check(), layer, byref(rows), q, out, lse,
-                                         stream._node.check()))
+        args = BlocksDecodeArgs(layer=layer, rows=addressof(rows), q=q, out=out, lse=lse)
+        self._must(lib.kvf_blocks_decode(self._node.check(), byref(args), stream._node.check()))
 
     def extend(self, layer: int, table: Tuple[int, int], lengths: int, starts: Many[int],
                contexts: Many[int], q: int, out: int, stream: Stream, *,
@@ -97,9 +98,10 @@ class Blocks(Handle):
         if len(starts) != len(contexts) + 1:
             raise Invalid("starts has %d numbers: one more than the %d of contexts"
                           % (len(starts), len(contexts)))
-        args = self.describe(len(contexts), table, lengths)
-        self._must(lib.kvf_blocks_extend(self._node.check(), layer, byref(args), _ids(starts),
-                                         _ids(contexts), q, out, lse, stream._node.check()))
+        rows, first, before = self.describe(len(contexts), table, lengths), _ids(starts), _ids(contexts)
+        args = BlocksExtendArgs(layer=layer, rows=addressof(rows), starts=addressof(first),
+                                contexts=addressof(before), q=q, out=out, lse=lse)
+        self._must(lib.kvf_blocks_extend(self._node.check(), byref(args), stream._node.check()))
 
     def copy(self, pairs: Many[Tuple[int, int]], stream: Stream) -> None:
         """Blocks onto others, (from, to); codes are the caller's to copy."""

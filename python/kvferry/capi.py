@@ -138,6 +138,8 @@ BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_bloc
     device_row_bytes device_bytes; u32 slots; enum transfer""")
 PutArgs = _struct("kvf_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
 BlockRows = _struct("kvf_block_rows", "u32 rows table_stride; ptr table lengths regions")
+BlocksDecodeArgs = _struct("kvf_blocks_decode_args", "u32 layer; ptr rows q out lse")
+BlocksExtendArgs = _struct("kvf_blocks_extend_args", "u32 layer; ptr rows starts contexts q out lse")
 BlocksStats = _struct("kvf_blocks_stats", """u64 tokens_put tokens_attended pages_selected hits misses
     bytes_to_device pages_voided tokens_brought bad_rows bad_slots""")
 PrefillArgs = _struct("kvf_prefill_args", "ptr sequence; u32 layer tokens; ptr q k v positions out")
@@ -299,8 +301,8 @@ kvf_blocks_close          void  ptr
 kvf_blocks_memory         ptr   ptr
 kvf_blocks_bind           enum  ptr u32 ptr size
 kvf_blocks_put            enum  ptr ptr ptr
-kvf_blocks_decode         enum  ptr u32 ptr ptr ptr ptr ptr
-kvf_blocks_extend         enum  ptr u32 ptr ptr ptr ptr ptr ptr ptr
+kvf_blocks_decode         enum  ptr ptr ptr
+kvf_blocks_extend         enum  ptr ptr ptr
 kvf_blocks_copy           enum  ptr ptr ptr u32 ptr
 kvf_blocks_stats_get      void  ptr ptr
 kvf_blocks_stats_reset    void  ptr

@@ -254,21 +254,21 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
 
 /* ---- calls ---- */
 
-kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                          const void *q, void *out, float *lse, kvf_stream *stream)
+kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
+                          kvf_stream *stream)
 {
-    kvf_step step = step_of(blocks, layer, rows->rows, q, stream);
-    const kvf_spoil_args spoil = spoil_of(blocks, rows->rows, out, lse);
-    KVF_TRY(begin(blocks, &step, rows));
+    kvf_step step = step_of(blocks, args->layer, args->rows->rows, args->q, stream);
+    const kvf_spoil_args spoil = spoil_of(blocks, args->rows->rows, args->out, args->lse);
+    KVF_TRY(begin(blocks, &step, args->rows));
     KVF_TRY(average(blocks, &step));
     if (step.part->policy->scores_pages)
         KVF_TRY(kvf_select_score(&step));
     KVF_TRY(kvf_select_choose(&step));
     KVF_TRY(kvf_step_place(&step));
     KVF_TRY(note_misses(blocks, &step));
-    KVF_TRY(kvf_step_attend(&step, out, lse));
-    if (streaming_of(blocks, layer))
-        KVF_TRY(attend_tails(blocks, &step, out, lse));
+    KVF_TRY(kvf_step_attend(&step, args->out, args->lse));
+    if (streaming_of(blocks, args->layer))
+        KVF_TRY(attend_tails(blocks, &step, args->out, args->lse));
     return KVF_LAUNCH(&step, spoil, spoil);
 }
 
@@ -312,14 +312,14 @@ static kvf_status expand(const kvf_blocks *blocks, kvf_prefill_kernel_args *pref
 }
 
 /* In one launch each. */
-static kvf_status prefill_chunks(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                                 uint32_t row, const kvf_query_chunks *chunks, const void *q,
-                                 void *out, float *lse, kvf_stream *stream)
+static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
+                                 uint32_t row, const kvf_query_chunks *chunks, kvf_stream *stream)
 {
+    const kvf_block_rows *rows = args->rows;
     const kvf_cells *c = &blocks->cells;
     const kvf_paging *p = &c->paging;
     const kvf_rows_args make = {.cells = blocks->constants.cells,
-                                .layer = layer,
+                                .layer = args->layer,
                                 .rows = chunks->count,
                                 .table_stride = rows->table_stride,
                                 .table = rows->table + (size_t)row * rows->table_stride,
@@ -329,13 +329,13 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, uint32_t layer, const kvf_b
                                        .kv_heads = p->kv_heads,
                                        .group = p->group,
                                        .scale = part_of(blocks)->config.softmax_scale,
-                                       .q = q,
+                                       .q = args->q,
                                        .blocks = (const void *const *)c->blocks,
-                                       .out = out,
-                                       .lse = lse,
+                                       .out = args->out,
+                                       .lse = args->lse,
                                        .blocks_stride = p->blocks_max,
                                        .chunks = *chunks};
-    kvf_spoil_args spoil = spoil_of(blocks, chunks->count, out, lse);
+    kvf_spoil_args spoil = spoil_of(blocks, chunks->count, args->out, args->lse);
     spoil.chunks = *chunks;
     for (uint32_t i = 0; i < chunks->count; i++)
         prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
@@ -343,18 +343,17 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, uint32_t layer, const kvf_b
     if (kvf_packs_pages(part_of(blocks)))
         KVF_TRY(expand(blocks, &prefill, stream));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
-    for (uint32_t i = 0; streaming_of(blocks, layer) && i < chunks->count; i++)
-        KVF_TRY(prefill_tails(blocks, layer, &prefill, i, stream));
+    for (uint32_t i = 0; streaming_of(blocks, args->layer) && i < chunks->count; i++)
+        KVF_TRY(prefill_tails(blocks, args->layer, &prefill, i, stream));
     return KVF_ENQUEUE(stream, spoil, spoil);
 }
 
-kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                             uint32_t row, const kvf_query_chunks *chunks, const void *q, void *out,
-                             float *lse, kvf_stream *stream)
+kvf_status kvf_block_prefill(kvf_blocks *blocks, const kvf_blocks_extend_args *args, uint32_t row,
+                             const kvf_query_chunks *chunks, kvf_stream *stream)
 {
     for (uint32_t first = 0; first < chunks->count;) {
         const kvf_query_chunks some = some_chunks(blocks, chunks, first);
-        KVF_TRY(prefill_chunks(blocks, layer, rows, row + first, &some, q, out, lse, stream));
+        KVF_TRY(prefill_chunks(blocks, args, row + first, &some, stream));
         first += some.count;
     }
     return KVF_OK;

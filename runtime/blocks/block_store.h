@@ -75,14 +75,12 @@ void kvf_block_store_destroy(kvf_blocks *blocks); /* NULL is fine, and half of i
 /* Arguments were checked. They enqueue. */
 KVF_CHECKED kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args,
                                        kvf_stream *stream);
-KVF_CHECKED kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer,
-                                      const kvf_block_rows *rows, const void *q, void *out,
-                                      float *lse, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
+                                      kvf_stream *stream);
 /* Chunks of the rows `row` and behind it of a call. */
-KVF_CHECKED kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer,
-                                         const kvf_block_rows *rows, uint32_t row,
-                                         const kvf_query_chunks *chunks, const void *q, void *out,
-                                         float *lse, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_block_prefill(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
+                                         uint32_t row, const kvf_query_chunks *chunks,
+                                         kvf_stream *stream);
 KVF_CHECKED kvf_status kvf_block_clone(kvf_blocks *blocks, uint32_t from, uint32_t to,
                                        kvf_stream *stream);
 

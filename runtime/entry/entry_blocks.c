@@ -146,28 +146,35 @@ static kvf_status check_rows(const kvf_blocks *blocks, uint32_t layer, const kvf
     return kvf_buffers_check(blocks->cache, q, NULL, NULL, out);
 }
 
-static kvf_status decode(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                         const void *q, void *out, float *lse, kvf_stream *stream)
+static kvf_status check_args(const kvf_blocks *blocks, const void *args)
 {
-    KVF_TRY(check_rows(blocks, layer, rows, q, out));
-    return kvf_block_step(blocks, layer, rows, q, out, lse, stream);
+    if (!args)
+        KVF_FAIL(blocks->cache->context, KVF_INVALID, "args is NULL; pass the rows and queries");
+    return KVF_OK;
 }
 
-kvf_status kvf_blocks_decode(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                             const void *q, void *out, float *lse, kvf_stream *stream)
+static kvf_status decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args, kvf_stream *stream)
+{
+    KVF_TRY(check_args(blocks, args));
+    KVF_TRY(check_rows(blocks, args->layer, args->rows, args->q, args->out));
+    return kvf_block_step(blocks, args, stream);
+}
+
+kvf_status kvf_blocks_decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
+                             kvf_stream *stream)
 {
     KVF_TRY(kvf_enter(blocks->cache));
-    return kvf_leave(blocks->cache, decode(blocks, layer, rows, q, out, lse, stream));
+    return kvf_leave(blocks->cache, decode(blocks, args, stream));
 }
 
-static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_block_rows *rows,
-                               const uint32_t *starts, const uint32_t *contexts)
+static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_blocks_extend_args *args)
 {
     kvf_context *context = blocks->cache->context;
     const uint32_t most = blocks->cells.tokens_max;
+    const uint32_t *starts = args->starts, *contexts = args->contexts;
     if (!starts || !contexts)
         KVF_FAIL(context, KVF_INVALID, "starts or contexts is NULL; pass them in host memory");
-    for (uint32_t i = 0; i < rows->rows; i++) {
+    for (uint32_t i = 0; i < args->rows->rows; i++) {
         if (starts[i + 1] < starts[i])
             KVF_FAIL(context, KVF_INVALID, "starts[%u] = %u: must not be below starts[%u] = %u",
                      i + 1, starts[i + 1], i, starts[i]);
@@ -179,34 +186,31 @@ static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_block_rows *r
     return KVF_OK;
 }
 
-static kvf_status extend(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                         const uint32_t *starts, const uint32_t *contexts, const void *q, void *out,
-                         float *lse, kvf_stream *stream)
+static kvf_status extend(kvf_blocks *blocks, const kvf_blocks_extend_args *args, kvf_stream *stream)
 {
     kvf_query_chunks chunks = {0};
-    KVF_TRY(check_rows(blocks, layer, rows, q, out));
-    KVF_TRY(check_chunks(blocks, rows, starts, contexts));
-    for (uint32_t i = 0, row = 0; i < rows->rows; i++) { /* rows of a launch lie side by side */
-        const kvf_query_chunk chunk = {starts[i], starts[i + 1] - starts[i], contexts[i]};
+    KVF_TRY(check_args(blocks, args));
+    KVF_TRY(check_rows(blocks, args->layer, args->rows, args->q, args->out));
+    KVF_TRY(check_chunks(blocks, args));
+    const uint32_t *starts = args->starts, rows = args->rows->rows;
+    for (uint32_t i = 0, row = 0; i < rows; i++) { /* rows of a launch lie side by side */
+        const kvf_query_chunk chunk = {starts[i], starts[i + 1] - starts[i], args->contexts[i]};
         row = chunks.count ? row : i;
         if (chunk.tokens)
             chunks.at[chunks.count++] = chunk;
-        if (chunks.count == 0 ||
-            (chunk.tokens && chunks.count < KVF_CHUNKS_MAX && i + 1 < rows->rows))
+        if (chunks.count == 0 || (chunk.tokens && chunks.count < KVF_CHUNKS_MAX && i + 1 < rows))
             continue;
-        KVF_TRY(kvf_block_prefill(blocks, layer, rows, row, &chunks, q, out, lse, stream));
+        KVF_TRY(kvf_block_prefill(blocks, args, row, &chunks, stream));
         chunks.count = 0;
     }
     return KVF_OK;
 }
 
-kvf_status kvf_blocks_extend(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
-                             const uint32_t *starts, const uint32_t *contexts, const void *q,
-                             void *out, float *lse, kvf_stream *stream)
+kvf_status kvf_blocks_extend(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
+                             kvf_stream *stream)
 {
     KVF_TRY(kvf_enter(blocks->cache));
-    return kvf_leave(blocks->cache,
-                     extend(blocks, layer, rows, starts, contexts, q, out, lse, stream));
+    return kvf_leave(blocks->cache, extend(blocks, args, stream));
 }
 
 static kvf_status copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t *to, uint32_t count,

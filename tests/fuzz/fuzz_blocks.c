@@ -355,8 +355,9 @@ static void decode(world *w)
     call c;
     const uint32_t count = draw_rows(w, &c);
     fill(w, w->q, (size_t)REGIONS * q_floats(w));
-    const kvf_status status =
-        kvf_blocks_decode(w->blocks, layer, &c.rows, w->q, w->out, w->lse, w->stream);
+    kvf_blocks_decode_args args = {
+        .layer = layer, .rows = &c.rows, .q = w->q, .out = w->out, .lse = w->lse};
+    const kvf_status status = kvf_blocks_decode(w->blocks, &args, w->stream);
     const int is_sound = layer < cc->layers && count > 0 && count <= cc->sequences_max;
     PROMISE((status == KVF_OK) == is_sound);
     if (!is_sound)
@@ -375,8 +376,9 @@ static void decode(world *w)
         c.regions[i] = c.regions[i] >= (int32_t)cc->sequences_max
                            ? c.regions[i]
                            : (c.regions[i] + 1) % (int32_t)cc->sequences_max;
-    PROMISE(kvf_blocks_decode(w->blocks, layer, &c.rows, w->q, w->again, NULL, w->stream) ==
-            KVF_OK);
+    args.out = w->again;
+    args.lse = NULL;
+    PROMISE(kvf_blocks_decode(w->blocks, &args, w->stream) == KVF_OK);
     settle(w);
     for (uint32_t i = 0; i < count; i++) {
         const size_t at = (size_t)i * q_floats(w);
@@ -404,8 +406,13 @@ static void extend(world *w)
         is_sound &= c.contexts[i] + queries <= cc->tokens_max;
     }
     fill(w, w->q, (size_t)QUERIES * q_floats(w));
-    const kvf_status status = kvf_blocks_extend(w->blocks, layer, &c.rows, c.starts, c.contexts,
-                                                w->q, w->out, NULL, w->stream);
+    const kvf_blocks_extend_args args = {.layer = layer,
+                                         .rows = &c.rows,
+                                         .starts = c.starts,
+                                         .contexts = c.contexts,
+                                         .q = w->q,
+                                         .out = w->out};
+    const kvf_status status = kvf_blocks_extend(w->blocks, &args, w->stream);
     is_sound &= count > 0 && count <= cc->sequences_max;
     PROMISE((status == KVF_OK) == is_sound);
     if (!is_sound)

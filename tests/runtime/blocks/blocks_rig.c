@@ -303,14 +303,24 @@ static void lay_out_row(rig *r, const rig_request *q, uint32_t layer, uint32_t r
     memcpy(r->table + (size_t)row * r->table_stride, q->ids, q->ids_count * sizeof *r->table);
 }
 
+void rig_decode(rig *r, uint32_t layer, const kvf_block_rows *rows)
+{
+    const kvf_blocks_decode_args args = {
+        .layer = layer, .rows = rows, .q = r->q, .out = r->out, .lse = r->lse};
+    test_expect(r->runtime, kvf_blocks_decode(r->blocks, &args, r->stream), KVF_OK);
+}
+
+void rig_extend(rig *r, const kvf_blocks_extend_args *args)
+{
+    test_expect(r->runtime, kvf_blocks_extend(r->blocks, args, r->stream), KVF_OK);
+}
+
 /* A token of each of the first `steps` rows. */
 static void run_steps(rig *r, uint32_t layer, uint32_t steps)
 {
     const kvf_block_rows rows = rows_from(r, 0, steps);
     put_tokens(r, layer, 0, steps);
-    test_expect(r->runtime,
-                kvf_blocks_decode(r->blocks, layer, &rows, r->q, r->out, r->lse, r->stream),
-                KVF_OK);
+    rig_decode(r, layer, &rows);
 }
 
 /* As many rows as there can be, in a graph of the caller's; those behind `steps` are none. */
@@ -337,10 +347,12 @@ static void run_chunks(rig *r, uint32_t layer, uint32_t first, uint32_t count,
     kvf_block_rows rows = rows_from(r, first, count);
     rows.regions = NULL;
     put_tokens(r, layer, starts[0], starts[count] - starts[0]);
-    test_expect(
-        r->runtime,
-        kvf_blocks_extend(r->blocks, layer, &rows, starts, contexts, r->q, r->out, NULL, r->stream),
-        KVF_OK);
+    rig_extend(r, &(kvf_blocks_extend_args){.layer = layer,
+                                            .rows = &rows,
+                                            .starts = starts,
+                                            .contexts = contexts,
+                                            .q = r->q,
+                                            .out = r->out});
 }
 
 static void run_pass_layer(rig *r, uint32_t layer, rig_request *const *rows, uint32_t count,
@@ -430,8 +442,7 @@ void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
 {
     const uint32_t heads = r->config.cache.query_heads;
     const uint64_t before = rig_stats(r).bad_rows;
-    test_expect(r->runtime, kvf_blocks_decode(r->blocks, 0, rows, r->q, r->out, r->lse, r->stream),
-                KVF_OK);
+    rig_decode(r, 0, rows);
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t i = 0; i < rows->rows; i++) {
         const rig_request *q = &r->request[i];

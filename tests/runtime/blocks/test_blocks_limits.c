@@ -53,8 +53,7 @@ static void a_row_of_length_zero_is_none(void **state)
     r.lengths[1] = 0;
     r.regions[1] = 12345;
     memset(r.table + r.table_stride, 0xff, r.table_stride * sizeof *r.table);
-    test_expect(r.runtime, kvf_blocks_decode(r.blocks, 0, &rows, r.q, r.out, r.lse, r.stream),
-                KVF_OK);
+    rig_decode(&r, 0, &rows);
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
     assert_memory_equal(r.out, r.request[0].out + (r.request[0].count - 1) * rig_q_bytes(&r),
                         rig_q_bytes(&r));
@@ -106,10 +105,12 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
         value[3] = i == 1 ? INFINITY : 0.5f;
         rig_put(&r, q, contexts[0] + BAD, contexts[0] + BAD + 1);
         memcpy(r.q, test_q(&q->tokens, 0, contexts[0]), all);
-        test_expect(
-            r.runtime,
-            kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, lse, r.stream),
-            KVF_OK);
+        rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
+                                                 .starts = starts,
+                                                 .contexts = contexts,
+                                                 .q = r.q,
+                                                 .out = r.out,
+                                                 .lse = lse});
         test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
         if (i == 0)
             memcpy(sound, r.out, all);
@@ -152,9 +153,12 @@ static void chunks_of_many_rows_are_single_ones(void **state)
         memcpy(r.q + tokens * bytes, test_q(&r.request[0].tokens, 0, contexts[i]), n * bytes);
         starts[i + 1] = tokens += n;
     }
-    test_expect(r.runtime,
-                kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, out, lse, r.stream),
-                KVF_OK);
+    rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
+                                             .starts = starts,
+                                             .contexts = contexts,
+                                             .q = r.q,
+                                             .out = out,
+                                             .lse = lse});
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
     for (uint32_t i = 0; i < ROWS; i++) {
         const uint32_t one[] = {0, starts[i + 1] - starts[i]};
@@ -162,10 +166,12 @@ static void chunks_of_many_rows_are_single_ones(void **state)
                                     .table_stride = r.table_stride,
                                     .table = r.table + (size_t)i * r.table_stride,
                                     .lengths = r.lengths + i};
-        test_expect(r.runtime,
-                    kvf_blocks_extend(r.blocks, 0, &row, one, contexts + i, r.q + starts[i] * bytes,
-                                      r.out, one_lse, r.stream),
-                    KVF_OK);
+        rig_extend(&r, &(kvf_blocks_extend_args){.rows = &row,
+                                                 .starts = one,
+                                                 .contexts = contexts + i,
+                                                 .q = r.q + starts[i] * bytes,
+                                                 .out = r.out,
+                                                 .lse = one_lse});
         test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
         assert_memory_equal(out + starts[i] * bytes, r.out, one[1] * bytes);
         assert_memory_equal(lse + starts[i] * heads, one_lse, one[1] * heads * sizeof *lse);
@@ -195,10 +201,12 @@ static void a_chunk_tells_what_share_a_step_has(void **state)
         float *dense = test_alloc(2 * heads * sizeof *dense);
         const kvf_block_rows rows = rig_last_tokens(&r);
         rig_expect_rows(&r, &rows, 0);
-        test_expect(
-            r.runtime,
-            kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, dense, r.stream),
-            KVF_OK);
+        rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
+                                                 .starts = starts,
+                                                 .contexts = contexts,
+                                                 .q = r.q,
+                                                 .out = r.out,
+                                                 .lse = dense});
         test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
         for (uint32_t h = 0; h < 2 * heads; h++) {
             assert_true(r.lse[h] < dense[h] + 1e-4f);
@@ -243,9 +251,9 @@ static void a_chunk_of_another_length_is_bad(void **state)
     const uint32_t starts[] = {0, 2}, contexts[] = {r.request[0].count - 1};
     rows.rows = 1;
     rows.regions = NULL;
-    test_expect(r.runtime,
-                kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, NULL, r.stream),
-                KVF_OK);
+    rig_extend(&r,
+               &(kvf_blocks_extend_args){
+                   .rows = &rows, .starts = starts, .contexts = contexts, .q = r.q, .out = r.out});
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
     for (uint32_t i = 0; i < 2; i++)
         assert_true(isnan(((const float *)(const void *)(r.out + i * rig_q_bytes(&r)))[0]));
@@ -322,15 +330,24 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
                     : strcmp(change, "decode rows 7") == 0 ? 7
                                                            : 2;
         rows.table = strcmp(change, "decode table NULL") == 0 ? NULL : rows.table;
-        status = kvf_blocks_decode(b, 0, &rows, r->q,
-                                   strcmp(change, "decode out NULL") == 0 ? NULL : r->out, NULL,
-                                   r->stream);
+        const kvf_blocks_decode_args args = {
+            .layer = strcmp(change, "decode layer 2") == 0 ? 2 : 0,
+            .rows = strcmp(change, "decode rows NULL") == 0 ? NULL : &rows,
+            .q = r->q,
+            .out = strcmp(change, "decode out NULL") == 0 ? NULL : r->out};
+        const bool is_given = strcmp(change, "decode args NULL") != 0;
+        status = kvf_blocks_decode(b, is_given ? &args : NULL, r->stream);
     } else if (strncmp(change, "extend ", 7) == 0) {
         contexts[1] = strcmp(change, "extend contexts 400") == 0 ? 400 : 0;
         starts[2] = strcmp(change, "extend starts 0") == 0 ? 0 : 2;
-        status = kvf_blocks_extend(b, 0, &rows, starts,
-                                   strcmp(change, "extend contexts NULL") == 0 ? NULL : contexts,
-                                   r->q, r->out, NULL, r->stream);
+        const kvf_blocks_extend_args args = {
+            .rows = &rows,
+            .starts = starts,
+            .contexts = strcmp(change, "extend contexts NULL") == 0 ? NULL : contexts,
+            .q = r->q,
+            .out = r->out};
+        const bool is_given = strcmp(change, "extend args NULL") != 0;
+        status = kvf_blocks_extend(b, is_given ? &args : NULL, r->stream);
     } else if (strncmp(change, "copy ", 5) == 0) {
         from = strcmp(change, "copy from 40") == 0 ? 40 : 1;
         status = kvf_blocks_copy(b, &from, &to, 1, r->stream);

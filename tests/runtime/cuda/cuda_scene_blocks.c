@@ -77,11 +77,18 @@ static kvf_status pass_blocks(stage *st, kvf_blocks *blocks, char *memory, uint3
                                  .table_stride = 2,
                                  .table = a->tables[first > PROMPT],
                                  .lengths = a->lengths + end};
+    const kvf_blocks_decode_args step = {.layer = layer, .rows = &rows, .q = q, .out = st->out};
+    const kvf_blocks_extend_args chunk = {.layer = layer,
+                                          .rows = &rows,
+                                          .starts = starts,
+                                          .contexts = &first,
+                                          .q = q,
+                                          .out = st->out};
     kvf_status status = kvf_blocks_put(blocks, &put, stream);
     if (status == KVF_OK && end - first > 1)
-        status = kvf_blocks_extend(blocks, layer, &rows, starts, &first, q, st->out, NULL, stream);
+        status = kvf_blocks_extend(blocks, &chunk, stream);
     else if (status == KVF_OK)
-        status = kvf_blocks_decode(blocks, layer, &rows, q, st->out, NULL, stream);
+        status = kvf_blocks_decode(blocks, &step, stream);
     return status;
 }
 
