@@ -103,7 +103,8 @@ def arguments(about):
 
 def main():
     args, rest = arguments(__doc__)
-    run(environment(), args, rest, ["check_hf.py"] if rest else ["check_hf.py", "check_prune_tokens.py"])
+    run(environment(), args, rest, ["check_hf.py"] if rest else [
+        "check_hf.py", "check_hf_guard.py", "check_prune_tokens.py"])
 
 
 if __name__ == "__main__":

@@ -15,46 +15,48 @@ other programs that pass none.
 Several tokens at once (a prompt, a further turn) attend densely; a single token selects pages within
 the budget, and so do candidates of prompt lookup and of an assistant, each for itself: a pass that wants
 logits of several newest tokens has these. Layers with a sliding window or linear attention keep the cache and
-the attention that Transformers gives them. Without a `Cache` the name means torch's SDPA.
+the attention that Transformers gives them. Without a `Cache` the name means what Transformers would do:
+torch's SDPA, or the model's own attention where that has sinks or capped scores.
 
 Knows the interfaces of Transformers 5 (AttentionInterface, AttentionMaskInterface, cache layers) and
 no model. Invariants: a row of a batch holds its own tokens only, never padding; a layer's length
-counts columns as Transformers does, with padding.
+counts columns as Transformers does, with padding; in a pass every layer of pages stores and attends once,
+in order, and lengths change when the last one has: a pass that does anything else raises, one that ends
+early has not been.
 """
+import copy
 import functools
+import inspect
 import json
 import os
+import sys
+import tempfile
 import types
 import weakref
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import PreTrainedModel
 from transformers import cache_utils as _caches
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from . import _hf_attention as _attention
 from ._cache import Cache as _PagedCache
 from ._cache import Sequence
-from ._errors import Invalid, Unsupported
+from ._errors import Full, Invalid, Unsupported
+from ._hf_attention import NAME, WITHOUT, no
 from ._prune import Policy, Pruner
 from ._runtime import Runtime
 from ._save import saved
 
 __all__ = ["Cache", "use"]
 
-NAME = "kvferry"
 # Policies that hand every token on to the next layer: a model of Transformers cannot drop rows.
 PRUNE_POLICIES = ("full", "streaming", "h2o", "snapkv", "pyramidkv")
 _TOKENS_MAX = 32768
 _STEP_TOKENS = 16 # of a sequence, that one decode call takes
+_NAMES = ("cache", "past_key_values") # of a cache among arguments, as versions call it
 
-_by_number: "weakref.WeakValueDictionary[int, Cache]" = weakref.WeakValueDictionary()
 _runtimes: Dict[str, Runtime] = {}
-
-
-def _no(what: str, way_out: str) -> Unsupported:
-    return Unsupported("kvferry.hf: %s; %s" % (what, way_out))
 
 
 def _runtime_of(device: torch.device) -> Runtime:
@@ -71,21 +73,65 @@ def _whole_prompts_only(generation_config: Any) -> None:
     first chunk for all of it."""
     chunk = getattr(generation_config, "prefill_chunk_size", None)
     if chunk:
-        raise _no("prune with prefill_chunk_size = %d would choose at the end of the first chunk, "
+        raise no("prune with prefill_chunk_size = %d would choose at the end of the first chunk, "
                   "without the question" % chunk, "leave prefill_chunk_size out, or prune")
 
 
-def _note_wanted(module: Any, args: tuple, kwargs: dict) -> None:
-    """Before a forward pass: of how many newest tokens logits are wanted; all but one are candidates."""
-    cache, wanted = kwargs.get("past_key_values"), kwargs.get("logits_to_keep", 1)
-    if isinstance(cache, Cache):
-        cache._candidates = wanted - 1 if isinstance(wanted, int) and wanted > 1 else 0
+def _cache_in(args: tuple, kwargs: dict) -> Optional["Cache"]:
+    """The cache of kvferry that a pass is given, under whatever name."""
+    for value in (*kwargs.values(), *args):
+        if isinstance(value, _caches.EncoderDecoderCache):
+            value = value.self_attention_cache
+        if isinstance(value, Cache):
+            return value
+    return None
+
+
+def _pass_begins(module: Any, args: tuple, kwargs: dict) -> None:
+    cache = _cache_in(args, kwargs)
+    if cache is not None:
+        cache._begin(module, kwargs.get("logits_to_keep"))
+
+
+def _pass_ends(module: Any, args: tuple, kwargs: dict, result: Any) -> None:
+    cache = _cache_in(args, kwargs)
+    if cache is not None:
+        cache._end(module, result is not None)
 
 
 def _watch(model: Any) -> None:
-    """Once per model; a configuration has no passes."""
-    if isinstance(model, torch.nn.Module) and _note_wanted not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_note_wanted, with_kwargs=True)
+    """Once per model, and each model in it that may be called by itself; a configuration has no passes."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if (module is model or isinstance(module, PreTrainedModel)) and \
+                _pass_begins not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_pass_begins, with_kwargs=True)
+            module.register_forward_hook(_pass_ends, with_kwargs=True, always_call=True)
+
+
+def _implementation(model: Any) -> Any:
+    return getattr(_text(model), "_attn_implementation", None)
+
+
+def _text(model: Any) -> Any:
+    """Configuration of the decoder."""
+    return getattr(model, "config", model).get_text_config(decoder=True)
+
+
+def _must_fit(model: Any) -> None:
+    """Refuses what the class or the configuration of a model shows; a pass shows the rest."""
+    config, name = _text(model), type(model).__name__
+    capped = getattr(config, "attn_logit_softcapping", None)
+    if capped is not None:
+        raise no("%s has attn_logit_softcapping = %g, which pages have not" % (name, capped), WITHOUT)
+    for i, mode in enumerate(getattr(config, "kv_sharing_modes", None) or ()):
+        if mode == "reuse" and config.layer_types[i] == "full_attention":
+            raise no("%s, layer %d: it attends with keys of another layer" % (name, i), WITHOUT)
+    if not isinstance(model, torch.nn.Module):
+        return
+    homes = {type(module).__module__ for module in model.modules()
+             if "Attention" in type(module).__name__}
+    if homes and not any(hasattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS") for home in homes):
+        raise no("%s does not attend through the attention interface of Transformers" % name, WITHOUT)
 
 
 def _row_path(path: Union[str, os.PathLike], row: int) -> str:
@@ -93,26 +139,31 @@ def _row_path(path: Union[str, os.PathLike], row: int) -> str:
 
 
 class _Layer(_caches.CacheLayerMixin):
-    """One layer of full attention: marks its keys, so that the attention finds the pages."""
+    """One layer of full attention: keeps what it is given until the attention asks for it."""
 
     is_croppable = True
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, number: int, index: int, tokens_max: int) -> None:
+    def __init__(self, number: int, index: int, at: int, tokens_max: int) -> None:
         super().__init__()
-        self.number, self.index, self.tokens_max = number, index, tokens_max
-        self.columns = 0
+        self.number, self.index, self.at = number, index, at # at: among all layers of the model
+        self.tokens_max, self.columns = tokens_max, 0
+        self.waiting: Optional[tuple] = None # keys and values of this pass that nobody has attended
         self.is_initialized = True
+
+    def refusal(self, what: str) -> Unsupported:
+        return _attention.caches[self.number].refusal(self.at, what)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Pages are reserved by the first attention, which knows the query heads."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> tuple:
-        key_states.kvferry_layer = self
-        self.columns += key_states.shape[-2]
-        return key_states, value_states
+        if self.waiting is not None:
+            raise self.refusal("keys come again before those that came were attended")
+        self.waiting = key_states, value_states
+        return _attention.stored(self, key_states), _attention.stored(self, value_states)
 
     def get_seq_length(self) -> int:
         return self.columns
@@ -123,22 +174,62 @@ class _Layer(_caches.CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.tokens_max
 
-    def reset(self) -> None:
-        """`Cache.reset` empties all layers at once."""
-        self.columns = 0
+    def _of_all(self, *args: Any) -> None:
+        """`Cache` does it for all layers at once."""
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """`Cache.crop` cuts all layers at once."""
+    reset = crop = reorder_cache = batch_repeat_interleave = batch_select_indices = _of_all
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        raise _no("beam search moves rows at every step",
-                  "take num_beams=1, or a DynamicCache with attn_implementation='sdpa'")
+    def _stay(self, *args: Any) -> None:
+        raise no("pages cannot be offloaded once more", "make no OffloadedCache of it")
 
-    def _rows_change(self, *args: Any) -> None:
-        raise _no("the rows of a batch cannot change", "begin again with another Cache")
+    offload = prefetch = _stay
 
-    batch_repeat_interleave = batch_select_indices = offload = prefetch = _rows_change
 
+def _next_number() -> int:
+    return max(_attention.caches, default=0) + 1
+
+
+def _name_of_the_cache(model: Any) -> str:
+    return next(name for name in _NAMES if name in inspect.signature(model.forward).parameters or
+                name == _NAMES[-1])
+
+
+def _causal_columns(mask: torch.Tensor, columns: int) -> torch.Tensor:
+    """[rows, columns] that are no padding, of a causal mask [rows, heads, queries, columns]."""
+    allowed = mask if mask.dtype == torch.bool else mask == 0
+    seen = allowed[:, 0, -1]
+    queries, keys = mask.shape[2:]
+    order = torch.arange(keys, device=mask.device) <= \
+        columns + torch.arange(queries, device=mask.device)[:, None]
+    if keys != columns + queries or not bool((allowed == (order & seen[:, None])[:, None]).all()) or \
+            mask.dtype != torch.bool and bool((mask[~allowed] > torch.finfo(mask.dtype).min / 2).any()):
+        raise no("the mask is not causal (an image, a window, packed sequences, a bias, or a mask of 4 "
+                 "dimensions that was passed)", "pass a mask of [rows, tokens] or none, or " + WITHOUT)
+    return seen
+
+
+def _attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor,
+                         out: torch.Tensor, scale: float) -> None:
+    """Queries of padding after the first token of a prompt: nobody needs them, but logits show them."""
+    late = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0]
+    if len(late):
+        keys = valid.nonzero()[:, 0]
+        q, k, v = (x.transpose(0, 1)[None] for x in (q[late], k[keys], v[keys]))
+        out[late] = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=keys < late[:, None], scale=scale,
+            enable_gqa=True)[0].transpose(0, 1)
+
+
+class _Pass(NamedTuple):
+    """A forward pass, as its first layer sees it: what counts once the last layer has attended."""
+    mask: Optional[torch.Tensor]
+    valid: Optional[torch.Tensor] # [rows, tokens] of its columns that are tokens; None = all
+    gaps: Optional[torch.Tensor]
+    columns: int
+    held: List[int]
+
+
+_NEVER = _Pass(None, None, None, 0, []) # one that failed before its first layer attended
 
 class Cache(_caches.Cache):
     """Keys and values of a model in kvferry's pages; pass it as `past_key_values`.
@@ -160,20 +251,23 @@ class Cache(_caches.Cache):
     Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back. With
     prompt lookup and assisted decoding candidates are steps, so tokens are those without, to rounding;
     with a static set, which a cut does not bring back, they attend densely. `save` and `restore` keep a
-    prompt for a later process. Several turns, chunks (prefill_chunk_size) and streamers work as with any
-    cache. Not supported, and said so: beam search, output_attentions, masks of 4 dimensions.
+    prompt for a later process. Several turns, chunks (prefill_chunk_size), beams and streamers work as with
+    any cache. `copy.copy` and `copy.deepcopy` fork what it holds: beside it, if sequences_max leaves room,
+    so that both share sealed pages, else into memory of its own. Refused by name: output_attentions,
+    gradients, masks that are not causal or that change for older columns, and whatever a model does with
+    keys other than hand them to the attention: the error says which layer.
     """
 
     def __init__(self, model: Any, budget: int = 512, *, tokens_max: Optional[int] = None,
                  prune: Optional[Policy] = None, prune_settings: Optional[dict] = None,
                  runtime: Optional[Runtime] = None, **settings: Any) -> None:
-        config = getattr(model, "config", model).get_text_config(decoder=True)
-        implementation = getattr(config, "_attn_implementation", None)
-        if implementation != NAME:
+        _must_fit(model)
+        config, self._of = _text(model), model.config if isinstance(model, PreTrainedModel) else model
+        if _implementation(model) != NAME:
             raise Invalid("attn_implementation = %s: load the model with attn_implementation='kvferry', "
-                          "or call model.set_attn_implementation('kvferry')" % implementation)
+                          "or call model.set_attn_implementation('kvferry')" % _implementation(model))
         if isinstance(prune, str) and prune not in PRUNE_POLICIES:
-            raise _no("prune = %s hands fewer tokens to deeper layers" % prune,
+            raise no("prune = %s hands fewer tokens to deeper layers" % prune,
                       "take one of %s" % ", ".join(PRUNE_POLICIES))
         if prune is not None:
             _whole_prompts_only(getattr(model, "generation_config", None))
@@ -186,27 +280,40 @@ class Cache(_caches.Cache):
                                       max(1, Pruner.window(prune, **self._prune_settings)))
         self._runtime = runtime
         layers: list = _caches.DynamicCache(config=config).layers
-        self._number = max(_by_number, default=0) + 1
+        self._name = type(model).__name__
+        self._number = _next_number()
         self._paged: List[_Layer] = []
         for i, layer in enumerate(layers):
             if type(layer) is _caches.DynamicLayer:
-                layers[i] = _Layer(self._number, len(self._paged), self._settings["tokens_max"])
+                layers[i] = _Layer(self._number, len(self._paged), i, self._settings["tokens_max"])
                 self._paged.append(layers[i])
         if not self._paged:
-            raise _no("the model has no layer of full attention", "use it without kvferry")
+            raise no("%s has no layer of full attention alone, but %s" % (
+                self._name, ", ".join(sorted({type(layer).__name__ for layer in layers}))), WITHOUT)
         super().__init__(layers=layers)
         _watch(model)
-        _by_number[self._number] = self
+        _attention.caches[self._number] = self
         self._cache: Optional[_PagedCache] = None
+        self._sharers: "weakref.WeakSet[Cache]" = weakref.WeakSet([self]) # of _cache
         self._pruner: Optional[Pruner] = None
         self._rows: List[Sequence] = []
         self._held: List[int] = [] # tokens of each row
         self._gaps: Optional[torch.Tensor] = None # [rows, columns] False = padding; None = there is none
+        self._columns = 0 # of the whole batch
         self._saved: List[str] = [] # files that the rows come from
         self._model: Optional[str] = None # what they must be of
         self._candidates = 0 # newest tokens of this pass that are to be verified
-        self._columns = 0 # of the whole batch, as the operator counts them
-        self._valid: Optional[torch.Tensor] = None # of this pass, likewise
+        self._outer: Any = None # module whose pass it is
+        self._fresh: Optional[bool] = None # True before the first layer of that pass; None = there is no pass
+        self._pass: Optional[_Pass] = None # while some layers have attended, and others have not
+        self._turn = 0 # the layer that attends next
+
+    def refusal(self, at: int, what: str) -> Unsupported:
+        """Names the model, one of its layers, the reason and the way out."""
+        implementation = _implementation(self._of)
+        if implementation != NAME:
+            what += ", because attn_implementation = %s by now" % implementation
+        return no("%s, layer %d: %s" % (self._name, at, what), WITHOUT)
 
     # -- what Transformers calls --
 
@@ -215,6 +322,7 @@ class Cache(_caches.Cache):
         if tokens_to_remove > 0:
             raise Invalid("tokens_to_remove = %d: give a negative number, as other caches want it"
                           % tokens_to_remove)
+        self._settle()
         columns = max(self._columns + tokens_to_remove, 0)
         for i, row in enumerate(self._rows): # the first one says whether that can be
             dropped = self._columns - columns if self._gaps is None else \
@@ -224,17 +332,100 @@ class Cache(_caches.Cache):
             self._held[i] -= dropped
         super().crop(tokens_to_remove) # layers of other kinds
         self._gaps = None if self._gaps is None else self._gaps[:, :columns]
-        self._columns = columns
-        for layer in self._paged:
-            layer.columns = columns
+        self._grow(columns)
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays reserved."""
         super().reset()
         for row in self._rows:
             row.truncate(0)
-        self._held = [0] * len(self._rows)
-        self._gaps, self._columns = None, 0
+        self._held, self._gaps = [0] * len(self._rows), None
+        self._pass, self._turn, self._outer, self._fresh = None, 0, None, None
+        for layer in self._paged:
+            layer.waiting = None
+        self._grow(0)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """A step of beam search: row i goes on as row beam_idx[i] was."""
+        self._select(beam_idx.tolist())
+        super().reorder_cache(beam_idx) # layers of other kinds
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, in this order."""
+        self._select(torch.arange(len(self._rows))[indices.cpu()].tolist())
+        super().batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row that many times; `sequences_max` says how many there can be."""
+        self._select([i for i in range(len(self._rows)) for _ in range(repeats)])
+        super().batch_repeat_interleave(repeats)
+
+    def _select(self, taken: List[int]) -> None:
+        """Rows by number. Those that nobody takes go first, so that their pages are free for forks."""
+        self._settle()
+        if not self._rows:
+            return
+        for i in set(range(len(self._rows))) - set(taken):
+            self._rows[i].close()
+        self._rows = [row.fork() if i in taken[:n] else row
+                      for n, (i, row) in enumerate((i, self._rows[i]) for i in taken)]
+        self._held = [self._held[i] for i in taken]
+        self._gaps = None if self._gaps is None else self._gaps[taken]
+
+    def _grow(self, columns: int) -> None:
+        self._columns = columns
+        for layer in self._paged:
+            layer.columns = columns
+
+    # -- copies --
+
+    def __copy__(self) -> "Cache":
+        """Another cache that goes on from the same tokens, whose sealed pages both share."""
+        self._settle()
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._number, copied._paged = _next_number(), []
+        copied.layers = [copy.deepcopy(layer) for layer in self.layers]
+        for layer in copied.layers:
+            if isinstance(layer, _Layer):
+                layer.number = copied._number
+                copied._paged.append(layer)
+        copied._held, copied._saved = list(self._held), list(self._saved)
+        copied._outer = copied._fresh = None
+        _attention.caches[copied._number] = copied
+        if self._cache is None:
+            copied._sharers = weakref.WeakSet([copied])
+        else:
+            copied._fork(self)
+        return copied
+
+    def __deepcopy__(self, memo: dict) -> "Cache":
+        return memo.setdefault(id(self), self.__copy__())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise no("a Cache cannot be pickled: it is memory of this process",
+                 "write it with save(path), and read it with restore(path)")
+
+    def _fork(self, of: "Cache") -> None:
+        """Rows of another: beside them if there is room, else in memory of its own."""
+        self._rows = []
+        try:
+            for row in of._rows:
+                self._rows.append(row.fork())
+            self._sharers.add(self)
+        except Full:
+            for row in self._rows:
+                row.close()
+            self._cache = _PagedCache(self._runtime, **self._geometry)
+            self._sharers = weakref.WeakSet([self])
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "row")
+                self._rows = []
+                for row in of._rows:
+                    row.save(path).wait()
+                    self._rows.append(self._cache.restore(path))
+            if self._pruner is not None:
+                self._pruner = Pruner(self._cache, self._prune, **self._prune_settings)
 
     @property
     def batch_size(self) -> int:
@@ -249,10 +440,11 @@ class Cache(_caches.Cache):
         compares.
         """
         if len(self._paged) != len(self.layers):
-            raise _no("layers with a window or linear attention keep caches that cannot be saved",
+            raise no("layers with a window or linear attention keep caches that cannot be saved",
                       "save models whose layers all have full attention")
         if self._cache is None:
             raise Invalid("there is nothing to save before the first forward pass")
+        self._settle()
         for i, row in enumerate(self._rows):
             gaps = None if self._gaps is None else self._gaps[i].int().tolist()
             note = {"rows": len(self._rows), "columns": self._columns, "held": self._held[i],
@@ -271,11 +463,10 @@ class Cache(_caches.Cache):
         if any(note["columns"] != notes[0]["columns"] for note in notes):
             raise Invalid("%s: its rows are of different batches; save them again" % os.fspath(path))
         self._saved, self._model = [_row_path(path, i) for i in range(len(notes))], model
-        self._columns, self._held = notes[0]["columns"], [note["held"] for note in notes]
+        self._held = [note["held"] for note in notes]
         if notes[0]["gaps"] is not None:
             self._gaps = torch.tensor([note["gaps"] for note in notes]).bool()
-        for layer in self._paged:
-            layer.columns = self._columns
+        self._grow(notes[0]["columns"])
 
     def _note_of(self, path: Union[str, os.PathLike], row: int) -> dict:
         path = _row_path(path, row)
@@ -309,9 +500,62 @@ class Cache(_caches.Cache):
             self._cache.stats_reset()
 
     def close(self) -> None:
-        """Give all memory back."""
-        if self._cache is not None:
+        """Give all memory back that no copy shares."""
+        if self._cache is None:
+            return
+        for row in self._rows:
+            row.close()
+        self._sharers.discard(self)
+        if not self._sharers:
             self._cache.close()
+
+    # -- a pass --
+
+    def _begin(self, module: Any, wanted: Any) -> None:
+        """Before a module's forward pass: of how many newest tokens logits are wanted; all but one are
+        candidates."""
+        if torch.compiler.is_compiling():
+            return
+        if _implementation(module) != NAME:
+            raise Invalid("attn_implementation = %s of a %s with a Cache of kvferry: call "
+                          "set_attn_implementation('kvferry'), or pass another cache" % (
+                              _implementation(module), type(module).__name__))
+        if self._outer is not None and self._outer is not module and self._fresh is not None:
+            self._want(wanted)
+            return # a module inside
+        self._settle()
+        self._outer, self._fresh = module, True
+        self._want(wanted)
+
+    def _want(self, wanted: Any) -> None:
+        if isinstance(wanted, int):
+            self._candidates = max(wanted - 1, 0)
+
+    def _end(self, module: Any, whole: bool) -> None:
+        if torch.compiler.is_compiling() or module is not self._outer:
+            return
+        fresh, self._outer, self._fresh, self._candidates = self._fresh, None, None, 0
+        if not whole:
+            self._pass = self._pass or _NEVER
+            return
+        for layer in self._paged:
+            if fresh or layer.waiting is not None or layer.index >= self._turn:
+                raise layer.refusal("it did not attend to pages in this pass")
+        self._count()
+
+    def _settle(self) -> None:
+        """Takes back what a pass has left that did not reach its end."""
+        if self._outer is not None or self._pass is not None:
+            for layer in self.layers:
+                if not isinstance(layer, _Layer) and (not isinstance(layer, _caches.CacheLayerMixin) or
+                                                      layer.get_seq_length() != self._columns):
+                    raise no("a pass was interrupted, and layers with a window or linear attention "
+                             "cannot take it back", "call reset(), or begin again with another Cache")
+            for row, held in zip(self._rows, self._held):
+                row.truncate(held)
+        for layer in self._paged:
+            layer.waiting = None
+        self._pass, self._turn, self._outer, self._fresh = None, 0, None, None
 
     # -- the attention of one layer --
 
@@ -329,58 +573,122 @@ class Cache(_caches.Cache):
         else:
             self._rows = [cache.sequence() for _ in range(q.shape[0])]
             self._held = [0] * q.shape[0]
-        self._cache = cache
+        self._cache, self._geometry = cache, settings
         if self._prune is not None:
             self._pruner = Pruner(self._cache, self._prune, **self._prune_settings)
 
-    def _note(self, mask: Optional[torch.Tensor], rows: int, tokens: int) -> None:
-        """The first layer of a forward pass: which of its columns are tokens."""
-        valid = None
-        if mask is not None and mask.ndim == 2:
-            new = mask[:, -tokens:].cpu()
-            valid = None if bool(new.all()) else new
-        self._valid = valid
+    def _first_layer(self, mask: Optional[torch.Tensor], rows: int, tokens: int) -> None:
+        """Which columns of this pass are tokens, and the lengths after it."""
+        if self._pass is not None or self._fresh is False:
+            raise self._paged[0].refusal("it is attended again before the pass ends, or a pass was "
+                                         "interrupted, after which the cache needs a reset()")
+        valid, gaps = self._new_columns(mask, rows, tokens), None
         if valid is not None or self._gaps is not None:
             gaps = torch.ones(rows, self._columns, dtype=torch.bool) if self._gaps is None else self._gaps
             new = torch.ones(rows, tokens, dtype=torch.bool) if valid is None else valid
-            self._gaps = torch.cat([gaps, new], 1)
-        self._columns += tokens
-        for i in range(rows):
-            self._held[i] += tokens if valid is None else int(valid[i].sum())
+            gaps = torch.cat([gaps, new], 1)
+        held = [n + (tokens if valid is None else int(valid[i].sum())) for i, n in enumerate(self._held)]
+        if valid is not None:
+            for i in range(rows):
+                if self._held[i] and not valid[i, -1]:
+                    raise no("row %d ends in padding after tokens of an earlier pass" % i,
+                             "pad on the left")
+        if self._fresh:
+            self._fresh = False
+        self._pass = _Pass(mask, valid, gaps, self._columns + tokens, held)
+
+    def _new_columns(self, mask: Optional[torch.Tensor], rows: int, tokens: int) -> Optional[torch.Tensor]:
+        """[rows, tokens] of a mask, None if all are tokens. What it says of older columns must not change."""
+        columns = self._columns
+        seen = None
+        if mask is not None and mask.ndim == 2:
+            if mask.shape[1] != columns + tokens:
+                raise Invalid("attention_mask has %d columns: it must have %d, one for each that the cache "
+                              "holds and %d new" % (mask.shape[1], columns + tokens, tokens))
+            seen = mask.bool().expand(rows, -1)
+        elif mask is not None and mask.ndim == 4:
+            seen = _causal_columns(mask, columns).expand(rows, -1)
+        seen = None if seen is None or bool(seen.all()) else seen.cpu()
+        before = None if self._gaps is None or bool(self._gaps.all()) else self._gaps
+        old = None if seen is None else seen[:, :columns]
+        if before is None and old is not None and not bool(old.all()) or \
+                before is not None and (old is None or not torch.equal(old, before)):
+            raise no("attention_mask changes for columns that the cache holds",
+                     "keep it as it was and append to it, or begin again with another Cache")
+        new = None if seen is None else seen[:, columns:]
+        return None if new is None or bool(new.all()) else new
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                 mask: Optional[torch.Tensor], layer: int, scale: float) -> torch.Tensor:
         """[rows, tokens, heads, head_dim] of [rows, heads, tokens, head_dim]."""
         rows, _, tokens, _ = q.shape
-        if mask is not None and mask.ndim == 4:
-            raise _no("a mask of 4 dimensions", "pass the mask of [rows, tokens], or none")
+        if layer and layer != self._turn:
+            raise self._paged[layer].refusal("it attends out of turn")
         if self._cache is None:
             self._open(q, k, scale)
         if rows != len(self._rows):
             raise Invalid("kvferry.hf: %d rows came to a cache of %d; make a Cache per batch" % (
                 rows, len(self._rows)))
         if layer == 0:
-            self._note(mask, rows, tokens)
+            self._first_layer(mask, rows, tokens)
+        self._same(q, k, mask, layer, tokens)
+        q = self._scaled(q, layer, scale)
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-        if tokens == 1 and self._valid is None:
-            return self._cache.decode(self._rows, q[:, 0], k[:, 0], v[:, 0], layer=layer)[:, None]
-        out = torch.zeros_like(q) if self._valid is not None else torch.empty_like(q)
-        for i in range(rows):
-            self._append(i, q[i], k[i], v[i], out[i], layer)
+        valid = self._pass.valid
+        if tokens == 1 and valid is None:
+            out = self._cache.decode(self._rows, q[:, 0], k[:, 0], v[:, 0], layer=layer)[:, None]
+        else:
+            out = torch.zeros_like(q) if valid is not None else torch.empty_like(q)
+            for i in range(rows):
+                self._append(i, q[i], k[i], v[i], out[i], layer)
+        self._turn = layer + 1
+        if self._turn == len(self._paged) and self._outer is None:
+            self._count()
         return out
+
+    def _count(self) -> None:
+        """The pass has been."""
+        self._held, self._gaps = self._pass.held, self._pass.gaps
+        self._grow(self._pass.columns)
+        self._pass, self._turn = None, 0
+
+    def _same(self, q: torch.Tensor, k: torch.Tensor, mask: Optional[torch.Tensor], layer: int,
+              tokens: int) -> None:
+        """A layer has the heads and the mask of the first one."""
+        s, first = self._cache.settings, self._pass.mask
+        if (q.shape[1], k.shape[1], k.shape[3]) != (s.query_heads, s.kv_heads, s.head_dim):
+            raise self._paged[layer].refusal("%d query heads, %d KV heads of %d elements, where others have "
+                                             "%d, %d of %d" % (q.shape[1], k.shape[1], k.shape[3],
+                                                               s.query_heads, s.kv_heads, s.head_dim))
+        if mask is first or mask is not None and first is not None and mask.shape == first.shape and \
+                mask.data_ptr() == first.data_ptr():
+            return
+        valid, wanted = self._new_columns(mask, q.shape[0], tokens), self._pass.valid
+        if (valid is None) != (wanted is None) or valid is not None and not torch.equal(valid, wanted):
+            raise self._paged[layer].refusal("its mask is not that of the first layer")
+
+    def _scaled(self, q: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+        """Queries that give, with the scale that the cache has for all layers, scores with this one."""
+        ratio = scale / self._geometry["softmax_scale"]
+        if not 0 < ratio < float("inf"):
+            raise self._paged[layer].refusal("scores are multiplied by %g" % scale)
+        return q if ratio == 1 else (q.float() * ratio).to(q.dtype)
 
     def _append(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
                 layer: int) -> None:
         """The new tokens of a row, without padding."""
-        row, of, result = self._rows[i], None, out
-        if self._valid is not None and not bool(self._valid[i].all()):
-            of = self._valid[i].nonzero()[:, 0].to(q.device)
+        row, of, result, valid = self._rows[i], None, out, self._pass.valid
+        if valid is not None and not bool(valid[i].all()):
+            of = valid[i].nonzero()[:, 0].to(q.device)
             if not len(of):
                 return
+            if not self._held[i]:
+                _attend_from_padding(q, k, v, valid[i].to(q.device), out,
+                                     self._geometry["softmax_scale"])
             q, k, v = q[of], k[of], v[of]
             result = torch.empty_like(q)
         dense = q.shape[0] - self._steps(i, q.shape[0])
-        if self._pruner is not None and self._held[i] == dense > 1:
+        if self._pruner is not None and not self._held[i] and dense > 1:
             self._prune_prompt(row, q, k, v, result, layer)
         elif dense:
             self._cache.prefill(row, q[:dense], k[:dense], v[:dense], result[:dense], layer=layer)
@@ -396,7 +704,7 @@ class Cache(_caches.Cache):
         """Newest tokens of a row's pass that are decode steps; what is left is read as a prompt."""
         if tokens == 1:
             return 1
-        if self._pruner is not None and self._held[i] == tokens or self._cache.plan.static_tokens:
+        if self._pruner is not None and not self._held[i] or self._cache.plan.static_tokens:
             return 0
         # Behind the first pass a candidate follows the token that was chosen last.
         return tokens if tokens <= self._candidates + 1 else self._candidates
@@ -409,7 +717,7 @@ class Cache(_caches.Cache):
         self._pruner.prefill(row, q, k, v, out, layer=layer)
         step = self._pruner.layer(row, layer)
         if step.propagate is not None and len(step.propagate) != tokens or step.restart:
-            raise _no("this policy hands fewer tokens to deeper layers", "take one that keeps them")
+            raise no("this policy hands fewer tokens to deeper layers", "take one that keeps them")
 
 
 def use(model: Any, budget: int = 512, **settings: Any) -> Any:
@@ -419,95 +727,26 @@ def use(model: Any, budget: int = 512, **settings: Any) -> Any:
     reserved by the call, for tokens_max tokens, and given back at its end, unless the call returns the
     cache. settings: of `Cache`. `del model.generate` ends it.
     """
+    _must_fit(model)
     model.set_attn_implementation(NAME)
     Cache(model, budget, **settings) # says now what does not fit
     generate = type(model).generate
 
     @functools.wraps(generate)
-    def generate_with_pages(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is not None or kwargs.get("use_cache") is False:
-            return generate(model, *args, **kwargs)
+    def generate_with_pages(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(kwargs.get(name) is not None for name in _NAMES) or kwargs.get("use_cache") is False:
+            return generate(self, *args, **kwargs)
         if settings.get("prune") is not None:
             _whole_prompts_only(kwargs.get("generation_config"))
             _whole_prompts_only(types.SimpleNamespace(**kwargs))
-        cache = Cache(model, budget, **settings)
-        kwargs["past_key_values"], told = cache, None
+        cache = Cache(self, budget, **settings)
+        kwargs[_name_of_the_cache(self)], told = cache, None
         try:
-            told = generate(model, *args, **kwargs)
+            told = generate(self, *args, **kwargs)
         finally:
-            if getattr(told, "past_key_values", None) is not cache:
+            if not any(getattr(told, name, None) is cache for name in _NAMES):
                 cache.close()
         return told
 
-    model.generate = generate_with_pages
+    model.generate = types.MethodType(generate_with_pages, model) # a deep copy has its own
     return model
-
-
-# ---- the operator: opaque to torch.compile ----
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-            cache: int, layer: int, scale: float) -> torch.Tensor:
-    return _by_number[cache]._attend(q, k, v, mask, layer, scale)
-
-
-def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-              cache: int, layer: int, scale: float) -> torch.Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
-
-
-_library = torch.library.Library("kvferry", "DEF")
-_library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, int cache, int layer, float scale)"
-                " -> Tensor")
-for _device in ("CPU", "CUDA"):
-    _library.impl("attend", _attend, _device)
-torch.library.register_fake("kvferry::attend", _shape_of, lib=_library)
-
-
-# ---- attention and masks by name ----
-
-def _dense(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-           mask: Optional[torch.Tensor], **kwargs: Any) -> tuple:
-    """Layers that keep their own cache: SDPA, with the mask that `_make_mask` left to it."""
-    if mask is not None and mask.ndim < 4:
-        mask = sdpa_mask(query.shape[0], query.shape[2], key.shape[2],
-                         q_offset=key.shape[2] - query.shape[2],
-                         attention_mask=mask if mask.ndim == 2 else None, device=query.device)
-    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
-
-
-def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-               attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None,
-               dropout: float = 0.0, **kwargs: Any) -> tuple:
-    if kwargs.get("output_attentions"):
-        raise _no("output_attentions: weights over pages are never in one place",
-                  "load the model with attn_implementation='eager'")
-    layer = getattr(key, "kvferry_layer", None)
-    if layer is None:
-        return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout,
-                      **kwargs)
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise _no("%s of this model's attention" % name, "use it without kvferry")
-    if dropout:
-        raise _no("dropout", "call model.eval() first")
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    return torch.ops.kvferry.attend(query, key, value, attention_mask, layer.number, layer.index,
-                                    scale), None
-
-
-def _make_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
-               mask_function: Any = causal_mask_function,
-               attention_mask: Optional[torch.Tensor] = None, device: Any = "cpu",
-               **kwargs: Any) -> Optional[torch.Tensor]:
-    """Causal masks stay as they come, [rows, tokens], or one element that says "no padding"; other
-    patterns are SDPA's."""
-    if mask_function is causal_mask_function:
-        return torch.ones(1, dtype=torch.bool, device=device) if attention_mask is None else \
-            attention_mask
-    return sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,
-                     mask_function=mask_function, attention_mask=attention_mask, device=device,
-                     **kwargs)
-
-
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _make_mask)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name "kvferry" among the attentions and masks of Transformers, and the operator that it calls.
+
+A layer of pages hands keys and values out as `Stored`, which only this attention can read: whatever
+else a model does with them is refused. Every other key belongs to a cache of Transformers or to none,
+and is attended as Transformers does without kvferry.
+
+Knows no model and no pages. Invariant: a Stored key is attended at once, as it is, or not at all.
+"""
+import sys
+import weakref
+from typing import Any, Dict, Optional
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+
+from ._errors import Unsupported
+
+NAME = "kvferry"
+WITHOUT = "use the model without kvferry"
+
+caches: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary() # by number
+_PLAIN = (bool, int, float, str, torch.Size, torch.dtype, torch.device, torch.layout)
+_NOT_IN_PAGES = (("softcap", "capped scores"), ("s_aux", "sinks"), ("position_bias", "a bias of positions"))
+_NOTHING_TO_DO = ("contiguous", "cpu", "cuda", "to", "type_as") # may return what they are called on
+
+
+def no(what: str, way_out: str) -> Unsupported:
+    return Unsupported("kvferry.hf: %s; %s" % (what, way_out))
+
+
+class Stored(torch.Tensor):
+    """Keys or values that wait for the attention of their layer. Whoever computes with them is refused."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (),
+                           kwargs: Optional[Dict[str, Any]] = None) -> Any:
+        name = getattr(function, "__name__", str(function))
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+        if isinstance(result, _PLAIN) or name in _NOTHING_TO_DO and any(result is a for a in args) or \
+                isinstance(result, tuple) and all(isinstance(x, int) for x in result):
+            return result
+        stored = next(a for a in _flat((args, kwargs)) if isinstance(a, Stored))
+        raise caches[stored.kvferry_layer.number].refusal(
+            stored.kvferry_layer.at, "what the cache hands out goes into %s, not into the attention "
+            "named kvferry, which alone reads pages" % name)
+
+
+def _flat(values: Any) -> Any:
+    if isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _flat(value)
+    elif isinstance(values, dict):
+        yield from _flat(list(values.values()))
+    else:
+        yield values
+
+
+def stored(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """What a layer hands out. A compiler sees through it, and gets a mark alone."""
+    if not torch.compiler.is_compiling():
+        tensor = tensor.as_subclass(Stored)
+    tensor.kvferry_layer = layer
+    return tensor
+
+
+# ---- the operator: opaque to torch.compile ----
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
+            cache: int, layer: int, scale: float) -> torch.Tensor:
+    return caches[cache]._attend(q, k, v, mask, layer, scale)
+
+
+def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
+              cache: int, layer: int, scale: float) -> torch.Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
+
+
+def _backward(*args: Any) -> None:
+    raise no("gradients do not go through pages", "train with attn_implementation='sdpa' and no Cache")
+
+
+_library = torch.library.Library("kvferry", "DEF")
+_library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, int cache, int layer, float scale)"
+                " -> Tensor")
+for _device in ("CPU", "CUDA"):
+    _library.impl("attend", _attend, _device)
+torch.library.register_fake("kvferry::attend", _shape_of, lib=_library)
+torch.library.register_autograd("kvferry::attend", _backward, lib=_library)
+
+
+# ---- without pages ----
+
+def _eager(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+           mask: Optional[torch.Tensor], kwargs: dict) -> tuple:
+    """Sinks and capped scores, which SDPA does not know: the model's own attention."""
+    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is None:
+        raise no("%s has sinks or capped scores, which SDPA does not know" % type(module).__name__,
+                 "load the model with attn_implementation='eager'")
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is None and queries > 1 and getattr(module, "is_causal", True):
+        mask = eager_mask(query.shape[0], queries, keys, q_offset=keys - queries, dtype=query.dtype,
+                          device=query.device)
+    elif mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
+            ~mask, torch.finfo(query.dtype).min)
+    return own(module, query, key, value, mask, **kwargs)
+
+
+def _dense(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+           mask: Optional[torch.Tensor], **kwargs: Any) -> tuple:
+    """Layers that keep their own cache, with the mask that `_make_mask` left to them."""
+    if mask is not None and mask.ndim < 3:
+        mask = sdpa_mask(query.shape[0], query.shape[2], key.shape[2],
+                         q_offset=key.shape[2] - query.shape[2],
+                         attention_mask=mask if mask.ndim == 2 else None, device=query.device)
+    if kwargs.get("s_aux") is not None or kwargs.get("softcap") is not None:
+        return _eager(module, query, key, value, mask, kwargs)
+    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+
+# ---- attention and masks by name ----
+
+def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+               attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None,
+               dropout: float = 0.0, **kwargs: Any) -> tuple:
+    if kwargs.get("output_attentions"):
+        raise no("output_attentions: weights over pages are never in one place",
+                 "load the model with attn_implementation='eager'")
+    layer = getattr(key, "kvferry_layer", None)
+    if layer is None:
+        return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout,
+                      **kwargs)
+    if layer.waiting is None or getattr(value, "kvferry_layer", None) is not layer:
+        raise layer.refusal("its keys are attended twice in a pass, or with other values")
+    key, value = layer.waiting
+    layer.waiting = None
+    for name, meaning in _NOT_IN_PAGES:
+        if kwargs.get(name) is not None:
+            raise layer.refusal("its attention has %s (%s)" % (meaning, name))
+    if dropout:
+        raise no("dropout", "call model.eval() first")
+    causal = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if query.shape[2] != key.shape[2] or attention_mask is None and not causal:
+        raise layer.refusal("its attention is not causal")
+    if key.shape != value.shape or query.shape[3] != key.shape[3]:
+        raise layer.refusal("queries, keys and values have %d, %d and %d elements" % (
+            query.shape[3], key.shape[3], value.shape[3]))
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return torch.ops.kvferry.attend(query, key, value, attention_mask, layer.number, layer.index,
+                                    scale), None
+
+
+def _make_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+               mask_function: Any = causal_mask_function,
+               attention_mask: Optional[torch.Tensor] = None, allow_is_causal_skip: bool = True,
+               device: Any = "cpu", **kwargs: Any) -> Optional[torch.Tensor]:
+    """Causal masks of caches that grow stay as they come, [rows, tokens], or one element that says "no
+    padding"; other patterns, and masks of caches of a fixed size, are SDPA's."""
+    if mask_function is causal_mask_function and allow_is_causal_skip and kv_offset == 0 and \
+            not isinstance(q_offset, torch.Tensor) and kv_length == q_offset + q_length:
+        return torch.ones(1, dtype=torch.bool, device=device) if attention_mask is None else \
+            attention_mask
+    return sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,
+                     mask_function=mask_function, attention_mask=attention_mask,
+                     allow_is_causal_skip=allow_is_causal_skip, device=device, **kwargs)
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _make_mask)

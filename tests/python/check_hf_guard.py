@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry in Transformers: no model answers wrongly without a word. What cannot be right is refused by
+name before a logit leaves, and what can be is compared with the model's own attention.
+
+Random weights are larger than usual here, so that attention shows in the logits.
+
+usage: check_hf_guard.py [TEST...]
+"""
+import copy
+import pickle
+import unittest
+
+import check_hf # ends here where there is no torch
+import torch
+import transformers
+from check_hf import SMALL, VOCABULARY, cache_of, generate, make, prompt
+
+import kvferry.hf
+
+DENSE = {k: v for k, v in SMALL.items() if k not in ("head_dim", "num_key_value_heads")}
+WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}
+MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
+       "topk_group": 1}
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+          "qk_rope_head_dim": 16, "v_head_dim": 32}
+GEMMA3N = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCABULARY,
+           "hidden_size_per_layer_input": 16, "laurel_rank": 8, "altup_num_inputs": 2,
+           "activation_sparsity_pattern": [0.0] * 4, **WINDOWS}
+SHARED = "attends with keys of another layer"
+REBUILT = "what the cache hands out goes into"
+NO_INTERFACE = "does not attend through the attention interface"
+
+
+def peaky(model, config, seed=5, **fields):
+    """A model by name, whose weights make attention matter."""
+    made = getattr(transformers, config)(**fields)
+    made._attn_implementation = "kvferry"
+    torch.manual_seed(0)
+    return sharpened(getattr(transformers, model)(made).eval(), seed)
+
+
+def sharpened(model, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            if "sink" in name:
+                p.copy_(1 + noise)
+            elif p.ndim >= 2:
+                p.copy_(noise * (1.0 if "embed" in name or "wte" in name else 1.6 / p.shape[-1] ** 0.5))
+    return model
+
+
+def steps(model, ids, cache=None, new=8, **more):
+    """Tokens and logits of a greedy answer."""
+    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new,
+                          min_new_tokens=new, do_sample=False, return_dict_in_generate=True,
+                          output_logits=True, past_key_values=cache, **more)
+    return told.sequences, torch.stack(told.logits)
+
+
+class Case(unittest.TestCase):
+    def equal(self, model, ids=None, own="eager", **more):
+        """Tokens and logits with pages are those of the model's own attention."""
+        ids = prompt(1, 80) if ids is None else ids
+        model.set_attn_implementation(own)
+        wanted = steps(model, ids, **more)
+        cache = cache_of(model, tokens_max=512)
+        got = steps(model, ids, cache, **more)
+        self.assertEqual(got[0].tolist(), wanted[0].tolist())
+        self.assertLess(float((got[1] - wanted[1]).abs().max() / wanted[1].std()), 1e-3)
+        return cache
+
+    def refused(self, text, call, *arguments, error=kvferry.Unsupported, **more):
+        with self.assertRaisesRegex(error, text):
+            call(*arguments, **more)
+
+
+class Models(Case):
+    def test_refused_in_the_first_pass(self):
+        """Rebuilt keys, keys attended twice, sinks, capped scores."""
+        for name, fields, why in (
+                ("DeepseekV3", {**DENSE, **LATENT, **MOE, "n_shared_experts": 1,
+                                "first_k_dense_replace": 1}, REBUILT),
+                ("JetMoe", {**DENSE, "kv_channels": 16, "num_key_value_heads": 2, "num_local_experts": 2,
+                            "num_experts_per_tok": 2}, REBUILT),
+                ("DiffLlama", SMALL, REBUILT),
+                ("Doge", DENSE, REBUILT),
+                ("GptOss", {**SMALL, **WINDOWS, "num_local_experts": 2,
+                            "num_experts_per_tok": 2}, "its attention has sinks")):
+            with self.subTest(name):
+                model = peaky(name + "ForCausalLM", name + "Config", **fields)
+                self.refused("%sForCausalLM, layer [01]: .*%s" % (name, why), steps, model, prompt(1, 40),
+                             cache_of(model, tokens_max=256))
+
+    def test_refused_before_the_first_pass(self):
+        """What the class or the configuration shows."""
+        for model, config, fields, why in (
+                ("MptForCausalLM", "MptConfig", {"d_model": 64, "n_heads": 4, "n_layers": 2,
+                                                 "vocab_size": VOCABULARY}, NO_INTERFACE),
+                ("GPTNeoXJapaneseForCausalLM", "GPTNeoXJapaneseConfig", DENSE, NO_INTERFACE),
+                ("BloomForCausalLM", "BloomConfig", {"hidden_size": 64, "n_layer": 2, "n_head": 4,
+                                                     "vocab_size": VOCABULARY}, NO_INTERFACE),
+                ("Gemma2ForCausalLM", "Gemma2Config", {**SMALL, "sliding_window": 24},
+                 "attn_logit_softcapping = 50"),
+                ("Gemma3nForCausalLM", "Gemma3nTextConfig", {**SMALL, **GEMMA3N}, SHARED),
+                ("MambaForCausalLM", "MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2,
+                                                     "vocab_size": VOCABULARY}, "no layer of full att")):
+            with self.subTest(model):
+                made = peaky(model, config, **fields)
+                self.refused("%s.*%s" % (model, why), kvferry.hf.Cache, made)
+                self.refused("%s.*%s" % (model, why), kvferry.hf.use, made)
+
+    def test_a_scale_per_layer(self):
+        self.equal(peaky("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_head=4, n_layer=4, n_positions=512,
+                         vocab_size=VOCABULARY, scale_attn_by_inverse_layer_idx=True, eos_token_id=None))
+
+    def test_sinks_in_layers_with_a_window(self):
+        self.equal(peaky("MiMoV2FlashForCausalLM", "MiMoV2FlashConfig", **{
+            **SMALL, **MOE, **WINDOWS, "v_head_dim": 32,
+            "layer_types": ["full_attention"] + ["sliding_attention"] * 3}))
+
+    def test_token_types_of_text(self):
+        model = peaky("Gemma3ForConditionalGeneration", "Gemma3Config", text_config={**SMALL, **WINDOWS},
+                      vision_config={"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+                                     "num_attention_heads": 2, "image_size": 28, "patch_size": 7},
+                      mm_tokens_per_image=4, boi_token_index=150, eoi_token_index=151, image_token_id=149)
+        ids = prompt(1, 40)
+        self.equal(model, ids, own="sdpa", token_type_ids=torch.zeros_like(ids))
+        types = torch.zeros_like(ids)
+        types[0, 5:9] = 1 # an image, whose tokens see each other
+        with torch.no_grad():
+            self.refused("the mask is not causal", model.model.language_model, inputs_embeds=torch.ones(
+                1, 40, 64), attention_mask=self.seen_by_each_other(40, 5, 9),
+                past_key_values=cache_of(model))
+
+    def seen_by_each_other(self, columns, first, end):
+        mask = torch.ones(columns, columns, dtype=torch.bool).tril()
+        mask[first:end, first:end] = True
+        return {"full_attention": mask[None, None], "sliding_attention": mask[None, None]}
+
+
+class WithoutOurCache(Case):
+    """The name alone answers as Transformers does."""
+
+    def test_static_cache(self):
+        model = sharpened(make())
+        for own in ("sdpa", "kvferry"):
+            model.set_attn_implementation(own)
+            got = steps(model, prompt(2, 60), cache_implementation="static", disable_compile=True)
+            wanted = got if own == "sdpa" else wanted
+        torch.testing.assert_close(got[1], wanted[1], rtol=1e-4, atol=1e-4)
+
+    def test_sinks_and_capped_scores(self):
+        for name, fields in (("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 2}), ("Gemma2", {})):
+            model = peaky(name + "ForCausalLM", name + "Config", **{**SMALL, **WINDOWS, **fields})
+            mask = torch.ones(2, 60, dtype=torch.long)
+            mask[0, :20] = 0
+            with torch.no_grad():
+                got = model(prompt(2, 60), attention_mask=mask).logits
+                model.set_attn_implementation("eager")
+                wanted = model(prompt(2, 60), attention_mask=mask).logits
+            torch.testing.assert_close(got[mask.bool()], wanted[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+class Passes(Case):
+    def setUp(self):
+        self.model = sharpened(make())
+
+    def test_attention_that_was_switched(self):
+        cache = cache_of(self.model)
+        self.model.set_attn_implementation("sdpa")
+        self.refused("attn_implementation = sdpa", steps, self.model, prompt(1, 40), cache,
+                     error=kvferry.Invalid)
+        self.model.set_attn_implementation("kvferry")
+        other = sharpened(make())
+        for own in ("sdpa", "eager"): # of a model that has never seen a Cache
+            other.set_attn_implementation(own)
+            self.refused("LlamaForCausalLM, layer 0: .*" + REBUILT, steps, other, prompt(1, 40),
+                         cache_of(self.model))
+
+    def test_masks_that_change(self):
+        ids, further = prompt(2, 40), prompt(2, 5, seed=8)
+        mask = torch.ones(2, 45, dtype=torch.long)
+        mask[0, :10] = 0
+        changed, short = torch.ones(2, 45, dtype=torch.long), mask[:, -5:]
+        for then, why in ((changed, "attention_mask changes"), (None, "attention_mask changes"),
+                          (short, "attention_mask has 5 columns")):
+            cache = cache_of(self.model)
+            with torch.no_grad():
+                self.model(ids, attention_mask=mask[:, :40], past_key_values=cache)
+                self.refused(why, self.model, further, attention_mask=then, past_key_values=cache,
+                             error=kvferry.Error)
+
+    def test_masks_of_four_dimensions(self):
+        causal = torch.ones(40, 40, dtype=torch.bool).tril()[None, None]
+        padded = causal.clone()
+        padded[..., :10] = False
+        for mask in (causal, padded, torch.zeros(1, 1, 40, 40).masked_fill(~causal, -torch.inf)):
+            logits = []
+            for own in ("sdpa", "kvferry"):
+                cache = cache_of(self.model) if own == "kvferry" else None
+                self.model.set_attn_implementation(own)
+                with torch.no_grad():
+                    logits.append(self.model(prompt(1, 40), attention_mask=mask,
+                                             past_key_values=cache).logits[:, 10:])
+            torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            for mask in (torch.ones(1, 1, 40, 40), torch.ones_like(causal), causal[..., :30, :]):
+                self.refused("not causal|columns", self.model, prompt(1, 40), attention_mask=mask,
+                             past_key_values=cache_of(self.model), error=kvferry.Error)
+
+    def test_padding_on_the_right(self):
+        ids, mask = prompt(2, 60), torch.ones(2, 60, dtype=torch.long)
+        mask[0, 45:] = 0
+        said = []
+        for own in ("sdpa", "kvferry"):
+            cache = cache_of(self.model) if own == "kvferry" else None
+            self.model.set_attn_implementation(own)
+            said.append(self.model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False,
+                                            past_key_values=cache).tolist())
+        self.assertEqual(*said)
+        cache = cache_of(self.model)
+        mask = torch.ones(2, 70, dtype=torch.long)
+        mask[1, 65:] = 0
+        with torch.no_grad():
+            self.model(ids, past_key_values=cache)
+            self.refused("row 1 ends in padding.*pad on the left", self.model, prompt(2, 10),
+                         attention_mask=mask, past_key_values=cache)
+
+    def test_gradients(self):
+        cache = cache_of(self.model)
+        logits = self.model(prompt(1, 40), past_key_values=cache).logits
+        self.refused("gradients do not go through pages", logits.sum().backward)
+
+    def test_a_pass_that_was_interrupted(self):
+        """By an error or by a key: the next pass goes on as if it had not begun."""
+        for stop in (RuntimeError, KeyboardInterrupt):
+            for at in (0, 2):
+                ids, cache = prompt(1, 60), cache_of(self.model)
+                with torch.no_grad():
+                    self.model(ids, past_key_values=cache)
+                    handle = self.model.model.layers[at].mlp.register_forward_pre_hook(self.stopper(stop))
+                    with self.assertRaises(stop):
+                        self.model(prompt(1, 10, seed=4), past_key_values=cache)
+                    handle.remove()
+                    self.assertEqual([cache.get_seq_length(i) for i in range(4)], [60] * 4)
+                    got = self.model(prompt(1, 10, seed=9), past_key_values=cache).logits
+                    again = cache_of(self.model)
+                    self.model(ids, past_key_values=again)
+                    wanted = self.model(prompt(1, 10, seed=9), past_key_values=again).logits
+                torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+                self.assertEqual([cache._rows[0].length(i) for i in range(4)], [70] * 4)
+
+    def test_an_interrupted_pass_with_layers_of_other_kinds(self):
+        for family in ("qwen2 with windows", "qwen3-next"):
+            model = make(family)
+            cache = cache_of(model)
+            with torch.no_grad():
+                model(prompt(1, 60), past_key_values=cache)
+                handle = model.model.layers[3].mlp.register_forward_pre_hook(self.stopper(RuntimeError))
+                with self.assertRaises(RuntimeError):
+                    model(prompt(1, 10), past_key_values=cache)
+                handle.remove()
+                self.refused("a pass was interrupted.*reset", model, prompt(1, 10), past_key_values=cache)
+                cache.reset()
+                self.assertEqual(model(prompt(1, 10), past_key_values=cache).logits.shape[1], 10)
+
+    def stopper(self, error):
+        def stop(*arguments):
+            raise error("stop")
+        return stop
+
+    def test_beams(self):
+        """Rows are forks of each other; also with padding, and in layers of other kinds."""
+        for model in (self.model, make("qwen2 with windows")):
+            ids, mask = prompt(2, 70), torch.ones(2, 70, dtype=torch.long)
+            mask[1, :30] = 0
+            how = {"num_beams": 3, "attention_mask": mask, "num_return_sequences": 2}
+            cache = cache_of(model)
+            wanted = generate(model, ids, **how)
+            self.assertEqual(generate(model, ids, cache, **how).tolist(), wanted.tolist())
+
+
+class Copies(Case):
+    def setUp(self):
+        self.model = sharpened(make())
+
+    def test_a_copy_is_a_fork(self):
+        """Of an unused cache, and of a prefix: inside the same memory or in memory of its own."""
+        ids = prompt(1, 90)
+        mine, other = torch.cat([ids, prompt(1, 7, seed=5)], 1), torch.cat([ids, prompt(1, 9, seed=6)], 1)
+        wanted = [steps(self.model, x, cache_of(self.model))[0].tolist() for x in (mine, other)]
+        for copied in (copy.copy, copy.deepcopy):
+            first = cache_of(self.model)
+            second = copied(first)
+            said = [steps(self.model, x, c)[0].tolist() for x, c in ((mine, first), (other, second))]
+            self.assertEqual(said, wanted)
+            for settings in ({}, {"sequences_max": 3}):
+                prefix = cache_of(self.model, **settings)
+                with torch.no_grad():
+                    self.model(ids, past_key_values=prefix)
+                for _ in range(2):
+                    second = copied(prefix)
+                    self.assertEqual(second._cache is prefix._cache, bool(settings))
+                    said = [steps(self.model, mine, copied(prefix))[0].tolist(),
+                            steps(self.model, other, second)[0].tolist()]
+                    self.assertEqual(said, wanted)
+                    second.close()
+                self.assertEqual(prefix.get_seq_length(), 90)
+                self.assertEqual(steps(self.model, mine, prefix)[0].tolist(), wanted[0])
+
+    def test_layers_of_other_kinds_and_padding_are_copied(self):
+        model, ids, mask = make("qwen2 with windows"), prompt(2, 80), torch.ones(2, 80, dtype=torch.long)
+        mask[0, :25] = 0
+        cache = cache_of(model)
+        with torch.no_grad():
+            model(ids[:, :60], attention_mask=mask[:, :60], past_key_values=cache)
+        second = copy.deepcopy(cache)
+        wanted = generate(model, ids, attention_mask=mask).tolist()
+        self.assertEqual(generate(model, ids, cache, attention_mask=mask).tolist(), wanted)
+        self.assertEqual(generate(model, ids, second, attention_mask=mask).tolist(), wanted)
+
+    def test_pickle_is_refused(self):
+        self.refused("cannot be pickled.*save", pickle.dumps, cache_of(self.model))
+
+    def test_a_copy_of_a_model_answers_with_its_own_weights(self):
+        ids = prompt(1, 40)
+        used = kvferry.hf.use(self.model, tokens_max=256)
+        wanted = used.generate(ids, max_new_tokens=8, do_sample=False).tolist()
+        copied = copy.deepcopy(used)
+        with torch.no_grad():
+            copied.lm_head.weight.neg_()
+        own = sharpened(make())
+        with torch.no_grad():
+            own.lm_head.weight.neg_()
+        self.assertEqual(copied.generate(ids, max_new_tokens=8, do_sample=False).tolist(),
+                         own.generate(ids, max_new_tokens=8, do_sample=False).tolist())
+        self.assertEqual(used.generate(ids, max_new_tokens=8, do_sample=False).tolist(), wanted)
+
+
+if __name__ == "__main__":
+    check_hf.main("check_hf_guard")
