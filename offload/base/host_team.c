@@ -17,8 +17,10 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "common/clock.h"
+#include "stack.h"
 
 /* About the wake-up time of a sleeping thread on a shared machine: spinning longer than a wake-up
  * takes would cost others more than it saves here. */
@@ -113,6 +115,35 @@ static void *helper_main(void *argument)
     return NULL;
 }
 
+/* EAGAIN does not say which limit it was. */
+static kvf_status not_started(kvf_context *context, const char *name, int code)
+{
+    struct rlimit tasks = {.rlim_cur = RLIM_INFINITY};
+    char most[32] = "unlimited";
+    (void)getrlimit(RLIMIT_NPROC, &tasks);
+    if (tasks.rlim_cur != RLIM_INFINITY)
+        snprintf(most, sizeof most, "%llu", (unsigned long long)tasks.rlim_cur);
+    return kvf_fail(
+        context, KVF_SYSTEM, code,
+        "thread '%s' could not be started: %s; lower threads, or raise what is reached: "
+        "the tasks of this user (`ulimit -u`, %s) or of the cgroup (pids.max), or the "
+        "address space (`ulimit -v`)",
+        name, strerror(code), most);
+}
+
+/* A CPU that went away meanwhile only costs the pinning. */
+static void pin(pthread_t thread, size_t cpu)
+{
+    cpu_set_t *set = CPU_ALLOC(cpu + 1);
+    const size_t bytes = CPU_ALLOC_SIZE(cpu + 1);
+    if (!set)
+        return;
+    CPU_ZERO_S(bytes, set);
+    CPU_SET_S(cpu, bytes, set);
+    (void)pthread_setaffinity_np(thread, bytes, set);
+    CPU_FREE(set);
+}
+
 kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread, const char *name, int64_t cpu,
                             void *(*fn)(void *), void *argument)
 {
@@ -121,26 +152,14 @@ kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread, const char 
     if (code == 0)
         code = pthread_attr_init(&attributes);
     if (code != 0)
-        return kvf_fail(context, KVF_SYSTEM, code,
-                        "thread '%s' could not be started: %s; see `ulimit -u` and pids.max of "
-                        "the cgroup",
-                        name, strerror(code));
-    if (cpu >= 0 && cpu < CPU_SETSIZE) {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET((size_t)cpu, &set);
-        /* A CPU that went away meanwhile only costs the pinning. */
-        (void)pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
-    }
+        return not_started(context, name, code);
+    (void)pthread_attr_setstacksize(&attributes, KVF_THREAD_STACK_BYTES);
     code = pthread_create(thread, &attributes, fn, argument);
     pthread_attr_destroy(&attributes);
-    if (code == EINVAL && cpu >= 0)
-        code = pthread_create(thread, NULL, fn, argument);
     if (code != 0)
-        return kvf_fail(context, KVF_SYSTEM, code,
-                        "thread '%s' could not be started: %s; see `ulimit -u` and pids.max of "
-                        "the cgroup",
-                        name, strerror(code));
+        return not_started(context, name, code);
+    if (cpu >= 0)
+        pin(*thread, (size_t)cpu);
     (void)pthread_setname_np(*thread, name);
     return KVF_OK;
 }

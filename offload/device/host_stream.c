@@ -27,6 +27,7 @@
 #include <time.h>
 
 #include "common/clock.h"
+#include "stack.h"
 
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
@@ -391,12 +392,17 @@ void kvf_host_stream_destroy(kvf_stream *base)
 /* ---- waiting ---- */
 
 /* Entries up to `target` that nobody is at, in the numbers' environment of the worker, so that a
- * caller's own (flushing of subnormals, rounding) changes no bits; under the lock. */
+ * caller's own (flushing of subnormals, rounding) changes no bits; under the lock. A caller with
+ * little stack leaves them to the worker. */
 static void help(host_stream *stream, uint64_t target)
 {
     fenv_t own;
     if (stream->is_running || is_empty(stream))
         return;
+    if (kvf_stack_left() < KVF_KERNEL_STACK_BYTES) {
+        call_worker(stream);
+        return;
+    }
     fegetenv(&own);
     fesetenv(&stream->environment);
     run(stream, target);
