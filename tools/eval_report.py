@@ -128,7 +128,7 @@ def figures(documents, row, full):
     out["recall"] = s["recall_sum"] / s["verified"] if s["verified"] else None
     out["tokens_attended"] = s["tokens_attended"] / (steps * heads)
     out["bytes_moved_per_step"] = s["bytes_to_device"] / steps
-    if s["pages_ahead"]:
+    if s.get("pages_ahead"):
         out["ahead"] = {"foreseen": s["pages_ahead_used"] / (s["pages_ahead_used"] + s["misses"]),
                         "used": s["pages_ahead_used"] / s["pages_ahead"]}
     out["hit_rate"] = s["hits"] / max(1.0, s["hits"] + s["misses"])

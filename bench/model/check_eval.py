@@ -294,6 +294,10 @@ def main():
         fed = sum(len(q.split()) + 2 for _, questions in texts for q in questions)
         check("steps behind the documents are counted, %s" % (stats,),
               stats["tokens"] == fed + 2 * (len(text.split()) - 1) * len(texts))
+        told = eval_report.table([eval_report.figures(documents, row, rows["full"])
+                                  for row in rows.values() if row.stats])
+        check("a line of the table for each row", len(told) == 2 + len(SETTINGS) + 1 and
+              len({line.count("|") for line in told}) == 1)
         check("the same settings again are told", rows["again"].is_same and
               rows["again"].answers == rows["dynamic"].answers)
         check_dense(folder, *texts[0])
