@@ -33,7 +33,6 @@
     PLAIN(select, resolve)                                                                         \
     PLAIN(select, select)                                                                          \
     PLAIN(select, fetch)                                                                           \
-    PLAIN(select, ahead)                                                                           \
     PLAIN(select, drop)                                                                            \
     PLAIN(select, overlap)                                                                         \
     PLAIN(attend, assemble)                                                                        \

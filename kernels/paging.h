@@ -223,7 +223,6 @@ typedef struct kvf_layer_counters {
     double recall_sum;
     double error_max;
     uint32_t static_min, static_max;
-    uint64_t pages_ahead, pages_ahead_used;
     uint64_t tokens_put, tokens_brought, pages_voided, bad_rows, bad_slots; /* see cells_args.h */
 } kvf_layer_counters;
 

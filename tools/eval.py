@@ -55,7 +55,6 @@ ROWS = [
     ("dynamic", "select=dynamic page_size=32 " + CODES, [512]),
     ("hybrid", "select=hybrid page_size=4 static_ratio=0.25 " + CODES, [512]),
     ("hybrid", "select=hybrid page_size=4 static_ratio=0.1 " + CODES, [256]),
-    ("ahead", "select=dynamic speculate=1 page_size=4 " + CODES, [512]),
     ("hybrid", "select=hybrid page_size=32 static_ratio=0.25 " + BOX, [1024]),
     ("dynamic", "select=dynamic page_size=8 " + BOX, [1024]),
     ("quest", "select=quest page_size=32", [1024]),

@@ -128,9 +128,6 @@ def figures(documents, row, full):
     out["recall"] = s["recall_sum"] / s["verified"] if s["verified"] else None
     out["tokens_attended"] = s["tokens_attended"] / (steps * heads)
     out["bytes_moved_per_step"] = s["bytes_to_device"] / steps
-    if s.get("pages_ahead"):
-        out["ahead"] = {"foreseen": s["pages_ahead_used"] / (s["pages_ahead_used"] + s["misses"]),
-                        "used": s["pages_ahead_used"] / s["pages_ahead"]}
     out["hit_rate"] = s["hits"] / max(1.0, s["hits"] + s["misses"])
     out["digest_bytes"] = s["digest_bytes"]
     out["digest_bytes_per_token"] = s["digest_bytes"] / (s["digest_tokens"] * heads)
@@ -141,7 +138,7 @@ def figures(documents, row, full):
 # ---- the table ----
 
 METHODS = ["full", "full k8v8", "full k8v4", "oracle", "dynamic", "k8v8", "k8v4", "hybrid", "static",
-           "streaming", "quest", "arkvale", "ahead", "defaults"]
+           "streaming", "quest", "arkvale", "defaults"]
 
 
 def place(f):
@@ -195,19 +192,7 @@ tokens that continue the documents, against full attention's {nats:.4f} nats per
 share of dense attention on the attended tokens, in one step of {every}. *attended*: tokens per KV
 head and step, with sink and window. *KiB a step*: brought to the device per sequence and step, over
 all layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and
-KV head. *ahead*: pages that rank below the chosen ones are fetched for the next step. Intervals
-hold 95%: a bootstrap over documents."""
-
-
-def sentences(told):
-    """What has no column."""
-    out = []
-    for f in told:
-        if "ahead" in f:
-            out += ["", "Queries of the last step, as prefetch (*ahead*): %.0f%% of the pages that "
-                    "would have missed were there; %.0f%% of those brought ahead were used." % (
-                        100 * f["ahead"]["foreseen"], 100 * f["ahead"]["used"])]
-    return out
+KV head. Intervals hold 95%: a bootstrap over documents."""
 
 
 def markdown(facts, told, recall_told, refused, missing, same):
@@ -217,7 +202,7 @@ def markdown(facts, told, recall_told, refused, missing, same):
              "documents of %d to %d tokens." % (len(lengths), min(lengths), max(lengths)), ""]
     lines += table(told) + ["", LEGEND.format(
         tokens=told[0]["loss"]["tokens"], nats=told[0]["loss"]["nats"],
-        every=facts["verify_every"])] + sentences(told) + [""]
+        every=facts["verify_every"])] + [""]
     lines += ["![Answers kept against bytes moved per step](eval.svg)", ""]
     if recall_told:
         lines += ["## The recall model", "", "The model of `examples/recall/`, documents of 16,384 "

@@ -210,8 +210,7 @@ def main():
           "thread waits for that end: `wait` is how many instructions it has before, `let` how many before the kernel\n"
           "that comes next may take its places. What is saved is a launch, not work: only a product asks for something\n"
           "before it waits, its first weights. `frame`, the first node of a recorded step, lets the next one come and\n"
-          "does not start early itself; nor does a node behind a join, which with speculation is the append of every\n"
-          "layer but the first. Not measured.\n")
+          "does not start early itself; nor does a node behind a join. Not measured.\n")
     print("| file | kernel | wait | let |\n|---|---|---:|---:|")
     for (unit, name), forms in code.items():
         if "wait" in forms[0][0]:

@@ -52,7 +52,7 @@ typedef struct kvf_blocks_config {
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
      * prefill_chunk_max and tokens_per_step_max are not looked at: drafts are rows. Refused by
-     * name, for they have no home here: verify_interval, speculate, observe_window and disk_path.
+     * name, for they have no home here: verify_interval, observe_window and disk_path.
      * pages in packed form: see above, and device_row_bytes of the plan.
      * head_mask is read before return. A streaming head scores, fetches and keeps nothing but its
      * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the

@@ -455,9 +455,6 @@ typedef struct kvf_cache_config {
     void *select_user;
     uint32_t verify_interval; /**< every N-th step also attends densely and compares; default 0 =
                                  never */
-    uint32_t
-        speculate; /**< 1 = after a step, fetch pages that the next one may select; default 0 */
-    uint32_t speculate_pages; /**< how many per list; default 0 = a quarter of the selected ones */
     uint32_t phase_times;     /**< 1 = measure phases (append_ns ...), 0 = off; default 2 = only
                                  where it is cheap, on the host device */
 
@@ -487,8 +484,7 @@ typedef struct kvf_cache_config {
     /* disk tier: sealed pages beyond host_bytes lie in a file */
     /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
      * NULL = all pages are in memory. Selection never reads it; the host waits in a step until the
-     * pages that were selected are in memory, on every device. What speculate foresees is read from
-     * the file meanwhile, by io_uring, and gets no slots. Such a cache cannot be recorded:
+     * pages that were selected are in memory, on every device. Such a cache cannot be recorded:
      * KVF_UNSUPPORTED. With a head_mask layers that have equally many retrieval heads share a file
      * and a part of host_bytes. Borrowed for the call. */
     const char *disk_path;
@@ -651,10 +647,10 @@ typedef struct kvf_decode_args {
  * later calls find are those of as many calls with one token of each, bit for bit; what differs is
  * time. Tokens that seal no block, renew no static set and are not verified are appended, scored
  * and chosen for at once. Where pages move to the device, the tokens of a sequence take turns with
- * its slots, so a page that several of them chose is moved once. One behind the other in all go
- * the tokens of a cache with a disk tier or with speculate, and those of layers with streaming
- * heads. kvf_sequence_truncate takes tokens back. Recorded steps and page lists have one token of a
- * sequence, and so has a cache with a disk tier and streaming heads: KVF_UNSUPPORTED.
+ * its slots, so a page that several of them chose is moved once. Tokens of a cache with a disk
+ * tier, and those of layers with streaming heads, go one by one in all. kvf_sequence_truncate takes
+ * tokens back. Recorded steps and page lists have one token of a sequence, and so has a cache with
+ * a disk tier and streaming heads: KVF_UNSUPPORTED.
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.
@@ -779,9 +775,8 @@ KVF_API KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_decode
 
 /* ---- statistics ---- */
 
-/** Totals since open or the last reset. Read and reset them after kvf_stream_wait; with speculate
- * that waits for what the last call ranks beside its stream. What is said of transfers and of the
- * disk is not known per layer. */
+/** Totals since open or the last reset. Read and reset them after kvf_stream_wait. What is said of
+ * transfers and of the disk is not known per layer. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
@@ -791,7 +786,7 @@ typedef struct kvf_stats {
      * and nothing is lent: what would be in slots of the sequence itself. */
     uint64_t hits;
     uint64_t misses;          /**< moved, once for all forks in a step; with DIRECT: would be */
-    uint64_t bytes_to_device; /**< pages moved for misses, and ahead of need (speculate) */
+    uint64_t bytes_to_device; /**< pages moved for misses */
     uint64_t bytes_to_host;   /**< sealed pages written back */
     uint64_t bytes_refresh;   /**< host pages read by exact refreshes, as large as in dtype */
     uint64_t copies;          /**< copies submitted to fetch pages */
@@ -801,14 +796,9 @@ typedef struct kvf_stats {
     double recall_sum; /**< of attention recall over the verified rows */
     double error_max;  /**< max |sparse - dense| over the verified rows */
     uint32_t static_tokens_min, static_tokens_max; /**< over layers; differs with the auto ratio */
-    uint64_t pages_ahead;      /**< fetched because the next step may select them (speculate) */
-    uint64_t pages_ahead_used; /**< of those, selected while they were there: misses saved */
-    uint64_t disk_wanted;      /**< bundles of the disk tier that calls needed, once per call */
-    uint64_t disk_reads;       /**< of those, read from the file; the others were in memory */
+    uint64_t disk_wanted; /**< bundles of the disk tier that calls needed, once per call */
+    uint64_t disk_reads;  /**< of those, read from the file; the others were in memory */
     uint64_t bytes_from_disk, bytes_to_disk;
-    uint64_t disk_ahead; /**< bundles read because the next step may select them (speculate) */
-    uint64_t
-        disk_ahead_used; /**< of those, needed while they were in memory: reads not waited for */
     uint64_t pages_from_disk; /**< selected pages whose bundle had to be read first */
     uint64_t disk_wait_ns;    /**< that calls waited for reads */
 } kvf_stats;

@@ -272,22 +272,6 @@ typedef struct kvf_fetch_args {
 } kvf_fetch_args;
 KVF_TASKS(fetch, kvf_fetch_args, 1)
 
-/* ---- ahead: slots that were filled ahead of need, one bit per slot. After such a resolve (is_use
- * == 0): the bits of its misses are set and counted. After that of a step (is_use == 1): a set bit
- * of a chosen page that was resident is counted as used and cleared; that of a miss is cleared.
- * Pages that are lent are passed over. One task per list. */
-typedef struct kvf_ahead_args {
-    uint32_t lists;
-    uint32_t ids_max;
-    uint32_t is_use;
-    const uint32_t *id_count;     /* [lists] */
-    const int32_t *slot_of_id;    /* [lists, ids_max] -1 = lent */
-    const uint32_t *missed;       /* [lists, ids_max] */
-    uint32_t *const *marks;       /* [lists] -> [ceil(slots / 32)] */
-    kvf_layer_counters *counters; /* added to, atomically */
-} kvf_ahead_args;
-KVF_TASKS(ahead, kvf_ahead_args, a->lists)
-
 /* ---- drop: pages that a row does not have any more. Slots that hold a page behind the sealed
  * blocks of their row become free, and the store has as much of the sink as is sealed. One task per
  * list. */

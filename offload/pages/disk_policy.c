@@ -25,18 +25,6 @@ void kvf_disk_policy_use(kvf_disk_policy *p, uint32_t bundle, uint32_t group, ui
     *u = (kvf_disk_use){turn->turns, (uint16_t)group, (uint16_t)(before | LATEST)};
 }
 
-void kvf_disk_policy_expect(kvf_disk_policy *p, uint32_t bundle, uint32_t group)
-{
-    kvf_disk_use *u = &p->uses[bundle];
-    const uint32_t before = history(p, u);
-    *u = (kvf_disk_use){p->groups[group].turns, (uint16_t)group, (uint16_t)(before | LATEST >> 1)};
-}
-
-bool kvf_disk_policy_is_less(const kvf_disk_policy *p, uint32_t a, uint32_t b)
-{
-    return history(p, &p->uses[a]) < history(p, &p->uses[b]);
-}
-
 void kvf_disk_policy_drop(kvf_disk_policy *p, uint32_t bundle)
 {
     p->uses[bundle].history = 0;

@@ -40,10 +40,6 @@ typedef bool (*kvf_disk_may)(const void *user, uint32_t berth);
 
 /* Once per call; calls grow from 1 on. */
 void kvf_disk_policy_use(kvf_disk_policy *p, uint32_t bundle, uint32_t group, uint64_t call);
-/* The next turn of the group may use it: as if the turn before the latest had. */
-void kvf_disk_policy_expect(kvf_disk_policy *p, uint32_t bundle, uint32_t group);
-/* `a` goes before `b`, if one of them must. */
-bool kvf_disk_policy_is_less(const kvf_disk_policy *p, uint32_t a, uint32_t b);
 void kvf_disk_policy_drop(kvf_disk_policy *p, uint32_t bundle); /* nobody will want it */
 
 /* The next to go; UINT32_MAX if none may. */

@@ -42,9 +42,7 @@ static void end(kvf_disk_tier *t, uint32_t number, int code)
         }
     } else {
         t->reads_in_flight--;
-        if (t->bundles[r->bundle].is_ahead) /* nobody waits for it */
-            t->ahead_in_flight--;
-        else if (code)
+        if (code)
             t->read_error = code;
         kvf_disk_arrived(t, r->bundle, r->berth, code == 0);
     }

@@ -25,7 +25,6 @@ typedef struct kvf_bundle {
     char *device;   /* where the device sees it, or will; NULL = it has no berth and gets none */
     uint32_t berth; /* UINT32_MAX = none */
     bool is_dirty, is_in_file, is_writing, is_reading;
-    bool is_ahead; /* it came, or is coming, ahead of need, and nobody wanted it yet */
 } kvf_bundle;
 
 typedef struct kvf_disk_request {
@@ -62,7 +61,6 @@ struct kvf_disk_tier {
     uint32_t idle[KVF_DISK_REQUESTS]; /* numbers of requests that are free */
     uint32_t idle_count;
     uint32_t reads_in_flight, writes_in_flight;
-    uint32_t ahead_in_flight;    /* of the reads: bundles with is_ahead */
     int read_error, write_error; /* the latest, or 0 */
     kvf_disk_stats stats;
 };

@@ -158,7 +158,6 @@ static void give_up(kvf_disk_tier *t, uint32_t berth)
     pthread_mutex_lock(&t->lock);
     b->berth = NONE;
     pthread_mutex_unlock(&t->lock);
-    b->is_ahead = false;
     b->device = NULL;
     t->berths[berth] = NONE;
 }
@@ -177,13 +176,6 @@ static bool may_go(const void *user, uint32_t berth)
         return false;
     const kvf_bundle *b = &t->bundles[t->berths[berth]];
     return b->call < t->call && !b->is_dirty && !b->is_writing;
-}
-
-/* Without asking whether calls since the last settle are done. */
-static bool may_go_at_once(const void *user, uint32_t berth)
-{
-    const kvf_disk_tier *t = user;
-    return may_go(t, berth) && t->bundles[t->berths[berth]].call < t->settled;
 }
 
 /* Whatever was enqueued to write into it is done. */
@@ -217,8 +209,8 @@ static kvf_status begin_writes(kvf_disk_tier *t, uint32_t look)
     return KVF_OK;
 }
 
-/* A berth that may be given up, after writes or what comes ahead of need, if need be. What fails
- * first may have been begun by an earlier call, when the disk was full or the like. */
+/* A berth that may be given up, after writes, if need be. What fails first may have been begun by
+ * an earlier call, when the disk was full or the like. */
 static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
 {
     uint32_t failures = 0;
@@ -230,7 +222,7 @@ static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
             kvf_disk_reap(t);
         t->write_error = 0;
         KVF_TRY(begin_writes(t, t->config.berths));
-        if (t->writes_in_flight + t->ahead_in_flight == 0)
+        if (t->writes_in_flight == 0)
             return KVF_FULL;
         kvf_disk_reap(t);
     }
@@ -297,11 +289,6 @@ void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
     kvf_disk_policy_use(&t->policy, bundle, group, t->call);
     if (b->berth == NONE)
         t->wanted[t->wanted_count++] = bundle;
-    if (b->is_ahead && b->is_reading)
-        t->ahead_in_flight--;
-    else if (b->is_ahead)
-        t->stats.ahead_used++;
-    b->is_ahead = false;
 }
 
 static kvf_status begin_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
@@ -318,8 +305,6 @@ static kvf_status begin_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
 static kvf_status begin(kvf_disk_tier *t, uint32_t bundle)
 {
     uint32_t berth;
-    if (t->bundles[bundle].is_reading)
-        return KVF_OK;
     KVF_TRY(take_berth(t, &berth));
     if (t->bundles[bundle].is_in_file)
         return begin_read(t, bundle, berth);
@@ -335,15 +320,13 @@ void kvf_disk_arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, bool is
     b->is_reading = false;
     t->berths[berth] = NONE;
     if (!is_whole) {
-        b->is_ahead = false;
         b->device = NULL;
         free_berth(t, berth);
         return;
     }
     put(t, bundle, berth);
-    t->stats.ahead += b->is_ahead;
-    t->stats.read += !b->is_ahead;
-    t->has_read |= !b->is_ahead;
+    t->stats.read++;
+    t->has_read = true;
 }
 
 bool kvf_disk_tier_ask(kvf_disk_tier *t)
@@ -356,11 +339,11 @@ bool kvf_disk_tier_ask(kvf_disk_tier *t)
     for (uint32_t i = 0; i < t->wanted_count && t->asked == KVF_OK && !t->read_error; i++)
         t->asked = begin(t, t->wanted[i]);
     /* An engine without poll has ended them all. */
-    if (t->reads_in_flight == t->ahead_in_flight || t->asked != KVF_OK || !t->io->ops->poll)
+    if (t->reads_in_flight == 0 || t->asked != KVF_OK || !t->io->ops->poll)
         return false;
     kvf_io_begin(t->io);
     kvf_disk_poll(t);
-    return t->reads_in_flight > t->ahead_in_flight && !t->read_error;
+    return t->reads_in_flight > 0 && !t->read_error;
 }
 
 kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
@@ -370,7 +353,7 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
     const uint64_t start = t->asked_ns;
     kvf_status status = t->asked;
     t->is_asked = false;
-    while (t->reads_in_flight > t->ahead_in_flight)
+    while (t->reads_in_flight > 0)
         kvf_disk_reap(t);
     if (status == KVF_OK && t->read_error)
         status = kvf_disk_failed(t, false, t->read_error);
@@ -384,40 +367,10 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
     return status;
 }
 
-/* ---- what may be wanted ---- */
-
-void kvf_disk_tier_expect(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
-{
-    kvf_bundle *b = &t->bundles[bundle];
-    uint32_t berth;
-    if (!t->io->ops->poll || b->berth != NONE || b->is_reading || !b->is_in_file)
-        return;
-    kvf_disk_poll(t);
-    if (t->reads_in_flight >= KVF_DISK_AHEAD)
-        return;
-    kvf_disk_policy_expect(&t->policy, bundle, group);
-    if (!take_free(t, &berth)) {
-        berth = kvf_disk_policy_victim(&t->policy, may_go_at_once, t);
-        if (berth == NONE || !kvf_disk_policy_is_less(&t->policy, t->berths[berth], bundle))
-            return;
-        give_up(t, berth);
-    }
-    if (begin_read(t, bundle, berth) != KVF_OK)
-        return;
-    b->is_ahead = true;
-    t->ahead_in_flight++;
-}
-
-void kvf_disk_tier_begin(kvf_disk_tier *t)
-{
-    if (t->ahead_in_flight)
-        kvf_io_begin(t->io);
-}
-
 /* Until no request moves its bytes any more. */
 static void await(kvf_disk_tier *t, const kvf_bundle *b)
 {
-    while (b->is_writing || b->is_reading)
+    while (b->is_writing)
         kvf_disk_reap(t);
 }
 
@@ -447,7 +400,6 @@ void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
     kvf_bundle *b = &t->bundles[bundle];
     make_clean(t, b);
     b->is_in_file = false;
-    b->is_ahead &= b->is_reading;
     kvf_disk_policy_drop(&t->policy, bundle);
 }
 
@@ -523,7 +475,7 @@ int kvf_disk_tier_file(const kvf_disk_tier *t)
 
 bool kvf_disk_tier_is_valid(const kvf_disk_tier *t)
 {
-    uint32_t free_berths = 0, coming = 0, dirty = 0, writing = 0, reading = 0, ahead = 0;
+    uint32_t free_berths = 0, coming = 0, dirty = 0, writing = 0, reading = 0;
     for (uint32_t i = 0; i < t->config.berths; i++) {
         free_berths += t->berths[i] == NONE;
         coming += t->berths[i] == KVF_DISK_COMING;
@@ -535,7 +487,6 @@ bool kvf_disk_tier_is_valid(const kvf_disk_tier *t)
         dirty += b->is_dirty;
         writing += b->is_writing;
         reading += b->is_reading;
-        ahead += b->is_reading && b->is_ahead;
         if (b->is_reading && b->berth != NONE)
             return false;
         if ((b->device != NULL) != (b->is_reading || b->berth != NONE))
@@ -546,6 +497,5 @@ bool kvf_disk_tier_is_valid(const kvf_disk_tier *t)
             return false;
     }
     return free_berths == t->free_berths && dirty == t->dirty && writing == t->writes_in_flight &&
-           coming == t->reads_in_flight && reading == coming && ahead == t->ahead_in_flight &&
-           ahead == reading;
+           t->reads_in_flight == 0 && reading == 0 && coming == 0;
 }

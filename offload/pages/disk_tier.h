@@ -46,8 +46,7 @@ typedef struct kvf_disk_tier_config {
 typedef struct kvf_disk_stats {
     uint64_t wanted, read; /* bundles, once per call; of which from the file */
     uint64_t bytes_read, bytes_written;
-    uint64_t ahead, ahead_used; /* bundles that came before they were wanted; of which were then */
-    uint64_t wait_ns;           /* for reads */
+    uint64_t wait_ns; /* for reads */
 } kvf_disk_stats;
 
 /* The file is made in `folder`, mode 0600, without a name, and its room is reserved. KVF_SYSTEM

@@ -126,8 +126,8 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
     enum dtype; f32 softmax_scale; enum pages; u32 sequences_max tokens_max; u64 host_tokens_max;
     u32 prefill_chunk_max tokens_per_step_max page_size budget_tokens; f32 budget_share;
     u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
-    enum group_reduce transfer; u32 slots; ptr select_fn select_user; u32 verify_interval speculate
-    speculate_pages phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
+    enum group_reduce transfer; u32 slots; ptr select_fn select_user; u32 verify_interval
+    phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
     observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes""")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
@@ -149,8 +149,8 @@ PageLists = _struct("kvf_page_lists", "ptr indptr indices; u32 capacity; ptr las
 Stats = _struct("kvf_stats", """u64 steps tokens_attended tokens_held pages_selected hits misses
     bytes_to_device bytes_to_host bytes_refresh copies refreshes append_ns score_ns select_ns gather_ns copy_ns
     attend_ns refresh_ns verified; f64 recall_sum error_max; u32 static_tokens_min
-    static_tokens_max; u64 pages_ahead pages_ahead_used disk_wanted
-    disk_reads bytes_from_disk bytes_to_disk disk_ahead disk_ahead_used pages_from_disk disk_wait_ns""")
+    static_tokens_max; u64 disk_wanted
+    disk_reads bytes_from_disk bytes_to_disk pages_from_disk disk_wait_ns""")
 Footprint = _struct("kvf_footprint", """f64 footprint device host peak device_peak; u64 steps
     entry_steps device_entry_steps full_entry_steps peak_entries device_peak_entries
     full_entries""")

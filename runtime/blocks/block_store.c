@@ -52,7 +52,6 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
     } zeros[] = {
         {"verify_interval", c->verify_interval,
          "steps are not counted per row; compare with select = full instead, and leave it 0"},
-        {"speculate", c->speculate, "rows are not known ahead of a step; leave it 0"},
         {"observe_window", c->observe_window,
          "blocks cannot be pruned, so no queries are kept; leave it 0"},
     };

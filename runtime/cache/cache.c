@@ -85,11 +85,7 @@ static kvf_status take_order(kvf_cache *cache)
     kvf_order *order = &cache->order;
     for (uint32_t i = 0; i < KVF_FRAMES; i++)
         KVF_TRY(ops->event_create(cache->device, &order->frames[i].done));
-    if (cache->part_count == 0 || cache->parts[0].dims.ahead_max == 0) /* the same for all */
-        return KVF_OK;
-    KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &order->aside));
-    KVF_TRY(ops->event_create(cache->device, &order->left));
-    return ops->event_create(cache->device, &order->ranked);
+    return KVF_OK;
 }
 
 kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
@@ -147,12 +143,9 @@ void kvf_cache_destroy(kvf_cache *cache)
     for (uint32_t i = 0; i < KVF_FRAMES; i++)
         if (order->frames[i].is_busy)
             (void)ops->event_wait(order->frames[i].done);
-    ops->stream_destroy(order->aside);
     kvf_parts_destroy(cache);
     for (uint32_t i = KVF_FRAMES; i-- > 0;)
         ops->event_destroy(order->frames[i].done);
-    ops->event_destroy(order->ranked);
-    ops->event_destroy(order->left);
     if (cache->control_memory.arenas)
         kvf_host_memory_destroy(cache->context, &cache->control_memory);
     for (size_t i = sizeof cache->device_memory / sizeof *cache->device_memory; i-- > 0;)

@@ -115,10 +115,6 @@ static const kvf_setting rows[] = {
      .meaning = "pages per KV head on the device; 0 = twice the selected ones"},
     {FIELD(verify_interval), COUNT(0, UINT32_MAX),
      .meaning = "every N-th step also attends densely and measures; 0 = never"},
-    {FIELD(speculate), .kind = KVF_SETTING_SWITCH,
-     .meaning = "bring pages that the next step may want"},
-    {FIELD(speculate_pages), COUNT(0, TOKENS_MAX),
-     .meaning = "pages that speculation brings per list; 0 = a quarter of the chosen ones"},
     {FIELD(phase_times), COUNT(0, 2),
      .meaning = "1 = measure phases, 0 = do not, 2 = where it is cheap: on the host device"},
     {FIELD(coarse_share), .kind = KVF_SETTING_REAL, .high = 1,
@@ -383,13 +379,10 @@ static kvf_status check_lists(const kvf_runtime *runtime, kvf_context *context,
         c->sequences_max, c->tokens_per_step_max, (unsigned long long)lists, GPU_LISTS_MAX);
 }
 
-/* Slots, and what speculation ranks: more than a step chooses, as much as there are slots for. */
-static kvf_status count_slots(kvf_context *context, const kvf_select_policy *policy,
-                              kvf_cache_config *c, kvf_dims *dims)
+static kvf_status count_slots(kvf_context *context, kvf_cache_config *c, kvf_dims *dims)
 {
     const uint32_t pages_max = dims->paging.pages_max;
-    const bool is_default = c->slots == 0;
-    if (is_default)
+    if (c->slots == 0)
         c->slots = kvf_min_u32(pages_max, kvf_max_u32(2 * dims->dynamic_pages, dims->ids_max));
     if (c->slots < dims->ids_max)
         KVF_FAIL(context, KVF_INVALID,
@@ -401,23 +394,6 @@ static kvf_status count_slots(kvf_context *context, const kvf_select_policy *pol
      * where they live, nothing is in a slot. */
     const bool is_by_residency = dims->static_tokens && c->refresh == KVF_REFRESH_RESIDENT;
     dims->lends = c->sequences_max > 1 && !is_by_residency && kvf_transfer_moves(c->transfer);
-    /* Only a policy that ranks pages can tell what comes next. */
-    if (!policy->ranks_pages || dims->dynamic_pages == 0)
-        c->speculate = 0;
-    if (!c->speculate) {
-        c->speculate_pages = 0;
-        return KVF_OK;
-    }
-    if (c->speculate_pages == 0)
-        c->speculate_pages = kvf_max_u32(1, dims->dynamic_pages / 4);
-    c->speculate_pages = kvf_min_u32(c->speculate_pages, pages_max);
-    if (is_by_residency)
-        dims->shadow_slots = c->slots;
-    if (is_default)
-        c->slots = kvf_min_u32(pages_max, c->slots + c->speculate_pages);
-    dims->ahead_max =
-        kvf_min_u32(kvf_min_u32(pages_max, c->slots), dims->dynamic_pages + c->speculate_pages);
-    dims->paging.slots = c->slots;
     return KVF_OK;
 }
 
@@ -451,10 +427,10 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
 static void count_cover(const kvf_cache_config *c, kvf_dims *dims)
 {
     const kvf_paging *p = &dims->paging;
-    const uint32_t slots = kvf_max_u32(p->slots, dims->shadow_slots);
     if (dims->tokens_max || c->observe_window || c->verify_interval)
-        dims->cover_max = kvf_max_u32(
-            p->blocks_max, p->store_pages + kvf_min_u32(p->pages_max, slots) + dims->window_pages);
+        dims->cover_max =
+            kvf_max_u32(p->blocks_max,
+                        p->store_pages + kvf_min_u32(p->pages_max, p->slots) + dims->window_pages);
 }
 
 /* What of the disk tier contradicts other settings. */
@@ -580,7 +556,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
         dims->arena_blocks = dims->paging.blocks_max;
     count_pages(policy, resolved, dims);
 
-    KVF_TRY(count_slots(context, policy, resolved, dims));
+    KVF_TRY(count_slots(context, resolved, dims));
     count_cover(resolved, dims);
     const uint64_t blocks =
         (resolved->host_tokens_max + block_size - 1) / block_size * resolved->layers;

@@ -44,14 +44,15 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? 2 : 0, rows);
 }
 
-/* Room for what `s` rows choose, with tables of misses that are `wide`. */
-static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, uint64_t wide,
-                         uint64_t flights, kvf_choice *choice)
+/* Room for what `s` rows choose. */
+static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, kvf_choice *choice)
 {
     const kvf_dims *d = &part->dims;
     const uint64_t lists = s * d->paging.lists, chosen = s * d->choose_lists;
     const uint64_t moved = kvf_moves_pages(part) ? lists : 0, lent = d->lends ? lists : 0;
+    const uint64_t flights = d->berths ? 2 : 1;
     const uint32_t words = kvf_div_ceil_u32(d->paging.slots, 32);
+    choice->ids_max = d->ids_max;
     KVF_CARVE(k, choice->ids, lists, choice->ids_max);
     KVF_CARVE(k, choice->id_count, lists);
     KVF_CARVE(k, choice->list_ids, d->choose_lists < d->paging.lists ? chosen : 0, choice->ids_max);
@@ -59,9 +60,9 @@ static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, uint64
     KVF_CARVE(k, choice->lender, lent, choice->ids_max);
     KVF_CARVE(k, choice->kept, lent, words);
     KVF_CARVE(k, choice->asked, lent, words);
-    KVF_CARVE(k, choice->slot_of_id, lists, wide);
-    KVF_CARVE(k, choice->missed, lists, wide);
-    KVF_CARVE(k, choice->misses, lists, wide);
+    KVF_CARVE(k, choice->slot_of_id, lists, choice->ids_max);
+    KVF_CARVE(k, choice->missed, lists, choice->ids_max);
+    KVF_CARVE(k, choice->misses, lists, choice->ids_max);
     KVF_CARVE(k, choice->miss_count, lists);
     KVF_CARVE(k, choice->from, flights, moved, choice->ids_max);
     KVF_CARVE(k, choice->to, flights, moved, choice->ids_max);
@@ -74,14 +75,11 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
     const kvf_cache_config *c = &part->config;
     const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
-    const uint64_t s = kvf_rows_max(c), ahead = d->ahead_max ? c->sequences_max : 0;
+    const uint64_t s = kvf_rows_max(c);
     const kvf_select_policy *policy = kvf_select_find(c->select);
     const uint64_t scored = policy->scores_pages ? p->pages_max : 0;
     kvf_tables *t = &part->tables;
-    t->now.ids_max = d->ids_max;
-    t->ahead.ids_max = d->ahead_max;
-    carve_choice(part, k, s, d->ids_max, d->berths ? 2 : 1, &t->now);
-    carve_choice(part, k, ahead, kvf_max_u32(d->ahead_max, d->ids_max), c->layers, &t->ahead);
+    carve_choice(part, k, s, &t->now);
     KVF_CARVE(k, t->choose, s, d->choose_lists);
     const uint64_t by_codes = kvf_has_codes(part) ? scored : 0, coded = by_codes ? s : 0;
     const uint64_t tiles = kvf_tiles(p->pages_max, c->page_size);
@@ -102,7 +100,6 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->arrived, s, p->lists);
     KVF_CARVE(k, t->seen, d->lends ? p->lists : 0, 2, p->pages_max);
     KVF_CARVE(k, t->masks, policy->by_token ? s : 0, p->lists, d->ids_max);
-    KVF_CARVE(k, t->marks, c->layers, ahead, p->lists, kvf_div_ceil_u32(p->slots, 32));
 }
 
 /* Room to attend, and the arguments of calls. */
@@ -183,8 +180,6 @@ static void carve_mirror(const kvf_part *part, kvf_carver *k, kvf_control *t)
     KVF_CARVE(k, t->mirror.last_page_len, listed);
     KVF_CARVE(k, t->mirror.misses, brought, d->ids_max);
     KVF_CARVE(k, t->mirror.miss_count, brought);
-    KVF_CARVE(k, t->mirror.ahead_ids, d->berths ? lists : 0, d->ahead_max);
-    KVF_CARVE(k, t->mirror.ahead_count, d->berths && d->ahead_max ? lists : 0);
 }
 
 static void carve_control(const kvf_part *part, kvf_carver *k, kvf_control *t)
@@ -210,8 +205,6 @@ static void carve_part(kvf_part *part, kvf_reservation *r)
     carve_cover(part, &r->table);
     carve_control(part, &r->control, &part->control);
     carve_control(part, &r->control_device, &part->control_device);
-    KVF_CARVE(&r->host, part->ahead, part->config.layers);
-    KVF_CARVE(&r->host, part->expected, part->config.sequences_max);
 }
 
 /* Of rows: what the host knows of them. */
@@ -279,10 +272,8 @@ kvf_transfer_config kvf_part_transfer_config(const kvf_part *part)
     const kvf_cache_config *c = &part->config;
     return (kvf_transfer_config){.method = c->transfer,
                                  .page_bytes = kvf_home_page_bytes(&d->paging.shape),
-                                 .pages_max = c->sequences_max * d->paging.lists *
-                                              kvf_max_u32(d->ids_max, d->ahead_max),
-                                 /* Besides one per frame, one per layer ahead of need. */
-                                 .requests_max = KVF_FRAMES + 2 + (d->ahead_max ? c->layers : 0),
+                                 .pages_max = c->sequences_max * d->paging.lists * d->ids_max,
+                                 .requests_max = KVF_FRAMES + 2, /* one per frame */
                                  .gather_threads = part->runtime->config.gather_threads,
                                  .memory = kvf_runtime_memory(part->runtime)};
 }
@@ -318,8 +309,6 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
               d->berths ? bundle : kvf_home_block_bytes(p));
     kvf_residency_needs((uint32_t)lists, p->pages_max, p->slots, kvf_part_slot_bytes(part),
                         &residency, &slots);
-    if (d->shadow_slots)
-        kvf_residency_needs((uint32_t)lists, p->pages_max, d->shadow_slots, 0, &residency, &slots);
     if (pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX || lists > UINT32_MAX ||
         chosen > UINT32_MAX || d->jobs_max > UINT32_MAX)
         return too_large(cache);

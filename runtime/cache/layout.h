@@ -18,7 +18,7 @@ typedef struct kvf_dims kvf_dims;
 typedef struct kvf_part kvf_part;
 
 /* Pages that lists choose, and the way of those that have no slot. `flights` of them are under way
- * at once: 1, or one per layer. Of what comes ahead of need R is S. */
+ * at once: 1, or 2 with a disk tier. */
 typedef struct kvf_choice {
     uint32_t ids_max;      /* most pages that a list chooses */
     int32_t *ids;          /* [R, lists, ids_max] */
@@ -58,9 +58,8 @@ typedef struct kvf_tables {
     char *queries;         /* [rows, query_window, query_heads, head_dim] */
     uint32_t *share;       /* [rows, 2] of static_ratio = auto */
 
-    /* choosing and fetching; what the shadow would do goes to `ahead` too, whose misses are as wide
-     * as either */
-    kvf_choice now, ahead;
+    /* choosing and fetching */
+    kvf_choice now;
     uint32_t *choose;        /* [R, chosen] pages to choose */
     float *scores;           /* [R, query_heads, pages_max] by boxes */
     int8_t *rotated;         /* [R, query_heads, head_dim] by codes, with all down to `sum` */
@@ -78,7 +77,6 @@ typedef struct kvf_tables {
     uint32_t *arrived;       /* [R, lists] blocks that share a list */
     uint32_t *seen;          /* [lists, 2, pages_max] where rows lend slots; see kvf_lend_args */
     uint64_t *masks;         /* [R, lists, ids_max] of a policy that chooses tokens */
-    uint32_t *marks;         /* [rows, lists, slots / 32] of pages that came ahead of need */
 
     /* attending */
     kvf_span *spans;      /* [R, lists, spans_max] */
@@ -136,8 +134,6 @@ typedef struct kvf_control {
         int32_t *last_page_len; /* [S, lists] */
         kvf_miss *misses;       /* [S, lists, ids_max] */
         uint32_t *miss_count;   /* [S, lists] */
-        int32_t *ahead_ids;     /* [S, lists, ahead_max] with a disk tier */
-        uint32_t *ahead_count;  /* [S, lists] */
     } mirror;
 } kvf_control;
 

@@ -51,9 +51,6 @@ static kvf_status take_pages(kvf_part *part)
     KVF_TRY(kvf_residency_create(part->device, c->sequences_max * c->layers * p->lists,
                                  p->pages_max, p->slots, kvf_part_slot_bytes(part),
                                  &part->residency));
-    if (part->dims.shadow_slots)
-        KVF_TRY(kvf_residency_create(part->device, c->sequences_max * c->layers * p->lists,
-                                     p->pages_max, part->dims.shadow_slots, 0, &part->shadow));
     kvf_transfer_config transfer = kvf_part_transfer_config(part);
     kvf_transfer_choice choice;
     transfer.pool = &part->pool.memory;
@@ -82,6 +79,5 @@ void kvf_part_close(kvf_part *part)
     ops->event_destroy(part->sealed);
     if (part->residency.device)
         kvf_residency_destroy(&part->residency);
-    kvf_residency_destroy(&part->shadow);
     kvf_page_pool_destroy(&part->pool);
 }

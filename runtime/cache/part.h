@@ -55,8 +55,6 @@ struct kvf_dims {
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
-    uint32_t ahead_max;     /* pages that speculation ranks per list; 0 = there is none */
-    uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
     uint32_t lends;         /* 1: pages move, and rows lend each other slots (kvf_lend_args) */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t wide_blocks;   /* room for a row in exact form, where pages are packed; else 0 */
@@ -118,16 +116,7 @@ typedef struct kvf_order {
     kvf_stream *last_stream; /* that it ended on; compared only */
     kvf_event *last_done;    /* of the last call */
     uint32_t is_listed; /* 1: the last call listed pages that the caller reads where they are */
-    kvf_stream *aside;  /* for what is brought ahead of need; see ahead.h; NULL without it */
-    kvf_event *left;    /* on the caller's stream: where a call leaves it for `aside` */
-    kvf_event *ranked;  /* on `aside`, of a call that is recorded: its launches are done */
 } kvf_order;
-
-/* Pages on their way ahead of need, of one layer; see speculate.h. */
-typedef struct kvf_ahead {
-    uint32_t ticket;
-    uint32_t is_open; /* 1: submitted, joined by nobody */
-} kvf_ahead;
 
 /* Whose pages lie in the prefill arena; see prefill_arena.h. */
 typedef struct kvf_prefill_arena {
@@ -150,7 +139,6 @@ struct kvf_part {
     kvf_control control_device; /* the same memory, as the device sees it */
     kvf_page_pool pool;
     kvf_residency residency;
-    kvf_residency shadow; /* what would be resident without speculation; tables only */
     kvf_transfer_engine *transfer;
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
@@ -159,11 +147,7 @@ struct kvf_part {
     kvf_event *placed;
     uint32_t places_used; /* of control.places */
     uint64_t pages_from_disk;
-    const kvf_layer **expected; /* [sequences_max] rows that the last step ranked more pages for */
-    uint32_t expected_rows;     /* 0: the tier was told, or there are none */
     kvf_prefill_arena arena;
-    kvf_ahead *ahead;      /* [layers] */
-    uint32_t is_unsettled; /* 1: a row ended whose pages may be on their way ahead of need */
 };
 
 /* Every reservation that is not carved; its order is there. What it is carved from comes first. */

@@ -10,7 +10,7 @@
 
 #include "settings.h"
 
-#define TOP      .choose = KVF_CHOOSE_TOP, .scores_pages = 1, .ranks_pages = 1, .can_record = 1
+#define TOP      .choose = KVF_CHOOSE_TOP, .scores_pages = 1, .can_record = 1
 #define NEWEST   .choose = KVF_CHOOSE_NEWEST, .can_record = 1
 #define TOKENS   .choose = KVF_CHOOSE_TOKENS, .by_token = 1
 #define FUNCTION .choose = KVF_CHOOSE_FUNCTION, .scores_pages = 1, .calls_function = 1

@@ -37,7 +37,6 @@ typedef struct kvf_select_policy {
     kvf_digest_kind digest;
     /* These follow from `choose`. */
     bool scores_pages;   /* needs digest scores */
-    bool ranks_pages;    /* lower ranks tell what the next steps may want */
     bool by_token;       /* a chosen page may give only some of its tokens */
     bool calls_function; /* needs select_fn, and what that reads where the host reads it */
     bool can_record;     /* needs nothing of the host in a step */

@@ -77,11 +77,8 @@ kvf_status kvf_sequence_begin(kvf_cache *cache, kvf_sequence **out)
 static void release_layer(kvf_layer *layer)
 {
     kvf_part *part = layer->part;
-    if (part) {
-        if (part->arena.owner == layer)
-            part->arena.owner = NULL; /* its write-back may still run */
-        part->is_unsettled = part->dims.ahead_max != 0;
-    }
+    if (part && part->arena.owner == layer)
+        part->arena.owner = NULL; /* its write-back may still run */
     for (uint32_t p = 0; p < layer->sealed; p++)
         kvf_page_pool_release(&part->pool, layer->blocks[p]);
     layer->length = layer->sealed = 0;

@@ -15,12 +15,7 @@ static kvf_status copy_counters(const kvf_cache *cache, const kvf_part *part, vo
                                 const void *from)
 {
     const kvf_device_ops *ops = cache->device->ops;
-    if (cache->recording)
-        return KVF_OK;
-    /* What is brought ahead of need is counted beside the stream that the caller has waited for. */
-    if (part->dims.ahead_max && cache->order.last_done)
-        (void)ops->event_wait(cache->order.last_done);
-    if (!part->dims.needs_mirror)
+    if (cache->recording || !part->dims.needs_mirror)
         return KVF_OK;
     KVF_TRY(ops->copy(part->writeback, to, from, part->config.layers * sizeof(kvf_layer_counters)));
     return ops->stream_wait(part->writeback);
@@ -43,9 +38,7 @@ static void add_counters(const kvf_part *part, uint32_t index, kvf_stats *s)
     s->pages_selected += c->pages_selected;
     s->hits += c->hits;
     s->misses += c->misses;
-    s->pages_ahead += c->pages_ahead;
-    s->pages_ahead_used += c->pages_ahead_used;
-    s->bytes_to_device += kvf_moves_pages(part) ? (c->misses + c->pages_ahead) * page : 0;
+    s->bytes_to_device += kvf_moves_pages(part) ? c->misses * page : 0;
     s->bytes_refresh += c->bytes_refresh;
     s->append_ns += c->append_ns;
     s->score_ns += c->score_ns;
@@ -87,8 +80,6 @@ static void add_part(const kvf_part *part, kvf_stats *s)
     s->disk_reads += disk.read;
     s->bytes_from_disk += disk.bytes_read;
     s->bytes_to_disk += disk.bytes_written;
-    s->disk_ahead += disk.ahead;
-    s->disk_ahead_used += disk.ahead_used;
     s->disk_wait_ns += disk.wait_ns;
     s->pages_from_disk += part->pages_from_disk;
 }

@@ -281,73 +281,18 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
     return KVF_OK;
 }
 
-/* ---- what the next step may choose ---- */
-
-kvf_status kvf_bring_expect(kvf_step *step)
-{
-    kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_choice *ahead = &part->tables.ahead;
-    const size_t lists = (size_t)step->rows * part->dims.paging.lists;
-    for (uint32_t b = 0; b < step->rows; b++)
-        part->expected[b] = step->states[b];
-    part->expected_rows = step->rows;
-    if (!part->dims.needs_mirror)
-        return KVF_OK;
-    KVF_TRY(ops->copy(step->stream, part->control_device.mirror.ahead_ids, ahead->ids,
-                      lists * ahead->ids_max * sizeof *ahead->ids));
-    return ops->copy(step->stream, part->control_device.mirror.ahead_count, ahead->id_count,
-                     lists * sizeof *ahead->id_count);
-}
-
-static void expect_row(const kvf_part *part, uint32_t row)
-{
-    const kvf_paging *p = &part->dims.paging;
-    const kvf_choice *c = &part->tables.ahead;
-    const bool is_copied = part->dims.needs_mirror != 0;
-    const int32_t *ids = is_copied ? part->control.mirror.ahead_ids : c->ids;
-    const uint32_t *count = is_copied ? part->control.mirror.ahead_count : c->id_count;
-    const kvf_layer *layer = part->expected[row];
-    for (uint32_t l = row * p->lists; l < (row + 1) * p->lists; l++)
-        for (uint32_t i = 0; i < count[l]; i++) {
-            const uint32_t page = (uint32_t)ids[(size_t)l * c->ids_max + i];
-            const uint32_t block = page / p->block_pages;
-            if (block < layer->sealed) /* the row may have been cut since, or be another's */
-                kvf_disk_tier_expect(part->pool.tier,
-                                     kvf_page_pool_bundle(&part->pool, layer->blocks[block]),
-                                     layer->index + 1);
-        }
-}
-
-/* What the step before ranked is known, because this one's choice is. */
-static void expect(kvf_part *part)
-{
-    for (uint32_t b = 0; b < part->expected_rows; b++)
-        expect_row(part, b);
-    if (part->expected_rows)
-        kvf_disk_tier_begin(part->pool.tier);
-    part->expected_rows = 0;
-}
-
 kvf_status kvf_bring_ask(kvf_step *step)
 {
     if (!step->part->pool.tier)
         return KVF_OK;
     KVF_TRY(kvf_bring_wait(step));
     const chosen c = where(step->part);
-    KVF_TRY(ask_pages(step, &c));
-    if (!step->is_late)
-        expect(step->part);
-    return KVF_OK;
+    return ask_pages(step, &c);
 }
 
 kvf_status kvf_bring_late(kvf_step *step)
 {
-    if (!step->is_late)
-        return KVF_OK;
-    KVF_TRY(rest(step));
-    expect(step->part);
-    return KVF_OK;
+    return step->is_late ? rest(step) : KVF_OK;
 }
 
 void kvf_bring_drop(kvf_step *step)

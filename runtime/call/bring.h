@@ -40,9 +40,6 @@ void kvf_bring_drop(kvf_step *step);
 /* Pages of lists as of kvf_page_lists, of KV heads of every row, which the host can read by now. */
 KVF_CHECKED kvf_status kvf_bring_listed(kvf_step *step, const int32_t *indptr,
                                         const int32_t *indices);
-/* After a step ranked more pages than it chose: when the next one waits for its choice, these begin
- * to come. */
-KVF_CHECKED kvf_status kvf_bring_expect(kvf_step *step);
 /* What this call wanted may go: whatever it enqueued was waited for, or ended with kvf_step_end. */
 void kvf_bring_again(kvf_part *part);
 

@@ -9,7 +9,6 @@
 
 #include "step.h"
 
-#include "ahead.h"
 #include "share.h"
 
 kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
@@ -227,8 +226,6 @@ kvf_status kvf_step_send(kvf_step *step)
     const kvf_cache *cache = step->cache;
     if (step->is_recorded)
         return KVF_OK; /* the frame is brought by the recording itself */
-    if (step->part && step->part->is_unsettled)
-        KVF_TRY(kvf_ahead_settle(step, step->part));
     return cache->device->ops->copy(step->stream, step->frame->device, step->frame->host.base,
                                     step->frame->host.bytes);
 }
@@ -267,7 +264,6 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state)
         return KVF_OK;
     const kvf_row row = kvf_step_row(part, state);
     KVF_TRY(kvf_residency_clear(&part->residency, state->row * p->lists, p->lists, step->stream));
-    KVF_TRY(kvf_ahead_clear(step, state));
     KVF_TRY(
         part->device->ops->fill(step->stream, row.store_count, 0, p->kv_heads * sizeof(uint32_t)));
     state->is_fresh = 0;

@@ -62,14 +62,6 @@ typedef struct kvf_step {
     int32_t *const *slot_of_page;
     int32_t *const *page_of_slot;
 
-    /* of speculation, likewise */
-    kvf_ahead *ahead;        /* of a recording; NULL = the layer's own */
-    const uint32_t *ahead_k; /* of lists that are chosen for: pages to rank */
-    uint32_t *const *marks;
-    int32_t *const *shadow_slot_of_page;
-    int32_t *const *shadow_page_of_slot;
-    const kvf_row *row_shadow; /* [rows] as a refresh sees them; NULL = as `row` */
-
     const uint64_t *masks; /* of the chosen pages; NULL = none */
     uint32_t ticket;       /* of the transfer */
     uint32_t is_late;      /* 1: pages that the step chose are still being read from disk */

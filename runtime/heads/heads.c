@@ -12,7 +12,6 @@
 #include "heads.h"
 
 #include "append.h"
-#include "speculate.h"
 
 /* ---- chunks ---- */
 
@@ -104,8 +103,7 @@ kvf_status kvf_heads_enqueue_step(kvf_heads_call *call, const kvf_decode_args *a
         KVF_TRY(kvf_decode_enqueue(step, &own, due));
     if (call->streaming)
         KVF_TRY(kvf_streaming_decode(call));
-    KVF_TRY(kvf_heads_unpack(call));
-    return kvf_ahead_fetch(step);
+    return kvf_heads_unpack(call);
 }
 
 static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t length)

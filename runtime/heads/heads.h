@@ -26,7 +26,7 @@ kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args);
 /* As much as any chunk, and any step of so many rows, has in its frame: for dry steps. */
 void kvf_heads_take_chunk_dry(kvf_step *step);
 void kvf_heads_take_step_dry(kvf_step *step);
-/* All launches of a step, up to and with what comes ahead of need. */
+/* All launches of a step. */
 KVF_CHECKED kvf_status kvf_heads_enqueue_step(kvf_heads_call *call, const kvf_decode_args *args,
                                               const kvf_due *due);
 /* Bookkeeping of rings, when the step's is done. */

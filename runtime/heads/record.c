@@ -12,7 +12,6 @@
 
 #include <string.h>
 
-#include "ahead.h"
 #include "append.h"
 #include "prefill_arena.h"
 #include "sequence.h"
@@ -35,7 +34,6 @@ void kvf_recording_close(kvf_recording *recording)
         kvf_host_memory_destroy(cache->context, &recording->ring);
     if (recording->device)
         ops->memory_free(cache->device, recording->device);
-    kvf_free(cache->context, recording->ahead);
     kvf_free(cache->context, recording->sealing);
     kvf_free(cache->context, recording->has_layer);
     kvf_free(cache->context, recording->calls);
@@ -80,8 +78,7 @@ static kvf_status take_lists(kvf_recording *r, kvf_sequence *const *sequences)
     r->calls = kvf_alloc(context, layers, sizeof *r->calls);
     r->has_layer = kvf_alloc(context, layers, sizeof *r->has_layer);
     r->sealing = kvf_alloc(context, parts + 1, sizeof *r->sealing);
-    r->ahead = kvf_alloc(context, parts + 1, sizeof *r->ahead);
-    if (!r->sequences || !r->generations || !r->calls || !r->has_layer || !r->sealing || !r->ahead)
+    if (!r->sequences || !r->generations || !r->calls || !r->has_layer || !r->sealing)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a recording of %u layers", layers);
     for (uint32_t b = 0; b < r->batch; b++) {
         r->sequences[b] = sequences[b];
@@ -197,7 +194,6 @@ static kvf_step next_step(kvf_recording *r, uint32_t call, kvf_frame *frame)
     const size_t calls = (size_t)turn_of(r) * r->cache->config.layers + call;
     kvf_step step = call_step(r, call, frame, r->ring.arenas[0].host + calls * r->call_bytes);
     kvf_step_at(&step, r->calls[call].layer, r->sequences, r->batch);
-    step.ahead = step.part ? &r->ahead[step.part - r->cache->parts] : NULL;
     return step;
 }
 
@@ -213,10 +209,7 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
     kvf_decode_take(&step);
     kvf_heads_call call = kvf_heads_take_step(&step, args);
     KVF_ASSERT(frame.host.bytes <= r->call_bytes);
-    if (r->count > 1)
-        KVF_TRY(kvf_ahead_await_end(&step));
-    KVF_TRY(kvf_heads_enqueue_step(&call, args, &none));
-    return kvf_ahead_mark_end(&step);
+    return kvf_heads_enqueue_step(&call, args, &none);
 }
 
 kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
@@ -227,25 +220,18 @@ kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, k
     return status;
 }
 
-/* Joins what runs beside the calls, and says what failed. */
-static kvf_status finish(kvf_recording *r)
+static kvf_status check_recorded(const kvf_recording *r)
 {
-    kvf_cache *cache = r->cache;
-    kvf_frame none;
-    kvf_step step = call_step(r, 0, &none, NULL);
     KVF_TRY(r->failure);
     if (r->count == 0)
-        KVF_FAIL(cache->context, KVF_INVALID,
+        KVF_FAIL(r->cache->context, KVF_INVALID,
                  "nothing was recorded; call kvf_decode between begin and end");
-    KVF_TRY(kvf_ahead_await_end(&step));
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        KVF_TRY(kvf_ahead_join_one(&step, &cache->parts[i], &r->ahead[i]));
     return KVF_OK;
 }
 
 kvf_status kvf_recording_end(kvf_recording *r, kvf_recording **out)
 {
-    kvf_status status = finish(r);
+    kvf_status status = check_recorded(r);
     const kvf_status ended = r->cache->device->ops->capture_end(r->stream, &r->graph);
     r->stream = NULL;
     r->cache->recording = NULL;
@@ -439,8 +425,6 @@ static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
     step.stream = stream;
     if (cache->order.last_done && cache->order.last_stream != stream)
         KVF_TRY(cache->device->ops->stream_wait_event(stream, cache->order.last_done));
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        KVF_TRY(kvf_ahead_settle(&step, &cache->parts[i]));
     for (uint32_t b = 0; b < r->batch; b++)
         KVF_TRY(kvf_arena_leave_sequence(&step, r->sequences[b]));
     return KVF_OK;

@@ -20,8 +20,7 @@
 static bool can_share(const kvf_cache *cache, uint32_t layer)
 {
     const kvf_part *part = cache->places[layer].part;
-    return part && !part->pool.tier && part->dims.ahead_max == 0 &&
-           kvf_streaming_count(cache, layer) == 0;
+    return part && !part->pool.tier && kvf_streaming_count(cache, layer) == 0;
 }
 
 /* What the next token does to the sequence. */

@@ -13,7 +13,6 @@
 
 #include <kvferry/setting.h>
 
-#include "ahead.h"
 #include "append.h"
 #include "config.h"
 #include "prefill_arena.h"
@@ -50,16 +49,14 @@ static bool is_free(const kvf_cache *cache, const char *name)
         "sequences_max", "tokens_max",  "host_tokens_max",  "prefill_chunk_max",
         "transfer",      "phase_times", "verify_interval",  "tokens_per_step_max",
         "host_bytes",    "disk_bytes",  "disk_bundle_bytes"};
-    static const char *const by_residency[] = {"slots", "speculate", "speculate_pages"};
     static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)
         if (strcmp(name, free_ones[i]) == 0)
             return true;
     /* What is resident decides only which tokens a refresh looks at. */
     const bool is_resident = cache->part_count && is_by_residency(&cache->parts[0]);
-    for (size_t i = 0; !is_resident && i < sizeof by_residency / sizeof *by_residency; i++)
-        if (strcmp(name, by_residency[i]) == 0)
-            return true;
+    if (!is_resident && strcmp(name, "slots") == 0)
+        return true;
     for (size_t i = 0; !kvf_has_streaming_heads(cache) && i < sizeof by_mask / sizeof *by_mask; i++)
         if (strcmp(name, by_mask[i]) == 0)
             return true;
@@ -303,11 +300,8 @@ static kvf_status wait_pools(restoring *r)
     kvf_step step;
     kvf_status status = KVF_OK;
     KVF_TRY(kvf_step_begin(cache, r->stream, &step));
-    for (uint32_t i = 0; status == KVF_OK && i < cache->part_count; i++) {
+    for (uint32_t i = 0; status == KVF_OK && i < cache->part_count; i++)
         status = kvf_arena_settle(&step, &cache->parts[i]);
-        if (status == KVF_OK)
-            status = kvf_ahead_settle(&step, &cache->parts[i]);
-    }
     KVF_TRY(kvf_step_end(&step, status));
     KVF_TRY(cache->device->ops->event_record(r->done, r->stream));
     return cache->device->ops->event_wait(r->done);

@@ -16,6 +16,7 @@
 
 #include "host_team.h"
 #include "plain_file.h"
+#include "prefill_arena.h"
 #include "sequence.h"
 #include "streaming_heads.h"
 
@@ -197,7 +198,7 @@ static kvf_status take(kvf_save *save, kvf_sequence *sequence, kvf_stream *strea
     save->fault = (uint64_t *)(void *)layer_memory(save, save->header.head->layers).host;
     save->generation = sequence->generation;
     KVF_TRY(kvf_step_begin(save->cache, stream, &step));
-    kvf_status status = kvf_snapshot_begin(&step, sequence);
+    kvf_status status = kvf_arena_leave_sequence(&step, sequence);
     if (status == KVF_OK)
         status = enqueue_take(save, &step, sequence);
     KVF_TRY(kvf_step_end(&step, status));

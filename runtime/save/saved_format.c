@@ -40,11 +40,12 @@ void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l,
     const uint64_t heads = l->flags & KVF_SAVED_FRESH ? 0 : l->heads;
     const uint64_t lists = heads ? l->lists : 0;
     kvf_saved_image i;
+    int32_t *skipped;
     KVF_CARVE(k, i.positions, l->length);
     KVF_CARVE(k, i.by_step, heads ? l->length : 0);
     KVF_CARVE(k, i.ring, l->length ? l->streaming : 0, l->ring_pages, run);
     KVF_CARVE(k, i.page_of_slot, lists, l->slots);
-    KVF_CARVE(k, i.shadow, lists, l->shadow_slots);
+    KVF_CARVE(k, skipped, lists, l->skipped_slots);
     KVF_CARVE(k, i.store_count, heads);
     KVF_CARVE(k, i.store_index, heads, l->store_tokens);
     KVF_CARVE(k, i.store, heads, l->store_tokens, token);
@@ -53,6 +54,7 @@ void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l,
     KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_row_bytes(&shape));
     KVF_CARVE(k, i.digests, heads, l->sealed, l->digest_bytes);
     KVF_CARVE(k, i.spare, l->flags & KVF_SAVED_SPARE ? heads : 0, run);
+    (void)skipped;
     if (out)
         *out = i;
 }
@@ -186,7 +188,7 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            !(l->flags & KVF_SAVED_FRESH && l->heads && l->length) &&
            !(l->flags & KVF_SAVED_SPARE && (l->sealed == 0 || h->pages == KVF_PAGES_BF16)) &&
            (lists == l->heads || lists == (uint64_t)l->heads * group) && l->slots <= COUNT_MAX &&
-           l->shadow_slots <= COUNT_MAX && l->store_tokens <= COUNT_MAX &&
+           l->skipped_slots <= COUNT_MAX && l->store_tokens <= COUNT_MAX &&
            l->query_window <= COUNT_MAX && l->ring_pages <= COUNT_MAX &&
            l->queries_from <= l->queries && l->kept <= l->length && l->static_from <= l->length &&
            l->share_from <= l->length && l->exact_from <= l->length;

@@ -44,8 +44,9 @@ typedef struct kvf_saved_layer {
     uint32_t queries, since_refresh, steps, flags;
     uint32_t heads;     /* that have pages; heads + streaming == kv_heads */
     uint32_t streaming; /* heads that have a ring */
-    uint32_t lists, slots, shadow_slots;
-    uint32_t store_tokens; /* per head */
+    uint32_t lists, slots;
+    uint32_t skipped_slots; /* of a table that older files may have after that of slots */
+    uint32_t store_tokens;  /* per head */
     uint32_t query_window;
     uint32_t ring_pages;   /* of a streaming head, of a block's tokens each */
     uint32_t queries_from; /* those before it are lost */
@@ -82,7 +83,6 @@ typedef struct kvf_saved_image {
     uint8_t *by_step;      /* [length] as in kvf_layer */
     char *ring;            /* [ring_pages, streaming, run bytes] */
     int32_t *page_of_slot; /* [lists, slots] */
-    int32_t *shadow;       /* [lists, shadow_slots] */
     uint32_t *store_count; /* [heads] */
     uint32_t *store_index; /* [heads, store_tokens] */
     char *store;           /* [heads, store_tokens, token bytes] */

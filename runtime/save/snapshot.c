@@ -6,9 +6,6 @@
 
 #include <string.h>
 
-#include "ahead.h"
-#include "prefill_arena.h"
-
 /* ---- out of a cache ---- */
 
 /* Of a head's part of a block, if they do not follow from pages and static bits. */
@@ -36,7 +33,6 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .heads = p->kv_heads,
         .lists = p->lists,
         .slots = p->slots,
-        .shadow_slots = part->dims.shadow_slots,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
         .query_window = p->query_window,
         .queries_from = state->queries_from,
@@ -46,15 +42,6 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .exact_from = state->needs_exact ? state->exact_from : 0,
         .digest_bytes = saved_digest_bytes(part),
     };
-}
-
-kvf_status kvf_snapshot_begin(kvf_step *step, const kvf_sequence *sequence)
-{
-    kvf_cache *cache = step->cache;
-    KVF_TRY(kvf_arena_leave_sequence(step, sequence));
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        KVF_TRY(kvf_ahead_settle(step, &cache->parts[i]));
-    return KVF_OK;
 }
 
 typedef struct copier {
@@ -70,7 +57,7 @@ static void copy(copier *c, void *to, const void *from, size_t bytes)
 
 /* Bytes of the arrays of a row that are copied whole. */
 typedef struct row_bytes {
-    size_t count, index, store, queries, slots, shadow, bits, digests;
+    size_t count, index, store, queries, slots, bits, digests;
 } row_bytes;
 
 static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
@@ -82,7 +69,6 @@ static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
         .store = p->kv_heads * kvf_store_tokens(p) * kvf_token_bytes(&p->shape),
         .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape),
         .slots = (size_t)p->lists * p->slots * sizeof(int32_t),
-        .shadow = (size_t)p->lists * part->dims.shadow_slots * sizeof(int32_t),
         .bits = l->sealed * sizeof(uint64_t),
         .digests = (size_t)l->sealed * l->digest_bytes,
     };
@@ -102,8 +88,6 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_s
     if (image->by_step)
         memcpy(image->by_step, state->by_step, l->length);
     copy(&c, image->page_of_slot, kvf_residency_page_of_slot(&part->residency, list), bytes.slots);
-    if (image->shadow)
-        copy(&c, image->shadow, kvf_residency_page_of_slot(&part->shadow, list), bytes.shadow);
     copy(&c, image->store_count, row.store_count, bytes.count);
     copy(&c, image->store_index, row.store_index, bytes.index);
     copy(&c, image->store, row.store, bytes.store);
@@ -188,10 +172,8 @@ static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
 {
     const uint32_t tokens = l->sealed * head->block_size, pages = tokens / head->page_size;
     for (uint32_t i = 0; i < l->lists; i++)
-        if ((image->page_of_slot &&
-             !are_slots(image->page_of_slot + (size_t)i * l->slots, l->slots, pages, seen)) ||
-            (image->shadow &&
-             !are_slots(image->shadow + (size_t)i * l->shadow_slots, l->shadow_slots, pages, seen)))
+        if (image->page_of_slot &&
+            !are_slots(image->page_of_slot + (size_t)i * l->slots, l->slots, pages, seen))
             return false;
     for (uint32_t h = 0; h < l->heads; h++) {
         const uint32_t count = image->store_count[h];
@@ -216,8 +198,7 @@ bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *l)
 bool kvf_snapshot_has_slots(const kvf_part *part, const kvf_saved_layer *l)
 {
     const kvf_paging *p = &part->dims.paging;
-    return l->slots == p->slots && l->lists == p->lists &&
-           l->shadow_slots == part->dims.shadow_slots;
+    return l->slots == p->slots && l->lists == p->lists && l->skipped_slots == 0;
 }
 
 bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *l, const kvf_saved_image *image)

@@ -26,8 +26,6 @@ static inline void *kvf_seen_device(const kvf_seen *m, const void *host)
 
 /* Counts of a layer and of its state. */
 void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out);
-/* The sequence's pages are where tables say, and no page is on its way ahead of need. */
-KVF_CHECKED kvf_status kvf_snapshot_begin(kvf_step *step, const kvf_sequence *sequence);
 /* State and blocks that are not sealed, to `image` and `tail`; `layer` is described. Positions and
  * rings of streaming heads are not touched. */
 KVF_CHECKED kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state,

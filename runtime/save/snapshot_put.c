@@ -24,7 +24,6 @@ typedef struct put_work {
     void **blocks;         /* [blocks] where blocks are */
     uint32_t *block_of;    /* [blocks] of a part that has codes */
     int32_t *slot_of_page; /* [lists, pages_max] */
-    int32_t *shadow;       /* the same */
     char *slots;           /* [lists, slots, page bytes] */
     kvf_digest_job *jobs;  /* [job_blocks, block_jobs, kv_heads] */
     kvf_row *row;          /* [2] of a part that has means, and of one that packs pages */
@@ -61,7 +60,6 @@ static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_c
     KVF_CARVE(k, w->blocks, blocks);
     KVF_CARVE(k, w->block_of, kvf_has_codes(part) ? blocks : 0);
     KVF_CARVE(k, w->slot_of_page, p->lists, p->pages_max);
-    KVF_CARVE(k, w->shadow, part->dims.shadow_slots ? p->lists : 0, p->pages_max);
     KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_part_slot_bytes(part));
     const uint64_t most = job_blocks(part);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
@@ -218,12 +216,7 @@ static kvf_status put_slots(putting *p)
         KVF_TRY(send(p, kvf_residency_slot(&part->residency, list, 0), p->work.slots,
                      slots * kvf_part_slot_bytes(part)));
     }
-    if (!image->shadow || !part->dims.shadow_slots)
-        return KVF_OK;
-    invert(paging, image->shadow, part->dims.shadow_slots, p->work.shadow);
-    KVF_TRY(send(p, kvf_residency_page_of_slot(&part->shadow, list), image->shadow,
-                 (size_t)paging->lists * part->dims.shadow_slots * sizeof(int32_t)));
-    return send(p, kvf_residency_slot_of_page(&part->shadow, list), p->work.shadow, pages);
+    return KVF_OK;
 }
 
 /* ---- digests ---- */

@@ -154,10 +154,19 @@ kvf_status kvf_select_score(kvf_step *step)
     return KVF_LAUNCH(step, reduce, reduce);
 }
 
-kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice *c)
+bool kvf_ranks_late(const kvf_step *step)
+{
+    const kvf_part *part = step->part;
+    return kvf_step_is_short(step) && part->policy->choose == KVF_CHOOSE_TOP &&
+           part->dims.choose_lists == part->dims.paging.lists;
+}
+
+/* The best of each list by score, ascending. */
+static kvf_status choose_top(kvf_step *step)
 {
     const kvf_part *part = step->part;
     const kvf_tables *t = &part->tables;
+    const kvf_choice *c = &t->now;
     const kvf_paging *p = &part->dims.paging;
     const bool is_shared = part->dims.choose_lists < p->lists;
     const kvf_topk_args top = {.lists = step->rows * part->dims.choose_lists,
@@ -166,11 +175,13 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
                                .work_stride = p->pages_max,
                                .scores = part->policy->per_query_head ? t->scores : t->reduced,
                                .count = step->choose_pages,
-                               .k = k,
+                               .k = t->choose,
                                .ids = is_shared ? c->list_ids : c->ids,
                                .id_count = is_shared ? c->list_count : c->id_count,
                                .work = t->topk_work,
                                .arrived = t->arrived};
+    if (kvf_ranks_late(step))
+        return KVF_OK;
     KVF_TRY(KVF_LAUNCH(step, topk, top));
     if (!is_shared)
         return KVF_OK;
@@ -182,20 +193,6 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
                                     .ids = c->ids,
                                     .id_count = c->id_count};
     return KVF_LAUNCH(step, spread, spread);
-}
-
-bool kvf_ranks_late(const kvf_step *step)
-{
-    const kvf_part *part = step->part;
-    return kvf_step_is_short(step) && part->policy->choose == KVF_CHOOSE_TOP &&
-           part->dims.choose_lists == part->dims.paging.lists;
-}
-
-static kvf_status choose_top(kvf_step *step)
-{
-    if (kvf_ranks_late(step))
-        return KVF_OK;
-    return kvf_choose_ranked(step, step->part->tables.choose, &step->part->tables.now);
 }
 
 static kvf_status choose_newest(kvf_step *step)

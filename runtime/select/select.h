@@ -14,11 +14,6 @@
 /* Digest scores of the step, and for policies with groups their reduction: step->list_scores. */
 KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 
-/* The best k [rows * choose_lists] pages of each list by score, ascending, into ids and id_count.
- */
-KVF_CHECKED kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k,
-                                         const kvf_choice *choice);
-
 /* A short step ranks pages in the launch that resolves them (kvf_step_place), if its lists are
  * those that are chosen for. */
 bool kvf_ranks_late(const kvf_step *step);

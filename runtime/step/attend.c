@@ -15,7 +15,7 @@
 #include "select.h"
 #include "token_scores.h"
 
-kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c)
+static kvf_resolve_args resolve_args(const kvf_step *step, const kvf_choice *c)
 {
     return (kvf_resolve_args){.lists = step->rows * step->part->dims.paging.lists,
                               .ids_max = c->ids_max,
@@ -57,14 +57,14 @@ static kvf_status lend(kvf_step *step, const kvf_choice *c)
     return step->lend_order ? KVF_LAUNCH(step, lend, args) : KVF_OK;
 }
 
-kvf_status kvf_step_resolve(kvf_step *step, const kvf_choice *c)
+static kvf_status resolve(kvf_step *step, const kvf_choice *c)
 {
-    const kvf_resolve_args resolve = kvf_step_resolve_args(step, c);
+    const kvf_resolve_args args = resolve_args(step, c);
     KVF_TRY(lend(step, c));
-    return KVF_LAUNCH(step, resolve, resolve);
+    return KVF_LAUNCH(step, resolve, args);
 }
 
-kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, uint32_t *ticket)
+static kvf_status submit(kvf_step *step, const kvf_choice *c, uint32_t flight)
 {
     const kvf_part *part = step->part;
     const size_t first =
@@ -82,7 +82,7 @@ kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, 
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch));
     if (!step->is_recorded)
         KVF_TRY(kvf_transfer_wait_room(part->transfer));
-    return kvf_transfer_submit(part->transfer, &request, step->stream, ticket);
+    return kvf_transfer_submit(part->transfer, &request, step->stream, &step->ticket);
 }
 
 /* Tokens of a sequence one behind the other, because they share its slots. */
@@ -93,7 +93,7 @@ static kvf_status resolve_pages(kvf_step *step)
         end = kvf_step_turn(step, first);
         kvf_step turn = kvf_step_some(step, first, end);
         const kvf_choice choice = kvf_step_choice(&turn);
-        KVF_TRY(kvf_step_resolve(&turn, &choice));
+        KVF_TRY(resolve(&turn, &choice));
     }
     return KVF_OK;
 }
@@ -199,7 +199,7 @@ kvf_status kvf_step_place(kvf_step *step)
     if (!kvf_moves_pages(step->part))
         KVF_TRY(kvf_bring_ask(step));
     else if (!step->part->pool.tier)
-        KVF_TRY(kvf_step_fetch(step, &now, 0, &step->ticket));
+        KVF_TRY(submit(step, &now, 0));
     KVF_TRY(assemble_spans(step));
     return step->is_late ? part_spans(step) : KVF_OK;
 }
@@ -263,7 +263,7 @@ static kvf_status fetch_some(kvf_step *step, uint32_t is_late)
     kvf_choice choice = part->tables.now;
     choice.misses = seen->parted + first * choice.ids_max;
     choice.miss_count = seen->part_count + first;
-    KVF_TRY(kvf_step_fetch(step, &choice, is_late, &step->ticket));
+    KVF_TRY(submit(step, &choice, is_late));
     return kvf_transfer_join(part->transfer, step->ticket, step->stream);
 }
 
@@ -279,7 +279,7 @@ static kvf_status fetch(kvf_step *step)
             KVF_TRY(kvf_bring_late(step));
             return fetch_some(step, 1);
         }
-        KVF_TRY(kvf_step_fetch(step, &part->tables.now, 0, &step->ticket));
+        KVF_TRY(submit(step, &part->tables.now, 0));
     }
     return kvf_transfer_join(part->transfer, step->ticket, step->stream);
 }

@@ -8,12 +8,6 @@
 
 #include "step.h"
 
-kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *choice);
-/* Slots of a choice: the row's own, or another's that lends it. */
-KVF_CHECKED kvf_status kvf_step_resolve(kvf_step *step, const kvf_choice *choice);
-/* Misses of a choice on their way. */
-KVF_CHECKED kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *choice, uint32_t flight,
-                                      uint32_t *ticket);
 /* Slots, the misses on their way, and spans. */
 KVF_CHECKED kvf_status kvf_step_place(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);

@@ -10,13 +10,11 @@
 
 #include "decode.h"
 
-#include "ahead.h"
 #include "append.h"
 #include "attend.h"
 #include "bring.h"
 #include "prefill_arena.h"
 #include "select.h"
-#include "speculate.h"
 #include "static_set.h"
 #include "truncate.h"
 
@@ -87,7 +85,6 @@ void kvf_decode_take(kvf_step *step)
         return;
     kvf_step_rows(step);
     kvf_step_lists(step);
-    kvf_ahead_lists(step);
 }
 
 /* ---- with a disk tier ---- */
@@ -207,8 +204,6 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 
 static kvf_status refresh(kvf_step *step, uint64_t *clock)
 {
-    if (step->row_shadow)
-        step->row = step->row_shadow;
     for (uint32_t b = 0; b < step->rows; b++)
         if (step->states[b]->is_due)
             KVF_TRY(kvf_static_refresh(step, b));
@@ -267,7 +262,6 @@ kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const
     const kvf_part *part = step->part;
     float *lse = args->lse ? args->lse : part->tables.lse;
     KVF_TRY(kvf_decode_select(step, args, due));
-    KVF_TRY(kvf_ahead_join(step));
     if (is_one_turn(step) || !kvf_moves_pages(part))
         KVF_TRY(place_and_attend(step, args->out, lse));
     else

@@ -35,7 +35,7 @@ KVF_CHECKED kvf_status kvf_decode_send(kvf_step *step);
  * every list, and page tables that are up to date. */
 KVF_CHECKED kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args,
                                          const kvf_due *due);
-/* From append to verification. What comes ahead of need (kvf_ahead_fetch) is not there yet. */
+/* From append to verification. */
 KVF_CHECKED kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args,
                                           const kvf_due *due);
 

@@ -10,7 +10,6 @@
 
 #include "fork.h"
 
-#include "ahead.h"
 #include "prefill_arena.h"
 #include "rings.h"
 #include "sequence.h"
@@ -100,18 +99,13 @@ static void copy_row(copier *c, const kvf_layer *to, const kvf_layer *from)
         return; /* nothing was ever written for it */
     copy_layer(c, &target, &source);
     copy_residency(c, &part->residency, to->row * lists, from->row * lists);
-    if (part->dims.shadow_slots)
-        copy_residency(c, &part->shadow, to->row * lists, from->row * lists);
-    if (part->dims.ahead_max)
-        copy(c, kvf_ahead_marks(part, to->row), kvf_ahead_marks(part, from->row),
-             (size_t)lists * kvf_ahead_words(part) * sizeof(uint32_t));
 }
 
 /* Layers of a part. What is not sealed lies in the child's own ring: sealed_before == sealed. */
 static kvf_status copy_part(kvf_step *step, kvf_part *part, const kvf_sequence *parent,
                             const kvf_sequence *child)
 {
-    copier c = {.step = step, .status = kvf_ahead_settle(step, part)};
+    copier c = {.step = step, .status = KVF_OK};
     step->part = part;
     step->rows = part->config.layers;
     kvf_fork_take(step);

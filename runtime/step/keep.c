@@ -19,7 +19,6 @@
  * to the window.
  */
 
-#include "ahead.h"
 #include "append.h"
 #include "bring.h"
 #include "prefill_arena.h"
@@ -268,9 +267,7 @@ static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *
 {
     kvf_part *part = step->part;
     const uint32_t lists = part->dims.paging.lists;
-    KVF_TRY(kvf_ahead_settle(step, part));
     KVF_TRY(kvf_residency_clear(&part->residency, k->layer->row * lists, lists, k->stream));
-    KVF_TRY(kvf_ahead_clear(step, k->layer));
     return part->device->ops->copy(k->stream, row->store_count, counts,
                                    part->config.kv_heads * sizeof *row->store_count);
 }

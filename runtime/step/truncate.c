@@ -14,7 +14,6 @@
 
 #include "truncate.h"
 
-#include "ahead.h"
 #include "append.h"
 #include "bring.h"
 #include "fork.h"
@@ -147,8 +146,9 @@ static kvf_status unpack_window(kvf_step *step, kvf_layer *layer)
 }
 
 /* Of all layers of the part, from list `first` on. */
-static kvf_status drop(kvf_step *step, uint32_t first, const kvf_residency *residency)
+static kvf_status drop(kvf_step *step, uint32_t first)
 {
+    const kvf_residency *residency = &step->part->residency;
     const kvf_drop_args args = {.paging = step->part->dims.paging,
                                 .rows = step->rows,
                                 .slots = residency->slots,
@@ -163,7 +163,6 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut 
 {
     kvf_part *part = step->part;
     uint32_t first = 0;
-    KVF_TRY(kvf_ahead_settle(step, part));
     step->rows = part->config.layers;
     kvf_fork_take(step);
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
@@ -186,8 +185,7 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut 
         if (sequence->layers[i].part == part)
             KVF_TRY(unpack_window(step, &sequence->layers[i]));
     KVF_TRY(KVF_LAUNCH(step, table, table));
-    KVF_TRY(drop(step, first, &part->residency));
-    return part->dims.shadow_slots ? drop(step, first, &part->shadow) : KVF_OK;
+    return drop(step, first);
 }
 
 /* Blocks that come back to the window, of all layers, into memory. */

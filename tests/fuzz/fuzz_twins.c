@@ -2,7 +2,7 @@
 
 /*
  * Bytes become calls on a crowded cache: batches, several tokens of a sequence, forks, cuts, files,
- * page lists and pruned prompts, under any settings of moving pages, threads, speculation and disk.
+ * page lists and pruned prompts, under any settings of moving pages, threads and disk.
  *
  * Knows the public headers. Every sequence has a twin that is alone in a plain cache, which has the
  * same settings but for those that change no answer. A fork's twin plays its parent's calls again,

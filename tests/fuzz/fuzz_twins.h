@@ -184,8 +184,6 @@ static inline void draw_ways(world *w, kvf_cache_config *c)
     c->sequences_max = draw(w, 1, SEQUENCES);
     c->tokens_per_step_max = draw(w, 1, STEP_MAX);
     c->transfer = (kvf_transfer)draw(w, 0, KVF_TRANSFER_BATCH);
-    c->speculate = draw(w, 0, 1);
-    c->speculate_pages = draw(w, 0, 9);
     c->verify_interval = draw(w, 0, 3);
     c->phase_times = draw(w, 0, 2);
     c->host_tokens_max = draw(w, 0, 3) ? 0 : c->tokens_max + draw(w, 0, 255);

@@ -154,7 +154,6 @@ void check_lend(check *c);
 void check_resolve(check *c);
 void check_publish(check *c);
 void check_move(check *c);
-void check_ahead(check *c);
 void check_drop(check *c);
 void check_convert(check *c);
 void check_lists(check *c);

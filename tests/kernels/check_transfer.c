@@ -2,7 +2,7 @@
 
 /*
  * Kernels that serve the transfer of pages against their references: publish, move, writeback,
- * ahead, drop, frame. Bit for bit.
+ * drop, frame. Bit for bit.
  *
  * Knows nothing of links and threads: what a host thread may see of a running kernel is for the
  * tests of the offload folder.
@@ -114,41 +114,6 @@ static void writeback_case(check *c)
     CHECK_BOTH(c, writeback, &a);
 }
 
-static void ahead_case(check *c)
-{
-    if (!check_begin(c))
-        return;
-    const uint32_t slots = 1 + check_below(c, 200);
-    kvf_ahead_args a = {.lists = 1 + check_below(c, 20), .ids_max = 1 + check_below(c, slots)};
-    a.is_use = check_below(c, 2);
-    check_describe(c, "ahead, lists=%u ids_max=%u slots=%u is_use=%u", a.lists, a.ids_max, slots,
-                   a.is_use);
-    const uint32_t words = kvf_div_ceil_u32(slots, 32);
-    const size_t all = (size_t)a.lists * a.ids_max;
-    int32_t *slot_of_id = check_in(c, all * sizeof *slot_of_id);
-    uint32_t *missed = check_in(c, all * sizeof *missed);
-    uint32_t *count = check_in(c, a.lists * sizeof *count);
-    uint32_t **marks = check_in(c, a.lists * sizeof *marks);
-    uint32_t *bits = check_out(c, (size_t)a.lists * words * sizeof *bits);
-    check_noise(c, bits, (size_t)a.lists * words * sizeof *bits);
-    for (uint32_t l = 0; l < a.lists; l++) {
-        marks[l] = bits + (size_t)l * words;
-        count[l] = check_subset(c, slots, a.ids_max, slot_of_id + (size_t)l * a.ids_max);
-    }
-    for (size_t i = 0; i < all; i++) {
-        missed[i] = check_below(c, 2);
-        slot_of_id[i] = check_below(c, 5) ? slot_of_id[i] : -1; /* lent */
-    }
-    a.slot_of_id = slot_of_id;
-    a.missed = missed;
-    a.id_count = count;
-    a.marks = marks;
-    a.counters = check_put_out(c, &(kvf_layer_counters){.hits = 7}, sizeof *a.counters);
-    check_track(c, "marks", bits, (size_t)a.lists * words * sizeof *bits);
-    check_track(c, "counters", a.counters, sizeof *a.counters);
-    CHECK_BOTH(c, ahead, &a);
-}
-
 static void drop_case(check *c)
 {
     if (!check_begin(c))
@@ -199,12 +164,6 @@ static void frame_case(check *c)
         a.turns[i] = check_below(c, 100);
     for (uint32_t i = 0; i < 3; i++)
         CHECK_BOTH(c, frame, &a);
-}
-
-void check_ahead(check *c)
-{
-    for (uint32_t i = 0; i < 16; i++)
-        ahead_case(c);
 }
 
 void check_drop(check *c)

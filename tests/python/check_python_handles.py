@@ -208,14 +208,14 @@ class Settings(Base):
 
     def test_settings_arrive(self):
         cache = self.cache(preset="prkv", budget_tokens=np.int64(256), static_ratio="auto",
-                           digest=kvferry.Digest.MINMAX, speculate=True, head_mask=[[1, 0]])
+                           digest=kvferry.Digest.MINMAX, phase_times=1, head_mask=[[1, 0]])
         got = cache.settings
-        self.assertEqual((got.page_size, got.budget_tokens, got.static_ratio, got.speculate),
+        self.assertEqual((got.page_size, got.budget_tokens, got.static_ratio, got.phase_times),
                          (32, 256, -1.0, 1))
         self.assertEqual(cache.plan.as_dict(), kvferry.Cache.plan_for(
             self.runtime, layers=1, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
             tokens_max=1024, dtype="fp32", preset="prkv", budget_tokens=256, static_ratio="auto",
-            digest="minmax", speculate=True, head_mask=[[1, 0]]).as_dict())
+            digest="minmax", phase_times=1, head_mask=[[1, 0]]).as_dict())
         with cache.sequence() as sequence:
             cache.prefill(sequence, *self.qkv(64))
             cache.decode(sequence, *self.qkv(1))

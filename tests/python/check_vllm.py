@@ -350,7 +350,6 @@ class Refusals(Case):
                 "additional_config": {"kvferry": {"budgets": 5}}},
             "no disk: a block may be any request's next": {
                 "additional_config": {"kvferry": {"disk": "/tmp"}}},
-            "speculate = 1: ": {"additional_config": {"kvferry": {"speculate": 1}}},
             "head_mask = /nowhere: ": {"additional_config": {"kvferry": {"head_mask": "/nowhere"}}},
             "select = hybrid: blocks of the caller take dynamic": {
                 "additional_config": {"kvferry": {"select": "hybrid"}}},

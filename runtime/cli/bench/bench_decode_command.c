@@ -221,7 +221,6 @@ static decode_case dense_case_of(const decode_bench *b)
     c.steps = b->o.dense_steps;
     c.config.select = KVF_SELECT_FULL;
     c.config.transfer = KVF_TRANSFER_AUTO;
-    c.config.speculate = 0;
     forget_disk(&c.config);
     return c;
 }

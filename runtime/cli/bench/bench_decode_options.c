@@ -61,7 +61,6 @@ static const cli_spelling of_cache[] = {
     {"page_size", NULL, CLI_LIST, NULL},
     {"digest", NULL, CLI_LIST, NULL},
     {"transfer", "method", CLI_LIST, NULL},
-    {"speculate", NULL, CLI_LIST, NULL},
     {0},
 };
 

@@ -18,6 +18,6 @@ set xtics rotate by -35
 set bmargin 7
 also(format, text) = text eq "" ? "" : sprintf(format, text)
 plot csv using "floor_us":xtic(strcol("select") . also(", %s", strcol("method")) \
-    . (strcol("speculate") eq "1" ? ", ahead" : "") . "\n" . sprintf("%dK x ", column("context_tokens") / 1024) \
+    . "\n" . sprintf("%dK x ", column("context_tokens") / 1024) \
     . strcol("batch") . also(", budget %s", strcol("budget_tokens"))) title "floor" lc rgb "grey", \
     csv using "layer_us" title "median", csv using "layer_p95_us" title "p95"

@@ -25,8 +25,6 @@ void decode_row_names(const decode_case *c, cli_cell *row)
     cli_cell_text(&row[DECODE_SELECT], cli_show(kvf_cache_setting, "select", &c->config, text));
     cli_cell_text(&row[DECODE_METHOD], cli_show(kvf_cache_setting, "transfer", &c->config, text));
     cli_cell_text(&row[DECODE_PAGES], cli_show(kvf_cache_setting, "pages", &c->config, text));
-    if (c->config.speculate)
-        cli_cell_integer(&row[DECODE_SPECULATE], 1);
     if (c->hot_heads < 1.0)
         cli_cell_real(&row[DECODE_HOT], c->hot_heads);
 }
@@ -138,8 +136,6 @@ static void set_work(const decode_rates *rates, const decode_case *c, const kvf_
     cli_cell_real(&row[DECODE_READ], read / 1048576.0);
     cli_cell_real(&row[DECODE_MOVED], moved / 1048576.0);
     cli_cell_real(&row[DECODE_HITS], (double)s->hits / fmax(1.0, (double)s->pages_selected));
-    if (c->config.speculate)
-        cli_cell_integer(&row[DECODE_FORESEEN], s->pages_ahead_used);
     if (plan->disk_bundle_bytes)
         set_disk(c, s, row);
     if (c->is_forked)

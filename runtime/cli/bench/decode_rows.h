@@ -20,7 +20,6 @@
     X(DECODE_SELECT, "select", "select", TEXT, 0)                                                  \
     X(DECODE_METHOD, "method", "method", TEXT, 0)                                                  \
     X(DECODE_PAGES, "pages", "pages", TEXT, 0)                                                     \
-    X(DECODE_SPECULATE, "speculate", "spec", INTEGER, 0)                                           \
     X(DECODE_HOT, "hot_heads", "hot", REAL, 2)                                                     \
     X(DECODE_FORKS, "forks", "forks", INTEGER, 0)                                                  \
     X(DECODE_RECORDED, "recorded", "rec", INTEGER, 0)                                              \
@@ -41,7 +40,6 @@
     X(DECODE_VS_DENSE, "faster_than_dense", "vs dense", REAL, 1)                                   \
     X(DECODE_OVERHEAD, "overhead", "overhead", REAL, 3)                                            \
     X(DECODE_REFRESH, "refresh", "refresh", REAL, 3)                                               \
-    X(DECODE_FORESEEN, "pages_ahead_used", NULL, INTEGER, 0)                                       \
     X(DECODE_PAGES_THERE, "pages_in_memory", "pages there", REAL, 4)                               \
     X(DECODE_BUNDLES_THERE, "bundles_in_memory", "bundles there", REAL, 4)                         \
     X(DECODE_BUNDLES, "bundles_wanted", "bundles", REAL, 0)                                        \

@@ -184,17 +184,11 @@ static void write_totals(cli_json *j, const kvf_stats *s)
     cli_json_integer(j, "bytes_to_host", s->bytes_to_host);
     cli_json_integer(j, "bytes_refresh", s->bytes_refresh);
     cli_json_integer(j, "copies", s->copies);
-    if (s->pages_ahead > 0) {
-        cli_json_integer(j, "pages_ahead", s->pages_ahead);
-        cli_json_integer(j, "pages_ahead_used", s->pages_ahead_used);
-    }
     if (s->disk_wanted > 0) {
         cli_json_integer(j, "disk_wanted", s->disk_wanted);
         cli_json_integer(j, "disk_reads", s->disk_reads);
         cli_json_integer(j, "bytes_from_disk", s->bytes_from_disk);
         cli_json_integer(j, "bytes_to_disk", s->bytes_to_disk);
-        cli_json_integer(j, "disk_ahead", s->disk_ahead);
-        cli_json_integer(j, "disk_ahead_used", s->disk_ahead_used);
         cli_json_integer(j, "pages_from_disk", s->pages_from_disk);
         cli_json_integer(j, "disk_wait_ns", s->disk_wait_ns);
     }

@@ -132,8 +132,6 @@ static void values_and_ranges(void **state)
     expect(kvf_cache_setting, "host_bytes", "2GiB", 1, "2147483648");
     expect(kvf_cache_setting, "host_bytes", "2Gi", 0,
            "a whole number from 0 to 4611686018427387904");
-    expect(kvf_cache_setting, "speculate", "on", 1, "on");
-    expect(kvf_cache_setting, "speculate", "2", 0, "on or off");
     expect(kvf_cache_setting, "refresh_interval", "4294967295", 1, "4294967295");
     expect(kvf_cache_setting, "refresh_interval", "4294967296", 0,
            "a whole number from 1 to 4294967295");

@@ -447,10 +447,9 @@ static void by_each(kvf_cache_config *cc)
     cc->transfer = KVF_TRANSFER_EACH;
 }
 
-static void speculating(kvf_cache_config *cc)
+static void verified(kvf_cache_config *cc)
 {
     cc->transfer = KVF_TRANSFER_AUTO;
-    cc->speculate = 1;
     cc->verify_interval = 2;
 }
 
@@ -520,7 +519,7 @@ const scene gather_scene = {"decode by gather", play_decode, NULL};
 const scene mapped_scene = {"decode by mapped", play_decode, by_mapped};
 const scene batch_scene = {"decode by batch", play_decode, by_batch};
 const scene each_scene = {"decode by each", play_decode, by_each};
-const scene speculate_scene = {"speculation", play_decode, speculating};
+const scene verified_scene = {"verified decode", play_decode, verified};
 const scene refresh_scene = {"exact refresh", play_decode, by_exact_refresh};
 const scene custom_scene = {"custom policy", play_decode, custom};
 const scene pages_scene = {"page lists", play_pages, without_static};

@@ -234,7 +234,7 @@ int main(void)
         SCENE(mapped_scene),
         SCENE(batch_scene),
         SCENE(each_scene),
-        SCENE(speculate_scene),
+        SCENE(verified_scene),
         SCENE(refresh_scene),
         SCENE(custom_scene),
         SCENE(pages_scene),

@@ -125,9 +125,9 @@ static void a_device_is_lost_at_any_moment(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        LOST(memory_scene),    LOST(gather_scene), LOST(mapped_scene),        LOST(batch_scene),
-        LOST(speculate_scene), LOST(record_scene), LOST(record_masked_scene), LOST(disk_scene),
-        LOST(link_scene),      LOST(blocks_scene),
+        LOST(memory_scene),   LOST(gather_scene), LOST(mapped_scene),        LOST(batch_scene),
+        LOST(verified_scene), LOST(record_scene), LOST(record_masked_scene), LOST(disk_scene),
+        LOST(link_scene),     LOST(blocks_scene),
     };
     scene_watch_start();
     return cmocka_run_group_tests_name("runtime: a device that is lost", tests, NULL, NULL);

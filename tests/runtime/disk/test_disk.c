@@ -194,70 +194,6 @@ static void memory_is_shared(void **state)
     }
 }
 
-/* ---- speculation ---- */
-
-static void set_ahead(kvf_cache_config *c)
-{
-    save_cases[4].set(c);
-    c->speculate = 1;
-    c->speculate_pages = 24;
-}
-
-static void set_hybrid_ahead(kvf_cache_config *c)
-{
-    save_cases[8].set(c);
-    c->speculate_pages = 6;
-}
-
-static void set_heads_ahead(kvf_cache_config *c)
-{
-    disk_heads[1].set(c);
-    c->speculate = 1;
-}
-
-/* What ranks next is read while later layers run; answers are those of a cache that does not. */
-static void same_bits_with_speculation(void **state)
-{
-    static const save_case cases[] = {{"dynamic, ahead", set_ahead},
-                                      {"resident refresh, ahead", set_hybrid_ahead},
-                                      {"streaming heads, ahead", set_heads_ahead}};
-    run(&cases[0], KVF_TRANSFER_AUTO, 1);
-    if (TEST_SANITIZED)
-        return;
-    run(&cases[0], KVF_TRANSFER_GATHER, 1);
-    run(&cases[1], KVF_TRANSFER_GATHER, 20000);
-    run(&cases[2], KVF_TRANSFER_AUTO, 1);
-}
-
-/* With an engine that takes reads at once, what is foreseen spares calls a read that they would
- * have waited for. */
-static void what_is_foreseen_is_not_waited_for(void **state)
-{
-    static const save_case c = {"", set_ahead};
-    uint64_t reads[2];
-    for (uint32_t ahead = 0; ahead < 2; ahead++) {
-        disk_worlds w;
-        kvf_stats stats;
-        kvf_cache_config config = disk_config_of(&c, 1);
-        config.speculate = ahead;
-        fail_plan_set(UINT32_MAX, NOTHING, 0);
-        disk_worlds_open(&w, config, &fail_engine);
-        kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
-        same_prompt(&w, a, b);
-        kvf_cache_stats_reset(w.tier.cache);
-        disk_same_steps(&w, a, b, PROMPT, 4 * STEPS, "ahead");
-        kvf_cache_stats(w.tier.cache, &stats);
-        reads[ahead] = stats.disk_reads;
-        printf("# speculate = %u: %llu of %llu were waited for; %llu ahead, %llu used\n", ahead,
-               (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,
-               (unsigned long long)stats.disk_ahead, (unsigned long long)stats.disk_ahead_used);
-        assert_true((stats.disk_ahead > 0) == ahead && (stats.disk_ahead_used > 0) == ahead);
-        assert_true(stats.disk_ahead_used <= stats.disk_ahead);
-        disk_worlds_close(&w);
-    }
-    assert_true(reads[1] < reads[0]);
-}
-
 /* ---- the file ---- */
 
 static void the_file_is_private(void **state)
@@ -390,8 +326,6 @@ int main(void)
         cmocka_unit_test(same_bits_in_bundles),
         cmocka_unit_test(same_bits_with_streaming_heads),
         cmocka_unit_test(memory_is_shared),
-        cmocka_unit_test(same_bits_with_speculation),
-        cmocka_unit_test(what_is_foreseen_is_not_waited_for),
         cmocka_unit_test(the_file_is_private),
         cmocka_unit_test(contradictions_are_refused),
         cmocka_unit_test(bundles_have_128_KiB),

@@ -228,11 +228,10 @@ static void failures_with_a_name(void **state)
         return;
     life_with_failures(&save_cases[4], ERRNO + ENOSPC, true, KVF_TRANSFER_AUTO);
     /* Slots that were given away are lost, so a refresh may look at other keys. */
-    life_with_failures(&save_cases[9], ERRNO + EIO, false, KVF_TRANSFER_GATHER);
+    life_with_failures(&save_cases[8], ERRNO + EIO, false, KVF_TRANSFER_GATHER);
     life_with_failures(&save_cases[5], ERRNO + EIO, false, KVF_TRANSFER_AUTO);
-    life_with_failures(&save_cases[10], ERRNO + EIO, true, KVF_TRANSFER_AUTO);
+    life_with_failures(&save_cases[9], ERRNO + EIO, true, KVF_TRANSFER_AUTO);
     life_with_failures(&disk_heads[1], ERRNO + EIO, true, KVF_TRANSFER_AUTO);
-    life_with_failures(&save_cases[8], ERRNO + EIO, true, KVF_TRANSFER_GATHER);
 }
 
 /* A read that fails for one of several tokens takes all of them back; else they are single steps.
@@ -241,7 +240,7 @@ static void several_tokens(void **state)
 {
     for (uint32_t i = 0; i < (TEST_SANITIZED ? 1 : 2); i++) {
         disk_world f;
-        open_worlds(&f, &save_cases[i ? 10 : 4]);
+        open_worlds(&f, &save_cases[i ? 9 : 4]);
         same_prompt(&f, NOTHING);
         const size_t row = (size_t)f.t.query_heads * f.t.head_dim * test_dtype_bytes(f.t.dtype);
         attempt a = {.f = &f, .count = 9, .out = test_alloc(9 * row)};

@@ -36,7 +36,6 @@ static void set_policy(kvf_cache_config *c, test_random *r)
     c->page_size = ONE_OF(r, 1, 4, 8, 32, 64);
     c->budget_tokens =
         c->sink_tokens + c->local_tokens + 2 * c->page_size + 63 + test_random_below(r, 64);
-    c->speculate = test_random_below(r, 2);
     c->verify_interval = test_random_below(r, 4) ? 0 : 3;
 }
 
@@ -108,7 +107,7 @@ static bool has_tier(const kvf_cache_config *c)
 static void random_settings_give_the_same_bits(void **state)
 {
     test_random r = {seed};
-    uint64_t reads = 0, ahead = 0, masked = 0;
+    uint64_t reads = 0, masked = 0;
     test_seed_print(__func__, seed);
     const uint32_t rounds = TEST_SANITIZED ? settings / (test_on_cuda() ? 16 : 6) : settings;
     for (uint32_t n = 0; n < rounds; n++) {
@@ -121,20 +120,19 @@ static void random_settings_give_the_same_bits(void **state)
         if (!has_tier(&c))
             continue;
         snprintf(what, sizeof what,
-                 "%u: select %d, digest %d, page %u, dim %u, kv %u, transfer %d, speculate %u, "
+                 "%u: select %d, digest %d, page %u, dim %u, kv %u, transfer %d, "
                  "mask %d, bundles %u",
                  n, c.select, c.digest, c.page_size, c.head_dim, c.kv_heads, c.transfer,
-                 c.speculate, c.head_mask != NULL, c.disk_bundle_bytes);
+                 c.head_mask != NULL, c.disk_bundle_bytes);
         disk_worlds_open(&w, c, NULL);
         play(&w, &r, what);
         kvf_cache_stats(w.tier.cache, &stats);
         reads += stats.disk_reads;
-        ahead += stats.disk_ahead;
         masked += c.head_mask != NULL;
         disk_worlds_close(&w);
     }
-    printf("# %llu bundles read, %llu ahead; %llu head masks\n", (unsigned long long)reads,
-           (unsigned long long)ahead, (unsigned long long)masked);
+    printf("# %llu bundles read; %llu head masks\n", (unsigned long long)reads,
+           (unsigned long long)masked);
     assert_true(reads > 0);
 }
 

@@ -50,7 +50,6 @@ typedef enum turn { NONE, FORK, CUT, REPLACE, SECOND, STREAM } turn;
     X(few_slots, 0, 1)                                                                             \
     X(transfer, KVF_TRANSFER_MAPPED, KVF_TRANSFER_AUTO, KVF_TRANSFER_DIRECT)                       \
     X(refresh, KVF_REFRESH_RESIDENT, KVF_REFRESH_EXACT)                                            \
-    X(speculate, 0, 1)                                                                             \
     X(verify, 0, 0, 4)                                                                             \
     X(origin, PLAIN, MASKED, FASTKV, STRUCTKV, SNAPKV)                                             \
     X(pages, KVF_PAGES_K8V4, KVF_PAGES_BF16, KVF_PAGES_K8V8)                                       \
@@ -126,7 +125,6 @@ static kvf_cache_config config_of(const draw *d, test_random *r)
     c.transfer = (kvf_transfer)d->transfer;
     c.refresh = (kvf_refresh)d->refresh;
     c.refresh_interval = 3 + test_random_below(r, 5);
-    c.speculate = d->speculate;
     c.verify_interval = d->verify;
     c.sink_tokens = test_random_below(r, 9);
     c.local_tokens = 1 + test_random_below(r, 24);

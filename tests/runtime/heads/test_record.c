@@ -233,30 +233,28 @@ static void replays_of(kinship kin, uint64_t seed)
     static const struct {
         const char *name;
         kvf_select select;
-        uint32_t speculate, verify_interval;
+        uint32_t verify_interval;
         kvf_refresh refresh;
         const uint8_t *mask;
     } ways[] = {
-        {"hybrid", KVF_SELECT_HYBRID, 0, 0, KVF_REFRESH_RESIDENT, NULL},
-        {"hybrid, speculation", KVF_SELECT_HYBRID, 1, 0, KVF_REFRESH_RESIDENT, NULL},
-        {"dynamic, verified", KVF_SELECT_DYNAMIC, 0, 7, KVF_REFRESH_RESIDENT, NULL},
-        {"quest, speculation", KVF_SELECT_QUEST, 1, 0, KVF_REFRESH_EXACT, NULL},
-        {"arkvale", KVF_SELECT_ARKVALE, 0, 0, KVF_REFRESH_EXACT, NULL},
-        {"full", KVF_SELECT_FULL, 0, 0, KVF_REFRESH_EXACT, NULL},
-        {"streaming", KVF_SELECT_STREAMING, 0, 0, KVF_REFRESH_EXACT, NULL},
-        {"head mask", KVF_SELECT_HYBRID, 0, 0, KVF_REFRESH_RESIDENT, mask_of_both_kinds},
-        {"head mask, speculation", KVF_SELECT_QUEST, 1, 5, KVF_REFRESH_EXACT, mask_of_two_parts},
-        {"head mask of one kind", KVF_SELECT_DYNAMIC, 1, 0, KVF_REFRESH_EXACT, mask_by_layer},
-        {"coarse heads", KVF_SELECT_DYNAMIC, 0, 0, KVF_REFRESH_EXACT, mask_of_coarse},
-        {"three kinds, speculation", KVF_SELECT_DYNAMIC, 1, 0, KVF_REFRESH_EXACT, mask_of_three},
-        {"no retrieval head", KVF_SELECT_DYNAMIC, 0, 0, KVF_REFRESH_EXACT, mask_of_none},
-        {"static", KVF_SELECT_STATIC, 0, 0, KVF_REFRESH_EXACT, NULL},
+        {"hybrid", KVF_SELECT_HYBRID, 0, KVF_REFRESH_RESIDENT, NULL},
+        {"dynamic, verified", KVF_SELECT_DYNAMIC, 7, KVF_REFRESH_RESIDENT, NULL},
+        {"quest", KVF_SELECT_QUEST, 0, KVF_REFRESH_EXACT, NULL},
+        {"arkvale", KVF_SELECT_ARKVALE, 0, KVF_REFRESH_EXACT, NULL},
+        {"full", KVF_SELECT_FULL, 0, KVF_REFRESH_EXACT, NULL},
+        {"streaming", KVF_SELECT_STREAMING, 0, KVF_REFRESH_EXACT, NULL},
+        {"head mask", KVF_SELECT_HYBRID, 0, KVF_REFRESH_RESIDENT, mask_of_both_kinds},
+        {"head mask of two parts", KVF_SELECT_QUEST, 5, KVF_REFRESH_EXACT, mask_of_two_parts},
+        {"head mask of one kind", KVF_SELECT_DYNAMIC, 0, KVF_REFRESH_EXACT, mask_by_layer},
+        {"coarse heads", KVF_SELECT_DYNAMIC, 0, KVF_REFRESH_EXACT, mask_of_coarse},
+        {"three kinds", KVF_SELECT_DYNAMIC, 0, KVF_REFRESH_EXACT, mask_of_three},
+        {"no retrieval head", KVF_SELECT_DYNAMIC, 0, KVF_REFRESH_EXACT, mask_of_none},
+        {"static", KVF_SELECT_STATIC, 0, KVF_REFRESH_EXACT, NULL},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         if (!test_takes(i))
             continue;
         kvf_cache_config cc = config_of(ways[i].select);
-        cc.speculate = ways[i].speculate;
         cc.verify_interval = ways[i].verify_interval;
         cc.refresh = kin == STRANGERS ? ways[i].refresh : KVF_REFRESH_EXACT; /* then forks lend */
         masked(&cc, ways[i].mask);
@@ -265,9 +263,8 @@ static void replays_of(kinship kin, uint64_t seed)
     }
     kvf_cache_config packed = config_of(KVF_SELECT_HYBRID);
     packed.pages = KVF_PAGES_K8V4;
-    packed.speculate = 1;
     packed.refresh = kin == STRANGERS ? packed.refresh : KVF_REFRESH_EXACT;
-    run_both(&packed, kin, seed, "packed pages, speculation");
+    run_both(&packed, kin, seed, "packed pages");
 }
 
 static void replays_equal_enqueued_steps(void **state)
@@ -293,41 +290,37 @@ static uint64_t chain_nodes(uint64_t otherwise)
 }
 
 /* One kernel brings a step's arguments, however many parts it has; then come those of two layers.
- * Speculation has its own, beside the caller's stream. */
+ */
 static void nodes_are_as_few_as_they_should_be(void **state)
 {
     static const struct {
         kvf_select select;
         kvf_digest_kind digest;
-        uint32_t nodes, speculate, aside;
+        uint32_t nodes, aside;
         const uint8_t *mask;
         bool forks;
     } ways[] = {
         /* the default: append, rotate, weigh, fold, select, attend */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, 0, 0, .mask = NULL},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 2 * 5, 0, 0, .mask = NULL},
-        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, 0, 0, .mask = NULL},
-        /* aside: what was of use, topk, resolve, what is ahead, fetch, move */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, 1, 6, .mask = NULL},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, 0, .mask = NULL},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 2 * 5, 0, .mask = NULL},
+        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, 0, .mask = NULL},
         /* pack, the six, ring, attend, merge, unpack */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, 0, 0, .mask = mask_of_both_kinds},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, 0, 0, .mask = mask_of_two_parts},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, 0, 0, .mask = mask_of_none},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, 0, .mask = mask_of_both_kinds},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, 0, .mask = mask_of_two_parts},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, 0, .mask = mask_of_none},
         /* and of a layer with coarse heads: skim, reduce, topk, sift */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6 + 4, 0, 0, .mask = mask_of_coarse},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6 + 4, 0, .mask = mask_of_coarse},
         /* forks: append, rotate, weigh, fold, topk, lend, resolve, fetch, assemble, attend twice,
-         * merge; and aside: move. What is ahead is lent too. */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 12, 0, 1, .mask = NULL, .forks = true},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 12, 1, 1 + 7, .mask = NULL, .forks = true},
-        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 9, 0, 1, .mask = NULL, .forks = true},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 17, 0, 1, .mask = mask_of_both_kinds,
+         * merge; and aside: move */
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 12, 1, .mask = NULL, .forks = true},
+        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 9, 1, .mask = NULL, .forks = true},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 17, 1, .mask = mask_of_both_kinds,
          .forks = true},
-        {KVF_SELECT_HYBRID, KVF_DIGEST_CODES, 2 * 6, 0, 0, .mask = NULL, .forks = true}, /* none */
+        {KVF_SELECT_HYBRID, KVF_DIGEST_CODES, 2 * 6, 0, .mask = NULL, .forks = true}, /* none */
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = config_of(ways[i].select);
         cc.digest = ways[i].digest;
-        cc.speculate = ways[i].speculate;
         masked(&cc, ways[i].mask);
         bench b;
         bench_open(&b, &cc, 1031);
@@ -422,11 +415,9 @@ static void what_cannot_be_recorded_is_said(void **state)
     bench_close(&b);
 }
 
-/* With speculation a recording that fails leaves a branch that nobody has joined. */
-static void misuse(uint32_t speculate, const uint8_t *mask)
+static void misuse(const uint8_t *mask)
 {
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
-    cc.speculate = speculate;
     masked(&cc, mask);
     bench b;
     bench_open(&b, &cc, 1021);
@@ -458,9 +449,8 @@ static void misuse(uint32_t speculate, const uint8_t *mask)
 
 static void misuse_while_recording_is_refused(void **state)
 {
-    misuse(0, NULL);
-    misuse(1, NULL);
-    misuse(1, mask_of_two_parts);
+    misuse(NULL);
+    misuse(mask_of_two_parts);
 }
 
 int main(void)

@@ -306,17 +306,6 @@ static void sizes(void **state)
     }
 }
 
-static void with_speculation(void **state)
-{
-    const uint64_t seed = test_seed(1213);
-    for (uint32_t i = 0; i < 2; i++) {
-        play p = play_of(i ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID, seed + 10 * i);
-        p.cc.speculate = 1;
-        p.cc.transfer = KVF_TRANSFER_GATHER;
-        check(&p);
-    }
-}
-
 /* Layers with hot, coarse and streaming heads, with streaming heads only, and without. */
 static void kinds_of_heads(void **state)
 {
@@ -449,7 +438,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_policy),
         cmocka_unit_test(sizes),
-        cmocka_unit_test(with_speculation),
         cmocka_unit_test(kinds_of_heads),
         cmocka_unit_test(rejected_tokens),
         cmocka_unit_test(tokens_share_a_step),

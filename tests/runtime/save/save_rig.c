@@ -125,13 +125,6 @@ static void set_static(kvf_cache_config *c)
     c->refresh_interval = 6;
 }
 
-static void set_speculate(kvf_cache_config *c)
-{
-    c->speculate = 1;
-    c->transfer = KVF_TRANSFER_GATHER;
-    c->refresh_interval = 5;
-}
-
 static void set_gather(kvf_cache_config *c)
 {
     c->transfer = KVF_TRANSFER_GATHER;
@@ -204,7 +197,6 @@ const save_case save_cases[] = {
     {"exact refresh", set_exact},
     {"auto ratio", set_auto},
     {"static", set_static},
-    {"speculate", set_speculate},
     {"gather, mean boxes", set_gather},
     {"quest", set_quest},
     {"arkvale", set_arkvale},

@@ -300,7 +300,7 @@ static void families_equal_single_sequences(void **state)
         const uint8_t *mask;
         kvf_refresh refresh;
         kvf_pages pages;
-        uint32_t speculate, slots, is_on_disk;
+        uint32_t slots, is_on_disk;
     } rows[] = {
         {3, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
         {6, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
@@ -317,8 +317,6 @@ static void families_equal_single_sequences(void **state)
         {6, 2, 1, KVF_SELECT_QUEST, KVF_DIGEST_MINMAX, KVF_TRANSFER_EACH, .mask = NULL},
         {5, 8, 1, KVF_SELECT_ARKVALE, KVF_DIGEST_CUBOID_MEAN, KVF_TRANSFER_GATHER, .mask = NULL},
         {8, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
-        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .speculate = 1},
-        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_MAPPED, .speculate = 1},
         {5, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER,
          .refresh = KVF_REFRESH_EXACT},
         {5, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER,
@@ -343,7 +341,6 @@ static void families_equal_single_sequences(void **state)
         c.refresh = rows[i].refresh;
         c.pages = rows[i].pages;
         c.head_dim = rows[i].pages == KVF_PAGES_BF16 ? 32 : 64; /* that the CUDA device has */
-        c.speculate = rows[i].speculate;
         c.slots = rows[i].slots;
         if (rows[i].is_on_disk) {
             c.disk_path = "/tmp";

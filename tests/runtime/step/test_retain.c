@@ -149,7 +149,6 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
         x.cc.query_heads = x.cc.kv_heads * 2;
         x.cc.prefill_chunk_max = between(&r, x.chunk, 200);
         x.cc.select = selects[i % 4];
-        x.cc.speculate = i % 8 > 5;
         x.arena = i % 4 > 1;
         x.cc.transfer =
             test_transfer(i % 2 && !x.arena ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER);
@@ -239,7 +238,6 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
         test_tokens t;
         kvf_cache_config cc = test_config_small();
         cc.sequences_max = 2;
-        cc.speculate = i == 2;
         cc.static_ratio = i == 3 ? KVF_STATIC_RATIO_AUTO : 0.25f;
         cc.transfer = test_transfer(i ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
         open_world(&w, &cc, i % 3);

@@ -227,20 +227,6 @@ static void any_history(void **state)
     }
 }
 
-/* Pages that come ahead of need may be those that are cut. */
-static void with_speculation(void **state)
-{
-    const uint64_t seed = test_seed(911);
-    cut_case x = {.cc = cut_config(),
-                  .before = {{128, 220}, {0, 6}},
-                  .dropped = {{0, 30}},
-                  .tail = {{0, 14}}};
-    x.cc.static_ratio = 0;
-    x.cc.speculate = 1;
-    x.cc.transfer = KVF_TRANSFER_GATHER;
-    check_cut(&x, seed);
-}
-
 /* ---- the static set ---- */
 
 /* Chosen before the cut, with all keys at every refresh: what was resident has no say. A refresh is
@@ -408,7 +394,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(page_sizes),
         cmocka_unit_test(any_history),
-        cmocka_unit_test(with_speculation),
         cmocka_unit_test(a_static_set_stays),
         cmocka_unit_test(a_static_set_is_dissolved),
         cmocka_unit_test(nothing_is_left),
