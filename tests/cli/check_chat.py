@@ -88,16 +88,47 @@ def check_refusals(chat):
     chat.write()
     for content, says in (
             ("{}", "must hold a list"), ("[", "m.json"), ("[1]", "message 0: it must be an object"),
-            ('[{"role": "user"}]', "role and content"),
-            ('[{"role": "tool", "content": ""}]', 'role is "tool"; give system, user or assistant'),
+            ('[{"role": "user"}]', "message 0: it has no content"),
+            ('[{"role": "usr", "content": ""}]', 'role is "usr"; give system, developer, user'),
             ('[{"role": "user", "content": 1}]', "content must be a text"),
             ('[{"role": "user", "content": "a\\u0000b"}]', "zero bytes"),
-            ('[{"role": "user", "content": "", "name": "x"}]', "the field \"name\", more than role and content"),
+            ('[{"role": "user", "content": "", "text": "x"}]', "the field \"text\"; known are role, content"),
             ('[{"role": "assistant", "content": "a"}]', "end with a question"),
             ('[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]',
              "only the first may be"), ("[]", "no messages")):
         refuse(chat, says, "--messages", chat.save("m.json", content))
     refuse(chat, "missing.json", "--messages", "missing.json")
+    refuse(chat, "the chat template has no tools", *question, "--tools", "missing.json")
+    refuse(chat, "belong to --chat", "--prompt", "the", "--tools", "a", status=2)
+    chat.write("{{ tools|tojson }}")
+    for content, says in (("[]", "must hold a list of tools"), ("{}", "must hold a list of tools"),
+                          ("[1]", "must hold a list of tools"), ("[", "tools.json: not valid JSON")):
+        refuse(chat, says, *question, "--tools", chat.save("tools.json", content))
+
+
+def check_tools(chat):
+    """Calls, answers of tools, thoughts, parts and descriptions reach the template as they are."""
+    tools = chat.save("tools.json", [{"type": "function", "function": {"name": "river"}}])
+    chat.write("{% for t in tools or [] %}{{ t.function.name + ' ' }}{% endfor %}"
+               "{% for m in messages %}{{ (m.content or 'none') + ' ' }}"
+               "{% for c in m.tool_calls or [] %}{{ c.function.arguments.place + ' ' }}{% endfor %}"
+               "{% if m.reasoning_content %}{{ m.reasoning_content + ' ' }}{% endif %}{% endfor %}")
+    same(chat, "tools", ("--chat", "--prompt", QUESTION, "--tools", tools), "river " + QUESTION)
+    call = {"function": {"name": "river", "arguments": {"place": "tiger"}}}
+    messages = [{"role": "developer", "content": "the"},
+                {"role": "user", "content": [{"type": "text", "text": "code"},
+                                             {"type": "text", "text": "of"}]},
+                {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "guards"},
+                {"role": "tool", "content": "lantern", "tool_call_id": "1"}]
+    same(chat, "a call and its answer", ("--messages", chat.save("m.json", messages), "--tools", tools),
+         "river the code of none tiger guards lantern ")
+    line = chat.save("p.jsonl", json.dumps({"messages": messages}) + "\n")
+    out, _ = chat.run("--prompts", line, "--tools", tools, "-n", "1")
+    chat.check("of a batch too", json.loads(out)["prompt_tokens"] == 8, out)
+    chat.write()
+    _, err = chat.run("--messages", chat.save("m.json", [messages[1], dict(messages[2], content="a"),
+                                                        messages[3]]), "-n", "1")
+    chat.check("calls that a template leaves out are told", "writes no tool_calls" in err, err)
 
 
 def check_ends(chat):
@@ -133,4 +164,4 @@ def check_ends(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_prompts, check_refusals, check_ends))
+    sys.exit(run_checks(check_prompts, check_refusals, check_tools, check_ends))

@@ -13,10 +13,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const kvf_chat_message messages[] = {{KVF_ROLE_SYSTEM, " be\n"},
-                                                {KVF_ROLE_USER, "a \xc3\xa9"},
-                                                {KVF_ROLE_ASSISTANT, "<think>b</think>c"},
-                                                {KVF_ROLE_USER, ""}};
+    static const kvf_chat_message messages[] = {{KVF_ROLE_SYSTEM, " be\n", NULL},
+                                                {KVF_ROLE_USER, "a \xc3\xa9", NULL},
+                                                {KVF_ROLE_ASSISTANT, "<think>b</think>c", NULL},
+                                                {KVF_ROLE_USER, "", NULL}};
     static const jinja_day day = {2026, 3, 9};
     heap h = {.fail_at = fuzz_heap_choose(data, size)};
     kvf_allocator allocator = heap_allocator(&h);

@@ -51,7 +51,8 @@ static goldens open_goldens(void)
     size_t size;
     kvf_error error;
     g.text = fixture_read(KVF_GOLDENS "/chat.json", &size);
-    assert_int_equal(json_parse(g.text, size, "chat.json", NULL, &g.document, &error), KVF_OK);
+    assert_int_equal(json_parse_as_written(g.text, size, "chat.json", NULL, &g.document, &error),
+                     KVF_OK);
     g.root = json_root(g.document);
     const json_value *day = json_get(g.root, "day");
     g.day = (jinja_day){(uint32_t)at(day, 0)->as.integer, (uint32_t)at(day, 1)->as.integer,
@@ -87,7 +88,7 @@ static kvf_chat chat_of(const goldens *g, uint32_t index, kvf_chat_message *mess
         messages[chat.count++] = (kvf_chat_message){role == 'S'   ? KVF_ROLE_SYSTEM
                                                     : role == 'U' ? KVF_ROLE_USER
                                                                   : KVF_ROLE_ASSISTANT,
-                                                    m->as.string + 2};
+                                                    m->as.string + 2, NULL};
     }
     return chat;
 }
@@ -154,7 +155,7 @@ static void speaks_the_language(void **state)
 
 static void expect_text(const char *source, const char *message, const char *expected)
 {
-    const kvf_chat_message list = {KVF_ROLE_USER, message};
+    const kvf_chat_message list = {KVF_ROLE_USER, message, NULL};
     const kvf_chat_format format = {.source = source};
     const kvf_chat chat = {.format = &format, .messages = &list, .count = 1};
     kvf_text text = {0};
@@ -263,7 +264,7 @@ static void every_name_has_a_format(void **state)
 #define NAME(name) name,
     static const char *const names[] = {KVF_CHAT_FORMAT_LIST(NAME)};
     static const char *const opened[] = {"<|assistant|>\n", "<|im_start|>assistant<|im_sep|>"};
-    static const kvf_chat_message hello = {KVF_ROLE_USER, "Hello"};
+    static const kvf_chat_message hello = {KVF_ROLE_USER, "Hello", NULL};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const kvf_chat chat = {.format = kvf_chat_format_find(names[i]),
                                .messages = &hello,
@@ -282,12 +283,64 @@ static void every_name_has_a_format(void **state)
     assert_null(kvf_chat_format_find("nobody"));
 }
 
+/* ---- messages with more than a text ---- */
+
+/* [template, talk, whether there are tools, text] */
+static void renders_talks(void **state)
+{
+    goldens opened = open_goldens(), *g = &opened;
+    const json_value *cases = json_get(g->root, "of_talks");
+    size_t count = 0, refused = 0;
+    for (const json_value *c = json_first(cases); c; c = json_next(cases, c), count++) {
+        kvf_chat_message messages[MESSAGES_MAX];
+        kvf_error error = {0};
+        const kvf_chat_format format = {.source = text_of(at(json_get(g->root, "tool_templates"),
+                                                             (uint32_t)at(c, 0)->as.integer)),
+                                        .bos = "<s>",
+                                        .eos = "</s>"};
+        kvf_chat chat = {
+            .format = &format, .messages = messages, .generate = true, .today = &g->day};
+        const json_value *talk = at(json_get(g->root, "talks"), (uint32_t)at(c, 1)->as.integer);
+        char name[64];
+        for (const json_value *m = json_first(talk); m; m = json_next(talk, m))
+            if (kvf_chat_message_read(m, "m", &messages[chat.count++], &error) != KVF_OK)
+                fail_msg("%s", error.text);
+        if (at(c, 2)->kind == JSON_TRUE)
+            chat.tools = json_get(g->root, "tools");
+        snprintf(name, sizeof name, "%.30s, talk %u", format.source,
+                 (unsigned)at(c, 1)->as.integer);
+        check_render(&chat, at(c, 3), name);
+        refused += at(c, 3)->kind == JSON_NULL;
+    }
+    assert_true(count == 132 && refused > 0 && refused < count / 2);
+    close_goldens(g);
+}
+
+/* FIELDS of a message. */
+static kvf_status read_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    json_document *document;
+    kvf_chat_message message;
+    kvf_status status =
+        json_parse_as_written(change, strlen(change), "messages", NULL, &document, error);
+    if (status != KVF_OK)
+        return status;
+    status = kvf_chat_message_read(json_root(document), "m.json: message 3", &message, error);
+    json_free(document);
+    return status;
+}
+
+static void refuses_messages(void **state)
+{
+    refusals_check(&(refusals){.path = "tests/model/message.refusals", .call = read_row});
+}
+
 /* ---- what is refused ---- */
 
 static kvf_status render_row(void *user, char *change, size_t size, kvf_error *error)
 {
     static const kvf_chat_message list[] = {
-        {KVF_ROLE_USER, "a"}, {KVF_ROLE_ASSISTANT, "b"}, {KVF_ROLE_USER, "c"}};
+        {KVF_ROLE_USER, "a", NULL}, {KVF_ROLE_ASSISTANT, "b", NULL}, {KVF_ROLE_USER, "c", NULL}};
     const kvf_chat_format format = {.source = change};
     const kvf_chat chat = {.format = &format, .messages = list, .count = 3};
     kvf_text text = {0};
@@ -311,7 +364,7 @@ static void refuses_templates(void **state)
 
 static void refuses_broken_text(void **state)
 {
-    const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff"}};
+    const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff", NULL}};
     const kvf_chat chat = {.format = kvf_chat_format_find("chatml"), .messages = list, .count = 1};
     kvf_tokenizer *tokenizer = open_golden("llama3");
     kvf_token_ids ids = {0};
@@ -349,8 +402,8 @@ static void checks_markers(void **state)
     const kvf_chat_format unknown = {.source = "{% include 'x' %}"};
     fixture_expect(kvf_chat_check(&unknown, tokenizer, &end, &error), &error, KVF_UNSUPPORTED,
                    "include");
-    assert_true(kvf_chat_knows_thinking(kvf_chat_format_find("qwen3")));
-    assert_false(kvf_chat_knows_thinking(kvf_chat_format_find("llama3")));
+    assert_true(kvf_chat_asks(kvf_chat_format_find("qwen3"), "enable_thinking"));
+    assert_false(kvf_chat_asks(kvf_chat_format_find("llama3"), "enable_thinking"));
     kvf_tokenizer_close(tokenizer);
 }
 
@@ -442,6 +495,8 @@ int main(void)
         cmocka_unit_test(gives_the_ids_of_tokenizers),
         cmocka_unit_test(formats_by_name_equal_their_family),
         cmocka_unit_test(every_name_has_a_format),
+        cmocka_unit_test(renders_talks),
+        cmocka_unit_test(refuses_messages),
         cmocka_unit_test(refuses_templates),
         cmocka_unit_test(refuses_broken_text),
         cmocka_unit_test(checks_markers),

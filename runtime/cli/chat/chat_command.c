@@ -61,7 +61,7 @@ static kvf_status add_message(conversation *c, kvf_chat_role role, const char *t
     char *copy = strdup(text);
     if (!copy)
         return model_out_of_memory(error, strlen(text), "a message");
-    c->messages[c->count++] = (kvf_chat_message){role, copy};
+    c->messages[c->count++] = (kvf_chat_message){.role = role, .text = copy};
     return KVF_OK;
 }
 

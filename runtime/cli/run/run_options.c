@@ -184,6 +184,10 @@ static const cli_option of_chat[] = {
 };
 
 static const cli_option of_format[] = {
+    {.is = {"tools", TEXT, FIELD(chat.tools_file),
+            .meaning = "a JSON file with a list of tools, for a template that tells the model of "
+                       "them"},
+     .argument = "FILE"},
     {.is = {"system", TEXT, FIELD(chat.system), .meaning = "the system prompt"},
      .argument = "TEXT",
      .absent = "the model's own"},
@@ -328,8 +332,8 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
     else if (o->ask_file && cli_chat_wanted(&o->chat))
         problem = "--ask continues plain text; leave --chat out";
     else if (!cli_chat_wanted(&o->chat) && !o->prompts_file &&
-             (o->chat.system || o->chat.format || o->chat.thinking))
-        problem = "--system, --thinking and --chat-format belong to --chat or --messages";
+             (o->chat.system || o->chat.format || o->chat.thinking || o->chat.tools_file))
+        problem = "--system, --tools, --thinking and --chat-format belong to --chat or --messages";
     else if (o->ask_file && o->tokens == 0)
         problem = "--ask needs -n of at least 1";
     else if (o->save_file && (o->prompts_file || o->samples))

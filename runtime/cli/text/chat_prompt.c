@@ -4,6 +4,7 @@
 
 #include "chat_prompt.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -38,11 +39,36 @@ static kvf_status choose_format(const cli_chat_options *o, cli_chat *chat, kvf_e
                           "tokenizer_config.json or the metadata of its GGUF file");
         return advise(error);
     }
-    if (o->thinking != KVF_THINKING_DEFAULT && !kvf_chat_knows_thinking(&chat->format))
+    if (o->thinking != KVF_THINKING_DEFAULT && !kvf_chat_asks(&chat->format, "enable_thinking"))
         return model_fail(error, KVF_INVALID,
                           "--thinking: the chat template has no enable_thinking, so the model "
                           "cannot be told; leave it out");
     return KVF_OK;
+}
+
+/* A list of descriptions, for a template that writes them. */
+static kvf_status read_tools(const char *path, cli_chat *chat, kvf_error *error)
+{
+    kvf_text text = {0};
+    if (!kvf_chat_asks(&chat->format, "tools"))
+        return model_fail(error, KVF_INVALID,
+                          "--tools: the chat template has no tools, so the model cannot be told; "
+                          "leave it out");
+    KVF_TRY(model_read_file(NULL, path, MESSAGES_BYTES_MAX, &text, error));
+    kvf_status status = json_parse_as_written(text.bytes ? text.bytes : "", text.size, path, NULL,
+                                              &chat->tools, error);
+    kvf_text_free(NULL, &text);
+    if (status != KVF_OK)
+        return status;
+    const json_value *list = json_root(chat->tools);
+    bool fits = list->kind == JSON_ARRAY && list->size > 0;
+    for (const json_value *one = fits ? json_first(list) : NULL; one; one = json_next(list, one))
+        fits = fits && one->kind == JSON_OBJECT;
+    return fits ? KVF_OK
+                : model_fail(error, KVF_INVALID,
+                             "%s must hold a list of tools, objects such as {\"type\": "
+                             "\"function\", \"function\": {\"name\": ...}}",
+                             path);
 }
 
 kvf_status cli_chat_open(const cli_chat_options *o, const char *model,
@@ -56,6 +82,8 @@ kvf_status cli_chat_open(const cli_chat_options *o, const char *model,
         (jinja_day){(uint32_t)day.tm_year + 1900, (uint32_t)day.tm_mon + 1, (uint32_t)day.tm_mday};
     KVF_TRY(kvf_chat_source_read(model, NULL, &out->source, error));
     kvf_status status = choose_format(o, out, error);
+    if (status == KVF_OK && o->tools_file)
+        status = read_tools(o->tools_file, out, error);
     if (status == KVF_OK) {
         status = kvf_chat_check(&out->format, tokenizer, &out->end, error);
         if (status == KVF_UNSUPPORTED || status == KVF_CORRUPT || status == KVF_FULL)
@@ -69,6 +97,8 @@ kvf_status cli_chat_open(const cli_chat_options *o, const char *model,
 void cli_chat_close(cli_chat *chat)
 {
     kvf_chat_source_free(NULL, &chat->source);
+    json_free(chat->tools);
+    chat->tools = NULL;
 }
 
 kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, size_t count)
@@ -76,42 +106,13 @@ kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, siz
     return (kvf_chat){.format = &chat->format,
                       .messages = messages,
                       .count = count,
+                      .tools = chat->tools ? json_root(chat->tools) : NULL,
                       .generate = true,
                       .thinking = chat->thinking,
                       .today = &chat->today};
 }
 
 /* ---- messages ---- */
-
-static kvf_status bad_message(const char *path, size_t index, const char *what, kvf_error *error)
-{
-    return model_fail(error, KVF_INVALID, "%s: message %zu: %s", path, index, what);
-}
-
-static kvf_status read_message(const char *path, size_t index, const json_value *value,
-                               kvf_chat_message *out, kvf_error *error)
-{
-    static const char *const known[] = {"role", "content", NULL};
-    const json_value *role = json_get(value, "role"), *content = json_get(value, "content");
-    char shown[64];
-    if (value->kind != JSON_OBJECT || !role || !content)
-        return bad_message(path, index, "it must be an object with role and content", error);
-    const json_value *unknown = json_unknown_key(value, known);
-    if (unknown)
-        return model_fail(error, KVF_INVALID,
-                          "%s: message %zu: it has the field \"%.80s\", more than role and "
-                          "content; leave it out",
-                          path, index, unknown->key);
-    for (out->role = KVF_ROLE_SYSTEM; !json_is_string(role, kvf_chat_role_name(out->role));)
-        if (++out->role > KVF_ROLE_ASSISTANT)
-            return model_fail(error, KVF_INVALID,
-                              "%s: message %zu: role is %s; give system, user or assistant", path,
-                              index, json_show(role, shown, sizeof shown));
-    if (content->kind != JSON_STRING || strlen(content->as.string) != content->size)
-        return bad_message(path, index, "content must be a text without zero bytes", error);
-    out->text = content->as.string;
-    return KVF_OK;
-}
 
 /* A list, or an object with a list "messages". */
 static const json_value *message_list(const json_value *root)
@@ -134,9 +135,25 @@ static kvf_status add_messages(const char *path, const json_value *root,
         return model_out_of_memory(error, list->size * sizeof *grown, "messages");
     *messages = grown;
     size_t index = 0;
-    for (const json_value *one = json_first(list); one; one = json_next(list, one))
-        KVF_TRY(read_message(path, index++, one, &grown[(*count)++], error));
+    for (const json_value *one = json_first(list); one; one = json_next(list, one)) {
+        char where[300];
+        snprintf(where, sizeof where, "%.250s: message %zu", path, index++);
+        KVF_TRY(kvf_chat_message_read(one, where, &grown[(*count)++], error));
+    }
     return KVF_OK;
+}
+
+/* What a template leaves out is lost to the model, as in Transformers; but not silently. */
+static void note_lost_calls(const cli_chat *chat, const kvf_chat_message *messages, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (messages[i].given && json_get_set(messages[i].given, "tool_calls") &&
+            !kvf_chat_asks(&chat->format, "tool_calls")) {
+            fprintf(stderr,
+                    "kvferry: the chat template writes no tool_calls; the model is not told "
+                    "of those in the messages\n");
+            return;
+        }
 }
 
 static kvf_status encode(const cli_chat *chat, const kvf_tokenizer *tokenizer,
@@ -154,6 +171,7 @@ static kvf_status encode(const cli_chat *chat, const kvf_tokenizer *tokenizer,
                               "message %zu is of role system; only the first may be, and --system "
                               "is it where it is given",
                               i);
+    note_lost_calls(chat, messages, count);
     return kvf_chat_encode(&all, tokenizer, ids, error);
 }
 
@@ -169,12 +187,12 @@ kvf_status cli_chat_encode_turns(const cli_chat *chat, const cli_turns *turns,
     if (!messages)
         return model_out_of_memory(error, 2 * sizeof *messages, "messages");
     if (turns->system)
-        messages[count++] = (kvf_chat_message){KVF_ROLE_SYSTEM, turns->system};
+        messages[count++] = (kvf_chat_message){.role = KVF_ROLE_SYSTEM, .text = turns->system};
     kvf_status status = KVF_OK;
     if (turns->messages)
         status = add_messages(turns->path, turns->messages, &messages, &count, error);
     if (status == KVF_OK && prompt)
-        messages[count++] = (kvf_chat_message){KVF_ROLE_USER, prompt->bytes};
+        messages[count++] = (kvf_chat_message){.role = KVF_ROLE_USER, .text = prompt->bytes};
     if (status == KVF_OK)
         status = encode(chat, tokenizer, messages, count, ids, error);
     model_free(NULL, messages);
@@ -192,8 +210,8 @@ kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
     if (o->messages_file) {
         status = model_read_file(NULL, o->messages_file, MESSAGES_BYTES_MAX, &text, error);
         if (status == KVF_OK)
-            status = json_parse(text.bytes ? text.bytes : "", text.size, o->messages_file, NULL,
-                                &document, error);
+            status = json_parse_as_written(text.bytes ? text.bytes : "", text.size,
+                                           o->messages_file, NULL, &document, error);
         kvf_text_free(NULL, &text);
     }
     if (document)

@@ -15,6 +15,7 @@
 typedef struct cli_chat_options {
     const char *system;
     const char *messages_file;
+    const char *tools_file;
     uint32_t thinking; /* kvf_chat_thinking */
     uint32_t format;   /* 0 = the model's own, else 1 + place in KVF_CHAT_FORMAT_LIST */
     bool chat;
@@ -27,7 +28,8 @@ typedef struct cli_chat {
     kvf_chat_format format;
     kvf_chat_thinking thinking;
     jinja_day today;
-    uint32_t end; /* token behind an answer, or UINT32_MAX */
+    json_document *tools; /* NULL = none */
+    uint32_t end;         /* token behind an answer, or UINT32_MAX */
 } cli_chat;
 
 /** Whether the prompt is a chat. */

@@ -13,15 +13,32 @@
 #include "jinja.h"
 #include "tokenizer.h"
 
-typedef enum kvf_chat_role { KVF_ROLE_SYSTEM, KVF_ROLE_USER, KVF_ROLE_ASSISTANT } kvf_chat_role;
+typedef enum kvf_chat_role {
+    KVF_ROLE_SYSTEM,
+    KVF_ROLE_USER,
+    KVF_ROLE_ASSISTANT,
+    KVF_ROLE_DEVELOPER,
+    KVF_ROLE_TOOL,
+} kvf_chat_role;
 
-/** "system", "user" or "assistant". */
-const char *kvf_chat_role_name(kvf_chat_role role);
+/** "system", "user", "assistant", "developer" or "tool"; NULL for a number that is none. */
+const char *kvf_chat_role_name(unsigned role);
 
 typedef struct kvf_chat_message {
     kvf_chat_role role;
-    const char *text; /**< UTF-8, zero-terminated */
+    const char *text;        /**< UTF-8, zero-terminated */
+    const json_value *given; /**< instead: an object with role, content and more; else NULL */
 } kvf_chat_message;
+
+/**
+ * Check a message in the form of Transformers: its role, its fields, its content, which may be a
+ * list of text parts.
+ *
+ * @param where  what the message is called in an error
+ * @return KVF_OK; KVF_INVALID
+ */
+KVF_CHECKED kvf_status kvf_chat_message_read(const json_value *value, const char *where,
+                                             kvf_chat_message *out, kvf_error *error);
 
 /** A template and the special tokens that it may name. All borrowed. */
 typedef struct kvf_chat_format {
@@ -58,13 +75,15 @@ typedef struct kvf_chat {
     const kvf_chat_format *format;
     const kvf_chat_message *messages; /**< [count], at least one */
     size_t count;
-    bool generate; /**< end with the opening of an answer */
+    const json_value *tools; /**< a list of descriptions, or NULL */
+    bool generate;           /**< end with the opening of an answer */
     kvf_chat_thinking thinking;
     const jinja_day *today; /**< for templates that write the date; NULL = they cannot ask */
 } kvf_chat;
 
 /**
- * Append the rendered chat to @p text.
+ * Append the rendered chat to @p text. A template gets messages as they are given; lists of text
+ * parts as one text, part by line, if it does not write such a list.
  *
  * @return KVF_OK; KVF_INVALID what the template refuses, such as turns out of order;
  *         KVF_UNSUPPORTED what it uses and is not known here; KVF_CORRUPT, KVF_FULL,
@@ -78,8 +97,8 @@ KVF_CHECKED kvf_status kvf_chat_render(const kvf_chat *chat, const kvf_allocator
 KVF_CHECKED kvf_status kvf_chat_encode(const kvf_chat *chat, const kvf_tokenizer *tokenizer,
                                        kvf_token_ids *ids, kvf_error *error);
 
-/** Whether the template asks for `enable_thinking`. */
-bool kvf_chat_knows_thinking(const kvf_chat_format *format);
+/** Whether the template asks for this variable. */
+bool kvf_chat_asks(const kvf_chat_format *format, const char *variable);
 
 /**
  * Whether the markers that the template writes around messages are tokens of this tokenizer, and

@@ -11,25 +11,36 @@
  * error with the line. Invariant: a run that succeeds wrote what Jinja writes.
  */
 
-#include "model_memory.h"
+#include "json.h"
 
 typedef enum jinja_kind {
     JINJA_UNDEFINED,
     JINJA_NONE,
     JINJA_BOOL,
     JINJA_INT,
+    JINJA_REAL, /* from JSON; there is no arithmetic with it */
     JINJA_TEXT,
     JINJA_LIST,
     JINJA_MAP,
     JINJA_MACRO,
 } jinja_kind;
 
+/* What Python has for a list. Only a list and a tuple can be written out. */
+typedef enum jinja_form {
+    LIST_PLAIN,
+    LIST_TUPLE,
+    LIST_VIEW,      /* range, items, keys, values */
+    LIST_GENERATOR, /* what filters choose from; always true, and without a length */
+} jinja_form;
+
 typedef struct jinja_value {
     jinja_kind kind;
-    size_t size; /* bytes of a text, items of a list */
+    jinja_form form; /* of a list */
+    size_t size;     /* bytes of a text, items of a list */
     union {
         bool truth;
         int64_t integer;
+        double real;
         const char *text;
         struct jinja_value *items;
         struct jinja_map *map;
@@ -61,6 +72,13 @@ jinja_value jinja_map_new(jinja_machine *machine);
 void jinja_map_put(jinja_machine *machine, jinja_value map, const char *key, jinja_value value);
 /** Of @p count undefined items. */
 jinja_value jinja_list_new(jinja_machine *machine, size_t count);
+
+/** All texts of a list, with words between them. */
+jinja_value jinja_join_texts(jinja_machine *machine, jinja_value texts, const char *between);
+
+/** What a JSON document says; it must outlive the machine. And how much of an input that is. */
+jinja_value jinja_from_json(jinja_machine *machine, const json_value *json);
+size_t jinja_json_bytes(const json_value *json);
 
 /** A global variable; the name is borrowed. */
 void jinja_set_global(jinja_machine *machine, const char *name, jinja_value value);

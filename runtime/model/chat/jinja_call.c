@@ -12,6 +12,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef const jinja_arguments *arguments;
@@ -135,6 +136,60 @@ static jinja_value set_case(jinja_machine *m, jinja_value text, letters how)
     return bytes ? jinja_text(bytes, text.size) : text;
 }
 
+/* The argument that the field of a format names: by number, by name, or the next. */
+static jinja_value argument_of(jinja_machine *m, jinja_value field, uint32_t *next, arguments a)
+{
+    uint32_t position = 0, which = field.size ? 0 : (*next)++;
+    for (size_t i = 0; i < field.size && field.as.text[i] >= '0' && field.as.text[i] <= '9'; i++)
+        which = which < 1000 ? which * 10 + (uint32_t)(field.as.text[i] - '0') : which;
+    const bool is_number = field.size == 0 || strspn(field.as.text, "0123456789") >= field.size;
+    for (uint32_t i = 0; i < a->count; i++) {
+        const jinja_token *name = &a->names[i];
+        const bool is_it = name->size ? !is_number && name->size == field.size &&
+                                            memcmp(name->bytes, field.as.text, field.size) == 0
+                                      : is_number && position == which;
+        if (is_it)
+            return a->values[i];
+        position += name->size == 0;
+    }
+    jinja_fail(m, memchr(field.as.text, ':', field.size) ? KVF_UNSUPPORTED : KVF_INVALID,
+               "a format has the field '{%.*s}', for which there is no argument",
+               jinja_shown(field.size), field.as.text);
+    return jinja_words("");
+}
+
+/* "{} of {name}".format(...), without conversions and specifications. */
+static jinja_value format(jinja_machine *m, jinja_value text, arguments a)
+{
+    uint32_t next = 0;
+    jinja_value out = jinja_words("");
+    for (size_t at = 0; at < text.size && m->status == KVF_OK;) {
+        const char *here = text.as.text + at;
+        const size_t left = text.size - at;
+        size_t plain = 0;
+        while (plain < left && here[plain] != '{' && here[plain] != '}')
+            plain++;
+        out = jinja_join(m, out, jinja_text(here, plain));
+        at += plain;
+        if (plain == left)
+            break;
+        if (plain + 1 < left && here[plain + 1] == here[plain]) {
+            out = jinja_join(m, out, jinja_text(here + plain, 1));
+            at += 2;
+            continue;
+        }
+        const char *end = here[plain] == '{' ? memchr(here + plain, '}', left - plain) : NULL;
+        if (!end) {
+            jinja_fail(m, KVF_INVALID, "a format has a single brace");
+            break;
+        }
+        const jinja_value field = jinja_text(here + plain + 1, (size_t)(end - here) - plain - 1);
+        out = jinja_join(m, out, jinja_string(m, argument_of(m, field, &next, a)));
+        at = (size_t)(end - text.as.text) + 1;
+    }
+    return out;
+}
+
 /* ---- methods ---- */
 
 static bool has_end(jinja_machine *m, jinja_value text, jinja_value part, bool at_start)
@@ -154,21 +209,41 @@ static jinja_value pairs_of(jinja_machine *m, jinja_value map)
         list.as.items[i] = jinja_list_new(m, 2);
         if (list.as.items[i].size != 2)
             break;
-        list.as.items[i].as.items[0] = jinja_text(e->key, e->key_size);
+        list.as.items[i].form = LIST_TUPLE;
+        list.as.items[i].as.items[0] = jinja_key_value(e);
         list.as.items[i].as.items[1] = e->value;
     }
     return list;
 }
 
+static jinja_value of_form(jinja_value list, jinja_form form)
+{
+    list.form = form;
+    return list;
+}
+
+static jinja_value values_of(jinja_machine *m, jinja_value map)
+{
+    jinja_value list = jinja_list_new(m, map.as.map->count);
+    const jinja_entry *e = map.as.map->first;
+    for (size_t i = 0; e && i < list.size; i++, e = e->next)
+        list.as.items[i] = e->value;
+    return list;
+}
+
 static bool map_method(jinja_machine *m, jinja_value *value, const jinja_token *name, arguments a)
 {
-    if (jinja_is(name, "get") && a->count >= 1 && a->values[0].kind == JINJA_TEXT) {
-        const jinja_entry *e = jinja_entry_find(*value, a->values[0].as.text, a->values[0].size);
+    if (jinja_is(name, "get") && a->count >= 1) {
+        const jinja_value key = jinja_key(m, a->values[0]);
+        const jinja_entry *e =
+            key.kind == JINJA_TEXT ? jinja_entry_find(*value, key.as.text, key.size) : NULL;
         *value = e ? e->value : a->count > 1 ? a->values[1] : jinja_none();
     } else if (jinja_is(name, "items")) {
-        *value = pairs_of(m, *value);
+        *value = of_form(pairs_of(m, *value), LIST_VIEW);
     } else if (jinja_is(name, "keys")) {
-        *value = jinja_list_of(m, *value);
+        *value = of_form(jinja_list_of(m, *value), LIST_VIEW);
+    } else if (jinja_is(name, "values")) {
+        *value = of_form(values_of(m, *value), LIST_VIEW);
     } else {
         return false;
     }
@@ -188,6 +263,8 @@ static bool text_method(jinja_machine *m, jinja_value *value, const jinja_token 
         *value = jinja_bool(has_end(m, *value, first, jinja_is(name, "startswith")));
     else if (jinja_is(name, "replace"))
         *value = replace(m, *value, a);
+    else if (jinja_is(name, "format"))
+        *value = format(m, *value, a);
     else if (jinja_is(name, "lower") || jinja_is(name, "upper"))
         *value = set_case(m, *value, jinja_is(name, "upper") ? LETTERS_UPPER : LETTERS_LOWER);
     else if (jinja_is(name, "title") || jinja_is(name, "capitalize"))
@@ -219,7 +296,9 @@ static jinja_value unknown(jinja_machine *m, const char *what, const jinja_token
 
 jinja_value jinja_method(jinja_machine *m, jinja_value value, const jinja_token *name, arguments a)
 {
-    if (!takes(m, name, a,
+    const bool formats = value.kind == JINJA_TEXT && jinja_is(name, "format");
+    if (!formats &&
+        !takes(m, name, a,
                jinja_is(name, "get") || jinja_is(name, "split") || jinja_is(name, "replace") ? 2
                                                                                              : 1,
                NULL))
@@ -248,7 +327,8 @@ bool jinja_test(jinja_machine *m, const jinja_token *name, jinja_value v, argume
         {"none", 1u << JINJA_NONE},
         {"boolean", 1u << JINJA_BOOL},
         {"integer", 1u << JINJA_INT},
-        {"number", 1u << JINJA_INT | 1u << JINJA_BOOL},
+        {"float", 1u << JINJA_REAL},
+        {"number", 1u << JINJA_INT | 1u << JINJA_BOOL | 1u << JINJA_REAL},
         {"string", 1u << JINJA_TEXT},
         {"mapping", 1u << JINJA_MAP},
         {"sequence", 1u << JINJA_TEXT | 1u << JINJA_LIST | 1u << JINJA_MAP},
@@ -318,17 +398,53 @@ static jinja_value map_members(jinja_machine *m, jinja_value value, arguments a)
     return out;
 }
 
+/* items of something undefined are none. */
+static jinja_value no_pairs(jinja_machine *m, jinja_value value)
+{
+    if (value.kind != JINJA_UNDEFINED)
+        jinja_fail(m, KVF_INVALID, "items of %s", jinja_kind_name(value));
+    return jinja_list_new(m, 0);
+}
+
+/* dictsort: pairs by key, whatever the case of its letters. */
+static jinja_value sort_pairs(jinja_machine *m, jinja_value map)
+{
+    const jinja_value pairs = pairs_of(m, map);
+    const jinja_value keys = jinja_list_new(m, pairs.size);
+    if (map.kind != JINJA_MAP || keys.size != pairs.size)
+        return pairs;
+    jinja_spend(m, pairs.size * pairs.size);
+    for (size_t i = 0; i < pairs.size && m->status == KVF_OK; i++) {
+        const jinja_value pair = pairs.as.items[i], key = pair.as.items[0];
+        const jinja_value folded = key.kind == JINJA_TEXT ? set_case(m, key, LETTERS_LOWER) : key;
+        size_t at = i;
+        for (; at > 0 && jinja_compare(m, folded, keys.as.items[at - 1]) < 0; at--) {
+            keys.as.items[at] = keys.as.items[at - 1];
+            pairs.as.items[at] = pairs.as.items[at - 1];
+        }
+        keys.as.items[at] = folded;
+        pairs.as.items[at] = pair;
+    }
+    return pairs;
+}
+
 static jinja_value of_list(jinja_machine *m, const jinja_token *name, jinja_value value,
                            arguments a)
 {
+    static const char *const chosen[] = {"selectattr", "rejectattr", "map", NULL};
+    if (jinja_is_any(name, chosen) && !jinja_truth(value))
+        value = jinja_list_new(m, 0); /* none, too, as Jinja has it */
+    if (jinja_is(name, "dictsort"))
+        return sort_pairs(m, value);
     if (jinja_is(name, "selectattr") || jinja_is(name, "rejectattr"))
-        return select_members(m, value, a, jinja_is(name, "selectattr"));
+        return of_form(select_members(m, value, a, jinja_is(name, "selectattr")), LIST_GENERATOR);
     if (jinja_is(name, "map"))
-        return map_members(m, value, a);
+        return of_form(map_members(m, value, a), LIST_GENERATOR);
     if (jinja_is(name, "list"))
-        return jinja_list_of(m, value);
+        return of_form(jinja_list_of(m, value), LIST_PLAIN);
     if (jinja_is(name, "items"))
-        return value.kind == JINJA_UNDEFINED ? jinja_list_new(m, 0) : pairs_of(m, value);
+        return of_form(value.kind == JINJA_MAP ? pairs_of(m, value) : no_pairs(m, value),
+                       LIST_GENERATOR);
     if (jinja_is(name, "join"))
         return join(m, jinja_list_of(m, value), a->count > 0 ? a->values[0] : (jinja_value){0});
     const jinja_value list = jinja_list_of(m, value);
@@ -337,14 +453,62 @@ static jinja_value of_list(jinja_machine *m, const jinja_token *name, jinja_valu
     return list.as.items[jinja_is(name, "last") ? list.size - 1 : 0];
 }
 
+/* What int(value) and int(float(value)) take of a text: digits with a sign, a point, an exponent.
+ */
+static bool parse_number(jinja_value text, double *out)
+{
+    char copy[64], *end;
+    while (text.size > 0 && is_blank((unsigned char)text.as.text[0]))
+        text = jinja_text(text.as.text + 1, text.size - 1);
+    while (text.size > 0 && is_blank((unsigned char)text.as.text[text.size - 1]))
+        text.size--;
+    if (text.size == 0 || text.size >= sizeof copy)
+        return false;
+    memcpy(copy, text.as.text, text.size);
+    copy[text.size] = '\0';
+    if (strspn(copy, "0123456789+-.eE") != text.size)
+        return false;
+    *out = strtod(copy, &end);
+    return *end == '\0';
+}
+
+/* int, or int(default): whatever is no number becomes the default. */
+static jinja_value to_int(jinja_machine *m, jinja_value v, arguments a)
+{
+    const jinja_value other = a->count > 0 ? a->values[0] : jinja_int(0);
+    double number = 0;
+    if (v.kind == JINJA_INT || v.kind == JINJA_BOOL)
+        return jinja_int(v.kind == JINJA_INT ? v.as.integer : v.as.truth);
+    if (v.kind == JINJA_UNDEFINED) {
+        jinja_fail(m, KVF_INVALID, "int of something undefined");
+        return other;
+    }
+    if (v.kind == JINJA_REAL)
+        number = v.as.real;
+    else if (v.kind != JINJA_TEXT || !parse_number(v, &number))
+        return other;
+    if (number > -0x1p53 && number < 0x1p53)
+        return jinja_int((int64_t)number);
+    jinja_fail(m, KVF_UNSUPPORTED, "a whole number beyond 2^53 is not known here");
+    return other;
+}
+
 jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value v, arguments a)
 {
-    static const char *const lists[] = {"selectattr", "rejectattr", "list", "items", "join",
-                                        "first",      "last",       "map",  NULL};
+    static const char *const lists[] = {"selectattr", "rejectattr", "list", "items",    "join",
+                                        "first",      "last",       "map",  "dictsort", NULL};
     static const char *const methods[] = {"upper", "lower", "title", "capitalize", "replace", NULL};
     const bool selects = jinja_is(name, "selectattr") || jinja_is(name, "rejectattr");
     const bool two = jinja_is(name, "replace") || jinja_is(name, "default") || jinja_is(name, "d");
-    if (!takes(m, name, a, selects ? 3 : two ? 2 : 1, jinja_is(name, "map") ? "attribute" : NULL))
+    if (jinja_is(name, "tojson"))
+        return jinja_to_json(m, v, a);
+    const bool alone = jinja_is(name, "dictsort");
+    if (!takes(m, name, a,
+               selects ? 3
+               : two   ? 2
+               : alone ? 0
+                       : 1,
+               jinja_is(name, "map") ? "attribute" : NULL))
         return v;
     if (jinja_is_any(name, lists))
         return of_list(m, name, v, a);
@@ -357,6 +521,8 @@ jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value 
                      true);
     if (jinja_is(name, "string"))
         return jinja_string(m, v);
+    if (jinja_is(name, "int"))
+        return to_int(m, v, a);
     if (jinja_is(name, "length") || jinja_is(name, "count"))
         return jinja_int(jinja_length(m, v));
     if (jinja_is(name, "safe"))
@@ -444,7 +610,7 @@ static jinja_value range(jinja_machine *m, arguments a)
     jinja_value list = jinja_list_new(m, count);
     for (size_t i = 0; i < list.size; i++)
         list.as.items[i] = jinja_int(from + (int64_t)i * step);
-    return list;
+    return of_form(list, LIST_VIEW);
 }
 
 jinja_value jinja_function_value(const jinja_machine *m, const jinja_token *name)

@@ -30,7 +30,7 @@ static jinja_value add(jinja_machine *m, jinja_value a, jinja_value b)
             jinja_fail(m, KVF_INVALID, "a sum is too large");
         return jinja_int(sum);
     }
-    if (a.kind != JINJA_LIST || b.kind != JINJA_LIST) {
+    if (a.kind != JINJA_LIST || b.kind != JINJA_LIST || a.form != b.form || a.form > LIST_TUPLE) {
         jinja_fail(m, KVF_INVALID, "%s and %s cannot be added", jinja_kind_name(a),
                    jinja_kind_name(b));
         return undefined;
@@ -38,6 +38,7 @@ static jinja_value add(jinja_machine *m, jinja_value a, jinja_value b)
     jinja_value list = jinja_list_new(m, a.size + b.size);
     for (size_t i = 0; i < list.size; i++)
         list.as.items[i] = i < a.size ? a.as.items[i] : b.as.items[i - a.size];
+    list.form = a.form;
     return list;
 }
 
@@ -171,14 +172,15 @@ static jinja_value read_map(jinja_machine *m)
     if (jinja_is_live(m))
         map = jinja_map_new(m);
     while (m->status == KVF_OK && !jinja_accept(m, "}")) {
-        const jinja_value key = jinja_expression(m);
+        const jinja_value by = jinja_expression(m);
+        const jinja_value key = map.kind == JINJA_MAP ? jinja_key(m, by) : undefined;
         jinja_expect(m, ":");
         const jinja_value value = jinja_expression(m);
         if (map.kind == JINJA_MAP && key.kind == JINJA_TEXT)
             jinja_map_set(m, map.as.map, key.as.text, key.size, value);
         else if (map.kind == JINJA_MAP)
             jinja_fail(m, KVF_UNSUPPORTED, "a mapping by %s is not known here",
-                       jinja_kind_name(key));
+                       jinja_kind_name(by));
         if (!jinja_is(jinja_peek(m, 0), "}"))
             jinja_expect(m, ",");
     }
@@ -188,11 +190,18 @@ static jinja_value read_map(jinja_machine *m)
 /* From behind "(" past ")": a value in brackets, or a list. */
 static jinja_value read_brackets(jinja_machine *m)
 {
-    if (jinja_accept(m, ")"))
-        return new_list(m);
+    jinja_value tuple = undefined;
+    if (jinja_accept(m, ")")) {
+        tuple = new_list(m);
+        tuple.form = LIST_TUPLE;
+        return tuple;
+    }
     const jinja_value value = jinja_expression(m);
-    if (jinja_accept(m, ","))
-        return read_items(m, append(m, new_list(m), value), ")");
+    if (jinja_accept(m, ",")) {
+        tuple = read_items(m, append(m, new_list(m), value), ")");
+        tuple.form = LIST_TUPLE;
+        return tuple;
+    }
     jinja_expect(m, ")");
     return value;
 }

@@ -5,7 +5,7 @@
 /*
  * What the files of the interpreter share: jinja_machine.c is the machine, jinja_lex.c makes
  * tokens, jinja_run.c follows statements, jinja_expr.c expressions, jinja_call.c filters, tests,
- * methods and functions, jinja_value.c values.
+ * methods and functions, jinja_json.c JSON, jinja_value.c values.
  *
  * There is no syntax tree: tokens are read in order, and what must not happen (a branch not taken)
  * is read `dry`, without effect. The first failure sticks, and moves to the last token, where every
@@ -166,6 +166,15 @@ jinja_value jinja_function(jinja_machine *m, const jinja_token *name,
 jinja_value jinja_function_value(const jinja_machine *m, const jinja_token *name);
 #define JINJA_BUILT_IN SIZE_MAX
 
+/* ---- JSON: jinja_json.c ---- */
+
+/** As Python writes a number that is not whole. */
+jinja_value jinja_real_text(jinja_machine *m, double number);
+/** A list or a mapping as Python writes it. */
+jinja_value jinja_repr(jinja_machine *m, jinja_value value);
+/** The filter tojson. */
+jinja_value jinja_to_json(jinja_machine *m, jinja_value value, const jinja_arguments *arguments);
+
 /* ---- values: jinja_value.c ---- */
 
 const char *jinja_kind_name(jinja_value value);
@@ -175,6 +184,7 @@ bool jinja_equal(jinja_machine *m, jinja_value a, jinja_value b);
 int jinja_compare(jinja_machine *m, jinja_value a, jinja_value b);
 bool jinja_contains(jinja_machine *m, jinja_value inner, jinja_value outer);
 jinja_value jinja_int(int64_t integer);
+jinja_value jinja_real(double real);
 /** As it is written out. */
 jinja_value jinja_string(jinja_machine *m, jinja_value value);
 jinja_value jinja_join(jinja_machine *m, jinja_value a, jinja_value b);
@@ -189,6 +199,9 @@ jinja_value jinja_item(jinja_machine *m, jinja_value value, jinja_value index);
 jinja_value jinja_slice(jinja_machine *m, jinja_value value, const jinja_value bounds[3]);
 /** What a loop runs over, as a list. */
 jinja_value jinja_list_of(jinja_machine *m, jinja_value value);
+/** How a mapping keeps a key, which may be text or a whole number; undefined for others. */
+jinja_value jinja_key(jinja_machine *m, jinja_value key);
+jinja_value jinja_key_value(const jinja_entry *entry);
 jinja_entry *jinja_entry_find(jinja_value map, const char *key, size_t size);
 void jinja_map_set(jinja_machine *m, jinja_map *map, const char *key, size_t size,
                    jinja_value value);

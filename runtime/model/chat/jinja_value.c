@@ -17,10 +17,32 @@
 const char *jinja_kind_name(jinja_value value)
 {
     static const char *const names[] = {
-        [JINJA_UNDEFINED] = "undefined", [JINJA_NONE] = "none",    [JINJA_BOOL] = "a boolean",
-        [JINJA_INT] = "a number",        [JINJA_TEXT] = "text",    [JINJA_LIST] = "a list",
-        [JINJA_MAP] = "a mapping",       [JINJA_MACRO] = "a macro"};
+        [JINJA_UNDEFINED] = "undefined", [JINJA_NONE] = "none",     [JINJA_BOOL] = "a boolean",
+        [JINJA_INT] = "a number",        [JINJA_REAL] = "a number", [JINJA_TEXT] = "text",
+        [JINJA_LIST] = "a list",         [JINJA_MAP] = "a mapping", [JINJA_MACRO] = "a macro"};
     return names[value.kind];
+}
+
+/* ---- numbers ---- */
+
+static bool is_number(jinja_value v)
+{
+    return v.kind == JINJA_INT || v.kind == JINJA_BOOL || v.kind == JINJA_REAL;
+}
+
+static int64_t number(jinja_value v)
+{
+    return v.kind == JINJA_BOOL ? v.as.truth : v.as.integer;
+}
+
+/* -1, 0 or 1. Whole numbers beyond 2^53 are compared with others to rounding. */
+static int order_of(jinja_value a, jinja_value b)
+{
+    if (a.kind != JINJA_REAL && b.kind != JINJA_REAL)
+        return (number(a) > number(b)) - (number(a) < number(b));
+    const double x = a.kind == JINJA_REAL ? a.as.real : (double)number(a);
+    const double y = b.kind == JINJA_REAL ? b.as.real : (double)number(b);
+    return (x > y) - (x < y);
 }
 
 /* ---- making ---- */
@@ -38,6 +60,11 @@ jinja_value jinja_none(void)
 jinja_value jinja_int(int64_t integer)
 {
     return (jinja_value){.kind = JINJA_INT, .as.integer = integer};
+}
+
+jinja_value jinja_real(double real)
+{
+    return (jinja_value){.kind = JINJA_REAL, .as.real = real};
 }
 
 jinja_value jinja_text(const char *bytes, size_t size)
@@ -68,6 +95,30 @@ jinja_value jinja_map_new(jinja_machine *m)
         return (jinja_value){0};
     *map = (jinja_map){0};
     return (jinja_value){.kind = JINJA_MAP, .as.map = map};
+}
+
+/* A whole number as a key begins with a byte that no text has. */
+#define NUMBER_KEY '\xff'
+
+jinja_value jinja_key(jinja_machine *m, jinja_value key)
+{
+    if (key.kind == JINJA_TEXT)
+        return key;
+    if (key.kind != JINJA_INT && key.kind != JINJA_BOOL)
+        return (jinja_value){0};
+    const jinja_value digits = jinja_string(m, jinja_int(number(key)));
+    return jinja_join(m, jinja_text((const char[]){NUMBER_KEY}, 1), digits);
+}
+
+jinja_value jinja_key_value(const jinja_entry *entry)
+{
+    if (entry->key_size == 0 || entry->key[0] != NUMBER_KEY)
+        return jinja_text(entry->key, entry->key_size);
+    int64_t value = 0;
+    const bool is_below = entry->key_size > 1 && entry->key[1] == '-';
+    for (size_t i = 1 + is_below; i < entry->key_size; i++)
+        value = value * 10 + (is_below ? '0' - entry->key[i] : entry->key[i] - '0');
+    return jinja_int(value);
 }
 
 jinja_entry *jinja_entry_find(jinja_value map, const char *key, size_t size)
@@ -117,9 +168,11 @@ bool jinja_truth(jinja_value v)
         return v.as.truth;
     case JINJA_INT:
         return v.as.integer != 0;
+    case JINJA_REAL:
+        return v.as.real != 0;
     case JINJA_TEXT:
     case JINJA_LIST:
-        return v.size != 0;
+        return v.size != 0 || v.form == LIST_GENERATOR;
     case JINJA_MAP:
         return v.as.map->first || v.as.map->is_namespace;
     case JINJA_MACRO:
@@ -127,16 +180,6 @@ bool jinja_truth(jinja_value v)
     default:
         return false;
     }
-}
-
-static bool is_number(jinja_value v)
-{
-    return v.kind == JINJA_INT || v.kind == JINJA_BOOL;
-}
-
-static int64_t number(jinja_value v)
-{
-    return v.kind == JINJA_BOOL ? v.as.truth : v.as.integer;
 }
 
 static bool equal_maps(jinja_machine *m, jinja_value a, jinja_value b)
@@ -157,7 +200,7 @@ static bool equal_maps(jinja_machine *m, jinja_value a, jinja_value b)
 bool jinja_equal(jinja_machine *m, jinja_value a, jinja_value b)
 {
     if (is_number(a) && is_number(b))
-        return number(a) == number(b);
+        return order_of(a, b) == 0;
     if (a.kind != b.kind)
         return false;
     jinja_spend(m, a.kind == JINJA_TEXT ? a.size : 0);
@@ -169,7 +212,7 @@ bool jinja_equal(jinja_machine *m, jinja_value a, jinja_value b)
         return true;
     if (!jinja_enter(m))
         return false;
-    bool same = a.kind == JINJA_MAP ? equal_maps(m, a, b) : a.size == b.size;
+    bool same = a.kind == JINJA_MAP ? equal_maps(m, a, b) : a.size == b.size && a.form == b.form;
     for (size_t i = 0; a.kind == JINJA_LIST && same && i < a.size; i++)
         same = jinja_equal(m, a.as.items[i], b.as.items[i]);
     jinja_leave(m);
@@ -179,7 +222,7 @@ bool jinja_equal(jinja_machine *m, jinja_value a, jinja_value b)
 int jinja_compare(jinja_machine *m, jinja_value a, jinja_value b)
 {
     if (is_number(a) && is_number(b))
-        return (number(a) > number(b)) - (number(a) < number(b));
+        return order_of(a, b);
     if (a.kind == JINJA_TEXT && b.kind == JINJA_TEXT) {
         const size_t size = a.size < b.size ? a.size : b.size;
         jinja_spend(m, size);
@@ -196,8 +239,10 @@ bool jinja_contains(jinja_machine *m, jinja_value inner, jinja_value outer)
     if (outer.kind == JINJA_TEXT && inner.kind == JINJA_TEXT)
         return inner.size == 0 ||
                (outer.size && memmem(outer.as.text, outer.size, inner.as.text, inner.size));
-    if (outer.kind == JINJA_MAP)
-        return inner.kind == JINJA_TEXT && jinja_entry_find(outer, inner.as.text, inner.size);
+    if (outer.kind == JINJA_MAP) {
+        const jinja_value key = jinja_key(m, inner);
+        return key.kind == JINJA_TEXT && jinja_entry_find(outer, key.as.text, key.size);
+    }
     if (outer.kind == JINJA_LIST) {
         for (size_t i = 0; i < outer.size; i++)
             if (jinja_equal(m, inner, outer.as.items[i]))
@@ -222,6 +267,10 @@ jinja_value jinja_string(jinja_machine *m, jinja_value v)
         return jinja_words("None");
     if (v.kind == JINJA_BOOL)
         return jinja_words(v.as.truth ? "True" : "False");
+    if (v.kind == JINJA_REAL)
+        return jinja_real_text(m, v.as.real);
+    if (v.kind == JINJA_LIST || (v.kind == JINJA_MAP && !v.as.map->is_namespace))
+        return jinja_repr(m, v);
     if (v.kind != JINJA_INT) {
         jinja_fail(m, KVF_UNSUPPORTED, "%s is written out, which is not known here",
                    jinja_kind_name(v));
@@ -262,6 +311,11 @@ jinja_value jinja_join_all(jinja_machine *m, jinja_value texts, jinja_value betw
     return bytes ? jinja_text(bytes, size) : jinja_words("");
 }
 
+jinja_value jinja_join_texts(jinja_machine *m, jinja_value texts, const char *between)
+{
+    return jinja_join_all(m, texts, jinja_words(between));
+}
+
 size_t jinja_character(jinja_value text, size_t at)
 {
     uint32_t code;
@@ -272,6 +326,8 @@ size_t jinja_character(jinja_value text, size_t at)
 int64_t jinja_length(jinja_machine *m, jinja_value v)
 {
     int64_t count = 0;
+    if (v.kind == JINJA_LIST && v.form == LIST_GENERATOR)
+        jinja_fail(m, KVF_INVALID, "what a filter chooses has no length");
     if (v.kind == JINJA_LIST)
         return (int64_t)v.size;
     jinja_spend(m, v.kind == JINJA_TEXT ? v.size : 0);
@@ -314,7 +370,7 @@ jinja_value jinja_list_of(jinja_machine *m, jinja_value v)
     size_t i = 0;
     if (v.kind == JINJA_MAP) {
         for (const jinja_entry *e = v.as.map->first; e; e = e->next)
-            list.as.items[i++] = jinja_text(e->key, e->key_size);
+            list.as.items[i++] = jinja_key_value(e);
         return list;
     }
     for (size_t at = 0; at < v.size; i++) {
@@ -330,6 +386,10 @@ jinja_value jinja_item(jinja_machine *m, jinja_value v, jinja_value index)
     if (index.kind == JINJA_TEXT || v.kind == JINJA_UNDEFINED)
         return jinja_member(m, v, index.kind == JINJA_TEXT ? index.as.text : "",
                             index.kind == JINJA_TEXT ? index.size : 0);
+    if (v.kind == JINJA_MAP) {
+        const jinja_value key = jinja_key(m, index);
+        return jinja_member(m, v, key.as.text, key.size);
+    }
     if (index.kind != JINJA_INT || (v.kind != JINJA_LIST && v.kind != JINJA_TEXT))
         return (jinja_value){0};
     const jinja_value list = jinja_list_of(m, v);
@@ -369,6 +429,7 @@ jinja_value jinja_slice(jinja_machine *m, jinja_value v, const jinja_value bound
     jinja_value out = jinja_list_new(m, count);
     if (out.kind != JINJA_LIST)
         return out;
+    out.form = v.kind == JINJA_LIST ? v.form : LIST_PLAIN;
     for (size_t i = 0; i < count; i++)
         out.as.items[i] = list.as.items[from + (int64_t)i * step];
     if (v.kind != JINJA_TEXT)

@@ -13,6 +13,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -29,6 +30,7 @@ struct json_document {
 typedef struct json_reader {
     json_document *document;
     const char *what;
+    bool as_written; /* numbers */
     kvf_error *error;
 } json_reader;
 
@@ -120,7 +122,15 @@ static kvf_status add_tree(json_reader *reader, const char *key, json_t *item, u
         value.key_size = (uint32_t)strlen(key);
         value.key = show_nul(document, key, &value.key_size);
     }
-    if (value.kind == JSON_REAL)
+    if (value.kind == JSON_INTEGER && llabs(json_integer_value(item)) > 1ll << 53)
+        return model_fail(reader->error, KVF_CORRUPT, "%s: %lld is beyond 2^53", reader->what,
+                          (long long)json_integer_value(item));
+    if (value.kind == JSON_INTEGER) {
+        set_number((double)json_integer_value(item), &value);
+        value.size = value.kind == JSON_REAL;
+    } else if (value.kind == JSON_REAL && reader->as_written)
+        value.as.real = json_real_value(item);
+    else if (value.kind == JSON_REAL)
         set_number(json_real_value(item), &value);
     else if (value.kind == JSON_STRING) {
         value.size = (uint32_t)json_string_length(item);
@@ -138,8 +148,8 @@ static kvf_status add_tree(json_reader *reader, const char *key, json_t *item, u
 
 static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes)
 {
-    const size_t flags =
-        JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL | JSON_REJECT_DUPLICATES;
+    const size_t flags = JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_REJECT_DUPLICATES |
+                         (reader->as_written ? 0 : JSON_DECODE_INT_AS_REAL);
     json_document *document = reader->document;
     json_error_t problem = {0};
     document->tree = json_loadb(text, bytes, flags, &problem);
@@ -155,8 +165,8 @@ static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes
                       problem.text, problem.position);
 }
 
-kvf_status json_parse(const char *text, size_t bytes, const char *what,
-                      const kvf_allocator *allocator, json_document **out, kvf_error *error)
+static kvf_status parse(const char *text, size_t bytes, const char *what, bool as_written,
+                        const kvf_allocator *allocator, json_document **out, kvf_error *error)
 {
     if (bytes >= UINT32_MAX)
         return model_fail(error, KVF_CORRUPT, "%s: %zu bytes of JSON are too many", what, bytes);
@@ -165,7 +175,8 @@ kvf_status json_parse(const char *text, size_t bytes, const char *what,
         return model_out_of_memory(error, sizeof *document, what);
     if (allocator)
         document->allocator = *allocator;
-    json_reader reader = {.document = document, .what = what, .error = error};
+    json_reader reader = {
+        .document = document, .what = what, .as_written = as_written, .error = error};
     kvf_status status = parse_tree(&reader, text, bytes);
     if (status != KVF_OK) {
         json_free(document);
@@ -173,6 +184,19 @@ kvf_status json_parse(const char *text, size_t bytes, const char *what,
     }
     *out = document;
     return KVF_OK;
+}
+
+kvf_status json_parse(const char *text, size_t bytes, const char *what,
+                      const kvf_allocator *allocator, json_document **out, kvf_error *error)
+{
+    return parse(text, bytes, what, false, allocator, out, error);
+}
+
+kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what,
+                                 const kvf_allocator *allocator, json_document **out,
+                                 kvf_error *error)
+{
+    return parse(text, bytes, what, true, allocator, out, error);
 }
 
 void json_free(json_document *document)

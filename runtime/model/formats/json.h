@@ -22,13 +22,15 @@
 
 #define JSON_DEPTH_MAX 64u
 
-/* JSON_INTEGER is not negative and below 2^53; any other number is JSON_REAL. */
+/* JSON_INTEGER is not negative and below 2^53; any other number is JSON_REAL. So is 1.0, in a
+ * document that was parsed as written. */
 typedef json_type json_kind;
 
 typedef struct json_value {
     json_kind kind;
     uint32_t skip;     /* values in this subtree, itself included */
-    uint32_t size;     /* bytes of a string, members of an array or object */
+    uint32_t size;     /* bytes of a string, members of an array or object; of a JSON_REAL, 1 if it
+                          was written as a whole number */
     uint32_t key_size; /* bytes of the key; 0 outside objects */
     const char *key;   /* NULL outside objects */
     union {
@@ -47,6 +49,11 @@ typedef struct json_document json_document;
 KVF_CHECKED kvf_status json_parse(const char *text, size_t bytes, const char *what,
                                   const kvf_allocator *allocator, json_document **out,
                                   kvf_error *error);
+/** As json_parse; whole numbers and others are told apart by how they are written, and whole ones
+ * beyond 2^53 are refused: for what is handed on. */
+KVF_CHECKED kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what,
+                                             const kvf_allocator *allocator, json_document **out,
+                                             kvf_error *error);
 void json_free(json_document *document);
 const json_value *json_root(const json_document *document);
 
