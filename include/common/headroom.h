@@ -139,10 +139,12 @@ static inline uint64_t kvf_cgroup_tree_room(const char *base, const char *below,
     }
 }
 
-/* Room below the limits of this process; "/proc/self/cgroup" and "/sys/fs/cgroup", which tests
- * replace. */
-static inline uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup)
+/* Room below the limits of this process, and the name of the file with the least; of
+ * "/proc/self/cgroup" and "/sys/fs/cgroup", which tests replace. */
+static inline uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup,
+                                           const char **limit)
 {
+    *limit = "memory.max";
     FILE *file = fopen(proc_self_cgroup, "r");
     if (!file)
         return UINT64_MAX;
@@ -160,9 +162,11 @@ static inline uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const c
         if (length == 0) {
             snprintf(base, sizeof base, "%s", sys_fs_cgroup);
             found = kvf_cgroup_tree_room(base, path + 1, 2);
+            *limit = found < least ? "memory.max" : *limit;
         } else if (length == 6 && strncmp(controllers + 1, "memory", 6) == 0) {
             snprintf(base, sizeof base, "%s/memory", sys_fs_cgroup);
             found = kvf_cgroup_tree_room(base, path + 1, 1);
+            *limit = found < least ? "memory.limit_in_bytes" : *limit;
         }
         least = found < least ? found : least;
     }

@@ -13,11 +13,12 @@
 
 /* Every number in bytes, UINT64_MAX = unlimited or unknown. */
 typedef struct kvf_headroom {
-    uint64_t memlock;      /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
-    uint64_t cgroup;       /* limit - usage + file cache, v2 or v1, the least up the tree */
-    uint64_t node_free;    /* on the node, or of the machine */
-    uint64_t hugetlb_free; /* reserved huge pages that are free */
-    uint64_t may_come;     /* so much is worth a try although node_free is less; 0 on a node */
+    uint64_t memlock;        /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
+    uint64_t cgroup;         /* limit - usage + file cache, v2 or v1, the least up the tree */
+    const char *cgroup_file; /* where that limit is */
+    uint64_t node_free;      /* on the node, or of the machine */
+    uint64_t hugetlb_free;   /* reserved huge pages that are free */
+    uint64_t may_come;       /* so much is worth a try although node_free is less; 0 on a node */
 } kvf_headroom;
 
 /* For a node that is not in `topology`, or is the only one, or -1: of the machine. `topology` may

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "common/text.h"
@@ -169,12 +170,12 @@ static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena, s
     return atomic_load(&error);
 }
 
-/* In at least half of the arena's maps, from smaps. */
-static bool has_huge_pages(const kvf_arena *arena)
+/* Whether at least half of the arena's maps are on huge pages; from smaps, or `unknown`. */
+static bool has_huge_pages(const kvf_arena *arena, bool unknown)
 {
     FILE *file = fopen("/proc/self/smaps", "r");
     if (!file)
-        return false;
+        return unknown;
     char line[512];
     uint64_t size = 0, huge = 0;
     bool is_inside = false;
@@ -199,7 +200,27 @@ kvf_page_tier kvf_arena_tier(const kvf_arena *arena)
 {
     if (arena->hugetlb)
         return KVF_TIER_HUGETLB;
-    return has_huge_pages(arena) ? KVF_TIER_THP : KVF_TIER_4K;
+    return has_huge_pages(arena, false) ? KVF_TIER_THP : KVF_TIER_4K;
+}
+
+/* Huge pages were wanted, and this memory has none: why, and what to do. */
+static void note_small_pages(kvf_context *context, const kvf_host_memory *memory)
+{
+    static const char setting[] = "/sys/kernel/mm/transparent_hugepage/enabled";
+    char how[64] = "", text[32];
+    FILE *file = fopen(setting, "r");
+    const bool is_off = file && fgets(how, sizeof how, file) && strstr(how, "[never]");
+    if (file)
+        fclose(file);
+    const char *why = is_off ? "transparent huge pages are switched off"
+                      : prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1
+                          ? "transparent huge pages are switched off for this process"
+                          : "the kernel found no huge pages";
+    kvf_log(context, KVF_LOG_NOTE,
+            "%s of host memory are on pages of 4 KiB, not on huge ones: %s; reserve some with "
+            "`sysctl vm.nr_hugepages=N`%s%s",
+            kvf_bytes_text(memory->bytes, text), why, is_off ? ", or write madvise to " : "",
+            is_off ? setting : "");
 }
 
 /* ---- arenas ---- */
@@ -228,9 +249,9 @@ static kvf_status refuse(const request *r, const kvf_headroom *h, uint64_t done,
     kvf_bytes_text(done, had);
     if (h->cgroup < bytes)
         return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
-                        "the cgroup's memory limit (memory.max) leaves %s behind %s of %s of host "
-                        "memory; raise memory.max, or lower tokens_max or host_tokens_max",
-                        kvf_bytes_text(h->cgroup, have), had, need);
+                        "the cgroup's memory limit (%s) leaves %s behind %s of %s of host memory; "
+                        "raise %s, or lower tokens_max or host_tokens_max",
+                        h->cgroup_file, kvf_bytes_text(h->cgroup, have), had, need, h->cgroup_file);
     kvf_bytes_text(h->node_free, have);
     if (r->config->node >= 0)
         return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
@@ -402,6 +423,11 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
         kvf_host_memory_destroy(context, &memory);
         return status;
     }
+    /* The last arena was made when least was left. */
+    const kvf_arena *last = &memory.arenas[memory.arena_count - 1];
+    if (config->huge_pages == KVF_HUGE_PAGES_AUTO && last->bytes >= HUGE_BYTES && !last->hugetlb &&
+        !has_huge_pages(last, true))
+        note_small_pages(context, &memory);
     *out = memory;
     return KVF_OK;
 }

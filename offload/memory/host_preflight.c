@@ -33,9 +33,10 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
     uint64_t from_free = reserved >= config->bytes ? 0 : config->bytes;
     if (headroom->cgroup < from_free)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
-                        "the cgroup's memory limit (memory.max) leaves %s, host memory needs %s; "
-                        "raise memory.max, or lower tokens_max or host_tokens_max",
-                        kvf_bytes_text(headroom->cgroup, have), need);
+                        "the cgroup's memory limit (%s) leaves %s, host memory needs %s; raise %s, "
+                        "or lower tokens_max or host_tokens_max",
+                        headroom->cgroup_file, kvf_bytes_text(headroom->cgroup, have), need,
+                        headroom->cgroup_file);
     if (headroom->node_free < from_free && from_free <= headroom->may_come) {
         kvf_log(context, KVF_LOG_WARNING,
                 "the machine has %s of memory available, host memory needs %s; it is tried piece "

@@ -4,6 +4,9 @@
 
 #include "offload_rig.h"
 
+#include <errno.h>
+#include <sys/stat.h>
+
 #include "common/random.h"
 
 kvf_device_kind rig_kind(void)
@@ -175,4 +178,26 @@ const char *rig_error(rig *r, kvf_error *error)
 {
     kvf_context_error(r->context, error);
     return error->text;
+}
+
+void rig_tree_put(const rig_tree *t, const char *path, const char *text)
+{
+    char full[256];
+    snprintf(full, sizeof full, "%s/%s", t->root, path);
+    for (char *at = full + strlen(t->root) + 1; (at = strchr(at, '/')) != NULL; at++) {
+        *at = '\0';
+        assert_true(mkdir(full, 0700) == 0 || errno == EEXIST);
+        *at = '/';
+    }
+    FILE *file = fopen(full, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+void rig_tree_remove(const rig_tree *t)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -r %s", t->root);
+    assert_int_equal(system(command), 0);
 }

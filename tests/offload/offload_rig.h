@@ -77,6 +77,14 @@ int rig_refuse(void *user, const char *what);
 void *rig_alloc(void *user, size_t bytes, size_t alignment); /* user: rig_fault, may be NULL */
 void rig_free(void *user, void *pointer);
 
+/* A folder of small files, as sysfs and proc are; root ends in XXXXXX for mkdtemp. */
+typedef struct rig_tree {
+    char root[64];
+} rig_tree;
+
+void rig_tree_put(const rig_tree *t, const char *path, const char *text);
+void rig_tree_remove(const rig_tree *t);
+
 /* Text of the context's last error. */
 const char *rig_error(rig *r, kvf_error *error);
 

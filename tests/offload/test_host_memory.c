@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -76,6 +77,43 @@ static void test_tiers(void **state)
         assert_false(is_mapped(page));
         kvf_host_memory_destroy(r.context, &memory); /* a second time does nothing */
     }
+    rig_close(&r);
+}
+
+static void note_line(void *user, int level, const char *line)
+{
+    assert_int_equal(level, KVF_LOG_NOTE);
+    snprintf(user, 512, "%s", line);
+}
+
+/* Huge pages that were wanted and not had are told, with the cause; nothing else is. */
+static void test_degraded(void **state)
+{
+    rig r;
+    char line[512];
+    rig_open(&r, NULL);
+    rig_fault fault = {.at = 1, .only = "hugetlb map"};
+    r.context->log = note_line;
+    r.context->log_user = line;
+    r.context->fault = rig_refuse;
+    r.context->fault_user = &fault;
+    assert_int_equal(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), 0);
+    for (uint32_t i = 0; i < 3; i++) { /* wanted, not wanted, too small for one */
+        kvf_host_memory_config config = plain(i == 2 ? MIB : 4 * MIB, 4096);
+        kvf_host_memory memory;
+        config.huge_pages = i == 1 ? KVF_HUGE_PAGES_OFF : KVF_HUGE_PAGES_AUTO;
+        fault.seen = 0;
+        line[0] = '\0';
+        RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+        assert_int_equal(kvf_arena_tier(&memory.arenas[0]), KVF_TIER_4K);
+        assert_int_equal(line[0] != '\0', i == 0);
+        if (i == 0)
+            assert_true(strstr(line, "4.00 MiB of host memory are on pages of 4 KiB") &&
+                        strstr(line, "switched off") && strstr(line, "vm.nr_hugepages"));
+        kvf_host_memory_destroy(r.context, &memory);
+    }
+    assert_int_equal(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0), 0);
+    r.context->fault = NULL;
     rig_close(&r);
 }
 
@@ -203,7 +241,11 @@ static void test_unpinned(void **state)
 
 /* ---- preflight ---- */
 
-static const kvf_headroom plenty = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, 0};
+static const kvf_headroom plenty = {.memlock = UINT64_MAX,
+                                    .cgroup = UINT64_MAX,
+                                    .cgroup_file = "memory.max",
+                                    .node_free = UINT64_MAX,
+                                    .hugetlb_free = UINT64_MAX};
 
 static void expect_refusal(rig *r, const kvf_headroom *headroom,
                            const kvf_host_memory_config *config, kvf_status status,
@@ -396,61 +438,38 @@ static void test_headroom_of_this_machine(void **state)
 
 /* ---- cgroups ---- */
 
-typedef struct tree {
-    char root[64];
-} tree;
-
-static void put(const tree *t, const char *path, const char *text)
-{
-    char full[256];
-    snprintf(full, sizeof full, "%s/%s", t->root, path);
-    for (char *at = full + strlen(t->root) + 1; (at = strchr(at, '/')) != NULL; at++) {
-        *at = '\0';
-        assert_true(mkdir(full, 0700) == 0 || errno == EEXIST);
-        *at = '/';
-    }
-    FILE *file = fopen(full, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
-}
-
-static uint64_t read_tree(const tree *t)
+/* The room; *file is where its limit is. */
+static uint64_t read_tree(const rig_tree *t, const char **file)
 {
     char proc[128], sys[128];
     snprintf(proc, sizeof proc, "%s/self", t->root);
     snprintf(sys, sizeof sys, "%s/fs", t->root);
-    return kvf_cgroup_headroom(proc, sys);
-}
-
-static void remove_tree(const tree *t)
-{
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", t->root);
-    assert_int_equal(system(command), 0);
+    return kvf_cgroup_headroom(proc, sys, file);
 }
 
 static void test_cgroup_v2(void **state)
 {
-    tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
+    const char *file;
+    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
     assert_non_null(mkdtemp(t.root));
-    assert_true(read_tree(&t) == UINT64_MAX); /* no file at all */
-    put(&t, "self", "0::/a/b\n");
-    put(&t, "fs/a/b/memory.max", "max\n");
-    put(&t, "fs/a/b/memory.current", "1000\n");
-    assert_true(read_tree(&t) == UINT64_MAX);
+    assert_true(read_tree(&t, &file) == UINT64_MAX); /* no file at all */
+    rig_tree_put(&t, "self", "0::/a/b\n");
+    rig_tree_put(&t, "fs/a/b/memory.max", "max\n");
+    rig_tree_put(&t, "fs/a/b/memory.current", "1000\n");
+    assert_true(read_tree(&t, &file) == UINT64_MAX);
     /* The parent has the limit; its file cache is room. */
-    put(&t, "fs/a/memory.max", "10000\n");
-    put(&t, "fs/a/memory.current", "7000\n");
-    assert_true(read_tree(&t) == 3000);
-    put(&t, "fs/a/memory.stat", "anon 4000\ninactive_file 500\nactive_file 250\nother 9\n");
-    assert_true(read_tree(&t) == 3750);
+    rig_tree_put(&t, "fs/a/memory.max", "10000\n");
+    rig_tree_put(&t, "fs/a/memory.current", "7000\n");
+    assert_true(read_tree(&t, &file) == 3000);
+    rig_tree_put(&t, "fs/a/memory.stat",
+                 "anon 4000\ninactive_file 500\nactive_file 250\nother 9\n");
+    assert_true(read_tree(&t, &file) == 3750);
     /* The nearer limit is tighter. */
-    put(&t, "fs/a/b/memory.max", "1200\n");
-    assert_true(read_tree(&t) == 200);
-    put(&t, "fs/a/b/memory.current", "5000\n");
-    assert_true(read_tree(&t) == 0);
-    remove_tree(&t);
+    rig_tree_put(&t, "fs/a/b/memory.max", "1200\n");
+    assert_true(read_tree(&t, &file) == 200);
+    rig_tree_put(&t, "fs/a/b/memory.current", "5000\n");
+    assert_true(read_tree(&t, &file) == 0);
+    rig_tree_remove(&t);
 }
 
 /* A virtual machine that shows 8 GiB, of which 6 are free, and gets more as it uses them. */
@@ -458,12 +477,12 @@ static void test_memory_that_grows(void **state)
 {
     rig r;
     char proc[128];
-    tree t = {.root = "/tmp/kvf-meminfo-XXXXXX"};
+    rig_tree t = {.root = "/tmp/kvf-meminfo-XXXXXX"};
     kvf_host_memory_config config = plain(16 * GIB, 4096);
     assert_non_null(mkdtemp(t.root));
     snprintf(proc, sizeof proc, "%s/meminfo", t.root);
     assert_true(kvf_machine_headroom(proc, 64 * GIB) == UINT64_MAX); /* no file */
-    put(&t, "meminfo", "MemTotal: 8388608 kB\nMemFree: 99 kB\nMemAvailable: 6291456 kB\n");
+    rig_tree_put(&t, "meminfo", "MemTotal: 8388608 kB\nMemFree: 99 kB\nMemAvailable: 6291456 kB\n");
     rig_open(&r, NULL);
     kvf_headroom h = plenty;
     h.hugetlb_free = 0;
@@ -481,28 +500,36 @@ static void test_memory_that_grows(void **state)
     assert_true(kvf_machine_growth(proc, true) == KVF_MACHINE_GROWTH_MAX * 8 * GIB);
     assert_true(kvf_machine_growth(proc, false) == 0);
     rig_close(&r);
-    remove_tree(&t);
+    rig_tree_remove(&t);
 }
 
 static void test_cgroup_v1(void **state)
 {
-    tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
+    const char *file;
+    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
     assert_non_null(mkdtemp(t.root));
-    put(&t, "self", "9:name=systemd:/\n4:memory:/box/x\n3:cpuset:/\n0::/\n");
-    put(&t, "fs/memory/memory.limit_in_bytes", "9223372036854771712\n");
-    put(&t, "fs/memory/memory.usage_in_bytes", "77\n");
-    assert_true(read_tree(&t) == UINT64_MAX);
-    put(&t, "fs/memory/box/memory.limit_in_bytes", "5000\n");
-    put(&t, "fs/memory/box/memory.usage_in_bytes", "1500\n");
-    put(&t, "fs/memory/box/memory.stat", "cache 1\ninactive_file 9\ntotal_inactive_file 100\n");
-    assert_true(read_tree(&t) == 3600);
-    remove_tree(&t);
+    rig_tree_put(&t, "self", "9:name=systemd:/\n4:memory:/box/x\n3:cpuset:/\n0::/\n");
+    rig_tree_put(&t, "fs/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    rig_tree_put(&t, "fs/memory/memory.usage_in_bytes", "77\n");
+    assert_true(read_tree(&t, &file) == UINT64_MAX);
+    rig_tree_put(&t, "fs/memory/box/memory.limit_in_bytes", "5000\n");
+    rig_tree_put(&t, "fs/memory/box/memory.usage_in_bytes", "1500\n");
+    rig_tree_put(&t, "fs/memory/box/memory.stat",
+                 "cache 1\ninactive_file 9\ntotal_inactive_file 100\n");
+    assert_true(read_tree(&t, &file) == 3600);
+    assert_string_equal(file, "memory.limit_in_bytes");
+    rig_tree_put(&t, "fs/memory.max", "4000\n"); /* both: the smaller room */
+    rig_tree_put(&t, "fs/memory.current", "1000\n");
+    assert_true(read_tree(&t, &file) == 3000);
+    assert_string_equal(file, "memory.max");
+    rig_tree_remove(&t);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_degraded),
         cmocka_unit_test(test_arenas),
         cmocka_unit_test(test_resident_size),
         cmocka_unit_test(test_bound),

@@ -13,10 +13,14 @@
 
 void cli_memory_available(cli_memory_plan *plan)
 {
-    const uint64_t cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup");
+    const char *file;
+    const uint64_t cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup", &file);
     const uint64_t machine = kvf_machine_headroom("/proc/meminfo", cgroup);
     const bool is_limit = cgroup < machine;
-    plan->available_by = is_limit ? "the cgroup's limit" : "the machine";
+    plan->available_by = !is_limit ? "the machine"
+                         : strcmp(file, "memory.max") == 0
+                             ? "the cgroup's limit, memory.max"
+                             : "the cgroup's limit, memory.limit_in_bytes";
     plan->available_bytes = is_limit ? cgroup : machine;
     const uint64_t growth = kvf_machine_growth("/proc/meminfo", kvf_machine_is_virtual());
     if (plan->on_gpu && !is_limit) /* the library populates in pieces, and looks */
