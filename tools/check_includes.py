@@ -56,7 +56,6 @@ FOREIGN = {
     "cuda_runtime.h": CUDA,
     "cuda_runtime_api.h": CUDA,
     "cublas_v2.h": ["runtime/model", "tests"],
-    "hwloc.h": ["offload/base"],
     "numa.h": ["offload/memory"],
     "numaif.h": ["offload/memory"],
     "liburing.h": ["offload/file"],

@@ -20,7 +20,6 @@ build  cmd:meson                  meson
 build  cmd:ninja                  ninja-build
 build  cmd:pkg-config             pkg-config
 build  cmd:python3                python3
-build  pc:hwloc                   libhwloc-dev
 build  pc:numa                    libnuma-dev
 build  pc:liburing                liburing-dev
 build  h:xxhash.h                 libxxhash-dev

@@ -162,7 +162,7 @@ typedef struct kvf_runtime_config {
     kvf_device_kind device;    /**< default AUTO */
     uint32_t threads;          /**< compute threads of the host device; 0 = one per usable core */
     uint32_t gather_threads;   /**< workers of the gather method; 0 = the library decides */
-    int32_t numa_node;         /**< node for host memory; -1 = nearest the device, by hwloc */
+    int32_t numa_node;         /**< node for host memory; -1 = nearest the device */
     kvf_huge_pages huge_pages; /**< default AUTO */
     uint32_t allow_unpinned;   /**< 1 = the host device runs on pageable memory where pinning
                                     fails, which a GPU cannot reach; default 0 */

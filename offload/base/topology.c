@@ -1,38 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NUMA nodes and the way from a PCI device to its node, through hwloc.
+ * NUMA nodes, and the way from a PCI device to its node, out of sysfs.
  *
  * Knows nothing of memory or threads. Whatever is not known is said to be unknown (node -1): a
- * wrong node costs more than none. Invariant: the cpus of the nodes are disjoint, and together they
- * are cpus[0 .. cpu_count-1].
+ * wrong node costs more than none. Sets of CPUs have the size that the kernel asks for. Invariant:
+ * the cpus of the nodes are disjoint, and together they are cpus[0 .. cpu_count-1].
  */
 
 #include "topology.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-#if KVF_HAVE_HWLOC
-#include <hwloc.h>
-#endif
-
-/* One node, id -1, with every CPU that this process may run on. */
-static void read_unknown(kvf_topology *out)
-{
-    memset(out, 0, sizeof *out);
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        CPU_SET(0, &set);
-    for (uint32_t cpu = 0; cpu < CPU_SETSIZE && out->cpu_count < KVF_CPUS_MAX; cpu++)
-        if (CPU_ISSET(cpu, &set))
-            out->cpus[out->cpu_count++] = cpu;
-    out->core_count = out->cpu_count;
-    out->node_count = 1;
-    out->nodes[0] = (kvf_node){.id = -1, .cpu_count = out->cpu_count};
-}
+#define CPUS_FIRST 1024u
+#define CPUS_MOST  (1u << 20)
+#define PATH_BYTES 512
 
 int32_t kvf_topology_find(const kvf_topology *topology, int32_t node_id)
 {
@@ -42,203 +28,242 @@ int32_t kvf_topology_find(const kvf_topology *topology, int32_t node_id)
     return -1;
 }
 
-#if KVF_HAVE_HWLOC
+/* ---- files of sysfs ---- */
 
-static bool is_this_machine(const kvf_topology_source *source)
+static FILE *open_file(const char *root, const char *folder, uint32_t number, const char *name)
 {
-    return !source || (!source->synthetic && !source->xml_path);
+    char path[PATH_BYTES];
+    const int length = snprintf(path, sizeof path, "%s/devices/system/%s%u/%s",
+                                root ? root : "/sys", folder, number, name);
+    return length > 0 && length < PATH_BYTES ? fopen(path, "re") : NULL;
 }
 
-static const char *sysfs_root(const kvf_topology_source *source)
+/* The same without a number. */
+static FILE *open_list(const char *root, const char *name)
 {
-    return source && source->sysfs_root ? source->sysfs_root : "/sys";
+    char path[PATH_BYTES];
+    const int length =
+        snprintf(path, sizeof path, "%s/devices/system/%s", root ? root : "/sys", name);
+    return length > 0 && length < PATH_BYTES ? fopen(path, "re") : NULL;
 }
 
-static kvf_status load(kvf_context *context, const kvf_topology_source *source,
-                       hwloc_topology_t *out)
+/* The next range of "0-3,8,10-11". */
+static bool next_range(FILE *file, uint32_t *first, uint32_t *last)
 {
-    hwloc_topology_t topology;
-    if (hwloc_topology_init(&topology) != 0)
-        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "hwloc could not start");
-    int code = 0;
-    /* PCI of this machine is asked of sysfs, where hwloc would look too; only replays need objects.
-     */
-    if (!is_this_machine(source)) {
-        code = hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
-        if (code == 0)
-            code = hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_IMPORT_SUPPORT);
-        if (code == 0 && source->xml_path)
-            code = hwloc_topology_set_xml(topology, source->xml_path);
-        else if (code == 0)
-            code = hwloc_topology_set_synthetic(topology, source->synthetic);
+    if (fscanf(file, " %u", first) != 1)
+        return false;
+    *last = *first;
+    int c = fgetc(file);
+    if (c == '-' && fscanf(file, "%u", last) == 1)
+        c = fgetc(file);
+    return (c == ',' || c == '\n' || c == EOF) && *last >= *first && *last < CPUS_MOST;
+}
+
+/* MemTotal and MemFree of a node, 0 = unknown. */
+static void read_memory(const char *root, kvf_node *node)
+{
+    FILE *file = open_file(root, "node/node", (uint32_t)node->id, "meminfo");
+    char line[256];
+    while (file && fgets(line, sizeof line, file)) {
+        unsigned long long kib;
+        if (sscanf(line, "Node %*d MemTotal: %llu", &kib) == 1)
+            node->memory_bytes = kib * 1024;
+        else if (sscanf(line, "Node %*d MemFree: %llu", &kib) == 1)
+            node->free_bytes = kib * 1024;
     }
-    if (code == 0)
-        code = hwloc_topology_load(topology);
-    if (code != 0) {
-        hwloc_topology_destroy(topology);
-        if (is_this_machine(source))
-            KVF_FAIL(context, KVF_SYSTEM, "hwloc could not read this machine");
-        KVF_FAIL(context, KVF_INVALID, "hwloc could not read the topology '%s'",
-                 source->xml_path ? source->xml_path : source->synthetic);
+    if (file)
+        fclose(file);
+}
+
+/* ---- sets of CPUs ---- */
+
+typedef struct cpus {
+    cpu_set_t *set;
+    size_t bytes;
+} cpus;
+
+static bool has(const cpus *c, uint32_t cpu)
+{
+    return CPU_ISSET_S(cpu, c->bytes, c->set); /* false behind its end */
+}
+
+static kvf_status reserve(kvf_context *context, uint32_t count, cpus *out)
+{
+    out->bytes = CPU_ALLOC_SIZE(count);
+    out->set = kvf_alloc(context, 1, out->bytes);
+    return out->set
+               ? KVF_OK
+               : kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a set of %u CPUs", count);
+}
+
+static void add_range(cpus *c, uint32_t first, uint32_t last)
+{
+    for (uint32_t cpu = first; cpu <= last; cpu++)
+        CPU_SET_S(cpu, c->bytes, c->set);
+}
+
+/* Those that this process may run on. A kernel that knows more CPUs than fit refuses the set. */
+static kvf_status read_affinity(kvf_context *context, cpus *out)
+{
+    int code = EINVAL;
+    for (uint32_t count = CPUS_FIRST; code == EINVAL && count <= CPUS_MOST; count *= 2) {
+        KVF_TRY(reserve(context, count, out));
+        if (sched_getaffinity(0, out->bytes, out->set) == 0)
+            return KVF_OK;
+        code = errno;
+        kvf_free(context, out->set);
     }
-    *out = topology;
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    const uint32_t count = online > 0 && online < CPUS_MOST ? (uint32_t)online : 1;
+    kvf_log(context, KVF_LOG_WARNING,
+            "the CPUs that this process may use cannot be read (%s); it takes the first %u",
+            strerror(code), count);
+    KVF_TRY(reserve(context, count, out));
+    add_range(out, 0, count - 1);
     return KVF_OK;
 }
 
-static uint64_t node_free_bytes(const char *root, unsigned id)
+/* Those of a replayed machine. */
+static kvf_status read_online(kvf_context *context, const char *root, cpus *out)
 {
-    char path[512];
-    snprintf(path, sizeof path, "%s/devices/system/node/node%u/meminfo", root, id);
-    FILE *file = fopen(path, "r");
-    if (!file)
-        return 0;
-    char line[256];
-    uint64_t bytes = 0;
-    while (fgets(line, sizeof line, file)) {
-        const char *at = strstr(line, "MemFree:");
-        unsigned long long kib;
-        if (at && sscanf(at, "MemFree: %llu", &kib) == 1)
-            bytes = (uint64_t)kib * 1024;
-    }
-    fclose(file);
-    return bytes;
+    uint32_t first, last;
+    FILE *file = open_list(root, "cpu/online");
+    kvf_status status = reserve(context, CPUS_MOST, out);
+    while (status == KVF_OK && file && next_range(file, &first, &last))
+        add_range(out, first, last);
+    if (file)
+        fclose(file);
+    return status;
 }
 
-/* Add the usable CPUs of one node. */
-static void add_node(kvf_topology *out, hwloc_obj_t object, hwloc_const_bitmap_t usable)
+/* ---- the machine ---- */
+
+static kvf_status reserve_lists(kvf_context *context, const char *root, uint32_t cpu_count,
+                                kvf_topology *out)
 {
+    uint32_t first, last, nodes = 0;
+    FILE *file = open_list(root, "node/online");
+    while (file && next_range(file, &first, &last))
+        nodes += last - first + 1;
+    if (file)
+        fclose(file);
+    out->nodes = kvf_alloc(context, nodes + 1, sizeof *out->nodes);
+    out->cpus = kvf_alloc(context, cpu_count + 1, sizeof *out->cpus);
+    return out->nodes && out->cpus
+               ? KVF_OK
+               : kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %u nodes and %u CPUs",
+                          nodes, cpu_count);
+}
+
+/* A node with the usable CPUs that no earlier one has. */
+static void add_node(const char *root, uint32_t id, cpus *left, kvf_topology *out)
+{
+    uint32_t first, last;
     kvf_node *node = &out->nodes[out->node_count++];
-    node->id = (int32_t)object->os_index;
-    node->memory_bytes = object->attr->numanode.local_memory;
-    node->cpus_offset = out->cpu_count;
-    int cpu;
-    hwloc_bitmap_foreach_begin(cpu, object->cpuset)
-    {
-        bool is_taken = !hwloc_bitmap_isset(usable, (unsigned)cpu);
-        for (uint32_t i = 0; i < out->cpu_count && !is_taken; i++)
-            is_taken = out->cpus[i] == (uint32_t)cpu;
-        if (!is_taken && out->cpu_count < KVF_CPUS_MAX) {
-            out->cpus[out->cpu_count++] = (uint32_t)cpu;
-            node->cpu_count++;
-        }
-    }
-    hwloc_bitmap_foreach_end();
+    *node = (kvf_node){.id = (int32_t)id, .cpus_offset = out->cpu_count};
+    read_memory(root, node);
+    FILE *file = open_file(root, "node/node", id, "cpulist");
+    while (file && next_range(file, &first, &last))
+        for (uint32_t cpu = first; cpu <= last; cpu++)
+            if (has(left, cpu)) {
+                CPU_CLR_S(cpu, left->bytes, left->set);
+                out->cpus[out->cpu_count++] = cpu;
+                node->cpu_count++;
+            }
+    if (file)
+        fclose(file);
 }
 
-static uint32_t count_cores(hwloc_topology_t topology, hwloc_const_bitmap_t usable, uint32_t cpus)
+/* As many as there are CPUs that are the first usable one of their core. */
+static uint32_t count_cores(const char *root, const cpus *usable, const kvf_topology *t)
 {
     uint32_t cores = 0;
-    for (hwloc_obj_t core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, NULL); core;
-         core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core))
-        if (hwloc_bitmap_intersects(core->cpuset, usable))
-            cores++;
-    return cores > 0 ? cores : cpus;
+    for (uint32_t i = 0; i < t->cpu_count; i++) {
+        uint32_t first, last, lowest = t->cpus[i];
+        FILE *file = open_file(root, "cpu/cpu", t->cpus[i], "topology/thread_siblings_list");
+        while (file && next_range(file, &first, &last))
+            for (uint32_t cpu = first; cpu <= last && cpu < lowest; cpu++)
+                if (has(usable, cpu))
+                    lowest = cpu;
+        if (file)
+            fclose(file);
+        cores += lowest == t->cpus[i];
+    }
+    return cores;
 }
 
-kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *source,
+/* One node, id -1, with every usable CPU. */
+static void read_unknown(const cpus *usable, kvf_topology *out)
+{
+    out->cpu_count = 0;
+    for (uint32_t cpu = 0; cpu < usable->bytes * 8; cpu++)
+        if (has(usable, cpu))
+            out->cpus[out->cpu_count++] = cpu;
+    out->node_count = 1;
+    out->nodes[0] = (kvf_node){.id = -1, .cpu_count = out->cpu_count};
+}
+
+static kvf_status read_nodes(kvf_context *context, const char *root, const cpus *usable,
                              kvf_topology *out)
 {
-    memset(out, 0, sizeof *out);
-    hwloc_topology_t topology;
-    KVF_TRY(load(context, source, &topology));
-    hwloc_bitmap_t usable = hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology));
-    if (!usable) {
-        hwloc_topology_destroy(topology);
-        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "hwloc has no memory");
-    }
-    if (is_this_machine(source)) {
-        kvf_topology affinity;
-        read_unknown(&affinity);
-        hwloc_bitmap_zero(usable);
-        for (uint32_t i = 0; i < affinity.cpu_count; i++)
-            hwloc_bitmap_set(usable, affinity.cpus[i]);
-    }
-    out->known = hwloc_topology_get_support(topology)->discovery->numa != 0;
-    for (hwloc_obj_t node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, NULL);
-         node && out->node_count < KVF_NODES_MAX;
-         node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) {
-        add_node(out, node, usable);
-        kvf_node *last = &out->nodes[out->node_count - 1];
-        if (is_this_machine(source) || source->sysfs_root)
-            last->free_bytes = node_free_bytes(sysfs_root(source), node->os_index);
-    }
-    if (out->node_count == 0 || out->cpu_count == 0) {
-        read_unknown(out);
-    } else if (!out->known) {
-        /* hwloc invents a node where the system names none. */
-        out->node_count = 1;
-        out->nodes[0].id = -1;
-        out->nodes[0].cpu_count = out->cpu_count;
-        out->nodes[0].cpus_offset = 0;
-    }
-    out->core_count = count_cores(topology, usable, out->cpu_count);
-    hwloc_bitmap_free(usable);
-    hwloc_topology_destroy(topology);
+    cpus left = {0};
+    const uint32_t count = (uint32_t)CPU_COUNT_S(usable->bytes, usable->set);
+    KVF_TRY(reserve_lists(context, root, count, out));
+    KVF_TRY(reserve(context, (uint32_t)(usable->bytes * 8), &left));
+    memcpy(left.set, usable->set, usable->bytes);
+    uint32_t first, last;
+    FILE *file = open_list(root, "node/online");
+    while (file && next_range(file, &first, &last))
+        for (uint32_t id = first; id <= last; id++)
+            add_node(root, id, &left, out);
+    if (file)
+        fclose(file);
+    out->known = out->node_count > 0 && out->cpu_count == count;
+    if (!out->known)
+        read_unknown(usable, out);
+    kvf_free(context, left.set);
     return KVF_OK;
 }
 
-/* numa_node of sysfs: -1 if it says so or says nothing; *is_told tells the two apart. */
-static int32_t sysfs_node(const char *root, const char *pci_address, bool *is_told)
+kvf_status kvf_topology_read(kvf_context *context, const char *sysfs, kvf_topology *out)
 {
-    char path[512];
-    snprintf(path, sizeof path, "%s/bus/pci/devices/%s/numa_node", root, pci_address);
-    int node = -1;
-    *is_told = false;
-    FILE *file = fopen(path, "r");
-    if (file) {
-        *is_told = fscanf(file, "%d", &node) == 1;
-        fclose(file);
-    }
-    return node;
+    cpus usable = {0};
+    *out = (kvf_topology){0};
+    KVF_TRY(sysfs ? read_online(context, sysfs, &usable) : read_affinity(context, &usable));
+    const kvf_status status = read_nodes(context, sysfs, &usable, out);
+    if (status == KVF_OK)
+        out->core_count = count_cores(sysfs, &usable, out);
+    else
+        kvf_topology_close(context, out);
+    kvf_free(context, usable.set);
+    return status;
 }
 
-int32_t kvf_topology_node_of_pci(kvf_context *context, const kvf_topology_source *source,
-                                 const char *pci_address)
+void kvf_topology_close(kvf_context *context, kvf_topology *topology)
+{
+    kvf_free(context, topology->nodes);
+    kvf_free(context, topology->cpus);
+    *topology = (kvf_topology){0};
+}
+
+int32_t kvf_topology_node_of_pci(const char *sysfs, const char *pci_address)
 {
     unsigned domain, bus, device, function;
+    char path[PATH_BYTES];
+    int node = -1;
     if (!pci_address || sscanf(pci_address, "%x:%x:%x.%x", &domain, &bus, &device, &function) != 4)
         return -1;
-    hwloc_topology_t topology;
-    if (load(context, source, &topology) != KVF_OK)
-        return -1;
-    int32_t node = -1;
-    bool is_told = false;
-    if (is_this_machine(source) || source->sysfs_root)
-        node = sysfs_node(sysfs_root(source), pci_address, &is_told);
-    if (!is_told) {
-        hwloc_obj_t object = hwloc_get_pcidev_by_busid(topology, domain, bus, device, function);
-        hwloc_obj_t holder = object ? hwloc_get_non_io_ancestor_obj(topology, object) : NULL;
-        if (holder && holder->nodeset && hwloc_bitmap_weight(holder->nodeset) == 1)
-            node = hwloc_bitmap_first(holder->nodeset);
-    }
-    /* Only a node that exists, and only if nodes are known at all. */
-    if (node >= 0 && (!hwloc_topology_get_support(topology)->discovery->numa ||
-                      !hwloc_get_numanode_obj_by_os_index(topology, (unsigned)node)))
+    snprintf(path, sizeof path, "%s/bus/pci/devices/%04x:%02x:%02x.%x/numa_node",
+             sysfs ? sysfs : "/sys", domain, bus, device, function);
+    FILE *file = fopen(path, "re");
+    if (file && fscanf(file, "%d", &node) != 1)
         node = -1;
-    hwloc_topology_destroy(topology);
+    if (file)
+        fclose(file);
+    /* Only a node that exists. */
+    FILE *list = node < 0 ? NULL : open_file(sysfs, "node/node", (uint32_t)node, "cpulist");
+    if (!list)
+        return -1;
+    fclose(list);
     return node;
 }
-
-#else
-
-kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *source,
-                             kvf_topology *out)
-{
-    if (source && (source->synthetic || source->xml_path))
-        KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "this build has no hwloc and cannot replay a topology; install "
-                 "libhwloc-dev and build again");
-    read_unknown(out);
-    return KVF_OK;
-}
-
-int32_t kvf_topology_node_of_pci(kvf_context *context, const kvf_topology_source *source,
-                                 const char *pci_address)
-{
-    (void)context;
-    (void)source;
-    (void)pci_address;
-    return -1;
-}
-
-#endif

@@ -139,7 +139,7 @@ static cudaError_t read_properties(kvf_cuda_device *device)
 static void read_place(kvf_cuda_device *device)
 {
     kvf_device_properties *p = &device->properties;
-    p->numa_node = kvf_topology_node_of_pci(device->base.context, NULL, p->pci_address);
+    p->numa_node = kvf_topology_node_of_pci(NULL, p->pci_address);
     kvf_pci_link_read(NULL, p->pci_address, &p->link_generation, &p->link_width);
 }
 

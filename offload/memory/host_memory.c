@@ -34,6 +34,7 @@
 
 #define SMALL_BYTES ((size_t)4096)
 #define HUGE_BYTES  ((size_t)2 << 20)
+#define NODE_IDS    4096u /* Linux has up to 1024 */
 #define TOUCH_BYTES                                                                                \
     ((size_t)16 << 20) /* one task: long against the claim, short against an arena */
 #define PIECE_BYTES   ((size_t)256 << 20) /* between two looks at what is left */
@@ -106,12 +107,13 @@ static void bind_to_node(kvf_context *context, kvf_arena *arena, int32_t node)
     if (node < 0)
         return;
 #if KVF_HAVE_NUMA
-    unsigned long mask[KVF_NODES_MAX / (8 * sizeof(unsigned long))] = {0};
+    unsigned long mask[NODE_IDS / (8 * sizeof(unsigned long))] = {0};
     const size_t bits = 8 * sizeof(unsigned long);
-    if ((uint32_t)node < KVF_NODES_MAX) {
+    errno = EINVAL;
+    if ((uint32_t)node < NODE_IDS) {
         mask[(size_t)node / bits] = 1ul << ((size_t)node % bits);
         arena->bound =
-            mbind(arena->host, arena->mapped_bytes, MPOL_BIND, mask, KVF_NODES_MAX + 1, 0) == 0;
+            mbind(arena->host, arena->mapped_bytes, MPOL_BIND, mask, NODE_IDS + 1, 0) == 0;
     }
     if (!arena->bound)
         kvf_log(context, KVF_LOG_WARNING, "host memory could not be bound to NUMA node %d: %s",

@@ -275,8 +275,6 @@ static void parts(writer *w)
     char absence[256];
     kvf_device_cuda_absence(absence);
     format(w, "\"parts\":[");
-    part(w, "hwloc", KVF_HAVE_HWLOC, "NUMA nodes, cores and distances",
-         "install libhwloc-dev, then build with -Dhwloc=enabled");
     part(w, "libnuma", KVF_HAVE_NUMA, "binding host memory to a node",
          "install libnuma-dev, then build with -Dnuma=enabled");
     part(w, "liburing", KVF_HAVE_URING, "several requests of a file at a time",

@@ -186,6 +186,8 @@ void kvf_runtime_close(kvf_runtime *runtime)
     kvf_context *context = runtime->context;
     kvf_device_close(runtime->device);
     kvf_calibration_close(runtime);
+    if (runtime->topology)
+        kvf_topology_close(context, runtime->topology);
     kvf_free(context, runtime->topology);
     kvf_free(context, runtime);
     kvf_context_destroy(context);

@@ -179,7 +179,7 @@ static void test_bound(void **state)
 {
     rig r;
     rig_open(&r, NULL);
-    static kvf_topology topology;
+    kvf_topology topology;
     RIG_OK(kvf_topology_read(r.context, NULL, &topology));
     kvf_host_memory_config config = plain(4 * MIB, 4096);
     config.topology = &topology;
@@ -205,6 +205,7 @@ static void test_bound(void **state)
     if (file != NULL)
         fclose(file);
     kvf_host_memory_destroy(r.context, &memory);
+    kvf_topology_close(r.context, &topology);
     rig_close(&r);
 }
 

@@ -1,21 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Machines replayed: two sockets, a GPU on node 1, no NUMA information, node id -1.
- *
- * The XML files are hwloc exports cut to what matters; the GPU in them was added by hand.
+ * Machines replayed out of a folder like sysfs: two sockets, thousands of CPUs, no NUMA
+ * information, devices on a node and on none. And this machine, under variables and filters that
+ * lie.
  */
 
 #include "topology.h"
 
-#include <sys/stat.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "offload_rig.h"
 
-#define DATA KVF_TEST_DATA "/topologies/"
-
 static kvf_context *context;
+static rig_tree tree;
 
 static int open_context(void **state)
 {
@@ -29,11 +34,25 @@ static int close_context(void **state)
     return 0;
 }
 
+static void open_tree(void)
+{
+    tree = (rig_tree){.root = "/tmp/kvf-sysfs-XXXXXX"};
+    assert_non_null(mkdtemp(tree.root));
+}
+
+static void put(const char *text, const char *format, unsigned number)
+{
+    char path[128];
+    snprintf(path, sizeof path, format, number);
+    rig_tree_put(&tree, path, text);
+}
+
 /* cpus are disjoint, and those of the nodes are all of them. */
 static void check_invariant(const kvf_topology *t)
 {
     uint32_t sum = 0;
     assert_true(t->node_count >= 1 && t->cpu_count >= 1 && t->core_count >= 1);
+    assert_true(t->core_count <= t->cpu_count);
     for (uint32_t n = 0; n < t->node_count; n++) {
         assert_int_equal(t->nodes[n].cpus_offset, sum);
         sum += t->nodes[n].cpu_count;
@@ -42,151 +61,192 @@ static void check_invariant(const kvf_topology *t)
     assert_int_equal(sum, t->cpu_count);
     for (uint32_t i = 0; i < t->cpu_count; i++)
         for (uint32_t j = 0; j < i; j++)
-            assert_int_not_equal(t->cpus[i], t->cpus[j]);
+            if (t->cpus[i] == t->cpus[j])
+                fail_msg("CPU %u is there twice", t->cpus[i]);
 }
 
-static void test_this_machine(void **state)
+static void read_tree(kvf_topology *t)
 {
-    static kvf_topology t;
+    RIG_OK(kvf_topology_read(context, tree.root, t));
+    check_invariant(t);
+}
+
+/* ---- this machine ---- */
+
+static void this_machine(void **state)
+{
+    kvf_topology t;
     RIG_OK(kvf_topology_read(context, NULL, &t));
     check_invariant(&t);
-    assert_true(t.core_count <= t.cpu_count);
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    assert_true(t.cpu_count <= (uint32_t)online || t.cpu_count == KVF_CPUS_MAX);
-    assert_int_equal(kvf_topology_node_of_pci(context, NULL, "ffff:ff:1f.7"), -1);
-    assert_int_equal(kvf_topology_node_of_pci(context, NULL, "nonsense"), -1);
-    assert_int_equal(kvf_topology_node_of_pci(context, NULL, ""), -1);
-    assert_int_equal(kvf_topology_node_of_pci(context, NULL, NULL), -1);
+    assert_true(t.cpu_count <= (uint32_t)sysconf(_SC_NPROCESSORS_CONF));
+    kvf_topology_close(context, &t);
+    kvf_topology_close(context, &t); /* a second time does nothing */
+    assert_int_equal(kvf_topology_node_of_pci(NULL, "ffff:ff:1f.7"), -1);
+    assert_int_equal(kvf_topology_node_of_pci(NULL, "nonsense"), -1);
+    assert_int_equal(kvf_topology_node_of_pci(NULL, ""), -1);
+    assert_int_equal(kvf_topology_node_of_pci(NULL, NULL), -1);
 }
 
-#if KVF_HAVE_HWLOC
-
-static void test_synthetic(void **state)
+/* A kernel that may have more than 1,024 CPUs refuses smaller sets; or a sandbox refuses all. */
+static void filter_sets(uint32_t most_bytes)
 {
-    static kvf_topology t;
-    kvf_topology_source source = {.synthetic = "pack:2 [numa(memory=34359738368)] core:3 pu:2"};
-    RIG_OK(kvf_topology_read(context, &source, &t));
-    check_invariant(&t);
-    assert_int_equal(t.known, 1);
-    assert_int_equal(t.node_count, 2);
-    assert_int_equal(t.cpu_count, 12);
-    assert_int_equal(t.core_count, 6);
-    assert_int_equal(t.nodes[1].id, 1);
-    assert_int_equal(t.nodes[1].cpu_count, 6);
-    assert_int_equal(t.cpus[t.nodes[1].cpus_offset], 6);
-    assert_true(t.nodes[0].memory_bytes == (uint64_t)32 << 30);
-    assert_int_equal(t.nodes[0].free_bytes, 0); /* nobody can know */
+    struct sock_filter rows[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_getaffinity, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, most_bytes, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof rows / sizeof *rows, .filter = rows};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        _exit(0); /* this machine has no such sandbox */
+}
+
+static void count_warnings(void *user, int level, const char *line)
+{
+    *(uint32_t *)user += level == KVF_LOG_WARNING && strstr(line, "cannot be read") != NULL;
+}
+
+static void sets_that_are_refused(void **state)
+{
+    kvf_topology t;
+    RIG_OK(kvf_topology_read(context, NULL, &t));
+    const uint32_t count = t.cpu_count;
+    kvf_topology_close(context, &t);
+    static const uint32_t sizes[] = {128, 1024, UINT32_MAX - 1};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int status;
+        const pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            uint32_t warnings = 0;
+            context->log = count_warnings;
+            context->log_user = &warnings;
+            filter_sets(sizes[i]);
+            if (kvf_topology_read(context, NULL, &t) != KVF_OK)
+                _exit(1);
+            const bool is_told = sizes[i] > 1 << 20; /* then it is a guess */
+            _exit(warnings == is_told && (is_told || t.cpu_count == count) ? 0 : 2);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+    }
+}
+
+/* Variables that other libraries believe. */
+static void variables_that_lie(void **state)
+{
+    kvf_topology t, other;
+    RIG_OK(kvf_topology_read(context, NULL, &t));
+    assert_int_equal(setenv("HWLOC_SYNTHETIC", "node:3 core:100 pu:2", 1), 0);
+    assert_int_equal(setenv("HWLOC_XMLFILE", "/tmp/is_not_there.xml", 1), 0);
+    RIG_OK(kvf_topology_read(context, NULL, &other));
+    assert_true(other.cpu_count == t.cpu_count && other.node_count == t.node_count &&
+                other.core_count == t.core_count);
+    kvf_topology_close(context, &t);
+    kvf_topology_close(context, &other);
+    assert_true(unsetenv("HWLOC_SYNTHETIC") == 0 && unsetenv("HWLOC_XMLFILE") == 0);
+}
+
+/* ---- replayed ---- */
+
+/* Two sockets of three cores with two threads each; CPU 4, of a core that goes on with CPU 10, is
+ * offline. */
+static void two_sockets(void **state)
+{
+    kvf_topology t;
+    open_tree();
+    put("0-3,5-11\n", "devices/system/cpu/online", 0);
+    put("0-1\n", "devices/system/node/online", 0);
+    put("0-2,6-8\n", "devices/system/node/node0/cpulist", 0);
+    put("3-5,9-11\n", "devices/system/node/node1/cpulist", 0);
+    put("Node 0 MemTotal:       33554432 kB\nNode 0 MemFree:  1024 kB\n",
+        "devices/system/node/node0/meminfo", 0);
+    for (uint32_t cpu = 0; cpu < 12; cpu++) {
+        char siblings[16];
+        snprintf(siblings, sizeof siblings, "%u,%u\n", cpu % 6, cpu % 6 + 6);
+        put(siblings, "devices/system/cpu/cpu%u/topology/thread_siblings_list", cpu);
+    }
+    read_tree(&t);
+    assert_true(t.known && t.node_count == 2 && t.cpu_count == 11 && t.core_count == 6);
+    assert_true(t.nodes[1].id == 1 && t.nodes[1].cpu_count == 5);
+    assert_int_equal(t.cpus[t.nodes[1].cpus_offset + 1], 5);
+    assert_true(t.nodes[0].memory_bytes == (uint64_t)32 << 30 && t.nodes[0].free_bytes == 1 << 20);
+    assert_int_equal(t.nodes[1].memory_bytes, 0); /* nobody can know */
     assert_int_equal(kvf_topology_find(&t, 7), -1);
-    assert_int_equal(kvf_topology_node_of_pci(context, &source, "0000:81:00.0"), -1);
+    kvf_topology_close(context, &t);
+    rig_tree_remove(&tree);
 }
 
-static void test_bad_source(void **state)
+/* More than 1,024 CPUs and 64 nodes, with numbers that leave some out; the last has memory alone.
+ */
+static void a_large_machine(void **state)
 {
-    static kvf_topology t;
-    kvf_error error;
-    kvf_topology_source source = {.xml_path = DATA "is_not_there.xml"};
-    assert_int_equal(kvf_topology_read(context, &source, &t), KVF_INVALID);
-    kvf_context_error(context, &error);
-    assert_non_null(strstr(error.text, "is_not_there.xml"));
-}
-
-static void test_gpu_on_node1(void **state)
-{
-    static kvf_topology t;
-    kvf_topology_source source = {.xml_path = DATA "two_sockets_gpu_on_node1.xml"};
-    RIG_OK(kvf_topology_read(context, &source, &t));
-    check_invariant(&t);
-    assert_int_equal(t.node_count, 2);
-    assert_int_equal(t.known, 1);
-    assert_int_equal(kvf_topology_node_of_pci(context, &source, "0000:81:00.0"), 1);
-    assert_int_equal(kvf_topology_node_of_pci(context, &source, "0000:82:00.0"), -1);
-}
-
-/* On two nodes, a device that hangs off the whole machine has no nearest node. */
-static void test_gpu_on_no_node(void **state)
-{
-    kvf_topology_source source = {.xml_path = DATA "two_sockets_gpu_on_no_node.xml"};
-    assert_int_equal(kvf_topology_node_of_pci(context, &source, "0000:81:00.0"), -1);
-}
-
-static void test_no_numa_information(void **state)
-{
-    static kvf_topology t;
-    kvf_topology_source source = {.xml_path = DATA "no_numa_information.xml"};
-    RIG_OK(kvf_topology_read(context, &source, &t));
-    check_invariant(&t);
-    assert_int_equal(t.known, 0);
-    assert_int_equal(t.node_count, 1);
-    assert_int_equal(t.nodes[0].id, -1);
-    assert_int_equal(t.cpu_count, 2);
-    assert_int_equal(kvf_topology_node_of_pci(context, &source, "0000:00:05.0"), -1);
-}
-
-static void write_file(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
-}
-
-/* sysfs is believed before hwloc: -1 means unknown, a node that does not exist means unknown. */
-static void test_node_in_sysfs(void **state)
-{
-    char root[] = "/tmp/kvf-sysfs-XXXXXX";
-    assert_non_null(mkdtemp(root));
-    char path[256];
-    const char *const folders[] = {"/bus", "/bus/pci", "/bus/pci/devices",
-                                   "/bus/pci/devices/0000:81:00.0"};
-    for (size_t i = 0; i < 4; i++) {
-        snprintf(path, sizeof path, "%s%s", root, folders[i]);
-        assert_int_equal(mkdir(path, 0700), 0);
+    enum { NODES = 300, EACH = 7 };
+    kvf_topology t;
+    char list[64];
+    open_tree();
+    put("0-2099\n", "devices/system/cpu/online", 0);
+    put("0-149,200-349,1000\n", "devices/system/node/online", 0);
+    for (uint32_t i = 0; i < NODES; i++) {
+        snprintf(list, sizeof list, "%u-%u\n", i * EACH, i * EACH + EACH - 1);
+        put(list, "devices/system/node/node%u/cpulist", i < 150 ? i : i + 50);
     }
-    snprintf(path, sizeof path, "%s%s/numa_node", root, folders[3]);
-    const char *const texts[] = {"-1\n", "9\n", "0\n", "1\n"};
-    const int32_t expected[] = {-1, -1, 0, 1};
-    kvf_topology_source source = {.xml_path = DATA "two_sockets_gpu_on_node1.xml",
-                                  .sysfs_root = root};
-    for (size_t i = 0; i < 4; i++) {
-        write_file(path, texts[i]);
-        assert_int_equal(kvf_topology_node_of_pci(context, &source, "0000:81:00.0"), expected[i]);
-    }
-    assert_int_equal(unlink(path), 0);
-    for (size_t i = 4; i-- > 0;) {
-        snprintf(path, sizeof path, "%s%s", root, folders[i]);
-        assert_int_equal(rmdir(path), 0);
-    }
-    assert_int_equal(rmdir(root), 0);
+    put("\n", "devices/system/node/node1000/cpulist", 0);
+    read_tree(&t);
+    assert_true(t.known && t.node_count == NODES + 1 && t.cpu_count == NODES * EACH);
+    assert_int_equal(t.core_count, NODES * EACH); /* nothing says otherwise */
+    assert_int_equal(kvf_topology_find(&t, 349), NODES - 1);
+    assert_int_equal(t.nodes[NODES].cpu_count, 0);
+    assert_int_equal(t.cpus[t.nodes[NODES - 1].cpus_offset], 2093);
+    kvf_topology_close(context, &t);
+    rig_tree_remove(&tree);
 }
 
-#else
-
-static void test_without_hwloc(void **state)
+/* No nodes, or nodes that leave CPUs out, or nonsense: one node of which nothing is known. */
+static void no_numa_information(void **state)
 {
-    static kvf_topology t;
-    kvf_topology_source source = {.synthetic = "pack:2 core:2 pu:1"};
-    assert_int_equal(kvf_topology_read(context, &source, &t), KVF_UNSUPPORTED);
-    RIG_OK(kvf_topology_read(context, NULL, &t));
-    assert_int_equal(t.nodes[0].id, -1);
-    assert_int_equal(t.known, 0);
+    static const char *const lists[] = {NULL, "0\n", "1-0\n", "0-99999999\n", "none\n", ""};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        kvf_topology t;
+        open_tree();
+        put("0-1\n", "devices/system/cpu/online", 0);
+        if (lists[i]) {
+            put("0\n", "devices/system/node/online", 0);
+            put(lists[i], "devices/system/node/node0/cpulist", 0);
+        }
+        read_tree(&t);
+        assert_true(!t.known && t.node_count == 1 && t.nodes[0].id == -1 && t.cpu_count == 2);
+        kvf_topology_close(context, &t);
+        rig_tree_remove(&tree);
+    }
 }
 
-#endif
+/* -1 means unknown, and so does a node that does not exist. */
+static void node_of_a_device(void **state)
+{
+    static const char *const texts[] = {"-1\n", "9\n", "0\n", "1\n", "x\n"};
+    static const int32_t expected[] = {-1, -1, 0, 1, -1};
+    open_tree();
+    put("0-2\n", "devices/system/node/node0/cpulist", 0);
+    put("3-5\n", "devices/system/node/node1/cpulist", 0);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        put(texts[i], "bus/pci/devices/0000:81:00.0/numa_node", 0);
+        assert_int_equal(kvf_topology_node_of_pci(tree.root, "0000:81:00.0"), expected[i]);
+    }
+    assert_int_equal(kvf_topology_node_of_pci(tree.root, "0000:82:00.0"), -1);
+    rig_tree_remove(&tree);
+}
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_this_machine),
-#if KVF_HAVE_HWLOC
-        cmocka_unit_test(test_synthetic),
-        cmocka_unit_test(test_bad_source),
-        cmocka_unit_test(test_gpu_on_node1),
-        cmocka_unit_test(test_gpu_on_no_node),
-        cmocka_unit_test(test_no_numa_information),
-        cmocka_unit_test(test_node_in_sysfs),
-#else
-        cmocka_unit_test(test_without_hwloc),
-#endif
+        cmocka_unit_test(this_machine),       cmocka_unit_test(sets_that_are_refused),
+        cmocka_unit_test(variables_that_lie), cmocka_unit_test(two_sockets),
+        cmocka_unit_test(a_large_machine),    cmocka_unit_test(no_numa_information),
+        cmocka_unit_test(node_of_a_device),
     };
     return cmocka_run_group_tests_name("topology", tests, open_context, close_context);
 }
