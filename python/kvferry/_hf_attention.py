@@ -49,6 +49,15 @@ class Stored(torch.Tensor):
             "named kvferry, which alone reads pages" % name)
 
 
+class Columns(int):
+    """A number of columns that are in pages. It tells a mask whose it is."""
+
+
+def columns(number: int) -> int:
+    """Columns of pages. A compiler knows no numbers of other kinds."""
+    return number if torch.compiler.is_compiling() else Columns(number)
+
+
 def _flat(values: Any) -> Any:
     if isinstance(values, (tuple, list)):
         for value in values:
@@ -160,10 +169,11 @@ def _make_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0
                mask_function: Any = causal_mask_function,
                attention_mask: Optional[torch.Tensor] = None, allow_is_causal_skip: bool = True,
                device: Any = "cpu", **kwargs: Any) -> Optional[torch.Tensor]:
-    """Causal masks of caches that grow stay as they come, [rows, tokens], or one element that says "no
-    padding"; other patterns, and masks of caches of a fixed size, are SDPA's."""
-    if mask_function is causal_mask_function and allow_is_causal_skip and kv_offset == 0 and \
-            not isinstance(q_offset, torch.Tensor) and kv_length == q_offset + q_length:
+    """Causal masks over pages stay as they come, [rows, tokens], or one element that says "no padding";
+    others are SDPA's. For a compiler, all caches that grow have such masks."""
+    ours = isinstance(kv_length, Columns) or torch.compiler.is_compiling() and kv_offset == 0 and \
+        not isinstance(q_offset, torch.Tensor) and kv_length == q_offset + q_length
+    if ours and mask_function is causal_mask_function and allow_is_causal_skip:
         return torch.ones(1, dtype=torch.bool, device=device) if attention_mask is None else \
             attention_mask
     return sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,

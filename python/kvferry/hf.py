@@ -87,10 +87,18 @@ def _cache_in(args: tuple, kwargs: dict) -> Optional["Cache"]:
     return None
 
 
+def _has_cross_attention(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def _pass_begins(module: Any, args: tuple, kwargs: dict) -> None:
     cache = _cache_in(args, kwargs)
-    if cache is not None:
-        cache._begin(module, kwargs.get("logits_to_keep"))
+    if cache is None:
+        return
+    if _has_cross_attention(module) and any(cache is value for value in (*kwargs.values(), *args)):
+        raise no("a %s also has keys of its encoder" % type(module).__name__,
+                 "pass EncoderDecoderCache(cache, DynamicCache()) of Transformers")
+    cache._begin(module, kwargs.get("logits_to_keep"))
 
 
 def _pass_ends(module: Any, args: tuple, kwargs: dict, result: Any) -> None:
@@ -155,6 +163,12 @@ class _Layer(_caches.CacheLayerMixin):
     def refusal(self, what: str) -> Unsupported:
         return _attention.caches[self.number].refusal(self.at, what)
 
+    def _in_pages(self, *value: Any) -> Any:
+        if not value: # `super().__init__` sets them
+            raise self.refusal("somebody reads the keys or values of a cache, which are in pages")
+
+    keys = values = property(_in_pages, _in_pages)
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Pages are reserved by the first attention, which knows the query heads."""
 
@@ -169,7 +183,7 @@ class _Layer(_caches.CacheLayerMixin):
         return self.columns
 
     def get_mask_sizes(self, query_length: int) -> tuple:
-        return self.columns + query_length, 0
+        return _attention.columns(self.columns + query_length), 0
 
     def get_max_length(self) -> int:
         return self.tokens_max
@@ -250,7 +264,8 @@ class Cache(_caches.Cache):
 
     Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back. With
     prompt lookup and assisted decoding candidates are steps, so tokens are those without, to rounding;
-    with a static set, which a cut does not bring back, they attend densely. `save` and `restore` keep a
+    with a static set, which a cut does not bring back, they attend densely. Encoder-decoders take
+    EncoderDecoderCache(cache, DynamicCache()). `save` and `restore` keep a
     prompt for a later process. Several turns, chunks (prefill_chunk_size), beams and streamers work as with
     any cache. `copy.copy` and `copy.deepcopy` fork what it holds: beside it, if sequences_max leaves room,
     so that both share sealed pages, else into memory of its own. Refused by name: output_attentions,
@@ -740,11 +755,13 @@ def use(model: Any, budget: int = 512, **settings: Any) -> Any:
             _whole_prompts_only(kwargs.get("generation_config"))
             _whole_prompts_only(types.SimpleNamespace(**kwargs))
         cache = Cache(self, budget, **settings)
-        kwargs[_name_of_the_cache(self)], told = cache, None
+        given = _caches.EncoderDecoderCache(cache, _caches.DynamicCache()) if \
+            _has_cross_attention(self) else cache
+        kwargs[_name_of_the_cache(self)], told = given, None
         try:
             told = generate(self, *args, **kwargs)
         finally:
-            if not any(getattr(told, name, None) is cache for name in _NAMES):
+            if not any(getattr(told, name, None) is given for name in _NAMES):
                 cache.close()
         return told
 

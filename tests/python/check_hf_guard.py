@@ -111,6 +111,14 @@ class Models(Case):
                 self.refused("%s.*%s" % (model, why), kvferry.hf.Cache, made)
                 self.refused("%s.*%s" % (model, why), kvferry.hf.use, made)
 
+    def test_refused_when_compiled(self):
+        """There keys are rebuilt without a sign, but the layer has not attended when the pass ends."""
+        model = peaky("DeepseekV3ForCausalLM", "DeepseekV3Config", **{
+            **DENSE, **LATENT, **MOE, "first_k_dense_replace": 4})
+        model.forward = torch.compile(model.forward, backend="aot_eager")
+        self.refused("DeepseekV3ForCausalLM, layer 0: it did not attend to pages", steps, model,
+                     prompt(1, 40), cache_of(model, tokens_max=256))
+
     def test_a_scale_per_layer(self):
         self.equal(peaky("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_head=4, n_layer=4, n_positions=512,
                          vocab_size=VOCABULARY, scale_attn_by_inverse_layer_idx=True, eos_token_id=None))
@@ -140,8 +148,60 @@ class Models(Case):
         return {"full_attention": mask[None, None], "sliding_attention": mask[None, None]}
 
 
+class EncoderDecoders(Case):
+    """Layers of the decoder attend to pages; keys of the encoder stay where they are."""
+
+    def made(self, name, **fields):
+        return peaky(name + "ForConditionalGeneration", name + "Config", **{
+            "d_model": 64, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96,
+            "vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+            "decoder_start_token_id": 2, **fields})
+
+    def test_bart_and_whisper(self):
+        for model, inputs in (
+                (self.made("Bart", max_position_embeddings=256), prompt(2, 50)),
+                (self.made("Whisper", num_mel_bins=8, max_source_positions=40, max_target_positions=128,
+                           suppress_tokens=None, begin_suppress_tokens=None),
+                 torch.randn(2, 8, 80, generator=torch.Generator().manual_seed(1)))):
+            how = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False}
+            for beams in (1, 3):
+                model.set_attn_implementation("eager")
+                wanted = model.generate(inputs, num_beams=beams, **how).tolist()
+                cache = cache_of(model, tokens_max=256)
+                both = transformers.EncoderDecoderCache(cache, transformers.DynamicCache())
+                got = model.generate(inputs, num_beams=beams, past_key_values=both, **how).tolist()
+                self.assertEqual(got, wanted)
+                self.assertGreater(cache.stats()["steps"], 2 * 2 * beams * 30)
+            self.refused("also has keys of its encoder; pass EncoderDecoderCache", model.generate, inputs,
+                         past_key_values=cache_of(model, tokens_max=256), **how)
+            self.assertEqual(kvferry.hf.use(model, tokens_max=256).generate(
+                inputs, num_beams=3, **how).tolist(), wanted)
+
+    def test_biases_and_keys_that_are_read(self):
+        t5 = peaky("T5ForConditionalGeneration", "T5Config", d_model=64, d_kv=16, d_ff=96, num_layers=2,
+                   num_heads=4, vocab_size=VOCABULARY, decoder_start_token_id=0)
+        both = transformers.EncoderDecoderCache(cache_of(t5, tokens_max=256), transformers.DynamicCache())
+        self.refused("T5.*, layer 0: its attention has a bias", t5.generate, prompt(1, 40),
+                     past_key_values=both)
+        cache = cache_of(make())
+        self.refused("LlamaForCausalLM, layer 1: somebody reads the keys",
+                     lambda: cache.layers[1].keys[0])
+
+
 class WithoutOurCache(Case):
     """The name alone answers as Transformers does."""
+
+    def test_a_model_that_cuts_its_masks(self):
+        model = peaky("Gemma4ForCausalLM", "Gemma4TextConfig", **{
+            **SMALL, "sliding_window": 24, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,
+            "layer_types": ["sliding_attention", "full_attention"] * 3, "global_head_dim": 64})
+        got = steps(model, prompt(2, 60))
+        model.set_attn_implementation("sdpa")
+        torch.testing.assert_close(got[1], steps(model, prompt(2, 60))[1], rtol=1e-4, atol=1e-4)
+        model.set_attn_implementation("kvferry")
+        self.refused("Gemma4ForCausalLM, layer 5: it " + SHARED, kvferry.hf.Cache, model)
 
     def test_static_cache(self):
         model = sharpened(make())
