@@ -44,8 +44,8 @@ class Stored(torch.Tensor):
                 isinstance(result, tuple) and all(isinstance(x, int) for x in result):
             return result
         stored = next(a for a in _flat((args, kwargs)) if isinstance(a, Stored))
-        raise caches[stored.kvferry_layer.number].refusal(
-            stored.kvferry_layer.at, "what the cache hands out goes into %s, not into the attention "
+        raise stored.kvferry_layer.refusal(
+            "what the cache hands out goes into %s, not into the attention "
             "named kvferry, which alone reads pages" % name)
 
 
@@ -79,12 +79,12 @@ def stored(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
 # ---- the operator: opaque to torch.compile ----
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-            cache: int, layer: int, scale: float) -> torch.Tensor:
-    return caches[cache]._attend(q, k, v, mask, layer, scale)
+            cache: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+    return caches[int(cache)]._attend(q, k, v, mask, layer, scale)
 
 
 def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-              cache: int, layer: int, scale: float) -> torch.Tensor:
+              cache: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
 
 
@@ -93,7 +93,7 @@ def _backward(*args: Any) -> None:
 
 
 _library = torch.library.Library("kvferry", "DEF")
-_library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, int cache, int layer, float scale)"
+_library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor cache, int layer, float scale)"
                 " -> Tensor")
 for _device in ("CPU", "CUDA"):
     _library.impl("attend", _attend, _device)

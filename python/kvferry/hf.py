@@ -27,6 +27,7 @@ early has not been.
 import copy
 import functools
 import inspect
+import itertools
 import json
 import os
 import sys
@@ -57,6 +58,7 @@ _STEP_TOKENS = 16 # of a sequence, that one decode call takes
 _NAMES = ("cache", "past_key_values") # of a cache among arguments, as versions call it
 
 _runtimes: Dict[str, Runtime] = {}
+_numbers = itertools.count(1)
 
 
 def _runtime_of(device: torch.device) -> Runtime:
@@ -153,7 +155,7 @@ class _Layer(_caches.CacheLayerMixin):
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, number: int, index: int, at: int, tokens_max: int) -> None:
+    def __init__(self, number: torch.Tensor, index: int, at: int, tokens_max: int) -> None:
         super().__init__()
         self.number, self.index, self.at = number, index, at # at: among all layers of the model
         self.tokens_max, self.columns = tokens_max, 0
@@ -161,7 +163,7 @@ class _Layer(_caches.CacheLayerMixin):
         self.is_initialized = True
 
     def refusal(self, what: str) -> Unsupported:
-        return _attention.caches[self.number].refusal(self.at, what)
+        return _attention.caches[int(self.number)].refusal(self.at, what)
 
     def _in_pages(self, *value: Any) -> Any:
         if not value: # `super().__init__` sets them
@@ -199,8 +201,11 @@ class _Layer(_caches.CacheLayerMixin):
     offload = prefetch = _stay
 
 
-def _next_number() -> int:
-    return max(_attention.caches, default=0) + 1
+def _registered(cache: "Cache") -> torch.Tensor:
+    """The cache's number for the operator: a tensor, because a compiler builds numbers in."""
+    number = next(_numbers)
+    _attention.caches[number] = cache
+    return torch.tensor(number)
 
 
 def _name_of_the_cache(model: Any) -> str:
@@ -277,7 +282,7 @@ class Cache(_caches.Cache):
                  prune: Optional[Policy] = None, prune_settings: Optional[dict] = None,
                  runtime: Optional[Runtime] = None, **settings: Any) -> None:
         _must_fit(model)
-        config, self._of = _text(model), model.config if isinstance(model, PreTrainedModel) else model
+        config, self._of = _text(model), getattr(model, "config", model)
         if _implementation(model) != NAME:
             raise Invalid("attn_implementation = %s: load the model with attn_implementation='kvferry', "
                           "or call model.set_attn_implementation('kvferry')" % _implementation(model))
@@ -296,18 +301,17 @@ class Cache(_caches.Cache):
         self._runtime = runtime
         layers: list = _caches.DynamicCache(config=config).layers
         self._name = type(model).__name__
-        self._number = _next_number()
+        number = _registered(self)
         self._paged: List[_Layer] = []
         for i, layer in enumerate(layers):
             if type(layer) is _caches.DynamicLayer:
-                layers[i] = _Layer(self._number, len(self._paged), i, self._settings["tokens_max"])
+                layers[i] = _Layer(number, len(self._paged), i, self._settings["tokens_max"])
                 self._paged.append(layers[i])
         if not self._paged:
             raise no("%s has no layer of full attention alone, but %s" % (
                 self._name, ", ".join(sorted({type(layer).__name__ for layer in layers}))), WITHOUT)
         super().__init__(layers=layers)
         _watch(model)
-        _attention.caches[self._number] = self
         self._cache: Optional[_PagedCache] = None
         self._sharers: "weakref.WeakSet[Cache]" = weakref.WeakSet([self]) # of _cache
         self._pruner: Optional[Pruner] = None
@@ -371,7 +375,7 @@ class Cache(_caches.Cache):
         super().batch_select_indices(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row that many times; `sequences_max` says how many there can be."""
+        """Each row that many times."""
         self._select([i for i in range(len(self._rows)) for _ in range(repeats)])
         super().batch_repeat_interleave(repeats)
 
@@ -382,8 +386,7 @@ class Cache(_caches.Cache):
             return
         for i in set(range(len(self._rows))) - set(taken):
             self._rows[i].close()
-        self._rows = [row.fork() if i in taken[:n] else row
-                      for n, (i, row) in enumerate((i, self._rows[i]) for i in taken)]
+        self._take([self._rows[i] for i in taken])
         self._held = [self._held[i] for i in taken]
         self._gaps = None if self._gaps is None else self._gaps[taken]
 
@@ -399,19 +402,19 @@ class Cache(_caches.Cache):
         self._settle()
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
-        copied._number, copied._paged = _next_number(), []
+        copied._paged, number = [], _registered(copied)
         copied.layers = [copy.deepcopy(layer) for layer in self.layers]
         for layer in copied.layers:
             if isinstance(layer, _Layer):
-                layer.number = copied._number
+                layer.number = number
                 copied._paged.append(layer)
         copied._held, copied._saved = list(self._held), list(self._saved)
         copied._outer = copied._fresh = None
-        _attention.caches[copied._number] = copied
         if self._cache is None:
             copied._sharers = weakref.WeakSet([copied])
         else:
-            copied._fork(self)
+            copied._rows = []
+            copied._take(self._rows)
         return copied
 
     def __deepcopy__(self, memo: dict) -> "Cache":
@@ -421,26 +424,39 @@ class Cache(_caches.Cache):
         raise no("a Cache cannot be pickled: it is memory of this process",
                  "write it with save(path), and read it with restore(path)")
 
-    def _fork(self, of: "Cache") -> None:
-        """Rows of another: beside them if there is room, else in memory of its own."""
-        self._rows = []
+    def _take(self, rows: List[Sequence]) -> None:
+        """Go on from these rows, any of them several times. Forks take the room that there is, beside them,
+        or memory of their own."""
+        made: List[Sequence] = []
         try:
-            for row in of._rows:
-                self._rows.append(row.fork())
+            for n, row in enumerate(rows):
+                made.append(row.fork() if row in rows[:n] or row not in self._rows else row)
             self._sharers.add(self)
         except Full:
-            for row in self._rows:
-                row.close()
-            self._cache = _PagedCache(self._runtime, **self._geometry)
-            self._sharers = weakref.WeakSet([self])
-            with tempfile.TemporaryDirectory() as folder:
-                path = os.path.join(folder, "row")
-                self._rows = []
-                for row in of._rows:
+            for row in made:
+                if row not in rows:
+                    row.close()
+            made = self._move(rows)
+        self._rows = made
+
+    def _move(self, rows: List[Sequence]) -> List[Sequence]:
+        """The same tokens in a memory of its own, through files."""
+        most = max(len(rows), self._geometry["sequences_max"])
+        self._geometry = dict(self._geometry, sequences_max=most)
+        cache, made = _PagedCache(self._runtime, **self._geometry), []
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "row")
+            for n, row in enumerate(rows):
+                if row in rows[:n]:
+                    made.append(made[rows.index(row)].fork())
+                else:
                     row.save(path).wait()
-                    self._rows.append(self._cache.restore(path))
-            if self._pruner is not None:
-                self._pruner = Pruner(self._cache, self._prune, **self._prune_settings)
+                    made.append(cache.restore(path))
+        self.close()
+        self._cache, self._sharers = cache, weakref.WeakSet([self])
+        if self._prune is not None:
+            self._pruner = Pruner(cache, self._prune, **self._prune_settings)
+        return made
 
     @property
     def batch_size(self) -> int:

@@ -331,6 +331,17 @@ class Passes(Case):
             raise error("stop")
         return stop
 
+    def test_one_compiled_forward_serves_all_caches(self):
+        """A graph for a prompt, one for prompts of other lengths, one for a token."""
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        self.model.forward = torch.compile(self.model.forward, backend="aot_eager", fullgraph=True)
+        kept = []
+        for length in range(40, 50):
+            kept.append(cache_of(self.model, tokens_max=128))
+            generate(self.model, prompt(1, length), kept[-1], max_new_tokens=6)
+        self.assertLessEqual(torch._dynamo.utils.counters["stats"]["unique_graphs"], 3)
+
     def test_beams(self):
         """Rows are forks of each other; also with padding, and in layers of other kinds."""
         for model in (self.model, make("qwen2 with windows")):
@@ -380,6 +391,24 @@ class Copies(Case):
         wanted = generate(model, ids, attention_mask=mask).tolist()
         self.assertEqual(generate(model, ids, cache, attention_mask=mask).tolist(), wanted)
         self.assertEqual(generate(model, ids, second, attention_mask=mask).tolist(), wanted)
+
+    def test_rows_of_a_prefix_are_repeated_and_chosen(self):
+        ids = prompt(1, 90)
+        rows = torch.cat([ids.repeat(4, 1), prompt(4, 5, seed=5)], 1)
+        wanted = generate(self.model, rows).tolist()
+        for settings in ({}, {"sequences_max": 4}):
+            cache = cache_of(self.model, **settings)
+            with torch.no_grad():
+                self.model(ids, past_key_values=cache)
+            second = copy.deepcopy(cache)
+            for repeated in (cache, second):
+                repeated.batch_repeat_interleave(4)
+                self.assertEqual(generate(self.model, rows, repeated).tolist(), wanted)
+            cache.batch_select_indices(torch.tensor([2, 1]))
+            self.assertEqual([len(row) for row in cache._rows], [95 + check_hf.NEW - 1] * 2)
+            further = torch.cat([torch.tensor(wanted)[[2, 1]], prompt(2, 3)], 1)
+            self.assertEqual(generate(self.model, further, cache).tolist(),
+                             generate(self.model, further).tolist())
 
     def test_pickle_is_refused(self):
         self.refused("cannot be pickled.*save", pickle.dumps, cache_of(self.model))
