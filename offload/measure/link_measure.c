@@ -13,8 +13,9 @@
 #include <string.h>
 
 #include "common/clock.h"
-#include "link_rig.h"
+#include "link_cases.h"
 #include "settings.h"
+#include "transfer.h"
 
 #define MIB       ((uint64_t)1 << 20)
 #define COUNT_MAX 65536u
@@ -196,55 +197,13 @@ static kvf_status run_pin(kvf_link *bench, const kvf_link_case *c, uint64_t *sam
     return status;
 }
 
-static void sum_up(kvf_link_rig *rig, uint64_t *samples_ns, kvf_link_result *result)
-{
-    const kvf_link_case *c = rig->c;
-    const uint32_t n = c->repetitions;
-    const int times_copies =
-        c->what == KVF_LINK_BOTH || c->what == KVF_LINK_COPY || c->what == KVF_LINK_PEAK;
-    const int gathers =
-        c->what == KVF_LINK_GATHER || (c->what == KVF_LINK_BOTH && result->workers > 0);
-    if (samples_ns)
-        memcpy(samples_ns, rig->total, n * sizeof *samples_ns);
-    kvf_link_times_sum_up(rig->total, n, &result->total);
-    kvf_link_times_sum_up(rig->copying, times_copies ? n : 0, &result->copying);
-    kvf_link_times_sum_up(rig->gather, gathers ? n : 0, &result->gather);
-    kvf_link_times_sum_up(rig->alone, c->what == KVF_LINK_TAX ? n : 0, &result->alone);
-    kvf_link_times_sum_up(rig->fetch, c->what == KVF_LINK_CADENCE ? n * rig->lists : 0,
-                          &result->fetch);
-    const int writes_back =
-        c->what != KVF_LINK_GATHER && c->what != KVF_LINK_MEMCPY && c->what != KVF_LINK_TAX;
-    result->writeback_bytes = writes_back ? rig->back_bytes * c->repetitions : 0;
-}
-
-static kvf_status run_pages(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
-                            kvf_link_result *result)
-{
-    KVF_TRY(kvf_link_pool_make(bench, c));
-    kvf_link_rig rig = {.bench = bench,
-                        .c = c,
-                        .device = bench->device,
-                        .ops = bench->device->ops,
-                        .lists = c->what == KVF_LINK_CADENCE ? c->layers : 1};
-    const kvf_arena *arena = &bench->pool.arenas[0];
-    name_tier(arena, result);
-    result->numa_node = arena->bound ? bench->pool_node : -1;
-    kvf_status status = kvf_link_rig_open(&rig);
-    if (status == KVF_OK)
-        status = kvf_link_run(&rig, result);
-    if (status == KVF_OK)
-        sum_up(&rig, samples_ns, result);
-    kvf_link_rig_close(&rig);
-    return status;
-}
-
 kvf_status kvf_link_measure(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
                             kvf_link_result *result)
 {
     *result = (kvf_link_result){.numa_node = -1};
     KVF_TRY(check(bench, c));
     return c->what == KVF_LINK_PIN ? run_pin(bench, c, samples_ns, result)
-                                   : run_pages(bench, c, samples_ns, result);
+                                   : kvf_link_run(bench, c, samples_ns, result);
 }
 
 kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *config,
