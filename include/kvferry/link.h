@@ -41,7 +41,9 @@ typedef struct kvf_link kvf_link;
     X(KVF_LINK_CADENCE, 5, "cadence", "`layers` fetches in a row, compute of `gap_ns` after each") \
     X(KVF_LINK_TAX, 6, "tax", "compute alone, then the same compute while pages are brought")      \
     X(KVF_LINK_MEMCPY, 7, "memcpy",                                                                \
-      "one core copies page after page into staging: the baseline of GATHER")
+      "one core copies page after page into staging: the baseline of GATHER")                      \
+    X(KVF_LINK_BACK, 8, "back",                                                                    \
+      "one contiguous copy of `pages * page_bytes` to the host, and nothing to the device")
 
 typedef enum kvf_link_what { KVF_LINK_WHAT_LIST(KVF_ENUMERATOR) } kvf_link_what;
 
@@ -70,7 +72,7 @@ typedef struct kvf_link_case {
     int32_t numa_node;          /**< of the pool and of staging; -1 = the runtime's choice */
     kvf_huge_pages huge_pages;  /**< of the pool; default AUTO */
     uint32_t writeback_percent; /**< bytes to the host at the same time, of those to the device;
-                                   default 0 */
+                                   default 0; not of BACK */
     uint32_t layers;            /**< of CADENCE; default 32 */
     uint32_t gap_ns;      /**< of CADENCE and TAX: length of one piece of compute; default 100000 */
     uint32_t repetitions; /**< measured, 1 … 65536; default 20 */
@@ -91,14 +93,15 @@ typedef struct kvf_link_result {
      */
     kvf_link_times total;
     /** That the stream which copies was at it, by its own clock, one per repetition. BOTH, COPY,
-        PEAK. */
+        PEAK, BACK. */
     kvf_link_times copying;
     kvf_link_times gather; /**< of the workers, one per repetition; GATHER, BOTH with GATHER */
     kvf_link_times
         fetch; /**< CADENCE: of each fetch on the caller's stream, layers x repetitions */
-    kvf_link_times alone;     /**< TAX: the compute with nothing beside it */
-    uint64_t bytes;           /**< to the device (GATHER, MEMCPY: to staging), per repetition */
-    uint64_t copies;          /**< that were submitted, per repetition */
+    kvf_link_times alone; /**< TAX: the compute with nothing beside it */
+    uint64_t bytes;       /**< to the device (GATHER, MEMCPY: to staging; BACK: to the host), per
+                             repetition */
+    uint64_t copies;      /**< that were submitted, per repetition */
     uint64_t writeback_bytes; /**< to the host during all measured repetitions */
     uint64_t verified_bytes;  /**< compared with what the pool holds; none differed */
     double touch_s_per_gib;   /**< PIN */

@@ -250,7 +250,7 @@ static kvf_status open_write_back(link_rig *rig)
 {
     const kvf_link_case *c = rig->c;
     void *memory = NULL;
-    if (c->writeback_percent == 0)
+    if (c->writeback_percent == 0 || c->what == KVF_LINK_BACK)
         return KVF_OK;
     rig->back_bytes = (uint64_t)c->pages * c->page_bytes * c->writeback_percent / 100 / 64 * 64;
     kvf_host_memory_config back = rig->bench->config.memory;
@@ -304,10 +304,12 @@ static kvf_status open_rig(link_rig *rig)
     rig->random = c->seed;
     rig->pool_pages = pool_pages(rig->bench, c->page_bytes);
     if (rig->pool_pages < c->pages || rig->pool_pages > UINT32_MAX)
-        KVF_FAIL(device->context, KVF_INVALID,
-                 "a pool of %llu pages cannot give %u at once: raise pool_bytes, or lower "
-                 "pages",
-                 (unsigned long long)rig->pool_pages, c->pages);
+        KVF_FAIL(
+            device->context, KVF_INVALID,
+            "pool_bytes = %llu: holds %llu pages of %zu bytes, and %u are taken at once; raise "
+            "it, or lower pages",
+            (unsigned long long)c->pool_bytes, (unsigned long long)rig->pool_pages, c->page_bytes,
+            c->pages);
     KVF_TRY(rig->ops->stream_create(device, KVF_PRIORITY_NORMAL, &rig->stream));
     KVF_TRY(rig->ops->event_create_timed(device, &rig->begin));
     KVF_TRY(rig->ops->event_create_timed(device, &rig->end));
@@ -694,15 +696,24 @@ static kvf_status run_part(link_rig *rig, kvf_link_result *result)
 
 /* ---- one contiguous copy ---- */
 
+static kvf_status check_contiguous(const link_rig *rig, size_t bytes)
+{
+    const kvf_arena *arena = &rig->bench->pool.arenas[0];
+    if (bytes > arena->bytes)
+        KVF_FAIL(
+            rig->device->context, KVF_INVALID,
+            "pages = %u: one copy of %zu bytes does not fit a piece of the pool, of %zu; lower "
+            "pages or page_bytes",
+            rig->c->pages, bytes, arena->bytes);
+    return KVF_OK;
+}
+
 static kvf_status run_peak(link_rig *rig, kvf_link_result *result)
 {
     const kvf_link_case *c = rig->c;
     const size_t bytes = c->pages * c->page_bytes;
     const kvf_arena *arena = &rig->bench->pool.arenas[0];
-    if (bytes > arena->bytes)
-        KVF_FAIL(rig->device->context, KVF_INVALID,
-                 "a contiguous copy of %zu bytes does not fit an arena of %zu; lower pages", bytes,
-                 arena->bytes);
+    KVF_TRY(check_contiguous(rig, bytes));
     const size_t room = (arena->bytes - bytes) / PEAK_ROUND + 1;
     size_t offset = 0;
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
@@ -727,6 +738,39 @@ static kvf_status run_peak(link_rig *rig, kvf_link_result *result)
             KVF_FAIL(rig->device->context, KVF_CORRUPT,
                      "a contiguous copy did not arrive whole behind byte %zu", done);
     }
+    result->verified_bytes += bytes;
+    result->copies = 1;
+    return KVF_OK;
+}
+
+/* The other way: from the slots, which get the beginning of the pool first. */
+static kvf_status run_back(link_rig *rig, kvf_link_result *result)
+{
+    const kvf_link_case *c = rig->c;
+    const size_t bytes = c->pages * c->page_bytes;
+    kvf_host_memory_config memory = rig->bench->config.memory;
+    KVF_TRY(check_contiguous(rig, bytes));
+    memory.bytes = memory.granule = kvf_round_up(bytes, 4096);
+    memory.node = rig->bench->pool_node;
+    memory.huge_pages = c->huge_pages;
+    KVF_TRY(kvf_host_memory_create(rig->device->context, rig->device, &memory, &rig->back_to));
+    const kvf_arena *to = &rig->back_to.arenas[0];
+    KVF_TRY(rig->ops->copy(rig->stream, rig->slots, rig->bench->pool.arenas[0].device, bytes));
+    KVF_TRY(rig->ops->stream_wait(rig->stream));
+    for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
+        const uint32_t at = i < c->warmup ? 0 : i - c->warmup;
+        if (i + 1 == c->warmup + c->repetitions)
+            memset(to->host, 0xa5, bytes);
+        const uint64_t began = kvf_now_ns();
+        KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
+        KVF_TRY(rig->ops->copy_through(rig->stream, to->device, rig->slots, bytes));
+        KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
+        KVF_TRY(finish(rig, began, at));
+        KVF_TRY(elapsed(rig, &rig->copying[at]));
+    }
+    if (!kvf_link_is_right(to->host, 0, bytes))
+        KVF_FAIL(rig->device->context, KVF_CORRUPT,
+                 "a contiguous copy of %zu bytes did not reach the host whole", bytes);
     result->verified_bytes += bytes;
     result->copies = 1;
     return KVF_OK;
@@ -873,6 +917,9 @@ static kvf_status run_kind(link_rig *rig, kvf_link_result *result)
     case KVF_LINK_PEAK:
         status = run_peak(rig, result);
         break;
+    case KVF_LINK_BACK:
+        status = run_back(rig, result);
+        break;
     case KVF_LINK_CADENCE:
         status = with_events(rig, result);
         break;
@@ -891,8 +938,8 @@ static void sum_up(link_rig *rig, uint64_t *samples_ns, kvf_link_result *result)
 {
     const kvf_link_case *c = rig->c;
     const uint32_t n = c->repetitions;
-    const int times_copies =
-        c->what == KVF_LINK_BOTH || c->what == KVF_LINK_COPY || c->what == KVF_LINK_PEAK;
+    const int times_copies = c->what == KVF_LINK_BOTH || c->what == KVF_LINK_COPY ||
+                             c->what == KVF_LINK_PEAK || c->what == KVF_LINK_BACK;
     const int gathers =
         c->what == KVF_LINK_GATHER || (c->what == KVF_LINK_BOTH && result->workers > 0);
     if (samples_ns)

@@ -96,7 +96,7 @@ static void test_kinds(void **state)
 {
     link_rig l;
     open_link(&l);
-    for (uint32_t what = KVF_LINK_GATHER; what <= KVF_LINK_MEMCPY; what++) {
+    for (uint32_t what = KVF_LINK_GATHER; what <= KVF_LINK_BACK; what++) {
         kvf_link_case c = small_case();
         kvf_link_result r;
         const int is_staging = what == KVF_LINK_GATHER || what == KVF_LINK_MEMCPY;
@@ -105,7 +105,8 @@ static void test_kinds(void **state)
         c.writeback_percent = what == KVF_LINK_PEAK || what == KVF_LINK_MEMCPY ? 100 : 0;
         RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
         assert_times(&r.total, 1);
-        assert_times(&r.copying, what == KVF_LINK_COPY || what == KVF_LINK_PEAK);
+        assert_times(&r.copying,
+                     what == KVF_LINK_COPY || what == KVF_LINK_PEAK || what == KVF_LINK_BACK);
         assert_times(&r.gather, what == KVF_LINK_GATHER);
         assert_times(&r.fetch, what == KVF_LINK_CADENCE);
         assert_times(&r.alone, what == KVF_LINK_TAX);
