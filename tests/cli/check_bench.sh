@@ -267,6 +267,8 @@ apart, forks = [json.loads(l) for l in open(sys.argv[1])]
 assert "forks" not in apart and forks["forks"] == 1 and forks["times_apart"] > 0
 assert forks["host_bytes"] < apart["host_bytes"] / 2, (forks, apart)
 assert forks["read_bytes"] < apart["read_bytes"]
+# Bytes, of which a layer reads at least keys and values of what it attends to (bf16, 2 heads of 64).
+assert apart["read_bytes"] >= 3 * apart["tokens_attended"] * 2 * 64 * 2 * 2, apart
 assert forks["tokens_attended"] == apart["tokens_attended"]
 PY
     "$kvferry" bench decode --device host --context 4096 --budget 256 --layers 4 --kv-heads 2 \

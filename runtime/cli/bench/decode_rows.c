@@ -133,8 +133,8 @@ static void set_work(const decode_rates *rates, const decode_case *c, const kvf_
     cli_cell_real(&row[DECODE_OF_FLOOR], row[DECODE_MEDIAN].real / floor_us);
     cli_cell_real(&row[DECODE_TOKENS],
                   (double)s->tokens_attended / layer_steps / c->batch / c->config.kv_heads);
-    cli_cell_real(&row[DECODE_READ], read / 1048576.0);
-    cli_cell_real(&row[DECODE_MOVED], moved / 1048576.0);
+    cli_cell_integer(&row[DECODE_READ], (uint64_t)(read + 0.5));
+    cli_cell_integer(&row[DECODE_MOVED], (uint64_t)(moved + 0.5));
     cli_cell_real(&row[DECODE_HITS], (double)s->hits / fmax(1.0, (double)s->pages_selected));
     if (plan->disk_bundle_bytes)
         set_disk(c, s, row);

@@ -34,8 +34,8 @@
     X(DECODE_FLOOR, "floor_us", "floor", REAL, 1)                                                  \
     X(DECODE_OF_FLOOR, "times_floor", "x floor", REAL, 2)                                          \
     X(DECODE_TOKENS, "tokens_attended", "tokens", REAL, 0)                                         \
-    X(DECODE_READ, "read_bytes", "MiB read", REAL, 2)                                              \
-    X(DECODE_MOVED, "moved_bytes", "MiB moved", REAL, 3)                                           \
+    X(DECODE_READ, "read_bytes", "B read", INTEGER, 0)                                             \
+    X(DECODE_MOVED, "moved_bytes", "B moved", INTEGER, 0)                                          \
     X(DECODE_HITS, "hit_rate", "hits", REAL, 3)                                                    \
     X(DECODE_VS_DENSE, "faster_than_dense", "vs dense", REAL, 1)                                   \
     X(DECODE_OVERHEAD, "overhead", "overhead", REAL, 3)                                            \
