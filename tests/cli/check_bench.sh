@@ -51,21 +51,31 @@ import json, sys
 j = json.load(open(sys.argv[1]))
 rows = j["results"]
 suites = {r["suite"] for r in rows}
-assert suites == {"peak", "methods", "parts", "patterns", "staging", "workers", "blocks", "numa",
+assert suites == {"peak", "back", "methods", "parts", "patterns", "staging", "workers", "blocks", "numa",
                   "huge-pages", "writeback", "cadence", "pin", "tax"}, suites
-assert j["peak_gb_per_s"] > 0
+assert j["peak_gb_per_s_p10"] <= j["peak_gb_per_s"] <= j["peak_gb_per_s_p90"] and j["peaks"] > 2, j["peaks"]
+assert j["machine"] and j["kernel"].startswith("Linux ") and j["cpus"] > 0 and j["threads"] > 0
 base = {"gather": "memcpy", "both": "copy"}
 for r in rows:
     if "status" in r:
         assert r["status"] == "not here", r
         continue
     assert r["median_us"] > 0 and r["min_us"] <= r["median_us"] <= r["max_us"], r
+    # Of two repetitions.
+    assert abs(r["stddev_us"] - (r["max_us"] - r["min_us"]) / 2 ** 0.5) < 1e-3 * (1 + r["max_us"]), r
     if r["what"] in ("both", "cadence"):
         assert r["verified_bytes"] > 0 and r["bytes"] == r["page_bytes"] * r["pages"] * (
             1 if r["what"] == "both" else r["bytes"] // (r["page_bytes"] * r["pages"])), r
     assert ("floor_us" in r) == (r["what"] in ("both", "copy", "peak", "cadence")), r
     if "floor_us" in r: # one contiguous copy
-        assert abs(r["floor_us"] * j["peak_gb_per_s"] * 1e3 / (r["page_bytes"] * r["pages"]) - 1) < 1e-6, r
+        assert abs(r["floor_us"] * r["peak_gb_per_s"] * 1e3 / (r["page_bytes"] * r["pages"]) - 1) < 1e-6, r
+    if "of_peak" in r:
+        assert abs(r["of_peak"] * r["peak_gb_per_s"] / r["gb_per_s"] - 1) < 1e-6, r
+    assert r["what"] != "back" or (r["verified_bytes"] == r["bytes"] and "of_peak" not in r), r
+assert len({r["peak_gb_per_s"] for r in rows if "of_peak" in r}) > 1 # by turns with the cases
+for r in rows:
+    if "status" in r:
+        continue
     if r["what"] == "cadence":
         assert r["fetch_p50_us"] <= r["fetch_p95_us"] <= r["fetch_p99_us"], r
 parts = {(r["what"], r["pages"], r["page_bytes"]): r for r in rows if r["suite"] == "parts"}
@@ -83,6 +93,29 @@ assert {"gather", "mapped", "each"} <= methods, methods
 fitted = [r for r in rows if "fit_r_squared" in r]
 assert fitted and all(r["predicted_us"] == r["predicted_us"] for r in fitted)
 PY
+
+# The option is named, not a field that nobody gave; and nothing is not success.
+for pool in 16 2K; do
+    "$kvferry" bench link methods --device "$device" --repetitions 1 --page-bytes 4K --pages 1 --pool $pool >"$work/out" \
+        2>"$work/err" && fail "--pool $pool: exit status 0"
+    grep -q -e '--pool: pool_bytes = ' "$work/err" || fail "--pool $pool: $(cat "$work/err")"
+done
+if "$kvferry" bench link pin --device "$device" --huge-pages required --pool 1M --repetitions 1 --warmup 0 \
+    >"$work/out" 2>"$work/err"; then
+    grep -q hugetlb "$work/out" || fail "no huge pages: $(cat "$work/out")"
+else
+    grep -q 'nothing was measured' "$work/err" || fail "nothing measured: $(cat "$work/err")"
+fi
+# Some CPUs alone.
+cpu=$(python3 -c 'import os; print(min(os.sched_getaffinity(0)))')
+"$kvferry" bench link back --device "$device" --cpus "$cpu" --threads 2 --repetitions 1 --pages 1 -o json \
+    >"$work/out" 2>"$work/err" || fail "--cpus: $(cat "$work/err")"
+python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); assert j["cpus"] == 1 and j["threads"] == 2, j' \
+    "$work/out" || fail "--cpus: the facts"
+for list in x 3- 1-0 99999 ''; do
+    "$kvferry" bench link back --device "$device" --cpus "$list" >"$work/out" 2>"$work/err" && fail "--cpus '$list'"
+    grep -q -e "--cpus" "$work/err" || fail "--cpus '$list': $(cat "$work/err")"
+done
 
 # What does not depend on the device is looked at on the host device alone.
 if [ "$device" != host ]; then

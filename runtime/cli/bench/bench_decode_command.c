@@ -12,6 +12,7 @@
  */
 
 #include "bench_commands.h"
+#include "bench_machine.h"
 #include "decode_floor.h"
 #include "decode_inputs.h"
 #include "decode_rows.h"
@@ -386,8 +387,13 @@ static bool write_results(decode_bench *b)
 {
     const kvf_cache_config *c = &b->o.cache;
     const char *device = kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host";
+    bench_machine machine;
+    bench_machine_read(&machine);
     const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
                               {"bench", "decode", 0.0},
+                              {"machine", machine.processor, 0.0},
+                              {"kernel", machine.kernel, 0.0},
+                              {"cpus", NULL, machine.cpus},
                               {"device", device, 0.0},
                               {"device_name", kvf_runtime_device_name(b->runtime), 0.0},
                               {"layers", NULL, c->layers},

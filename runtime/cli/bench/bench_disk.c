@@ -11,6 +11,7 @@
 #include "bench_disk.h"
 
 #include "bench_commands.h"
+#include "bench_machine.h"
 #include "common/percentile.h"
 #include "interrupt.h"
 #include "progress.h"
@@ -360,8 +361,13 @@ static bool write_results(disk_run *run, uint32_t rounds)
         peaks[i] = peak_of(run, i);
     kvf_sort(peaks, rounds);
     peak = rounds ? kvf_percentile(peaks, rounds, 50) : 0.0;
+    bench_machine machine;
+    bench_machine_read(&machine);
     const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
                               {"bench", "disk", 0.0},
+                              {"machine", machine.processor, 0.0},
+                              {"kernel", machine.kernel, 0.0},
+                              {"cpus", NULL, machine.cpus},
                               {"file_bytes", NULL, (double)run->options.file_bytes},
                               {"pass_bytes", NULL, (double)run->options.pass_bytes},
                               {"rounds", NULL, rounds},
@@ -383,6 +389,14 @@ static int run_all(disk_run *run)
             return 1;
     fit_lines(run);
     run->failed = !write_results(run, rounds) || run->failed;
+    uint32_t measured = 0;
+    for (uint32_t i = PEAKS; i < run->row_count; i++)
+        measured += run->rows[i].rounds > 0;
+    if (measured == 0 && !cli_interrupted()) {
+        fputs("kvferry: nothing was measured: this machine has none of what was asked for\n",
+              stderr);
+        run->failed = true;
+    }
     return cli_interrupted() ? cli_interrupt_status() : run->failed ? 1 : 0;
 }
 

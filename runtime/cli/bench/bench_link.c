@@ -9,13 +9,20 @@
  */
 
 #include "bench_commands.h"
+#include "bench_machine.h"
 #include "bench_suites.h"
 #include "calibration_file.h"
+#include "common/clock.h"
+#include "common/percentile.h"
 #include "interrupt.h"
 #include "progress.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define PEAK_BYTES    ((uint64_t)16 << 20)
+#define PEAK_EVERY_MS 200.0 /* or more, as long as a case takes */
 
 /* ---- output ---- */
 
@@ -40,6 +47,8 @@
     X(LINK_P99, "p99_us", "p99", REAL, 1)                                                          \
     X(LINK_MIN, "min_us", NULL, REAL, 1)                                                           \
     X(LINK_MAX, "max_us", NULL, REAL, 1)                                                           \
+    X(LINK_SD, "stddev_us", "sd", REAL, 1)                                                         \
+    X(LINK_PEAK_RATE, "peak_gb_per_s", NULL, REAL, 2)                                              \
     X(LINK_FLOOR, "floor_us", "floor us", REAL, 1)                                                 \
     X(LINK_RATE, "gb_per_s", "GB/s", REAL, 2)                                                      \
     X(LINK_STREAM_RATE, "on_stream_gb_per_s", "on stream", REAL, 2)                                \
@@ -121,7 +130,7 @@ static void set_times(cli_cell *row, const kvf_link_case *c, const kvf_link_resu
     }
 }
 
-static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_result *r, double peak)
+static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_result *r)
 {
     set_times(row, c, r);
     cli_cell_integer(&row[LINK_BYTES], r->bytes);
@@ -137,10 +146,27 @@ static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_res
     if (r->copies)
         cli_cell_integer(&row[LINK_COPIES], r->copies);
     cli_cell_integer(&row[LINK_VERIFIED], r->verified_bytes);
-    const bool crosses = c->what != KVF_LINK_GATHER && c->what != KVF_LINK_MEMCPY;
-    if (crosses && c->what != KVF_LINK_PIN && c->what != KVF_LINK_TAX && peak > 0.0)
-        cli_cell_real(&row[LINK_FLOOR], (double)c->page_bytes * c->pages / peak * 1e-3);
-    if (row[LINK_RATE].is_set && peak > 0.0 && crosses)
+}
+
+/* Standard deviation of the total. */
+static void set_spread(cli_cell *row, const uint64_t *ns, uint32_t count)
+{
+    double mean = 0.0, squares = 0.0;
+    for (uint32_t i = 0; i < count; i++)
+        mean += (double)ns[i] / count;
+    for (uint32_t i = 0; i < count; i++)
+        squares += ((double)ns[i] - mean) * ((double)ns[i] - mean);
+    if (count > 1)
+        cli_cell_real(&row[LINK_SD], sqrt(squares / (count - 1)) * 1e-3);
+}
+
+/* Against the peak of the time. */
+static void set_ratio_to_peak(cli_cell *row, double peak)
+{
+    cli_cell_real(&row[LINK_PEAK_RATE], peak);
+    cli_cell_real(&row[LINK_FLOOR], (double)row[LINK_PAGE_BYTES].integer *
+                                        (double)row[LINK_PAGES].integer / peak * 1e-3);
+    if (row[LINK_RATE].is_set)
         cli_cell_real(&row[LINK_OF_PEAK], row[LINK_RATE].real / peak);
 }
 
@@ -154,7 +180,10 @@ typedef struct link_run {
     cli_table table;
     cli_output samples, json;
     uint64_t *samples_ns; /* [repetitions] */
-    double peak;          /* GB/s */
+    double *peaks;        /* [cases + 1] GB/s, by turns with the cases */
+    uint32_t *turns; /* [cases] peaks that were there before a row; 0 = it is no share of one */
+    uint32_t peak_count, measured;
+    double peaked_ms; /* when the last peak was measured */
     uint64_t done;
     bool failed;
 } link_run;
@@ -170,10 +199,55 @@ static void write_samples(link_run *run, const char *suite, const kvf_link_case 
     }
 }
 
+/* The reference of `of_peak`: the best of a few contiguous copies of 16 MiB, because others
+ * interrupt some. */
+static bool measure_peak(link_run *run)
+{
+    kvf_link_case c = run->options.base;
+    kvf_link_result result = {0};
+    c.what = KVF_LINK_PEAK;
+    c.page_bytes = c.pool_bytes < 65536 ? 64 : 65536;
+    c.pages = c.pool_bytes < c.page_bytes ? 1
+              : c.pool_bytes < PEAK_BYTES ? (uint32_t)(c.pool_bytes / c.page_bytes)
+                                          : (uint32_t)(PEAK_BYTES / c.page_bytes);
+    c.repetitions = 8;
+    c.warmup = 1;
+    if (kvf_link_measure(run->link, &c, NULL, &result) != KVF_OK) {
+        cli_complain(&run->sweep.command, kvf_runtime_error(run->runtime)->text);
+        return false;
+    }
+    const uint64_t ns = result.copying.min_ns ? result.copying.min_ns : result.total.min_ns;
+    run->peaks[run->peak_count++] = (double)result.bytes / (double)ns;
+    run->peaked_ms = kvf_now_ms();
+    return true;
+}
+
+/* Each row against what the link could do before and after it; last a peak was measured. */
+static void set_peaks(link_run *run)
+{
+    cli_table *t = &run->table;
+    for (uint32_t i = 0; i < t->row_count; i++) {
+        const uint32_t before = run->turns[i];
+        if (before > 0 && before < run->peak_count)
+            set_ratio_to_peak(t->cells + (size_t)i * t->column_count,
+                              (run->peaks[before - 1] + run->peaks[before]) / 2);
+    }
+}
+
+static bool is_share_of_peak(kvf_link_what what)
+{
+    return what == KVF_LINK_BOTH || what == KVF_LINK_COPY || what == KVF_LINK_PEAK ||
+           what == KVF_LINK_CADENCE;
+}
+
 /* @return whether to go on */
 static bool run_case(link_run *run, const char *suite, const kvf_link_case *c)
 {
     kvf_link_result result = {0};
+    if (kvf_now_ms() - run->peaked_ms > PEAK_EVERY_MS && !measure_peak(run)) {
+        run->failed = true;
+        return false;
+    }
     const kvf_status status = kvf_link_measure(run->link, c, run->samples_ns, &result);
     cli_cell *row = cli_table_row(&run->table);
     if (!row) {
@@ -183,15 +257,19 @@ static bool run_case(link_run *run, const char *suite, const kvf_link_case *c)
     }
     set_names(row, suite, c);
     if (status == KVF_OK) {
-        set_result(row, c, &result, run->peak);
+        set_result(row, c, &result);
         write_samples(run, suite, c, run->table.row_count - 1);
+        set_spread(row, run->samples_ns, c->repetitions);
+        run->turns[run->table.row_count - 1] = is_share_of_peak(c->what) ? run->peak_count : 0;
+        run->measured++;
         return true;
     }
     /* What the machine lacks is an answer; anything else is a failure. */
     const bool is_lack = status == KVF_UNSUPPORTED ||
                          (c->huge_pages == KVF_HUGE_PAGES_REQUIRED && status == KVF_OUT_OF_MEMORY);
     cli_cell_text(&row[LINK_STATUS], is_lack ? "not here" : kvf_status_name(status));
-    fprintf(stderr, "\nkvferry: %s: %s\n", suite, kvf_runtime_error(run->runtime)->text);
+    fprintf(stderr, "\nof suite %s: ", suite);
+    cli_complain(&run->sweep.command, kvf_runtime_error(run->runtime)->text);
     run->failed = run->failed || !is_lack;
     return true;
 }
@@ -242,24 +320,6 @@ static uint64_t count_cases(link_run *run)
         total += run->options.chosen[i] ? cli_axes_product(axes, count) : 0;
     }
     return total;
-}
-
-/* The reference of `of_peak`: the best of a few contiguous copies of 64 MiB. */
-static bool measure_peak(link_run *run)
-{
-    kvf_link_case c = run->options.base;
-    kvf_link_result result = {0};
-    c.what = KVF_LINK_PEAK;
-    c.page_bytes = 65536;
-    c.pages = c.pool_bytes < ((uint64_t)64 << 20) ? (uint32_t)(c.pool_bytes >> 16) : 1024;
-    c.repetitions = 5;
-    if (kvf_link_measure(run->link, &c, NULL, &result) != KVF_OK) {
-        fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(run->runtime)->text);
-        return false;
-    }
-    const uint64_t ns = result.copying.min_ns ? result.copying.min_ns : result.total.min_ns;
-    run->peak = (double)result.bytes / (double)ns;
-    return true;
 }
 
 /* ---- fit ---- */
@@ -317,6 +377,8 @@ static bool open_run(link_run *run, kvf_error *error)
 {
     const link_options *o = &run->options;
     char header[] = "suite,row,repetition,ns\n";
+    if (!bench_machine_pin(o->cpus))
+        return false;
     if (kvf_runtime_open(&o->runtime, &run->runtime, error) != KVF_OK) {
         cli_complain(&run->sweep.command, error->text);
         return false;
@@ -325,8 +387,11 @@ static bool open_run(link_run *run, kvf_error *error)
         fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(run->runtime)->text);
         return false;
     }
+    const uint64_t cases = count_cases(run);
     run->samples_ns = calloc(o->base.repetitions, sizeof *run->samples_ns);
-    if (!run->samples_ns) {
+    run->turns = calloc(cases + 1, sizeof *run->turns);
+    run->peaks = calloc(cases + 2, sizeof *run->peaks);
+    if (!run->samples_ns || !run->turns || !run->peaks) {
         fputs("kvferry: no memory for the samples\n", stderr);
         return false;
     }
@@ -343,17 +408,32 @@ static bool open_run(link_run *run, kvf_error *error)
 static bool write_results(link_run *run)
 {
     const char *device = kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host";
+    bench_machine machine;
+    bench_machine_read(&machine);
+    kvf_sort(run->peaks, run->peak_count);
+    const double peak = kvf_percentile(run->peaks, run->peak_count, 50);
+    const double low = kvf_percentile(run->peaks, run->peak_count, 10);
+    const double high = kvf_percentile(run->peaks, run->peak_count, 90);
     const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
                               {"bench", "link", 0.0},
+                              {"machine", machine.processor, 0.0},
+                              {"kernel", machine.kernel, 0.0},
+                              {"cpus", NULL, machine.cpus},
+                              {"threads", NULL, kvf_runtime_threads(run->runtime)},
                               {"device", device, 0.0},
                               {"device_name", kvf_runtime_device_name(run->runtime), 0.0},
-                              {"peak_gb_per_s", NULL, run->peak},
+                              {"peak_gb_per_s", NULL, peak},
+                              {"peak_gb_per_s_p10", NULL, low},
+                              {"peak_gb_per_s_p90", NULL, high},
+                              {"peaks", NULL, run->peak_count},
                               {"repetitions", NULL, run->options.base.repetitions},
                               {"seed", NULL, (double)run->options.base.seed},
                               {"pool_bytes", NULL, (double)run->options.base.pool_bytes},
                               {NULL, NULL, 0.0}};
-    fprintf(stderr, "%s (%s): peak %.2f GB/s, one contiguous copy\n",
-            kvf_runtime_device_name(run->runtime), device, run->peak);
+    fprintf(
+        stderr,
+        "%s (%s): peak %.2f GB/s (%.2f to %.2f), one contiguous copy, measured %u times by turns\n",
+        kvf_runtime_device_name(run->runtime), device, peak, low, high, run->peak_count);
     return cli_table_write(&run->table, run->options.format, facts, stdout) &&
            cli_table_save(&run->table, facts, &run->json);
 }
@@ -363,7 +443,14 @@ static int run_all(link_run *run)
     if (!measure_peak(run))
         return 1;
     run_suites(run, count_cases(run));
+    run->failed = !measure_peak(run) || run->failed;
+    set_peaks(run);
     fit_lines(&run->table);
+    if (run->measured == 0 && !cli_interrupted()) {
+        fputs("kvferry: nothing was measured: this machine has none of what was asked for\n",
+              stderr);
+        run->failed = true;
+    }
     run->failed = !write_results(run) || run->failed;
     run->failed = !cli_output_commit(&run->samples) || run->failed;
     return cli_interrupted() ? cli_interrupt_status() : run->failed ? 1 : 0;
@@ -388,6 +475,8 @@ int cli_bench_link_main(int argc, char **argv)
     cli_output_discard(&run.json);
     cli_table_free(&run.table);
     free(run.samples_ns);
+    free(run.turns);
+    free(run.peaks);
     kvf_link_close(run.link);
     kvf_runtime_close(run.runtime);
     return status;

@@ -14,7 +14,7 @@
 
 #include <kvferry/link.h>
 
-#define LINK_SUITE_COUNT 13u
+#define LINK_SUITE_COUNT 14u
 
 typedef struct link_options {
     bool chosen[LINK_SUITE_COUNT];
@@ -22,6 +22,7 @@ typedef struct link_options {
     cli_format format;
     const char *samples;
     const char *json;
+    const char *cpus; /* list; NULL = all that the process has */
     uint32_t gap_us;
     kvf_link_case base;
     kvf_runtime_config runtime;
