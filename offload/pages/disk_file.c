@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "plain_file.h"
@@ -22,8 +23,14 @@ kvf_status kvf_disk_file_open(kvf_context *context, const char *folder, uint64_t
                               kvf_disk_file *out)
 {
     char again[48];
+    struct stat about;
     *out = (kvf_disk_file){.buffered = -1, .direct = -1};
     KVF_TRY(kvf_file_scratch(context, folder, bytes, &out->buffered));
+    if (fstat(out->buffered, &about) != 0)
+        return kvf_fail(context, KVF_SYSTEM, errno, "disk_path: its file cannot be looked at: %s",
+                        strerror(errno));
+    out->device = about.st_dev;
+    out->inode = about.st_ino;
     snprintf(again, sizeof again, "/proc/self/fd/%d", out->buffered);
     out->direct = open(again, O_RDWR | O_CLOEXEC);
     if (out->direct < 0)
@@ -41,11 +48,23 @@ kvf_status kvf_disk_folder_check(kvf_context *context, const char *folder)
     return KVF_OK;
 }
 
+bool kvf_disk_file_has(const kvf_disk_file *f, int descriptor)
+{
+    struct stat about;
+    return descriptor >= 0 && fstat(descriptor, &about) == 0 && about.st_dev == f->device &&
+           about.st_ino == f->inode;
+}
+
+static bool is_lost(const kvf_disk_file *f)
+{
+    return !kvf_disk_file_has(f, f->buffered) && (errno = EBADF, true);
+}
+
 void kvf_disk_file_close(kvf_disk_file *f)
 {
-    if (f->direct >= 0 && f->direct != f->buffered)
+    if (f->direct != f->buffered && kvf_disk_file_has(f, f->direct))
         (void)close(f->direct);
-    if (f->buffered >= 0)
+    if (kvf_disk_file_has(f, f->buffered))
         (void)close(f->buffered);
     *f = (kvf_disk_file){.buffered = -1, .direct = -1};
 }
@@ -54,8 +73,9 @@ kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint
                               size_t bytes, char *to)
 {
     while (bytes) {
-        const ssize_t moved =
-            refused(context, "tier read", EIO) ? -1 : pread(f->buffered, to, bytes, (off_t)offset);
+        const ssize_t moved = refused(context, "tier read", EIO) || is_lost(f)
+                                  ? -1
+                                  : pread(f->buffered, to, bytes, (off_t)offset);
         if (moved < 0 && errno == EINTR)
             continue;
         if (moved <= 0)
@@ -73,7 +93,7 @@ kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uin
                                size_t bytes, const char *from)
 {
     while (bytes) {
-        const ssize_t moved = refused(context, "tier write", ENOSPC)
+        const ssize_t moved = refused(context, "tier write", ENOSPC) || is_lost(f)
                                   ? -1
                                   : pwrite(f->buffered, from, bytes, (off_t)offset);
         if (moved < 0 && errno == EINTR)

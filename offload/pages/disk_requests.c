@@ -58,6 +58,8 @@ static int submit(kvf_disk_tier *t, uint32_t number)
                                     .count = 1,
                                     .tag = number};
     int code;
+    if (!kvf_disk_file_has(&t->file, t->file.direct))
+        return EBADF;
     do {
         code = -t->io->ops->submit(t->io, &request);
         if (code != EAGAIN && code != EBUSY && code != EINTR)

@@ -5,6 +5,12 @@
  * few berths; what is used often stays; a pool with bundles hands out neighbours and loses none.
  */
 
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "disk_file.h"
 #include "offload_rig.h"
 #include "page_pool.h"
 
@@ -155,6 +161,75 @@ static void a_crowd_is_refused(void **state)
     close_pool(&t);
 }
 
+/* Something closes all descriptors, and opens a file of its own, which gets the tier's numbers. */
+static void files_of_others(void **state)
+{
+    rig r;
+    kvf_disk_file f;
+    kvf_error error;
+    char path[] = "/tmp/kvf-other-XXXXXX", bytes[16] = "the tier's";
+    rig_open(&r, &(rig_config){0});
+    RIG_OK(kvf_disk_file_open(r.context, "/tmp", BLOCK, &f));
+    RIG_OK(kvf_disk_file_write(&f, r.context, 0, sizeof bytes, bytes));
+    assert_true(kvf_disk_file_has(&f, f.direct) && kvf_disk_file_has(&f, f.buffered));
+    const int other = mkstemp(path);
+    const int numbers[] = {f.direct, f.buffered};
+    assert_int_equal(pwrite(other, "another's", 10, 0), 10);
+    assert_true(dup2(other, f.direct) == f.direct && dup2(other, f.buffered) == f.buffered);
+    assert_int_equal(kvf_disk_file_read(&f, r.context, 0, sizeof bytes, bytes), KVF_SYSTEM);
+    assert_int_equal((kvf_context_error(r.context, &error), error.foreign), EBADF);
+    assert_string_equal(bytes, "the tier's");
+    assert_int_equal(kvf_disk_file_write(&f, r.context, 0, sizeof bytes, bytes), KVF_SYSTEM);
+    assert_false(kvf_disk_file_has(&f, f.direct));
+    kvf_disk_file_close(&f);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(pread(numbers[i], bytes, sizeof bytes, 0), 10);
+        assert_string_equal(bytes, "another's");
+    }
+    close(numbers[0]);
+    close(numbers[1]);
+    close(other);
+    assert_int_equal(unlink(path), 0);
+    rig_close(&r);
+}
+
+/* The same while the tier has requests to make: refused, and what is in memory stays. */
+static void requests_to_others(void **state)
+{
+    tiered t;
+    kvf_block blocks[BLOCKS];
+    char path[] = "/tmp/kvf-other-XXXXXX";
+    struct stat about;
+    uint32_t failed = 0;
+    open_pool(&t, 1);
+    const int first = open("/dev/null", O_RDONLY | O_CLOEXEC), other = mkstemp(path);
+    for (uint32_t i = 0; i < 4 * BERTHS; i++) {
+        kvf_disk_tier_call(t.pool.tier);
+        if (i == 2 * BERTHS) /* whatever the tier has is below */
+            for (int file = 3; file < first; file++)
+                assert_int_equal(dup2(other, file), file);
+        RIG_OK(kvf_page_pool_acquire(&t.pool, &blocks[i]));
+        want(&t, blocks[i]);
+        const kvf_status status = kvf_disk_tier_bring(t.pool.tier);
+        failed += status != KVF_OK;
+        assert_true(status == KVF_OK || (status == KVF_SYSTEM && i >= 2 * BERTHS));
+        if (status != KVF_OK)
+            break;
+        kvf_disk_tier_write(t.pool.tier, kvf_page_pool_bundle(&t.pool, blocks[i]));
+        memset(kvf_page_pool_host(&t.pool, blocks[i]), 7, BLOCK);
+    }
+    assert_int_equal(failed, 1);
+    assert_int_equal(fstat(other, &about), 0);
+    assert_int_equal(about.st_size, 0);
+    kvf_page_pool_destroy(&t.pool);
+    for (int file = 3; file < first; file++)
+        (void)close(file);
+    close(first);
+    close(other);
+    assert_int_equal(unlink(path), 0);
+    rig_close(&t.r);
+}
+
 static bool may(const void *user, uint32_t berth)
 {
     return berth != *(const uint32_t *)user;
@@ -228,6 +303,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_come_back),    cmocka_unit_test(neighbours_share_a_bundle),
+        cmocka_unit_test(files_of_others),    cmocka_unit_test(requests_to_others),
         cmocka_unit_test(a_crowd_is_refused), cmocka_unit_test(what_is_used_stays),
         cmocka_unit_test(turns_keep_a_share),
     };
