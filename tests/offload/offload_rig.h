@@ -85,6 +85,10 @@ typedef struct rig_tree {
 void rig_tree_put(const rig_tree *t, const char *path, const char *text);
 void rig_tree_remove(const rig_tree *t);
 
+/* From now on a system call whose second argument is `most` or less fails with `code` in this
+ * process, which a test forks for it. Ends it with 0 where the machine has no such sandbox. */
+void rig_deny(uint32_t call, uint32_t most, int code);
+
 /* Text of the context's last error. */
 const char *rig_error(rig *r, kvf_error *error);
 

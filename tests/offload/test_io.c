@@ -7,9 +7,6 @@
  */
 
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -194,29 +191,15 @@ static int engine_works(const char *wanted)
     return status != KVF_OK;
 }
 
-static void refuse_call(uint32_t number)
-{
-    struct sock_filter rows[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {.len = sizeof rows / sizeof *rows, .filter = rows};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-        _exit(0); /* this machine has no such sandbox */
-}
-
 static void refuse_making(void)
 {
-    refuse_call(SYS_io_uring_setup);
+    rig_deny(SYS_io_uring_setup, UINT32_MAX, EPERM);
 }
 
 /* Made, and of no use. */
 static void refuse_entering(void)
 {
-    refuse_call(SYS_io_uring_enter);
+    rig_deny(SYS_io_uring_enter, UINT32_MAX, EPERM);
 }
 
 static void refuse_memory(void)
