@@ -1,453 +1,741 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bytes become a sequence of calls of the public API: settings good and bad, sequences created,
- * forked and destroyed, prompts, decode batches, selections, statistics, in any order.
+ * Bytes become calls on a crowded cache: batches, several tokens of a sequence, forks, cuts, files,
+ * page lists and pruned prompts, under any settings of moving pages, threads and disk;
+ * at the end also calls on single layers, calls that must be refused, and what is not finite. Every
+ * fourth input is one of block tables (fuzz_api_blocks.c).
  *
- * Knows the public header only. What must hold for every input: no crash; only statuses of the
- * list; a failed call leaves lengths as they were; lengths grow by what was appended; outputs of
- * finite input are finite; statistics add up; and under full attention the output equals a naive
- * dense attention over what was appended. A broken promise aborts, which the fuzzer reports.
+ * Knows the public headers. Every sequence has a twin that is alone in a plain cache, which has the
+ * same settings but for those that change no answer. A fork's twin plays its parent's calls again,
+ * and a cut one's what is left of them. What must hold for every input: no crash; only statuses of
+ * the list; outputs have the bits of the twin, and are a naive dense attention where all tokens are
+ * attended; listed pages are read as they came, or near that, and attention over what was read is
+ * what attending to the lists gives; a call that fails changes no length; statistics add up. A
+ * broken promise aborts.
  */
 
-#include "fuzz_input.h"
-#include "fuzz_library.h"
+#include "fuzz_api.h"
 
-#include <math.h>
-#include <string.h>
+#include <kvferry/save.h>
 
-enum {
-    SEQUENCES = 3,
-    TOKENS_MAX = 160,
-    TOKENS_PER_STEP = 16,
-    CHUNK_MAX = SEQUENCES * TOKENS_PER_STEP,
-    LAYERS_MAX = 2,
-    KV_HEADS_MAX = 2,
-    GROUP_MAX = 2,
-    QUERY_HEADS_MAX = KV_HEADS_MAX * GROUP_MAX,
-    HEAD_DIM_MAX = 80,
-    OPERATIONS_MAX = 48,
-};
+#include <unistd.h>
 
-/* What a sequence must hold, by our own account. Keys and values only where they are compared. */
-typedef struct model {
-    kvf_sequence *sequence; /* NULL = not alive */
-    uint32_t length[LAYERS_MAX];
-    float k[LAYERS_MAX][TOKENS_MAX][KV_HEADS_MAX * HEAD_DIM_MAX];
-    float v[LAYERS_MAX][TOKENS_MAX][KV_HEADS_MAX * HEAD_DIM_MAX];
-} model;
+/* ---- calls of either ---- */
 
-typedef struct world {
-    fuzz_input in;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
+static kvf_status prefill(kvf_cache *cache, kvf_sequence *s, uint32_t layer, uint32_t tokens,
+                          rows *r, const uint32_t *positions, int asks, kvf_stream *stream)
+{
+    const kvf_prefill_args args = {.sequence = s,
+                                   .layer = layer,
+                                   .tokens = tokens,
+                                   .q = asks ? r->q : NULL,
+                                   .k = r->k,
+                                   .v = r->v,
+                                   .positions = positions,
+                                   .out = r->out};
+    const kvf_status status = kvf_prefill(cache, &args, stream);
+    settle(stream);
+    return status;
+}
+
+static kvf_status step(kvf_cache *cache, kvf_sequence *s, uint32_t layer, rows *r,
+                       kvf_stream *stream)
+{
+    const kvf_decode_args args = {.layer = layer,
+                                  .batch = 1,
+                                  .sequences = &s,
+                                  .q = r->q,
+                                  .k = r->k,
+                                  .v = r->v,
+                                  .out = r->out,
+                                  .lse = r->lse};
+    const kvf_status status = kvf_decode(cache, &args, stream);
+    settle(stream);
+    return status;
+}
+
+/* Where a pruned prompt goes. */
+typedef struct place {
     kvf_cache *cache;
-    kvf_cache_config config; /* as opened */
-    int poisoned;            /* a NaN went in: KVF_NOT_FINITE may come from any call */
-    uint32_t random;
-    model models[SEQUENCES];
-    float q[CHUNK_MAX * QUERY_HEADS_MAX * HEAD_DIM_MAX];
-    float k[CHUNK_MAX * KV_HEADS_MAX * HEAD_DIM_MAX];
-    float v[CHUNK_MAX * KV_HEADS_MAX * HEAD_DIM_MAX];
-    float out[CHUNK_MAX * QUERY_HEADS_MAX * HEAD_DIM_MAX];
-    float lse[CHUNK_MAX * QUERY_HEADS_MAX];
-    int32_t indptr[SEQUENCES * KV_HEADS_MAX + 1];
-    int32_t indices[SEQUENCES * KV_HEADS_MAX * TOKENS_MAX];
-    int32_t last_page_len[SEQUENCES * KV_HEADS_MAX];
-} world;
+    kvf_prune *pruner;
+    kvf_sequence *sequence;
+    kvf_stream *stream;
+} place;
 
-static int is_listed(kvf_status status)
+static kvf_status evict_by_chunks(world *w, const place *p, const uint32_t *token, uint32_t tokens)
 {
-    switch (status) {
-#define CASE(name, value, text) case name:
-        KVF_STATUS_LIST(CASE)
-#undef CASE
-        return 1;
+    rows *r = &w->theirs;
+    uint32_t at[CHUNK_MAX];
+    kvf_status status = KVF_OK;
+    for (uint32_t first = 0, n; status == KVF_OK && first < tokens; first += n) {
+        n = kvf_min_u32(w->chunk, tokens - first);
+        for (uint32_t l = 0; status == KVF_OK && l < w->config.layers; l++) {
+            for (uint32_t i = 0; i < n; i++) {
+                fill(w, r, i, l, token[first + i]);
+                at[i] = first + i;
+            }
+            status = prefill(p->cache, p->sequence, l, n, r, at, 1, p->stream);
+            if (status == KVF_OK)
+                status = kvf_prune_chunk(p->pruner, p->sequence, l, n, 0, p->stream);
+        }
     }
-    return 0;
+    return status;
 }
 
-static void fill(world *w, float *values, size_t count)
+static kvf_status prune_prompt(world *w, const place *p, const uint32_t *token, uint32_t tokens)
 {
-    fuzz_fill(&w->random, values, count);
-}
-
-/* Mostly sound settings of a tiny cache, now and then a byte of nonsense in any field. */
-static kvf_cache_config draw_config(world *w)
-{
-    static const uint32_t page_sizes[] = {8, 16, 32, 64};
-    static const uint32_t head_dims[] = {64, 80};
-    kvf_cache_config c;
-    kvf_cache_config_init(&c);
-    c.layers = fuzz_range(&w->in, 1, LAYERS_MAX);
-    c.kv_heads = fuzz_range(&w->in, 1, KV_HEADS_MAX);
-    c.query_heads = c.kv_heads * fuzz_range(&w->in, 1, GROUP_MAX);
-    c.head_dim = head_dims[fuzz_range(&w->in, 0, 1)];
-    c.dtype = KVF_FP32;
-    c.sequences_max = fuzz_range(&w->in, 1, SEQUENCES);
-    c.tokens_max = fuzz_range(&w->in, 96, TOKENS_MAX);
-    c.host_tokens_max = fuzz_range(&w->in, 0, 3) ? 0 : 128;
-    c.prefill_chunk_max = fuzz_range(&w->in, 16, CHUNK_MAX);
-    c.page_size = page_sizes[fuzz_range(&w->in, 0, 3)];
-    c.sink_tokens = fuzz_range(&w->in, 0, 8);
-    c.local_tokens = fuzz_range(&w->in, 1, 24);
-    c.budget_tokens = fuzz_range(&w->in, 48, 255);
-    c.select = (kvf_select)fuzz_range(&w->in, 0, KVF_SELECT_ORACLE);
-    c.static_ratio = (float)fuzz_range(&w->in, 0, 4) / 4.0f;
-    if (!fuzz_range(&w->in, 0, 7))
-        c.static_ratio = KVF_STATIC_RATIO_AUTO;
-    c.refresh_interval = fuzz_range(&w->in, 1, 8);
-    c.refresh = (kvf_refresh)fuzz_range(&w->in, 0, 1);
-    c.tokens_per_step_max = fuzz_range(&w->in, 1, TOKENS_PER_STEP);
-    c.digest = (kvf_digest_kind)fuzz_range(&w->in, 0, 2);
-    c.sub_digests = 1u << fuzz_range(&w->in, 0, 2);
-    c.group_reduce = (kvf_group_reduce)fuzz_range(&w->in, 0, 2);
-    c.transfer = (kvf_transfer)fuzz_range(&w->in, 0, 3);
-    c.slots = fuzz_range(&w->in, 0, 3) ? 0 : fuzz_range(&w->in, 0, 40);
-    c.verify_interval = fuzz_range(&w->in, 0, 3);
-    if (!fuzz_range(&w->in, 0, 5)) {
-        /* After `size`, every field up to the callbacks; the pointers stay as they are. */
-        const size_t first = offsetof(kvf_cache_config, layers);
-        const size_t end = offsetof(kvf_cache_config, select_fn);
-        const size_t at = first + fuzz_range(&w->in, 0, 255) % (end - first);
-        ((unsigned char *)&c)[at] ^= (unsigned char)fuzz_range(&w->in, 1, 255);
+    rows *r = &w->theirs;
+    uint32_t ids[CHUNK_MAX], n = tokens;
+    kvf_status status = kvf_prune_begin(p->pruner, p->sequence, tokens);
+    if (status == KVF_OK && w->prune.eviction)
+        return evict_by_chunks(w, p, token, tokens);
+    for (uint32_t i = 0; i < tokens; i++)
+        ids[i] = i;
+    for (uint32_t l = 0; status == KVF_OK && l < w->config.layers; l++) {
+        const kvf_prefill_args args = {p->sequence, l, n, r->q, r->k, r->v, ids, r->out};
+        kvf_prune_result result = {0};
+        for (uint32_t i = 0; i < n; i++)
+            fill(w, r, i, l, token[ids[i]]);
+        status = kvf_prefill(p->cache, &args, p->stream);
+        if (status == KVF_OK)
+            status = kvf_prune_append(p->pruner, &args, p->stream);
+        if (status == KVF_OK)
+            status = kvf_prune_layer(p->pruner, p->sequence, l, p->stream, &result);
+        settle(p->stream);
+        for (uint32_t i = 0; result.propagate && i < result.propagate_count; i++)
+            ids[i] = ids[result.propagate[i]];
+        n = result.propagate ? result.propagate_count : n;
     }
-    return c;
+    return status;
 }
 
-/* A configuration that was spoiled may ask for far more than the buffers here hold. */
-static int fits(const kvf_cache_config *c)
-{
-    return c->layers <= LAYERS_MAX && c->kv_heads <= KV_HEADS_MAX &&
-           c->query_heads <= QUERY_HEADS_MAX && c->head_dim <= HEAD_DIM_MAX &&
-           c->dtype == KVF_FP32 && c->sequences_max <= SEQUENCES && c->tokens_max <= TOKENS_MAX &&
-           c->prefill_chunk_max <= CHUNK_MAX && c->softmax_scale == 0.0f;
-}
+/* ---- twins ---- */
 
-static void close_cache(world *w)
+static void play_entry(world *w, model *m, const entry *e, const uint32_t *token)
 {
-    kvf_cache_close(w->cache); /* with all its sequences */
-    w->cache = NULL;
-    w->poisoned = 0;
-    for (uint32_t i = 0; i < SEQUENCES; i++)
-        w->models[i].sequence = NULL;
-}
-
-static void open_cache(world *w)
-{
-    kvf_error error = {.status = KVF_OK};
-    kvf_cache_plan plan;
-    kvf_cache *cache = NULL;
-    const kvf_cache_config config = draw_config(w);
-    const kvf_status planned = kvf_cache_plan_make(w->runtime, &config, &plan, &error);
-    PROMISE(is_listed(planned));
-    if (planned != KVF_OK) {
-        PROMISE(error.status == planned && error.text[0]);
-        PROMISE(kvf_cache_open(w->runtime, &config, &cache, &error) == planned && !cache);
-        return;
+    rows *r = &w->theirs;
+    const place p = {m->plain, m->pruner, m->twin, w->plain_stream};
+    if (e->what == PROMPT)
+        PROMISE(prune_prompt(w, &p, token, e->tokens) == KVF_OK);
+    for (uint32_t l = 0; e->what != PROMPT && l < w->config.layers; l++) {
+        for (uint32_t t = 0; t < e->tokens; t++)
+            fill(w, r, t, l, token[t]);
+        PROMISE((e->what == STEP ? step(m->plain, m->twin, l, r, w->plain_stream)
+                                 : prefill(m->plain, m->twin, l, e->tokens, r, NULL, e->what == ASK,
+                                           w->plain_stream)) == KVF_OK);
     }
-    if (!fits(&config) || plan.host_kv_bytes + plan.device_kv_bytes > 64u << 20)
-        return;
-    close_cache(w);
-    const kvf_status opened = kvf_cache_open(w->runtime, &config, &cache, &error);
-    PROMISE(is_listed(opened) && (opened == KVF_OK) == (cache != NULL));
-    w->cache = cache;
-    if (cache)
-        w->config = *kvf_cache_settings(cache);
 }
 
-static void settle(world *w)
+/* A twin that has done what the sequence has. */
+static void play_again(world *w, model *m)
 {
-    const kvf_status status = kvf_stream_wait(w->stream);
-    PROMISE(is_listed(status));
-    PROMISE(status == KVF_OK || (status == KVF_NOT_FINITE && w->poisoned));
-    if (status == KVF_OK)
-        return;
-    /* A stream that failed stays failed; the next input of this run goes through a fresh one. */
-    kvf_stream_destroy(w->stream);
-    w->stream = NULL;
-    PROMISE(kvf_stream_create(w->runtime, &w->stream) == KVF_OK);
+    kvf_error error;
+    uint32_t first = 0;
+    if (!m->plain) {
+        PROMISE(kvf_cache_open(w->plain_runtime, &w->plain_config, &m->plain, &error) == KVF_OK);
+        m->pruner = open_pruner(w, m->plain);
+    }
+    kvf_sequence_destroy(m->twin);
+    PROMISE(kvf_sequence_create(m->plain, &m->twin) == KVF_OK);
+    for (uint32_t i = 0; i < m->entries; first += m->log[i++].tokens)
+        play_entry(w, m, &m->log[i], m->token + first);
+    PROMISE(first == m->tokens);
+}
+
+static uint32_t sealed(const world *w, uint32_t tokens)
+{
+    const uint32_t local = w->config.local_tokens;
+    return tokens < local ? 0 : (tokens - local) / kvf_max_u32(w->config.page_size, 32);
+}
+
+static void note(const world *w, model *m, act what, uint32_t tokens)
+{
+    const uint32_t before = sealed(w, m->tokens);
+    m->log[m->entries++] = (entry){what, tokens};
+    m->tokens += tokens;
+    m->spare = sealed(w, m->tokens) > before ? sealed(w, m->tokens) : m->spare;
+}
+
+static void forget(model *m)
+{
+    kvf_sequence_destroy(m->sequence);
+    m->sequence = NULL;
+    m->tokens = m->entries = m->is_pruned = m->spare = 0;
+}
+
+/* A call on some layer failed because the cache is full: back to where all of them were. */
+static void undo(world *w, model *m)
+{
+    if (!w->can_cut || m->is_pruned || w->config.pages != KVF_PAGES_BF16)
+        forget(m);
+    else if (kvf_sequence_length(m->sequence, 0) > m->tokens)
+        PROMISE(kvf_sequence_truncate(w->cache, m->sequence, m->tokens, w->stream) == KVF_OK);
+    settle(w->stream);
 }
 
 static void check_lengths(const world *w)
 {
-    for (uint32_t i = 0; i < SEQUENCES; i++) {
-        const model *m = &w->models[i];
-        for (uint32_t l = 0; m->sequence && l < w->config.layers; l++)
-            PROMISE(kvf_sequence_length(m->sequence, l) == m->length[l]);
-    }
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        for (uint32_t l = 0; w->models[i].sequence && l < w->config.layers; l++) {
+            const model *m = &w->models[i];
+            const uint32_t length = kvf_sequence_length(m->sequence, l);
+            PROMISE(length == kvf_sequence_length(m->twin, l));
+            PROMISE(m->is_pruned || w->is_wild || length == m->tokens);
+        }
 }
 
-static void create_or_fork(world *w)
+static model *pick(world *w)
 {
-    model *child = &w->models[fuzz_range(&w->in, 0, SEQUENCES - 1)];
-    model *parent = &w->models[fuzz_range(&w->in, 0, SEQUENCES - 1)];
-    kvf_status status;
-    uint32_t alive = 0;
-    if (child->sequence)
-        return;
+    model *m = &w->models[draw(w, 0, SEQUENCES - 1)];
+    for (uint32_t i = 0; i < SEQUENCES && !m->sequence; i++)
+        m = &w->models[i];
+    return m->sequence ? m : NULL;
+}
+
+static model *free_one(world *w)
+{
     for (uint32_t i = 0; i < SEQUENCES; i++)
-        alive += w->models[i].sequence != NULL;
-    if (parent->sequence) {
-        status = kvf_sequence_fork(w->cache, parent->sequence, w->stream, &child->sequence);
-        settle(w);
-    } else {
-        status = kvf_sequence_create(w->cache, &child->sequence);
-    }
-    PROMISE(is_listed(status));
-    if (status != KVF_OK) {
-        PROMISE(!child->sequence);
-        PROMISE(w->poisoned || alive >= w->config.sequences_max || status == KVF_FULL);
+        if (!w->models[i].sequence)
+            return &w->models[i];
+    return NULL;
+}
+
+static uint32_t count_alive(const world *w)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        count += w->models[i].sequence != NULL;
+    return count;
+}
+
+/* ---- operations ---- */
+
+static void create(world *w)
+{
+    model *m = free_one(w);
+    if (!m)
         return;
-    }
-    PROMISE(alive < w->config.sequences_max);
-    if (parent->sequence && parent != child) {
-        kvf_sequence *own = child->sequence;
-        *child = *parent;
-        child->sequence = own;
-    } else {
-        memset(child->length, 0, sizeof child->length);
-    }
+    const int has_room = count_alive(w) < w->config.sequences_max;
+    const kvf_status status = kvf_sequence_create(w->cache, &m->sequence);
+    PROMISE(status == (has_room ? KVF_OK : KVF_FULL) && has_room == (m->sequence != NULL));
+    if (has_room)
+        play_again(w, m);
+}
+
+static void fork_one(world *w)
+{
+    model *parent = pick(w), *child = free_one(w);
+    if (!parent || !child)
+        return;
+    const int has_room = count_alive(w) < w->config.sequences_max;
+    const kvf_status status =
+        kvf_sequence_fork(w->cache, parent->sequence, w->stream, &child->sequence);
+    PROMISE(status == (has_room ? KVF_OK : KVF_FULL) && has_room == (child->sequence != NULL));
+    settle(w->stream);
+    if (!has_room)
+        return;
+    const model own = *child;
+    *child = *parent;
+    child->sequence = own.sequence;
+    child->plain = own.plain;
+    child->pruner = own.pruner;
+    child->twin = own.twin;
+    play_again(w, child);
 }
 
 static void destroy(world *w)
 {
-    model *m = &w->models[fuzz_range(&w->in, 0, SEQUENCES - 1)];
-    kvf_sequence_destroy(m->sequence);
-    m->sequence = NULL;
+    model *m = pick(w);
+    if (m && count_alive(w) > 1)
+        forget(m);
 }
 
-/* Row `row` of w->k and w->v joins the account of a layer. */
-static void account(world *w, model *m, uint32_t layer, uint32_t row)
-{
-    const size_t floats = w->config.kv_heads * w->config.head_dim;
-    PROMISE(m->length[layer] < TOKENS_MAX);
-    memcpy(m->k[layer][m->length[layer]], w->k + row * floats, floats * sizeof(float));
-    memcpy(m->v[layer][m->length[layer]], w->v + row * floats, floats * sizeof(float));
-    m->length[layer]++;
-}
+/* A KV head of a sequence. */
+typedef struct head_of {
+    const world *w;
+    const model *m;
+    uint32_t layer, kv_head;
+    float kv[2 * DIM_MAX];
+} head_of;
 
-/* Dense attention of one query head over the first `tokens` tokens, compared with `out`. */
-static void compare_dense(const world *w, const model *m, uint32_t layer, uint32_t tokens,
-                          uint32_t head, const float *q, const float *out)
+static const float *token_at(void *user, uint32_t token)
 {
-    const uint32_t dim = w->config.head_dim;
-    const uint32_t at = head / (w->config.query_heads / w->config.kv_heads) * dim;
-    double logits[TOKENS_MAX], top = -INFINITY, sum = 0, result[HEAD_DIM_MAX] = {0};
-    for (uint32_t t = 0; t < tokens; t++) {
-        logits[t] = 0;
-        for (uint32_t d = 0; d < dim; d++)
-            logits[t] += (double)q[d] * (double)m->k[layer][t][at + d];
-        logits[t] /= sqrt((double)dim);
-        top = fmax(top, logits[t]);
+    head_of *h = user;
+    const kvf_cache_config *c = &h->w->config;
+    static float row[KV_HEADS_MAX * DIM_MAX];
+    for (uint32_t i = 0; i < 2; i++) {
+        fill_row(row, c->dtype, 0, c->kv_heads * c->head_dim,
+                 seed_of(h->layer, h->m->token[token]) + 1 + i);
+        for (uint32_t d = 0; d < c->head_dim; d++)
+            h->kv[i * c->head_dim + d] =
+                kvf_element_get(row, c->dtype, h->kv_head * c->head_dim + d);
     }
-    for (uint32_t t = 0; t < tokens; t++) {
-        const double weight = exp(logits[t] - top);
-        sum += weight;
-        for (uint32_t d = 0; d < dim; d++)
-            result[d] += weight * (double)m->v[layer][t][at + d];
-    }
-    for (uint32_t d = 0; d < dim; d++)
-        PROMISE(fabs(result[d] / sum - (double)out[d]) < 1e-4);
+    return h->kv;
 }
 
-/* Every row of the outputs is finite, and right where attention is dense. */
-static void check_rows(const world *w, const model *m, uint32_t layer, uint32_t first,
-                       uint32_t tokens, uint32_t row, int dense)
+/* Row `row` of a call attended to the first `tokens` tokens. */
+static void check_dense(const world *w, const model *m, uint32_t layer, uint32_t row,
+                        uint32_t tokens)
 {
-    const uint32_t heads = w->config.query_heads, dim = w->config.head_dim;
-    for (uint32_t t = 0; t < tokens; t++) {
-        for (uint32_t h = 0; h < heads; h++) {
-            const size_t at = ((size_t)(row + t) * heads + h) * dim;
-            for (uint32_t d = 0; d < dim; d++)
-                PROMISE(isfinite(w->out[at + d]));
-            if (dense)
-                compare_dense(w, m, layer, first + t + 1, h, w->q + at, w->out + at);
+    static const double limits[] = {[KVF_BF16] = 0.08, [KVF_FP16] = 0.01, [KVF_FP32] = 1e-3};
+    const kvf_cache_config *c = &w->config;
+    float q[DIM_MAX], out[DIM_MAX];
+    if (m->is_pruned || w->has_rings || c->pages != KVF_PAGES_BF16)
+        return;
+    for (uint32_t h = 0; h < c->query_heads; h++) {
+        head_of head = {w, m, layer, h / (c->query_heads / c->kv_heads), {0}};
+        for (uint32_t d = 0; d < c->head_dim; d++) {
+            const size_t at = ((size_t)row * c->query_heads + h) * c->head_dim + d;
+            q[d] = kvf_element_get(w->mine[layer].q, c->dtype, at);
+            out[d] = kvf_element_get(w->mine[layer].out, c->dtype, at);
+        }
+        fuzz_check_dense(q, c->head_dim, tokens, token_at, &head, out, limits[c->dtype]);
+    }
+}
+
+static void chunk(world *w)
+{
+    model *m = pick(w);
+    const act what = draw(w, 0, 2) ? ASK : APPEND;
+    uint32_t tokens = draw(w, 1, draw(w, 0, 1) ? CHUNK_MAX : 40);
+    if (!m || m->tokens == w->config.tokens_max)
+        return;
+    tokens = kvf_min_u32(tokens, w->config.tokens_max - m->tokens);
+    for (uint32_t t = 0; t < tokens; t++)
+        m->token[m->tokens + t] = w->next++;
+    for (uint32_t l = 0; l < w->config.layers; l++) {
+        for (uint32_t t = 0; t < tokens; t++)
+            fill(w, &w->mine[l], t, l, m->token[m->tokens + t]);
+        const kvf_status status =
+            prefill(w->cache, m->sequence, l, tokens, &w->mine[l], NULL, what == ASK, w->stream);
+        PROMISE(status == KVF_OK || (status == KVF_FULL && w->config.host_tokens_max));
+        if (status != KVF_OK) {
+            undo(w, m);
+            return;
         }
     }
+    for (uint32_t l = 0; l < w->config.layers; l++) {
+        memcpy(w->theirs.q, w->mine[l].q, sizeof w->theirs.q);
+        memcpy(w->theirs.k, w->mine[l].k, sizeof w->theirs.k);
+        memcpy(w->theirs.v, w->mine[l].v, sizeof w->theirs.v);
+        PROMISE(prefill(m->plain, m->twin, l, tokens, &w->theirs, NULL, what == ASK,
+                        w->plain_stream) == KVF_OK);
+        PROMISE(what == APPEND || !memcmp(w->mine[l].out, w->theirs.out, tokens * row_bytes(w)));
+        if (what == ASK)
+            check_dense(w, m, l, tokens - 1, m->tokens + tokens);
+    }
+    note(w, m, what, tokens);
 }
 
-static void fill_rows(world *w, uint32_t rows)
+static void prompt(world *w)
 {
-    fill(w, w->q, (size_t)rows * w->config.query_heads * w->config.head_dim);
-    fill(w, w->k, (size_t)rows * w->config.kv_heads * w->config.head_dim);
-    fill(w, w->v, (size_t)rows * w->config.kv_heads * w->config.head_dim);
-}
-
-static void prefill(world *w)
-{
-    model *m = &w->models[fuzz_range(&w->in, 0, SEQUENCES - 1)];
-    const uint32_t tokens = fuzz_range(&w->in, 0, CHUNK_MAX);
-    const uint32_t layer = fuzz_range(&w->in, 0, LAYERS_MAX);
-    const int ask = fuzz_range(&w->in, 0, 3) != 0;
-    const int spoil = !fuzz_range(&w->in, 0, 31);
-    if (!m->sequence)
+    model *m = pick(w);
+    const uint32_t tokens = draw(w, 2 * WINDOW, CHUNK_MAX);
+    if (!m || !w->pruner || m->tokens)
         return;
-    fill_rows(w, tokens);
-    if (spoil && tokens) {
-        w->k[0] = NAN;
-        w->poisoned = 1;
+    const place p = {w->cache, w->pruner, m->sequence, w->stream};
+    for (uint32_t t = 0; t < tokens; t++)
+        m->token[t] = w->next++;
+    const kvf_status status = prune_prompt(w, &p, m->token, tokens);
+    settle(w->stream);
+    if (status != KVF_OK) { /* a share that keeps too little, a policy that wants more, no room */
+        PROMISE(kvf_runtime_error(w->runtime)->text[0]);
+        forget(m);
+        return;
     }
-    const kvf_prefill_args args = {
-        .sequence = m->sequence,
-        .layer = layer,
-        .tokens = tokens,
-        .q = ask ? w->q : NULL,
-        .k = w->k,
-        .v = w->v,
-        .out = ask ? w->out : NULL,
-    };
-    const kvf_status status = kvf_prefill(w->cache, &args, w->stream);
-    PROMISE(is_listed(status));
-    if (status == KVF_OK) {
-        PROMISE(tokens && tokens <= w->config.prefill_chunk_max && layer < w->config.layers);
-        const uint32_t first = m->length[layer];
-        for (uint32_t t = 0; t < tokens; t++)
-            account(w, m, layer, t);
-        settle(w);
-        if (ask && !w->poisoned)
-            check_rows(w, m, layer, first, tokens, 0, 1);
-    }
-    check_lengths(w);
+    note(w, m, PROMPT, tokens);
+    m->is_pruned = 1;
+    play_entry(w, m, &m->log[0], m->token);
 }
 
-/* Draws a batch; the sequences may be none, or the same one twice. */
-static uint32_t draw_batch(world *w, kvf_sequence **batch, model **members)
+/* New tokens of some sequences, and their rows. */
+typedef struct batch {
+    uint32_t count, rows;
+    model *members[SEQUENCES];
+    kvf_sequence *sequences[SEQUENCES];
+    uint32_t tokens[SEQUENCES];
+} batch;
+
+static batch draw_batch(world *w, uint32_t most)
 {
-    const uint32_t mask = fuzz_range(&w->in, 0, 15);
-    uint32_t count = 0;
+    const uint32_t without = draw(w, 0, 15);
+    batch b = {0};
     for (uint32_t i = 0; i < SEQUENCES; i++) {
-        if (!(mask >> i & 1) || !w->models[i].sequence)
+        model *m = &w->models[i];
+        const uint32_t tokens = draw(w, 1, most);
+        if (!m->sequence || (without >> i & 1 && b.count) ||
+            m->tokens + tokens > w->config.tokens_max)
             continue;
-        members[count] = &w->models[i];
-        batch[count++] = w->models[i].sequence;
+        for (uint32_t t = 0; t < tokens; t++)
+            m->token[m->tokens + t] = w->next++;
+        b.tokens[b.count] = tokens;
+        b.members[b.count] = m;
+        b.sequences[b.count++] = m->sequence;
+        b.rows += tokens;
     }
-    if (mask == 8 && w->models[0].sequence) {
-        members[0] = members[1] = &w->models[0];
-        batch[0] = batch[1] = w->models[0].sequence;
-        count = 2;
-    }
-    return count;
+    return b;
 }
 
-/* New tokens of each sequence of a batch, of which some may be none, or too many; and their rows.
- */
-static void draw_rows(world *w, uint32_t count, int has_several, uint32_t *tokens)
+static kvf_decode_args call_of(world *w, const batch *b, uint32_t layer)
 {
-    uint32_t rows = 0;
-    for (uint32_t b = 0; b < count; b++) {
-        tokens[b] = has_several ? fuzz_range(&w->in, 0, TOKENS_PER_STEP) : 1;
-        rows += tokens[b];
-    }
-    fill_rows(w, rows);
+    rows *r = &w->mine[layer];
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < b->count; i++)
+        for (uint32_t t = 0; t < b->tokens[i]; t++)
+            fill(w, r, row++, layer, b->members[i]->token[b->members[i]->tokens + t]);
+    return (kvf_decode_args){.layer = layer,
+                             .batch = b->count,
+                             .sequences = b->sequences,
+                             .q = r->q,
+                             .k = r->k,
+                             .v = r->v,
+                             .out = r->out,
+                             .lse = r->lse};
 }
 
-/* What a step that was taken must have been. */
-static int is_step(const world *w, const kvf_decode_args *args, const uint32_t *tokens,
-                   int by_pages)
+static int attends_all(const kvf_cache_config *c, uint32_t tokens)
 {
-    const uint32_t most = by_pages ? 1 : w->config.tokens_per_step_max;
-    for (uint32_t b = 0; b < args->batch; b++)
-        if (tokens[b] < 1 || tokens[b] > most)
-            return 0;
-    return args->batch && args->layer < w->config.layers;
+    return c->select == KVF_SELECT_FULL ||
+           (c->select != KVF_SELECT_CUSTOM && tokens <= c->budget_tokens);
 }
 
-static void check_lists(const world *w, const kvf_page_lists *lists, uint32_t count)
+/* The twins take the same steps, one by one; `is_same`: with the same outputs. */
+static void step_twins(world *w, const batch *b, int is_same)
 {
-    PROMISE(lists->indptr[0] == 0);
-    for (uint32_t i = 0; i < count * w->config.kv_heads; i++) {
-        const int32_t first = lists->indptr[i], end = lists->indptr[i + 1];
-        PROMISE(first < end && (uint32_t)(end - first) <= kvf_select_pages_max(w->cache));
-        PROMISE(lists->last_page_len[i] > 0);
-        PROMISE((uint32_t)lists->last_page_len[i] <= w->config.page_size);
-        for (int32_t j = first + 1; j < end; j++)
-            PROMISE(lists->indices[j - 1] < lists->indices[j]);
-    }
+    const uint32_t heads = w->config.query_heads;
+    for (uint32_t l = 0; l < w->config.layers; l++)
+        for (uint32_t i = 0, row = 0; i < b->count; i++)
+            for (uint32_t t = 0; t < b->tokens[i]; t++, row++) {
+                model *m = b->members[i];
+                fill(w, &w->theirs, 0, l, m->token[m->tokens + t]);
+                PROMISE(step(m->plain, m->twin, l, &w->theirs, w->plain_stream) == KVF_OK);
+                PROMISE(!is_same || !memcmp((char *)w->mine[l].out + row * row_bytes(w),
+                                            w->theirs.out, row_bytes(w)));
+                PROMISE(!is_same || !memcmp(w->mine[l].lse + row * heads, w->theirs.lse,
+                                            heads * sizeof(float)));
+                const uint32_t seen = m->tokens + t + 1;
+                if (is_same && attends_all(&w->config, seen))
+                    check_dense(w, m, l, row, seen);
+            }
+    for (uint32_t i = 0; i < b->count; i++)
+        for (uint32_t t = 0; t < b->tokens[i]; t++)
+            note(w, b->members[i], STEP, 1);
+}
+
+/* Returns 0 where the cache is full, and nothing was appended. */
+static int is_done(world *w, const batch *b, kvf_status status)
+{
+    settle(w->stream);
+    PROMISE(status == KVF_OK || (status == KVF_FULL && w->config.host_tokens_max));
+    for (uint32_t i = 0; status != KVF_OK && i < b->count; i++)
+        undo(w, b->members[i]);
+    return status == KVF_OK;
 }
 
 static void decode(world *w)
 {
-    kvf_sequence *batch[SEQUENCES] = {NULL};
-    model *members[SEQUENCES] = {NULL};
-    const uint32_t layer = fuzz_range(&w->in, 0, LAYERS_MAX);
-    const uint32_t way = fuzz_range(&w->in, 0, 3);
-    const uint32_t count = draw_batch(w, batch, members);
-    const int has_several = way && w->config.tokens_per_step_max > 1;
-    uint32_t tokens[SEQUENCES];
-    draw_rows(w, count, has_several, tokens);
-    const kvf_decode_args args = {
-        .layer = layer,
-        .batch = count,
-        .sequences = batch,
-        .q = w->q,
-        .k = w->k,
-        .v = w->v,
-        .out = w->out,
-        .lse = way == 1 ? w->lse : NULL,
-        .tokens = has_several ? tokens : NULL,
-    };
-    const kvf_page_lists lists = {
-        .indptr = w->indptr,
-        .indices = w->indices,
-        .capacity = sizeof w->indices / sizeof *w->indices,
-        .last_page_len = w->last_page_len,
-    };
-    const kvf_status status = way == 2 ? kvf_select_pages(w->cache, &args, &lists, w->stream)
-                                       : kvf_decode(w->cache, &args, w->stream);
-    PROMISE(is_listed(status));
-    if (status == KVF_OK) {
-        PROMISE(is_step(w, &args, tokens, way == 2));
-        for (uint32_t b = 0, row = 0; b < count; b++)
-            for (uint32_t t = 0; t < tokens[b]; t++)
-                account(w, members[b], layer, row++);
-        if (way == 2)
-            PROMISE(is_listed(kvf_attend_pages(w->cache, &args, &lists, w->stream)));
-        settle(w);
-        if (way == 2 && !w->poisoned)
-            check_lists(w, &lists, count);
-        const int dense = w->config.select == KVF_SELECT_FULL;
-        for (uint32_t b = 0, row = 0; b < count && !w->poisoned; row += tokens[b++])
-            check_rows(w, members[b], layer, members[b]->length[layer] - tokens[b], tokens[b], row,
-                       dense);
+    const int is_single = (w->config.disk_path && w->has_rings) || draw(w, 0, 1);
+    const batch b = draw_batch(w, is_single ? 1 : w->config.tokens_per_step_max);
+    for (uint32_t l = 0; b.count && l < w->config.layers; l++) {
+        kvf_decode_args args = call_of(w, &b, l);
+        args.tokens = is_single ? NULL : b.tokens;
+        if (!is_done(w, &b, kvf_decode(w->cache, &args, w->stream)))
+            return;
     }
-    check_lengths(w);
+    step_twins(w, &b, 1);
+}
+
+static void cut(world *w)
+{
+    model *m = pick(w);
+    const uint32_t far = draw(w, 0, 2), off = draw(w, 0, far == 0 ? 5 : far == 1 ? 40 : 255);
+    if (!m || !w->can_cut || m->is_pruned)
+        return;
+    const uint32_t tokens = off < m->tokens ? m->tokens - off : 0;
+    const uint32_t before = sealed(w, m->tokens), after = sealed(w, tokens);
+    if (tokens && after < before && w->config.pages != KVF_PAGES_BF16 &&
+        (after + 1 < before || m->spare != before))
+        return; /* what comes back was packed */
+    PROMISE(kvf_sequence_truncate(w->cache, m->sequence, tokens, w->stream) == KVF_OK);
+    settle(w->stream);
+    m->spare = after < before ? 0 : m->spare;
+    while (m->tokens > tokens) {
+        entry *e = &m->log[m->entries - 1];
+        const uint32_t less = kvf_min_u32(m->tokens - tokens, e->tokens);
+        e->tokens -= less;
+        m->tokens -= less;
+        m->entries -= e->tokens == 0;
+    }
+    play_again(w, m);
+}
+
+/* Into a file and back. */
+static void keep(world *w)
+{
+    model *m = pick(w);
+    char path[64];
+    kvf_save *save = NULL;
+    kvf_error error;
+    if (!m)
+        return;
+    snprintf(path, sizeof path, "/tmp/kvferry-twins-%d.kvs", (int)getpid());
+    kvf_save_args to;
+    kvf_save_args_init(&to);
+    to.sequence = m->sequence;
+    to.path = path;
+    const kvf_status begun = kvf_sequence_save(w->cache, &to, w->stream, &save);
+    if (begun == KVF_UNSUPPORTED) /* a build without checksums */
+        return;
+    PROMISE(begun == KVF_OK);
+    PROMISE(kvf_save_finish(save, &error) == KVF_OK);
+    kvf_sequence_destroy(m->sequence);
+    kvf_restore_args from;
+    kvf_restore_args_init(&from);
+    from.path = path;
+    const kvf_status status = kvf_sequence_restore(w->cache, &from, w->stream, &m->sequence);
+    unlink(path);
+    /* Blocks that it shared with a fork are its own now. */
+    PROMISE(status == KVF_OK || (status == KVF_FULL && w->config.host_tokens_max));
+    if (status != KVF_OK)
+        forget(m);
+}
+
+/* ---- page lists ---- */
+
+/* A token of a page that was read, against what was put; those behind the newest are zeros. */
+static void check_token(const world *w, const model *m, uint32_t layer, uint32_t head,
+                        uint32_t token, size_t at)
+{
+    static const float limits[] = {0.0f, 0.1f, 0.3f}; /* what packing may cost */
+    static float k[KV_HEADS_MAX * DIM_MAX], v[KV_HEADS_MAX * DIM_MAX];
+    const kvf_cache_config *c = &w->config;
+    const uint32_t row = c->kv_heads * c->head_dim, dim = c->head_dim;
+    const int is_there = token <= m->tokens;
+    const float limit = is_there ? limits[c->pages] : 0.0f;
+    if (is_there) {
+        fill_row(k, c->dtype, 0, row, seed_of(layer, m->token[token]) + 1);
+        fill_row(v, c->dtype, 0, row, seed_of(layer, m->token[token]) + 2);
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        const float key = is_there ? kvf_element_get(k, c->dtype, head * dim + d) : 0.0f;
+        const float value = is_there ? kvf_element_get(v, c->dtype, head * dim + d) : 0.0f;
+        PROMISE(fabsf(kvf_element_get(w->pages, c->dtype, at + d) - key) <= limit);
+        PROMISE(fabsf(kvf_element_get(w->pages, c->dtype, at + dim + d) - value) <= limit);
+    }
+}
+
+static void check_read(const world *w, const batch *b, uint32_t layer)
+{
+    const kvf_cache_config *c = &w->config;
+    PROMISE(w->indptr[0] == 0);
+    for (uint32_t list = 0; list < b->count * c->kv_heads; list++) {
+        const int32_t first = w->indptr[list], end = w->indptr[list + 1];
+        PROMISE(first < end && (uint32_t)(end - first) <= kvf_select_pages_max(w->cache));
+        PROMISE(w->last_page_len[list] > 0 && (uint32_t)w->last_page_len[list] <= c->page_size);
+        for (int32_t i = first + 1; i < end; i++)
+            PROMISE(w->indices[i - 1] < w->indices[i]);
+        for (int32_t i = w->indptr[list]; i < w->indptr[list + 1]; i++)
+            for (uint32_t t = 0; t < c->page_size; t++) {
+                const model *m = b->members[list / c->kv_heads];
+                if (!m->is_pruned)
+                    check_token(w, m, layer, list % c->kv_heads,
+                                (uint32_t)w->indices[i] * c->page_size + t,
+                                ((size_t)i * c->page_size + t) * 2 * c->head_dim);
+            }
+    }
+}
+
+/* Attention of query head `head` of row `row` over what was read. */
+static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_t head)
+{
+    const kvf_cache_config *c = &w->config;
+    const rows *r = &w->mine[layer];
+    const uint32_t list = row * c->kv_heads + head / (c->query_heads / c->kv_heads);
+    const uint32_t dim = c->head_dim, number = row * c->query_heads + head;
+    const size_t q = (size_t)number * dim, first = (size_t)w->indptr[list] * c->page_size;
+    const size_t end = (size_t)(w->indptr[list + 1] - 1) * c->page_size;
+    double sum = 0, result[DIM_MAX] = {0};
+    for (size_t t = first; t < end + (size_t)w->last_page_len[list]; t++) {
+        double logit = 0;
+        for (uint32_t d = 0; d < dim; d++)
+            logit += (double)kvf_element_get(r->q, c->dtype, q + d) *
+                     (double)kvf_element_get(w->pages, c->dtype, t * 2 * dim + d);
+        const double weight = exp(logit / sqrt(dim) - 20); /* logits are below 46 */
+        sum += weight;
+        for (uint32_t d = 0; d < dim; d++)
+            result[d] +=
+                weight * (double)kvf_element_get(w->pages, c->dtype, (t * 2 + 1) * dim + d);
+    }
+    /* Rounding to bf16, of outputs and of what is read of packed pages. */
+    const double limit = c->dtype == KVF_BF16 ? 0.08 : c->pages ? 0.02 : 0.005;
+    for (uint32_t d = 0; d < dim; d++)
+        PROMISE(fabs(result[d] / sum - (double)kvf_element_get(r->out, c->dtype, q + d)) < limit);
+    PROMISE(fabs(log(sum) + 20 - (double)r->lse[number]) < 0.05);
+}
+
+static void by_lists(world *w)
+{
+    const kvf_page_lists lists = {w->indptr, w->indices, LISTED_MAX, w->last_page_len};
+    if (!w->has_lists)
+        return;
+    const batch b = draw_batch(w, 1);
+    for (uint32_t l = 0; b.count && l < w->config.layers; l++) {
+        kvf_decode_args args = call_of(w, &b, l);
+        if (!is_done(w, &b, kvf_select_pages(w->cache, &args, &lists, w->stream)))
+            return;
+        PROMISE(kvf_attend_pages(w->cache, &args, &lists, w->stream) == KVF_OK);
+        args.out = w->pages;
+        PROMISE(kvf_read_pages(w->cache, &args, &lists, w->stream) == KVF_OK);
+        settle(w->stream);
+        check_read(w, &b, l);
+        for (uint32_t h = 0; h < b.count * w->config.query_heads; h++)
+            check_attended(w, l, h / w->config.query_heads, h % w->config.query_heads);
+    }
+    step_twins(w, &b, 0);
+}
+
+/* ---- calls that may be wrong ---- */
+
+/* Rows of new tokens, which have numbers from `first` on, for a layer that may not be there. */
+static rows *fill_wild(world *w, rows *r, uint32_t layer, uint32_t first, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && i < CHUNK_MAX; i++)
+        fill(w, r, i, layer, first + i);
+    return r;
+}
+
+/* Tokens of one layer, so that layers have lengths of their own. */
+static void wild_chunk(world *w)
+{
+    model *m = pick(w);
+    const uint32_t layer = draw(w, 0, LAYERS_MAX), tokens = draw(w, 0, CHUNK_MAX + 1);
+    const int asks = (int)draw(w, 0, 1), is_bad = !draw(w, 0, 15);
+    const uint32_t first = w->next;
+    if (!m || m->is_pruned)
+        return;
+    w->next += tokens;
+    rows *r = fill_wild(w, &w->mine[0], layer, first, tokens);
+    if (is_bad && tokens) {
+        kvf_element_set(r->k, w->config.dtype, 0, NAN);
+        w->is_poisoned = 1;
+    }
+    const kvf_prefill_args args = {.sequence = m->sequence,
+                                   .layer = layer,
+                                   .tokens = tokens,
+                                   .q = asks ? r->q : NULL,
+                                   .k = r->k,
+                                   .v = r->v,
+                                   .out = r->out};
+    const kvf_status status = kvf_prefill(w->cache, &args, w->stream);
+    PROMISE(is_listed(status));
+    settle(w->stream);
+    if (status != KVF_OK)
+        return;
+    PROMISE(tokens && tokens <= w->config.prefill_chunk_max && layer < w->config.layers);
+    if (w->is_poisoned)
+        return;
+    (void)fill_wild(w, &w->theirs, layer, first, tokens);
+    PROMISE(prefill(m->plain, m->twin, layer, tokens, &w->theirs, NULL, asks, w->plain_stream) ==
+            KVF_OK);
+    PROMISE(!asks || !memcmp(r->out, w->theirs.out, tokens * row_bytes(w)));
+}
+
+/* A batch of any sequences, of which one may be there twice, with any numbers of tokens. */
+static void wild_step(world *w)
+{
+    const uint32_t layer = draw(w, 0, LAYERS_MAX), mask = draw(w, 0, 15), twice = !draw(w, 0, 7);
+    const int has_several = (int)draw(w, 0, 1);
+    const uint32_t first = w->next;
+    batch b = {0};
+    int is_sound = layer < w->config.layers;
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        model *m = &w->models[i];
+        const uint32_t tokens = has_several ? draw(w, 0, STEP_MAX + 1) : 1;
+        if (!(mask >> i & 1) || !m->sequence || m->is_pruned)
+            continue;
+        b.members[b.count] = m;
+        b.sequences[b.count] = m->sequence;
+        b.tokens[b.count++] = tokens;
+        b.rows += tokens;
+        is_sound &= tokens >= 1 && tokens <= (has_several ? w->config.tokens_per_step_max : 1);
+    }
+    if (twice && b.count > 1)
+        b.sequences[0] = b.sequences[1];
+    is_sound &= b.count > 0 && !(twice && b.count > 1);
+    w->next += b.rows;
+    rows *r = fill_wild(w, &w->mine[0], layer, first, b.rows);
+    const kvf_decode_args args = {.layer = layer,
+                                  .batch = b.count,
+                                  .sequences = b.sequences,
+                                  .q = r->q,
+                                  .k = r->k,
+                                  .v = r->v,
+                                  .out = r->out,
+                                  .lse = r->lse,
+                                  .tokens = has_several ? b.tokens : NULL};
+    const kvf_status status = kvf_decode(w->cache, &args, w->stream);
+    PROMISE(is_listed(status) && (status != KVF_OK || is_sound));
+    settle(w->stream);
+    for (uint32_t i = 0, row = 0; status == KVF_OK && !w->is_poisoned && i < b.count; i++)
+        for (uint32_t t = 0; t < b.tokens[i]; t++, row++) {
+            fill(w, &w->theirs, 0, layer, first + row);
+            PROMISE(step(b.members[i]->plain, b.members[i]->twin, layer, &w->theirs,
+                         w->plain_stream) == KVF_OK);
+            PROMISE(!memcmp((char *)r->out + row * row_bytes(w), w->theirs.out, row_bytes(w)));
+        }
+}
+
+static void wild(world *w)
+{
+    w->is_wild = 1;
+    for (int i = 0; i < OPERATIONS_MAX && !fuzz_is_empty(&w->in); i++) {
+        if (draw(w, 0, 2))
+            wild_step(w);
+        else
+            wild_chunk(w);
+        if (!w->is_poisoned)
+            check_lengths(w);
+    }
 }
 
 static void statistics(world *w)
 {
     kvf_stats all, layer;
     uint64_t steps = 0;
-    settle(w);
     kvf_cache_stats(w->cache, &all);
     PROMISE(all.hits + all.misses <= all.pages_selected);
-    PROMISE(all.recall_sum <= (double)all.verified * 1.0001);
+    PROMISE(all.recall_sum <= (double)all.verified * 1.001); /* sums of exp() by two ways */
     for (uint32_t l = 0; l < w->config.layers; l++) {
         kvf_cache_layer_stats(w->cache, l, &layer);
         steps += layer.steps;
     }
     PROMISE(steps == all.steps);
-    if (fuzz_range(&w->in, 0, 1))
-        kvf_cache_stats_reset(w->cache);
 }
+
+/* ---- an input ---- */
 
 static void run(world *w)
 {
-    for (int i = 0; i < OPERATIONS_MAX && !fuzz_is_empty(&w->in); i++) {
-        const uint32_t what = fuzz_range(&w->in, 0, 15);
-        if (!w->cache || what == 0)
-            open_cache(w);
-        else if (what <= 2)
-            create_or_fork(w);
-        else if (what == 3)
-            destroy(w);
-        else if (what <= 6)
-            prefill(w);
-        else if (what == 7)
-            statistics(w);
-        else
+    static void (*const rare[])(world * w) = {create, create,   fork_one, fork_one, cut,
+                                              cut,    keep,     destroy,  prompt,   by_lists,
+                                              chunk,  by_lists, chunk,    chunk,    chunk};
+    const uint32_t count = sizeof rare / sizeof *rare;
+    create(w);
+    prompt(w);
+    chunk(w);
+    for (int i = 0; i < OPERATIONS_MAX && !w->is_wild && !fuzz_is_empty(&w->in); i++) {
+        const uint32_t what = draw(w, 0, 2 * count);
+        if (what < count)
+            rare[what](w);
+        else if (what < 2 * count)
             decode(w);
+        else
+            wild(w); /* and nothing after it */
+        if (!w->is_poisoned)
+            check_lengths(w);
     }
+    statistics(w);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -455,12 +743,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     world *w = calloc(1, sizeof *w);
     if (!w)
         return 0;
-    w->random = 1;
     fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
-    run(w);
-    settle(w);
-    close_cache(w);
+    w->plain_runtime = fuzz_runtime(1);
+    PROMISE(kvf_stream_create(w->plain_runtime, &w->plain_stream) == KVF_OK);
+    if (!draw(w, 0, 3))
+        fuzz_blocks(w->in, w->runtime, w->stream);
+    else if (open_world(w))
+        run(w);
+    kvf_prune_close(w->pruner);
+    kvf_cache_close(w->cache);
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        kvf_prune_close(w->models[i].pruner);
+        kvf_cache_close(w->models[i].plain);
+    }
     kvf_stream_destroy(w->stream);
+    kvf_stream_destroy(w->plain_stream);
     free(w);
     return 0;
 }

@@ -4,15 +4,19 @@
 
 /*
  * What targets share that call the library: a promise that aborts when it is broken, numbers that
- * stand for keys and values, runtimes and streams. Knows the public header only.
+ * stand for keys and values, attention restated, runtimes and streams. Knows the public header
+ * only.
  */
 
 #include <kvferry/kvferry.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "fuzz_input.h"
+
+#define FUZZ_DIM_MAX 128
 
 #define PROMISE(condition)                                                                         \
     do {                                                                                           \
@@ -29,6 +33,32 @@ static inline void fuzz_fill(uint32_t *random, float *values, size_t count)
         *random = *random * 1664525u + 1013904223u;
         values[i] = (float)(*random >> 8) / 8388608.0f - 1.0f;
     }
+}
+
+/* The key of a token, and the value behind it, of one head. */
+typedef const float *(*fuzz_token_fn)(void *user, uint32_t token);
+
+/* Attention of `q` over the first `tokens` tokens, in double, against `out`. */
+static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t tokens,
+                                    fuzz_token_fn token_of, void *user, const float *out,
+                                    double limit)
+{
+    double top = -INFINITY, sum = 0, result[FUZZ_DIM_MAX] = {0};
+    for (uint32_t t = 0; t < tokens; t++) {
+        const float *key = token_of(user, t), *value = key + dim;
+        double logit = 0;
+        for (uint32_t d = 0; d < dim; d++)
+            logit += (double)q[d] * (double)key[d];
+        logit /= sqrt(dim);
+        const double scale = logit > top ? exp(top - logit) : 1.0;
+        top = fmax(top, logit);
+        const double weight = exp(logit - top);
+        sum = sum * scale + weight;
+        for (uint32_t d = 0; d < dim; d++)
+            result[d] = result[d] * scale + weight * (double)value[d];
+    }
+    for (uint32_t d = 0; d < dim; d++)
+        PROMISE(fabs(result[d] / sum - (double)out[d]) < limit);
 }
 
 /* One runtime per number of threads, 1 or 2, open until the process ends: looking at the machine
@@ -58,5 +88,8 @@ static inline void fuzz_begin(fuzz_input *in, kvf_runtime **runtime, kvf_stream 
     *runtime = fuzz_runtime(1 + fuzz_range(in, 0, 1));
     PROMISE(kvf_stream_create(*runtime, stream) == KVF_OK);
 }
+
+/* An input of block tables, fuzz_api_blocks.c. */
+void fuzz_blocks(fuzz_input in, kvf_runtime *runtime, kvf_stream *stream);
 
 #endif

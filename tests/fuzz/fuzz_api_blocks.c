@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bytes become a sequence of calls of kvferry/blocks.h: tokens put anywhere, rows with any tables,
- * lengths and regions, chunks, copies, layers bound anew.
+ * Calls of kvferry/blocks.h, for fuzz_api.c: tokens put anywhere, rows with any tables, lengths and
+ * regions, chunks, copies, layers bound anew.
  *
  * Knows the public headers, and of what is inside what packing keeps of a token. What must hold for
  * every input: no crash, and nothing beyond an end is read; a call is refused or done; exactly the
@@ -11,12 +11,10 @@
  * where all tokens are attended; statistics add up. A broken promise aborts.
  */
 
-#include "fuzz_input.h"
 #include "fuzz_library.h"
 
 #include <kvferry/blocks.h>
 
-#include <math.h>
 #include <string.h>
 
 #include "packed.h"
@@ -39,8 +37,7 @@ enum {
 
 /* What a layer must hold, by our own account. */
 typedef struct model {
-    float k[STORE_TOKENS][KV_HEADS_MAX * DIM];
-    float v[STORE_TOKENS][KV_HEADS_MAX * DIM];
+    float kv[STORE_TOKENS][KV_HEADS_MAX][2 * DIM]; /* a key, and its value */
     uint8_t is_odd[STORE_TOKENS];
 } model;
 
@@ -107,19 +104,15 @@ static uint32_t q_floats(const world *w)
 /* ---- tokens ---- */
 
 /* A token of the account becomes what packing keeps of it. */
-static void keep_packed(const world *w, float *k, float *v)
+static void keep_packed(const world *w, float (*kv)[2 * DIM])
 {
     const kvf_shape s = {KVF_FP32, DIM, 1, w->config.cache.pages};
-    float exact[2 * DIM], x[DIM];
+    float x[DIM];
     uint64_t page[64];
     PROMISE(kvf_home_page_bytes(&s) <= sizeof page);
-    for (uint32_t h = 0; h < w->config.cache.kv_heads; h++, k += DIM, v += DIM) {
-        memcpy(exact, k, sizeof x);
-        memcpy(exact + DIM, v, sizeof x);
-        kvf_pack_token(&s, page, 0, exact, x);
-        kvf_unpack_token(&s, page, 0, exact, x);
-        memcpy(k, exact, sizeof x);
-        memcpy(v, exact + DIM, sizeof x);
+    for (uint32_t h = 0; h < w->config.cache.kv_heads; h++) {
+        kvf_pack_token(&s, page, 0, kv[h], x);
+        kvf_unpack_token(&s, page, 0, kv[h], x);
     }
 }
 
@@ -127,14 +120,17 @@ static void keep_packed(const world *w, float *k, float *v)
 static void account(world *w, uint32_t layer, uint32_t row, uint32_t at)
 {
     model *m = &w->models[layer];
-    const size_t floats = kv_floats(w);
-    memcpy(m->k[at], w->k + row * floats, floats * sizeof(float));
-    memcpy(m->v[at], w->v + row * floats, floats * sizeof(float));
+    const size_t first = (size_t)row * kv_floats(w);
     m->is_odd[at] = 0;
-    for (size_t i = 0; i < floats; i++)
-        m->is_odd[at] |= !isfinite(m->k[at][i]) || !isfinite(m->v[at][i]);
+    for (uint32_t h = 0; h < w->config.cache.kv_heads; h++) {
+        float *kv = m->kv[at][h];
+        memcpy(kv, w->k + first + (size_t)h * DIM, DIM * sizeof *kv);
+        memcpy(kv + DIM, w->v + first + (size_t)h * DIM, DIM * sizeof *kv);
+        for (uint32_t d = 0; d < 2 * DIM; d++)
+            m->is_odd[at] = m->is_odd[at] || !isfinite(kv[d]);
+    }
     if (!m->is_odd[at] && w->config.cache.pages != KVF_PAGES_BF16)
-        keep_packed(w, m->k[at], m->v[at]);
+        keep_packed(w, m->kv[at]);
 }
 
 /* w->slots and w->k, w->v to a layer. */
@@ -197,8 +193,7 @@ static void copy_blocks(world *w)
         char *base = w->codes + l * w->config.block_count * w->stride;
         model *m = &w->models[l];
         memmove(base + to * w->stride, base + from * w->stride, w->stride);
-        memmove(m->k[to * size], m->k[from * size], size * sizeof m->k[0]);
-        memmove(m->v[to * size], m->v[from * size], size * sizeof m->v[0]);
+        memmove(m->kv[to * size], m->kv[from * size], size * sizeof m->kv[0]);
         memmove(m->is_odd + to * size, m->is_odd + from * size, size);
     }
 }
@@ -301,31 +296,17 @@ static int is_bad(const world *w, const call *c, uint32_t layer, uint32_t row)
     return is_none(w, c, row) || sound_tokens(w, c, layer, row) < (uint32_t)c->lengths[row];
 }
 
-/* Dense attention of one query head over the first `tokens` tokens of a row, against `out`. */
-static void compare_dense(const world *w, const call *c, uint32_t layer, uint32_t row,
-                          uint32_t tokens, uint32_t head, const float *q, const float *out)
+/* A KV head of a row of a layer. */
+typedef struct head_of {
+    const world *w;
+    const call *c;
+    uint32_t layer, row, kv_head;
+} head_of;
+
+static const float *token_at(void *user, uint32_t token)
 {
-    const kvf_cache_config *cc = &w->config.cache;
-    const uint32_t at = head / (cc->query_heads / cc->kv_heads) * DIM;
-    const model *m = &w->models[layer];
-    double logits[TOKENS_MAX], top = -INFINITY, sum = 0, result[DIM] = {0};
-    for (uint32_t t = 0; t < tokens; t++) {
-        const float *key = m->k[token_of(w, c, row, t)] + at;
-        logits[t] = 0;
-        for (uint32_t d = 0; d < DIM; d++)
-            logits[t] += (double)q[d] * (double)key[d];
-        logits[t] /= sqrt(DIM);
-        top = fmax(top, logits[t]);
-    }
-    for (uint32_t t = 0; t < tokens; t++) {
-        const float *value = m->v[token_of(w, c, row, t)] + at;
-        const double weight = exp(logits[t] - top);
-        sum += weight;
-        for (uint32_t d = 0; d < DIM; d++)
-            result[d] += weight * (double)value[d];
-    }
-    for (uint32_t d = 0; d < DIM; d++)
-        PROMISE(fabs(result[d] / sum - (double)out[d]) < 1e-4);
+    const head_of *h = user;
+    return h->w->models[h->layer].kv[token_of(h->w, h->c, h->row, token)][h->kv_head];
 }
 
 /* One row of outputs: NaN, zeros, or finite, and right where attention is dense. */
@@ -344,7 +325,8 @@ static void check_output(const world *w, const call *c, uint32_t layer, uint32_t
         const int streams = w->kinds[layer * cc->kv_heads + kv_head] == 0;
         if (has_answer && tokens &&
             (streams ? tokens <= cc->streaming_sink + cc->streaming_recent : is_dense))
-            compare_dense(w, c, layer, row, tokens, h, w->q + first, w->out + first);
+            fuzz_check_dense(w->q + first, DIM, tokens, token_at,
+                             &(head_of){w, c, layer, row, kv_head}, w->out + first, 1e-4);
     }
 }
 
@@ -521,19 +503,19 @@ static void run(world *w)
     statistics(w);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+void fuzz_blocks(fuzz_input in, kvf_runtime *runtime, kvf_stream *stream)
 {
     world *w = calloc(1, sizeof *w);
     if (!w)
-        return 0;
+        return;
+    w->in = in;
+    w->runtime = runtime;
+    w->stream = stream;
     w->random = 1;
-    fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
     if (open_store(w))
         run(w);
     kvf_blocks_close(w->blocks);
-    kvf_stream_destroy(w->stream);
     free(w->codes);
     free(w->other);
     free(w);
-    return 0;
 }

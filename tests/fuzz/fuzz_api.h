@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_TESTS_FUZZ_TWINS_H
-#define KVF_TESTS_FUZZ_TWINS_H
+#ifndef KVF_TESTS_FUZZ_API_H
+#define KVF_TESTS_FUZZ_API_H
 
 /*
- * What fuzz_twins.c compares: a crowded cache and plain ones, their settings, and their tokens.
+ * What fuzz_api.c compares: a crowded cache and plain ones, their settings, and their tokens.
  *
  * Knows the public headers, and no calls but those that open.
  */
 
-#include "fuzz_input.h"
 #include "fuzz_library.h"
 
 #include <kvferry/prune.h>
 
-#include <math.h>
 #include <string.h>
 
 #include "common/convert.h"
@@ -27,7 +25,7 @@ enum {
     KV_HEADS_MAX = 3,
     GROUP_MAX = 4,
     HEADS_MAX = KV_HEADS_MAX * GROUP_MAX,
-    DIM_MAX = 128,
+    DIM_MAX = FUZZ_DIM_MAX,
     LISTS_MAX = SEQUENCES * KV_HEADS_MAX,
     LISTED_MAX = LISTS_MAX * 2 * TOKENS_MAX,
     WINDOW = 4, /* queries that score a prompt */
@@ -72,6 +70,9 @@ typedef struct world {
     kvf_prune_config prune;
     uint32_t chunk; /* of a prompt that is evicted chunk by chunk */
     int can_cut, has_rings, has_lists;
+    int is_wild;     /* layers may have other lengths than what is accounted */
+    int is_poisoned; /* a NaN went in: KVF_NOT_FINITE may come from any call, and nothing is
+                        compared */
     uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
     uint32_t next; /* number of the next token */
     model models[SEQUENCES];
@@ -186,7 +187,7 @@ static inline void draw_ways(world *w, kvf_cache_config *c)
     c->transfer = (kvf_transfer)draw(w, 0, KVF_TRANSFER_BATCH);
     c->verify_interval = draw(w, 0, 3);
     c->phase_times = draw(w, 0, 2);
-    c->host_tokens_max = draw(w, 0, 3) ? 0 : c->tokens_max + draw(w, 0, 255);
+    c->host_tokens_max = draw(w, 0, 3) ? 0 : c->tokens_max + draw(w, 0, 60);
     if (draw(w, 0, 2))
         return;
     c->disk_path = "/tmp";
@@ -225,6 +226,42 @@ static inline kvf_prune *open_pruner(const world *w, kvf_cache *cache)
     return pruner;
 }
 
+static inline int is_listed(kvf_status status)
+{
+    switch (status) {
+#define CASE(name, value, text) case name:
+        KVF_STATUS_LIST(CASE)
+#undef CASE
+        return 1;
+    }
+    return 0;
+}
+
+/* A byte of nonsense in a field, pointers left out: a plan says what opening says. */
+static inline void open_spoiled(world *w)
+{
+    const size_t first = offsetof(kvf_cache_config, layers);
+    const size_t at = first + (draw(w, 0, 255) | draw(w, 0, 1) << 8) %
+                                  (offsetof(kvf_cache_config, select_fn) - first);
+    kvf_cache_config c = w->config;
+    kvf_cache *cache = NULL;
+    kvf_cache_plan plan = {0};
+    kvf_error error = {.status = KVF_OK};
+    ((unsigned char *)&c)[at] ^= (unsigned char)draw(w, 1, 255);
+    c.head_mask = NULL; /* has as many heads as the sound ones */
+    c.disk_path = NULL;
+    const kvf_status planned = kvf_cache_plan_make(w->runtime, &c, &plan, &error);
+    PROMISE(is_listed(planned) &&
+            (planned == KVF_OK || (error.status == planned && error.text[0])));
+    if (plan.host_kv_bytes + plan.device_kv_bytes > 64u << 20 || c.sequences_max > 64 ||
+        c.tokens_max > 4096 || c.prefill_chunk_max > 4096 || c.tokens_per_step_max > 64)
+        return; /* far more than is wanted here */
+    const kvf_status opened = kvf_cache_open(w->runtime, &c, &cache, &error);
+    PROMISE(planned == KVF_OK ? is_listed(opened) : opened == planned);
+    PROMISE((opened == KVF_OK) == (cache != NULL));
+    kvf_cache_close(cache);
+}
+
 static inline int open_world(world *w)
 {
     kvf_cache_config *c = &w->config;
@@ -236,6 +273,8 @@ static inline int open_world(world *w)
     w->plain_config = *c;
     w->plain_config.transfer = KVF_TRANSFER_DIRECT;
     draw_ways(w, c);
+    if (!draw(w, 0, 5))
+        open_spoiled(w);
     if (kvf_cache_open(w->runtime, c, &w->cache, &error) != KVF_OK) {
         PROMISE(error.text[0] && !w->cache);
         return 0;
