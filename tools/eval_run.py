@@ -123,26 +123,32 @@ class Evaluation:
 
     def __init__(self, command, documents):
         self.command, self.documents, self.own, self.past = command, documents, None, {}
+        self.context = 0  # tokens, the same for all: how attention is divided follows from it
 
     def save_documents(self, out):
         """Read each once."""
+        tasks = [task for document in self.documents for task in document.tasks]
+        longest = max(n + task.tokens for n, task in zip(
+            self.command.count([task.cue + task.text for task in tasks]), tasks))
         for i, document in enumerate(self.documents):
             text, saved = (self.command.path("%d.%s" % (i, end)) for end in ("txt", "kvs"))
             self.command.path("%d.txt" % i, document.text)
             _, told = self.command.stats("run", "--prompt-file", text, "--save", saved, "--select", "full",
                                          "-n", "1")
             out.write("document\t%d\t%d\n" % (i, told["prompt_tokens"]))
+            self.context = max(self.context, told["prompt_tokens"] + longest)
 
     def prompt(self, row, i):
         """The document, where the row finds it."""
+        context = ["--context", str(self.context)]
         if row.goes_on():
-            return ["--load", self.command.path("%d.kvs" % i), "--reselect"]
+            return context + ["--load", self.command.path("%d.kvs" % i), "--reselect"]
         own = self.command.path("own.kvs")
         if self.own != (row.name, i):
             self.command.run("run", "--prompt-file", self.command.path("%d.txt" % i), "--save", own, "-n", "1",
-                             *row.options(False))
+                             *context, *row.options(False))
             self.own = (row.name, i)
-        return ["--load", own]
+        return context + ["--load", own]
 
     def ask(self, row, i, tasks, stop=()):
         """Answers to some tasks of a document. stop: texts that end them, and are not said"""
