@@ -6,8 +6,8 @@ usage: bench.py --build FOLDER [--into FOLDER] [NAME...]    NAME: a part of a be
 
 A benchmark is a program bench_* below FOLDER/bench/, or a row of COMMANDS. It prints a table, kept
 as NAME.txt under the machine and the command, and writes every figure to NAME.json, which git ignores
-in bench/results/; --into keeps those of one machine apart. The tables of answers and attention recall, by method and budget and by
-way of pruning, come last, from the kvferry command.
+in bench/results/; --into keeps those of one machine apart. The table of answers by way of pruning
+comes last, from the kvferry command; that of answers by selection is `./dev eval`'s.
 """
 import argparse
 import os
@@ -89,10 +89,9 @@ def main():
             json_path = os.path.join(args.into, name + ".json")
             failed += not run(name, command + ["--json", json_path], args.into)
     command = os.path.join(args.build, "runtime", "cli", "kvferry")
-    for name in ("recall_table", "prune_table"):
-        if os.access(os.path.join(ROOT, command), os.X_OK) and wanted(name):
-            failed += not run(name, [sys.executable, "bench/runtime/%s.py" % name, "--kvferry",
-                                     command, "--out", args.into], None)
+    if os.access(os.path.join(ROOT, command), os.X_OK) and wanted("prune_table"):
+        failed += not run("prune_table", [sys.executable, "bench/runtime/prune_table.py", "--kvferry",
+                                          command, "--out", args.into], None)
     print("results are in " + args.into)
     return failed > 0
 

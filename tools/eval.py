@@ -29,8 +29,7 @@ from eval_run import VERIFY, Row, read, run, spent
 from results_folder import RESULTS, machine
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
-from recall_table import RECALL, generate  # noqa: E402
+RECALL = os.path.join(ROOT, "examples", "recall")
 
 QUICK_CHARS = 400  # of a continuation
 
@@ -82,6 +81,9 @@ RECALL_ROWS = [
     ("oracle", "select=oracle", [512, 1024]),
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 512, 1024]),
     ("dynamic", "select=dynamic page_size=8 " + CODES, [512, 1024, 2048]),
+    ("static", "select=static", [1024]),
+    ("quest", "select=quest page_size=32", [512, 1024]),
+    ("arkvale", "select=arkvale page_size=32", [512, 1024]),
     ("defaults", "", [None]),
 ]
 RECALL_DOCUMENTS, RECALL_TOKENS, RECALL_QUESTIONS = 9, 16384, 20
@@ -110,22 +112,25 @@ class RecallTask(eval_texts.Task):
         return said.split()[:len(self.answer.split())] == self.answer.split()
 
 
+def generate(folder, kind, seed, *options):
+    subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), kind, "--seed", str(seed),
+                    "--out", folder] + [str(o) for o in options], check=True)
+
+
 def recall_documents(count):
     out = []
     with tempfile.TemporaryDirectory(prefix="kvferry-eval-") as folder:
         for seed in range(7, 7 + count):
-            args = argparse.Namespace(tokens=RECALL_TOKENS, questions=RECALL_QUESTIONS, seed=seed)
-            path, questions, answers = generate(folder, args)
-            with open(path, encoding="utf-8") as f:
+            generate(folder, "document", seed, "--tokens", RECALL_TOKENS, "--questions", RECALL_QUESTIONS)
+            with open(os.path.join(folder, "document.txt"), encoding="utf-8") as f:
                 document = f.read()
-            with open(questions, encoding="utf-8") as f:
-                asked = f.read().splitlines()
+            with open(os.path.join(folder, "questions.json"), encoding="utf-8") as f:
+                asked = json.load(f)
             out.append(RecallDocument(document, [
-                RecallTask("number", q, a, len(a.split())) for q, a in zip(asked, answers)]))
+                RecallTask("number", q["question"], q["answer"], len(q["answer"].split()))
+                for q in asked]))
         for seed in (7, 8):
-            subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), "recital",
-                            "--tokens", str(PASSAGE), "--seed", str(seed), "--out",
-                            folder], check=True)
+            generate(folder, "recital", seed, "--tokens", PASSAGE)
             with open(os.path.join(folder, "prompt.txt"), encoding="utf-8") as f:
                 words = f.read().split()
             passage = words[1:words.index("end")]

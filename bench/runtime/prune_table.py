@@ -24,11 +24,11 @@ import sys
 import tempfile
 import time
 
-from recall_table import RECALL, ROOT
-
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 from results_folder import RESULTS, earlier, machine, save  # noqa: E402
 
+RECALL = os.path.join(ROOT, "examples", "recall")
 MASK = os.path.join(ROOT, "examples", "train_mask", "recall_mask.tsv")
 EVICT = ["--retention", "evict", "--select", "full"]
 BUDGET = 1024
