@@ -6,6 +6,8 @@
 
 #include "harness.h"
 
+#include <kvferry/setting.h>
+
 #include <math.h>
 
 #if KVF_HAVE_CUDA
@@ -265,6 +267,45 @@ kvf_cache_config test_config_small(void)
     if (pages && strcmp(pages, "k8v4") == 0)
         c.pages = KVF_PAGES_K8V4;
     return c;
+}
+
+/* One for all that have these digits: a configuration outlives the call. */
+static const uint8_t *mask_of(const char *digits)
+{
+    enum { MASKS = 16, HEADS = 64 };
+    static uint8_t masks[MASKS][HEADS];
+    static uint32_t count;
+    uint8_t mask[HEADS] = {0};
+    assert_true(strlen(digits) <= HEADS);
+    for (size_t i = 0; digits[i]; i++)
+        mask[i] = (uint8_t)(digits[i] - '0');
+    for (uint32_t i = 0; i < count; i++)
+        if (memcmp(masks[i], mask, HEADS) == 0)
+            return masks[i];
+    assert_true(count < MASKS);
+    return memcpy(masks[count++], mask, HEADS);
+}
+
+void test_set(kvf_cache_config *c, const char *settings)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s", settings);
+    for (char *rest = NULL, *word = strtok_r(text, " ", &rest); word;
+         word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, '=');
+        assert_non_null(value);
+        *value++ = '\0';
+        if (strcmp(word, "head_mask") == 0) {
+            c->head_mask = mask_of(value);
+            continue;
+        }
+        const kvf_setting *s;
+        uint32_t i = 0;
+        while ((s = kvf_cache_setting(i)) != NULL && strcmp(s->name, word) != 0)
+            i++;
+        if (!s || !kvf_setting_parse(s, value, c))
+            fail_msg("no cache has %s = %s", word, value);
+    }
 }
 
 kvf_runtime_config test_runtime_config(void)

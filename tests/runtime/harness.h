@@ -86,6 +86,8 @@ typedef struct test_world {
 kvf_cache_config test_config_small(void);
 /* 2 threads, 4 KiB pages, unpinned allowed; test_seams are those of the suite's device again. */
 kvf_runtime_config test_runtime_config(void);
+/* Settings of a cache as FIELD=VALUE, apart by spaces; head_mask has a digit per head. */
+void test_set(kvf_cache_config *c, const char *settings);
 /* What the next test_runtime_open opens with; a test sets it after test_runtime_config. */
 extern kvf_runtime_seams test_seams;
 kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error);

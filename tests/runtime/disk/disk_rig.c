@@ -30,23 +30,11 @@ void disk_config(kvf_cache_config *config, uint32_t tokens, uint32_t bundle_byte
     kvf_runtime_close(runtime);
 }
 
-static void set_heads(kvf_cache_config *c)
-{
-    static const uint8_t mask[] = {1, 0, 1, 1, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 0};
-    c->head_mask = mask;
-    c->streaming_sink = 5;
-    c->streaming_recent = 21;
-    c->refresh_interval = 5;
-}
+#define HEADS "refresh_interval=5 head_mask=1011001101101110 streaming_sink=5 streaming_recent=21"
 
-static void set_dynamic_heads(kvf_cache_config *c)
-{
-    save_cases[4].set(c);
-    set_heads(c);
-}
-
-const save_case disk_heads[2] = {{"streaming heads", set_heads},
-                                 {"streaming heads, dynamic", set_dynamic_heads}};
+const save_case disk_heads[2] = {
+    {"streaming heads", HEADS},
+    {"streaming heads, dynamic", "digest=codes select=dynamic page_size=4 dtype=fp16 " HEADS}};
 
 kvf_cache_config disk_config_of(const save_case *c, uint32_t bundle_bytes)
 {

@@ -72,139 +72,27 @@ char *save_read(const char *path, size_t *bytes)
 
 /* ---- settings ---- */
 
-static void set_nothing(kvf_cache_config *c)
-{
-    (void)c;
-}
-
-static void set_codes(kvf_cache_config *c)
-{
-    c->digest = KVF_DIGEST_CODES;
-}
-
-static void set_single_tokens(kvf_cache_config *c)
-{
-    set_codes(c);
-    c->page_size = 1;
-    c->dtype = KVF_BF16;
-}
-
-static void set_large_pages(kvf_cache_config *c)
-{
-    c->page_size = 64;
-    c->local_tokens = 8;
-    c->sub_digests = 2;
-    c->budget_tokens = 224;
-    c->tokens_max = 1024;
-}
-
-static void set_dynamic(kvf_cache_config *c)
-{
-    set_codes(c);
-    c->select = KVF_SELECT_DYNAMIC;
-    c->page_size = 4;
-    c->dtype = KVF_FP16;
-}
-
-static void set_exact(kvf_cache_config *c)
-{
-    c->refresh = KVF_REFRESH_EXACT;
-    c->digest = KVF_DIGEST_CUBOID_MEAN;
-    c->refresh_interval = 7;
-}
-
-static void set_auto(kvf_cache_config *c)
-{
-    c->static_ratio = KVF_STATIC_RATIO_AUTO;
-    c->refresh_interval = 5;
-}
-
-static void set_static(kvf_cache_config *c)
-{
-    c->select = KVF_SELECT_STATIC;
-    c->refresh_interval = 6;
-}
-
-static void set_gather(kvf_cache_config *c)
-{
-    c->transfer = KVF_TRANSFER_GATHER;
-    c->digest = KVF_DIGEST_MEAN;
-    c->refresh_interval = 5;
-}
-
-static void set_quest(kvf_cache_config *c)
-{
-    c->select = KVF_SELECT_QUEST;
-}
-
-static void set_arkvale(kvf_cache_config *c)
-{
-    c->select = KVF_SELECT_ARKVALE;
-    c->verify_interval = 3;
-}
-
-static void set_streaming(kvf_cache_config *c)
-{
-    c->select = KVF_SELECT_STREAMING;
-    c->observe_window = 32;
-}
-
-static void set_mask(kvf_cache_config *c)
-{
-    static const uint8_t mask[] = {1, 0, 1, 1, 0, 0};
-    c->layers = 3;
-    c->head_mask = mask;
-    c->streaming_sink = 5;
-    c->streaming_recent = 21;
-    c->refresh_interval = 5;
-}
-
-/* As few stretches as may be are scored by codes. */
-static void set_coarse(kvf_cache_config *c)
-{
-    static const uint8_t mask[] = {2, 0, 1, 2};
-    set_codes(c);
-    c->budget_tokens = 64;
-    c->select = KVF_SELECT_DYNAMIC;
-    c->head_mask = mask;
-    c->coarse_share = 0.0f;
-    c->streaming_sink = 5;
-    c->streaming_recent = 21;
-}
-
-static void set_coarse_alone(kvf_cache_config *c)
-{
-    static const uint8_t mask[] = {1, 2, 2, 2};
-    set_coarse(c);
-    c->select = KVF_SELECT_HYBRID;
-    c->head_mask = mask;
-}
-
-static void set_all_streaming(kvf_cache_config *c)
-{
-    static const uint8_t mask[] = {0, 0, 0, 0};
-    c->head_mask = mask;
-    c->streaming_sink = 8;
-    c->streaming_recent = 16;
-}
+#define RINGS " streaming_sink=5 streaming_recent=21"
 
 const save_case save_cases[] = {
-    {"boxes, resident refresh", set_nothing},
-    {"codes", set_codes},
-    {"pages of 1", set_single_tokens},
-    {"pages of 64", set_large_pages},
-    {"dynamic", set_dynamic},
-    {"exact refresh", set_exact},
-    {"auto ratio", set_auto},
-    {"static", set_static},
-    {"gather, mean boxes", set_gather},
-    {"quest", set_quest},
-    {"arkvale", set_arkvale},
-    {"streaming", set_streaming},
-    {"head mask", set_mask},
-    {"coarse heads beside others", set_coarse},
-    {"coarse heads", set_coarse_alone},
-    {"all heads stream", set_all_streaming},
+    {"boxes, resident refresh", ""},
+    {"codes", "digest=codes"},
+    {"pages of 1", "digest=codes page_size=1 dtype=bf16"},
+    {"pages of 64", "page_size=64 local_tokens=8 sub_digests=2 budget_tokens=224 tokens_max=1024"},
+    {"dynamic", "digest=codes select=dynamic page_size=4 dtype=fp16"},
+    {"exact refresh", "refresh=exact digest=cuboid-mean refresh_interval=7"},
+    {"auto ratio", "static_ratio=auto refresh_interval=5"},
+    {"static", "select=static refresh_interval=6"},
+    {"gather, mean boxes", "transfer=gather digest=mean refresh_interval=5"},
+    {"quest", "select=quest"},
+    {"arkvale", "select=arkvale verify_interval=3"},
+    {"streaming", "select=streaming observe_window=32"},
+    {"head mask", "layers=3 refresh_interval=5 head_mask=101100" RINGS},
+    /* As few stretches as may be are scored by codes. */
+    {"coarse heads beside others",
+     "digest=codes select=dynamic budget_tokens=64 coarse_share=0 head_mask=2012" RINGS},
+    {"coarse heads", "digest=codes budget_tokens=64 coarse_share=0 head_mask=1222" RINGS},
+    {"all heads stream", "head_mask=0000 streaming_sink=8 streaming_recent=16"},
     {NULL, NULL},
 };
 
@@ -214,7 +102,7 @@ kvf_cache_config save_config(const save_case *c)
     config.layers = 2;
     config.sequences_max = 3;
     config.digest = KVF_DIGEST_MINMAX;
-    c->set(&config);
+    test_set(&config, c->settings);
     return config;
 }
 
