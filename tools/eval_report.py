@@ -6,6 +6,7 @@ and for what is compared with full attention a bootstrap over documents, whose q
 with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
 """
 import math
+import os
 import shutil
 import subprocess
 import sys
