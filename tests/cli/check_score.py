@@ -133,6 +133,8 @@ def score(folder, prompt, text, *options):
     check("the loss is the mean", abs(of_tokens.mean() - result["loss"]) < 1e-6)
     check("tokens are the text", [t["text"].strip() for t in told["tokens"]] == text)
     check("counters are of the text alone", result["decoded_tokens"] == len(text) - 1)
+    check("every token has its share of a step's time", told["decode_steps"] == len(text) and
+          told["tpot_ms"]["p50"] > 0)
     return result, of_tokens, np.array([t["likeliest"] for t in told["tokens"]])
 
 

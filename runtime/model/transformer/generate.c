@@ -395,6 +395,14 @@ static kvf_status score(const kvf_session *session, const kvf_score_request *req
     return KVF_OK;
 }
 
+/* Tokens of one step. */
+static void tell_each(kvf_decode_result *result, uint32_t tokens, double ms)
+{
+    for (uint32_t i = 0; i < tokens; i++, result->steps++)
+        if (result->step_ms)
+            result->step_ms[result->steps] = ms;
+}
+
 kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_request *request,
                               kvf_decode_result *result, kvf_error *error)
 {
@@ -405,8 +413,11 @@ kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_reques
     if (request->scores_first)
         KVF_TRY(score(session, request, 0, 0, error));
     for (uint32_t i = 0, taken; i + 1 < request->count; i += taken) {
+        const double start = kvf_now_ms();
         KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - 1 - i, true,
                      &taken, result, error));
+        if (taken > 1)
+            tell_each(result, taken, (kvf_now_ms() - start) / taken);
         for (uint32_t row = 0; row < taken; row++)
             KVF_TRY(score(session, request, row, i + row + 1, error));
         if (request->progress && !request->progress(request->user, i + taken, request->count - 1)) {

@@ -138,7 +138,8 @@ typedef struct kvf_score_request {
  * Feed ids as decode steps, step_tokens of the session at a time, and score each by the logits of
  * the id before it.
  *
- * @param result  as of kvf_generate_decode; nothing is generated
+ * @param result  as of kvf_generate_decode, but that a token of several in a step is told of too,
+ *                with its share of the time; nothing is generated
  * @return KVF_OK; KVF_NOT_FINITE if a loss is no number; what the library says
  */
 KVF_CHECKED kvf_status kvf_generate_score(const kvf_session *session,
