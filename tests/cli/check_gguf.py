@@ -284,13 +284,14 @@ def check_refused(folder, model):
     for name, change, says in (
             ("another model", {"general.architecture": "mamba"}, "mamba"),
             ("another tokenizer", {"tokenizer.ggml.pre": "other"}, "other"),
-            ("another kind of tokenizer", {"tokenizer.ggml.model": "llama"}, "SentencePiece"),
+            ("another kind of tokenizer", {"tokenizer.ggml.model": "t5"}, "SentencePiece"),
+            ("a tokenizer without scores", {"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores"),
             ("another RoPE", {"llama.rope.scaling.type": "longrope"}, "longrope"),
             ("no template", {"tokenizer.chat_template": 3}, "chat_template")):
         path = write(folder, "model.gguf", model.file(**change)[0])
         done = run(path, "--chat", "--prompt", "ab", "-n", "1")
         check(name + " is refused: " + done.stderr, done.returncode == 1 and says in done.stderr)
-    path = write(folder, "model.gguf", model.file(**{"tokenizer.ggml.model": "llama"})[0])
+    path = write(folder, "model.gguf", model.file(**{"tokenizer.ggml.model": "t5"})[0])
     done, got = run_ids(folder, path)
     check("but ids go in: " + done.stderr, got is not None and "ids are printed" in done.stderr)
     done = run(write(folder, "model.gguf", model.file()[0][:-64]), "--prompt", "ab")

@@ -276,6 +276,74 @@ def gpt2(corpus):
     return edited(tokenizer, lambda data: None)
 
 
+SPACE = "\u2581"
+SPACES = normalizers.Replace(" ", SPACE)
+
+
+def sentence_piece(corpus, front, added=()):
+    """BPE by characters, bytes where a character is no token; merges from scores, as a model of
+    SentencePiece is converted. @front: whether every piece begins with a mark, for merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always" if front else "never")
+    trainer = trainers.BpeTrainer(vocab_size=1000, limit_alphabet=300, show_progress=False,
+                                  special_tokens=["<unk>", "<s>", "</s>"])
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_tokens(list(added))
+
+    def edit(data):
+        model = data["model"]
+        names = sorted(model["vocab"], key=model["vocab"].get)
+        names[3:3] = ["<0x%02X>" % byte for byte in range(256)]
+        ids = {name: i for i, name in enumerate(names)}
+        pairs = [(ids[t], t[:i], t[i:]) for t in names[259:] for i in range(1, len(t))
+                 if t[:i] in ids and t[i:] in ids]
+        model.update(vocab=ids, merges=[pair[1:] for pair in sorted(pairs, key=lambda pair: pair[0])],
+                     byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+        for token in data["added_tokens"]:
+            token["id"] += 256 if token["id"] > 2 else 0
+        data["decoder"] = {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}] + [
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0}] * front}
+        data["post_processor"] = {
+            "type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
+    return edited(tokenizer, edit)[1]
+
+
+def finished(data, normalizer, pre_tokenizer):
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    return edited(tokenizer, lambda data: None)
+
+
+def llama2(corpus):
+    data = sentence_piece(corpus, True, [AddedToken("NAME", normalized=False)])
+    return finished(data, normalizers.Sequence([normalizers.Prepend(SPACE), SPACES]), None)
+
+
+def mistral(corpus):
+    data = sentence_piece(corpus, True, special("[INST]", "[/INST]"))
+    return finished(data, None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False))
+
+
+def gemma(corpus):
+    data = sentence_piece(corpus, False, [AddedToken(t, normalized=False)
+                                          for t in ("\n\n", SPACE * 2, SPACE * 3)])
+    return finished(data, SPACES, pre_tokenizers.Split(" ", "merged_with_previous"))
+
+
+def metaspace(corpus):
+    """Cut at marks and behind every full stop."""
+    data = sentence_piece(corpus, True)
+    return finished(data, normalizers.NFC(), pre_tokenizers.Sequence([
+        pre_tokenizers.Metaspace(prepend_scheme="always"),
+        pre_tokenizers.Split(".", "merged_with_previous")]))
+
+
 def word_level(pre_tokenizer, corpus):
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizer
@@ -294,7 +362,8 @@ def words_split(corpus):
 
 
 FAMILIES = {"llama3": llama3, "qwen2": qwen2, "tekken": tekken, "gpt2": gpt2, "words": words,
-            "words_split": words_split}
+            "words_split": words_split, "llama2": llama2, "mistral": mistral, "gemma": gemma,
+            "metaspace": metaspace}
 
 
 def make_corpus(ranges):

@@ -160,6 +160,13 @@ static void tekken_is_exact(void **state)
     matches_golden("tekken");
 }
 
+static void sentence_piece_is_exact(void **state)
+{
+    static const char *const names[] = {"llama2", "mistral", "gemma", "metaspace"};
+    for (size_t i = 0; i < 4; i++)
+        matches_golden(names[i]);
+}
+
 static void gpt2_is_exact(void **state)
 {
     matches_golden("gpt2");
@@ -199,9 +206,9 @@ static void round_trips(void **state)
    them whole characters. */
 static void streams_whole_characters(void **state)
 {
-    static const char *const names[] = {"llama3", "qwen2", "gpt2", "words"};
+    static const char *const names[] = {"llama3", "qwen2", "gpt2", "words", "llama2", "gemma"};
     uint64_t random = 42;
-    for (size_t n = 0; n < 4; n++) {
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         kvf_tokenizer *tokenizer = open_golden(names[n], NULL);
         kvf_error error;
         kvf_text whole = {0};
@@ -273,6 +280,32 @@ static void replaces_broken_characters(void **state)
 
 /* ---- other promises ---- */
 
+/* What goes on from another text gets nothing in front, where a text gets a space or its mark; but
+   behind a special token it does. */
+static void goes_on(void **state)
+{
+    static const char *const names[] = {"llama2", "mistral", "metaspace", "gpt2"};
+    for (size_t n = 0; n < 4; n++) {
+        kvf_tokenizer *tokenizer = open_golden(names[n], NULL);
+        kvf_token_ids whole = {0}, more = {0};
+        kvf_error error;
+        assert_int_equal(kvf_tokenizer_encode(tokenizer, "x", 1, false, &whole, &error), KVF_OK);
+        assert_string_not_equal(kvf_tokenizer_token(tokenizer, whole.ids[0]), "x");
+        assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "x", 1, &more, &error), KVF_OK);
+        assert_int_equal(more.count, 1);
+        assert_string_equal(kvf_tokenizer_token(tokenizer, more.ids[0]), "x");
+        whole.count = more.count = 0;
+        assert_int_equal(kvf_tokenizer_encode(tokenizer, "</s>x y", 7, false, &whole, &error),
+                         KVF_OK);
+        assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "</s>x y", 7, &more, &error), KVF_OK);
+        assert_int_equal(whole.count, more.count);
+        assert_memory_equal(whole.ids, more.ids, more.count * sizeof *more.ids);
+        kvf_token_ids_free(NULL, &whole);
+        kvf_token_ids_free(NULL, &more);
+        kvf_tokenizer_close(tokenizer);
+    }
+}
+
 static void answers_questions(void **state)
 {
     kvf_tokenizer *tokenizer = open_golden("llama3", NULL);
@@ -342,10 +375,10 @@ static void long_words_are_not_quadratic(void **state)
 /* Whichever allocation fails, there is a message and nothing is left. */
 static void survives_failing_allocation(void **state)
 {
-    static const char *const names[] = {"llama3", "gpt2", "words"};
+    static const char *const names[] = {"llama3", "gpt2", "words", "llama2", "metaspace"};
     static const char text[] = "<s> e\xcc\x81"
                                "cole NAME <mask> 123 hello  world\n\n<|eot_id|> 'tis";
-    for (size_t n = 0; n < 3; n++) {
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         char path[1024];
         size_t size;
         snprintf(path, sizeof path, "%s/%s.tokenizer.json", KVF_GOLDENS, names[n]);
@@ -420,11 +453,13 @@ int main(void)
         cmocka_unit_test(qwen2_is_exact),
         cmocka_unit_test(tekken_is_exact),
         cmocka_unit_test(gpt2_is_exact),
+        cmocka_unit_test(sentence_piece_is_exact),
         cmocka_unit_test(words_are_exact),
         cmocka_unit_test(words_split_are_exact),
         cmocka_unit_test(round_trips),
         cmocka_unit_test(streams_whole_characters),
         cmocka_unit_test(replaces_broken_characters),
+        cmocka_unit_test(goes_on),
         cmocka_unit_test(answers_questions),
         cmocka_unit_test(refuses_broken_text),
         cmocka_unit_test(long_words_are_not_quadratic),

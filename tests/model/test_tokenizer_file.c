@@ -168,6 +168,9 @@ static void opens_directories(void **state)
     kvf_error error = {0};
     fixture_expect(kvf_tokenizer_open(directory, NULL, &tokenizer, &error), &error, KVF_SYSTEM,
                    "tokenizer.json cannot be opened: No such file");
+    fixture_write_text(directory, "tokenizer.model", "");
+    fixture_expect(kvf_tokenizer_open(directory, NULL, &tokenizer, &error), &error, KVF_UNSUPPORTED,
+                   "has tokenizer.model and no tokenizer.json; write one: python3 -c ");
     fixture_write_text(directory, "tokenizer.json", "{\"model\":");
     fixture_expect(kvf_tokenizer_open(directory, NULL, &tokenizer, &error), &error, KVF_CORRUPT,
                    "tokenizer.json: not valid JSON: ");

@@ -163,10 +163,14 @@ static kvf_status encode(const conversation *c, turn *t, kvf_error *error)
     if (t->stable < from)
         t->stable = from;
     const char *text = t->full.bytes ? t->full.bytes : "";
-    KVF_TRY(kvf_tokenizer_encode(tokenizer, text + from, t->stable - from, false, &t->ids, error));
+    if (from > 0)
+        KVF_TRY(
+            kvf_tokenizer_encode_more(tokenizer, text + from, t->stable - from, &t->ids, error));
+    else
+        KVF_TRY(kvf_tokenizer_encode(tokenizer, text, t->stable, false, &t->ids, error));
     t->stable_ids = t->ids.count;
-    KVF_TRY(kvf_tokenizer_encode(tokenizer, text + t->stable, t->full.size - t->stable, false,
-                                 &t->ids, error));
+    KVF_TRY(kvf_tokenizer_encode_more(tokenizer, text + t->stable, t->full.size - t->stable,
+                                      &t->ids, error));
     KVF_TRY(cli_check_ids(&c->run->model, &t->ids, error));
     return t->ids.count ? KVF_OK : model_fail(error, KVF_INVALID, "the chat template adds no text");
 }

@@ -53,16 +53,17 @@ bool cli_note_start(const char *where, const kvf_tokenizer *tokenizer, const uin
     return true;
 }
 
-/* As kvf_tokenizer_encode; an error begins with where the text is from. */
+/* A text from its beginning, or one that goes on; an error begins with where it is from. */
 static kvf_status encode(const char *where, const kvf_tokenizer *tokenizer, const char *text,
-                         size_t size, bool add_special, kvf_token_ids *ids, kvf_error *error)
+                         size_t size, bool begins, kvf_token_ids *ids, kvf_error *error)
 {
     kvf_error why = {0};
     const size_t first = ids->count;
-    const kvf_status status = kvf_tokenizer_encode(tokenizer, text, size, add_special, ids, &why);
+    const kvf_status status = begins ? kvf_tokenizer_encode(tokenizer, text, size, true, ids, &why)
+                                     : kvf_tokenizer_encode_more(tokenizer, text, size, ids, &why);
     if (status != KVF_OK)
         return model_fail(error, status, "%s: %s", where, why.text);
-    if (add_special)
+    if (begins)
         cli_note_start(where, tokenizer, ids->ids + first, ids->count - first);
     return KVF_OK;
 }

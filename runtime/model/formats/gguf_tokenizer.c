@@ -5,13 +5,14 @@
 #include "gguf_tokenizer.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define TOKENS "tokenizer.ggml.tokens"
 
 /* Kinds of tokens that are never made of others. */
-enum { KIND_CONTROL = 3, KIND_USER_DEFINED = 4 };
+enum { KIND_UNKNOWN = 2, KIND_CONTROL = 3, KIND_USER_DEFINED = 4 };
 
 /* ---- how text is cut ---- */
 
@@ -33,7 +34,8 @@ typedef struct pipeline {
     const char *split;   /* an expression that isolates its matches, or NULL */
     bool has_gpt2_words; /* then GPT-2's own expression follows */
     bool nfc, ignore_merges;
-    bool adds_bos; /* where the file does not say */
+    bool adds_bos;          /* where the file does not say */
+    bool is_sentence_piece; /* characters, merged by scores */
 } pipeline;
 
 #define LLAMA3(name)                                                                               \
@@ -72,16 +74,22 @@ static const pipeline pipelines[] = {
     GPT2("trillion"),
 };
 
+/* Of the model "llama", which has no name for it. */
+static const pipeline sentence_piece = {.adds_bos = true, .is_sentence_piece = true};
+
 #define PIPELINES (sizeof pipelines / sizeof *pipelines)
 
 static const pipeline *find_pipeline(gguf_writer *w)
 {
     static const char model[] = "tokenizer.ggml.model", pre[] = "tokenizer.ggml.pre";
     const gguf_string *kind = gguf_text(w, model), *name = gguf_text(w, pre);
+    if (kind && gguf_string_is(*kind, "llama"))
+        return &sentence_piece;
     if (!kind || !gguf_string_is(*kind, "gpt2"))
-        gguf_refuse(w, model,
-                    "\"gpt2\" (byte-level BPE) is supported, SentencePiece and others are not, use "
-                    "another model or give --token-ids");
+        gguf_refuse(
+            w, model,
+            "\"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece's BPE) are supported, use "
+            "another model or give --token-ids");
     char fix[256] = "supported are ";
     for (size_t i = 0; i < PIPELINES; i++) {
         if (name && gguf_string_is(*name, pipelines[i].pre))
@@ -119,7 +127,7 @@ static gguf_string token_of(gguf_writer *w, uint64_t id)
     return token;
 }
 
-static void put_added(gguf_writer *w, const gguf_value *tokens)
+static void put_added(gguf_writer *w, const pipeline *p, const gguf_value *tokens)
 {
     const gguf_value *kinds = gguf_array(w, "tokenizer.ggml.token_type", GGUF_I32);
     const char *comma = "";
@@ -132,15 +140,27 @@ static void put_added(gguf_writer *w, const gguf_value *tokens)
     for (uint64_t i = 0; i < tokens->count && w->status == KVF_OK; i++) {
         const gguf_string token = gguf_element(tokens, &token_at).as.string;
         const int64_t kind = gguf_element(kinds, &kind_at).as.integer;
-        if (kind != KIND_CONTROL && kind != KIND_USER_DEFINED)
+        const bool is_unknown = kind == KIND_UNKNOWN && p->is_sentence_piece;
+        if (kind != KIND_CONTROL && kind != KIND_USER_DEFINED && !is_unknown)
             continue;
         gguf_put(w, "%s{\"id\":%" PRIu64 ",\"content\":", comma, i);
         gguf_put_string(w, token);
         gguf_put(w, ",\"normalized\":false,\"special\":%s}",
-                 kind == KIND_CONTROL ? "true" : "false");
+                 kind == KIND_USER_DEFINED ? "false" : "true");
         comma = ",";
     }
     gguf_put(w, "]");
+}
+
+static void put_vocabulary(gguf_writer *w, const gguf_value *tokens)
+{
+    const char *at = tokens->as.elements;
+    gguf_put(w, "\"vocab\":{");
+    for (uint64_t i = 0; i < tokens->count && w->status == KVF_OK; i++) {
+        gguf_put_string(w, gguf_element(tokens, &at).as.string);
+        gguf_put(w, ":%" PRIu64 "%s", i, i + 1 < tokens->count ? "," : "");
+    }
+    gguf_put(w, "}");
 }
 
 static void put_model(gguf_writer *w, const pipeline *p, const gguf_value *tokens)
@@ -148,18 +168,36 @@ static void put_model(gguf_writer *w, const pipeline *p, const gguf_value *token
     const gguf_value *merges = gguf_array(w, "tokenizer.ggml.merges", GGUF_STRING);
     if (w->status != KVF_OK)
         return;
-    const char *at = tokens->as.elements;
-    gguf_put(w, ",\"model\":{\"type\":\"BPE\",\"ignore_merges\":%s,\"vocab\":{",
+    gguf_put(w, ",\"model\":{\"type\":\"BPE\",\"ignore_merges\":%s,",
              p->ignore_merges ? "true" : "false");
-    for (uint64_t i = 0; i < tokens->count && w->status == KVF_OK; i++) {
-        gguf_put_string(w, gguf_element(tokens, &at).as.string);
-        gguf_put(w, ":%" PRIu64 "%s", i, i + 1 < tokens->count ? "," : "");
-    }
-    gguf_put(w, "},\"merges\":[");
-    at = merges->as.elements;
+    put_vocabulary(w, tokens);
+    gguf_put(w, ",\"merges\":[");
+    const char *at = merges->as.elements;
     for (uint64_t i = 0; i < merges->count && w->status == KVF_OK; i++) {
         gguf_put_string(w, gguf_element(merges, &at).as.string);
         gguf_put(w, "%s", i + 1 < merges->count ? "," : "");
+    }
+    gguf_put(w, "]}");
+}
+
+/* Scores in the place of merges, which bpe.c knows. */
+static void put_scored_model(gguf_writer *w, const gguf_value *tokens)
+{
+    static const char key[] = "tokenizer.ggml.scores";
+    const gguf_value *scores = gguf_array(w, key, GGUF_F32);
+    if (scores && scores->count != tokens->count)
+        gguf_reject(w, key, "as long as " TOKENS);
+    if (w->status != KVF_OK)
+        return;
+    gguf_put(w, ",\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,");
+    put_vocabulary(w, tokens);
+    gguf_put(w, ",\"scores\":[");
+    const char *at = scores->as.elements;
+    for (uint64_t i = 0; i < scores->count && w->status == KVF_OK; i++) {
+        const double score = gguf_element(scores, &at).as.real;
+        if (!isfinite(score))
+            gguf_reject(w, key, "finite numbers");
+        gguf_put(w, "%.9g%s", score, i + 1 < scores->count ? "," : "");
     }
     gguf_put(w, "]}");
 }
@@ -203,19 +241,43 @@ static void put_frame(gguf_writer *w, const pipeline *p)
     gguf_put(w, ",\"%s\":{\"ids\":[%" PRIu64 "]}}}", eos, end);
 }
 
+#define SPACE_MARK "\\u2581"
+
+/* A mark for every space, and one in front of each text between special tokens, if the file does
+ * not say otherwise; and back. */
+static void put_spaces(gguf_writer *w)
+{
+    const bool prepends = gguf_flag(w, "tokenizer.ggml.add_space_prefix", true);
+    gguf_put(w, ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
+    if (prepends)
+        gguf_put(w, "{\"type\":\"Prepend\",\"prepend\":\"" SPACE_MARK "\"},");
+    gguf_put(w,
+             "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE_MARK
+             "\"}]},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\","
+             "\"pattern\":{\"String\":\"" SPACE_MARK "\"},\"content\":\" \"},"
+             "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}%s]}",
+             prepends ? ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}" : "");
+}
+
 void gguf_write_tokenizer(gguf_writer *w)
 {
     const pipeline *p = find_pipeline(w);
     const gguf_value *tokens = gguf_array(w, TOKENS, GGUF_STRING);
     if (w->status != KVF_OK)
         return;
-    gguf_put(w, "{\"version\":\"1.0\",\"decoder\":{\"type\":\"ByteLevel\"}");
-    if (p->nfc)
-        gguf_put(w, ",\"normalizer\":{\"type\":\"NFC\"}");
-    put_split(w, p);
+    gguf_put(w, "{\"version\":\"1.0\"");
     put_frame(w, p);
-    put_added(w, tokens);
-    put_model(w, p, tokens);
+    put_added(w, p, tokens);
+    if (p->is_sentence_piece) {
+        put_spaces(w);
+        put_scored_model(w, tokens);
+    } else {
+        gguf_put(w, ",\"decoder\":{\"type\":\"ByteLevel\"}");
+        if (p->nfc)
+            gguf_put(w, ",\"normalizer\":{\"type\":\"NFC\"}");
+        put_split(w, p);
+        put_model(w, p, tokens);
+    }
     gguf_put(w, "}");
 }
 

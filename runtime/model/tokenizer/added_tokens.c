@@ -4,7 +4,6 @@
 
 #include "added_tokens.h"
 
-#include "normalize.h"
 #include "utf8.h"
 
 #include <stdio.h>
@@ -82,10 +81,13 @@ static int compare_patterns(const void *a, const void *b)
 }
 
 static kvf_status add_pattern(added_patterns *patterns, const added_token *token, uint32_t index,
-                              bool nfc, const kvf_allocator *allocator, kvf_error *error)
+                              const text_normalizer *normalizer, const kvf_allocator *allocator,
+                              kvf_error *error)
 {
     kvf_text text = {0};
-    kvf_status status = nfc ? nfc_append(token->text, token->size, allocator, &text, error)
+    kvf_status status = normalizer
+                            ? normalizer_append(normalizer, false, token->text, token->size,
+                                                allocator, &text, error)
                             : kvf_text_append(allocator, &text, token->text, token->size, error);
     if (status != KVF_OK) {
         kvf_text_free(allocator, &text);
@@ -97,8 +99,9 @@ static kvf_status add_pattern(added_patterns *patterns, const added_token *token
     return KVF_OK;
 }
 
-static kvf_status make_patterns(added_tokens *self, bool normalized, bool nfc,
-                                const kvf_allocator *allocator, kvf_error *error)
+static kvf_status make_patterns(added_tokens *self, bool normalized,
+                                const text_normalizer *normalizer, const kvf_allocator *allocator,
+                                kvf_error *error)
 {
     added_patterns *patterns = normalized ? &self->normalized : &self->raw;
     patterns->list = model_alloc_zero(allocator, self->count, sizeof *patterns->list);
@@ -107,7 +110,8 @@ static kvf_status make_patterns(added_tokens *self, bool normalized, bool nfc,
     for (uint32_t i = 0; i < self->count; i++) {
         if (self->list[i].normalized != normalized)
             continue;
-        KVF_TRY(add_pattern(patterns, &self->list[i], i, normalized && nfc, allocator, error));
+        KVF_TRY(add_pattern(patterns, &self->list[i], i, normalized ? normalizer : NULL, allocator,
+                            error));
     }
     if (patterns->count != 0)
         qsort(patterns->list, patterns->count, sizeof *patterns->list, compare_patterns);
@@ -120,13 +124,13 @@ static kvf_status make_patterns(added_tokens *self, bool normalized, bool nfc,
 }
 
 static kvf_status read_all(added_tokens *self, const json_value *array,
-                           const token_vocabulary *vocabulary, bool nfc,
+                           const token_vocabulary *vocabulary, const text_normalizer *normalizer,
                            const kvf_allocator *allocator, kvf_error *error)
 {
     for (const json_value *entry = json_first(array); entry; entry = json_next(array, entry))
         KVF_TRY(read_token(self, entry, vocabulary, allocator, error));
-    KVF_TRY(make_patterns(self, false, nfc, allocator, error));
-    KVF_TRY(make_patterns(self, true, nfc, allocator, error));
+    KVF_TRY(make_patterns(self, false, normalizer, allocator, error));
+    KVF_TRY(make_patterns(self, true, normalizer, allocator, error));
     for (size_t i = 0; i < self->count; i++)
         if (self->list[i].single_word && !self->word)
             KVF_TRY(regex_create_native(WORD_CHARACTER, allocator, &self->word, error));
@@ -134,8 +138,9 @@ static kvf_status read_all(added_tokens *self, const json_value *array,
 }
 
 kvf_status added_tokens_create(added_tokens *self, const json_value *array,
-                               const token_vocabulary *vocabulary, bool nfc,
-                               const kvf_allocator *allocator, kvf_error *error)
+                               const token_vocabulary *vocabulary,
+                               const text_normalizer *normalizer, const kvf_allocator *allocator,
+                               kvf_error *error)
 {
     *self = (added_tokens){0};
     if (!array || array->kind == JSON_NULL)
@@ -146,7 +151,7 @@ kvf_status added_tokens_create(added_tokens *self, const json_value *array,
     self->list = model_alloc_zero(allocator, array->size, sizeof *self->list);
     if (!self->list)
         return model_out_of_memory(error, array->size * sizeof *self->list, "added tokens");
-    kvf_status status = read_all(self, array, vocabulary, nfc, allocator, error);
+    kvf_status status = read_all(self, array, vocabulary, normalizer, allocator, error);
     if (status != KVF_OK)
         added_tokens_destroy(self, allocator);
     return status;

@@ -9,6 +9,7 @@
  */
 
 #include "json.h"
+#include "normalize.h"
 #include "regex_split.h"
 #include "vocabulary.h"
 
@@ -40,9 +41,10 @@ typedef struct added_tokens {
     regex_pattern *word;       /* one word character; only if a token has single_word */
 } added_tokens;
 
-/** From the "added_tokens" array. @p nfc: how patterns of normalized tokens are normalised. */
+/** From the "added_tokens" array. @p normalizer: how patterns of normalized tokens are. */
 KVF_CHECKED kvf_status added_tokens_create(added_tokens *self, const json_value *array,
-                                           const token_vocabulary *vocabulary, bool nfc,
+                                           const token_vocabulary *vocabulary,
+                                           const text_normalizer *normalizer,
                                            const kvf_allocator *allocator, kvf_error *error);
 void added_tokens_destroy(added_tokens *self, const kvf_allocator *allocator);
 

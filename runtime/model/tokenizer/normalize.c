@@ -170,3 +170,82 @@ kvf_status nfc_append(const char *text, size_t size, const kvf_allocator *alloca
     model_free(allocator, room.list);
     return status;
 }
+
+/* ---- steps ---- */
+
+static bool step_is_trivial(const normal_step *step, const char *text, size_t size)
+{
+    switch (step->kind) {
+    case NORMAL_NFC:
+        return nfc_is_trivial(text, size);
+    case NORMAL_PREPEND:
+        return size == 0;
+    case NORMAL_REPLACE:
+        break;
+    }
+    return size == 0 || !memmem(text, size, step->from.bytes, step->from.size);
+}
+
+static kvf_status replace_append(const normal_step *step, const char *text, size_t size,
+                                 const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+{
+    const char *end = text + size;
+    while (text < end) {
+        const char *next = memmem(text, (size_t)(end - text), step->from.bytes, step->from.size);
+        KVF_TRY(kvf_text_append(allocator, out, text, (size_t)((next ? next : end) - text), error));
+        if (!next)
+            break;
+        KVF_TRY(kvf_text_append(allocator, out, step->to.bytes, step->to.size, error));
+        text = next + step->from.size;
+    }
+    return KVF_OK;
+}
+
+static kvf_status step_append(const normal_step *step, const char *text, size_t size,
+                              const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+{
+    if (step->kind == NORMAL_NFC)
+        return nfc_append(text, size, allocator, out, error);
+    if (step->kind == NORMAL_REPLACE)
+        return replace_append(step, text, size, allocator, out, error);
+    KVF_TRY(kvf_text_append(allocator, out, step->to.bytes, step->to.size, error));
+    return kvf_text_append(allocator, out, text, size, error);
+}
+
+/* Whether the step is for other texts. */
+static bool passes(const normal_step *step, bool goes_on)
+{
+    return goes_on && step->kind == NORMAL_PREPEND;
+}
+
+bool normalizer_is_trivial(const text_normalizer *normalizer, bool goes_on, const char *text,
+                           size_t size)
+{
+    for (size_t i = 0; i < normalizer->count; i++)
+        if (!passes(&normalizer->steps[i], goes_on) &&
+            !step_is_trivial(&normalizer->steps[i], text, size))
+            return false;
+    return true;
+}
+
+kvf_status normalizer_append(const text_normalizer *normalizer, bool goes_on, const char *text,
+                             size_t size, const kvf_allocator *allocator, kvf_text *out,
+                             kvf_error *error)
+{
+    kvf_text now = {0}, next = {0};
+    kvf_status status = kvf_text_append(allocator, &now, text, size, error);
+    for (size_t i = 0; i < normalizer->count && status == KVF_OK; i++) {
+        if (passes(&normalizer->steps[i], goes_on))
+            continue;
+        next.size = 0;
+        status = step_append(&normalizer->steps[i], now.bytes, now.size, allocator, &next, error);
+        const kvf_text before = now;
+        now = next;
+        next = before;
+    }
+    if (status == KVF_OK)
+        status = kvf_text_append(allocator, out, now.bytes ? now.bytes : "", now.size, error);
+    kvf_text_free(allocator, &now);
+    kvf_text_free(allocator, &next);
+    return status;
+}

@@ -19,10 +19,17 @@ typedef struct stream_output {
     const kvf_allocator *allocator;
     kvf_text *text;
     kvf_error *error;
+    kvf_token_stream *first; /* whose first space is dropped, if it comes; else NULL */
 } stream_output;
 
 static kvf_status put(const stream_output *out, const void *bytes, size_t size)
 {
+    if (out->first && size > 0 && !out->first->started) {
+        const bool drops = ((const char *)bytes)[0] == ' ';
+        out->first->started = true;
+        bytes = (const char *)bytes + drops;
+        size -= drops;
+    }
     return kvf_text_append(out->allocator, out->text, bytes, size, out->error);
 }
 
@@ -48,12 +55,20 @@ static bool continues(const kvf_token_stream *stream, uint8_t byte)
     return byte >= low && byte <= high;
 }
 
+/* What is no character: one mark, or where bytes are tokens one for each, as in HF. */
+static kvf_status put_pending(kvf_token_stream *stream, const stream_output *out)
+{
+    const size_t bytes = stream->pending_count;
+    stream->pending_count = 0;
+    for (size_t i = 0; i < bytes && (i == 0 || stream->tokenizer->space_decoder); i++)
+        KVF_TRY(put(out, replacement, 3));
+    return KVF_OK;
+}
+
 static kvf_status put_byte(kvf_token_stream *stream, uint8_t byte, const stream_output *out)
 {
-    if (stream->pending_count != 0 && !continues(stream, byte)) {
-        stream->pending_count = 0;
-        KVF_TRY(put(out, replacement, 3));
-    }
+    if (stream->pending_count != 0 && !continues(stream, byte))
+        KVF_TRY(put_pending(stream, out));
     if (stream->pending_count == 0 && character_length(byte) == 0)
         return put(out, replacement, 3);
     stream->pending[stream->pending_count++] = byte;
@@ -76,9 +91,42 @@ static bool is_byte_level(const char *text, size_t size)
     return true;
 }
 
+/* The byte that a token <0xHH> stands for, or -1. */
+static int fallback_byte(const char *text, size_t size)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    if (size != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>')
+        return -1;
+    const char *high = memchr(digits, text[3], 16), *low = memchr(digits, text[4], 16);
+    return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
+}
+
+static kvf_status put_spaced(kvf_token_stream *stream, const char *text, size_t size,
+                             const stream_output *out)
+{
+    static const char mark[] = TOKENIZER_SPACE;
+    const int byte = fallback_byte(text, size);
+    if (byte >= 0)
+        return put_byte(stream, (uint8_t)byte, out);
+    KVF_TRY(put_pending(stream, out));
+    while (size > 0) {
+        const char *next = memmem(text, size, mark, sizeof mark - 1);
+        const size_t plain = next ? (size_t)(next - text) : size;
+        KVF_TRY(put(out, text, plain));
+        if (!next)
+            break;
+        KVF_TRY(put(out, " ", 1));
+        text = next + sizeof mark - 1;
+        size -= plain + sizeof mark - 1;
+    }
+    return KVF_OK;
+}
+
 static kvf_status put_token(kvf_token_stream *stream, const char *text, size_t size, bool added,
                             const stream_output *out)
 {
+    if (stream->tokenizer->space_decoder)
+        return put_spaced(stream, text, size, out);
     if (!stream->tokenizer->byte_level_decoder) {
         const bool is_first = !stream->started;
         stream->started = true;
@@ -101,7 +149,10 @@ kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text
     const kvf_tokenizer *tokenizer = stream->tokenizer;
     if (id >= tokenizer->size || (stream->skip_special && kvf_tokenizer_is_special(tokenizer, id)))
         return KVF_OK;
-    stream_output out = {.allocator = &tokenizer->allocator, .text = text, .error = error};
+    const stream_output out = {.allocator = &tokenizer->allocator,
+                               .text = text,
+                               .error = error,
+                               .first = tokenizer->drops_first_space ? stream : NULL};
     uint32_t added = tokenizer->added_of_id[id];
     if (added != VOCABULARY_NONE)
         return put_token(stream, tokenizer->added.list[added].text,
@@ -114,11 +165,11 @@ kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text
 
 kvf_status kvf_token_stream_finish(kvf_token_stream *stream, kvf_text *text, kvf_error *error)
 {
-    bool incomplete = stream->pending_count != 0;
-    stream->pending_count = 0;
+    const stream_output out = {
+        .allocator = &stream->tokenizer->allocator, .text = text, .error = error};
     stream->started = false;
-    return kvf_text_append(&stream->tokenizer->allocator, text, replacement, incomplete ? 3 : 0,
-                           error);
+    KVF_TRY(put_pending(stream, &out));
+    return kvf_text_append(out.allocator, text, "", 0, error);
 }
 
 kvf_status kvf_tokenizer_decode(const kvf_tokenizer *tokenizer, const uint32_t *ids, size_t count,

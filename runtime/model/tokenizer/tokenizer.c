@@ -42,6 +42,21 @@ kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocat
     return KVF_OK;
 }
 
+/* Old folders have the tokenizer in another form only. */
+static kvf_status check_is_there(const char *model, kvf_error *error)
+{
+    static const char *const others[] = {"tokenizer.model", "vocab.json", "tekken.json",
+                                         "tiktoken.model"};
+    for (size_t i = 0; i < 4 && !model_has_part(model, "tokenizer.json"); i++)
+        if (model_has_part(model, others[i]))
+            return model_fail(error, KVF_UNSUPPORTED,
+                              "%.200s has %s and no tokenizer.json; write one: python3 -c 'import "
+                              "sys; from transformers import AutoTokenizer as A; "
+                              "A.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' FOLDER",
+                              model, others[i]);
+    return KVF_OK;
+}
+
 /* A folder may have none; a GGUF file says the same in tokenizer.json. */
 static kvf_status read_flags(const char *model, kvf_tokenizer *tokenizer, kvf_error *error)
 {
@@ -65,6 +80,7 @@ kvf_status kvf_tokenizer_open(const char *model, const kvf_allocator *allocator,
 {
     kvf_text text;
     *out = NULL;
+    KVF_TRY(check_is_there(model, error));
     KVF_TRY(model_read_part(model, "tokenizer.json", TOKENIZER_BYTES_MAX, allocator, &text, error));
     kvf_status status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
     kvf_text_free(allocator, &text);
@@ -151,6 +167,8 @@ typedef struct encode_state {
     regex_scan *word_scan;
     bpe_scratch scratch;
     kvf_text prefixed;
+    bool starts;  /* the piece is where the text begins */
+    bool goes_on; /* the text follows another one */
     kvf_token_ids *ids;
     kvf_error *error;
 } encode_state;
@@ -187,6 +205,10 @@ static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece
     for (size_t at = 0, start, end; at < piece.size; at = end) {
         KVF_TRY(regex_find(step->pattern, state->scans[index], piece.bytes, piece.size, at, &start,
                            &end, state->error));
+        if (step->ends_pieces) {
+            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + at, end - at}));
+            continue;
+        }
         if (keep_others && start > at)
             KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + at, start - at}));
         if (keep_matches && end > start)
@@ -214,7 +236,7 @@ static kvf_status split_by_space(encode_state *state, size_t index, text_piece p
    the step is followed by steps that only cut, and there is one such step at most. */
 static kvf_status split_with_prefix(encode_state *state, size_t index, text_piece piece)
 {
-    if (piece.bytes[0] == ' ')
+    if (piece.bytes[0] == ' ' || (state->goes_on && state->starts))
         return split_piece(state, index + 1, piece);
     const kvf_allocator *allocator = &state->tokenizer->allocator;
     state->prefixed.size = 0;
@@ -227,6 +249,39 @@ static kvf_status split_with_prefix(encode_state *state, size_t index, text_piec
     return split_piece(state, index + 1, (text_piece){state->prefixed.bytes, state->prefixed.size});
 }
 
+/* A mark for every space, one in front where the step says so, and maybe a cut in front of each.
+   The copy lives as that of split_with_prefix. */
+static kvf_status split_at_marks(encode_state *state, size_t index, text_piece piece)
+{
+    static const char mark[] = TOKENIZER_SPACE;
+    enum { MARK = sizeof mark - 1 };
+    const split_step *step = &state->tokenizer->steps[index];
+    const kvf_allocator *allocator = &state->tokenizer->allocator;
+    kvf_text *copy = &state->prefixed;
+    const bool has_mark =
+        piece.bytes[0] == ' ' || (piece.size >= MARK && memcmp(piece.bytes, mark, MARK) == 0);
+    copy->size = 0;
+    const bool wants_mark =
+        state->starts ? step->front != FRONT_NEVER && !state->goes_on : step->front == FRONT_ALWAYS;
+    if (!has_mark && wants_mark)
+        KVF_TRY(kvf_text_append(allocator, copy, mark, MARK, state->error));
+    for (size_t at = 0, end; at < piece.size; at = end) {
+        const bool is_space = piece.bytes[at] == ' ';
+        for (end = at + 1; !is_space && end < piece.size && piece.bytes[end] != ' ';)
+            end++;
+        KVF_TRY(kvf_text_append(allocator, copy, is_space ? mark : piece.bytes + at,
+                                is_space ? MARK : end - at, state->error));
+    }
+    for (size_t at = 0, end; at < copy->size; at = end) {
+        const char *next = step->cuts && at + MARK < copy->size
+                               ? memmem(copy->bytes + at + 1, copy->size - at - 1, mark, MARK)
+                               : NULL;
+        end = next ? (size_t)(next - copy->bytes) : copy->size;
+        KVF_TRY(split_piece(state, index + 1, (text_piece){copy->bytes + at, end - at}));
+    }
+    return KVF_OK;
+}
+
 /* Recursion is as deep as there are steps. */
 static kvf_status split_piece(encode_state *state, size_t step, text_piece piece)
 {
@@ -237,6 +292,8 @@ static kvf_status split_piece(encode_state *state, size_t step, text_piece piece
         return split_by_space(state, step, piece);
     case SPLIT_PREFIX:
         return split_with_prefix(state, step, piece);
+    case SPLIT_METASPACE:
+        return split_at_marks(state, step, piece);
     case SPLIT_PATTERN:
     case SPLIT_WORDS:
         break;
@@ -256,11 +313,13 @@ static kvf_status encode_around(encode_state *state, const added_patterns *patte
                            .text = piece.bytes,
                            .size = piece.size};
     added_match match = {0};
+    const bool starts = state->starts;
     for (;;) {
         const size_t taken = match.end;
         bool found;
         KVF_TRY(added_tokens_next(&search, match.resume, taken, &match, &found, state->error));
         const size_t until = found ? match.start : piece.size;
+        state->starts = starts && taken == 0;
         if (until > taken)
             KVF_TRY(next(state, (text_piece){piece.bytes + taken, until - taken}));
         if (!found)
@@ -278,11 +337,12 @@ static kvf_status encode_plain(encode_state *state, text_piece piece)
 static kvf_status encode_normalized(encode_state *state, text_piece piece)
 {
     const kvf_tokenizer *tokenizer = state->tokenizer;
-    if (!tokenizer->nfc || nfc_is_trivial(piece.bytes, piece.size))
+    const bool goes_on = state->goes_on && state->starts;
+    if (normalizer_is_trivial(&tokenizer->normalizer, goes_on, piece.bytes, piece.size))
         return encode_around(state, &tokenizer->added.normalized, piece, encode_plain);
     kvf_text normalized = {0};
-    kvf_status status =
-        nfc_append(piece.bytes, piece.size, &tokenizer->allocator, &normalized, state->error);
+    kvf_status status = normalizer_append(&tokenizer->normalizer, goes_on, piece.bytes, piece.size,
+                                          &tokenizer->allocator, &normalized, state->error);
     if (status == KVF_OK)
         status = encode_around(state, &tokenizer->added.normalized,
                                (text_piece){normalized.bytes, normalized.size}, encode_plain);
@@ -324,9 +384,11 @@ static kvf_status encode_text(encode_state *state, text_piece text, bool add_spe
     return status;
 }
 
-kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t bytes,
-                                bool add_special, kvf_token_ids *ids, kvf_error *error)
+/* The whole of it; ids are as before on failure. */
+static kvf_status encode_whole(encode_state *state, const char *text, size_t bytes,
+                               bool add_special)
 {
+    kvf_error *error = state->error;
     if (bytes > TEXT_BYTES_MAX)
         return model_fail(error, KVF_INVALID,
                           "the text has %zu bytes; at most %u are encoded at once", bytes,
@@ -338,10 +400,24 @@ kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text
             "the text is not UTF-8: byte %zu (0x%02x) does not belong there; convert it "
             "to UTF-8",
             valid, (unsigned)(unsigned char)text[valid]);
-    encode_state state = {.tokenizer = tokenizer, .ids = ids, .error = error};
-    size_t count = ids->count;
-    kvf_status status = encode_text(&state, (text_piece){text, bytes}, add_special);
+    const size_t count = state->ids->count;
+    const kvf_status status = encode_text(state, (text_piece){text, bytes}, add_special);
     if (status != KVF_OK)
-        ids->count = count;
+        state->ids->count = count;
     return status;
+}
+
+kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t bytes,
+                                bool add_special, kvf_token_ids *ids, kvf_error *error)
+{
+    encode_state state = {.tokenizer = tokenizer, .starts = true, .ids = ids, .error = error};
+    return encode_whole(&state, text, bytes, add_special);
+}
+
+kvf_status kvf_tokenizer_encode_more(const kvf_tokenizer *tokenizer, const char *text, size_t bytes,
+                                     kvf_token_ids *ids, kvf_error *error)
+{
+    encode_state state = {
+        .tokenizer = tokenizer, .starts = true, .goes_on = true, .ids = ids, .error = error};
+    return encode_whole(&state, text, bytes, false);
 }
