@@ -138,6 +138,8 @@ def _must_fit(model: Any) -> None:
             raise no("%s, layer %d: it attends with keys of another layer" % (name, i), WITHOUT)
     if not isinstance(model, torch.nn.Module):
         return
+    if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        raise no("%s keeps a cache of its own kind" % name, WITHOUT)
     homes = {type(module).__module__ for module in model.modules()
              if "Attention" in type(module).__name__}
     if homes and not any(hasattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS") for home in homes):
@@ -756,7 +758,8 @@ def use(model: Any, budget: int = 512, **settings: Any) -> Any:
 
     For pipelines, evaluation harnesses and servers, which call `generate` themselves. Its memory is
     reserved by the call, for tokens_max tokens, and given back at its end, unless the call returns the
-    cache. settings: of `Cache`. `del model.generate` ends it.
+    cache. A call that names a cache_implementation has chosen its cache. settings: of `Cache`.
+    `del model.generate` ends it.
     """
     _must_fit(model)
     model.set_attn_implementation(NAME)
@@ -765,7 +768,9 @@ def use(model: Any, budget: int = 512, **settings: Any) -> Any:
 
     @functools.wraps(generate)
     def generate_with_pages(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(kwargs.get(name) is not None for name in _NAMES) or kwargs.get("use_cache") is False:
+        if any(kwargs.get(name) is not None for name in (*_NAMES, "cache_implementation")) or \
+                kwargs.get("use_cache") is False or \
+                getattr(kwargs.get("generation_config"), "cache_implementation", None) is not None:
             return generate(self, *args, **kwargs)
         if settings.get("prune") is not None:
             _whole_prompts_only(kwargs.get("generation_config"))
@@ -774,6 +779,8 @@ def use(model: Any, budget: int = 512, **settings: Any) -> Any:
         given = _caches.EncoderDecoderCache(cache, _caches.DynamicCache()) if \
             _has_cross_attention(self) else cache
         kwargs[_name_of_the_cache(self)], told = given, None
+        if getattr(getattr(self, "generation_config", None), "cache_implementation", None) is not None:
+            kwargs["cache_implementation"] = None # the checkpoint's habit
         try:
             told = generate(self, *args, **kwargs)
         finally:

@@ -143,6 +143,13 @@ class Use(Case):
         for more in ({}, {"use_cache": False}, {"past_key_values": transformers.DynamicCache(
                 config=self.model.config)}):
             self.assertEqual(self.model.generate(ids, **settings, **more).tolist(), wanted.tolist())
+        config = copy.deepcopy(self.model.generation_config)
+        config.cache_implementation = "static"
+        for more in ({"cache_implementation": "static"}, {"generation_config": config}):
+            told = self.model.generate(ids, **settings, **more, return_dict_in_generate=True)
+            self.assertEqual(told.sequences.tolist(), wanted.tolist())
+            self.assertIsInstance(told.past_key_values, transformers.StaticCache)
+        self.model.generation_config.cache_implementation = "static"
         told = self.model.generate(ids, **settings, return_dict_in_generate=True)
         self.assertEqual(told.past_key_values.stats()["steps"], 2 * 4 * (NEW - 1))
         told.past_key_values.close()

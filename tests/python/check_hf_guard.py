@@ -104,6 +104,12 @@ class Models(Case):
                 ("Gemma2ForCausalLM", "Gemma2Config", {**SMALL, "sliding_window": 24},
                  "attn_logit_softcapping = 50"),
                 ("Gemma3nForCausalLM", "Gemma3nTextConfig", {**SMALL, **GEMMA3N}, SHARED),
+                ("MiniMaxForCausalLM", "MiniMaxConfig", {
+                    **SMALL, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"] * 2},
+                 "keeps a cache of its own kind"),
+                ("FalconH1ForCausalLM", "FalconH1Config", {
+                    **SMALL, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16,
+                    "mamba_n_groups": 1}, "but LinearAttentionAndFullAttentionLayer"),
                 ("MambaForCausalLM", "MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2,
                                                      "vocab_size": VOCABULARY}, "no layer of full att")):
             with self.subTest(model):
