@@ -207,7 +207,7 @@ def _registered(cache: "Cache") -> torch.Tensor:
     """The cache's number for the operator: a tensor, because a compiler builds numbers in."""
     number = next(_numbers)
     _attention.caches[number] = cache
-    return torch.tensor(number)
+    return torch.tensor(number, device="cpu")
 
 
 def _name_of_the_cache(model: Any) -> str:
@@ -251,6 +251,7 @@ class _Pass(NamedTuple):
 
 
 _NEVER = _Pass(None, None, None, 0, []) # one that failed before its first layer attended
+
 
 class Cache(_caches.Cache):
     """Keys and values of a model in kvferry's pages; pass it as `past_key_values`.
@@ -345,11 +346,11 @@ class Cache(_caches.Cache):
                           % tokens_to_remove)
         self._settle()
         columns = max(self._columns + tokens_to_remove, 0)
-        for i, row in enumerate(self._rows): # the first one says whether that can be
+        for i in range(len(self._held)): # the first one says whether that can be
             dropped = self._columns - columns if self._gaps is None else \
                 int(self._gaps[i, columns:].sum())
-            if dropped:
-                row.truncate(self._held[i] - dropped)
+            if dropped and self._rows:
+                self._rows[i].truncate(self._held[i] - dropped)
             self._held[i] -= dropped
         super().crop(tokens_to_remove) # layers of other kinds
         self._gaps = None if self._gaps is None else self._gaps[:, :columns]
@@ -360,7 +361,7 @@ class Cache(_caches.Cache):
         super().reset()
         for row in self._rows:
             row.truncate(0)
-        self._held, self._gaps = [0] * len(self._rows), None
+        self._held, self._gaps, self._saved, self._candidates = [0] * len(self._rows), None, [], 0
         self._pass, self._turn, self._outer, self._fresh = None, 0, None, None
         for layer in self._paged:
             layer.waiting = None
@@ -373,22 +374,25 @@ class Cache(_caches.Cache):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these rows, in this order."""
-        self._select(torch.arange(len(self._rows))[indices.cpu()].tolist())
+        self._select(torch.arange(len(self._held), device="cpu")[indices.cpu()].tolist())
         super().batch_select_indices(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row that many times."""
-        self._select([i for i in range(len(self._rows)) for _ in range(repeats)])
+        self._select([i for i in range(len(self._held)) for _ in range(repeats)])
         super().batch_repeat_interleave(repeats)
 
     def _select(self, taken: List[int]) -> None:
         """Rows by number. Those that nobody takes go first, so that their pages are free for forks."""
         self._settle()
-        if not self._rows:
+        if not self._held:
             return
-        for i in set(range(len(self._rows))) - set(taken):
-            self._rows[i].close()
-        self._take([self._rows[i] for i in taken])
+        if self._rows:
+            for i in set(range(len(self._rows))) - set(taken):
+                self._rows[i].close()
+            self._take([self._rows[i] for i in taken])
+        else: # they are in files
+            self._saved = [self._saved[i] for i in taken]
         self._held = [self._held[i] for i in taken]
         self._gaps = None if self._gaps is None else self._gaps[taken]
 
@@ -603,6 +607,8 @@ class Cache(_caches.Cache):
         cache = _PagedCache(self._runtime, **settings)
         if self._saved:
             self._rows = [cache.restore(path, self._model) for path in self._saved]
+            for row, held in zip(self._rows, self._held): # `crop` may have been called since
+                row.truncate(held)
         else:
             self._rows = [cache.sequence() for _ in range(q.shape[0])]
             self._held = [0] * q.shape[0]
@@ -617,8 +623,9 @@ class Cache(_caches.Cache):
                                          "interrupted, after which the cache needs a reset()")
         valid, gaps = self._new_columns(mask, rows, tokens), None
         if valid is not None or self._gaps is not None:
-            gaps = torch.ones(rows, self._columns, dtype=torch.bool) if self._gaps is None else self._gaps
-            new = torch.ones(rows, tokens, dtype=torch.bool) if valid is None else valid
+            gaps = torch.ones(
+                rows, self._columns, dtype=torch.bool, device="cpu") if self._gaps is None else self._gaps
+            new = torch.ones(rows, tokens, dtype=torch.bool, device="cpu") if valid is None else valid
             gaps = torch.cat([gaps, new], 1)
         held = [n + (tokens if valid is None else int(valid[i].sum())) for i, n in enumerate(self._held)]
         if valid is not None:

@@ -7,7 +7,9 @@ Random weights are larger than usual here, so that attention shows in the logits
 usage: check_hf_guard.py [TEST...]
 """
 import copy
+import os
 import pickle
+import tempfile
 import unittest
 
 import check_hf # ends here where there is no torch
@@ -318,6 +320,23 @@ class Passes(Case):
                 torch.testing.assert_close(got, wanted, rtol=0, atol=0)
                 self.assertEqual([cache._rows[0].length(i) for i in range(4)], [70] * 4)
 
+    def test_a_pass_after_a_pruned_prompt_that_was_interrupted(self):
+        for held in (0, 80): # in the prompt, after it
+            said = []
+            for interrupted in (False, True):
+                cache = cache_of(self.model, prune="snapkv", prune_settings={"keep": 0.5, "window": 16})
+                with torch.no_grad():
+                    if held:
+                        self.model(prompt(1, 80), past_key_values=cache)
+                    if interrupted:
+                        hook = self.model.model.layers[2].mlp.register_forward_pre_hook(
+                            self.stopper(RuntimeError))
+                        with self.assertRaises(RuntimeError):
+                            self.model(prompt(1, 30, seed=4), past_key_values=cache)
+                        hook.remove()
+                    said.append(self.model(prompt(1, 40, seed=9), past_key_values=cache).logits)
+            torch.testing.assert_close(*said, rtol=0, atol=0)
+
     def test_an_interrupted_pass_with_layers_of_other_kinds(self):
         for family in ("qwen2 with windows", "qwen3-next"):
             model = make(family)
@@ -415,6 +434,31 @@ class Copies(Case):
             further = torch.cat([torch.tensor(wanted)[[2, 1]], prompt(2, 3)], 1)
             self.assertEqual(generate(self.model, further, cache).tolist(),
                              generate(self.model, further).tolist())
+
+    def test_a_restored_cache_is_cut_and_its_rows_are_chosen(self):
+        """Before its files are read."""
+        ids, mask = prompt(2, 60), torch.ones(2, 60, dtype=torch.long)
+        mask[0, :20] = 0
+        first = cache_of(self.model)
+        with torch.no_grad():
+            self.model(ids, attention_mask=mask, past_key_values=first)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "cache")
+            first.save(path)
+            for cut in (lambda cache: cache.batch_select_indices(torch.tensor([True, False])),
+                        lambda cache: cache.batch_repeat_interleave(2), lambda cache: cache.crop(-8),
+                        lambda cache: cache.reset(), lambda cache: copy.copy(cache)):
+                caches = [cache_of(self.model), copy.deepcopy(first)]
+                caches[0].restore(path)
+                caches = [cut(cache) or cache for cache in caches]
+                rows, columns = max(caches[1].batch_size, 1), caches[1].get_seq_length()
+                seen = torch.ones(rows, columns + 5, dtype=torch.long)
+                if columns:
+                    seen[:, :columns] = caches[1]._gaps
+                with torch.no_grad():
+                    logits = [self.model(prompt(rows, 5), attention_mask=seen, past_key_values=cache).logits
+                              for cache in caches]
+                torch.testing.assert_close(*logits, rtol=0, atol=0)
 
     def test_pickle_is_refused(self):
         self.refused("cannot be pickled.*save", pickle.dumps, cache_of(self.model))
