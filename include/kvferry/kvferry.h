@@ -42,9 +42,10 @@
  *   They are aligned to 16 bytes.
  * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
  * - One thread at a time may use one cache and its sequences; different caches are independent.
- * - A call takes at most 64 KiB of its caller's stack, also on a fibre. Threads of the library have
- *   stacks of 2 MiB, whatever libc and limits say. On the host device a thread that waits for a
- *   stream runs work itself, but only where its own stack has 512 KiB left.
+ * - A call takes at most 64 KiB of its caller's stack, also on a fibre, beside what the driver of a
+ *   GPU takes. Threads of the library have stacks of 2 MiB or more, whatever libc and limits say.
+ *   On the host device a thread that waits for a stream runs work itself, but only where its own
+ *   stack has 512 KiB left.
  * - The library never exits, prints, or reads the environment. A function that returns no status
  *   and is asked for what there is not, as the length of a layer behind the last, calls abort.
  */

@@ -153,7 +153,9 @@ kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread, const char 
         code = pthread_attr_init(&attributes);
     if (code != 0)
         return not_started(context, name, code);
-    (void)pthread_attr_setstacksize(&attributes, KVF_THREAD_STACK_BYTES);
+    size_t stack = 0;
+    if (pthread_attr_getstacksize(&attributes, &stack) == 0 && stack < KVF_THREAD_STACK_BYTES)
+        (void)pthread_attr_setstacksize(&attributes, KVF_THREAD_STACK_BYTES);
     code = pthread_create(thread, &attributes, fn, argument);
     pthread_attr_destroy(&attributes);
     if (code != 0)

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "checksum.h"
+#include "common/files.h"
 
 #define TRIES_MAX 64u
 #define UNMOVED   SIZE_MAX
@@ -107,11 +108,12 @@ static kvf_status failed(const mover *m, int code)
 {
     if (m->is_write)
         return kvf_fail(m->e->context, KVF_SYSTEM, code,
-                        "%s: writing %llu bytes failed: %s; nothing was saved, the sequence is "
+                        "%s: writing %llu bytes failed: %s%s; nothing was saved, the sequence is "
                         "as it was",
-                        m->e->path, (unsigned long long)m->bytes, strerror(code));
-    return kvf_fail(m->e->context, KVF_SYSTEM, code, "%s: reading failed: %s", m->e->path,
-                    strerror(code));
+                        m->e->path, (unsigned long long)m->bytes, strerror(code),
+                        kvf_errno_fix(code));
+    return kvf_fail(m->e->context, KVF_SYSTEM, code, "%s: reading failed: %s%s", m->e->path,
+                    strerror(code), kvf_errno_fix(code));
 }
 
 static kvf_status try_again(const mover *m, transfer *t, int code)
