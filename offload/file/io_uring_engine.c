@@ -54,9 +54,10 @@ static int try_ring(const kvf_context *context, struct io_uring *ring)
     if (code)
         return code;
     io_uring_prep_nop(io_uring_get_sqe(ring));
+    uint32_t tries = 0;
     do
         code = io_uring_submit_and_wait(ring, 1);
-    while (code == -EINTR);
+    while (code == -EINTR && ++tries < TRIES_MAX);
     if (code < 0)
         return code;
     code = io_uring_peek_cqe(ring, &cqe);

@@ -202,6 +202,11 @@ static void refuse_entering(void)
     rig_deny(SYS_io_uring_enter, UINT32_MAX, EPERM);
 }
 
+static void always_interrupted(void)
+{
+    rig_deny(SYS_io_uring_enter, UINT32_MAX, EINTR);
+}
+
 static void refuse_memory(void)
 {
     (void)setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0, 0});
@@ -212,6 +217,7 @@ static void in_a_child(void (*refuse)(void), const char *wanted)
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
+        alarm(30);
         refuse();
         _exit(engine_works(wanted));
     }
@@ -224,6 +230,7 @@ static void refused_by_the_system(void **state)
 {
     in_a_child(refuse_making, "preadv");
     in_a_child(refuse_entering, "preadv");
+    in_a_child(always_interrupted, "preadv");
     in_a_child(refuse_memory, NULL); /* newer kernels do not count rings */
 }
 
