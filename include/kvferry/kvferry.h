@@ -179,9 +179,6 @@ typedef struct kvf_runtime_config {
                                 front of them is done (compute capability 9.0 and later); 0 = while
                                 this runtime is open none of this library does on its device, as it
                                 enqueues or records, whoever calls; same bits; default 1 */
-    uint32_t bulk_copies;  /**< CUDA: 1 = transfer MAPPED copies by the bulk engine where a trial at
-                                opening shows that it can (compute capability 9.0 and later); 0 =
-                                there is no trial, threads copy; same bits; default 1 */
     /** File that keeps the measurements, per GPU, driver and link; NULL = measure in every process.
        Borrowed for the call. */
     const char *calibration_path;

@@ -300,13 +300,8 @@ KVF_TASKS(publish, kvf_publish_args, 1)
  * n = *count. If low <= n < high: to[i] <- from[i] for i < n, `bytes` each; then, if done is not
  * NULL, *done <- value, seen by a host thread or another stream only after every byte. Else nothing
  * is moved or written. `blocks` bounds what the launch takes of the device; one task per block.
- * stages == 0: loads and stores; 1 .. KVF_MOVE_STAGES_MAX: bulk copies through as many buffers of
- * KVF_MOVE_STAGE_BYTES per block, which compute capability 9.0 has (others load and store). All
- * give the same bytes.
  */
-#define KVF_MOVE_BLOCKS_MAX  64u
-#define KVF_MOVE_STAGES_MAX  8u
-#define KVF_MOVE_STAGE_BYTES 16384u
+#define KVF_MOVE_BLOCKS_MAX 64u
 
 typedef struct kvf_move_args {
     size_t bytes;            /* a multiple of 64 */
@@ -315,7 +310,6 @@ typedef struct kvf_move_args {
     const uint32_t *count;   /* [1] */
     uint32_t low, high;
     uint32_t blocks; /* 1 .. KVF_MOVE_BLOCKS_MAX */
-    uint32_t stages;
     uint32_t value;
     uint32_t *arrived; /* [1] of the device, 0 before and after; unused if done is NULL */
     uint32_t *done;    /* [1] of registered host memory, or NULL */

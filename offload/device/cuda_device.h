@@ -202,9 +202,8 @@ cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to
                                   const void *const *from, size_t bytes, uint32_t count,
                                   cudaStream_t stream);
 
-/* What can only be found out by trying: fills can_capture, can_copy_batch, can_capture_batch, and
- * takes can_bulk_copy back if it does not work from host memory. Fails where that trial loses the
- * device, or does not end: then its memory stays. The device is current. */
+/* What can only be found out by trying: fills can_capture, can_copy_batch and can_capture_batch.
+ * The device is current. */
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device);
 
 /* ---- opening: device_cuda.c ---- */

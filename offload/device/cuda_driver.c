@@ -12,15 +12,11 @@
 
 #include <dlfcn.h>
 #include <string.h>
-#include <time.h>
-
-#include "common/clock.h"
 
 #define SOURCE_IN_STREAM_ORDER 1
 #define COPIES_AT_ONCE         256u /* addresses of one batch that lie on the stack */
 #define PROBE_BYTES            ((size_t)64)
 #define PROBE_COPIES           3u
-#define PROBE_WAIT_NS          3000000000ull /* for what takes microseconds */
 
 /* ---- finding calls ---- */
 
@@ -106,7 +102,7 @@ cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to
 
 /* ---- trying ---- */
 
-/* What a bulk copy takes its bytes and its lists from. */
+/* What a kernel takes its bytes and its lists from. */
 typedef struct probe_host {
     _Alignas(PROBE_BYTES) char bytes[PROBE_COPIES][PROBE_BYTES];
     const void *from[PROBE_COPIES];
@@ -116,9 +112,8 @@ typedef struct probe_host {
 
 typedef struct probe {
     kvf_cuda_device *device;
-    probe_host *host;  /* pinned */
-    char *memory;      /* PROBE_COPIES pieces to copy from, as many to copy to */
-    cudaError_t ended; /* of the last trial; cudaErrorLaunchTimeout: it has not */
+    probe_host *host; /* pinned */
+    char *memory;     /* PROBE_COPIES pieces to copy from, as many to copy to */
     char seen[2 * PROBE_COPIES * PROBE_BYTES];
 } probe;
 
@@ -139,7 +134,7 @@ static char *target_of(const probe *p, uint32_t i)
 }
 
 /* From registered host memory to that of the device, as `mapped` does it. */
-static cudaError_t enqueue_move(const probe *p, uint32_t stages)
+static cudaError_t enqueue_move(const probe *p)
 {
     probe_host *host = p->host;
     for (uint32_t i = 0; i < PROBE_COPIES; i++) {
@@ -153,19 +148,8 @@ static cudaError_t enqueue_move(const probe *p, uint32_t stages)
                                 .to = host->to,
                                 .count = &host->count,
                                 .high = PROBE_COPIES + 1,
-                                .blocks = 1,
-                                .stages = stages};
+                                .blocks = 1};
     return (cudaError_t)kvf_move_cuda(&move, 1, p->device->own);
-}
-
-static cudaError_t enqueue_plain(const probe *p)
-{
-    return enqueue_move(p, 0);
-}
-
-static cudaError_t enqueue_bulk(const probe *p)
-{
-    return enqueue_move(p, 2);
 }
 
 static cudaError_t enqueue_batch(const probe *p)
@@ -189,23 +173,6 @@ static bool copies_arrived(const probe *p)
     return true;
 }
 
-/* cudaStreamSynchronize, but not for ever: a kernel that hangs cannot be ended. */
-static cudaError_t wait_for(cudaStream_t stream)
-{
-    const uint64_t end = kvf_now_ns() + PROBE_WAIT_NS;
-    struct timespec pause = {.tv_nsec = 20000};
-    for (;;) {
-        const cudaError_t error = cudaStreamQuery(stream);
-        if (error != cudaErrorNotReady)
-            return error;
-        (void)cudaGetLastError();
-        if (kvf_now_ns() > end)
-            return cudaErrorLaunchTimeout;
-        nanosleep(&pause, NULL);
-        pause.tv_nsec += pause.tv_nsec < 50000000 ? pause.tv_nsec : 0;
-    }
-}
-
 static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
 {
     cudaGraphExec_t runnable = NULL;
@@ -213,7 +180,7 @@ static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
     if (error == cudaSuccess)
         error = cudaGraphLaunch(runnable, p->device->own);
     if (error == cudaSuccess)
-        error = wait_for(p->device->own);
+        error = cudaStreamSynchronize(p->device->own);
     if (runnable)
         (void)cudaGraphExecDestroy(runnable);
     return error;
@@ -235,7 +202,7 @@ static bool works(probe *p, cudaError_t (*enqueue)(const probe *), bool is_recor
         }
     }
     if (error == cudaSuccess)
-        error = is_recorded ? run_recorded(p, graph) : wait_for(stream);
+        error = is_recorded ? run_recorded(p, graph) : cudaStreamSynchronize(stream);
     if (graph)
         (void)cudaGraphDestroy(graph);
     memset(p->seen, 0x55, sizeof p->seen);
@@ -245,42 +212,19 @@ static bool works(probe *p, cudaError_t (*enqueue)(const probe *), bool is_recor
         error = cudaStreamSynchronize(stream);
     /* A refusal is an answer; it must not be the caller's last error. */
     (void)cudaGetLastError();
-    p->ended = error;
     return error == cudaSuccess && copies_arrived(p);
 }
 
-/* A refusal is an answer. A fault ends every use of the device in this process, and a kernel that
- * hangs does not end: then no program would get further, so what helps is said. */
-static kvf_status try_bulk(probe *p)
+static void run_probes(probe *p)
 {
     kvf_cuda_device *device = p->device;
     kvf_device_properties *out = &device->properties;
-    if (!out->can_bulk_copy)
-        return KVF_OK;
-    out->can_bulk_copy = works(p, enqueue_bulk, false);
-    if (!kvf_cuda_is_fatal(p->ended))
-        return KVF_OK;
-    atomic_store(&device->lost, (int)p->ended);
-    return kvf_fail(device->base.context, KVF_DEVICE_FAILED, (int)p->ended,
-                    "CUDA device %d: a trial of bulk copies from host memory %s (%s); set "
-                    "bulk_copies to 0, and start the process again",
-                    device->ordinal,
-                    p->ended == cudaErrorLaunchTimeout ? "does not end" : "broke it",
-                    cudaGetErrorName(p->ended));
-}
-
-static kvf_status run_probes(probe *p)
-{
-    kvf_cuda_device *device = p->device;
-    kvf_device_properties *out = &device->properties;
-    KVF_TRY(try_bulk(p));
     const bool has_batch = device->driver.batch || device->driver.batch_12;
     out->can_copy_batch = has_batch && works(p, enqueue_batch, 0);
     /* Before 13.1 a recorded batch is dropped without a word, or refused. */
     out->can_capture_batch =
         out->can_copy_batch && out->driver_version >= 13010 && works(p, enqueue_batch, 1);
-    out->can_capture = (uint32_t)works(p, enqueue_plain, 1);
-    return KVF_OK;
+    out->can_capture = works(p, enqueue_move, 1);
 }
 
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device)
@@ -296,11 +240,8 @@ kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device)
         lacks);
     if (status == KVF_OK) {
         p.host = host;
-        status = run_probes(&p);
-        if (p.ended == cudaErrorLaunchTimeout) /* freeing would wait for ever */
-            return status;
-        const cudaError_t error = cudaFreeHost(host);
-        status = status == KVF_OK ? kvf_cuda_failed(device, error, stays) : status;
+        run_probes(&p);
+        status = kvf_cuda_failed(device, cudaFreeHost(host), stays);
     }
     const cudaError_t error = cudaFree(memory);
     return status == KVF_OK ? kvf_cuda_failed(device, error, stays) : status;

@@ -37,7 +37,6 @@ typedef struct kvf_device_config {
     uint32_t delay_seed; /* non-zero: streams pause at random, to shake out ordering bugs */
     uint32_t ordinal;    /* of the CUDA device */
     bool starts_late;    /* CUDA: no kernel starts before all in front of it is done */
-    bool no_bulk_copies; /* CUDA: neither tried nor made */
 } kvf_device_config;
 
 typedef struct kvf_device_properties {
@@ -59,7 +58,6 @@ typedef struct kvf_device_properties {
     bool can_capture;                     /* work can be recorded in graphs */
     bool can_copy_batch;                  /* copy_batch is a call of the driver */
     bool can_capture_batch;               /* ... and may be recorded */
-    bool can_bulk_copy;                   /* compute capability 9.0 and later, where it is wanted */
 } kvf_device_properties;
 
 typedef struct kvf_device_ops {

@@ -174,8 +174,6 @@ static kvf_status start(kvf_cuda_device *device, const kvf_device_config *config
         device->starts_late = true;
     }
     if (status == KVF_OK) {
-        kvf_device_properties *p = &device->properties;
-        p->can_bulk_copy = p->compute_major >= 9 && !config->no_bulk_copies;
         kvf_cuda_driver_find(device);
         status = kvf_cuda_driver_probe(device);
     }

@@ -42,7 +42,6 @@ typedef struct kvf_transfer_config {
     uint32_t gather_threads; /* >= 1 */
     const uint32_t *gather_cpus;
     uint32_t blocks;               /* of the device that `mapped` takes; 0 = 8 */
-    bool loads_only;               /* `mapped` makes no bulk copies where the device has them */
     kvf_host_memory_config memory; /* policy for staging */
     /* Where the pages live, so that workers find an alias's host address;
      * outlives the engine. NULL: aliases are host addresses. */

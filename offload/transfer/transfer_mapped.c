@@ -21,7 +21,6 @@
 #define BLOCKS 8u
 
 typedef struct mapped_method {
-    uint32_t stages;   /* of the kernel */
     uint32_t *arrived; /* device [slot_count] */
 } mapped_method;
 
@@ -38,8 +37,6 @@ static void mapped_close(kvf_transfer_engine *engine)
 static kvf_status mapped_open(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
-    kvf_device_properties properties;
-    device->ops->properties(device, &properties);
     if (engine->config.blocks > KVF_MOVE_BLOCKS_MAX)
         KVF_FAIL(device->context, KVF_INVALID, "transfer 'mapped' with %u blocks: at most %u",
                  engine->config.blocks, KVF_MOVE_BLOCKS_MAX);
@@ -49,10 +46,6 @@ static kvf_status mapped_open(kvf_transfer_engine *engine)
     engine->method[KVF_TRANSFER_MAPPED] = m;
     if (!m)
         KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for 'mapped'");
-    if (properties.can_bulk_copy && !engine->config.loads_only)
-        m->stages =
-            kvf_min_u32(KVF_MOVE_STAGES_MAX, (uint32_t)(properties.shared_memory_max /
-                                                        (KVF_MOVE_STAGE_BYTES + sizeof(uint64_t))));
     void *memory = NULL;
     KVF_TRY(device->ops->memory_alloc(device, engine->slot_count * sizeof *m->arrived, &memory));
     m->arrived = memory;
@@ -75,8 +68,7 @@ static kvf_status mapped_enqueue(kvf_transfer_engine *engine, const kvf_transfer
                           .count = slot->request.count,
                           .low = is_recorded ? 0 : engine->device_low,
                           .high = is_recorded ? most : kvf_min_u32(engine->device_high, most),
-                          .blocks = engine->config.blocks,
-                          .stages = m->stages};
+                          .blocks = engine->config.blocks};
     /* A word that stays behind says that the count was too large: nobody else takes it then. */
     if (!is_recorded && !engine->has_thread) {
         move.value = slot->ticket;

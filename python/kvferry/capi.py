@@ -119,7 +119,7 @@ ErrorText = _struct("kvf_error", "enum status; int foreign; char text[512]")
 _struct("kvf_allocator", "ptr alloc free user")
 RuntimeConfig = _struct("kvf_runtime_config", """size size; enum device; u32 threads gather_threads;
     i32 numa_node; enum huge_pages; u32 allow_unpinned isa_mask; kvf_allocator allocator;
-    ptr log log_user; u32 device_ordinal calibrate early_starts bulk_copies; text calibration_path""")
+    ptr log log_user; u32 device_ordinal calibrate early_starts; text calibration_path""")
 SelectView = _struct("kvf_select_view", """u32 layer kv_head pages pages_max; ptr scores static_bits;
     u32 page_size block_size""")
 CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads kv_heads head_dim;

@@ -133,7 +133,6 @@ static void gpu(writer *w, const kvf_device_properties *p)
     format(w, "\"records_graphs\":%s,", p->can_capture ? "true" : "false");
     format(w, "\"copies_in_batches\":%s,", p->can_copy_batch ? "true" : "false");
     format(w, "\"records_batches\":%s,", p->can_capture_batch ? "true" : "false");
-    format(w, "\"bulk_copies\":%s,", p->can_bulk_copy ? "true" : "false");
 }
 
 static void device(writer *w, const kvf_runtime *rt)

@@ -23,8 +23,7 @@ void kvf_runtime_config_init(kvf_runtime_config *config)
                                    .numa_node = -1,
                                    .isa_mask = KVF_ISA_ALL,
                                    .calibrate = 1,
-                                   .early_starts = 1,
-                                   .bulk_copies = 1};
+                                   .early_starts = 1};
 }
 
 #define FIELD(field)       KVF_FIELD(kvf_runtime_config, field)
@@ -46,8 +45,6 @@ static const kvf_setting rows[] = {
      .meaning = "measure the link when a cache first needs it"},
     {FIELD(early_starts), .kind = KVF_SETTING_SWITCH,
      .meaning = "kernels of a step start before the one in front of them is done (CUDA)"},
-    {FIELD(bulk_copies), .kind = KVF_SETTING_SWITCH,
-     .meaning = "transfer mapped copies by the bulk engine where a trial shows that it can (CUDA)"},
     {FIELD(calibration_path), .kind = KVF_SETTING_TEXT,
      .meaning = "file that keeps what was measured of the link"},
 };
@@ -133,8 +130,7 @@ static kvf_status open_parts(kvf_runtime *rt)
                                       .isa_mask = c->isa_mask,
                                       .delay_seed = rt->seams.delay_seed,
                                       .ordinal = c->device_ordinal,
-                                      .starts_late = !c->early_starts,
-                                      .no_bulk_copies = !c->bulk_copies};
+                                      .starts_late = !c->early_starts};
     KVF_TRY(kvf_device_open(rt->context, c->device, &device, &rt->device));
     rt->device->ops->properties(rt->device, &rt->properties);
     return find_node(rt, c->numa_node);

@@ -153,8 +153,7 @@ KVF_EMU_QUIET void kvf_emu_fail(const char *format, ...)
 
 KVF_EMU_QUIET static bool waits_alike(const kvf_emu_thread *a, const kvf_emu_thread *b)
 {
-    return a->waits_for == b->waits_for && a->mask == b->mask && a->barrier == b->barrier &&
-           a->parity == b->parity;
+    return a->waits_for == b->waits_for && a->mask == b->mask;
 }
 
 [[noreturn]] KVF_EMU_QUIET static void fail_deadlock(kvf_emu_machine *m)
@@ -176,9 +175,6 @@ KVF_EMU_QUIET static bool waits_alike(const kvf_emu_thread *a, const kvf_emu_thr
         fprintf(stderr, " waits in %s", t->waits_for);
         if (t->mask != 0)
             fprintf(stderr, " of lanes 0x%08x", t->mask);
-        if (t->barrier != NULL)
-            fprintf(stderr, " at shared byte %td, parity %u",
-                    (const char *)t->barrier - kvf_emu_here.shared, t->parity);
         fputc('\n', stderr);
     }
     abort();
@@ -257,16 +253,13 @@ KVF_EMU_QUIET static uint32_t next_ready(const kvf_emu_machine *m)
     return next_in_warp(m, next_bit(m->warps_ready, warp, m->backwards));
 }
 
-/* The same, and copies arrive when nobody can run. */
+/* The same; somebody must. */
 KVF_EMU_QUIET static uint32_t next_thread(kvf_emu_machine *m)
 {
-    for (;;) {
-        const uint32_t next = next_ready(m);
-        if (next < m->threads_count)
-            return next;
-        if (!kvf_emu_copies_progress(m))
-            fail_deadlock(m);
-    }
+    const uint32_t next = next_ready(m);
+    if (next == m->threads_count)
+        fail_deadlock(m);
+    return next;
 }
 
 /* Not by kvf_emu_here: a fiber may end a thread and begin its next on another OS thread, where that
@@ -324,15 +317,12 @@ KVF_EMU_QUIET void kvf_emu_suspend(kvf_emu_machine *m, const char *waits_for)
         kvf_emu_fiber_switch(t->fiber, choose_thread(m, next));
     t->waits_for = NULL;
     t->mask = 0;
-    t->barrier = NULL;
-    t->parity = 0;
 }
 
 KVF_EMU_QUIET void kvf_emu_yield(void)
 {
     kvf_emu_machine *m = kvf_emu_machine_get();
     const uint32_t self = m->current;
-    kvf_emu_copies_progress(m);
     uint32_t next = m->threads_count;
     const uint32_t others = m->warps_ready & ~(1u << self / 32);
     const uint32_t later = m->backwards ? m->warps[self / 32].ready & ((1u << self % 32) - 1u)
@@ -419,7 +409,7 @@ KVF_EMU_QUIET __attribute__((noinline)) static void thread_end(kvf_emu_machine *
     kvf_emu_thread *t = &m->threads[m->current];
     kvf_emu_warp *warp = &m->warps[m->current / 32];
     const uint32_t bit = 1u << m->current % 32;
-    kvf_emu_copies_thread_end(m, t);
+    kvf_emu_copies_end(t);
     if (m->starts_early && !t->has_waited)
         kvf_emu_fail("starts early, and ends without kvf_wait_for_earlier()");
     t->has_waited = false;
@@ -480,7 +470,6 @@ KVF_EMU_QUIET static void run_block(kvf_emu_machine *m)
     kvf_emu_fibers_run(&m->stacks, &m->home,
                        choose_thread(m, m->backwards ? m->threads_count - 1 : 0));
     KVF_EMU_ACQUIRE(m, &m->block_end);
-    kvf_emu_copies_block_end(m);
 }
 
 KVF_EMU_QUIET static void grid_begin(kvf_emu_machine *m, dim3 grid, dim3 block,

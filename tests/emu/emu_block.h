@@ -108,16 +108,6 @@ void kvf_emu_async_copy16(void *shared, const void *global, uint32_t bytes);
 void kvf_emu_async_commit(void);
 void kvf_emu_async_wait(uint32_t groups);
 
-void kvf_emu_mbarrier_init(uint64_t *barrier, uint32_t arrivals);
-void kvf_emu_mbarrier_expect(uint64_t *barrier, uint32_t bytes);
-void kvf_emu_mbarrier_wait(uint64_t *barrier, uint32_t parity);
-
-void kvf_emu_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *barrier);
-void kvf_emu_bulk_store(void *global, const void *shared, uint32_t bytes);
-void kvf_emu_bulk_commit(void);
-void kvf_emu_bulk_wait_read(uint32_t groups);
-void kvf_emu_bulk_wait(uint32_t groups);
-
 /* ---- errors ---- */
 
 /* 16 bits that are no number in bf16, fp16 and fp32, and no index of anything. */

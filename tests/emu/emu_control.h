@@ -40,8 +40,6 @@ typedef struct kvf_emu_config {
     /* Queues of the hardware, which streams share: work of one begins only after all that was
      * enqueued before is done, whatever its stream. 0: every stream has its own. */
     uint32_t connections;
-    uint32_t bulk_skips_host; /* not 0: bulk loads bring zeros from host memory */
-    uint32_t bulk_hangs;      /* not 0: bulk loads from host memory wait until it is 0 again */
     kvf_emu_batch_capture batch_capture;
     char name[64];
     char pci_address[16]; /* of device 0 */

@@ -37,9 +37,6 @@ int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_by
 /* NULL if a kernel may touch `pointer`; else what is wrong with it. */
 const char *kvf_emu_refuses(const void *pointer);
 
-/* Does a bulk load bring what is there? Not from host memory, if the configuration says so. */
-bool kvf_emu_bulk_brings(const void *pointer);
-
 /* ---- the language provides ---- */
 
 /* cudaSuccess, or what CUDA answers to a launch of this shape. */

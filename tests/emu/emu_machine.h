@@ -17,7 +17,7 @@
 #include "emu_fiber.h"
 #include "emu_launch.h"
 
-enum { KVF_EMU_WARPS_MAX = 32, KVF_EMU_LOADS_MAX = 1024 };
+enum { KVF_EMU_WARPS_MAX = 32 };
 
 /* What orders the threads of a block, where they are threads to TSan. */
 #if KVF_EMU_TSAN
@@ -33,7 +33,6 @@ struct kvf_emu_copy {
     const void *from;
     uint32_t bytes;
     uint32_t group;
-    char *snapshot; /* a bulk store that has read its source */
 };
 
 /* Copies of one thread, oldest first; items is allocated once needed and kept. */
@@ -47,29 +46,21 @@ struct kvf_emu_copies {
 struct alignas(64) kvf_emu_thread {
     kvf_emu_fiber *fiber;
     const char *waits_for; /* NULL: it can run, runs, or has exited */
-    uint64_t *barrier;     /* that it waits for, or NULL */
     uint32_t mask;         /* of the warp operation it waits in */
-    uint32_t parity;       /* of the phase it waits for */
     uint3 index;
     bool has_waited; /* for what the stream has before the grid */
-    kvf_emu_copies async, stores;
+    kvf_emu_copies async;
 };
 
 struct kvf_emu_warp {
-    uint32_t ready;   /* lanes that can run and do not, started or not */
-    uint32_t exited;  /* and lanes beyond the end of the block */
-    uint32_t at_sync; /* lanes in __syncthreads */
-    uint32_t at_mbarrier;
+    uint32_t ready;    /* lanes that can run and do not, started or not */
+    uint32_t exited;   /* and lanes beyond the end of the block */
+    uint32_t at_sync;  /* lanes in __syncthreads */
     uint32_t meetings; /* bit i: a meeting whose lowest lane is i */
     uint32_t meeting_mask[32], meeting_arrived[32];
     const kvf_emu_warp_op *meeting_op[32];
     void *operands[32];
     char order; /* its address is what __syncwarp synchronises on */
-};
-
-struct kvf_emu_load {
-    kvf_emu_copy copy;
-    uint64_t *barrier;
 };
 
 struct kvf_emu_machine {
@@ -97,9 +88,6 @@ struct kvf_emu_machine {
     int barrier_answer;
     char barrier_order[2], block_begin, block_end; /* addresses to synchronise on */
 
-    uint32_t loads_count;
-    kvf_emu_load loads[KVF_EMU_LOADS_MAX];
-
     kvf_emu_warp warps[KVF_EMU_WARPS_MAX];
     kvf_emu_thread threads[KVF_EMU_BLOCK_THREADS_MAX];
     kvf_emu_fiber *fiber_of[KVF_EMU_BLOCK_THREADS_MAX]; /* with has_races: always the same */
@@ -124,11 +112,7 @@ KVF_EMU_QUIET static inline kvf_emu_machine *kvf_emu_machine_get(void)
 void kvf_emu_suspend(kvf_emu_machine *m, const char *waits_for);
 void kvf_emu_wake(kvf_emu_machine *m, uint32_t warp, uint32_t lanes);
 
-/* Arrive copies that a waiting thread waits for; false if there are none. */
-bool kvf_emu_copies_progress(kvf_emu_machine *m);
-
-/* The running thread ends: its copies do too, or fail. */
-void kvf_emu_copies_thread_end(kvf_emu_machine *m, kvf_emu_thread *t);
-void kvf_emu_copies_block_end(kvf_emu_machine *m);
+/* The running thread ends: its copies do too. */
+void kvf_emu_copies_end(kvf_emu_thread *t);
 
 #endif

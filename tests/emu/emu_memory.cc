@@ -333,14 +333,6 @@ const char *kvf_emu_refuses(const void *pointer)
     }
 }
 
-bool kvf_emu_bulk_brings(const void *pointer)
-{
-    const bool is_device = emu::place_of(pointer, 1) == Place::Device;
-    while (!is_device && emu::config().bulk_hangs != 0)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return is_device || emu::config().bulk_skips_host == 0;
-}
-
 /* ---- what kernels may touch ---- */
 
 namespace emu

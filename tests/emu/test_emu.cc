@@ -29,11 +29,6 @@ const char *kvf_emu_refuses(const void *)
     return NULL;
 }
 
-bool kvf_emu_bulk_brings(const void *)
-{
-    return true;
-}
-
 /* ---- places ---- */
 
 static __global__ void mark_places(uint32_t *seen, dim3 grid, dim3 block)

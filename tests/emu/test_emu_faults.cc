@@ -78,49 +78,6 @@ static __global__ void copy_outside(uint32_t *x)
     kvf_async_copy16(kvf_shared() + 240 + 16 * (threadIdx.x == 9), x);
 }
 
-static __global__ void barrier_missing(uint32_t *)
-{
-    kvf_barrier_wait((uint64_t *)kvf_shared(), 0);
-}
-
-static __global__ void barrier_overrun(uint32_t *)
-{
-    uint64_t *barrier = (uint64_t *)kvf_shared();
-    if (threadIdx.x == 0)
-        kvf_barrier_init(barrier, 1);
-    __syncthreads();
-    kvf_barrier_expect(barrier, 16);
-}
-
-static __global__ void bytes_never_come(uint32_t *x)
-{
-    uint64_t *barrier = (uint64_t *)kvf_shared();
-    if (threadIdx.x == 0) {
-        kvf_barrier_init(barrier, 1);
-        kvf_barrier_expect(barrier, 32);
-        kvf_bulk_load(kvf_shared() + 16, x, 16, barrier);
-    }
-    __syncthreads();
-    kvf_barrier_wait(barrier, 0);
-}
-
-static __global__ void load_left(uint32_t *x)
-{
-    uint64_t *barrier = (uint64_t *)kvf_shared();
-    if (threadIdx.x == 0) {
-        kvf_barrier_init(barrier, 1);
-        kvf_bulk_load(kvf_shared() + 16, x, 16, barrier);
-    }
-}
-
-static __global__ void store_left(uint32_t *x)
-{
-    if (threadIdx.x == 0) {
-        kvf_bulk_store(x, kvf_shared(), 16);
-        kvf_bulk_commit();
-    }
-}
-
 static __global__ void traps(uint32_t *)
 {
     if (threadIdx.x == 5)
@@ -234,12 +191,6 @@ static void expect_reports(void)
     EXPECT(part_of_warp_multiplies, "kvf_load_tiles4", "exits, while lanes 0x0000ffff");
     EXPECT(odd_address, "kvf_load_once", "is not a multiple of 16");
     EXPECT(copy_outside, "thread (9,0,0): kvf_async_copy16", "256 bytes of shared memory");
-    EXPECT(barrier_missing, "kvf_barrier_wait: no barrier at shared byte 0", "");
-    EXPECT(barrier_overrun, "kvf_barrier_expect: more than 1 arrivals", "");
-    EXPECT(bytes_never_come, "deadlock in block (0,0,0)",
-           "waits in kvf_barrier_wait at shared byte 0, parity 0");
-    EXPECT(load_left, "1 bulk loads into it have not been waited for", "");
-    EXPECT(store_left, "kvf_bulk_wait_read<0>() is missing", "");
     EXPECT(traps, "block (0,0,0) thread (5,0,0): __trap", "");
     starts_early = true;
     EXPECT(some_never_wait, "thread (9,0,0): starts early, and ends without kvf_wait_for_earlier",

@@ -49,10 +49,9 @@ static void move_case(check *c, size_t bytes, uint32_t n)
     a.low = check_below(c, 3) ? 0 : check_below(c, n + 2);
     a.high = check_below(c, 3) ? UINT32_MAX : check_below(c, n + 2);
     a.blocks = 1 + check_below(c, 5);
-    a.stages = check_below(c, 3) ? check_below(c, 5) : check_below(c, KVF_MOVE_STAGES_MAX + 1);
     a.value = (uint32_t)check_random(c);
-    check_describe(c, "bytes=%zu count=%u low=%u high=%u blocks=%u stages=%u", bytes, n, a.low,
-                   a.high, a.blocks, a.stages);
+    check_describe(c, "bytes=%zu count=%u low=%u high=%u blocks=%u", bytes, n, a.low, a.high,
+                   a.blocks);
     uint8_t *pages = check_in(c, n * bytes), *slots = check_out(c, n * bytes);
     const void **from = check_in(c, n * sizeof *from);
     void **to = check_in(c, n * sizeof *to);
@@ -80,7 +79,7 @@ void check_move(check *c)
     static const uint32_t counts[] = {0, 1, 2, 7, 40};
     for (uint32_t i = 0; i < 70; i++)
         move_case(c, bytes[i % 7], counts[i / 7 % 5]);
-    /* Rows: several of them are one turn of a warp, and one stage of bulk copies. */
+    /* Rows: several of them are one turn of a warp. */
     static const size_t rows[] = {64, 128, 192, 256, 512, 576, 1024, 2048, 2560};
     static const uint32_t row_counts[] = {1, 3, 8, 31, 65, 300, 1000};
     for (uint32_t i = 0; i < 63; i++)

@@ -5,7 +5,6 @@
  * which these would pass or fail for reasons of its own.
  *
  * - alias: registered memory is one memory; what either side writes, the other sees at its alias.
- * - bulk: bulk copies over the link deliver the bytes that loads and stores do (9.0 and later).
  * - batch: a batch of copies delivers; recorded, it delivers at every replay or is refused.
  * - words: a host thread that sees a word sees the bytes that were written before it.
  * - replay: a recorded copy, fill and kernel give what enqueueing gives, with changed input.
@@ -168,15 +167,14 @@ static void clear_slots(rig *r)
     OK(r, r->ops->fill(r->stream, r->slots, 0xee, BYTES));
 }
 
-static kvf_status move(rig *r, uint32_t stages)
+static kvf_status move(rig *r)
 {
     const kvf_move_args args = {.bytes = PAGE_BYTES,
                                 .from = (const void *const *)r->from,
                                 .to = r->to,
                                 .count = r->count,
                                 .high = UINT32_MAX,
-                                .blocks = 8,
-                                .stages = stages};
+                                .blocks = 8};
     return r->ops->launch(r->stream, r->device->kernels.move, &args, sizeof args,
                           kvf_move_tasks(&args));
 }
@@ -188,7 +186,7 @@ static void check_alias(rig *r)
     for (uint32_t salt = 1; salt <= 3; salt++) {
         write_pages(r, salt); /* after registration, by the CPU */
         clear_slots(r);
-        OK(r, move(r, 0));
+        OK(r, move(r));
         MUST(r, slots_are_right(r));
     }
     OK(r, r->ops->fill(r->stream, r->alias, 0x3c, PAGE_BYTES)); /* by the device */
@@ -196,21 +194,6 @@ static void check_alias(rig *r)
     for (size_t i = 0; i < PAGE_BYTES; i++)
         MUST(r, r->host[i] == 0x3c);
     printf("alias: host and device see one memory\n");
-}
-
-static void check_bulk(rig *r)
-{
-    if (!r->properties.can_bulk_copy) {
-        printf("bulk: this GPU has none\n");
-        return;
-    }
-    for (uint32_t stages = 1; stages <= 8; stages *= 2) {
-        write_pages(r, 10 + stages);
-        clear_slots(r);
-        OK(r, move(r, stages));
-        MUST(r, slots_are_right(r));
-    }
-    printf("bulk: the same bytes with 1 to 8 buffers\n");
 }
 
 static kvf_status enqueue_batch(rig *r)
@@ -286,7 +269,7 @@ static void check_words(rig *r)
 static void enqueue_mixed(rig *r)
 {
     clear_slots(r);
-    OK(r, move(r, 0));
+    OK(r, move(r));
     OK(r, r->ops->copy(r->stream, r->slots + 3 * PAGE_BYTES, r->slots, PAGE_BYTES));
     OK(r, r->ops->fill(r->stream, r->slots, 0x11, PAGE_BYTES / 2));
 }
@@ -438,7 +421,7 @@ static void enqueue_link(rig *r, timing *t)
 static void enqueue_kernels(rig *r, uint32_t times)
 {
     for (uint32_t i = 0; i < times; i++)
-        OK(r, move(r, 0));
+        OK(r, move(r));
 }
 
 /* Both streams begin after `began` and end before `ended`, which are on r->stream. */
@@ -541,7 +524,6 @@ int main(void)
     if (!open_rig(&r))
         return 77;
     check_alias(&r);
-    check_bulk(&r);
     check_batch(&r);
     check_words(&r);
     check_replay(&r);

@@ -386,53 +386,6 @@ static void test_lost_device(void **state)
     kvf_emu_reset();
 }
 
-/* The trial of bulk copies at opening, which may break a device for the whole process, or hang:
- * then it is said which setting leaves it out, and with that the device opens. */
-static void open_with(const kvf_device_config *config, const char *words)
-{
-    kvf_context *context;
-    kvf_device *device = NULL;
-    kvf_device_properties properties;
-    kvf_error error;
-    RIG_OK(kvf_context_create(NULL, NULL, NULL, &context));
-    const kvf_status status = kvf_device_open(context, KVF_DEVICE_CUDA, config, &device);
-    if (words != NULL) {
-        kvf_context_error(context, &error);
-        assert_int_equal(status, KVF_DEVICE_FAILED);
-        if (strstr(error.text, words) == NULL || strstr(error.text, "set bulk_copies to 0") == NULL)
-            fail_msg("not in: %s", error.text);
-        assert_null(device);
-    } else {
-        RIG_OK(status);
-        device->ops->properties(device, &properties);
-        assert_int_equal(properties.can_bulk_copy, !config->no_bulk_copies);
-        kvf_device_close(device);
-    }
-    assert_int_equal(context->live_blocks, 0);
-    kvf_context_destroy(context);
-}
-
-static void test_bulk_trial(void **state)
-{
-    kvf_device_config without = plain;
-    without.no_bulk_copies = true;
-    kvf_emu_reset();
-    open_with(&plain, NULL);
-    kvf_emu_fail_call("cudaStreamQuery", 1, cudaErrorIllegalAddress, 1);
-    open_with(&plain, "broke it (cudaErrorIllegalAddress)");
-    kvf_emu_reset();
-    assert_true(kvf_emu_is_clean());
-
-    kvf_emu_config hangs;
-    kvf_emu_get_config(&hangs);
-    hangs.bulk_hangs = 1;
-    kvf_emu_set_config(&hangs);
-    open_with(&without, NULL);
-    assert_true(kvf_emu_is_clean());
-    open_with(&plain, "does not end");
-    kvf_emu_reset(); /* now it ends, and its memory stays */
-}
-
 /* Every call of CUDA loses the device: a named error, no wait without end, nothing of ours left.
  * What the device held stays, so this comes last. */
 static void test_every_call_loses(void **state)
@@ -470,7 +423,6 @@ int main(void)
         cmocka_unit_test(test_batch_in_capture),
         cmocka_unit_test(test_old_driver),
         cmocka_unit_test(test_lost_device),
-        cmocka_unit_test(test_bulk_trial),
         cmocka_unit_test(test_every_call_loses),
     };
     return cmocka_run_group_tests_name("errors of CUDA", tests, NULL, NULL);

@@ -3,8 +3,7 @@
 /*
  * What a GPU refuses or blocks on and a CPU does not: kernels that touch pageable memory, a host
  * that touches device memory, kernels that are loaded while streams are busy, streams that share a
- * queue of the hardware, bulk copies that bring nothing from host memory. The emulator does the
- * same, so that each of them fails here first.
+ * queue of the hardware. The emulator does the same, so that each of them fails here first.
  *
  * Runs in emulated builds. Programs that must end badly run in a child process of their own.
  */
@@ -104,7 +103,7 @@ static void test_memory(void **state)
 
 /* ---- queues and late kernels ---- */
 
-static void fetch_all(kvf_transfer method, uint32_t connections, uint32_t bulk_skips_host)
+static void fetch_all(kvf_transfer method, uint32_t connections)
 {
     static plan p;
     rig r;
@@ -113,21 +112,17 @@ static void fetch_all(kvf_transfer method, uint32_t connections, uint32_t bulk_s
     kvf_stream *streams[2];
     kvf_emu_config emu;
     kvf_emu_counts counts;
-    kvf_device_properties properties;
     kvf_transfer_choice mixed;
     uint32_t tickets[REQUESTS];
     atomic_uint wrong;
     kvf_emu_reset();
     kvf_emu_get_config(&emu);
     emu.connections = connections;
-    emu.bulk_skips_host = bulk_skips_host;
     kvf_emu_set_config(&emu);
     atomic_init(&wrong, 0);
     rig_random random = rig_seed("hazards", 300 + (uint64_t)method);
     plan_make(&p, &random, 4096);
     rig_open(&r, NULL);
-    r.ops->properties(r.device, &properties);
-    assert_int_equal(properties.can_bulk_copy, !bulk_skips_host);
     transfer_open_memory(&r, &p, &m);
     kvf_transfer_config config = transfer_engine_config(method, 4096);
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
@@ -169,23 +164,15 @@ static void test_connections(void **state)
     const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED,
                                     KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
-        fetch_all(methods[i], 1, 0);
-        fetch_all(methods[i], 8, 0);
+        fetch_all(methods[i], 1);
+        fetch_all(methods[i], 8);
     }
-}
-
-/* Whether bulk copies reach host memory is tried when the device is opened, not taken for granted.
- */
-static void test_bulk(void **state)
-{
-    fetch_all(KVF_TRANSFER_MAPPED, 0, 1);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory),
-                                       cmocka_unit_test(test_connections),
-                                       cmocka_unit_test(test_bulk)};
+                                       cmocka_unit_test(test_connections)};
     signal(SIGALRM, on_alarm);
     return cmocka_run_group_tests_name("hazards of CUDA", tests, NULL, NULL);
 }

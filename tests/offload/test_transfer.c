@@ -115,7 +115,6 @@ static void test_same_bytes(void **state)
         config.requests_max = cases[i].requests_max;
         config.first_ticket = i % 2 ? UINT32_MAX - 5 : 0; /* tickets wrap */
         config.blocks = 1 + (uint32_t)i % 5;
-        config.loads_only = i % 4 == 0;
         rig r;
         rig_open(&r, &(rig_config){.delay_seed = cases[i].delay_seed});
         run_plan(&r, &config, &p);
