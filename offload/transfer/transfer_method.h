@@ -140,26 +140,6 @@ static inline bool kvf_transfer_is_done(const kvf_transfer_slot *slot, uint32_t 
     return (int32_t)(kvf_word_load(&slot->words->done) - ticket) >= 0;
 }
 
-/* ---- transfer_thread.c ---- */
-
-KVF_CHECKED kvf_status kvf_transfer_thread_start(kvf_transfer_engine *engine);
-/* Finishes what was submitted; NULL thread is fine. */
-void kvf_transfer_thread_stop(kvf_transfer_engine *engine);
-/* Make the stream tell the thread about the slot's request. */
-KVF_CHECKED kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine,
-                                                kvf_transfer_slot *slot, kvf_stream *stream);
-/* Make the stream wait for the slot's request, and fail with it. On a device of its own memory the
- * caller waits until the copies are enqueued. */
-KVF_CHECKED kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine,
-                                                kvf_transfer_slot *slot, uint32_t ticket,
-                                                kvf_stream *stream);
-/* 1 if the request is done and the thread needs its slot no more; -1: the device could not say. */
-int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
-                                   uint32_t ticket);
-/* Wait on the host until that is so. */
-KVF_CHECKED kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine,
-                                                kvf_transfer_slot *slot, uint32_t ticket);
-
 /* ---- transfer_clock.c ---- */
 
 KVF_CHECKED kvf_status kvf_transfer_clocks_create(kvf_transfer_engine *engine);
