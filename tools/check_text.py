@@ -21,6 +21,8 @@ LEFT_OVER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
 LINE_MAX = 100
 # Front pages are read to the end only if they are short.
 LINES_MAX = {"README.md": 200, "ARCHITECTURE.md": 220}
+# A concept is a file; one that needs more lines is two.
+SOURCE_LINES_MAX = 920
 
 
 def check(path):
@@ -36,6 +38,8 @@ def check(path):
         yield text.count("\n") + 1, "no newline at the end of the file"
     if text.count("\n") > LINES_MAX.get(path, sys.maxsize):
         yield LINES_MAX[path], "more than so many lines; the rest belongs in docs/"
+    if SOURCE.search(path) and text.count("\n") > SOURCE_LINES_MAX:
+        yield SOURCE_LINES_MAX, "more than so many lines; two concepts are two files"
     if text.endswith("\n\n"):
         yield text.count("\n"), "blank line at the end of the file"
     for number, line in enumerate(text.split("\n"), 1):

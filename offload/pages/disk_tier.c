@@ -3,21 +3,328 @@
 /*
  * Bundles in berths and in a file; see the header.
  *
- * Knows nothing of who selects what; which berth goes is the policy's. The file is disk_file.c's,
- * requests are disk_requests.c's. The lock guards which berth a bundle has, because a save reads
- * blocks from a thread of its own.
+ * Knows nothing of who selects what; which berth goes is the policy's. The file is disk_file.c's.
+ * The lock guards which berth a bundle has, because a save reads blocks from a thread of its own.
  */
 
 #include "disk_tier.h"
 
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/carve.h"
 #include "common/clock.h"
-#include "disk_requests.h"
+#include "common/files.h"
 
-#define NONE KVF_DISK_NONE
+#define NONE      KVF_DISK_NONE
+#define TRIES_MAX 64u
+
+/* ---- what is where ---- */
+
+static char *berth_at(const kvf_disk_tier *t, uint32_t berth, bool for_device)
+{
+    const kvf_host_memory *m = t->config.memory;
+    const uint32_t per = (uint32_t)(m->arenas[0].bytes / t->config.bundle_bytes);
+    const kvf_arena *arena = &m->arenas[berth / per];
+    return (for_device ? arena->device : arena->host) +
+           (size_t)(berth % per) * t->config.bundle_bytes;
+}
+
+char *kvf_disk_tier_host(const kvf_disk_tier *t, uint32_t bundle)
+{
+    const uint32_t berth = t->bundles[bundle].berth;
+    return berth == NONE ? NULL : berth_at(t, berth, false);
+}
+
+char *kvf_disk_tier_device(const kvf_disk_tier *t, uint32_t bundle)
+{
+    return t->bundles[bundle].is_reading ? NULL : t->bundles[bundle].device;
+}
+
+char *kvf_disk_tier_place(const kvf_disk_tier *t, uint32_t bundle)
+{
+    return t->bundles[bundle].device;
+}
+
+bool kvf_disk_tier_is_coming(const kvf_disk_tier *t, uint32_t bundle)
+{
+    return t->bundles[bundle].is_reading;
+}
+
+uint64_t kvf_disk_tier_arrival(const kvf_disk_tier *t, uint32_t bundle)
+{
+    return t->bundles[bundle].arrival;
+}
+
+uint64_t kvf_disk_tier_arrivals(const kvf_disk_tier *t)
+{
+    return t->arrivals;
+}
+
+/* Where it will be, so that tables can say so before it is there. */
+static void place(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+{
+    t->bundles[bundle].device = berth_at(t, berth, true);
+    t->bundles[bundle].arrival = ++t->arrivals;
+}
+
+static void put(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+{
+    pthread_mutex_lock(&t->lock);
+    t->bundles[bundle].berth = berth;
+    pthread_mutex_unlock(&t->lock);
+    t->berths[berth] = bundle;
+}
+
+static void give_up(kvf_disk_tier *t, uint32_t berth)
+{
+    kvf_bundle *b = &t->bundles[t->berths[berth]];
+    KVF_ASSERT(!b->is_dirty && !b->is_writing && b->call < t->call);
+    pthread_mutex_lock(&t->lock);
+    b->berth = NONE;
+    pthread_mutex_unlock(&t->lock);
+    b->device = NULL;
+    t->berths[berth] = NONE;
+}
+
+/* ---- what ended ---- */
+
+static void free_berth(kvf_disk_tier *t, uint32_t berth)
+{
+    KVF_ASSERT(t->berths[berth] == NONE);
+    t->free_berths++;
+    t->free_from = berth;
+}
+
+/* A read ended. */
+static void arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, bool is_whole)
+{
+    kvf_bundle *b = &t->bundles[bundle];
+    b->is_reading = false;
+    t->berths[berth] = NONE;
+    if (!is_whole) {
+        b->device = NULL;
+        free_berth(t, berth);
+        return;
+    }
+    put(t, bundle, berth);
+    t->stats.read++;
+    t->has_read = true;
+}
+
+static void make_dirty(kvf_disk_tier *t, kvf_bundle *b, uint64_t call)
+{
+    t->dirty += !b->is_dirty;
+    b->is_dirty = true;
+    b->written_call = call;
+}
+
+static void make_clean(kvf_disk_tier *t, kvf_bundle *b)
+{
+    t->dirty -= b->is_dirty;
+    b->is_dirty = false;
+}
+
+/* A write did. */
+static void written(kvf_disk_tier *t, uint32_t bundle)
+{
+    kvf_bundle *b = &t->bundles[bundle];
+    b->is_writing = false;
+    if (!b->is_dirty) /* emptied meanwhile */
+        return;
+    make_clean(t, b);
+    b->is_in_file = true;
+}
+
+/* ---- requests: bundles on their way between berths and the file ----
+ * What an engine moved in part is asked for again from the last multiple of KVF_DISK_ALIGNMENT on;
+ * what makes no progress several times has failed. A request in flight has its berth for itself,
+ * but for readers of what is written. */
+
+static kvf_status failed(const kvf_disk_tier *t, bool is_write, int code)
+{
+    return kvf_fail(t->context, KVF_SYSTEM, code,
+                    "disk_path: %s the tier's file failed: %s%s; the sequences are as they were, "
+                    "and the call may be made again",
+                    is_write ? "writing" : "reading", strerror(code), kvf_errno_fix(code));
+}
+
+static void pause_a_little(uint32_t tries)
+{
+    if (tries > TRIES_MAX / 8)
+        (void)nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+}
+
+static void end_request(kvf_disk_tier *t, uint32_t number, int code)
+{
+    const kvf_disk_request *r = &t->requests[number];
+    t->idle[t->idle_count++] = number;
+    if (r->is_write) {
+        t->writes_in_flight--;
+        if (code) {
+            t->write_error = code;
+            t->bundles[r->bundle].is_writing = false;
+        } else {
+            written(t, r->bundle);
+        }
+    } else {
+        t->reads_in_flight--;
+        if (code)
+            t->read_error = code;
+        arrived(t, r->bundle, r->berth, code == 0);
+    }
+}
+
+static int submit(kvf_disk_tier *t, uint32_t number)
+{
+    kvf_disk_request *r = &t->requests[number];
+    const kvf_io_request request = {.file = t->file.direct,
+                                    .is_write = r->is_write,
+                                    .offset = r->offset,
+                                    .pieces = &r->piece,
+                                    .count = 1,
+                                    .tag = number};
+    int code;
+    if (!kvf_disk_file_has(&t->file, t->file.direct))
+        return EBADF;
+    do {
+        code = -t->io->ops->submit(t->io, &request);
+        if (code != EAGAIN && code != EBUSY && code != EINTR)
+            return code;
+        pause_a_little(r->tries);
+    } while (++r->tries < TRIES_MAX);
+    return code;
+}
+
+/* The rest once more, or the end. */
+static void go_on(kvf_disk_tier *t, uint32_t number, size_t moved, int code)
+{
+    kvf_disk_request *r = &t->requests[number];
+    const size_t done =
+        moved == r->piece.iov_len ? moved : moved / KVF_DISK_ALIGNMENT * KVF_DISK_ALIGNMENT;
+    r->tries = done ? 0 : r->tries + 1;
+    r->piece.iov_base = (char *)r->piece.iov_base + done;
+    r->piece.iov_len -= done;
+    r->offset += done;
+    if (r->piece.iov_len == 0) {
+        end_request(t, number, 0);
+        return;
+    }
+    pause_a_little(r->tries);
+    code = r->tries < TRIES_MAX ? submit(t, number) : code;
+    if (code)
+        end_request(t, number, code);
+}
+
+static void take_result(kvf_disk_tier *t, const kvf_io_result *result)
+{
+    const int code = result->bytes < 0 ? (int)-result->bytes : 0;
+    if (code && code != EAGAIN && code != EINTR && code != ECANCELED) {
+        end_request(t, result->tag, code);
+        return;
+    }
+    const kvf_disk_request *r = &t->requests[result->tag];
+    const size_t moved = code ? 0 : (size_t)result->bytes;
+    KVF_ASSERT(moved <= r->piece.iov_len);
+    uint64_t *const sum = r->is_write ? &t->stats.bytes_written : &t->stats.bytes_read;
+    *sum += moved;
+    go_on(t, result->tag, moved, code ? code : EIO);
+}
+
+/* Waits for one that is in flight. */
+static void reap(kvf_disk_tier *t)
+{
+    kvf_io_result result;
+    t->io->ops->wait(t->io, &result);
+    take_result(t, &result);
+}
+
+/* What has ended, without waiting. */
+static void poll(kvf_disk_tier *t)
+{
+    kvf_io_result result;
+    while (t->reads_in_flight + t->writes_in_flight > 0 && t->io->ops->poll(t->io, &result))
+        take_result(t, &result);
+}
+
+static kvf_status begin_request(kvf_disk_tier *t, uint32_t bundle, uint32_t berth,
+                                uint32_t is_write)
+{
+    const uint32_t number = t->idle[t->idle_count - 1];
+    kvf_disk_request *r = &t->requests[number];
+    *r = (kvf_disk_request){
+        .piece = {berth_at(t, berth, false), t->config.bundle_bytes},
+        .offset = (uint64_t)bundle * t->config.bundle_bytes,
+        .bundle = bundle,
+        .berth = berth,
+        .is_write = is_write,
+    };
+    const int code = submit(t, number);
+    if (code)
+        return failed(t, is_write, code);
+    t->idle_count--;
+    return KVF_OK;
+}
+
+/* A bundle on its way; waits for a request to be free. */
+static kvf_status submit_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+{
+    while (t->reads_in_flight == KVF_DISK_READS)
+        reap(t);
+    KVF_TRY(begin_request(t, bundle, berth, 0));
+    t->berths[berth] = KVF_DISK_COMING;
+    t->bundles[bundle].is_reading = true;
+    t->reads_in_flight++;
+    return KVF_OK;
+}
+
+static kvf_status submit_write(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+{
+    KVF_ASSERT(t->writes_in_flight < KVF_DISK_WRITES);
+    KVF_TRY(begin_request(t, bundle, berth, 1));
+    t->bundles[bundle].is_writing = true;
+    t->writes_in_flight++;
+    return KVF_OK;
+}
+
+/* The kernel looks at the berths and at the file once, where it may. */
+static kvf_status keep(kvf_disk_tier *t)
+{
+    const kvf_host_memory *m = t->config.memory;
+    struct iovec *arenas = kvf_alloc(t->context, m->arena_count, sizeof *arenas);
+    if (!arenas)
+        KVF_FAIL(t->context, KVF_OUT_OF_MEMORY, "no memory to list %u arenas", m->arena_count);
+    for (uint32_t i = 0; i < m->arena_count; i++)
+        arenas[i] = (struct iovec){m->arenas[i].host, m->arenas[i].bytes};
+    kvf_io_keep(t->io, &(kvf_io_kept){.buffers = arenas,
+                                      .buffer_count = m->arena_count,
+                                      .files = &t->file.direct,
+                                      .file_count = 1});
+    kvf_free(t->context, arenas);
+    return KVF_OK;
+}
+
+static kvf_status open_requests(kvf_disk_tier *t, const kvf_io_ops *engine)
+{
+    for (uint32_t i = 0; i < KVF_DISK_REQUESTS; i++)
+        t->idle[t->idle_count++] = KVF_DISK_REQUESTS - 1 - i;
+    if (kvf_context_refuses(t->context, "engine"))
+        KVF_FAIL(t->context, KVF_OUT_OF_MEMORY, "no memory to read or write files");
+    KVF_TRY(engine ? engine->open(t->context, KVF_DISK_REQUESTS, &t->io)
+                   : kvf_io_open(t->context, KVF_DISK_REQUESTS, &t->io));
+    return keep(t);
+}
+
+/* Waits for what is in flight. */
+static void close_requests(kvf_disk_tier *t)
+{
+    while (t->io && t->reads_in_flight + t->writes_in_flight > 0)
+        reap(t);
+    kvf_io_close(t->io);
+}
+
+/* ---- opening ---- */
 
 static void carve(kvf_disk_tier *t, kvf_carver *k)
 {
@@ -74,7 +381,7 @@ kvf_status kvf_disk_tier_open(kvf_context *context, const kvf_disk_tier_config *
         status = kvf_disk_file_open(context, config->folder,
                                     (uint64_t)config->bundle_bytes * config->bundles, &t->file);
     if (status == KVF_OK)
-        status = kvf_disk_requests_open(t, config->engine);
+        status = open_requests(t, config->engine);
     if (status != KVF_OK) {
         kvf_disk_tier_close(t);
         *out = NULL;
@@ -86,80 +393,12 @@ void kvf_disk_tier_close(kvf_disk_tier *t)
 {
     if (!t)
         return;
-    kvf_disk_requests_close(t);
+    close_requests(t);
     kvf_disk_file_close(&t->file);
     kvf_free(t->context, t->tables);
     if (t->has_lock)
         (void)pthread_mutex_destroy(&t->lock);
     kvf_free(t->context, t);
-}
-
-/* ---- what is where ---- */
-
-char *kvf_disk_berth(const kvf_disk_tier *t, uint32_t berth, bool for_device)
-{
-    const kvf_host_memory *m = t->config.memory;
-    const uint32_t per = (uint32_t)(m->arenas[0].bytes / t->config.bundle_bytes);
-    const kvf_arena *arena = &m->arenas[berth / per];
-    return (for_device ? arena->device : arena->host) +
-           (size_t)(berth % per) * t->config.bundle_bytes;
-}
-
-char *kvf_disk_tier_host(const kvf_disk_tier *t, uint32_t bundle)
-{
-    const uint32_t berth = t->bundles[bundle].berth;
-    return berth == NONE ? NULL : kvf_disk_berth(t, berth, false);
-}
-
-char *kvf_disk_tier_device(const kvf_disk_tier *t, uint32_t bundle)
-{
-    return t->bundles[bundle].is_reading ? NULL : t->bundles[bundle].device;
-}
-
-char *kvf_disk_tier_place(const kvf_disk_tier *t, uint32_t bundle)
-{
-    return t->bundles[bundle].device;
-}
-
-bool kvf_disk_tier_is_coming(const kvf_disk_tier *t, uint32_t bundle)
-{
-    return t->bundles[bundle].is_reading;
-}
-
-uint64_t kvf_disk_tier_arrival(const kvf_disk_tier *t, uint32_t bundle)
-{
-    return t->bundles[bundle].arrival;
-}
-
-uint64_t kvf_disk_tier_arrivals(const kvf_disk_tier *t)
-{
-    return t->arrivals;
-}
-
-/* Where it will be, so that tables can say so before it is there. */
-static void place(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
-{
-    t->bundles[bundle].device = kvf_disk_berth(t, berth, true);
-    t->bundles[bundle].arrival = ++t->arrivals;
-}
-
-static void put(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
-{
-    pthread_mutex_lock(&t->lock);
-    t->bundles[bundle].berth = berth;
-    pthread_mutex_unlock(&t->lock);
-    t->berths[berth] = bundle;
-}
-
-static void give_up(kvf_disk_tier *t, uint32_t berth)
-{
-    kvf_bundle *b = &t->bundles[t->berths[berth]];
-    KVF_ASSERT(!b->is_dirty && !b->is_writing && b->call < t->call);
-    pthread_mutex_lock(&t->lock);
-    b->berth = NONE;
-    pthread_mutex_unlock(&t->lock);
-    b->device = NULL;
-    t->berths[berth] = NONE;
 }
 
 /* ---- berths ---- */
@@ -204,7 +443,7 @@ static kvf_status begin_writes(kvf_disk_tier *t, uint32_t look)
         const uint32_t berth = kvf_disk_policy_next(&t->policy, look, may_write, t);
         if (berth == NONE)
             return KVF_OK;
-        KVF_TRY(kvf_disk_write(t, t->berths[berth], berth));
+        KVF_TRY(submit_write(t, t->berths[berth], berth));
     }
     return KVF_OK;
 }
@@ -217,14 +456,14 @@ static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
     t->write_error = 0;
     while ((*out = kvf_disk_policy_victim(&t->policy, may_go, t)) == NONE) {
         if (t->write_error && ++failures > 1)
-            return kvf_disk_failed(t, true, t->write_error);
+            return failed(t, true, t->write_error);
         while (t->write_error && t->writes_in_flight)
-            kvf_disk_reap(t);
+            reap(t);
         t->write_error = 0;
         KVF_TRY(begin_writes(t, t->config.berths));
         if (t->writes_in_flight == 0)
             return KVF_FULL;
-        kvf_disk_reap(t);
+        reap(t);
     }
     return KVF_OK;
 }
@@ -258,13 +497,6 @@ static kvf_status take_berth(kvf_disk_tier *t, uint32_t *out)
     return KVF_OK;
 }
 
-static void free_berth(kvf_disk_tier *t, uint32_t berth)
-{
-    KVF_ASSERT(t->berths[berth] == NONE);
-    t->free_berths++;
-    t->free_from = berth;
-}
-
 /* ---- a call ---- */
 
 void kvf_disk_tier_call(kvf_disk_tier *t)
@@ -293,7 +525,7 @@ void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
 
 static kvf_status begin_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
 {
-    const kvf_status status = kvf_disk_read(t, bundle, berth);
+    const kvf_status status = submit_read(t, bundle, berth);
     if (status == KVF_OK)
         place(t, bundle, berth);
     else
@@ -313,22 +545,6 @@ static kvf_status begin(kvf_disk_tier *t, uint32_t bundle)
     return KVF_OK;
 }
 
-/* A read ended. */
-void kvf_disk_arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, bool is_whole)
-{
-    kvf_bundle *b = &t->bundles[bundle];
-    b->is_reading = false;
-    t->berths[berth] = NONE;
-    if (!is_whole) {
-        b->device = NULL;
-        free_berth(t, berth);
-        return;
-    }
-    put(t, bundle, berth);
-    t->stats.read++;
-    t->has_read = true;
-}
-
 bool kvf_disk_tier_ask(kvf_disk_tier *t)
 {
     KVF_ASSERT(!t->is_asked);
@@ -342,7 +558,7 @@ bool kvf_disk_tier_ask(kvf_disk_tier *t)
     if (t->reads_in_flight == 0 || t->asked != KVF_OK || !t->io->ops->poll)
         return false;
     kvf_io_begin(t->io);
-    kvf_disk_poll(t);
+    poll(t);
     return t->reads_in_flight > 0 && !t->read_error;
 }
 
@@ -354,9 +570,9 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
     kvf_status status = t->asked;
     t->is_asked = false;
     while (t->reads_in_flight > 0)
-        kvf_disk_reap(t);
+        reap(t);
     if (status == KVF_OK && t->read_error)
-        status = kvf_disk_failed(t, false, t->read_error);
+        status = failed(t, false, t->read_error);
     for (uint32_t i = 0; i < t->wanted_count; i++)
         if (t->bundles[t->wanted[i]].berth == NONE)
             t->bundles[t->wanted[i]].call = 0; /* it may be wanted again */
@@ -371,20 +587,7 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
 static void await(kvf_disk_tier *t, const kvf_bundle *b)
 {
     while (b->is_writing)
-        kvf_disk_reap(t);
-}
-
-static void make_dirty(kvf_disk_tier *t, kvf_bundle *b, uint64_t call)
-{
-    t->dirty += !b->is_dirty;
-    b->is_dirty = true;
-    b->written_call = call;
-}
-
-static void make_clean(kvf_disk_tier *t, kvf_bundle *b)
-{
-    t->dirty -= b->is_dirty;
-    b->is_dirty = false;
+        reap(t);
 }
 
 void kvf_disk_tier_write(kvf_disk_tier *t, uint32_t bundle)
@@ -401,16 +604,6 @@ void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
     make_clean(t, b);
     b->is_in_file = false;
     kvf_disk_policy_drop(&t->policy, bundle);
-}
-
-void kvf_disk_written(kvf_disk_tier *t, uint32_t bundle)
-{
-    kvf_bundle *b = &t->bundles[bundle];
-    b->is_writing = false;
-    if (!b->is_dirty) /* emptied meanwhile */
-        return;
-    make_clean(t, b);
-    b->is_in_file = true;
 }
 
 void kvf_disk_tier_tend(kvf_disk_tier *t)
@@ -445,7 +638,7 @@ kvf_status kvf_disk_tier_copy_in(kvf_disk_tier *t, uint32_t bundle, size_t offse
     kvf_bundle *b = &t->bundles[bundle];
     await(t, b);
     if (b->berth != NONE) {
-        memcpy(kvf_disk_berth(t, b->berth, false) + offset, from, bytes);
+        memcpy(berth_at(t, b->berth, false) + offset, from, bytes);
         make_dirty(t, b, 0);
         return KVF_OK;
     }

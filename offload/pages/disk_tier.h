@@ -12,11 +12,12 @@
  * berth, or in the file, or in both and equal; a berth is of one bundle; a bundle is written only
  * while nothing writes into it.
  *
- * Reads are waited for by kvf_disk_tier_bring, but for those of what is only expected. Writes are
- * submitted when berths run short, after the reads, KVF_DISK_WRITES of them at most; a call waits
- * for one only if it needs that berth. One thread owns the tier; kvf_disk_tier_copy_out may be
- * called by others meanwhile.
+ * Reads are waited for by kvf_disk_tier_bring. Writes are submitted when berths run short, after
+ * the reads, KVF_DISK_WRITES of them at most; a call waits for one only if it needs that berth. One
+ * thread owns the tier; kvf_disk_tier_copy_out may be called by others meanwhile.
  */
+
+#include <pthread.h>
 
 #include "disk_file.h"
 #include "disk_policy.h"
@@ -25,11 +26,11 @@
 
 #define KVF_DISK_READS        64u
 #define KVF_DISK_WRITES       16u
-#define KVF_DISK_AHEAD        16u /* of the reads, of what is only expected */
+#define KVF_DISK_REQUESTS     (KVF_DISK_READS + KVF_DISK_WRITES)
+#define KVF_DISK_NONE         UINT32_MAX
+#define KVF_DISK_COMING       (UINT32_MAX - 1) /* a read is on its way into that berth */
 #define KVF_DISK_BUNDLE_MIN   ((size_t)128 << 10)
 #define KVF_DISK_BERTHS_LEAST 4u
-
-typedef struct kvf_disk_tier kvf_disk_tier;
 
 typedef struct kvf_disk_tier_config {
     const char *folder;
@@ -48,6 +49,54 @@ typedef struct kvf_disk_stats {
     uint64_t bytes_read, bytes_written;
     uint64_t wait_ns; /* for reads */
 } kvf_disk_stats;
+
+typedef struct kvf_bundle {
+    uint64_t call;         /* the latest that wanted it; 0 = none */
+    uint64_t written_call; /* the latest that enqueued a write into it */
+    uint64_t arrival;
+    char *device;   /* where the device sees it, or will; NULL = it has no berth and gets none */
+    uint32_t berth; /* UINT32_MAX = none */
+    bool is_dirty, is_in_file, is_writing, is_reading;
+} kvf_bundle;
+
+typedef struct kvf_disk_request {
+    struct iovec piece; /* what is left */
+    uint64_t offset;
+    uint32_t bundle, berth;
+    bool is_write;
+    uint32_t tries;
+} kvf_disk_request;
+
+/* Only disk_tier.c writes its fields. */
+typedef struct kvf_disk_tier {
+    kvf_context *context;
+    kvf_disk_tier_config config;
+    kvf_disk_file file;
+    kvf_io *io;
+    char *tables;
+    kvf_bundle *bundles; /* [bundles] */
+    uint32_t *berths;    /* [berths] bundle that lies there; KVF_DISK_NONE, KVF_DISK_COMING */
+    uint32_t *wanted;    /* [berths] bundles to bring */
+    uint32_t wanted_count;
+    bool is_crowded;
+    bool has_read; /* this call */
+    bool is_asked; /* of what is wanted; then since when, and how it began */
+    uint64_t asked_ns;
+    kvf_status asked;
+    kvf_disk_policy policy;
+    uint32_t free_berths, free_from; /* how many, and where to look */
+    uint32_t dirty;
+    uint64_t call, settled, arrivals;
+    pthread_mutex_t lock;
+    bool has_lock;
+
+    kvf_disk_request requests[KVF_DISK_REQUESTS];
+    uint32_t idle[KVF_DISK_REQUESTS]; /* numbers of requests that are free */
+    uint32_t idle_count;
+    uint32_t reads_in_flight, writes_in_flight;
+    int read_error, write_error; /* the latest, or 0 */
+    kvf_disk_stats stats;
+} kvf_disk_tier;
 
 /* The file is made in `folder`, mode 0600, without a name, and its room is reserved. KVF_SYSTEM
  * with errno, KVF_OUT_OF_MEMORY. */
@@ -70,11 +119,6 @@ bool kvf_disk_tier_ask(kvf_disk_tier *tier);
  * is in flight. KVF_FULL (without a message) if more are wanted at once than there are berths,
  * KVF_SYSTEM. */
 KVF_CHECKED kvf_status kvf_disk_tier_bring(kvf_disk_tier *tier);
-/* A later call for the group may want the bundle: a read begins, if the engine works beside the
- * caller, and a berth is free or has what is worth less and was last used before `settle`. Never
- * waits; a failure is nobody's. After all of them kvf_disk_tier_begin hands them over. */
-void kvf_disk_tier_expect(kvf_disk_tier *tier, uint32_t bundle, uint32_t group);
-void kvf_disk_tier_begin(kvf_disk_tier *tier);
 /* Bytes of a bundle that this call brought are written by what it enqueues. */
 void kvf_disk_tier_write(kvf_disk_tier *tier, uint32_t bundle);
 /* Nothing in it is of use any more. */

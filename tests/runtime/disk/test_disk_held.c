@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "cache.h"
-#include "disk_requests.h"
+#include "disk_tier.h"
 
 /* ---- an engine that holds requests ---- */
 
