@@ -263,6 +263,70 @@ kvf_status kvf_page_pool_copy_in(kvf_page_pool *pool, kvf_block block, size_t of
     return KVF_OK;
 }
 
+/* ---- the door ---- */
+
+void kvf_page_pool_call(kvf_page_pool *pool)
+{
+    if (pool->tier)
+        kvf_disk_tier_call(pool->tier);
+}
+
+void kvf_page_pool_tend(kvf_page_pool *pool)
+{
+    if (pool->tier)
+        kvf_disk_tier_tend(pool->tier);
+}
+
+void kvf_page_pool_want(kvf_page_pool *pool, kvf_block block, uint32_t group)
+{
+    if (pool->tier)
+        kvf_disk_tier_want(pool->tier, kvf_page_pool_bundle(pool, block), group);
+}
+
+bool kvf_page_pool_ask(kvf_page_pool *pool)
+{
+    return pool->tier && kvf_disk_tier_ask(pool->tier);
+}
+
+kvf_status kvf_page_pool_bring(kvf_page_pool *pool)
+{
+    return pool->tier ? kvf_disk_tier_bring(pool->tier) : KVF_OK;
+}
+
+void kvf_page_pool_write(kvf_page_pool *pool, kvf_block block)
+{
+    if (pool->tier)
+        kvf_disk_tier_write(pool->tier, kvf_page_pool_bundle(pool, block));
+}
+
+bool kvf_page_pool_is_coming(const kvf_page_pool *pool, kvf_block block)
+{
+    return kvf_disk_tier_is_coming(pool->tier, kvf_page_pool_bundle(pool, block));
+}
+
+uint64_t kvf_page_pool_arrival(const kvf_page_pool *pool, kvf_block block)
+{
+    return kvf_disk_tier_arrival(pool->tier, kvf_page_pool_bundle(pool, block));
+}
+
+uint64_t kvf_page_pool_arrivals(const kvf_page_pool *pool)
+{
+    return kvf_disk_tier_arrivals(pool->tier);
+}
+
+void kvf_page_pool_stats(const kvf_page_pool *pool, kvf_disk_stats *out)
+{
+    *out = (kvf_disk_stats){0};
+    if (pool->tier)
+        kvf_disk_tier_stats(pool->tier, out);
+}
+
+void kvf_page_pool_stats_reset(kvf_page_pool *pool)
+{
+    if (pool->tier)
+        kvf_disk_tier_stats_reset(pool->tier);
+}
+
 bool kvf_page_pool_is_valid(const kvf_page_pool *pool)
 {
     uint32_t used = 0, empty = 0;

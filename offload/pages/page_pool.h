@@ -82,14 +82,38 @@ uint32_t kvf_page_pool_references(const kvf_page_pool *pool, kvf_block block);
 /* Addresses for the CPU and for the device; NULL if the block is not in memory. */
 void *kvf_page_pool_host(const kvf_page_pool *pool, kvf_block block);
 void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block);
-/* With a tier: the latter also while the block is still being read. */
-void *kvf_page_pool_place(const kvf_page_pool *pool, kvf_block block);
 
-/* Of a pool with a tier. */
+/* ---- the door: blocks of a pool that is larger than its memory ----
+ * Such a block is addressable from the bring after it was wanted until the next call; disk_tier.h
+ * says more of each function. Where all blocks lie in memory, these do nothing and succeed. */
+
+/* False: every block has an address for as long as it is held. */
+static inline bool kvf_page_pool_spills(const kvf_page_pool *pool)
+{
+    return pool->tier != NULL;
+}
 static inline uint32_t kvf_page_pool_bundle(const kvf_page_pool *pool, kvf_block block)
 {
     return block.index / pool->bundle_blocks;
 }
+/* A call begins: blocks that the one before wanted are free again. */
+void kvf_page_pool_call(kvf_page_pool *pool);
+/* It ends: what may soon have to go begins to be written. */
+void kvf_page_pool_tend(kvf_page_pool *pool);
+void kvf_page_pool_want(kvf_page_pool *pool, kvf_block block, uint32_t group);
+bool kvf_page_pool_ask(kvf_page_pool *pool); /* true: some are still being read */
+KVF_CHECKED kvf_status kvf_page_pool_bring(kvf_page_pool *pool);
+/* The block was brought, and what the call enqueues writes it. */
+void kvf_page_pool_write(kvf_page_pool *pool, kvf_block block);
+/* Of a pool that spills: its address on the device also while the block is still being read,
+ * whether it is, and the number of its latest arrival in memory; then that of all blocks. */
+void *kvf_page_pool_place(const kvf_page_pool *pool, kvf_block block);
+bool kvf_page_pool_is_coming(const kvf_page_pool *pool, kvf_block block);
+uint64_t kvf_page_pool_arrival(const kvf_page_pool *pool, kvf_block block);
+uint64_t kvf_page_pool_arrivals(const kvf_page_pool *pool);
+void kvf_page_pool_stats(const kvf_page_pool *pool, kvf_disk_stats *out); /* zeros if it does not */
+void kvf_page_pool_stats_reset(kvf_page_pool *pool);
+
 /* Of any pool: bytes of a block wherever they are. Thread: any, while it is held. */
 KVF_CHECKED kvf_status kvf_page_pool_copy_out(const kvf_page_pool *pool, kvf_context *context,
                                               kvf_block block, size_t offset, size_t bytes,

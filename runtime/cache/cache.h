@@ -130,7 +130,7 @@ static inline bool kvf_has_coarse_heads(const kvf_cache *cache, uint32_t layer)
 static inline bool kvf_has_tier(const kvf_cache *cache)
 {
     for (uint32_t i = 0; i < cache->part_count; i++)
-        if (cache->parts[i].pool.tier)
+        if (kvf_page_pool_spills(&cache->parts[i].pool))
             return true;
     return false;
 }

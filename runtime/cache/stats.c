@@ -72,10 +72,8 @@ static void add_part(const kvf_part *part, kvf_stats *s)
     s->copies += moved.copies;
     s->gather_ns += moved.gather_ns;
     s->copy_ns += moved.copy_ns;
-    if (!part->pool.tier)
-        return;
     kvf_disk_stats disk;
-    kvf_disk_tier_stats(part->pool.tier, &disk);
+    kvf_page_pool_stats(&part->pool, &disk);
     s->disk_wanted += disk.wanted;
     s->disk_reads += disk.read;
     s->bytes_from_disk += disk.bytes_read;
@@ -123,8 +121,7 @@ static kvf_status clear_part(const kvf_cache *cache, kvf_part *part)
     }
     kvf_transfer_stats_reset(part->transfer);
     part->pages_from_disk = 0;
-    if (part->pool.tier)
-        kvf_disk_tier_stats_reset(part->pool.tier);
+    kvf_page_pool_stats_reset(&part->pool);
     return copy_counters(cache, part, kvf_counters_device(part, 0), part->control_device.counters);
 }
 

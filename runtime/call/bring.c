@@ -3,7 +3,7 @@
 /*
  * Blocks into memory before they are read; see the header.
  *
- * Knows the tier only through the pool. The page table of a row is sent whole, when it lacks an
+ * Knows the disk by the pool's door alone. The page table of a row is sent whole, when it lacks an
  * address that is needed: that happens after a read from disk, next to which it is nothing.
  */
 
@@ -54,7 +54,7 @@ static kvf_status send_table(kvf_step *step, kvf_layer *layer, uint32_t end)
         void *block = kvf_page_pool_place(&part->pool, layer->blocks[b]);
         host[b] = block ? block : ABSENT;
     }
-    layer->arrivals = kvf_disk_tier_arrivals(part->pool.tier);
+    layer->arrivals = kvf_page_pool_arrivals(&part->pool);
     return part->device->ops->copy(step->stream,
                                    part->tables.blocks + row * part->dims.paging.blocks_max, seen,
                                    end * sizeof *seen);
@@ -73,8 +73,7 @@ static uint64_t latest(const kvf_part *part, const kvf_layer *layer, uint32_t fi
 {
     uint64_t most = 0;
     for (uint32_t b = first; b < end; b++) {
-        const uint64_t arrival = kvf_disk_tier_arrival(
-            part->pool.tier, kvf_page_pool_bundle(&part->pool, layer->blocks[b]));
+        const uint64_t arrival = kvf_page_pool_arrival(&part->pool, layer->blocks[b]);
         most = arrival > most ? arrival : most;
     }
     return most;
@@ -83,27 +82,17 @@ static uint64_t latest(const kvf_part *part, const kvf_layer *layer, uint32_t fi
 /* The tier's groups are layers; what nobody has read yet is of a group of its own. */
 #define UNREAD 0u
 
-static void want(const kvf_part *part, kvf_block block, uint32_t group)
-{
-    kvf_disk_tier_want(part->pool.tier, kvf_page_pool_bundle(&part->pool, block), group);
-}
-
-static bool is_absent(const kvf_part *part, kvf_block block)
-{
-    return !kvf_disk_tier_device(part->pool.tier, kvf_page_pool_bundle(&part->pool, block));
-}
-
 /* ---- ranges ---- */
 
 kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t first, uint32_t end)
 {
-    const kvf_part *part = state->part;
-    if (!part->pool.tier)
+    kvf_part *part = state->part;
+    if (!kvf_page_pool_spills(&part->pool))
         return KVF_OK;
     end = in_pool(state, end);
     for (uint32_t b = first; b < end; b++)
-        want(part, state->blocks[b], state->index + 1);
-    KVF_TRY(failed(part, kvf_disk_tier_bring(part->pool.tier)));
+        kvf_page_pool_want(&part->pool, state->blocks[b], state->index + 1);
+    KVF_TRY(failed(part, kvf_page_pool_bring(&part->pool)));
     return latest(part, state, first, end) > state->arrivals
                ? send_table(step, state, in_pool(state, UINT32_MAX))
                : KVF_OK;
@@ -112,7 +101,7 @@ kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t first, uint32_t 
 kvf_status kvf_bring_rows(kvf_step *step,
                           bool (*is_wanted)(const kvf_part *part, const kvf_layer *layer))
 {
-    for (uint32_t b = 0; step->part->pool.tier && b < step->rows; b++)
+    for (uint32_t b = 0; kvf_page_pool_spills(&step->part->pool) && b < step->rows; b++)
         if (!is_wanted || is_wanted(step->part, step->states[b]))
             KVF_TRY(kvf_bring(step, step->states[b], 0, UINT32_MAX));
     return KVF_OK;
@@ -120,23 +109,22 @@ kvf_status kvf_bring_rows(kvf_step *step,
 
 kvf_status kvf_bring_blocks(kvf_part *part, const kvf_block *blocks, uint32_t count)
 {
-    for (uint32_t i = 0; part->pool.tier && i < count; i++)
-        want(part, blocks[i], UNREAD);
-    return part->pool.tier ? failed(part, kvf_disk_tier_bring(part->pool.tier)) : KVF_OK;
+    for (uint32_t i = 0; i < count; i++)
+        kvf_page_pool_want(&part->pool, blocks[i], UNREAD);
+    return failed(part, kvf_page_pool_bring(&part->pool));
 }
 
 kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t count)
 {
     KVF_TRY(kvf_bring_blocks(part, blocks, count));
-    for (uint32_t i = 0; part->pool.tier && i < count; i++)
-        kvf_disk_tier_write(part->pool.tier, kvf_page_pool_bundle(&part->pool, blocks[i]));
+    for (uint32_t i = 0; i < count; i++)
+        kvf_page_pool_write(&part->pool, blocks[i]);
     return KVF_OK;
 }
 
 void kvf_bring_again(kvf_part *part)
 {
-    if (part->pool.tier)
-        kvf_disk_tier_call(part->pool.tier);
+    kvf_page_pool_call(&part->pool);
 }
 
 /* ---- what a step chose ---- */
@@ -178,12 +166,14 @@ static kvf_status copy_misses(const kvf_step *step)
 kvf_status kvf_bring_note(kvf_step *step)
 {
     const kvf_part *part = step->part;
-    return part->pool.tier ? part->device->ops->event_record(part->chosen, step->stream) : KVF_OK;
+    return kvf_page_pool_spills(&part->pool)
+               ? part->device->ops->event_record(part->chosen, step->stream)
+               : KVF_OK;
 }
 
 kvf_status kvf_bring_note_chosen(kvf_step *step)
 {
-    if (step->part->pool.tier && step->part->dims.needs_mirror)
+    if (kvf_page_pool_spills(&step->part->pool) && step->part->dims.needs_mirror)
         KVF_TRY(copy_misses(step));
     return kvf_bring_note(step);
 }
@@ -191,7 +181,7 @@ kvf_status kvf_bring_note_chosen(kvf_step *step)
 kvf_status kvf_bring_wait(kvf_step *step)
 {
     const kvf_part *part = step->part;
-    return part->pool.tier ? part->device->ops->event_wait(part->chosen) : KVF_OK;
+    return kvf_page_pool_spills(&part->pool) ? part->device->ops->event_wait(part->chosen) : KVF_OK;
 }
 
 static uint32_t list_length(const chosen *c, uint32_t list)
@@ -209,8 +199,7 @@ static void set_apart(const kvf_step *step, const chosen *c, uint32_t l, size_t 
 {
     const kvf_part *part = step->part;
     const kvf_control *t = &part->control;
-    const uint32_t is_late =
-        kvf_disk_tier_is_coming(part->pool.tier, kvf_page_pool_bundle(&part->pool, block));
+    const uint32_t is_late = kvf_page_pool_is_coming(&part->pool, block);
     if (!c->misses) {
         t->late[at] = (uint8_t)is_late;
         return;
@@ -240,8 +229,9 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
             if (why == PART) {
                 set_apart(step, c, l, at, layer->blocks[block]);
             } else if (why == WANT) {
-                step->part->pages_from_disk += is_absent(part, layer->blocks[block]);
-                want(part, layer->blocks[block], step->index + 1);
+                step->part->pages_from_disk +=
+                    !kvf_page_pool_device(&part->pool, layer->blocks[block]);
+                kvf_page_pool_want(&step->part->pool, layer->blocks[block], step->index + 1);
             } else {
                 const uint64_t arrival = latest(part, layer, block, block + 1);
                 most = arrival > most ? arrival : most;
@@ -252,7 +242,7 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
 
 static kvf_status rest(kvf_step *step)
 {
-    const kvf_status status = failed(step->part, kvf_disk_tier_bring(step->part->pool.tier));
+    const kvf_status status = failed(step->part, kvf_page_pool_bring(&step->part->pool));
     step->is_late = 0;
     step->is_undone = status != KVF_OK;
     return status;
@@ -263,7 +253,7 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
     kvf_part *part = step->part;
     for (uint32_t b = 0; b < step->rows; b++)
         (void)look(step, c, b, WANT);
-    step->is_late = kvf_disk_tier_ask(part->pool.tier);
+    step->is_late = kvf_page_pool_ask(&part->pool);
     if (!step->is_late || c->indptr)
         KVF_TRY(rest(step));
     for (uint32_t b = 0; b < step->rows; b++) {
@@ -283,7 +273,7 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
 
 kvf_status kvf_bring_ask(kvf_step *step)
 {
-    if (!step->part->pool.tier)
+    if (!kvf_page_pool_spills(&step->part->pool))
         return KVF_OK;
     KVF_TRY(kvf_bring_wait(step));
     const chosen c = where(step->part);
@@ -297,7 +287,7 @@ kvf_status kvf_bring_late(kvf_step *step)
 
 void kvf_bring_drop(kvf_step *step)
 {
-    const kvf_status status = step->is_late ? kvf_disk_tier_bring(step->part->pool.tier) : KVF_OK;
+    const kvf_status status = step->is_late ? kvf_page_pool_bring(&step->part->pool) : KVF_OK;
     (void)status; /* the other failure is told */
     step->is_late = 0;
 }
@@ -305,5 +295,5 @@ void kvf_bring_drop(kvf_step *step)
 kvf_status kvf_bring_listed(kvf_step *step, const int32_t *indptr, const int32_t *indices)
 {
     const chosen c = {.indptr = indptr, .ids = indices};
-    return step->part->pool.tier ? ask_pages(step, &c) : KVF_OK;
+    return kvf_page_pool_spills(&step->part->pool) ? ask_pages(step, &c) : KVF_OK;
 }

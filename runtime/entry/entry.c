@@ -51,8 +51,7 @@ kvf_status kvf_enter_idle(kvf_cache *cache)
 kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 {
     for (uint32_t i = 0; i < cache->part_count; i++)
-        if (cache->parts[i].pool.tier)
-            kvf_disk_tier_tend(cache->parts[i].pool.tier);
+        kvf_page_pool_tend(&cache->parts[i].pool);
     atomic_flag_clear_explicit(&cache->in_use, memory_order_release);
     return status;
 }

@@ -20,7 +20,7 @@
 static bool can_share(const kvf_cache *cache, uint32_t layer)
 {
     const kvf_part *part = cache->places[layer].part;
-    return part && !part->pool.tier && kvf_streaming_count(cache, layer) == 0;
+    return part && !kvf_page_pool_spills(&part->pool) && kvf_streaming_count(cache, layer) == 0;
 }
 
 /* What the next token does to the sequence. */

@@ -128,7 +128,7 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
 static kvf_status bring_listed(kvf_step *step, const kvf_page_lists *lists)
 {
     lists_check c;
-    if (!step->part->pool.tier)
+    if (!kvf_page_pool_spills(&step->part->pool))
         return KVF_OK;
     KVF_TRY(see_lists(step, lists, &c));
     KVF_TRY(kvf_bring_note(step));
