@@ -54,6 +54,7 @@ __all__ = ["Cache", "use"]
 # Policies that hand every token on to the next layer: a model of Transformers cannot drop rows.
 PRUNE_POLICIES = ("full", "streaming", "h2o", "snapkv", "pyramidkv")
 _TOKENS_MAX = 32768
+_MASK_QUERIES = 1024 # looked at together
 _STEP_TOKENS = 16 # of a sequence, that one decode call takes
 _NAMES = ("cache", "past_key_values") # of a cache among arguments, as versions call it
 
@@ -217,13 +218,18 @@ def _name_of_the_cache(model: Any) -> str:
 
 def _causal_columns(mask: torch.Tensor, columns: int) -> torch.Tensor:
     """[rows, columns] that are no padding, of a causal mask [rows, heads, queries, columns]."""
-    allowed = mask if mask.dtype == torch.bool else mask == 0
-    seen = allowed[:, 0, -1]
     queries, keys = mask.shape[2:]
-    order = torch.arange(keys, device=mask.device) <= \
-        columns + torch.arange(queries, device=mask.device)[:, None]
-    if keys != columns + queries or not bool((allowed == (order & seen[:, None])[:, None]).all()) or \
-            mask.dtype != torch.bool and bool((mask[~allowed] > torch.finfo(mask.dtype).min / 2).any()):
+    seen = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] == 0
+    is_causal, order = keys == columns + queries, torch.arange(keys, device=mask.device)
+    for at in range(0, queries if is_causal else 0, _MASK_QUERIES):
+        part = mask[:, :, at:at + _MASK_QUERIES]
+        allowed = part if mask.dtype == torch.bool else part == 0
+        wanted = order <= columns + at + torch.arange(part.shape[2], device=mask.device)[:, None]
+        is_causal = bool((allowed == (wanted & seen[:, None])[:, None]).all()) and (
+            mask.dtype == torch.bool or bool((part[~allowed] <= torch.finfo(mask.dtype).min / 2).all()))
+        if not is_causal:
+            break
+    if not is_causal:
         raise no("the mask is not causal (an image, a window, packed sequences, a bias, or a mask of 4 "
                  "dimensions that was passed)", "pass a mask of [rows, tokens] or none, or " + WITHOUT)
     return seen

@@ -264,7 +264,7 @@ class Passes(Case):
         causal = torch.ones(40, 40, dtype=torch.bool).tril()[None, None]
         padded = causal.clone()
         padded[..., :10] = False
-        for mask in (causal, padded, torch.zeros(1, 1, 40, 40).masked_fill(~causal, -torch.inf)):
+        for mask in (causal, padded, torch.zeros(1, 1, 40, 40).masked_fill(~padded, -torch.inf)):
             logits = []
             for own in ("sdpa", "kvferry"):
                 cache = cache_of(self.model) if own == "kvferry" else None
