@@ -48,6 +48,8 @@ from ._hf_attention import NAME, WITHOUT, no
 from ._prune import Policy, Pruner
 from ._runtime import Runtime
 from ._save import saved
+from ._settings import fill
+from .capi import CacheConfig
 
 __all__ = ["Cache", "use"]
 
@@ -319,6 +321,8 @@ class Cache(_caches.Cache):
         if not self._paged:
             raise no("%s has no layer of full attention alone, but %s" % (
                 self._name, ", ".join(sorted({type(layer).__name__ for layer in layers}))), WITHOUT)
+        for dim in {getattr(config.per_layer_config[layer.at], "head_dim", None) for layer in self._paged}:
+            fill(CacheConfig(), "cache", {"head_dim": dim}, []) # says now what the first pass would
         super().__init__(layers=layers)
         _watch(model)
         self._cache: Optional[_PagedCache] = None

@@ -118,6 +118,8 @@ class Models(Case):
                 made = peaky(model, config, **fields)
                 self.refused("%s.*%s" % (model, why), kvferry.hf.Cache, made)
                 self.refused("%s.*%s" % (model, why), kvferry.hf.use, made)
+        wide = make(head_dim=512)
+        self.refused("head_dim = 512: must be .* to 256", cache_of, wide, error=kvferry.Invalid)
 
     def test_refused_when_compiled(self):
         """There keys are rebuilt without a sign, but the layer has not attended when the pass ends."""
