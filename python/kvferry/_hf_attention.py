@@ -7,12 +7,14 @@ and is attended as Transformers does without kvferry.
 
 Knows no model and no pages. Invariant: a Stored key is attended at once, as it is, or not at all.
 """
+import functools
 import sys
+import types
 import weakref
 from typing import Any, Dict, Optional
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
@@ -103,12 +105,20 @@ torch.library.register_autograd("kvferry::attend", _backward, lib=_library)
 
 # ---- without pages ----
 
+@functools.lru_cache(maxsize=None)
+def _is_for_sdpa(file: str) -> bool:
+    """Whether models of that file of Transformers say that SDPA gives what their own attention does."""
+    kinds = [kind for kind in vars(sys.modules.get(file, types)).values() if isinstance(kind, type) and
+             issubclass(kind, PreTrainedModel) and kind.__module__ == file and kind.can_generate()]
+    return all(kind._supports_sdpa for kind in kinds)
+
+
 def _eager(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
            mask: Optional[torch.Tensor], kwargs: dict) -> tuple:
-    """Sinks and capped scores, which SDPA does not know: the model's own attention."""
+    """The model's own attention, where SDPA is not the same: sinks, capped scores, and what models say."""
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is None:
-        raise no("%s has sinks or capped scores, which SDPA does not know" % type(module).__name__,
+        raise no("%s does not attend as SDPA does (sinks, capped scores)" % type(module).__name__,
                  "load the model with attn_implementation='eager'")
     queries, keys = query.shape[2], key.shape[2]
     if mask is None and queries > 1 and getattr(module, "is_causal", True):
@@ -127,7 +137,8 @@ def _dense(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
         mask = sdpa_mask(query.shape[0], query.shape[2], key.shape[2],
                          q_offset=key.shape[2] - query.shape[2],
                          attention_mask=mask if mask.ndim == 2 else None, device=query.device)
-    if kwargs.get("s_aux") is not None or kwargs.get("softcap") is not None:
+    if kwargs.get("s_aux") is not None or kwargs.get("softcap") is not None or \
+            not _is_for_sdpa(type(module).__module__):
         return _eager(module, query, key, value, mask, kwargs)
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
 
@@ -170,13 +181,15 @@ def _make_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0
                attention_mask: Optional[torch.Tensor] = None, allow_is_causal_skip: bool = True,
                device: Any = "cpu", **kwargs: Any) -> Optional[torch.Tensor]:
     """Causal masks over pages stay as they come, [rows, tokens], or one element that says "no padding";
-    others are SDPA's. For a compiler, all caches that grow have such masks."""
+    others are SDPA's, or eager's where models expect that. For a compiler, all caches that grow have such masks."""
     ours = isinstance(kv_length, Columns) or torch.compiler.is_compiling() and kv_offset == 0 and \
         not isinstance(q_offset, torch.Tensor) and kv_length == q_offset + q_length
-    if ours and mask_function is causal_mask_function and allow_is_causal_skip:
+    file = type(kwargs.get("config")).__module__.replace("configuration_", "modeling_")
+    if ours and mask_function is causal_mask_function and allow_is_causal_skip and _is_for_sdpa(file):
         return torch.ones(1, dtype=torch.bool, device=device) if attention_mask is None else \
             attention_mask
-    return sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,
+    of_others = sdpa_mask if _is_for_sdpa(file) else eager_mask
+    return of_others(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,
                      mask_function=mask_function, attention_mask=attention_mask,
                      allow_is_causal_skip=allow_is_causal_skip, device=device, **kwargs)
 

@@ -103,6 +103,9 @@ def _pass_begins(module: Any, args: tuple, kwargs: dict) -> None:
     if _has_cross_attention(module) and any(cache is value for value in (*kwargs.values(), *args)):
         raise no("a %s also has keys of its encoder" % type(module).__name__,
                  "pass EncoderDecoderCache(cache, DynamicCache()) of Transformers")
+    if kwargs.get("use_cache") is False:
+        raise no("%s, use_cache = False with a Cache: generate hands over the whole text in every pass"
+                 % type(module).__name__, "call it with use_cache=True, or without a Cache")
     cache._begin(module, kwargs.get("logits_to_keep"))
 
 
@@ -165,7 +168,15 @@ class _Layer(_caches.CacheLayerMixin):
         self.number, self.index, self.at = number, index, at # at: among all layers of the model
         self.tokens_max, self.columns = tokens_max, 0
         self.waiting: Optional[tuple] = None # keys and values of this pass that nobody has attended
-        self.is_initialized = True
+
+    @property
+    def is_initialized(self) -> bool:
+        """Models make the mask of a prompt before there is a token."""
+        return self.columns > 0
+
+    @is_initialized.setter
+    def is_initialized(self, value: bool) -> None:
+        """`super().__init__` sets it."""
 
     def refusal(self, what: str) -> Unsupported:
         return _attention.caches[int(self.number)].refusal(self.at, what)
