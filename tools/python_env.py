@@ -6,9 +6,11 @@ usage: python_env.py --library FILE --command FILE [TEST...]
        python_env.py --library FILE --command FILE --run SCRIPT [ARG...]
 
 The environment is made once, in the cache folder of the user, from the pinned packages below. torch
-for x86-64 drags the libraries of CUDA along and does not import without them: 6 GB in all. The real
-model is unpacked there too, from its GGUF file, as a Hugging Face directory (0.5 GB). Without --run
-the tests of `kvferry.hf` run, then those of pruned prompts; names choose some of the first.
+for x86-64 drags the libraries of CUDA along and does not import without them: 6 GB in all. A second
+one, of 0.2 GB, has only the newest Transformers that pip gives, and takes the rest from the first: users
+have that one. The real model is unpacked there too, from its GGUF file, as a Hugging Face directory
+(0.5 GB). Without --run the tests of `kvferry.hf` run in both, then those of pruned prompts; names choose
+some of check_hf.py.
 """
 import argparse
 import os
@@ -21,6 +23,8 @@ import real_model
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ["torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate==1.15.0",
             "numpy==2.4.6", "fastapi==0.165.0", "uvicorn==0.54.0", "openai==3.54.0"]
+TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_ways.py", "check_hf_models.py --shard 1/2",
+         "check_hf_models.py --shard 2/2"]
 TRIES = 3  # registries time out
 UNPACK = """
 import copy, sys, torch
@@ -67,6 +71,24 @@ def environment(name="python", packages=PACKAGES, fill=install):
     return python
 
 
+def newest(python):
+    """An interpreter with the newest Transformers; other packages are those of that interpreter."""
+    folder = os.path.join(real_model.cache_folder(), "python-newest")
+    above = os.path.join(folder, "bin", "python")
+    if not os.path.exists(above):
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        sites = [subprocess.run([each, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+                                stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+                 for each in (above, python)]
+        with open(os.path.join(sites[0], "packages_below.pth"), "w") as out:
+            out.write(sites[1] + "\n")
+    if subprocess.run([above, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--upgrade",
+                       "--disable-pip-version-check", "transformers"]).returncode:
+        print("%s: pip gives nothing; tests run on the Transformers that is there" %
+              os.path.basename(sys.argv[0]), file=sys.stderr)
+    return above
+
+
 def model_folder(python):
     """The real model as a Hugging Face directory of fp32."""
     folder = os.path.join(real_model.cache_folder(), real_model.NAME + ".hf")
@@ -80,16 +102,24 @@ def model_folder(python):
     return folder
 
 
-def run(python, args, rest, tests, path=(), **variables):
-    """Run a script under that interpreter, and end as it ends: args.run, or tests of tests/python."""
+def run(python, args, rest, tests, path=(), also=(), **variables):
+    """Run a script under that interpreter, and end as it ends: args.run, or tests of tests/python.
+
+    also    more of (interpreter, tests)
+    """
     env = dict(os.environ, KVFERRY_LIBRARY=os.path.abspath(args.library),
                KVF_COMMAND=os.path.abspath(args.command), KVF_HF_MODEL=model_folder(python),
                PYTHONPATH=os.pathsep.join([os.path.join(ROOT, "python"), *path]),
                PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1", **variables)
     if args.run:
         os.execve(python, [python, args.run, *rest], env)
-    sys.exit(max(subprocess.run([python, os.path.join(ROOT, "tests", "python", test), *rest],
-                                env=env).returncode for test in tests))
+    codes = []
+    for each, names in [(python, tests), *also]:
+        for test in names:
+            script, *words = test.split()
+            codes.append(subprocess.run([each, os.path.join(ROOT, "tests", "python", script), *words,
+                                         *rest], env=env).returncode)
+    sys.exit(max(codes))
 
 
 def arguments(about):
@@ -103,8 +133,10 @@ def arguments(about):
 
 def main():
     args, rest = arguments(__doc__)
-    run(environment(), args, rest, ["check_hf.py"] if rest else [
-        "check_hf.py", "check_hf_guard.py", "check_prune_tokens.py"])
+    python = environment()
+    tests = TESTS[:1] if rest else TESTS
+    also = [] if args.run else [(newest(python), tests)]
+    run(python, args, rest, tests if rest else [*TESTS, "check_prune_tokens.py"], also=also)
 
 
 if __name__ == "__main__":
