@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The context: accounted allocation, the last error, the log.
+ * The context: accounted allocation, last errors, the log; what fork() leaves of a handle.
  *
  * Knows nothing of devices or pages. Every block carries its size in a 64-byte head, so that
- * live_bytes and live_blocks are exact and a leak shows as a number.
+ * live_bytes and live_blocks are exact and a leak shows as a number. The only state beside contexts
+ * is a thread's last error, which goes with the thread, and the number of forks.
  */
 
 #include "context.h"
@@ -13,7 +14,34 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/clock.h"
+
 #define BLOCK_HEAD_BYTES ((size_t)64)
+
+/* The last error of a thread, and which context it was of: at one address there may be several, one
+ * after the other. */
+static _Thread_local struct {
+    const kvf_context *context;
+    uint64_t born_ns;
+    kvf_error error;
+} last;
+
+/* Forks between this process and the one that loaded the library; changed only by a child while it
+ * has one thread. */
+static atomic_uint forks;
+static pthread_once_t watch = PTHREAD_ONCE_INIT;
+static int watch_code; /* why they cannot be counted; written once */
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+}
+
+/* The C library forgets the handler when this library is unloaded. */
+static void watch_forks(void)
+{
+    watch_code = pthread_atfork(NULL, NULL, count_fork);
+}
 
 typedef struct block_head {
     uint64_t bytes;
@@ -41,10 +69,15 @@ kvf_status kvf_context_create(const kvf_allocator *allocator, kvf_log_fn log, vo
             return KVF_INVALID;
         own = *allocator;
     }
+    if (pthread_once(&watch, watch_forks) != 0 || watch_code != 0)
+        return KVF_OUT_OF_MEMORY;
     kvf_context *context = own.alloc(own.user, sizeof *context, 64);
     if (!context)
         return KVF_OUT_OF_MEMORY;
     memset(context, 0, sizeof *context);
+    context->born_ns = kvf_now_ns();
+    context->forks = atomic_load_explicit(&forks, memory_order_relaxed);
+    atomic_init(&context->users, 1);
     context->allocator = own;
     context->log = log;
     context->log_user = log_user;
@@ -114,22 +147,89 @@ void kvf_free(kvf_context *context, void *pointer)
 
 kvf_status kvf_fail(kvf_context *context, kvf_status status, int foreign, const char *format, ...)
 {
-    kvf_error error = {.status = status, .foreign = foreign};
+    kvf_error error = {.status = status, .foreign = foreign}; /* the text may be in `last` */
     va_list list;
     va_start(list, format);
     vsnprintf(error.text, sizeof error.text, format, list);
     va_end(list);
-    pthread_mutex_lock(&context->lock);
-    context->error = error;
-    pthread_mutex_unlock(&context->lock);
+    last.context = context;
+    last.born_ns = context ? context->born_ns : 0;
+    last.error = error;
     return status;
 }
 
-void kvf_context_error(kvf_context *context, kvf_error *error)
+const kvf_error *kvf_context_last(const kvf_context *context)
 {
-    pthread_mutex_lock(&context->lock);
-    *error = context->error;
-    pthread_mutex_unlock(&context->lock);
+    static const kvf_error none = {.status = KVF_OK};
+    if (!context || (last.context == context && last.born_ns == context->born_ns))
+        return &last.error;
+    return &none;
+}
+
+void kvf_context_error(const kvf_context *context, kvf_error *error)
+{
+    *error = *kvf_context_last(context);
+}
+
+kvf_error kvf_context_told(const kvf_context *context, kvf_status status)
+{
+    const kvf_error *error = kvf_context_last(context);
+    kvf_error told = {.status = status};
+    if (error->status == status)
+        return *error;
+    snprintf(told.text, sizeof told.text, "%s", kvf_status_text(status));
+    return told;
+}
+
+kvf_status kvf_fail_again(kvf_context *context, kvf_status status, const kvf_error *error)
+{
+    if (status == KVF_OK)
+        return KVF_OK;
+    const bool is_told = error->status == status;
+    return kvf_fail(context, status, is_told ? error->foreign : 0, "%s",
+                    is_told ? error->text : kvf_status_text(status));
+}
+
+/* ---- handles of the caller ---- */
+
+static bool is_forked(const kvf_context *context)
+{
+    return context->forks != atomic_load_explicit(&forks, memory_order_relaxed);
+}
+
+bool kvf_handle_is_alive(const kvf_context *context)
+{
+    return context && !is_forked(context);
+}
+
+kvf_status kvf_handle_check(kvf_context *context, const char *name)
+{
+    if (!context)
+        KVF_FAIL(NULL, KVF_INVALID, "%s is NULL; pass what was opened or created", name);
+    if (is_forked(context))
+        KVF_FAIL(context, KVF_INVALID,
+                 "%s was opened before fork(), by the parent of this process, and its threads and "
+                 "devices are there; open a runtime in the child, or start it by exec (spawn)",
+                 name);
+    return KVF_OK;
+}
+
+void kvf_context_hold(kvf_context *context)
+{
+    atomic_fetch_add_explicit(&context->users, 1, memory_order_relaxed);
+}
+
+void kvf_context_release(kvf_context *context)
+{
+    if (atomic_fetch_sub_explicit(&context->users, 1, memory_order_acq_rel) == 1 && context->end)
+        context->end(context->owner);
+}
+
+kvf_status kvf_context_held(kvf_context *context, kvf_status status)
+{
+    if (status == KVF_OK)
+        kvf_context_hold(context);
+    return status;
 }
 
 void kvf_log(kvf_context *context, int level, const char *format, ...)

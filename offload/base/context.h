@@ -3,13 +3,15 @@
 #define KVF_OFFLOAD_CONTEXT_H
 
 /*
- * What every object of a runtime shares: allocator, logger, last error.
+ * What every object of a runtime shares: allocator, logger, last errors, and how long it lives.
  *
- * A context is created first and freed last; it owns nothing else. The last error is written by
- * kvf_fail from any thread (a mutex guards it) and read through a copy.
+ * A context is created first and freed last; it owns nothing else. The last error is the thread's:
+ * nobody reads that of another. What goes wrong on a thread of the library for a thread of the
+ * caller travels beside its status, and is said again there (kvf_fail_again).
  */
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include <kvferry/kvferry.h>
@@ -29,12 +31,15 @@ typedef struct kvf_context {
     kvf_log_fn log;
     void *log_user;
     pthread_mutex_t lock;
-    kvf_error error;      /* guarded by lock */
-    kvf_error error_copy; /* what kvf_runtime_error lends out */
     uint64_t live_bytes;  /* guarded by lock: bytes handed out and not yet freed */
     uint64_t live_blocks; /* guarded by lock */
     kvf_fault_fn fault;   /* set while nothing else runs */
     void *fault_user;
+    uint64_t born_ns;    /* tells it from one that was at the same address before */
+    uint32_t forks;      /* of this process, when it was created */
+    atomic_uint users;   /* its owner, and handles of the caller that are open */
+    void (*end)(void *); /* closes the owner, when the last of them is gone; NULL = nothing does */
+    void *owner;
 } kvf_context;
 
 /* All fields of `allocator` NULL means aligned_alloc and free. */
@@ -57,8 +62,35 @@ bool kvf_context_refuses(kvf_context *context, const char *what);
 KVF_PRINTF(4, 5)
 kvf_status kvf_fail(kvf_context *context, kvf_status status, int foreign, const char *format, ...);
 
-/* The last error, copied under the lock. */
-void kvf_context_error(kvf_context *context, kvf_error *error);
+/* The last error of the calling thread, if it was of this context; else KVF_OK and no text.
+ * `context` NULL: of whichever. The pointer is the thread's, until it fails again. */
+const kvf_error *kvf_context_last(const kvf_context *context);
+void kvf_context_error(const kvf_context *context, kvf_error *error);
+
+/* `status` with the text that the calling thread has for it, to be carried to another thread. */
+kvf_error kvf_context_told(const kvf_context *context, kvf_status status);
+
+/* What failed elsewhere with `status` fails here too, with the text from there, if `error` is of
+ * that status. @return status; KVF_OK does nothing. */
+kvf_status kvf_fail_again(kvf_context *context, kvf_status status, const kvf_error *error);
+
+/* ---- handles of the caller ---- */
+
+/* First in every function of the caller's that returns a status: refuses a handle that is NULL
+ * (`context` is, then), or that this process has from the one that it was forked from: threads,
+ * locks and devices behind it are not here. */
+KVF_CHECKED kvf_status kvf_handle_check(kvf_context *context, const char *name);
+#define KVF_CHECK_HANDLE(handle, of)                                                               \
+    KVF_TRY(kvf_handle_check((handle) ? (of)->context : NULL, #handle))
+/* The same for those that return none, without a text. */
+bool kvf_handle_is_alive(const kvf_context *context);
+
+/* A handle was opened; it is closed. The owner ends with the last of them: whoever closes it
+ * earlier closes it as far as he is concerned. */
+void kvf_context_hold(kvf_context *context);
+void kvf_context_release(kvf_context *context);
+/* `status`, after holding the context if it is KVF_OK: of a handle that was just made. */
+kvf_status kvf_context_held(kvf_context *context, kvf_status status);
 
 KVF_PRINTF(3, 4) void kvf_log(kvf_context *context, int level, const char *format, ...);
 

@@ -49,6 +49,12 @@ typedef struct kvf_cuda_driver {
 
 /* ---- the device ---- */
 
+/* The first error of a stream or an event. */
+typedef struct kvf_cuda_sticky {
+    atomic_int status; /* a look at error.status without the lock */
+    kvf_error error;   /* guarded by the device's lock */
+} kvf_cuda_sticky;
+
 /* A set of streams, by index. */
 typedef struct kvf_cuda_set {
     atomic_uint_fast64_t bits[KVF_CUDA_STREAMS_MAX / 64];
@@ -87,11 +93,11 @@ typedef struct kvf_cuda_call {
 struct kvf_cuda_stream {
     kvf_stream base; /* first member */
     cudaStream_t handle;
-    bool is_owned;         /* not the caller's, wrapped */
-    uint32_t index;        /* in device->streams */
-    atomic_int status;     /* kvf_status that stream_fail set, sticky */
-    kvf_cuda_set upstream; /* streams whose failures come out of this one; itself is one of them */
-    uint64_t delay_state;  /* 0 = no delays */
+    bool is_owned;          /* not the caller's, wrapped */
+    uint32_t index;         /* in device->streams */
+    kvf_cuda_sticky sticky; /* what stream_fail set */
+    kvf_cuda_set upstream;  /* streams whose failures come out of this one; itself is one of them */
+    uint64_t delay_state;   /* 0 = no delays */
     pthread_mutex_t lock;
     pthread_cond_t returned;
     kvf_cuda_call *calls; /* [KVF_CUDA_CALLS_MAX], ring */
@@ -103,8 +109,8 @@ struct kvf_cuda_stream {
 struct kvf_cuda_event {
     kvf_event base; /* first member */
     cudaEvent_t handle;
-    atomic_int status;     /* of streams that are gone */
-    kvf_cuda_set upstream; /* of the stream that recorded it last, then */
+    kvf_cuda_sticky sticky; /* of streams that are gone */
+    kvf_cuda_set upstream;  /* of the stream that recorded it last, then */
     kvf_cuda_event *next, **link;
 };
 

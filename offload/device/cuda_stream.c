@@ -46,25 +46,26 @@ static void set_assign(kvf_cuda_set *set, kvf_cuda_set *other)
         atomic_store(&set->bits[i], atomic_load(&other->bits[i]));
 }
 
-static void status_set(atomic_int *cell, int status)
+/* The device's lock is held. */
+static void sticky_set(kvf_cuda_sticky *sticky, const kvf_error *error)
 {
-    int none = KVF_OK;
-    if (status != KVF_OK)
-        atomic_compare_exchange_strong(cell, &none, status);
+    if (error->status == KVF_OK || sticky->error.status != KVF_OK)
+        return;
+    sticky->error = *error;
+    atomic_store(&sticky->status, error->status);
 }
 
 /* `own`, or the first error of a stream in the set. */
-static kvf_status status_of(kvf_cuda_device *device, atomic_int *own, kvf_cuda_set *set)
+static kvf_status status_of(kvf_cuda_device *device, const kvf_cuda_sticky *own, kvf_cuda_set *set)
 {
-    int status = atomic_load(own);
-    if (status != KVF_OK)
-        return (kvf_status)status;
+    kvf_error error;
     pthread_mutex_lock(&device->lock);
-    for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX && status == KVF_OK; i++)
+    error = own->error;
+    for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX && error.status == KVF_OK; i++)
         if ((atomic_load(&set->bits[i / 64]) >> i % 64 & 1) && device->streams[i])
-            status = atomic_load(&device->streams[i]->status);
+            error = device->streams[i]->sticky.error;
     pthread_mutex_unlock(&device->lock);
-    return (kvf_status)status;
+    return kvf_fail_again(device->base.context, error.status, &error);
 }
 
 /* ---- streams ---- */
@@ -89,15 +90,14 @@ static int take_index(kvf_cuda_device *device, kvf_cuda_stream *stream)
 
 static void give_index(kvf_cuda_device *device, kvf_cuda_stream *stream)
 {
-    const int status = atomic_load(&stream->status);
     pthread_mutex_lock(&device->lock);
     device->streams[stream->index] = NULL;
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX; i++)
         if (device->streams[i] && set_remove(&device->streams[i]->upstream, stream->index))
-            status_set(&device->streams[i]->status, status);
+            sticky_set(&device->streams[i]->sticky, &stream->sticky.error);
     for (kvf_cuda_event *e = device->events; e; e = e->next)
         if (set_remove(&e->upstream, stream->index))
-            status_set(&e->status, status);
+            sticky_set(&e->sticky, &stream->sticky.error);
     pthread_mutex_unlock(&device->lock);
 }
 
@@ -196,7 +196,7 @@ kvf_status kvf_cuda_stream_wait(kvf_stream *base)
     const kvf_status status =
         kvf_cuda_failed(device, cudaStreamSynchronize(stream->handle), "work on a stream failed");
     kvf_cuda_leave(device, before);
-    return status != KVF_OK ? status : status_of(device, &stream->status, &stream->upstream);
+    return status != KVF_OK ? status : status_of(device, &stream->sticky, &stream->upstream);
 }
 
 void kvf_cuda_stream_destroy(kvf_stream *base)
@@ -223,7 +223,11 @@ void kvf_cuda_stream_destroy(kvf_stream *base)
 
 void kvf_cuda_stream_fail(kvf_stream *stream, kvf_status status)
 {
-    status_set(&kvf_cuda_of_stream(stream)->status, status);
+    kvf_cuda_device *device = kvf_cuda_device_of(stream);
+    const kvf_error error = kvf_context_told(device->base.context, status);
+    pthread_mutex_lock(&device->lock);
+    sticky_set(&kvf_cuda_of_stream(stream)->sticky, &error);
+    pthread_mutex_unlock(&device->lock);
 }
 
 /* ---- events ---- */
@@ -304,7 +308,12 @@ kvf_status kvf_cuda_event_record(kvf_event *base, kvf_stream *stream_base)
     const kvf_status status = kvf_cuda_failed(
         device, cudaEventRecord(event->handle, stream->handle), "an event could not be recorded");
     kvf_cuda_leave(device, before);
-    atomic_store(&event->status, KVF_OK); /* what it kept was of an earlier record */
+    if (atomic_load(&event->sticky.status) != KVF_OK) { /* it was of an earlier record */
+        pthread_mutex_lock(&device->lock);
+        event->sticky.error.status = KVF_OK;
+        atomic_store(&event->sticky.status, KVF_OK);
+        pthread_mutex_unlock(&device->lock);
+    }
     set_assign(&event->upstream, &stream->upstream);
     return status;
 }
@@ -321,7 +330,11 @@ kvf_status kvf_cuda_stream_wait_event(kvf_stream *stream_base, kvf_event *base)
         "a stream could not wait for an event");
     kvf_cuda_leave(device, before);
     set_join(&stream->upstream, &event->upstream);
-    status_set(&stream->status, atomic_load(&event->status));
+    if (atomic_load(&event->sticky.status) != KVF_OK) {
+        pthread_mutex_lock(&device->lock);
+        sticky_set(&stream->sticky, &event->sticky.error);
+        pthread_mutex_unlock(&device->lock);
+    }
     return status;
 }
 
@@ -334,7 +347,7 @@ kvf_status kvf_cuda_event_wait(kvf_event *base)
     const kvf_status status =
         kvf_cuda_failed(device, cudaEventSynchronize(event->handle), "work before an event failed");
     kvf_cuda_leave(device, before);
-    return status != KVF_OK ? status : status_of(device, &event->status, &event->upstream);
+    return status != KVF_OK ? status : status_of(device, &event->sticky, &event->upstream);
 }
 
 int kvf_cuda_event_is_done(kvf_event *base)

@@ -153,6 +153,9 @@ KVF_CHECKED kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kin
                                        const kvf_device_config *config, kvf_device **out);
 void kvf_device_close(kvf_device *device); /* NULL is fine */
 
+/* Refuses a stream of the caller's that is NULL, or of another device than the rest of the call. */
+KVF_CHECKED kvf_status kvf_stream_check(const kvf_device *device, const kvf_stream *stream);
+
 /* Test hook: every alloc, register, stream and event creation asks this first; non-zero return =
  * fail. NULL = off. It is the hook of the device's context: maps and threads ask it too. */
 void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user);

@@ -82,6 +82,17 @@ void kvf_device_close(kvf_device *device)
         device->ops->close(device);
 }
 
+kvf_status kvf_stream_check(const kvf_device *device, const kvf_stream *stream)
+{
+    if (!stream)
+        KVF_FAIL(device->context, KVF_INVALID,
+                 "stream is NULL; pass one of kvf_stream_create or kvf_stream_wrap");
+    if (stream->device != device)
+        KVF_FAIL(device->context, KVF_INVALID,
+                 "stream is of another runtime; pass one of the runtime that this was opened on");
+    return KVF_OK;
+}
+
 void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user)
 {
     device->context->fault = fn;

@@ -29,7 +29,7 @@ typedef struct host_event {
     uint64_t floor;               /* guarded by lock: all up to here are complete */
     uint64_t ahead;               /* guarded by lock: complete ones above floor */
     atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
-    kvf_status status;            /* guarded by lock: first error of a stream that recorded it */
+    kvf_error error;              /* guarded by lock: first one of a stream that recorded it */
     uint64_t time_ns;             /* guarded by lock: of the latest generation that completed */
     uint64_t time_of;             /* guarded by lock: that generation */
 } host_event;
@@ -53,7 +53,7 @@ static void hurry(const host_event *event)
         kvf_host_stream_hurry(event->stream);
 }
 
-void kvf_host_event_complete(kvf_event *base, uint64_t generation, kvf_status status)
+void kvf_host_event_complete(kvf_event *base, uint64_t generation, const kvf_error *error)
 {
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
@@ -63,8 +63,8 @@ void kvf_host_event_complete(kvf_event *base, uint64_t generation, kvf_status st
         event->ahead >>= 1;
         event->floor++;
     }
-    if (event->status == KVF_OK)
-        event->status = status;
+    if (error && event->error.status == KVF_OK)
+        event->error = *error;
     if (generation > event->time_of) {
         event->time_of = generation;
         event->time_ns = kvf_now_ns();
@@ -91,9 +91,10 @@ kvf_status kvf_host_event_await(kvf_event *base, uint64_t generation)
     }
     while (!event_is_complete(event, generation))
         pthread_cond_wait(&event->fired, &event->lock);
-    kvf_status status = event->status;
+    kvf_status status = event->error.status;
     pthread_mutex_unlock(&event->lock);
-    return status;
+    /* An error stays as it is once there is one. */
+    return kvf_fail_again(base->device->context, status, &event->error);
 }
 
 static kvf_status create(kvf_device *device, bool is_timed, kvf_event **out)

@@ -96,7 +96,7 @@ typedef struct host_stream {
     uint64_t filled_ns;            /* guarded by lock: the first entry behind it; 0 = none */
     uint64_t wake_at;              /* guarded by lock: least `done` that somebody sleeps for */
     bool is_closing;               /* guarded by lock */
-    kvf_status status;             /* guarded by lock: sticky */
+    kvf_error error;               /* guarded by lock: sticky */
     uint64_t delay_state;          /* of who runs; 0 = no delays */
     kvf_team_job job;              /* of who runs */
     fenv_t environment;            /* of the worker, for numbers: waiters run in it too */
@@ -113,7 +113,7 @@ static host_stream *of_stream(kvf_stream *stream)
 static kvf_status stream_status(host_stream *stream)
 {
     pthread_mutex_lock(&stream->lock);
-    kvf_status status = stream->status;
+    kvf_status status = stream->error.status;
     pthread_mutex_unlock(&stream->lock);
     return status;
 }
@@ -122,8 +122,8 @@ void kvf_host_stream_fail(kvf_stream *base, kvf_status status)
 {
     host_stream *stream = of_stream(base);
     pthread_mutex_lock(&stream->lock);
-    if (stream->status == KVF_OK)
-        stream->status = status;
+    if (stream->error.status == KVF_OK)
+        stream->error = kvf_context_told(base->device->context, status);
     pthread_mutex_unlock(&stream->lock);
 }
 
@@ -186,7 +186,9 @@ static void execute(host_stream *stream, const entry *e)
         e->u.launch.fn(e->u.launch.args, 0);
         break;
     case ENTRY_RECORD:
-        kvf_host_event_complete(e->u.sync.event, e->u.sync.generation, status);
+        /* An error stays as it is once there is one, so it is read without the lock. */
+        kvf_host_event_complete(e->u.sync.event, e->u.sync.generation,
+                                status == KVF_OK ? NULL : &stream->error);
         break;
     case ENTRY_WAIT:
         status = kvf_host_event_await(e->u.sync.event, e->u.sync.generation);
@@ -441,9 +443,9 @@ kvf_status kvf_host_stream_wait(kvf_stream *base)
     stream->waited = target;
     stream->filled_ns = 0;
     await_done(stream, target);
-    kvf_status status = stream->status;
+    kvf_status status = stream->error.status;
     pthread_mutex_unlock(&stream->lock);
-    return status;
+    return kvf_fail_again(base->device->context, status, &stream->error);
 }
 
 void kvf_host_stream_hurry(kvf_stream *base)

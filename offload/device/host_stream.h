@@ -46,10 +46,11 @@ void kvf_host_stream_hurry(kvf_stream *stream);
 
 /* What a stream does with an event: the generation of a record to come on it (waits while 64 are on
  * their way), the one enqueued last, for which `stream` is going to wait, completing one, and
- * waiting for one (generation 0 is always complete), which returns the event's error. */
+ * waiting for one (generation 0 is always complete), which returns the event's error. `error` NULL:
+ * there is none. */
 uint64_t kvf_host_event_next(kvf_event *event, kvf_stream *stream);
 uint64_t kvf_host_event_recorded(kvf_event *event, const kvf_stream *stream);
-void kvf_host_event_complete(kvf_event *event, uint64_t generation, kvf_status status);
+void kvf_host_event_complete(kvf_event *event, uint64_t generation, const kvf_error *error);
 kvf_status kvf_host_event_await(kvf_event *event, uint64_t generation);
 
 kvf_status kvf_host_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);

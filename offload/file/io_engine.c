@@ -74,13 +74,14 @@ kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out)
     return kvf_io_plain.open(context, depth, out);
 }
 
-const kvf_io_ops *kvf_io_probe(const kvf_context *context, uint32_t depth, kvf_error *why)
+const kvf_io_ops *kvf_io_probe(kvf_context *context, uint32_t depth, kvf_error *why)
 {
     const kvf_io_ops *ops = &kvf_io_plain;
     *why = (kvf_error){.text = "this build has no liburing"};
 #if KVF_HAVE_URING
     kvf_context *own = NULL;
     kvf_io *io = NULL;
+    const kvf_error before = *kvf_context_last(context);
     if (kvf_context_create(&context->allocator, NULL, NULL, &own) != KVF_OK)
         return ops;
     own->fault = context->fault;
@@ -93,6 +94,7 @@ const kvf_io_ops *kvf_io_probe(const kvf_context *context, uint32_t depth, kvf_e
     }
     kvf_io_close(io);
     kvf_context_destroy(own);
+    (void)kvf_fail_again(context, before.status, &before); /* the probe leaves no error */
 #else
     (void)context, (void)depth;
 #endif

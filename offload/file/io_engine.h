@@ -77,7 +77,7 @@ extern const kvf_io_ops kvf_io_uring; /* where the build has liburing */
 KVF_CHECKED kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out);
 /* The engine that it would take, and in `why` what speaks against io_uring: "allowed" if nothing
  * does. Leaves errors and notes of the context alone. */
-const kvf_io_ops *kvf_io_probe(const kvf_context *context, uint32_t depth, kvf_error *why);
+const kvf_io_ops *kvf_io_probe(kvf_context *context, uint32_t depth, kvf_error *why);
 void kvf_io_close(kvf_io *io); /* NULL is fine */
 
 /* Once per engine, while nothing is in flight. What is refused is a note with its cause; requests

@@ -163,6 +163,7 @@ kvf_status kvf_disk_bench_open(kvf_context *context, const char *folder, uint64_
     if (!disk)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a disk bench");
     *disk = (kvf_disk){.context = context, .file = -1, .bytes = bytes};
+    kvf_context_hold(context);
     const kvf_status status = make(disk, folder);
     if (status == KVF_OK)
         *out = disk;
@@ -173,13 +174,15 @@ kvf_status kvf_disk_bench_open(kvf_context *context, const char *folder, uint64_
 
 void kvf_disk_close(kvf_disk *disk)
 {
-    if (!disk)
+    kvf_context *context = disk ? disk->context : NULL;
+    if (!kvf_handle_is_alive(context))
         return;
     if (disk->file >= 0)
         (void)close(disk->file);
-    kvf_free(disk->context, disk->raw);
-    kvf_free(disk->context, disk->path);
-    kvf_free(disk->context, disk);
+    kvf_free(context, disk->raw);
+    kvf_free(context, disk->path);
+    kvf_free(context, disk);
+    kvf_context_release(context);
 }
 
 /* ---- a pass ---- */
@@ -371,6 +374,7 @@ static kvf_status compare(const pass *p, kvf_disk_result *result)
 kvf_status kvf_disk_measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_result *result)
 {
     *result = (kvf_disk_result){0};
+    KVF_CHECK_HANDLE(disk, disk);
     KVF_TRY(check(disk, c));
     pass p = {.disk = disk, .c = c, .depth = kvf_min_u32(c->depth, c->extents)};
     kvf_status status = open_pass(&p, result);

@@ -201,6 +201,7 @@ kvf_status kvf_link_measure(kvf_link *bench, const kvf_link_case *c, uint64_t *s
                             kvf_link_result *result)
 {
     *result = (kvf_link_result){.numa_node = -1};
+    KVF_TRY(kvf_handle_check(bench ? bench->device->context : NULL, "link"));
     KVF_TRY(check(bench, c));
     return c->what == KVF_LINK_PIN ? run_pin(bench, c, samples_ns, result)
                                    : kvf_link_run(bench, c, samples_ns, result);
@@ -216,14 +217,17 @@ kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *
         KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for a link bench");
     bench->device = device;
     bench->config = *config;
+    kvf_context_hold(device->context);
     *out = bench;
     return KVF_OK;
 }
 
 void kvf_link_close(kvf_link *bench)
 {
-    if (!bench)
+    kvf_context *context = bench ? bench->device->context : NULL;
+    if (!kvf_handle_is_alive(context))
         return;
     kvf_link_pool_drop(bench);
-    kvf_free(bench->device->context, bench);
+    kvf_free(context, bench);
+    kvf_context_release(context);
 }

@@ -187,6 +187,16 @@ static void answer(const void *raw, uint32_t task)
     finish(call->engine, call->slot, call->ticket);
 }
 
+/* `stream` fails with `status`, and with what the thread said of it. */
+static void fail_stream(kvf_transfer_engine *engine, kvf_stream *stream, kvf_status status)
+{
+    pthread_mutex_lock(&engine->lock);
+    const kvf_error error = engine->error;
+    pthread_mutex_unlock(&engine->lock);
+    engine->device->ops->stream_fail(stream,
+                                     kvf_fail_again(engine->device->context, status, &error));
+}
+
 /* In stream order on the stream that joins. */
 static void await_done(const void *raw, uint32_t task)
 {
@@ -212,7 +222,7 @@ static void await_done(const void *raw, uint32_t task)
     }
     pthread_mutex_unlock(&engine->lock);
     if (status != KVF_OK)
-        engine->device->ops->stream_fail(call->stream, status);
+        fail_stream(engine, call->stream, status);
 }
 
 /* ---- the thread, from the caller ---- */
@@ -304,7 +314,7 @@ static kvf_status thread_join(kvf_transfer_engine *engine, kvf_transfer_slot *sl
     pthread_mutex_unlock(&engine->lock);
     if (status != KVF_OK) {
         engine->is_tainted = engine->on_device != NULL;
-        ops->stream_fail(stream, status);
+        fail_stream(engine, stream, status);
     }
     return is_copied ? ops->stream_wait_event(stream, slot->sent) : KVF_OK;
 }
@@ -388,9 +398,11 @@ static bool await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *
 static void fail_request(kvf_transfer_engine *engine, kvf_transfer_slot *slot, uint32_t ticket,
                          kvf_status status)
 {
+    const kvf_error error = kvf_context_told(engine->device->context, status);
     (void)engine->device->ops->stream_wait(engine->copy_stream); /* it says nothing that is new */
     pthread_mutex_lock(&engine->lock);
     slot->status = status;
+    engine->error = error;
     pthread_mutex_unlock(&engine->lock);
     finish(engine, slot, ticket);
 }
@@ -729,6 +741,7 @@ static void check_word(kvf_transfer_engine *engine, const kvf_transfer_slot *slo
                               "a request named more pages than the %u that the engine was opened "
                               "for",
                               engine->config.pages_max);
+    engine->error = kvf_context_told(engine->device->context, engine->untold);
 }
 
 static kvf_status submit_recorded(kvf_transfer_engine *engine, const kvf_transfer_request *request,
@@ -811,24 +824,25 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
 }
 
 typedef struct fail_call {
+    kvf_transfer_engine *engine;
     kvf_stream *stream;
     kvf_status status;
 } fail_call;
 
-static void fail_stream(const void *raw, uint32_t task)
+static void tell_stream(const void *raw, uint32_t task)
 {
     (void)task;
     const fail_call *call = raw;
-    call->stream->device->ops->stream_fail(call->stream, call->status);
+    fail_stream(call->engine, call->stream, call->status);
 }
 
 /* In stream order, so that what came before is not blamed. */
 static kvf_status tell(kvf_transfer_engine *engine, kvf_stream *stream)
 {
-    const fail_call call = {.stream = stream, .status = engine->untold};
+    const fail_call call = {.engine = engine, .stream = stream, .status = engine->untold};
     engine->untold = KVF_OK;
     engine->is_tainted = true;
-    return engine->device->ops->host_call(stream, fail_stream, &call, sizeof call);
+    return engine->device->ops->host_call(stream, tell_stream, &call, sizeof call);
 }
 
 kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_stream *stream)

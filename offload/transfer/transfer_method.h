@@ -124,6 +124,7 @@ struct kvf_transfer_engine {
     bool is_asleep;         /* guarded: the thread waits for news */
     kvf_status untold;      /* guarded: of a request whose slot was used again before a
                                join */
+    kvf_error error;        /* guarded: the text of the latest that failed on the thread */
     atomic_uint rung;       /* grows with every word that a stream of the host device wrote */
 
     pthread_mutex_t clock_lock;

@@ -112,7 +112,6 @@ class Cache(Handle):
         self.settings: CacheConfig = CacheConfig.from_buffer_copy(
             CacheConfig.from_address(lib.kvf_cache_settings(out)))
         self._reader = Reader(Dtype(config.dtype), runtime.on_cuda, runtime._ordinal)
-        self._lock = self._node.lock
         self._args = DecodeArgs() # filled anew by every call, under the lock
         self._args_address = addressof(self._args)
         self._shapes: dict = {}
@@ -217,7 +216,7 @@ class Cache(Handle):
             stream, waits = runtime._stream_for(stream, q)
         if out is None:
             out = _like(q, "q")
-        with self._lock:
+        with self._node.lock:
             args, reader = self._args, self._reader
             kept = [q, k, v, out]
             wide, narrow = self._rows(sequences, kept)

@@ -344,6 +344,7 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
     kvf_cache_config inner = inner_config(runtime, config), unused;
     kvf_dims dims;
     blocks->context = runtime->context;
+    kvf_context_hold(blocks->context);
     blocks->config = *config;
     KVF_TRY(kvf_config_resolve(runtime, &inner, &unused, &dims)); /* before a mask is read */
     KVF_TRY(own_kinds(blocks, &inner));
@@ -466,6 +467,8 @@ void kvf_block_store_destroy(kvf_blocks *blocks)
     if (blocks->memory)
         device->ops->memory_free(device, blocks->memory);
     kvf_free(blocks->context, blocks->bindings);
-    kvf_free(blocks->context, blocks->kinds);
-    kvf_free(blocks->context, blocks);
+    kvf_context *context = blocks->context;
+    kvf_free(context, blocks->kinds);
+    kvf_free(context, blocks);
+    kvf_context_release(context);
 }

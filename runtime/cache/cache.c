@@ -127,7 +127,9 @@ kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config
     cache->runtime = runtime;
     cache->context = runtime->context;
     cache->device = runtime->device;
+    kvf_context_hold(cache->context);
     atomic_flag_clear(&cache->in_use);
+    atomic_init(&cache->users, 1);
     KVF_TRY(kvf_config_resolve(runtime, config, &cache->config, &dims));
     KVF_TRY(own_path(cache));
     cache->plan.block_size = dims.paging.block_size;
@@ -151,6 +153,19 @@ void kvf_cache_destroy(kvf_cache *cache)
     for (size_t i = sizeof cache->device_memory / sizeof *cache->device_memory; i-- > 0;)
         ops->memory_free(cache->device, cache->device_memory[i]);
     kvf_free(cache->context, cache->host_memory);
-    kvf_free(cache->context, cache->disk_path);
-    kvf_free(cache->context, cache);
+    kvf_context *context = cache->context;
+    kvf_free(context, cache->disk_path);
+    kvf_free(context, cache);
+    kvf_context_release(context);
+}
+
+void kvf_cache_hold(kvf_cache *cache)
+{
+    atomic_fetch_add_explicit(&cache->users, 1, memory_order_relaxed);
+}
+
+void kvf_cache_release(kvf_cache *cache)
+{
+    if (atomic_fetch_sub_explicit(&cache->users, 1, memory_order_acq_rel) == 1)
+        kvf_cache_destroy(cache);
 }

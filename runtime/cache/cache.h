@@ -79,6 +79,7 @@ struct kvf_cache {
     kvf_recording *recording; /* under way, or NULL */
     kvf_status broken;        /* a call failed half-way */
     atomic_flag in_use;
+    atomic_uint users; /* its owner, and pruners, recordings and saves of it */
 };
 
 /* Settings and sizes first; the plan follows from them (kvf_calls_plan). *out is to be destroyed
@@ -88,6 +89,10 @@ KVF_CHECKED kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_co
 /* Then every reservation it will ever make, as planned. */
 KVF_CHECKED kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r);
 void kvf_cache_destroy(kvf_cache *cache); /* NULL is fine, and half of a cache */
+
+/* Something was made of it that may be closed after it: it is destroyed with the last of them. */
+void kvf_cache_hold(kvf_cache *cache);
+void kvf_cache_release(kvf_cache *cache);
 
 /* Which of the part's heads this one of the layer is; not below their number: it streams. */
 static inline uint32_t kvf_place_head(const kvf_place *place, uint32_t kv_head)

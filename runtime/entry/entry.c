@@ -24,6 +24,7 @@
 
 kvf_status kvf_enter(kvf_cache *cache)
 {
+    KVF_CHECK_HANDLE(cache, cache);
     const bool was_in_use = atomic_flag_test_and_set_explicit(&cache->in_use, memory_order_acquire);
     KVF_ASSERT_DEBUG(!was_in_use);
     if (was_in_use)
@@ -48,6 +49,13 @@ kvf_status kvf_enter_idle(kvf_cache *cache)
                                      "kvf_decode may be called"));
 }
 
+kvf_status kvf_enter_enqueueing(kvf_cache *cache, const kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    const kvf_status status = kvf_stream_check(cache->device, stream);
+    return status == KVF_OK ? KVF_OK : kvf_leave(cache, status);
+}
+
 kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 {
     for (uint32_t i = 0; i < cache->part_count; i++)
@@ -62,6 +70,7 @@ kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *config, kvf_reservation *r,
                        kvf_cache **out)
 {
+    KVF_CHECK_HANDLE(runtime, runtime);
     KVF_TRY(kvf_cache_create(runtime, config, out));
     return kvf_calls_plan(*out, r);
 }
@@ -98,7 +107,8 @@ kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config, 
 
 void kvf_cache_close(kvf_cache *cache)
 {
-    kvf_cache_destroy(cache);
+    if (cache && kvf_handle_is_alive(cache->context))
+        kvf_cache_release(cache);
 }
 
 const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache)
@@ -115,23 +125,37 @@ const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache)
 
 void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
 {
+    if (!kvf_handle_is_alive(cache->context)) {
+        *stats = (kvf_stats){0};
+        return;
+    }
     kvf_stats_read(cache, stats);
 }
 
 void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
 {
+    if (!kvf_handle_is_alive(cache->context)) {
+        *stats = (kvf_stats){0};
+        return;
+    }
     KVF_ASSERT(layer < cache->config.layers);
     kvf_stats_read_layer(cache, layer, stats);
 }
 
 void kvf_cache_stats_reset(kvf_cache *cache)
 {
+    if (!kvf_handle_is_alive(cache->context))
+        return;
     kvf_footprint_reset(cache);
     kvf_stats_reset(cache);
 }
 
 void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
 {
+    if (!kvf_handle_is_alive(cache->context)) {
+        *footprint = (kvf_footprint){0};
+        return;
+    }
     kvf_footprint_read(cache, footprint);
 }
 
@@ -148,7 +172,7 @@ kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream 
                              kvf_sequence **out)
 {
     *out = NULL;
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     kvf_status status = kvf_sequence_check(cache, parent);
     if (status == KVF_OK)
         status = kvf_fork(cache, parent, stream, out);
@@ -169,13 +193,13 @@ static kvf_status cut(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
 kvf_status kvf_sequence_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
                                  kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, cut(cache, sequence, tokens, stream));
 }
 
 void kvf_sequence_destroy(kvf_sequence *sequence)
 {
-    if (!sequence)
+    if (!sequence || !kvf_handle_is_alive(sequence->cache->context))
         return;
     KVF_ASSERT(sequence->is_alive);
     kvf_sequence_end(sequence);
@@ -314,7 +338,7 @@ static kvf_status check_append(kvf_cache *cache, const kvf_decode_args *args)
 
 kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     kvf_status status = check_prefill(cache, args);
     if (status == KVF_OK)
         status = kvf_heads_prefill(cache, args, stream);
@@ -323,6 +347,7 @@ kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_strea
 
 static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
+    KVF_TRY(kvf_stream_check(cache->device, stream));
     KVF_TRY(check_step(cache, args));
     KVF_TRY(check_out(cache, args));
     if (cache->recording) {
@@ -349,6 +374,7 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
                                kvf_stream *stream)
 {
     const kvf_cache_config *c = &cache->config;
+    KVF_TRY(kvf_stream_check(cache->device, stream));
     if (!cache->runtime->properties.can_capture)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "the %s device cannot record work; enqueue every step", cache->device->ops->name);
@@ -398,12 +424,14 @@ kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
 
 int kvf_replay_is_possible(const kvf_recording *recording)
 {
-    return kvf_recording_can_replay(recording);
+    return recording && kvf_handle_is_alive(recording->cache->context) &&
+           kvf_recording_can_replay(recording);
 }
 
 kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(recording->cache));
+    KVF_TRY(kvf_handle_check(recording ? recording->cache->context : NULL, "recording"));
+    KVF_TRY(kvf_enter_enqueueing(recording->cache, stream));
     return kvf_leave(recording->cache, kvf_recording_replay(recording, stream));
 }
 
@@ -414,7 +442,7 @@ uint32_t kvf_recording_nodes(const kvf_recording *recording)
 
 void kvf_recording_destroy(kvf_recording *recording)
 {
-    if (recording)
+    if (recording && kvf_handle_is_alive(recording->cache->context))
         kvf_recording_close(recording);
 }
 
@@ -468,7 +496,7 @@ static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
 kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
                             const kvf_page_lists *lists, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, select_pages(cache, args, lists, stream));
 }
 
@@ -502,7 +530,7 @@ static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
 kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
                             const kvf_page_lists *lists, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, attend_pages(cache, args, lists, stream));
 }
 
@@ -519,12 +547,14 @@ static kvf_status read_pages(kvf_cache *cache, const kvf_decode_args *args,
 kvf_status kvf_read_pages(kvf_cache *cache, const kvf_decode_args *args,
                           const kvf_page_lists *lists, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, read_pages(cache, args, lists, stream));
 }
 
 const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                              uint32_t page)
 {
-    return kvf_lists_page_address(sequence, layer, kv_head, page);
+    return kvf_handle_is_alive(sequence->cache->context)
+               ? kvf_lists_page_address(sequence, layer, kv_head, page)
+               : NULL;
 }

@@ -12,6 +12,8 @@
 KVF_CHECKED kvf_status kvf_enter(kvf_cache *cache);
 /* Likewise, for what must not be called while the cache is being recorded. */
 KVF_CHECKED kvf_status kvf_enter_idle(kvf_cache *cache);
+/* Likewise, for what enqueues on a stream of the caller. */
+KVF_CHECKED kvf_status kvf_enter_enqueueing(kvf_cache *cache, const kvf_stream *stream);
 /* Returns `status`. */
 KVF_CHECKED kvf_status kvf_leave(kvf_cache *cache, kvf_status status);
 

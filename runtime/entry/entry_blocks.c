@@ -17,12 +17,19 @@ void kvf_blocks_config_init(kvf_blocks_config *config)
 
 /* ---- open and close ---- */
 
+static kvf_status make(kvf_runtime *runtime, const kvf_blocks_config *config, kvf_reservation *r,
+                       kvf_blocks **out)
+{
+    KVF_CHECK_HANDLE(runtime, runtime);
+    return kvf_block_store_create(runtime, config, r, out);
+}
+
 kvf_status kvf_blocks_plan_make(kvf_runtime *runtime, const kvf_blocks_config *config,
                                 kvf_blocks_plan *plan, kvf_error *error)
 {
     kvf_blocks *blocks = NULL;
     kvf_reservation unused;
-    const kvf_status status = kvf_block_store_create(runtime, config, &unused, &blocks);
+    const kvf_status status = make(runtime, config, &unused, &blocks);
     if (status == KVF_OK)
         *plan = blocks->plan;
     kvf_block_store_destroy(blocks);
@@ -35,7 +42,7 @@ kvf_status kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config
     kvf_blocks *blocks = NULL;
     kvf_reservation r;
     *out = NULL;
-    kvf_status status = kvf_block_store_create(runtime, config, &r, &blocks);
+    kvf_status status = make(runtime, config, &r, &blocks);
     if (status == KVF_OK)
         status = kvf_block_store_reserve(blocks, &r);
     (void)kvf_runtime_report(runtime, status, error);
@@ -49,7 +56,8 @@ kvf_status kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config
 
 void kvf_blocks_close(kvf_blocks *blocks)
 {
-    kvf_block_store_destroy(blocks);
+    if (blocks && kvf_handle_is_alive(blocks->context))
+        kvf_block_store_destroy(blocks);
 }
 
 const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks)
@@ -95,6 +103,7 @@ static kvf_status bind(kvf_blocks *blocks, uint32_t layer, void *codes, size_t b
 
 kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes, size_t block_stride)
 {
+    KVF_CHECK_HANDLE(blocks, blocks);
     KVF_TRY(kvf_enter(blocks->cache));
     return kvf_leave(blocks->cache, bind(blocks, layer, codes, block_stride));
 }
@@ -127,7 +136,8 @@ static kvf_status put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *
 
 kvf_status kvf_blocks_put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter(blocks->cache));
+    KVF_CHECK_HANDLE(blocks, blocks);
+    KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
     return kvf_leave(blocks->cache, put(blocks, args, stream));
 }
 
@@ -163,7 +173,8 @@ static kvf_status decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
 kvf_status kvf_blocks_decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
                              kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter(blocks->cache));
+    KVF_CHECK_HANDLE(blocks, blocks);
+    KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
     return kvf_leave(blocks->cache, decode(blocks, args, stream));
 }
 
@@ -209,7 +220,8 @@ static kvf_status extend(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
 kvf_status kvf_blocks_extend(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
                              kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter(blocks->cache));
+    KVF_CHECK_HANDLE(blocks, blocks);
+    KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
     return kvf_leave(blocks->cache, extend(blocks, args, stream));
 }
 
@@ -233,7 +245,8 @@ static kvf_status copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t 
 kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t *to,
                            uint32_t count, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter(blocks->cache));
+    KVF_CHECK_HANDLE(blocks, blocks);
+    KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
     return kvf_leave(blocks->cache, copy(blocks, from, to, count, stream));
 }
 
@@ -241,6 +254,10 @@ kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_t *from, const uint3
 
 void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats)
 {
+    if (!kvf_handle_is_alive(blocks->context)) {
+        *stats = (kvf_blocks_stats){0};
+        return;
+    }
     const kvf_part *part = &blocks->cache->parts[0];
     kvf_stats s;
     kvf_stats_read(blocks->cache, &s);
@@ -261,5 +278,7 @@ void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats)
 
 void kvf_blocks_stats_reset(kvf_blocks *blocks)
 {
+    if (!kvf_handle_is_alive(blocks->context))
+        return;
     kvf_stats_reset(blocks->cache);
 }

@@ -23,7 +23,9 @@ kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cac
                                kvf_error *error)
 {
     kvf_cache *cache = NULL;
-    kvf_status status = kvf_cache_create(runtime, cache_config, &cache);
+    kvf_status status = kvf_handle_check(runtime ? runtime->context : NULL, "runtime");
+    if (status == KVF_OK)
+        status = kvf_cache_create(runtime, cache_config, &cache);
     if (status == KVF_OK)
         status = check_cache(cache);
     if (status == KVF_OK)
@@ -36,10 +38,12 @@ kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_
                           kvf_error *error)
 {
     *out = NULL;
-    kvf_status status = check_cache(cache);
+    kvf_status status = kvf_handle_check(cache ? cache->context : NULL, "cache");
+    if (status == KVF_OK)
+        status = check_cache(cache);
     if (status == KVF_OK)
         status = kvf_pruner_open(cache, config, out);
-    (void)kvf_runtime_report(cache->runtime, status, error);
+    (void)kvf_runtime_report(cache ? cache->runtime : NULL, status, error);
     if (status != KVF_OK) {
         kvf_pruner_close(*out);
         *out = NULL;
@@ -49,7 +53,8 @@ kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_
 
 void kvf_prune_close(kvf_prune *prune)
 {
-    kvf_pruner_close(prune);
+    if (prune && kvf_handle_is_alive(prune->context))
+        kvf_pruner_close(prune);
 }
 
 const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune)
@@ -59,6 +64,10 @@ const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune)
 
 void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
 {
+    if (!kvf_handle_is_alive(prune->context)) {
+        *stats = (kvf_prune_stats){0};
+        return;
+    }
     *stats = prune->stats;
     stats->observe_ns += __atomic_load_n(&prune->clock->observe_ns, __ATOMIC_RELAXED);
     stats->retain_ns += __atomic_load_n(&prune->clock->retain_ns, __ATOMIC_RELAXED);
@@ -66,13 +75,15 @@ void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
 
 kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens)
 {
+    KVF_CHECK_HANDLE(prune, prune);
     KVF_TRY(kvf_enter(prune->cache));
     return kvf_leave(prune->cache, kvf_pruner_begin(prune, sequence, tokens));
 }
 
 kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(prune->cache));
+    KVF_CHECK_HANDLE(prune, prune);
+    KVF_TRY(kvf_enter_enqueueing(prune->cache, stream));
     kvf_status status = kvf_buffers_check(prune->cache, args->q, NULL, NULL, NULL);
     if (status == KVF_OK)
         status = kvf_pruner_append(prune, args, stream);
@@ -93,7 +104,8 @@ static kvf_status prune_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t
 kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
                            kvf_stream *stream, kvf_prune_result *result)
 {
-    KVF_TRY(kvf_enter_idle(prune->cache));
+    KVF_CHECK_HANDLE(prune, prune);
+    KVF_TRY(kvf_enter_enqueueing(prune->cache, stream));
     return kvf_leave(prune->cache, prune_layer(prune, sequence, layer, stream, result));
 }
 
@@ -110,7 +122,8 @@ static kvf_status prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t
 kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
                            uint32_t tokens, uint32_t patch, kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(prune->cache));
+    KVF_CHECK_HANDLE(prune, prune);
+    KVF_TRY(kvf_enter_enqueueing(prune->cache, stream));
     return kvf_leave(prune->cache, prune_chunk(prune, sequence, layer, tokens, patch, stream));
 }
 
@@ -125,13 +138,13 @@ kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence *sequence, uint32_t
                               uint32_t tokens, kvf_stream *stream, kvf_sequence **whole)
 {
     *whole = NULL;
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, begin_whole(cache, sequence, first_layer, tokens, stream, whole));
 }
 
 kvf_status kvf_complete_end(kvf_cache *cache, kvf_sequence *sequence, kvf_sequence *whole,
                             kvf_stream *stream)
 {
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, kvf_whole_end(cache, sequence, whole, stream));
 }

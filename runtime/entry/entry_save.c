@@ -62,7 +62,7 @@ kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_save_args *args, kvf_st
                              kvf_save **out)
 {
     *out = NULL;
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     kvf_status status = check_save(cache, args);
     if (status == KVF_OK)
         status = kvf_save_begin(cache, args, stream, out);
@@ -71,21 +71,28 @@ kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_save_args *args, kvf_st
 
 int kvf_save_is_done(const kvf_save *save)
 {
-    return __atomic_load_n(&save->is_done, __ATOMIC_ACQUIRE) != 0;
+    return !save || !kvf_handle_is_alive(save->cache->context) ||
+           __atomic_load_n(&save->is_done, __ATOMIC_ACQUIRE) != 0;
 }
 
 kvf_status kvf_save_finish(kvf_save *save, kvf_error *error)
 {
-    kvf_cache *cache = save->cache;
-    const kvf_status status = kvf_save_end(save);
-    return kvf_runtime_report(cache->runtime, status, error);
+    kvf_runtime *runtime = save ? save->cache->runtime : NULL;
+    kvf_status status = kvf_handle_check(runtime ? runtime->context : NULL, "save");
+    if (status != KVF_OK)
+        return kvf_runtime_report(NULL, status, error);
+    kvf_context *context = runtime->context;
+    kvf_context_hold(context); /* the save may be the last that keeps the runtime */
+    status = kvf_runtime_report(runtime, kvf_save_end(save), error);
+    kvf_context_release(context);
+    return status;
 }
 
 kvf_status kvf_sequence_restore(kvf_cache *cache, const kvf_restore_args *args, kvf_stream *stream,
                                 kvf_sequence **out)
 {
     *out = NULL;
-    KVF_TRY(kvf_enter_idle(cache));
+    KVF_TRY(kvf_enter_enqueueing(cache, stream));
     kvf_status status = check_size(cache, args->size, sizeof *args);
     if (status == KVF_OK)
         status = check_path(cache, args->path);
@@ -115,7 +122,10 @@ kvf_status kvf_saved_read(kvf_runtime *runtime, const char *path, int verify, kv
                           void *note, size_t capacity, kvf_error *error)
 {
     kvf_saved_file file;
-    kvf_status status = kvf_saved_open(runtime, path, &file);
+    kvf_status status = kvf_handle_check(runtime ? runtime->context : NULL, "runtime");
+    if (status != KVF_OK)
+        return kvf_runtime_report(NULL, status, error);
+    status = kvf_saved_open(runtime, path, &file);
     if (status == KVF_OK && verify)
         status = kvf_saved_check(&file);
     if (status == KVF_OK) {

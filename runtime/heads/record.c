@@ -40,6 +40,7 @@ void kvf_recording_close(kvf_recording *recording)
     kvf_free(cache->context, recording->generations);
     kvf_free(cache->context, recording->sequences);
     kvf_free(cache->context, recording);
+    kvf_cache_release(cache);
 }
 
 /* A frame of its own for one call; dry if `host` is NULL. */
@@ -144,6 +145,7 @@ kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences,
     if (!r)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording");
     r->cache = cache;
+    kvf_cache_hold(cache);
     r->batch = batch;
     kvf_status status = reserve(r, sequences);
     if (status == KVF_OK)

@@ -67,6 +67,7 @@ static kvf_status calibrate_one(kvf_runtime *rt, uint32_t size)
 
 kvf_status kvf_runtime_calibrate(kvf_runtime *runtime)
 {
+    KVF_CHECK_HANDLE(runtime, runtime);
     for (uint32_t i = 0; i < KVF_LINK_SIZES; i++)
         KVF_TRY(calibrate_one(runtime, i));
     return KVF_OK;

@@ -308,6 +308,7 @@ static void describe(writer *w, const kvf_runtime *rt)
 
 kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *text, size_t capacity, size_t *needed)
 {
+    KVF_CHECK_HANDLE(runtime, runtime);
     writer w = {.text = text, .capacity = text ? capacity : 0};
     describe(&w, runtime);
     if (w.capacity)

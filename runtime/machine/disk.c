@@ -9,5 +9,6 @@
 
 kvf_status kvf_disk_open(kvf_runtime *runtime, const char *folder, uint64_t bytes, kvf_disk **out)
 {
+    KVF_CHECK_HANDLE(runtime, runtime);
     return kvf_disk_bench_open(runtime->context, folder, bytes, out);
 }

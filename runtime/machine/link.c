@@ -11,6 +11,7 @@
 
 kvf_status kvf_link_open(kvf_runtime *runtime, kvf_link **out)
 {
+    KVF_CHECK_HANDLE(runtime, runtime);
     const kvf_link_bench_config config = {.memory = kvf_runtime_memory(runtime),
                                           .gather_threads = runtime->config.gather_threads};
     return kvf_link_bench_open(runtime->device, &config, out);

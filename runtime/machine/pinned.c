@@ -16,6 +16,7 @@ _Static_assert(sizeof(kvf_host_memory) <= HEAD_BYTES, "the head has room for its
 kvf_status kvf_pinned_alloc(kvf_runtime *runtime, size_t bytes, void **host, void **device)
 {
     *host = *device = NULL;
+    KVF_CHECK_HANDLE(runtime, runtime);
     if (bytes == 0 || bytes > KVF_ARENA_BYTES_MAX - HEAD_BYTES)
         KVF_FAIL(runtime->context, KVF_INVALID, "bytes = %zu: 1 to %zu in one piece", bytes,
                  KVF_ARENA_BYTES_MAX - HEAD_BYTES);
@@ -27,13 +28,15 @@ kvf_status kvf_pinned_alloc(kvf_runtime *runtime, size_t bytes, void **host, voi
     *(kvf_host_memory *)(void *)memory.arenas[0].host = memory;
     *host = memory.arenas[0].host + HEAD_BYTES;
     *device = memory.arenas[0].device + HEAD_BYTES;
+    kvf_context_hold(runtime->context);
     return KVF_OK;
 }
 
 void kvf_pinned_free(kvf_runtime *runtime, void *host)
 {
-    if (!host)
+    if (!host || !kvf_handle_is_alive(runtime->context))
         return;
     kvf_host_memory memory = *(kvf_host_memory *)(void *)((char *)host - HEAD_BYTES);
     kvf_host_memory_destroy(runtime->context, &memory);
+    kvf_context_release(runtime->context);
 }

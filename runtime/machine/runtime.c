@@ -136,6 +136,20 @@ static kvf_status open_parts(kvf_runtime *rt)
     return find_node(rt, c->numa_node);
 }
 
+/* After the last handle of it is closed. */
+static void end_runtime(void *owner)
+{
+    kvf_runtime *rt = owner;
+    kvf_context *context = rt->context;
+    kvf_device_close(rt->device);
+    kvf_calibration_close(rt);
+    if (rt->topology)
+        kvf_topology_close(context, rt->topology);
+    kvf_free(context, rt->topology);
+    kvf_free(context, rt);
+    kvf_context_destroy(context);
+}
+
 kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out, kvf_error *error)
 {
     return kvf_runtime_open_with(config, NULL, out, error);
@@ -158,6 +172,8 @@ kvf_status kvf_runtime_open_with(const kvf_runtime_config *config, const kvf_run
         kvf_context_destroy(context);
         return refuse(error, KVF_OUT_OF_MEMORY, "no memory for a runtime");
     }
+    context->end = end_runtime;
+    context->owner = rt;
     rt->context = context;
     rt->config = *config;
     rt->seams = seams ? *seams : (kvf_runtime_seams){0};
@@ -177,16 +193,8 @@ kvf_status kvf_runtime_open_with(const kvf_runtime_config *config, const kvf_run
 
 void kvf_runtime_close(kvf_runtime *runtime)
 {
-    if (!runtime)
-        return;
-    kvf_context *context = runtime->context;
-    kvf_device_close(runtime->device);
-    kvf_calibration_close(runtime);
-    if (runtime->topology)
-        kvf_topology_close(context, runtime->topology);
-    kvf_free(context, runtime->topology);
-    kvf_free(context, runtime);
-    kvf_context_destroy(context);
+    if (runtime && kvf_handle_is_alive(runtime->context))
+        kvf_context_release(runtime->context);
 }
 
 kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf_error *error)
@@ -194,7 +202,7 @@ kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf
     if (error && status == KVF_OK)
         *error = (kvf_error){.status = KVF_OK};
     else if (error)
-        kvf_context_error(runtime->context, error);
+        *error = kvf_context_told(runtime ? runtime->context : NULL, status);
     return status;
 }
 
@@ -209,8 +217,7 @@ kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime)
 
 const kvf_error *kvf_runtime_error(const kvf_runtime *runtime)
 {
-    kvf_context_error(runtime->context, &runtime->context->error_copy);
-    return &runtime->context->error_copy;
+    return kvf_context_last(runtime ? runtime->context : NULL);
 }
 
 uint32_t kvf_runtime_threads(const kvf_runtime *runtime)
@@ -225,20 +232,28 @@ kvf_device_kind kvf_runtime_device(const kvf_runtime *runtime)
 
 /* ---- streams and device memory ---- */
 
+static kvf_status check_stream(const kvf_stream *stream)
+{
+    return kvf_handle_check(stream ? stream->device->context : NULL, "stream");
+}
+
 kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out)
 {
     *out = NULL;
-    return runtime->device->ops->stream_create(runtime->device, KVF_PRIORITY_NORMAL, out);
+    KVF_CHECK_HANDLE(runtime, runtime);
+    return kvf_context_held(runtime->context, runtime->device->ops->stream_create(
+                                                  runtime->device, KVF_PRIORITY_NORMAL, out));
 }
 
 kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *native, kvf_stream **out)
 {
-    const kvf_device_ops *ops = runtime->device->ops;
     *out = NULL;
+    KVF_CHECK_HANDLE(runtime, runtime);
+    const kvf_device_ops *ops = runtime->device->ops;
     if (!ops->stream_wrap)
         KVF_FAIL(runtime->context, KVF_UNSUPPORTED,
                  "the %s device has no streams of others; use kvf_stream_create", ops->name);
-    return ops->stream_wrap(runtime->device, native, out);
+    return kvf_context_held(runtime->context, ops->stream_wrap(runtime->device, native, out));
 }
 
 void *kvf_stream_native(kvf_stream *stream)
@@ -249,18 +264,23 @@ void *kvf_stream_native(kvf_stream *stream)
 
 void kvf_stream_destroy(kvf_stream *stream)
 {
-    if (stream)
-        stream->device->ops->stream_destroy(stream);
+    kvf_context *context = stream ? stream->device->context : NULL;
+    if (!kvf_handle_is_alive(context))
+        return;
+    stream->device->ops->stream_destroy(stream);
+    kvf_context_release(context);
 }
 
 kvf_status kvf_stream_wait(kvf_stream *stream)
 {
+    KVF_TRY(check_stream(stream));
     return stream->device->ops->stream_wait(stream);
 }
 
 kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn fn, const void *args,
                              size_t args_bytes, uint32_t tasks)
 {
+    KVF_TRY(check_stream(stream));
     kvf_device *device = stream->device;
     if (!fn)
         KVF_FAIL(device->context, KVF_INVALID, "fn is NULL; pass the function to run");
@@ -279,19 +299,24 @@ kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn fn, const void *arg
 kvf_status kvf_memory_alloc(kvf_runtime *runtime, size_t bytes, void **out)
 {
     *out = NULL;
+    KVF_CHECK_HANDLE(runtime, runtime);
     if (bytes == 0)
         KVF_FAIL(runtime->context, KVF_INVALID, "bytes = 0: ask for at least 1");
-    return runtime->device->ops->memory_alloc(runtime->device, bytes, out);
+    return kvf_context_held(runtime->context,
+                            runtime->device->ops->memory_alloc(runtime->device, bytes, out));
 }
 
 void kvf_memory_free(kvf_runtime *runtime, void *pointer)
 {
-    if (pointer)
-        runtime->device->ops->memory_free(runtime->device, pointer);
+    if (!pointer || !kvf_handle_is_alive(runtime->context))
+        return;
+    runtime->device->ops->memory_free(runtime->device, pointer);
+    kvf_context_release(runtime->context);
 }
 
 kvf_status kvf_memory_copy(kvf_stream *stream, void *to, const void *from, size_t bytes)
 {
+    KVF_TRY(check_stream(stream));
     if (bytes == 0)
         return KVF_OK;
     if (!to || !from)

@@ -83,6 +83,7 @@ kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes, uint32_t ro
                            const char *disk_path, kvf_hidden **out)
 {
     *out = NULL;
+    KVF_CHECK_HANDLE(runtime, runtime);
     if (row_bytes == 0 || row_bytes > ROW_BYTES_MAX || rows_max == 0)
         KVF_FAIL(runtime->context, KVF_INVALID,
                  "row_bytes = %llu, rows_max = %u: a row has 1 to %llu bytes, and there is one or "
@@ -92,6 +93,7 @@ kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes, uint32_t ro
     if (!h)
         KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for hidden states");
     h->runtime = runtime;
+    kvf_context_hold(runtime->context);
     h->row_bytes = row_bytes;
     h->rows_max = rows_max;
     h->on_disk = disk_path != NULL;
@@ -105,14 +107,16 @@ kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes, uint32_t ro
 
 void kvf_hidden_close(kvf_hidden *h)
 {
-    if (!h)
+    kvf_context *context = h ? h->runtime->context : NULL;
+    if (!kvf_handle_is_alive(context))
         return;
     if (h->on_disk)
         kvf_disk_file_close(&h->file);
     for (uint32_t i = 0; h->pieces && i < h->piece_count; i++)
         kvf_pinned_free(h->runtime, h->pieces[i].host);
-    kvf_free(h->runtime->context, h->pieces);
-    kvf_free(h->runtime->context, h);
+    kvf_free(context, h->pieces);
+    kvf_free(context, h);
+    kvf_context_release(context);
 }
 
 /* ---- rows ---- */
@@ -138,8 +142,10 @@ static hidden_span span_at(const kvf_hidden *h, uint32_t first, uint32_t rest)
 }
 
 static kvf_status check_rows(const kvf_hidden *h, uint32_t first, uint32_t count,
-                             const void *memory)
+                             const void *memory, const kvf_stream *stream)
 {
+    KVF_TRY(kvf_handle_check(h ? h->runtime->context : NULL, "hidden"));
+    KVF_TRY(kvf_stream_check(h->runtime->device, stream));
     if (first > h->rows_max || count > h->rows_max - first)
         KVF_FAIL(h->runtime->context, KVF_INVALID,
                  "first = %u, count = %u: there is room for %u rows", first, count, h->rows_max);
@@ -152,7 +158,7 @@ kvf_status kvf_hidden_put(kvf_hidden *h, uint32_t first, uint32_t count, const v
                           kvf_stream *stream)
 {
     const char *from = rows;
-    KVF_TRY(check_rows(h, first, count, rows));
+    KVF_TRY(check_rows(h, first, count, rows, stream));
     for (uint32_t done = 0; done < count;) {
         const hidden_span s = span_at(h, first + done, count - done);
         KVF_TRY(kvf_memory_copy(stream, s.device, from + done * h->row_bytes, s.bytes));
@@ -169,7 +175,7 @@ kvf_status kvf_hidden_get(kvf_hidden *h, uint32_t first, uint32_t count, void *r
                           kvf_stream *stream)
 {
     char *to = rows;
-    KVF_TRY(check_rows(h, first, count, rows));
+    KVF_TRY(check_rows(h, first, count, rows, stream));
     for (uint32_t done = 0; done < count;) {
         const hidden_span s = span_at(h, first + done, count - done);
         if (h->on_disk)

@@ -213,6 +213,7 @@ kvf_status kvf_pruner_open(kvf_cache *cache, const kvf_prune_config *config, kvf
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a pruner of %zu bytes",
                  sizeof *prune);
     *prune = new_prune(cache);
+    kvf_cache_hold(cache);
     return open_prune(prune, config);
 }
 
@@ -225,6 +226,8 @@ void kvf_pruner_close(kvf_prune *prune)
     if (prune->device_memory)
         device->ops->memory_free(device, prune->device_memory);
     kvf_pinned_free(prune->cache->runtime, prune->pinned);
-    kvf_free(prune->context, prune->host_memory);
-    kvf_free(prune->context, prune);
+    kvf_cache *cache = prune->cache;
+    kvf_free(cache->context, prune->host_memory);
+    kvf_free(cache->context, prune);
+    kvf_cache_release(cache);
 }

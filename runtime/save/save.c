@@ -119,7 +119,7 @@ static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
     const uint64_t extents = kvf_extent_count(data, head.extent_bytes);
     kvf_saved_carve_header(&head, extents, NULL, NULL);
     head.data_bytes = data;
-    save->buffer = kvf_alloc(save->context, 1, head.header_bytes);
+    save->buffer = kvf_alloc(save->cache->context, 1, head.header_bytes);
     if (!save->buffer)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a header of %llu bytes",
                  (unsigned long long)head.header_bytes);
@@ -160,7 +160,7 @@ static kvf_status hold_blocks(kvf_save *save, kvf_sequence *sequence)
         const uint32_t sealed = h->layers[i].sealed;
         if (sealed == 0)
             continue;
-        save->blocks[i] = kvf_alloc(save->context, sealed, sizeof(kvf_block));
+        save->blocks[i] = kvf_alloc(save->cache->context, sealed, sizeof(kvf_block));
         if (!save->blocks[i])
             KVF_FAIL(save->cache->context, KVF_OUT_OF_MEMORY,
                      "no memory to hold %u blocks of layer %u", sealed, i);
@@ -231,7 +231,7 @@ static kvf_status get_block(void *user, size_t piece, size_t offset, size_t byte
 {
     const kvf_save *save = user;
     const kvf_piece_block *b = &save->piece_blocks[piece];
-    return kvf_page_pool_copy_out(b->pool, save->context, b->block, offset, bytes, buffer);
+    return kvf_page_pool_copy_out(b->pool, save->cache->context, b->block, offset, bytes, buffer);
 }
 
 static void list_pieces(kvf_save *save, kvf_sequence *sequence)
@@ -254,7 +254,7 @@ static kvf_status finish_images(kvf_save *save)
 {
     const kvf_saved_header *h = &save->header;
     if (*save->fault >> 44 == save->generation)
-        KVF_FAIL(save->context, KVF_NOT_FINITE,
+        KVF_FAIL(save->cache->context, KVF_NOT_FINITE,
                  "a key or value of the sequence is NaN or infinite; it was not saved");
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
@@ -271,7 +271,7 @@ static kvf_status write_header(const kvf_save *save, kvf_io *io, int file)
 {
     const struct iovec piece = {save->buffer, save->header.head->header_bytes};
     uint64_t unused;
-    const kvf_extents e = {.context = save->context,
+    const kvf_extents e = {.context = save->cache->context,
                            .io = io,
                            .path = save->path,
                            .file = file,
@@ -283,7 +283,7 @@ static kvf_status write_header(const kvf_save *save, kvf_io *io, int file)
 static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
 {
     kvf_saved_header *h = &save->header;
-    const kvf_extents e = {.context = save->context,
+    const kvf_extents e = {.context = save->cache->context,
                            .io = io,
                            .path = save->path,
                            .file = file->file,
@@ -292,7 +292,7 @@ static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
                            .checksums = h->checksums,
                            .move = kvf_has_tier(save->cache) ? get_block : NULL,
                            .user = save};
-    KVF_TRY(kvf_file_reserve(save->context, save->path, file->file,
+    KVF_TRY(kvf_file_reserve(save->cache->context, save->path, file->file,
                              h->head->header_bytes + h->head->data_bytes));
     KVF_TRY(kvf_extents_write(&e, save->pieces, save->piece_count));
     kvf_saved_seal_header(h);
@@ -306,8 +306,8 @@ static kvf_status save_now(kvf_save *save)
     kvf_new_file file = {.file = -1};
     KVF_TRY(save->cache->device->ops->event_wait(save->taken));
     KVF_TRY(finish_images(save));
-    KVF_TRY(kvf_saved_engine(save->cache->runtime, save->context, &io));
-    kvf_status status = kvf_new_file_open(save->context, save->path, &file);
+    KVF_TRY(kvf_saved_engine(save->cache->runtime, save->cache->context, &io));
+    kvf_status status = kvf_new_file_open(save->cache->context, save->path, &file);
     if (status == KVF_OK)
         status = write_file(save, io, &file);
     kvf_new_file_close(&file);
@@ -318,7 +318,9 @@ static kvf_status save_now(kvf_save *save)
 static void *run(void *argument)
 {
     kvf_save *save = argument;
-    save->status = save_now(save);
+    const kvf_status status = save_now(save);
+    if (status != KVF_OK)
+        save->error = kvf_context_told(save->cache->context, status);
     __atomic_store_n(&save->is_done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -334,10 +336,10 @@ static kvf_status create(kvf_save *save, const kvf_save_args *args)
     size_t pieces = 0;
     for (uint32_t i = 0; i < layers; i++)
         pieces += 2 + save->header.layers[i].sealed;
-    save->path = kvf_alloc(save->context, length, 1);
-    save->blocks = kvf_alloc(save->context, layers, sizeof *save->blocks);
-    save->pieces = kvf_alloc(save->context, pieces, sizeof *save->pieces);
-    save->piece_blocks = kvf_alloc(save->context, pieces, sizeof *save->piece_blocks);
+    save->path = kvf_alloc(save->cache->context, length, 1);
+    save->blocks = kvf_alloc(save->cache->context, layers, sizeof *save->blocks);
+    save->pieces = kvf_alloc(save->cache->context, pieces, sizeof *save->pieces);
+    save->piece_blocks = kvf_alloc(save->cache->context, pieces, sizeof *save->piece_blocks);
     if (!save->path || !save->blocks || !save->pieces || !save->piece_blocks)
         KVF_FAIL(own, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of a sequence", pieces);
     memcpy(save->path, args->path, length);
@@ -355,28 +357,18 @@ static void release(kvf_save *save)
         kvf_page_pool *pool = &cache->places[i].part->pool;
         for (uint32_t b = 0; b < save->header.layers[i].sealed; b++)
             kvf_page_pool_release(pool, save->blocks[i][b]);
-        kvf_free(save->context, save->blocks[i]);
+        kvf_free(save->cache->context, save->blocks[i]);
     }
     if (save->memory.arenas)
         kvf_host_memory_destroy(cache->context, &save->memory);
     cache->device->ops->event_destroy(save->taken);
-    kvf_free(save->context, save->piece_blocks);
-    kvf_free(save->context, save->pieces);
-    kvf_free(save->context, save->blocks);
-    kvf_free(save->context, save->path);
-    kvf_free(save->context, save->buffer);
-    kvf_context_destroy(save->context);
+    kvf_free(save->cache->context, save->piece_blocks);
+    kvf_free(save->cache->context, save->pieces);
+    kvf_free(save->cache->context, save->blocks);
+    kvf_free(save->cache->context, save->path);
+    kvf_free(save->cache->context, save->buffer);
     kvf_free(cache->context, save);
-}
-
-/* A context whose errors nobody else writes over. */
-static kvf_status open_context(kvf_save *save)
-{
-    const kvf_context *from = save->cache->context;
-    KVF_TRY(kvf_context_create(&from->allocator, from->log, from->log_user, &save->context));
-    save->context->fault = from->fault;
-    save->context->fault_user = from->fault_user;
-    return KVF_OK;
+    kvf_cache_release(cache);
 }
 
 kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args, kvf_stream *stream,
@@ -388,12 +380,9 @@ kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args, kvf_strea
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a save of %zu bytes",
                  sizeof *save);
     save->cache = cache;
+    kvf_cache_hold(cache);
     const uint32_t extent = cache->runtime->seams.extent_bytes;
     save->extent_bytes = extent ? extent : KVF_EXTENT_BYTES;
-    if (open_context(save) != KVF_OK) {
-        kvf_free(cache->context, save);
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for the errors of a save");
-    }
     kvf_status status = create(save, args);
     if (status == KVF_OK) {
         list_pieces(save, args->sequence);
@@ -414,14 +403,9 @@ kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args, kvf_strea
 
 kvf_status kvf_save_end(kvf_save *save)
 {
-    kvf_cache *cache = save->cache;
-    kvf_error error;
+    kvf_context *context = save->cache->context;
     (void)pthread_join(save->thread, NULL);
-    const kvf_status status = save->status;
-    kvf_context_error(save->context, &error);
-    const bool is_told = error.status == status;
+    const kvf_error error = save->error;
     release(save);
-    return status == KVF_OK || !is_told
-               ? status
-               : kvf_fail(cache->context, status, error.foreign, "%s", error.text);
+    return kvf_fail_again(context, error.status, &error);
 }

@@ -24,7 +24,6 @@ typedef struct kvf_piece_block {
 
 struct kvf_save {
     kvf_cache *cache;
-    kvf_context *context; /* of the thread: its errors are its own */
     char *path;
     char *buffer; /* of the header */
     kvf_saved_header header;
@@ -45,7 +44,7 @@ struct kvf_save {
     pthread_t thread;
     uint32_t is_started;
     uint32_t is_done; /* atomic */
-    kvf_status status;
+    kvf_error error;  /* why there is no file; the thread's until it is done */
 };
 
 KVF_CHECKED kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args,

@@ -3,16 +3,34 @@
 """The Python package on the host device, with NumPy alone: when it closes, files, blocks, and settings.
 """
 import gc
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import traceback
 import unittest
 
 import numpy as np
 
 import kvferry
 from python_rig import HEAD_DIM, KV_HEADS, QUERY_HEADS, Base, dense
+
+# A child that ends as Python ends, and its parent too.
+END = """
+import os, signal, sys, kvferry
+cache = kvferry.Cache(kvferry.Runtime(device="host"), layers=1, query_heads=2, kv_heads=1, head_dim=32,
+                      tokens_max=512)
+sequence = cache.sequence()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    sys.exit(0)
+sys.exit(os.waitpid(pid, 0)[1])
+"""
 
 
 class Handles(Base):
@@ -49,6 +67,87 @@ class Handles(Base):
         del cache
         gc.collect()
         self.assertIsNone(node.handle)
+
+    def child(self, body):
+        """The exit status of a forked child that runs `body`; 14 if it hangs."""
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            code = 1
+            try:
+                body()
+                code = 0
+            except SystemExit: # Python's own end, with all that it collects
+                raise
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)
+        return os.waitpid(pid, 0)[1]
+
+    def test_a_child_finds_its_handles_dead(self):
+        cache, stream = self.cache(), kvferry.Stream(self.runtime)
+        sequence, rows = cache.sequence(), self.qkv(64)
+        cache.prefill(sequence, *rows)
+        save = sequence.save(os.path.join(tempfile.mkdtemp(), "a.kvs")) # its thread is not in a child
+        holds, ends = threading.Event(), threading.Event()
+
+        def hold(): # a lock that no thread of a child gives back
+            with cache._node.lock:
+                holds.set()
+                ends.wait()
+
+        def refuse():
+            one = self.qkv(1)
+            for call in (lambda: cache.decode(sequence, *one), lambda: len(sequence), cache.sequence,
+                         cache.stats, stream.wait, self.runtime.describe, lambda: self.runtime.memory(64),
+                         lambda: kvferry.Stream(self.runtime), lambda: sequence.fork()):
+                with self.assertRaisesRegex(kvferry.Invalid, "fork"):
+                    call()
+
+        def close():
+            for handle in (save, stream, sequence, cache, self.runtime):
+                handle.close()
+                self.assertTrue(handle.closed)
+
+        def collect():
+            nonlocal cache, stream, sequence, save
+            cache = stream = sequence = save = self.runtime = None
+            gc.collect()
+
+        def leave():
+            with cache, self.runtime:
+                pass
+
+        def own():
+            with kvferry.Runtime(device="host", threads=1) as runtime:
+                kvferry.Cache(runtime, layers=1, query_heads=QUERY_HEADS, kv_heads=KV_HEADS,
+                              head_dim=HEAD_DIM, tokens_max=1024, dtype="fp32").close()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holds.wait()
+        try:
+            for body in (refuse, close, collect, leave, own):
+                with self.subTest(body.__name__):
+                    self.assertEqual(self.child(body), 0)
+        finally:
+            ends.set()
+            thread.join()
+        save.wait()
+        cache.decode(sequence, *self.qkv(1))
+        self.assertEqual(len(sequence), 65)
+
+    def test_a_process_of_multiprocessing_ends(self):
+        cache = self.cache()
+        cache.prefill(cache.sequence(), *self.qkv(64))
+        process = multiprocessing.get_context("fork").Process(target=cache.close)
+        process.start()
+        process.join(30)
+        self.addCleanup(process.kill)
+        self.assertEqual(process.exitcode, 0)
+        # Python's own end: whatever is left is collected.
+        code = subprocess.run([sys.executable, "-c", END], timeout=60, check=False).returncode
+        self.assertEqual(code, 0)
 
     def test_a_cache_closes_while_work_is_under_way(self):
         cache, stream = self.cache(prefill_chunk_max=1024), kvferry.Stream(self.runtime)
