@@ -40,14 +40,10 @@ static kvf_status open_blocks(stage *st, const scene *s, kvf_stream *stream, kvf
     kvf_error error;
     kvf_blocks_config_init(&bc);
     bc.cache = stage_small_config();
-    bc.cache.transfer = KVF_TRANSFER_MAPPED;
-    bc.cache.local_tokens = 1;
-    bc.cache.select = KVF_SELECT_DYNAMIC;
-    bc.cache.static_ratio = 0.0f;
-    bc.cache.digest = KVF_DIGEST_CODES;
+    test_set(&bc.cache,
+             "transfer=mapped local_tokens=1 select=dynamic static_ratio=0 digest=codes");
+    test_set(&bc.cache, s->settings);
     bc.block_count = BLOCKS;
-    if (s->adjust)
-        s->adjust(&bc.cache);
     kvf_status status = kvf_blocks_open(st->runtime, &bc, out, &error);
     if (status != KVF_OK)
         return status;
@@ -134,11 +130,5 @@ static kvf_status play_blocks(stage *st, const scene *s, float *out)
     return status;
 }
 
-static void packed(kvf_cache_config *cc)
-{
-    cc->pages = KVF_PAGES_K8V4;
-    cc->dtype = KVF_BF16;
-}
-
-const scene packed_blocks_scene = {"packed blocks", play_blocks, packed};
-const scene blocks_scene = {"blocks", play_blocks, NULL};
+const scene packed_blocks_scene = {"packed blocks", play_blocks, "pages=k8v4 dtype=bf16", NULL};
+const scene blocks_scene = {"blocks", play_blocks, "", NULL};

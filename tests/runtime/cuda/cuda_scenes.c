@@ -180,6 +180,7 @@ static kvf_status open_actors(actors *a, stage *st, const scene *s)
 {
     kvf_cache_config cc = stage_small_config();
     *a = (actors){.st = st};
+    test_set(&cc, s->settings);
     if (s->adjust)
         s->adjust(&cc);
     kvf_status status = kvf_stream_create(st->runtime, &a->stream);
@@ -432,61 +433,10 @@ static kvf_status play_link(stage *st, const scene *s, float *out)
 
 /* ---- the scenes ---- */
 
-static void by_mapped(kvf_cache_config *cc)
-{
-    cc->transfer = KVF_TRANSFER_MAPPED;
-}
-
-static void by_batch(kvf_cache_config *cc)
-{
-    cc->transfer = KVF_TRANSFER_BATCH;
-}
-
-static void by_each(kvf_cache_config *cc)
-{
-    cc->transfer = KVF_TRANSFER_EACH;
-}
-
-static void verified(kvf_cache_config *cc)
-{
-    cc->transfer = KVF_TRANSFER_AUTO;
-    cc->verify_interval = 2;
-}
-
-static void by_exact_refresh(kvf_cache_config *cc)
-{
-    cc->refresh = KVF_REFRESH_EXACT;
-}
-
-static void without_static(kvf_cache_config *cc)
-{
-    cc->select = KVF_SELECT_DYNAMIC;
-    cc->static_ratio = 0.0f;
-}
-
-static void recordable(kvf_cache_config *cc)
-{
-    cc->transfer = KVF_TRANSFER_MAPPED;
-    cc->refresh_interval = 128;
-}
-
-/* A layer of both kinds first: what a replay does for both caches. */
-static void recordable_masked(kvf_cache_config *cc)
-{
-    static const uint8_t mask[LAYERS * KV_HEADS] = {1};
-    recordable(cc);
-    cc->head_mask = mask;
-    cc->streaming_sink = 4;
-    cc->streaming_recent = 16;
-}
-
 /* As little memory as a call needs: a prompt of every layer. */
 static void on_disk(kvf_cache_config *cc)
 {
-    cc->transfer = KVF_TRANSFER_AUTO;
-    cc->tokens_max = 64;
     cc->disk_path = "/tmp";
-    cc->disk_bundle_bytes = 1;
     cc->host_bytes = (uint64_t)10 * 8 * KV_HEADS * DIM * 2 * sizeof(float);
 }
 
@@ -501,36 +451,36 @@ static uint32_t choose_first(void *user, const kvf_select_view *view, int32_t *i
     return n;
 }
 
-static void packed_and_pruned(kvf_cache_config *cc)
-{
-    cc->pages = KVF_PAGES_K8V4;
-    cc->dtype = KVF_BF16;
-    cc->observe_window = 4;
-}
-
 static void custom(kvf_cache_config *cc)
 {
     cc->select = KVF_SELECT_CUSTOM;
     cc->select_fn = choose_first;
 }
 
-const scene memory_scene = {"memory and streams", play_memory, NULL};
-const scene gather_scene = {"decode by gather", play_decode, NULL};
-const scene mapped_scene = {"decode by mapped", play_decode, by_mapped};
-const scene batch_scene = {"decode by batch", play_decode, by_batch};
-const scene each_scene = {"decode by each", play_decode, by_each};
-const scene verified_scene = {"verified decode", play_decode, verified};
-const scene refresh_scene = {"exact refresh", play_decode, by_exact_refresh};
-const scene custom_scene = {"custom policy", play_decode, custom};
-const scene pages_scene = {"page lists", play_pages, without_static};
-const scene record_scene = {"recorded decode", play_recording, recordable};
-const scene record_masked_scene = {"recorded decode with a head mask", play_recording,
-                                   recordable_masked};
-const scene prune_scene = {"packed pages, pruned", play_prune, packed_and_pruned};
-const scene truncate_scene = {"truncate", play_truncate, NULL};
-const scene disk_scene = {"disk tier", play_disk, on_disk};
-const scene stats_scene = {"statistics", play_stats, NULL};
-const scene link_scene = {"link", play_link, NULL};
+const scene memory_scene = {"memory and streams", play_memory, "", NULL};
+const scene gather_scene = {"decode by gather", play_decode, "", NULL};
+const scene mapped_scene = {"decode by mapped", play_decode, "transfer=mapped", NULL};
+const scene batch_scene = {"decode by batch", play_decode, "transfer=batch", NULL};
+const scene each_scene = {"decode by each", play_decode, "transfer=each", NULL};
+const scene verified_scene = {"verified decode", play_decode, "transfer=auto verify_interval=2",
+                              NULL};
+const scene refresh_scene = {"exact refresh", play_decode, "refresh=exact", NULL};
+const scene custom_scene = {"custom policy", play_decode, "", custom};
+const scene pages_scene = {"page lists", play_pages, "select=dynamic static_ratio=0", NULL};
+const scene record_scene = {"recorded decode", play_recording,
+                            "transfer=mapped refresh_interval=128", NULL};
+/* A layer of both kinds first: what a replay does for both caches. */
+const scene record_masked_scene = {
+    "recorded decode with a head mask", play_recording,
+    "transfer=mapped refresh_interval=128 head_mask=1000 streaming_sink=4 streaming_recent=16",
+    NULL};
+const scene prune_scene = {"packed pages, pruned", play_prune,
+                           "pages=k8v4 dtype=bf16 observe_window=4", NULL};
+const scene truncate_scene = {"truncate", play_truncate, "", NULL};
+const scene disk_scene = {"disk tier", play_disk, "transfer=auto tokens_max=64 disk_bundle_bytes=1",
+                          on_disk};
+const scene stats_scene = {"statistics", play_stats, "", NULL};
+const scene link_scene = {"link", play_link, "", NULL};
 
 uint64_t scene_count_calls(stage *st, const scene *s, float *wanted)
 {

@@ -39,7 +39,8 @@ typedef kvf_status (*play_fn)(stage *st, const scene *s, float *out);
 struct scene {
     const char *name;
     play_fn play;
-    void (*adjust)(kvf_cache_config *cc);
+    const char *settings;                 /* of its cache, as of test_set */
+    void (*adjust)(kvf_cache_config *cc); /* what is no text; NULL = nothing */
 };
 
 kvf_runtime_config stage_config(stage *st);
