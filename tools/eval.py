@@ -11,7 +11,7 @@ Fetches a real model once (real_model.py), makes documents with fixed seeds (eva
 kvferry command under all rows (eval_run.py), and writes eval.md, eval.svg and, not for the repository, every figure
 in eval.json to bench/results/. A row
 that the library refuses is left out and named. The recall model of examples/ has rows of its own.
-What was said so far is in FOLDER/eval/: --report tells of it, so of a run that was cut. With --ruler other
+Findings are kept in FOLDER/eval/: --report tells of them, also of a run that was cut. With --ruler other
 tasks are asked (eval_ruler_texts.py) of any model, and ruler.md and ruler.json are written.
 """
 import argparse

@@ -5,13 +5,13 @@ Knows settings of a cache and what the command prints, not tasks or tables. A do
 with full attention, and kept by --save; every row goes on from it under its own settings. Rows with a
 static set read the document once more, because that set is chosen by the prompt's queries, and so do
 rows whose pages or heads are of another form. Questions are answered by `run --ask`, each on a fork;
-texts are scored by `score`. What was found is a file of lines, fields apart by tabs:
+texts are scored by `score`. The findings are a file of lines, fields apart by tabs:
 
     document DOCUMENT TOKENS
     config NAME                              what follows is of this row
     answer DOCUMENT TASK TEXT
     loss DOCUMENT TASK TOKENS SUM FIRST      FIRST: tokens that were the likeliest
-    stats FIELD=VALUE ...                    sums over all steps behind the documents
+    stats FIELD=VALUE ...                    sums over all steps after the documents
     refused REASON                           in place of these: the library has no such cache
     same NAME                                likewise: an earlier row comes to the same settings
 
@@ -29,14 +29,14 @@ import eval_texts
 
 VERIFY = 32  # every N-th step is compared with dense attention
 OPTIONS = {"budget_tokens": "budget", "sink_tokens": "sink", "local_tokens": "local"}
-# Of a run's statistics, by the names that the report knows.
+# Counters of a run's statistics, by the names that the report knows.
 COUNTED = {"hits": "hits", "misses": "misses", "pages_selected": "pages_selected",
            "bytes_moved": "bytes_to_device", "tokens_attended": "tokens_attended",
            "decoded_tokens": "tokens"}
 
 
 class Refused(Exception):
-    """What the command says of settings that there are not."""
+    """The message of the command that has no such settings."""
 
 
 class Row:
@@ -52,7 +52,7 @@ class Row:
         self.answers, self.losses, self.stats = {}, {}, {}  # by (document, task)
 
     def options(self, is_asked):
-        """Of the command. is_asked: of `run --ask`"""
+        """Options of the command. is_asked: of `run --ask`"""
         out = ["--transfer", "gather", "--verify", "dense:%d" % VERIFY]
         for field, value in self.settings.items():
             if field != "extend" or is_asked:
@@ -110,7 +110,7 @@ def add(sums, counters):
 
 
 def scored(tokens, cue):
-    """(tokens, sum of losses, tokens that were the likeliest) behind the cue."""
+    """(tokens, sum of losses, tokens that were the likeliest) after the cue."""
     seen = 0
     while tokens and seen < len(cue):
         seen += len(tokens[0]["text"])

@@ -310,7 +310,7 @@ def main():
         stats = rows["dynamic"].stats
         check("selection moves bytes", stats["bytes_to_device"] > 0)
         fed = sum(len(q.split()) + 2 for _, questions in texts for q in questions)
-        check("steps behind the documents are counted, %s" % (stats,),
+        check("steps after the documents are counted, %s" % (stats,),
               stats["tokens"] == fed + 2 * (len(text.split()) - 1) * len(texts))
         check_written(folder, documents, [rows[name] for name in ("full", "hybrid", "dynamic")], lengths)
         check("the same settings again are told", rows["again"].is_same and

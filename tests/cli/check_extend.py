@@ -72,7 +72,7 @@ def check_refused(chat):
 
 
 def check_reselected(chat):
-    """What was saved under one selection goes on under another as if it had been read under it."""
+    """A prompt that was saved under one selection goes on under another as if read under it."""
     chat.write()
     ask, saved = chat.save("ask.txt", QUESTION + "\n" + QUESTION[:12] + "\n"), chat.folder + "/full"
     ids_of(chat, "--prompt", DOCUMENT, "--save", saved, "--select", "full")

@@ -8,7 +8,7 @@
  *
  * Knows the public headers. Every sequence has a twin that is alone in a plain cache, which has the
  * same settings but for those that change no answer. A fork's twin plays its parent's calls again,
- * and a cut one's what is left of them. What must hold for every input: no crash; only statuses of
+ * and a cut one's the rest of them. Promises for every input: no crash; only statuses of
  * the list; outputs have the bits of the twin, and are a naive dense attention where all tokens are
  * attended; listed pages are read as they came, or near that, and attention over what was read is
  * what attending to the lists gives; a call that fails changes no length; statistics add up. A

@@ -3,7 +3,7 @@
 #define KVF_TESTS_FUZZ_API_H
 
 /*
- * What fuzz_api.c compares: a crowded cache and plain ones, their settings, and their tokens.
+ * The caches that fuzz_api.c compares, a crowded one and plain ones, their settings and tokens.
  *
  * Knows the public headers, and no calls but those that open.
  */

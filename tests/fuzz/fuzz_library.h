@@ -35,7 +35,7 @@ static inline void fuzz_fill(uint32_t *random, float *values, size_t count)
     }
 }
 
-/* The key of a token, and the value behind it, of one head. */
+/* The key of a token and, after it, its value, of one head. */
 typedef const float *(*fuzz_token_fn)(void *user, uint32_t token);
 
 /* Attention of `q` over the first `tokens` tokens, in double, against `out`. */

@@ -166,7 +166,7 @@ static kvf_status add_question(const char *where, const kvf_tokenizer *tokenizer
     return kvf_token_ids_push(NULL, &out->starts, (uint32_t)out->ids.count, error);
 }
 
-/* What reads questions. */
+/* The target of lines that are questions. */
 typedef struct asking {
     const kvf_tokenizer *tokenizer;
     cli_questions *out;
