@@ -34,8 +34,25 @@
  *
  * Conventions
  * - Handles are opaque. A cache belongs to a runtime; a sequence belongs to a cache. Close in the
- *   reverse order; every close, destroy and free accepts NULL.
+ *   reverse order; every close, destroy and free accepts NULL. What is closed earlier lives on
+ *   until what was made of it is closed: a runtime until its caches, streams and memory are, a
+ *   cache until its pruners, recordings and saves are. Sequences end with their cache.
+ * - Wherever a status comes back, a handle that is NULL, or a stream of another runtime, is
+ *   KVF_INVALID, and nothing was done.
  * - Fill a configuration struct with its `_init` function, which sets `size` and the defaults.
+ * - Threads: which one uses a cache, and what was made of it, may change from call to call. Any
+ *   thread may use a runtime, at any time; one at a time enqueues on a stream, and any may wait.
+ * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
+ *   whichever stream it is on; work of different caches has an order only within a stream.
+ * - Errors: a thread has its own last error, see kvf_runtime_error.
+ * - fork(): a child has no handles. Whatever it calls with those of its parent is KVF_INVALID, or
+ *   reads zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
+ *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
+ *   device if its parent used a GPU: CUDA does not work in a child. What else goes around fork(),
+ *   as clone(), goes around this too.
+ * - Signals: the library takes and blocks none. Its threads run with the mask of whoever opened the
+ *   runtime, created the stream or began to save; block there what only other threads shall get. No
+ *   function may be called from a handler.
  * - Calls enqueue work on the caller's stream, where it runs in order. Queries, keys, values and
  *   outputs must stay valid until the stream has done that work.
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
@@ -200,10 +217,21 @@ KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
 KVF_API KVF_CHECKED kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
                                                 kvf_error *error);
 
-/** Close a runtime whose caches and streams are closed. Waits for its threads. */
+/** Close a runtime, once; the handle is not to be used any more. What was made of it may be: the
+ * last that is closed ends the runtime's threads, and waits for them. */
 KVF_API void kvf_runtime_close(kvf_runtime *runtime);
 
-/** The last error of this runtime or of anything opened from it. Never NULL; borrowed. */
+/**
+ * The last error of the calling thread, if it came from this runtime or from anything opened from
+ * it; else KVF_OK with an empty text. What went wrong in stream order is the error of whoever waits
+ * for it. Never NULL.
+ *
+ * It is the thread's alone, and valid until a call of this thread on any runtime fails again, or
+ * the thread ends; closing the runtime does not change it. Copy it for another thread, or for
+ * later.
+ *
+ * @param runtime  NULL: the last error, from whichever runtime; also of calls that were given NULL
+ */
 KVF_API const kvf_error *kvf_runtime_error(const kvf_runtime *runtime);
 
 /**
