@@ -47,7 +47,11 @@ extern "C" {
 typedef struct kvf_blocks kvf_blocks;
 
 typedef struct kvf_blocks_config {
-    size_t size; /**< set by init */
+    size_t size;           /**< set by init */
+    uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
+    uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; with coarse
+                                heads in head_mask of 64; default 32 */
+    uint32_t reserved[6];  /**< 0; `cache` stays the last */
     /** Geometry, budget and pages as of any cache. sequences_max = regions, and most rows of a
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
@@ -58,12 +62,13 @@ typedef struct kvf_blocks_config {
      * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the
      * same to all, and the slots that it does not use are reserved all the same. */
     kvf_cache_config cache;
-    uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
-    uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; with coarse
-                                heads in head_mask of 64; default 32 */
 } kvf_blocks_config;
 
-KVF_API void kvf_blocks_config_init(kvf_blocks_config *config);
+KVF_API void kvf_blocks_config_init_sized(kvf_blocks_config *config, size_t size);
+static inline void kvf_blocks_config_init(kvf_blocks_config *config)
+{
+    kvf_blocks_config_init_sized(config, sizeof *config);
+}
 
 /** Memory in bytes. What is the caller's: code_bytes per block and layer. */
 typedef struct kvf_blocks_plan {

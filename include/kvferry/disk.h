@@ -62,7 +62,11 @@ typedef struct kvf_disk_result {
     uint32_t align;          /**< bytes that DIRECT asks of memory and offsets; 1 without */
 } kvf_disk_result;
 
-KVF_API void kvf_disk_case_init(kvf_disk_case *c);
+KVF_API void kvf_disk_case_init_sized(kvf_disk_case *c, size_t size);
+static inline void kvf_disk_case_init(kvf_disk_case *c)
+{
+    kvf_disk_case_init_sized(c, sizeof *c);
+}
 
 /**
  * Make a file of @p bytes in @p folder, and fill it.

@@ -39,7 +39,10 @@
  *   cache until its pruners, recordings and saves are. Sequences end with their cache.
  * - Wherever a status comes back, a handle that is NULL, or a stream of another runtime, is
  *   KVF_INVALID, and nothing was done.
- * - Fill a configuration struct with its `_init` function, which sets `size` and the defaults.
+ * - Fill a configuration with its `_init`, which sets `size` and the defaults. A struct that says
+ *   its size grows at its end under one soname: a shorter one is taken, and what it lacks has its
+ *   default; so is a longer one whose rest is 0. A longer one that uses its rest asks for what this
+ *   library does not have: KVF_INVALID.
  * - Threads: which one uses a cache, and what was made of it, may change from call to call. Any
  *   thread may use a runtime, at any time; one at a time enqueues on a stream, and any may wait.
  * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
@@ -201,7 +204,11 @@ typedef struct kvf_runtime_config {
     const char *calibration_path;
 } kvf_runtime_config;
 
-KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
+KVF_API void kvf_runtime_config_init_sized(kvf_runtime_config *config, size_t size);
+static inline void kvf_runtime_config_init(kvf_runtime_config *config)
+{
+    kvf_runtime_config_init_sized(config, sizeof *config);
+}
 
 /**
  * Open a runtime: its device, its threads, its view of the machine.
@@ -520,7 +527,11 @@ typedef struct kvf_cache_config {
                                    together have at least so many bytes; 0 = 128 KiB */
 } kvf_cache_config;
 
-KVF_API void kvf_cache_config_init(kvf_cache_config *config);
+KVF_API void kvf_cache_config_init_sized(kvf_cache_config *config, size_t size);
+static inline void kvf_cache_config_init(kvf_cache_config *config)
+{
+    kvf_cache_config_init_sized(config, sizeof *config);
+}
 
 #define KVF_PRESET_LIST(X)                                                                         \
     X(KVF_PRESET_DEFAULT, 0, "default", "what init sets")                                          \

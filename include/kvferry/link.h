@@ -113,7 +113,11 @@ typedef struct kvf_link_result {
     size_t chunk_bytes;              /**< in force */
 } kvf_link_result;
 
-KVF_API void kvf_link_case_init(kvf_link_case *c);
+KVF_API void kvf_link_case_init_sized(kvf_link_case *c, size_t size);
+static inline void kvf_link_case_init(kvf_link_case *c)
+{
+    kvf_link_case_init_sized(c, sizeof *c);
+}
 
 /**
  * Open a bench on a runtime. It keeps the pool of the case before, so cases that differ in anything

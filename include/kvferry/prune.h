@@ -215,15 +215,21 @@ KVF_API int kvf_prune_policy_takes(const kvf_prune_policy *policy, const char *s
 typedef struct kvf_prune_config {
     size_t size; /**< set by init */
     const kvf_prune_policy
-        *policy; /**< one of the library's, or the embedder's; borrowed until close */
-    kvf_prune_settings settings;
+        *policy;             /**< one of the library's, or the embedder's; borrowed until close */
     kvf_retention retention; /**< default OFFLOAD */
     kvf_eviction eviction;   /**< default NONE */
     uint32_t chunk_queries;  /**< chunked eviction scores with so many queries; default 64 */
+    uint32_t reserved[5];    /**< 0; `settings` stay the last */
+    kvf_prune_settings settings;
 } kvf_prune_config;
 
 /** Defaults for a policy, @p policy NULL = full. */
-KVF_API void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy);
+KVF_API void kvf_prune_config_init_sized(kvf_prune_config *config, const kvf_prune_policy *policy,
+                                         size_t size);
+static inline void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy)
+{
+    kvf_prune_config_init_sized(config, policy, sizeof *config);
+}
 
 /** Check without a cache. @return KVF_OK; KVF_INVALID names field, value and fix. Thread: any. */
 KVF_API KVF_CHECKED kvf_status kvf_prune_config_check(const kvf_prune_config *config,

@@ -45,7 +45,11 @@ typedef struct kvf_save_args {
     uint32_t note_bytes; /**< at most 64 MiB */
 } kvf_save_args;
 
-KVF_API void kvf_save_args_init(kvf_save_args *args);
+KVF_API void kvf_save_args_init_sized(kvf_save_args *args, size_t size);
+static inline void kvf_save_args_init(kvf_save_args *args)
+{
+    kvf_save_args_init_sized(args, sizeof *args);
+}
 
 /**
  * Save a sequence as it is when @p stream has done what was enqueued before. What is not in sealed
@@ -84,7 +88,11 @@ typedef struct kvf_restore_args {
                           the settings of this cache, and name the setting; 0 = take its tokens */
 } kvf_restore_args;
 
-KVF_API void kvf_restore_args_init(kvf_restore_args *args);
+KVF_API void kvf_restore_args_init_sized(kvf_restore_args *args, size_t size);
+static inline void kvf_restore_args_init(kvf_restore_args *args)
+{
+    kvf_restore_args_init_sized(args, sizeof *args);
+}
 
 /**
  * Make a sequence from a file. Geometry (layers, heads, head_dim, dtype, head_mask and what

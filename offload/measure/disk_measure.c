@@ -20,6 +20,7 @@
 #include "link_measure.h"
 #include "plain_file.h"
 #include "settings.h"
+#include "sized.h"
 
 #define ALIGN      4096u
 #define PART       ((size_t)16 << 20) /* of the file, written at once when it is made */
@@ -38,16 +39,17 @@ struct kvf_disk {
     size_t memory_bytes;
 };
 
-void kvf_disk_case_init(kvf_disk_case *c)
+static const kvf_disk_case defaults = {.what = KVF_DISK_RANDOM,
+                                       .engine = KVF_DISK_URING,
+                                       .direct = 1,
+                                       .extent_bytes = 131072,
+                                       .depth = 64,
+                                       .extents = 512,
+                                       .seed = 1};
+
+void kvf_disk_case_init_sized(kvf_disk_case *c, size_t size)
 {
-    *c = (kvf_disk_case){.size = sizeof *c,
-                         .what = KVF_DISK_RANDOM,
-                         .engine = KVF_DISK_URING,
-                         .direct = 1,
-                         .extent_bytes = 131072,
-                         .depth = 64,
-                         .extents = 512,
-                         .seed = 1};
+    kvf_sized_init(c, size, &defaults, sizeof defaults);
 }
 
 #define FIELD(field)       KVF_FIELD(kvf_disk_case, field)
@@ -75,9 +77,6 @@ static kvf_status check(const kvf_disk *disk, const kvf_disk_case *c)
 {
     kvf_context *context = disk->context;
     char text[384];
-    if (c->size != sizeof *c)
-        KVF_FAIL(context, KVF_INVALID,
-                 "size = %zu: this library knows %zu; call kvf_disk_case_init", c->size, sizeof *c);
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
     if (c->extent_bytes % ALIGN != 0)
@@ -371,10 +370,8 @@ static kvf_status compare(const pass *p, kvf_disk_result *result)
     return KVF_OK;
 }
 
-kvf_status kvf_disk_measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_result *result)
+static kvf_status measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_result *result)
 {
-    *result = (kvf_disk_result){0};
-    KVF_CHECK_HANDLE(disk, disk);
     KVF_TRY(check(disk, c));
     pass p = {.disk = disk, .c = c, .depth = kvf_min_u32(c->depth, c->extents)};
     kvf_status status = open_pass(&p, result);
@@ -395,4 +392,13 @@ kvf_status kvf_disk_measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_res
     kvf_free(disk->context, p.ns);
     kvf_free(disk->context, p.requests);
     return status;
+}
+
+kvf_status kvf_disk_measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_result *result)
+{
+    kvf_disk_case own = defaults;
+    *result = (kvf_disk_result){0};
+    KVF_CHECK_HANDLE(disk, disk);
+    KVF_TRY(KVF_SIZED_READ(disk->context, kvf_disk_case, c, &own));
+    return measure(disk, &own, result);
 }

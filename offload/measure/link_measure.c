@@ -15,29 +15,31 @@
 #include "common/clock.h"
 #include "link_cases.h"
 #include "settings.h"
+#include "sized.h"
 #include "transfer.h"
 
 #define MIB       ((uint64_t)1 << 20)
 #define COUNT_MAX 65536u
 
-void kvf_link_case_init(kvf_link_case *c)
+static const kvf_link_case defaults = {.what = KVF_LINK_BOTH,
+                                       .method = KVF_TRANSFER_GATHER,
+                                       .pattern = KVF_LINK_UNIFORM,
+                                       .run_pages = 8,
+                                       .zipf = 1,
+                                       .page_bytes = 16384,
+                                       .pages = 256,
+                                       .pool_bytes = 256 * MIB,
+                                       .numa_node = -1,
+                                       .huge_pages = KVF_HUGE_PAGES_AUTO,
+                                       .layers = 32,
+                                       .gap_ns = 100000,
+                                       .repetitions = 20,
+                                       .warmup = 3,
+                                       .seed = 1};
+
+void kvf_link_case_init_sized(kvf_link_case *c, size_t size)
 {
-    *c = (kvf_link_case){.size = sizeof *c,
-                         .what = KVF_LINK_BOTH,
-                         .method = KVF_TRANSFER_GATHER,
-                         .pattern = KVF_LINK_UNIFORM,
-                         .run_pages = 8,
-                         .zipf = 1,
-                         .page_bytes = 16384,
-                         .pages = 256,
-                         .pool_bytes = 256 * MIB,
-                         .numa_node = -1,
-                         .huge_pages = KVF_HUGE_PAGES_AUTO,
-                         .layers = 32,
-                         .gap_ns = 100000,
-                         .repetitions = 20,
-                         .warmup = 3,
-                         .seed = 1};
+    kvf_sized_init(c, size, &defaults, sizeof defaults);
 }
 
 /* Methods that move pages; those that do not come first. */
@@ -92,9 +94,6 @@ static kvf_status check(const kvf_link *bench, const kvf_link_case *c)
     kvf_context *context = bench->device->context;
     const uint64_t least = c->what == KVF_LINK_PIN ? MIB : (uint64_t)c->pages * c->page_bytes;
     char text[384];
-    if (c->size != sizeof *c)
-        KVF_FAIL(context, KVF_INVALID,
-                 "size = %zu: this library knows %zu; call kvf_link_case_init", c->size, sizeof *c);
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
     if (!kvf_transfer_moves(c->method) || (c->method == KVF_TRANSFER_AUTO && !bench->config.choice))
@@ -202,9 +201,11 @@ kvf_status kvf_link_measure(kvf_link *bench, const kvf_link_case *c, uint64_t *s
 {
     *result = (kvf_link_result){.numa_node = -1};
     KVF_TRY(kvf_handle_check(bench ? bench->device->context : NULL, "link"));
-    KVF_TRY(check(bench, c));
-    return c->what == KVF_LINK_PIN ? run_pin(bench, c, samples_ns, result)
-                                   : kvf_link_run(bench, c, samples_ns, result);
+    kvf_link_case own = defaults;
+    KVF_TRY(KVF_SIZED_READ(bench->device->context, kvf_link_case, c, &own));
+    KVF_TRY(check(bench, &own));
+    return own.what == KVF_LINK_PIN ? run_pin(bench, &own, samples_ns, result)
+                                    : kvf_link_run(bench, &own, samples_ns, result);
 }
 
 kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *config,

@@ -18,7 +18,7 @@ from ._runtime import Runtime, Stream, behind_work
 
 def _config(block_count: int, block_tokens: int, settings: dict, keep: list) -> BlocksConfig:
     config = BlocksConfig()
-    lib.kvf_blocks_config_init(byref(config))
+    lib.kvf_blocks_config_init_sized(byref(config), ctypes.sizeof(config))
     config.cache = make_config(settings, keep, [])
     config.block_count, config.block_tokens = block_count, block_tokens
     return config

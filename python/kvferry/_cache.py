@@ -42,7 +42,7 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
     """A kvf_cache_config from keyword arguments."""
     settings = dict(settings)
     config = CacheConfig()
-    lib.kvf_cache_config_init(byref(config))
+    lib.kvf_cache_config_init_sized(byref(config), ctypes.sizeof(config))
     preset = settings.pop("preset", None)
     if preset is not None:
         names = {p.name.lower(): p for p in Preset}
@@ -132,7 +132,7 @@ class Cache(Handle):
         exact   False takes the tokens of a file that was saved under other settings
         """
         row = RestoreArgs()
-        lib.kvf_restore_args_init(byref(row))
+        lib.kvf_restore_args_init_sized(byref(row), ctypes.sizeof(row))
         row.path, row.exact = os.fsencode(path), int(exact)
         row.model = None if model is None else model.encode()
         stream, _ = self.runtime._stream_for(stream, None)
@@ -476,7 +476,7 @@ class Sequence(Handle):
         note    bytes of your own, such as token ids; `saved` gives them back
         """
         cache, row = self.cache, SaveArgs()
-        lib.kvf_save_args_init(byref(row))
+        lib.kvf_save_args_init_sized(byref(row), ctypes.sizeof(row))
         row.path, row.model = os.fsencode(path), model.encode()
         row.note, row.note_bytes = ctypes.cast(note, ctypes.c_void_p), len(note)
         stream, _ = cache.runtime._stream_for(stream, None)

@@ -90,7 +90,8 @@ class Pruner(Handle):
               **settings: Any) -> None:
         """Raise Invalid if a policy refuses these settings. Needs no cache."""
         config = _make_config(policy, settings, [])
-        shape = PruneShape(layers, kv_heads, query_heads, tokens_max)
+        shape = PruneShape(layers=layers, kv_heads=kv_heads, query_heads=query_heads,
+                           tokens_max=tokens_max)
         checked(lib.kvf_prune_config_check, byref(config), byref(shape))
         raise_first(policy.errors if isinstance(policy, PrunePolicy) else [])
 
@@ -206,7 +207,7 @@ class Hidden(Handle):
 
 def _make_config(policy: Policy, settings: dict, keep: list) -> PruneConfig:
     config = PruneConfig()
-    lib.kvf_prune_config_init(byref(config), _policy_address(policy))
+    lib.kvf_prune_config_init_sized(byref(config), _policy_address(policy), ctypes.sizeof(config))
     fill(config, "prune", settings, keep)
     return config
 

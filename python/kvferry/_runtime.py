@@ -46,7 +46,7 @@ class Runtime(Handle):
     def __init__(self, device: Union[str, Device, None] = None, *,
                  log: Optional[Callable[[int, str], None]] = None, **settings: Any) -> None:
         config = RuntimeConfig()
-        lib.kvf_runtime_config_init(byref(config))
+        lib.kvf_runtime_config_init_sized(byref(config), ctypes.sizeof(config))
         keep: list = []
         self._errors: list = [] # what functions of the caller raised inside the library
         fill(config, "runtime", {"device": device, **settings}, keep)
@@ -237,7 +237,7 @@ class Link(Handle):
         Returns the result (times in ns), and the totals of all repetitions, uint64[repetitions].
         """
         row, result, keep = LinkCase(), LinkResult(), []
-        lib.kvf_link_case_init(byref(row))
+        lib.kvf_link_case_init_sized(byref(row), ctypes.sizeof(row))
         fill(row, "link", case, keep)
         samples = np.zeros(row.repetitions, np.uint64)
         with self._node.lock:
@@ -270,7 +270,7 @@ class Disk(Handle):
     def measure(self, **case: Any) -> DiskResult:
         """Measure one pass; `kvferry.settings("disk")` lists what it may say. Times are in ns."""
         row, result = DiskCase(), DiskResult()
-        lib.kvf_disk_case_init(byref(row))
+        lib.kvf_disk_case_init_sized(byref(row), ctypes.sizeof(row))
         fill(row, "disk", case, [])
         with self._node.lock:
             self.runtime._must(lib.kvf_disk_measure(self._node.check(), byref(row), byref(result)))

@@ -45,11 +45,11 @@ def settings(of: str = "cache") -> List[Setting]:
                "disk": DiskCase}
     config = configs[of]()
     if of == "prune":
-        lib.kvf_prune_config_init(ctypes.byref(config), None)
+        lib.kvf_prune_config_init_sized(ctypes.byref(config), None, ctypes.sizeof(config))
     else:
-        init = {"runtime": lib.kvf_runtime_config_init, "cache": lib.kvf_cache_config_init,
-                "link": lib.kvf_link_case_init, "disk": lib.kvf_disk_case_init}[of]
-        init(ctypes.byref(config))
+        init = {"runtime": lib.kvf_runtime_config_init_sized, "cache": lib.kvf_cache_config_init_sized,
+                "link": lib.kvf_link_case_init_sized, "disk": lib.kvf_disk_case_init_sized}[of]
+        init(ctypes.byref(config), ctypes.sizeof(config))
     return [Setting(row.name.decode(), _text(lib.kvf_setting_range, ctypes.byref(row)),
                     _text(lib.kvf_setting_show, ctypes.byref(row), ctypes.byref(config)),
                     row.meaning.decode()) for row in rows_of(ROWS[of])]

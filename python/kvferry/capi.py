@@ -133,7 +133,7 @@ CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes de
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
     u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest""")
 BlocksConfig = _struct("kvf_blocks_config",
-                       "size size; kvf_cache_config cache; u32 block_count block_tokens")
+                       "size size; u32 block_count block_tokens reserved[6]; kvf_cache_config cache")
 BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes
     device_row_bytes device_bytes; u32 slots; enum transfer""")
 PutArgs = _struct("kvf_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
@@ -180,8 +180,8 @@ PruneAnswer = _struct("kvf_prune_answer", """ptr keep; u32 keep_count; ptr propa
 PruneShape = _struct("kvf_prune_shape", "u32 layers kv_heads query_heads tokens_max")
 PrunePolicyRow = _struct("kvf_prune_policy", """size size; text name source settings; enum reach;
     u32 needs; ptr needs_at check state_bytes decide user""")
-PruneConfig = _struct("kvf_prune_config", """size size; ptr policy; kvf_prune_settings settings;
-    enum retention eviction; u32 chunk_queries""")
+PruneConfig = _struct("kvf_prune_config", """size size; ptr policy; enum retention eviction;
+    u32 chunk_queries reserved[5]; kvf_prune_settings settings""")
 PrunePlan = _struct("kvf_prune_plan", "u64 device_bytes host_bytes")
 HiddenPlan = _struct("kvf_hidden_plan", "u64 host_bytes disk_bytes")
 PruneResult = _struct("kvf_prune_result", "u32 keep_count; ptr propagate; u32 propagate_count restart")
@@ -218,7 +218,7 @@ kvf_status_name           text  enum
 kvf_status_text           text  enum
 kvf_version               text
 
-kvf_runtime_config_init   void  ptr
+kvf_runtime_config_init_sized void ptr size
 kvf_runtime_open          enum  ptr ptr ptr
 kvf_runtime_close         void  ptr
 kvf_runtime_error         ptr   ptr
@@ -241,7 +241,7 @@ kvf_pinned_alloc          enum  ptr size ptr ptr
 kvf_pinned_free           void  ptr ptr
 kvf_memory_copy           enum  ptr ptr ptr size
 
-kvf_cache_config_init     void  ptr
+kvf_cache_config_init_sized void ptr size
 kvf_cache_config_preset   void  ptr enum
 kvf_cache_plan_make       enum  ptr ptr ptr ptr
 kvf_cache_open            enum  ptr ptr ptr ptr
@@ -275,7 +275,7 @@ kvf_cache_footprint       void  ptr ptr
 kvf_prune_policy_find     ptr   text
 kvf_prune_policy_at       ptr   u32
 kvf_prune_policy_takes    int   ptr text
-kvf_prune_config_init     void  ptr ptr
+kvf_prune_config_init_sized void ptr ptr size
 kvf_prune_config_check    enum  ptr ptr ptr
 kvf_prune_plan_make       enum  ptr ptr ptr ptr ptr
 kvf_prune_open            enum  ptr ptr ptr ptr
@@ -294,7 +294,7 @@ kvf_hidden_put            enum  ptr u32 u32 ptr ptr
 kvf_hidden_get            enum  ptr u32 u32 ptr ptr
 kvf_prune_stats_get       void  ptr ptr
 
-kvf_blocks_config_init    void  ptr
+kvf_blocks_config_init_sized void ptr size
 kvf_blocks_plan_make      enum  ptr ptr ptr ptr
 kvf_blocks_open           enum  ptr ptr ptr ptr
 kvf_blocks_close          void  ptr
@@ -310,22 +310,22 @@ kvf_structkv_measure      kvf_structkv_measures ptr u32
 kvf_structkv_transition   void  ptr ptr u32 ptr
 kvf_structkv_pivot        u32   ptr u32 u32 u32
 
-kvf_link_case_init        void  ptr
+kvf_link_case_init_sized void ptr size
 kvf_link_open             enum  ptr ptr
 kvf_link_close            void  ptr
 kvf_link_measure          enum  ptr ptr ptr ptr
 kvf_link_fit              enum  ptr ptr u32 int ptr
 
-kvf_disk_case_init        void  ptr
+kvf_disk_case_init_sized void ptr size
 kvf_disk_open             enum  ptr text u64 ptr
 kvf_disk_close            void  ptr
 kvf_disk_measure          enum  ptr ptr ptr
 
-kvf_save_args_init        void  ptr
+kvf_save_args_init_sized void ptr size
 kvf_sequence_save         enum  ptr ptr ptr ptr
 kvf_save_is_done          int   ptr
 kvf_save_finish           enum  ptr ptr
-kvf_restore_args_init     void  ptr
+kvf_restore_args_init_sized void ptr size
 kvf_sequence_restore      enum  ptr ptr ptr ptr
 kvf_saved_read            enum  ptr text int ptr ptr size ptr
 

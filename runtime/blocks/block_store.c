@@ -66,8 +66,7 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
 /* Ranges of enumerators are the cache's to check, before their names are asked for. */
 static kvf_status check_names(kvf_context *context, const kvf_cache_config *c)
 {
-    if (c->size != sizeof *c || !kvf_select_find(c->select) ||
-        (uint32_t)c->digest > KVF_NAMES_HIGH(KVF_DIGEST_LIST) ||
+    if (!kvf_select_find(c->select) || (uint32_t)c->digest > KVF_NAMES_HIGH(KVF_DIGEST_LIST) ||
         (uint32_t)c->transfer > KVF_NAMES_HIGH(KVF_TRANSFER_LIST))
         return KVF_OK;
     return check_homes(context, c);
@@ -76,13 +75,6 @@ static kvf_status check_names(kvf_context *context, const kvf_cache_config *c)
 static kvf_status check(const kvf_runtime *runtime, const kvf_blocks_config *config)
 {
     kvf_context *context = runtime->context;
-    if (!config)
-        KVF_FAIL(context, KVF_INVALID, "config is NULL; pass a kvf_blocks_config");
-    if (config->size != sizeof *config)
-        KVF_FAIL(context, KVF_INVALID,
-                 "size = %zu: this library knows %zu; call kvf_blocks_config_init, and build "
-                 "against the header of the library that is linked",
-                 config->size, sizeof *config);
     if (config->block_tokens == 0 || config->block_tokens > KVF_BLOCK_TOKENS_MAX)
         KVF_FAIL(context, KVF_INVALID, "block_tokens = %u: must be 32 to %u", config->block_tokens,
                  KVF_BLOCK_TOKENS_MAX);

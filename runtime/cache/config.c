@@ -17,29 +17,15 @@
 #include "packed.h"
 #include "score/codes.h"
 #include "settings.h"
+#include "sized.h"
 
 #define TOKENS_MAX    (1u << 26)
 #define BLOCK_TOKENS  32u
 /* Of a step: the second dimension of a grid. */
 #define GPU_LISTS_MAX 65535u
 
-void kvf_cache_config_init(kvf_cache_config *config)
+static void set_policy(kvf_cache_config *c, kvf_preset preset)
 {
-    *config = (kvf_cache_config){.size = sizeof *config,
-                                 .sequences_max = 1,
-                                 .prefill_chunk_max = 512,
-                                 .tokens_per_step_max = 1,
-                                 .phase_times = 2,
-                                 .coarse_share = 0.1f,
-                                 .streaming_sink = 128,
-                                 .streaming_recent = 1024};
-    kvf_cache_config_preset(config, KVF_PRESET_DEFAULT);
-}
-
-void kvf_cache_config_preset(kvf_cache_config *c, kvf_preset preset)
-{
-    if ((uint32_t)preset > KVF_NAMES_HIGH(KVF_PRESET_LIST))
-        return;
     /* PRKV, section 5: k = 1024, P = 32, S = 0.25, T = 128. */
     c->page_size = 32;
     c->budget_tokens = 1024;
@@ -60,6 +46,43 @@ void kvf_cache_config_preset(kvf_cache_config *c, kvf_preset preset)
     c->digest = KVF_DIGEST_CODES;
     c->page_size = 4;
     c->budget_tokens = 512;
+}
+
+static kvf_cache_config defaults(void)
+{
+    kvf_cache_config c = {.sequences_max = 1,
+                          .prefill_chunk_max = 512,
+                          .tokens_per_step_max = 1,
+                          .phase_times = 2,
+                          .coarse_share = 0.1f,
+                          .streaming_sink = 128,
+                          .streaming_recent = 1024};
+    set_policy(&c, KVF_PRESET_DEFAULT);
+    return c;
+}
+
+void kvf_cache_config_init_sized(kvf_cache_config *config, size_t size)
+{
+    const kvf_cache_config own = defaults();
+    kvf_sized_init(config, size, &own, sizeof own);
+}
+
+void kvf_cache_config_preset(kvf_cache_config *config, kvf_preset preset)
+{
+    kvf_cache_config own = {0};
+    if ((uint32_t)preset > KVF_NAMES_HIGH(KVF_PRESET_LIST))
+        return;
+    const size_t known = config->size < sizeof own ? config->size : sizeof own;
+    memcpy(&own, config, known);
+    set_policy(&own, preset);
+    memcpy(config, &own, known);
+}
+
+kvf_status kvf_config_read(kvf_context *context, const kvf_cache_config *config,
+                           kvf_cache_config *own)
+{
+    *own = defaults();
+    return KVF_SIZED_READ(context, kvf_cache_config, config, own);
 }
 
 _Static_assert(sizeof(kvf_select) == sizeof(uint32_t), "enums are read as 32 bits");
@@ -517,14 +540,6 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                               kvf_cache_config *resolved, kvf_dims *dims)
 {
     kvf_context *context = runtime->context;
-    if (!config)
-        KVF_FAIL(context, KVF_INVALID, "config is NULL; pass a kvf_cache_config");
-    if (config->size != sizeof *config)
-        KVF_FAIL(
-            context, KVF_INVALID,
-            "size = %zu: this library knows %zu; call kvf_cache_config_init, and build against "
-            "the header of the library that is linked",
-            config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
     KVF_TRY(check_head_dim(runtime, context, config));
     KVF_TRY(check_pages(runtime, context, config));

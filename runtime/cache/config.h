@@ -8,6 +8,10 @@
 
 #include "cache.h"
 
+/* The caller's settings, as this library knows them; everything else takes such. */
+KVF_CHECKED kvf_status kvf_config_read(kvf_context *context, const kvf_cache_config *config,
+                                       kvf_cache_config *own);
+
 /* Settings -> sizes. `resolved` gets the defaults. */
 KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
                                           kvf_cache_config *resolved, kvf_dims *dims);

@@ -70,8 +70,10 @@ kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *config, kvf_reservation *r,
                        kvf_cache **out)
 {
+    kvf_cache_config own;
     KVF_CHECK_HANDLE(runtime, runtime);
-    KVF_TRY(kvf_cache_create(runtime, config, out));
+    KVF_TRY(kvf_config_read(runtime->context, config, &own));
+    KVF_TRY(kvf_cache_create(runtime, &own, out));
     return kvf_calls_plan(*out, r);
 }
 

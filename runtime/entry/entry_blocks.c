@@ -7,12 +7,23 @@
 
 #include "block_store.h"
 #include "entry.h"
+#include "sized.h"
 #include "stats.h"
 
-void kvf_blocks_config_init(kvf_blocks_config *config)
+#define INNER offsetof(kvf_blocks_config, cache)
+
+static kvf_blocks_config defaults(void)
 {
-    *config = (kvf_blocks_config){.size = sizeof *config, .block_tokens = 32};
-    kvf_cache_config_init(&config->cache);
+    kvf_blocks_config c = {.block_tokens = 32};
+    kvf_cache_config_init(&c.cache);
+    return c;
+}
+
+void kvf_blocks_config_init_sized(kvf_blocks_config *config, size_t size)
+{
+    const kvf_blocks_config own = defaults();
+    kvf_sized_init(config, size, &own, sizeof own);
+    config->cache.size = size - INNER;
 }
 
 /* ---- open and close ---- */
@@ -20,8 +31,13 @@ void kvf_blocks_config_init(kvf_blocks_config *config)
 static kvf_status make(kvf_runtime *runtime, const kvf_blocks_config *config, kvf_reservation *r,
                        kvf_blocks **out)
 {
+    kvf_blocks_config own = defaults();
     KVF_CHECK_HANDLE(runtime, runtime);
-    return kvf_block_store_create(runtime, config, r, out);
+    KVF_TRY(KVF_SIZED_READ(runtime->context, kvf_blocks_config, config, &own));
+    KVF_TRY(kvf_sized_last(runtime->context, "cache", config, INNER));
+    KVF_TRY(KVF_SIZED_RESERVED(runtime->context, own.reserved));
+    own.cache.size = sizeof own.cache;
+    return kvf_block_store_create(runtime, &own, r, out);
 }
 
 kvf_status kvf_blocks_plan_make(kvf_runtime *runtime, const kvf_blocks_config *config,

@@ -7,6 +7,7 @@
 #include "complete.h"
 #include "config.h"
 #include "entry.h"
+#include "policies.h"
 #include "pruner.h"
 
 static kvf_status check_cache(const kvf_cache *cache)
@@ -18,31 +19,45 @@ static kvf_status check_cache(const kvf_cache *cache)
     return KVF_OK;
 }
 
-kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cache_config,
-                               const kvf_prune_config *config, kvf_prune_plan *plan,
-                               kvf_error *error)
+static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *cache_config,
+                       const kvf_prune_config *config, kvf_prune_plan *out)
 {
+    kvf_cache_config own_cache;
+    kvf_prune_given own;
     kvf_cache *cache = NULL;
-    kvf_status status = kvf_handle_check(runtime ? runtime->context : NULL, "runtime");
-    if (status == KVF_OK)
-        status = kvf_cache_create(runtime, cache_config, &cache);
+    KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_TRY(kvf_config_read(runtime->context, cache_config, &own_cache));
+    KVF_TRY(kvf_prune_config_read(runtime->context, config, &own));
+    kvf_status status = kvf_cache_create(runtime, &own_cache, &cache);
     if (status == KVF_OK)
         status = check_cache(cache);
     if (status == KVF_OK)
-        status = kvf_pruner_plan(cache, config, plan);
+        status = kvf_pruner_plan(cache, &own.config, out);
     kvf_cache_destroy(cache);
-    return kvf_runtime_report(runtime, status, error);
+    return status;
+}
+
+kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cache_config,
+                               const kvf_prune_config *config, kvf_prune_plan *out,
+                               kvf_error *error)
+{
+    return kvf_runtime_report(runtime, plan(runtime, cache_config, config, out), error);
+}
+
+static kvf_status open_prune(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out)
+{
+    kvf_prune_given own;
+    KVF_CHECK_HANDLE(cache, cache);
+    KVF_TRY(check_cache(cache));
+    KVF_TRY(kvf_prune_config_read(cache->context, config, &own));
+    return kvf_pruner_open(cache, &own.config, out);
 }
 
 kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out,
                           kvf_error *error)
 {
     *out = NULL;
-    kvf_status status = kvf_handle_check(cache ? cache->context : NULL, "cache");
-    if (status == KVF_OK)
-        status = check_cache(cache);
-    if (status == KVF_OK)
-        status = kvf_pruner_open(cache, config, out);
+    const kvf_status status = open_prune(cache, config, out);
     (void)kvf_runtime_report(cache ? cache->runtime : NULL, status, error);
     if (status != KVF_OK) {
         kvf_pruner_close(*out);

@@ -11,25 +11,19 @@
 #include "new_file.h"
 #include "saving.h"
 #include "sequence.h"
+#include "sized.h"
 
-void kvf_save_args_init(kvf_save_args *args)
+static const kvf_save_args save_defaults = {0};
+static const kvf_restore_args restore_defaults = {.exact = 1};
+
+void kvf_save_args_init_sized(kvf_save_args *args, size_t size)
 {
-    *args = (kvf_save_args){.size = sizeof *args};
+    kvf_sized_init(args, size, &save_defaults, sizeof save_defaults);
 }
 
-void kvf_restore_args_init(kvf_restore_args *args)
+void kvf_restore_args_init_sized(kvf_restore_args *args, size_t size)
 {
-    *args = (kvf_restore_args){.size = sizeof *args, .exact = 1};
-}
-
-static kvf_status check_size(kvf_cache *cache, size_t size, size_t known)
-{
-    if (size != known)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "size = %zu: this library knows %zu; call the _init function, and build against "
-                 "the header of the library that is linked",
-                 size, known);
-    return KVF_OK;
+    kvf_sized_init(args, size, &restore_defaults, sizeof restore_defaults);
 }
 
 static kvf_status check_path(kvf_cache *cache, const char *path)
@@ -41,7 +35,6 @@ static kvf_status check_path(kvf_cache *cache, const char *path)
 
 static kvf_status check_save(kvf_cache *cache, const kvf_save_args *args)
 {
-    KVF_TRY(check_size(cache, args->size, sizeof *args));
     KVF_TRY(check_path(cache, args->path));
     KVF_TRY(kvf_new_file_check(cache->context, args->path));
     if (args->model && strlen(args->model) >= KVF_SAVED_MODEL_MAX)
@@ -63,9 +56,12 @@ kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_save_args *args, kvf_st
 {
     *out = NULL;
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
-    kvf_status status = check_save(cache, args);
+    kvf_save_args own = save_defaults;
+    kvf_status status = KVF_SIZED_READ(cache->context, kvf_save_args, args, &own);
     if (status == KVF_OK)
-        status = kvf_save_begin(cache, args, stream, out);
+        status = check_save(cache, &own);
+    if (status == KVF_OK)
+        status = kvf_save_begin(cache, &own, stream, out);
     return kvf_leave(cache, status);
 }
 
@@ -93,11 +89,12 @@ kvf_status kvf_sequence_restore(kvf_cache *cache, const kvf_restore_args *args, 
 {
     *out = NULL;
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
-    kvf_status status = check_size(cache, args->size, sizeof *args);
+    kvf_restore_args own = restore_defaults;
+    kvf_status status = KVF_SIZED_READ(cache->context, kvf_restore_args, args, &own);
     if (status == KVF_OK)
-        status = check_path(cache, args->path);
+        status = check_path(cache, own.path);
     if (status == KVF_OK)
-        status = kvf_restore(cache, args, stream, out);
+        status = kvf_restore(cache, &own, stream, out);
     return kvf_leave(cache, status);
 }
 

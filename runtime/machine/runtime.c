@@ -14,16 +14,16 @@
 
 #include "calibrate.h"
 #include "settings.h"
+#include "sized.h"
 
 #define THREADS_MAX 1024u
 
-void kvf_runtime_config_init(kvf_runtime_config *config)
+static const kvf_runtime_config defaults = {
+    .numa_node = -1, .isa_mask = KVF_ISA_ALL, .calibrate = 1, .early_starts = 1};
+
+void kvf_runtime_config_init_sized(kvf_runtime_config *config, size_t size)
 {
-    *config = (kvf_runtime_config){.size = sizeof *config,
-                                   .numa_node = -1,
-                                   .isa_mask = KVF_ISA_ALL,
-                                   .calibrate = 1,
-                                   .early_starts = 1};
+    kvf_sized_init(config, size, &defaults, sizeof defaults);
 }
 
 #define FIELD(field)       KVF_FIELD(kvf_runtime_config, field)
@@ -72,13 +72,6 @@ static kvf_status refuse(kvf_error *error, kvf_status status, const char *format
 
 static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
 {
-    if (!c)
-        return refuse(error, KVF_INVALID, "config is NULL; pass a kvf_runtime_config");
-    if (c->size != sizeof *c)
-        return refuse(error, KVF_INVALID,
-                      "size = %zu: this library knows %zu; call kvf_runtime_config_init, and build "
-                      "against the header of the library that is linked",
-                      c->size, sizeof *c);
     char text[384];
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         return refuse(error, KVF_INVALID, "%s", text);
@@ -161,10 +154,13 @@ kvf_status kvf_runtime_open_with(const kvf_runtime_config *config, const kvf_run
     if (!out)
         return refuse(error, KVF_INVALID, "out is NULL; it receives the runtime");
     *out = NULL;
-    KVF_TRY(check_config(config, error));
+    kvf_runtime_config own = defaults;
+    kvf_status status = KVF_SIZED_READ(NULL, kvf_runtime_config, config, &own);
+    if (status != KVF_OK)
+        return kvf_runtime_report(NULL, status, error);
+    KVF_TRY(check_config(&own, error));
     kvf_context *context = NULL;
-    kvf_status status =
-        kvf_context_create(&config->allocator, config->log, config->log_user, &context);
+    status = kvf_context_create(&own.allocator, own.log, own.log_user, &context);
     if (status != KVF_OK)
         return refuse(error, status, "no memory for a runtime");
     kvf_runtime *rt = kvf_alloc(context, 1, sizeof *rt);
@@ -175,11 +171,11 @@ kvf_status kvf_runtime_open_with(const kvf_runtime_config *config, const kvf_run
     context->end = end_runtime;
     context->owner = rt;
     rt->context = context;
-    rt->config = *config;
+    rt->config = own;
     rt->seams = seams ? *seams : (kvf_runtime_seams){0};
     rt->config.calibration_path = NULL; /* borrowed for the call */
     rt->node = -1;
-    status = kvf_calibration_open(rt, config->calibration_path);
+    status = kvf_calibration_open(rt, own.calibration_path);
     if (status == KVF_OK)
         status = open_parts(rt);
     if (status != KVF_OK) {

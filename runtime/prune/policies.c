@@ -18,6 +18,7 @@
 #include "choose.h"
 #include "kernels.h"
 #include "settings.h"
+#include "sized.h"
 
 /* What the others are compared with, and what leaves pruning to streaming heads or retrieval. */
 static void keep_all(const kvf_prune_view *view, kvf_prune_answer *answer)
@@ -155,33 +156,56 @@ int kvf_prune_policy_takes(const kvf_prune_policy *policy, const char *setting)
     return !policy->settings;
 }
 
-void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy)
+#define INNER offsetof(kvf_prune_config, settings)
+
+static const kvf_prune_config defaults = {
+    .policy = &full,
+    .retention = KVF_RETENTION_OFFLOAD,
+    .eviction = KVF_EVICTION_NONE,
+    .chunk_queries = 64,
+    .settings = {.size = sizeof(kvf_prune_settings),
+                 .keep = 1.0f,
+                 .propagate = 1.0f,
+                 .layer = KVF_PRUNE_LAYER_AUTO,
+                 .pool = KVF_POOL_MAX,
+                 .pool_width = 1,
+                 .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
+                 .recent_share = 0.5f,
+                 .beta = 20,
+                 .decay = 0.9f,
+                 .weights = {0.2f, 0.3f, 0.5f},
+                 .mass_share = 0.1f,
+                 .pivot = KVF_PIVOT_ONLINE,
+                 .layer_min = KVF_PRUNE_LAYER_AUTO,
+                 .layer_max = KVF_PRUNE_LAYER_AUTO,
+                 .layers_observed = 8,
+                 .threshold = 0.3f},
+};
+
+void kvf_prune_config_init_sized(kvf_prune_config *config, const kvf_prune_policy *policy,
+                                 size_t size)
 {
-    *config = (kvf_prune_config){
-        .size = sizeof *config,
-        .policy = policy ? policy : &full,
-        .settings = {.size = sizeof config->settings,
-                     .keep = 1.0f,
-                     .propagate = 1.0f,
-                     .layer = KVF_PRUNE_LAYER_AUTO,
-                     .pool = KVF_POOL_MAX,
-                     .pool_width = 1,
-                     .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
-                     .recent_share = 0.5f,
-                     .beta = 20,
-                     .decay = 0.9f,
-                     .weights = {0.2f, 0.3f, 0.5f},
-                     .mass_share = 0.1f,
-                     .pivot = KVF_PIVOT_ONLINE,
-                     .layer_min = KVF_PRUNE_LAYER_AUTO,
-                     .layer_max = KVF_PRUNE_LAYER_AUTO,
-                     .layers_observed = 8,
-                     .threshold = 0.3f},
-        .retention = KVF_RETENTION_OFFLOAD,
-        .eviction = KVF_EVICTION_NONE,
-        .chunk_queries = 64,
-    };
-    (void)apply(config->policy, config);
+    kvf_prune_config own = defaults;
+    own.policy = policy ? policy : &full;
+    (void)apply(own.policy, &own);
+    kvf_sized_init(config, size, &own, sizeof own);
+    config->settings.size = size - INNER;
+}
+
+kvf_status kvf_prune_config_read(kvf_context *context, const kvf_prune_config *config,
+                                 kvf_prune_given *own)
+{
+    *own = (kvf_prune_given){.config = defaults};
+    KVF_TRY(KVF_SIZED_READ(context, kvf_prune_config, config, &own->config));
+    KVF_TRY(kvf_sized_last(context, "settings", config, INNER));
+    KVF_TRY(KVF_SIZED_RESERVED(context, own->config.reserved));
+    own->config.settings.size = sizeof own->config.settings;
+    if (!config->policy)
+        KVF_FAIL(context, KVF_INVALID,
+                 "policy = NULL: take one of kvf_prune_policy_find, or your own");
+    own->config.policy = &own->policy;
+    return kvf_sized_read(context, "kvf_prune_policy", "policy", config->policy, &own->policy,
+                          sizeof own->policy);
 }
 
 /* ---- check ---- */
@@ -269,9 +293,6 @@ static void check_budgets(complaint *c, const kvf_prune_settings *s, uint32_t to
 
 static void check_settings(complaint *c, const kvf_prune_settings *s, const kvf_prune_shape *shape)
 {
-    if (s->size != sizeof *s)
-        complain(c, "settings.size = %zu: this library knows %zu; call kvf_prune_config_init",
-                 s->size, sizeof *s);
     if (s->pool_width % 2 == 0)
         complain(c, "pool_width = %u: must be odd; take %u or %u", s->pool_width, s->pool_width - 1,
                  s->pool_width + 1);
@@ -286,12 +307,7 @@ static void check_policy(complaint *c, const kvf_prune_policy *policy)
 {
     kvf_prune_config scratch;
     const char *wrong;
-    if (policy->size != sizeof *policy)
-        complain(c,
-                 "policy->size = %zu: this library knows %zu; set it to "
-                 "sizeof(kvf_prune_policy), and build against this library's header",
-                 policy->size, sizeof *policy);
-    else if (!policy->name)
+    if (!policy->name)
         complain(c, "policy->name = NULL: give the policy a name");
     else if (policy->needs & ~(uint32_t)KVF_PRUNE_ALL)
         complain(c, "policy->needs = %#x: policy %s may need %#x (kvf_prune_needs); clear the rest",
@@ -362,17 +378,22 @@ static kvf_status report(const complaint *c, kvf_error *error)
 kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prune_shape *shape,
                                   kvf_error *error)
 {
+    kvf_prune_given own;
+    const kvf_status status = kvf_prune_config_read(NULL, config, &own);
+    if (status == KVF_OK)
+        return kvf_prune_config_valid(&own.config, shape, error);
+    if (error)
+        kvf_context_error(NULL, error);
+    return status;
+}
+
+kvf_status kvf_prune_config_valid(const kvf_prune_config *config, const kvf_prune_shape *shape,
+                                  kvf_error *error)
+{
     char text[sizeof error->text];
     complaint c = {.text = text, .capacity = sizeof text};
-    if (!config || config->size != sizeof *config)
-        complain(&c,
-                 "size = %zu: this library knows %zu; call kvf_prune_config_init, and build "
-                 "against the header of the library that is linked",
-                 config ? config->size : 0, sizeof *config);
-    else if (!config->policy)
-        complain(&c, "policy = NULL: take one of kvf_prune_policy_find, or your own");
-    else if (!shape || !shape->layers || !shape->kv_heads || !shape->tokens_max ||
-             !shape->query_heads || shape->query_heads % shape->kv_heads)
+    if (!shape || !shape->layers || !shape->kv_heads || !shape->tokens_max || !shape->query_heads ||
+        shape->query_heads % shape->kv_heads)
         complain(&c, "shape: layers, kv_heads, query_heads (a multiple of kv_heads) and tokens_max "
                      "must be those of a cache");
     if (c.is_made)

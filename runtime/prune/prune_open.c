@@ -13,6 +13,8 @@
 
 #include "pruner.h"
 
+#include "policies.h"
+
 /* ---- sizes ---- */
 
 static kvf_prune new_prune(kvf_cache *cache)
@@ -90,7 +92,7 @@ kvf_prune_plan kvf_prune_measure(kvf_cache *cache, const kvf_prune_config *confi
 static kvf_status check(kvf_prune *prune, const kvf_prune_config *config)
 {
     kvf_error error;
-    const kvf_status status = kvf_prune_config_check(config, &prune->shape, &error);
+    const kvf_status status = kvf_prune_config_valid(config, &prune->shape, &error);
     if (status != KVF_OK)
         KVF_FAIL(prune->context, status, "%s", error.text);
     return KVF_OK;
@@ -197,7 +199,8 @@ static kvf_status open_prune(kvf_prune *prune, const kvf_prune_config *config)
 {
     KVF_TRY(check(prune, config));
     prune->config = *config;
-    prune->policy = config->policy;
+    prune->own_policy = *config->policy;
+    prune->config.policy = prune->policy = &prune->own_policy;
     KVF_TRY(take_host(prune));
     prune->needs = all_needs(&prune->config, &prune->shape, prune->slots[0].state);
     KVF_TRY(check_window(prune));

@@ -39,7 +39,8 @@ struct kvf_prune {
     kvf_cache *cache;
     kvf_context *context; /* of the cache */
     kvf_prune_config config;
-    const kvf_prune_policy *policy;
+    kvf_prune_policy own_policy;
+    const kvf_prune_policy *policy; /* that one */
     kvf_prune_shape shape;
     uint32_t needs; /* OR over layers and passes, with fresh state */
 

@@ -41,7 +41,8 @@ class Policy:
     def __init__(self, name, settings, shape, states=1):
         self.row = capi.PrunePolicyRow.from_address(lib.kvf_prune_policy_find(name.encode()))
         self.config, self.shape = capi.PruneConfig(), capi.PruneShape(*shape)
-        lib.kvf_prune_config_init(byref(self.config), addressof(self.row))
+        lib.kvf_prune_config_init_sized(byref(self.config), addressof(self.row),
+                                        ctypes.sizeof(self.config))
         for field, value in settings.items():
             setattr(self.config.settings, field, value)
         error = capi.ErrorText()

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_SIZED_H
+#define KVF_OFFLOAD_SIZED_H
+
+/*
+ * Structs of the public headers that begin with their size, so that they can grow under one soname:
+ * the caller's may be shorter than the library's, or longer. Nothing below the public functions
+ * sees the caller's; it sees the library's, whole.
+ */
+
+#include "context.h"
+
+/* What no struct of the caller's has: garbage where the size should be. */
+#define KVF_SIZED_MAX ((size_t)4096)
+
+/* Copies the caller's struct to `known`, which holds defaults: what his lacks keeps them, and what
+ * only his has must be 0. Its size becomes that of the library's. `name` is that of the struct,
+ * `argument` that of the parameter. */
+KVF_CHECKED kvf_status kvf_sized_read(kvf_context *context, const char *name, const char *argument,
+                                      const void *given, void *known, size_t known_bytes);
+#define KVF_SIZED_READ(context, type, given, known)                                                \
+    kvf_sized_read((context), #type, #given, (given), (known), sizeof(type))
+
+/* A struct with another that grows as its last member, at `offset`: the sizes must agree. */
+KVF_CHECKED kvf_status kvf_sized_last(kvf_context *context, const char *member, const void *given,
+                                      size_t offset);
+/* Room for members to come is 0. */
+KVF_CHECKED kvf_status kvf_sized_reserved(kvf_context *context, const uint32_t *words,
+                                          size_t count);
+#define KVF_SIZED_RESERVED(context, array)                                                         \
+    kvf_sized_reserved((context), (array), sizeof(array) / sizeof *(array))
+
+/* The caller's struct gets defaults: no byte beyond `size` is written, and what the library does
+ * not know is 0. */
+void kvf_sized_init(void *given, size_t size, const void *known, size_t known_bytes);
+
+#endif
