@@ -87,7 +87,7 @@ def check_refusals(chat):
     refuse(chat, "needs text", "--chat", "--token-ids", "x", status=2)
     chat.write()
     for content, says in (
-            ("{}", "must hold a list"), ("[", "m.json"), ("[1]", "message 0: it must be an object"),
+            ("{}", "must hold a list"), ('{"messages": [], "tools": []}', 'has "tools" beside messages'), ("[", "m.json"), ("[1]", "message 0: it must be an object"),
             ('[{"role": "user"}]', "message 0: it has no content"),
             ('[{"role": "usr", "content": ""}]', 'role is "usr"; give system, developer, user'),
             ('[{"role": "user", "content": 1}]', "content must be a text"),

@@ -43,6 +43,7 @@ typedef struct golden {
     kvf_linear_bf16 bf16;
     bool as_gguf;               /* the model is read from a GGUF file */
     const char *said, *instead; /* of config.json, once the weights are written; NULL = as it is */
+    bool has_head_only;         /* the embedding is there by the name of the head */
 } golden;
 
 static void check(kvf_status status, const kvf_error *error)
@@ -221,6 +222,21 @@ static void write_config(const char *directory, const char *text, const char *sa
     fixture_write_text(directory, "config.json", changed);
 }
 
+static void rename_embedding(const char *directory)
+{
+    static const char was[] = "\"model.embed_tokens.weight\"", is[] = "\"lm_head.weight\"";
+    char path[1024];
+    size_t size;
+    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    char *bytes = fixture_read(path, &size);
+    char *at = memmem(bytes, size, was, sizeof was - 1);
+    assert_non_null(at);
+    memset(at, ' ', sizeof was - 1);
+    memcpy(at, is, sizeof is - 1);
+    fixture_write(directory, "model.safetensors", bytes, size);
+    free(bytes);
+}
+
 static void compare_random(void **state)
 {
     const golden *g = *state;
@@ -230,6 +246,8 @@ static void compare_random(void **state)
     char *config = fixture_read(path, &bytes);
     char *directory = fixture_directory_create();
     assert_true(random_model_write(directory, config));
+    if (g->has_head_only)
+        rename_embedding(directory);
     if (g->said)
         write_config(directory, config, g->said, g->instead);
     kvf_model_config model;
@@ -284,8 +302,11 @@ int main(void)
     fixture_device(&device);
     const bool on_host = device.device == KVF_DEVICE_HOST;
     const size_t left_out = on_host ? 0 : 5;
-    /* What the weights decide: Transformers loads these two as the models that they were. */
-    static golden of_weights[] = {RANDOM("llama-fp32", 1), RANDOM("mistral-fp32", 1)};
+    /* What the weights decide: Transformers loads these as the models that they were. */
+    static golden of_weights[] = {RANDOM("llama-fp32", 1), RANDOM("mistral-fp32", 1),
+                                  RANDOM("llama-fp32", 2)};
+    static const char *const of_weights_names[] = {"no type", "a head that is said to be tied",
+                                                   "a head and no embedding"};
     of_weights[0].said = "\"torch_dtype\": \"float32\",";
     of_weights[0].instead = "";
     of_weights[1].said = "\"tie_word_embeddings\": false";
@@ -295,17 +316,17 @@ int main(void)
     static golden wide_recall;
     wide_recall = recall;
     wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
-    struct CMUnitTest tests[24] = {{0}};
+    struct CMUnitTest tests[26] = {{0}};
     size_t count = 0;
     for (; count < sizeof random / sizeof random[0] - left_out; count++)
         tests[count] = (struct CMUnitTest){.name = random[count].name,
                                            .test_func = compare_random,
                                            .initial_state = &random[count]};
-    for (size_t i = 0; i < 2; i++)
-        tests[count++] =
-            (struct CMUnitTest){.name = i ? "a head that is said to be tied" : "no type",
-                                .test_func = compare_random,
-                                .initial_state = &of_weights[i]};
+    of_weights[2].has_head_only = true;
+    for (size_t i = 0; i < 3; i++)
+        tests[count++] = (struct CMUnitTest){.name = of_weights_names[i],
+                                             .test_func = compare_random,
+                                             .initial_state = &of_weights[i]};
     tests[count++] = (struct CMUnitTest){
         .name = "recall", .test_func = compare_recall, .initial_state = &recall};
     if (on_host) {

@@ -126,8 +126,15 @@ static kvf_status add_messages(const char *path, const json_value *root,
                                kvf_chat_message **messages, size_t *count, kvf_error *error)
 {
     const json_value *list = message_list(root);
+    static const char *const known[] = {"messages", NULL};
+    const json_value *other = root->kind == JSON_OBJECT ? json_unknown_key(root, known) : NULL;
     if (!list)
         return model_fail(error, KVF_INVALID, "%s must hold a list of messages", path);
+    if (other)
+        return model_fail(error, KVF_INVALID,
+                          "%s has \"%.80s\" beside messages, which is not read; leave it out, and "
+                          "give tools with --tools",
+                          path, other->key);
     /* One for the prompt. */
     kvf_chat_message *grown = model_grow(NULL, *messages, *count * sizeof *grown,
                                          (*count + list->size + 1) * sizeof *grown);

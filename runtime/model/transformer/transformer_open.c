@@ -160,12 +160,22 @@ static void bind_layer(binder *b, uint32_t index)
     }
 }
 
+/* Where both are one, a file may have either. */
+static const char *embedding_name(const kvf_transformer *t)
+{
+    static const char embedding[] = "model.embed_tokens.weight", head[] = "lm_head.weight";
+    const kvf_weights *weights = t->options.weights;
+    const bool has_head_only =
+        !kvf_weights_get(weights, embedding) && kvf_weights_get(weights, head);
+    return t->model.tied_embeddings && has_head_only ? head : embedding;
+}
+
 static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
 {
     const kvf_model_config *m = &t->model;
     binder b = {.t = t, .next = t->vectors, .error = error, .status = KVF_OK};
     kvf_weights_keep_packed(t->options.weights);
-    t->embedding = bind_linear(&b, "model.embed_tokens.weight", m->vocab_size, m->hidden_size);
+    t->embedding = bind_linear(&b, embedding_name(t), m->vocab_size, m->hidden_size);
     t->final_norm = bind_vector(&b, "model.norm.weight", m->hidden_size);
     for (uint32_t layer = 0; layer < m->layers; layer++)
         bind_layer(&b, layer);
