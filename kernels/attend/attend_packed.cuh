@@ -95,9 +95,9 @@ static __device__ __forceinline__ void codes_of(uint32_t *low, uint32_t *high, u
 /* A number in fp16, by one instruction. */
 static __device__ __forceinline__ float half_at(const uint16_t *bits)
 {
-    __half_raw half;
-    half.x = *bits;
-    return __half2float(__half(half));
+    __half_raw raw;
+    raw.x = *bits;
+    return __half2float(__half(raw));
 }
 
 /* ---- queries ---- */

@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
     const kvf_paging *p = &c->paging;
     const kvf_shape *s = &p->shape, one = shape_of_one(s);
     const uint32_t count = p->kv_heads * s->head_dim, words = s->head_dim / KVF_CODE_LANES;
-    const uint32_t half = threadIdx.x / KVF_CODE_LANES;
+    const uint32_t part = threadIdx.x / KVF_CODE_LANES;
     const size_t bytes = kvf_row_bytes(s), element = kvf_dtype_bytes(s->dtype);
     const token_place at = place_of(a);
     if (!at.is_there)
@@ -174,10 +174,10 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
     const bool bad_key = look(k, count, s->dtype), bad_value = look(v, count, s->dtype);
     const bool is_odd = kvf_block_sum(bad_key || bad_value, kvf_shared()) != 0;
     __syncthreads(); /* the room of the sum becomes that of pages */
-    char *page = kvf_shared() + half * kvf_home_page_bytes(&one);
+    char *page = kvf_shared() + part * kvf_home_page_bytes(&one);
     for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
-        const bool is_there = first + half < p->kv_heads;
-        const uint32_t head = is_there ? first + half : 0;
+        const bool is_there = first + part < p->kv_heads;
+        const uint32_t head = is_there ? first + part : 0;
         float x[KVF_CODE_WORDS];
         load(x, v + head * bytes, is_odd, s);
         packed_value(&one, page, 0, x, words);

@@ -217,9 +217,9 @@ static __device__ __forceinline__ void packed_token_back(const kvf_shape *s, con
         }
         const uint32_t first = k / 2 * 2;
         const bool is_short = first + 1 >= words;
-        const uint32_t half = is_short ? KVF_CODE_LANES / 2 : KVF_CODE_LANES;
-        const bool is_high = is_short ? lane >= half : k % 2 != 0;
-        const uint32_t byte = value[first * KVF_CODE_LANES / 2 + lane % half];
+        const uint32_t middle = is_short ? KVF_CODE_LANES / 2 : KVF_CODE_LANES;
+        const bool is_high = is_short ? lane >= middle : k % 2 != 0;
+        const uint32_t byte = value[first * KVF_CODE_LANES / 2 + lane % middle];
         x[k] =
             kvf_packed_number(is_high ? byte >> 4 : byte & 15, kvf_fp16_to_float(scales[first + 1]),
                               kvf_fp16_to_float(scales[first]));
