@@ -15,7 +15,7 @@ tools/check_pictures.py measures that.
 CACHE = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bf16",
          "tokens_max": 131072}
 SETTINGS = {"page_size": 4, "sink_tokens": 4, "local_tokens": 64, "budget_tokens": 512}
-PLAN = {"host_kv_bytes": 16 << 30, "device_digest_bytes": 1088 << 20, "slots": 222}
+PLAN = {"host_kv_bytes": 16 << 30, "device_digest_bytes": 1088 << 20}
 PAGES = CACHE["layers"] * CACHE["kv_heads"] * CACHE["tokens_max"] // SETTINGS["page_size"]
 
 WIDTH, HEIGHT = 840, 540
@@ -96,7 +96,7 @@ def device():
              "%d bytes for each page" % (PLAN["device_digest_bytes"] // PAGES)),
             ("fixed", 8, "fixed",
              "first %(sink_tokens)d, newest %(local_tokens)d tokens" % SETTINGS),
-            ("chosen", 5, "slots", "%(slots)d pages used lately" % PLAN)]
+            ("chosen", 5, "slots", "pages used lately, while there is room")]
     for i, (kind, count, name, note) in enumerate(rows):
         y = TOP + 80 + i * 47
         words(x, y, name, "label ink")

@@ -29,9 +29,10 @@
     PLAIN(select, newest)                                                                          \
     PLAIN(select, spread)                                                                          \
     PLAIN(select, mask)                                                                            \
-    PLAIN(select, lend)                                                                            \
     PLAIN(select, resolve)                                                                         \
     PLAIN(select, select)                                                                          \
+    PLAIN(select, admit)                                                                           \
+    PLAIN(select, collect)                                                                         \
     PLAIN(select, fetch)                                                                           \
     PLAIN(select, drop)                                                                            \
     PLAIN(select, overlap)                                                                         \
@@ -66,7 +67,6 @@
     PLAIN(cells, average)                                                                          \
     PLAIN(cells, trail)                                                                            \
     PLAIN(cells, weave)                                                                            \
-    PLAIN(cells, note)                                                                             \
     PLAIN(cells, spoil)                                                                            \
     PLAIN(cells, clone)                                                                            \
     SIMD(cells, expand)                                                                            \

@@ -150,9 +150,10 @@ typedef struct kvf_paging {
     uint32_t block_jobs;   /* digest jobs of a run: block_pages, or 1 if a digest is of a run */
     uint32_t digest_bytes; /* of a run */
     uint32_t blocks_max;   /* stride of blocks, digests, bits */
-    uint32_t pages_max;    /* stride of slot_of_page: blocks_max * block_pages */
+    uint32_t pages_max;    /* of a row: blocks_max * block_pages */
     uint32_t store_pages;  /* pages of the static store per KV head */
-    uint32_t slots;        /* per list */
+    uint32_t slots;        /* per KV head of a part, a multiple of KVF_SLOT_WAYS; see slots.h */
+    uint32_t pool_pages;   /* stride of slot_of_page: pages of the pool per KV head */
     uint32_t subs;         /* boxes per digest */
     uint32_t sink;         /* tokens */
     uint32_t ring_blocks;
@@ -169,18 +170,27 @@ typedef struct kvf_row {
     char *codes;   /* [kv_heads] of code_stride bytes -> [blocks of the pool, digest_bytes],
                       of all rows; NULL = digests are boxes */
     size_t code_stride;
-    uint32_t *block_of;    /* [blocks_max] with codes: which of the pool a sealed block is */
-    int8_t *means;         /* [kv_heads, stretches_max, head_dim]; see score_args.h */
-    uint16_t *mean_scales; /* [kv_heads, stretches_max] */
-    uint64_t *bits;        /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
-    char *store;           /* [kv_heads, store_pages, page bytes]: sink, then the static set */
-    uint32_t *store_index; /* [kv_heads, store_pages * page_size] token of each entry, ascending */
-    uint32_t *store_count; /* [kv_heads] */
-    char *queries;         /* [query_window, kv_heads * group, head_dim] */
-    int32_t *slot_of_page; /* [lists, pages_max] */
-    char *slots;       /* [lists, slots, page bytes]; NULL = pages are attended where they live */
-    uint32_t *share;   /* [2] static tokens and chosen pages, data dependent; NULL = as below */
-    uint64_t *fault;   /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
+    uint32_t *block_of; /* [blocks_max] which of the pool a sealed block is, from block_first */
+    uint32_t block_first;
+    int8_t *means;          /* [kv_heads, stretches_max, head_dim]; see score_args.h */
+    uint16_t *mean_scales;  /* [kv_heads, stretches_max] */
+    uint64_t *bits;         /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
+    char *store;            /* [kv_heads, store_pages, page bytes]: sink, then the static set */
+    uint32_t *store_index;  /* [kv_heads, store_pages * page_size] token of each entry, ascending */
+    uint32_t *store_count;  /* [kv_heads] */
+    char *queries;          /* [query_window, kv_heads * group, head_dim] */
+    int32_t *slot_of_page;  /* [kv_heads, pool_pages] of all rows, with all down to slots.h */
+    uint64_t *slot_words;   /* [kv_heads, slots] */
+    uint32_t *slot_tags;    /* [kv_heads, slots] with writes */
+    const uint32_t *writes; /* [blocks of the pool, block_size] counts of writes; NULL = pages stay
+                               what they are */
+    char *slots;   /* [kv_heads, slots, page bytes]; NULL = pages are attended where they live */
+    uint32_t use;  /* number of the call */
+    uint32_t step; /* of the row; see chosen_at */
+    uint32_t
+        *chosen_at;  /* [kv_heads, pages_max] 1 + step that chose a page last; NULL = nobody asks */
+    uint32_t *share; /* [2] static tokens and chosen pages, data dependent; NULL = as below */
+    uint64_t *fault; /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
     void *const *pool; /* [sealed - sealed_before] where the blocks go that this call seals */
     const uint32_t *new_block_of; /* likewise, for block_of; NULL = it has them */
     uint32_t fault_key;           /* generation << 12 | layer; a lower one is newer */
@@ -340,16 +350,13 @@ KVF_INLINE char *kvf_row_ring_block(const kvf_paging *p, const kvf_row *row, uin
     return row->ring + block % p->ring_blocks * kvf_block_bytes(p);
 }
 
-KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t list, int32_t slot)
+/* Page `page` was chosen in one of the row's last KVF_RECENT_STEPS steps. */
+#define KVF_RECENT_STEPS 8u
+KVF_INLINE uint32_t kvf_row_is_recent(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                      uint32_t page)
 {
-    return row->slots + ((size_t)list * p->slots + (size_t)slot) * kvf_home_page_bytes(&p->shape);
-}
-
-/* The slot of a page, or -1. */
-KVF_INLINE int32_t kvf_row_slot_of(const kvf_paging *p, const kvf_row *row, uint32_t list,
-                                   int32_t page)
-{
-    return row->slot_of_page[(size_t)list * p->pages_max + (size_t)page];
+    const uint32_t at = row->chosen_at[(size_t)head * p->pages_max + page];
+    return at && at + KVF_RECENT_STEPS > row->step;
 }
 
 KVF_INLINE uint64_t *kvf_row_bits(const kvf_paging *p, const kvf_row *row, uint32_t head)

@@ -35,7 +35,7 @@ QUICK_CHARS = 400  # of a continuation
 
 # ---- rows: method, settings of the cache, budgets ----
 # The settings are those of kvf_cache_config, by name. What a row does not say is the library's
-# default; transfer is gather, so that bytes are moved, and slots are the default. The order is that of
+# default; transfer is gather, and the device has room for a step only, so that bytes are moved. The order is that of
 # a run, the most telling first, because a run may be cut; the table is in the order of its columns.
 BOX, CODES = "digest=minmax", "digest=codes"
 ROWS = [

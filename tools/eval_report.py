@@ -192,7 +192,7 @@ line of random words that is foreseen when it is said again. *nats above full*: 
 tokens that continue the documents, against full attention's {nats:.4f} nats per token. *recall*:
 share of dense attention on the attended tokens, in one step of {every}. *attended*: tokens per KV
 head and step, with sink and window. *KiB a step*: brought to the device per sequence and step, over
-all layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and
+all layers and KV heads, with `gather` and `--device-memory 0`. *digest B*: bytes of digests per token and
 KV head. Documents are read with full attention, where pages are packed over packed tokens. Intervals
 hold 95%: a bootstrap over documents."""
 

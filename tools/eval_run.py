@@ -53,7 +53,7 @@ class Row:
 
     def options(self, is_asked):
         """Options of the command. is_asked: of `run --ask`"""
-        out = ["--transfer", "gather", "--verify", "dense:%d" % VERIFY]
+        out = ["--transfer", "gather", "--device-memory", "0", "--verify", "dense:%d" % VERIFY]
         for field, value in self.settings.items():
             if field != "extend" or is_asked:
                 out += ["--" + OPTIONS.get(field, field.replace("_", "-")), value]
@@ -178,7 +178,7 @@ class Evaluation:
         """Sizes; the row's settings as the library resolved them."""
         s = told["settings"]
         sums["settings"] = {k: v for k, v in s.items() if k not in (
-            "context_tokens", "host_tokens_max", "sequences_max", "tokens_per_step_max", "slots")}
+            "context_tokens", "host_tokens_max", "sequences_max", "tokens_per_step_max", "device_bytes")}
         sums["digest_bytes"], sums["digest_tokens"] = told["device_digest_bytes"], s["host_tokens_max"]
         sums["layers"], sums["kv_heads"] = s["layers"], s["kv_heads"]
 

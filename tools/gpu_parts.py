@@ -11,7 +11,6 @@ import sys
 from gpu_job import Job, output_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FEWEST_SLOTS = 128  # pages that the default budget can choose
 # Kernels of a step, as the profiler names them.
 STEP_KERNELS = "append_kernel|rotate_rows|weigh_tile|weigh_pages|fold_pages|select_list|step_chunks|step_plain"
 # How large the cases are: on a GPU, and where the emulator only shows that they run.
@@ -181,7 +180,7 @@ def runner_jobs(tree, scratch):
         if answers > 1:  # they fork one prompt, and go ways of their own
             command += ["--samples", str(answers), "--batch", str(answers), "--temperature", "1"]
         return Job(name, command + words, limit, figures=figures)
-    dense, slots = ["--select", "full"], ["--slots", str(FEWEST_SLOTS), "--transfer", "each"]
+    dense, slots = ["--select", "full"], ["--device-memory", "0", "--transfer", "each"]
     tests = [Job(name, [tree.program(t["cmd"][0])] + t["cmd"][1:], 90, env=t["env"])
              for name, t in sorted(tree.tests.items())
              if "model" in t["suite"] and t["cmd"][0].endswith((

@@ -81,7 +81,7 @@ def topk_blocks(lists, pages, chosen):
     return parts, threads, c["KVF_TOPK_ITEMS"]
 
 
-def launches(batch, heads, group, dim, page, budget, chosen, slots, context, per_layer):
+def launches(batch, heads, group, dim, page, budget, chosen, context, per_layer):
     """Of one layer; `per_layer` gives the bytes of a kernel for one sequence."""
     lists, pages, common = batch * heads, context // page, "kernels/cuda/cuda.cuh"
     append = constants("kernels/move/append.cu")
@@ -89,7 +89,7 @@ def launches(batch, heads, group, dim, page, budget, chosen, slots, context, per
     weigh = constants(common, "kernels/score/codes.h", "kernels/score/score_args.h", "kernels/score/weigh.cu")
     fold = constants(common, "kernels/score/fold.cu")
     attend = constants(common, "kernels/attend/attend.cuh")
-    select = constants(common, "kernels/cuda/select.cuh", "kernels/select/resolve.cuh")
+    select = constants(common, "kernels/cuda/select.cuh")
     span, tile = math.ceil(dim / 64), weigh["KVF_WEIGH_TOKENS"]
     slot_count = weigh["RING"] // span
     ring = weigh["WARPS"] * (weigh["RING"] * 512 + slot_count * 64)
@@ -102,7 +102,7 @@ def launches(batch, heads, group, dim, page, budget, chosen, slots, context, per
     warps = min(attend["WARPS"], ceil(split * page, attend["CHUNK"]))
     rows = warps * 2 * ceil(ceil(split * page, attend["CHUNK"]), warps) * attend["CHUNK"]
     results = warps * (group * (dim + 8) + 2 * attend["GROUP_ROWS"]) * 4
-    resolve = (select["KVF_SELECT_BINS"] + 2 * WARP + 5 + 3 * select["KVF_RESOLVE_KEYS"] + ceil(slots, 32)) * 4
+    chosen_of = (select["KVF_SELECT_BINS"] + 2 * WARP + 5) * 4
     return [Launch(*x, batch * per_layer[x[0]]) for x in [
         ("append", "append_kernel", append["THREADS"], 0, append["THREADS"] * 16, lists),
         ("rotate", "rotate_rows<__nv_bfloat16>", rotate["THREADS"], 0, rotate["ROWS"] * dim * 2,
@@ -111,7 +111,7 @@ def launches(batch, heads, group, dim, page, budget, chosen, slots, context, per
          span * 512 + group * (tile + 2 * weigh["WARPS"]) * 4 + ring, ring, lists * ceil(context, tile)),
         ("fold", "fold_pages<(kvf_group_reduce)0>", fold["WARPS"] * WARP, group * 8,
          fold["WARPS"] * WARP * min(4, group) * 2, lists * ceil(pages, part)),
-        ("select", "select_list", threads, resolve, threads * items * 4, lists * parts),
+        ("select", "select_list", threads, chosen_of, threads * items * 4, lists * parts),
         ("attend_step", "step_chunks<__nv_bfloat16, %du>" % dim, warps * WARP,
          max(rows * (2 * dim + 16), results), rows * 2 * dim, lists * ceil(held + 1, split)),
     ]]

@@ -112,7 +112,7 @@ def print_occupancy(kernels, a):
     device = collections.Counter()
     for name, _, size, over in BYTES:
         device[name] += size if over == "device" else 0
-    kinds = {b: occupancy.launches(b, HEADS, GROUP, DIM, PAGE, BUDGET, CHOSEN, 2 * CHOSEN, CONTEXT, device)
+    kinds = {b: occupancy.launches(b, HEADS, GROUP, DIM, PAGE, BUDGET, CHOSEN, CONTEXT, device)
              for b in (1, 4, 16)}
     found = {(k.target[3:], k.full): k for k in kernels}
     targets = targets_of(kernels)

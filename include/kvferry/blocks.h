@@ -17,10 +17,10 @@
  *         kvf_blocks_decode(blocks, &step, stream)               rows with one query
  *         kvf_blocks_extend(blocks, &chunks, stream)             rows with several: prompts
  *
- * What the device keeps of pages (slots, local window, sink) it keeps per *region*: room for one
- * row. A region may serve any row at any time. What it holds is looked at before every use: it
- * counts only if it came from the block that the row's table names, and if nobody has written those
- * tokens since. So a region that goes to another request costs misses, and never an answer.
+ * Copies of pages on the device belong to blocks. Local window and sink it keeps per *region*: room
+ * for one row. A region may serve any row at any time. What it holds is looked at before every use:
+ * it counts only if it came from the block that the row's table names, and if nobody has written
+ * those tokens since. So a region that goes to another request costs misses, and never an answer.
  *
  * Outputs of kvf_blocks_decode have the bits of kvf_decode for a sequence with the same tokens and
  * settings on the same device, whatever the ids, the regions and what is resident. Where pages are
@@ -60,7 +60,7 @@ typedef struct kvf_blocks_config {
      * pages in packed form: see above, and device_row_bytes of the plan.
      * head_mask is read before return. A streaming head scores, fetches and keeps nothing but its
      * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the
-     * same to all, and the slots that it does not use are reserved all the same. */
+     * same to all. */
     kvf_cache_config cache;
 } kvf_blocks_config;
 
@@ -76,12 +76,14 @@ typedef struct kvf_blocks_plan {
     uint64_t host_bytes;         /**< pages of all blocks and layers, and tables: what packing makes
                                       less of, 2.3 times with k8v4 and pages of 4 */
     uint64_t device_block_bytes; /**< of one block, all layers: scales, counts of writes, means */
-    uint64_t device_row_bytes;   /**< of one region, all layers: slots, window, sink, tables; with
+    uint64_t device_row_bytes;   /**< of one region, all layers: window, sink, tables; with
                                       packed pages its part of the room for tokens_max tokens of a
                                       layer in exact form, which chunks take turns in */
     uint64_t device_bytes;       /**< in all, the caller's codes not included */
-    uint32_t slots;              /**< per KV head and region */
+    uint32_t slots;              /**< pages of a KV head that have room on the device, of all
+                                      blocks and layers */
     kvf_transfer transfer;       /**< the method in force */
+    uint64_t resident_tokens;    /**< that may stay there, of all blocks */
 } kvf_blocks_plan;
 
 /** Check a configuration and compute its memory without reserving any. Errors as
@@ -157,7 +159,7 @@ typedef struct kvf_block_rows {
     const int32_t *table;   /**< device: [rows, table_stride] */
     const int32_t *lengths; /**< device: [rows] tokens, with those of this pass; 0 = no row */
     const int32_t *regions; /**< device: [rows] 0 … sequences_max - 1, each once; NULL: row i has i.
-                                 A row that keeps its region keeps what is resident */
+                                 A row that keeps its region keeps its window */
 } kvf_block_rows;
 
 /** A step of one layer: a query per row. */
@@ -228,7 +230,7 @@ typedef struct kvf_blocks_stats {
     uint64_t pages_selected;  /**< summed over KV heads */
     uint64_t hits, misses;
     uint64_t bytes_to_device; /**< pages moved for misses */
-    uint64_t pages_voided;    /**< in a slot that was another block's, or written since */
+    uint64_t pages_voided;    /**< brought again, because they were written since */
     uint64_t tokens_brought;  /**< into the window and the sink, summed over KV heads */
     uint64_t bad_rows;
     uint64_t bad_slots;

@@ -393,7 +393,7 @@ typedef enum kvf_digest_kind { KVF_DIGEST_LIST(KVF_ENUMERATOR) } kvf_digest_kind
 typedef enum kvf_group_reduce { KVF_GROUP_LIST(KVF_ENUMERATOR) } kvf_group_reduce;
 
 #define KVF_REFRESH_LIST(X)                                                                        \
-    X(KVF_REFRESH_RESIDENT, 0, "resident", "keys that are on the device")                          \
+    X(KVF_REFRESH_RESIDENT, 0, "resident", "keys of recent choices")                               \
     X(KVF_REFRESH_EXACT, 1, "exact", "all keys, as published")
 
 typedef enum kvf_refresh { KVF_REFRESH_LIST(KVF_ENUMERATOR) } kvf_refresh;
@@ -468,7 +468,8 @@ typedef struct kvf_cache_config {
     uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
                                   default 512 */
     float budget_share;        /**< budget: at least this share of a sequence's tokens, 0 to 1,
-                                  to the nearest one; default 0. Slots are for tokens_max. The
+                                  to the nearest one; default 0. Slots are for
+                                  tokens_max at least. The
                                   static set stays a share of budget_tokens. STATIC, and a
                                   static_ratio of auto, refuse it */
     uint32_t sink_tokens;      /**< first tokens, always attended; default 4 */
@@ -483,7 +484,10 @@ typedef struct kvf_cache_config {
     uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< default AUTO */
-    uint32_t slots;          /**< pages per KV head on the device; 0 = twice the selected pages */
+    /** Most bytes of the cache on the device: windows, digests and tables first, the rest slots for
+     * pages, which all sequences and layers share; 0 = as little as a step needs; default
+     * KVF_DEVICE_BYTES_AUTO: what is free there less an eighth, on the host device half of it. */
+    uint64_t device_bytes;
     kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
     void *select_user;
     uint32_t verify_interval; /**< every N-th step also attends densely and compares; default 0 =
@@ -537,6 +541,9 @@ static inline void kvf_cache_config_init(kvf_cache_config *config)
     X(KVF_PRESET_DEFAULT, 0, "default", "what init sets")                                          \
     X(KVF_PRESET_PRKV, 1, "prkv", "as PRKV publishes it: boxes, pages of 32, a static quarter")
 
+/** Of kvf_cache_config.device_bytes. */
+#define KVF_DEVICE_BYTES_AUTO (UINT64_C(1) << 63)
+
 /** Sets of values for the policy of a cache. */
 typedef enum kvf_preset { KVF_PRESET_LIST(KVF_ENUMERATOR) } kvf_preset;
 
@@ -554,13 +561,16 @@ typedef struct kvf_cache_plan {
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */
     uint32_t dynamic_pages;      /**< per KV head and step, while the window is shortest */
-    uint32_t slots;              /**< per KV head */
+    uint32_t slots;              /**< pages of a KV head that have room on the device, of all
+                                      sequences and layers */
     kvf_transfer transfer;       /**< the method in force */
     uint64_t host_table_bytes;   /**< positions, block lists, arguments in flight, counters */
     uint32_t block_size;         /**< tokens that are allocated, sealed and written back together */
     uint32_t disk_bundle_bytes;  /**< read and written together; 0 = there is no disk tier */
     uint64_t disk_bytes;         /**< the file of the disk tier */
     kvf_digest_kind digest;      /**< the one in force */
+    uint64_t resident_tokens;    /**< sealed tokens, over all sequences, that may stay there: slots
+                                      times page_size, divided by layers */
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */
@@ -591,8 +601,8 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequenc
 
 /**
  * Make a second sequence that continues from the same tokens. Sealed pages and their codes
- * are shared. The local window, the static set, the slots, the tables and boxes are copied on
- * @p stream.
+ * are shared, and so is what the device has of them. The local window, the static set, the tables
+ * and boxes are copied on @p stream.
  * @return KVF_OK; KVF_FULL when sequences_max are alive
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,
@@ -680,14 +690,13 @@ typedef struct kvf_decode_args {
  * One decode step of one layer for a batch: append, score, select, fetch, attend.
  *
  * With several tokens of a sequence (drafts to verify, a short turn) every token attends to its own
- * selection, and to itself and what comes before it. Outputs, selection, statistics and whatever
- * later calls find are those of as many calls with one token of each, bit for bit; what differs is
- * time. Tokens that seal no block, renew no static set and are not verified are appended, scored
- * and chosen for at once. Where pages move to the device, the tokens of a sequence take turns with
- * its slots, so a page that several of them chose is moved once. Tokens of a cache with a disk
- * tier, and those of layers with streaming heads, go one by one in all. kvf_sequence_truncate takes
- * tokens back. Recorded steps and page lists have one token of a sequence, and so has a cache with
- * a disk tier and streaming heads: KVF_UNSUPPORTED.
+ * selection, and to itself and what comes before it. Outputs, selection and statistics are those of
+ * as many calls with one token of each, bit for bit; what differs is time, and which pages were
+ * hits. Tokens that seal no block, renew no static set and are not verified are appended, scored
+ * and chosen for at once, and a page that several of them chose is moved once. Tokens of a cache
+ * with a disk tier, and those of layers with streaming heads, go one by one in all.
+ * kvf_sequence_truncate takes tokens back. Recorded steps and page lists have one token of a
+ * sequence, and so has a cache with a disk tier and streaming heads: KVF_UNSUPPORTED.
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.
@@ -819,10 +828,11 @@ typedef struct kvf_stats {
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
     uint64_t tokens_held;     /**< of those there were, likewise: what full attention attends to */
     uint64_t pages_selected;  /**< summed over KV heads */
-    /** In a slot, or in that of a fork in the same step. With transfer DIRECT, where nothing moves
-     * and nothing is lent: what would be in slots of the sequence itself. */
+    /** In a slot, or brought there for another row of the call. With transfer DIRECT, where nothing
+     * moves: what would be. On a GPU rows of a call look for slots at the same time, so which pages
+     * later calls find may vary; hits and misses add up to pages_selected. */
     uint64_t hits;
-    uint64_t misses;          /**< moved, once for all forks in a step; with DIRECT: would be */
+    uint64_t misses;          /**< moved, once for all rows of a call; with DIRECT: would be */
     uint64_t bytes_to_device; /**< pages moved for misses */
     uint64_t bytes_to_host;   /**< sealed pages written back */
     uint64_t bytes_refresh;   /**< host pages read by exact refreshes, as large as in dtype */
@@ -854,7 +864,8 @@ KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
  *
  * Pages in host memory count as held, whether selected or not. An entry counts for the device while
  * it is in the sink, the local window, the ring of a streaming head, or, from the first decode step
- * on, in the static set or a slot (both count as full). Every other entry is in host pages only.
+ * on, in the static set or the sequence's share of the slots (both count as full). Every other
+ * entry is in host pages only.
  *
  * A fork counts as its own sequence from the fork on. What a restart computes again, and the patch
  * of chunked eviction, count as held but are no step of full attention.

@@ -19,7 +19,7 @@
  *     kvf_sequence_restore(cache, &ra, stream, &sequence);
  *
  * A file holds the pages of all layers, positions, local windows, static sets, kept queries, rings
- * of streaming heads, and which pages have slots. It holds no digests: they are built again from
+ * of streaming heads, and recent choices. It holds no digests: they are built again from
  * the pages, so the file is smaller and does not depend on them.
  *
  * After a crash or power loss at any moment there is the file that was there before, or the new

@@ -12,12 +12,11 @@
 
 #define THREADS 128u
 
-template <bool LENDS>
 static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args a)
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    kvf_assemble_list<LENDS>(a, blockIdx.x, kvf_shared());
+    kvf_assemble_list(a, blockIdx.x, kvf_shared());
 }
 
 extern "C" int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)
@@ -28,8 +27,5 @@ extern "C" int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     const dim3 grid(lists), block(THREADS);
     const size_t scratch = KVF_BLOCK_SCRATCH * sizeof(uint32_t);
-    return a->lender ? kvf_cuda_launch_early<assemble_kernel<true>>(grid, block, scratch,
-                                                                    (cudaStream_t)stream, *a)
-                     : kvf_cuda_launch_early<assemble_kernel<false>>(grid, block, scratch,
-                                                                     (cudaStream_t)stream, *a);
+    return kvf_cuda_launch_early<assemble_kernel>(grid, block, scratch, (cudaStream_t)stream, *a);
 }

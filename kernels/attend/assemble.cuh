@@ -13,41 +13,7 @@
 
 #include "cuda/paging.cuh"
 
-/* Where chosen page `at` is, or will be. LENDS: there may be a lender. */
-template <bool LENDS>
-static __device__ __forceinline__ const void *
-kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row *row, uint32_t l, size_t at)
-{
-    const kvf_paging *p = &a->paging;
-    if (!LENDS || a->lender[at] < 0)
-        return kvf_row_slot(p, row, l, a->slot_of_id[at]);
-    const kvf_row *lender = &a->row[a->lender[at]];
-    return kvf_row_slot(p, lender, l, kvf_row_slot_of(p, lender, l, a->ids[at]));
-}
-
-/* The span of chosen page i of a list; adds a miss to *sums. */
-template <bool LENDS>
-static __device__ __forceinline__ kvf_span kvf_assemble_chosen(const kvf_assemble_args *a,
-                                                               const kvf_row *row, uint32_t list,
-                                                               uint32_t i, uint64_t *sums)
-{
-    const kvf_paging *p = &a->paging;
-    const uint32_t l = list % p->lists, head = kvf_list_head(p, l);
-    const size_t at = (size_t)list * a->ids_max + i;
-    const uint32_t page = (uint32_t)a->ids[at], missed = a->missed[at];
-    kvf_span span;
-    const void *home = kvf_row_home(p, row, page, head);
-    span.home = row->slots && missed ? home : NULL;
-    span.page = row->slots ? kvf_assemble_slot<LENDS>(a, row, l, at) : home;
-    span.skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0);
-    span.count = p->shape.page_size;
-    span.packed = p->shape.pages != KVF_PAGES_BF16;
-    *sums += LENDS ? missed == 1 : missed;
-    return span;
-}
-
 /* `scratch`: KVF_BLOCK_SCRATCH words of shared memory. */
-template <bool LENDS>
 static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args &a, uint32_t list,
                                                          void *scratch)
 {
@@ -79,7 +45,11 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
             span.page = kvf_row_page(p, row, page, head);
             span.count = kvf_row_tokens(p, row, page);
         } else {
-            span = kvf_assemble_chosen<LENDS>(&a, row, list, i - fixed, &sums);
+            const size_t at = (size_t)list * a.ids_max + i - fixed;
+            sums += kvf_assemble_chosen(&a, row, list % p->lists, at, &span);
+            if (row->chosen_at)
+                atomicMax(&row->chosen_at[(size_t)head * p->pages_max + (uint32_t)a.ids[at]],
+                          row->step + 1);
         }
         spans[i] = span;
         sums += (uint64_t)__popcll(kvf_live_bits(span.count, span.skip)) << 32;

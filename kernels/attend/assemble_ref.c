@@ -21,38 +21,23 @@ static uint32_t add_span(kvf_span *spans, uint32_t n, kvf_span span, list_sums *
     return n + 1;
 }
 
-/* Where a chosen page is, or will be. */
-static const void *chosen_slot(const kvf_assemble_args *a, const kvf_row *row, uint32_t list,
-                               size_t at)
-{
-    const kvf_paging *p = &a->paging;
-    if (!a->lender || a->lender[at] < 0)
-        return kvf_row_slot(p, row, list, a->slot_of_id[at]);
-    const kvf_row *lender = &a->row[a->lender[at]];
-    return kvf_row_slot(p, lender, list, kvf_row_slot_of(p, lender, list, a->ids[at]));
-}
-
-static kvf_span chosen_span(const kvf_assemble_args *a, const kvf_row *row, uint32_t task,
-                            uint32_t i)
-{
-    const kvf_paging *p = &a->paging;
-    const uint32_t list = task % p->lists, head = kvf_list_head(p, list);
-    const size_t at = (size_t)task * a->ids_max + i;
-    const uint32_t page = (uint32_t)a->ids[at];
-    const void *home = kvf_row_home(p, row, page, head);
-    return (kvf_span){.page = row->slots ? chosen_slot(a, row, list, at) : home,
-                      .home = row->slots && a->missed[at] ? home : NULL,
-                      .skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0),
-                      .count = p->shape.page_size,
-                      .packed = p->shape.pages != KVF_PAGES_BF16};
-}
-
 static void count(kvf_layer_counters *c, uint64_t pages, const list_sums *sums)
 {
     __atomic_fetch_add(&c->tokens_attended, sums->tokens, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->pages_selected, pages, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->hits, pages - sums->misses, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->misses, sums->misses, __ATOMIC_RELAXED);
+}
+
+/* Lists of a head, and tokens of a sequence, may choose the same page. */
+static void note_choice(const kvf_paging *p, const kvf_row *row, uint32_t head, uint32_t page)
+{
+    uint32_t *at = &row->chosen_at[(size_t)head * p->pages_max + page];
+    uint32_t before = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (before < row->step + 1 &&
+           !__atomic_compare_exchange_n(at, &before, row->step + 1, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED))
+        ;
 }
 
 static void assemble_list(const kvf_assemble_args *a, uint32_t list)
@@ -81,8 +66,12 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
             &sums);
     KVF_ASSERT(n + ids <= a->spans_max);
     for (uint32_t i = 0; i < ids; i++) {
-        sums.misses += a->missed[(size_t)list * a->ids_max + i] == 1;
-        n = add_span(spans, n, chosen_span(a, row, list, i), &sums);
+        const size_t at = (size_t)list * a->ids_max + i;
+        kvf_span span;
+        sums.misses += kvf_assemble_chosen(a, row, list % p->lists, at, &span);
+        n = add_span(spans, n, span, &sums);
+        if (row->chosen_at)
+            note_choice(p, row, head, (uint32_t)a->ids[at]);
     }
     a->span_count[list] = n;
     count(a->counters, ids, &sums);

@@ -7,25 +7,34 @@
  * See kernels.h for what holds for every kernel.
  */
 
-#include "paging.h"
+#include "slots.h"
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
- * id. A chosen page lies in its slot, or in that of its lender, and has its home beside it if it is
- * not there yet; without slots it lies where it lives. An idle list has no spans. A task is
+ * id. A chosen page lies in its slot; without slots it lies where it lives. What of it a span says
+ * if it was missed depends on how missed pages come. An idle list has no spans. A task is
  * KVF_ASSEMBLE_LISTS lists. */
 #define KVF_ASSEMBLE_LISTS 8u
+
+#define KVF_MISSED_LATE 2u /* of missed: another list of the call brings the page */
+
+typedef enum kvf_arrival {
+    KVF_ARRIVES_BY_FETCH,  /* by a transfer: the span has a home until then */
+    KVF_ARRIVES_BY_ATTEND, /* by attend_step: likewise, and what another list brings is attended to
+                              where it lives, which is a transfer more and counts as a miss */
+    KVF_ARRIVES_FIRST      /* before attention begins */
+} kvf_arrival;
 
 typedef struct kvf_assemble_args {
     kvf_paging paging;
     uint32_t rows;
     uint32_t ids_max;
     uint32_t spans_max;
+    kvf_arrival arrival;
     const kvf_row *row;           /* [rows] */
     const int32_t *ids;           /* [rows * lists, ids_max] */
     const uint32_t *id_count;     /* [rows * lists] */
     const int32_t *slot_of_id;    /* [rows * lists, ids_max] */
-    const int32_t *lender;        /* [rows * lists, ids_max] a row, -1 = none; or NULL */
-    const uint32_t *missed;       /* [rows * lists, ids_max] not 0: not there yet; 1: moved */
+    const uint32_t *missed;       /* [rows * lists, ids_max] of resolve */
     const uint64_t *masks;        /* [rows * lists, ids_max] more to skip; may be NULL */
     kvf_span *spans;              /* [rows * lists, spans_max] out */
     uint32_t *span_count;         /* [rows * lists] out */
@@ -33,6 +42,24 @@ typedef struct kvf_assemble_args {
 } kvf_assemble_args;
 KVF_TASKS(assemble, kvf_assemble_args,
           kvf_div_ceil_u32(a->rows * a->paging.lists, KVF_ASSEMBLE_LISTS))
+
+/* Chosen page `at` of list `list` of a row as a span. Returns 1 if it is a miss. */
+KVF_INLINE uint32_t kvf_assemble_chosen(const kvf_assemble_args *a, const kvf_row *row,
+                                        uint32_t list, size_t at, kvf_span *span)
+{
+    const kvf_paging *p = &a->paging;
+    const uint32_t head = kvf_list_head(p, list), page = (uint32_t)a->ids[at];
+    const void *home = kvf_row_home(p, row, page, head);
+    const uint32_t missed = a->missed[at];
+    const uint32_t stays = missed == KVF_MISSED_LATE && a->arrival == KVF_ARRIVES_BY_ATTEND;
+    span->page =
+        row->slots && !stays ? kvf_row_slot(p, row, head, (uint32_t)a->slot_of_id[at]) : home;
+    span->home = row->slots && missed && !stays && a->arrival != KVF_ARRIVES_FIRST ? home : NULL;
+    span->skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0);
+    span->count = p->shape.page_size;
+    span->packed = p->shape.pages != KVF_PAGES_BF16;
+    return missed == 1 || (stays && row->slots);
+}
 
 /* ---- attend: sparse paged attention, split over spans ----
  * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query row g:

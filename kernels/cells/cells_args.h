@@ -10,10 +10,11 @@
  * what the caller calls a block. Cell c of a layer always lies at the same place of the pool, has
  * the same codes and scales, and counts of writes: writes[c][t] rises whenever token t is written.
  *
- * A *region* is room on the device for one row: slots, a ring for the window, a store for the sink.
- * What lies there has a tag: the cell that it came from, and how often its tokens had been written.
- * It counts iff the row's table names that cell there and the counts are what they were. So nobody
- * has to tell a region that its row, a block, or what a block holds has changed.
+ * A *region* is room on the device for one row: a ring for the window, a store for the sink. What
+ * lies there has a tag: the cell that it came from, and how often its tokens had been written. It
+ * counts iff the row's table names that cell there and the counts are what they were. So nobody has
+ * to tell a region that its row, a block, or what a block holds has changed. The same holds for
+ * copies of pages in the device cache, which belong to cells and not to rows.
  *
  * With coarse heads a stretch is whole within a block of the caller: of KVF_MEAN_TOKENS /
  * block_size cells, the first of which is a multiple of that. So its mean belongs to these cells,
@@ -83,11 +84,15 @@ typedef struct kvf_cells {
     /* of a region */
     char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the cells */
     char *stores; /* [regions, layers, kv_heads, store_pages, page bytes] */
-    char *slots;  /* [regions, layers, lists, slots, page bytes]; NULL = no bytes */
-    int32_t *slot_of_page;    /* [regions, layers, lists, pages_max] */
-    int32_t *page_of_slot;    /* [regions, layers, lists, slots] */
-    kvf_cell_tag *slot_tags;  /* the same shape */
     kvf_cell_tag *token_tags; /* [regions, layers, kv_heads, kvf_cell_tokens()] */
+
+    /* of all rows: the device cache of pages, see slots.h. Cell c of layer l is block l * cells + c
+     * of the pool. */
+    char *slots; /* NULL = no bytes */
+    int32_t *slot_of_page;
+    uint64_t *slot_words;
+    uint32_t *slot_tags;
+    uint32_t *clock; /* [1] number of the next call */
 
     /* of one call */
     kvf_row *row;                 /* [regions] */
@@ -97,8 +102,7 @@ typedef struct kvf_cells {
     uint64_t *bits;               /* [kv_heads, blocks_max] of the sink, the same for all rows */
     uint32_t *pages;              /* [regions * lists] that may be chosen */
     uint32_t *choose;             /* [regions * lists] of which so many are */
-    int32_t **list_slot_of_page;  /* [regions * lists] */
-    int32_t **list_page_of_slot;  /* [regions * lists] */
+    uint32_t *region;             /* [regions] that the row has */
     uint32_t *is_bad;             /* [regions] 0, or 1 + the first token without an answer */
     kvf_layer_counters *counters; /* [layers] added to, atomically */
 } kvf_cells;
@@ -155,9 +159,9 @@ KVF_INLINE uint32_t kvf_rows_expected(const kvf_rows_args *a, uint32_t row)
 }
 
 /* ---- renew: what regions have of rows becomes true ----
- * Slots whose page is not of the row's cell any more, or was written since, become free. Tokens of
- * the sink (of what is sealed) and, where there are rings, of the window, whose tag is not right,
- * are brought from their cell, in exact form. One task per (row, KV head). */
+ * Tokens of the sink (of what is sealed) and, where there are rings, of the window, whose tag is
+ * not right, are brought from their cell, in exact form. The call is counted. One task per (row, KV
+ * head). */
 typedef struct kvf_renew_args {
     const kvf_cells *cells;
     kvf_pages pages; /* of the cells */
@@ -210,17 +214,6 @@ typedef struct kvf_weave_args {
     float *lse;            /* as from_lse; may be NULL */
 } kvf_weave_args;
 KVF_TASKS(weave, kvf_weave_args, a->rows)
-
-/* ---- note: tags of the slots that misses got. One task per list. ---- */
-typedef struct kvf_note_args {
-    const kvf_cells *cells;
-    uint32_t layer;
-    uint32_t lists;
-    uint32_t ids_max;
-    const kvf_miss *misses;     /* [lists, ids_max] */
-    const uint32_t *miss_count; /* [lists] */
-} kvf_note_args;
-KVF_TASKS(note, kvf_note_args, a->lists)
 
 /* ---- spoil: NaN for rows that are bad. A task is a row; tokens of a chunk before the one that is
  * not finite keep their outputs. */
@@ -350,20 +343,11 @@ KVF_INLINE uint32_t kvf_cell_tag_is(const kvf_cell_tag *a, kvf_cell_tag b)
     return a->cell == b.cell && a->writes == b.writes;
 }
 
-/* Tag of page `page` of a row; `cell` are the row's. */
-KVF_INLINE kvf_cell_tag kvf_page_tag(const kvf_cells *c, uint32_t layer, const uint32_t *cell,
-                                     uint32_t page)
+/* Number of a region's (layer, KV head). */
+KVF_INLINE size_t kvf_region_head(const kvf_cells *c, uint32_t region, uint32_t layer,
+                                  uint32_t head)
 {
-    const kvf_paging *p = &c->paging;
-    return kvf_cell_tag_of(c, layer, cell[page / p->block_pages],
-                           page % p->block_pages * p->shape.page_size, p->shape.page_size);
-}
-
-/* Number of a region's (layer, list). */
-KVF_INLINE size_t kvf_region_list(const kvf_cells *c, uint32_t region, uint32_t layer,
-                                  uint32_t list)
-{
-    return ((size_t)region * c->layers + layer) * c->paging.lists + list;
+    return ((size_t)region * c->layers + layer) * c->paging.kv_heads + head;
 }
 
 /* Blocks, and tokens, that a tail has room for. */
@@ -389,7 +373,7 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
                                  uint32_t region, uint32_t length)
 {
     const kvf_paging *p = &c->paging;
-    const size_t list = kvf_region_list(c, region, layer, 0), n = list / p->lists;
+    const size_t n = (size_t)region * c->layers + layer;
     const size_t store = p->store_pages * kvf_page_bytes(&p->shape);
     const uint32_t sealed =
         length < c->local_tokens ? 0 : (length - c->local_tokens) / p->block_size;
@@ -404,8 +388,14 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     row.bits = c->bits;
     row.store = c->stores + n * p->kv_heads * store;
     row.store_count = c->store_count + (size_t)number * p->kv_heads;
-    row.slot_of_page = c->slot_of_page + list * p->pages_max;
-    row.slots = c->slots ? c->slots + list * p->slots * kvf_home_page_bytes(&p->shape) : NULL;
+    row.block_of = c->cell + (size_t)number * p->blocks_max;
+    row.block_first = layer * (uint32_t)kvf_cells_count(c);
+    row.slot_of_page = c->slot_of_page;
+    row.slot_words = c->slot_words;
+    row.slot_tags = c->slot_tags;
+    row.writes = c->writes;
+    row.slots = c->slots;
+    row.use = *c->clock;
     row.chosen_pages =
         c->all_pages || c->dynamic_pages == 0 ? c->dynamic_pages : rest / p->shape.page_size;
     row.length = length;
@@ -476,17 +466,14 @@ KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at
 }
 
 /* What its lists are asked for. */
-KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t number, uint32_t region,
+KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t number,
                               const kvf_row *row, uint32_t list)
 {
     const kvf_paging *p = &c->paging;
     const size_t at = (size_t)number * p->lists + list;
-    const size_t of = kvf_region_list(c, region, layer, list);
     const uint32_t attends = !kvf_row_is_idle(row, list);
     c->pages[at] = attends ? kvf_row_sealed_pages(p, row) : 0;
     c->choose[at] = attends ? kvf_row_choose(p, row) : 0;
-    c->list_slot_of_page[at] = c->slot_of_page + of * p->pages_max;
-    c->list_page_of_slot[at] = c->page_of_slot + of * p->slots;
     c->store_count[at] = attends ? kvf_min_u32(p->sink, row->sealed * p->block_size) : 0;
     if (p->stretches_max)
         kvf_rows_stretches(c, layer, at, row, list);

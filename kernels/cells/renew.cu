@@ -3,9 +3,8 @@
 /*
  * What regions have of rows becomes true, on the GPU; see renew_ref.c for the meaning.
  *
- * Knows nothing of policies. A block is 4 warps and a KV head of a row: a thread per slot, a warp
- * per token. Bound: counts of writes, 4 bytes per token that has a slot, and in decoding one token
- * across the link per head. Exact.
+ * Knows nothing of policies. A block is 4 warps and a KV head of a row: a warp per token. Bound: in
+ * decoding one token across the link per head. Exact.
  */
 
 #include "bring_token.cuh"
@@ -14,29 +13,6 @@
 #define THREADS 128u
 #define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
 #define WARPS   (THREADS / KVF_WARP_LANES)
-
-/* Slots of what the row does not have there any more; how many this thread freed. */
-static __device__ __forceinline__ uint32_t free_slots(const kvf_renew_args &a, uint32_t list,
-                                                      const kvf_row *row, const uint32_t *cell)
-{
-    const kvf_cells *c = a.cells;
-    const kvf_paging *p = &c->paging;
-    int32_t *slot_of_page = c->list_slot_of_page[list], *page_of_slot = c->list_page_of_slot[list];
-    const kvf_cell_tag *tags = c->slot_tags + (page_of_slot - c->page_of_slot);
-    uint32_t freed = 0;
-    for (uint32_t s = threadIdx.x; s < p->slots; s += blockDim.x) {
-        const int32_t page = page_of_slot[s];
-        if (page < 0)
-            continue;
-        if ((uint32_t)page < kvf_row_sealed_pages(p, row) &&
-            kvf_cell_tag_is(&tags[s], kvf_page_tag(c, a.layer, cell, (uint32_t)page)))
-            continue;
-        slot_of_page[page] = -1;
-        page_of_slot[s] = -1;
-        freed++;
-    }
-    return freed;
-}
 
 /* A warp brings token `token` of the row to `to`, unless it is there; 1 in its first lane if it was
  * not. */
@@ -70,25 +46,24 @@ static __global__ void __launch_bounds__(THREADS, is_packed ? 4 : 8)
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
     const kvf_row *row = &c->row[number];
     const uint32_t *cell = c->cell + (size_t)number * p->blocks_max;
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        ++*c->clock;
     if (row->length == 0 || kvf_row_is_idle(row, head))
         return;
-    const size_t list = (size_t)(c->list_page_of_slot[blockIdx.x] - c->page_of_slot) / p->slots;
-    kvf_cell_tag *tags = c->token_tags + list * kvf_cell_tokens(p);
-    uint64_t sums = 0; /* brought << 32 | freed */
+    kvf_cell_tag *tags =
+        c->token_tags + kvf_region_head(c, c->region[number], a.layer, head) * kvf_cell_tokens(p);
+    uint64_t brought = 0;
     for (uint32_t t = warp; t < row->store_count[head]; t += WARPS)
-        sums +=
+        brought +=
             bring<is_packed>(a, cell, head, t, &tags[t], kvf_store_token(p, row->store, head, t));
     for (uint32_t t = row->sealed * p->block_size + warp; row->ring && t < row->length; t += WARPS)
-        sums += bring<is_packed>(a, cell, head, t,
-                                 &tags[p->sink + t % (p->ring_blocks * p->block_size)],
-                                 kvf_row_run(p, row, t / p->block_size, head) +
-                                     t % p->block_size * kvf_token_bytes(&p->shape));
-    sums = sums << 32 | free_slots(a, blockIdx.x, row, cell);
-    sums = kvf_block_sum(sums, kvf_shared());
-    if (threadIdx.x != 0)
-        return;
-    kvf_counter_add(&c->counters[a.layer].tokens_brought, sums >> 32);
-    kvf_counter_add(&c->counters[a.layer].pages_voided, (uint32_t)sums);
+        brought += bring<is_packed>(a, cell, head, t,
+                                    &tags[p->sink + t % (p->ring_blocks * p->block_size)],
+                                    kvf_row_run(p, row, t / p->block_size, head) +
+                                        t % p->block_size * kvf_token_bytes(&p->shape));
+    brought = kvf_block_sum(brought, kvf_shared());
+    if (threadIdx.x == 0)
+        kvf_counter_add(&c->counters[a.layer].tokens_brought, brought);
 }
 
 extern "C" int kvf_renew_cuda(const void *args, uint32_t tasks, void *stream)

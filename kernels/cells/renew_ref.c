@@ -3,35 +3,11 @@
 /*
  * What regions have of rows becomes true, the specification and the only host form.
  *
- * Knows nothing of policies. Before and after: slot_of_page and page_of_slot are inverse to each
- * other.
+ * Knows nothing of policies, and nothing of slots.
  */
 
 #include "bring_token.h"
 #include "variants.h"
-
-/* Slots of what the row does not have there any more become free; returns how many. */
-static uint32_t free_slots(const kvf_renew_args *a, uint32_t task, const kvf_row *row,
-                           const uint32_t *cell)
-{
-    const kvf_cells *c = a->cells;
-    const kvf_paging *p = &c->paging;
-    int32_t *slot_of_page = c->list_slot_of_page[task], *page_of_slot = c->list_page_of_slot[task];
-    const kvf_cell_tag *tags = c->slot_tags + (page_of_slot - c->page_of_slot);
-    uint32_t freed = 0;
-    for (uint32_t s = 0; s < p->slots; s++) {
-        const int32_t page = page_of_slot[s];
-        if (page < 0)
-            continue;
-        if ((uint32_t)page < kvf_row_sealed_pages(p, row) &&
-            kvf_cell_tag_is(&tags[s], kvf_page_tag(c, a->layer, cell, (uint32_t)page)))
-            continue;
-        slot_of_page[page] = -1;
-        page_of_slot[s] = -1;
-        freed++;
-    }
-    return freed;
-}
 
 /* Token `token` of the row, to `to` unless it is there; returns 1 if it was not. */
 static uint32_t bring(const kvf_renew_args *a, const uint32_t *cell, uint32_t head, uint32_t token,
@@ -57,10 +33,12 @@ void kvf_renew_ref(const void *args, uint32_t task)
     const kvf_row *row = &c->row[number];
     const uint32_t *cell = c->cell + (size_t)number * p->blocks_max;
     const size_t token_bytes = kvf_token_bytes(&p->shape);
+    if (task == 0)
+        ++*c->clock;
     if (row->length == 0 || kvf_row_is_idle(row, head))
         return;
-    const size_t list = (size_t)(c->list_page_of_slot[task] - c->page_of_slot) / p->slots;
-    kvf_cell_tag *tags = c->token_tags + list * kvf_cell_tokens(p);
+    kvf_cell_tag *tags =
+        c->token_tags + kvf_region_head(c, c->region[number], a->layer, head) * kvf_cell_tokens(p);
     uint32_t brought = 0;
     for (uint32_t t = 0; t < row->store_count[head]; t++)
         brought += bring(a, cell, head, t, &tags[t], kvf_store_token(p, row->store, head, t));
@@ -69,6 +47,4 @@ void kvf_renew_ref(const void *args, uint32_t task)
             bring(a, cell, head, t, &tags[p->sink + t % (p->ring_blocks * p->block_size)],
                   kvf_row_run(p, row, t / p->block_size, head) + t % p->block_size * token_bytes);
     __atomic_fetch_add(&c->counters[a->layer].tokens_brought, brought, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&c->counters[a->layer].pages_voided, free_slots(a, task, row, cell),
-                       __ATOMIC_RELAXED);
 }

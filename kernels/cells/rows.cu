@@ -73,10 +73,11 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
             row.blocks[b] = kvf_cell_home(c, a.layer, 0);
     }
     for (uint32_t l = threadIdx.x; l < p->lists; l += blockDim.x)
-        kvf_rows_list(c, a.layer, number, row.length ? region : number, &row, l);
+        kvf_rows_list(c, a.layer, number, &row, l);
     if (threadIdx.x != 0)
         return;
     c->row[number] = row;
+    c->region[number] = region;
     c->is_bad[number] = bad + 1; /* UINT32_MAX is none */
     if (bad != UINT32_MAX)
         kvf_counter_add(&c->counters[a.layer].bad_rows, 1);

@@ -56,7 +56,8 @@ void kvf_rows_ref(const void *args, uint32_t task)
     if (bad != UINT32_MAX)
         __atomic_fetch_add(&c->counters[a->layer].bad_rows, 1, __ATOMIC_RELAXED);
     for (uint32_t l = 0; l < p->lists; l++)
-        kvf_rows_list(c, a->layer, task, row.length ? region : task, &row, l);
+        kvf_rows_list(c, a->layer, task, &row, l);
     c->row[task] = row;
+    c->region[task] = region;
     c->is_bad[task] = bad + 1; /* UINT32_MAX is none */
 }

@@ -38,8 +38,7 @@ void kvf_trail_ref(const void *args, uint32_t task)
     const kvf_row *row = &c->row[number];
     const uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
     const uint32_t count = one ? kvf_ring_spans(&c->ring, row->length) : 0;
-    const size_t list = (size_t)(c->list_page_of_slot[task] - c->page_of_slot) / p->slots;
-    const size_t tail = list / p->lists / c->layers * c->streaming_heads + (one ? one - 1 : 0);
+    const size_t tail = (size_t)c->region[number] * c->streaming_heads + (one ? one - 1 : 0);
     /* Without tails only to count from: spans get other pages below. */
     char *blocks = c->tails ? c->tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
                             : kvf_cell_home(c, a->layer, 0);

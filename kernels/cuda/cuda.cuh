@@ -274,6 +274,13 @@ static __device__ __forceinline__ uint64_t kvf_load_relaxed(const uint64_t *word
     return v;
 }
 
+static __device__ __forceinline__ uint32_t kvf_load_relaxed(const uint32_t *word)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
+    return v;
+}
+
 /* Words that host threads and other streams see. */
 static __device__ __forceinline__ uint32_t kvf_load_acquire_system(const uint32_t *word)
 {

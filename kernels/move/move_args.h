@@ -29,9 +29,9 @@ KVF_TASKS(append, kvf_append_args, a->rows)
 
 /* ---- seal: blocks sealed_before .. sealed-1 of each row: clear static bits, move sink tokens to
  * the front of the store, write digest jobs: job j of KV head h of the row's i-th block is
- * ((job_first + i) * block_jobs + j) * kv_heads + h, of block_size / block_jobs tokens. Where
- * there are codes, block_of gets new_block_of. Folds chunk_fault (relative to chunk_first) into the
- * row's fault word. One task per (row, KV head). */
+ * ((job_first + i) * block_jobs + j) * kv_heads + h, of block_size / block_jobs tokens. block_of
+ * gets new_block_of, and nobody has chosen their pages. Folds chunk_fault (relative to chunk_first)
+ * into the row's fault word. One task per (row, KV head). */
 typedef struct kvf_seal_args {
     kvf_paging paging;
     uint32_t rows;

@@ -44,6 +44,9 @@ static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)
         *a.chunk_fault != UINT32_MAX)
         kvf_row_fault(row, a.chunk_first + *a.chunk_fault);
     move_sink(p, row, head, first, end);
+    for (uint32_t i = first * p->block_pages + threadIdx.x;
+         row->chosen_at && i < end * p->block_pages; i += blockDim.x)
+        row->chosen_at[(size_t)head * p->pages_max + i] = 0;
     for (uint32_t i = threadIdx.x; i < (end - first) * p->block_jobs; i += blockDim.x) {
         const uint32_t block = first + i / p->block_jobs, j = i % p->block_jobs;
         const uint64_t sink = kvf_sink_bits(p, block);

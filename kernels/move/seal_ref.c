@@ -52,6 +52,9 @@ void kvf_seal_ref(const void *args, uint32_t task)
         kvf_row_bits(p, row, head)[block] = sink;
         if (head == 0 && row->new_block_of)
             row->block_of[block] = kvf_row_sealing(row, block);
+        if (row->chosen_at)
+            memset(row->chosen_at + (size_t)head * p->pages_max + block * p->block_pages, 0,
+                   p->block_pages * sizeof *row->chosen_at);
         if (sink)
             move_sink(p, row, block, head);
         put_jobs(a, row, block, head, sink);

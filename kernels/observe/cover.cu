@@ -65,8 +65,7 @@ static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
     const bool resident = a.resident != 0;
     const uint32_t head = blockIdx.y, page_size = p->shape.page_size;
     const uint32_t sealed = resident ? kvf_row_sealed_pages(p, row) : row->sealed;
-    const uint32_t list = head * (p->lists / p->kv_heads), first = blockIdx.x * PAGES;
-    const int32_t *slots = row->slot_of_page + (size_t)list * p->pages_max;
+    const uint32_t first = blockIdx.x * PAGES;
     covering c;
     c.spans = a.spans + (size_t)head * a.spans_max;
     c.index = a.span_index + (size_t)head * a.spans_max;
@@ -81,21 +80,20 @@ static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
             put(&c, i, kvf_store_page(p, row->store, head, i), 0,
                 kvf_min_u32(page_size, stored - i * page_size), 0);
         for (uint32_t i = threadIdx.x; i < first; i += blockDim.x)
-            before += slots[i] >= 0;
+            before += kvf_row_is_recent(p, row, head, i);
         n = stores + (uint32_t)kvf_block_sum(before, kvf_shared());
     }
     const uint32_t end = kvf_min_u32(first + PAGES, sealed);
     for (uint32_t base = first; base < end; base += blockDim.x) {
         const uint32_t i = base + threadIdx.x;
-        const bool is_there = i < end && (!resident || slots[i] >= 0);
+        const bool is_there = i < end && (!resident || kvf_row_is_recent(p, row, head, i));
         uint32_t more;
         const uint32_t at = n + kvf_block_scan(is_there, &more, kvf_shared());
         if (is_there && !resident)
             put(&c, at, kvf_row_run(p, row, i, head), 0, p->block_size, i * p->block_size);
         else if (is_there)
-            put(&c, at,
-                row->slots ? kvf_row_slot(p, row, list, slots[i]) : kvf_row_page(p, row, i, head),
-                kvf_row_skip(p, row, head, i), page_size, i * page_size);
+            put(&c, at, kvf_row_nearest(p, row, head, i), kvf_row_skip(p, row, head, i), page_size,
+                i * page_size);
         n += more;
     }
     if (sealed - first < PAGES)

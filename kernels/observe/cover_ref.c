@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The tokens of one row as spans: all of them, or those on the device; and which of them may join
- * the static set.
+ * The tokens of one row as spans: all of them, or those of recent choices; and which of them may
+ * join the static set.
  *
  * Knows nothing of scores. Of the spans, store pages come first, then sealed pages ascending, then
  * the window, so the candidates are one range that begins after the sink. Store entries are older
@@ -35,16 +35,12 @@ static void put_sealed(const kvf_cover_args *a, uint32_t head, covering *c)
 {
     const kvf_paging *p = &a->paging;
     const kvf_row *row = a->row;
-    const uint32_t list = head * (p->lists / p->kv_heads);
-    const int32_t *slot_of_page = row->slot_of_page + (size_t)list * p->pages_max;
     for (uint32_t i = 0; !a->resident && i < row->sealed; i++)
         put(c, kvf_row_run(p, row, i, head), 0, p->block_size, i * p->block_size);
     for (uint32_t i = 0; a->resident && i < kvf_row_sealed_pages(p, row); i++) {
-        if (slot_of_page[i] < 0)
-            continue;
-        const void *page = row->slots ? kvf_row_slot(p, row, list, slot_of_page[i])
-                                      : kvf_row_page(p, row, i, head);
-        put(c, page, kvf_row_skip(p, row, head, i), p->shape.page_size, i * p->shape.page_size);
+        if (kvf_row_is_recent(p, row, head, i))
+            put(c, kvf_row_nearest(p, row, head, i), kvf_row_skip(p, row, head, i),
+                p->shape.page_size, i * p->shape.page_size);
     }
 }
 

@@ -197,10 +197,9 @@ static __device__ void renew_bits(packing *k, shared_state *s)
 {
     const kvf_pack_args *a = k->a;
     const kvf_paging *p = &a->paging;
-    const uint32_t page_size = p->shape.page_size, list = k->head * (p->lists / p->kv_heads);
+    const uint32_t page_size = p->shape.page_size;
     const uint32_t n = k->old_count - k->sink, m = k->new_count - k->sink;
     const uint32_t *old_index = k->old_index + k->sink, *new_index = k->new_index + k->sink;
-    const int32_t *slots = a->row->slot_of_page + (size_t)list * p->pages_max;
     uint64_t *all = kvf_row_bits(p, a->row, k->head);
     kvf_digest_job *jobs = a->jobs + (size_t)k->head * a->jobs_max;
     for (uint32_t first = 0; first < n + m; first += THREADS) {
@@ -232,13 +231,14 @@ static __device__ void renew_bits(packing *k, shared_state *s)
                                                            << page % p->block_pages * page_size);
             is_changed = is_changed && a->jobs_max;
         }
-        const bool is_far = is_changed && a->resident && slots[page] < 0;
+        const bool is_far =
+            is_changed && a->resident && !kvf_row_is_recent(p, a->row, k->head, page);
         const uint32_t job = k->jobs + kvf_block_scan(is_changed && !is_far, &more, s->scratch);
         if (is_changed && !is_far) {
             KVF_ASSERT(job < a->jobs_max);
             kvf_job_set(&jobs[job],
-                        a->resident && a->row->slots ? kvf_row_slot(p, a->row, list, slots[page])
-                                                     : kvf_row_page(p, a->row, page, k->head),
+                        a->resident ? kvf_row_nearest(p, a->row, k->head, page)
+                                    : kvf_row_page(p, a->row, page, k->head),
                         kvf_row_digest(p, a->row, page, k->head), bits, page_size);
         }
         k->jobs += more;

@@ -107,21 +107,19 @@ static void renew_digest(packing *k, uint32_t page, uint64_t bits, uint32_t firs
 {
     const kvf_pack_args *a = k->a;
     const kvf_paging *p = &a->paging;
-    const uint32_t list = k->head * (p->lists / p->kv_heads);
-    const int32_t slot = a->row->slot_of_page[(size_t)list * p->pages_max + page];
-    if (a->resident && slot < 0) {
+    if (a->resident && !kvf_row_is_recent(p, a->row, k->head, page)) {
         for (uint32_t i = first; i < end; i++)
             if (!(bits >> k->old_index[i] % p->shape.page_size & 1))
                 widen(k, i, page);
         return;
     }
     KVF_ASSERT(k->jobs < a->jobs_max);
-    a->jobs[(size_t)k->head * a->jobs_max + k->jobs++] = (kvf_digest_job){
-        .page = a->resident && a->row->slots ? kvf_row_slot(p, a->row, list, slot)
+    a->jobs[(size_t)k->head * a->jobs_max + k->jobs++] =
+        (kvf_digest_job){.page = a->resident ? kvf_row_nearest(p, a->row, k->head, page)
                                              : kvf_row_page(p, a->row, page, k->head),
-        .digest = kvf_row_digest(p, a->row, page, k->head),
-        .skip = bits,
-        .count = p->shape.page_size};
+                         .digest = kvf_row_digest(p, a->row, page, k->head),
+                         .skip = bits,
+                         .count = p->shape.page_size};
     k->bytes += a->resident ? 0 : kvf_page_bytes(&p->shape) / 2;
 }
 

@@ -31,12 +31,12 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
     uint32_t n = (uint32_t)before;
     for (uint32_t l = first; l < list; l++)
         n += a.miss_count[l];
-    const uint32_t l = list % p->lists, head = kvf_list_head(p, l), count = a.miss_count[list];
+    const uint32_t head = kvf_list_head(p, list % p->lists), count = a.miss_count[list];
     const kvf_row *row = &a.row[list / p->lists];
     for (uint32_t i = lane; i < count; i += KVF_WARP_LANES) {
         const kvf_miss miss = a.misses[(size_t)list * a.ids_max + i];
         a.from[n + i] = kvf_row_home(p, row, (uint32_t)miss.page, head);
-        a.to[n + i] = kvf_row_slot(p, row, l, miss.slot);
+        a.to[n + i] = kvf_row_slot(p, row, head, (uint32_t)miss.slot);
     }
     if (list == lists - 1 && lane == 0)
         *a.count = n + count;

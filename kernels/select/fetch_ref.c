@@ -19,7 +19,7 @@ void kvf_fetch_ref(const void *args, uint32_t task)
         for (uint32_t i = 0; i < a->miss_count[l]; i++, n++) {
             const kvf_miss miss = a->misses[(size_t)l * a->ids_max + i];
             a->from[n] = kvf_row_home(p, row, (uint32_t)miss.page, kvf_list_head(p, list));
-            a->to[n] = kvf_row_slot(p, row, list, miss.slot);
+            a->to[n] = kvf_row_slot(p, row, kvf_list_head(p, list), (uint32_t)miss.slot);
         }
     }
     *a->count = n;

@@ -9,8 +9,8 @@
  *
  * Bound: latency, that of the three one behind the other: at 128K tokens in pages of 4 a list has
  * 32,768 scores, which 8 blocks read once from the second-level cache; the last one then looks at
- * eight times as many candidates as are taken. Then some 10 dependent round trips to that cache
- * and about 40 barriers.
+ * eight times as many candidates as are taken. Then some 12 dependent round trips to that cache
+ * and about 30 barriers.
  *
  * Exactness: that of its parts.
  */
@@ -33,9 +33,9 @@ static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
             return;
         __syncthreads();
     }
-    kvf_resolve_list<false>(kvf_select_resolve(&a), list, (kvf_resolve_state *)kvf_shared());
+    kvf_resolve_list(kvf_select_resolve(&a), list, kvf_shared());
     __syncthreads();
-    kvf_assemble_list<false>(kvf_select_assemble(&a), list, kvf_shared());
+    kvf_assemble_list(kvf_select_assemble(&a), list, kvf_shared());
 }
 
 extern "C" int kvf_select_cuda(const void *args, uint32_t tasks, void *stream)
@@ -45,10 +45,9 @@ extern "C" int kvf_select_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t longest = kvf_min_u32(a->stride, a->work_stride);
     const uint32_t parts = a->k ? kvf_topk_parts(&top, longest) : 1;
     const uint32_t threads = a->k ? kvf_topk_threads(&top, longest, parts) : THREADS;
-    const size_t bytes = kvf_resolve_bytes(a->paging.slots), least = sizeof(kvf_topk_state);
     if (tasks == 0)
         return cudaSuccess;
     return kvf_cuda_launch_early<select_list>(dim3(top.lists * parts), dim3(threads),
-                                              bytes > least ? bytes : least, (cudaStream_t)stream,
-                                              *a, parts);
+                                              sizeof(kvf_topk_state), (cudaStream_t)stream, *a,
+                                              parts);
 }

@@ -62,10 +62,26 @@ static kvf_status refuse_memory(kvf_cuda_device *device, cudaError_t error, size
         kvf_bytes_text(free_bytes, have);
     else
         (void)cudaGetLastError();
-    return kvf_fail(device->base.context, KVF_OUT_OF_DEVICE_MEMORY, (int)error,
-                    "the CUDA device %d has no %s of memory (%s free); lower sequences_max, "
-                    "tokens_max, slots or budget_tokens, or end what else runs there (nvidia-smi)",
-                    device->ordinal, kvf_bytes_text(bytes, need), have);
+    return kvf_fail(
+        device->base.context, KVF_OUT_OF_DEVICE_MEMORY, (int)error,
+        "the CUDA device %d has no %s of memory (%s free); lower sequences_max, "
+        "tokens_max, device_bytes or budget_tokens, or end what else runs there (nvidia-smi)",
+        device->ordinal, kvf_bytes_text(bytes, need), have);
+}
+
+uint64_t kvf_cuda_memory_left(kvf_device *base)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    size_t left = 0, total = 0;
+    int before;
+    if (kvf_cuda_enter(device, &before) != KVF_OK)
+        return 0;
+    if (cudaMemGetInfo(&left, &total) != cudaSuccess) {
+        (void)cudaGetLastError();
+        left = 0;
+    }
+    kvf_cuda_leave(device, before);
+    return left;
 }
 
 static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)

@@ -69,6 +69,8 @@ typedef struct kvf_device_ops {
     /* Zeroed, 64-byte aligned. */
     kvf_status (*memory_alloc)(kvf_device *device, size_t bytes, void **out);
     void (*memory_free)(kvf_device *device, void *pointer);
+    /* Bytes that could be had now, of the host device half; 0 = unknown. */
+    uint64_t (*memory_left)(kvf_device *device);
     /* Pin host memory and make it visible; *alias is what kernels and copies use. */
     kvf_status (*host_register)(kvf_device *device, void *host, size_t bytes, void **alias);
     void (*host_unregister)(kvf_device *device, void *host, size_t bytes);

@@ -54,6 +54,7 @@ static const kvf_device_ops cuda_ops = {
     .close = cuda_close,
     .properties = cuda_properties,
     .memory_alloc = kvf_cuda_memory_alloc,
+    .memory_left = kvf_cuda_memory_left,
     .memory_free = kvf_cuda_memory_free,
     .host_register = kvf_cuda_host_register,
     .host_unregister = kvf_cuda_host_unregister,

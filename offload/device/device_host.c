@@ -76,6 +76,14 @@ static uint64_t available_bytes(void)
     return headroom.cgroup < headroom.node_free ? headroom.cgroup : headroom.node_free;
 }
 
+/* The host's own pages are there, too. */
+static uint64_t host_memory_left(kvf_device *device)
+{
+    const uint64_t bytes = available_bytes();
+    (void)device;
+    return bytes == UINT64_MAX ? 0 : bytes / 2;
+}
+
 static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out)
 {
     kvf_context *context = device->context;
@@ -96,7 +104,7 @@ static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out
         char need[32], have[32];
         KVF_FAIL(context, KVF_OUT_OF_DEVICE_MEMORY,
                  "the host device has no %s of memory (%s available); lower sequences_max, "
-                 "tokens_max, slots or budget_tokens",
+                 "tokens_max, device_bytes or budget_tokens",
                  kvf_bytes_text(bytes, need), kvf_bytes_text(available_bytes(), have));
     }
     *out = block;
@@ -258,6 +266,7 @@ static const kvf_device_ops host_ops = {
     .close = host_close,
     .properties = host_properties,
     .memory_alloc = host_memory_alloc,
+    .memory_left = host_memory_left,
     .memory_free = host_memory_free,
     .host_register = host_register,
     .host_unregister = host_unregister,

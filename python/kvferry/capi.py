@@ -76,7 +76,7 @@ PruneReach = _enum("PruneReach", "KVF_PRUNE_REACH_", "LAYER PROPAGATE RESTART")
 SettingKind = _enum("SettingKind", "KVF_SETTING_", "WHOLE POWER SWITCH NAME REAL SHARE TEXT")
 
 CONSTANTS = {"KVF_VERSION_MAJOR": 0, "KVF_VERSION_MINOR": 1, "KVF_VERSION_PATCH": 0,
-             "KVF_STATIC_RATIO_AUTO": -1.0, "KVF_PRUNE_LAYER_AUTO": 2**32 - 1}
+             "KVF_STATIC_RATIO_AUTO": -1.0, "KVF_DEVICE_BYTES_AUTO": 2**63, "KVF_PRUNE_LAYER_AUTO": 2**32 - 1}
 
 
 # ---- structs: "type name name; type name[count]", in the order of C ----
@@ -126,16 +126,16 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
     enum dtype; f32 softmax_scale; enum pages; u32 sequences_max tokens_max; u64 host_tokens_max;
     u32 prefill_chunk_max tokens_per_step_max page_size budget_tokens; f32 budget_share;
     u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
-    enum group_reduce transfer; u32 slots; ptr select_fn select_user; u32 verify_interval
+    enum group_reduce transfer; u64 device_bytes; ptr select_fn select_user; u32 verify_interval
     phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
     observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes""")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
-    u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest""")
+    u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest; u64 resident_tokens""")
 BlocksConfig = _struct("kvf_blocks_config",
                        "size size; u32 block_count block_tokens reserved[6]; kvf_cache_config cache")
 BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes
-    device_row_bytes device_bytes; u32 slots; enum transfer""")
+    device_row_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens""")
 PutArgs = _struct("kvf_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
 BlockRows = _struct("kvf_block_rows", "u32 rows table_stride; ptr table lengths regions")
 BlocksDecodeArgs = _struct("kvf_blocks_decode_args", "u32 layer; ptr rows q out lse")

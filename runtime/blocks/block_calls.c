@@ -66,25 +66,21 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                         kvf_stream *stream)
 {
     const kvf_cells *c = &blocks->cells;
-    kvf_step step = {
-        .cache = blocks->cache,
-        .stream = stream,
-        .part = part_of(blocks),
-        .layer = layer,
-        .index = layer,
-        .rows = rows,
-        .row = c->row,
-        .q = q,
-        .stride = c->paging.pages_max,
-        .is_recorded = blocks->cache->runtime->properties.can_capture,
-        .bits = blocks->constants.list_bits,
-        .pages = c->pages,
-        .cell = c->cell,
-        .codes = codes_of(blocks, layer),
-        .choose_pages = c->pages,
-        .list_scores = part_of(blocks)->policy->scores_pages ? blocks->constants.list_scores : NULL,
-        .slot_of_page = c->list_slot_of_page,
-        .page_of_slot = c->list_page_of_slot};
+    kvf_step step = {.cache = blocks->cache,
+                     .stream = stream,
+                     .part = part_of(blocks),
+                     .layer = layer,
+                     .index = layer,
+                     .rows = rows,
+                     .row = c->row,
+                     .q = q,
+                     .stride = c->paging.pages_max,
+                     .is_recorded = blocks->cache->runtime->properties.can_capture,
+                     .bits = blocks->constants.list_bits,
+                     .pages = c->pages,
+                     .cell = c->cell,
+                     .codes = codes_of(blocks, layer),
+                     .choose_pages = c->pages};
     if (c->paging.stretches_max == 0)
         return step;
     step.mean_count = c->mean_count;
@@ -127,18 +123,6 @@ static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
     return p->stretches_max && kvf_has_coarse_heads(step->cache, step->layer)
                ? KVF_LAUNCH(step, average, args)
                : KVF_OK;
-}
-
-static kvf_status note_misses(const kvf_blocks *blocks, const kvf_step *step)
-{
-    const kvf_choice *now = &step->part->tables.now;
-    const kvf_note_args note = {.cells = blocks->constants.cells,
-                                .layer = step->layer,
-                                .lists = step->rows * blocks->cells.paging.lists,
-                                .ids_max = now->ids_max,
-                                .misses = now->misses,
-                                .miss_count = now->miss_count};
-    return KVF_LAUNCH(step, note, note);
 }
 
 static kvf_spoil_args spoil_of(const kvf_blocks *blocks, uint32_t rows, void *out, float *lse)
@@ -265,7 +249,6 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
         KVF_TRY(kvf_select_score(&step));
     KVF_TRY(kvf_select_choose(&step));
     KVF_TRY(kvf_step_place(&step));
-    KVF_TRY(note_misses(blocks, &step));
     KVF_TRY(kvf_step_attend(&step, args->out, args->lse));
     if (streaming_of(blocks, args->layer))
         KVF_TRY(attend_tails(blocks, &step, args->out, args->lse));

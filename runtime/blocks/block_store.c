@@ -141,7 +141,6 @@ static kvf_status set_dims(kvf_blocks *blocks)
                  "block_tokens = %u: must be a multiple of %u%s", blocks->config.block_tokens,
                  p->block_size, p->block_size > KVF_CODE_TOKENS ? ", the page_size" : "");
     d->by_block = 1;
-    d->lends = 0;
     d->arena_blocks = 0;
     d->jobs_max = 0;
     p->digest_bytes = 0;
@@ -221,7 +220,6 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->cells, 1);
     KVF_CARVE(k, c->arenas, arenas);
     KVF_CARVE(k, c->list_bits, lists);
-    KVF_CARVE(k, c->list_scores, lists);
     KVF_CARVE(k, c->bits, cells->paging.kv_heads, cells->paging.blocks_max);
     KVF_CARVE(k, c->coarse, cells->paging.stretches_max ? cells->layers : 0,
               cells->paging.kv_heads);
@@ -276,15 +274,14 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->is_mean, c->layers, c->stretches);
     const uint64_t blocks_bytes = k->bytes;
     carve_constants(blocks, k, &blocks->constants);
-    KVF_CARVE(k, c->slot_tags, lists, c->layers, p->slots);
+    KVF_CARVE(k, c->clock, 1);
     KVF_CARVE(k, c->token_tags, lists, c->layers, kvf_cell_tokens(p));
     KVF_CARVE(k, c->row, c->regions);
     KVF_CARVE(k, c->blocks, c->regions, p->blocks_max);
     KVF_CARVE(k, c->cell, c->regions, p->blocks_max);
     KVF_CARVE(k, c->store_count, lists);
     KVF_CARVE(k, c->pages, lists);
-    KVF_CARVE(k, c->list_slot_of_page, lists);
-    KVF_CARVE(k, c->list_page_of_slot, lists);
+    KVF_CARVE(k, c->region, c->regions);
     KVF_CARVE(k, c->is_bad, c->regions);
     carve_stretches(c, k);
     carve_tails(blocks, k);
@@ -313,14 +310,19 @@ static kvf_status plan(kvf_blocks *blocks)
     blocks->bytes = k.bytes;
     const uint64_t device =
         inner->device_kv_bytes + inner->device_digest_bytes + inner->device_table_bytes;
+    const kvf_residency shape = kvf_part_residency(&cache->parts[0]);
+    kvf_carver tables = {0}, slots = {0};
+    kvf_residency_needs(&shape, &tables, &slots);
     blocks->plan = (kvf_blocks_plan){
         .code_bytes = (uint64_t)blocks->config.block_tokens * c->paging.kv_heads *
                       (c->paging.shape.head_dim / 4),
         .host_bytes = inner->host_kv_bytes + inner->host_staging_bytes + inner->host_table_bytes,
         .device_block_bytes = per_block / c->ids,
-        .device_row_bytes = (device + k.bytes - per_block) / c->regions,
+        .device_row_bytes =
+            (device + k.bytes - per_block - tables.bytes - slots.bytes) / c->regions,
         .device_bytes = device + k.bytes,
         .slots = inner->slots,
+        .resident_tokens = inner->resident_tokens,
         .transfer = inner->transfer};
     return KVF_OK;
 }
@@ -344,7 +346,11 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
     KVF_TRY(check_heads(blocks));
     KVF_TRY(set_dims(blocks));
     describe(blocks);
+    kvf_carver beside = {0};
+    (void)carve(blocks, &beside);
+    blocks->cache->device_beside = beside.bytes;
     KVF_TRY(kvf_calls_plan(blocks->cache, r));
+    blocks->cells.paging = blocks->cache->parts[0].dims.paging; /* with its slots */
     return plan(blocks);
 }
 
@@ -359,7 +365,8 @@ static void point_regions(kvf_blocks *blocks)
     c->stores = part->tables.stores;
     c->slots = part->residency.slot_memory;
     c->slot_of_page = part->residency.slot_of_page;
-    c->page_of_slot = part->residency.page_of_slot;
+    c->slot_words = part->residency.words;
+    c->slot_tags = part->residency.tags;
     c->choose = part->tables.choose;
     c->counters = kvf_counters_device(part, 0);
     c->arena_cells = part->pool.blocks_per_arena;
@@ -382,11 +389,8 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
         to->arenas[i] = part->pool.memory.arenas[i].device;
     for (uint32_t b = 0; b < part->dims.wide_blocks; b++)
         to->wide[b] = part->tables.wide + b * kvf_block_bytes(p);
-    for (uint32_t l = 0; l < lists; l++) {
+    for (uint32_t l = 0; l < lists; l++)
         to->list_bits[l] = blocks->constants.bits;
-        to->list_scores[l] =
-            part->tables.reduced ? part->tables.reduced + (size_t)l * p->pages_max : NULL;
-    }
     if (to->coarse)
         (void)number_coarse(blocks, to->coarse);
     if (to->streaming)
@@ -401,7 +405,6 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
 static kvf_status initialise(kvf_blocks *blocks, const kvf_host_memory *stage)
 {
     kvf_cache *cache = blocks->cache;
-    kvf_residency *slots = &cache->parts[0].residency;
     const kvf_device_ops *ops = cache->device->ops;
     kvf_block_constants constants;
     kvf_stream *stream = NULL;
@@ -409,9 +412,8 @@ static kvf_status initialise(kvf_blocks *blocks, const kvf_host_memory *stage)
     carve_constants(blocks, &k, &constants);
     fill_constants(blocks, &constants);
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &stream));
-    kvf_status status = kvf_residency_clear(slots, 0, slots->lists, stream);
-    if (status == KVF_OK)
-        status = ops->copy(stream, blocks->constants.cells, stage->arenas[0].device, k.bytes);
+    kvf_status status =
+        ops->copy(stream, blocks->constants.cells, stage->arenas[0].device, k.bytes);
     if (status == KVF_OK)
         status = ops->stream_wait(stream);
     ops->stream_destroy(stream);

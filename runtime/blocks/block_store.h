@@ -31,7 +31,6 @@ typedef struct kvf_block_constants {
     kvf_cells *cells;
     char **arenas;
     const uint64_t **list_bits; /* [sequences_max * kv_heads] */
-    const float **list_scores;  /* the same */
     uint64_t *bits;             /* [kv_heads, blocks_max] */
     uint32_t *coarse;           /* [layers, kv_heads], see kvf_cells */
     uint32_t *streaming;        /* likewise */

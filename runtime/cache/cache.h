@@ -58,6 +58,7 @@ struct kvf_cache {
     uint8_t *head_mask; /* likewise, or NULL */
     size_t frame_bytes; /* of the largest call; see calls.h */
 
+    uint64_t device_beside; /* bytes on the device that its owner has besides */
     char *device_memory[3]; /* what tables are carved from: kv, digest, table */
     kvf_host_memory control_memory;
     char *host_memory;

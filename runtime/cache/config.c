@@ -18,6 +18,7 @@
 #include "score/codes.h"
 #include "settings.h"
 #include "sized.h"
+#include "slots.h"
 
 #define TOKENS_MAX    (1u << 26)
 #define BLOCK_TOKENS  32u
@@ -54,6 +55,7 @@ static kvf_cache_config defaults(void)
                           .prefill_chunk_max = 512,
                           .tokens_per_step_max = 1,
                           .phase_times = 2,
+                          .device_bytes = KVF_DEVICE_BYTES_AUTO,
                           .coarse_share = 0.1f,
                           .streaming_sink = 128,
                           .streaming_recent = 1024};
@@ -134,8 +136,9 @@ static const kvf_setting rows[] = {
     {FIELD(group_reduce), KVF_NAMED(KVF_GROUP_LIST),
      .meaning = "one score from those of a group of query heads"},
     {FIELD(transfer), KVF_NAMED(KVF_TRANSFER_LIST), .meaning = "how missing pages are brought"},
-    {FIELD(slots), COUNT(0, TOKENS_MAX),
-     .meaning = "pages per KV head on the device; 0 = twice the selected ones"},
+    {FIELD(device_bytes), COUNT(0, 0x1p62), .special = "auto",
+     .special_value = (double)KVF_DEVICE_BYTES_AUTO,
+     .meaning = "most bytes on the device, what pages need last; 0 = as little as a step needs"},
     {FIELD(verify_interval), COUNT(0, UINT32_MAX),
      .meaning = "every N-th step also attends densely and measures; 0 = never"},
     {FIELD(phase_times), COUNT(0, 2),
@@ -402,21 +405,22 @@ static kvf_status check_lists(const kvf_runtime *runtime, kvf_context *context,
         c->sequences_max, c->tokens_per_step_max, (unsigned long long)lists, GPU_LISTS_MAX);
 }
 
-static kvf_status count_slots(kvf_context *context, kvf_cache_config *c, kvf_dims *dims)
+/* Slots of a KV head: as few as a call chooses and seals, or one for every page. The plan may give
+ * more. */
+static kvf_status count_slots(kvf_context *context, const kvf_cache_config *c, kvf_dims *dims)
 {
-    const uint32_t pages_max = dims->paging.pages_max;
-    if (c->slots == 0)
-        c->slots = kvf_min_u32(pages_max, kvf_max_u32(2 * dims->dynamic_pages, dims->ids_max));
-    if (c->slots < dims->ids_max)
+    kvf_paging *p = &dims->paging;
+    const uint64_t pages = (uint64_t)dims->block_count * p->block_pages;
+    const uint64_t chosen = (uint64_t)(p->lists / p->kv_heads) * dims->ids_max + p->block_pages;
+    const uint64_t least = kvf_rows_max(c) * chosen;
+    if (pages > KVF_SLOT_PAGES_MAX - KVF_SLOT_WAYS)
         KVF_FAIL(context, KVF_INVALID,
-                 "slots = %u: a list chooses up to %u pages under a budget of %u tokens; raise "
-                 "slots, lower the budget, or leave slots 0",
-                 c->slots, dims->ids_max, dims->budget_max);
-    dims->paging.slots = c->slots;
-    /* A refresh over what is resident looks at what the row has itself. Where pages are attended
-     * where they live, nothing is in a slot. */
-    const bool is_by_residency = dims->static_tokens && c->refresh == KVF_REFRESH_RESIDENT;
-    dims->lends = c->sequences_max > 1 && !is_by_residency && kvf_transfer_moves(c->transfer);
+                 "host_tokens_max = %llu: %u layers of it are %llu pages of %u tokens per KV head, "
+                 "and %u can be numbered; lower it, or raise page_size",
+                 (unsigned long long)c->host_tokens_max, c->layers, (unsigned long long)pages,
+                 c->page_size, KVF_SLOT_PAGES_MAX - KVF_SLOT_WAYS);
+    p->pool_pages = (uint32_t)pages;
+    p->slots = (uint32_t)kvf_round_up(least < pages ? least : pages, KVF_SLOT_WAYS);
     return KVF_OK;
 }
 
@@ -446,14 +450,14 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     dims->jobs_max = (uint64_t)kvf_max_u32(sealed, dims->pack_jobs) * p->kv_heads;
 }
 
-/* All runs of a row, or what of it is on the device. */
+/* All runs of a row, or the pages of its recent choices. */
 static void count_cover(const kvf_cache_config *c, kvf_dims *dims)
 {
     const kvf_paging *p = &dims->paging;
+    const uint64_t recent = dims->recalls ? (uint64_t)KVF_RECENT_STEPS * dims->ids_max : 0;
+    const uint32_t pages = (uint32_t)(recent < p->pages_max ? recent : p->pages_max);
     if (dims->tokens_max || c->observe_window || c->verify_interval)
-        dims->cover_max =
-            kvf_max_u32(p->blocks_max,
-                        p->store_pages + kvf_min_u32(p->pages_max, p->slots) + dims->window_pages);
+        dims->cover_max = kvf_max_u32(p->blocks_max, p->store_pages + pages + dims->window_pages);
 }
 
 /* What of the disk tier contradicts other settings. */
@@ -571,7 +575,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
         dims->arena_blocks = dims->paging.blocks_max;
     count_pages(policy, resolved, dims);
 
-    KVF_TRY(count_slots(context, resolved, dims));
+    dims->recalls = dims->static_tokens && resolved->refresh == KVF_REFRESH_RESIDENT;
     count_cover(resolved, dims);
     const uint64_t blocks =
         (resolved->host_tokens_max + block_size - 1) / block_size * resolved->layers;
@@ -582,6 +586,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  (unsigned long long)resolved->host_tokens_max, resolved->layers, UINT32_MAX - 1);
     dims->block_count = (uint32_t)blocks;
     KVF_TRY(count_disk(context, resolved, dims));
+    KVF_TRY(count_slots(context, resolved, dims));
     if (resolved->digest == KVF_DIGEST_CODES)
         dims->code_blocks = dims->block_count;
     return KVF_OK;

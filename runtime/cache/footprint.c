@@ -37,12 +37,13 @@ void kvf_footprint_shape(kvf_cache *cache, uint32_t layer)
         shape->chosen = part->dims.static_tokens;
     if (part && kvf_moves_pages(part)) {
         const kvf_paging *p = &part->dims.paging;
-        shape->chosen += (uint64_t)(p->lists / p->kv_heads) * p->slots * p->shape.page_size;
+        const uint64_t rows = (uint64_t)cache->config.sequences_max * part->config.layers;
+        shape->chosen += (uint64_t)p->slots * p->shape.page_size / rows;
     }
 }
 
-/* The sink is always on the device; static set and slots are filled from the first decode step on,
- * and count as full. */
+/* The sink is always on the device; static set and a row's share of the slots are filled from the
+ * first decode step on, and count as full. */
 static holder holder_of(const kvf_cache *cache, const kvf_layer *state, uint32_t layer)
 {
     const kvf_cache_config *c = &cache->config;

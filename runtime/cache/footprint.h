@@ -31,7 +31,7 @@ typedef struct kvf_footprint_row {
 /* Of one layer: set at open. */
 typedef struct kvf_footprint_layer {
     uint32_t retrieval, streaming; /* KV heads */
-    uint64_t chosen; /* tokens of a retrieval head in static set and slots, were they full */
+    uint64_t chosen; /* tokens of a retrieval head in static set and its share of slots */
 } kvf_footprint_layer;
 
 /* Steps of one sequence, as full attention would count them. */

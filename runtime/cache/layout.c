@@ -12,6 +12,7 @@
 
 #include "rings.h"
 #include "score/score_args.h"
+#include "slots.h"
 
 /* Per row of the cache: one (sequence, layer). */
 static void carve_rows(kvf_part *part, kvf_reservation *r)
@@ -21,7 +22,7 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     const kvf_paging *p = &d->paging;
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
     const uint64_t page = kvf_page_bytes(&p->shape), block = kvf_block_bytes(p);
-    /* Under blocks of the caller, what belongs to a row is its slots, its ring and one store. */
+    /* Under blocks of the caller, what belongs to a row is its ring and one store. */
     const uint64_t kept = d->by_block ? 0 : rows;
     const uint64_t ringed = kept || kvf_brings_tokens(part) ? rows : 0;
     const uint64_t coded = d->code_blocks ? kept : 0;
@@ -35,7 +36,8 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     KVF_CARVE(&r->digest, t->means, kept, p->kv_heads, p->stretches_max, c->head_dim);
     KVF_CARVE(&r->digest, t->mean_scales, kept, p->kv_heads, p->stretches_max);
     KVF_CARVE(&r->table, t->blocks, kept, p->blocks_max);
-    KVF_CARVE(&r->table, t->block_of, coded, p->blocks_max);
+    KVF_CARVE(&r->table, t->block_of, kept, p->blocks_max);
+    KVF_CARVE(&r->table, t->chosen_at, d->recalls ? kept : 0, p->kv_heads, p->pages_max);
     KVF_CARVE(&r->table, t->bits, kept, p->kv_heads, p->blocks_max);
     KVF_CARVE(&r->table, t->store_index, 2, kept, p->kv_heads, kvf_store_tokens(p));
     KVF_CARVE(&r->table, t->store_count, 2, kept, p->kv_heads);
@@ -49,17 +51,13 @@ static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, kvf_ch
 {
     const kvf_dims *d = &part->dims;
     const uint64_t lists = s * d->paging.lists, chosen = s * d->choose_lists;
-    const uint64_t moved = kvf_moves_pages(part) ? lists : 0, lent = d->lends ? lists : 0;
+    const uint64_t moved = kvf_moves_pages(part) ? lists : 0;
     const uint64_t flights = d->berths ? 2 : 1;
-    const uint32_t words = kvf_div_ceil_u32(d->paging.slots, 32);
     choice->ids_max = d->ids_max;
     KVF_CARVE(k, choice->ids, lists, choice->ids_max);
     KVF_CARVE(k, choice->id_count, lists);
     KVF_CARVE(k, choice->list_ids, d->choose_lists < d->paging.lists ? chosen : 0, choice->ids_max);
     KVF_CARVE(k, choice->list_count, chosen);
-    KVF_CARVE(k, choice->lender, lent, choice->ids_max);
-    KVF_CARVE(k, choice->kept, lent, words);
-    KVF_CARVE(k, choice->asked, lent, words);
     KVF_CARVE(k, choice->slot_of_id, lists, choice->ids_max);
     KVF_CARVE(k, choice->missed, lists, choice->ids_max);
     KVF_CARVE(k, choice->misses, lists, choice->ids_max);
@@ -98,7 +96,6 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->sifted, skims, p->lists, p->blocks_max);
     KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);
     KVF_CARVE(k, t->arrived, s, p->lists);
-    KVF_CARVE(k, t->seen, d->lends ? p->lists : 0, 2, p->pages_max);
     KVF_CARVE(k, t->masks, policy->by_token ? s : 0, p->lists, d->ids_max);
 }
 
@@ -272,7 +269,7 @@ kvf_transfer_config kvf_part_transfer_config(const kvf_part *part)
     const kvf_cache_config *c = &part->config;
     return (kvf_transfer_config){.method = c->transfer,
                                  .page_bytes = kvf_home_page_bytes(&d->paging.shape),
-                                 .pages_max = c->sequences_max * d->paging.lists * d->ids_max,
+                                 .pages_max = kvf_rows_max(c) * d->paging.lists * d->ids_max,
                                  .requests_max = KVF_FRAMES + 2, /* one per frame */
                                  .gather_threads = part->runtime->config.gather_threads,
                                  .memory = kvf_runtime_memory(part->runtime)};
@@ -294,23 +291,83 @@ static kvf_status too_large(const kvf_cache *cache)
              c->tokens_max, c->layers, c->sequences_max);
 }
 
+/* ---- slots ---- */
+
+/* Bytes that a slot of every KV head of a part takes. */
+static uint64_t slot_cost(const kvf_part *part)
+{
+    const kvf_residency r = kvf_part_residency(part);
+    const size_t words = sizeof *r.words + (r.is_tagged ? sizeof *r.tags : 0);
+    return r.heads * (words + r.slot_bytes);
+}
+
+/* Slots that a part could use beyond those that it has. */
+static uint64_t slots_wanted(const kvf_part *part)
+{
+    const kvf_paging *p = &part->dims.paging;
+    return kvf_round_up(p->pool_pages, KVF_SLOT_WAYS) - p->slots;
+}
+
+static uint64_t device_total(const kvf_cache *cache)
+{
+    const kvf_cache_plan *plan = &cache->plan;
+    return plan->device_kv_bytes + plan->device_digest_bytes + plan->device_table_bytes +
+           cache->device_beside;
+}
+
+/* What the cache may take on the device beyond what it has to. */
+static kvf_status bytes_to_spare(const kvf_cache *cache, uint64_t *out)
+{
+    const uint64_t total = device_total(cache), asked = cache->config.device_bytes;
+    const uint64_t seam = cache->runtime->seams.device_left;
+    uint64_t most = asked;
+    *out = 0;
+    if (asked == KVF_DEVICE_BYTES_AUTO) {
+        const uint64_t left = seam ? seam : cache->device->ops->memory_left(cache->device);
+        most = left - left / 8;
+    } else if (asked && asked < total) {
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "device_bytes = %llu: windows, digests, tables and slots for one call take %llu; "
+                 "give that, or lower sequences_max, tokens_max or budget_tokens",
+                 (unsigned long long)asked, (unsigned long long)total);
+    }
+    if (most > total)
+        *out = most - total;
+    return KVF_OK;
+}
+
+/* Every part gets the same share of what it could use. */
+static void share_slots(kvf_cache *cache, uint64_t bytes)
+{
+    double wanted = 0.0;
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        wanted += (double)slots_wanted(&cache->parts[i]) * (double)slot_cost(&cache->parts[i]);
+    const double share = wanted > (double)bytes ? (double)bytes / wanted : 1.0;
+    for (uint32_t i = 0; i < cache->part_count; i++) {
+        kvf_part *part = &cache->parts[i];
+        const uint64_t more = (uint64_t)((double)slots_wanted(part) * share);
+        part->dims.paging.slots += (uint32_t)(more / KVF_SLOT_WAYS * KVF_SLOT_WAYS);
+    }
+}
+
+/* ---- parts ---- */
+
 /* What a part has besides what is carved. */
 static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
 {
     const kvf_cache_config *c = &part->config;
     const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
-    const uint64_t lists = (uint64_t)c->sequences_max * c->layers * p->lists;
     const uint64_t chosen = (uint64_t)kvf_rows_max(c) * p->lists * d->ids_max;
     kvf_carver pool = {0}, residency = {0}, slots = {0};
     const size_t bundle = kvf_page_pool_bundle_bytes(kvf_home_block_bytes(p), d->bundle_blocks);
     char *blocks;
     KVF_CARVE(&pool, blocks, d->berths ? d->berths : d->block_count,
               d->berths ? bundle : kvf_home_block_bytes(p));
-    kvf_residency_needs((uint32_t)lists, p->pages_max, p->slots, kvf_part_slot_bytes(part),
-                        &residency, &slots);
-    if (pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX || lists > UINT32_MAX ||
-        chosen > UINT32_MAX || d->jobs_max > UINT32_MAX)
+    const kvf_residency shape = kvf_part_residency(part);
+    kvf_residency_needs(&shape, &residency, &slots);
+    if (pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX || chosen > UINT32_MAX ||
+        d->jobs_max > UINT32_MAX)
         return too_large(cache);
 
     const kvf_transfer_config transfer = kvf_part_transfer_config(part);
@@ -325,12 +382,23 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
         (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths, c->layers + 1) : 0);
     plan->device_kv_bytes += slots.bytes;
     plan->device_table_bytes += residency.bytes + staging_device;
+    plan->slots = kvf_min_u32(plan->slots ? plan->slots : UINT32_MAX, p->slots);
+    const uint64_t resident = (uint64_t)p->slots * c->page_size / c->layers;
+    if (plan->resident_tokens == 0 || resident < plan->resident_tokens)
+        plan->resident_tokens = resident;
     /* The same for all parts. */
     plan->static_tokens = d->static_tokens;
     plan->dynamic_pages = kvf_min_u32(p->pages_max, d->dynamic_pages);
-    plan->slots = p->slots;
     plan->disk_bundle_bytes = kvf_max_u32(plan->disk_bundle_bytes, bundles ? (uint32_t)bundle : 0);
     plan->disk_bytes += (uint64_t)bundles * bundle;
+    return KVF_OK;
+}
+
+static kvf_status add_parts(kvf_cache *cache, const kvf_cache_plan *carved)
+{
+    cache->plan = *carved;
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        KVF_TRY(add_part(cache, &cache->parts[i]));
     return KVF_OK;
 }
 
@@ -358,7 +426,7 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "sequences_max = %u: arguments of a call would take %llu bytes; lower it",
                  cache->config.sequences_max, (unsigned long long)r->control.bytes);
-    cache->plan = (kvf_cache_plan){
+    const kvf_cache_plan carved = {
         .host_table_bytes = r->host.bytes + r->control.bytes,
         .device_kv_bytes = r->kv.bytes,
         .device_digest_bytes = r->digest.bytes,
@@ -367,7 +435,10 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         .digest = cache->config.digest,
         .block_size = cache->plan.block_size,
     };
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        KVF_TRY(add_part(cache, &cache->parts[i]));
+    uint64_t spare;
+    KVF_TRY(add_parts(cache, &carved));
+    KVF_TRY(bytes_to_spare(cache, &spare));
+    share_slots(cache, spare);
+    KVF_TRY(add_parts(cache, &carved));
     return check_files(cache);
 }

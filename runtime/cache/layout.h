@@ -25,9 +25,6 @@ typedef struct kvf_choice {
     uint32_t *id_count;    /* [R, lists] */
     int32_t *list_ids;     /* [R, chosen, ids_max] where one choice serves several lists */
     uint32_t *list_count;  /* [R, chosen] */
-    int32_t *lender;       /* [R, lists, ids_max] where rows lend slots, with kept and asked */
-    uint32_t *kept;        /* [R, lists, slots / 32] */
-    uint32_t *asked;       /* [R, lists, slots / 32] */
     int32_t *slot_of_id;   /* [R, lists, ids_max] */
     uint32_t *missed;      /* [R, lists, ids_max] */
     kvf_miss *misses;      /* [R, lists, ids_max] */
@@ -51,7 +48,8 @@ typedef struct kvf_tables {
     uint16_t *mean_scales; /* [rows, kv_heads, stretches_max] */
     /* reservation table, with all that follows */
     void **blocks;         /* [rows, blocks_max] */
-    uint32_t *block_of;    /* [rows, blocks_max] of codes: which block of the pool each is */
+    uint32_t *block_of;    /* [rows, blocks_max] which block of the pool each is */
+    uint32_t *chosen_at;   /* [rows, kv_heads, pages_max] of a static set; see kvf_row */
     uint64_t *bits;        /* [rows, kv_heads, blocks_max] */
     uint32_t *store_index; /* [2, rows, kv_heads, store tokens] */
     uint32_t *store_count; /* [2, rows, kv_heads] */
@@ -75,7 +73,6 @@ typedef struct kvf_tables {
     uint64_t *sifted;        /* [R, lists, blocks_max] */
     uint32_t *topk_work;     /* [R, chosen, pages_max] */
     uint32_t *arrived;       /* [R, lists] blocks that share a list */
-    uint32_t *seen;          /* [lists, 2, pages_max] where rows lend slots; see kvf_lend_args */
     uint64_t *masks;         /* [R, lists, ids_max] of a policy that chooses tokens */
 
     /* attending */

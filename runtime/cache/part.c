@@ -46,11 +46,9 @@ static kvf_status take_pool(kvf_part *part)
 static kvf_status take_pages(kvf_part *part)
 {
     const kvf_cache_config *c = &part->config;
-    const kvf_paging *p = &part->dims.paging;
     KVF_TRY(take_pool(part));
-    KVF_TRY(kvf_residency_create(part->device, c->sequences_max * c->layers * p->lists,
-                                 p->pages_max, p->slots, kvf_part_slot_bytes(part),
-                                 &part->residency));
+    const kvf_residency shape = kvf_part_residency(part);
+    KVF_TRY(kvf_residency_create(&shape, &part->residency));
     kvf_transfer_config transfer = kvf_part_transfer_config(part);
     kvf_transfer_choice choice;
     transfer.pool = &part->pool.memory;
@@ -77,7 +75,6 @@ void kvf_part_close(kvf_part *part)
     ops->event_destroy(part->chosen);
     ops->event_destroy(part->written);
     ops->event_destroy(part->sealed);
-    if (part->residency.device)
-        kvf_residency_destroy(&part->residency);
+    kvf_residency_destroy(&part->residency);
     kvf_page_pool_destroy(&part->pool);
 }

@@ -55,7 +55,7 @@ struct kvf_dims {
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
-    uint32_t lends;         /* 1: pages move, and rows lend each other slots (kvf_lend_args) */
+    uint32_t recalls;       /* 1: rows know their recent choices, of which a refresh takes tokens */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t wide_blocks;   /* room for a row in exact form, where pages are packed; else 0 */
     uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
@@ -232,9 +232,17 @@ static inline bool kvf_brings_tokens(const kvf_part *part)
     return kvf_moves_pages(part) || kvf_packs_pages(part);
 }
 
-static inline size_t kvf_part_slot_bytes(const kvf_part *part)
+/* The device cache that it has, without addresses. */
+static inline kvf_residency kvf_part_residency(const kvf_part *part)
 {
-    return kvf_moves_pages(part) ? kvf_home_page_bytes(&part->dims.paging.shape) : 0;
+    const kvf_paging *p = &part->dims.paging;
+    return (kvf_residency){.device = part->device,
+                           .heads = p->kv_heads,
+                           .pages = p->pool_pages,
+                           .slots = p->slots,
+                           .is_tagged = part->dims.by_block,
+                           .slot_bytes =
+                               kvf_moves_pages(part) ? kvf_home_page_bytes(&p->shape) : 0};
 }
 
 static inline uint32_t kvf_sealed_blocks(const kvf_part *part, uint32_t length)

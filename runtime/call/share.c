@@ -11,12 +11,6 @@
 
 #include "share.h"
 
-/* As kvf_lend_args has them. */
-typedef struct turn_rows {
-    uint32_t *order;
-    uint32_t *common;
-} turn_rows;
-
 /* The first `blocks` blocks of both rows are the same. */
 static bool is_common(const kvf_step *step, uint32_t a, uint32_t b, uint32_t blocks)
 {
@@ -84,39 +78,6 @@ static void put_in_order(const kvf_step *step, uint32_t *order, uint32_t *common
     }
 }
 
-/* Rows first .. end - 1 in the order of all of them, counted from the first. */
-static bool take_turn(const kvf_step *step, const uint32_t *order, const uint32_t *common,
-                      uint32_t first, uint32_t end, turn_rows out)
-{
-    uint32_t n = 0, least = 0;
-    bool is_any = false;
-    for (uint32_t i = 0; i < step->rows; i++) {
-        least = kvf_min_u32(least, common[i]);
-        if (order[i] < first || order[i] >= end)
-            continue;
-        out.order[n] = order[i] - first;
-        out.common[n] = least * step->part->dims.paging.block_pages;
-        is_any |= least > 0;
-        least = UINT32_MAX;
-        n++;
-    }
-    return is_any;
-}
-
-/* Turn by turn, because rows of a turn place their pages together. */
-static bool take_turns(const kvf_step *step, const uint32_t *order, const uint32_t *common,
-                       turn_rows out)
-{
-    bool is_any = false;
-    uint32_t end;
-    for (uint32_t first = 0; first < step->rows; first = end) {
-        end = kvf_step_turn(step, first);
-        const turn_rows turn = {out.order + first, out.common + first};
-        is_any |= take_turn(step, order, common, first, end, turn);
-    }
-    return is_any;
-}
-
 /* Every `most` rows that have something in common, one starts anew. */
 static void part_rows(uint32_t *common, uint32_t rows, uint32_t most)
 {
@@ -128,19 +89,15 @@ static void part_rows(uint32_t *common, uint32_t rows, uint32_t most)
 void kvf_step_share(kvf_step *step, uint32_t most)
 {
     const uint32_t per_tile = KVF_WEIGH_TOKENS / step->part->dims.paging.block_size;
-    const uint32_t lent = step->part->dims.lends ? step->rows : 0;
     uint32_t *order, *common;
-    turn_rows lend;
     KVF_TAKE(step, order, step->order, step->rows);
     KVF_TAKE(step, common, step->common, step->rows);
-    KVF_TAKE(step, lend.order, step->lend_order, lent);
-    KVF_TAKE(step, lend.common, step->lend_common, lent);
     if (!order || !common)
         return;
     put_in_order(step, order, common);
-    if (lent && !take_turns(step, order, common, lend))
-        step->lend_order = NULL;
-    for (uint32_t i = 0; i < step->rows; i++)
+    for (uint32_t i = 0; i < step->rows; i++) {
+        step->shares |= common[i] != 0;
         common[i] /= per_tile;
+    }
     part_rows(common, step->rows, most);
 }

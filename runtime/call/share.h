@@ -15,8 +15,8 @@
  * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
 uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
 
-/* step->order and step->common, for rows that are known, of `most` rows at once, >= 1; and where
- * rows lend each other slots, step->lend_order and step->lend_common. */
+/* step->order and step->common, for rows that are known, of `most` rows at once, >= 1; and
+ * step->shares. */
 void kvf_step_share(kvf_step *step, uint32_t most);
 
 #endif

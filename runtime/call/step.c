@@ -51,6 +51,7 @@ kvf_layer kvf_step_state(const kvf_step *step, uint32_t row)
     for (uint32_t b = row + 1; b < step->rows && !kvf_step_is_first(step, b); b++) {
         state.length--;
         state.queries--;
+        state.steps--;
     }
     return state;
 }
@@ -61,50 +62,6 @@ uint32_t kvf_step_turn(const kvf_step *step, uint32_t first)
     while (end < step->rows && kvf_step_is_first(step, end))
         end++;
     return end;
-}
-
-kvf_step kvf_step_some(const kvf_step *step, uint32_t first, uint32_t end)
-{
-    const kvf_part *part = step->part;
-    const size_t lists = (size_t)first * part->dims.paging.lists;
-    kvf_step some = *step;
-    some.first = step->first + first;
-    some.rows = end - first;
-    if (first == 0)
-        return some;
-    some.states = step->states + first;
-    some.row = step->row + first;
-    some.row_host = step->row_host + first;
-    some.q = (const char *)step->q +
-             (size_t)first * part->config.query_heads * kvf_row_bytes(&part->dims.paging.shape);
-    some.lend_order = step->lend_order ? step->lend_order + first : NULL;
-    some.lend_common = step->lend_order ? step->lend_common + first : NULL;
-    some.list_scores = step->list_scores ? step->list_scores + lists : NULL;
-    some.slot_of_page = step->slot_of_page + lists;
-    some.page_of_slot = step->page_of_slot + lists;
-    some.masks = step->masks ? step->masks + lists * part->dims.ids_max : NULL;
-    return some;
-}
-
-kvf_choice kvf_step_choice(const kvf_step *step)
-{
-    kvf_choice c = step->part->tables.now;
-    const size_t lists = (size_t)step->first * step->part->dims.paging.lists;
-    if (lists == 0)
-        return c;
-    c.ids += lists * c.ids_max;
-    c.id_count += lists;
-    if (c.lender) {
-        const size_t words = kvf_div_ceil_u32(step->part->dims.paging.slots, 32);
-        c.lender += lists * c.ids_max;
-        c.kept += lists * words;
-        c.asked += lists * words;
-    }
-    c.slot_of_id += lists * c.ids_max;
-    c.missed += lists * c.ids_max;
-    c.misses += lists * c.ids_max;
-    c.miss_count += lists;
-    return c;
 }
 
 void *kvf_step_take(kvf_step *step, size_t size, size_t count)
@@ -142,14 +99,13 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
                          kvf_dtype_bytes(p->shape.dtype);
-    const uint32_t list = (uint32_t)(n * p->lists);
     return (kvf_row){
         .blocks = t->blocks + n * p->blocks_max,
         .ring = t->rings + n * kvf_ring_size(p),
         .digests = t->digests ? t->digests + n * runs * p->digest_bytes : NULL,
         .codes = t->codes,
         .code_stride = (size_t)part->dims.code_blocks * p->digest_bytes,
-        .block_of = t->block_of ? t->block_of + n * p->blocks_max : NULL,
+        .block_of = t->block_of + n * p->blocks_max,
         .means = t->means ? t->means + n * means * p->shape.head_dim : NULL,
         .mean_scales = t->mean_scales ? t->mean_scales + n * means : NULL,
         .bits = t->bits + n * runs,
@@ -157,8 +113,12 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
         .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
         .store_count = t->store_count + stored * p->kv_heads,
         .queries = t->queries + n * query,
-        .slot_of_page = kvf_residency_slot_of_page(&part->residency, list),
-        .slots = part->residency.slot_bytes ? kvf_residency_slot(&part->residency, list, 0) : NULL,
+        .slot_of_page = part->residency.slot_of_page,
+        .slot_words = part->residency.words,
+        .slots = part->residency.slot_memory,
+        .use = part->residency.clock,
+        .step = state->steps,
+        .chosen_at = t->chosen_at ? t->chosen_at + n * p->kv_heads * p->pages_max : NULL,
         .share = t->share ? t->share + n * 2 : NULL,
         .fault = state->fault,
         .fault_key = state->fault_key,
@@ -194,10 +154,10 @@ void kvf_step_rows(kvf_step *step)
         step->sealed_blocks = blocks_to_seal(step);
     KVF_TAKE(step, step->row_host, step->row, step->rows);
     KVF_TAKE(step, step->pool_host, step->pool, step->sealed_blocks);
-    KVF_TAKE(step, step->block_of_host, step->new_block_of,
-             kvf_has_codes(part) ? step->sealed_blocks : 0);
+    KVF_TAKE(step, step->block_of_host, step->new_block_of, step->sealed_blocks);
     if (!step->row_host)
         return;
+    ++part->residency.clock;
     step->stride = step->is_recorded ? p->pages_max : 1;
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_layer state = kvf_step_state(step, b);
@@ -215,8 +175,7 @@ void kvf_step_rows(kvf_step *step)
         step->stride = kvf_max_u32(step->stride, kvf_row_sealed_pages(p, row));
         for (uint32_t i = row->sealed_before; i < row->sealed; i++, job++) {
             step->pool_host[job] = kvf_page_pool_device(&part->pool, state.blocks[i]);
-            if (step->block_of_host)
-                step->block_of_host[job] = state.blocks[i].index;
+            step->block_of_host[job] = state.blocks[i].index;
         }
     }
 }
@@ -263,21 +222,13 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state)
     if (!state->is_fresh)
         return KVF_OK;
     const kvf_row row = kvf_step_row(part, state);
-    KVF_TRY(kvf_residency_clear(&part->residency, state->row * p->lists, p->lists, step->stream));
+    if (row.chosen_at)
+        KVF_TRY(part->device->ops->fill(step->stream, row.chosen_at, 0,
+                                        (size_t)p->kv_heads * p->pages_max * sizeof(uint32_t)));
     KVF_TRY(
         part->device->ops->fill(step->stream, row.store_count, 0, p->kv_heads * sizeof(uint32_t)));
     state->is_fresh = 0;
     return KVF_OK;
-}
-
-/* Score rows by list: reduced ones where there is a group or a shared choice, else the raw ones. */
-static const float *list_score(const kvf_step *step, uint32_t list)
-{
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
-    const float *scores = part->policy->per_query_head ? part->tables.scores : part->tables.reduced;
-    const uint32_t chosen = list / (p->lists / part->dims.choose_lists);
-    return scores + (size_t)chosen * step->stride;
 }
 
 /* Of a coarse head of the row. */
@@ -327,18 +278,12 @@ void kvf_step_lists(kvf_step *step)
     const uint32_t **block_of;
     const uint64_t **bits;
     uint32_t *pages, *choose_pages;
-    const float **scores;
-    int32_t **slot_of_page, **page_of_slot;
     KVF_TAKE(step, digests, step->digests, lists);
     KVF_TAKE(step, block_of, step->block_of, kvf_has_codes(part) ? lists : 0);
     KVF_TAKE(step, bits, step->bits, kvf_has_codes(part) ? lists : 0);
     KVF_TAKE(step, pages, step->pages, lists);
     KVF_TAKE(step, choose_pages, step->choose_pages, chosen);
-    KVF_TAKE(step, scores, step->list_scores, part->policy->scores_pages ? lists : 0);
-    KVF_TAKE(step, slot_of_page, step->slot_of_page, lists);
-    KVF_TAKE(step, page_of_slot, step->page_of_slot, lists);
-    if (kvf_has_codes(part) || part->dims.lends)
-        kvf_step_share(step, kvf_step_rows_at_once(step, &step->cache->runtime->properties));
+    kvf_step_share(step, kvf_step_rows_at_once(step, &step->cache->runtime->properties));
     if (!digests) {
         take_coarse(step, NULL);
         return;
@@ -346,7 +291,6 @@ void kvf_step_lists(kvf_step *step)
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t b = l / p->lists, list = l % p->lists;
         const kvf_row *row = &step->row_host[b];
-        const uint32_t number = step->states[b]->row * p->lists + list;
         const uint32_t head = kvf_list_head(p, list);
         digests[l] = row->codes ? kvf_row_codes(p, row, 0, head) : kvf_row_digest(p, row, 0, head);
         if (block_of && bits) {
@@ -354,10 +298,6 @@ void kvf_step_lists(kvf_step *step)
             bits[l] = kvf_row_bits(p, row, head);
         }
         pages[l] = kvf_row_sealed_pages(p, row);
-        if (scores)
-            scores[l] = list_score(step, l);
-        slot_of_page[l] = kvf_residency_slot_of_page(&part->residency, number);
-        page_of_slot[l] = kvf_residency_page_of_slot(&part->residency, number);
     }
     take_coarse(step, bits);
     for (uint32_t i = 0; i < chosen; i++)

@@ -20,7 +20,6 @@ typedef struct kvf_step {
     uint32_t layer;
     uint32_t index;           /* of the layer in the part */
     uint32_t rows;            /* tokens; those of a sequence follow each other */
-    uint32_t first;           /* row of the tables of a call (kvf_choice) that row 0 is */
     kvf_layer *const *states; /* [rows], in cache->states; NULL = the step is dry */
     kvf_row *row_host;        /* [rows], in the frame */
     const kvf_row *row;       /* the same on the device */
@@ -52,15 +51,11 @@ typedef struct kvf_step {
     const uint64_t *const *unsifted; /* bits of the row; `bits` has those that are left */
     const uint32_t *order; /* of rows, of a cache with codes: see kvf_weigh_args and share.h */
     const uint32_t *common;
-    const uint32_t *lend_order; /* of rows, turn by turn: see kvf_lend_args; NULL = none lends */
-    const uint32_t *lend_common;
+    uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */
     kvf_cell_means cell_means; /* where `cell` is not NULL */
     const uint32_t *cell;      /* see kvf_weigh_args; NULL = codes are at `digests` */
     kvf_cell_codes codes;
-    const uint32_t *choose_pages;    /* of lists that are chosen for */
-    const float *const *list_scores; /* of lists; NULL = no scores */
-    int32_t *const *slot_of_page;
-    int32_t *const *page_of_slot;
+    const uint32_t *choose_pages; /* of lists that are chosen for */
 
     const uint64_t *masks; /* of the chosen pages; NULL = none */
     uint32_t ticket;       /* of the transfer */
@@ -69,12 +64,13 @@ typedef struct kvf_step {
 } kvf_step;
 
 /* The rule, and the only place that says it: a recorded step has few launches, of kernels that do
- * several phases and bring what is missed themselves, unless its rows lend each other slots. Then,
- * as in a step that is not recorded, there is a launch per phase: all rows choose before one gets a
- * slot. So every transfer method serves it and phases can be timed. The bits are the same. */
+ * several phases. Pages that are missed come with the launch that attends; where rows have blocks
+ * in common, in one before it, so that a page comes once. In a step that is not recorded there is a
+ * launch per phase, so every transfer method serves it and phases can be timed. The bits are the
+ * same. */
 static inline bool kvf_step_is_short(const kvf_step *step)
 {
-    return step->is_recorded && !step->lend_order;
+    return step->is_recorded;
 }
 
 /* Launch a kernel of the table: arguments by value. */
@@ -106,16 +102,8 @@ static inline bool kvf_step_is_first(const kvf_step *step, uint32_t row)
 /* Its state when the row's token was the newest: of its rows, all but the last are in the past. */
 kvf_layer kvf_step_state(const kvf_step *step, uint32_t row);
 
-/* Rows of different sequences from `first` on; those behind them have their turn when these are
- * done with what a sequence has once. At its end: the first row behind them. */
+/* Rows of different sequences from `first` on; at its end: the first row behind them. */
 uint32_t kvf_step_turn(const kvf_step *step, uint32_t first);
-
-/* Some rows as a step of their own, to place and attend: of what else a step knows per list it has
- * nothing. */
-kvf_step kvf_step_some(const kvf_step *step, uint32_t first, uint32_t end);
-
-/* What the rows choose. */
-kvf_choice kvf_step_choice(const kvf_step *step);
 
 /* Where the arrays of a row are, and what the host knows of it. */
 kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state);

@@ -34,6 +34,7 @@ void kvf_recording_close(kvf_recording *recording)
         kvf_host_memory_destroy(cache->context, &recording->ring);
     if (recording->device)
         ops->memory_free(cache->device, recording->device);
+    kvf_free(cache->context, recording->uses);
     kvf_free(cache->context, recording->sealing);
     kvf_free(cache->context, recording->has_layer);
     kvf_free(cache->context, recording->calls);
@@ -79,7 +80,8 @@ static kvf_status take_lists(kvf_recording *r, kvf_sequence *const *sequences)
     r->calls = kvf_alloc(context, layers, sizeof *r->calls);
     r->has_layer = kvf_alloc(context, layers, sizeof *r->has_layer);
     r->sealing = kvf_alloc(context, parts + 1, sizeof *r->sealing);
-    if (!r->sequences || !r->generations || !r->calls || !r->has_layer || !r->sealing)
+    r->uses = kvf_alloc(context, parts + 1, sizeof *r->uses);
+    if (!r->sequences || !r->generations || !r->calls || !r->has_layer || !r->sealing || !r->uses)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a recording of %u layers", layers);
     for (uint32_t b = 0; b < r->batch; b++) {
         r->sequences[b] = sequences[b];
@@ -380,8 +382,8 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
     seal.rows[n].sealed_before = layer->sealed_before;
     seal.rows[n].job_first = *sealing % seal.most;
     seal.rows[n].pool = (void *const *)seal_seen(r, &seal, &seal.pool[n]);
-    if (kvf_has_codes(part))
-        seal.rows[n].new_block_of = seal_seen(r, &seal, &seal.block_of[n]);
+    seal.rows[n].new_block_of = seal_seen(r, &seal, &seal.block_of[n]);
+    seal.rows[n].use = r->uses[part - r->cache->parts];
     seal.pool[n] = kvf_page_pool_device(&part->pool, block);
     seal.block_of[n] = block.index;
     ++*sealing;
@@ -412,8 +414,10 @@ static void note_call(kvf_recording *r, uint32_t call)
 
 static void note(kvf_recording *r)
 {
-    for (uint32_t i = 0; i < r->cache->part_count; i++)
+    for (uint32_t i = 0; i < r->cache->part_count; i++) {
         r->sealing[i] = 0;
+        r->uses[i] = ++r->cache->parts[i].residency.clock; /* a call before all others */
+    }
     for (uint32_t i = 0; i < r->count; i++)
         note_call(r, i);
 }

@@ -34,6 +34,7 @@ struct kvf_recording {
     kvf_decode_args *calls;        /* [layers] as they were recorded */
     uint8_t *has_layer;            /* [layers] */
     uint32_t *sealing;             /* [parts] rows that the next replay seals a block of */
+    uint32_t *uses;                /* [parts] number of the call that does */
     kvf_host_memory ring; /* [KVF_REPLAYS, layers, call_bytes], then [KVF_REPLAYS, seal_bytes] */
     char *device;         /* [layers, call_bytes], then turns [layers] */
     char *seal_device;    /* [seal_bytes] of the same memory */

@@ -36,27 +36,17 @@ typedef struct restoring {
 
 /* ---- settings ---- */
 
-/* A refresh looks at resident tokens only. */
-static bool is_by_residency(const kvf_part *part)
-{
-    return part->dims.static_tokens && part->config.refresh == KVF_REFRESH_RESIDENT;
-}
-
 /* Settings that a sequence does not depend on. */
 static bool is_free(const kvf_cache *cache, const char *name)
 {
     static const char *const free_ones[] = {
-        "sequences_max", "tokens_max",  "host_tokens_max",  "prefill_chunk_max",
-        "transfer",      "phase_times", "verify_interval",  "tokens_per_step_max",
-        "host_bytes",    "disk_bytes",  "disk_bundle_bytes"};
+        "sequences_max", "tokens_max",  "host_tokens_max",   "prefill_chunk_max",
+        "transfer",      "phase_times", "verify_interval",   "tokens_per_step_max",
+        "host_bytes",    "disk_bytes",  "disk_bundle_bytes", "device_bytes"};
     static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)
         if (strcmp(name, free_ones[i]) == 0)
             return true;
-    /* What is resident decides only which tokens a refresh looks at. */
-    const bool is_resident = cache->part_count && is_by_residency(&cache->parts[0]);
-    if (!is_resident && strcmp(name, "slots") == 0)
-        return true;
     for (size_t i = 0; !kvf_has_streaming_heads(cache) && i < sizeof by_mask / sizeof *by_mask; i++)
         if (strcmp(name, by_mask[i]) == 0)
             return true;
@@ -191,13 +181,12 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
             continue;
         r->is_exact = h->head->page_size == cache->config.page_size &&
                       kvf_snapshot_is_same(part, l) &&
-                      l->sealed == kvf_sealed_blocks(part, l->length) &&
-                      (!is_by_residency(part) || kvf_snapshot_has_slots(part, l));
+                      l->sealed == kvf_sealed_blocks(part, l->length);
     }
     if (args->exact && !r->is_exact)
         KVF_FAIL(cache->context, KVF_INVALID,
-                 "%s: its tables are of another size than those of this cache, because slots or "
-                 "tokens_max differ; open a cache with the same, or restore with exact = 0",
+                 "%s: its tables are of another size than those of this cache, because "
+                 "tokens_max differs; open a cache with the same, or restore with exact = 0",
                  r->file.path);
     return KVF_OK;
 }

@@ -54,6 +54,8 @@ void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l,
     KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_row_bytes(&shape));
     KVF_CARVE(k, i.digests, heads, l->sealed, l->digest_bytes);
     KVF_CARVE(k, i.spare, l->flags & KVF_SAVED_SPARE ? heads : 0, run);
+    KVF_CARVE(k, i.chosen_at, l->flags & KVF_SAVED_RECENT ? heads : 0, l->sealed,
+              head->block_size / head->page_size);
     (void)skipped;
     if (out)
         *out = i;

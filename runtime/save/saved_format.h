@@ -35,7 +35,8 @@ enum {
     KVF_SAVED_NEEDS_EXACT = 2,
     KVF_SAVED_AUTO = 4,  /* static_ratio = auto */
     KVF_SAVED_SPARE = 8, /* the newest sealed block is there as it was before it was packed, too */
-    KVF_SAVED_FLAGS = 15,
+    KVF_SAVED_RECENT = 16, /* recent choices are there */
+    KVF_SAVED_FLAGS = 31,
 };
 
 typedef struct kvf_saved_layer {
@@ -44,7 +45,8 @@ typedef struct kvf_saved_layer {
     uint32_t queries, since_refresh, steps, flags;
     uint32_t heads;     /* that have pages; heads + streaming == kv_heads */
     uint32_t streaming; /* heads that have a ring */
-    uint32_t lists, slots;
+    uint32_t lists;
+    uint32_t slots; /* of older files, whose pages in slots stand for recent choices; else 0 */
     uint32_t skipped_slots; /* of a table that older files may have after that of slots */
     uint32_t store_tokens;  /* per head */
     uint32_t query_window;
@@ -82,7 +84,7 @@ typedef struct kvf_saved_image {
     uint32_t *positions;   /* [length] */
     uint8_t *by_step;      /* [length] as in kvf_layer */
     char *ring;            /* [ring_pages, streaming, run bytes] */
-    int32_t *page_of_slot; /* [lists, slots] */
+    int32_t *page_of_slot; /* [lists, slots] of older files */
     uint32_t *store_count; /* [heads] */
     uint32_t *store_index; /* [heads, store_tokens] */
     char *store;           /* [heads, store_tokens, token bytes] */
@@ -91,6 +93,7 @@ typedef struct kvf_saved_image {
     char *queries;         /* [query_window, heads * group, row bytes] */
     char *digests;         /* [heads, sealed, digest_bytes] */
     char *spare;           /* [heads, block bytes] of one head */
+    uint32_t *chosen_at;   /* [heads, pages of sealed blocks] as in kvf_row */
 } kvf_saved_image;
 
 kvf_shape kvf_saved_shape(const kvf_saved_head *head); /* of a page */

@@ -29,10 +29,11 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
-                 (part->tables.share ? KVF_SAVED_AUTO : 0u) | (state->spare ? KVF_SAVED_SPARE : 0u),
+                 (part->tables.share ? KVF_SAVED_AUTO : 0u) |
+                 (state->spare ? KVF_SAVED_SPARE : 0u) |
+                 (part->tables.chosen_at ? KVF_SAVED_RECENT : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
-        .slots = p->slots,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
         .query_window = p->query_window,
         .queries_from = state->queries_from,
@@ -57,7 +58,7 @@ static void copy(copier *c, void *to, const void *from, size_t bytes)
 
 /* Bytes of the arrays of a row that are copied whole. */
 typedef struct row_bytes {
-    size_t count, index, store, queries, slots, bits, digests;
+    size_t count, index, store, queries, recent, bits, digests;
 } row_bytes;
 
 static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
@@ -68,7 +69,7 @@ static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
         .index = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t),
         .store = p->kv_heads * kvf_store_tokens(p) * kvf_token_bytes(&p->shape),
         .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape),
-        .slots = (size_t)p->lists * p->slots * sizeof(int32_t),
+        .recent = (size_t)l->sealed * p->block_pages * sizeof(uint32_t),
         .bits = l->sealed * sizeof(uint64_t),
         .digests = (size_t)l->sealed * l->digest_bytes,
     };
@@ -81,13 +82,14 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_s
     const kvf_paging *p = &part->dims.paging;
     const kvf_row row = kvf_step_row(part, state);
     const row_bytes bytes = bytes_of(part, l);
-    const uint32_t list = state->row * p->lists;
     copier c = {.step = step, .status = KVF_OK};
     if (l->flags & KVF_SAVED_FRESH)
         return KVF_OK;
     if (image->by_step)
         memcpy(image->by_step, state->by_step, l->length);
-    copy(&c, image->page_of_slot, kvf_residency_page_of_slot(&part->residency, list), bytes.slots);
+    for (uint32_t h = 0; image->chosen_at && h < p->kv_heads; h++)
+        copy(&c, image->chosen_at + h * bytes.recent / sizeof(uint32_t),
+             row.chosen_at + (size_t)h * p->pages_max, bytes.recent);
     copy(&c, image->store_count, row.store_count, bytes.count);
     copy(&c, image->store_index, row.store_index, bytes.index);
     copy(&c, image->store, row.store, bytes.store);
@@ -193,12 +195,6 @@ bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *l)
     return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
            l->query_window == p->query_window && l->digest_bytes == saved_digest_bytes(part) &&
            (l->flags & KVF_SAVED_AUTO) == (part->tables.share ? KVF_SAVED_AUTO : 0u);
-}
-
-bool kvf_snapshot_has_slots(const kvf_part *part, const kvf_saved_layer *l)
-{
-    const kvf_paging *p = &part->dims.paging;
-    return l->slots == p->slots && l->lists == p->lists && l->skipped_slots == 0;
 }
 
 bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *l, const kvf_saved_image *image)

@@ -40,9 +40,8 @@ KVF_CHECKED kvf_status kvf_snapshot_check(kvf_context *context, const char *path
                                           const kvf_saved_head *head, const kvf_saved_layer *layer,
                                           const kvf_saved_image *image);
 
-/* Whether state of this shape can be put as it is: all but slots, and slots. */
+/* Whether state of this shape can be put as it is. */
 bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *layer);
-bool kvf_snapshot_has_slots(const kvf_part *part, const kvf_saved_layer *layer);
 /* Of an image that is checked and not fresh: the sink of this cache is in the store, and the share
  * that static_ratio = auto chose is one that it has room for. */
 bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *layer,

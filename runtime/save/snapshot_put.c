@@ -4,8 +4,8 @@
  * An image of a layer into a cache; see snapshot.h.
  *
  * Tables are made on the host and copied whole. With other settings than those of the image the
- * layer is as if its tokens had just been appended: the sink is in the store, no page has a slot,
- * and the next step renews the static set.
+ * layer is as if its tokens had just been appended: the sink is in the store, no page was chosen
+ * yet, and the next step renews the static set.
  */
 
 #include <string.h>
@@ -20,13 +20,12 @@
 
 /* What is made on the host for the device. */
 typedef struct put_work {
-    kvf_saved_image made;  /* of a layer that is not put as it was saved */
-    void **blocks;         /* [blocks] where blocks are */
-    uint32_t *block_of;    /* [blocks] of a part that has codes */
-    int32_t *slot_of_page; /* [lists, pages_max] */
-    char *slots;           /* [lists, slots, page bytes] */
-    kvf_digest_job *jobs;  /* [job_blocks, block_jobs, kv_heads] */
-    kvf_row *row;          /* [2] of a part that has means, and of one that packs pages */
+    kvf_saved_image made; /* of a layer that is not put as it was saved */
+    void **blocks;        /* [blocks] where blocks are */
+    uint32_t *block_of;   /* [blocks] */
+    uint32_t *chosen_at;  /* [kv_heads, pages] of an older file */
+    kvf_digest_job *jobs; /* [job_blocks, block_jobs, kv_heads] */
+    kvf_row *row;         /* [3] of admit, of means, and of a part that packs pages */
 } put_work;
 
 typedef struct putting {
@@ -58,12 +57,11 @@ static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_c
     KVF_CARVE(k, w->made.store, p->kv_heads, tokens, bytes);
     KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
     KVF_CARVE(k, w->blocks, blocks);
-    KVF_CARVE(k, w->block_of, kvf_has_codes(part) ? blocks : 0);
-    KVF_CARVE(k, w->slot_of_page, p->lists, p->pages_max);
-    KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_part_slot_bytes(part));
+    KVF_CARVE(k, w->block_of, blocks);
+    KVF_CARVE(k, w->chosen_at, part->tables.chosen_at ? p->kv_heads : 0, blocks, p->block_pages);
     const uint64_t most = job_blocks(part);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
-    KVF_CARVE(k, w->row, p->stretches_max || kvf_packs_pages(part) ? 2 : 0);
+    KVF_CARVE(k, w->row, 3);
 }
 
 uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer)
@@ -103,7 +101,7 @@ static kvf_status put_blocks(putting *p)
             send(p, kvf_row_spare(paging, &p->row), p->l->image->spare, kvf_block_bytes(paging)));
     KVF_TRY(send(p, p->blocks_device, p->work.blocks, blocks * sizeof *p->work.blocks));
     p->row.blocks = p->work.blocks;
-    for (uint32_t b = 0; p->work.block_of && b < p->layer->sealed; b++)
+    for (uint32_t b = 0; b < p->layer->sealed; b++)
         p->work.block_of[b] = p->layer->blocks[b].index;
     return send(p, p->row.block_of, p->work.block_of, p->layer->sealed * sizeof *p->work.block_of);
 }
@@ -166,57 +164,51 @@ static kvf_status put_state(putting *p, const kvf_saved_image *image)
     return KVF_OK;
 }
 
-/* ---- slots ---- */
+/* ---- recent choices ---- */
 
-static void invert(const kvf_paging *p, const int32_t *page_of_slot, uint32_t slots,
-                   int32_t *slot_of_page)
+/* Of an older file: the pages that had slots, as if the latest step had chosen them. */
+static const uint32_t *recent_of_slots(const putting *p)
 {
-    memset(slot_of_page, 0xff, (size_t)p->lists * p->pages_max * sizeof *slot_of_page);
-    for (uint32_t i = 0; i < p->lists * slots; i++)
-        if (page_of_slot[i] >= 0)
-            slot_of_page[(size_t)(i / slots) * p->pages_max + (uint32_t)page_of_slot[i]] =
-                (int32_t)(i % slots);
-}
-
-/* Bytes of the pages that have slots. */
-static void fill_slots(putting *p)
-{
-    const kvf_part *part = p->part;
-    const kvf_paging *paging = &part->dims.paging;
-    const size_t bytes = kvf_part_slot_bytes(part);
-    for (uint32_t i = 0; p->work.slots && i < paging->lists * paging->slots; i++) {
+    const kvf_saved_layer *saved = p->l->saved;
+    const uint32_t pages = p->layer->sealed * p->part->dims.paging.block_pages;
+    const uint32_t per = saved->lists / saved->heads;
+    memset(p->work.chosen_at, 0, (size_t)saved->heads * pages * sizeof *p->work.chosen_at);
+    for (uint32_t i = 0; i < saved->lists * saved->slots; i++) {
         const int32_t page = p->l->image->page_of_slot[i];
-        if (page < 0)
-            continue;
-        const uint32_t head = kvf_list_head(paging, i / paging->slots);
-        const char *block =
-            kvf_page_pool_host(&part->pool, p->layer->blocks[(uint32_t)page / paging->block_pages]);
-        memcpy(p->work.slots + i * bytes,
-               block + head * kvf_home_run_bytes(paging) +
-                   (uint32_t)page % paging->block_pages * bytes,
-               bytes);
+        if (page >= 0)
+            p->work.chosen_at[(size_t)(i / saved->slots / per) * pages + (uint32_t)page] =
+                saved->steps + 1;
     }
+    return p->work.chosen_at;
 }
 
-static kvf_status put_slots(putting *p)
+static kvf_status put_recent(const putting *p)
 {
-    const kvf_part *part = p->part;
-    const kvf_paging *paging = &part->dims.paging;
-    const kvf_saved_image *image = p->l->image;
-    const uint32_t list = p->layer->row * paging->lists;
-    const size_t slots = (size_t)paging->lists * paging->slots;
-    const size_t pages = (size_t)paging->lists * paging->pages_max * sizeof(int32_t);
-    invert(paging, image->page_of_slot, paging->slots, p->work.slot_of_page);
-    KVF_TRY(send(p, kvf_residency_page_of_slot(&part->residency, list), image->page_of_slot,
-                 slots * sizeof(int32_t)));
-    KVF_TRY(
-        send(p, kvf_residency_slot_of_page(&part->residency, list), p->work.slot_of_page, pages));
-    if (p->work.slots) {
-        fill_slots(p);
-        KVF_TRY(send(p, kvf_residency_slot(&part->residency, list, 0), p->work.slots,
-                     slots * kvf_part_slot_bytes(part)));
-    }
+    const kvf_paging *paging = &p->part->dims.paging;
+    const size_t pages = (size_t)p->layer->sealed * paging->block_pages;
+    const uint32_t *from = p->l->image->chosen_at;
+    if (!p->row.chosen_at || pages == 0)
+        return KVF_OK;
+    if (!from)
+        from = recent_of_slots(p);
+    for (uint32_t h = 0; h < paging->kv_heads; h++)
+        KVF_TRY(send(p, p->row.chosen_at + (size_t)h * paging->pages_max, from + h * pages,
+                     pages * sizeof *from));
     return KVF_OK;
+}
+
+/* Pages of the blocks into slots: what lies there of these blocks is of earlier owners. */
+static kvf_status admit(const putting *p)
+{
+    const kvf_admit_args args = {.paging = p->part->dims.paging,
+                                 .rows = 1,
+                                 .count = p->layer->sealed,
+                                 .row = kvf_seen_device(&p->l->work, p->work.row + 2)};
+    p->work.row[2] = p->row;
+    p->work.row[2].blocks = p->blocks_device;
+    p->work.row[2].sealed_before = 0;
+    p->work.row[2].use = ++p->part->residency.clock;
+    return args.count ? KVF_LAUNCH(p->step, admit, args) : KVF_OK;
 }
 
 /* ---- digests ---- */
@@ -355,8 +347,9 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     if (!l->is_exact)
         make_state(&p, &p.work.made);
     KVF_TRY(put_state(&p, image));
-    if (l->is_exact && kvf_snapshot_has_slots(part, l->saved))
-        KVF_TRY(put_slots(&p));
+    KVF_TRY(admit(&p));
+    if (l->is_exact)
+        KVF_TRY(put_recent(&p));
     if (l->is_exact && l->saved->queries)
         KVF_TRY(send(&p, p.row.queries, l->image->queries,
                      (size_t)paging->query_window * paging->kv_heads * paging->group *

@@ -11,7 +11,7 @@
 
 #include "step.h"
 
-/* Digest scores of the step, and for policies with groups their reduction: step->list_scores. */
+/* Digest scores of the step, and for policies with groups their reduction. */
 KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 
 /* A short step ranks pages in the launch that resolves them (kvf_step_place), if its lists are

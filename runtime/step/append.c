@@ -153,6 +153,19 @@ kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault, uin
     return put_digests(step, args.jobs);
 }
 
+kvf_status kvf_step_admit(kvf_step *step)
+{
+    const kvf_part *part = step->part;
+    /* A call has one row that seals much, or rows that seal a block at most. */
+    const kvf_admit_args args = {.paging = part->dims.paging,
+                                 .rows = step->rows,
+                                 .count = step->rows == 1 ? step->sealed_blocks : 1,
+                                 .row = step->row};
+    return step->sealed_blocks && step->cache->runtime->seams.is_deaf != 1
+               ? KVF_LAUNCH(step, admit, args)
+               : KVF_OK;
+}
+
 static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)
 {
     return kvf_row_ring_block(&step->part->dims.paging, &step->row_host[row], block);
@@ -203,6 +216,7 @@ static kvf_status seal_packed(kvf_step *step)
             step->states[b]->spare = step->row_host[b].sealed;
     KVF_TRY(KVF_LAUNCH(step, narrow, args));
     KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
+    KVF_TRY(kvf_step_admit(step));
     return kvf_step_point_tables(step);
 }
 
@@ -215,6 +229,7 @@ kvf_status kvf_step_seal(kvf_step *step)
     if (kvf_packs_pages(part))
         return seal_packed(step);
     KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
+    KVF_TRY(kvf_step_admit(step));
     KVF_TRY(ops->event_record(part->sealed, step->stream));
     KVF_TRY(ops->stream_wait_event(part->writeback, part->sealed));
     KVF_TRY(write_back(step));
@@ -315,6 +330,7 @@ static kvf_status enqueue_blocks(kvf_step *step, const kvf_prefill_args *args, u
     KVF_TRY(kvf_step_point_tables(step));
     KVF_TRY(kvf_chunk_repack(step, args, base, row->blocks));
     KVF_TRY(kvf_step_seal_blocks(step, part->tables.chunk_fault, base));
+    KVF_TRY(kvf_step_admit(step));
     return part->dims.arena_blocks ? kvf_arena_write_back(step) : KVF_OK;
 }
 

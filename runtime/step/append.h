@@ -61,6 +61,8 @@ KVF_CHECKED kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *
  * `chunk_fault` is of a chunk that begins at token `chunk_first`, or NULL. */
 KVF_CHECKED kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault,
                                             uint32_t chunk_first);
+/* Pages of these blocks into slots, while their bytes are at hand. */
+KVF_CHECKED kvf_status kvf_step_admit(kvf_step *step);
 /* Page tables of the step's rows: sealed blocks in the pool, the others in the ring. */
 KVF_CHECKED kvf_status kvf_step_point_tables(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);

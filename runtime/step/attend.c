@@ -15,52 +15,21 @@
 #include "select.h"
 #include "token_scores.h"
 
-static kvf_resolve_args resolve_args(const kvf_step *step, const kvf_choice *c)
+static kvf_status resolve(kvf_step *step)
 {
-    return (kvf_resolve_args){.lists = step->rows * step->part->dims.paging.lists,
-                              .ids_max = c->ids_max,
-                              .slots = step->part->dims.paging.slots,
-                              .stride = step->stride,
-                              .ids = c->ids,
-                              .id_count = c->id_count,
-                              .scores = step->list_scores,
-                              .slot_of_page = step->slot_of_page,
-                              .page_of_slot = step->page_of_slot,
-                              .lender = step->lend_order ? c->lender : NULL,
-                              .kept = step->lend_order ? c->kept : NULL,
-                              .slot_of_id = c->slot_of_id,
-                              .missed = c->missed,
-                              .misses = c->misses,
-                              .miss_count = c->miss_count};
-}
-
-/* Who has what rows have in common, before any of them gives a slot away. */
-static kvf_status lend(kvf_step *step, const kvf_choice *c)
-{
-    const kvf_paging *p = &step->part->dims.paging;
-    const kvf_lend_args args = {.rows = step->rows,
-                                .lists = p->lists,
-                                .ids_max = c->ids_max,
-                                .slots = p->slots,
-                                .order = step->lend_order,
-                                .common = step->lend_common,
-                                .ids = c->ids,
-                                .id_count = c->id_count,
-                                .slot_of_page = step->slot_of_page,
-                                .page_of_slot = step->page_of_slot,
-                                .lender = c->lender,
-                                .missed = c->missed,
-                                .kept = c->kept,
-                                .asked = c->asked,
-                                .pages_max = p->pages_max,
-                                .seen = step->part->tables.seen};
-    return step->lend_order ? KVF_LAUNCH(step, lend, args) : KVF_OK;
-}
-
-static kvf_status resolve(kvf_step *step, const kvf_choice *c)
-{
-    const kvf_resolve_args args = resolve_args(step, c);
-    KVF_TRY(lend(step, c));
+    const kvf_part *part = step->part;
+    const kvf_choice *now = &part->tables.now;
+    const kvf_resolve_args args = {.paging = part->dims.paging,
+                                   .rows = step->rows,
+                                   .ids_max = now->ids_max,
+                                   .row = step->row,
+                                   .ids = now->ids,
+                                   .id_count = now->id_count,
+                                   .slot_of_id = now->slot_of_id,
+                                   .missed = now->missed,
+                                   .misses = now->misses,
+                                   .miss_count = now->miss_count,
+                                   .counters = kvf_counters_device(part, step->index)};
     return KVF_LAUNCH(step, resolve, args);
 }
 
@@ -68,7 +37,7 @@ static kvf_status submit(kvf_step *step, const kvf_choice *c, uint32_t flight)
 {
     const kvf_part *part = step->part;
     const size_t first =
-        (size_t)flight * part->config.sequences_max * part->dims.paging.lists * c->ids_max;
+        (size_t)flight * kvf_rows_max(&part->config) * part->dims.paging.lists * c->ids_max;
     const kvf_fetch_args fetch = {.paging = part->dims.paging,
                                   .rows = step->rows,
                                   .ids_max = c->ids_max,
@@ -85,34 +54,21 @@ static kvf_status submit(kvf_step *step, const kvf_choice *c, uint32_t flight)
     return kvf_transfer_submit(part->transfer, &request, step->stream, &step->ticket);
 }
 
-/* Tokens of a sequence one behind the other, because they share its slots. */
-static kvf_status resolve_pages(kvf_step *step)
-{
-    uint32_t end;
-    for (uint32_t first = 0; first < step->rows; first = end) {
-        end = kvf_step_turn(step, first);
-        kvf_step turn = kvf_step_some(step, first, end);
-        const kvf_choice choice = kvf_step_choice(&turn);
-        KVF_TRY(resolve(&turn, &choice));
-    }
-    return KVF_OK;
-}
-
 static kvf_status assemble_spans(kvf_step *step)
 {
     const kvf_part *part = step->part;
     const kvf_tables *t = &part->tables;
-    const kvf_choice now = kvf_step_choice(step);
+    const kvf_choice *now = &t->now;
     const kvf_assemble_args assemble = {.paging = part->dims.paging,
                                         .rows = step->rows,
                                         .ids_max = part->dims.ids_max,
                                         .spans_max = part->dims.spans_max,
                                         .row = step->row,
-                                        .ids = now.ids,
-                                        .id_count = now.id_count,
-                                        .slot_of_id = now.slot_of_id,
-                                        .lender = step->lend_order ? now.lender : NULL,
-                                        .missed = now.missed,
+                                        .arrival = KVF_ARRIVES_BY_FETCH,
+                                        .ids = now->ids,
+                                        .id_count = now->id_count,
+                                        .slot_of_id = now->slot_of_id,
+                                        .missed = now->missed,
                                         .masks = step->masks,
                                         .spans = t->spans,
                                         .span_count = t->span_count,
@@ -166,6 +122,8 @@ static kvf_status select_at_once(kvf_step *step)
                                     .spans_max = part->dims.spans_max,
                                     .stride = step->stride,
                                     .work_stride = part->dims.paging.pages_max,
+                                    .arrival =
+                                        step->shares ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
                                     .row = step->row,
                                     .scores = part->policy->per_query_head ? t->scores : t->reduced,
                                     .count = step->choose_pages,
@@ -174,9 +132,6 @@ static kvf_status select_at_once(kvf_step *step)
                                     .arrived = t->arrived,
                                     .ids = t->now.ids,
                                     .id_count = t->now.id_count,
-                                    .list_scores = step->list_scores,
-                                    .slot_of_page = step->slot_of_page,
-                                    .page_of_slot = step->page_of_slot,
                                     .slot_of_id = t->now.slot_of_id,
                                     .missed = t->now.missed,
                                     .misses = t->now.misses,
@@ -185,21 +140,28 @@ static kvf_status select_at_once(kvf_step *step)
                                     .spans = t->spans,
                                     .span_count = t->span_count,
                                     .counters = kvf_counters_device(part, step->index)};
-    return KVF_LAUNCH(step, select, select);
+    const kvf_collect_args collect = {.paging = select.paging,
+                                      .rows = select.rows,
+                                      .ids_max = select.ids_max,
+                                      .row = select.row,
+                                      .misses = select.misses,
+                                      .miss_count = select.miss_count};
+    KVF_TRY(KVF_LAUNCH(step, select, select));
+    return select.arrival == KVF_ARRIVES_FIRST ? KVF_LAUNCH(step, collect, collect) : KVF_OK;
 }
 
 kvf_status kvf_step_place(kvf_step *step)
 {
     if (kvf_step_is_short(step))
         return select_at_once(step);
-    KVF_TRY(resolve_pages(step));
+    KVF_TRY(resolve(step));
     KVF_TRY(kvf_bring_note_chosen(step));
     /* With a disk tier and slots, hits are attended before the host looks at the misses. */
-    const kvf_choice now = kvf_step_choice(step);
+    const kvf_choice *now = &step->part->tables.now;
     if (!kvf_moves_pages(step->part))
         KVF_TRY(kvf_bring_ask(step));
     else if (!step->part->pool.tier)
-        KVF_TRY(submit(step, &now, 0));
+        KVF_TRY(submit(step, now, 0));
     KVF_TRY(assemble_spans(step));
     return step->is_late ? part_spans(step) : KVF_OK;
 }

@@ -95,18 +95,11 @@ static bool looks_at_all(const kvf_part *part, const kvf_layer *layer)
     return part->policy->all_pages || part->policy->by_token || kvf_verify_is_due(part, layer);
 }
 
-/* A refresh does too, if it is exact, if pages have no slots or are packed, if boxes are renewed;
- * and one in a step that seals, because taking that back looks at all bits. */
+/* A refresh does too: which pages of recent choices have no slot the host does not know. */
 static bool reads_all(const kvf_part *part, const kvf_layer *layer)
 {
-    const bool is_exact =
-        layer->needs_exact || part->config.refresh == KVF_REFRESH_EXACT ||
-        (part->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from);
-    const uint32_t sealed = kvf_sealed_blocks(part, layer->length + 1);
     return looks_at_all(part, layer) ||
-           (kvf_refresh_is_due(part, layer, sealed) &&
-            (is_exact || !kvf_moves_pages(part) || !kvf_has_codes(part) || kvf_packs_pages(part) ||
-             sealed > layer->sealed));
+           kvf_refresh_is_due(part, layer, kvf_sealed_blocks(part, layer->length + 1));
 }
 
 /* Rows of which all is read, before anything has changed. */
@@ -122,18 +115,15 @@ static kvf_status bring_rows(kvf_step *step)
     return kvf_bring_rows(step, reads_all);
 }
 
-/* What the step was to read did not come: its tokens go, and the slots that they were to get. */
+/* What the step was to read did not come: its tokens go, and with the slots that were to get it all
+ * others, because nobody knows any more which these are. */
 static kvf_status take_back(kvf_step *step, const kvf_decode_args *args, kvf_status failure)
 {
     kvf_cache *cache = step->cache;
     kvf_part *part = step->part;
-    const uint32_t lists = part->dims.paging.lists;
     kvf_error error;
     kvf_context_error(cache->context, &error);
-    kvf_status status = KVF_OK;
-    for (uint32_t b = 0; b < step->rows && status == KVF_OK; b++)
-        status = kvf_residency_clear(&part->residency, step->states[b]->row * lists, lists,
-                                     step->stream);
+    kvf_status status = kvf_residency_clear(&part->residency, step->stream);
     KVF_TRY(kvf_step_end(step, status));
     for (uint32_t b = 0; b < args->batch && status == KVF_OK; b++)
         status = kvf_truncate_layer(cache, args->sequences[b], args->layer, step->stream);
@@ -241,31 +231,12 @@ static kvf_status place_and_attend(kvf_step *step, void *out, float *lse)
     return kvf_step_stamp(step, &counters->attend_ns);
 }
 
-/* Slots have room for one choice: the next token of a sequence takes them when the one before was
- * attended. */
-static kvf_status attend_in_turn(kvf_step *step, void *out, float *lse)
-{
-    const kvf_part *part = step->part;
-    const size_t heads = part->config.query_heads;
-    const size_t bytes = heads * kvf_row_bytes(&part->dims.paging.shape);
-    uint32_t end;
-    for (uint32_t first = 0; first < step->rows; first = end) {
-        end = kvf_step_turn(step, first);
-        kvf_step turn = kvf_step_some(step, first, end);
-        KVF_TRY(place_and_attend(&turn, (char *)out + first * bytes, lse + first * heads));
-    }
-    return KVF_OK;
-}
-
 kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
 {
     const kvf_part *part = step->part;
     float *lse = args->lse ? args->lse : part->tables.lse;
     KVF_TRY(kvf_decode_select(step, args, due));
-    if (is_one_turn(step) || !kvf_moves_pages(part))
-        KVF_TRY(place_and_attend(step, args->out, lse));
-    else
-        KVF_TRY(attend_in_turn(step, args->out, lse));
+    KVF_TRY(place_and_attend(step, args->out, lse));
     for (uint32_t b = 0; due->verifies && b < step->rows; b++)
         if (step->states[b]->is_verified)
             KVF_TRY(kvf_step_verify(step, b, args->out, lse));

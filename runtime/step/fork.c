@@ -4,8 +4,8 @@
  * A second sequence from the same tokens: sealed blocks shared, everything on the device copied in
  * stream order.
  *
- * Knows nothing of policies. Residency is copied too, so that the child's static set, which is
- * chosen among resident tokens, is the one its parent would choose.
+ * Knows nothing of policies, nor of slots, which belong to blocks. Recent choices are copied too,
+ * so that the child's static set, which is chosen among them, is the one its parent would choose.
  */
 
 #include "fork.h"
@@ -35,7 +35,7 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     const size_t query =
         (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
-    if (from->codes) /* which both have from now on */
+    if (from->sealed) /* pages and codes, which both have from now on */
         copy(c, to->block_of, from->block_of, from->sealed * sizeof *to->block_of);
     copy(c, to->ring, from->ring, kvf_ring_size(p));
     copy(c, to->store, from->store, (size_t)p->kv_heads * p->store_pages * page);
@@ -44,6 +44,9 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     copy(c, to->queries, from->queries, p->query_window * query);
     if (from->share)
         copy(c, to->share, from->share, 2 * sizeof *to->share);
+    if (from->chosen_at)
+        copy(c, to->chosen_at, from->chosen_at,
+             (size_t)p->kv_heads * p->pages_max * sizeof *to->chosen_at);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         copy(c, kvf_row_bits(p, to, h), kvf_row_bits(p, from, h), from->sealed * sizeof *to->bits);
         if (!from->codes)
@@ -56,18 +59,6 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
         copy(c, kvf_row_mean_scale(p, to, h, 0), kvf_row_mean_scale(p, from, h, 0),
              whole * sizeof *to->mean_scales);
     }
-}
-
-static void copy_residency(copier *c, const kvf_residency *r, uint32_t to, uint32_t from)
-{
-    const size_t lists = c->step->part->dims.paging.lists;
-    copy(c, kvf_residency_slot_of_page(r, to), kvf_residency_slot_of_page(r, from),
-         lists * r->pages_max * sizeof(int32_t));
-    copy(c, kvf_residency_page_of_slot(r, to), kvf_residency_page_of_slot(r, from),
-         lists * r->slots * sizeof(int32_t));
-    if (r->slot_bytes)
-        copy(c, kvf_residency_slot(r, to, 0), kvf_residency_slot(r, from, 0),
-             lists * r->slots * r->slot_bytes);
 }
 
 /* What the host knows, whole before anything can fail: shared blocks get one more reference. */
@@ -93,12 +84,10 @@ void kvf_fork_take(kvf_step *step)
 static void copy_row(copier *c, const kvf_layer *to, const kvf_layer *from)
 {
     const kvf_part *part = c->step->part;
-    const uint32_t lists = part->dims.paging.lists;
     const kvf_row target = kvf_step_row(part, to), source = kvf_step_row(part, from);
     if (from->is_fresh)
         return; /* nothing was ever written for it */
     copy_layer(c, &target, &source);
-    copy_residency(c, &part->residency, to->row * lists, from->row * lists);
 }
 
 /* Layers of a part. What is not sealed lies in the child's own ring: sealed_before == sealed. */

@@ -261,13 +261,11 @@ static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *r
                : KVF_OK;
 }
 
-/* Residency, and the sink of pages that stay. */
+/* The sink of pages that stay. */
 static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *row,
                                const void *counts)
 {
-    kvf_part *part = step->part;
-    const uint32_t lists = part->dims.paging.lists;
-    KVF_TRY(kvf_residency_clear(&part->residency, k->layer->row * lists, lists, k->stream));
+    const kvf_part *part = step->part;
     return part->device->ops->copy(k->stream, row->store_count, counts,
                                    part->config.kv_heads * sizeof *row->store_count);
 }

@@ -80,7 +80,7 @@ static kvf_status seal(kvf_step *step, const kvf_row *view, uint32_t base)
     step->row = view;
     const kvf_status status = kvf_step_seal_blocks(step, step->part->tables.chunk_fault, base);
     step->row = row;
-    return status;
+    return status == KVF_OK ? kvf_step_admit(step) : status;
 }
 
 kvf_status kvf_prefill_packed(kvf_step *step, const kvf_prefill_args *args, uint32_t base)

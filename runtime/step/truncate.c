@@ -4,7 +4,7 @@
  * Cutting the newest tokens off a sequence, so that what comes next is as if they had never been.
  *
  * Knows nothing of who wants it. A block that was sealed and is cut lies in the window again: its
- * tokens come back from the pool to the ring, its digest and its slots are gone. Blocks of the pool
+ * tokens come back from the pool to the ring, its digest is gone. Blocks of the pool
  * are only given back, never written, so forks are not touched and nothing can be refused for want
  * of room. A cut within the window changes nothing on the device.
  *
@@ -145,16 +145,10 @@ static kvf_status unpack_window(kvf_step *step, kvf_layer *layer)
     return KVF_OK;
 }
 
-/* Of all layers of the part, from list `first` on. */
-static kvf_status drop(kvf_step *step, uint32_t first)
+static kvf_status drop(kvf_step *step)
 {
-    const kvf_residency *residency = &step->part->residency;
-    const kvf_drop_args args = {.paging = step->part->dims.paging,
-                                .rows = step->rows,
-                                .slots = residency->slots,
-                                .row = step->row,
-                                .slot_of_page = kvf_residency_slot_of_page(residency, first),
-                                .page_of_slot = kvf_residency_page_of_slot(residency, first)};
+    const kvf_drop_args args = {
+        .paging = step->part->dims.paging, .rows = step->rows, .row = step->row};
     return KVF_LAUNCH(step, drop, args);
 }
 
@@ -162,7 +156,6 @@ static kvf_status drop(kvf_step *step, uint32_t first)
 static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut *c)
 {
     kvf_part *part = step->part;
-    uint32_t first = 0;
     step->rows = part->config.layers;
     kvf_fork_take(step);
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
@@ -174,7 +167,6 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut 
         if (length && length < layer->length)
             cut_layer(sequence, i, length);
         step->row_host[layer->index] = kvf_step_row(part, layer);
-        first = (layer->row - layer->index) * part->dims.paging.lists;
         KVF_TRY(bring_window(step, layer, sealed));
     }
     /* What is not sealed lies in the ring: sealed_before == sealed. */
@@ -185,7 +177,7 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut 
         if (sequence->layers[i].part == part)
             KVF_TRY(unpack_window(step, &sequence->layers[i]));
     KVF_TRY(KVF_LAUNCH(step, table, table));
-    return drop(step, first);
+    return drop(step);
 }
 
 /* Blocks that come back to the window, of all layers, into memory. */

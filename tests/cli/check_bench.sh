@@ -274,7 +274,7 @@ PY
 for queries in "" --afresh; do
     # shellcheck disable=SC2086
     "$kvferry" bench decode --device "$device" --context 4096 --budget 128 --layers 1 --kv-heads 2 --head-dim 64 \
-        --steps 3 --warmup 1 --method each $queries -o jsonl >>"$work/afresh" 2>"$work/err" ||
+        --steps 3 --warmup 1 --method each --device-memory 0 $queries -o jsonl >>"$work/afresh" 2>"$work/err" ||
         fail "bench decode $queries: $(cat "$work/err")"
 done
 python3 - "$work/afresh" <<'PY' || fail "bench decode --afresh: the rows"

@@ -342,6 +342,11 @@ static inline uint64_t kvf_load_relaxed(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
 
+static inline uint32_t kvf_load_relaxed(const uint32_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
 /* A thread that polls lets the others run. */
 static inline uint32_t kvf_load_acquire_system(const uint32_t *word)
 {

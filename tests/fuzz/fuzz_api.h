@@ -174,7 +174,7 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
     c->group_reduce = (kvf_group_reduce)draw(w, 0, KVF_GROUP_SUM);
     c->budget_share =
         c->select == KVF_SELECT_STATIC || draw(w, 0, 2) ? 0.0f : (float)draw(w, 0, 10) / 10;
-    c->slots = draw(w, 0, 1) ? 0 : TOKENS_MAX;
+    c->device_bytes = draw(w, 0, 1) ? 0 : KVF_DEVICE_BYTES_AUTO;
     if (!draw(w, 0, 2))
         draw_heads(w, c);
 }
@@ -280,9 +280,8 @@ static inline int open_world(world *w)
         return 0;
     }
     w->pruner = open_pruner(w, w->cache);
-    /* A refresh may look at what is resident, of which a static set follows then. */
     const uint32_t is_static = kvf_cache_memory(w->cache)->static_tokens;
-    w->plain_config.slots = is_static ? c->slots : 0;
+    w->plain_config.device_bytes = draw(w, 0, 1) ? 0 : KVF_DEVICE_BYTES_AUTO;
     w->has_rings = c->head_mask && memchr(c->head_mask, 0, (size_t)c->layers * c->kv_heads) != NULL;
     w->can_cut = !is_static && !w->has_rings;
     w->has_lists = w->can_cut && c->select != KVF_SELECT_QUEST && c->select != KVF_SELECT_ARKVALE &&

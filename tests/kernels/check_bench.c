@@ -34,7 +34,7 @@
 #define CHOSEN     ((BUDGET - WINDOW) / PAGE - SINK_PAGES)        /* pages */
 #define SPANS      (BUDGET / PAGE)                                /* of a list */
 #define SPANS_MAX  (SINK_PAGES + (WINDOW + BLOCK) / PAGE + SPANS) /* as the cache reserves */
-#define SLOTS      (2 * CHOSEN)                                   /* likewise */
+#define SLOTS      ((2 * CHOSEN + 31) / 32 * 32)                  /* likewise */
 #define SPLIT      8u                                             /* spans: 32 tokens */
 #define SPLITS     ((SPANS_MAX + SPLIT - 1) / SPLIT)
 #define MISS_EVERY 8u
@@ -64,9 +64,7 @@ typedef struct layers {
     uint32_t *page_count, *choose;
     uint16_t *mass;
     float *top, *sum, *scores;
-    const float **list_scores;
     uint32_t *work, *arrived;
-    int32_t **slot_of_page, **page_of_slot;
     int32_t *ids, *slot_of_id;
     uint32_t *id_count, *missed, *miss_count;
     kvf_miss *misses;
@@ -138,14 +136,19 @@ static void fill_rows(layers *d)
 {
     check *c = d->c;
     const kvf_paging *p = &d->paging;
-    const size_t slots = (size_t)HEADS * SLOTS * kvf_page_bytes(&shape),
-                 ring = 3 * kvf_block_bytes(p);
+    const size_t slots = (size_t)HEADS * p->slots, ring = 3 * kvf_block_bytes(p);
+    const size_t pages = (size_t)HEADS * p->pool_pages;
     const size_t queries = HEADS * GROUP * kvf_row_bytes(&shape);
     const size_t store = HEADS * SINK_PAGES * kvf_page_bytes(&shape);
-    char *all_slots = numbers(c, d->rows * slots / 2), *rings = numbers(c, d->rows * ring / 2);
+    char *all_slots = numbers(c, slots * kvf_page_bytes(&shape) / 2),
+         *rings = numbers(c, d->rows * ring / 2);
     char *all_queries = check_in(c, d->rows * queries), *stores = numbers(c, d->rows * store / 2);
     uint32_t *store_counts = zeros(c, d->rows * HEADS * sizeof *store_counts);
     uint64_t *faults = zeros(c, d->rows * sizeof *faults);
+    int32_t *of_page = check_in(c, pages * sizeof *of_page);
+    uint64_t *words = check_in(c, slots * sizeof *words);
+    memset(of_page, 0xff, pages * sizeof *of_page);
+    memset(words, 0xff, slots * sizeof *words);
     void **blocks = check_in(c, (size_t)d->rows * d->blocks * sizeof *blocks);
     d->row = zeros(c, d->rows * sizeof *d->row);
     for (uint32_t r = 0; r < d->rows; r++) {
@@ -156,7 +159,12 @@ static void fill_rows(layers *d)
                          .store = stores + r * store,
                          .store_count = store_counts + r * HEADS,
                          .queries = all_queries + r * queries,
-                         .slots = all_slots + r * slots,
+                         .block_of = (uint32_t *)(uintptr_t)d->block_of[0],
+                         .block_first = r * d->blocks,
+                         .slot_of_page = of_page,
+                         .slot_words = words,
+                         .slots = all_slots,
+                         .use = 1,
                          .fault = faults + r,
                          .chosen_pages = CHOSEN,
                          .length = d->tokens,
@@ -173,10 +181,6 @@ static void fill_tables(layers *d)
     check *c = d->c;
     const size_t lists = (size_t)d->rows * HEADS, rows = lists * GROUP;
     const uint32_t tiles = kvf_tiles(d->pages, PAGE);
-    int32_t *of_page = check_in(c, lists * d->pages * sizeof *of_page);
-    int32_t *of_slot = check_in(c, lists * SLOTS * sizeof *of_slot);
-    memset(of_page, 0xff, lists * d->pages * sizeof *of_page);
-    memset(of_slot, 0xff, lists * SLOTS * sizeof *of_slot);
     d->q = numbers(c, rows * HEAD_DIM);
     d->k = numbers(c, lists * HEAD_DIM);
     d->v = numbers(c, lists * HEAD_DIM);
@@ -189,11 +193,8 @@ static void fill_tables(layers *d)
     d->top = check_in(c, rows * tiles * sizeof(float));
     d->sum = check_in(c, rows * tiles * sizeof(float));
     d->scores = check_in(c, lists * d->pages * sizeof(float));
-    d->list_scores = check_in(c, lists * sizeof *d->list_scores);
     d->work = check_in(c, lists * d->pages * sizeof *d->work);
     d->arrived = zeros(c, lists * sizeof *d->arrived);
-    d->slot_of_page = check_in(c, lists * sizeof *d->slot_of_page);
-    d->page_of_slot = check_in(c, lists * sizeof *d->page_of_slot);
     d->ids = check_in(c, lists * SPANS * sizeof *d->ids);
     d->slot_of_id = check_in(c, lists * SPANS * sizeof *d->slot_of_id);
     d->missed = check_in(c, lists * SPANS * sizeof *d->missed);
@@ -206,9 +207,6 @@ static void fill_tables(layers *d)
     d->partial_lse = check_in(c, rows * SPLITS * sizeof(float));
     d->counters = zeros(c, d->rows * sizeof *d->counters);
     for (size_t l = 0; l < lists; l++) {
-        d->slot_of_page[l] = of_page + l * d->pages;
-        d->page_of_slot[l] = of_slot + l * SLOTS;
-        d->list_scores[l] = d->scores + l * d->pages;
         d->page_count[l] = d->row[l / HEADS].sealed * d->paging.block_pages;
         d->choose[l] = CHOSEN;
     }
@@ -231,7 +229,7 @@ static void fill_spans(layers *d)
         d->hit_count[l] = SPANS;
         for (uint32_t i = 0; i < SPANS; i++) {
             kvf_span *span = &d->hits[l * SPANS_MAX + i];
-            const int32_t slot = (int32_t)(i * 89 % SLOTS);
+            const uint32_t slot = (uint32_t)(l / HEADS * SLOTS) + i * 89 % SLOTS;
             span->page = kvf_row_slot(&d->paging, &d->row[l / HEADS], (uint32_t)(l % HEADS), slot);
             span->count = PAGE;
             d->some[l * SPANS_MAX + i] = *span;
@@ -281,7 +279,8 @@ static void fill(layers *d)
                              .blocks_max = d->blocks,
                              .pages_max = d->pages,
                              .store_pages = SINK_PAGES,
-                             .slots = SLOTS,
+                             .slots = d->rows * SLOTS,
+                             .pool_pages = d->rows * d->pages,
                              .sink = SINK_PAGES * PAGE,
                              .ring_blocks = 3,
                              .query_window = 1};
@@ -376,9 +375,7 @@ static kvf_select_args select_args(const layers *d, uint32_t first, uint32_t row
                              .arrived = d->arrived + list,
                              .ids = d->ids + list * SPANS,
                              .id_count = d->id_count + list,
-                             .list_scores = d->list_scores + list,
-                             .slot_of_page = d->slot_of_page + list,
-                             .page_of_slot = d->page_of_slot + list,
+                             .arrival = KVF_ARRIVES_BY_ATTEND,
                              .slot_of_id = d->slot_of_id + list * SPANS,
                              .missed = d->missed + list * SPANS,
                              .misses = d->misses + list * SPANS,

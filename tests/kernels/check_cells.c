@@ -49,7 +49,7 @@ static kvf_paging make_paging(check *c, uint32_t index)
     p.block_pages = p.block_size / p.shape.page_size;
     p.sink = check_below(c, 40);
     p.store_pages = kvf_max_u32(1, kvf_div_ceil_u32(p.sink, p.shape.page_size));
-    p.slots = 8;
+    p.slots = KVF_SLOT_WAYS;
     p.ring_blocks = 2;
     return p;
 }
@@ -85,12 +85,7 @@ static void make_regions(check *c, world *w)
     if (check_below(c, 3) || p->shape.pages != KVF_PAGES_BF16)
         k->rings = tracked(c, "rings", n * p->ring_blocks * kvf_block_bytes(p));
     k->stores = tracked(c, "stores", lists * p->store_pages * page);
-    k->slots = check_out(c, lists * p->slots * kvf_home_page_bytes(&p->shape));
-    k->slot_of_page = tracked(c, "slot_of_page", lists * p->pages_max * sizeof(int32_t));
-    k->page_of_slot = tracked(c, "page_of_slot", lists * p->slots * sizeof(int32_t));
-    memset(k->slot_of_page, 0xff, lists * p->pages_max * sizeof(int32_t));
-    memset(k->page_of_slot, 0xff, lists * p->slots * sizeof(int32_t));
-    k->slot_tags = tracked(c, "slot_tags", lists * p->slots * sizeof *k->slot_tags);
+    k->clock = tracked(c, "clock", sizeof *k->clock);
     k->token_tags = tracked(c, "token_tags", lists * kvf_cell_tokens(p) * sizeof *k->token_tags);
     k->row = tracked(c, "row", REGIONS * sizeof *k->row);
     k->blocks = tracked(c, "blocks", REGIONS * p->blocks_max * sizeof *k->blocks);
@@ -99,8 +94,7 @@ static void make_regions(check *c, world *w)
     k->bits = check_in(c, p->kv_heads * p->blocks_max * sizeof *k->bits);
     k->pages = tracked(c, "pages", w->lists * sizeof *k->pages);
     k->choose = tracked(c, "choose", w->lists * sizeof *k->choose);
-    k->list_slot_of_page = tracked(c, "lists", w->lists * sizeof(int32_t *));
-    k->list_page_of_slot = tracked(c, "lists of slots", w->lists * sizeof(int32_t *));
+    k->region = tracked(c, "region", REGIONS * sizeof *k->region);
     k->is_bad = tracked(c, "is_bad", REGIONS * sizeof *k->is_bad);
     k->counters = tracked(c, "counters", LAYERS * sizeof *k->counters);
 }
@@ -480,34 +474,6 @@ static void compare_means(check *c, const world *w)
     }
 }
 
-/* Slots for some pages of every list, as a step would give them. */
-static void give_slots(check *c, const world *w)
-{
-    const kvf_paging *p = &w->c->paging;
-    const uint32_t ids_max = p->slots;
-    kvf_miss *misses = check_in(c, w->lists * ids_max * sizeof *misses);
-    uint32_t *count = check_in(c, w->lists * sizeof *count);
-    for (uint32_t l = 0; l < w->lists; l++) {
-        int32_t *page_of_slot = w->c->list_page_of_slot[l];
-        int32_t *slot_of_page = w->c->list_slot_of_page[l];
-        count[l] = 0;
-        for (uint32_t page = 0, s = 0; page < w->c->pages[l] && s < p->slots; page += 2, s++) {
-            if (page_of_slot[s] != -1 || slot_of_page[page] != -1)
-                continue;
-            page_of_slot[s] = (int32_t)page;
-            slot_of_page[page] = (int32_t)s;
-            misses[l * ids_max + count[l]++] = (kvf_miss){(int32_t)page, (int32_t)s};
-        }
-    }
-    const kvf_note_args a = {.cells = w->c,
-                             .layer = LAYER,
-                             .lists = w->lists,
-                             .ids_max = ids_max,
-                             .misses = misses,
-                             .miss_count = count};
-    CHECK_BOTH(c, note, &a);
-}
-
 static void step(check *c, world *w)
 {
     const kvf_rows_args rows = {.cells = w->c,
@@ -528,6 +494,7 @@ static void step(check *c, world *w)
                                       .rows = REGIONS,
                                       .stretches_max = w->c->paging.stretches_max,
                                       .head_dim = w->c->paging.shape.head_dim};
+    const uint32_t calls = *w->c->clock;
     make_rows(c, w);
     CHECK_BOTH(c, rows, &rows);
     look_at_rows(c, w);
@@ -538,7 +505,8 @@ static void step(check *c, world *w)
         compare_means(c, w);
     if (w->c->streaming)
         stream(c, w);
-    give_slots(c, w);
+    if (*w->c->clock != calls + 1)
+        check_fail(c, "call %u is not counted", calls);
 }
 
 /* Rows of chunks have their tokens in exact form, up to their ends. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on scores and lists against their references: reduce, topk, pool, resolve, convert.
+ * Kernels on scores and lists against their references: reduce, topk, pool, convert.
  *
- * topk, resolve, pooling by maximum: bit for bit. Averages of n terms in fp32 are off by at most n
+ * topk, pooling by maximum: bit for bit. Averages of n terms in fp32 are off by at most n
  * * 2^-24 of the sum of magnitudes. A softmax weight is off by at most its logit's error, scale *
  * |s - top| * 2^-23, and that of the exponential, 2e-7.
  */
@@ -203,156 +203,6 @@ void check_pool(check *c)
         const double average = a.average ? 300.0 * (a.width + 2) * 0x1p-24 : 0.0;
         check_elements(c, "out", out[1], out[0], KVF_FP32, written, average + rounded, 0.0);
     }
-}
-
-/* The tables stay inverse to each other, and every selected page ends in a slot. */
-static void resolve_invariants(check *c, const kvf_resolve_args *a, uint32_t list, uint32_t pages)
-{
-    for (uint32_t p = 0; p < pages; p++) {
-        int32_t slot = a->slot_of_page[list][p];
-        if (slot >= 0 && a->page_of_slot[list][slot] != (int32_t)p)
-            check_fail(c, "page %u says slot %d, which holds page %d", p, slot,
-                       a->page_of_slot[list][slot]);
-    }
-    for (uint32_t i = 0; i < a->id_count[list]; i++) {
-        const size_t at = (size_t)list * a->ids_max + i;
-        if (a->slot_of_page[list][a->ids[at]] != a->slot_of_id[at] || a->slot_of_id[at] < 0)
-            check_fail(c, "selected page %d is not in its slot", a->ids[at]);
-    }
-}
-
-/* a comes before b among slots that are given away: free ones first, then by score and page. */
-static bool goes_before(const float *scores, const int32_t *page_of_slot, uint32_t a, uint32_t b)
-{
-    const int32_t p = page_of_slot[a], q = page_of_slot[b];
-    if (p < 0 || q < 0)
-        return p < 0 && (q >= 0 || a < b);
-    const float x = scores && !isnan(scores[p]) ? scores[p] : scores ? -INFINITY : 0.0f;
-    const float y = scores && !isnan(scores[q]) ? scores[q] : scores ? -INFINITY : 0.0f;
-    return x < y || (x == y && p < q);
-}
-
-/* Every miss got the slot that the order says, one by one. `before` is page_of_slot as it was. */
-static void resolve_order(check *c, const kvf_resolve_args *a, uint32_t list, int32_t *before)
-{
-    const size_t row = (size_t)list * a->ids_max;
-    uint32_t n = 0;
-    for (uint32_t slot = 0; slot < a->slots; slot++)
-        for (uint32_t i = 0; i < a->id_count[list]; i++)
-            if (a->ids[row + i] == before[slot])
-                before[slot] = INT32_MAX;
-    for (uint32_t i = 0; i < a->id_count[list]; i++) {
-        if (!a->missed[row + i])
-            continue;
-        uint32_t best = UINT32_MAX;
-        for (uint32_t slot = 0; slot < a->slots; slot++)
-            if (before[slot] < INT32_MAX &&
-                (best == UINT32_MAX || goes_before(a->scores[list], before, slot, best)))
-                best = slot;
-        const kvf_miss *miss = &a->misses[row + n++];
-        if (miss->page != a->ids[row + i] || (uint32_t)miss->slot != best)
-            check_fail(c, "miss %u is page %d in slot %d; want page %d in slot %u", n - 1,
-                       miss->page, miss->slot, a->ids[row + i], best);
-        before[best] = INT32_MAX;
-    }
-}
-
-/* Several steps, each of which begins with the slots that the one before left. */
-static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
-{
-    kvf_resolve_args a = {.lists = 2, .ids_max = k, .slots = slots, .stride = pages};
-    if (!check_begin(c))
-        return;
-    check_describe(c, "pages=%u k=%u slots=%u", pages, k, slots);
-    int32_t **of_page = check_in(c, 2 * sizeof *of_page);
-    int32_t **of_slot = check_in(c, 2 * sizeof *of_slot);
-    const float **rows = check_in(c, 2 * sizeof *rows);
-    float *scores = check_in(c, 2 * (size_t)pages * sizeof *scores);
-    int32_t *ids = check_in(c, 2 * (size_t)k * sizeof *ids);
-    uint32_t *id_count = check_in(c, 2 * sizeof *id_count);
-    for (uint32_t i = 0; i < 2; i++) {
-        of_page[i] = check_changed(c, "slot_of_page", pages * sizeof(int32_t));
-        of_slot[i] = check_changed(c, "page_of_slot", slots * sizeof(int32_t));
-        memset(of_page[i], 0xff, pages * sizeof(int32_t));
-        memset(of_slot[i], 0xff, slots * sizeof(int32_t));
-        rows[i] = pages % 5 ? scores + (size_t)i * pages : NULL;
-    }
-    a.ids = ids;
-    a.id_count = id_count;
-    a.scores = rows;
-    a.slot_of_page = of_page;
-    a.page_of_slot = of_slot;
-    a.slot_of_id = check_changed(c, "slot_of_id", 2 * (size_t)k * sizeof(int32_t));
-    a.missed = check_changed(c, "missed", 2 * (size_t)k * sizeof(uint32_t));
-    a.misses = check_changed(c, "misses", 2 * (size_t)k * sizeof(kvf_miss));
-    a.miss_count = check_changed(c, "miss_count", 2 * sizeof(uint32_t));
-    int32_t *before = check_in(c, 2 * (size_t)slots * sizeof *before);
-    for (uint32_t step = 0; step < 6; step++) {
-        fill_scores(c, scores, 2 * (size_t)pages, step % 4);
-        for (uint32_t i = 0; i < 2; i++) {
-            uint32_t n = 0;
-            for (uint32_t p = 0; p < pages && n < k; p++)
-                if (check_below(c, pages) < k)
-                    ids[(size_t)i * k + n++] = (int32_t)p;
-            id_count[i] = n;
-        }
-        uint32_t resident[2] = {0, 0};
-        for (uint32_t i = 0; i < 2; i++)
-            for (uint32_t n = 0; n < id_count[i]; n++)
-                resident[i] += of_page[i][ids[(size_t)i * k + n]] >= 0;
-        for (uint32_t i = 0; i < 2; i++)
-            memcpy(before + (size_t)i * slots, of_slot[i], slots * sizeof *before);
-        CHECK_BOTH(c, resolve, &a);
-        for (uint32_t i = 0; i < 2; i++) {
-            resolve_invariants(c, &a, i, pages);
-            resolve_order(c, &a, i, before + (size_t)i * slots);
-            if (a.miss_count[i] != id_count[i] - resident[i])
-                check_fail(c, "%u misses, %u pages of %u were resident", a.miss_count[i],
-                           resident[i], id_count[i]);
-        }
-    }
-}
-
-/* Full slots: the victim is the page with the lowest score, ties to the lower page, NaN lowest. */
-static void resolve_victims(check *c)
-{
-    if (!check_begin(c))
-        return;
-    check_describe(c, "victims by score");
-    int32_t *of_page = check_put_out(c, (const int32_t[]){2, 0, 1, 3, -1, -1}, 24);
-    int32_t *of_slot = check_put_out(c, (const int32_t[]){1, 2, 0, 3}, 16);
-    const float *scores = check_put(c, (const float[]){5.0f, 2.0f, 2.0f, NAN, 9.0f, 8.0f}, 24);
-    kvf_resolve_args a = {.lists = 1,
-                          .ids_max = 3,
-                          .slots = 4,
-                          .stride = 6,
-                          .ids = check_put(c, (const int32_t[]){0, 4, 5}, 12),
-                          .id_count = check_put(c, (const uint32_t[]){3}, 4),
-                          .scores = check_put(c, &scores, sizeof scores),
-                          .slot_of_page = check_put(c, &of_page, sizeof of_page),
-                          .page_of_slot = check_put(c, &of_slot, sizeof of_slot)};
-    a.slot_of_id = check_out(c, 3 * sizeof(int32_t));
-    a.missed = check_out(c, 3 * sizeof(uint32_t));
-    a.misses = check_out(c, 3 * sizeof(kvf_miss));
-    a.miss_count = check_out(c, sizeof(uint32_t));
-    CHECK_RUN(c, c->var, resolve, &a, false);
-    if (a.miss_count[0] != 2 || a.misses[0].page != 4 || a.misses[0].slot != 3 ||
-        a.misses[1].page != 5 || a.misses[1].slot != 0 || a.missed[0] != 0 || a.missed[1] != 1 ||
-        a.slot_of_id[0] != 2 || of_page[3] != -1 || of_page[1] != -1 || of_page[2] != 1)
-        check_fail(c, "wrong victims: %u misses, first into slot %d, second into %d",
-                   a.miss_count[0], a.misses[0].slot, a.misses[1].slot);
-}
-
-void check_resolve(check *c)
-{
-    for (uint32_t i = 0; i < 40; i++)
-        resolve_case(c, 20 + 13 * i, 1 + i % 17, 17 + i);
-    resolve_case(c, 2001, 600, 600); /* more victims than are looked for at once */
-    resolve_case(c, 3001, 1200, 1500);
-    resolve_case(c, 5000, 40, 1100);
-    resolve_case(c, 1400, 512, 1024); /* single tokens, most of them hits */
-    resolve_case(c, 20001, 512, 1024);
-    resolve_victims(c);
 }
 
 /* Every fp16 and bf16 number survives, and rounding is to the nearest of the two neighbours. */

@@ -27,6 +27,8 @@ static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
     check_track(c, "store_index", row->store_index, store_tokens * sizeof(uint32_t));
     check_track(c, "store_count", row->store_count, p->kv_heads * sizeof(uint32_t));
     check_track(c, "fault", row->fault, sizeof *row->fault);
+    check_track(c, "chosen_at", row->chosen_at,
+                (size_t)p->kv_heads * p->pages_max * sizeof *row->chosen_at);
 }
 
 static void stamp_case(check *c)
@@ -249,7 +251,7 @@ static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
     uint32_t *count = check_in(c, lists * sizeof *count);
     for (size_t i = 0; i < all; i++) {
         slots[i] = (int32_t)check_below(c, w->p.slots);
-        missed[i] = check_below(c, 2);
+        missed[i] = check_below(c, 3);
     }
     for (uint32_t l = 0; l < lists; l++)
         count[l] = check_subset(c, kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]), a->ids_max,
@@ -257,29 +259,6 @@ static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
     a->ids = ids;
     a->id_count = count;
     a->slot_of_id = slots;
-    a->missed = missed;
-}
-
-/* Some of them are lent by rows that have a slot for the page. */
-static void make_lenders(check *c, const check_rows *w, kvf_assemble_args *a)
-{
-    const uint32_t lists = w->rows * w->p.lists;
-    const size_t all = (size_t)lists * a->ids_max;
-    int32_t *lender = check_in(c, all * sizeof *lender);
-    uint32_t *missed = check_in(c, all * sizeof *missed);
-    memcpy(missed, a->missed, all * sizeof *missed);
-    memset(lender, 0xff, all * sizeof *lender);
-    for (uint32_t l = 0; l < lists; l++)
-        for (uint32_t i = 0; i < a->id_count[l]; i++) {
-            const size_t at = (size_t)l * a->ids_max + i;
-            const uint32_t b = check_below(c, w->rows);
-            if (b == l / w->p.lists ||
-                kvf_row_slot_of(&w->p, &w->row[b], l % w->p.lists, a->ids[at]) < 0)
-                continue;
-            lender[at] = (int32_t)b;
-            missed[at] = check_below(c, 2) * KVF_LENT_LATE;
-        }
-    a->lender = lender;
     a->missed = missed;
 }
 
@@ -298,13 +277,12 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
     const uint32_t lists = w.rows * w.p.lists;
     kvf_assemble_args a = {.paging = w.p,
                            .rows = w.rows,
+                           .arrival = (kvf_arrival)check_below(c, 3),
                            .ids_max = 1 + check_below(c, w.p.pages_max),
                            .row = w.row,
                            .counters = w.counters};
     a.spans_max = w.p.store_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
     make_ids(c, &w, &a);
-    if (check_below(c, 2))
-        make_lenders(c, &w, &a);
     if (check_below(c, 2)) {
         uint64_t *masks = check_in(c, (size_t)lists * a.ids_max * sizeof *masks);
         check_noise(c, masks, (size_t)lists * a.ids_max * sizeof *masks);
@@ -313,6 +291,9 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
     a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
     a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
     check_track(c, "counters", a.counters, sizeof *a.counters);
+    for (uint32_t b = 0; b < w.rows; b++)
+        check_track(c, "chosen_at", w.row[b].chosen_at,
+                    (size_t)w.p.kv_heads * w.p.pages_max * sizeof *w.row[b].chosen_at);
     const uint64_t before = a.counters->tokens_attended;
     uint64_t tokens = 0;
     CHECK_BOTH(c, assemble, &a);
@@ -326,50 +307,25 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
                    (unsigned long long)(a.counters->tokens_attended - before));
 }
 
-/* Slots of every list as its row has them, in both directions. */
-static void make_tables(check *c, const check_rows *w, kvf_select_args *a)
-{
-    const uint32_t lists = w->rows * w->p.lists, slots = w->p.slots, pages = w->p.pages_max;
-    int32_t **of_page = check_in(c, lists * sizeof *of_page);
-    int32_t **of_slot = check_in(c, lists * sizeof *of_slot);
-    int32_t *all = check_out(c, (size_t)lists * slots * sizeof *all);
-    memset(all, 0xff, (size_t)lists * slots * sizeof *all);
-    for (uint32_t l = 0; l < lists; l++) {
-        const kvf_row *row = &w->row[l / w->p.lists];
-        of_page[l] = row->slot_of_page + (size_t)(l % w->p.lists) * pages;
-        of_slot[l] = all + (size_t)l * slots;
-        for (uint32_t page = 0; page < pages; page++)
-            if (of_page[l][page] >= 0)
-                of_slot[l][of_page[l][page]] = (int32_t)page;
-    }
-    for (uint32_t b = 0; b < w->rows; b++)
-        check_track(c, "slot_of_page", w->row[b].slot_of_page,
-                    (size_t)w->p.lists * pages * sizeof **of_page);
-    check_track(c, "page_of_slot", all, (size_t)lists * slots * sizeof *all);
-    a->slot_of_page = of_page;
-    a->page_of_slot = of_slot;
-}
-
 /* Scores of every list, and how many pages of them are wanted. */
 static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
 {
     const uint32_t lists = w->rows * w->p.lists;
     float *scores = check_in(c, (size_t)lists * a->stride * sizeof *scores);
-    const float **rows = check_in(c, lists * sizeof *rows);
     uint32_t *count = check_in(c, lists * sizeof *count), *k = check_in(c, lists * sizeof *k);
     for (uint32_t l = 0; l < lists; l++) {
-        rows[l] = scores + (size_t)l * a->stride;
         count[l] = kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]);
         k[l] = check_below(c, 4) ? a->ids_max : check_below(c, a->ids_max + 1);
     }
     a->scores = scores;
-    a->list_scores = check_below(c, 4) ? rows : NULL;
     a->count = count;
     a->k = k;
     return scores;
 }
 
-/* Everything that a recorded step does between scores and attention, several times. */
+/* Everything that a recorded step does between scores and attention, several times. A GPU may give
+ * lists other slots than the reference, and where they meet in a bucket take other pages away:
+ * where there are several rows every page has room. */
 static void select_case(check *c, uint32_t rows, uint32_t blocks_max)
 {
     check_rows w;
@@ -379,22 +335,24 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max)
         c, &w,
         &(check_rows_config){.rows = rows,
                              .blocks_max = blocks_max,
+                             .by_kv_head = true,
+                             .all_fit = rows > 1,
                              .by_token = blocks_max > 1000, /* several blocks of a GPU per list */
                              .statics_max = 40,
-                             .pool_blocks = 20});
+                             .pool_blocks = blocks_max});
     check_rows_describe(c, &w, "select");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_select_args a = {.paging = w.p,
                          .rows = w.rows,
-                         .ids_max = 1 + check_below(c, w.p.slots),
+                         .ids_max = 1 + check_below(c, KVF_SLOT_WAYS),
                          .stride = w.p.pages_max + check_below(c, 5),
                          .work_stride = w.p.pages_max,
+                         .arrival = (kvf_arrival)check_below(c, 3),
                          .row = w.row,
                          .counters = w.counters};
     const size_t ids = (size_t)lists * a.ids_max;
     a.spans_max = w.p.store_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
     float *scores = make_scores(c, &w, &a);
-    make_tables(c, &w, &a);
     a.work = check_out(c, (size_t)lists * a.work_stride * sizeof *a.work);
     a.arrived = check_out(c, lists * sizeof *a.arrived);
     memset(a.arrived, 0, lists * sizeof *a.arrived);
@@ -405,18 +363,19 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max)
     } out[] = {
         {"ids", a.ids = check_out(c, ids * sizeof *a.ids), ids * sizeof *a.ids},
         {"id_count", a.id_count = check_out(c, lists * 4), lists * sizeof *a.id_count},
-        {"slot_of_id", a.slot_of_id = check_out(c, ids * 4), ids * sizeof *a.slot_of_id},
         {"missed", a.missed = check_out(c, ids * 4), ids * sizeof *a.missed},
-        {"misses", a.misses = check_out(c, ids * sizeof *a.misses), ids * sizeof *a.misses},
         {"miss_count", a.miss_count = check_out(c, lists * 4), lists * sizeof *a.miss_count},
-        {"spans", a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans),
-         (size_t)lists * a.spans_max * sizeof *a.spans},
         {"span_count", a.span_count = check_out(c, lists * 4), lists * sizeof *a.span_count},
         {"arrived", a.arrived, lists * sizeof *a.arrived},
         {"counters", a.counters, sizeof *a.counters},
     };
     for (size_t i = 0; i < sizeof out / sizeof *out; i++)
         check_track(c, out[i].name, out[i].at, out[i].bytes);
+    a.slot_of_id = check_out(c, ids * sizeof *a.slot_of_id);
+    a.misses = check_out(c, ids * sizeof *a.misses);
+    a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans);
+    check_track(c, NULL, w.slot_of_page, (size_t)w.p.kv_heads * w.p.pool_pages * sizeof(int32_t));
+    check_track(c, NULL, w.slot_words, (size_t)w.p.kv_heads * w.p.slots * sizeof(uint64_t));
     for (uint32_t turn = 0; turn < 4; turn++) {
         for (size_t i = 0; i < (size_t)lists * a.stride; i++)
             scores[i] = turn == 1           ? (float)check_below(c, 3)
@@ -424,10 +383,24 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max)
                                             : -INFINITY;
         if (turn == 3)
             a.k = NULL; /* what was chosen last, again: nothing is missed */
+        for (uint32_t b = 0; b < w.rows; b++)
+            w.row[b].use++;
         CHECK_BOTH(c, select, &a);
-        for (uint32_t l = 0; turn == 3 && l < lists; l++)
-            if (a.miss_count[l] != 0)
+        for (uint32_t l = 0; l < lists; l++) {
+            const kvf_row *row = &w.row[l / w.p.lists];
+            const kvf_span *chosen =
+                a.spans + (size_t)l * a.spans_max + a.span_count[l] - a.id_count[l];
+            if (turn == 3 && a.miss_count[l] != 0)
                 check_fail(c, "list %u misses %u pages that it just chose", l, a.miss_count[l]);
+            for (uint32_t i = 0; i < a.id_count[l]; i++) {
+                const int32_t slot =
+                    kvf_row_slot_of(&w.p, row, l % w.p.lists, (uint32_t)a.ids[l * a.ids_max + i]);
+                if (slot < 0 || slot != a.slot_of_id[l * a.ids_max + i] ||
+                    chosen[i].page != kvf_row_slot(&w.p, row, l % w.p.lists, (uint32_t)slot))
+                    check_fail(c, "list %u: page %d is not attended in its slot", l,
+                               a.ids[l * a.ids_max + i]);
+            }
+        }
     }
 }
 

@@ -41,6 +41,8 @@ static void *noise_out(check *c, size_t bytes)
     return to;
 }
 
+#define USE 1000u /* number of the call */
+
 static void make_shape(check *c, check_rows *w, const check_rows_config *config)
 {
     kvf_paging *p = &w->p;
@@ -60,7 +62,7 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->lists = p->kv_heads * (config->by_kv_head || check_below(c, 2) ? 1 : p->group);
     p->blocks_max = config->blocks_max;
     p->pages_max = p->blocks_max * p->block_pages;
-    p->slots = 1 + check_below(c, 20);
+    p->slots = KVF_SLOT_WAYS * (1 + check_below(c, 3));
     p->subs = kvf_min_u32(p->shape.page_size, 1u << check_below(c, 3));
     p->digest_bytes = p->block_pages * (uint32_t)kvf_digest_bytes(p->shape.head_dim, p->subs);
     p->sink = check_below(c, 3) ? check_below(c, 3 * p->block_size) : 0;
@@ -88,9 +90,12 @@ static void make_blocks(check *c, const kvf_paging *p, kvf_row *row,
     row->blocks = check_out(c, p->blocks_max * sizeof *row->blocks);
     char *pool = noise_in(c, most * block);
     const uint32_t step = 1 + check_below(c, most);
-    for (uint32_t i = 0; i < blocks; i++)
+    row->block_of = check_out(c, p->blocks_max * sizeof *row->block_of);
+    for (uint32_t i = 0; i < blocks; i++) {
+        row->block_of[i] = (i + step) % most;
         row->blocks[i] =
             i < row->sealed ? pool + (i + step) % most * block : kvf_row_ring_block(p, row, i);
+    }
     row->pool = check_put(c, row->blocks + row->sealed_before,
                           (row->sealed - row->sealed_before) * sizeof *row->blocks);
     row->digests = noise_out(c, (size_t)p->kv_heads * p->blocks_max * p->digest_bytes);
@@ -125,31 +130,57 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
     row->store_count[head] = count;
 }
 
-static void make_slots(check *c, const kvf_paging *p, kvf_row *row, bool without_slots)
+/* The device cache of all rows, which have blocks `number * pool_blocks` ... of the pool. */
+static void make_cache(check *c, check_rows *w, const check_rows_config *config)
 {
-    const size_t bytes = kvf_home_page_bytes(&p->shape), pages = (size_t)p->lists * p->pages_max;
-    row->slot_of_page = check_out(c, pages * sizeof *row->slot_of_page);
-    memset(row->slot_of_page, 0xff, pages * sizeof *row->slot_of_page);
-    row->slots = without_slots ? NULL : noise_out(c, (size_t)p->lists * p->slots * bytes);
-    for (uint32_t l = 0; l < p->lists; l++) {
-        int32_t *of_page = row->slot_of_page + (size_t)l * p->pages_max;
-        const uint32_t sealed = kvf_row_sealed_pages(p, row);
-        const uint32_t places = without_slots ? sealed : p->slots;
-        uint32_t used = 0;
-        for (uint32_t i = 0; i < sealed && used < places; i++) {
-            if (check_below(c, 2))
+    kvf_paging *p = &w->p;
+    const size_t bytes = kvf_home_page_bytes(&p->shape);
+    p->pool_pages = config->rows * config->pool_blocks * p->block_pages;
+    if (config->all_fit)
+        p->slots = (uint32_t)kvf_round_up(p->pool_pages, KVF_SLOT_WAYS);
+    const size_t pages = (size_t)p->kv_heads * p->pool_pages,
+                 slots = (size_t)p->kv_heads * p->slots;
+    w->slot_of_page = check_out(c, pages * sizeof *w->slot_of_page);
+    w->slot_words = check_out(c, slots * sizeof *w->slot_words);
+    w->slots = config->without_slots ? NULL : noise_out(c, slots * bytes);
+    memset(w->slot_of_page, 0xff, pages * sizeof *w->slot_of_page);
+    memset(w->slot_words, 0xff, slots * sizeof *w->slot_words);
+}
+
+/* Some pages of a row into slots that are free. */
+static void fill_slots(check *c, const check_rows *w, kvf_row *row, uint32_t number,
+                       uint32_t pool_blocks)
+{
+    const kvf_paging *p = &w->p;
+    row->block_first = number * pool_blocks;
+    row->slot_of_page = w->slot_of_page;
+    row->slot_words = w->slot_words;
+    row->slots = w->slots;
+    row->use = USE;
+    for (uint32_t h = 0; h < p->kv_heads; h++)
+        for (uint32_t i = 0; i < kvf_row_sealed_pages(p, row); i++) {
+            const uint32_t page = kvf_row_pool_page(p, row, i);
+            const uint32_t slot = kvf_slot_bucket(p, page) + check_below(c, KVF_SLOT_WAYS);
+            uint64_t *word = kvf_row_slot_words(p, row, h) + slot;
+            int32_t *of_page = kvf_row_slot_of_page(p, row, h) + page;
+            if (check_below(c, 2) || *word != KVF_SLOT_FREE || *of_page >= 0)
                 continue;
-            of_page[i] = (int32_t)used++;
+            *of_page = (int32_t)slot;
+            *word = kvf_slot_word(page, USE - 1 - check_below(c, 50), 0);
             if (row->slots)
-                memcpy(kvf_row_slot(p, row, l, of_page[i]),
-                       kvf_row_home(p, row, i, kvf_list_head(p, l)), bytes);
+                memcpy(kvf_row_slot(p, row, h, slot), kvf_row_home(p, row, i, h),
+                       kvf_home_page_bytes(&p->shape));
         }
-    }
+    row->step = 40;
+    row->chosen_at = check_out(c, (size_t)p->kv_heads * p->pages_max * sizeof *row->chosen_at);
+    for (size_t i = 0; i < (size_t)p->kv_heads * p->pages_max; i++)
+        row->chosen_at[i] = check_below(c, 2) ? 0 : 20 + check_below(c, 21);
 }
 
 void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
 {
     make_shape(c, w, config);
+    make_cache(c, w, config);
     const kvf_paging *p = &w->p;
     int32_t *chosen = malloc(w->statics_max * sizeof *chosen);
     uint32_t job = 0;
@@ -167,7 +198,7 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
         row->store_count = check_out(c, p->kv_heads * sizeof *row->store_count);
         for (uint32_t h = 0; h < p->kv_heads; h++)
             make_static(c, w, row, h, chosen);
-        make_slots(c, p, row, config->without_slots);
+        fill_slots(c, w, row, b, config->pool_blocks);
         row->queries =
             noise_out(c, p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape));
         row->query_count = 1 + check_below(c, p->query_window);

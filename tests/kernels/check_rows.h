@@ -12,6 +12,7 @@
  */
 
 #include "check_support.h"
+#include "slots.h"
 
 typedef struct check_rows_config {
     uint32_t rows;
@@ -19,6 +20,7 @@ typedef struct check_rows_config {
     bool by_kv_head;      /* lists == kv_heads */
     bool by_token;        /* pages of one token */
     bool without_slots;   /* pages are attended where they live */
+    bool all_fit;         /* there is a slot for every page */
     uint32_t statics_max; /* tokens of a static set; 0: random */
     kvf_pages pages;      /* home form of sealed blocks; in stores the tokens are noise then */
     uint32_t pool_blocks; /* distinct blocks of the pool; a row's share them if they are fewer */
@@ -27,8 +29,11 @@ typedef struct check_rows_config {
 typedef struct check_rows {
     kvf_paging p;
     uint32_t rows;
-    uint32_t statics_max; /* tokens of a static set */
-    kvf_row *row;         /* [rows] */
+    uint32_t statics_max;  /* tokens of a static set */
+    kvf_row *row;          /* [rows] */
+    int32_t *slot_of_page; /* of all rows, as the two below; see slots.h */
+    uint64_t *slot_words;
+    char *slots;
     kvf_layer_counters *counters;
 } check_rows;
 

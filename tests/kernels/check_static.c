@@ -35,7 +35,7 @@ static void cover_properties(check *c, const kvf_cover_args *a, uint32_t head)
 {
     const kvf_paging *p = &a->paging;
     const kvf_row *row = a->row;
-    const uint32_t page_size = p->shape.page_size, list = head * (p->lists / p->kv_heads);
+    const uint32_t page_size = p->shape.page_size;
     const uint32_t tokens = kvf_cover_tokens(p, a->resident);
     const uint32_t *index = row->store_index + head * kvf_store_tokens(p);
     const uint32_t stored = a->resident ? row->store_count[head] : 0;
@@ -53,7 +53,7 @@ static void cover_properties(check *c, const kvf_cover_args *a, uint32_t head)
     for (uint32_t t = 0; t < row->length; t++) {
         const uint32_t page = t / page_size;
         const bool is_far = a->resident && page < kvf_row_sealed_pages(p, row) &&
-                            row->slot_of_page[(size_t)list * p->pages_max + page] < 0;
+                            !kvf_row_is_recent(p, row, head, page);
         if (seen[t] > 1 || (seen[t] == 0 && !is_far))
             check_fail(c, "head %u: token %u is covered %u times", head, t, seen[t]);
     }

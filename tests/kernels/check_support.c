@@ -267,7 +267,8 @@ void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uin
     copy_tracked(c, before, false);
     check_run(c, c->var, var, args, tasks, true);
     for (uint32_t i = 0; i < c->tracked_count; i++) {
-        check_bits(c, c->tracked[i].name, c->tracked[i].data, want + at, c->tracked[i].bytes);
+        if (c->tracked[i].name)
+            check_bits(c, c->tracked[i].name, c->tracked[i].data, want + at, c->tracked[i].bytes);
         at += c->tracked[i].bytes;
     }
     free(before);

@@ -102,7 +102,8 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
                bool backwards);
 
 /* For kernels that change what they read: track all that may change, then run the reference and the
- * variant from the same start at the same addresses, so that pointers in results compare too. */
+ * variant from the same start at the same addresses, so that pointers in results compare too. Data
+ * without a name is not compared. */
 void check_track(check *c, const char *name, void *data, size_t bytes);
 /* What check_out makes, tracked. */
 void *check_changed(check *c, const char *name, size_t bytes);
@@ -150,7 +151,8 @@ void check_widen(check *c);
 void check_read(check *c);
 void check_carry(check *c);
 void check_packed(check *c);
-void check_lend(check *c);
+void check_admit(check *c);
+void check_collect(check *c);
 void check_resolve(check *c);
 void check_publish(check *c);
 void check_move(check *c);

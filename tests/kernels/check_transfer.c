@@ -122,25 +122,7 @@ static void drop_case(check *c)
         c, &w,
         &(check_rows_config){.rows = 1 + check_below(c, 4), .blocks_max = 12, .pool_blocks = 4});
     check_rows_describe(c, &w, "drop");
-    const uint32_t lists = w.rows * w.p.lists, pages = w.p.pages_max;
-    kvf_drop_args a = {
-        .paging = w.p, .rows = w.rows, .slots = 1 + check_below(c, 300), .row = w.row};
-    a.slot_of_page =
-        check_changed(c, "slot_of_page", (size_t)lists * pages * sizeof *a.slot_of_page);
-    a.page_of_slot =
-        check_changed(c, "page_of_slot", (size_t)lists * a.slots * sizeof *a.page_of_slot);
-    memset(a.slot_of_page, 0xff, (size_t)lists * pages * sizeof *a.slot_of_page);
-    memset(a.page_of_slot, 0xff, (size_t)lists * a.slots * sizeof *a.page_of_slot);
-    for (uint32_t l = 0; l < lists; l++)
-        for (uint32_t i = 0; i < kvf_min_u32(pages, a.slots); i++) {
-            const uint32_t slot = (i * 7 + l) % a.slots, page = check_below(c, pages);
-            int32_t *of_page = a.slot_of_page + (size_t)l * pages + page;
-            int32_t *of_slot = a.page_of_slot + (size_t)l * a.slots + slot;
-            if (*of_page >= 0 || *of_slot >= 0)
-                continue;
-            *of_page = (int32_t)slot;
-            *of_slot = (int32_t)page;
-        }
+    const kvf_drop_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
     for (uint32_t b = 0; b < w.rows; b++)
         check_track(c, "store_count", w.row[b].store_count, w.p.kv_heads * sizeof(uint32_t));
     CHECK_BOTH(c, drop, &a);

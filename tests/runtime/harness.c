@@ -109,16 +109,16 @@ void test_copy(void *to, const void *from, size_t bytes)
 
 int test_residency_is_valid(const kvf_residency *r)
 {
-    int32_t *slots = test_alloc(r->pages_max * sizeof *slots);
-    int32_t *pages = test_alloc(r->slots * sizeof *pages);
+    int32_t *slots = test_alloc(r->pages * sizeof *slots);
+    uint64_t *words = test_alloc(r->slots * sizeof *words);
     int is_valid = 1;
-    for (uint32_t i = 0; i < r->lists; i++) {
-        test_copy(slots, kvf_residency_slot_of_page(r, i), r->pages_max * sizeof *slots);
-        test_copy(pages, kvf_residency_page_of_slot(r, i), r->slots * sizeof *pages);
-        is_valid &= kvf_residency_is_valid(r, slots, pages);
+    for (size_t i = 0; i < r->heads; i++) {
+        test_copy(slots, r->slot_of_page + i * r->pages, r->pages * sizeof *slots);
+        test_copy(words, r->words + i * r->slots, r->slots * sizeof *words);
+        is_valid &= kvf_residency_is_valid(r, slots, words);
     }
     test_release(slots);
-    test_release(pages);
+    test_release(words);
     return is_valid;
 }
 
@@ -318,8 +318,9 @@ kvf_runtime_config test_runtime_config(void)
     c.allow_unpinned = 1;
     c.device = test_on_cuda() ? KVF_DEVICE_CUDA : KVF_DEVICE_HOST;
     c.calibrate = 0; /* seconds per runtime, and nothing here depends on it */
-    /* Small blocks, so that short sequences have many. */
-    test_seams = (kvf_runtime_seams){.block_size = 8};
+    /* Small blocks, so that short sequences have many; and a device that has no room for more pages
+     * than it must have, so that pages are missed. */
+    test_seams = (kvf_runtime_seams){.block_size = 8, .device_left = 1};
     return c;
 }
 

@@ -110,7 +110,6 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
                                                : 1.0 / sqrt(settings->head_dim);
     const size_t tokens = settings->tokens_max, d = settings->head_dim, kv = settings->kv_heads;
     n->lists = settings->select == KVF_SELECT_QUEST ? settings->query_heads : settings->kv_heads;
-    const size_t slots = (size_t)n->lists * plan->slots;
     n->attended = calloc(settings->query_heads * tokens, 1);
     n->layers = calloc(settings->layers, sizeof *n->layers);
     assert(n->layers && n->attended);
@@ -122,12 +121,10 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
         l->has_q = calloc(tokens, 1);
         l->fixed = calloc(kv * tokens, 1);
         l->order = calloc(kv * tokens, sizeof *l->order);
-        l->page_of_slot = calloc(slots + 1, sizeof *l->page_of_slot);
-        assert(l->q && l->k && l->v && l->has_q && l->fixed && l->order && l->page_of_slot);
+        l->chosen_at = calloc(n->lists * tokens, sizeof *l->chosen_at);
+        assert(l->q && l->k && l->v && l->has_q && l->fixed && l->order && l->chosen_at);
         for (size_t t = 0; t < kv * tokens; t++)
             l->order[t] = (uint32_t)(t % tokens);
-        for (size_t s = 0; s < slots; s++)
-            l->page_of_slot[s] = -1;
         l->static_tokens = plan->static_tokens;
     }
 }
@@ -142,7 +139,7 @@ void naive_close(naive *n)
         free(l->has_q);
         free(l->fixed);
         free(l->order);
-        free(l->page_of_slot);
+        free(l->chosen_at);
     }
     free(n->layers);
     free(n->attended);
@@ -162,8 +159,8 @@ void naive_copy(naive *to, const naive *from)
         memcpy(a->has_q, b->has_q, tokens);
         memcpy(a->fixed, b->fixed, kv * tokens);
         memcpy(a->order, b->order, kv * tokens * sizeof *a->order);
-        memcpy(a->page_of_slot, b->page_of_slot,
-               (size_t)from->lists * from->plan.slots * sizeof *a->page_of_slot);
+        memcpy(a->chosen_at, b->chosen_at, from->lists * tokens * sizeof *a->chosen_at);
+        a->decoded = b->decoded;
         a->length = b->length;
         a->steps = b->steps;
         a->chosen = b->chosen;

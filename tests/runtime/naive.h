@@ -24,14 +24,15 @@
 
 typedef struct naive_layer {
     uint32_t length;
-    float *q, *k, *v;       /* [tokens_max, heads, head_dim] */
-    unsigned char *has_q;   /* [tokens_max] */
-    unsigned char *fixed;   /* [kv_heads, tokens_max] 1 = in the static set */
-    uint32_t *order;        /* [kv_heads, tokens_max] token at each place of a page */
-    int32_t *page_of_slot;  /* [lists, slots] -1 = free */
-    uint32_t steps;         /* decode steps since the static set was chosen */
-    uint32_t chosen;        /* 1: a static set was chosen since the last prefill */
-    uint32_t observed;      /* 1: chosen once with all keys */
+    float *q, *k, *v;     /* [tokens_max, heads, head_dim] */
+    unsigned char *has_q; /* [tokens_max] */
+    unsigned char *fixed; /* [kv_heads, tokens_max] 1 = in the static set */
+    uint32_t *order;      /* [kv_heads, tokens_max] token at each place of a page */
+    uint32_t *chosen_at;  /* [lists, tokens_max] 1 + decode step that chose a page last; 0 = none */
+    uint32_t decoded;     /* decode steps */
+    uint32_t steps;       /* decode steps since the static set was chosen */
+    uint32_t chosen;      /* 1: a static set was chosen since the last prefill */
+    uint32_t observed;    /* 1: chosen once with all keys */
     uint32_t static_tokens; /* in force; with the automatic ratio it is chosen once */
     uint32_t has_share;
 } naive_layer;
@@ -56,7 +57,7 @@ typedef struct naive_result {
     double *recall;    /* [query_heads] */
     double *dense;     /* [query_heads, head_dim] */
     uint64_t attended; /* tokens, over KV heads; with lists per query head the mean of a group */
-    uint64_t pages, hits, misses;
+    uint64_t pages;
 } naive_result;
 
 void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan *plan);

@@ -43,12 +43,13 @@ static uint32_t rest_now(const naive *n, uint32_t layer)
     return budget_now(n, &n->layers[layer]) - n->c.sink_tokens - (n->layers[layer].length - sealed);
 }
 
-static int is_resident(const naive *n, const naive_layer *l, uint32_t list, uint32_t page)
+#define RECENT_STEPS 8u
+
+/* In one of the steps before this one. */
+static int is_recent(const naive *n, const naive_layer *l, uint32_t list, uint32_t page)
 {
-    for (uint32_t s = 0; s < n->plan.slots; s++)
-        if (l->page_of_slot[(size_t)list * n->plan.slots + s] == (int32_t)page)
-            return 1;
-    return 0;
+    const uint32_t at = l->chosen_at[(size_t)list * n->c.tokens_max + page];
+    return at && at + RECENT_STEPS > l->decoded;
 }
 
 static double query_key(const naive *n, const naive_layer *l, uint32_t head, uint32_t query,
@@ -78,7 +79,8 @@ static void observe_query(const naive *n, const naive_layer *l, uint32_t head, u
             score[t] += exp(query_key(n, l, head, query, t) - top) / sum / parts;
 }
 
-/* Tokens that a refresh can see: all of them, or those on the device. */
+/* Tokens that a refresh can see: all of them, or those of recent choices beside what is on the
+ * device anyway. */
 static void seen_tokens(const naive *n, const naive_layer *l, uint32_t layer, uint32_t kv_head,
                         int exact, unsigned char *seen)
 {
@@ -86,8 +88,7 @@ static void seen_tokens(const naive *n, const naive_layer *l, uint32_t layer, ui
     for (uint32_t t = 0; t < l->length; t++) {
         const uint32_t page = t / n->c.page_size;
         seen[t] = exact || page >= sealed || t < n->c.sink_tokens ||
-                  l->fixed[(size_t)kv_head * n->c.tokens_max + t] ||
-                  is_resident(n, l, kv_head, page);
+                  l->fixed[(size_t)kv_head * n->c.tokens_max + t] || is_recent(n, l, kv_head, page);
     }
 }
 
@@ -203,55 +204,14 @@ static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
     l->steps = 1;
 }
 
-/* ---- slots ---- */
-
-typedef struct slot_view {
-    int32_t *page_of_slot;
-    uint32_t slots;
-    const unsigned char *taken;
-    const double *scores;
-} slot_view;
-
-static int32_t find_slot(naive *n, const slot_view *v)
+static void note_choice(const naive *n, naive_layer *l, uint32_t list, uint32_t pages,
+                        const unsigned char *taken, naive_result *r)
 {
-    int32_t best = -1;
-    for (uint32_t s = 0; s < v->slots; s++) {
-        const int32_t page = v->page_of_slot[s];
-        if (page < 0)
-            return (int32_t)s;
-        if (v->taken[page])
-            continue;
-        const int32_t other = best < 0 ? -1 : v->page_of_slot[best];
-        if (other >= 0 && v->scores[page] != v->scores[other] &&
-            fabs(v->scores[page] - v->scores[other]) <
-                NAIVE_BORDER * fmax(fabs(v->scores[page]), fabs(v->scores[other])))
-            note_border(n, 0.0);
-        if (best < 0 || v->scores[page] < v->scores[other] ||
-            (v->scores[page] == v->scores[other] && page < other))
-            best = (int32_t)s;
-    }
-    return best;
-}
-
-static void resolve(naive *n, naive_layer *l, uint32_t list, uint32_t pages,
-                    const unsigned char *taken, const double *scores, naive_result *r)
-{
-    slot_view v = {.page_of_slot = l->page_of_slot + (size_t)list * n->plan.slots,
-                   .slots = n->plan.slots,
-                   .taken = taken,
-                   .scores = scores};
     for (uint32_t p = 0; p < pages; p++) {
         if (!taken[p])
             continue;
         r->pages++;
-        if (is_resident(n, l, list, p)) {
-            r->hits++;
-            continue;
-        }
-        r->misses++;
-        const int32_t slot = find_slot(n, &v);
-        assert(slot >= 0);
-        v.page_of_slot[slot] = (int32_t)p;
+        l->chosen_at[(size_t)list * n->c.tokens_max + p] = l->decoded + 1;
     }
 }
 
@@ -297,7 +257,7 @@ static void select_pages(naive *n, naive_layer *l, uint32_t layer, const void *q
                 n->attended[(size_t)h * n->c.tokens_max + t] =
                     t < n->c.sink_tokens || i >= sealed * P || fixed[t] || taken[i / P];
             }
-        resolve(n, l, list, sealed, taken, scores, r);
+        note_choice(n, l, list, sealed, taken, r);
     }
     free(scores);
     free(taken);
@@ -338,7 +298,8 @@ void naive_decode(naive *n, uint32_t layer, const void *q, const void *k, const 
     const uint32_t chosen = l->chosen;
     naive_append(n, layer, q, k, v);
     l->chosen = chosen;
-    r->pages = r->hits = r->misses = 0;
+    l->decoded++;
+    r->pages = 0;
     memset(n->attended, 0, (size_t)n->c.query_heads * n->c.tokens_max);
     refresh_if_due(n, l, layer);
     if (n->c.select == KVF_SELECT_ORACLE)

@@ -14,7 +14,7 @@ from .._settings import ROWS, fill, rows_of
 from ..capi import CacheConfig
 
 # What is shorter here, as `kvferry run` and kvferry.hf say it.
-NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes"}
+NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "device_memory": "device_bytes"}
 OWN = ("log_interval", "verify_interval", "head_mask")
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",

@@ -69,8 +69,8 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     if (c->disk_bytes)
         print_row(file, "KV on disk", c->disk_bytes, "all of it, in a private file");
     print_row(file, "staging", c->host_staging_bytes, "");
-    snprintf(note, sizeof note, "%u slots of %u tokens, %u static tokens per KV head", c->slots,
-             plan->page_size, c->static_tokens);
+    snprintf(note, sizeof note, "%llu tokens stay there, %u static tokens per KV head",
+             (unsigned long long)c->resident_tokens, c->static_tokens);
     print_row(file, "KV on the device", c->device_kv_bytes, note);
     print_row(file, "digests", c->device_digest_bytes, plan->digest);
     print_row(file, "tables", c->device_table_bytes + c->host_table_bytes, "");

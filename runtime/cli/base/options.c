@@ -80,6 +80,7 @@ static const cli_spelling cache_spellings[] = {
     {"observe_window", NULL, CLI_HIDDEN, NULL},
     {"disk_path", "disk", CLI_FOLDER, NULL},
     {"host_bytes", "host-memory", CLI_PLAIN, NULL},
+    {"device_bytes", "device-memory", CLI_PLAIN, NULL},
     {0},
 };
 

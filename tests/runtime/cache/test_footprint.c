@@ -33,7 +33,6 @@ static kvf_cache_config config_of(uint32_t layers)
     cc.layers = layers;
     cc.sequences_max = 4;
     cc.tokens_max = TOKENS;
-    cc.slots = 12;
     return cc;
 }
 
@@ -254,7 +253,8 @@ static uint64_t naive_device(const naive *m, const naive_layer *layer, uint32_t 
     if (layer->steps) {
         more += kvf_cache_memory(m->cache)->static_tokens;
         if (kvf_cache_settings(m->cache)->transfer != KVF_TRANSFER_DIRECT)
-            more += kvf_cache_memory(m->cache)->slots * PAGE;
+            more += kvf_cache_memory(m->cache)->slots * PAGE /
+                    (kvf_cache_settings(m->cache)->sequences_max * LAYERS);
     }
     return length - sealed + (sealed < more ? sealed : more);
 }

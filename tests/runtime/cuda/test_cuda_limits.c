@@ -152,7 +152,7 @@ static void memory_that_runs_out(void **state)
     kvf_cache_config large = test_config_small();
     large.transfer = KVF_TRANSFER_AUTO;
     large.tokens_max = 8192;
-    large.slots = 1024;
+    large.device_bytes = 0;
     large.layers = 16;
     TOO_LARGE(runtime, &large, KVF_OUT_OF_DEVICE_MEMORY, "MiB", "free", "lower");
     c = machine();

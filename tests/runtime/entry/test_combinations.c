@@ -133,9 +133,7 @@ static kvf_cache_config config_of(const draw *d, test_random *r)
     c.budget_tokens += d->budget == TOKENS ? TOKENS : d->budget * d->page;
     if (c.select != KVF_SELECT_STATIC && c.static_ratio != KVF_STATIC_RATIO_AUTO)
         c.budget_share = (float)test_random_below(r, 3) * 0.45f;
-    if (d->few_slots && c.select != KVF_SELECT_FULL)
-        c.slots =
-            kvf_max_u32(c.budget_tokens, (uint32_t)(c.budget_share * TOKENS) + 1) / c.page_size;
+    c.device_bytes = d->few_slots ? 0 : UINT64_C(1) << 30;
     c.observe_window = d->origin >= FASTKV ? WINDOW : 0;
     return c;
 }
@@ -481,9 +479,11 @@ static void compare_stats(const play *a, const play *b)
     assert_int_equal(x.steps, y.steps);
     assert_int_equal(x.tokens_attended, y.tokens_attended);
     assert_int_equal(x.pages_selected, y.pages_selected);
-    assert_int_equal(x.hits, y.hits);
-    assert_int_equal(x.misses, y.misses);
-    assert_int_equal(x.bytes_to_device, y.bytes_to_device);
+    if (!test_on_cuda()) { /* whose lists give away what they meet first */
+        assert_int_equal(x.hits, y.hits);
+        assert_int_equal(x.misses, y.misses);
+        assert_int_equal(x.bytes_to_device, y.bytes_to_device);
+    }
     assert_int_equal(x.bytes_to_host, y.bytes_to_host);
     assert_int_equal(x.refreshes, y.refreshes);
 }

@@ -51,14 +51,13 @@ static void compare_stats(const follow *f, const kvf_stats *stats, const naive_r
     if (stats->tokens_attended != r->attended)
         fail_msg("%s: step %u attends %llu tokens, the naive model %llu", f->what, step,
                  (unsigned long long)stats->tokens_attended, (unsigned long long)r->attended);
-    if (n->c.select != KVF_SELECT_ORACLE &&
-        (stats->pages_selected != r->pages || stats->hits != r->hits || stats->misses != r->misses))
-        fail_msg(
-            "%s: step %u: %llu pages, %llu hits, %llu misses; the naive model has %llu, %llu, %llu",
-            f->what, step, (unsigned long long)stats->pages_selected,
-            (unsigned long long)stats->hits, (unsigned long long)stats->misses,
-            (unsigned long long)r->pages, (unsigned long long)r->hits,
-            (unsigned long long)r->misses);
+    if (n->c.select != KVF_SELECT_ORACLE && stats->pages_selected != r->pages)
+        fail_msg("%s: step %u: %llu pages; the naive model has %llu", f->what, step,
+                 (unsigned long long)stats->pages_selected, (unsigned long long)r->pages);
+    if (stats->hits + stats->misses != stats->pages_selected)
+        fail_msg("%s: step %u: %llu hits and %llu misses of %llu pages", f->what, step,
+                 (unsigned long long)stats->hits, (unsigned long long)stats->misses,
+                 (unsigned long long)stats->pages_selected);
     if (n->c.verify_interval != 1)
         return;
     double recall = 0.0;
@@ -352,7 +351,7 @@ static void slots_and_victims(void **state)
     tally all = {0};
     for (uint32_t i = 0; i < 4; i++) {
         test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        sc.cc.slots = 12 + i * 2; /* 12 pages are the most that a list has */
+        sc.cc.device_bytes = i % 2 ? 0 : UINT64_C(1) << 30;
         sc.cc.transfer = i % 2 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT;
         sc.steps = 70;
         follow_run(&(follow){.what = "slots", .scenario = &sc, .tally = &all});

@@ -308,7 +308,8 @@ static void transfer_methods_change_no_bit(void **state)
             sc.cc.transfer = methods[m];
             test_run(&sc, &other);
             test_same_bits(&first, &other, "transfer");
-            assert_int_equal(first.stats.misses, other.stats.misses);
+            if (!test_on_cuda()) /* whose lists give away what they meet first */
+                assert_int_equal(first.stats.misses, other.stats.misses);
             test_trace_free(&other);
         }
         test_trace_free(&first);

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The device cache of pages as a cache has it: how much memory it takes, what stays, and that a
+ * block which is given to another sequence never shows its old pages.
+ */
+
+#include "cache.h"
+#include "harness.h"
+
+#include <string.h>
+
+enum { TOKENS = 400, PROMPT = 320, STEPS = 60 };
+
+static kvf_cache_config config_of(uint64_t device_bytes)
+{
+    kvf_cache_config c = test_config_small();
+    c.layers = 2;
+    c.tokens_max = TOKENS;
+    c.select = KVF_SELECT_DYNAMIC;
+    c.digest = KVF_DIGEST_CODES;
+    c.transfer = test_transfer(KVF_TRANSFER_GATHER);
+    c.device_bytes = device_bytes;
+    return c;
+}
+
+/* ---- memory ---- */
+
+static uint64_t device_total(const kvf_cache_plan *p)
+{
+    return p->device_kv_bytes + p->device_digest_bytes + p->device_table_bytes;
+}
+
+static kvf_cache_plan plan_of(kvf_runtime *runtime, uint64_t device_bytes)
+{
+    const kvf_cache_config c = config_of(device_bytes);
+    kvf_cache_plan plan;
+    test_expect(runtime, kvf_cache_plan_make(runtime, &c, &plan, NULL), KVF_OK);
+    return plan;
+}
+
+/* Never more than what was asked for, and more slots for more bytes, up to all pages. */
+static void the_plan_takes_what_it_may(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime;
+    kvf_error error;
+    (void)state;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
+    const kvf_cache_plan least = plan_of(runtime, 0);
+    const kvf_cache_plan all = plan_of(runtime, UINT64_C(1) << 40);
+    const uint64_t low = device_total(&least), high = device_total(&all);
+    assert_true(least.slots < all.slots && low < high);
+    assert_true(all.resident_tokens >= TOKENS - 8 && least.resident_tokens < TOKENS / 2);
+    assert_int_equal(plan_of(runtime, low).slots, least.slots);
+    assert_int_equal(plan_of(runtime, high).slots, all.slots);
+    uint32_t before = least.slots;
+    for (uint32_t i = 0; i <= 8; i++) {
+        const uint64_t bytes = low + (high - low) * i / 8;
+        const kvf_cache_plan some = plan_of(runtime, bytes);
+        assert_true(device_total(&some) <= bytes);
+        assert_true(bytes - device_total(&some) < (high - low) / (all.slots - least.slots) * 64);
+        assert_true(some.slots >= before);
+        before = some.slots;
+    }
+    kvf_runtime_close(runtime);
+}
+
+static void too_little_is_refused_with_both_numbers(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime;
+    kvf_error error;
+    char text[128];
+    (void)state;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
+    const kvf_cache_plan least = plan_of(runtime, 0);
+    kvf_cache_config c = config_of(device_total(&least) - 1);
+    kvf_cache *cache;
+    test_expect(runtime, kvf_cache_open(runtime, &c, &cache, &error), KVF_INVALID);
+    snprintf(text, sizeof text,
+             "device_bytes = %llu: windows, digests, tables and slots for one call take %llu;",
+             (unsigned long long)c.device_bytes, (unsigned long long)c.device_bytes + 1);
+    assert_non_null(strstr(error.text, text));
+    kvf_runtime_close(runtime);
+}
+
+/* An eighth of what is free is left. */
+static void auto_takes_what_is_free(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime;
+    kvf_error error;
+    (void)state;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
+    const kvf_cache_plan least = plan_of(runtime, 0), all = plan_of(runtime, UINT64_C(1) << 40);
+    const uint64_t middle = (device_total(&least) + device_total(&all)) / 2;
+    assert_int_equal(plan_of(runtime, KVF_DEVICE_BYTES_AUTO).slots, least.slots); /* 1 is free */
+    kvf_runtime_close(runtime);
+    test_seams.device_left = middle / 7 * 8;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
+    const kvf_cache_plan some = plan_of(runtime, KVF_DEVICE_BYTES_AUTO);
+    assert_int_equal(some.slots, plan_of(runtime, middle / 7 * 7).slots);
+    assert_true(some.slots > least.slots && some.slots < all.slots);
+    kvf_runtime_close(runtime);
+    test_seams.device_left = 0;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
+    assert_int_equal(plan_of(runtime, KVF_DEVICE_BYTES_AUTO).slots, all.slots); /* the machine's */
+    kvf_runtime_close(runtime);
+}
+
+/* ---- what stays ---- */
+
+/* A prompt and steps of every layer; the outputs of the steps to `out`. */
+static void run(test_world *w, kvf_sequence *s, const test_tokens *t, char *out)
+{
+    const size_t row =
+        (size_t)w->config.query_heads * w->config.head_dim * test_dtype_bytes(w->config.dtype);
+    for (uint32_t l = 0; l < w->config.layers; l++)
+        test_prefill(w, s, t, &(test_range){.layer = l, .count = PROMPT, .chunk = 100}, NULL);
+    for (uint32_t i = 0; i < STEPS; i++)
+        for (uint32_t l = 0; l < w->config.layers; l++)
+            test_decode(w, s, t, l, PROMPT + i, out + (i * w->config.layers + l) * row, NULL);
+    test_wait(w);
+}
+
+static size_t out_bytes(const kvf_cache_config *c)
+{
+    return (size_t)STEPS * c->layers * c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
+}
+
+/* Misses of a run with so many bytes; bits are the same. */
+static uint64_t misses_with(uint64_t device_bytes, char *out)
+{
+    const kvf_cache_config c = config_of(device_bytes);
+    const test_tokens_spec spec = {.count = TOKENS, .seed = 5, .sharpness = 2};
+    test_world w;
+    test_tokens t;
+    kvf_stats stats;
+    test_open(&w, &t, &c, &spec);
+    run(&w, test_sequence(&w), &t, out);
+    kvf_cache_stats(w.cache, &stats);
+    assert_int_equal(stats.hits + stats.misses, stats.pages_selected);
+    assert_true(stats.pages_selected > 0);
+    assert_true(test_residency_is_valid(&w.cache->parts[0].residency));
+    test_close(&w, &t);
+    return stats.misses;
+}
+
+static void with_room_for_all_nothing_moves(void **state)
+{
+    const kvf_cache_config c = config_of(0);
+    const size_t bytes = out_bytes(&c);
+    char *few = test_alloc(bytes), *all = test_alloc(bytes);
+    (void)state;
+    assert_true(misses_with(0, few) > 0);
+    assert_int_equal(misses_with(UINT64_C(1) << 40, all), 0);
+    assert_memory_equal(few, all, bytes);
+    test_release(few);
+    test_release(all);
+}
+
+/* ---- blocks that go to another sequence ---- */
+
+/* Of the second of two sequences that have the same blocks one after the other; `alone`: there was
+ * no first one. */
+static void run_second(uint32_t is_deaf, bool alone, char *out)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    const kvf_cache_config c = config_of(UINT64_C(1) << 40);
+    test_world w;
+    test_tokens t[2];
+    test_seams.is_deaf = is_deaf;
+    test_world_open(&w, &rc, &c);
+    for (uint32_t i = 0; i < 2; i++)
+        test_tokens_make(&t[i], &c,
+                         &(test_tokens_spec){.count = TOKENS, .seed = 50 + i, .sharpness = 2});
+    for (uint32_t i = alone; i < 2; i++) {
+        kvf_sequence *s = test_sequence(&w);
+        run(&w, s, &t[i], out);
+        kvf_sequence_destroy(s);
+    }
+    test_world_close(&w);
+    test_tokens_free(&t[0]);
+    test_tokens_free(&t[1]);
+}
+
+/* Where sealing admits nothing, outputs are wrong: so the test sees what it is for. */
+static void a_block_never_shows_its_old_pages(void **state)
+{
+    const kvf_cache_config c = config_of(0);
+    const size_t bytes = out_bytes(&c);
+    char *alone = test_alloc(bytes), *after = test_alloc(bytes), *deaf = test_alloc(bytes);
+    (void)state;
+    run_second(0, true, alone);
+    run_second(0, false, after);
+    run_second(1, false, deaf);
+    assert_memory_equal(alone, after, bytes);
+    assert_memory_not_equal(alone, deaf, bytes);
+    test_release(alone);
+    test_release(after);
+    test_release(deaf);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_plan_takes_what_it_may),
+        cmocka_unit_test(too_little_is_refused_with_both_numbers),
+        cmocka_unit_test(auto_takes_what_is_free),
+        cmocka_unit_test(with_room_for_all_nothing_moves),
+        cmocka_unit_test(a_block_never_shows_its_old_pages),
+    };
+    return cmocka_run_group_tests_name("device_cache", tests, NULL, NULL);
+}
