@@ -539,7 +539,7 @@ static inline void kvf_cache_config_init(kvf_cache_config *config)
 
 #define KVF_PRESET_LIST(X)                                                                         \
     X(KVF_PRESET_DEFAULT, 0, "default", "what init sets")                                          \
-    X(KVF_PRESET_PRKV, 1, "prkv", "as PRKV publishes it: boxes, pages of 32, a static quarter")
+    X(KVF_PRESET_PRKV, 1, "prkv", "after PRKV: boxes, pages of 32, a static quarter")
 
 /** Of kvf_cache_config.device_bytes. */
 #define KVF_DEVICE_BYTES_AUTO (UINT64_C(1) << 63)

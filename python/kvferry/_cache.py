@@ -86,7 +86,7 @@ class Cache(Handle):
     dtype       of queries, keys, values and outputs: "bf16", "fp16", "fp32". NumPy has no bf16; uint16
                 arrays hold its bits
     select      a policy by name, or a function `select(view: SelectView)` that returns page ids
-    preset      "prkv": the policy as that paper publishes it
+    preset      "prkv": the policy after that paper (docs/run.md says what differs)
     head_mask   [layers, kv_heads]: 1 = hot head, 2 = coarse head, 0 = streaming head
     settings    see `kvferry.settings("cache")`: budget_tokens, page_size, sequences_max, ...
 
