@@ -42,7 +42,7 @@ CALL_SECONDS = 540
 LOOKS = 0.15 # of a part's time: for what failed
 NAMED = 3 # of the jobs that the time was over for
 # Jobs at once: where time is measured, one.
-TOGETHER = {"facts": 4, "kernels": 3, "suite": 5, "sanitizer": 3, "link": 1, "decode": 1, "peers": 1,
+TOGETHER = {"facts": 4, "kernels": 6, "suite": 8, "sanitizer": 4, "link": 1, "decode": 1, "peers": 1,
             "runner": 1}
 BAD = ("failed", "timeout")
 
