@@ -331,6 +331,22 @@ class Budget(Case):
                 self.both([answer(prompts()), three_answers()], several=True, **{name: 2}, **COMPILED)
 
 
+class Runners(Case):
+    """The second runner sorts the requests of every pass, the first fills the place of one that ended."""
+
+    def test_windows_follow_requests(self):
+        """Each brings its window once, and then a token per step, of every layer and head."""
+        many = [prompts()[i % 12] for i in range(40)]
+        told = [self.ran(Engine([answer(prompts()), ("abort", [many], {"every": 4})],
+                                {"budget": 128, "local_tokens": 32, "transfer": "mapped"},
+                                second=second, max_num_batched_tokens=96)) for second in (False, True)]
+        self.assertEqual(told[0].results[0], told[1].results[0])
+        for engine in told:
+            steps, brought = engine.summed("steps"), engine.summed("tokens_brought")
+            self.assertGreater(brought, 4 * steps)
+            self.assertLess(brought, 4 * (steps + 4 * (12 + 40) * (4 + 32 + 31)))
+
+
 class Refusals(Case):
     """By name, before the first token. Parts that need no vLLM: check_vllm_parts.py."""
 

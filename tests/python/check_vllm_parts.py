@@ -14,6 +14,7 @@ import numpy as np
 
 import kvferry
 from kvferry.vllm import heads, options, refusals
+from kvferry.vllm.regions import Followed, Regions
 from kvferry.vllm.rows import Run, runs_of
 
 
@@ -169,18 +170,23 @@ class Runs(unittest.TestCase):
 
     def test_answers_then_prompts(self):
         self.assertEqual(
-            runs_of([0, 1, 2, 66, 70], [9, 33, 64, 104], [False, False, True, True]),
+            runs_of([0, 1, 2, 66, 70], [9, 33, 64, 104], [False, False, True, True], 9),
             [Run(0, [0, 1, 2], None), Run(2, [2, 66, 70], [0, 100])])
 
     def test_a_prompt_of_one_token_and_candidates_are_dense(self):
         self.assertEqual(
-            runs_of([0, 1, 2, 3, 7], [8, 40, 9, 64], [False, True, False, False]),
+            runs_of([0, 1, 2, 3, 7], [8, 40, 9, 64], [False, True, False, False], 9),
             [Run(0, [0, 1], None), Run(1, [1, 2], [39]), Run(2, [2, 3], None), Run(3, [3, 7], [60])])
 
     def test_rows_without_tokens_are_left_out(self):
-        self.assertEqual(runs_of([0, 1, 1, 2, 2], [5, 0, 6, 0], [False] * 4),
+        self.assertEqual(runs_of([0, 1, 1, 2, 2], [5, 0, 6, 0], [False] * 4, 9),
                          [Run(0, [0, 1], None), Run(2, [1, 2], None)])
-        self.assertEqual(runs_of([0], [], []), [])
+        self.assertEqual(runs_of([0], [], [], 9), [])
+
+    def test_a_call_takes_so_many(self):
+        self.assertEqual(runs_of([0, 1, 2, 3], [5, 6, 7], [False] * 3, 2),
+                         [Run(0, [0, 1, 2], None), Run(2, [2, 3], None)])
+        self.assertEqual(runs_of([0, 4, 6], [4, 6], [True] * 2, 1), [Run(0, [0, 4], [0]), Run(1, [4, 6], [4])])
 
     def test_every_token_is_in_one_run(self):
         rng = random.Random(7)
@@ -189,8 +195,9 @@ class Runs(unittest.TestCase):
             starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
             lengths = [count + rng.randrange(90) for count in counts]
             prompts = [rng.random() < 0.3 for _ in counts]
-            seen = []
-            for run in runs_of(starts, lengths, prompts):
+            seen, most = [], rng.randrange(1, 5)
+            for run in runs_of(starts, lengths, prompts, most):
+                self.assertLessEqual(run.rows, most)
                 for i in range(run.rows):
                     row, first, end = run.row + i, run.starts[i], run.starts[i + 1]
                     self.assertEqual((first, end), (starts[row], starts[row + 1]))
@@ -199,6 +206,56 @@ class Runs(unittest.TestCase):
                         self.assertEqual(run.contexts[i] + end - first, lengths[row])
                     seen += range(first, end)
             self.assertEqual(seen, list(range(starts[-1])))
+
+
+class Windows(unittest.TestCase):
+    """Which region a row has: that of its request, whatever place in the batch it has."""
+
+    def test_a_request_keeps_its_region(self):
+        regions = Regions(3)
+        first = dict(zip("abc", regions.give("abc")))
+        self.assertEqual(sorted(first.values()), [0, 1, 2])
+        self.assertEqual(regions.give("cba"), [first[name] for name in "cba"])
+        regions.give("c")
+        self.assertEqual(regions.give("dca"), [first["b"], first["c"], first["a"]]) # b was used longest ago
+        self.assertEqual(regions.give("db"), [first["b"], first["c"]]) # and now c
+
+    def test_more_requests_than_regions(self):
+        rng, regions = random.Random(3), Regions(8)
+        for _ in range(300):
+            call = rng.sample(range(40), rng.randint(1, 8))
+            given = regions.give(call)
+            self.assertEqual(len(set(given)), len(call))
+            self.assertTrue(all(0 <= region < 8 for region in given))
+
+    def test_requests_are_followed_by_their_lengths(self):
+        """A batch as vLLM's first runner has it: the last row moves to where one has gone, and rows swap."""
+        rng = random.Random(5)
+        for passes in (1, 2):
+            followed, length, batches = Followed(passes), {}, [[] for _ in range(passes)]
+            names, count, wrong, rows = {}, 0, 0, 0
+            for number in range(400):
+                batch = batches[number % passes]
+                if batch and rng.random() < 0.2:
+                    gone = rng.randrange(len(batch))
+                    batch[gone] = batch[-1]
+                    batch.pop()
+                while len(batch) < 6:
+                    batch.append(count)
+                    length[count] = 0
+                    count += 1
+                if rng.random() < 0.2:
+                    a, b = rng.sample(range(6), 2)
+                    batch[a], batch[b] = batch[b], batch[a]
+                begins = [length[request] for request in batch]
+                for request in batch:
+                    length[request] += 1 if length[request] else rng.randrange(1, 500)
+                got = followed.number(begins, [length[request] for request in batch])
+                self.assertEqual(len(set(got)), 6)
+                wrong += sum(names.setdefault(r, n) != n for r, n in zip(batch, got))
+                names.update(zip(batch, got))
+                rows += 6
+            self.assertLess(wrong, rows // 100) # equal lengths of rows that moved
 
 
 if __name__ == "__main__":

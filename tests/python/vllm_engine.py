@@ -162,10 +162,25 @@ def refused(settings):
     return "it starts"
 
 
+def take_second_runner():
+    """vLLM's second model runner, the first choice on GPUs. Triton interprets its kernels, and thinks that it
+    has a driver."""
+    import types
+    import triton.backends
+    import torch
+    driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
+    triton.backends.backends["cpu"] = types.SimpleNamespace(driver=driver, compiler=None)
+    torch.set_num_threads(1)
+    import vllm.model_executor.models.registry as registry
+    registry._run_in_subprocess = lambda inspect: inspect()
+
+
 def engine_main(path):
-    from vllm import LLM
     with open(path, encoding="utf-8") as text:
         job = json.load(text)
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+        take_second_runner()
+    from vllm import LLM
     told = {"refused": [refused(settings) for settings in job["refused"]]}
     if job["calls"]:
         llm = LLM(**job["engine"])
@@ -188,24 +203,27 @@ def settings_of(ours, **changes):
     return settings
 
 
-def environment(several=False):
+def environment(several=False, second=False):
     env = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_PLUGINS="kvferry",
                VLLM_ENABLE_V1_MULTIPROCESSING="1" if several else "0", OMP_WAIT_POLICY="passive")
     if several:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    if second:
+        env.update(TRITON_INTERPRET="1", VLLM_USE_V2_MODEL_RUNNER="1", OMP_NUM_THREADS="1",
+                   VLLM_CPU_OMP_THREADS_BIND="nobind")
     return env
 
 
 class Engine:
     """What an engine answered, why others did not start, and the log."""
 
-    def __init__(self, calls, ours=None, several=False, refused=(), **changes): # pylint: disable=redefined-outer-name
+    def __init__(self, calls, ours=None, several=False, refused=(), second=False, **changes): # pylint: disable=redefined-outer-name
         handle, path = tempfile.mkstemp(dir=FOLDER.name)
         with os.fdopen(handle, "w") as out:
             json.dump({"engine": settings_of(ours, **changes), "calls": calls,
                        "refused": [settings_of({"budget": FULL}, **one) for one in refused]}, out)
         done = subprocess.run([sys.executable, os.path.abspath(__file__), path],
-                              env=environment(several), stdout=subprocess.PIPE,
+                              env=environment(several, second), stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
         self.log, self.rc = done.stdout, done.returncode
         told = {}

@@ -6,7 +6,7 @@ values are in host memory under the same block id (kvferry/blocks.h). So request
 prefix cache lets them share, and nothing is told when a block changes hands. Each layer writes the
 tokens of a pass and then attends, run by run (rows.py).
 
-Invariant: nothing here depends on which request a row or a block belongs to.
+Invariant: no answer depends on which request a row or a block belongs to.
 """
 import copy
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from .._blocks import Blocks
 from ..capi import BlockRows, PutArgs
 from .pool import Pool
 from .refusals import check_engine, check_layer, check_spec, refuse
+from .regions import Followed, Regions
 from .rows import Run, runs_of
 from .verify import Rows
 
@@ -70,22 +71,19 @@ class Builder(AttentionMetadataBuilder[Pass]):
         if set(layer_names) != set(self.pool.layers):
             refuse(*SEVERAL_GROUPS)
         self.pool.open(kv_cache_spec.block_size)
-        self.regions = torch.arange(self.pool.regions, dtype=torch.int32, device=device)
-        self.batches = vllm_config.parallel_config.pipeline_parallel_size # under way at once
-        self.turn = 0
+        self.regions = Regions(self.pool.regions)
+        self.followed = Followed(vllm_config.parallel_config.pipeline_parallel_size)
+        self.given: Tuple[List[int], torch.Tensor] = ([], torch.empty(0)) # what the last pass had
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any,
               fast_build: bool = False) -> Pass:
         m = common_attn_metadata
         prompts = [False] * m.num_reqs if m.is_prefilling is None else m.is_prefilling.tolist()
-        lengths = m.seq_lens_cpu_upper_bound.tolist()
-        runs = runs_of(m.query_start_loc_cpu.tolist(), lengths, prompts)
+        starts, lengths = m.query_start_loc_cpu.tolist(), m.seq_lens_cpu_upper_bound.tolist()
+        runs = runs_of(starts, lengths, prompts, self.pool.regions)
         is_verified = any(run.contexts is None for run in runs) and self.pool.recall.begin()
-        # Batches that take turns in a pipeline keep regions of their own, and a row keeps its place:
-        # else what is on the device would be another's, and would be fetched again.
-        self.turn = (self.turn + 1) % self.batches
-        first = self.turn * (self.pool.regions // self.batches)
-        regions, tokens = self.regions[first:], runs[-1].starts[-1] if runs else 0
+        regions = self.regions_of(runs, self.requests_of(m, starts, lengths))
+        tokens = runs[-1].starts[-1] if runs else 0
         p = Pass(tokens, m.slot_mapping, m.block_table_tensor, m.seq_lens, regions, runs,
                  [length - 1 for length in lengths] if is_verified else None, [], 0,
                  PutArgs(tokens=tokens, slots=m.slot_mapping.data_ptr()))
@@ -95,6 +93,25 @@ class Builder(AttentionMetadataBuilder[Pass]):
                            if is_step else None)
             p.stepping += run.rows if is_step else 0
         return p
+
+    def requests_of(self, m: Any, starts: List[int], lengths: List[int]) -> List[int]:
+        """A number per row. Of vLLM's two runners the second says it."""
+        if m.req_idx is not None:
+            return m.req_idx.tolist()
+        return self.followed.number([length - (end - start) for length, start, end
+                                     in zip(lengths, starts, starts[1:])], lengths[:len(starts) - 1])
+
+    def regions_of(self, runs: List[Run], requests: List[int]) -> torch.Tensor:
+        """Of every row; those of prompts have none."""
+        given = [0] * len(requests)
+        for run in runs:
+            if run.contexts is None:
+                rows = slice(run.row, run.row + run.rows)
+                given[rows] = self.regions.give(requests[rows])
+        if given != self.given[0]:
+            there = torch.tensor(given, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+            self.given = given, there.to(self.device, non_blocking=True)
+        return self.given[1]
 
 
 class Impl(AttentionImpl[Pass]):

@@ -40,8 +40,7 @@ class Pool:
         self.runtime = _runtime(self.options)
         self.layers = layers
         self._config = config
-        self.regions: int = (config.scheduler_config.max_num_seqs
-                             * config.parallel_config.pipeline_parallel_size)
+        self.regions: int = config.scheduler_config.max_num_seqs
         self._shape = self._settings()
         self.blocks: Optional[Blocks] = None
         self._block_tokens, self._are_all_ours = 0, True # until blocks are sized
