@@ -25,6 +25,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GIB = 1 << 30
+HOST = 128 * GIB # for pages, more than a GiB of codes has
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 30, 9, 3, 64 # of SmolLM2-135M
 BLOCK = 32
 TURN = 8 # steps
@@ -171,23 +172,28 @@ def run(job):
         return [engine.close() for engine in both]
 
 
-def admitted(budget, tokens, transfer):
-    """Tokens in 1 GiB of device memory: in vLLM's own blocks, and with kvferry in requests of `tokens`."""
+def admitted(budget, tokens):
+    """Tokens in 1 GiB of device memory, in requests of `tokens`: in vLLM's own blocks; with kvferry where
+    pages are read in place; and where they are moved, with the windows that there are then.
+
+    As the plug-in divides a GiB with device_memory = 0: as few slots as a call needs.
+    """
     import kvferry
-    runtime = kvferry.Runtime(device="host")
+    from kvferry.vllm.memory import Asked, Sums, blocks_that_fit, divide_own
+    runtime, each = kvferry.Runtime(device="host"), -(-tokens // BLOCK)
 
-    def device_bytes(requests):
-        blocks = requests * -(-tokens // BLOCK) + 1
-        plan = kvferry.Blocks.plan_for(
-            runtime, block_count=blocks, block_tokens=BLOCK, layers=LAYERS, query_heads=QUERY_HEADS,
-            kv_heads=KV_HEADS, head_dim=HEAD_DIM, tokens_max=tokens, sequences_max=requests,
-            budget_tokens=budget, dtype="bf16", transfer=transfer)
-        return plan.device_bytes + blocks * LAYERS * plan.code_bytes
-
-    requests = 1
-    while device_bytes(requests + 1) <= GIB:
-        requests += 1
-    return GIB // bytes_per_token() // BLOCK * BLOCK, requests * tokens
+    def kept(transfer):
+        def plan(blocks, regions, tokens_max):
+            return kvferry.Blocks.plan_for(
+                runtime, block_count=blocks, block_tokens=BLOCK, layers=LAYERS, query_heads=QUERY_HEADS,
+                kv_heads=KV_HEADS, head_dim=HEAD_DIM, tokens_max=tokens_max, sequences_max=regions,
+                budget_tokens=budget, dtype="bf16", transfer=transfer, device_bytes=0)
+        sums = Sums(Asked(HOST, 1024, tokens, BLOCK, LAYERS * plan(2, 1, BLOCK).code_bytes, GIB, 0), plan)
+        blocks = blocks_that_fit(sums)
+        requests = (blocks - 1) // each
+        return requests * tokens, requests, min(requests, divide_own(sums, blocks).regions)
+    in_place, moved = kept("direct"), kept("mapped")
+    return GIB // bytes_per_token() // BLOCK * BLOCK, in_place[0], moved
 
 
 def cpu_name():
@@ -231,13 +237,15 @@ def main():
             for name, row in zip(("vLLM", "kvferry"), run(job)):
                 lines.append("| {:,} | {} | {} | {prompt} | {wall} | {cpu} |".format(tokens, batch, name, **row))
                 print(lines[-1], flush=True)
-    lines += ["", "Tokens that 1 GiB of device memory admits, by what each reserves: with pages that are read in "
-              "place, and with slots and windows on the device (`mapped`, as a GPU has them).", "",
-              "| requests of | vLLM | in place | | with slots | |", "|---|---|---|---|---|---|"]
+    lines += ["", "Tokens that 1 GiB of device memory admits, with codes, tables and the slots of one call: where pages are "
+              "read in place, and where they are moved, as on a GPU (`mapped`). There windows take an eighth of it: "
+              "requests beyond these bring their window in every step.", "",
+              "| requests of | vLLM | in place | | moved | | requests | of them with a window |",
+              "|---|---|---|---|---|---|---|---|"]
     for tokens in map(int, args.tokens.split(",")):
-        (theirs, mine), (_, slots) = (admitted(args.budget, tokens, t) for t in ("direct", "mapped"))
-        lines.append("| {:,} | {:,} | {:,} | {:.1f}x | {:,} | {:.1f}x |".format(
-            tokens, theirs, mine, mine / theirs, slots, slots / theirs))
+        theirs, mine, (moved, requests, windows) = admitted(args.budget, tokens)
+        lines.append("| {:,} | {:,} | {:,} | {:.1f}x | {:,} | {:.1f}x | {:,} | {:,} |".format(
+            tokens, theirs, mine, mine / theirs, moved, moved / theirs, requests, windows))
     text = "\n".join(lines) + "\n"
     if args.out:
         with open(args.out, "w", encoding="utf-8") as out:

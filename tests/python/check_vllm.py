@@ -347,6 +347,17 @@ class Runners(Case):
             self.assertLess(brought, 4 * (steps + 4 * (12 + 40) * (4 + 32 + 31)))
 
 
+    def test_more_requests_than_windows(self):
+        """They take turns in calls of as many rows as there are windows; the tokens are the same."""
+        ours = {"budget": 128, "local_tokens": 32, "transfer": "mapped"}
+        few, all_ = [self.ran(Engine([answer(prompts())], {**ours, **more})) for more in ({"device_memory": "4MiB"}, {})]
+        self.assertEqual(few.results, all_.results)
+        windows = int(re.search(r"(\d+) of them with a window of their own on the device", few.log)[1])
+        self.assertTrue(1 <= windows < 8, windows)
+        self.assertGreater(few.summed("tokens_brought"), 2 * all_.summed("tokens_brought"))
+        self.assertNotIn("of them with a window", all_.log)
+
+
 class Refusals(Case):
     """By name, before the first token. Parts that need no vLLM: check_vllm_parts.py."""
 
@@ -370,6 +381,8 @@ class Refusals(Case):
             "select = hybrid: blocks of the caller take dynamic": {
                 "additional_config": {"kvferry": {"select": "hybrid"}}},
             "num_gpu_blocks_override = 301: so many blocks take": {
+                "additional_config": {"kvferry": {"host_memory": "16MiB"}}},
+            "host_memory = 1048576: a request of max_model_len = 2048 tokens has": {
                 "additional_config": {"kvferry": {"host_memory": "1MiB"}}}}
         engine = self.ran(Engine([], refused=list(wanted.values())))
         for text, told in zip(wanted, engine.refused):

@@ -4,8 +4,12 @@
 
 What vLLM does with them is tested by check_vllm.py, under `./dev vllm`.
 """
+import contextlib
+import io
+import json
 import os
 import random
+import re
 import tempfile
 import types
 import unittest
@@ -13,7 +17,8 @@ import unittest
 import numpy as np
 
 import kvferry
-from kvferry.vllm import heads, options, refusals
+from kvferry.vllm import __main__ as calculator
+from kvferry.vllm import estimate, heads, memory, options, refusals
 from kvferry.vllm.regions import Followed, Regions
 from kvferry.vllm.rows import Run, runs_of
 
@@ -30,7 +35,12 @@ class Options(unittest.TestCase):
         self.assertEqual(got.head_mask, "hot.tsv")
 
     def test_nothing_said(self):
-        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None))
+        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None, None))
+
+    def test_memory_of_the_device(self):
+        for said, wanted in (("2GiB", 2 << 30), (0, 0), ("auto", None)):
+            self.assertEqual(options.read({"device_memory": said}, {}).device_memory, wanted)
+            self.assertEqual(options.read({}, {"KVFERRY_DEVICE_BYTES": str(said)}).device_memory, wanted)
 
     def test_what_means_nothing_is_named(self):
         for text, given in (("no setting budgets: did you mean budget", {"budgets": 5}),
@@ -55,9 +65,6 @@ class Options(unittest.TestCase):
 
     def test_memory_is_shared_by_ranks(self):
         self.assertGreater(options.default_memory(1), options.default_memory(4))
-        for room in (0, 106, 107, 113, 114, 115, 10**9):
-            most = options.most_that_fit(lambda blocks: 100 + 7 * blocks, room)
-            self.assertEqual(most, max(0, (room - 100) // 7))
         with self.assertRaisesRegex(kvferry.Invalid, "host_memory must be said with data parallelism"):
             options.default_memory(1, 1)
 
@@ -118,6 +125,143 @@ class Heads(unittest.TestCase):
                 self.read(given)
         with self.assertRaisesRegex(kvferry.Invalid, "No such file.*tune --heads"):
             heads.read("/nowhere", 3, 4, heads.Share((0,), 4, 0, 1))
+
+
+GIB = 1 << 30
+LLAMA_8B = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
+                num_hidden_layers=32, vocab_size=128256, max_position_embeddings=131072,
+                tie_word_embeddings=False)
+QWEN3_06B = dict(hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8,
+                 head_dim=128, num_hidden_layers=28, vocab_size=151936, max_position_embeddings=40960,
+                 tie_word_embeddings=True)
+CARDS = {"80 GB": 79.1, "24 GB": 23.5} # GiB, as an H100 and an RTX 4090 have them
+
+
+class Memory(unittest.TestCase):
+    """What blocks, windows and the cache get of host memory and of a card, by the plans of the library."""
+
+    def setUp(self):
+        self.runtime = kvferry.Runtime(device="host")
+        self.addCleanup(self.runtime.close)
+
+    def sums(self, config, card, requests, host=64 * GIB, own=None, tokens=None, share=0.92, budget=512):
+        """Of vLLM's defaults for such a card."""
+        model = estimate.read(config)
+        shape = dict(layers=model.layers, query_heads=model.query_heads, kv_heads=model.kv_heads,
+                     head_dim=model.head_dim, dtype="bf16", transfer="mapped", budget_tokens=budget)
+        ahead = estimate.activations(model, 8192 if card > 70 else 2048, requests)
+        left = memory.Card(int(card * GIB), share, int(card * GIB)).left(
+            int(card * GIB) - 2 * model.weights, 2 * model.weights, 2 * model.weights, ahead)
+        self.assertEqual(left, int(int(card * GIB) * share) - 2 * model.weights - ahead)
+
+        def plan(blocks, regions, tokens_max, device_bytes=0):
+            return kvferry.Blocks.plan_for(self.runtime, block_count=blocks, block_tokens=32, tokens_max=tokens_max,
+                                           sequences_max=regions, device_bytes=device_bytes, **shape)
+        return memory.Sums(memory.Asked(
+            host, requests, tokens or model.tokens, 32, model.layers * plan(2, 1, 32).code_bytes, left, own,
+            model.vocabulary * estimate.LOGIT_BYTES), plan), plan
+
+    def starts(self, sums, plan):
+        """How many blocks, windows and tokens that stay, where all of it has room."""
+        a = sums.asked
+        blocks = memory.blocks_that_fit(sums)
+        own = memory.divide_own(sums, blocks)
+        there = plan(blocks, own.regions, a.tokens, own.device_bytes)
+        self.assertLessEqual(blocks * a.block_bytes + there.device_bytes, a.left)
+        self.assertLessEqual(there.host_bytes, a.host)
+        self.assertGreater(blocks * 32, a.tokens)
+        self.assertTrue(1 <= own.regions <= a.requests)
+        return blocks, own.regions, there.resident_tokens
+
+    def test_the_documented_command_starts(self):
+        """With vLLM's defaults, on both cards, with either number of requests and budget."""
+        for config in (LLAMA_8B, QWEN3_06B):
+            for name, card in CARDS.items():
+                for requests in (256, 1024):
+                    for budget in (512, 1024):
+                        with self.subTest("%d layers, %s, %d requests, %d" % (
+                                config["num_hidden_layers"], name, requests, budget)):
+                            blocks, regions, resident = self.starts(*self.sums(config, card, requests, budget=budget))
+                            self.assertGreater(resident, 4096)
+                            self.assertGreater(regions, 16)
+                            if card > 70: # all that host memory has, and a window for every request
+                                self.assertGreater(blocks * 32, 520_000)
+                                self.assertEqual(regions, requests)
+
+    def test_the_cache_takes_what_is_said(self):
+        for own in (0, GIB // 2, GIB, 2 * GIB):
+            sums, plan = self.sums(LLAMA_8B, CARDS["24 GB"], 256, own=own)
+            blocks, regions, _ = self.starts(sums, plan)
+            taken = plan(blocks, regions, sums.asked.tokens, memory.divide_own(sums, blocks).device_bytes)
+            if own:
+                self.assertTrue(0.95 * own < taken.device_bytes <= own, own)
+            else:
+                self.assertEqual(taken.device_bytes, sums.own(blocks, regions, sums.asked.tokens))
+
+    def test_a_gib_admits_ten_times_vllm_s(self):
+        """SmolLM2's shape with as little else as a step needs."""
+        config = dict(hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
+                      num_hidden_layers=30, vocab_size=49152, tie_word_embeddings=True)
+        for tokens in (1024, 5120, 24576, 59392):
+            sums, plan = self.sums(config, 8, 1024, own=0, tokens=tokens)
+            sums.asked = sums.asked._replace(left=GIB)
+            blocks, _, _ = self.starts(sums, plan)
+            fit = (blocks - 1) // (tokens // 32) * tokens
+            self.assertGreater(fit, 10 * (GIB // (30 * 3 * 64 * 4)), tokens)
+
+    def test_a_failure_names_values_that_fit(self):
+        """Each of the values that an error names is one with which it starts."""
+        changed = {"max_model_len to": "tokens", "max_num_seqs to": "requests", "lower it to": "own"}
+        cases = (("host_memory", LLAMA_8B, dict(card=79.1, host=8 * GIB), {"tokens", "host"}),
+                 ("device_memory", LLAMA_8B, dict(card=23.5, own=1 << 20), {"own"}),
+                 ("device_memory", LLAMA_8B, dict(card=23.5, own=5_500_000_000), {"own", "tokens"}),
+                 ("device memory", LLAMA_8B, dict(card=18.3), {"tokens", "requests"}),
+                 ("device memory", LLAMA_8B, dict(card=18.3, requests=1024), {"requests"}),
+                 ("device memory", LLAMA_8B, dict(card=12.0), set()))
+        for name, config, given, wanted in cases:
+            given = {"requests": 256, **given}
+            with self.subTest(name, **given), self.assertRaisesRegex(kvferry.OutOfMemory, "^" + name) as caught:
+                memory.blocks_that_fit(self.sums(config, **given)[0])
+            text, found = str(caught.exception), set()
+            for words, field in (*changed.items(), ("give", "host" if name == "host_memory" else "own")):
+                for value in re.findall(r"%s (\d+)" % words, text):
+                    with self.subTest(text, field=field, value=value):
+                        self.starts(*self.sums(config, **{**given, field: int(value)}))
+                        found.add(field)
+            self.assertEqual(found, wanted, text)
+
+    def test_blocks_that_leave_nothing(self):
+        """As when activations were larger than estimated."""
+        sums, _ = self.sums(LLAMA_8B, CARDS["24 GB"], 256)
+        blocks = memory.blocks_that_fit(sums)
+        less = memory.Sums(sums.asked._replace(left=blocks * sums.asked.block_bytes + (1 << 20)), sums._plan)
+        with self.assertRaisesRegex(kvferry.OutOfMemory, "lower host_memory to (\\d+), max_num_seqs or") as caught:
+            memory.divide_own(less, blocks)
+        host = int(re.search(r"host_memory to (\d+)", str(caught.exception))[1])
+        again = memory.Sums(less.asked._replace(host=host), sums._plan)
+        memory.divide_own(again, memory.blocks_that_fit(again))
+
+    def test_calculator(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as told:
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
+                json.dump(LLAMA_8B, out)
+            calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", "budget=1024"])
+            wanted = self.sums(LLAMA_8B, 80, 1024, host=512 * GIB, budget=1024)
+            blocks, regions, resident = self.starts(*wanted)
+            text = told.getvalue()
+            self.assertIn("%d tokens fit, by host memory; of these %d stay on the card, and windows of %d requests"
+                          % ((blocks - 1) * 32, resident, regions), text)
+            self.assertIn("%7d requests of 4096 tokens" % ((blocks - 1) // 128), text)
+            for wrong, given in (("device memory", ["--gpu", "12GiB"]), ("did you mean budget", ["buget=3"]),
+                                 ("must divide the 32 heads", ["--tensor-parallel-size", "3"])):
+                with self.assertRaisesRegex(kvferry.Error, wrong):
+                    calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", *given])
+
+    def test_models_that_cannot_be_counted(self):
+        with self.assertRaisesRegex(kvferry.Unsupported, "sliding_attention are not counted"):
+            estimate.layers_of_all({"layer_types": ["full_attention", "sliding_attention"]})
+        with self.assertRaisesRegex(kvferry.Unsupported, "config.json has no 'num_hidden_layers'"):
+            estimate.read({})
 
 
 class Refusals(unittest.TestCase):

@@ -25,7 +25,7 @@ from vllm.v1.worker.utils import customize_attention_spec
 
 from .._blocks import Blocks
 from ..capi import BlockRows, PutArgs
-from .pool import Pool
+from .pool import Pool, look
 from .refusals import check_engine, check_layer, check_spec, refuse
 from .regions import Followed, Regions
 from .rows import Run, runs_of
@@ -127,6 +127,7 @@ class Impl(AttentionImpl[Pass]):
                     logits_soft_cap=logits_soft_cap, sinks=sinks, shares=kv_sharing_target_layer_name)
         self.config = get_current_vllm_config()
         check_engine(self.config)
+        look()
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional
 
 from .._errors import Invalid, Unsupported
 from .._settings import ROWS, fill, rows_of
-from ..capi import CacheConfig
+from ..capi import CacheConfig, CONSTANTS
 
 # What is shorter here, as `kvferry run` and kvferry.hf say it.
 NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "device_memory": "device_bytes"}
@@ -37,6 +37,7 @@ class Options(NamedTuple):
     log_interval: float # seconds between lines of statistics; 0 = none
     verify_interval: int # every N-th pass is also attended to densely; 0 = none
     head_mask: Optional[str] # file of the kinds of heads; see heads.py
+    device_memory: Optional[int] # bytes of windows, tables and pages on the device of a rank
 
 
 def read(given: Any, environment: Mapping[str, str]) -> Options:
@@ -49,11 +50,13 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
     own = {name: found.pop(name) for name in OWN if name in found}
     runtime = {name: found.pop(name) for name in _rows("runtime") if name in found}
     sizes = CacheConfig()
-    fill(sizes, "cache", {"host_bytes": found.pop("host_bytes", None)}, [])
+    fill(sizes, "cache", {"host_bytes": found.pop("host_bytes", None),
+                          "device_bytes": found.pop("device_bytes", "auto")}, [])
     return Options(runtime, found, sizes.host_bytes or None,
                    _number("log_interval", own.get("log_interval", 60), "seconds", float),
                    _number("verify_interval", own.get("verify_interval", 0), "a number of passes", _whole),
-                   own.get("head_mask"))
+                   own.get("head_mask"),
+                   None if sizes.device_bytes == CONSTANTS["KVF_DEVICE_BYTES_AUTO"] else sizes.device_bytes)
 
 
 def _rows(of: str) -> List[str]:
@@ -103,17 +106,6 @@ def default_memory(ranks: int, engine: int = 0) -> int:
     with open("/proc/meminfo", encoding="ascii") as text:
         free = next(int(line.split()[1]) for line in text if line.startswith("MemAvailable"))
     return free * 1024 // 2 // ranks
-
-
-def most_that_fit(bytes_of: Callable[[int], int], room: int) -> int:
-    """The most blocks whose bytes are not above `room`; 0 = none. More blocks never take less."""
-    low, high = 0, 1
-    while bytes_of(high) <= room:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bytes_of(middle) <= room else (low, middle)
-    return low
 
 
 def of_config(config: Any) -> Options:

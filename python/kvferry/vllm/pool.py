@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of a rank: how many fit into host memory, and the pages under them.
+"""The blocks of a rank: how many there are, and the pages under them.
 
 Knows configurations of vLLM, but neither passes nor tensors. Invariant: vLLM has as many blocks as
-have pages in host memory, so what its scheduler admits has room.
+have pages in host memory and codes on the device, so what its scheduler admits has room.
 """
+import functools
 import logging
+import sys
 import time
 from typing import Any, Optional
 
@@ -14,11 +16,13 @@ from vllm.platforms import current_platform
 
 from .. import __version__
 from .._blocks import Blocks
-from .._errors import Invalid, OutOfMemory
+from .._errors import OutOfMemory
 from .._runtime import Runtime, Stream
-from ..capi import BlocksStats, Pages, Select
+from ..capi import BlocksPlan, BlocksStats, Pages, Select
+from . import estimate as _estimate
 from . import heads as _heads
 from . import options as _options
+from .memory import Asked, Card, Sums, blocks_that_fit, divide_own
 from .metrics import Written, values_of
 from .refusals import refuse
 from .verify import Recall
@@ -40,10 +44,11 @@ class Pool:
         self.runtime = _runtime(self.options)
         self.layers = layers
         self._config = config
-        self.regions: int = config.scheduler_config.max_num_seqs
         self._shape = self._settings()
         self.blocks: Optional[Blocks] = None
-        self._block_tokens, self._are_all_ours = 0, True # until blocks are sized
+        self.regions = 0 # of the device: most rows of a call, once it is open
+        self._sums: Optional[Sums] = None # once blocks are sized
+        self._block_tokens, self._are_all_ours = 0, True
         self._stream: Optional[Stream] = None # of a host device
         parallel = config.parallel_config
         self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
@@ -72,40 +77,54 @@ class Pool:
         return dict(
             self.options.cache, head_mask=mask, layers=len(self.layers), query_heads=impl.num_heads,
             kv_heads=impl.num_kv_heads, head_dim=impl.head_size, dtype=config.model_config.dtype,
-            softmax_scale=impl.scale, tokens_max=config.model_config.max_model_len,
-            sequences_max=self.regions)
+            softmax_scale=impl.scale)
 
     # -- how many blocks --
 
-    def _bytes_of(self, blocks: int) -> int:
-        """Host memory of so many blocks, with everything else that is there."""
-        return Blocks.plan_for(self.runtime, block_count=blocks, block_tokens=self._block_tokens,
-                               **self._shape).host_bytes
+    def _plan(self, blocks: int, regions: int, tokens: int) -> BlocksPlan:
+        """With as few slots as a step needs."""
+        return Blocks.plan_for(self.runtime, block_count=blocks, block_tokens=self._block_tokens, device_bytes=0,
+                               tokens_max=tokens, sequences_max=regions, **self._shape)
 
     def size_blocks(self, bytes_of_vllm: int, block_tokens: int, are_all_ours: bool) -> None:
         """Tell vLLM how many blocks there are, each with `bytes_of_vllm` bytes of its own tensors."""
         self._block_tokens, self._are_all_ours = block_tokens, are_all_ours
-        parallel = self._config.parallel_config
+        config, parallel = self._config, self._config.parallel_config
+        model, requests = config.model_config, config.scheduler_config.max_num_seqs
         room = self.options.host_memory or _options.default_memory(parallel.world_size,
                                                                    parallel.data_parallel_index)
-        fit = _options.most_that_fit(self._bytes_of, room)
-        if fit < 2: # one is nobody's
-            raise OutOfMemory("host_memory = %d: two blocks of %d tokens take %d bytes; give more" % (
-                room, block_tokens, self._bytes_of(2)))
-        self._config.cache_config.kv_cache_memory_bytes = fit * bytes_of_vllm
+        own = self.options.device_memory # on a CPU, which moves no page by itself, nothing bounds it
+        asked = Asked(room, requests, model.max_model_len, block_tokens, bytes_of_vllm,
+                      None if own is None else sys.maxsize, own)
+        if self.runtime.on_cuda:
+            rank = _estimate.rank_of(_estimate.read(model.hf_config.to_dict()), parallel.tensor_parallel_size)
+            asked = asked._replace(
+                left=_left(config, torch.cuda.memory_allocated(), _estimate.activations(
+                    rank, config.scheduler_config.max_num_batched_tokens, requests)),
+                request_bytes=rank.vocabulary * _estimate.LOGIT_BYTES)
+        self._sums = Sums(asked, self._plan)
+        config.cache_config.kv_cache_memory_bytes = blocks_that_fit(self._sums) * bytes_of_vllm
 
     def open(self, block_tokens: int) -> None:
-        """Reserve all memory, when vLLM has settled on blocks."""
+        """Reserve all memory, when vLLM has settled on blocks and has measured its activations."""
+        assert self._sums is not None
         self._block_tokens = block_tokens
         if self.blocks is not None: # of an earlier try
             self.blocks.close()
         count, limit = self._config.cache_config.num_gpu_blocks, self.options.host_memory
-        need = self._bytes_of(count)
+        tokens = self._config.model_config.max_model_len
+        need = self._sums.host(count, tokens)
         if limit is not None and need > limit:
             raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %d bytes of host_memory, "
                               "and there are %d; lower it, or give more" % (count, need, limit))
-        self.blocks = Blocks(self.runtime, block_count=count, block_tokens=block_tokens,
-                             **self._shape)
+        if self.runtime.on_cuda:
+            asked = self._sums.asked._replace(left=_left(self._config, torch.cuda.max_memory_allocated()))
+            self._sums = Sums(asked, self._plan)
+        own = divide_own(self._sums, count)
+        self.regions = own.regions
+        self.blocks = Blocks(
+            self.runtime, block_count=count, block_tokens=block_tokens, tokens_max=tokens, sequences_max=own.regions,
+            device_bytes="auto" if own.device_bytes is None else own.device_bytes, **self._shape)
         self._stream = None if self.runtime.on_cuda else Stream(self.runtime)
         log.info("%s", self.describe())
 
@@ -115,7 +134,7 @@ class Pool:
         s, plan, mask = self.blocks.settings, self.blocks.plan, self._shape["head_mask"]
         blocks, scheduler = self._config.cache_config.num_gpu_blocks - 1, self._config.scheduler_config
         return ("kvferry %s on %s: budget %d, pages of %d tokens%s, select %s%s; %d blocks of %d, %d tokens fit%s, "
-                "in %d requests at once of up to %d; host memory %d MiB, device memory %d MiB and %d MiB "
+                "in %d requests at once of up to %d%s; host memory %d MiB, device memory %d MiB and %d MiB "
                 "in vLLM's blocks" % (
                     __version__, self.runtime.device_name, s.budget_tokens, s.page_size,
                     "" if s.pages == Pages.BF16 else " in " + Pages(s.pages).name.lower(),
@@ -124,6 +143,8 @@ class Pool:
                     blocks * self._block_tokens,
                     "" if self._are_all_ours else " where other layers take no block",
                     scheduler.max_num_seqs, s.tokens_max,
+                    ", %d of them with a window of their own on the device" % self.regions
+                    if self.regions < scheduler.max_num_seqs else "",
                     plan.host_bytes // MIB, plan.device_bytes // MIB,
                     (blocks + 1) * len(self.layers) * plan.code_bytes // MIB))
 
@@ -180,6 +201,21 @@ class Pool:
     def close(self) -> None:
         """Give all memory back."""
         self.runtime.close()
+
+
+@functools.lru_cache(maxsize=None)
+def look() -> tuple:
+    """Of a GPU what is free and what there is, when this is first asked: before weights are loaded."""
+    if current_platform.is_cpu():
+        return 0, 0
+    free, total = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved(), total
+
+
+def _left(config: Any, held: int, ahead: int = 0) -> int:
+    free, total = look()
+    card = Card(total, config.cache_config.gpu_memory_utilization, free)
+    return card.left(torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved(), held, ahead)
 
 
 def _runtime(options: _options.Options) -> Runtime:

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the memory blocks, windows and the cache of pages take: divided before any of it is reserved.
+
+Blocks follow host memory, and what vLLM has of them lies on the device: codes. Beside them is what is
+kvferry's own there: windows of requests (regions.py), tables, and the cache of pages, which gets what is
+left. Imports nothing of vLLM. Invariant: what fits by these sums fits; what does not is refused with values
+that would.
+"""
+from typing import Any, Callable, NamedTuple, Optional
+
+from .._errors import OutOfMemory
+
+# Of the device memory that vLLM's share leaves: windows have an eighth before blocks are counted, and
+# the cache of pages an eighth behind them.
+PART = 8
+
+
+class Asked(NamedTuple):
+    """What an engine is to serve, in bytes and tokens of a rank."""
+    host: int # memory for pages
+    requests: int # at once
+    tokens: int # of a request, with its answer
+    block_tokens: int
+    block_bytes: int # of a block in vLLM's own tensors: codes, and what other layers have
+    left: Optional[int] = None # of the device, beside weights and activations; None: it has none of its own
+    own: Optional[int] = None # device_memory: what of it kvferry may take beside the blocks; None: what is left
+    request_bytes: int = 0 # what activations have less of with a request less
+
+
+class Sums:
+    """What blocks and regions take.
+
+    plan   (blocks, regions, tokens of a request) -> BlocksPlan, with as few slots as a step needs
+    """
+
+    def __init__(self, asked: Asked, plan: Callable[[int, int, int], Any]) -> None:
+        self.asked, self._plan = asked, plan
+
+    def with_requests(self, requests: int) -> "Sums":
+        """Of an engine that serves fewer at once."""
+        a = self.asked
+        assert a.left is not None
+        return Sums(a._replace(requests=requests, left=a.left + (a.requests - requests) * a.request_bytes), self._plan)
+
+    def host(self, blocks: int, tokens: int) -> int:
+        """Host memory of so many blocks."""
+        return self._plan(blocks, self.asked.requests, tokens).host_bytes
+
+    def own(self, blocks: int, regions: int, tokens: int) -> int:
+        """Device memory of kvferry's own, at least."""
+        return self._plan(blocks, regions, tokens).device_bytes
+
+    def first_regions(self, tokens: int) -> int:
+        """Regions that there are in any case."""
+        a = self.asked
+        if a.left is None:
+            return a.requests
+        room = (a.own or a.left) // PART
+        return max(1, _most(lambda regions: self.own(2, regions, tokens) <= room, a.requests))
+
+    def blocks_on_host(self, tokens: int) -> int:
+        """The most blocks whose pages fit in host memory."""
+        return _most(lambda blocks: self.host(blocks, tokens) <= self.asked.host)
+
+    def blocks_on_device(self, tokens: int) -> Optional[int]:
+        """The most blocks that fit on the device; None: any number does."""
+        a = self.asked
+        if a.left is None:
+            return None
+        left, regions = a.left, self.first_regions(tokens)
+
+        def fits(blocks: int) -> bool:
+            theirs, own = blocks * a.block_bytes, self.own(blocks, regions, tokens)
+            if a.own:
+                return theirs + a.own <= left and own <= a.own
+            return theirs + own <= (left if a.own == 0 else left - left // PART)
+        return _most(fits)
+
+    def blocks(self, tokens: int) -> int:
+        """The most blocks, for requests of so many tokens."""
+        on_host, on_device = self.blocks_on_host(tokens), self.blocks_on_device(tokens)
+        return on_host if on_device is None else min(on_host, on_device)
+
+    def needed(self, tokens: int) -> int:
+        """Blocks that a request takes; vLLM keeps one that is nobody's."""
+        return -(-tokens // self.asked.block_tokens) + 1
+
+
+def blocks_that_fit(sums: Sums) -> int:
+    """How many blocks there are; OutOfMemory says what to change where one request does not fit."""
+    a, tokens = sums.asked, sums.asked.tokens
+    blocks, need = sums.blocks(tokens), sums.needed(tokens)
+    if blocks >= need:
+        return blocks
+    fit = _most(lambda some: sums.blocks(some * a.block_tokens) > some) * a.block_tokens
+    ways = ["set max_model_len to %d" % fit] if fit else []
+    if sums.blocks_on_host(tokens) < need:
+        ways.insert(0, "give %d" % sums.host(need, tokens))
+        raise OutOfMemory("host_memory = %d: a request of max_model_len = %d tokens has %d bytes of pages; %s"
+                          % (a.host, tokens, sums.host(need, tokens), ", or ".join(ways)))
+    assert a.left is not None
+    theirs, own = need * a.block_bytes, _with_spare(sums.own(need, 1, tokens))
+    if a.own:
+        if a.own < own:
+            ways.insert(0, "give %d" % own)
+        elif a.left - theirs >= own:
+            ways.insert(0, "lower it to %d" % (a.left - theirs))
+        raise OutOfMemory(
+            "device_memory = %d: of %d bytes beside weights and activations a request of max_model_len = %d tokens "
+            "takes %d in vLLM's blocks and %d of device_memory; %s" % (
+                a.own, a.left, tokens, theirs, own, ", or ".join(ways or ["raise gpu_memory_utilization"])))
+    fewer = _most(lambda requests: sums.with_requests(requests).blocks(tokens) >= need, a.requests)
+    if fewer:
+        ways.append("set max_num_seqs to %d, which makes activations smaller" % fewer)
+    raise OutOfMemory(
+        "device memory: vLLM's share less weights and activations is %d bytes, and a request of max_model_len = %d "
+        "tokens takes %d; %s" % (a.left, tokens, theirs + own, ", or ".join(
+            ways + ["raise gpu_memory_utilization, or share the model by tensor_parallel_size"])))
+
+
+def _with_spare(size: int) -> int:
+    """So much that a part of it may go to windows."""
+    return size * PART // (PART - 1) + 1
+
+
+class Own(NamedTuple):
+    """What is kvferry's on the device."""
+    regions: int
+    device_bytes: Optional[int] # None: as the library decides
+
+
+def divide_own(sums: Sums, blocks: int) -> Own:
+    """Windows beside so many blocks: of all requests, or half of what is left; the cache gets the rest."""
+    a = sums.asked
+    if a.left is None:
+        return Own(a.requests, a.own)
+    room = a.left - blocks * a.block_bytes if a.own is None else a.own
+    least = sums.own(blocks, 1, a.tokens)
+    if room < least and a.own != 0:
+        raise OutOfMemory(
+            "device memory: beside weights, activations and %d bytes of vLLM's blocks %d bytes are left, and kvferry "
+            "takes %d at least; lower host_memory to %d, max_num_seqs or max_model_len, or raise "
+            "gpu_memory_utilization" % (
+                blocks * a.block_bytes, room, least,
+                sums.host(max(2, sums.blocks_on_device(a.tokens) or 0), a.tokens)))
+    first = sums.first_regions(a.tokens)
+    if a.own == 0:
+        return Own(first, 0)
+    more = _most(lambda regions: sums.own(blocks, regions, a.tokens) <= room // 2, a.requests)
+    return Own(max(1, more), room)
+
+
+class Card(NamedTuple):
+    """A device, and what of it an engine may take."""
+    total: int
+    share: float # gpu_memory_utilization
+    free: int # before the model was there
+
+    def left(self, free: int, reserved: int, held: int, ahead: int = 0) -> int:
+        """Bytes beside weights and activations.
+
+        free       now
+        reserved   of what is not free: what torch keeps
+        held       the most of it that was in use at once
+        ahead      what will be in use beyond that
+        """
+        return min(int(self.total * self.share), self.free) - (self.free - free - reserved) - held - ahead
+
+
+def _most(fits: Callable[[int], bool], limit: Optional[int] = None) -> int:
+    """The most, up to `limit`, that fits; 0 = none. More never takes less."""
+    low, high = 0, 1
+    while (limit is None or high <= limit) and fits(high):
+        low, high = high, high * 2
+    high = high if limit is None else min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
