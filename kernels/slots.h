@@ -97,10 +97,10 @@ KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t 
 /* The tag that a page has today. */
 KVF_INLINE uint32_t kvf_row_page_tag(const kvf_paging *p, const kvf_row *row, uint32_t pool_page)
 {
-    const uint32_t *writes = row->writes + (size_t)pool_page * p->shape.page_size;
+    const size_t first = (size_t)pool_page * p->shape.page_size;
     uint32_t sum = 0;
     for (uint32_t t = 0; row->writes && t < p->shape.page_size; t++)
-        sum += writes[t];
+        sum += row->writes[first + t];
     return sum;
 }
 

@@ -89,7 +89,7 @@ static inline void fuzz_begin(fuzz_input *in, kvf_runtime **runtime, kvf_stream 
     PROMISE(kvf_stream_create(*runtime, stream) == KVF_OK);
 }
 
-/* An input of block tables, fuzz_api_blocks.c. */
+/* An input of block tables, api_blocks.c. */
 void fuzz_blocks(fuzz_input in, kvf_runtime *runtime, kvf_stream *stream);
 
 #endif
