@@ -96,7 +96,7 @@ def device():
              "%d bytes for each page" % (PLAN["device_digest_bytes"] // PAGES)),
             ("fixed", 8, "fixed",
              "first %(sink_tokens)d, newest %(local_tokens)d tokens" % SETTINGS),
-            ("chosen", 5, "slots", "pages used lately, while there is room")]
+            ("chosen", 5, "slots", "pages used lately, as many as fit")]
     for i, (kind, count, name, note) in enumerate(rows):
         y = TOP + 80 + i * 47
         words(x, y, name, "label ink")
