@@ -161,9 +161,12 @@ static void a_crowd_is_refused(void **state)
     close_pool(&t);
 }
 
-/* Something closes all descriptors, and opens a file of its own, which gets the tier's numbers. */
+/* Something closes all descriptors, and opens a file of its own, which gets the tier's numbers. On
+ * a GPU these would be its driver's too. */
 static void files_of_others(void **state)
 {
+    if (rig_kind() == KVF_DEVICE_CUDA)
+        skip();
     rig r;
     kvf_disk_file f;
     kvf_error error;
@@ -196,6 +199,8 @@ static void files_of_others(void **state)
 /* The same while the tier has requests to make: refused, and what is in memory stays. */
 static void requests_to_others(void **state)
 {
+    if (rig_kind() == KVF_DEVICE_CUDA)
+        skip();
     tiered t;
     kvf_block blocks[BLOCKS];
     char path[] = "/tmp/kvf-other-XXXXXX";

@@ -446,10 +446,10 @@ void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t i = 0; i < rows->rows; i++) {
         const rig_request *q = &r->request[i];
-        const float *out = (const float *)(const void *)(r->out + i * rig_q_bytes(r));
+        const char *out = r->out + i * rig_q_bytes(r);
         const size_t want = (size_t)q->count - 1;
         for (uint32_t d = 0; bad >> i & 1 && d < heads * r->config.cache.head_dim; d++)
-            assert_true(isnan(out[d]));
+            assert_true(isnan(kvf_element_get(out, r->config.cache.dtype, d)));
         if (bad >> i & 1)
             assert_true(isnan(r->lse[i * heads]));
         else

@@ -78,6 +78,7 @@ static void settings_in_force_are_told(void **state)
 {
     kvf_cache_config c = test_config_small();
     c.softmax_scale = 0.0f;
+    c.device_bytes = KVF_DEVICE_BYTES_AUTO;
     test_world w;
     test_world_open(&w, NULL, &c);
     const kvf_cache_config *s = kvf_cache_settings(w.cache);

@@ -152,8 +152,7 @@ static void memory_that_runs_out(void **state)
     kvf_cache_config large = test_config_small();
     large.transfer = KVF_TRANSFER_AUTO;
     large.tokens_max = 8192;
-    large.device_bytes = 0;
-    large.layers = 16;
+    large.layers = 160;
     TOO_LARGE(runtime, &large, KVF_OUT_OF_DEVICE_MEMORY, "MiB", "free", "lower");
     c = machine();
     c.pinned_bytes = (uint64_t)24 << 20;

@@ -29,11 +29,14 @@ static void open_worlds(disk_world *f, const save_case *c)
     kvf_cache_config config = save_config(c);
     kvf_runtime_config rc = test_runtime_config();
     *f = (disk_world){0};
-    config.layers = TEST_SANITIZED && test_on_cuda() ? 4 : 8;
+    config.layers = test_on_cuda() ? 14 : 8;
+    config.budget_tokens = 64;
     config.head_dim = 32;
     config.tokens_max = 256;
     config.prefill_chunk_max = 64;
     config.tokens_per_step_max = 9;
+    config.sequences_max = 2;
+    /* On a GPU more pages than the choices of one call, which it keeps. */
     disk_config(&config, PROMPT, 1);
     rc = test_runtime_config();
     test_seams.io_engine = &fail_engine;
@@ -209,7 +212,7 @@ static void life_with_failures(const save_case *c, int what, bool is_same, kvf_t
     printf("# %s, %s: %u failures\n", c->name, what >= ERRNO ? strerror(what - ERRNO) : "-",
            f.failures);
     assert_true(what < ERRNO || what == ERRNO + EAGAIN || what == ERRNO + ECANCELED ||
-                f.failures > 20);
+                f.failures > 5);
     close_worlds(&f);
 }
 
@@ -255,7 +258,7 @@ static void several_tokens(void **state)
                 }
             }
         printf("# %u failures\n", f.failures);
-        assert_true(f.failures > 20);
+        assert_true(f.failures > 5);
         test_release(a.out);
         test_release(wanted);
         close_worlds(&f);

@@ -208,9 +208,11 @@ static void knows_what_is_left(void **state)
     looked l[3];
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         (void)on_a_stack(sizes[i], look, &l[i]);
-        assert_true(l[i].deeper > 0 && l[i].plain < sizes[i] && l[i].plain + (512 << 10) > sizes[i]);
+        assert_true(l[i].deeper > 0 && l[i].plain < sizes[i] &&
+                    l[i].plain + (512 << 10) > sizes[i]);
         assert_in_range(l[i].plain - l[i].deeper, 19000, 21000);
-        assert_in_range(l[i].plain - l[0].plain + 8192, sizes[i] - sizes[0], sizes[i] - sizes[0] + 16384);
+        assert_in_range(l[i].plain - l[0].plain + 8192, sizes[i] - sizes[0],
+                        sizes[i] - sizes[0] + 16384);
     }
 }
 
