@@ -361,6 +361,16 @@ class Runners(Case):
 class Refusals(Case):
     """By name, before the first token. Parts that need no vLLM: check_vllm_parts.py."""
 
+    def test_lengths_of_the_host_must_be_true(self):
+        """Adaptive verification trims drafts on the device: vLLM must not take it for this backend."""
+        from kvferry.vllm.backend import Backend
+        given = dict(head_size=64, dtype=Backend.supported_dtypes[0], kv_cache_dtype="auto", block_size=None,
+                     use_mla=False, has_sink=False, use_sparse=False, use_mm_prefix=False,
+                     use_per_head_quant_scales=False, device_capability=None, attn_type="decoder")
+        for wanted, asked in (([], {}), (["device-cpu query lens mismatch"], {"use_adaptive_verification": True})):
+            told = super(Backend, Backend).validate_configuration(**given, **asked)
+            self.assertEqual([reason[:30] for reason in told], wanted)
+
     def test_what_is_not_supported(self):
         wanted = {
             "KV connectors": {"kv_transfer_config": {

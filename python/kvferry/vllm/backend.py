@@ -273,6 +273,11 @@ class Backend(AttentionBackend):
         return False
 
     @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Launches are sized by the lengths that the host knows; where a row has others it has no answer."""
+        return False
+
+    @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         """Codes alone: in bf16 a sixteenth of keys and values."""
         if type(spec) is not FullAttentionSpec:
