@@ -26,7 +26,7 @@ import urllib.request
 from kvferry.vllm.metrics import COUNTERS
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, LIMIT, NEW, Engine, answer, beginnings,
                          environment, linear_model, poisoned_model, prompts, small_model,
-                         three_answers, windowed_model)
+                         three_answers, variant, windowed_model)
 
 
 @functools.lru_cache(maxsize=None)
@@ -394,10 +394,39 @@ class Refusals(Case):
                 "additional_config": {"kvferry": {"host_memory": "16MiB"}}},
             "host_memory = 1048576: a request of max_model_len = 2048 tokens has": {
                 "additional_config": {"kvferry": {"host_memory": "1MiB"}}}}
+        self.refused(wanted)
+
+    def refused(self, wanted):
         engine = self.ran(Engine([], refused=list(wanted.values())))
         for text, told in zip(wanted, engine.refused):
             with self.subTest(text):
                 self.assertIn(text, told)
+        return engine
+
+    def test_before_weights_are_loaded(self):
+        """There are none to load."""
+        kvferry = {"additional_config": {"kvferry": {"budget": FULL}}}
+        wanted = {
+            "no setting budgets": {"additional_config": {"kvferry": {"budgets": 5}}},
+            "budget_tokens = 5: at least": {"additional_config": {"kvferry": {"budget": 5}}},
+            "head_mask = /nowhere: ": {"additional_config": {"kvferry": {"head_mask": "/nowhere"}}},
+            "head_dim = 72: ": {"model": variant("head 72", head_dim=72, num_attention_heads=4), **kvferry},
+            "query_heads = 32: with kv_heads = 1 a group has 32 heads": {"model": variant("group 32", num_attention_heads=32,
+                                                               num_key_value_heads=1), **kvferry},
+            "block_size = 48: a block has a multiple of 32 tokens": {"block_size": 48, **kvferry}}
+        bare = {"model": variant("bare"), "load_format": "safetensors"}
+        engine = self.refused({text: {**bare, **one} for text, one in wanted.items()})
+        self.assertNotIn("Loading weights took", engine.log)
+
+    def test_no_advice_leads_to_another_refusal(self):
+        """Where layers with a window are beside others that are refused, these are what is named."""
+        per_kind = {"attention_backend": None,
+                    "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
+        for fields, text in (({"attn_logit_softcapping": 50.0}, "soft caps of logits: take another model"),
+                             ({"num_kv_shared_layers": 2}, "layers that share the keys of another layer: take")):
+            folder = variant("gemma " + next(iter(fields)), base=windowed_model(), **fields)
+            self.refused({text: {"model": folder, "load_format": "dummy"},
+                          text[:-5]: {"model": folder, "load_format": "dummy", **per_kind}})
 
 
 def serving(model, ours):

@@ -76,7 +76,8 @@ def engine(**changes):
         "cache": dict(cache_dtype="auto", enable_prefix_caching=True),
         "parallel": dict(decode_context_parallel_size=1, prefill_context_parallel_size=1,
                          use_ubatching=False),
-        "model": dict(dtype="torch.bfloat16", is_hybrid=False, rswa_window=None)}
+        "model": dict(dtype="torch.bfloat16", is_hybrid=False, rswa_window=None,
+                      hf_text_config=types.SimpleNamespace(num_kv_shared_layers=0))}
     for name, value in changes.items():
         part, _, field = name.rpartition("__")
         parts[part][field] = value
@@ -283,6 +284,8 @@ class Refusals(unittest.TestCase):
                 ("prefix caching of models with linear or Mamba layers: .*--no-enable-prefix-caching",
                  {"model__is_hybrid": True}),
                 ("reference sliding windows", {"model__rswa_window": 8}),
+                ("soft caps of logits", {"model__hf_text_config": types.SimpleNamespace(attn_logit_softcapping=30.0)}),
+                ("share the keys", {"model__hf_text_config": types.SimpleNamespace(num_kv_shared_layers=15)}),
                 ("drafts by eagle",
                  {"speculative_config": types.SimpleNamespace(method="eagle")})):
             self.refused(text, refusals.check_engine, engine(**bad))
@@ -297,6 +300,24 @@ class Refusals(unittest.TestCase):
                           ("attention sinks", {"sinks": np.zeros(4)}),
                           ("share the keys", {"shares": "layer 1"})):
             self.refused(text, refusals.check_layer, **bad)
+
+    def test_what_vllm_says_when_it_chooses(self):
+        """Words of ours, and of several reasons the one that has no way out by settings."""
+        plain = dict(head_size=64, use_mla=False, has_sink=False, block_size=None)
+        refusals.check_choice(**plain)
+        refusals.check_choice(**{**plain, "block_size": 64})
+        for text, bad in (("MLA.*HiSparse", {"use_mla": True, "use_sparse": True}),
+                          ("sparse attention", {"use_sparse": True}),
+                          ("attention sinks: take another model, or vLLM's own", {"has_sink": True, "has_sliding_window": True}),
+                          ("tokens of an image.*--language-model-only", {"use_mm_prefix": True, "has_sliding_window": True}),
+                          ("come later", {"use_non_causal": True}),
+                          ("reference sliding", {"use_rswa": True}),
+                          ("block_size = 16: a block has a multiple of 32", {"block_size": 16}),
+                          ("type encoder", {"attn_type": "encoder"}),
+                          ("sliding window: leave them to vLLM by", {"has_sliding_window": True})):
+            self.refused(text, refusals.check_choice, **{**plain, **bad})
+        self.refused("soft caps", refusals.check_layer, sliding_window=64, logits_soft_cap=50.0)
+        self.refused("share the keys", refusals.check_layer, sliding_window=64, shares="layer 1")
 
     def test_blocks(self):
         plain = dict(head_size=64, head_size_v=64, sliding_window=None, attention_chunk_size=None,

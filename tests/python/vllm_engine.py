@@ -42,11 +42,11 @@ def small_model():
     return folder
 
 
-def variant(name, **fields):
-    """The small model as something else; its weights are not loaded."""
+def variant(name, base=None, **fields):
+    """The small model, or another, as something else, without weights."""
     folder = os.path.join(FOLDER.name, name)
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(small_model(), "config.json"), encoding="utf-8") as text:
+    with open(os.path.join(base or small_model(), "config.json"), encoding="utf-8") as text:
         config = json.load(text)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
         json.dump({**config, **fields}, out)

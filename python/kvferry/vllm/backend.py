@@ -24,9 +24,10 @@ from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCache
 from vllm.v1.worker.utils import customize_attention_spec
 
 from .._blocks import Blocks
+from .._errors import Unsupported
 from ..capi import BlockRows, PutArgs
-from .pool import Pool, look
-from .refusals import check_engine, check_layer, check_spec, refuse
+from .pool import Heads, Pool, ground_of, look
+from .refusals import BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse
 from .regions import Followed, Regions
 from .rows import Run, runs_of
 from .verify import Rows
@@ -128,6 +129,7 @@ class Impl(AttentionImpl[Pass]):
         self.config = get_current_vllm_config()
         check_engine(self.config)
         look()
+        ground_of(self.config, Heads(num_heads, num_kv_heads or num_heads, head_size, float(scale)))
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
@@ -261,7 +263,7 @@ class Backend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list:
-        return [MultipleOf(32)]
+        return [MultipleOf(BLOCK_TOKENS)]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> Tuple[KVCacheLayout, ...]:
@@ -271,6 +273,16 @@ class Backend(AttentionBackend):
     @classmethod
     def supports_kv_connector(cls) -> bool:
         return False
+
+    @classmethod
+    def validate_configuration(cls, *given: Any, **named: Any) -> List[str]:
+        """In our words, with the way out; then what vLLM itself finds."""
+        try:
+            check_engine(get_current_vllm_config())
+            check_choice(**named)
+        except Unsupported as error:
+            return [str(error)]
+        return super().validate_configuration(*given, **named)
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:

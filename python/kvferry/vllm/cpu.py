@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from .refusals import refuse
+from .._errors import Unsupported
 
 
 def offer(platform: Any) -> None:
@@ -21,8 +21,10 @@ def offer(platform: Any) -> None:
                              num_heads: Optional[int] = None) -> str:
         if selected_backend is not AttentionBackendEnum.CUSTOM:
             return theirs(selected_backend, attn_selector_config, num_heads)
-        if attn_selector_config.use_mla:
-            refuse("multi-head latent attention (MLA)", "take another model")
+        reasons = AttentionBackendEnum.CUSTOM.get_class().validate_configuration(
+            device_capability=None, **attn_selector_config._asdict())
+        if reasons:
+            raise Unsupported(", ".join(reasons))
         return AttentionBackendEnum.CUSTOM.get_path()
 
     get_attn_backend_cls.gives_custom = True # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import functools
 import logging
 import sys
 import time
-from typing import Any, Optional
+from typing import Any, List, NamedTuple, Optional
 
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
@@ -40,10 +40,11 @@ class Pool:
     """
 
     def __init__(self, config: Any, layers: dict) -> None:
-        self.options = _options.of_config(config)
-        self.runtime = _runtime(self.options)
         self.layers = layers
         self._config = config
+        first = next(iter(layers.values()))
+        ground = ground_of(config, Heads(first.num_heads, first.num_kv_heads, first.head_size, first.scale))
+        self.options, self.runtime = ground.options, ground.runtime
         self._shape = self._settings()
         self.blocks: Optional[Blocks] = None
         self.regions = 0 # of the device: most rows of a call, once it is open
@@ -201,6 +202,53 @@ class Pool:
     def close(self) -> None:
         """Give all memory back."""
         self.runtime.close()
+
+
+class Heads(NamedTuple):
+    """Of a layer of a rank."""
+    query: int
+    kv: int
+    size: int
+    scale: float
+
+
+class Ground(NamedTuple):
+    """What a pool stands on, there before weights are loaded."""
+    config: Any
+    options: _options.Options
+    runtime: Runtime
+
+
+_ground: List[Ground] = [] # of the newest engine of this process
+
+
+def ground_of(config: Any, heads: Heads) -> Ground:
+    """Settings and the runtime of an engine's rank. The first time, with its first layer, settings are
+    tried: what they contradict is refused before weights are loaded."""
+    if not _ground or _ground[0].config is not config:
+        options = _options.of_config(config)
+        runtime = _runtime(options)
+        try:
+            _try(config, options, runtime, heads)
+        except Exception:
+            runtime.close()
+            raise
+        _ground[:] = [Ground(config, options, runtime)]
+    return _ground[0]
+
+
+def _try(config: Any, options: _options.Options, runtime: Runtime, heads: Heads) -> None:
+    """A plan of all layers and heads of the model, if they are of different kinds, else of one layer."""
+    model, cache = config.model_config, config.cache_config
+    mask, layers, kv, query = None, 1, heads.kv, heads.query
+    if options.head_mask is not None:
+        layers, kv = model.get_total_num_hidden_layers(), model.get_total_num_kv_heads()
+        query = kv * (heads.query // heads.kv)
+        mask = _heads.read(options.head_mask, layers, kv, _heads.Share(range(layers), kv, 0, 1))
+    Blocks.plan_for(runtime, block_count=2, device_bytes=0, sequences_max=1, tokens_max=model.max_model_len,
+                    block_tokens=cache.block_size if cache.user_specified_block_size else 64, head_mask=mask,
+                    layers=layers, query_heads=query, kv_heads=kv, head_dim=heads.size, dtype=model.dtype,
+                    softmax_scale=heads.scale, **options.cache)
 
 
 @functools.lru_cache(maxsize=None)

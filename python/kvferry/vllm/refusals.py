@@ -10,6 +10,8 @@ from .._errors import Unsupported
 
 # Drafts that need no layer of attention of their own.
 DRAFTS = ("ngram",)
+BLOCK_TOKENS = 32 # a block has a multiple of them
+OTHER = "take another model, or vLLM's own attention"
 
 
 def refuse(what: str, way_out: str) -> None:
@@ -35,9 +37,41 @@ def check_engine(config: Any) -> None:
                "it copies blocks, and keys are not in them; start with --no-enable-prefix-caching")
     if getattr(config.model_config, "rswa_window", None) is not None:
         refuse("reference sliding windows", "take another model")
+    check_model(config.model_config)
     drafts = config.speculative_config
     if drafts is not None and drafts.method not in DRAFTS:
         refuse("drafts by %s" % drafts.method, "take %s" % " or ".join(DRAFTS))
+
+
+def check_model(model: Any) -> None:
+    """Of a ModelConfig, what its layers will be refused for, so that no advice leads to another refusal."""
+    text = model.hf_text_config
+    if getattr(text, "attn_logit_softcapping", None):
+        refuse("soft caps of logits", OTHER)
+    if getattr(text, "num_kv_shared_layers", None):
+        refuse("layers that share the keys of another layer", OTHER)
+
+
+def check_choice(*, use_mla: bool, has_sink: bool, has_sliding_window: bool = False, use_sparse: bool = False,
+                 use_mm_prefix: bool = False, use_non_causal: bool = False, use_rswa: bool = False,
+                 block_size: Any = None, attn_type: Any = "decoder", **_: Any) -> None:
+    """What vLLM says of a layer when it chooses a backend for it, as for validate_configuration."""
+    if use_mla or use_sparse:
+        refuse("multi-head latent attention (MLA)" if use_mla else "sparse attention of the model's own",
+               "take another model; for models with an indexer vLLM has HiSparse")
+    if has_sink:
+        refuse("attention sinks", OTHER)
+    if use_mm_prefix:
+        refuse("tokens of an image that attend to each other (partial multimodal full attention)",
+               "serve text alone by --language-model-only, or take another model")
+    if use_non_causal:
+        refuse("attention to tokens that come later", OTHER)
+    if use_rswa:
+        refuse("reference sliding windows", OTHER)
+    if block_size is not None and block_size % BLOCK_TOKENS:
+        refuse("block_size = %d" % block_size,
+               "a block has a multiple of %d tokens; leave --block-size out" % BLOCK_TOKENS)
+    check_layer(attn_type, sliding_window=has_sliding_window or None)
 
 
 def check_layer(attn_type: Any = "decoder", *, alibi_slopes: Any = None, sliding_window: Any = None,
@@ -48,16 +82,16 @@ def check_layer(attn_type: Any = "decoder", *, alibi_slopes: Any = None, sliding
         refuse("attention of type %s" % kind, "decoders attend to their own keys alone")
     if alibi_slopes is not None:
         refuse("ALiBi", "take a model with rotary positions")
+    if logits_soft_cap:
+        refuse("soft caps of logits", OTHER)
+    if sinks is not None:
+        refuse("attention sinks", OTHER)
+    if shares is not None:
+        refuse("layers that share the keys of another layer", OTHER)
     if sliding_window is not None:
         refuse("layers with a sliding window",
                "leave them to vLLM by --attention-config '{\"backend_per_kind\": {\"full_attention\": "
                "\"CUSTOM\"}}', without --attention-backend")
-    if logits_soft_cap:
-        refuse("soft caps of logits", "take another model")
-    if sinks is not None:
-        refuse("attention sinks", "take another model")
-    if shares is not None:
-        refuse("layers that share the keys of another layer", "take another model")
 
 
 def check_spec(spec: Any) -> None:
