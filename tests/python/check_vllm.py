@@ -347,6 +347,22 @@ class Runners(Case):
             self.assertLess(brought, 4 * (steps + 4 * (12 + 40) * (4 + 32 + 31)))
 
 
+    def test_drafts_select(self):
+        """Each candidate attends within the budget: the tokens are those of single steps, and whatever the
+        second runner fills its rows up with, none of an answer is attended to densely."""
+        ours = {"budget": 128, "local_tokens": 32, "transfer": "mapped"}
+        alone = self.ran(Engine([answer(prompts(), max_tokens=64)], ours))
+        for second in (False, True):
+            with self.subTest(second=second):
+                engine = self.ran(Engine([answer(prompts(), max_tokens=64)], ours, second=second,
+                                         speculative_config=DRAFTS))
+                self.assertEqual(engine.results[0]["tokens"], alone.results[0]["tokens"])
+                self.assertGreater(engine.counters["vllm:spec_decode_num_accepted_tokens"], 100)
+                # What is accepted was a step, like what is rejected: rows of every token of the answers.
+                self.assertGreater(engine.summed("steps"), alone.summed("steps"))
+                self.assertLessEqual(engine.summed("tokens_attended"), 128 * 4 * engine.summed("steps"))
+                self.assertEqual(engine.summed("rows_lost"), 0)
+
     def test_more_requests_than_windows(self):
         """They take turns in calls of as many rows as there are windows; the tokens are the same."""
         ours = {"budget": 128, "local_tokens": 32, "transfer": "mapped"}

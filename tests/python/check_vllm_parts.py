@@ -20,7 +20,7 @@ import kvferry
 from kvferry.vllm import __main__ as calculator
 from kvferry.vllm import estimate, heads, memory, options, refusals
 from kvferry.vllm.regions import Followed, Regions
-from kvferry.vllm.rows import Run, runs_of
+from kvferry.vllm.rows import Run, Rows, part, runs_of
 
 
 class Options(unittest.TestCase):
@@ -348,6 +348,15 @@ class Runs(unittest.TestCase):
                          [Run(0, [0, 1], None), Run(2, [1, 2], None)])
         self.assertEqual(runs_of([0], [], [], 9), [])
 
+    def test_candidates_are_rows(self):
+        """Of answers, not more than there are of a draft; what belongs to prompts stays as it is."""
+        self.assertEqual(
+            part([0, 3, 4, 9, 13, 13], [30, 7, 50, 4, 9], [False, False, False, True, False], 3),
+            Rows([0, 1, 2, 3, 4, 9, 13, 13], [28, 29, 30, 7, 50, 4, 9],
+                 [False, False, False, False, False, True, False], [0, 0, 0, 1, 2, 3, 4],
+                 [0, 1, 2, 0, 0, 0, 0], [2, 1, 0, 0, 0, 0, 0]))
+        self.assertEqual(part([0, 2], [9], [False], 0), Rows([0, 2], [9], [False], [0], [0], [0]))
+
     def test_a_call_takes_so_many(self):
         self.assertEqual(runs_of([0, 1, 2, 3], [5, 6, 7], [False] * 3, 2),
                          [Run(0, [0, 1, 2], None), Run(2, [2, 3], None)])
@@ -421,6 +430,18 @@ class Windows(unittest.TestCase):
                 names.update(zip(batch, got))
                 rows += 6
             self.assertLess(wrong, rows // 100) # equal lengths of rows that moved
+
+    def test_candidates_that_are_taken_back(self):
+        followed = Followed(drafts=3)
+        first = followed.number([0, 0], [90, 40])
+        self.assertEqual(followed.number([90, 40], [94, 44]), first)
+        self.assertEqual(followed.number([91, 44], [95, 48]), first) # three of the first one's were not right
+        self.assertEqual(followed.number([46, 0], [50, 70])[:1], first[1:]) # the first is gone
+
+    def test_candidates_have_windows(self):
+        """A rank has as many rows of a request as there may be."""
+        asked = memory.Asked(host=1 << 40, requests=8, tokens=64, block_tokens=32, block_bytes=64, rows_each=5)
+        self.assertEqual(memory.divide_own(memory.Sums(asked, None), 9).regions, 40)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from ..capi import BlockRows, PutArgs
 from .pool import Heads, Pool, ground_of, look
 from .refusals import BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse
 from .regions import Followed, Regions
-from .rows import Run, runs_of
+from .rows import Run, part, runs_of
 from .verify import Rows
 
 CODES_PER_BYTE = 4
@@ -73,20 +73,30 @@ class Builder(AttentionMetadataBuilder[Pass]):
             refuse(*SEVERAL_GROUPS)
         self.pool.open(kv_cache_spec.block_size)
         self.regions = Regions(self.pool.regions)
-        self.followed = Followed(vllm_config.parallel_config.pipeline_parallel_size)
+        self.drafts = self.pool.rows_each - 1
+        self.followed = Followed(vllm_config.parallel_config.pipeline_parallel_size, self.drafts)
         self.given: Tuple[List[int], torch.Tensor] = ([], torch.empty(0)) # what the last pass had
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any,
               fast_build: bool = False) -> Pass:
         m = common_attn_metadata
-        prompts = [False] * m.num_reqs if m.is_prefilling is None else m.is_prefilling.tolist()
         starts, lengths = m.query_start_loc_cpu.tolist(), m.seq_lens_cpu_upper_bound.tolist()
-        runs = runs_of(starts, lengths, prompts, self.pool.regions)
+        if m.is_prefilling is None: # it was not said what is a prompt
+            prompts = [end - start > 1 for start, end in zip(starts, starts[1:])][:m.num_reqs]
+        else:
+            prompts = m.is_prefilling.tolist()
+        rows, requests = part(starts, lengths, prompts, self.drafts), self.requests_of(m, starts, lengths)
+        runs = runs_of(rows.starts, rows.lengths, rows.prompts, self.pool.regions)
         is_verified = any(run.contexts is None for run in runs) and self.pool.recall.begin()
-        regions = self.regions_of(runs, self.requests_of(m, starts, lengths))
+        regions = self.regions_of(runs, [requests[row] * (1 + self.drafts) + number
+                                         for row, number in zip(rows.of, rows.number)])
+        table, seq_lens = m.block_table_tensor, m.seq_lens
+        if len(rows.of) > m.num_reqs: # candidates are rows of their request's table
+            of, behind = self.there([rows.of, rows.behind])
+            table, seq_lens = table.index_select(0, of), seq_lens.index_select(0, of) - behind
         tokens = runs[-1].starts[-1] if runs else 0
-        p = Pass(tokens, m.slot_mapping, m.block_table_tensor, m.seq_lens, regions, runs,
-                 [length - 1 for length in lengths] if is_verified else None, [], 0,
+        p = Pass(tokens, m.slot_mapping, table, seq_lens, regions, runs,
+                 [length - 1 for length in rows.lengths] if is_verified else None, [], 0,
                  PutArgs(tokens=tokens, slots=m.slot_mapping.data_ptr()))
         for run in runs:
             is_step = run.contexts is None
@@ -110,9 +120,13 @@ class Builder(AttentionMetadataBuilder[Pass]):
                 rows = slice(run.row, run.row + run.rows)
                 given[rows] = self.regions.give(requests[rows])
         if given != self.given[0]:
-            there = torch.tensor(given, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-            self.given = given, there.to(self.device, non_blocking=True)
+            self.given = given, self.there(given)
         return self.given[1]
+
+    def there(self, numbers: List[Any]) -> torch.Tensor:
+        """On the device."""
+        here = torch.tensor(numbers, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        return here.to(self.device, non_blocking=True)
 
 
 class Impl(AttentionImpl[Pass]):

@@ -25,6 +25,12 @@ class Asked(NamedTuple):
     left: Optional[int] = None # of the device, beside weights and activations; None: it has none of its own
     own: Optional[int] = None # device_memory: what of it kvferry may take beside the blocks; None: what is left
     request_bytes: int = 0 # what activations have less of with a request less
+    rows_each: int = 1 # of a request in a pass: its token, and candidates of a draft
+
+    @property
+    def rows(self) -> int:
+        """Of a pass."""
+        return self.requests * self.rows_each
 
 
 class Sums:
@@ -44,7 +50,7 @@ class Sums:
 
     def host(self, blocks: int, tokens: int) -> int:
         """Host memory of so many blocks."""
-        return self._plan(blocks, self.asked.requests, tokens).host_bytes
+        return self._plan(blocks, self.asked.rows, tokens).host_bytes
 
     def own(self, blocks: int, regions: int, tokens: int) -> int:
         """Device memory of kvferry's own, at least."""
@@ -54,9 +60,9 @@ class Sums:
         """Regions that there are in any case."""
         a = self.asked
         if a.left is None:
-            return a.requests
+            return a.rows
         room = (a.own or a.left) // PART
-        return max(1, _most(lambda regions: self.own(2, regions, tokens) <= room, a.requests))
+        return max(1, _most(lambda regions: self.own(2, regions, tokens) <= room, a.rows))
 
     def blocks_on_host(self, tokens: int) -> int:
         """The most blocks whose pages fit in host memory."""
@@ -133,7 +139,7 @@ def divide_own(sums: Sums, blocks: int) -> Own:
     """Windows beside so many blocks: of all requests, or half of what is left; the cache gets the rest."""
     a = sums.asked
     if a.left is None:
-        return Own(a.requests, a.own)
+        return Own(a.rows, a.own)
     room = a.left - blocks * a.block_bytes if a.own is None else a.own
     least = sums.own(blocks, 1, a.tokens)
     if room < least and a.own != 0:
@@ -146,7 +152,7 @@ def divide_own(sums: Sums, blocks: int) -> Own:
     first = sums.first_regions(a.tokens)
     if a.own == 0:
         return Own(first, 0)
-    more = _most(lambda regions: sums.own(blocks, regions, a.tokens) <= room // 2, a.requests)
+    more = _most(lambda regions: sums.own(blocks, regions, a.tokens) <= room // 2, a.rows)
     return Own(max(1, more), room)
 
 

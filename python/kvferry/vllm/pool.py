@@ -47,6 +47,8 @@ class Pool:
         self.options, self.runtime = ground.options, ground.runtime
         self._shape = self._settings()
         self.blocks: Optional[Blocks] = None
+        drafts = config.speculative_config
+        self.rows_each = 1 + (drafts.num_speculative_tokens if drafts is not None else 0) # of a request
         self.regions = 0 # of the device: most rows of a call, once it is open
         self._sums: Optional[Sums] = None # once blocks are sized
         self._block_tokens, self._are_all_ours = 0, True
@@ -96,7 +98,7 @@ class Pool:
                                                                    parallel.data_parallel_index)
         own = self.options.device_memory # on a CPU, which moves no page by itself, nothing bounds it
         asked = Asked(room, requests, model.max_model_len, block_tokens, bytes_of_vllm,
-                      None if own is None else sys.maxsize, own)
+                      None if own is None else sys.maxsize, own, rows_each=self.rows_each)
         if self.runtime.on_cuda:
             rank = _estimate.rank_of(_estimate.read(model.hf_config.to_dict()), parallel.tensor_parallel_size)
             asked = asked._replace(
@@ -144,8 +146,8 @@ class Pool:
                     blocks * self._block_tokens,
                     "" if self._are_all_ours else " where other layers take no block",
                     scheduler.max_num_seqs, s.tokens_max,
-                    ", %d of them with a window of their own on the device" % self.regions
-                    if self.regions < scheduler.max_num_seqs else "",
+                    ", %d of them with a window of their own on the device" % (self.regions // self.rows_each)
+                    if self.regions < scheduler.max_num_seqs * self.rows_each else "",
                     plan.host_bytes // MIB, plan.device_bytes // MIB,
                     (blocks + 1) * len(self.layers) * plan.code_bytes // MIB))
 

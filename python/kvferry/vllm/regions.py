@@ -33,30 +33,33 @@ class Followed:
     Most rows stay where they were; of those that moved, equal lengths may be taken for each other.
 
     passes   how many may be under way at once, each with other requests
+    drafts   candidates of a row at most: so many tokens may be taken back
     """
 
-    def __init__(self, passes: int = 1) -> None:
-        self.passes, self._pass, self._next = passes, 0, 0
+    def __init__(self, passes: int = 1, drafts: int = 0) -> None:
+        self.passes, self.drafts, self._pass, self._next = passes, drafts, 0, 0
         self._rows: Dict[int, Tuple[int, int, int]] = {} # by number: place, tokens, pass
 
     def number(self, begins: Sequence[int], ends: Sequence[int]) -> List[int]:
         """Of rows that had `begins` tokens before this pass and have `ends` after it."""
         self._pass += 1
         places = {(place, end): number for number, (place, end, _) in self._rows.items()}
-        stayed = [places.get(row) for row in enumerate(begins)]
+        stayed = [next((places[row, begin + back] for back in range(self.drafts + 1)
+                        if (row, begin + back) in places), None) for row, begin in enumerate(begins)]
         moved = defaultdict(list)
         for number, (_, end, _) in self._rows.items():
             if number not in stayed:
                 moved[end].append(number)
-        numbers = [self._find(moved[begin]) if number is None else number
+        numbers = [self._find(moved, begin) if number is None else number
                    for begin, number in zip(begins, stayed)]
         rows = {number: row for number, row in self._rows.items() if row[2] > self._pass - self.passes}
         self._rows = {**rows, **{number: (place, end, self._pass)
                                  for place, (number, end) in enumerate(zip(numbers, ends))}}
         return numbers
 
-    def _find(self, moved: List[int]) -> int:
-        if moved:
-            return moved.pop()
+    def _find(self, moved: Dict[int, List[int]], begin: int) -> int:
+        for back in range(self.drafts + 1):
+            if moved[begin + back]:
+                return moved[begin + back].pop()
         self._next += 1
         return self._next

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the rows of a pass attend to: the budget, or everything.
 
-A row that goes on by one token selects within the budget. Tokens of a prompt, and candidates with the
-token before them, attend to all that comes before. Imports nothing of vLLM. Invariant: every row with
-tokens is in one run, and rows of a run lie side by side, as many as a call takes.
+A row that goes on by one token selects within the budget, and so does each candidate of a draft, as a row
+of its own. Tokens of a prompt attend to all that comes before. Imports nothing of vLLM. Invariant: every
+row with tokens is in one run, and rows of a run lie side by side, as many as a call takes.
 """
 from typing import List, NamedTuple, Optional
 
@@ -18,6 +18,32 @@ class Run(NamedTuple):
     def rows(self) -> int:
         """How many."""
         return len(self.starts) - 1
+
+
+class Rows(NamedTuple):
+    """Rows of a pass, as `runs_of` takes them, and where they come from."""
+    starts: List[int]
+    lengths: List[int]
+    prompts: List[bool]
+    of: List[int] # rows of the batch
+    number: List[int] # among those that come from it
+    behind: List[int] # tokens of it in this pass that come later
+
+
+def part(starts: List[int], lengths: List[int], prompts: List[bool], drafts: int) -> Rows:
+    """A row of the batch that goes on by a token and at most so many candidates becomes a row for each."""
+    rows = Rows([starts[0]], [], [], [], [], [])
+    for row, is_prompt in enumerate(prompts):
+        count = starts[row + 1] - starts[row]
+        each = range(count - 1, -1, -1) if not is_prompt and 1 < count <= 1 + drafts else [0]
+        for number, behind in enumerate(each):
+            rows.starts.append(starts[row + 1] - behind)
+            rows.lengths.append(lengths[row] - behind)
+            rows.prompts.append(is_prompt)
+            rows.of.append(row)
+            rows.number.append(number)
+            rows.behind.append(behind)
+    return rows
 
 
 def runs_of(starts: List[int], lengths: List[int], prompts: List[bool], most: int) -> List[Run]:
