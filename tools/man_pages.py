@@ -42,6 +42,9 @@ SECTION = r'^\.SH "?(?:%s)"?\n(?:(?!\.SH).*\n?)*'
 ADDED = re.compile(SECTION % "COPYRIGHT|Author|SEE ALSO", re.MULTILINE)
 # Structs of a call, with half of their comments: their own pages have the whole.
 STRUCTS = re.compile(SECTION % "STRUCTURES", re.MULTILINE)
+# NAME_sized with the inline NAME that passes sizeof to it: the page is of NAME.
+SIZED = re.compile(r"^KVF_API [^;]*?\w+_sized\([^;]*\);\nstatic inline ([^{]*?)\n\{.*?^\}",
+                   re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r"^\.TH .*$", re.MULTILINE)
 
 
@@ -62,7 +65,14 @@ def finish(path, folder, version):
 
 
 def make(options, work):
-    headers = os.path.abspath(options.headers)
+    headers = os.path.join(work, "include")
+    os.makedirs(os.path.join(headers, "kvferry"))
+    for path in glob.glob(os.path.join(options.headers, "kvferry", "*.h")):
+        with open(path, encoding="utf-8") as header:
+            text = SIZED.sub(r"\1;", header.read())
+        copy = os.path.join(headers, "kvferry", os.path.basename(path))
+        with open(copy, "w", encoding="utf-8") as header:
+            header.write(text)
     subprocess.run([options.doxygen, "-"], input=SETTINGS.format(headers=headers, work=work), text=True,
                    check=True)
     functions = os.path.join(work, "functions")

@@ -49,7 +49,7 @@ def main():
     args = DecodeArgs(batch=1, sequences=sequences[1]._pointer, q=q.ctypes.data,
                            k=k.ctypes.data, v=v.ctypes.data, out=out.ctypes.data)
     handle, address, native = caches[1]._node.handle, ctypes.addressof(args), stream._node.handle
-    decode = lib.kvf_decode
+    decode, size = lib.kvf_decode_sized, ctypes.sizeof(args)
     nothing = ctypes.CDLL(ctypes.util.find_library("m")).fegetround # returns 0
     nothing.argtypes = decode.argtypes
 
@@ -62,7 +62,7 @@ def main():
         times["Python around nothing"].append(per_call(whole, stream))
         _cache._decode = decode
         times["Cache.decode"].append(per_call(whole, stream))
-        times["kvf_decode, prebuilt"].append(per_call(lambda: decode(handle, address, native), stream))
+        times["kvf_decode, prebuilt"].append(per_call(lambda: decode(handle, address, size, native), stream))
     for name, taken in times.items():
         low, middle, high = statistics.quantiles(taken, n=4)
         print("%-22s median %6.2f us, quartiles %6.2f to %.2f" % (name, middle, low, high))

@@ -88,9 +88,16 @@ typedef struct kvf_blocks_plan {
 
 /** Check a configuration and compute its memory without reserving any. Errors as
  * kvf_blocks_open. Thread: any. */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_plan_make(kvf_runtime *runtime,
-                                                    const kvf_blocks_config *config,
-                                                    kvf_blocks_plan *plan, kvf_error *error);
+KVF_API KVF_CHECKED kvf_status kvf_blocks_plan_make_sized(kvf_runtime *runtime,
+                                                          const kvf_blocks_config *config,
+                                                          kvf_blocks_plan *plan, size_t size,
+                                                          kvf_error *error);
+static inline KVF_CHECKED kvf_status kvf_blocks_plan_make(kvf_runtime *runtime,
+                                                          const kvf_blocks_config *config,
+                                                          kvf_blocks_plan *plan, kvf_error *error)
+{
+    return kvf_blocks_plan_make_sized(runtime, config, plan, sizeof *plan, error);
+}
 
 /**
  * Reserve all memory that it will ever use.
@@ -149,8 +156,13 @@ typedef struct kvf_put_args {
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_put(kvf_blocks *blocks, const kvf_put_args *args,
-                                              kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_blocks_put_sized(kvf_blocks *blocks, const kvf_put_args *args,
+                                                    size_t size, kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_blocks_put(kvf_blocks *blocks, const kvf_put_args *args,
+                                                    kvf_stream *stream)
+{
+    return kvf_blocks_put_sized(blocks, args, sizeof *args, stream);
+}
 
 /** Rows of a call: the first ceil(lengths[i] / block_tokens) ids of each are read. */
 typedef struct kvf_block_rows {
@@ -176,9 +188,16 @@ typedef struct kvf_blocks_decode_args {
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks,
-                                                 const kvf_blocks_decode_args *args,
-                                                 kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_blocks_decode_sized(kvf_blocks *blocks,
+                                                       const kvf_blocks_decode_args *args,
+                                                       size_t args_size, size_t rows_size,
+                                                       kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks,
+                                                       const kvf_blocks_decode_args *args,
+                                                       kvf_stream *stream)
+{
+    return kvf_blocks_decode_sized(blocks, args, sizeof *args, sizeof *args->rows, stream);
+}
 
 /** Chunks of one layer: row i has queries starts[i] … starts[i + 1] - 1 of q and out. */
 typedef struct kvf_blocks_extend_args {
@@ -201,9 +220,16 @@ typedef struct kvf_blocks_extend_args {
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_extend(kvf_blocks *blocks,
-                                                 const kvf_blocks_extend_args *args,
-                                                 kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_blocks_extend_sized(kvf_blocks *blocks,
+                                                       const kvf_blocks_extend_args *args,
+                                                       size_t args_size, size_t rows_size,
+                                                       kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_blocks_extend(kvf_blocks *blocks,
+                                                       const kvf_blocks_extend_args *args,
+                                                       kvf_stream *stream)
+{
+    return kvf_blocks_extend_sized(blocks, args, sizeof *args, sizeof *args->rows, stream);
+}
 
 /**
  * Copy whole blocks in all layers, one pair after the other: what the library has of them. Codes
@@ -236,7 +262,12 @@ typedef struct kvf_blocks_stats {
     uint64_t bad_slots;
 } kvf_blocks_stats;
 
-KVF_API void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats);
+KVF_API void kvf_blocks_stats_get_sized(const kvf_blocks *blocks, kvf_blocks_stats *stats,
+                                        size_t size);
+static inline void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats)
+{
+    kvf_blocks_stats_get_sized(blocks, stats, sizeof *stats);
+}
 KVF_API void kvf_blocks_stats_reset(kvf_blocks *blocks);
 
 #ifdef __cplusplus

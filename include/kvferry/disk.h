@@ -89,8 +89,13 @@ KVF_API void kvf_disk_close(kvf_disk *disk);
  *
  * Thread: one at a time per disk. Memory: depth * extent_bytes, kept for the next pass.
  */
-KVF_API KVF_CHECKED kvf_status kvf_disk_measure(kvf_disk *disk, const kvf_disk_case *c,
-                                                kvf_disk_result *result);
+KVF_API KVF_CHECKED kvf_status kvf_disk_measure_sized(kvf_disk *disk, const kvf_disk_case *c,
+                                                      kvf_disk_result *result, size_t size);
+static inline KVF_CHECKED kvf_status kvf_disk_measure(kvf_disk *disk, const kvf_disk_case *c,
+                                                      kvf_disk_result *result)
+{
+    return kvf_disk_measure_sized(disk, c, result, sizeof *result);
+}
 
 #ifdef __cplusplus
 }

@@ -39,10 +39,15 @@
  *   cache until its pruners, recordings and saves are. Sequences end with their cache.
  * - Wherever a status comes back, a handle that is NULL, or a stream of another runtime, is
  *   KVF_INVALID, and nothing was done.
- * - Fill a configuration with its `_init`, which sets `size` and the defaults. A struct that says
- *   its size grows at its end under one soname: a shorter one is taken, and what it lacks has its
- *   default; so is a longer one whose rest is 0. A longer one that uses its rest asks for what this
- *   library does not have: KVF_INVALID.
+ * - Fill a configuration with its `_init`, which sets `size` and the defaults. Other structs have
+ *   no `size`: NAME, inline, passes sizeof beside the pointer to NAME_sized, which the library
+ *   exports and other languages bind. So structs grow at their end under one soname. Of one that
+ *   the library reads, a shorter form is taken: what it lacks has its default, 0 where there is no
+ *   `_init`. So is a longer one whose rest is 0; if it uses its rest it asks for what this library
+ *   does not have: KVF_INVALID. Of one that the library fills, what both know is written, and the
+ *   rest is 0. One that it lends (settings, plans, views) ends where the library's ends: take one
+ *   that is no older than the header. kvf_error, kvf_allocator, kvf_link_times, kvf_link_line,
+ *   kvf_prune_profile and kvf_structkv_measures are whole, and never change.
  * - Threads: which one uses a cache, and what was made of it, may change from call to call. Any
  *   thread may use a runtime, at any time; one at a time enqueues on a stream, and any may wait.
  * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
@@ -574,9 +579,16 @@ typedef struct kvf_cache_plan {
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */
-KVF_API KVF_CHECKED kvf_status kvf_cache_plan_make(kvf_runtime *runtime,
-                                                   const kvf_cache_config *config,
-                                                   kvf_cache_plan *plan, kvf_error *error);
+KVF_API KVF_CHECKED kvf_status kvf_cache_plan_make_sized(kvf_runtime *runtime,
+                                                         const kvf_cache_config *config,
+                                                         kvf_cache_plan *plan, size_t size,
+                                                         kvf_error *error);
+static inline KVF_CHECKED kvf_status kvf_cache_plan_make(kvf_runtime *runtime,
+                                                         const kvf_cache_config *config,
+                                                         kvf_cache_plan *plan, kvf_error *error)
+{
+    return kvf_cache_plan_make_sized(runtime, config, plan, sizeof *plan, error);
+}
 
 /**
  * Open a cache. Reserves, binds, touches and registers all memory that it will ever use.
@@ -665,8 +677,13 @@ typedef struct kvf_prefill_args {
  *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
-KVF_API KVF_CHECKED kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args,
-                                           kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_prefill_sized(kvf_cache *cache, const kvf_prefill_args *args,
+                                                 size_t size, kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args,
+                                                 kvf_stream *stream)
+{
+    return kvf_prefill_sized(cache, args, sizeof *args, stream);
+}
 
 /* ---- decode ---- */
 
@@ -707,8 +724,13 @@ typedef struct kvf_decode_args {
  * part in (gather, each, batch; auto where it was measured to pay) are waited for until they are
  * enqueued, so what is on @p stream must be able to go on by itself. Memory: allocates nothing.
  */
-KVF_API KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args,
-                                          kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_decode_sized(kvf_cache *cache, const kvf_decode_args *args,
+                                                size_t size, kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args,
+                                                kvf_stream *stream)
+{
+    return kvf_decode_sized(cache, args, sizeof *args, stream);
+}
 
 /* ---- recorded decode ---- */
 
@@ -778,8 +800,15 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * on @p stream, too.
  * @return as kvf_decode; KVF_UNSUPPORTED with the setting that is in the way
  */
-KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
-                                                const kvf_page_lists *lists, kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_select_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
+                                                      size_t args_size, const kvf_page_lists *lists,
+                                                      size_t lists_size, kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
+                                                      const kvf_page_lists *lists,
+                                                      kvf_stream *stream)
+{
+    return kvf_select_pages_sized(cache, args, sizeof *args, lists, sizeof *lists, stream);
+}
 
 /**
  * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
@@ -798,8 +827,15 @@ KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t laye
  * Packed pages are attended as a step does, and the sink as it came. With a disk tier the call
  * waits for the lists, and until their pages are in memory.
  */
-KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
-                                                const kvf_page_lists *lists, kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_attend_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
+                                                      size_t args_size, const kvf_page_lists *lists,
+                                                      size_t lists_size, kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
+                                                      const kvf_page_lists *lists,
+                                                      kvf_stream *stream)
+{
+    return kvf_attend_pages_sized(cache, args, sizeof *args, lists, sizeof *lists, stream);
+}
 
 /**
  * Copy listed pages to the device, one behind the other and whatever form they have in the cache:
@@ -816,8 +852,14 @@ KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_deco
  * Stream: enqueues on @p stream; with a disk tier the call waits for the lists, and until their
  * pages are in memory.
  */
-KVF_API KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_decode_args *args,
-                                              const kvf_page_lists *lists, kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_read_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
+                                                    size_t args_size, const kvf_page_lists *lists,
+                                                    size_t lists_size, kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_decode_args *args,
+                                                    const kvf_page_lists *lists, kvf_stream *stream)
+{
+    return kvf_read_pages_sized(cache, args, sizeof *args, lists, sizeof *lists, stream);
+}
 
 /* ---- statistics ---- */
 
@@ -850,8 +892,17 @@ typedef struct kvf_stats {
     uint64_t disk_wait_ns;    /**< that calls waited for reads */
 } kvf_stats;
 
-KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);
-KVF_API void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
+KVF_API void kvf_cache_stats_sized(const kvf_cache *cache, kvf_stats *stats, size_t size);
+static inline void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
+{
+    kvf_cache_stats_sized(cache, stats, sizeof *stats);
+}
+KVF_API void kvf_cache_layer_stats_sized(const kvf_cache *cache, uint32_t layer, kvf_stats *stats,
+                                         size_t size);
+static inline void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
+{
+    kvf_cache_layer_stats_sized(cache, layer, stats, sizeof *stats);
+}
 /** All counters to 0. Wait for streams with steps on their way first: kernels count. */
 KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
 
@@ -885,7 +936,12 @@ typedef struct kvf_footprint {
 } kvf_footprint;
 
 /** Read it between whole prompts and steps. O(sequences x layers). */
-KVF_API void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint);
+KVF_API void kvf_cache_footprint_sized(const kvf_cache *cache, kvf_footprint *footprint,
+                                       size_t size);
+static inline void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
+{
+    kvf_cache_footprint_sized(cache, footprint, sizeof *footprint);
+}
 
 #ifdef __cplusplus
 }

@@ -141,8 +141,14 @@ KVF_API void kvf_link_close(kvf_link *link);
  * Thread: one at a time per bench. Memory: reserves pool, slots and staging, and frees the last
  * two.
  */
-KVF_API KVF_CHECKED kvf_status kvf_link_measure(kvf_link *link, const kvf_link_case *c,
-                                                uint64_t *samples_ns, kvf_link_result *result);
+KVF_API KVF_CHECKED kvf_status kvf_link_measure_sized(kvf_link *link, const kvf_link_case *c,
+                                                      uint64_t *samples_ns, kvf_link_result *result,
+                                                      size_t size);
+static inline KVF_CHECKED kvf_status kvf_link_measure(kvf_link *link, const kvf_link_case *c,
+                                                      uint64_t *samples_ns, kvf_link_result *result)
+{
+    return kvf_link_measure_sized(link, c, samples_ns, result, sizeof *result);
+}
 
 /** y = intercept + slope x, by least squares. */
 typedef struct kvf_link_line {

@@ -232,9 +232,15 @@ static inline void kvf_prune_config_init(kvf_prune_config *config, const kvf_pru
 }
 
 /** Check without a cache. @return KVF_OK; KVF_INVALID names field, value and fix. Thread: any. */
-KVF_API KVF_CHECKED kvf_status kvf_prune_config_check(const kvf_prune_config *config,
-                                                      const kvf_prune_shape *shape,
-                                                      kvf_error *error);
+KVF_API KVF_CHECKED kvf_status kvf_prune_config_check_sized(const kvf_prune_config *config,
+                                                            const kvf_prune_shape *shape,
+                                                            size_t size, kvf_error *error);
+static inline KVF_CHECKED kvf_status kvf_prune_config_check(const kvf_prune_config *config,
+                                                            const kvf_prune_shape *shape,
+                                                            kvf_error *error)
+{
+    return kvf_prune_config_check_sized(config, shape, sizeof *shape, error);
+}
 
 typedef struct kvf_prune kvf_prune;
 
@@ -252,10 +258,18 @@ typedef struct kvf_prune_plan {
  *
  * Thread: any.
  */
-KVF_API KVF_CHECKED kvf_status kvf_prune_plan_make(kvf_runtime *runtime,
-                                                   const kvf_cache_config *cache_config,
-                                                   const kvf_prune_config *config,
-                                                   kvf_prune_plan *plan, kvf_error *error);
+KVF_API KVF_CHECKED kvf_status kvf_prune_plan_make_sized(kvf_runtime *runtime,
+                                                         const kvf_cache_config *cache_config,
+                                                         const kvf_prune_config *config,
+                                                         kvf_prune_plan *plan, size_t size,
+                                                         kvf_error *error);
+static inline KVF_CHECKED kvf_status kvf_prune_plan_make(kvf_runtime *runtime,
+                                                         const kvf_cache_config *cache_config,
+                                                         const kvf_prune_config *config,
+                                                         kvf_prune_plan *plan, kvf_error *error)
+{
+    return kvf_prune_plan_make_sized(runtime, cache_config, config, plan, sizeof *plan, error);
+}
 
 /**
  * Open a pruner for a cache. Reserves all it will use, for as many sequences as the cache has.
@@ -280,8 +294,15 @@ KVF_API KVF_CHECKED kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *s
 
 /** After each kvf_prefill of the prompt, with the same arguments. Enqueues what a policy that looks
  * at all queries needs, else does nothing. */
-KVF_API KVF_CHECKED kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args,
-                                                kvf_stream *stream);
+KVF_API KVF_CHECKED kvf_status kvf_prune_append_sized(kvf_prune *prune,
+                                                      const kvf_prefill_args *args, size_t size,
+                                                      kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_prune_append(kvf_prune *prune,
+                                                      const kvf_prefill_args *args,
+                                                      kvf_stream *stream)
+{
+    return kvf_prune_append_sized(prune, args, sizeof *args, stream);
+}
 
 typedef struct kvf_prune_result {
     uint32_t keep_count; /**< tokens that a KV head of this layer kept */
@@ -299,9 +320,15 @@ typedef struct kvf_prune_result {
  * Stream: waits for @p stream where something was measured or not all tokens go on; else it only
  * enqueues, and what kvf_prefill was given must stay valid as there.
  */
-KVF_API KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence,
-                                               uint32_t layer, kvf_stream *stream,
-                                               kvf_prune_result *result);
+KVF_API KVF_CHECKED kvf_status kvf_prune_layer_sized(kvf_prune *prune, kvf_sequence *sequence,
+                                                     uint32_t layer, kvf_stream *stream,
+                                                     kvf_prune_result *result, size_t size);
+static inline KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence,
+                                                     uint32_t layer, kvf_stream *stream,
+                                                     kvf_prune_result *result)
+{
+    return kvf_prune_layer_sized(prune, sequence, layer, stream, result, sizeof *result);
+}
 
 /**
  * Chunked eviction: a layer holds what was kept of earlier chunks, then @p tokens of this chunk,
@@ -332,7 +359,11 @@ typedef struct kvf_prune_stats {
     uint64_t retain_ns;       /**< seeding or evicting */
 } kvf_prune_stats;
 
-KVF_API void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats);
+KVF_API void kvf_prune_stats_get_sized(const kvf_prune *prune, kvf_prune_stats *stats, size_t size);
+static inline void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
+{
+    kvf_prune_stats_get_sized(prune, stats, sizeof *stats);
+}
 
 /* ---- completing ---- */
 
@@ -401,8 +432,13 @@ typedef struct kvf_hidden_plan {
 } kvf_hidden_plan;
 
 /** What kvf_hidden_open would reserve. Thread: any, a pure function of numbers. */
-KVF_API void kvf_hidden_plan_make(uint64_t row_bytes, uint32_t rows_max, int on_disk,
-                                  kvf_hidden_plan *plan);
+KVF_API void kvf_hidden_plan_make_sized(uint64_t row_bytes, uint32_t rows_max, int on_disk,
+                                        kvf_hidden_plan *plan, size_t size);
+static inline void kvf_hidden_plan_make(uint64_t row_bytes, uint32_t rows_max, int on_disk,
+                                        kvf_hidden_plan *plan)
+{
+    kvf_hidden_plan_make_sized(row_bytes, rows_max, on_disk, plan, sizeof *plan);
+}
 
 /**
  * Room for @p rows_max rows of @p row_bytes each.

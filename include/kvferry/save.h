@@ -132,9 +132,15 @@ typedef struct kvf_saved {
  *
  * Thread: any.
  */
-KVF_API KVF_CHECKED kvf_status kvf_saved_read(kvf_runtime *runtime, const char *path, int verify,
-                                              kvf_saved *out, void *note, size_t capacity,
-                                              kvf_error *error);
+KVF_API KVF_CHECKED kvf_status kvf_saved_read_sized(kvf_runtime *runtime, const char *path,
+                                                    int verify, kvf_saved *out, size_t size,
+                                                    void *note, size_t capacity, kvf_error *error);
+static inline KVF_CHECKED kvf_status kvf_saved_read(kvf_runtime *runtime, const char *path,
+                                                    int verify, kvf_saved *out, void *note,
+                                                    size_t capacity, kvf_error *error)
+{
+    return kvf_saved_read_sized(runtime, path, verify, out, sizeof *out, note, capacity, error);
+}
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Structs that say their size; see the header. Knows no struct. Invariant: of the caller's struct
- * no byte behind its size is read or written.
+ * Structs of callers, with their sizes; see the header. Knows no struct. Invariant: of the caller's
+ * struct no byte behind its size is read or written.
  */
 
 #include "sized.h"
@@ -29,11 +29,10 @@ static kvf_status check(kvf_context *context, const char *name, const char *argu
     return KVF_OK;
 }
 
-kvf_status kvf_sized_read(kvf_context *context, const char *name, const char *argument,
-                          const void *given, void *known, size_t known_bytes)
+/* Copies what both know; what only the caller's struct has must be 0. */
+static kvf_status copy_in(kvf_context *context, const char *name, const char *argument,
+                          const void *given, size_t size, void *known, size_t known_bytes)
 {
-    KVF_TRY(check(context, name, argument, given));
-    const size_t size = size_of(given);
     const unsigned char *bytes = given;
     for (size_t i = known_bytes; i < size; i++)
         if (bytes[i])
@@ -43,8 +42,28 @@ kvf_status kvf_sized_read(kvf_context *context, const char *name, const char *ar
                      "update the library",
                      argument, name, known_bytes, kvf_version(), i);
     memcpy(known, given, size < known_bytes ? size : known_bytes);
+    return KVF_OK;
+}
+
+kvf_status kvf_sized_read(kvf_context *context, const char *name, const char *argument,
+                          const void *given, void *known, size_t known_bytes)
+{
+    KVF_TRY(check(context, name, argument, given));
+    KVF_TRY(copy_in(context, name, argument, given, size_of(given), known, known_bytes));
     memcpy(known, &known_bytes, sizeof known_bytes);
     return KVF_OK;
+}
+
+kvf_status kvf_sized_take(kvf_context *context, const char *name, const char *argument,
+                          const void *given, size_t size, void *known, size_t known_bytes)
+{
+    if (!given)
+        KVF_FAIL(context, KVF_INVALID, "%s is NULL; pass a %s", argument, name);
+    if (size == 0 || size % sizeof(uint32_t) || size > KVF_SIZED_MAX)
+        KVF_FAIL(context, KVF_INVALID, "%s: size = %zu is not that of a %s; pass sizeof(%s)",
+                 argument, size, name, name);
+    memset(known, 0, known_bytes);
+    return copy_in(context, name, argument, given, size, known, known_bytes);
 }
 
 kvf_status kvf_sized_last(kvf_context *context, const char *member, const void *given,
@@ -72,10 +91,15 @@ kvf_status kvf_sized_reserved(kvf_context *context, const uint32_t *words, size_
     return KVF_OK;
 }
 
-void kvf_sized_init(void *given, size_t size, const void *known, size_t known_bytes)
+void kvf_sized_give(void *given, size_t size, const void *known, size_t known_bytes)
 {
     const size_t both = size < known_bytes ? size : known_bytes;
     memcpy(given, known, both);
     memset((char *)given + both, 0, size - both);
+}
+
+void kvf_sized_init(void *given, size_t size, const void *known, size_t known_bytes)
+{
+    kvf_sized_give(given, size, known, known_bytes);
     memcpy(given, &size, sizeof size);
 }

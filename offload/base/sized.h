@@ -3,9 +3,9 @@
 #define KVF_OFFLOAD_SIZED_H
 
 /*
- * Structs of the public headers that begin with their size, so that they can grow under one soname:
- * the caller's may be shorter than the library's, or longer. Nothing below the public functions
- * sees the caller's; it sees the library's, whole.
+ * Structs of the public headers that begin with their size, or come with it, so that they can grow
+ * under one soname: the caller's may be shorter than the library's, or longer. Nothing below the
+ * public functions sees the caller's; it sees the library's, whole.
  */
 
 #include "context.h"
@@ -30,8 +30,20 @@ KVF_CHECKED kvf_status kvf_sized_reserved(kvf_context *context, const uint32_t *
 #define KVF_SIZED_RESERVED(context, array)                                                         \
     kvf_sized_reserved((context), (array), sizeof(array) / sizeof *(array))
 
-/* The caller's struct gets defaults: no byte beyond `size` is written, and what the library does
- * not know is 0. */
+/* Copies a struct that came with its size to `known`: what the caller's lacks is 0, and what only
+ * his has must be. */
+KVF_CHECKED kvf_status kvf_sized_take(kvf_context *context, const char *name, const char *argument,
+                                      const void *given, size_t size, void *known,
+                                      size_t known_bytes);
+#define KVF_SIZED_TAKE(context, type, given, size, known)                                          \
+    kvf_sized_take((context), #type, #given, (given), (size), (known), sizeof(type))
+
+/* The caller's struct gets `known`: no byte beyond `size` is written, and what the library does not
+ * know is 0. */
+void kvf_sized_give(void *given, size_t size, const void *known, size_t known_bytes);
+#define KVF_SIZED_GIVE(given, size, known) kvf_sized_give((given), (size), (known), sizeof *(known))
+
+/* Likewise with defaults, of a struct that begins with its size. */
 void kvf_sized_init(void *given, size_t size, const void *known, size_t known_bytes);
 
 #endif

@@ -372,8 +372,11 @@ static kvf_status compare(const pass *p, kvf_disk_result *result)
 
 static kvf_status measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_result *result)
 {
-    KVF_TRY(check(disk, c));
-    pass p = {.disk = disk, .c = c, .depth = kvf_min_u32(c->depth, c->extents)};
+    kvf_disk_case own = defaults;
+    KVF_CHECK_HANDLE(disk, disk);
+    KVF_TRY(KVF_SIZED_READ(disk->context, kvf_disk_case, c, &own));
+    KVF_TRY(check(disk, &own));
+    pass p = {.disk = disk, .c = &own, .depth = kvf_min_u32(own.depth, own.extents)};
     kvf_status status = open_pass(&p, result);
     if (status == KVF_OK) {
         const uint64_t began = kvf_now_ns();
@@ -384,8 +387,8 @@ static kvf_status measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_resul
     if (status == KVF_OK)
         status = compare(&p, result);
     if (status == KVF_OK) {
-        result->bytes = (uint64_t)c->extents * c->extent_bytes;
-        kvf_link_times_sum_up(p.ns, c->extents, &result->request);
+        result->bytes = (uint64_t)own.extents * own.extent_bytes;
+        kvf_link_times_sum_up(p.ns, own.extents, &result->request);
     }
     kvf_io_close(p.io);
     kvf_free(disk->context, p.order);
@@ -394,11 +397,11 @@ static kvf_status measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_resul
     return status;
 }
 
-kvf_status kvf_disk_measure(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_result *result)
+kvf_status kvf_disk_measure_sized(kvf_disk *disk, const kvf_disk_case *c, kvf_disk_result *result,
+                                  size_t size)
 {
-    kvf_disk_case own = defaults;
-    *result = (kvf_disk_result){0};
-    KVF_CHECK_HANDLE(disk, disk);
-    KVF_TRY(KVF_SIZED_READ(disk->context, kvf_disk_case, c, &own));
-    return measure(disk, &own, result);
+    kvf_disk_result own = {0};
+    const kvf_status status = measure(disk, c, &own);
+    KVF_SIZED_GIVE(result, size, &own);
+    return status;
 }

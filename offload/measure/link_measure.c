@@ -196,16 +196,24 @@ static kvf_status run_pin(kvf_link *bench, const kvf_link_case *c, uint64_t *sam
     return status;
 }
 
-kvf_status kvf_link_measure(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
-                            kvf_link_result *result)
+static kvf_status measure(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
+                          kvf_link_result *result)
 {
-    *result = (kvf_link_result){.numa_node = -1};
     KVF_TRY(kvf_handle_check(bench ? bench->device->context : NULL, "link"));
     kvf_link_case own = defaults;
     KVF_TRY(KVF_SIZED_READ(bench->device->context, kvf_link_case, c, &own));
     KVF_TRY(check(bench, &own));
     return own.what == KVF_LINK_PIN ? run_pin(bench, &own, samples_ns, result)
                                     : kvf_link_run(bench, &own, samples_ns, result);
+}
+
+kvf_status kvf_link_measure_sized(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
+                                  kvf_link_result *result, size_t size)
+{
+    kvf_link_result own = {.numa_node = -1};
+    const kvf_status status = measure(bench, c, samples_ns, &own);
+    KVF_SIZED_GIVE(result, size, &own);
+    return status;
 }
 
 kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *config,

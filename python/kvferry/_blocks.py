@@ -9,16 +9,18 @@ from ctypes import addressof, byref
 from typing import Any, Optional, Sequence as Many, Tuple
 
 from .capi import (BlockRows, BlocksConfig, BlocksDecodeArgs, BlocksExtendArgs, BlocksPlan, BlocksStats,
-                   CacheConfig, PutArgs, lib)
+                   CacheConfig, PutArgs, lib, sized)
 from ._cache import make_config
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, behind_work
 
+_ROWS_BYTES = ctypes.sizeof(BlockRows)
+
 
 def _config(block_count: int, block_tokens: int, settings: dict, keep: list) -> BlocksConfig:
     config = BlocksConfig()
-    lib.kvf_blocks_config_init_sized(byref(config), ctypes.sizeof(config))
+    lib.kvf_blocks_config_init_sized(*sized(config))
     config.cache = make_config(settings, keep, [])
     config.block_count, config.block_tokens = block_count, block_tokens
     return config
@@ -56,7 +58,7 @@ class Blocks(Handle):
         """The memory that such blocks would take; nothing is reserved."""
         keep: list = []
         config, plan = _config(block_count, block_tokens, settings, keep), BlocksPlan()
-        checked(lib.kvf_blocks_plan_make, runtime._node.check(), byref(config), byref(plan))
+        checked(lib.kvf_blocks_plan_make_sized, runtime._node.check(), byref(config), *sized(plan))
         return plan
 
     @property
@@ -78,7 +80,7 @@ class Blocks(Handle):
 
     def write(self, args: PutArgs, stream: Stream) -> None:
         """`put` with arguments that the caller uses again."""
-        self._must(lib.kvf_blocks_put(self._node.check(), byref(args), stream._node.check()))
+        self._must(lib.kvf_blocks_put_sized(self._node.check(), *sized(args), stream._node.check()))
 
     def decode(self, layer: int, rows: int, table: Tuple[int, int], lengths: int, q: int, out: int,
                stream: Stream, *, regions: Optional[int] = None, lse: Optional[int] = None) -> None:
@@ -89,7 +91,8 @@ class Blocks(Handle):
              lse: Optional[int] = None) -> None:
         """`decode` of rows that `describe` describes once, for all layers of a pass."""
         args = BlocksDecodeArgs(layer=layer, rows=addressof(rows), q=q, out=out, lse=lse)
-        self._must(lib.kvf_blocks_decode(self._node.check(), byref(args), stream._node.check()))
+        self._must(lib.kvf_blocks_decode_sized(self._node.check(), *sized(args), _ROWS_BYTES,
+                                               stream._node.check()))
 
     def extend(self, layer: int, table: Tuple[int, int], lengths: int, starts: Many[int],
                contexts: Many[int], q: int, out: int, stream: Stream, *,
@@ -101,7 +104,8 @@ class Blocks(Handle):
         rows, first, before = self.describe(len(contexts), table, lengths), _ids(starts), _ids(contexts)
         args = BlocksExtendArgs(layer=layer, rows=addressof(rows), starts=addressof(first),
                                 contexts=addressof(before), q=q, out=out, lse=lse)
-        self._must(lib.kvf_blocks_extend(self._node.check(), byref(args), stream._node.check()))
+        self._must(lib.kvf_blocks_extend_sized(self._node.check(), *sized(args), _ROWS_BYTES,
+                                               stream._node.check()))
 
     def copy(self, pairs: Many[Tuple[int, int]], stream: Stream) -> None:
         """Blocks onto others, (from, to); codes are the caller's to copy."""
@@ -113,7 +117,7 @@ class Blocks(Handle):
         """Totals since open or the last reset; read them after `stream.wait()`."""
         with self._node.lock:
             row = BlocksStats()
-            lib.kvf_blocks_stats_get(self._node.check(), byref(row))
+            lib.kvf_blocks_stats_get_sized(self._node.check(), *sized(row))
             return row
 
     def reset_stats(self) -> None:

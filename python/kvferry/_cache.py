@@ -15,14 +15,14 @@ import numpy as np
 from . import _policies
 from ._arrays import FLOAT32, INT32, Reader, positions_address
 from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, PageLists as PageListsRow,
-                    PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats, lib)
+                    PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats, lib, sized)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, _opened, behind_work
 from ._save import Save
 from ._settings import fill
 
-_decode = lib.kvf_decode
+_decode, _DECODE_BYTES = lib.kvf_decode_sized, ctypes.sizeof(DecodeArgs)
 _NOTHING = (None, None)
 _DTYPES = {"bf16": Dtype.BF16, "bfloat16": Dtype.BF16, "fp16": Dtype.FP16, "float16": Dtype.FP16,
            "fp32": Dtype.FP32, "float32": Dtype.FP32}
@@ -42,7 +42,7 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
     """A kvf_cache_config from keyword arguments."""
     settings = dict(settings)
     config = CacheConfig()
-    lib.kvf_cache_config_init_sized(byref(config), ctypes.sizeof(config))
+    lib.kvf_cache_config_init_sized(*sized(config))
     preset = settings.pop("preset", None)
     if preset is not None:
         names = {p.name.lower(): p for p in Preset}
@@ -132,7 +132,7 @@ class Cache(Handle):
         exact   False takes the tokens of a file that was saved under other settings
         """
         row = RestoreArgs()
-        lib.kvf_restore_args_init_sized(byref(row), ctypes.sizeof(row))
+        lib.kvf_restore_args_init_sized(*sized(row))
         row.path, row.exact = os.fsencode(path), int(exact)
         row.model = None if model is None else model.encode()
         stream, _ = self.runtime._stream_for(stream, None)
@@ -188,7 +188,7 @@ class Cache(Handle):
         if q is not None:
             args.q, args.out = self._read(q, "q", wide, kept), self._read(out, "out", wide, kept, True)
         args.positions = positions.ctypes.data if positions is not None else None
-        status = lib.kvf_prefill(self._node.check(), byref(args), handle)
+        status = lib.kvf_prefill_sized(self._node.check(), *sized(args), handle)
         if not status:
             stream._keep(*kept)
             status = after(addressof(args), handle) if after else 0
@@ -233,7 +233,7 @@ class Cache(Handle):
                 else _NOTHING
             args.lse = None if lse is None else reader.any_address(lse, "lse", wide[:2], FLOAT32, True)
             handle = self._node.handle or self._node.check()
-            status = _decode(handle, self._args_address, stream._node.check())
+            status = _decode(handle, self._args_address, _DECODE_BYTES, stream._node.check())
             if status:
                 self._raise(status)
             if stream.keep is not None:
@@ -306,14 +306,14 @@ class Cache(Handle):
                      lists: PageLists, *, layer: int = 0, positions: Any = None,
                      stream: Optional[Stream] = None) -> PageLists:
         """Append the token and select pages only; the caller attends. Shapes as in `decode`."""
-        self._on_lists(lib.kvf_select_pages, sequences, q, k, v, None, lists, layer, positions, stream)
+        self._on_lists(lib.kvf_select_pages_sized, sequences, q, k, v, None, lists, layer, positions, stream)
         return lists
 
     def attend_pages(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, lists: PageLists,
                      out: Any = None, *, layer: int = 0, stream: Optional[Stream] = None) -> Any:
         """Attend over given page lists: the other half of `select_pages`. Returns out."""
         out = _like(q, "q") if out is None else out
-        self._on_lists(lib.kvf_attend_pages, sequences, q, None, None, out, lists, layer, None, stream)
+        self._on_lists(lib.kvf_attend_pages_sized, sequences, q, None, None, out, lists, layer, None, stream)
         return out
 
     def read_pages(self, sequences: Union["Sequence", Many["Sequence"]], lists: PageLists, out: Any, *,
@@ -322,7 +322,7 @@ class Cache(Handle):
 
         out  [capacity, page_size, 2, head_dim]: key and value of each token side by side
         """
-        self._on_lists(lib.kvf_read_pages, sequences, None, None, None, out, lists, layer, None, stream)
+        self._on_lists(lib.kvf_read_pages_sized, sequences, None, None, None, out, lists, layer, None, stream)
         return out
 
     def _on_lists(self, call: Callable, sequences: Any, q: Any, k: Any, v: Any, out: Any,
@@ -348,7 +348,8 @@ class Cache(Handle):
                                                             INT32, True))
             kept += self._reader.kept
             self._reader.kept.clear()
-            self._must(call(self._node.check(), self._args_address, byref(row), stream._node.check()))
+            self._must(call(self._node.check(), self._args_address, _DECODE_BYTES, *sized(row),
+                            stream._node.check()))
             stream._keep(*kept, owner)
         self._done(stream, waits, None)
 
@@ -365,7 +366,7 @@ class Cache(Handle):
         """The memory that `Cache(runtime, **settings)` would reserve; nothing is reserved."""
         keep, plan = [], CachePlan()
         config = make_config(settings, keep, [])
-        checked(lib.kvf_cache_plan_make, runtime._node.check(), byref(config), byref(plan))
+        checked(lib.kvf_cache_plan_make_sized, runtime._node.check(), byref(config), *sized(plan))
         return plan
 
     def stats(self, layer: Optional[int] = None) -> Stats:
@@ -373,9 +374,9 @@ class Cache(Handle):
         stats = Stats()
         with self._node.lock:
             if layer is None:
-                lib.kvf_cache_stats(self._node.check(), byref(stats))
+                lib.kvf_cache_stats_sized(self._node.check(), *sized(stats))
             else:
-                lib.kvf_cache_layer_stats(self._node.check(), self._layer(layer), byref(stats))
+                lib.kvf_cache_layer_stats_sized(self._node.check(), self._layer(layer), *sized(stats))
         return stats
 
     def stats_reset(self) -> None:
@@ -387,7 +388,7 @@ class Cache(Handle):
         """How much KV was held and for how long, relative to full causal attention."""
         footprint = Footprint()
         with self._node.lock:
-            lib.kvf_cache_footprint(self._node.check(), byref(footprint))
+            lib.kvf_cache_footprint_sized(self._node.check(), *sized(footprint))
         return footprint
 
     # -- inside --
@@ -476,7 +477,7 @@ class Sequence(Handle):
         note    bytes of your own, such as token ids; `saved` gives them back
         """
         cache, row = self.cache, SaveArgs()
-        lib.kvf_save_args_init_sized(byref(row), ctypes.sizeof(row))
+        lib.kvf_save_args_init_sized(*sized(row))
         row.path, row.model = os.fsencode(path), model.encode()
         row.note, row.note_bytes = ctypes.cast(note, ctypes.c_void_p), len(note)
         stream, _ = cache.runtime._stream_for(stream, None)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from ._cache import Cache, Sequence, make_config
-from .capi import (HiddenPlan, PruneConfig, PrunePlan, PrunePolicyRow, PruneResult, PruneShape, PruneStats,
-                    StructkvMeasures, lib)
+from .capi import (HiddenPlan, PrefillArgs, PruneConfig, PrunePlan, PrunePolicyRow, PruneResult, PruneShape,
+                    PruneStats, StructkvMeasures, lib, sized)
 from ._errors import Invalid, checked
 from ._handles import Handle, Node
 from ._policies import PrunePolicy, prune_policies, raise_first
@@ -92,7 +92,7 @@ class Pruner(Handle):
         config = _make_config(policy, settings, [])
         shape = PruneShape(layers=layers, kv_heads=kv_heads, query_heads=query_heads,
                            tokens_max=tokens_max)
-        checked(lib.kvf_prune_config_check, byref(config), byref(shape))
+        checked(lib.kvf_prune_config_check_sized, byref(config), *sized(shape))
         raise_first(policy.errors if isinstance(policy, PrunePolicy) else [])
 
     @staticmethod
@@ -100,8 +100,8 @@ class Pruner(Handle):
         """Memory of a pruner, in bytes, for a cache that `Cache(runtime, **cache)` would open."""
         plan, keep = PrunePlan(), []
         config, of_cache = _make_config(policy, settings, keep), make_config(cache, keep, [])
-        checked(lib.kvf_prune_plan_make, runtime._node.check(), byref(of_cache), byref(config),
-                byref(plan))
+        checked(lib.kvf_prune_plan_make_sized, runtime._node.check(), byref(of_cache), byref(config),
+                *sized(plan))
         return plan
 
     @property
@@ -120,7 +120,8 @@ class Pruner(Handle):
                 stream: Optional[Stream] = None) -> Any:
         """`Cache.prefill`, seen by the pruner. Returns out."""
         def append(args: int, stream_handle: int) -> int:
-            return lib.kvf_prune_append(self._node.check(), args, stream_handle)
+            return lib.kvf_prune_append_sized(self._node.check(), args, ctypes.sizeof(PrefillArgs),
+                                              stream_handle)
         return self.cache._prefill(sequence, q, k, v, out, layer, tokens, positions, stream, append)
 
     def layer(self, sequence: Sequence, layer: int, stream: Optional[Stream] = None) -> PruneStep:
@@ -128,8 +129,8 @@ class Pruner(Handle):
         result = PruneResult()
         stream, waits = self.cache.runtime._stream_for(stream, None)
         with self._node.lock:
-            self._must(lib.kvf_prune_layer(self._node.check(), sequence._of(self.cache), layer,
-                                           stream._node.check(), byref(result)))
+            self._must(lib.kvf_prune_layer_sized(self._node.check(), sequence._of(self.cache), layer,
+                                                 stream._node.check(), *sized(result)))
             propagate = None
             if result.propagate:
                 raw = (ctypes.c_uint32 * result.propagate_count).from_address(result.propagate)
@@ -150,7 +151,7 @@ class Pruner(Handle):
         """Totals; times in ns. Read them after `stream.wait()`."""
         stats = PruneStats()
         with self._node.lock:
-            lib.kvf_prune_stats_get(self._node.check(), byref(stats))
+            lib.kvf_prune_stats_get_sized(self._node.check(), *sized(stats))
         return stats
 
     def _must(self, status: int) -> None:
@@ -181,7 +182,7 @@ class Hidden(Handle):
     def plan_for(row_bytes: int, rows_max: int, on_disk: bool = False) -> HiddenPlan:
         """What so many rows reserve, in bytes."""
         plan = HiddenPlan()
-        lib.kvf_hidden_plan_make(row_bytes, rows_max, on_disk, byref(plan))
+        lib.kvf_hidden_plan_make_sized(row_bytes, rows_max, on_disk, *sized(plan))
         return plan
 
     def put(self, first: int, rows: Any, stream: Optional[Stream] = None) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Callable, List, Optional, Tuple, Union
 import numpy as np
 
 from . import _arrays, _policies
-from .capi import (Device, DiskCase, DiskResult, LinkCase, LinkLine, LinkResult, RuntimeConfig, lib)
+from .capi import (Device, DiskCase, DiskResult, LinkCase, LinkLine, LinkResult, RuntimeConfig, lib,
+                   sized)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._settings import fill
@@ -46,7 +47,7 @@ class Runtime(Handle):
     def __init__(self, device: Union[str, Device, None] = None, *,
                  log: Optional[Callable[[int, str], None]] = None, **settings: Any) -> None:
         config = RuntimeConfig()
-        lib.kvf_runtime_config_init_sized(byref(config), ctypes.sizeof(config))
+        lib.kvf_runtime_config_init_sized(*sized(config))
         keep: list = []
         self._errors: list = [] # what functions of the caller raised inside the library
         fill(config, "runtime", {"device": device, **settings}, keep)
@@ -237,12 +238,12 @@ class Link(Handle):
         Returns the result (times in ns), and the totals of all repetitions, uint64[repetitions].
         """
         row, result, keep = LinkCase(), LinkResult(), []
-        lib.kvf_link_case_init_sized(byref(row), ctypes.sizeof(row))
+        lib.kvf_link_case_init_sized(*sized(row))
         fill(row, "link", case, keep)
         samples = np.zeros(row.repetitions, np.uint64)
         with self._node.lock:
-            self.runtime._must(lib.kvf_link_measure(self._node.check(), byref(row),
-                                                    samples.ctypes.data, byref(result)))
+            self.runtime._must(lib.kvf_link_measure_sized(
+                self._node.check(), byref(row), samples.ctypes.data, *sized(result)))
         return result, samples
 
     @staticmethod
@@ -270,8 +271,9 @@ class Disk(Handle):
     def measure(self, **case: Any) -> DiskResult:
         """Measure one pass; `kvferry.settings("disk")` lists what it may say. Times are in ns."""
         row, result = DiskCase(), DiskResult()
-        lib.kvf_disk_case_init_sized(byref(row), ctypes.sizeof(row))
+        lib.kvf_disk_case_init_sized(*sized(row))
         fill(row, "disk", case, [])
         with self._node.lock:
-            self.runtime._must(lib.kvf_disk_measure(self._node.check(), byref(row), byref(result)))
+            self.runtime._must(lib.kvf_disk_measure_sized(self._node.check(), byref(row),
+                                                          *sized(result)))
         return result

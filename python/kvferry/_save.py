@@ -8,7 +8,7 @@ import os
 from ctypes import byref
 from typing import Tuple, Union
 
-from .capi import ErrorText, Saved, lib
+from .capi import ErrorText, Saved, lib, sized
 from ._errors import checked, raise_error
 from ._handles import Handle, Node
 from ._runtime import Runtime
@@ -41,7 +41,7 @@ def saved(runtime: Runtime, path: Union[str, os.PathLike], verify: bool = False)
     """What a file says of itself, and the note of whoever saved it. `verify` reads all of it."""
     row, name = Saved(), os.fsencode(path)
     handle = runtime._node.check()
-    checked(lib.kvf_saved_read, handle, name, int(verify), byref(row), None, 0)
+    checked(lib.kvf_saved_read_sized, handle, name, int(verify), *sized(row), None, 0)
     note = ctypes.create_string_buffer(row.note_bytes)
-    checked(lib.kvf_saved_read, handle, name, 0, byref(row), note, len(note))
+    checked(lib.kvf_saved_read_sized, handle, name, 0, *sized(row), note, len(note))
     return row, note.raw

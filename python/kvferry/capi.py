@@ -243,7 +243,7 @@ kvf_memory_copy           enum  ptr ptr ptr size
 
 kvf_cache_config_init_sized void ptr size
 kvf_cache_config_preset   void  ptr enum
-kvf_cache_plan_make       enum  ptr ptr ptr ptr
+kvf_cache_plan_make_sized enum  ptr ptr ptr size ptr
 kvf_cache_open            enum  ptr ptr ptr ptr
 kvf_cache_close           void  ptr
 kvf_cache_settings        ptr   ptr
@@ -254,8 +254,8 @@ kvf_sequence_truncate     enum  ptr ptr u32 ptr
 kvf_sequence_destroy      void  ptr
 kvf_sequence_length       u32   ptr u32
 kvf_sequence_position     u32   ptr u32 u32
-kvf_prefill               enum  ptr ptr ptr
-kvf_decode                enum  ptr ptr ptr
+kvf_prefill_sized         enum  ptr ptr size ptr
+kvf_decode_sized          enum  ptr ptr size ptr
 kvf_record_begin          enum  ptr ptr u32 ptr
 kvf_record_end            enum  ptr ptr
 kvf_replay_is_possible    int   ptr
@@ -263,48 +263,48 @@ kvf_replay                enum  ptr ptr
 kvf_recording_nodes       u32   ptr
 kvf_recording_destroy     void  ptr
 kvf_select_pages_max      u32   ptr
-kvf_select_pages          enum  ptr ptr ptr ptr
+kvf_select_pages_sized    enum  ptr ptr size ptr size ptr
 kvf_page_address          ptr   ptr u32 u32 u32
-kvf_attend_pages          enum  ptr ptr ptr ptr
-kvf_read_pages            enum  ptr ptr ptr ptr
-kvf_cache_stats           void  ptr ptr
-kvf_cache_layer_stats     void  ptr u32 ptr
+kvf_attend_pages_sized    enum  ptr ptr size ptr size ptr
+kvf_read_pages_sized      enum  ptr ptr size ptr size ptr
+kvf_cache_stats_sized     void  ptr ptr size
+kvf_cache_layer_stats_sized void  ptr u32 ptr size
 kvf_cache_stats_reset     void  ptr
-kvf_cache_footprint       void  ptr ptr
+kvf_cache_footprint_sized void  ptr ptr size
 
 kvf_prune_policy_find     ptr   text
 kvf_prune_policy_at       ptr   u32
 kvf_prune_policy_takes    int   ptr text
 kvf_prune_config_init_sized void ptr ptr size
-kvf_prune_config_check    enum  ptr ptr ptr
-kvf_prune_plan_make       enum  ptr ptr ptr ptr ptr
+kvf_prune_config_check_sized enum  ptr ptr size ptr
+kvf_prune_plan_make_sized enum  ptr ptr ptr ptr size ptr
 kvf_prune_open            enum  ptr ptr ptr ptr
 kvf_prune_close           void  ptr
 kvf_prune_config_get      ptr   ptr
 kvf_prune_begin           enum  ptr ptr u32
-kvf_prune_append          enum  ptr ptr ptr
-kvf_prune_layer           enum  ptr ptr u32 ptr ptr
+kvf_prune_append_sized    enum  ptr ptr size ptr
+kvf_prune_layer_sized     enum  ptr ptr u32 ptr ptr size
 kvf_prune_chunk           enum  ptr ptr u32 u32 u32 ptr
 kvf_complete_begin        enum  ptr ptr u32 u32 ptr ptr
 kvf_complete_end          enum  ptr ptr ptr ptr
-kvf_hidden_plan_make      void  u64 u32 int ptr
+kvf_hidden_plan_make_sized void  u64 u32 int ptr size
 kvf_hidden_open           enum  ptr u64 u32 text ptr
 kvf_hidden_close          void  ptr
 kvf_hidden_put            enum  ptr u32 u32 ptr ptr
 kvf_hidden_get            enum  ptr u32 u32 ptr ptr
-kvf_prune_stats_get       void  ptr ptr
+kvf_prune_stats_get_sized void  ptr ptr size
 
 kvf_blocks_config_init_sized void ptr size
-kvf_blocks_plan_make      enum  ptr ptr ptr ptr
+kvf_blocks_plan_make_sized enum  ptr ptr ptr size ptr
 kvf_blocks_open           enum  ptr ptr ptr ptr
 kvf_blocks_close          void  ptr
 kvf_blocks_memory         ptr   ptr
 kvf_blocks_bind           enum  ptr u32 ptr size
-kvf_blocks_put            enum  ptr ptr ptr
-kvf_blocks_decode         enum  ptr ptr ptr
-kvf_blocks_extend         enum  ptr ptr ptr
+kvf_blocks_put_sized      enum  ptr ptr size ptr
+kvf_blocks_decode_sized   enum  ptr ptr size size ptr
+kvf_blocks_extend_sized   enum  ptr ptr size size ptr
 kvf_blocks_copy           enum  ptr ptr ptr u32 ptr
-kvf_blocks_stats_get      void  ptr ptr
+kvf_blocks_stats_get_sized void  ptr ptr size
 kvf_blocks_stats_reset    void  ptr
 kvf_structkv_measure      kvf_structkv_measures ptr u32
 kvf_structkv_transition   void  ptr ptr u32 ptr
@@ -313,13 +313,13 @@ kvf_structkv_pivot        u32   ptr u32 u32 u32
 kvf_link_case_init_sized void ptr size
 kvf_link_open             enum  ptr ptr
 kvf_link_close            void  ptr
-kvf_link_measure          enum  ptr ptr ptr ptr
+kvf_link_measure_sized    enum  ptr ptr ptr ptr size
 kvf_link_fit              enum  ptr ptr u32 int ptr
 
 kvf_disk_case_init_sized void ptr size
 kvf_disk_open             enum  ptr text u64 ptr
 kvf_disk_close            void  ptr
-kvf_disk_measure          enum  ptr ptr ptr
+kvf_disk_measure_sized    enum  ptr ptr ptr size
 
 kvf_save_args_init_sized void ptr size
 kvf_sequence_save         enum  ptr ptr ptr ptr
@@ -327,7 +327,7 @@ kvf_save_is_done          int   ptr
 kvf_save_finish           enum  ptr ptr
 kvf_restore_args_init_sized void ptr size
 kvf_sequence_restore      enum  ptr ptr ptr ptr
-kvf_saved_read            enum  ptr text int ptr ptr size ptr
+kvf_saved_read_sized      enum  ptr text int ptr size ptr size ptr
 
 kvf_setting_range         text  ptr ptr size
 kvf_setting_parse         int   ptr text ptr
@@ -372,3 +372,8 @@ def _load() -> ctypes.CDLL:
 
 
 lib = _load()
+
+
+def sized(row: Struct) -> tuple:
+    """A struct as functions ..._sized take it: its address, and its size."""
+    return ctypes.byref(row), ctypes.sizeof(row)

@@ -19,6 +19,7 @@
 #include "lists.h"
 #include "record.h"
 #include "sequence.h"
+#include "sized.h"
 #include "stats.h"
 #include "truncate.h"
 
@@ -77,14 +78,14 @@ static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *config, kvf
     return kvf_calls_plan(*out, r);
 }
 
-kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *config,
-                               kvf_cache_plan *out, kvf_error *error)
+kvf_status kvf_cache_plan_make_sized(kvf_runtime *runtime, const kvf_cache_config *config,
+                                     kvf_cache_plan *out, size_t size, kvf_error *error)
 {
     kvf_cache *cache = NULL;
     kvf_reservation unused;
     const kvf_status status = plan(runtime, config, &unused, &cache);
     if (status == KVF_OK)
-        *out = cache->plan;
+        KVF_SIZED_GIVE(out, size, &cache->plan);
     kvf_cache_close(cache);
     return kvf_runtime_report(runtime, status, error);
 }
@@ -125,23 +126,23 @@ const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache)
 
 /* ---- statistics ---- */
 
-void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
+void kvf_cache_stats_sized(const kvf_cache *cache, kvf_stats *stats, size_t size)
 {
-    if (!kvf_handle_is_alive(cache->context)) {
-        *stats = (kvf_stats){0};
-        return;
-    }
-    kvf_stats_read(cache, stats);
+    kvf_stats own = {0};
+    if (kvf_handle_is_alive(cache->context))
+        kvf_stats_read(cache, &own);
+    KVF_SIZED_GIVE(stats, size, &own);
 }
 
-void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
+void kvf_cache_layer_stats_sized(const kvf_cache *cache, uint32_t layer, kvf_stats *stats,
+                                 size_t size)
 {
-    if (!kvf_handle_is_alive(cache->context)) {
-        *stats = (kvf_stats){0};
-        return;
+    kvf_stats own = {0};
+    if (kvf_handle_is_alive(cache->context)) {
+        KVF_ASSERT(layer < cache->config.layers);
+        kvf_stats_read_layer(cache, layer, &own);
     }
-    KVF_ASSERT(layer < cache->config.layers);
-    kvf_stats_read_layer(cache, layer, stats);
+    KVF_SIZED_GIVE(stats, size, &own);
 }
 
 void kvf_cache_stats_reset(kvf_cache *cache)
@@ -152,13 +153,12 @@ void kvf_cache_stats_reset(kvf_cache *cache)
     kvf_stats_reset(cache);
 }
 
-void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
+void kvf_cache_footprint_sized(const kvf_cache *cache, kvf_footprint *footprint, size_t size)
 {
-    if (!kvf_handle_is_alive(cache->context)) {
-        *footprint = (kvf_footprint){0};
-        return;
-    }
-    kvf_footprint_read(cache, footprint);
+    kvf_footprint own = {0};
+    if (kvf_handle_is_alive(cache->context))
+        kvf_footprint_read(cache, &own);
+    KVF_SIZED_GIVE(footprint, size, &own);
 }
 
 /* ---- sequences ---- */
@@ -241,7 +241,7 @@ kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *
 
 static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
 {
-    if (!args || !args->k || !args->v)
+    if (!args->k || !args->v)
         KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the keys and values");
     if (args->q && !args->out)
         KVF_FAIL(cache->context, KVF_INVALID, "out is NULL with q set; pass both or q = NULL");
@@ -299,7 +299,7 @@ static kvf_status check_rows(kvf_cache *cache, const kvf_decode_args *args)
 
 static kvf_status check_step(kvf_cache *cache, const kvf_decode_args *args)
 {
-    if (!args || !args->q || !args->sequences)
+    if (!args->q || !args->sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
     return check_rows(cache, args);
 }
@@ -338,12 +338,16 @@ static kvf_status check_append(kvf_cache *cache, const kvf_decode_args *args)
 
 /* ---- prefill and decode ---- */
 
-kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+kvf_status kvf_prefill_sized(kvf_cache *cache, const kvf_prefill_args *args, size_t size,
+                             kvf_stream *stream)
 {
+    kvf_prefill_args own;
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
-    kvf_status status = check_prefill(cache, args);
+    kvf_status status = KVF_SIZED_TAKE(cache->context, kvf_prefill_args, args, size, &own);
     if (status == KVF_OK)
-        status = kvf_heads_prefill(cache, args, stream);
+        status = check_prefill(cache, &own);
+    if (status == KVF_OK)
+        status = kvf_heads_prefill(cache, &own, stream);
     return kvf_leave(cache, status);
 }
 
@@ -364,10 +368,15 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     return kvf_heads_decode_several(cache, args, stream);
 }
 
-kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_decode_sized(kvf_cache *cache, const kvf_decode_args *args, size_t size,
+                            kvf_stream *stream)
 {
+    kvf_decode_args own;
     KVF_TRY(kvf_enter(cache));
-    return kvf_leave(cache, decode(cache, args, stream));
+    kvf_status status = KVF_SIZED_TAKE(cache->context, kvf_decode_args, args, size, &own);
+    if (status == KVF_OK)
+        status = decode(cache, &own, stream);
+    return kvf_leave(cache, status);
 }
 
 /* ---- recordings ---- */
@@ -463,7 +472,7 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
                  "open the cache without a mask");
-    if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
+    if (!lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
     const kvf_part *part = &cache->parts[0];
@@ -495,11 +504,29 @@ static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
     return kvf_lists_select(cache, args, lists, stream);
 }
 
-kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
-                            const kvf_page_lists *lists, kvf_stream *stream)
+/* A call on page lists, with structs of the library. */
+typedef kvf_status (*lists_fn)(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists, kvf_stream *stream);
+
+static kvf_status on_lists(lists_fn fn, kvf_cache *cache, const kvf_decode_args *args,
+                           size_t args_size, const kvf_page_lists *lists, size_t lists_size,
+                           kvf_stream *stream)
+{
+    kvf_decode_args own_args;
+    kvf_page_lists own_lists;
+    kvf_context *context = cache->context;
+    KVF_TRY(KVF_SIZED_TAKE(context, kvf_decode_args, args, args_size, &own_args));
+    KVF_TRY(KVF_SIZED_TAKE(context, kvf_page_lists, lists, lists_size, &own_lists));
+    return fn(cache, &own_args, &own_lists, stream);
+}
+
+kvf_status kvf_select_pages_sized(kvf_cache *cache, const kvf_decode_args *args, size_t args_size,
+                                  const kvf_page_lists *lists, size_t lists_size,
+                                  kvf_stream *stream)
 {
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
-    return kvf_leave(cache, select_pages(cache, args, lists, stream));
+    return kvf_leave(cache,
+                     on_lists(select_pages, cache, args, args_size, lists, lists_size, stream));
 }
 
 /* Every sequence has tokens to read. */
@@ -529,28 +556,31 @@ static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
     return kvf_lists_attend(cache, args, lists, stream);
 }
 
-kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
-                            const kvf_page_lists *lists, kvf_stream *stream)
+kvf_status kvf_attend_pages_sized(kvf_cache *cache, const kvf_decode_args *args, size_t args_size,
+                                  const kvf_page_lists *lists, size_t lists_size,
+                                  kvf_stream *stream)
 {
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
-    return kvf_leave(cache, attend_pages(cache, args, lists, stream));
+    return kvf_leave(cache,
+                     on_lists(attend_pages, cache, args, args_size, lists, lists_size, stream));
 }
 
 static kvf_status read_pages(kvf_cache *cache, const kvf_decode_args *args,
                              const kvf_page_lists *lists, kvf_stream *stream)
 {
-    if (!args || !args->sequences)
+    if (!args->sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "sequences is NULL; pass the batch");
     KVF_TRY(check_rows(cache, args));
     KVF_TRY(check_listed(cache, args, lists));
     return kvf_lists_read(cache, args, lists, stream);
 }
 
-kvf_status kvf_read_pages(kvf_cache *cache, const kvf_decode_args *args,
-                          const kvf_page_lists *lists, kvf_stream *stream)
+kvf_status kvf_read_pages_sized(kvf_cache *cache, const kvf_decode_args *args, size_t args_size,
+                                const kvf_page_lists *lists, size_t lists_size, kvf_stream *stream)
 {
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
-    return kvf_leave(cache, read_pages(cache, args, lists, stream));
+    return kvf_leave(cache,
+                     on_lists(read_pages, cache, args, args_size, lists, lists_size, stream));
 }
 
 const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,

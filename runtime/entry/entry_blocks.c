@@ -40,14 +40,14 @@ static kvf_status make(kvf_runtime *runtime, const kvf_blocks_config *config, kv
     return kvf_block_store_create(runtime, &own, r, out);
 }
 
-kvf_status kvf_blocks_plan_make(kvf_runtime *runtime, const kvf_blocks_config *config,
-                                kvf_blocks_plan *plan, kvf_error *error)
+kvf_status kvf_blocks_plan_make_sized(kvf_runtime *runtime, const kvf_blocks_config *config,
+                                      kvf_blocks_plan *plan, size_t size, kvf_error *error)
 {
     kvf_blocks *blocks = NULL;
     kvf_reservation unused;
     const kvf_status status = make(runtime, config, &unused, &blocks);
     if (status == KVF_OK)
-        *plan = blocks->plan;
+        KVF_SIZED_GIVE(plan, size, &blocks->plan);
     kvf_block_store_destroy(blocks);
     return kvf_runtime_report(runtime, status, error);
 }
@@ -143,25 +143,36 @@ static kvf_status check_strides(const kvf_blocks *blocks, const kvf_put_args *ar
 static kvf_status put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
 {
     kvf_context *context = blocks->cache->context;
-    if (!args || !args->k || !args->v || !args->slots)
+    if (!args->k || !args->v || !args->slots)
         KVF_FAIL(context, KVF_INVALID, "k, v or slots is NULL; pass the new tokens");
     KVF_TRY(check_bound(blocks, args->layer));
     KVF_TRY(check_strides(blocks, args));
     return kvf_block_write(blocks, args, stream);
 }
 
-kvf_status kvf_blocks_put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
+kvf_status kvf_blocks_put_sized(kvf_blocks *blocks, const kvf_put_args *args, size_t size,
+                                kvf_stream *stream)
 {
+    kvf_put_args own;
     KVF_CHECK_HANDLE(blocks, blocks);
     KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
-    return kvf_leave(blocks->cache, put(blocks, args, stream));
+    kvf_status status = KVF_SIZED_TAKE(blocks->cache->context, kvf_put_args, args, size, &own);
+    if (status == KVF_OK)
+        status = put(blocks, &own, stream);
+    return kvf_leave(blocks->cache, status);
+}
+
+static kvf_status take_rows(const kvf_blocks *blocks, const kvf_block_rows *rows, size_t size,
+                            kvf_block_rows *own)
+{
+    return KVF_SIZED_TAKE(blocks->cache->context, kvf_block_rows, rows, size, own);
 }
 
 static kvf_status check_rows(const kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
                              const void *q, const void *out)
 {
     kvf_context *context = blocks->cache->context;
-    if (!rows || !rows->table || !rows->lengths)
+    if (!rows->table || !rows->lengths)
         KVF_FAIL(context, KVF_INVALID, "table or lengths is NULL; pass the rows");
     if (!q || !out)
         KVF_FAIL(context, KVF_INVALID, "q or out is NULL; pass queries and room for the outputs");
@@ -172,26 +183,24 @@ static kvf_status check_rows(const kvf_blocks *blocks, uint32_t layer, const kvf
     return kvf_buffers_check(blocks->cache, q, NULL, NULL, out);
 }
 
-static kvf_status check_args(const kvf_blocks *blocks, const void *args)
+static kvf_status decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args, size_t args_size,
+                         size_t rows_size, kvf_stream *stream)
 {
-    if (!args)
-        KVF_FAIL(blocks->cache->context, KVF_INVALID, "args is NULL; pass the rows and queries");
-    return KVF_OK;
+    kvf_blocks_decode_args own;
+    kvf_block_rows rows;
+    KVF_TRY(KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_decode_args, args, args_size, &own));
+    KVF_TRY(take_rows(blocks, own.rows, rows_size, &rows));
+    own.rows = &rows;
+    KVF_TRY(check_rows(blocks, own.layer, &rows, own.q, own.out));
+    return kvf_block_step(blocks, &own, stream);
 }
 
-static kvf_status decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args, kvf_stream *stream)
-{
-    KVF_TRY(check_args(blocks, args));
-    KVF_TRY(check_rows(blocks, args->layer, args->rows, args->q, args->out));
-    return kvf_block_step(blocks, args, stream);
-}
-
-kvf_status kvf_blocks_decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
-                             kvf_stream *stream)
+kvf_status kvf_blocks_decode_sized(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
+                                   size_t args_size, size_t rows_size, kvf_stream *stream)
 {
     KVF_CHECK_HANDLE(blocks, blocks);
     KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
-    return kvf_leave(blocks->cache, decode(blocks, args, stream));
+    return kvf_leave(blocks->cache, decode(blocks, args, args_size, rows_size, stream));
 }
 
 static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_blocks_extend_args *args)
@@ -216,7 +225,6 @@ static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_blocks_extend
 static kvf_status extend(kvf_blocks *blocks, const kvf_blocks_extend_args *args, kvf_stream *stream)
 {
     kvf_query_chunks chunks = {0};
-    KVF_TRY(check_args(blocks, args));
     KVF_TRY(check_rows(blocks, args->layer, args->rows, args->q, args->out));
     KVF_TRY(check_chunks(blocks, args));
     const uint32_t *starts = args->starts, rows = args->rows->rows;
@@ -233,12 +241,23 @@ static kvf_status extend(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
     return KVF_OK;
 }
 
-kvf_status kvf_blocks_extend(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
-                             kvf_stream *stream)
+static kvf_status extend_given(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
+                               size_t args_size, size_t rows_size, kvf_stream *stream)
+{
+    kvf_blocks_extend_args own;
+    kvf_block_rows rows;
+    KVF_TRY(KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_extend_args, args, args_size, &own));
+    KVF_TRY(take_rows(blocks, own.rows, rows_size, &rows));
+    own.rows = &rows;
+    return extend(blocks, &own, stream);
+}
+
+kvf_status kvf_blocks_extend_sized(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
+                                   size_t args_size, size_t rows_size, kvf_stream *stream)
 {
     KVF_CHECK_HANDLE(blocks, blocks);
     KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
-    return kvf_leave(blocks->cache, extend(blocks, args, stream));
+    return kvf_leave(blocks->cache, extend_given(blocks, args, args_size, rows_size, stream));
 }
 
 static kvf_status copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t *to, uint32_t count,
@@ -268,12 +287,8 @@ kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_t *from, const uint3
 
 /* ---- statistics ---- */
 
-void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats)
+static void read_stats(const kvf_blocks *blocks, kvf_blocks_stats *stats)
 {
-    if (!kvf_handle_is_alive(blocks->context)) {
-        *stats = (kvf_blocks_stats){0};
-        return;
-    }
     const kvf_part *part = &blocks->cache->parts[0];
     kvf_stats s;
     kvf_stats_read(blocks->cache, &s);
@@ -290,6 +305,14 @@ void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats)
         stats->bad_rows += c->bad_rows;
         stats->bad_slots += c->bad_slots;
     }
+}
+
+void kvf_blocks_stats_get_sized(const kvf_blocks *blocks, kvf_blocks_stats *stats, size_t size)
+{
+    kvf_blocks_stats own = {0};
+    if (kvf_handle_is_alive(blocks->context))
+        read_stats(blocks, &own);
+    KVF_SIZED_GIVE(stats, size, &own);
 }
 
 void kvf_blocks_stats_reset(kvf_blocks *blocks)

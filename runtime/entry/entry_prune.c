@@ -9,6 +9,7 @@
 #include "entry.h"
 #include "policies.h"
 #include "pruner.h"
+#include "sized.h"
 
 static kvf_status check_cache(const kvf_cache *cache)
 {
@@ -37,11 +38,15 @@ static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *cache_confi
     return status;
 }
 
-kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cache_config,
-                               const kvf_prune_config *config, kvf_prune_plan *out,
-                               kvf_error *error)
+kvf_status kvf_prune_plan_make_sized(kvf_runtime *runtime, const kvf_cache_config *cache_config,
+                                     const kvf_prune_config *config, kvf_prune_plan *out,
+                                     size_t size, kvf_error *error)
 {
-    return kvf_runtime_report(runtime, plan(runtime, cache_config, config, out), error);
+    kvf_prune_plan own;
+    const kvf_status status = plan(runtime, cache_config, config, &own);
+    if (status == KVF_OK)
+        KVF_SIZED_GIVE(out, size, &own);
+    return kvf_runtime_report(runtime, status, error);
 }
 
 static kvf_status open_prune(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out)
@@ -77,15 +82,15 @@ const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune)
     return &prune->config;
 }
 
-void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
+void kvf_prune_stats_get_sized(const kvf_prune *prune, kvf_prune_stats *stats, size_t size)
 {
-    if (!kvf_handle_is_alive(prune->context)) {
-        *stats = (kvf_prune_stats){0};
-        return;
+    kvf_prune_stats own = {0};
+    if (kvf_handle_is_alive(prune->context)) {
+        own = prune->stats;
+        own.observe_ns += __atomic_load_n(&prune->clock->observe_ns, __ATOMIC_RELAXED);
+        own.retain_ns += __atomic_load_n(&prune->clock->retain_ns, __ATOMIC_RELAXED);
     }
-    *stats = prune->stats;
-    stats->observe_ns += __atomic_load_n(&prune->clock->observe_ns, __ATOMIC_RELAXED);
-    stats->retain_ns += __atomic_load_n(&prune->clock->retain_ns, __ATOMIC_RELAXED);
+    KVF_SIZED_GIVE(stats, size, &own);
 }
 
 kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens)
@@ -95,13 +100,17 @@ kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t to
     return kvf_leave(prune->cache, kvf_pruner_begin(prune, sequence, tokens));
 }
 
-kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args, kvf_stream *stream)
+kvf_status kvf_prune_append_sized(kvf_prune *prune, const kvf_prefill_args *args, size_t size,
+                                  kvf_stream *stream)
 {
+    kvf_prefill_args own;
     KVF_CHECK_HANDLE(prune, prune);
     KVF_TRY(kvf_enter_enqueueing(prune->cache, stream));
-    kvf_status status = kvf_buffers_check(prune->cache, args->q, NULL, NULL, NULL);
+    kvf_status status = KVF_SIZED_TAKE(prune->context, kvf_prefill_args, args, size, &own);
     if (status == KVF_OK)
-        status = kvf_pruner_append(prune, args, stream);
+        status = kvf_buffers_check(prune->cache, own.q, NULL, NULL, NULL);
+    if (status == KVF_OK)
+        status = kvf_pruner_append(prune, &own, stream);
     return kvf_leave(prune->cache, status);
 }
 
@@ -116,12 +125,16 @@ static kvf_status prune_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t
     return kvf_pruner_layer(prune, sequence, layer, stream, result);
 }
 
-kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
-                           kvf_stream *stream, kvf_prune_result *result)
+kvf_status kvf_prune_layer_sized(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                                 kvf_stream *stream, kvf_prune_result *result, size_t size)
 {
+    kvf_prune_result own = {0};
     KVF_CHECK_HANDLE(prune, prune);
     KVF_TRY(kvf_enter_enqueueing(prune->cache, stream));
-    return kvf_leave(prune->cache, prune_layer(prune, sequence, layer, stream, result));
+    const kvf_status status = prune_layer(prune, sequence, layer, stream, &own);
+    if (status == KVF_OK)
+        KVF_SIZED_GIVE(result, size, &own);
+    return kvf_leave(prune->cache, status);
 }
 
 static kvf_status prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,

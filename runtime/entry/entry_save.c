@@ -115,9 +115,10 @@ static void describe(const kvf_saved_file *file, kvf_saved *out)
     memcpy(out->library, head->library, sizeof out->library);
 }
 
-kvf_status kvf_saved_read(kvf_runtime *runtime, const char *path, int verify, kvf_saved *out,
-                          void *note, size_t capacity, kvf_error *error)
+kvf_status kvf_saved_read_sized(kvf_runtime *runtime, const char *path, int verify, kvf_saved *out,
+                                size_t size, void *note, size_t capacity, kvf_error *error)
 {
+    kvf_saved own;
     kvf_saved_file file;
     kvf_status status = kvf_handle_check(runtime ? runtime->context : NULL, "runtime");
     if (status != KVF_OK)
@@ -127,7 +128,8 @@ kvf_status kvf_saved_read(kvf_runtime *runtime, const char *path, int verify, kv
         status = kvf_saved_check(&file);
     if (status == KVF_OK) {
         const size_t bytes = file.header.head->note_bytes;
-        describe(&file, out);
+        describe(&file, &own);
+        KVF_SIZED_GIVE(out, size, &own);
         if (note && bytes && capacity)
             memcpy(note, file.header.note, bytes < capacity ? bytes : capacity);
     }

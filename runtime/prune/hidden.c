@@ -12,6 +12,7 @@
 
 #include "disk_file.h"
 #include "runtime.h"
+#include "sized.h"
 
 /* Pinned memory comes in pieces below 1 GiB. */
 #define PIECE_BYTES   ((uint64_t)512 << 20)
@@ -42,14 +43,16 @@ static uint32_t rows_of_piece(uint64_t row_bytes, uint32_t rows_max, bool on_dis
     return rows < 1 ? 1 : rows < rows_max ? (uint32_t)rows : rows_max;
 }
 
-void kvf_hidden_plan_make(uint64_t row_bytes, uint32_t rows_max, int on_disk, kvf_hidden_plan *plan)
+void kvf_hidden_plan_make_sized(uint64_t row_bytes, uint32_t rows_max, int on_disk,
+                                kvf_hidden_plan *plan, size_t size)
 {
     const uint64_t all = row_bytes * rows_max;
-    *plan = (kvf_hidden_plan){.host_bytes = all};
-    if (!on_disk || all == 0)
-        return;
-    plan->host_bytes = row_bytes * rows_of_piece(row_bytes, rows_max, true);
-    plan->disk_bytes = all;
+    kvf_hidden_plan own = {.host_bytes = all};
+    if (on_disk && all) {
+        own.host_bytes = row_bytes * rows_of_piece(row_bytes, rows_max, true);
+        own.disk_bytes = all;
+    }
+    KVF_SIZED_GIVE(plan, size, &own);
 }
 
 static kvf_status take_pieces(kvf_hidden *h)

@@ -375,13 +375,16 @@ static kvf_status report(const complaint *c, kvf_error *error)
     return KVF_INVALID;
 }
 
-kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prune_shape *shape,
-                                  kvf_error *error)
+kvf_status kvf_prune_config_check_sized(const kvf_prune_config *config,
+                                        const kvf_prune_shape *shape, size_t size, kvf_error *error)
 {
     kvf_prune_given own;
-    const kvf_status status = kvf_prune_config_read(NULL, config, &own);
+    kvf_prune_shape own_shape;
+    kvf_status status = kvf_prune_config_read(NULL, config, &own);
     if (status == KVF_OK)
-        return kvf_prune_config_valid(&own.config, shape, error);
+        status = KVF_SIZED_TAKE(NULL, kvf_prune_shape, shape, size, &own_shape);
+    if (status == KVF_OK)
+        return kvf_prune_config_valid(&own.config, &own_shape, error);
     if (error)
         kvf_context_error(NULL, error);
     return status;
@@ -392,7 +395,7 @@ kvf_status kvf_prune_config_valid(const kvf_prune_config *config, const kvf_prun
 {
     char text[sizeof error->text];
     complaint c = {.text = text, .capacity = sizeof text};
-    if (!shape || !shape->layers || !shape->kv_heads || !shape->tokens_max || !shape->query_heads ||
+    if (!shape->layers || !shape->kv_heads || !shape->tokens_max || !shape->query_heads ||
         shape->query_heads % shape->kv_heads)
         complain(&c, "shape: layers, kv_heads, query_heads (a multiple of kv_heads) and tokens_max "
                      "must be those of a cache");

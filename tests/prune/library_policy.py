@@ -46,7 +46,8 @@ class Policy:
         for field, value in settings.items():
             setattr(self.config.settings, field, value)
         error = capi.ErrorText()
-        if lib.kvf_prune_config_check(byref(self.config), byref(self.shape), byref(error)):
+        if lib.kvf_prune_config_check_sized(byref(self.config), *capi.sized(self.shape),
+                                            byref(error)):
             sys.exit("%s %s: %s" % (name, settings, error.text.decode()))
         self._decide = capi.Decide(self.row.decide)
         self.state_bytes = capi.StateBytes(self.row.state_bytes)(

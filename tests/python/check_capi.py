@@ -29,6 +29,62 @@ TEXT = "\n".join(without_comments(path.read_text(encoding="utf-8")) for path in 
 CODE = re.sub(r"^\s*#.*$", "", TEXT, flags=re.M)
 FUNCTIONS = dict(row.split(maxsplit=1) for row in capi.FUNCTIONS.split("\n") if row)
 
+# Structs with no size that never change, and their bytes.
+WHOLE = {"kvf_error": 520, "kvf_allocator": 24, "kvf_link_times": 40, "kvf_link_line": 24,
+         "kvf_prune_profile": 12, "kvf_structkv_measures": 24}
+# Structs that only the library makes.
+LENT = {"kvf_setting", "kvf_select_view", "kvf_prune_view", "kvf_prune_answer"}
+
+
+def exported(text):
+    """(result, name, parameters) of the functions that the library exports."""
+    return [(result, name, [" ".join(p.split()) for p in parameters.split(",")])
+            for result, name, parameters in re.findall(
+                r"KVF_API\s+(?:KVF_CHECKED\s+)?([\w\s]+?[\s*]+?)(kvf_\w+)\(([^;]*)\);", text)]
+
+
+def structs(text):
+    """Bodies by name."""
+    return {name: body for body, name in re.findall(
+        r"typedef struct kvf_\w+ \{(.*?)\}\s*(kvf_\w+);", text, re.S)}
+
+
+def who_cannot_grow(text):
+    """Structs of a header that no field may be added to: they have no size, and come without."""
+    found, functions = structs(text), exported(text)
+    findings = set()
+    for struct in set(found) - set(WHOLE):
+        if found[struct].split()[:2] == ["size_t", "size;"]:
+            continue
+        for holder, body in found.items():
+            if re.search(r"\b%s \w" % struct, body):
+                findings.add("%s is inside %s" % (struct, holder))
+        if struct in LENT:
+            findings.update("%s is given to %s" % (struct, name) for _, name, parameters in functions
+                            for p in parameters if re.fullmatch(r"%s \*\w+" % struct, p))
+            continue
+        comes = 0
+        for _, name, parameters in functions:
+            for p, after in zip(parameters, parameters[1:] + [""]):
+                pointer = re.fullmatch(r"(?:const )?(kvf_\w+) \*(\w+)", p)
+                if not pointer:
+                    continue
+                kind, argument = pointer.groups()
+                inside = re.search(r"\b%s \*(\w+);" % struct, found.get(kind, ""))
+                if kind == struct:
+                    comes += 1
+                    if after not in ("size_t size", "size_t %s_size" % argument):
+                        findings.add("%s comes to %s without its size" % (struct, name))
+                elif inside:
+                    comes += 1
+                    if "size_t %s_size" % inside.group(1) not in parameters:
+                        findings.add("%s comes to %s in %s without its size" % (struct, name, kind))
+        if not comes:
+            findings.add("%s has no size, and no function takes it with one" % struct)
+        findings.update("%s is what %s returns" % (struct, name) for result, name, _ in functions
+                        if result.strip() == struct)
+    return sorted(findings)
+
 
 def parameter_word(text):
     """A parameter or a result of C in the words of the tables."""
@@ -59,11 +115,10 @@ def fields_of(body):
 class Tables(unittest.TestCase):
     def test_functions(self):
         found = {}
-        for result, name, parameters in re.findall(
-                r"KVF_API\s+(?:KVF_CHECKED\s+)?([\w\s]+?[\s*]+?)(kvf_\w+)\(([^;]*)\);", CODE):
+        for result, name, parameters in exported(CODE):
             words = [parameter_word(result)]
-            if parameters.strip() != "void":
-                words += [parameter_word(p) for p in parameters.split(",")]
+            if parameters != ["void"]:
+                words += [parameter_word(p) for p in parameters]
             found[name] = " ".join(words)
         self.assertEqual(len(found), CODE.count("KVF_API"))
         ours = {name: " ".join(row.split()) for name, row in FUNCTIONS.items()}
@@ -75,12 +130,37 @@ class Tables(unittest.TestCase):
         self.assertEqual(set(found) - set(capi.LEFT_OUT), set(ours))
 
     def test_structs(self):
-        found = {name: fields_of(body) for body, name in re.findall(
-            r"typedef struct kvf_\w+ \{(.*?)\}\s*(kvf_\w+);", CODE, re.S)}
+        found = {name: fields_of(body) for name, body in structs(CODE).items()}
         ours = {s.c_name: [name for name, _ in s._fields_] for s in capi.STRUCTS}
         self.assertEqual(CODE.count("typedef struct"), len(found) + len(re.findall(
             r"typedef struct kvf_\w+ kvf_\w+;", CODE)))
         self.assertEqual(found, ours)
+
+    def test_structs_can_grow(self):
+        """Every struct begins with its size, or comes with it, or never changes."""
+        self.assertEqual(who_cannot_grow(CODE), [])
+        self.assertEqual({s.c_name: ctypes.sizeof(s) for s in capi.STRUCTS if s.c_name in WHOLE}, WHOLE)
+
+    def test_a_struct_that_cannot_grow_is_found(self):
+        struct = "typedef struct kvf_new { int a; } kvf_new;"
+        takes = "KVF_API void kvf_f(kvf_new *n%s);"
+        holder = "typedef struct kvf_holder { size_t size; const kvf_new %sinner; } kvf_holder;"
+        takes_holder = "KVF_API void kvf_g(const kvf_holder *h%s);"
+        for text, finding in (
+                (struct, "kvf_new has no size, and no function takes it with one"),
+                (struct + takes % "", "kvf_new comes to kvf_f without its size"),
+                (struct + takes % ", int size", "kvf_new comes to kvf_f without its size"),
+                (struct + takes % ", size_t size" + holder % "", "kvf_new is inside kvf_holder"),
+                (struct + holder % "*" + takes_holder % "",
+                 "kvf_new comes to kvf_g in kvf_holder without its size"),
+                (struct + takes % ", size_t n_size" + "KVF_API kvf_new kvf_h(void);",
+                 "kvf_new is what kvf_h returns"),
+                ("typedef struct kvf_setting { int a; } kvf_setting;"
+                 "KVF_API void kvf_f(kvf_setting *s);", "kvf_setting is given to kvf_f")):
+            self.assertEqual(who_cannot_grow(text), [finding], text)
+        for text in (struct + takes % ", size_t size", struct + takes % ", size_t n_size",
+                     struct + holder % "*" + takes_holder % ", size_t inner_size"):
+            self.assertEqual(who_cannot_grow(text), [], text)
 
     def test_callbacks(self):
         found = set(re.findall(r"typedef [\w\s]+\(\*(kvf_\w+)\)", CODE))

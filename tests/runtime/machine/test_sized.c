@@ -4,12 +4,12 @@
  * Programs that were built with an earlier or a later header: structs of theirs are shorter or
  * longer than the library's.
  *
- * Every buffer has just the bytes that its `size` says, so AddressSanitizer sees what is touched
+ * Every buffer has just the bytes that its size says, so AddressSanitizer sees what is touched
  * behind them. The structs below are frozen: they are what programs were built with, and the
  * assertions say that today's begin with the same.
  */
 
-#include "harness.h"
+#include "save_rig.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -42,6 +42,24 @@ typedef struct old_cache_config {
     uint32_t prefill_chunk_max, tokens_per_step_max;
 } old_cache_config;
 
+typedef struct old_prefill_args {
+    kvf_sequence *sequence;
+    uint32_t layer, tokens;
+    const void *q, *k, *v;
+} old_prefill_args;
+
+typedef struct old_decode_args {
+    uint32_t layer, batch;
+    kvf_sequence *const *sequences;
+    const void *q, *k, *v;
+    const uint32_t *positions;
+    void *out;
+} old_decode_args;
+
+typedef struct old_stats {
+    uint64_t steps, tokens_attended, tokens_held, pages_selected;
+} old_stats;
+
 #define SAME(old, now, field)                                                                      \
     _Static_assert(offsetof(old, field) == offsetof(now, field) &&                                 \
                        sizeof(((old *)0)->field) == sizeof(((now *)0)->field),                     \
@@ -57,6 +75,14 @@ SAME(old_cache_config, kvf_cache_config, dtype);
 SAME(old_cache_config, kvf_cache_config, tokens_max);
 SAME(old_cache_config, kvf_cache_config, host_tokens_max);
 SAME(old_cache_config, kvf_cache_config, tokens_per_step_max);
+SAME(old_prefill_args, kvf_prefill_args, tokens);
+SAME(old_prefill_args, kvf_prefill_args, q);
+SAME(old_prefill_args, kvf_prefill_args, v);
+SAME(old_decode_args, kvf_decode_args, sequences);
+SAME(old_decode_args, kvf_decode_args, positions);
+SAME(old_decode_args, kvf_decode_args, out);
+SAME(old_stats, kvf_stats, tokens_held);
+SAME(old_stats, kvf_stats, pages_selected);
 
 /* Not inlined, so that the compiler does not compare the size with that of the type. */
 __attribute__((noinline)) static void *exactly(size_t size)
@@ -245,6 +271,317 @@ static void measurements_and_saves_may_have_any_length(void **state)
     kvf_runtime_close(runtime);
 }
 
+/* ---- structs that come with their size ---- */
+
+enum { PROMPT = 40, STEPS = 8 };
+
+/* Prefill and steps of one sequence; the structs are today's, or those of an old program. */
+static void run_steps(const test_tokens *t, test_world *w, int is_old, float *out, void *stats)
+{
+    const kvf_cache_config *c = kvf_cache_settings(w->cache);
+    kvf_sequence *s = test_sequence(w);
+    kvf_prefill_args chunk = test_chunk_args(s, t, 0, 0, PROMPT, NULL);
+    chunk.q = NULL;
+    const size_t chunk_bytes = is_old ? sizeof(old_prefill_args) : sizeof chunk;
+    void *given = memcpy(exactly(chunk_bytes), &chunk, chunk_bytes);
+    test_ok(w, kvf_prefill_sized(w->cache, given, chunk_bytes, w->stream));
+    free(given);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        const kvf_decode_args step = test_step_args(&s, t, 0, PROMPT + i, out);
+        const size_t step_bytes = is_old ? sizeof(old_decode_args) : sizeof step;
+        given = memcpy(exactly(step_bytes), &step, step_bytes);
+        test_ok(w, kvf_decode_sized(w->cache, given, step_bytes, w->stream));
+        free(given);
+        out += (size_t)c->query_heads * c->head_dim;
+    }
+    test_wait(w);
+    kvf_cache_stats_sized(w->cache, stats, is_old ? sizeof(old_stats) : sizeof(kvf_stats));
+    kvf_sequence_destroy(s);
+}
+
+/* Prompt, steps and statistics of an old program are those of one of today. */
+static void steps_of_an_old_program_are_the_same(void **state)
+{
+    test_world w;
+    test_tokens t;
+    kvf_cache_config cc = test_config_small();
+    const test_tokens_spec spec = {.count = PROMPT + STEPS, .seed = test_seed(39)};
+    kvf_stats now;
+    old_stats *old = exactly(sizeof *old);
+    test_open(&w, &t, &cc, &spec);
+    const size_t bytes = (size_t)STEPS * cc.query_heads * cc.head_dim * sizeof(float);
+    float *out[2] = {test_alloc(bytes), test_alloc(bytes)};
+    run_steps(&t, &w, 0, out[0], &now);
+    kvf_cache_stats_reset(w.cache);
+    run_steps(&t, &w, 1, out[1], old);
+    assert_memory_equal(out[0], out[1], bytes);
+    assert_int_equal(old->steps, STEPS);
+    assert_memory_equal(old, &now, sizeof *old);
+    test_release(out[0]);
+    test_release(out[1]);
+    free(old);
+    test_close(&w, &t);
+}
+
+/* What is only looked at where it is not refused before. */
+static const _Alignas(64) char somewhere[64];
+
+/* What calls are made on. `size` is that of the struct which is tried. */
+typedef struct handles {
+    test_world w;
+    kvf_blocks *blocks;
+    kvf_blocks_config blocks_config;
+    kvf_prune *prune;
+    kvf_sequence *s;
+    kvf_decode_args step;    /* right, but for what it needs lists for */
+    kvf_page_lists no_lists; /* of zeros */
+    test_tokens tokens;
+    void *outputs;
+    const char *saved;
+    kvf_link *link;
+    kvf_link_case link_case;
+    kvf_disk *disk;
+    kvf_disk_case disk_case;
+    size_t size;
+} handles;
+
+static void open_handles(handles *h)
+{
+    kvf_cache_config cc = test_config_small();
+    kvf_prune_config pc;
+    kvf_prune_config_init(&pc, kvf_prune_policy_find("snapkv"));
+    pc.settings.keep = 0.9f;
+    cc.observe_window = pc.settings.window;
+    test_world_open(&h->w, NULL, &cc);
+    h->s = test_sequence(&h->w);
+    h->step = (kvf_decode_args){
+        .batch = 1, .sequences = &h->s, .q = somewhere, .k = somewhere, .v = somewhere};
+    test_ok(&h->w, kvf_prune_open(h->w.cache, &pc, &h->prune, NULL));
+    kvf_blocks_config_init(&h->blocks_config);
+    h->blocks_config.cache.layers = 1;
+    h->blocks_config.cache.query_heads = h->blocks_config.cache.kv_heads = 2;
+    h->blocks_config.cache.head_dim = 64;
+    h->blocks_config.cache.tokens_max = 128;
+    h->blocks_config.cache.device_bytes = 0;
+    h->blocks_config.block_count = 4;
+    test_ok(&h->w, kvf_blocks_open(h->w.runtime, &h->blocks_config, &h->blocks, NULL));
+}
+
+static void close_handles(handles *h)
+{
+    kvf_blocks_close(h->blocks);
+    kvf_prune_close(h->prune);
+    test_world_close(&h->w);
+}
+
+/* Calls with a struct that the library reads; what else they need is there. */
+#define READ_LIST(X)                                                                               \
+    X(kvf_prefill_args, prefill, kvf_prefill_sized(h->w.cache, given, h->size, h->w.stream))       \
+    X(kvf_prefill_args, prune_append,                                                              \
+      kvf_prune_append_sized(h->prune, given, h->size, h->w.stream))                               \
+    X(kvf_decode_args, decode, kvf_decode_sized(h->w.cache, given, h->size, h->w.stream))          \
+    X(kvf_decode_args, select,                                                                     \
+      kvf_select_pages_sized(h->w.cache, given, h->size, &h->no_lists, sizeof h->no_lists,         \
+                             h->w.stream))                                                         \
+    X(kvf_page_lists, select_lists,                                                                \
+      kvf_select_pages_sized(h->w.cache, &h->step, sizeof h->step, given, h->size, h->w.stream))   \
+    X(kvf_decode_args, attend,                                                                     \
+      kvf_attend_pages_sized(h->w.cache, given, h->size, &h->no_lists, sizeof h->no_lists,         \
+                             h->w.stream))                                                         \
+    X(kvf_page_lists, attend_lists,                                                                \
+      kvf_attend_pages_sized(h->w.cache, &h->step, sizeof h->step, given, h->size, h->w.stream))   \
+    X(kvf_decode_args, read,                                                                       \
+      kvf_read_pages_sized(h->w.cache, given, h->size, &h->no_lists, sizeof h->no_lists,           \
+                           h->w.stream))                                                           \
+    X(kvf_page_lists, read_lists,                                                                  \
+      kvf_read_pages_sized(h->w.cache, &h->step, sizeof h->step, given, h->size, h->w.stream))     \
+    X(kvf_put_args, put, kvf_blocks_put_sized(h->blocks, given, h->size, h->w.stream))             \
+    X(kvf_blocks_decode_args, blocks_decode,                                                       \
+      kvf_blocks_decode_sized(h->blocks, given, h->size, sizeof(kvf_block_rows), h->w.stream))     \
+    X(kvf_blocks_extend_args, blocks_extend,                                                       \
+      kvf_blocks_extend_sized(h->blocks, given, h->size, sizeof(kvf_block_rows), h->w.stream))     \
+    X(kvf_block_rows, decode_rows,                                                                 \
+      kvf_blocks_decode_sized(h->blocks, &(kvf_blocks_decode_args){.rows = given},                 \
+                              sizeof(kvf_blocks_decode_args), h->size, h->w.stream))               \
+    X(kvf_block_rows, extend_rows,                                                                 \
+      kvf_blocks_extend_sized(h->blocks, &(kvf_blocks_extend_args){.rows = given},                 \
+                              sizeof(kvf_blocks_extend_args), h->size, h->w.stream))               \
+    X(kvf_prune_shape, shape,                                                                      \
+      kvf_prune_config_check_sized(kvf_prune_config_get(h->prune), given, h->size, NULL))
+
+#define AS_READ(type, name, call)                                                                  \
+    static kvf_status call_##name(const handles *h, const void *given)                             \
+    {                                                                                              \
+        return call;                                                                               \
+    }
+READ_LIST(AS_READ)
+
+static const struct {
+    const char *name, *type;
+    size_t size;
+    kvf_status (*call)(const handles *h, const void *given);
+} reads[] = {
+#define AS_ROW(type, name, call) {#name, #type, sizeof(type), call_##name},
+    READ_LIST(AS_ROW)};
+
+/* An all-zero struct of `size` bytes, whose byte `at` is 1 if at is below size. */
+static kvf_status call_with(handles *h, size_t i, size_t size, size_t at)
+{
+    unsigned char *given = memset(exactly(size), 0, size);
+    if (at < size)
+        given[at] = 1;
+    h->size = size;
+    const kvf_status status = reads[i].call(h, given);
+    free(given);
+    return status;
+}
+
+static void what_is_read_may_have_any_length(void **state)
+{
+    handles h = {0};
+    open_handles(&h);
+    for (size_t i = 0; i < sizeof reads / sizeof *reads; i++) {
+        char whole[sizeof((kvf_error *)0)->text], words[128];
+        const size_t size = reads[i].size;
+        print_message("%s\n", reads[i].name);
+        assert_int_not_equal(call_with(&h, i, size, SIZE_MAX), KVF_OK); /* nothing but zeros */
+        snprintf(whole, sizeof whole, "%s", kvf_runtime_error(NULL)->text);
+        assert_null(strstr(whole, reads[i].type));
+        const size_t other[] = {8, size - 4, size + 4, size + 64};
+        for (size_t k = 0; k < sizeof other / sizeof *other; k++) {
+            assert_int_not_equal(call_with(&h, i, other[k], SIZE_MAX), KVF_OK);
+            assert_string_equal(kvf_runtime_error(NULL)->text, whole);
+        }
+        for (size_t at = size; at < size + 64; at += 7) {
+            snprintf(words, sizeof words,
+                     "%s ends at byte %zu in kvferry %s, and byte %zu is not 0", reads[i].type,
+                     size, kvf_version(), at);
+            expect_refused(call_with(&h, i, size + 64, at), words);
+        }
+        snprintf(words, sizeof words, "is not that of a %s; pass sizeof(%s)", reads[i].type,
+                 reads[i].type);
+        static const size_t none[] = {3, 5000};
+        for (size_t k = 0; k < sizeof none / sizeof *none; k++)
+            expect_refused(call_with(&h, i, none[k], SIZE_MAX), words);
+        snprintf(words, sizeof words, "is NULL; pass a %s", reads[i].type);
+        expect_refused(reads[i].call(&h, NULL), words);
+    }
+    close_handles(&h);
+}
+
+/* Calls with a struct that the library fills; `varies` where two calls do not give the same. */
+#define FILL_LIST(X)                                                                               \
+    X(kvf_stats, stats, 0, (kvf_cache_stats_sized(h->w.cache, out, h->size), KVF_OK))              \
+    X(kvf_stats, layer_stats, 0,                                                                   \
+      (kvf_cache_layer_stats_sized(h->w.cache, 0, out, h->size), KVF_OK))                          \
+    X(kvf_footprint, footprint, 0, (kvf_cache_footprint_sized(h->w.cache, out, h->size), KVF_OK))  \
+    X(kvf_cache_plan, plan, 0,                                                                     \
+      kvf_cache_plan_make_sized(h->w.runtime, &h->w.config, out, h->size, NULL))                   \
+    X(kvf_blocks_plan, blocks_plan, 0,                                                             \
+      kvf_blocks_plan_make_sized(h->w.runtime, &h->blocks_config, out, h->size, NULL))             \
+    X(kvf_blocks_stats, blocks_stats, 0,                                                           \
+      (kvf_blocks_stats_get_sized(h->blocks, out, h->size), KVF_OK))                               \
+    X(kvf_prune_plan, prune_plan, 0,                                                               \
+      kvf_prune_plan_make_sized(h->w.runtime, &h->w.config, kvf_prune_config_get(h->prune), out,   \
+                                h->size, NULL))                                                    \
+    X(kvf_prune_stats, prune_stats, 0,                                                             \
+      (kvf_prune_stats_get_sized(h->prune, out, h->size), KVF_OK))                                 \
+    X(kvf_prune_result, prune_result, 0, prune_a_prompt(h, out))                                   \
+    X(kvf_hidden_plan, hidden_plan, 0,                                                             \
+      (kvf_hidden_plan_make_sized(4096, 2000, 1, out, h->size), KVF_OK))                           \
+    X(kvf_saved, saved, 0,                                                                         \
+      kvf_saved_read_sized(h->w.runtime, h->saved, 0, out, h->size, NULL, 0, NULL))                \
+    X(kvf_link_result, link_result, 1,                                                             \
+      kvf_link_measure_sized(h->link, &h->link_case, NULL, out, h->size))                          \
+    X(kvf_disk_result, disk_result, 1, kvf_disk_measure_sized(h->disk, &h->disk_case, out, h->size))
+
+static kvf_status prune_a_prompt(handles *h, void *out)
+{
+    test_ok(&h->w, kvf_sequence_truncate(h->w.cache, h->s, 0, h->w.stream));
+    test_ok(&h->w, kvf_prune_begin(h->prune, h->s, PROMPT));
+    const kvf_prefill_args chunk = test_chunk_args(h->s, &h->tokens, 0, 0, PROMPT, h->outputs);
+    test_ok(&h->w, kvf_prefill(h->w.cache, &chunk, h->w.stream));
+    test_ok(&h->w, kvf_prune_append(h->prune, &chunk, h->w.stream));
+    return kvf_prune_layer_sized(h->prune, h->s, 0, h->w.stream, out, h->size);
+}
+
+static void open_more(handles *h)
+{
+    const kvf_cache_config *c = &h->w.config;
+    const test_tokens_spec spec = {.count = PROMPT, .seed = test_seed(41)};
+    test_tokens_make(&h->tokens, c, &spec);
+    h->outputs = test_alloc((size_t)PROMPT * c->query_heads * c->head_dim * sizeof(float));
+    kvf_prune_result result;
+    h->size = sizeof result;
+    test_ok(&h->w, prune_a_prompt(h, &result));
+    h->saved = save_path("sized.kvs");
+    test_ok(&h->w, save_now(&h->w, h->s, h->saved, NULL));
+    test_ok(&h->w, kvf_link_open(h->w.runtime, &h->link));
+    kvf_link_case_init(&h->link_case);
+    h->link_case.what = KVF_LINK_PEAK;
+    h->link_case.pages = 4;
+    h->link_case.pool_bytes = 1 << 20;
+    h->link_case.repetitions = 1;
+    test_ok(&h->w, kvf_disk_open(h->w.runtime, "/tmp", 16u << 20, &h->disk));
+    kvf_disk_case_init(&h->disk_case);
+    h->disk_case.engine = KVF_DISK_PREADV;
+    h->disk_case.direct = 0;
+    h->disk_case.extents = 2;
+}
+
+static void close_more(handles *h)
+{
+    kvf_disk_close(h->disk);
+    kvf_link_close(h->link);
+    test_release(h->outputs);
+    test_tokens_free(&h->tokens);
+}
+
+#define AS_FILL(type, name, varies, call)                                                          \
+    static kvf_status fill_##name(handles *h, void *out)                                           \
+    {                                                                                              \
+        return call;                                                                               \
+    }
+FILL_LIST(AS_FILL)
+
+static const struct {
+    const char *name;
+    size_t size;
+    int varies;
+    kvf_status (*call)(handles *h, void *out);
+} fills[] = {
+#define AS_FILL_ROW(type, name, varies, call) {#name, sizeof(type), varies, fill_##name},
+    FILL_LIST(AS_FILL_ROW)};
+
+/* What both know is written, the rest of a longer struct is 0, and nothing behind its end. */
+static void what_is_filled_may_have_any_length(void **state)
+{
+    handles h = {0};
+    open_handles(&h);
+    open_more(&h);
+    for (size_t i = 0; i < sizeof fills / sizeof *fills; i++) {
+        const size_t known = fills[i].size;
+        unsigned char *whole = exactly(known);
+        h.size = known;
+        print_message("%s\n", fills[i].name);
+        test_ok(&h.w, fills[i].call(&h, whole));
+        const size_t sizes[] = {8, known - 8, known, known + 8, known + 80};
+        for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+            unsigned char *out = exactly(sizes[k]);
+            h.size = sizes[k];
+            test_ok(&h.w, fills[i].call(&h, out));
+            if (!fills[i].varies)
+                assert_memory_equal(out, whole, h.size < known ? h.size : known);
+            for (size_t at = known; at < h.size; at++)
+                assert_int_equal(out[at], 0);
+            free(out);
+        }
+        free(whole);
+    }
+    close_more(&h);
+    close_handles(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -253,6 +590,9 @@ int main(void)
         cmocka_unit_test(a_struct_inside_grows_as_the_last_member),
         cmocka_unit_test(pruners_and_policies_may_have_any_length),
         cmocka_unit_test(measurements_and_saves_may_have_any_length),
+        cmocka_unit_test(steps_of_an_old_program_are_the_same),
+        cmocka_unit_test(what_is_read_may_have_any_length),
+        cmocka_unit_test(what_is_filled_may_have_any_length),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }
