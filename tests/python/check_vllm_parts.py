@@ -258,6 +258,18 @@ class Memory(unittest.TestCase):
                 with self.assertRaisesRegex(kvferry.Error, wrong):
                     calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", *given])
 
+    def test_activations_of_any_model(self):
+        """An engine starts whatever names the configuration of its model has."""
+        def of(**text):
+            return estimate.of_engine(types.SimpleNamespace(
+                parallel_config=types.SimpleNamespace(tensor_parallel_size=2), model_config=types.SimpleNamespace(
+                    hf_text_config=types.SimpleNamespace(**text), max_model_len=9, get_hidden_size=lambda: 64,
+                    get_vocab_size=lambda: 1000)))
+        for widest, text in ((128, {}), (50, {"intermediate_size": 100}), (75, {"intermediate_size": [100, 150]}),
+                             (80, {"intermediate_size": 100, "moe_intermediate_size": 40, "num_experts_per_tok": 4})):
+            self.assertEqual(of(**text).widest, widest)
+        self.assertEqual(estimate.activations(of(), 10, 3), 10 * (4 * 64 + 3 * 128) * 2 + 3 * 1000 * 14)
+
     def test_models_that_cannot_be_counted(self):
         with self.assertRaisesRegex(kvferry.Unsupported, "sliding_attention are not counted"):
             estimate.layers_of_all({"layer_types": ["full_attention", "sliding_attention"]})
@@ -442,6 +454,8 @@ class Windows(unittest.TestCase):
         """A rank has as many rows of a request as there may be."""
         asked = memory.Asked(host=1 << 40, requests=8, tokens=64, block_tokens=32, block_bytes=64, rows_each=5)
         self.assertEqual(memory.divide_own(memory.Sums(asked, None), 9).regions, 40)
+        few = asked._replace(rows_max=30) # a launch of a GPU takes so many
+        self.assertEqual(memory.divide_own(memory.Sums(few, None), 9).regions, 30)
 
 
 if __name__ == "__main__":

@@ -71,3 +71,14 @@ def activations(model: Model, tokens: int, requests: int, element: int = 2) -> i
     """
     return (tokens * (4 * model.hidden + 3 * model.widest) * element
             + requests * model.vocabulary * LOGIT_BYTES)
+
+
+def of_engine(config: Any) -> Model:
+    """Of a VllmConfig what activations depend on, for a rank; whatever names its model has."""
+    model, text = config.model_config, config.model_config.hf_text_config
+    hidden, ranks = model.get_hidden_size(), config.parallel_config.tensor_parallel_size
+    inner = (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
+             or 4 * hidden)
+    inner = max(inner) if isinstance(inner, (list, tuple)) else inner
+    used = getattr(text, "num_experts_per_tok", None) or 1
+    return Model(0, 0, 0, 0, hidden, math.ceil(inner * used / ranks), model.get_vocab_size(), model.max_model_len, 0)

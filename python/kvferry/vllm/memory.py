@@ -6,6 +6,7 @@ kvferry's own there: windows of requests (regions.py), tables, and the cache of 
 left. Imports nothing of vLLM. Invariant: what fits by these sums fits; what does not is refused with values
 that would.
 """
+import sys
 from typing import Any, Callable, NamedTuple, Optional
 
 from .._errors import OutOfMemory
@@ -26,11 +27,12 @@ class Asked(NamedTuple):
     own: Optional[int] = None # device_memory: what of it kvferry may take beside the blocks; None: what is left
     request_bytes: int = 0 # what activations have less of with a request less
     rows_each: int = 1 # of a request in a pass: its token, and candidates of a draft
+    rows_max: int = sys.maxsize # of a call
 
     @property
     def rows(self) -> int:
-        """Of a pass."""
-        return self.requests * self.rows_each
+        """Of a call, at most."""
+        return min(self.requests * self.rows_each, self.rows_max)
 
 
 class Sums:

@@ -30,6 +30,7 @@ from .verify import Recall
 log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 
 MIB = 1 << 20
+GPU_LISTS = 65535 # of a call: a launch takes so many
 TELL_SECONDS = 1.0 # between readings of a GPU's counters: each waits for it
 
 
@@ -100,11 +101,12 @@ class Pool:
         asked = Asked(room, requests, model.max_model_len, block_tokens, bytes_of_vllm,
                       None if own is None else sys.maxsize, own, rows_each=self.rows_each)
         if self.runtime.on_cuda:
-            rank = _estimate.rank_of(_estimate.read(model.hf_config.to_dict()), parallel.tensor_parallel_size)
+            rank = _estimate.of_engine(config)
             asked = asked._replace(
                 left=_left(config, torch.cuda.memory_allocated(), _estimate.activations(
                     rank, config.scheduler_config.max_num_batched_tokens, requests)),
-                request_bytes=rank.vocabulary * _estimate.LOGIT_BYTES)
+                request_bytes=rank.vocabulary * _estimate.LOGIT_BYTES,
+                rows_max=GPU_LISTS // self._shape["kv_heads"])
         self._sums = Sums(asked, self._plan)
         config.cache_config.kv_cache_memory_bytes = blocks_that_fit(self._sums) * bytes_of_vllm
 
