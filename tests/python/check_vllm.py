@@ -363,6 +363,20 @@ class Runners(Case):
                 self.assertLessEqual(engine.summed("tokens_attended"), 128 * 4 * engine.summed("steps"))
                 self.assertEqual(engine.summed("rows_lost"), 0)
 
+    def test_forgotten_prompts_and_new_weights(self):
+        """Blocks get other tokens without a word: of the same prompts in another order, then anew."""
+        ids = prompts()[-6:]
+        calls = [answer(ids), ("reset", [], {}), answer(ids[::-1]), ("reload", [], {}), ("reset", [], {}), answer(ids)]
+        for second in (False, True):
+            with self.subTest(second=second):
+                engine = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": "mapped"},
+                                         second=second, num_gpu_blocks_override=81, max_model_len=1024))
+                first, _, again, _, _, anew = engine.results
+                self.assertEqual(again["tokens"], first["tokens"][::-1])
+                self.assertEqual(anew["tokens"], first["tokens"])
+                self.assertEqual(again["cached"] + anew["cached"], [0] * 12)
+                self.assertGreater(engine.summed("pages_voided"), 1000)
+
     def test_more_requests_than_windows(self):
         """They take turns in calls of as many rows as there are windows; the tokens are the same."""
         ours = {"budget": 128, "local_tokens": 32, "transfer": "mapped"}

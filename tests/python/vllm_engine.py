@@ -152,6 +152,16 @@ def do_abort(llm, ids, every):
     return {"tokens": [done.get(number) for number in range(len(ids))]}
 
 
+def do_reset(llm):
+    """Forget all prompts."""
+    return {"done": llm.reset_prefix_cache()}
+
+
+def do_reload(llm):
+    """Read the weights anew, as after training."""
+    llm.collective_rpc("reload_weights")
+
+
 def refused(settings):
     """Why an engine does not start."""
     from vllm import LLM
