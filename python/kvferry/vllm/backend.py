@@ -91,7 +91,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         regions = self.regions_of(runs, [requests[row] * (1 + self.drafts) + number
                                          for row, number in zip(rows.of, rows.number)])
         table, seq_lens = m.block_table_tensor, m.seq_lens
-        if len(rows.of) > m.num_reqs: # candidates are rows of their request's table
+        if len(rows.of) > len(prompts): # candidates are rows of their request's table
             of, behind = self.there([rows.of, rows.behind])
             table, seq_lens = table.index_select(0, of), seq_lens.index_select(0, of) - behind
         tokens = runs[-1].starts[-1] if runs else 0
