@@ -46,9 +46,9 @@ class Followed:
         places = {(place, end): number for number, (place, end, _) in self._rows.items()}
         stayed = [next((places[row, begin + back] for back in range(self.drafts + 1)
                         if (row, begin + back) in places), None) for row, begin in enumerate(begins)]
-        moved = defaultdict(list)
+        moved, kept = defaultdict(list), set(stayed)
         for number, (_, end, _) in self._rows.items():
-            if number not in stayed:
+            if number not in kept:
                 moved[end].append(number)
         numbers = [self._find(moved, begin) if number is None else number
                    for begin, number in zip(begins, stayed)]

@@ -32,10 +32,13 @@ class Rows(NamedTuple):
 
 def part(starts: List[int], lengths: List[int], prompts: List[bool], drafts: int) -> Rows:
     """A row of the batch that goes on by a token and at most so many candidates becomes a row for each."""
+    count = len(prompts)
+    if not drafts:
+        return Rows(starts[:count + 1], lengths[:count], prompts, list(range(count)), [0] * count, [0] * count)
     rows = Rows([starts[0]], [], [], [], [], [])
     for row, is_prompt in enumerate(prompts):
-        count = starts[row + 1] - starts[row]
-        each = range(count - 1, -1, -1) if not is_prompt and 1 < count <= 1 + drafts else [0]
+        tokens = starts[row + 1] - starts[row]
+        each = range(tokens - 1, -1, -1) if not is_prompt and 1 < tokens <= 1 + drafts else [0]
         for number, behind in enumerate(each):
             rows.starts.append(starts[row + 1] - behind)
             rows.lengths.append(lengths[row] - behind)
