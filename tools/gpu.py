@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only a GPU can say, in calls that fit into ten minutes each; `./dev gpu`.
 
-usage: gpu.py [A|B|C|PART...] [--out DIR] [--built DIR|FILE] [--seconds N] [--total N]
+usage: gpu.py [A|B|C|PART...] [--jobs REGEX] [--out DIR] [--built DIR|FILE] [--seconds N] [--total N]
        gpu.py pack [--into DIR] [--built DIR]
 
 A is facts and kernels: does it work, and what does each kernel cost. B is decode and runner: whole
 steps, and a model. C is link, suite, sanitizer and peers. Parts may be named one by one: facts kernels
 suite sanitizer link decode peers runner; all of them if none is. Each ends within --seconds (520), all
 together within --total (540 for A, B and C); every job has a limit of its own; what is missing or fails
-stops nothing else. What failed runs again alone, with launches that wait, then for a minute under
+stops nothing else. --jobs runs those whose names match, for a machine that is lent for minutes. What failed runs again alone, with launches that wait, then for a minute under
 memcheck, and its first report is printed.
 
 --out (gpu-out/) gets results.json, written after every job: it keeps what earlier calls brought, job by
@@ -23,6 +23,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import threading
@@ -81,12 +82,13 @@ def end_of_first(parts, now, end):
     return now + (end - now) * PARTS[parts[0]] / sum(PARTS[p] for p in parts)
 
 
-def jobs_of(part, tree, scratch, kept):
+def jobs_of(part, tree, scratch, kept, wanted):
     make = getattr(gpu_parts, part + "_jobs")
-    return make(tree, scratch, kept.results) if part == "sanitizer" else make(tree, scratch)
+    made = make(tree, scratch, kept.results) if part == "sanitizer" else make(tree, scratch)
+    return [job for job in made if wanted.search(job.name)]
 
 
-def run_part(part, tree, kept, until):
+def run_part(part, tree, kept, until, wanted):
     """[result]: jobs side by side, a look at what failed, then those that measure alone. A part of the
     time is for looks."""
     begin, done, results, late = time.monotonic(), [], [], []
@@ -111,7 +113,7 @@ def run_part(part, tree, kept, until):
             done.extend(look_at(job, result, text, until))
             kept.add(part, result)
     with tempfile.TemporaryDirectory(prefix="kvferry-gpu-") as folder:
-        jobs = jobs_of(part, tree, pathlib.Path(folder), kept)
+        jobs = jobs_of(part, tree, pathlib.Path(folder), kept, wanted)
         with concurrent.futures.ThreadPoolExecutor(TOGETHER[part]) as pool:
             ran = list(pool.map(run, [j for j in jobs if not j.is_alone]))
         for found in ran:
@@ -132,6 +134,7 @@ def run_part(part, tree, kept, until):
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="A, B, C, %s; or pack" % ", ".join(PARTS))
+    parser.add_argument("--jobs", default="", metavar="REGEX", help="only jobs whose names it matches")
     parser.add_argument("--out", default="gpu-out", help="folder of the results (gpu-out)")
     parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder; of pack: a build folder")
     parser.add_argument("--seconds", type=int, default=520, help="of one part (520)")
@@ -167,7 +170,7 @@ def main():
     parts = [p for name in a.parts or PARTS for p in CALLS.get(name, [name])]
     while parts:
         now = time.monotonic()
-        results += run_part(parts[0], tree, kept, min(now + a.seconds, end_of_first(parts, now, end)))
+        results += run_part(parts[0], tree, kept, min(now + a.seconds, end_of_first(parts, now, end)), re.compile(a.jobs))
         parts.pop(0)
     print(gpu_figures.show(kept.results))
     print(gpu_aims.show([r for r in kept.results["aims"] if r["measured"] is not None]))

@@ -143,7 +143,7 @@ def decode_jobs(tree, scratch):
             bench(tree, scratch, "4 layers, packed", ["decode", "--pages", "k8v4"] + long, 90),
             bench(tree, scratch, "4 layers, forks of 32K, enqueued",
                   ["decode", "--eager", "--forks", "--batch", str(size["batch"]),
-                   "--context", str(size["context"] // 4)] + few, 90),
+                   "--context", str(max(1024, size["context"] // 4))] + few, 90),
             bench(tree, scratch, "methods", ["decode", "--eager", "--method", "mapped,gather"] + long, 90),
             bench(tree, scratch, "4 layers, each, nothing resident", ["decode"] + afresh + long, 60),
             bench(tree, scratch, "dense at 4K",
