@@ -271,8 +271,14 @@ class Memory(unittest.TestCase):
         self.assertEqual(estimate.activations(of(), 10, 3), 10 * (4 * 64 + 3 * 128) * 2 + 3 * 1000 * 14)
 
     def test_models_that_cannot_be_counted(self):
-        with self.assertRaisesRegex(kvferry.Unsupported, "sliding_attention are not counted"):
-            estimate.layers_of_all({"layer_types": ["full_attention", "sliding_attention"]})
+        for good in (LLAMA_8B, QWEN3_06B, {"sliding_window": 4096, "use_sliding_window": False}, {"sliding_window": None}):
+            estimate.layers_of_all(good)
+        for text, bad in (("sliding_attention are not counted", {"layer_types": ["full_attention", "sliding_attention"]}),
+                          ("sliding_window = 4096", {"sliding_window": 4096}),
+                          ("kv_lora_rank", {"kv_lora_rank": 512}), ("attn_layer_period", {"attn_layer_period": 8}),
+                          ("soft caps", {"text_config": {"attn_logit_softcapping": 50.0}})):
+            with self.subTest(text), self.assertRaisesRegex(kvferry.Unsupported, text):
+                estimate.layers_of_all(bad)
         with self.assertRaisesRegex(kvferry.Unsupported, "config.json has no 'num_hidden_layers'"):
             estimate.read({})
 

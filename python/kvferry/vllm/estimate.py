@@ -4,10 +4,14 @@
 Imports nothing of vLLM. Invariant: what cannot be told from a configuration is refused, not guessed.
 """
 import math
+from types import SimpleNamespace
 from typing import Any, Mapping, NamedTuple
 
 from .._errors import Invalid, Unsupported
+from .refusals import check_model
 
+# What configurations have whose layers are latent, linear or Mamba.
+OTHERS = ("kv_lora_rank", "attn_layer_period", "hybrid_override_pattern", "layers_block_type", "ssm_cfg")
 LOGIT_BYTES = 14 # of a token that is sampled: in the model's type, and three times in fp32
 
 
@@ -46,9 +50,13 @@ def read(config: Mapping[str, Any]) -> Model:
 
 
 def layers_of_all(config: Mapping[str, Any]) -> None:
-    """Refuse a model in which some layers see a part of the context: what these take is vLLM's."""
+    """Refuse a model whose layers are not all kvferry's, or not all alike: what others take is vLLM's."""
     text = {**config, **(config.get("text_config") or {})}
+    check_model(SimpleNamespace(hf_text_config=SimpleNamespace(**text)))
     kinds = set(text.get("layer_types") or ()) - {"full_attention"}
+    if not text.get("layer_types") and text.get("sliding_window") and text.get("use_sliding_window", True):
+        kinds.add("sliding_window = %s" % text["sliding_window"])
+    kinds |= {name for name in OTHERS if text.get(name)}
     if kinds:
         raise Unsupported("layers of the kind %s are not counted: start vLLM, whose first line has the sizes"
                           % ", ".join(sorted(kinds)))
