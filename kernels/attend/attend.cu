@@ -63,8 +63,9 @@ static __device__ __forceinline__ void finish(const kvf_attend_step_args &s, uin
     const uint32_t splits = kvf_div_ceil_u32(merge.span_count[list], merge.split);
     if (splits && !kvf_arrives_last((uint32_t *)kvf_shared(), &s.arrived[list], splits))
         return;
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < merge.group * quads; i += blockDim.x)
-        kvf_merge_quad(merge, list * merge.group + i / quads, i % quads * 4);
+        kvf_merge_quad(merge, splits, list * merge.group + i / quads, i % quads * 4);
 }
 
 /* Nobody has a split of a list without spans; its first block says so. */
@@ -78,8 +79,16 @@ static __device__ __forceinline__ void finish_empty(const kvf_attend_step_args &
 
 /* ---- 16-bit types ---- */
 
+/* Blocks of four warps that registers of a multiprocessor must be enough for: short splits have two
+ * warps and twice as many blocks. Later devices have no room for more, or would spill. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define BLOCKS 3
+#else
+#define BLOCKS 4
+#endif
+
 template <typename T, uint32_t D>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+static __global__ void __launch_bounds__(ring<D>::warps *KVF_WARP_LANES, D <= 128 ? BLOCKS : 1)
     attend_chunks(const __grid_constant__ kvf_attend_args a)
 {
     kvf_split split;
@@ -88,7 +97,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 }
 
 template <typename T, uint32_t D>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+static __global__ void __launch_bounds__(ring<D>::warps *KVF_WARP_LANES, D <= 128 ? BLOCKS : 1)
     step_chunks(const __grid_constant__ kvf_attend_step_args s)
 {
     kvf_split split;
@@ -107,8 +116,9 @@ template <uint32_t D>
 static void chunks_size(const kvf_attend_args *a, uint32_t *threads, size_t *shared)
 {
     const uint32_t tokens = kvf_min_u32(a->split, a->spans_max) * a->shape.page_size;
-    const uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(tokens, CHUNK));
-    const size_t rings = (size_t)warps * ring_slots<D>(a, warps) * ring<D>::slot_bytes;
+    const uint32_t warps = kvf_min_u32(ring<D>::warps, kvf_div_ceil_u32(tokens, CHUNK));
+    const size_t rings =
+        query_bytes<D>() + (size_t)warps * ring_slots<D>(a, warps) * ring<D>::slot_bytes;
     const size_t parts = (size_t)warps * part_floats<D>(a->group) * sizeof(float);
     *threads = warps * KVF_WARP_LANES;
     *shared = rings > parts ? rings : parts;
@@ -161,7 +171,7 @@ static cudaError_t launch_codes(const kvf_attend_step_args *s, uint32_t blocks, 
     const kvf_attend_args *a = &s->attend;
     const uint32_t tokens = kvf_min_u32(a->split, a->spans_max) * a->shape.page_size;
     const uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(tokens, CHUNK));
-    const size_t shared = rotated_bytes(a) + (size_t)warps * warp_bytes<D, NIBBLES>(a, warps);
+    const size_t shared = front_bytes<D>(a) + (size_t)warps * warp_bytes<D, NIBBLES>(a, warps);
     const dim3 grid(blocks), block(warps * KVF_WARP_LANES);
     if (s->arrived)
         return kvf_cuda_launch_early<packed_chunks<D, NIBBLES>>(grid, block, shared, stream, *s);
@@ -211,7 +221,7 @@ static __device__ __forceinline__ const float *plain_key(const kvf_attend_args *
     const kvf_span *span = &split->spans[token / page_size];
     if (token / page_size >= split->count || !(span_live(span, page_size) >> token % page_size & 1))
         return NULL;
-    return (const float *)token_key(a, split, token, 8 * a->shape.head_dim, false);
+    return (const float *)token_key(a, split, token, 8 * a->shape.head_dim);
 }
 
 /* Logits of tokens first .. first + KVF_PLAIN_TOKENS - 1, a token per thread. */

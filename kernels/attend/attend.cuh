@@ -8,11 +8,13 @@
  *
  * Knows nothing of passes, of other splits, or of what becomes of its results. Chunk c of 16 tokens
  * belongs to warp c % warps, which walks its chunks through a ring of its own in shared memory
- * (keys and values of a chunk are two slots of it), so that nothing but the end of the split makes
- * warps wait for each other. The rows of the group, padded to 16, are one side of the matrix
- * products. Tokens that do not count are filled with zeros and never read. Softmax is online in
- * fp32, in powers of two; the weights enter the second product as two 16-bit numbers each, which
- * keep 17 (bf16) or 22 (fp16) bits of them. At the end the warps' results are merged in warp order.
+ * (keys and values of a chunk are two slots of it), so that nothing but the queries and the end of
+ * the split makes warps wait for each other. A lane finds where a token is, and tells those that
+ * copy it. The rows of the group, padded to 16, are one side of the matrix products; they lie in
+ * shared memory, and the registers are for sums. Tokens that do not count are filled with zeros and
+ * never read. Softmax is online in fp32, in powers of two; the weights enter the second product as
+ * two 16-bit numbers each, which keep 17 (bf16) or 22 (fp16) bits of them. At the end the warps'
+ * results are merged in warp order.
  *
  * With STEP, tokens of a span that has a home come from there, over the link, through the same
  * ring, and whoever asked for 16 bytes leaves them in the page's place when they are there: all
@@ -23,7 +25,7 @@
 
 #include "cuda/tile.cuh"
 
-#define WARPS      4u
+#define WARPS      4u  /* of a block at most; half of them with heads of more than 128 */
 #define CHUNK      16u /* tokens */
 #define GROUP_ROWS 16u
 
@@ -33,10 +35,17 @@ static __device__ __forceinline__ uint64_t span_live(const kvf_span *span, uint3
     return kvf_live_bits(kvf_min_u32(span->count, page_size), span->skip);
 }
 
+/* Bytes of the group's queries, in front of a block's shared memory: a tile of GROUP_ROWS rows. */
+template <uint32_t D> static __host__ __device__ __forceinline__ constexpr uint32_t query_bytes()
+{
+    return GROUP_ROWS * kvf_tile<D>::stride;
+}
+
 /* Slots of a warp's ring: as many as leave room for a block on devices with 99 KiB, at most 8. */
 template <uint32_t D> struct ring {
+    static const uint32_t warps = D > 128 ? WARPS / 2 : WARPS;
     static const uint32_t slot_bytes = CHUNK * kvf_tile<D>::stride;
-    static const uint32_t fit = 101376u / (WARPS * slot_bytes);
+    static const uint32_t fit = (101376u - query_bytes<D>()) / (warps * slot_bytes);
     static const uint32_t slots = fit > 8 ? 8 : fit;
     static_assert(slots >= 3, "keys and values in use, and one slot on its way");
 };
@@ -52,58 +61,20 @@ static __host__ __device__ __forceinline__ uint32_t ring_slots(const kvf_attend_
     return kvf_min_u32(ring<D>::slots, 2 * chunks);
 }
 
-/* 16 tokens: two runs of 8 rows, each of one page, or of as many smaller pages. */
+/* 16 tokens. Lane l has the key of token l % CHUNK, before its value, or what is not read. */
 typedef struct token_chunk {
-    const char *keys[2]; /* of 8 tokens, each before its value; only where a token is wanted */
-    uint32_t live;       /* bits */
-    uint32_t late;       /* bits: they come from their page's home, live or not */
-    uint32_t first;      /* token of the split; of pages of less than 8 tokens */
+    const char *key;
+    uint32_t live; /* bits */
+    uint32_t late; /* bits: they come from their page's home, live or not */
 } token_chunk;
 
-/* Key of a token of the split, in its place or at home. */
-static __device__ __forceinline__ const char *token_key(const kvf_attend_args *a,
-                                                        const kvf_split *split, uint32_t token,
-                                                        uint32_t token_bytes, bool is_late)
+/* Key of a token of the split, in its place. */
+static __device__ __forceinline__ const char *
+token_key(const kvf_attend_args *a, const kvf_split *split, uint32_t token, uint32_t token_bytes)
 {
     const uint32_t page_size = a->shape.page_size;
-    const kvf_span *span = &split->spans[token >> kvf_page_shift(page_size)];
-    const void *page = is_late ? span->home : span->page;
+    const void *page = split->spans[token >> kvf_page_shift(page_size)].page;
     return (const char *)page + (token & (page_size - 1)) * token_bytes;
-}
-
-/* The same of pages of less than 8 tokens: a lane looks at a token. */
-template <bool STEP>
-static __device__ __forceinline__ token_chunk small_chunk_at(const kvf_attend_args *a,
-                                                             const kvf_split *split, uint32_t index)
-{
-    const uint32_t page_size = a->shape.page_size, lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t token = index * CHUNK + lane, span = token >> kvf_page_shift(page_size);
-    const bool is_there = lane < CHUNK && span < split->count;
-    const bool live =
-        is_there && (span_live(&split->spans[span], page_size) >> (token & (page_size - 1)) & 1);
-    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, 0, index * CHUNK};
-    c.live = __ballot_sync(KVF_FULL_WARP, live);
-    if (STEP)
-        c.late = __ballot_sync(KVF_FULL_WARP, is_there && split->spans[span].home);
-    return c;
-}
-
-/* Adds 8 tokens, or `tokens` = 0xffff 16, of a span; `shift` is where they begin. */
-template <bool STEP>
-static __device__ __forceinline__ void add_span(token_chunk *c, const kvf_span *span, uint32_t row,
-                                                uint32_t page_size, uint32_t tokens, uint32_t shift,
-                                                uint32_t token_bytes)
-{
-    const uint32_t live = (uint32_t)(span_live(span, page_size) >> row) & tokens;
-    const bool is_late = STEP && span->home;
-    c->live |= live << shift;
-    c->late |= is_late ? tokens << shift : 0;
-    if (!live && !is_late)
-        return;
-    const char *keys = (const char *)(is_late ? span->home : span->page) + row * token_bytes;
-    c->keys[shift / 8] = keys;
-    if (tokens > 0xff)
-        c->keys[1] = keys + 8 * token_bytes;
 }
 
 template <bool STEP>
@@ -112,17 +83,20 @@ static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
                                                        uint32_t token_bytes)
 {
     const uint32_t page_size = a->shape.page_size;
-    const uint32_t span = index * CHUNK >> kvf_page_shift(page_size);
-    const uint32_t row = index * CHUNK & (page_size - 1);
-    const kvf_span *first = &split->spans[span];
-    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, 0, index * CHUNK};
-    if (page_size < 8)
-        return small_chunk_at<STEP>(a, split, index);
-    if (span >= split->count)
-        return c;
-    add_span<STEP>(&c, first, row, page_size, page_size >= CHUNK ? 0xffffu : 0xffu, 0, token_bytes);
-    if (page_size < CHUNK && span + 1 < split->count)
-        add_span<STEP>(&c, first + 1, 0, page_size, 0xffu, 8, token_bytes);
+    const uint32_t token = index * CHUNK + threadIdx.x % CHUNK, row = token & (page_size - 1);
+    const uint32_t at = token >> kvf_page_shift(page_size);
+    token_chunk c = {(const char *)a->q, 0, 0};
+    bool is_live = false, is_late = false;
+    if (at < split->count) {
+        const kvf_span span = split->spans[at];
+        is_live = span_live(&span, page_size) >> row & 1;
+        is_late = STEP && span.home;
+        if (is_live || is_late)
+            c.key = (const char *)(is_late ? span.home : span.page) + row * token_bytes;
+    }
+    c.live = __ballot_sync(KVF_FULL_WARP, is_live) & 0xffffu;
+    if (STEP)
+        c.late = __ballot_sync(KVF_FULL_WARP, is_late) & 0xffffu;
     return c;
 }
 
@@ -157,22 +131,18 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
             values = 2 * D;
         }
         char *to = slots + s->slot * ring<D>::slot_bytes;
-        if (s->next.live | s->next.late) {
+        const uint32_t wanted = s->next.live | s->next.late;
+        if (wanted) {
 #pragma unroll
             for (uint32_t i = 0; i < kvf_tile<D>::pieces / 2; i++) {
                 const uint32_t piece = i * KVF_WARP_LANES + lane;
                 const uint32_t row = piece / kvf_tile<D>::pieces;
                 const uint32_t column = piece % kvf_tile<D>::pieces;
-                const bool is_late = STEP && (s->next.late >> row & 1);
-                const bool wanted = is_late || (s->next.live >> row & 1);
-                const char *from = row < 8 ? s->next.keys[0] : s->next.keys[1];
-                if (a->shape.page_size >= 8)
-                    from += wanted ? values + row % 8 * (4 * D) + column * 16 : 0;
-                else if (wanted)
-                    from = token_key(a, split, s->next.first + row, 4 * D, is_late) + values +
-                           column * 16;
-                kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from,
-                                 wanted ? 16 : 0);
+                const bool is_wanted = wanted >> row & 1;
+                const char *key =
+                    (const char *)__shfl_sync(KVF_FULL_WARP, (uintptr_t)s->next.key, (int)row);
+                kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16,
+                                 key + (is_wanted ? values + column * 16 : 0), is_wanted ? 16 : 0);
             }
         }
         s->issued++;
@@ -195,34 +165,36 @@ static __device__ __forceinline__ void settle(const kvf_attend_args *a, const kv
         uint4 *word = (uint4 *)(slot + row * kvf_tile<D>::stride + column * 16);
         if (!(late >> row & 1))
             continue;
-        *(uint4 *)(token_key(a, split, first + row, 4 * D, false) + values + column * 16) = *word;
+        *(uint4 *)(token_key(a, split, first + row, 4 * D) + values + column * 16) = *word;
         if (!(live >> row & 1))
             *word = make_uint4(0, 0, 0, 0);
     }
 }
 
+/* Asks for the group's queries; rows of no head are zero. By the whole block. */
+template <uint32_t D>
+static __device__ __forceinline__ void ask_queries(char *to, const kvf_attend_args *a,
+                                                   uint32_t list)
+{
+    const char *q = (const char *)a->q + (size_t)list * a->group * (2 * D);
+    for (uint32_t i = threadIdx.x; i < GROUP_ROWS * kvf_tile<D>::pieces; i += blockDim.x) {
+        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+        const bool exists = row < a->group;
+        kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, q + (exists ? i * 16 : 0),
+                         exists ? 16 : 0);
+    }
+    kvf_async_commit();
+}
+
 /* What a warp has of its rows: lane 4 * g + i has rows g and g + 8. */
 template <uint32_t D> struct warp_rows {
-    uint32_t q[kvf_tile<D>::steps][4];
     float o[D / 8][4];
     float top[2];
     float sum[2]; /* of this lane's columns */
 };
 
-template <uint32_t D>
-static __device__ __forceinline__ void begin_rows(warp_rows<D> *r, const kvf_attend_args *a,
-                                                  uint32_t list, uint32_t lane)
+template <uint32_t D> static __device__ __forceinline__ void begin_rows(warp_rows<D> *r)
 {
-    const uint32_t row = lane / 4, column = lane % 4 * 2;
-    const char *q = (const char *)a->q + ((size_t)list * a->group + row) * (2 * D);
-    const char *far = row + 8 < a->group ? q + 8 * 2 * D : q;
-#pragma unroll
-    for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
-        r->q[k][0] = kvf_row_word(q, k * 16 + column, row < a->group);
-        r->q[k][1] = kvf_row_word(far, k * 16 + column, row + 8 < a->group);
-        r->q[k][2] = kvf_row_word(q, k * 16 + column + 8, row < a->group);
-        r->q[k][3] = kvf_row_word(far, k * 16 + column + 8, row + 8 < a->group);
-    }
 #pragma unroll
     for (uint32_t n = 0; n < D / 8; n++)
         r->o[n][0] = r->o[n][1] = r->o[n][2] = r->o[n][3] = 0.0f;
@@ -232,7 +204,7 @@ static __device__ __forceinline__ void begin_rows(warp_rows<D> *r, const kvf_att
 
 /* q.k of 16 tokens in units of ln 2; -INFINITY where a token does not count. */
 template <typename T, uint32_t D>
-static __device__ __forceinline__ void chunk_logits(float s[2][4], const warp_rows<D> *r,
+static __device__ __forceinline__ void chunk_logits(float s[2][4], const char *queries,
                                                     const char *keys, uint32_t live, float unit,
                                                     uint32_t lane)
 {
@@ -241,10 +213,11 @@ static __device__ __forceinline__ void chunk_logits(float s[2][4], const warp_ro
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
 #pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
-        uint32_t b[4];
+        uint32_t q[4], b[4];
+        kvf_load_tiles4(q, kvf_tile_rows<D>(queries, 0, k * 16, lane));
         kvf_load_tiles4(b, kvf_tile_keys<D>(keys, 0, k * 16, lane));
-        kvf_mma(s[0], r->q[k], b, T());
-        kvf_mma(s[1], r->q[k], b + 2, T());
+        kvf_mma(s[0], q, b, T());
+        kvf_mma(s[1], q, b + 2, T());
     }
 #pragma unroll
     for (uint32_t n = 0; n < 2; n++) {
@@ -303,20 +276,25 @@ static __device__ __forceinline__ void add_values(warp_rows<D> *r, const float s
     }
 }
 
-/* The chunks of one warp, in order. */
+/* The chunks of one warp, in order. `queries`: room for a tile, the same for all warps. By the
+ * whole block. */
 template <typename T, uint32_t D, bool STEP>
 static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_args *a,
-                                            const kvf_split *split, char *slots, uint32_t lane,
-                                            uint32_t warp, uint32_t warps)
+                                            const kvf_split *split, char *queries, char *slots,
+                                            uint32_t lane, uint32_t warp, uint32_t warps)
 {
     const uint32_t chunks = kvf_div_ceil_u32(split->count * a->shape.page_size, CHUNK);
     const float unit = a->scale * KVF_CUDA_LOG2E;
     walker s = {};
+    ask_queries<D>(queries, a, split->list);
     s.warps = warps;
     s.count = chunks > warp ? (chunks - warp - 1) / warps + 1 : 0;
     s.after = chunk_at<STEP>(a, split, warp, 4 * D);
+#pragma unroll 1
     for (uint32_t i = 0; i + 1 < ring<D>::slots; i++)
         ask<D, STEP>(&s, a, split, slots, lane, warp);
+    kvf_async_wait<(int)ring<D>::slots - 1>();
+    __syncthreads();
     uint32_t slot = 0;
     for (uint32_t chunk = 0; chunk < s.count; chunk++) {
         float logits[2][4];
@@ -331,7 +309,8 @@ static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_ar
         __syncwarp();
         ask<D, STEP>(&s, a, split, slots, lane, warp);
         if (live) {
-            chunk_logits<T, D>(logits, r, slots + slot * ring<D>::slot_bytes, live, unit, lane);
+            chunk_logits<T, D>(logits, queries, slots + slot * ring<D>::slot_bytes, live, unit,
+                               lane);
             soften<D>(r, logits, 0);
             if (a->group > 8)
                 soften<D>(r, logits, 1);
@@ -385,12 +364,18 @@ static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, con
 {
     const uint32_t stride = part_floats<D>(a->group);
     const float *tops = parts + a->group * (D + 8) + row, *sums = tops + GROUP_ROWS;
-    float top = -INFINITY, sum = 0.0f;
-    for (uint32_t w = 0; w < warps; w++)
-        top = fmaxf(top, tops[w * stride]);
+    float top = -INFINITY, sum = 0.0f, own[ring<D>::warps];
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (uint32_t w = 0; w < warps; w++) {
-        const float factor = kvf_exp2(tops[w * stride] - kvf_finite_top(top));
+#pragma unroll
+    for (uint32_t w = 0; w < ring<D>::warps; w++) {
+        own[w] = w < warps ? tops[w * stride] : -INFINITY;
+        top = fmaxf(top, own[w]);
+    }
+#pragma unroll
+    for (uint32_t w = 0; w < ring<D>::warps; w++) {
+        if (w >= warps)
+            break;
+        const float factor = kvf_exp2(own[w] - kvf_finite_top(top));
         sum += factor * sums[w * stride];
         kvf_add_scaled(&o, factor, parts + w * stride + row * (D + 8) + column);
     }
@@ -410,15 +395,17 @@ static __device__ __forceinline__ void do_chunks(const kvf_attend_args &a, const
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t warps = blockDim.x / KVF_WARP_LANES;
     warp_rows<D> r;
-    begin_rows<D>(&r, &a, split.list, lane);
-    walk<T, D, STEP>(&r, &a, &split,
-                     kvf_shared() + warp * ring_slots<D>(&a, warps) * ring<D>::slot_bytes, lane,
-                     warp, warps);
+    begin_rows<D>(&r);
+    walk<T, D, STEP>(&r, &a, &split, kvf_shared(),
+                     kvf_shared() + query_bytes<D>() +
+                         warp * ring_slots<D>(&a, warps) * ring<D>::slot_bytes,
+                     lane, warp, warps);
     float *parts = (float *)kvf_shared();
     kvf_async_wait<0>();
     __syncthreads();
     leave_rows<D>(&r, parts + warp * part_floats<D>(a.group), a.group, lane);
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < a.group * (D / 4); i += blockDim.x)
         merge_parts<D>(&a, parts, warps, i / (D / 4), i % (D / 4) * 4);
 }

@@ -44,10 +44,12 @@ template <uint32_t D, bool NIBBLES> struct code_ring {
     static_assert(slots >= 3, "a chunk in use, and two on their way");
 };
 
-/* Bytes of the rotated queries, in front, and of what each warp has behind them. */
-static __host__ __device__ __forceinline__ uint32_t rotated_bytes(const kvf_attend_args *a)
+/* Bytes in front, for queries as they are and then for rotated ones, and of what each warp has
+ * behind them. */
+template <uint32_t D>
+static __host__ __device__ __forceinline__ uint32_t front_bytes(const kvf_attend_args *a)
 {
-    return a->group * a->shape.head_dim * (uint32_t)sizeof(float);
+    return kvf_max_u32(query_bytes<D>(), a->group * D * (uint32_t)sizeof(float));
 }
 
 template <uint32_t D, bool NIBBLES>
@@ -551,7 +553,7 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t warps = blockDim.x / KVF_WARP_LANES;
     float *rotated = (float *)kvf_shared();
-    char *own = kvf_shared() + rotated_bytes(&a) + warp * warp_bytes<D, NIBBLES>(&a, warps);
+    char *own = kvf_shared() + front_bytes<D>(&a) + warp * warp_bytes<D, NIBBLES>(&a, warps);
     kvf_split exact = split, packed = split;
     float minima[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     warp_rows<D> r;
@@ -560,18 +562,20 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
     exact.count = exact_spans(&split);
     packed.spans += exact.count;
     packed.count -= exact.count;
-    rotate_group<D>(rotated, &a, split.list);
-    begin_rows<D>(&r, &a, split.list, lane);
+    begin_rows<D>(&r);
     if (exact.count) {
-        walk<kvf_bf16, D, false>(&r, &a, &exact, own, lane, warp, warps);
+        walk<kvf_bf16, D, false>(&r, &a, &exact, kvf_shared(), own, lane, warp, warps);
         reorder_rows<D>(&r, (float *)own, a.group, lane);
+        __syncthreads();
     }
+    rotate_group<D>(rotated, &a, split.list);
     walk_codes<D, NIBBLES>(&r, minima, &a, &packed, rotated, own, lane);
     float *parts = (float *)kvf_shared();
     kvf_async_wait<0>();
     __syncthreads();
     leave_codes<D, NIBBLES>(&r, minima, parts + warp * part_floats<D>(a.group), a.group, lane);
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < a.group * (D / 4); i += blockDim.x)
         merge_parts<D>(&a, parts, warps, i / (D / 4), i % (D / 4) * 4);
 }

@@ -22,8 +22,10 @@ static __global__ void __launch_bounds__(THREADS)
     kvf_let_next_start();
     const uint32_t quads = a.shape.head_dim / 4;
     const uint32_t at = blockIdx.x * THREADS + threadIdx.x;
-    if (at / quads < a.lists * a.group)
-        kvf_merge_quad(a, at / quads, at % quads * 4);
+    const uint32_t row = at / quads;
+    if (row < a.lists * a.group)
+        kvf_merge_quad(a, kvf_div_ceil_u32(a.span_count[row / a.group], a.split), row,
+                       at % quads * 4);
 }
 
 extern "C" int kvf_merge_cuda(const void *args, uint32_t tasks, void *stream)

@@ -7,8 +7,8 @@
  * and for what ends with it.
  *
  * Knows nothing of spans beyond their number. What a thread reads does not hang on what it read
- * before, so that eight splits are on their way at once: at the default budget 3 round trips to
- * the second-level cache for the sums of all, and 3 for their values. Exactness: fp32 sums in split
+ * before, so that 16 splits are on their way at once: at the default budget one round trip to the
+ * second-level cache. Exactness: fp32 sums in split
  * order; exp2 of differences that were rounded once, so e^x to |x| * 2^-23 relative.
  */
 
@@ -16,35 +16,48 @@
 
 #include "cuda/tile.cuh"
 
-/* Splits whose values a thread asks for before it uses one. nvcc sees no macros in a pragma. */
-enum { KVF_MERGE_AHEAD = 8 };
+/* Splits that a thread asks for before it uses one. nvcc sees no macros in a pragma. */
+enum { KVF_MERGE_AHEAD = 16 };
 
-/* Channels column .. column + 3 of row `row` of (list, group). partial_o [lists, splits_max, group,
- * head_dim], partial_lse [lists, splits_max, group], out [lists, group, head_dim], lse [lists,
- * group]. */
-static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, uint32_t row,
-                                                      uint32_t column)
+/* Channels column .. column + 3 of row `row` of (list, group), of `splits` splits. partial_o
+ * [lists, splits_max, group, head_dim], partial_lse [lists, splits_max, group], out [lists, group,
+ * head_dim], lse [lists, group]. */
+static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, uint32_t splits,
+                                                      uint32_t row, uint32_t column)
 {
-    const uint32_t list = row / a.group, g = row % a.group;
-    const uint32_t splits = kvf_div_ceil_u32(a.span_count[list], a.split);
+    const uint32_t list = row / a.group, g = row % a.group, step = a.group * a.shape.head_dim;
     const size_t first = (size_t)list * a.splits_max * a.group + g;
+    const float *lse_of = a.partial_lse + first;
+    const float *values_of = a.partial_o + first * a.shape.head_dim + column;
     float top = -INFINITY, sum = 0.0f;
-#pragma unroll KVF_MERGE_AHEAD
-    for (uint32_t s = 0; s < splits; s++)
-        top = fmaxf(top, a.partial_lse[first + (size_t)s * a.group]);
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll KVF_MERGE_AHEAD
-    for (uint32_t s = 0; s < splits; s++) {
-        const size_t part = first + (size_t)s * a.group;
-        const float lse = a.partial_lse[part];
-        const float4 x = *(const float4 *)(a.partial_o + part * a.shape.head_dim + column);
-        const bool is_empty = lse == -INFINITY; /* then the values mean nothing */
-        const float weight = is_empty ? 0.0f : kvf_exp2((lse - top) * KVF_CUDA_LOG2E);
-        sum += weight;
-        o.x = is_empty ? o.x : o.x + weight * x.x;
-        o.y = is_empty ? o.y : o.y + weight * x.y;
-        o.z = is_empty ? o.z : o.z + weight * x.z;
-        o.w = is_empty ? o.w : o.w + weight * x.w;
+#pragma unroll 4
+    for (uint32_t s = KVF_MERGE_AHEAD; s < splits; s++)
+        top = fmaxf(top, lse_of[s * a.group]);
+#pragma unroll 1
+    for (uint32_t base = 0; base < splits; base += KVF_MERGE_AHEAD) {
+        float lse[KVF_MERGE_AHEAD];
+        float4 x[KVF_MERGE_AHEAD];
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_MERGE_AHEAD; k++) {
+            const uint32_t s = kvf_min_u32(base + k, splits - 1);
+            lse[k] = lse_of[s * a.group];
+            x[k] = *(const float4 *)(values_of + s * step);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_MERGE_AHEAD; k++)
+            top = base ? top : fmaxf(top, lse[k]);
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_MERGE_AHEAD; k++) {
+            /* No token: the values mean nothing. */
+            const bool is_empty = base + k >= splits || lse[k] == -INFINITY;
+            const float weight = is_empty ? 0.0f : kvf_exp2((lse[k] - top) * KVF_CUDA_LOG2E);
+            sum += weight;
+            o.x = is_empty ? o.x : o.x + weight * x[k].x;
+            o.y = is_empty ? o.y : o.y + weight * x[k].y;
+            o.z = is_empty ? o.z : o.z + weight * x[k].z;
+            o.w = is_empty ? o.w : o.w + weight * x[k].w;
+        }
     }
     if (sum > 0.0f)
         kvf_scale(&o, 1.0f / sum);

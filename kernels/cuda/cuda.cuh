@@ -281,6 +281,18 @@ static __device__ __forceinline__ uint32_t kvf_load_relaxed(const uint32_t *word
     return v;
 }
 
+/* Adds to a word, returns what it was: who reads the sum of an addition sees what came before that
+ * one, in this thread and, behind a barrier, in its block. */
+static __device__ __forceinline__ uint32_t kvf_add_in_order(uint32_t *word, uint32_t value)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(word), "r"(value)
+                 : "memory");
+    return before;
+}
+
 /* Words that host threads and other streams see. */
 static __device__ __forceinline__ uint32_t kvf_load_acquire_system(const uint32_t *word)
 {
@@ -413,15 +425,13 @@ template <> __device__ __forceinline__ kvf_half kvf_from_float<kvf_half>(float x
 static __device__ __forceinline__ bool kvf_arrives_last(uint32_t *is_last, uint32_t *arrived,
                                                         uint32_t blocks)
 {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        *is_last = atomicAdd(arrived, 1u) + 1 == blocks;
+        *is_last = kvf_add_in_order(arrived, 1u) + 1 == blocks;
         if (*is_last)
             *arrived = 0;
     }
     __syncthreads();
-    __threadfence();
     return *is_last != 0;
 }
 

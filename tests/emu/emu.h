@@ -347,6 +347,11 @@ static inline uint32_t kvf_load_relaxed(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
 
+static inline uint32_t kvf_add_in_order(uint32_t *word, uint32_t value)
+{
+    return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL);
+}
+
 /* A thread that polls lets the others run. */
 static inline uint32_t kvf_load_acquire_system(const uint32_t *word)
 {
