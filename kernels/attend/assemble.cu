@@ -16,7 +16,11 @@ static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    kvf_assemble_list(a, blockIdx.x, kvf_shared());
+    const size_t first = (size_t)blockIdx.x * a.ids_max;
+    const kvf_chosen chosen = {a.ids + first, (int32_t *)a.slot_of_id + first,
+                               (uint32_t *)a.missed + first, a.id_count[blockIdx.x]};
+    kvf_assemble_list(a, &a.row[blockIdx.x / a.paging.lists], blockIdx.x, chosen, NULL,
+                      kvf_shared());
 }
 
 extern "C" int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)

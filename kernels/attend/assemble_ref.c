@@ -68,7 +68,10 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
     for (uint32_t i = 0; i < ids; i++) {
         const size_t at = (size_t)list * a->ids_max + i;
         kvf_span span;
-        sums.misses += kvf_assemble_chosen(a, row, list % p->lists, at, &span);
+        kvf_assemble_home(a, row, list % p->lists, (uint32_t)a->ids[at],
+                          a->masks ? a->masks[at] : 0, &span);
+        sums.misses += kvf_assemble_slot(a, row, list % p->lists, (uint32_t)a->slot_of_id[at],
+                                         a->missed[at], &span);
         n = add_span(spans, n, span, &sums);
         if (row->chosen_at)
             note_choice(p, row, head, (uint32_t)a->ids[at]);

@@ -43,22 +43,32 @@ typedef struct kvf_assemble_args {
 KVF_TASKS(assemble, kvf_assemble_args,
           kvf_div_ceil_u32(a->rows * a->paging.lists, KVF_ASSEMBLE_LISTS))
 
-/* Chosen page `at` of list `list` of a row as a span. Returns 1 if it is a miss. */
-KVF_INLINE uint32_t kvf_assemble_chosen(const kvf_assemble_args *a, const kvf_row *row,
-                                        uint32_t list, size_t at, kvf_span *span)
+/* Chosen page `page` of list `list` of a row as a span, where it lives. */
+KVF_INLINE void kvf_assemble_home(const kvf_assemble_args *a, const kvf_row *row, uint32_t list,
+                                  uint32_t page, uint64_t mask, kvf_span *span)
 {
     const kvf_paging *p = &a->paging;
-    const uint32_t head = kvf_list_head(p, list), page = (uint32_t)a->ids[at];
-    const void *home = kvf_row_home(p, row, page, head);
-    const uint32_t missed = a->missed[at];
-    const uint32_t stays = missed == KVF_MISSED_LATE && a->arrival == KVF_ARRIVES_BY_ATTEND;
-    span->page =
-        row->slots && !stays ? kvf_row_slot(p, row, head, (uint32_t)a->slot_of_id[at]) : home;
-    span->home = row->slots && missed && !stays && a->arrival != KVF_ARRIVES_FIRST ? home : NULL;
-    span->skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0);
+    const uint32_t head = kvf_list_head(p, list);
+    span->page = kvf_row_home(p, row, page, head);
+    span->home = NULL;
+    span->skip = kvf_row_skip(p, row, head, page) | mask;
     span->count = p->shape.page_size;
     span->packed = p->shape.pages != KVF_PAGES_BF16;
-    return missed == 1 || (stays && row->slots);
+}
+
+/* Where it is attended, from what resolve says of it. Returns 1 if it is a miss. */
+KVF_INLINE uint32_t kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row *row, uint32_t list,
+                                      uint32_t slot, uint32_t missed, kvf_span *span)
+{
+    const uint32_t head = kvf_list_head(&a->paging, list);
+    const uint32_t stays = missed == KVF_MISSED_LATE && a->arrival == KVF_ARRIVES_BY_ATTEND;
+    if (!row->slots)
+        return missed == 1;
+    if (stays)
+        return 1;
+    span->home = missed && a->arrival != KVF_ARRIVES_FIRST ? span->page : NULL;
+    span->page = kvf_row_slot(&a->paging, row, head, slot);
+    return missed == 1;
 }
 
 /* ---- attend: sparse paged attention, split over spans ----

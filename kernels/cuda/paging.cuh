@@ -137,6 +137,15 @@ static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *
     span->packed = 0;
 }
 
+/* Chosen pages of a list and what resolve says of them, where arguments have it or in shared
+ * memory. */
+typedef struct kvf_chosen {
+    const int32_t *ids; /* ascending */
+    int32_t *slot;
+    uint32_t *missed;
+    uint32_t count;
+} kvf_chosen;
+
 /* ---- rows of pages ----
  * A move takes the token at `from`, key and value, to `to`, and to `also` unless that is NULL. Rows
  * are a multiple of 16 bytes and aligned to 16. */

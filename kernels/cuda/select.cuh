@@ -3,12 +3,12 @@
 #define KVF_KERNELS_CUDA_SELECT_CUH
 
 /*
- * The n-th largest of many keys, digit by digit, by one block: histograms of 11 bits in shared
+ * The n-th smallest of many keys, digit by digit, by one block: histograms of 11 bits in shared
  * memory.
  *
  * Knows nothing of what the keys stand for. Counts are integers, so the order of the atomic
  * additions changes nothing. Every function is called by all threads of the block, whose number is
- * a power of two from 32 to 1024.
+ * a power of two from 64 to 1024.
  */
 
 #include "cuda.cuh"
@@ -19,9 +19,9 @@
 
 /* In shared memory. Between calls every bin is zero. */
 typedef struct kvf_select_state {
-    uint32_t bins[KVF_SELECT_BINS];
+    uint32_t bins[KVF_SELECT_BINS + KVF_SELECT_BINS / KVF_WARP_LANES]; /* see kvf_select_place */
     uint32_t warp[KVF_WARP_LANES];
-    uint32_t digit; /* bin of the n-th largest */
+    uint32_t digit; /* of the n-th smallest */
     uint32_t left;  /* of the n, how many are in it */
     uint32_t held;  /* entries that it has */
 } kvf_select_state;
@@ -38,9 +38,7 @@ static __device__ __forceinline__ uint32_t kvf_warp_scan(uint32_t value)
 
 static __device__ __forceinline__ uint32_t kvf_warp_sum(uint32_t value)
 {
-    for (uint32_t step = KVF_WARP_LANES / 2; step; step /= 2)
-        value += __shfl_xor_sync(KVF_FULL_WARP, value, (int)step);
-    return value;
+    return __reduce_add_sync(KVF_FULL_WARP, value);
 }
 
 /* Lanes of the warp below this one. */
@@ -51,42 +49,63 @@ static __device__ __forceinline__ uint32_t kvf_lanes_below(void)
 
 static __device__ __forceinline__ void kvf_select_clear(kvf_select_state *s)
 {
-    for (uint32_t i = threadIdx.x; i < KVF_SELECT_BINS; i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < sizeof s->bins / sizeof *s->bins; i += blockDim.x)
         s->bins[i] = 0;
 }
 
+/* Bins of a thread that are looked at together. */
+#define KVF_SELECT_AHEAD 8u
+
+/* Where the bin of a digit is: threads that read every 2nd, 4th ... 32nd one meet no other bank. */
+static __device__ __forceinline__ uint32_t kvf_select_place(uint32_t digit)
+{
+    return digit + digit / KVF_WARP_LANES;
+}
+
+static __device__ __forceinline__ void kvf_select_count(kvf_select_state *s, uint32_t digit)
+{
+    atomicAdd(&s->bins[kvf_select_place(digit)], 1u);
+}
+
 /*
- * Sets digit, left and held for the wanted-th largest of what the bins count, 1 <= wanted, or
- * for the smallest if there are fewer; clears the bins. Returns how many they count; if that is 0
+ * Sets digit, left and held for the wanted-th smallest of what the bins count, 1 <= wanted, or
+ * for the largest if there are fewer; clears the bins. Returns how many they count; if that is 0
  * nothing is set. Two barriers; the caller has one before, behind its additions.
  */
 static __device__ __forceinline__ uint32_t kvf_select_digit(kvf_select_state *s, uint32_t wanted)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t warps = blockDim.x / KVF_WARP_LANES, mine = KVF_SELECT_BINS / blockDim.x;
-    uint32_t *bin = s->bins + KVF_SELECT_BINS - 1 - threadIdx.x * mine; /* and downwards */
+    uint32_t *bin = s->bins + kvf_select_place(threadIdx.x * mine); /* and the next ones */
     uint32_t sum = 0;
-    for (uint32_t i = 0; i < mine; i++)
-        sum += *(bin - i);
-    uint32_t above = kvf_warp_scan(sum) - sum;
+#pragma unroll 1
+    for (uint32_t i = 0; i < mine; i += KVF_SELECT_AHEAD)
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_SELECT_AHEAD; k++)
+            sum += i + k < mine ? bin[i + k] : 0;
+    uint32_t before = kvf_warp_scan(sum) - sum;
     if (lane == KVF_WARP_LANES - 1)
-        s->warp[warp] = above + sum;
+        s->warp[warp] = before + sum;
     __syncthreads();
-    const uint32_t scan = kvf_warp_scan(lane < warps ? s->warp[lane] : 0);
-    const uint32_t total = __shfl_sync(KVF_FULL_WARP, scan, KVF_WARP_LANES - 1);
-    const uint32_t before = __shfl_sync(KVF_FULL_WARP, scan, (int)((warp - 1) % KVF_WARP_LANES));
-    above += warp ? before : 0;
+    const uint32_t others = lane < warps ? s->warp[lane] : 0;
+    const uint32_t total = kvf_warp_sum(others);
+    before += kvf_warp_sum(lane < warp ? others : 0);
     wanted = kvf_min_u32(wanted, total);
-    for (uint32_t i = 0; i < mine; i++) {
-        const uint32_t n = *(bin - i);
-        if (above < wanted && wanted <= above + n) {
-            s->digit = KVF_SELECT_BINS - 1 - threadIdx.x * mine - i;
-            s->left = wanted - above;
-            s->held = n;
-        }
-        above += n;
-        *(bin - i) = 0;
+    if (before < wanted && wanted <= before + sum) {
+        uint32_t i = 0;
+#pragma unroll 1
+        for (; before + bin[i] < wanted; i++)
+            before += bin[i];
+        s->digit = threadIdx.x * mine + i;
+        s->left = wanted - before;
+        s->held = bin[i];
     }
+#pragma unroll 1
+    for (uint32_t i = 0; i < mine; i += KVF_SELECT_AHEAD)
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_SELECT_AHEAD; k++)
+            if (i + k < mine)
+                bin[i + k] = 0;
     __syncthreads();
     return total;
 }

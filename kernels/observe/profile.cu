@@ -91,12 +91,12 @@ static __device__ edge find_edge(state *s, const float *__restrict__ row, uint32
             for (uint32_t k = 0; k < ITEMS; k++) {
                 const uint32_t key = kvf_float_bits(x[k]);
                 if (key && (key & mask) == prefix)
-                    atomicAdd(&s->select.bins[key >> shift & digits], 1u);
+                    kvf_select_count(&s->select, ~key >> shift & digits);
             }
         }
         __syncthreads();
         kvf_select_digit(&s->select, wanted);
-        prefix |= s->select.digit << shift;
+        prefix |= (digits - s->select.digit) << shift;
         mask |= digits << shift;
         wanted = s->select.left;
         if (wanted == s->select.held) /* the whole bin, and what is above it */

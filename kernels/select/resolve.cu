@@ -21,7 +21,11 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    kvf_resolve_list(a, blockIdx.x, kvf_shared());
+    const size_t first = (size_t)blockIdx.x * a.ids_max;
+    const kvf_chosen chosen = {a.ids + first, a.slot_of_id + first, a.missed + first,
+                               a.id_count[blockIdx.x]};
+    kvf_resolve_list(a, &a.row[blockIdx.x / a.paging.lists], blockIdx.x, chosen,
+                     [](uint32_t, uint32_t) {});
 }
 
 extern "C" int kvf_resolve_cuda(const void *args, uint32_t tasks, void *stream)
@@ -29,6 +33,6 @@ extern "C" int kvf_resolve_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_resolve_args *a = (const kvf_resolve_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch_early<resolve_list>(dim3(a->rows * a->paging.lists), dim3(THREADS),
-                                               KVF_RESOLVE_SCRATCH, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch_early<resolve_list>(dim3(a->rows * a->paging.lists), dim3(THREADS), 0,
+                                               (cudaStream_t)stream, *a);
 }

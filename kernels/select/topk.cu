@@ -17,22 +17,25 @@
 #include "topk.cuh"
 
 static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
-    top_of_list(const __grid_constant__ kvf_topk_args a, uint32_t parts_max)
+    top_of_list(const __grid_constant__ kvf_topk_args a, const __grid_constant__ kvf_topk_grid g)
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    (void)kvf_topk_list(a, (kvf_topk_state *)kvf_shared(), parts_max);
+    const uint32_t list = blockIdx.x / g.parts;
+    int32_t *ids = a.ids + (size_t)list * a.ids_max;
+    const uint32_t taken = kvf_topk_list(a, (kvf_topk_state *)kvf_shared(), g,
+                                         [&](uint32_t at, uint32_t i) { ids[at] = (int32_t)i; });
+    if (taken != UINT32_MAX && threadIdx.x == 0)
+        a.id_count[list] = taken;
 }
 
 extern "C" int kvf_topk_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_topk_args *a = (const kvf_topk_args *)args;
-    const uint32_t longest = kvf_min_u32(a->stride, a->work_stride);
-    const uint32_t parts = kvf_topk_parts(a, longest);
+    const kvf_topk_grid g = kvf_topk_grid_of(a);
     (void)tasks;
     if (a->lists == 0)
         return cudaSuccess;
-    return kvf_cuda_launch_early<top_of_list>(
-        dim3(a->lists * parts), dim3(kvf_topk_threads(a, longest, parts)), sizeof(kvf_topk_state),
-        (cudaStream_t)stream, *a, parts);
+    return kvf_cuda_launch_early<top_of_list>(dim3(a->lists * g.parts), dim3(g.threads),
+                                              sizeof(kvf_topk_state), (cudaStream_t)stream, *a, g);
 }

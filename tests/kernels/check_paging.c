@@ -326,7 +326,7 @@ static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
 /* Everything that a recorded step does between scores and attention, several times. A GPU may give
  * lists other slots than the reference, and where they meet in a bucket take other pages away:
  * where there are several rows every page has room. */
-static void select_case(check *c, uint32_t rows, uint32_t blocks_max)
+static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t ids_max)
 {
     check_rows w;
     if (!check_begin(c))
@@ -344,7 +344,7 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max)
     const uint32_t lists = w.rows * w.p.lists;
     kvf_select_args a = {.paging = w.p,
                          .rows = w.rows,
-                         .ids_max = 1 + check_below(c, KVF_SLOT_WAYS),
+                         .ids_max = kvf_min_u32(ids_max, w.p.pages_max),
                          .stride = w.p.pages_max + check_below(c, 5),
                          .work_stride = w.p.pages_max,
                          .arrival = (kvf_arrival)check_below(c, 3),
@@ -574,7 +574,9 @@ void check_lists(check *c)
     for (uint32_t i = 0; i < 10; i++)
         overlap_case(c);
     for (uint32_t i = 0; i < 14; i++)
-        select_case(c, 1 + i % 4, i ? 1 + 3 * i : 1100);
+        select_case(c, 1 + i % 4, i ? 1 + 3 * i : 1100, 1 + check_below(c, KVF_SLOT_WAYS));
+    select_case(c, 2, 300, 700);   /* more than a GPU's block has threads */
+    select_case(c, 2, 1100, 3000); /* and more than its shared memory keeps */
 }
 
 void check_spans(check *c)
