@@ -135,6 +135,10 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
                                                size_t block_stride);
 
+/** Give a layer its form; see kvf_cache_form. */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer,
+                                               const kvf_form *form);
+
 /** New tokens of one layer. Rows of k and v are [kv_heads, head_dim], contiguous. */
 typedef struct kvf_put_args {
     uint32_t layer;

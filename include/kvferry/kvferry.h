@@ -606,6 +606,30 @@ KVF_API void kvf_cache_close(kvf_cache *cache);
 KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
 KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 
+/** How a layer attends, in prompts and in steps. With s = scale q.k of a token, softmax over the
+ * attended tokens gives `out`, the average of their values; `lse` is ln of the sum of e^s. */
+typedef struct kvf_form {
+    size_t size; /**< set by init */
+    float scale; /**< above 0; 0 = softmax_scale of the settings */
+} kvf_form;
+
+KVF_API void kvf_form_init_sized(kvf_form *form, size_t size);
+static inline void kvf_form_init(kvf_form *form)
+{
+    kvf_form_init_sized(form, sizeof *form);
+}
+
+/**
+ * Give a layer its form, before its first token; without it a layer has that of kvf_form_init.
+ * Calls of the layer that were enqueued earlier must be done. Recordings keep the form that the
+ * layer had while they were made; saved sequences have none.
+ *
+ * @param form   borrowed for the call
+ * @return KVF_OK; KVF_INVALID names the field
+ */
+KVF_API KVF_CHECKED kvf_status kvf_cache_form(kvf_cache *cache, uint32_t layer,
+                                              const kvf_form *form);
+
 /* ---- sequences ---- */
 
 /** @return KVF_OK; KVF_FULL when sequences_max are alive */

@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence as Many, Tuple
 
 from .capi import (BlockRows, BlocksConfig, BlocksDecodeArgs, BlocksExtendArgs, BlocksPlan, BlocksStats,
                    CacheConfig, PutArgs, lib, sized)
-from ._cache import make_config
+from ._cache import make_config, make_form
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, behind_work
@@ -71,6 +71,10 @@ class Blocks(Handle):
         """Codes of a layer lie at `codes`, `block_stride` bytes from block to block."""
         stride = self.plan.code_bytes if block_stride is None else block_stride
         self._must(lib.kvf_blocks_bind(self._node.check(), layer, codes, stride))
+
+    def form(self, layer: int, *, scale: float = 0.0) -> None:
+        """How a layer attends: as `Cache.form`."""
+        self._must(lib.kvf_blocks_form(self._node.check(), layer, byref(make_form(scale))))
 
     def put(self, layer: int, tokens: int, k: int, v: int, slots: int, stream: Stream, *,
             k_stride: int = 0, v_stride: int = 0) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 
 from . import _policies
 from ._arrays import FLOAT32, INT32, Reader, positions_address
-from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, PageLists as PageListsRow,
-                    PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats, lib, sized)
+from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, Form,
+                    PageLists as PageListsRow, PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats,
+                    lib, sized)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, _opened, behind_work
@@ -64,6 +65,14 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
         keep.append(mask)
         config.head_mask = mask.ctypes.data
     return config
+
+
+def make_form(scale: float) -> Form:
+    """A kvf_form; 0 = as the settings say."""
+    form = Form()
+    lib.kvf_form_init_sized(byref(form), ctypes.sizeof(form))
+    form.scale = scale
+    return form
 
 
 class PageLists:
@@ -115,6 +124,15 @@ class Cache(Handle):
         self._args = DecodeArgs() # filled anew by every call, under the lock
         self._args_address = addressof(self._args)
         self._shapes: dict = {}
+
+    def form(self, layer: int, *, scale: float = 0.0) -> None:
+        """How a layer attends; call it before the layer's first token.
+
+        scale  of scores; 0 = softmax_scale of the settings
+        """
+        with self._node.lock:
+            self._must(lib.kvf_cache_form(self._node.check(), self._layer(layer),
+                                          byref(make_form(scale))))
 
     # -- sequences --
 

@@ -129,6 +129,7 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
     enum group_reduce transfer; u64 device_bytes; ptr select_fn select_user; u32 verify_interval
     phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
     observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes""")
+Form = _struct("kvf_form", "size size; f32 scale")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
     u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest; u64 resident_tokens""")
@@ -248,6 +249,8 @@ kvf_cache_open            enum  ptr ptr ptr ptr
 kvf_cache_close           void  ptr
 kvf_cache_settings        ptr   ptr
 kvf_cache_memory          ptr   ptr
+kvf_form_init_sized       void  ptr size
+kvf_cache_form            enum  ptr u32 ptr
 kvf_sequence_create       enum  ptr ptr
 kvf_sequence_fork         enum  ptr ptr ptr ptr
 kvf_sequence_truncate     enum  ptr ptr u32 ptr
@@ -300,6 +303,7 @@ kvf_blocks_open           enum  ptr ptr ptr ptr
 kvf_blocks_close          void  ptr
 kvf_blocks_memory         ptr   ptr
 kvf_blocks_bind           enum  ptr u32 ptr size
+kvf_blocks_form           enum  ptr u32 ptr
 kvf_blocks_put_sized      enum  ptr ptr size ptr
 kvf_blocks_decode_sized   enum  ptr ptr size size ptr
 kvf_blocks_extend_sized   enum  ptr ptr size size ptr

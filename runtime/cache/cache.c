@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "config.h"
+#include "form.h"
 #include "layout.h"
 #include "parts.h"
 #include "rings.h"
@@ -96,6 +97,7 @@ kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
         KVF_TRY(kvf_part_open(&cache->parts[i]));
     KVF_TRY(take_order(cache));
     link_sequences(cache);
+    kvf_forms_reset(cache);
     for (uint32_t i = 0; i < cache->config.layers; i++)
         kvf_footprint_shape(cache, i);
     return kvf_stats_clear(cache);

@@ -35,6 +35,11 @@ typedef struct kvf_place {
                               has all, in order */
 } kvf_place;
 
+/* How a layer attends; see kvf_form. */
+typedef struct kvf_layer_form {
+    float scale; /* not 0 */
+} kvf_layer_form;
+
 /* Sums that only the host knows. */
 typedef struct kvf_layer_host_counters {
     uint64_t steps, bytes_to_host, refreshes;
@@ -74,6 +79,7 @@ struct kvf_cache {
     kvf_layer **states;                /* [rows] of a step; rows = kvf_rows_max */
     kvf_sequence **row_sequences;      /* [rows] of a call with several tokens of a sequence */
     kvf_layer_host_counters *counters; /* [layers] */
+    kvf_layer_form *forms;             /* [layers] */
     kvf_footprint_meter footprint;
 
     kvf_order order;

@@ -73,6 +73,11 @@ static inline bool kvf_step_is_short(const kvf_step *step)
     return step->is_recorded;
 }
 
+static inline const kvf_layer_form *kvf_step_form(const kvf_step *step)
+{
+    return &step->cache->forms[step->layer];
+}
+
 /* Launch a kernel of the table: arguments by value. */
 #define KVF_LAUNCH(step, op, args) KVF_ENQUEUE((step)->stream, op, args)
 

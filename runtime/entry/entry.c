@@ -15,6 +15,7 @@
 #include "calls.h"
 #include "config.h"
 #include "fork.h"
+#include "form.h"
 #include "heads.h"
 #include "lists.h"
 #include "record.h"
@@ -122,6 +123,18 @@ const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache)
 const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache)
 {
     return &cache->plan;
+}
+
+static kvf_status set_form(kvf_cache *cache, uint32_t layer, const kvf_form *form)
+{
+    KVF_TRY(kvf_layer_check(cache, layer));
+    return kvf_form_set(cache, layer, form);
+}
+
+kvf_status kvf_cache_form(kvf_cache *cache, uint32_t layer, const kvf_form *form)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    return kvf_leave(cache, set_form(cache, layer, form));
 }
 
 /* ---- statistics ---- */

@@ -7,6 +7,7 @@
 
 #include "block_store.h"
 #include "entry.h"
+#include "form.h"
 #include "sized.h"
 #include "stats.h"
 
@@ -122,6 +123,19 @@ kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes, size
     KVF_CHECK_HANDLE(blocks, blocks);
     KVF_TRY(kvf_enter(blocks->cache));
     return kvf_leave(blocks->cache, bind(blocks, layer, codes, block_stride));
+}
+
+static kvf_status set_form(kvf_blocks *blocks, uint32_t layer, const kvf_form *form)
+{
+    KVF_TRY(check_layer(blocks, layer));
+    return kvf_form_set(blocks->cache, layer, form);
+}
+
+kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer, const kvf_form *form)
+{
+    KVF_CHECK_HANDLE(blocks, blocks);
+    KVF_TRY(kvf_enter(blocks->cache));
+    return kvf_leave(blocks->cache, set_form(blocks, layer, form));
 }
 
 static kvf_status check_strides(const kvf_blocks *blocks, const kvf_put_args *args)

@@ -254,7 +254,7 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
                                             .base = c->base - c->shift * c->ring.shape.page_size,
                                             .sink = c->ring.sink,
                                             .window = c->ring.recent,
-                                            .scale = step->cache->config.softmax_scale,
+                                            .scale = kvf_step_form(step)->scale,
                                             .q = heads.q,
                                             .blocks = c->window,
                                             .out = heads.out};
@@ -298,7 +298,7 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
                                     .group = z->group,
                                     .spans_max = z->blocks,
                                     .split = z->split,
-                                    .scale = cache->config.softmax_scale,
+                                    .scale = kvf_step_form(step)->scale,
                                     .q = heads.q,
                                     .spans = ring.spans,
                                     .span_count = ring.span_count,

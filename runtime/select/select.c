@@ -75,7 +75,7 @@ static kvf_status score_by_codes(kvf_step *step)
     const kvf_rotate_args rotate = {.dtype = p->shape.dtype,
                                     .head_dim = p->shape.head_dim,
                                     .rows = step->rows * part->config.query_heads,
-                                    .scale = part->config.softmax_scale,
+                                    .scale = kvf_step_form(step)->scale,
                                     .q = step->q,
                                     .y = t->rotated,
                                     .y_scale = t->rotated_scale};
@@ -147,7 +147,7 @@ kvf_status kvf_select_score(kvf_step *step)
                                     .rows = part->config.query_heads / part->dims.choose_lists,
                                     .pages_max = step->stride,
                                     .pages_step = 1,
-                                    .scale = part->config.softmax_scale,
+                                    .scale = kvf_step_form(step)->scale,
                                     .scores = score.scores,
                                     .pages = step->choose_pages,
                                     .out = part->tables.reduced};

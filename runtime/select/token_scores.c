@@ -41,7 +41,7 @@ kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
                               .kv_heads = p->kv_heads,
                               .group = p->group,
                               .spans_max = part->dims.cover_max,
-                              .scale = part->config.softmax_scale,
+                              .scale = kvf_step_form(step)->scale,
                               .spans = t->cover.spans,
                               .span_index = t->cover.span_index,
                               .span_count = t->cover.span_count,

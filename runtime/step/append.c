@@ -297,7 +297,7 @@ kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32
                                        .group = p->group,
                                        .tokens = args->tokens,
                                        .base = base,
-                                       .scale = step->part->config.softmax_scale,
+                                       .scale = kvf_step_form(step)->scale,
                                        .q = args->q,
                                        .blocks = (const void *const *)blocks,
                                        .out = args->out};

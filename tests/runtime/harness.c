@@ -15,6 +15,7 @@
 #endif
 
 #include "common/random.h"
+#include "forms.h"
 #include "residency.h"
 
 kvf_runtime_seams test_seams;
@@ -392,6 +393,7 @@ void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cach
     status = kvf_cache_open(w->runtime, &fitting, &w->cache, &error);
     if (status != KVF_OK)
         fail_msg("kvf_cache_open: %s %s", kvf_status_name(status), error.text);
+    test_give_forms(w->cache, cc);
 }
 
 void test_world_close(test_world *w)

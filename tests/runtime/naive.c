@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/convert.h"
+#include "forms.h"
 #include "score/codes.h"
 #include "score/score_args.h"
 
@@ -106,8 +107,6 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
 {
     *n = (naive){.c = *settings, .plan = *plan, .border = 1.0};
     n->group = settings->query_heads / settings->kv_heads;
-    n->scale = settings->softmax_scale != 0.0f ? (double)settings->softmax_scale
-                                               : 1.0 / sqrt(settings->head_dim);
     const size_t tokens = settings->tokens_max, d = settings->head_dim, kv = settings->kv_heads;
     n->lists = settings->select == KVF_SELECT_QUEST ? settings->query_heads : settings->kv_heads;
     n->attended = calloc(settings->query_heads * tokens, 1);
@@ -115,6 +114,7 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
     assert(n->layers && n->attended);
     for (uint32_t i = 0; i < settings->layers; i++) {
         naive_layer *l = &n->layers[i];
+        l->index = i;
         l->q = calloc(tokens * settings->query_heads * d, sizeof *l->q);
         l->k = calloc(tokens * kv * d, sizeof *l->k);
         l->v = calloc(tokens * kv * d, sizeof *l->v);
@@ -212,8 +212,9 @@ static double softmax_row(const naive *n, const naive_layer *l, uint32_t kv_head
 {
     double top = -INFINITY, sum = 0.0;
     for (uint32_t t = 0; t < length; t++) {
-        weights[t] =
-            mask && !mask[t] ? -INFINITY : n->scale * dot(q, key(n, l, kv_head, t), n->c.head_dim);
+        weights[t] = mask && !mask[t] ? -INFINITY
+                                      : test_logit(&n->c, l->index,
+                                                   dot(q, key(n, l, kv_head, t), n->c.head_dim));
         top = fmax(top, weights[t]);
     }
     if (top == -INFINITY) {
@@ -433,7 +434,7 @@ static double page_masses(const naive *n, const naive_layer *l, uint32_t kv_head
     for (uint32_t t = 0; t < pages * P; t++) {
         logit[t] = -INFINITY;
         if (t >= n->c.sink_tokens && !l->fixed[(size_t)kv_head * n->c.tokens_max + t])
-            logit[t] = n->scale * estimate(n, key(n, l, kv_head, t), q);
+            logit[t] = test_logit(&n->c, l->index, estimate(n, key(n, l, kv_head, t), q));
         *top = fmax(*top, logit[t]);
     }
     for (uint32_t p = 0; p < pages; p++) {
@@ -497,10 +498,10 @@ void naive_scores(const naive *n, uint32_t layer, naive_heads heads, const void 
             top = fmax(top, row[p]);
         }
         for (uint32_t p = 0; p < pages; p++)
-            sum += exp(n->scale * (row[p] - top));
+            sum += exp(test_scale(&n->c, layer) * (row[p] - top));
         for (uint32_t p = 0; p < pages; p++) {
             if (softmax)
-                scores[p] += exp(n->scale * (row[p] - top)) / sum / heads.count;
+                scores[p] += exp(test_scale(&n->c, layer) * (row[p] - top)) / sum / heads.count;
             else if (n->c.group_reduce == KVF_GROUP_MAX)
                 scores[p] = fmax(scores[p], row[p]);
             else

@@ -23,6 +23,7 @@
 #define NAIVE_BORDER 1e-4
 
 typedef struct naive_layer {
+    uint32_t index;
     uint32_t length;
     float *q, *k, *v;     /* [tokens_max, heads, head_dim] */
     unsigned char *has_q; /* [tokens_max] */
@@ -41,7 +42,6 @@ typedef struct naive {
     kvf_cache_config c;
     kvf_cache_plan plan;
     uint32_t group;
-    double scale;
     naive_layer *layers;
     uint32_t lists;          /* of pages: one per KV head; with QUEST one per query head */
     unsigned char *attended; /* [query_heads, tokens_max] by the last decode step */

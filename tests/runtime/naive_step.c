@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "forms.h"
 #define WINDOW_MAX 128u
 
 static void note_border(naive *n, double gap)
@@ -60,7 +61,7 @@ static double query_key(const naive *n, const naive_layer *l, uint32_t head, uin
     double sum = 0.0;
     for (uint32_t d = 0; d < n->c.head_dim; d++)
         sum += (double)q[d] * (double)k[d];
-    return n->scale * sum;
+    return test_logit(&n->c, l->index, sum);
 }
 
 /* score[t] += attention of one query (causal, over the tokens in `seen`) / parts. */

@@ -12,6 +12,8 @@
 
 #include <math.h>
 
+#include "forms.h"
+
 typedef struct expectation {
     const kvf_cache_config *c;
     const test_tokens *t;
@@ -31,7 +33,6 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
 {
     const kvf_cache_config *c = e->c;
     const uint32_t d = c->head_dim, kv_head = head / (c->query_heads / c->kv_heads);
-    const double scale = 1.0 / sqrt(d);
     double *logit = test_alloc((query + 1) * sizeof *logit);
     double top = -INFINITY, sum = 0.0;
     assert_non_null(logit);
@@ -50,9 +51,9 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
             }
             for (uint32_t x = 0; x < d; x++)
                 logit[j] +=
-                    scale *
                     (double)kvf_element_get(test_q(e->t, layer, query), c->dtype, head * d + x) *
                     (double)kvf_element_get(test_k(e->t, layer, j), c->dtype, kv_head * d + x);
+            logit[j] = test_logit(c, layer, logit[j]);
             top = logit[j] > top ? logit[j] : top;
         }
     for (uint32_t x = 0; x < d; x++)

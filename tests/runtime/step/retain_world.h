@@ -7,6 +7,7 @@
  * without a prefill arena, tokens to keep, a static set. Looks inside.
  */
 
+#include "forms.h"
 #include "harness.h"
 
 #include "cache.h"
@@ -27,6 +28,7 @@ static inline void open_world(test_world *w, const kvf_cache_config *cc, uint32_
     w->runtime->seams.prefill_arena = arena;
     test_ok(w, kvf_stream_create(w->runtime, &w->stream));
     test_ok(w, kvf_cache_open(w->runtime, cc, &w->cache, NULL));
+    test_give_forms(w->cache, cc);
 }
 
 /* ids [kv_heads, count], ascending; the last `window` tokens and, if asked, the first `front` are

@@ -264,10 +264,38 @@ static void append_only_prefill_then_sparse_decode(void **state)
     test_close(&w, &t);
 }
 
+/* What is no form is refused by name, and changes nothing. */
+static void bad_forms_are_named(void **state)
+{
+    static const struct {
+        uint32_t layer;
+        float scale;
+        const char *text;
+    } rows[] = {
+        {1, 1.0f, "layer = 1: the cache has layers 0 to 0"},
+        {0, -1.0f, "scale = -1: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, INFINITY, "scale = inf: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, NAN, "scale = nan: must be a number above 0, or 0 for softmax_scale = 0.125"},
+    };
+    const kvf_cache_config c = test_config_small();
+    test_world w;
+    test_world_open(&w, NULL, &c);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvf_form form;
+        kvf_form_init(&form);
+        form.scale = rows[i].scale;
+        test_expect(w.runtime, kvf_cache_form(w.cache, rows[i].layer, &form), KVF_INVALID);
+        assert_string_equal(kvf_runtime_error(w.runtime)->text, rows[i].text);
+    }
+    test_expect(w.runtime, kvf_cache_form(w.cache, 0, NULL), KVF_INVALID);
+    test_world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(full_budget_is_dense),
+        cmocka_unit_test(bad_forms_are_named),
         cmocka_unit_test(head_dims_are_multiples_of_16),
         cmocka_unit_test(a_gpu_takes_some_head_dims),
         cmocka_unit_test(full_selection_is_dense_whatever_the_budget),

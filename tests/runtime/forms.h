@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_RUNTIME_FORMS_H
+#define KVF_TESTS_RUNTIME_FORMS_H
+
+/*
+ * Forms of layers: where KVF_TEST_FORMS is in the environment, every layer of every cache has
+ * another one, and whatever a test says of attention is said with it.
+ */
+
+#include <kvferry/blocks.h>
+
+/* In force. */
+double test_scale(const kvf_cache_config *c, uint32_t layer);
+/* q.k of a token as it goes into softmax. */
+double test_logit(const kvf_cache_config *c, uint32_t layer, double product);
+
+/* To all layers of a cache or of blocks of these settings. */
+void test_give_forms(kvf_cache *cache, const kvf_cache_config *c);
+void test_give_block_forms(kvf_blocks *blocks, const kvf_cache_config *c);
+
+#endif
