@@ -252,19 +252,19 @@ static kvf_status refuse(const request *r, const kvf_headroom *h, uint64_t done,
     if (h->cgroup < bytes)
         return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
                         "the cgroup's memory limit (%s) leaves %s behind %s of %s of host memory; "
-                        "raise %s, or lower tokens_max or host_tokens_max",
-                        h->cgroup_file, kvf_bytes_text(h->cgroup, have), had, need, h->cgroup_file);
+                        "raise %s, or lower %s",
+                        h->cgroup_file, kvf_bytes_text(h->cgroup, have), had, need, h->cgroup_file,
+                        r->config->lower);
     kvf_bytes_text(h->node_free, have);
     if (r->config->node >= 0)
         return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
                         "NUMA node %d has %s free behind %s of %s of host memory; free memory "
-                        "there, set numa_node to another node, or lower tokens_max or "
-                        "host_tokens_max",
-                        r->config->node, have, had, need);
+                        "there, set numa_node to another node, or lower %s",
+                        r->config->node, have, had, need, r->config->lower);
     return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
                     "the machine has %s of memory available behind %s of %s of host memory; free "
-                    "memory, or lower tokens_max or host_tokens_max",
-                    have, had, need);
+                    "memory, or lower %s",
+                    have, had, need, r->config->lower);
 }
 
 /* Before a piece is touched, behind `done` bytes: afterwards it may be too late. */
@@ -321,9 +321,8 @@ static kvf_status obtain(const request *r, kvf_arena *arena)
                         text);
     if (!map_normal(context, arena, wants_huge))
         return kvf_fail(context, KVF_OUT_OF_MEMORY, errno,
-                        "%s of host memory could not be mapped: %s; see `ulimit -v`, or lower "
-                        "tokens_max or host_tokens_max",
-                        text, strerror(errno));
+                        "%s of host memory could not be mapped: %s; see `ulimit -v`, or lower %s",
+                        text, strerror(errno), config->lower);
     bind_to_node(context, arena, config->node);
     return populate(r, arena);
 }

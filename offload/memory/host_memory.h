@@ -54,6 +54,7 @@ typedef struct kvf_host_memory_config {
     size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests want several small arenas */
     /* NULL = kvf_headroom_read; tests have limits of their own */
     kvf_headroom_read_fn read_headroom;
+    const char *lower; /* the settings of the caller that make `bytes` less, for texts */
 } kvf_host_memory_config;
 
 /* The most bytes of one arena under a configuration, a whole number of granules. */

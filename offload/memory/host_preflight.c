@@ -34,9 +34,9 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
     if (headroom->cgroup < from_free)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
                         "the cgroup's memory limit (%s) leaves %s, host memory needs %s; raise %s, "
-                        "or lower tokens_max or host_tokens_max",
+                        "or lower %s",
                         headroom->cgroup_file, kvf_bytes_text(headroom->cgroup, have), need,
-                        headroom->cgroup_file);
+                        headroom->cgroup_file, config->lower);
     if (headroom->node_free < from_free && from_free <= headroom->may_come) {
         kvf_log(context, KVF_LOG_WARNING,
                 "the machine has %s of memory available, host memory needs %s; it is tried piece "
@@ -47,12 +47,13 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
     if (headroom->node_free < from_free && config->node >= 0)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
                         "NUMA node %d has %s free, host memory needs %s; free memory there, set "
-                        "numa_node to another node, or lower tokens_max or host_tokens_max",
-                        config->node, kvf_bytes_text(headroom->node_free, have), need);
+                        "numa_node to another node, or lower %s",
+                        config->node, kvf_bytes_text(headroom->node_free, have), need,
+                        config->lower);
     if (headroom->node_free < from_free)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
                         "the machine has %s of memory available, host memory needs %s; free "
-                        "memory, or lower tokens_max or host_tokens_max",
-                        kvf_bytes_text(headroom->node_free, have), need);
+                        "memory, or lower %s",
+                        kvf_bytes_text(headroom->node_free, have), need, config->lower);
     return KVF_OK;
 }

@@ -23,8 +23,9 @@ static kvf_status settle(void *user)
 static kvf_status take_pool(kvf_part *part)
 {
     const kvf_dims *d = &part->dims;
-    const kvf_host_memory_config memory = kvf_runtime_memory(part->runtime);
+    kvf_host_memory_config memory = kvf_runtime_memory(part->runtime);
     const size_t block = kvf_home_block_bytes(&d->paging);
+    memory.lower = d->by_block ? "block_count" : memory.lower;
     if (!d->berths && part->config.disk_path)
         KVF_TRY(kvf_disk_folder_check(part->context, part->config.disk_path));
     if (!d->berths)

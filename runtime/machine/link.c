@@ -12,7 +12,8 @@
 kvf_status kvf_link_open(kvf_runtime *runtime, kvf_link **out)
 {
     KVF_CHECK_HANDLE(runtime, runtime);
-    const kvf_link_bench_config config = {.memory = kvf_runtime_memory(runtime),
-                                          .gather_threads = runtime->config.gather_threads};
+    kvf_link_bench_config config = {.memory = kvf_runtime_memory(runtime),
+                                    .gather_threads = runtime->config.gather_threads};
+    config.memory.lower = "pool_bytes";
     return kvf_link_bench_open(runtime->device, &config, out);
 }

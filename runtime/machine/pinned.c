@@ -23,6 +23,7 @@ kvf_status kvf_pinned_alloc(kvf_runtime *runtime, size_t bytes, void **host, voi
     kvf_host_memory_config config = kvf_runtime_memory(runtime);
     config.granule = kvf_round_up(bytes, 64) + HEAD_BYTES;
     config.bytes = config.granule;
+    config.lower = "bytes";
     kvf_host_memory memory;
     KVF_TRY(kvf_host_memory_create(runtime->context, runtime->device, &config, &memory));
     *(kvf_host_memory *)(void *)memory.arenas[0].host = memory;

@@ -208,7 +208,8 @@ kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime)
                                     .huge_pages = runtime->config.huge_pages,
                                     .allow_unpinned = runtime->config.allow_unpinned,
                                     .touch_threads = runtime->config.threads,
-                                    .topology = runtime->topology};
+                                    .topology = runtime->topology,
+                                    .lower = "tokens_max or host_tokens_max"};
 }
 
 const kvf_error *kvf_runtime_error(const kvf_runtime *runtime)

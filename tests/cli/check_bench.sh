@@ -100,6 +100,12 @@ for pool in 16 2K; do
         2>"$work/err" && fail "--pool $pool: exit status 0"
     grep -q -e '--pool: pool_bytes = ' "$work/err" || fail "--pool $pool: $(cat "$work/err")"
 done
+"$kvferry" bench link back --device "$device" --repetitions 1 --pages 1 --pool 16000G >"$work/out" 2>"$work/err" &&
+    fail "a pool of 16000G: exit status 0"
+grep -q 'lower pool_bytes' "$work/err" || fail "a pool of 16000G: $(cat "$work/err")"
+"$kvferry" bench link methods --device "$device" --repetitions 1 --page-bytes 4K --pages 256 --pool 64K >"$work/out" \
+    2>"$work/err" && fail "a pool that holds no fetch: exit status 0"
+grep -q 'nothing was measured: see the status of each case' "$work/err" || fail "no fetch: $(cat "$work/err")"
 if "$kvferry" bench link pin --device "$device" --huge-pages required --pool 1M --repetitions 1 --warmup 0 \
     >"$work/out" 2>"$work/err"; then
     grep -q hugetlb "$work/out" || fail "no huge pages: $(cat "$work/out")"

@@ -21,8 +21,11 @@
 
 static kvf_host_memory_config plain(uint64_t bytes, size_t granule)
 {
-    return (kvf_host_memory_config){
-        .bytes = bytes, .granule = granule, .node = -1, .touch_threads = 2};
+    return (kvf_host_memory_config){.bytes = bytes,
+                                    .granule = granule,
+                                    .node = -1,
+                                    .touch_threads = 2,
+                                    .lower = "bytes_of_test"};
 }
 
 static int is_mapped(void *page)
@@ -283,13 +286,14 @@ static void test_preflight(void **state)
     h.cgroup = 3 * GIB;
     expect_refusal(
         &r, &h, &config, KVF_OUT_OF_MEMORY,
-        (const char *const[]){"memory.max", "3.00 GiB", "16.00 GiB", "tokens_max", NULL});
+        (const char *const[]){"memory.max", "3.00 GiB", "16.00 GiB", "lower bytes_of_test", NULL});
     h.cgroup = 16 * GIB;
     RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
 
     h.node_free = 5 * GIB;
-    expect_refusal(&r, &h, &config, KVF_OUT_OF_MEMORY,
-                   (const char *const[]){"machine", "5.00 GiB", "16.00 GiB", "tokens_max", NULL});
+    expect_refusal(
+        &r, &h, &config, KVF_OUT_OF_MEMORY,
+        (const char *const[]){"machine", "5.00 GiB", "16.00 GiB", "lower bytes_of_test", NULL});
     h.may_come = 16 * GIB;
     RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
     h.may_come--;
@@ -372,13 +376,13 @@ static void test_others_take_memory(void **state)
     script.from = 3;
     expect_end(&r, &config, 4,
                (const char *const[]){"memory.max", "1024.00 KiB", "2.00 MiB of 4.00 MiB",
-                                     "raise memory.max", "tokens_max", NULL});
+                                     "raise memory.max", "lower bytes_of_test", NULL});
     config = scripted();
     script.then.node_free = 0;
     script.from = 4;
     expect_end(&r, &config, 5,
                (const char *const[]){"the machine has 0 B", "3.00 MiB of 4.00 MiB", "free memory",
-                                     "host_tokens_max", NULL});
+                                     "lower bytes_of_test", NULL});
     /* Just enough to the end is enough. */
     config = scripted();
     script.first.node_free = 4 * MIB;

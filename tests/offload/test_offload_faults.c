@@ -30,7 +30,8 @@ static kvf_status open_all(everything *e, rig_fault *fault, kvf_transfer method)
     e->context->fault_user = fault;
     kvf_device_config device = {.threads = 3, .isa_mask = KVF_ISA_ALL};
     KVF_TRY(kvf_device_open(e->context, rig_kind(), &device, &e->device));
-    kvf_host_memory_config memory = {.node = -1, .touch_threads = 2, .arena_bytes_max = 6u << 20};
+    kvf_host_memory_config memory = {
+        .node = -1, .touch_threads = 2, .arena_bytes_max = 6u << 20, .lower = "bytes"};
     KVF_TRY(kvf_page_pool_create(e->context, e->device, &memory, 1u << 20, 17, &e->pool));
     const kvf_residency shape = {
         .device = e->device, .heads = 4, .pages = 64, .slots = 32, .slot_bytes = 4096};
@@ -129,7 +130,8 @@ static void test_rollback_of_arenas(void **state)
     rig r;
     rig_open(&r, NULL);
     uint64_t before = r.context->live_blocks;
-    kvf_host_memory_config config = {.bytes = 3 * 65536,
+    kvf_host_memory_config config = {.lower = "bytes",
+                                     .bytes = 3 * 65536,
                                      .granule = 4096,
                                      .node = -1,
                                      .touch_threads = 1,

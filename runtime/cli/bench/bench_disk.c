@@ -393,8 +393,7 @@ static int run_all(disk_run *run)
     for (uint32_t i = PEAKS; i < run->row_count; i++)
         measured += run->rows[i].rounds > 0;
     if (measured == 0 && !cli_interrupted()) {
-        fputs("kvferry: nothing was measured: this machine has none of what was asked for\n",
-              stderr);
+        fputs("kvferry: nothing was measured: see the status of each case\n", stderr);
         run->failed = true;
     }
     return cli_interrupted() ? cli_interrupt_status() : run->failed ? 1 : 0;
