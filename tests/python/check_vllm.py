@@ -435,6 +435,8 @@ class Refusals(Case):
 
     def test_before_weights_are_loaded(self):
         """There are none to load."""
+        mask = os.path.join(FOLDER.name, "coarse.tsv")
+        write_mask(mask, ["1222"] * 4)
         kvferry = {"additional_config": {"kvferry": {"budget": FULL}}}
         wanted = {
             "no setting budgets": {"additional_config": {"kvferry": {"budgets": 5}}},
@@ -443,7 +445,9 @@ class Refusals(Case):
             "head_dim = 72: ": {"model": variant("head 72", head_dim=72, num_attention_heads=4), **kvferry},
             "query_heads = 32: with kv_heads = 1 a group has 32 heads": {"model": variant("group 32", num_attention_heads=32,
                                                                num_key_value_heads=1), **kvferry},
-            "block_size = 48: a block has a multiple of 32 tokens": {"block_size": 48, **kvferry}}
+            "block_size = 48: a block has a multiple of 32 tokens": {"block_size": 48, **kvferry},
+            "block_tokens = 32: coarse heads score means of 64": {
+                "additional_config": {"kvferry": {"head_mask": mask}}}}
         bare = {"model": variant("bare"), "load_format": "safetensors"}
         engine = self.refused({text: {**bare, **one} for text, one in wanted.items()})
         self.assertNotIn("Loading weights took", engine.log)

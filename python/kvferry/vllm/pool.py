@@ -245,12 +245,14 @@ def _try(config: Any, options: _options.Options, runtime: Runtime, heads: Heads)
     """A plan of all layers and heads of the model, if they are of different kinds, else of one layer."""
     model, cache = config.model_config, config.cache_config
     mask, layers, kv, query = None, 1, heads.kv, heads.query
+    # Beside layers of other kinds vLLM makes our blocks larger than was said.
+    is_said = cache.user_specified_block_size and not (config.attention_config.backend_per_kind or model.is_hybrid)
     if options.head_mask is not None:
         layers, kv = model.get_total_num_hidden_layers(), model.get_total_num_kv_heads()
         query = kv * (heads.query // heads.kv)
         mask = _heads.read(options.head_mask, layers, kv, _heads.Share(range(layers), kv, 0, 1))
     Blocks.plan_for(runtime, block_count=2, device_bytes=0, sequences_max=1, tokens_max=model.max_model_len,
-                    block_tokens=cache.block_size if cache.user_specified_block_size else 64, head_mask=mask,
+                    block_tokens=cache.block_size if is_said else 64, head_mask=mask,
                     layers=layers, query_heads=query, kv_heads=kv, head_dim=heads.size, dtype=model.dtype,
                     softmax_scale=heads.scale, **options.cache)
 
