@@ -45,7 +45,7 @@ class Stored(torch.Tensor):
         if isinstance(result, _PLAIN) or name in _NOTHING_TO_DO and any(result is a for a in args) or \
                 isinstance(result, tuple) and all(isinstance(x, int) for x in result):
             return result
-        stored = next(a for a in _flat((args, kwargs)) if isinstance(a, Stored))
+        stored = next(a for a in flat((args, kwargs)) if isinstance(a, Stored))
         raise stored.kvferry_layer.refusal(
             "what the cache hands out goes into %s, not into the attention "
             "named kvferry, which alone reads pages" % name)
@@ -60,12 +60,12 @@ def columns(number: int) -> int:
     return number if torch.compiler.is_compiling() else Columns(number)
 
 
-def _flat(values: Any) -> Any:
+def flat(values: Any) -> Any:
     if isinstance(values, (tuple, list)):
         for value in values:
-            yield from _flat(value)
+            yield from flat(value)
     elif isinstance(values, dict):
-        yield from _flat(list(values.values()))
+        yield from flat(list(values.values()))
     else:
         yield values
 
@@ -78,7 +78,7 @@ def stored(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-# ---- the operator: opaque to torch.compile ----
+# ---- operators: opaque to torch.compile ----
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
             cache: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
@@ -90,6 +90,18 @@ def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
 
 
+def _begin(cache: torch.Tensor, module: int, wanted: int) -> None:
+    caches[int(cache)]._begin(module, wanted)
+
+
+def _end(cache: torch.Tensor, module: int, made: torch.Tensor) -> None:
+    caches[int(cache)]._end(module)
+
+
+def _nothing(*args: Any) -> None:
+    """To a compiler, which keeps them in order, because they change the number, or so it thinks."""
+
+
 def _backward(*args: Any) -> None:
     raise no("gradients do not go through pages", "train with attn_implementation='sdpa' and no Cache")
 
@@ -97,9 +109,14 @@ def _backward(*args: Any) -> None:
 _library = torch.library.Library("kvferry", "DEF")
 _library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor cache, int layer, float scale)"
                 " -> Tensor")
+_library.define("begin(Tensor(a!) cache, int module, SymInt wanted) -> ()")
+_library.define("end(Tensor(a!) cache, int module, Tensor made) -> ()")
 for _device in ("CPU", "CUDA"):
     _library.impl("attend", _attend, _device)
 torch.library.register_fake("kvferry::attend", _shape_of, lib=_library)
+for _name, _does in (("begin", _begin), ("end", _end)):
+    _library.impl(_name, _does, "CompositeExplicitAutograd")
+    torch.library.register_fake("kvferry::" + _name, _nothing, lib=_library)
 torch.library.register_autograd("kvferry::attend", _backward, lib=_library)
 
 
@@ -159,6 +176,8 @@ def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch
         raise layer.refusal("its keys are attended twice in a pass, or with other values")
     key, value = layer.waiting
     layer.waiting = None
+    if torch.is_autocast_enabled(query.device.type): # as SDPA does
+        query, key, value = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (query, key, value))
     for name, meaning in _NOT_IN_PAGES:
         if kwargs.get(name) is not None:
             raise layer.refusal("its attention has %s (%s)" % (meaning, name))

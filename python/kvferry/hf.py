@@ -32,6 +32,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import types
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Union
@@ -62,6 +63,7 @@ _NAMES = ("cache", "past_key_values") # of a cache among arguments, as versions 
 
 _runtimes: Dict[str, Runtime] = {}
 _numbers = itertools.count(1)
+_beginning = threading.Lock()
 
 
 def _runtime_of(device: torch.device) -> Runtime:
@@ -106,13 +108,24 @@ def _pass_begins(module: Any, args: tuple, kwargs: dict) -> None:
     if kwargs.get("use_cache") is False:
         raise no("%s, use_cache = False with a Cache: generate hands over the whole text in every pass"
                  % type(module).__name__, "call it with use_cache=True, or without a Cache")
-    cache._begin(module, kwargs.get("logits_to_keep"))
+    if _implementation(module) != NAME:
+        raise Invalid("attn_implementation = %s of a %s with a Cache of kvferry: call "
+                      "set_attn_implementation('kvferry'), or pass another cache" % (
+                          _implementation(module), type(module).__name__))
+    wanted = kwargs.get("logits_to_keep")
+    torch.ops.kvferry.begin(cache._paged[0].number, id(module), wanted if isinstance(wanted, int) else -1)
 
 
 def _pass_ends(module: Any, args: tuple, kwargs: dict, result: Any) -> None:
     cache = _cache_in(args, kwargs)
-    if cache is not None:
-        cache._end(module, result is not None)
+    if cache is None:
+        return
+    if result is None: # an error ended it
+        cache._interrupted(id(module))
+    else: # the operator comes after all that this tensor is made of
+        number = cache._paged[0].number
+        made = next((x for x in _attention.flat(result) if isinstance(x, torch.Tensor)), number)
+        torch.ops.kvferry.end(number, id(module), made)
 
 
 def _watch(model: Any) -> None:
@@ -182,8 +195,8 @@ class _Layer(_caches.CacheLayerMixin):
         return _attention.caches[int(self.number)].refusal(self.at, what)
 
     def _in_pages(self, *value: Any) -> Any:
-        if not value: # `super().__init__` sets them
-            raise self.refusal("somebody reads the keys or values of a cache, which are in pages")
+        if value != (None,): # as `super().__init__` sets them
+            raise self.refusal("somebody reads or sets the keys or values of a cache, which are in pages")
 
     keys = values = property(_in_pages, _in_pages)
 
@@ -221,7 +234,8 @@ def _registered(cache: "Cache") -> torch.Tensor:
     """The cache's number for the operator: a tensor, because a compiler builds numbers in."""
     number = next(_numbers)
     _attention.caches[number] = cache
-    return torch.tensor(number, device="cpu")
+    with torch.inference_mode(False): # whatever passes there will be
+        return torch.tensor(number, device="cpu")
 
 
 def _name_of_the_cache(model: Any) -> str:
@@ -272,7 +286,7 @@ class _Pass(NamedTuple):
 _NEVER = _Pass(None, None, None, 0, []) # one that failed before its first layer attended
 
 
-class Cache(_caches.Cache):
+class Cache(_caches.DynamicCache):
     """Keys and values of a model in kvferry's pages; pass it as `past_key_values`.
 
     model       a model with attn_implementation="kvferry"
@@ -334,7 +348,7 @@ class Cache(_caches.Cache):
                 self._name, ", ".join(sorted({type(layer).__name__ for layer in layers}))), WITHOUT)
         for dim in {getattr(config.per_layer_config[layer.at], "head_dim", None) for layer in self._paged}:
             fill(CacheConfig(), "cache", {"head_dim": dim}, []) # says now what the first pass would
-        super().__init__(layers=layers)
+        _caches.Cache.__init__(self, layers=layers)
         _watch(model)
         self._cache: Optional[_PagedCache] = None
         self._sharers: "weakref.WeakSet[Cache]" = weakref.WeakSet([self]) # of _cache
@@ -346,8 +360,7 @@ class Cache(_caches.Cache):
         self._saved: List[str] = [] # files that the rows come from
         self._model: Optional[str] = None # what they must be of
         self._candidates = 0 # newest tokens of this pass that are to be verified
-        self._outer: Any = None # module whose pass it is
-        self._fresh: Optional[bool] = None # True before the first layer of that pass; None = there is no pass
+        self._outer: Optional[tuple] = None # module whose pass it is, by its id, and the thread that called it
         self._pass: Optional[_Pass] = None # while some layers have attended, and others have not
         self._turn = 0 # the layer that attends next
 
@@ -359,6 +372,13 @@ class Cache(_caches.Cache):
         return no("%s, layer %d: %s" % (self._name, at, what), WITHOUT)
 
     # -- what Transformers calls --
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any,
+               **kwargs: Any) -> tuple:
+        if layer_idx >= len(self.layers):
+            raise no("%s has %d layers: this Cache is not for a model with a layer %d" % (
+                self._name, len(self.layers), layer_idx), "make one of that model")
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the newest columns back; a negative number, as Transformers counts them."""
@@ -383,7 +403,7 @@ class Cache(_caches.Cache):
         for row in self._rows:
             row.truncate(0)
         self._held, self._gaps, self._saved, self._candidates = [0] * len(self._rows), None, [], 0
-        self._pass, self._turn, self._outer, self._fresh = None, 0, None, None
+        self._pass, self._turn, self._outer = None, 0, None
         for layer in self._paged:
             layer.waiting = None
         self._grow(0)
@@ -408,6 +428,7 @@ class Cache(_caches.Cache):
         self._settle()
         if not self._held:
             return
+        taken = [range(len(self._held))[i] for i in taken] # before anything changes
         if self._rows:
             for i in set(range(len(self._rows))) - set(taken):
                 self._rows[i].close()
@@ -436,7 +457,7 @@ class Cache(_caches.Cache):
                 layer.number = number
                 copied._paged.append(layer)
         copied._held, copied._saved = list(self._held), list(self._saved)
-        copied._outer = copied._fresh = None
+        copied._outer = None
         if self._cache is None:
             copied._sharers = weakref.WeakSet([copied])
         else:
@@ -569,35 +590,34 @@ class Cache(_caches.Cache):
 
     # -- a pass --
 
-    def _begin(self, module: Any, wanted: Any) -> None:
-        """Before a module's forward pass: of how many newest tokens logits are wanted; all but one are
-        candidates."""
-        if torch.compiler.is_compiling():
-            return
-        if _implementation(module) != NAME:
-            raise Invalid("attn_implementation = %s of a %s with a Cache of kvferry: call "
-                          "set_attn_implementation('kvferry'), or pass another cache" % (
-                              _implementation(module), type(module).__name__))
-        if self._outer is not None and self._outer is not module and self._fresh is not None:
-            self._want(wanted)
-            return # a module inside
-        self._settle()
-        self._outer, self._fresh = module, True
-        self._want(wanted)
-
-    def _want(self, wanted: Any) -> None:
-        if isinstance(wanted, int):
+    def _begin(self, module: int, wanted: int) -> None:
+        """Before a module's forward pass, by its id: of how many newest tokens logits are wanted; all but
+        one are candidates. -1 = it does not say."""
+        thread = threading.current_thread()
+        with _beginning:
+            outer, caller = self._outer or (module, thread)
+            if caller is not thread and caller.is_alive():
+                raise no("two threads call a model with one Cache", "give each its own (copy.deepcopy makes "
+                         "one), or call reset() if a pass was interrupted")
+            if caller is not thread or outer == module: # not a module inside
+                self._settle()
+                self._outer = module, thread
+        if wanted >= 0:
             self._candidates = max(wanted - 1, 0)
 
-    def _end(self, module: Any, whole: bool) -> None:
-        if torch.compiler.is_compiling() or module is not self._outer:
+    def _is_outer(self, module: int) -> bool:
+        return self._outer == (module, threading.current_thread())
+
+    def _interrupted(self, module: int) -> None:
+        if self._is_outer(module):
+            self._pass, self._outer, self._candidates = self._pass or _NEVER, None, 0
+
+    def _end(self, module: int) -> None:
+        if not self._is_outer(module):
             return
-        fresh, self._outer, self._fresh, self._candidates = self._fresh, None, None, 0
-        if not whole:
-            self._pass = self._pass or _NEVER
-            return
+        self._outer, self._candidates = None, 0
         for layer in self._paged:
-            if fresh or layer.waiting is not None or layer.index >= self._turn:
+            if layer.waiting is not None or layer.index >= self._turn:
                 raise layer.refusal("it did not attend to pages in this pass")
         self._count()
 
@@ -613,7 +633,7 @@ class Cache(_caches.Cache):
                 row.truncate(held)
         for layer in self._paged:
             layer.waiting = None
-        self._pass, self._turn, self._outer, self._fresh = None, 0, None, None
+        self._pass, self._turn, self._outer = None, 0, None
 
     # -- the attention of one layer --
 
@@ -639,7 +659,7 @@ class Cache(_caches.Cache):
 
     def _first_layer(self, mask: Optional[torch.Tensor], rows: int, tokens: int) -> None:
         """Which columns of this pass are tokens, and the lengths after it."""
-        if self._pass is not None or self._fresh is False:
+        if self._pass is not None:
             raise self._paged[0].refusal("it is attended again before the pass ends, or a pass was "
                                          "interrupted, after which the cache needs a reset()")
         valid, gaps = self._new_columns(mask, rows, tokens), None
@@ -654,8 +674,6 @@ class Cache(_caches.Cache):
                 if self._held[i] and not valid[i, -1]:
                     raise no("row %d ends in padding after tokens of an earlier pass" % i,
                              "pad on the left")
-        if self._fresh:
-            self._fresh = False
         self._pass = _Pass(mask, valid, gaps, self._columns + tokens, held)
 
     def _new_columns(self, mask: Optional[torch.Tensor], rows: int, tokens: int) -> Optional[torch.Tensor]:
@@ -789,10 +807,12 @@ def use(model: Any, budget: int = 512, **settings: Any) -> Any:
     cache. A call that names a cache_implementation has chosen its cache. settings: of `Cache`.
     `del model.generate` ends it.
     """
+    generate = getattr(type(model), "generate", None)
+    if generate is None:
+        raise no("%s has no generate" % type(model).__name__, "give use() the model itself, before torch.compile")
     _must_fit(model)
     model.set_attn_implementation(NAME)
     Cache(model, budget, **settings) # says now what does not fit
-    generate = type(model).generate
 
     @functools.wraps(generate)
     def generate_with_pages(self: Any, *args: Any, **kwargs: Any) -> Any:

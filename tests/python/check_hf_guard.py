@@ -10,6 +10,7 @@ import copy
 import os
 import pickle
 import tempfile
+import threading
 import unittest
 
 import check_hf # ends here where there is no torch
@@ -118,16 +119,24 @@ class Models(Case):
                 made = peaky(model, config, **fields)
                 self.refused("%s.*%s" % (model, why), kvferry.hf.Cache, made)
                 self.refused("%s.*%s" % (model, why), kvferry.hf.use, made)
+        compiled = torch.compile(make())
+        self.refused("OptimizedModule has no generate; .*before torch.compile", kvferry.hf.use, compiled)
         wide = make(head_dim=512)
         self.refused("head_dim = 512: must be .* to 256", cache_of, wide, error=kvferry.Invalid)
 
     def test_refused_when_compiled(self):
         """There keys are rebuilt without a sign, but the layer has not attended when the pass ends."""
-        model = peaky("DeepseekV3ForCausalLM", "DeepseekV3Config", **{
-            **DENSE, **LATENT, **MOE, "first_k_dense_replace": 4})
-        model.forward = torch.compile(model.forward, backend="aot_eager")
-        self.refused("DeepseekV3ForCausalLM, layer 0: it did not attend to pages", steps, model,
-                     prompt(1, 40), cache_of(model, tokens_max=256))
+        for whole in (False, True): # of the module, what watches its passes included
+            torch._dynamo.reset()
+            model = peaky("DeepseekV3ForCausalLM", "DeepseekV3Config", **{
+                **DENSE, **LATENT, **MOE, "first_k_dense_replace": 4})
+            if whole:
+                model.compile(backend="aot_eager")
+            else:
+                model.forward = torch.compile(model.forward, backend="aot_eager")
+            with torch.no_grad():
+                self.refused("DeepseekV3ForCausalLM, layer 0: it did not attend to pages", model,
+                             prompt(1, 40), past_key_values=cache_of(model, tokens_max=256))
 
     def test_a_scale_per_layer(self):
         self.equal(peaky("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_head=4, n_layer=4, n_positions=512,
@@ -195,8 +204,17 @@ class EncoderDecoders(Case):
         self.refused("T5.*, layer 0: its attention has a bias", t5.generate, prompt(1, 40),
                      past_key_values=both)
         cache = cache_of(make())
-        self.refused("LlamaForCausalLM, layer 1: somebody reads the keys",
-                     lambda: cache.layers[1].keys[0])
+        for use in (lambda: cache.layers[1].keys[0], lambda: list(cache)[0],
+                    lambda: setattr(cache.layers[1], "values", torch.ones(1))):
+            self.refused("LlamaForCausalLM, layer [01]: somebody reads or sets the keys", use)
+
+    def test_an_assistant_of_an_encoder_decoder(self):
+        model, assistant = self.made("Bart", max_position_embeddings=256), self.made(
+            "Bart", max_position_embeddings=256, decoder_layers=1)
+        how = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+        wanted = model.generate(prompt(1, 50), **how).tolist()
+        kvferry.hf.use(model, 256, tokens_max=256)
+        self.assertEqual(model.generate(prompt(1, 50), assistant_model=assistant, **how).tolist(), wanted)
 
 
 class WithoutOurCache(Case):
@@ -248,6 +266,87 @@ class Passes(Case):
             other.set_attn_implementation(own)
             self.refused("LlamaForCausalLM, layer 0: .*" + REBUILT, steps, other, prompt(1, 40),
                          cache_of(self.model))
+
+    def test_a_compiled_model(self):
+        """Its passes are watched as others are: candidates, one that is interrupted, a switch."""
+        ids = prompt(1, 40).repeat(1, 6)
+        how = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 30}
+        wanted = generate(self.model, ids, cache_of(self.model, 128), **how).tolist()
+        torch._dynamo.reset()
+        self.model.compile(backend="aot_eager", dynamic=True)
+        self.assertEqual(generate(self.model, ids, cache_of(self.model, 128), **how).tolist(), wanted)
+        cache, again = cache_of(self.model), cache_of(self.model)
+        compiled = torch.compile(self.model, backend="aot_eager", dynamic=True)
+        with torch.no_grad():
+            for each in (cache, again):
+                compiled(ids, past_key_values=each)
+            prefill, layers = cache._cache.prefill, []
+
+            def stops(*arguments, layer):
+                layers.append(layer)
+                if layer == 2:
+                    raise KeyboardInterrupt
+                return prefill(*arguments, layer=layer)
+            cache._cache.prefill = stops
+            with self.assertRaises(KeyboardInterrupt):
+                compiled(prompt(1, 10, seed=4), past_key_values=cache)
+            self.assertEqual(layers, [0, 1, 2])
+            del cache._cache.prefill
+            logits = [compiled(prompt(1, 10, seed=9), past_key_values=each).logits for each in (cache, again)]
+            torch.testing.assert_close(*logits, rtol=0, atol=0)
+            self.model.set_attn_implementation("sdpa")
+            self.refused("attn_implementation = sdpa", compiled, prompt(1, 1), past_key_values=cache,
+                         error=kvferry.Invalid)
+
+    def test_one_thread_at_a_time(self):
+        """A pass is of one thread; a thread that has ended leaves none."""
+        cache, other, said = cache_of(self.model), cache_of(self.model), []
+        ids, further = prompt(1, 60), prompt(1, 5, seed=9)
+
+        def another():
+            with torch.no_grad():
+                try:
+                    self.model(further, past_key_values=cache)
+                except kvferry.Unsupported as error:
+                    said.append(str(error))
+
+        def in_a_thread():
+            thread = threading.Thread(target=another)
+            thread.start()
+            thread.join()
+
+        def meanwhile(*arguments):
+            hook.remove()
+            in_a_thread()
+        with torch.no_grad():
+            wanted = self.model(ids, past_key_values=other).logits
+            hook = self.model.model.layers[2].register_forward_pre_hook(meanwhile)
+            got = self.model(ids, past_key_values=cache).logits
+            self.assertRegex(said.pop(), "two threads call a model with one Cache; .*deepcopy.*reset")
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+            hook = self.model.model.layers[2].register_forward_pre_hook(self.stopper(SystemExit))
+            in_a_thread() # ends in its pass
+            hook.remove()
+            logits = [self.model(further, past_key_values=each).logits for each in (cache, other)]
+        torch.testing.assert_close(*logits, rtol=0, atol=0)
+        self.assertEqual(said, [])
+
+    def test_a_model_of_other_layers(self):
+        self.model.set_attn_implementation("kvferry")
+        with torch.no_grad():
+            self.refused("LlamaForCausalLM has 2 layers: .*layer 2; make one of that model", self.model,
+                         prompt(1, 40), past_key_values=cache_of(make(num_hidden_layers=2)))
+
+    def test_autocast(self):
+        """Types as SDPA has them there."""
+        ids, logits = prompt(1, 60), []
+        for own in ("sdpa", "kvferry"):
+            self.model.set_attn_implementation(own)
+            cache = cache_of(self.model) if own == "kvferry" else transformers.DynamicCache()
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                logits.append(torch.cat([self.model(x, past_key_values=cache).logits
+                                         for x in (ids, ids[:, :1])], 1).float())
+        self.assertLess(float((logits[0] - logits[1]).abs().max() / logits[0].std()), 0.2)
 
     def test_masks_that_change(self):
         ids, further = prompt(2, 40), prompt(2, 5, seed=8)
@@ -431,6 +530,8 @@ class Copies(Case):
             for repeated in (cache, second):
                 repeated.batch_repeat_interleave(4)
                 self.assertEqual(generate(self.model, rows, repeated).tolist(), wanted)
+            with self.assertRaises(IndexError): # before a row is given back
+                cache.reorder_cache(torch.tensor([1, 4, 1, 1]))
             cache.batch_select_indices(torch.tensor([2, 1]))
             self.assertEqual([len(row) for row in cache._rows], [95 + check_hf.NEW - 1] * 2)
             further = torch.cat([torch.tensor(wanted)[[2, 1]], prompt(2, 3)], 1)

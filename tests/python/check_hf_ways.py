@@ -20,7 +20,6 @@ from check_hf_guard import sharpened
 import kvferry.hf
 
 NEW = 10
-torch.set_num_threads(1)
 REFUSED = {
     "attention weights": "output_attentions: weights over pages are never in one place",
     "a prompt that prunes, in chunks": "prune with prefill_chunk_size = 16",
@@ -134,7 +133,8 @@ class Ways(unittest.TestCase):
         kvferry.hf.use(model, 256, tokens_max=256)
         first = told(model, {"inputs": prompt(1, 60), "return_dict_in_generate": True})
         cache = getattr(first, "cache", None) or first.past_key_values
-        self.assertIsInstance(cache, kvferry.hf.Cache)  # Transformers' own tests want a DynamicCache
+        self.assertIsInstance(cache, kvferry.hf.Cache)
+        self.assertIsInstance(cache, transformers.DynamicCache)  # as Transformers' own tests want
         got = told(model, {"inputs": first.sequences, "past_key_values": cache})
         self.assertEqual(got.tolist(), wanted.tolist())
 
