@@ -29,6 +29,7 @@ import kvferry.hf
 
 transformers.logging.set_verbosity_error()
 warnings.simplefilter("ignore")
+torch.set_num_threads(1) # more of them wait for each other where others work, too
 
 VOCABULARY = 160
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
