@@ -606,11 +606,16 @@ KVF_API void kvf_cache_close(kvf_cache *cache);
 KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
 KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 
-/** How a layer attends, in prompts and in steps. With s = scale q.k of a token, softmax over the
- * attended tokens gives `out`, the average of their values; `lse` is ln of the sum of e^s. */
+/** How a layer attends, in prompts and in steps. With s = scale q.k of an attended token and v its
+ * value, out = sum e^s v / (e^sink + sum e^s) and lse = ln (e^sink + sum e^s); without a sink
+ * e^sink is 0. Verification and scores of prune policies count the sink; which pages a step selects
+ * does not depend on it. */
 typedef struct kvf_form {
     size_t size; /**< set by init */
     float scale; /**< above 0; 0 = softmax_scale of the settings */
+    /** On the host, [query_heads], copied: a logit per query head that joins the denominator, after
+     * scaling; -infinity = none of this head. NULL = none. No tokens: these are not sink_tokens. */
+    const float *sinks;
 } kvf_form;
 
 KVF_API void kvf_form_init_sized(kvf_form *form, size_t size);
@@ -625,7 +630,7 @@ static inline void kvf_form_init(kvf_form *form)
  * layer had while they were made; saved sequences have none.
  *
  * @param form   borrowed for the call
- * @return KVF_OK; KVF_INVALID names the field
+ * @return KVF_OK; KVF_INVALID names the field; with sinks also KVF_OUT_OF_MEMORY, KVF_DEVICE_FAILED
  */
 KVF_API KVF_CHECKED kvf_status kvf_cache_form(kvf_cache *cache, uint32_t layer,
                                               const kvf_form *form);

@@ -7,6 +7,8 @@
  * See kernels.h for what holds for every kernel.
  */
 
+#include <math.h>
+
 #include "slots.h"
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
@@ -99,9 +101,12 @@ typedef struct kvf_attend_args {
 } kvf_attend_args;
 KVF_TASKS(attend, kvf_attend_args, kvf_div_ceil_u32(a->spans_max, a->split) * a->lists)
 
+/* Attention sinks: a logit per query head that joins the denominator, -INFINITY = none, as if there
+ * were a token with that logit and a value of 0. */
+
 /* ---- merge: partial results by log-sum-exp, in split order ----
- * out[l, g, :] = sum_s e^(lse_s - lse) o_s; lse[l, g] = ln sum_s e^lse_s. Splits used:
- * ceil(span_count/split). No attended token: out = 0, lse = -INFINITY. One task per list.
+ * out[l, g, :] = sum_s e^(lse_s - lse) o_s; lse[l, g] = ln (e^sink + sum_s e^lse_s). Splits used:
+ * ceil(span_count/split). No attended token: out = 0, lse = sink. One task per list.
  */
 typedef struct kvf_merge_args {
     kvf_shape shape;
@@ -114,8 +119,15 @@ typedef struct kvf_merge_args {
     const float *partial_lse;   /* [lists, splits_max, group] */
     void *out;                  /* [lists, group, head_dim] dtype */
     float *lse;                 /* [lists, group]; may be NULL */
+    const float *sinks; /* [heads]: row r of lists x group is of head r % heads; NULL = none */
+    uint32_t heads;
 } kvf_merge_args;
 KVF_TASKS(merge, kvf_merge_args, a->lists)
+
+KVF_INLINE float kvf_merge_sink(const kvf_merge_args *a, size_t row)
+{
+    return a->sinks ? a->sinks[row % a->heads] : -INFINITY;
+}
 
 /* ---- attend_step: all of it in one launch, for a short step ----
  * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge. What
@@ -126,6 +138,8 @@ typedef struct kvf_attend_step_args {
     void *out;              /* of merge */
     float *lse;             /* of merge; may be NULL */
     uint32_t *arrived;      /* [lists] zero before and after */
+    const float *sinks;     /* of merge */
+    uint32_t heads;         /* of merge */
 } kvf_attend_step_args;
 KVF_TASKS(attend_step, kvf_attend_step_args, a->attend.lists)
 
@@ -143,6 +157,8 @@ KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
     merge.partial_lse = a->attend.partial_lse;
     merge.out = a->out;
     merge.lse = a->lse;
+    merge.sinks = a->sinks;
+    merge.heads = a->heads;
     return merge;
 }
 
@@ -177,6 +193,7 @@ typedef struct kvf_prefill_kernel_args {
     float *lse;                /* [tokens, kv_heads, group]; may be NULL */
     uint32_t blocks_stride;    /* pages from the blocks of a chunk to those of the next */
     kvf_query_chunks chunks;   /* count = 0: one, of `tokens` behind `base` */
+    const float *sinks;        /* [kv_heads, group] as of merge; NULL = none */
 } kvf_prefill_kernel_args;
 KVF_TASKS(prefill, kvf_prefill_kernel_args,
           kvf_max_u32(a->chunks.count, 1) * a->kv_heads *
@@ -192,6 +209,11 @@ KVF_INLINE kvf_query_chunk kvf_prefill_chunk(const kvf_prefill_kernel_args *a, u
 KVF_INLINE const void *const *kvf_prefill_blocks(const kvf_prefill_kernel_args *a, uint32_t i)
 {
     return a->blocks + (size_t)i * a->blocks_stride;
+}
+
+KVF_INLINE float kvf_prefill_sink(const kvf_prefill_kernel_args *a, uint32_t kv_head, uint32_t g)
+{
+    return a->sinks ? a->sinks[kv_head * a->group + g] : -INFINITY;
 }
 
 /* The chunk of a task as a launch of its own. The task becomes one of its, or its number of tasks:

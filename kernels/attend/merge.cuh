@@ -59,6 +59,13 @@ static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, u
             o.w = is_empty ? o.w : o.w + weight * x[k].w;
         }
     }
+    const float sink = kvf_merge_sink(&a, row);
+    if (sink > -INFINITY) {
+        const float most = fmaxf(top, sink), factor = kvf_exp2((top - most) * KVF_CUDA_LOG2E);
+        sum = sum * factor + kvf_exp2((sink - most) * KVF_CUDA_LOG2E);
+        kvf_scale(&o, factor);
+        top = most;
+    }
     if (sum > 0.0f)
         kvf_scale(&o, 1.0f / sum);
     kvf_store4(a.out, a.shape.dtype, (size_t)row * a.shape.head_dim + column, o);

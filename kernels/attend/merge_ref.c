@@ -14,12 +14,15 @@ static void merge_row(const kvf_merge_args *a, uint32_t list, uint32_t g, uint32
 {
     const uint32_t d_count = a->shape.head_dim;
     const size_t row = (size_t)list * a->group + g;
-    double top = -INFINITY, sum = 0.0;
+    const double sink = (double)kvf_merge_sink(a, row);
+    double top = sink, sum = 0.0;
     double acc[KVF_HEAD_DIM_MAX] = {0.0};
     for (uint32_t s = 0; s < splits; s++) {
         const size_t part = ((size_t)list * a->splits_max + s) * a->group + g;
         top = fmax(top, (double)a->partial_lse[part]);
     }
+    if (sink > -INFINITY)
+        sum = exp(sink - top);
     for (uint32_t s = 0; s < splits; s++) {
         const size_t part = ((size_t)list * a->splits_max + s) * a->group + g;
         if (a->partial_lse[part] == -INFINITY)

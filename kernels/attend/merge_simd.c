@@ -44,11 +44,12 @@ void KVF_SIMD_NAME(merge)(const void *args, uint32_t task)
     const float *o = a->partial_o + (size_t)task * a->splits_max * group * head_dim;
     group_state x;
     for (uint32_t g = 0; g < group; g++) {
-        x.top[g] = -INFINITY;
-        x.sum[g] = 0.0f;
+        const float sink = kvf_merge_sink(a, (size_t)task * group + g);
+        x.top[g] = sink;
         memset(x.o[g], 0, head_dim * sizeof *x.o[g]);
         for (uint32_t s = 0; s < splits; s++)
             x.top[g] = lse[s * group + g] > x.top[g] ? lse[s * group + g] : x.top[g];
+        x.sum[g] = sink == -INFINITY ? 0.0f : expf(sink - x.top[g]);
     }
     for (uint32_t s = 0; s < splits; s++) {
         float weights[KVF_GROUP_MAX_HEADS];

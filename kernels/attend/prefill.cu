@@ -161,8 +161,9 @@ begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile 
         for (uint32_t side = 0; side < 2; side++) {
             const uint32_t row = kvf_min_u32(first + m * 16 + side * 8 + lane / 4, t->rows - 1);
             w->limit[m][side] = t->base + (t->first + row) / a->group;
-            w->top[m][side] = -INFINITY;
-            w->sum[m][side] = 0.0f;
+            const float sink = kvf_prefill_sink(a, t->head, (t->first + row) % a->group);
+            w->top[m][side] = sink * KVF_CUDA_LOG2E;
+            w->sum[m][side] = sink == -INFINITY || lane % 4 ? 0.0f : 1.0f;
         }
     }
     const uint32_t last = kvf_min_u32(first + plan<D>::warp_rows, t->rows) - 1;
@@ -477,6 +478,12 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     if (t.rows == 0)
         return;
     kvf_plain_begin(&r);
+    const uint32_t own = threadIdx.x / KVF_PLAIN_PARTS;
+    if (own < t.rows) {
+        const float sink = kvf_prefill_sink(&a, t.head, (t.first + own) % a.group);
+        r.top = sink * KVF_CUDA_LOG2E;
+        r.sum = sink == -INFINITY || threadIdx.x % KVF_PLAIN_PARTS ? 0.0f : 1.0f;
+    }
     for (uint32_t first = seen_tile(&t, 0, KVF_PLAIN_TOKENS); first < t.keys;
          first = seen_tile(&t, first + KVF_PLAIN_TOKENS, KVF_PLAIN_TOKENS)) {
         __syncthreads();
@@ -488,7 +495,6 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     }
     __syncthreads();
     const float lse = kvf_plain_end(state, &r);
-    const uint32_t own = threadIdx.x / KVF_PLAIN_PARTS;
     if (a.lse && threadIdx.x % KVF_PLAIN_PARTS == 0 && own < t.rows)
         a.lse[row_at(&a, &t, own)] = lse;
 #pragma unroll

@@ -44,11 +44,14 @@ static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
 {
     const kvf_shape *s = &a->shape;
     const uint32_t last = a->base + r->token;
-    double top = -INFINITY, sum = 0.0;
+    const double sink = (double)kvf_prefill_sink(a, r->kv_head, (uint32_t)(r->row % a->group));
+    double top = sink, sum = 0.0;
     double acc[KVF_HEAD_DIM_MAX] = {0.0};
     for (uint32_t j = 0; j <= last; j++)
         if (is_seen(a, last, j))
             top = fmax(top, logit(a, r, j));
+    if (sink > -INFINITY)
+        sum = exp(sink - top);
     for (uint32_t j = 0; j <= last && top > -INFINITY; j++) {
         if (!is_seen(a, last, j))
             continue;

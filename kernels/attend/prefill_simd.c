@@ -124,8 +124,9 @@ KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *
     }
     strips_finish(&b->q, rows, &a->shape);
     for (uint32_t r = 0; r < kvf_round_up(rows, STRIP); r++) {
-        b->top[r] = -INFINITY;
-        b->sum[r] = 0.0f;
+        const float sink = kvf_prefill_sink(a, kv_head, (first_row + r) % a->group);
+        b->top[r] = sink * KVF_LOG2E;
+        b->sum[r] = sink == -INFINITY ? 0.0f : 1.0f;
     }
     memset(b->o, 0, kvf_round_up(rows, STRIP) * b->columns * sizeof *b->o);
     /* A half panel at the end of a row of 80 with 16 lanes: its second vector stays zero. */

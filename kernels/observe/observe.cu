@@ -319,7 +319,8 @@ static __device__ __forceinline__ void merge_chunks(const row_scales *r, const k
     for (uint32_t i = threadIdx.x; i < heads * r->columns; i += blockDim.x) {
         const uint32_t g = i / r->columns, w = i % r->columns;
         const size_t at = first + g * a->window + w;
-        float top = -INFINITY, sum = 0.0f;
+        const float sink = kvf_observe_sink(a, c->head, a->group_first + g);
+        float top = sink, sum = 0.0f;
         float unit = 1.0f;
         if (IS_PLAIN && w < a->window)
             unit = kvf_observe_weight(a, w);
@@ -328,6 +329,8 @@ static __device__ __forceinline__ void merge_chunks(const row_scales *r, const k
         if (w < a->window && !a->is_raw) {
             for (uint32_t k = 0; k < chunks; k++)
                 top = fmaxf(top, a->row_max[at + k * stride]);
+            if (sink > -INFINITY)
+                sum = kvf_exp2((sink - top) * KVF_CUDA_LOG2E);
             for (uint32_t k = 0; k < chunks && top > -INFINITY; k++)
                 sum += a->row_sum[at + k * stride] *
                        kvf_exp2((a->row_max[at + k * stride] - top) * KVF_CUDA_LOG2E);

@@ -7,6 +7,8 @@
  * See kernels.h for what holds for every kernel.
  */
 
+#include <math.h>
+
 #include "paging.h"
 #include "score/score_args.h"
 
@@ -52,13 +54,19 @@ typedef struct kvf_observe_args {
     const kvf_span *spans;      /* [kv_heads, spans_max] */
     const uint32_t *span_index; /* [kv_heads, spans_max] token index of row 0 of the span */
     const uint32_t *span_count; /* [kv_heads] */
-    float *row_max;             /* [kv_heads, chunks_max = ceil(spans_max/64), group, window] */
-    float *row_sum;             /* likewise */
-    float *score;               /* [kv_heads, spans_max * page_size]; step 2 */
+    const float *sinks; /* [kv_heads, group] logits that join the sum; NULL = none; step 2 */
+    float *row_max;     /* [kv_heads, chunks_max = ceil(spans_max/64), group, window] */
+    float *row_sum;     /* likewise */
+    float *score;       /* [kv_heads, spans_max * page_size]; step 2 */
 } kvf_observe_args;
 KVF_TASKS(observe_stats, kvf_observe_args,
           kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS) * a->kv_heads)
 KVF_TASKS(observe_score, kvf_observe_args, kvf_observe_stats_tasks(a))
+
+KVF_INLINE float kvf_observe_sink(const kvf_observe_args *a, uint32_t head, uint32_t g)
+{
+    return a->sinks ? a->sinks[head * a->group + g] : -INFINITY;
+}
 
 /* Heads of the group that take part. */
 KVF_INLINE uint32_t kvf_observe_heads(const kvf_observe_args *a)

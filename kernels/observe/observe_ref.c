@@ -89,11 +89,14 @@ typedef struct row_scale {
 static row_scale merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t g, uint32_t w)
 {
     const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
-    row_scale r = {.top = -INFINITY};
+    const double sink = (double)kvf_observe_sink(a, c->head, g);
+    row_scale r = {.top = sink};
     for (uint32_t i = 0; i < chunks; i++) {
         const size_t row = ((size_t)c->head * c->chunks_max + i) * a->group + g;
         r.top = fmax(r.top, (double)a->row_max[row * a->window + w]);
     }
+    if (sink > -INFINITY)
+        r.sum = exp(sink - r.top);
     for (uint32_t i = 0; i < chunks && r.top > -INFINITY; i++) {
         const size_t row = ((size_t)c->head * c->chunks_max + i) * a->group + g;
         r.sum += (double)a->row_sum[row * a->window + w] *

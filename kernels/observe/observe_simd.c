@@ -203,7 +203,8 @@ static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t fir
     const size_t stride = (size_t)a->group * a->window;
     const size_t at = stats_at(a, c->head * c->chunks_max) + first;
     for (uint32_t r = 0; r < rows; r++) {
-        float top = -INFINITY, sum = 0.0f;
+        const float sink = kvf_observe_sink(a, c->head, head_of(a, first + r));
+        float top = sink, sum = 0.0f;
         const float unit = unit_of(a, (first + r) % a->window);
         s->weight[r] = unit;
         if (a->is_raw)
@@ -212,6 +213,8 @@ static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t fir
             const float x = a->row_max[at + i * stride + r];
             top = x > top ? x : top;
         }
+        if (sink > -INFINITY)
+            sum = exp2_one((sink - top) * KVF_LOG2E);
         for (uint32_t i = 0; i < chunks && top > -INFINITY; i++)
             sum += a->row_sum[at + i * stride + r] *
                    exp2_one((a->row_max[at + i * stride + r] - top) * KVF_LOG2E);

@@ -67,12 +67,18 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
     return config
 
 
-def make_form(scale: float) -> Form:
-    """A kvf_form; 0 = as the settings say."""
-    form = Form()
+def make_form(settings: CacheConfig, scale: float, sinks: Any) -> tuple:
+    """A kvf_form, and the array that it names."""
+    form, array = Form(), None
     lib.kvf_form_init_sized(byref(form), ctypes.sizeof(form))
     form.scale = scale
-    return form
+    if sinks is not None:
+        array = np.ascontiguousarray(sinks, dtype=np.float32)
+        if array.shape != (settings.query_heads,):
+            raise Invalid("sinks has shape %s: it must have a number for each of %d query heads" % (
+                array.shape, settings.query_heads))
+        form.sinks = array.ctypes.data
+    return form, array
 
 
 class PageLists:
@@ -125,14 +131,15 @@ class Cache(Handle):
         self._args_address = addressof(self._args)
         self._shapes: dict = {}
 
-    def form(self, layer: int, *, scale: float = 0.0) -> None:
+    def form(self, layer: int, *, scale: float = 0.0, sinks: Any = None) -> None:
         """How a layer attends; call it before the layer's first token.
 
         scale  of scores; 0 = softmax_scale of the settings
+        sinks  [query_heads] on the host: logits that join the denominators; -inf = none of a head
         """
+        made = make_form(self.settings, scale, sinks)
         with self._node.lock:
-            self._must(lib.kvf_cache_form(self._node.check(), self._layer(layer),
-                                          byref(make_form(scale))))
+            self._must(lib.kvf_cache_form(self._node.check(), self._layer(layer), byref(made[0])))
 
     # -- sequences --
 

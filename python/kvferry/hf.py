@@ -263,15 +263,20 @@ def _causal_columns(mask: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor,
-                         out: torch.Tensor, scale: float) -> None:
+                         out: torch.Tensor, scale: float, sinks: Optional[torch.Tensor]) -> None:
     """Queries of padding after the first token of a prompt: nobody needs them, but logits show them."""
     late = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0]
     if len(late):
         keys = valid.nonzero()[:, 0]
         q, k, v = (x.transpose(0, 1)[None] for x in (q[late], k[keys], v[keys]))
+        mask = keys < late[:, None]
+        if sinks is not None: # a token of zeros, whose score is the sink
+            mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
+            mask = torch.cat([mask.expand(len(sinks), -1, -1),
+                              sinks.to(q.dtype)[:, None, None].expand(-1, len(late), 1)], 2)[None]
+            k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         out[late] = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=keys < late[:, None], scale=scale,
-            enable_gqa=True)[0].transpose(0, 1)
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)[0].transpose(0, 1)
 
 
 class _Pass(NamedTuple):
@@ -501,7 +506,7 @@ class Cache(_caches.DynamicCache):
                     row.save(path).wait()
                     made.append(cache.restore(path))
         self.close()
-        self._cache, self._sharers = cache, weakref.WeakSet([self])
+        self._cache, self._forms, self._sharers = cache, {}, weakref.WeakSet([self])
         if self._prune is not None:
             self._pruner = Pruner(cache, self._prune, **self._prune_settings)
         return made
@@ -653,7 +658,7 @@ class Cache(_caches.DynamicCache):
         else:
             self._rows = [cache.sequence() for _ in range(q.shape[0])]
             self._held = [0] * q.shape[0]
-        self._cache, self._geometry = cache, settings
+        self._cache, self._geometry, self._forms = cache, settings, {}
         if self._prune is not None:
             self._pruner = Pruner(self._cache, self._prune, **self._prune_settings)
 
@@ -698,7 +703,8 @@ class Cache(_caches.DynamicCache):
         return None if new is None or bool(new.all()) else new
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                mask: Optional[torch.Tensor], layer: int, scale: float) -> torch.Tensor:
+                mask: Optional[torch.Tensor], layer: int, scale: float,
+                sinks: Optional[torch.Tensor]) -> torch.Tensor:
         """[rows, tokens, heads, head_dim] of [rows, heads, tokens, head_dim]."""
         rows, _, tokens, _ = q.shape
         if layer and layer != self._turn:
@@ -711,7 +717,7 @@ class Cache(_caches.DynamicCache):
         if layer == 0:
             self._first_layer(mask, rows, tokens)
         self._same(q, k, mask, layer, tokens)
-        q = self._scaled(q, layer, scale)
+        self._form(layer, scale, sinks)
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         valid = self._pass.valid
         if tokens == 1 and valid is None:
@@ -719,7 +725,7 @@ class Cache(_caches.DynamicCache):
         else:
             out = torch.zeros_like(q) if valid is not None else torch.empty_like(q)
             for i in range(rows):
-                self._append(i, q[i], k[i], v[i], out[i], layer)
+                self._append(i, q[i], k[i], v[i], out[i], layer, scale, sinks)
         self._turn = layer + 1
         if self._turn == len(self._paged) and self._outer is None:
             self._count()
@@ -746,15 +752,18 @@ class Cache(_caches.DynamicCache):
         if (valid is None) != (wanted is None) or valid is not None and not torch.equal(valid, wanted):
             raise self._paged[layer].refusal("its mask is not that of the first layer")
 
-    def _scaled(self, q: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
-        """Queries that give, with the scale that the cache has for all layers, scores with this one."""
-        ratio = scale / self._geometry["softmax_scale"]
-        if not 0 < ratio < float("inf"):
+    def _form(self, layer: int, scale: float, sinks: Optional[torch.Tensor]) -> None:
+        """The scale and the sinks of a layer, before its first token and where they changed since."""
+        if not 0 < scale < float("inf"):
             raise self._paged[layer].refusal("scores are multiplied by %g" % scale)
-        return q if ratio == 1 else (q.float() * ratio).to(q.dtype)
+        form = scale, None if sinks is None else (sinks.data_ptr(), sinks._version)
+        if self._forms.get(layer) != form:
+            self._cache.form(layer, scale=scale,
+                             sinks=None if sinks is None else sinks.detach().float().cpu().numpy())
+            self._forms[layer] = form
 
     def _append(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-                layer: int) -> None:
+                layer: int, scale: float, sinks: Optional[torch.Tensor]) -> None:
         """The new tokens of a row, without padding."""
         row, of, result, valid = self._rows[i], None, out, self._pass.valid
         if valid is not None and not bool(valid[i].all()):
@@ -762,8 +771,7 @@ class Cache(_caches.DynamicCache):
             if not len(of):
                 return
             if not self._held[i]:
-                _attend_from_padding(q, k, v, valid[i].to(q.device), out,
-                                     self._geometry["softmax_scale"])
+                _attend_from_padding(q, k, v, valid[i].to(q.device), out, scale, sinks)
             q, k, v = q[of], k[of], v[of]
             result = torch.empty_like(q)
         dense = q.shape[0] - self._steps(i, q.shape[0])

@@ -201,7 +201,9 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                   .partial_o = t->partial_o,
                                   .partial_lse = t->partial_lse,
                                   .out = t->out,
-                                  .lse = t->lse};
+                                  .lse = t->lse,
+                                  .sinks = kvf_step_form(step)->sinks,
+                                  .heads = step->part->config.query_heads};
     KVF_TRY(KVF_LAUNCH(step, trail, trail));
     KVF_TRY(KVF_LAUNCH(step, attend, attend));
     KVF_TRY(KVF_LAUNCH(step, merge, merge));
@@ -317,7 +319,8 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
                                        .out = args->out,
                                        .lse = args->lse,
                                        .blocks_stride = p->blocks_max,
-                                       .chunks = *chunks};
+                                       .chunks = *chunks,
+                                       .sinks = blocks->cache->forms[args->layer].sinks};
     kvf_spoil_args spoil = spoil_of(blocks, chunks->count, args->out, args->lse);
     spoil.chunks = *chunks;
     for (uint32_t i = 0; i < chunks->count; i++)

@@ -38,6 +38,8 @@ typedef struct kvf_place {
 /* How a layer attends; see kvf_form. */
 typedef struct kvf_layer_form {
     float scale; /* not 0 */
+    const float
+        *sinks; /* on the device, query heads of the part, then those that stream; or NULL */
 } kvf_layer_form;
 
 /* Sums that only the host knows. */
@@ -51,6 +53,7 @@ typedef struct kvf_layer_host_counters {
 typedef struct kvf_words {
     uint64_t *faults; /* [sequences_max] */
     uint64_t *stamp;
+    float *sinks; /* [query_heads] on their way to the device */
 } kvf_words;
 
 struct kvf_cache {
@@ -80,6 +83,7 @@ struct kvf_cache {
     kvf_sequence **row_sequences;      /* [rows] of a call with several tokens of a sequence */
     kvf_layer_host_counters *counters; /* [layers] */
     kvf_layer_form *forms;             /* [layers] */
+    float *sinks;                      /* [layers, query_heads] in device memory, of forms */
     kvf_footprint_meter footprint;
 
     kvf_order order;

@@ -213,6 +213,14 @@ kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call)
     return c;
 }
 
+/* Of the streaming heads, which come after the others. */
+static const float *sinks_of(const kvf_heads_call *call)
+{
+    const float *sinks = kvf_step_form(call->step)->sinks;
+    const uint32_t others = call->step->cache->config.kv_heads - call->streaming;
+    return sinks ? sinks + (size_t)others * rings_of(call)->group : NULL;
+}
+
 static kvf_status append_chunk(const kvf_heads_call *call, const kvf_streaming_chunk *c)
 {
     const kvf_step *step = call->step;
@@ -257,7 +265,8 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
                                             .scale = kvf_step_form(step)->scale,
                                             .q = heads.q,
                                             .blocks = c->window,
-                                            .out = heads.out};
+                                            .out = heads.out,
+                                            .sinks = sinks_of(call)};
     KVF_TRY(append_chunk(call, c));
     if (heads.q)
         KVF_TRY(KVF_LAUNCH(step, prefill, attend));
@@ -313,7 +322,9 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
                                   .partial_o = attend.partial_o,
                                   .partial_lse = attend.partial_lse,
                                   .out = heads.out,
-                                  .lse = heads.lse};
+                                  .lse = heads.lse,
+                                  .sinks = sinks_of(call),
+                                  .heads = ring.ring.heads * z->group};
     KVF_TRY(KVF_LAUNCH(step, ring, ring));
     KVF_TRY(KVF_LAUNCH(step, attend, attend));
     return KVF_LAUNCH(step, merge, merge);

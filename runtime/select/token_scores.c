@@ -47,6 +47,7 @@ kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
                               .span_count = t->cover.span_count,
                               .row_max = t->row_max,
                               .row_sum = t->row_sum,
+                              .sinks = kvf_step_form(step)->sinks,
                               .score = t->token_score};
 }
 

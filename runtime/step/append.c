@@ -300,7 +300,8 @@ kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32
                                        .scale = kvf_step_form(step)->scale,
                                        .q = args->q,
                                        .blocks = (const void *const *)blocks,
-                                       .out = args->out};
+                                       .out = args->out,
+                                       .sinks = kvf_step_form(step)->sinks};
     return args->q ? KVF_LAUNCH(step, prefill, a) : KVF_OK;
 }
 

@@ -195,7 +195,9 @@ static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
     const kvf_attend_step_args args = {.attend = attend_args(step, a, KVF_PASS_ALL),
                                        .out = a->out,
                                        .lse = a->lse,
-                                       .arrived = step->part->tables.arrived};
+                                       .arrived = step->part->tables.arrived,
+                                       .sinks = kvf_step_form(step)->sinks,
+                                       .heads = step->part->config.query_heads};
     return KVF_LAUNCH(step, attend_step, args);
 }
 
@@ -212,7 +214,9 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
                                  .partial_o = part->tables.partial_o,
                                  .partial_lse = part->tables.partial_lse,
                                  .out = a->out,
-                                 .lse = a->lse};
+                                 .lse = a->lse,
+                                 .sinks = kvf_step_form(step)->sinks,
+                                 .heads = part->config.query_heads};
     return KVF_LAUNCH(step, merge, args);
 }
 

@@ -57,6 +57,7 @@ typedef struct world {
     kvf_blocks *blocks;
     kvf_blocks_config config;
     uint32_t random;
+    uint32_t forms; /* see fuzz_form_of */
     uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
     size_t stride;                /* of a block's codes */
     char *codes, *other;          /* [layers, blocks, stride]: bound, and not */
@@ -322,11 +323,12 @@ static void check_output(const world *w, const call *c, uint32_t layer, uint32_t
             PROMISE(!has_answer || tokens || x == 0.0f);
         }
         const uint32_t kv_head = h / (cc->query_heads / cc->kv_heads);
+        const fuzz_form form = fuzz_form_of(w->forms, DIM, layer, h);
         const int streams = w->kinds[layer * cc->kv_heads + kv_head] == 0;
         if (has_answer && tokens &&
             (streams ? tokens <= cc->streaming_sink + cc->streaming_recent : is_dense))
             fuzz_check_dense(w->q + first, DIM, tokens, token_at,
-                             &(head_of){w, c, layer, row, kv_head}, w->out + first, 1e-4);
+                             &(head_of){w, c, layer, row, kv_head}, &form, w->out + first, 1e-4);
     }
 }
 
@@ -479,6 +481,9 @@ static int open_store(world *w)
     memset(w->codes, 0xff, bytes);
     memset(w->other, 0x5a, bytes);
     for (uint32_t l = 0; l < bc.cache.layers; l++) {
+        float sinks[QUERY_HEADS_MAX];
+        const kvf_form form = fuzz_layer_form(w->forms, &bc.cache, l, sinks);
+        PROMISE(kvf_blocks_form(w->blocks, l, &form) == KVF_OK);
         bind(w, l);
         put_all(w, l);
     }
@@ -512,6 +517,7 @@ void fuzz_blocks(fuzz_input in, kvf_runtime *runtime, kvf_stream *stream)
     w->runtime = runtime;
     w->stream = stream;
     w->random = 1;
+    w->forms = in.size ? in.data[in.size - 1] : 0;
     if (open_store(w))
         run(w);
     kvf_blocks_close(w->blocks);

@@ -134,6 +134,7 @@ static void play_again(world *w, model *m)
     uint32_t first = 0;
     if (!m->plain) {
         PROMISE(kvf_cache_open(w->plain_runtime, &w->plain_config, &m->plain, &error) == KVF_OK);
+        give_forms(w, m->plain);
         m->pruner = open_pruner(w, m->plain);
     }
     kvf_sequence_destroy(m->twin);
@@ -290,7 +291,8 @@ static void check_dense(const world *w, const model *m, uint32_t layer, uint32_t
             q[d] = kvf_element_get(w->mine[layer].q, c->dtype, at);
             out[d] = kvf_element_get(w->mine[layer].out, c->dtype, at);
         }
-        fuzz_check_dense(q, c->head_dim, tokens, token_at, &head, out, limits[c->dtype]);
+        const fuzz_form form = fuzz_form_of(w->forms, c->head_dim, layer, h);
+        fuzz_check_dense(q, c->head_dim, tokens, token_at, &head, &form, out, limits[c->dtype]);
     }
 }
 
@@ -555,13 +557,14 @@ static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_
     const uint32_t dim = c->head_dim, number = row * c->query_heads + head;
     const size_t q = (size_t)number * dim, first = (size_t)w->indptr[list] * c->page_size;
     const size_t end = (size_t)(w->indptr[list + 1] - 1) * c->page_size;
-    double sum = 0, result[DIM_MAX] = {0};
+    const fuzz_form form = fuzz_form_of(w->forms, dim, layer, head);
+    double sum = exp(form.sink - 20), result[DIM_MAX] = {0};
     for (size_t t = first; t < end + (size_t)w->last_page_len[list]; t++) {
         double logit = 0;
         for (uint32_t d = 0; d < dim; d++)
             logit += (double)kvf_element_get(r->q, c->dtype, q + d) *
                      (double)kvf_element_get(w->pages, c->dtype, t * 2 * dim + d);
-        const double weight = exp(logit / sqrt(dim) - 20); /* logits are below 46 */
+        const double weight = exp(logit * form.scale - 20); /* logits are below 58 */
         sum += weight;
         for (uint32_t d = 0; d < dim; d++)
             result[d] +=
@@ -745,6 +748,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
     w->plain_runtime = fuzz_runtime(1);
+    w->forms = size ? data[size - 1] : 0;
     PROMISE(kvf_stream_create(w->plain_runtime, &w->plain_stream) == KVF_OK);
     if (!draw(w, 0, 3))
         fuzz_blocks(w->in, w->runtime, w->stream);

@@ -69,6 +69,7 @@ typedef struct world {
     kvf_cache_config config, plain_config;
     kvf_prune_config prune;
     uint32_t chunk; /* of a prompt that is evicted chunk by chunk */
+    uint32_t forms; /* see fuzz_form_of */
     int can_cut, has_rings, has_lists;
     int is_wild;     /* layers may have other lengths than what is accounted */
     int is_poisoned; /* a NaN went in: KVF_NOT_FINITE may come from any call, and nothing is
@@ -121,6 +122,15 @@ static inline size_t row_bytes(const world *w)
 static inline void settle(kvf_stream *stream)
 {
     PROMISE(kvf_stream_wait(stream) == KVF_OK);
+}
+
+static inline void give_forms(const world *w, kvf_cache *cache)
+{
+    float sinks[HEADS_MAX];
+    for (uint32_t l = 0; w->forms % 2 && l < w->config.layers; l++) {
+        const kvf_form form = fuzz_layer_form(w->forms, &w->config, l, sinks);
+        PROMISE(kvf_cache_form(cache, l, &form) == KVF_OK);
+    }
 }
 
 /* ---- settings ---- */
@@ -279,6 +289,7 @@ static inline int open_world(world *w)
         PROMISE(error.text[0] && !w->cache);
         return 0;
     }
+    give_forms(w, w->cache);
     w->pruner = open_pruner(w, w->cache);
     const uint32_t is_static = kvf_cache_memory(w->cache)->static_tokens;
     w->plain_config.device_bytes = draw(w, 0, 1) ? 0 : KVF_DEVICE_BYTES_AUTO;

@@ -35,21 +35,48 @@ static inline void fuzz_fill(uint32_t *random, float *values, size_t count)
     }
 }
 
+/* How a query head attends; see kvf_form. */
+typedef struct fuzz_form {
+    double scale, sink;
+} fuzz_form;
+
+/* They follow from the last byte of an input, so that the others mean what they meant: an even one
+ * gives no layer a form. */
+static inline fuzz_form fuzz_form_of(uint32_t byte, uint32_t dim, uint32_t layer, uint32_t head)
+{
+    static const double factors[] = {1.0, 0.5, 1.25}, sinks[] = {-INFINITY, 0.0, 3.0, -2.0};
+    const uint32_t x = byte % 2 ? byte / 2 + layer : 0;
+    return (fuzz_form){factors[x % 3] / sqrt(dim), byte % 2 ? sinks[(x + head) % 4] : -INFINITY};
+}
+
+/* That of a layer, whose sinks go to `sinks`. */
+static inline kvf_form fuzz_layer_form(uint32_t byte, const kvf_cache_config *c, uint32_t layer,
+                                       float *sinks)
+{
+    kvf_form form;
+    kvf_form_init(&form);
+    form.scale = (float)fuzz_form_of(byte, c->head_dim, layer, 0).scale;
+    form.sinks = sinks;
+    for (uint32_t h = 0; h < c->query_heads; h++)
+        sinks[h] = (float)fuzz_form_of(byte, c->head_dim, layer, h).sink;
+    return form;
+}
+
 /* The key of a token and, after it, its value, of one head. */
 typedef const float *(*fuzz_token_fn)(void *user, uint32_t token);
 
 /* Attention of `q` over the first `tokens` tokens, in double, against `out`. */
 static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t tokens,
-                                    fuzz_token_fn token_of, void *user, const float *out,
-                                    double limit)
+                                    fuzz_token_fn token_of, void *user, const fuzz_form *form,
+                                    const float *out, double limit)
 {
-    double top = -INFINITY, sum = 0, result[FUZZ_DIM_MAX] = {0};
+    double top = form->sink, sum = form->sink > -INFINITY, result[FUZZ_DIM_MAX] = {0};
     for (uint32_t t = 0; t < tokens; t++) {
         const float *key = token_of(user, t), *value = key + dim;
         double logit = 0;
         for (uint32_t d = 0; d < dim; d++)
             logit += (double)q[d] * (double)key[d];
-        logit /= sqrt(dim);
+        logit *= form->scale;
         const double scale = logit > top ? exp(top - logit) : 1.0;
         top = fmax(top, logit);
         const double weight = exp(logit - top);

@@ -377,6 +377,16 @@ void check_attend(check *c)
     }
 }
 
+/* Of a third of all launches; some heads have none, some one that outweighs all. */
+static const float *make_sinks(check *c, uint32_t heads)
+{
+    float *sinks = check_in(c, heads * sizeof *sinks);
+    for (uint32_t h = 0; h < heads; h++)
+        sinks[h] = check_below(c, 4) == 0 ? -INFINITY
+                                          : (float)(check_normal(c) * (check_below(c, 5) ? 3 : 90));
+    return check_below(c, 3) ? NULL : sinks;
+}
+
 static void merge_case(check *c, const kvf_shape *shape)
 {
     kvf_merge_args a = {.shape = *shape};
@@ -405,6 +415,8 @@ static void merge_case(check *c, const kvf_shape *shape)
     a.span_count = counts;
     a.partial_o = o;
     a.partial_lse = lse;
+    a.heads = a.group * (a.lists % 2 ? a.lists : a.lists / 2);
+    a.sinks = make_sinks(c, a.heads);
     const bool with_lse = check_below(c, 4) != 0;
     void *out[2];
     float *out_lse[2];
@@ -474,6 +486,7 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     float *lse[2];
     a.q = q;
     a.blocks = blocks;
+    a.sinks = make_sinks(c, a.kv_heads * group);
     for (int i = 0; i < 2; i++) {
         out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
@@ -635,6 +648,7 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     a.spans = spans;
     a.span_index = index;
     a.span_count = count;
+    a.sinks = make_sinks(c, a.kv_heads * a.group);
     observe_buffers want = observe_run(c, &a, c->ref, false);
     observe_buffers got = observe_run(c, &a, c->var, true);
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, 1.0,

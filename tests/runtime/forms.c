@@ -29,10 +29,22 @@ double test_logit(const kvf_cache_config *c, uint32_t layer, double product)
     return test_scale(c, layer) * product;
 }
 
+double test_sink(uint32_t layer, uint32_t query_head)
+{
+    static const double sinks[] = {1.5, -2.0, -INFINITY, 4.0, 0.0};
+    return has_forms() ? sinks[(2 * layer + query_head) % 5] : -INFINITY;
+}
+
 static kvf_form form_of(const kvf_cache_config *c, uint32_t layer)
 {
+    enum { HEADS = 64 };
+    static float sinks[HEADS];
     kvf_form form;
     kvf_form_init(&form);
+    assert_true(c->query_heads <= HEADS);
+    for (uint32_t h = 0; h < c->query_heads; h++)
+        sinks[h] = (float)test_sink(layer, h);
+    form.sinks = sinks;
     form.scale = (float)test_scale(c, layer);
     return form;
 }

@@ -14,6 +14,9 @@ double test_scale(const kvf_cache_config *c, uint32_t layer);
 /* q.k of a token as it goes into softmax. */
 double test_logit(const kvf_cache_config *c, uint32_t layer, double product);
 
+/* Joins the denominator. */
+double test_sink(uint32_t layer, uint32_t query_head);
+
 /* To all layers of a cache or of blocks of these settings. */
 void test_give_forms(kvf_cache *cache, const kvf_cache_config *c);
 void test_give_block_forms(kvf_blocks *blocks, const kvf_cache_config *c);

@@ -206,11 +206,14 @@ static double dot(const float *a, const float *b, uint32_t count)
     return sum;
 }
 
-/* weights[token] = softmax over tokens < length (and mask, if any); returns the log of the sum. */
-static double softmax_row(const naive *n, const naive_layer *l, uint32_t kv_head, const float *q,
+/* weights[token] = softmax over tokens < length (and mask, if any) of a query head; returns the log
+ * of the sum. */
+static double softmax_row(const naive *n, const naive_layer *l, uint32_t head, const float *q,
                           uint32_t length, const unsigned char *mask, double *weights)
 {
-    double top = -INFINITY, sum = 0.0;
+    const uint32_t kv_head = head / n->group;
+    const double sink = test_sink(l->index, head);
+    double top = sink, sum = 0.0;
     for (uint32_t t = 0; t < length; t++) {
         weights[t] = mask && !mask[t] ? -INFINITY
                                       : test_logit(&n->c, l->index,
@@ -221,6 +224,7 @@ static double softmax_row(const naive *n, const naive_layer *l, uint32_t kv_head
         memset(weights, 0, length * sizeof *weights);
         return -INFINITY;
     }
+    sum = exp(sink - top);
     for (uint32_t t = 0; t < length; t++) {
         weights[t] = exp(weights[t] - top);
         sum += weights[t];
@@ -259,12 +263,17 @@ void naive_dense(const naive *n, uint32_t layer, const void *q, uint32_t length,
     double *weights = calloc(length + 1, sizeof *weights);
     assert(weights);
     for (uint32_t h = 0; h < n->c.query_heads; h++) {
-        lse[h] =
-            softmax_row(n, l, h / n->group, qf + (size_t)h * n->c.head_dim, length, NULL, weights);
+        lse[h] = softmax_row(n, l, h, qf + (size_t)h * n->c.head_dim, length, NULL, weights);
         mix_values(n, l, h / n->group, length, weights, out + (size_t)h * n->c.head_dim);
     }
     free(weights);
     free(qf);
+}
+
+/* What the sink of a head has of its attention. */
+static double sink_share(const naive_layer *l, uint32_t head, double lse)
+{
+    return exp(test_sink(l->index, head) - lse);
 }
 
 void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned char *mask,
@@ -278,14 +287,14 @@ void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned 
     for (uint32_t h = 0; h < n->c.query_heads; h++) {
         const float *row = qf + (size_t)h * n->c.head_dim;
         const unsigned char *m = mask + (size_t)h * n->c.tokens_max;
-        softmax_row(n, l, h / n->group, row, l->length, NULL, weights);
-        r->recall[h] = 0.0;
+        const double lse = softmax_row(n, l, h, row, l->length, NULL, weights);
+        r->recall[h] = sink_share(l, h, lse);
         for (uint32_t t = 0; t < l->length; t++) {
             r->recall[h] += m[t] ? weights[t] : 0.0;
             r->attended += h % (n->c.query_heads / n->lists) == 0 && m[t];
         }
         mix_values(n, l, h / n->group, l->length, weights, r->dense + (size_t)h * n->c.head_dim);
-        r->lse[h] = softmax_row(n, l, h / n->group, row, l->length, m, weights);
+        r->lse[h] = softmax_row(n, l, h, row, l->length, m, weights);
         mix_values(n, l, h / n->group, l->length, weights, r->out + (size_t)h * n->c.head_dim);
     }
     r->attended /= n->lists / n->c.kv_heads;

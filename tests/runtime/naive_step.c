@@ -68,10 +68,13 @@ static double query_key(const naive *n, const naive_layer *l, uint32_t head, uin
 static void observe_query(const naive *n, const naive_layer *l, uint32_t head, uint32_t query,
                           const unsigned char *seen, double parts, double *score)
 {
-    double top = -INFINITY, sum = 0.0;
+    const double sink = test_sink(l->index, head);
+    double top = sink, sum = 0.0;
     for (uint32_t t = 0; t <= query; t++)
         if (seen[t])
             top = fmax(top, query_key(n, l, head, query, t));
+    if (sink > -INFINITY)
+        sum = exp(sink - top);
     for (uint32_t t = 0; t <= query; t++)
         if (seen[t])
             sum += exp(query_key(n, l, head, query, t) - top);

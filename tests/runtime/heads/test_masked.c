@@ -34,10 +34,12 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
     const kvf_cache_config *c = e->c;
     const uint32_t d = c->head_dim, kv_head = head / (c->query_heads / c->kv_heads);
     double *logit = test_alloc((query + 1) * sizeof *logit);
-    double top = -INFINITY, sum = 0.0;
+    double top = test_sink(layer, head), sum = 0.0;
     assert_non_null(logit);
     memset(out, 0, d * sizeof *out);
-    for (int pass = 0; pass < 2; pass++)
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass)
+            sum = exp(test_sink(layer, head) - top);
         for (uint32_t j = 0; j <= query; j++) {
             if (!is_seen(c, layer, kv_head, query, j))
                 continue;
@@ -56,6 +58,7 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
             logit[j] = test_logit(c, layer, logit[j]);
             top = logit[j] > top ? logit[j] : top;
         }
+    }
     for (uint32_t x = 0; x < d; x++)
         out[x] /= sum;
     test_release(logit);

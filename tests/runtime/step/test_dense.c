@@ -269,13 +269,17 @@ static void bad_forms_are_named(void **state)
 {
     static const struct {
         uint32_t layer;
-        float scale;
+        float scale, sink;
         const char *text;
     } rows[] = {
-        {1, 1.0f, "layer = 1: the cache has layers 0 to 0"},
-        {0, -1.0f, "scale = -1: must be a number above 0, or 0 for softmax_scale = 0.125"},
-        {0, INFINITY, "scale = inf: must be a number above 0, or 0 for softmax_scale = 0.125"},
-        {0, NAN, "scale = nan: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, 1.0f, INFINITY,
+         "sinks[3] = inf: must be a number, or -infinity for a head without one"},
+        {0, 1.0f, NAN, "sinks[3] = nan: must be a number, or -infinity for a head without one"},
+        {1, 1.0f, 0.0f, "layer = 1: the cache has layers 0 to 0"},
+        {0, -1.0f, 0.0f, "scale = -1: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, INFINITY, 0.0f,
+         "scale = inf: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, NAN, 0.0f, "scale = nan: must be a number above 0, or 0 for softmax_scale = 0.125"},
     };
     const kvf_cache_config c = test_config_small();
     test_world w;
@@ -283,7 +287,9 @@ static void bad_forms_are_named(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         kvf_form form;
         kvf_form_init(&form);
+        const float sinks[] = {0.0f, -INFINITY, 0.0f, rows[i].sink};
         form.scale = rows[i].scale;
+        form.sinks = sinks;
         test_expect(w.runtime, kvf_cache_form(w.cache, rows[i].layer, &form), KVF_INVALID);
         assert_string_equal(kvf_runtime_error(w.runtime)->text, rows[i].text);
     }

@@ -38,20 +38,21 @@ static double product(const test_tokens *t, uint32_t query, uint32_t head, uint3
 static void head_scores(const test_tokens *t, const kvf_scores_args *a, uint32_t first,
                         uint32_t head, uint32_t kv_head, double *s)
 {
-    const double scale = (double)(1.0f / sqrtf((float)t->head_dim));
+    const kvf_cache_config c = {.head_dim = t->head_dim};
     double *x = test_alloc(t->count * sizeof *x);
     assert_non_null(x);
     for (uint32_t j = 0; j < a->candidates; j++)
         s[j] = 0.0;
     for (uint32_t w = 0; w < a->window; w++) {
         const uint32_t end = first + w + 1; /* sees itself */
-        double top = -INFINITY, sum = 0.0;
+        double top = test_sink(0, head), sum;
         for (uint32_t j = a->begin; j < end; j++) {
             x[j] = product(t, first + w, head, j, kv_head);
             if (!a->is_raw)
-                x[j] *= scale;
+                x[j] = test_logit(&c, 0, x[j]);
             top = fmax(top, x[j]);
         }
+        sum = exp(test_sink(0, head) - top);
         for (uint32_t j = a->begin; j < end; j++)
             sum += exp(x[j] - top);
         double weight = a->is_weighted ? (w + 1.0) / a->window : 1.0;
