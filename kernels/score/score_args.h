@@ -121,17 +121,23 @@ typedef struct kvf_code_group {
     const char *scales;
 } kvf_code_group;
 
-/* That of token `token` of a row whose block b has the codes of block block_of[b] at `codes`; a
- * block has 32 or 64 tokens. */
+/* That of token `token` of a row, whose block has the codes of block `block` at `codes`; a block
+ * has 32 or 64 tokens. */
+KVF_INLINE kvf_code_group kvf_group_of_block(const char *codes, uint32_t block, uint32_t head_dim,
+                                             uint32_t block_size, uint32_t token)
+{
+    const uint32_t words = head_dim * 8, bytes = words + 64, is_two = block_size == 64;
+    kvf_code_group group;
+    group.words = codes + (((size_t)block << is_two) + (token / 32 & is_two)) * bytes;
+    group.scales = group.words + words;
+    return group;
+}
+
+/* The same, of a row whose block b has the codes of block block_of[b]. */
 KVF_INLINE kvf_code_group kvf_block_group(const char *codes, const uint32_t *block_of,
                                           uint32_t head_dim, uint32_t block_size, uint32_t token)
 {
-    const uint32_t words = head_dim * 8, bytes = words + 64, is_two = block_size == 64;
-    const uint32_t i = token / 32;
-    kvf_code_group group;
-    group.words = codes + (((size_t)block_of[i >> is_two] << is_two) + (i & is_two)) * bytes;
-    group.scales = group.words + words;
-    return group;
+    return kvf_group_of_block(codes, block_of[token / block_size], head_dim, block_size, token);
 }
 
 KVF_INLINE kvf_code_group kvf_row_group(const kvf_paging *p, const kvf_row *row, uint32_t head,
@@ -195,7 +201,7 @@ typedef struct kvf_weigh_args {
     uint32_t group;                  /* query heads per list, 1 .. 16 */
     uint32_t pages_max;              /* row stride of mass, >= every pages[l] */
     uint32_t tiles_max;              /* row stride of top and sum, >= the tiles of pages_max */
-    const int8_t *q;                 /* [lists, group, head_dim], -127 .. 127 */
+    const int8_t *q;                 /* [lists, group, head_dim], -127 .. 127, 16-byte aligned */
     const float *q_scale;            /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
     const void *const *codes;        /* [lists] -> code groups of blocks, whole, 64-byte aligned: */
     const uint32_t *const *block_of; /* [lists] -> [blocks] those of block b lie block_of[l][b]
@@ -241,18 +247,31 @@ KVF_INLINE uint32_t kvf_left_blocks(const uint64_t *bits, uint32_t blocks, uint3
     return left;
 }
 
-KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list, uint32_t token)
+/* [blocks]: the block, or cell, that has the codes of each block of a list. */
+KVF_INLINE const uint32_t *kvf_weigh_blocks(const kvf_weigh_args *a, uint32_t list)
 {
+    return a->cell ? a->cell + (size_t)(list / a->cells.kv_heads) * a->cell_stride
+                   : a->block_of[list];
+}
+
+/* Of token `token` of a list under a block table of the caller, where its block is `cell`. */
+KVF_INLINE kvf_code_group kvf_weigh_cell_group(const kvf_weigh_args *a, uint32_t list,
+                                               uint32_t cell, uint32_t token)
+{
+    const uint32_t head = list % a->cells.kv_heads, t = token % a->block_size / 32 * 32;
     kvf_code_group group;
-    if (!a->cell)
-        return kvf_block_group((const char *)a->codes[list], a->block_of[list], a->head_dim,
-                               a->block_size, token);
-    const uint32_t row = list / a->cells.kv_heads, head = list % a->cells.kv_heads;
-    const uint32_t t = token % a->block_size / 32 * 32;
-    const uint32_t cell = a->cell[(size_t)row * a->cell_stride + token / a->block_size];
     group.words = kvf_cell_words(&a->cells, a->head_dim, a->block_size, cell, head, t);
     group.scales = (const char *)(kvf_cell_scales(&a->cells, a->block_size, cell, head) + t);
     return group;
+}
+
+KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list, uint32_t token)
+{
+    const uint32_t block = kvf_weigh_blocks(a, list)[token / a->block_size];
+    if (a->cell)
+        return kvf_weigh_cell_group(a, list, block, token);
+    return kvf_group_of_block((const char *)a->codes[list], block, a->head_dim, a->block_size,
+                              token);
 }
 
 /* The list that task l / its tiles is of: the head of it, in the row at that place. */

@@ -3,29 +3,28 @@
 /*
  * What queries weigh the tokens of a tile with, on the GPU, by int8 tensor cores.
  *
- * Knows nothing of keys, nor of other tiles. A block is 8 warps and one tile of one list, or of the
- * lists that have it in common; blocks past the end of a list, and of lists whose tile another
- * block weighs, leave at once. A warp takes a code group at a time: the rows of A are 16
- * tokens, and a lane's words go from memory into fragments without a shuffle. Lane 4g + c loads 16
- * bytes, the words 4s + c of the four tokens 4g .. 4g + 3, and looks up four levels at a time, a
- * nibble each; the order of channels that this gives is the order in which the queries, columns of
- * B, lie in shared memory. What a warp reads next is on its way through a ring of its own in shared
- * memory meanwhile.
+ * Knows nothing of keys, nor of other tiles. A block is one tile of one list, or of the lists that
+ * have it in common; blocks past the end of a list, and of lists whose tile another block weighs,
+ * leave at once. A warp takes a code group at a time: the rows of A are 16 tokens. Lane 4g + c has
+ * 16 bytes of shared memory, the words 4s + c of the four tokens 4g .. 4g + 3, and looks up four
+ * levels at a time, a nibble each; the order of channels that this gives is the order in which the
+ * queries, columns of B, are. Words come to shared memory as they lie in device memory.
  *
- * A lane ends with four consecutive tokens of two heads per code group. With pages of 4 to 32
- * tokens and 8 heads at most they stay in registers until the tile's largest is known, and become
- * masses there: four tokens are a page or a part of one. Otherwise logits go to shared memory, and
- * behind a barrier every warp weighs 128 tokens of each head. Where logits stay in registers the
- * ring has room for the whole tile, 34 KiB at head_dim 128: it is read once, all of it on its way
- * at once, and what has it in common takes turns, as many heads as a product has columns: two forks
- * of a group of four cost the products of one. Otherwise each list reads it again, out of the
- * cache.
+ * A lane ends with four consecutive tokens of two heads per product. With pages of 4 to 32 tokens
+ * and 8 heads at most they stay in registers until the tile's largest is known, and become masses
+ * there: four tokens are a page or a part of one. A block is 4 warps of 8 code groups then, side by
+ * side, all of them on their way at once, 32 KiB at head_dim 128; where they are and what is
+ * skipped is looked up for all 8 together, and queries are in registers. A list of four heads or
+ * less, alone, uses the eight columns for two code groups: the one's queries are zeros in four of
+ * them, and the other's in the rest, so that no lane weighs what nobody asked for. What is in
+ * common is read once and takes turns, as many heads as a product has columns: two forks of a group
+ * of four cost the products of one. Otherwise a block is 8 warps, logits go to shared memory, and
+ * behind a barrier every warp weighs 128 tokens of each head; each list reads the tile again, out
+ * of the cache.
  *
  * Bound: one read of the codes, 34 bytes per token at head_dim 128, and 2 bytes written per page
- * and head. There, per code group and warp: 2 loads of 512 bytes, 72 operations to unpack, 8
- * products of 16 x 8 x 32, and behind these with pages of 4 about 155 instructions for scales,
- * largest, exponentials and masses of up to 8 heads: 39 threads' instructions per logit of 4 heads,
- * 19 of 8. What hangs on each other: the list's length, its blocks, codes, two barriers.
+ * and head. What hangs on each other: the list's length, its blocks, codes, two barriers. What an
+ * H200 takes is in docs/design/gpu.md.
  *
  * Exactness: logits and largest have the bits of weigh_ref.c; weights are 2^x to 2 units in the
  * last place, added over a page by halving, over a tile in a fixed order, whatever is beside them.
@@ -38,17 +37,23 @@
 #include "cuda/tile.cuh"
 #include "score/codes.h"
 
-#define WARPS  8u
-#define GROUPS (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
-#define TURNS  (KVF_WEIGH_TOKENS / (WARPS * KVF_WARP_LANES)) /* tokens of a lane, in the end */
-#define HEADS  8u                                            /* columns of a product */
-#define RING   4u                    /* spans of four words that a warp has on their way */
-#define SCALES (KVF_CODE_TOKENS * 2) /* bytes */
-#define LOG2E  1.44269504f
-#define LEVELS 0x0a03fdf6u /* -10, -3, 3, 10 */
+#define WARPS      8u
+#define GROUPS     (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
+#define TURNS      (KVF_WEIGH_TOKENS / (WARPS * KVF_WARP_LANES)) /* tokens of a lane, in the end */
+#define HEADS      8u                                            /* columns of a product */
+#define RING       4u                    /* spans of four words that a warp has on their way */
+#define SCALES     (KVF_CODE_TOKENS * 2) /* bytes */
+#define LOG2E      1.44269504f
+#define LEVELS     0x0a03fdf6u              /* -10, -3, 3, 10 */
+#define HELD_WARPS 4u                       /* of a block whose logits stay in registers */
+#define OWN        (GROUPS / HELD_WARPS)    /* code groups of such a warp, side by side */
+#define SKIPS      (KVF_WARP_LANES / HEADS) /* code groups of which a warp keeps a word per list */
+/* As an integer and as a float: with a sum that begins at the one, the sum is the difference of
+ * floats to the other, exact up to 2^22. */
+#define ZERO_BITS  0x4b400000
+#define ZERO       12582912.0f
 
-#define NO_ROW  0xffffffffu
-#define NO_LIST 0xffffffffu
+#define NO_ROW 0xffffffffu
 
 struct tile {
     uint32_t codes;  /* the list whose codes are looked at */
@@ -76,7 +81,17 @@ static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const
 }
 
 /* What lane 4h + c needs of B for column h and the words 4s + c: four channels per register, in the
- * order that unpack() gives. */
+ * order that unpack() gives: 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15. Zeros for no row. */
+static __device__ __forceinline__ uint4 query_part(const kvf_weigh_args &a, uint32_t row,
+                                                   uint32_t word)
+{
+    uint4 x = {};
+    if (row != NO_ROW && word < a.head_dim / KVF_CODE_LANES)
+        x = *(const uint4 *)(a.q + (size_t)row * a.head_dim + word * KVF_CODE_LANES);
+    return make_uint4(__byte_perm(x.x, x.z, 0x5140), __byte_perm(x.x, x.z, 0x7362),
+                      __byte_perm(x.y, x.w, 0x5140), __byte_perm(x.y, x.w, 0x7362));
+}
+
 static __device__ void prepare_queries(const kvf_weigh_args &a, uint4 *to, const columns &columns,
                                        uint32_t spans, uint32_t head_blocks)
 {
@@ -84,34 +99,37 @@ static __device__ void prepare_queries(const kvf_weigh_args &a, uint4 *to, const
     for (uint32_t i = threadIdx.x; i < all; i += blockDim.x) {
         const uint32_t lane = i % KVF_WARP_LANES, block = i / KVF_WARP_LANES % head_blocks;
         const uint32_t word = i / KVF_WARP_LANES / head_blocks * 4 + lane % 4;
-        const uint32_t row = row_of(a, columns, block * HEADS + lane / 4);
-        const uint32_t channel = word * KVF_CODE_LANES;
-        uint32_t part[4] = {};
-        if (row != NO_ROW && channel < a.head_dim)
-            for (uint32_t k = 0; k < 16; k++) {
-                /* 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15 */
-                const uint32_t from = k / 4 * 2 + k % 4 / 2 + k % 2 * 8;
-                part[k / 4] |= (uint32_t)(uint8_t)a.q[(size_t)row * a.head_dim + channel + from]
-                               << (k % 4 * 8);
-            }
-        to[i] = make_uint4(part[0], part[1], part[2], part[3]);
+        to[i] = query_part(a, row_of(a, columns, block * HEADS + lane / 4), word);
     }
+}
+
+/* The levels that the low four nibbles of `codes` name, which are below 4. */
+static __device__ __forceinline__ uint32_t look_up(uint32_t codes)
+{
+#if defined(__CUDA_ARCH__)
+    uint32_t levels;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(levels) : "r"(LEVELS), "r"(codes));
+    return levels;
+#else
+    return __byte_perm(LEVELS, 0, codes);
+#endif
 }
 
 /* Levels of a word: of channels 0 8 1 9, 2 10 3 11, 4 12 5 13 and 6 14 7 15. */
 static __device__ __forceinline__ void unpack(uint32_t word, uint32_t level[4])
 {
     const uint32_t low = word & 0x33333333u, high = word >> 2 & 0x33333333u;
-    level[0] = __byte_perm(LEVELS, 0, low);
-    level[1] = __byte_perm(LEVELS, 0, low >> 16);
-    level[2] = __byte_perm(LEVELS, 0, high);
-    level[3] = __byte_perm(LEVELS, 0, high >> 16);
+    level[0] = look_up(low);
+    level[1] = look_up(low >> 16);
+    level[2] = look_up(high);
+    level[3] = look_up(high >> 16);
 }
 
-/* sum[pair][head block] += levels of four tokens, two in each pair, times queries. */
+/* sum[pair][head block] += levels of four tokens, two in each pair, times queries, which lie
+ * `stride` apart. */
 template <uint32_t HEAD_BLOCKS>
 static __device__ __forceinline__ void multiply(int32_t sum[2][HEAD_BLOCKS][4], uint4 words,
-                                                const uint4 *queries)
+                                                const uint4 *queries, uint32_t stride)
 {
     const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
@@ -122,7 +140,7 @@ static __device__ __forceinline__ void multiply(int32_t sum[2][HEAD_BLOCKS][4], 
         const uint32_t near[4] = {x[0], y[0], x[1], y[1]}, far[4] = {x[2], y[2], x[3], y[3]};
 #pragma unroll
         for (uint32_t h = 0; h < HEAD_BLOCKS; h++) {
-            const uint4 q = queries[h * KVF_WARP_LANES];
+            const uint4 q = queries[h * stride];
             const uint32_t first[2] = {q.x, q.y}, second[2] = {q.z, q.w};
             kvf_mma_s8(sum[pair][h], near, first);
             kvf_mma_s8(sum[pair][h], far, second);
@@ -140,13 +158,18 @@ static __device__ __forceinline__ uint32_t skip_bits(const kvf_weigh_args &a, co
     return (uint32_t)(bits >> (token & (a.block_size - 1)));
 }
 
-/* The same, with the tokens that there are not. */
+/* Tokens that code group `index` of the tile does not have. */
+static __device__ __forceinline__ uint32_t past_end(const tile &t, uint32_t index)
+{
+    const uint32_t first = index * KVF_CODE_TOKENS, left = t.tokens > first ? t.tokens - first : 0;
+    return left < KVF_CODE_TOKENS ? 0xffffffffu << left : 0;
+}
+
+/* Tokens that do not count, with those that there are not. */
 static __device__ __forceinline__ uint32_t skipped(const kvf_weigh_args &a, const tile &t,
                                                    uint32_t list, uint32_t index)
 {
-    const uint32_t left = t.tokens - index * KVF_CODE_TOKENS;
-    const uint32_t past = left < KVF_CODE_TOKENS ? 0xffffffffu << left : 0;
-    return skip_bits(a, t, list, index) | past;
+    return skip_bits(a, t, list, index) | past_end(t, index);
 }
 
 /* Four logits per head of this lane: heads 2c and 2c + 1 of every block. */
@@ -264,7 +287,41 @@ static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, uint3
     }
 }
 
-/* ---- the ring: the lanes' 16 bytes of each span, then the scales, of a code group ---- */
+/* ---- words of a code group in shared memory ----
+ * As they lie in memory, but for the order of 16 bytes in 128: neither lanes that copy nor lanes
+ * that read meet in a bank. A copy takes neighbouring bytes by neighbouring lanes, or each lane
+ * would fetch a sector of its own, half of it for nothing. */
+
+static __device__ __forceinline__ uint32_t swizzle(uint32_t piece)
+{
+    return (piece ^ (piece >> 3 & 1) << 1) * (uint32_t)sizeof(uint4);
+}
+
+/* Ask for the words of a group, or make them zeros without a look at memory. */
+template <uint32_t SPANS>
+static __device__ __forceinline__ void copy_words(char *to, const char *words, uint32_t head_dim,
+                                                  bool counts)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    to += swizzle(lane);
+#pragma unroll
+    for (uint32_t i = 0; i < SPANS; i++)
+        if (i * KVF_WARP_LANES + lane < head_dim / 2)
+            kvf_async_copy16(to + i * KVF_WARP_LANES * sizeof(uint4),
+                             words + (i * KVF_WARP_LANES + lane) * sizeof(uint4), counts ? 16 : 0);
+}
+
+/* Where word 4 * span + lane % 4 of the tokens lane / 4 * 4 .. + 3 is; any word of theirs where
+ * head_dim has no such one. */
+static __device__ __forceinline__ uint32_t word_place(uint32_t head_dim, uint32_t span)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, word = span * 4 + lane % 4;
+    return swizzle((uint32_t)kvf_code_word(head_dim, lane / 4 * 4,
+                                           word < head_dim / KVF_CODE_LANES ? word : 0) /
+                   4);
+}
+
+/* ---- the ring: words, then the scales, of a code group ---- */
 
 template <uint32_t SPANS> struct ring {
     static const uint32_t slots = RING / SPANS;
@@ -273,25 +330,16 @@ template <uint32_t SPANS> struct ring {
     static_assert(slots > 0 && SCALES == 4 * sizeof(uint4), "four lanes bring the scales");
 };
 
-/* Tokens lane / 4 * 4 .. + 3 of the group, and the words 4s + lane % 4 of each; zeros without a
- * look at memory where none of them counts for `list`, if it is one. */
+/* Words and scales of the group; zeros without a look at memory where none of its tokens counts for
+ * `list`. */
 template <uint32_t SPANS>
 static __device__ __forceinline__ void ask(char *slot, const kvf_weigh_args &a, const tile &t,
                                            uint32_t index, uint32_t list)
 {
     const kvf_code_group group = kvf_weigh_group(&a, t.codes, t.first + index * KVF_CODE_TOKENS);
-    const uint32_t head_dim = a.head_dim;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
-    const bool counts = list == NO_LIST || skip_bits(a, t, list, index) != 0xffffffffu;
-#pragma unroll
-    for (uint32_t s = 0; s < SPANS; s++) {
-        const uint32_t word = s * 4 + lane % 4;
-        const bool is_there = word < head_dim / KVF_CODE_LANES;
-        kvf_async_copy16(slot + (s * KVF_WARP_LANES + lane) * sizeof(uint4),
-                         group.words +
-                             4 * kvf_code_word(head_dim, lane / 4 * 4, is_there ? word : 0),
-                         is_there && counts ? 16 : 0);
-    }
+    const bool counts = skip_bits(a, t, list, index) != 0xffffffffu;
+    copy_words<SPANS>(slot, group.words, a.head_dim, counts);
     if (lane < 4)
         kvf_async_copy16(slot + ring<SPANS>::scales + lane * sizeof(uint4),
                          group.scales + lane * sizeof(uint4), counts ? 16 : 0);
@@ -323,7 +371,7 @@ static __device__ __forceinline__ uint2 take_group(const kvf_weigh_args &a, cons
     __syncwarp();
 #pragma unroll
     for (uint32_t s = 0; s < SPANS; s++)
-        x[s] = ((const uint4 *)slot)[s * KVF_WARP_LANES + lane];
+        x[s] = *(const uint4 *)(slot + word_place(a.head_dim, s));
     const uint2 scales = ((const uint2 *)(slot + ring<SPANS>::scales))[lane / 4];
     __syncwarp();
     if (later < groups)
@@ -355,199 +403,357 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
         int32_t sum[2][HEAD_BLOCKS][4] = {};
 #pragma unroll
         for (uint32_t s = 0; s < SPANS; s++)
-            multiply<HEAD_BLOCKS>(sum, x[s], queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane);
+            multiply<HEAD_BLOCKS>(sum, x[s], queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane,
+                                  KVF_WARP_LANES);
         store_logits<HEAD_BLOCKS>(a, t, list, logits, i, scales, sum);
     }
 }
 
 /* ---- logits that stay in registers: pages of 4 to 32 tokens, 8 heads at most ---- */
 
-/* Of a lane: four tokens of each of its warp's code groups, for columns 2c and 2c + 1. */
-struct held {
-    float s[TURNS][2][4]; /* -INFINITY: does not count */
+/* How the eight columns of a product are used. PAIRED: a list of at most four heads, twice, so that
+ * a step is two code groups of the warp: columns 0 .. 3 are of the first, 4 .. 7 of the second, the
+ * others' queries being zeros. Else a step is one code group, of up to eight heads of some lists.
+ * A lane has four tokens of two heads per step either way. */
+template <bool PAIRED> struct steps {
+    static const uint32_t count = PAIRED ? OWN / 2 : OWN;
+    static const uint32_t groups = OWN / count;
 };
 
-/* Ask for all code groups of the warp, or for those in which a token of `list` counts. */
-template <uint32_t SPANS>
-static __device__ __forceinline__ void begin_tile(const kvf_weigh_args &a, const tile &t,
-                                                  uint32_t list, uint32_t groups, char *slots)
+/* What a warp has of its tile, from code group `first` on. */
+struct own {
+    uint32_t first;
+    uint32_t skips[OWN]; /* bit t: token t does not count for the list whose codes are looked at */
+    char *slots;         /* [OWN][spans][lanes] 16 bytes */
+};
+
+/* The lane's columns are this one and the next. */
+template <bool PAIRED> static __device__ __forceinline__ uint32_t lane_column()
 {
-    const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
+    return threadIdx.x % (PAIRED ? 2 : 4) * 2;
+}
+
+/* The lane's code group of a step, from the warp's first on. */
+template <bool PAIRED> static __device__ __forceinline__ uint32_t lane_group(uint32_t step)
+{
+    return PAIRED ? step * 2 + threadIdx.x % 4 / 2 : step;
+}
+
+/* Skipped tokens of the warp's code groups, and where their codes are: all loads at once. */
+static __device__ __forceinline__ void find_groups(const kvf_weigh_args &a, const tile &t,
+                                                   const uint32_t *blocks, const uint64_t *bits,
+                                                   const char *codes, own *o,
+                                                   kvf_code_group group[OWN])
+{
+    const uint32_t shift = a.block_size == 64 ? 1 : 0, index = t.first / KVF_CODE_TOKENS + o->first;
+    const uint32_t *words = (const uint32_t *)(const void *)bits;
+    uint32_t block[OWN];
 #pragma unroll
-    for (uint32_t k = 0; k < TURNS; k++) {
-        if (warp + k * WARPS < groups)
-            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS, list);
-        kvf_async_commit();
+    for (uint32_t k = 0; k < OWN; k++) {
+        const bool is_there = (o->first + k) * KVF_CODE_TOKENS < t.tokens;
+        block[k] = is_there ? blocks[(index + k) >> shift] : 0;
+        o->skips[k] = is_there ? words[(index + k) << (1 - shift)] : 0xffffffffu;
+    }
+    if (t.tokens < KVF_WEIGH_TOKENS)
+        for (uint32_t k = 0; k < OWN; k++)
+            o->skips[k] |= past_end(t, o->first + k);
+    if (a.cell) {
+#pragma unroll
+        for (uint32_t k = 0; k < OWN; k++)
+            group[k] = kvf_weigh_cell_group(&a, t.codes, block[k], (index + k) * KVF_CODE_TOKENS);
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < OWN; k++)
+        group[k] = kvf_group_of_block(codes, block[k], a.head_dim, a.block_size,
+                                      (index + k) * KVF_CODE_TOKENS);
+}
+
+/* Ask for the words of the warp's code groups, and load scales of the lane's tokens: zeros without
+ * a look at memory where there is no group, or where none of its tokens counts if `is_alone`. */
+template <uint32_t SPANS, bool PAIRED>
+static __device__ __forceinline__ void begin_tile(const kvf_weigh_args &a, const own &o,
+                                                  const kvf_code_group group[OWN], bool is_alone,
+                                                  uint32_t left, uint2 scales[])
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    bool counts[OWN];
+#pragma unroll
+    for (uint32_t k = 0; k < OWN; k++)
+        counts[k] = k < left && (!is_alone || o.skips[k] != 0xffffffffu);
+#pragma unroll
+    for (uint32_t i = 0; i < steps<PAIRED>::count; i++) {
+        const uint32_t k = i * steps<PAIRED>::groups;
+        const bool is_last = lane_group<PAIRED>(i) != k;
+        const char *first = group[k].scales, *last = group[k + PAIRED].scales;
+        const bool first_counts = counts[k], last_counts = counts[k + PAIRED];
+        scales[i] = make_uint2(0, 0);
+        if (is_last ? last_counts : first_counts)
+            scales[i] = ((const uint2 *)(const void *)(is_last ? last : first))[lane / 4];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < OWN; k++) {
+        copy_words<SPANS>(o.slots + k * SPANS * KVF_WARP_LANES * sizeof(uint4), group[k].words,
+                          a.head_dim, counts[k]);
+        if ((k + 1) % steps<PAIRED>::groups == 0)
+            kvf_async_commit();
     }
 }
 
-/* Words and scales of the warp's k-th group, which there is; they stay. Those of all groups before
- * it were looked at. */
-template <uint32_t SPANS>
-static __device__ __forceinline__ uint2 look_at_group(const char *slots, uint32_t k, uint4 x[SPANS])
+/* Of q, top, sum and mass. */
+template <bool PAIRED>
+static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const columns &columns,
+                                                  uint32_t column)
 {
-    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
-    const char *slot = slots + k * ring<SPANS>::slot_bytes;
-    kvf_async_wait<(int)TURNS - 1>();
-    __syncwarp();
-#pragma unroll
-    for (uint32_t s = 0; s < SPANS; s++)
-        x[s] = ((const uint4 *)slot)[s * KVF_WARP_LANES + lane];
-    kvf_async_commit();
-    return ((const uint2 *)(slot + ring<SPANS>::scales))[lane / 4];
+    if (!PAIRED)
+        return row_of(a, columns, column);
+    return column < a.group ? columns.l * a.group + column : NO_ROW;
 }
 
-/* Skipped tokens of the k-th code group of the warp, in lane 8k + n of the columns' n-th list. */
+/* Of lists with codes in common: skipped tokens of the warp's code group 4i + k, in lane 8k + n of
+ * the columns' n-th list. */
 static __device__ __forceinline__ uint32_t held_skips(const kvf_weigh_args &a, const tile &t,
-                                                      const columns &columns, uint32_t groups)
+                                                      const columns &columns, uint32_t first,
+                                                      uint32_t i)
 {
-    static_assert(TURNS * HEADS == KVF_WARP_LANES, "a word for each lane");
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, n = lane % HEADS;
-    const uint32_t group = threadIdx.x / KVF_WARP_LANES + lane / HEADS * WARPS;
-    return n < columns.count && group < groups
+    const uint32_t group = first + i * SKIPS + lane / HEADS;
+    return n < columns.count && group * KVF_CODE_TOKENS < t.tokens
                ? skipped(a, t, list_of(a, columns, n * a.group), group)
                : 0xffffffffu;
 }
 
-/* The largest of the warp's tokens for both columns, in the four lanes of the first tokens. */
-template <uint32_t SPANS>
-static __device__ __forceinline__ float2 hold_logits(const kvf_weigh_args &a, const tile &t,
-                                                     const columns &columns, held *to,
-                                                     uint4 *queries, const char *slots)
-{
-    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t token = lane / 4 * 4;
-    const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
-    const uint32_t skips = held_skips(a, t, columns, groups);
-    float q_scale[2], top[2] = {-INFINITY, -INFINITY};
-    uint32_t from[2]; /* the lane that has skipped tokens of the first group */
+/* Skipped tokens of the lane's code group of a step, for its columns. */
+template <bool PAIRED> struct lane_skips {
+    uint32_t of_lists[OWN / SKIPS]; /* held_skips() */
+    uint32_t from[2];               /* the lane that has those of step 0 */
+
+    __device__ __forceinline__ lane_skips(const kvf_weigh_args &a, const tile &t,
+                                          const columns &columns, const own &o)
+    {
+        if constexpr (!PAIRED) {
 #pragma unroll
-    for (uint32_t h = 0; h < 2; h++) {
-        const uint32_t column = lane % 4 * 2 + h, row = row_of(a, columns, column);
-        from[h] = column / a.group;
-        q_scale[h] = row != NO_ROW ? a.q_scale[row] : 0.0f;
+            for (uint32_t i = 0; i < OWN / SKIPS; i++)
+                of_lists[i] = held_skips(a, t, columns, o.first, i);
+#pragma unroll
+            for (uint32_t h = 0; h < 2; h++)
+                from[h] = (lane_column<PAIRED>() + h) / a.group;
+        }
     }
-    prepare_queries(a, queries, columns, SPANS, 1);
-    __syncthreads();
+    __device__ __forceinline__ uint32_t get(const own &o, uint32_t step, uint32_t h) const
+    {
+        const uint32_t first = o.skips[step * steps<PAIRED>::groups];
+        const uint32_t last = o.skips[step * steps<PAIRED>::groups + PAIRED];
+        if (PAIRED)
+            return lane_group<PAIRED>(step) % 2 ? last : first;
+        return __shfl_sync(KVF_FULL_WARP, of_lists[step / SKIPS],
+                           (int)(step % SKIPS * HEADS + from[h]));
+    }
+    /* False: none in the step. The same in all lanes. */
+    __device__ __forceinline__ bool any(const own &o, uint32_t step) const
+    {
+        return !PAIRED || (o.skips[step * 2] | o.skips[step * 2 + 1]) != 0;
+    }
+};
+
+/* sum = products of the warp's k-th code group, which is there, with the lane's part of B. */
+template <uint32_t SPANS>
+static __device__ __forceinline__ void multiply_group(int32_t sum[2][1][4], const char *slots,
+                                                      uint32_t k, const uint32_t place[SPANS],
+                                                      const uint4 queries[SPANS])
+{
+    const char *at = slots + k * SPANS * KVF_WARP_LANES * sizeof(uint4);
 #pragma unroll
-    for (uint32_t k = 0; k < TURNS; k++) {
-        uint4 x[SPANS] = {};
-        uint2 scales = {};
-        int32_t sum[2][1][4] = {};
-        if (warp + k * WARPS < groups)
-            scales = look_at_group<SPANS>(slots, k, x);
+    for (uint32_t s = 0; s < SPANS; s++)
+        multiply<1>(sum, *(const uint4 *)(at + place[s]), &queries[s], 1);
+}
+
+/* The lane's part of queries: of B, and scales of its columns. */
+template <uint32_t SPANS, bool PAIRED> struct held_queries {
+    uint4 part[1 + PAIRED][SPANS];
+    float scale[2];
+
+    __device__ __forceinline__ held_queries(const kvf_weigh_args &a, const columns &columns)
+    {
+        const uint32_t lane = threadIdx.x % KVF_WARP_LANES, column = lane / 4;
+        uint32_t row = row_of<PAIRED>(a, columns, PAIRED ? column % 4 : column);
 #pragma unroll
-        for (uint32_t s = 0; s < SPANS; s++)
-            multiply<1>(sum, x[s], queries + s * KVF_WARP_LANES + lane);
-        const float2 low = kvf_unpair<kvf_half>(scales.x), high = kvf_unpair<kvf_half>(scales.y);
-        const float scale[4] = {low.x, low.y, high.x, high.y};
-        const uint32_t skip[2] = {
-            __shfl_sync(KVF_FULL_WARP, skips, (int)(k * HEADS + from[0])),
-            __shfl_sync(KVF_FULL_WARP, skips, (int)(k * HEADS + from[1])),
-        };
+        for (uint32_t i = 0; i < SPANS; i++) {
+            const uint32_t word = i * 4 + lane % 4;
+            part[0][i] = query_part(a, PAIRED && column >= 4 ? NO_ROW : row, word);
+            if (PAIRED)
+                part[PAIRED][i] = query_part(a, column < 4 ? NO_ROW : row, word);
+        }
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) {
-            const uint32_t h = i / 4, n = i % 4;
-            const float s =
-                __fmul_rn(__fmul_rn((float)sum[n / 2][0][n % 2 * 2 + h], scale[n]), q_scale[h]);
-            to->s[k][h][n] = skip[h] >> (token + n) & 1 ? -INFINITY : s;
-            top[h] = fmaxf(top[h], to->s[k][h][n]);
+        for (uint32_t h = 0; h < 2; h++) {
+            row = row_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
+            scale[h] = row != NO_ROW ? a.q_scale[row] : 0.0f;
+        }
+    }
+};
+
+/* Logits of a step, of which `scales` and `skip` are the lane's. */
+template <bool PAIRED>
+static __device__ __forceinline__ void
+hold_step(float s[2][4], const int32_t sum[2][1][4], uint2 scales, const float q_scale[2],
+          const lane_skips<PAIRED> &skips, const own &o, uint32_t step, float top[2])
+{
+    const uint32_t token = threadIdx.x % KVF_WARP_LANES / 4 * 4;
+    const float2 low = kvf_unpair<kvf_half>(scales.x), high = kvf_unpair<kvf_half>(scales.y);
+    const float scale[4] = {low.x, low.y, high.x, high.y};
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++)
+#pragma unroll
+        for (uint32_t n = 0; n < 4; n++) {
+            const float dot =
+                __fsub_rn(kvf_bits_float((uint32_t)sum[n / 2][0][n % 2 * 2 + h]), ZERO);
+            s[h][n] = __fmul_rn(__fmul_rn(dot, scale[n]), q_scale[h]);
+        }
+    if (skips.any(o, step)) {
+#pragma unroll
+        for (uint32_t h = 0; h < 2; h++) {
+            const uint32_t skip = skips.get(o, step, h) >> token;
+#pragma unroll
+            for (uint32_t n = 0; n < 4; n++)
+                s[h][n] = skip >> n & 1 ? -INFINITY : s[h][n];
         }
     }
 #pragma unroll
-    for (int step = 4; step < (int)KVF_WARP_LANES; step *= 2) {
-        top[0] = fmaxf(top[0], __shfl_xor_sync(KVF_FULL_WARP, top[0], step));
-        top[1] = fmaxf(top[1], __shfl_xor_sync(KVF_FULL_WARP, top[1], step));
+    for (uint32_t h = 0; h < 2; h++)
+#pragma unroll
+        for (uint32_t n = 0; n < 4; n++)
+            top[h] = fmaxf(top[h], s[h][n]);
+}
+
+/* Over the lanes that have the same columns. */
+template <bool PAIRED> static __device__ __forceinline__ float lanes_max(float x)
+{
+#pragma unroll
+    for (int step = PAIRED ? 2 : 4; step < (int)KVF_WARP_LANES; step *= 2)
+        x = fmaxf(x, __shfl_xor_sync(KVF_FULL_WARP, x, step));
+    return x;
+}
+
+/* Logits of the warp, and the largest of both columns. */
+template <uint32_t SPANS, bool PAIRED>
+static __device__ __forceinline__ void
+hold_logits(const kvf_weigh_args &a, const own &o, const held_queries<SPANS, PAIRED> &q,
+            const uint2 scales[], const lane_skips<PAIRED> &skips, float s[][2][4], float top[2])
+{
+    uint32_t place[SPANS];
+    top[0] = top[1] = -INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < SPANS; i++)
+        place[i] = word_place(a.head_dim, i);
+#pragma unroll
+    for (uint32_t i = 0; i < steps<PAIRED>::count; i++) {
+        int32_t sum[2][1][4];
+#pragma unroll
+        for (uint32_t k = 0; k < 8; k++)
+            sum[k / 4][0][k % 4] = ZERO_BITS;
+        kvf_async_wait<(int)steps<PAIRED>::count - 1>();
+        __syncwarp();
+        kvf_async_commit();
+#pragma unroll
+        for (uint32_t k = 0; k < steps<PAIRED>::groups; k++)
+            multiply_group<SPANS>(sum, o.slots, i * steps<PAIRED>::groups + k, place, q.part[k]);
+        hold_step<PAIRED>(s[i], sum, scales[i], q.scale, skips, o, i, top);
     }
-    return make_float2(top[0], top[1]);
+    top[0] = lanes_max<PAIRED>(top[0]);
+    top[1] = lanes_max<PAIRED>(top[1]);
 }
 
 /* Masses of the warp's pages for one of the lane's columns; returns their sum over the lanes that
- * have the same columns. */
-template <uint32_t PAGE>
-static __device__ __forceinline__ float hold_masses(const held &from, const tile &t, uint32_t h,
-                                                    float base, kvf_bf16 *mass)
+ * have the same columns: those of its even and of its odd code groups first, whatever a step is. */
+template <uint32_t PAGE, bool PAIRED>
+static __device__ __forceinline__ float hold_masses(const float s[][2][4], const tile &t,
+                                                    const own &o, const lane_skips<PAIRED> &skips,
+                                                    uint32_t h, float base, kvf_bf16 *mass)
 {
-    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t token = lane / 4 * 4;
-    float sum = 0.0f;
+    const uint32_t token = threadIdx.x % KVF_WARP_LANES / 4 * 4;
+    const bool is_first = token % PAGE == 0;
+    float sum[2] = {};
 #pragma unroll
-    for (uint32_t k = 0; k < TURNS; k++) {
-        const float *s = from.s[k][h];
-        float e[4], top = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+    for (uint32_t i = 0; i < steps<PAIRED>::count; i++) {
+        float e[4];
 #pragma unroll
         for (uint32_t n = 0; n < 4; n++)
-            e[n] = kvf_exp2((s[n] - base) * LOG2E);
+            e[n] = kvf_exp2((s[i][h][n] - base) * LOG2E);
         float weight = (e[0] + e[1]) + (e[2] + e[3]);
 #pragma unroll
-        for (uint32_t step = 4; step < PAGE; step *= 2) {
+        for (uint32_t step = 4; step < PAGE; step *= 2)
             weight += __shfl_xor_sync(KVF_FULL_WARP, weight, (int)step);
-            top = fmaxf(top, __shfl_xor_sync(KVF_FULL_WARP, top, (int)step));
+        if (is_first)
+            sum[PAIRED ? 0 : i % 2] += weight;
+        if (skips.any(o, i)) {
+            const uint32_t left = ~skips.get(o, i, h) >> token;
+            weight = left & 0xffffffffu >> (32 - PAGE) ? weight : -1.0f;
         }
-        const uint32_t at = (warp + k * WARPS) * KVF_CODE_TOKENS + token;
-        if (token % PAGE != 0 || at >= t.tokens)
-            continue;
-        sum += weight;
-        if (mass)
-            mass[at / PAGE] = kvf_from_float<kvf_bf16>(top == -INFINITY ? -1.0f : weight);
+        const uint32_t at = (o.first + lane_group<PAIRED>(i)) * KVF_CODE_TOKENS + token;
+        if (is_first && at < t.tokens && mass)
+            mass[at / PAGE] = kvf_from_float<kvf_bf16>(weight);
     }
+    float all = PAIRED ? sum[0] + __shfl_xor_sync(KVF_FULL_WARP, sum[0], 2) : sum[0] + sum[1];
 #pragma unroll
     for (int step = 4; step < (int)KVF_WARP_LANES; step *= 2)
-        sum += __shfl_xor_sync(KVF_FULL_WARP, sum, step);
-    return sum;
+        all += __shfl_xor_sync(KVF_FULL_WARP, all, step);
+    return all;
 }
 
-/* parts [2, HEADS, WARPS]: largest and sum of every warp. What a call leaves in shared memory, the
- * next one may write behind its first barrier. */
-template <uint32_t PAGE, uint32_t SPANS>
-static __device__ __forceinline__ void weigh_held(const kvf_weigh_args &a, const tile &t,
-                                                  const columns &columns, uint4 *queries,
-                                                  float *parts, const char *slots)
+/* parts [2, HEADS, HELD_WARPS]: largest and sum of every warp. What a call leaves in shared memory,
+ * the next one may write behind its first barrier. */
+template <uint32_t PAGE, uint32_t SPANS, bool PAIRED>
+static __device__ __forceinline__ void
+weigh_held(const kvf_weigh_args &a, const tile &t, const columns &columns, const own &o,
+           const held_queries<SPANS, PAIRED> &q, const uint2 scales[], float *parts)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t column = lane % 4 * 2;
-    float *tops = parts + column * WARPS, *sums = tops + HEADS * WARPS;
-    held logits;
-    const float2 own = hold_logits<SPANS>(a, t, columns, &logits, queries, slots);
-    if (lane < 4) {
-        tops[warp] = own.x;
-        tops[WARPS + warp] = own.y;
+    const bool is_told = lane < (PAIRED ? 2 : 4);
+    float *tops = parts + lane_column<PAIRED>() * HELD_WARPS, *sums = tops + HEADS * HELD_WARPS;
+    const lane_skips<PAIRED> skips(a, t, columns, o);
+    float s[steps<PAIRED>::count][2][4], top[2];
+    hold_logits<SPANS, PAIRED>(a, o, q, scales, skips, s, top);
+    if (is_told) {
+        tops[warp] = top[0];
+        tops[HELD_WARPS + warp] = top[1];
     }
     __syncthreads();
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-        float top = -INFINITY;
-#pragma unroll
-        for (uint32_t w = 0; w < WARPS; w++)
-            top = fmaxf(top, tops[h * WARPS + w]);
-        const uint32_t row = row_of(a, columns, column + h);
-        const bool is_row = row != NO_ROW;
+        const uint32_t row = row_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
         kvf_bf16 *mass = (kvf_bf16 *)a.mass + (size_t)row * a.pages_max + t.first / PAGE;
-        const float sum =
-            hold_masses<PAGE>(logits, t, h, top == -INFINITY ? 0.0f : top, is_row ? mass : nullptr);
-        if (lane < 4)
-            sums[h * WARPS + warp] = sum;
-        if (threadIdx.x < 4 && is_row)
-            a.top[(size_t)row * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = top;
+        top[h] = tops[h * HELD_WARPS];
+#pragma unroll
+        for (uint32_t w = 1; w < HELD_WARPS; w++)
+            top[h] = fmaxf(top[h], tops[h * HELD_WARPS + w]);
+        const float sum = hold_masses<PAGE, PAIRED>(
+            s, t, o, skips, h, top[h] == -INFINITY ? 0.0f : top[h], row != NO_ROW ? mass : nullptr);
+        if (is_told)
+            sums[h * HELD_WARPS + warp] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < 4)
-        for (uint32_t h = 0; h < 2 && column + h < columns.count * a.group; h++) {
-            float sum = 0.0f;
-            for (uint32_t w = 0; w < WARPS; w++)
-                sum += sums[h * WARPS + w];
-            a.sum[(size_t)row_of(a, columns, column + h) * a.tiles_max +
-                  t.first / KVF_WEIGH_TOKENS] = sum;
+    if (warp != 0 || !is_told)
+        return;
+    for (uint32_t h = 0; h < 2; h++) {
+        const uint32_t row = row_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
+        const size_t at = (size_t)row * a.tiles_max + t.first / KVF_WEIGH_TOKENS;
+        float sum = 0.0f;
+        for (uint32_t w = 0; w < HELD_WARPS; w++)
+            sum += sums[h * HELD_WARPS + w];
+        if (row != NO_ROW) {
+            a.top[at] = top[h];
+            a.sum[at] = sum;
         }
+    }
 }
 
-/* The block's tile; false if it is none, or another block weighs it. */
-static __device__ __forceinline__ bool find_tile(const kvf_weigh_args &a, tile *t,
-                                                 uint32_t *sharers)
+/* The block's tile, of the list that it is of; false if it is none, or another block weighs it. */
+static __device__ __forceinline__ bool find_tile(const kvf_weigh_args &a, uint32_t list,
+                                                 bool is_alone, tile *t, uint32_t *sharers)
 {
-    const uint32_t first = blockIdx.x * KVF_WEIGH_TOKENS, list = kvf_weigh_list(&a, blockIdx.y);
+    const uint32_t first = blockIdx.x * KVF_WEIGH_TOKENS;
     const uint32_t all = a.pages[list] * a.page_size;
-    *sharers = kvf_weigh_sharers(&a, blockIdx.y, blockIdx.x);
+    *sharers = is_alone ? 1 : kvf_weigh_sharers(&a, blockIdx.y, blockIdx.x);
     *t = {list, first, kvf_min_u32(KVF_WEIGH_TOKENS, all - first)};
     return *sharers && first < all;
 }
@@ -561,7 +767,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, HEAD_BLOCKS == 2
     uint32_t sharers;
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    if (!find_tile(a, &t, &sharers))
+    if (!find_tile(a, kvf_weigh_list(&a, blockIdx.y), false, &t, &sharers))
         return;
     uint4 *queries = (uint4 *)kvf_shared();
     float *logits = (float *)(queries + SPANS * HEAD_BLOCKS * KVF_WARP_LANES);
@@ -577,36 +783,61 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, HEAD_BLOCKS == 2
     }
 }
 
-template <uint32_t PAGE, uint32_t SPANS>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, SPANS == 2 ? 3 : 2)
+/* Of a multiprocessor: what registers have room for without spills. */
+template <uint32_t SPANS, bool PAIRED> struct held_blocks {
+    static const uint32_t count = PAIRED ? (SPANS == 2 ? 5 : 4) : (SPANS == 2 ? 3 : 2);
+};
+
+template <uint32_t PAGE, uint32_t SPANS, bool PAIRED>
+static __global__ void __launch_bounds__(HELD_WARPS *KVF_WARP_LANES,
+                                         held_blocks<SPANS, PAIRED>::count)
     weigh_pages(const __grid_constant__ kvf_weigh_args a)
 {
     tile t;
     uint32_t sharers;
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    if (!find_tile(a, &t, &sharers))
+    const uint32_t list = PAIRED ? blockIdx.y : kvf_weigh_list(&a, blockIdx.y);
+    const uint32_t *blocks = kvf_weigh_blocks(&a, list);
+    const uint64_t *bits = a.bits[list];
+    const char *codes = a.cell ? nullptr : (const char *)a.codes[list];
+    if (!find_tile(a, list, PAIRED, &t, &sharers))
         return;
-    uint4 *queries = (uint4 *)kvf_shared();
-    float *parts = (float *)(queries + SPANS * KVF_WARP_LANES);
-    char *slots = (char *)(parts + 2 * HEADS * WARPS) +
-                  threadIdx.x / KVF_WARP_LANES * TURNS * ring<SPANS>::slot_bytes;
-    begin_tile<SPANS>(a, t, sharers == 1 ? t.codes : NO_LIST,
-                      kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS), slots);
-    for (uint32_t i = 0, most = HEADS / a.group; i < sharers; i += most) {
-        const columns some = {blockIdx.y + i * a.row_lists, kvf_min_u32(sharers - i, most)};
-        weigh_held<PAGE, SPANS>(a, t, some, queries, parts, slots);
+    float *parts = (float *)kvf_shared();
+    own o = {};
+    kvf_code_group group[OWN];
+    uint2 scales[steps<PAIRED>::count];
+    const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
+    o.first = threadIdx.x / KVF_WARP_LANES * OWN;
+    o.slots =
+        (char *)(parts + 2 * HEADS * HELD_WARPS) + o.first * SPANS * KVF_WARP_LANES * sizeof(uint4);
+    find_groups(a, t, blocks, bits, codes, &o, group);
+    const uint32_t left = groups > o.first ? groups - o.first : 0;
+    if constexpr (PAIRED) {
+        const columns both = {list, 1};
+        const held_queries<SPANS, PAIRED> q(a, both);
+        begin_tile<SPANS, PAIRED>(a, o, group, true, left, scales);
+        weigh_held<PAGE, SPANS, PAIRED>(a, t, both, o, q, scales, parts);
+    } else {
+        begin_tile<SPANS, PAIRED>(a, o, group, sharers == 1, left, scales);
+        for (uint32_t i = 0, most = HEADS / a.group; i < sharers; i += most) {
+            const columns some = {blockIdx.y + i * a.row_lists, kvf_min_u32(sharers - i, most)};
+            const held_queries<SPANS, PAIRED> q(a, some);
+            weigh_held<PAGE, SPANS, PAIRED>(a, t, some, o, q, scales, parts);
+        }
     }
 }
 
 template <uint32_t PAGE, uint32_t SPANS>
 static int launch_pages(const kvf_weigh_args *a, cudaStream_t stream)
 {
-    const size_t shared = SPANS * KVF_WARP_LANES * sizeof(uint4) +
-                          2 * HEADS * WARPS * sizeof(float) +
-                          (size_t)WARPS * TURNS * ring<SPANS>::slot_bytes;
-    return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS>>(
-        dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
+    const size_t shared = 2 * HEADS * HELD_WARPS * sizeof(float) +
+                          (size_t)GROUPS * SPANS * KVF_WARP_LANES * sizeof(uint4);
+    const dim3 grid(a->tiles_max, a->lists), block(HELD_WARPS * KVF_WARP_LANES);
+    if (a->group <= HEADS / 2 && !a->order)
+        return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS, true>>(grid, block, shared, stream,
+                                                                     *a);
+    return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS, false>>(grid, block, shared, stream, *a);
 }
 
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
