@@ -38,7 +38,7 @@
 #define KVF_TOPK_PAIRS       8u /* likewise, of what blocks took */
 #define KVF_TOPK_PARTS_MAX   32u
 #define KVF_TOPK_PART_MIN    1024u /* scores of a list that are worth a block */
-#define KVF_TOPK_BLOCKS_MAX  1024u /* beyond that every multiprocessor has several lists anyway */
+#define KVF_TOPK_BLOCKS_MAX  128u  /* beyond that every multiprocessor has several lists anyway */
 #define KVF_TOPK_SLACK       16u   /* what a part may take beyond what is wanted */
 
 /* The largest score has the largest key; 0 is never taken. */
