@@ -14,6 +14,7 @@
 
 #include "cache.h"
 #include "disk_rig.h"
+#include "forms.h"
 #include "naive.h"
 #include "packed.h"
 
@@ -452,7 +453,7 @@ static void expect_attended(const lister *l, uint32_t token)
                     for (uint32_t d = 0; d < c->head_dim; d++)
                         logit += (double)kvf_element_get(q, c->dtype, head * c->head_dim + d) *
                                  (double)key[d];
-                    logit /= sqrt((double)c->head_dim);
+                    logit = test_logit(c, 0, logit);
                     top = pass ? top : fmax(top, logit);
                     const double weight = pass ? exp(logit - top) : 0.0;
                     sum += weight;
@@ -460,6 +461,7 @@ static void expect_attended(const lister *l, uint32_t token)
                         out[d] += weight * (double)value[d];
                 }
             }
+        sum += exp(test_sink(0, head) - top);
         for (uint32_t d = 0; d < c->head_dim; d++)
             out[d] /= sum;
         assert_true(fabs(top + log(sum) - (double)l->lse[head]) <= TEST_LSE_TOLERANCE);
