@@ -21,7 +21,7 @@ class Results:
 
     def figures(self, part, name):
         for job in self.results[part]["jobs"]:
-            if job["name"] == name:
+            if job["name"] == name and job["status"] == "ok":
                 return job["figures"]
         raise KeyError(name)
 
