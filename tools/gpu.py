@@ -46,6 +46,7 @@ NAMED = 3 # of the jobs that the time was over for
 TOGETHER = {"facts": 4, "kernels": 6, "suite": 8, "sanitizer": 4, "link": 1, "decode": 1, "peers": 1,
             "runner": 1}
 BAD = ("failed", "timeout")
+EVERY = re.compile("") # job
 
 
 def write_log(path, done):
@@ -82,13 +83,13 @@ def end_of_first(parts, now, end):
     return now + (end - now) * PARTS[parts[0]] / sum(PARTS[p] for p in parts)
 
 
-def jobs_of(part, tree, scratch, kept, wanted):
+def jobs_of(part, tree, scratch, kept, wanted=EVERY):
     make = getattr(gpu_parts, part + "_jobs")
     made = make(tree, scratch, kept.results) if part == "sanitizer" else make(tree, scratch)
     return [job for job in made if wanted.search(job.name)]
 
 
-def run_part(part, tree, kept, until, wanted):
+def run_part(part, tree, kept, until, wanted=EVERY):
     """[result]: jobs side by side, a look at what failed, then those that measure alone. A part of the
     time is for looks."""
     begin, done, results, late = time.monotonic(), [], [], []

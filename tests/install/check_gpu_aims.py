@@ -47,7 +47,7 @@ def results(device="NVIDIA H100", slower=1.0):
                    "run, all of 4K, batch 16": run(9.0), "run, 128K, batch 16": run(12.0 * slower),
                    "run, 128K, each": run(60.0), "products": {"products": products}},
         "peers": {"torch": {"results": peers}}}
-    made = {part: {"jobs": [{"name": name, "figures": f} for name, f in jobs.items()]}
+    made = {part: {"jobs": [{"name": name, "status": "ok", "figures": f} for name, f in jobs.items()]}
             for part, jobs in figures.items()}
     made["device"] = device
     return made
@@ -56,6 +56,13 @@ def results(device="NVIDIA H100", slower=1.0):
 class Aims(unittest.TestCase):
     def met(self, made):
         return {r["what"]: r["met"] for r in gpu_aims.table(made) if r["aim"]}
+
+    def test_what_was_stopped_meets_nothing(self):
+        made = results()
+        for job in made["runner"]["jobs"]:
+            if job["name"] == "run, 128K":
+                job["status"], job["figures"] = "timeout", {"tpot_ms": {"p50": 0}}
+        self.assertIsNone(self.met(made)["a token at 128K to dense at 4K, batch 1"])
 
     def test_met_and_missed(self):
         self.assertEqual(set(self.met(results()).values()), {True})
