@@ -302,6 +302,8 @@ static kvf_status play_disk(stage *st, const scene *s, float *out)
         status = decode_token(&a, PROMPT);
         change_places(&a);
     }
+    if (status == KVF_OK)
+        status = kvf_stream_wait(a.stream); /* whose steps write what is read here */
     if (status == KVF_OK) {
         kvf_stats stats;
         kvf_cache_stats(a.cache, &stats);
