@@ -110,14 +110,20 @@ jinja_value jinja_key(jinja_machine *m, jinja_value key)
     return jinja_join(m, jinja_text((const char[]){NUMBER_KEY}, 1), digits);
 }
 
+/* Text that is no UTF-8 may begin with that byte as well: it stays text unless a number follows. */
 jinja_value jinja_key_value(const jinja_entry *entry)
 {
-    if (entry->key_size == 0 || entry->key[0] != NUMBER_KEY)
-        return jinja_text(entry->key, entry->key_size);
+    const jinja_value text = jinja_text(entry->key, entry->key_size);
     int64_t value = 0;
-    const bool is_below = entry->key_size > 1 && entry->key[1] == '-';
-    for (size_t i = 1 + is_below; i < entry->key_size; i++)
-        value = value * 10 + (is_below ? '0' - entry->key[i] : entry->key[i] - '0');
+    if (entry->key_size < 2 || entry->key[0] != NUMBER_KEY)
+        return text;
+    const bool is_below = entry->key[1] == '-';
+    for (size_t i = 1 + is_below; i < entry->key_size; i++) {
+        const int digit = entry->key[i] - '0';
+        if (digit < 0 || digit > 9 || __builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, is_below ? -digit : digit, &value))
+            return text;
+    }
     return jinja_int(value);
 }
 
