@@ -106,8 +106,9 @@ jinja_value jinja_key(jinja_machine *m, jinja_value key)
         return key;
     if (key.kind != JINJA_INT && key.kind != JINJA_BOOL)
         return (jinja_value){0};
+    static const char mark[1] = {NUMBER_KEY}; /* it is the key where digits have no room */
     const jinja_value digits = jinja_string(m, jinja_int(number(key)));
-    return jinja_join(m, jinja_text((const char[]){NUMBER_KEY}, 1), digits);
+    return jinja_join(m, jinja_text(mark, 1), digits);
 }
 
 /* Text that is no UTF-8 may begin with that byte as well: it stays text unless a number follows. */
