@@ -46,7 +46,7 @@ NAMED = 3 # of the jobs that the time was over for
 TOGETHER = {"facts": 4, "kernels": 6, "suite": 8, "sanitizer": 4, "link": 1, "decode": 1, "peers": 1,
             "runner": 1}
 BAD = ("failed", "timeout")
-EVERY = re.compile("") # job
+EVERY = re.compile("")  # job
 
 
 def write_log(path, done):
@@ -132,10 +132,17 @@ def run_part(part, tree, kept, until, wanted=EVERY):
     return results
 
 
+def pattern(text):
+    try:
+        return re.compile(text)
+    except re.error as e:
+        raise argparse.ArgumentTypeError("'%s' is no regular expression: %s" % (text, e))
+
+
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="A, B, C, %s; or pack" % ", ".join(PARTS))
-    parser.add_argument("--jobs", default="", metavar="REGEX", help="only jobs whose names it matches")
+    parser.add_argument("--jobs", type=pattern, default=EVERY, metavar="REGEX", help="only jobs whose names it matches")
     parser.add_argument("--out", default="gpu-out", help="folder of the results (gpu-out)")
     parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder; of pack: a build folder")
     parser.add_argument("--seconds", type=int, default=520, help="of one part (520)")
@@ -171,7 +178,7 @@ def main():
     parts = [p for name in a.parts or PARTS for p in CALLS.get(name, [name])]
     while parts:
         now = time.monotonic()
-        results += run_part(parts[0], tree, kept, min(now + a.seconds, end_of_first(parts, now, end)), re.compile(a.jobs))
+        results += run_part(parts[0], tree, kept, min(now + a.seconds, end_of_first(parts, now, end)), a.jobs)
         parts.pop(0)
     print(gpu_figures.show(kept.results))
     print(gpu_aims.show([r for r in kept.results["aims"] if r["measured"] is not None]))
