@@ -24,7 +24,7 @@
 
 #define KVF_SLOT_WAYS      32u
 #define KVF_SLOT_FREE      UINT64_MAX
-/* Of a word: the call that used it last brings the page. */
+/* Bit of a word: the call that used it last brings the page. */
 #define KVF_SLOT_COMING    0x80000000u
 #define KVF_SLOT_PAGES_MAX 0x7fffffffu
 

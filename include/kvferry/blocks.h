@@ -18,7 +18,7 @@
  *         kvf_blocks_extend(blocks, &chunks, stream)             rows with several: prompts
  *
  * Copies of pages on the device belong to blocks. Local window and sink it keeps per *region*: room
- * for one row. A region may serve any row at any time. What it holds is looked at before every use:
+ * for one row. A region may serve any row at any time. Its content is looked at before every use:
  * it counts only if it came from the block that the row's table names, and if nobody has written
  * those tokens since. So a region that goes to another request costs misses, and never an answer.
  *

@@ -254,7 +254,7 @@ KVF_INLINE const uint32_t *kvf_weigh_blocks(const kvf_weigh_args *a, uint32_t li
                    : a->block_of[list];
 }
 
-/* Of token `token` of a list under a block table of the caller, where its block is `cell`. */
+/* The code group of a token under a block table of the caller, whose block is `cell`. */
 KVF_INLINE kvf_code_group kvf_weigh_cell_group(const kvf_weigh_args *a, uint32_t list,
                                                uint32_t cell, uint32_t token)
 {

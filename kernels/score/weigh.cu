@@ -23,8 +23,8 @@
  * of the cache.
  *
  * Bound: one read of the codes, 34 bytes per token at head_dim 128, and 2 bytes written per page
- * and head. What hangs on each other: the list's length, its blocks, codes, two barriers. What an
- * H200 takes is in docs/design/gpu.md.
+ * and head. Dependent steps: the list's length, its blocks, codes, two barriers. Times of an
+ * H200 are in docs/design/gpu.md.
  *
  * Exactness: logits and largest have the bits of weigh_ref.c; weights are 2^x to 2 units in the
  * last place, added over a page by halving, over a tile in a fixed order, whatever is beside them.
@@ -73,7 +73,7 @@ static __device__ __forceinline__ uint32_t list_of(const kvf_weigh_args &a, cons
     return kvf_weigh_list(&a, c.l + column / a.group * a.row_lists);
 }
 
-/* Of q, top, sum and mass. */
+/* The row in q, top, sum and mass. */
 static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const columns &c,
                                                   uint32_t column)
 {
@@ -420,7 +420,7 @@ template <bool PAIRED> struct steps {
     static const uint32_t groups = OWN / count;
 };
 
-/* What a warp has of its tile, from code group `first` on. */
+/* The share of a tile that one warp has, from code group `first` on. */
 struct own {
     uint32_t first;
     uint32_t skips[OWN]; /* bit t: token t does not count for the list whose codes are looked at */
@@ -510,7 +510,7 @@ static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const
     return column < a.group ? columns.l * a.group + column : NO_ROW;
 }
 
-/* Of lists with codes in common: skipped tokens of the warp's code group 4i + k, in lane 8k + n of
+/* Lists with codes in common: skipped tokens of the warp's code group 4i + k, in lane 8k + n of
  * the columns' n-th list. */
 static __device__ __forceinline__ uint32_t held_skips(const kvf_weigh_args &a, const tile &t,
                                                       const columns &columns, uint32_t first,
@@ -783,7 +783,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, HEAD_BLOCKS == 2
     }
 }
 
-/* Of a multiprocessor: what registers have room for without spills. */
+/* Blocks of a multiprocessor that registers have room for without spills. */
 template <uint32_t SPANS, bool PAIRED> struct held_blocks {
     static const uint32_t count = PAIRED ? (SPANS == 2 ? 5 : 4) : (SPANS == 2 ? 3 : 2);
 };

@@ -3,7 +3,7 @@
 /*
  * Pages of blocks that are sealed into slots, the specification and the only host form.
  *
- * Knows nothing of what else sealing does. What the slots held of these pages is of blocks that
+ * Knows nothing of what else sealing does. Copies that slots have of these pages are of blocks that
  * were given back, so it goes in any case.
  */
 

@@ -40,8 +40,8 @@ static __device__ __forceinline__ uint64_t kvf_slot_swap(uint64_t *word, uint64_
                      (unsigned long long)value);
 }
 
-/* What a thread finds of a page: a slot, or UINT32_MAX; and what it is of kvf_resolve_args'
- * missed. A copy that is not true any more (`tag`) is brought anew, to the same slot. */
+/* The slot of a page, or UINT32_MAX; and its value in `missed` of kvf_resolve_args.
+ * A copy that is not true any more (`tag`) is brought anew, to the same slot. */
 struct kvf_slot_found {
     uint32_t slot;
     uint32_t missed;

@@ -23,7 +23,7 @@ static uint32_t list_at(const head_lists *h, uint32_t i)
     return i / h->per * h->a->paging.lists + h->head * h->per + i % h->per;
 }
 
-/* Of one list: hits, and pages that were written again since they were brought: these come anew, to
+/* Hits of one list, and pages that were written again since they were brought: these come anew, to
  * where they are. Returns how many. */
 static uint32_t look_up(const head_lists *h, uint32_t list)
 {

@@ -80,7 +80,7 @@ KVF_TASKS(mask, kvf_mask_args, a->paging.lists)
  * and counted.
  *
  * The reference is exact where no two lists want slots of a bucket; else a GPU, whose lists do this
- * at once, may give others away, and each may bring what two want. What holds for both: a page has
+ * at once, may give others away, and each may bring what two want. Both keep this: a page has
  * one slot, a slot one page, every chosen page is in its slot or comes into it, hits and misses are
  * what was chosen. A task is a KV head. */
 typedef struct kvf_miss {

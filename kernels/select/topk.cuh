@@ -47,7 +47,7 @@ static __device__ __forceinline__ uint32_t kvf_topk_key(float x)
     return x > -INFINITY ? kvf_order_key(x) : 0;
 }
 
-/* What is selected from: scores, or what blocks took, keys and indexes. */
+/* Candidates: scores, or keys and indexes that blocks took. */
 struct kvf_topk_scores {
     typedef float item;
     const float *__restrict__ scores;
@@ -105,7 +105,7 @@ template <typename S, uint32_t N, bool HELD> struct kvf_topk_run {
         is_held = HELD || run <= N * KVF_WARP_LANES;
     }
 
-    /* Of this lane: the first item from `base` on; the others are a warp's lanes apart. */
+    /* The lane's first item from `base` on; the others are a warp's lanes apart. */
     static __device__ __forceinline__ uint32_t place(uint32_t base)
     {
         return base + threadIdx.x % KVF_WARP_LANES;

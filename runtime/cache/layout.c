@@ -318,7 +318,7 @@ static uint64_t device_total(const kvf_cache *cache)
            cache->device_beside;
 }
 
-/* What the cache may take on the device beyond what it has to. */
+/* Bytes that the cache may take on the device beyond those that it needs. */
 static kvf_status bytes_to_spare(const kvf_cache *cache, uint64_t *out)
 {
     const uint64_t total = device_total(cache), asked = cache->config.device_bytes;

@@ -213,7 +213,7 @@ kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call)
     return c;
 }
 
-/* Of the streaming heads, which come after the others. */
+/* Sinks of the streaming heads, which come after the others. */
 static const float *sinks_of(const kvf_heads_call *call)
 {
     const float *sinks = kvf_step_form(call->step)->sinks;

@@ -166,7 +166,7 @@ static kvf_status put_state(putting *p, const kvf_saved_image *image)
 
 /* ---- recent choices ---- */
 
-/* Of an older file: the pages that had slots, as if the latest step had chosen them. */
+/* An older file has pages that had slots: taken as if the latest step had chosen them. */
 static const uint32_t *recent_of_slots(const putting *p)
 {
     const kvf_saved_layer *saved = p->l->saved;

@@ -115,7 +115,7 @@ static kvf_status bring_rows(kvf_step *step)
     return kvf_bring_rows(step, reads_all);
 }
 
-/* What the step was to read did not come: its tokens go, and with the slots that were to get it all
+/* A read of the step failed: its tokens go, and with the slots that were to get it all
  * others, because nobody knows any more which these are. */
 static kvf_status take_back(kvf_step *step, const kvf_decode_args *args, kvf_status failure)
 {

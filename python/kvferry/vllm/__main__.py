@@ -83,8 +83,8 @@ def main(given: Optional[List[str]] = None) -> None:
         there = plan(blocks, own.regions, tokens, own.device_bytes)
         bound = "host memory" if blocks == sums.blocks_on_host(tokens) else "the card"
         print("%.1f GiB of %s: weights %.1f, activations %.1f (estimated), codes %.1f, windows and pages %.1f" % (
-        gpu * args.gpu_memory_utilization / GIB, "each card" if ranks > 1 else "the card", weights / GIB,
-        ahead / GIB, blocks * sums.asked.block_bytes / GIB, there.device_bytes / GIB))
+            gpu * args.gpu_memory_utilization / GIB, "each card" if ranks > 1 else "the card", weights / GIB,
+            ahead / GIB, blocks * sums.asked.block_bytes / GIB, there.device_bytes / GIB))
     fit = (blocks - 1) * BLOCK
     print("%d tokens fit, by %s; of these %d stay on the card, and windows of %d requests" % (
         fit, bound, min(there.resident_tokens, fit), own.regions))

@@ -10,7 +10,7 @@ from typing import Any, Mapping, NamedTuple
 from .._errors import Invalid, Unsupported
 from .refusals import check_model
 
-# What configurations have whose layers are latent, linear or Mamba.
+# Fields of configurations whose layers are latent, linear or Mamba.
 OTHERS = ("kv_lora_rank", "attn_layer_period", "hybrid_override_pattern", "layers_block_type", "ssm_cfg")
 LOGIT_BYTES = 14 # of a token that is sampled: in the model's type, and three times in fp32
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from .._errors import OutOfMemory
 
-# Of the device memory that vLLM's share leaves: windows have an eighth before blocks are counted, and
+# Shares of the device memory that vLLM leaves: windows have an eighth before blocks are counted, and
 # the cache of pages an eighth behind them.
 PART = 8
 
