@@ -21,10 +21,19 @@ static kvf_status copy_counters(const kvf_cache *cache, const kvf_part *part, vo
     return ops->stream_wait(part->writeback);
 }
 
-static void bring(const kvf_cache *cache, const kvf_part *part)
+/*
+ * Whether all counters are here. After a refused wait they may still be written, so nobody reads
+ * them; a device that fails here fails in the caller's next wait too.
+ */
+static bool bring(const kvf_cache *cache)
 {
-    /* A device that fails here fails in the caller's next wait too. */
-    (void)!copy_counters(cache, part, part->control_device.counters, kvf_counters_device(part, 0));
+    bool is_here = true;
+    for (uint32_t i = 0; i < cache->part_count && is_here; i++) {
+        const kvf_part *part = &cache->parts[i];
+        is_here = copy_counters(cache, part, part->control_device.counters,
+                                kvf_counters_device(part, 0)) == KVF_OK;
+    }
+    return is_here;
 }
 
 /* What kernels counted of the layer's pages. */
@@ -52,7 +61,7 @@ static void add_counters(const kvf_part *part, uint32_t index, kvf_stats *s)
     s->static_tokens_max = kvf_max_u32(s->static_tokens_max, c->static_max);
 }
 
-static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
+static void add_layer(const kvf_cache *cache, uint32_t layer, bool is_here, kvf_stats *s)
 {
     const kvf_place *place = &cache->places[layer];
     const kvf_layer_host_counters *h = &cache->counters[layer];
@@ -61,7 +70,7 @@ static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
     s->refreshes += h->refreshes;
     s->tokens_attended += h->streamed;
     s->tokens_held += h->held;
-    if (place->part)
+    if (place->part && is_here)
         add_counters(place->part, place->index, s);
 }
 
@@ -86,10 +95,9 @@ static void add_part(const kvf_part *part, kvf_stats *s)
 static void read_layers(const kvf_cache *cache, uint32_t first, uint32_t end, kvf_stats *s)
 {
     *s = (kvf_stats){.static_tokens_min = UINT32_MAX};
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        bring(cache, &cache->parts[i]);
+    const bool is_here = bring(cache);
     for (uint32_t i = first; i < end; i++)
-        add_layer(cache, i, s);
+        add_layer(cache, i, is_here, s);
     s->static_tokens_min = kvf_min_u32(s->static_tokens_min, s->static_tokens_max);
 }
 
@@ -139,7 +147,6 @@ kvf_status kvf_stats_clear(kvf_cache *cache)
 
 void kvf_stats_reset(kvf_cache *cache)
 {
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        bring(cache, &cache->parts[i]);
-    (void)!kvf_stats_clear(cache); /* as in bring */
+    if (bring(cache))
+        (void)!kvf_stats_clear(cache); /* as in bring */
 }

@@ -162,24 +162,25 @@ static void every_call_of_a_scene_fails(void **state)
     play_all(*state);
 }
 
-/* Who is refused a wait gives nothing back that work still uses: here all work is late. */
-static void every_wait_of_blocks_is_refused(void **state)
+/* Whoever is refused a wait neither reads nor frees what work still uses: all work is late here. */
+static void every_wait_is_refused(void **state)
 {
+    const scene *const s = *state;
     stage st;
     float wanted[OUT_FLOATS] = {0};
     uint64_t tried = 0;
-    (void)state;
     kvf_emu_reset();
     stage_open(&st);
-    (void)scene_count_calls(&st, &blocks_scene, wanted);
+    (void)scene_count_calls(&st, s, wanted);
     const uint64_t waits = kvf_emu_calls_of("cudaStreamSynchronize");
     for (uint32_t seed = 1; seed <= SEEDS; seed++)
         for (uint64_t n = 1; n <= waits; n++, tried++) {
             const fault f = {"cudaStreamSynchronize", n, cudaErrorInvalidValue, seed};
-            assert_true(play_once(&st, &blocks_scene, &f, wanted));
+            assert_true(play_once(&st, s, &f, wanted));
         }
     stage_close(&st);
-    print_message("# %llu waits, delays of %u seeds\n", (unsigned long long)waits, SEEDS);
+    print_message("# %s: %llu waits, delays of %u seeds\n", s->name, (unsigned long long)waits,
+                  SEEDS);
     assert_true(tried > 0);
 }
 
@@ -225,6 +226,12 @@ static void every_call_of_open_fails(void **state)
         .initial_state = (void *)(uintptr_t)&s                                                     \
     }
 
+#define WAITS(s)                                                                                   \
+    {                                                                                              \
+        .name = "waits of " #s, .test_func = every_wait_is_refused,                                \
+        .initial_state = (void *)(uintptr_t)&s                                                     \
+    }
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -247,7 +254,8 @@ int main(void)
         SCENE(link_scene),
         SCENE(blocks_scene),
         SCENE(packed_blocks_scene),
-        cmocka_unit_test(every_wait_of_blocks_is_refused),
+        WAITS(blocks_scene),
+        WAITS(stats_scene),
     };
     scene_watch_start();
     return cmocka_run_group_tests_name("runtime: CUDA calls that fail", tests, NULL, NULL);
