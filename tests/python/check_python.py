@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import threading
@@ -498,6 +499,15 @@ class OnCuda(Base):
             self.runtime.memory(64).numpy(np.float32)
         self.runtime.close()
         self.assertTrue(recording.closed)
+
+
+class Installed(unittest.TestCase):
+    def test_every_file_of_the_package(self):
+        """An installed package has what the folder has."""
+        folder = pathlib.Path(kvferry.__file__).parent
+        named = re.findall(r"'(kvferry/[\w/]+\.py)'", (folder.parent / "meson.build").read_text())
+        there = [str(path.relative_to(folder.parent)) for path in folder.rglob("*.py")]
+        self.assertEqual(sorted(named), sorted(there))
 
 
 if __name__ == "__main__":
