@@ -23,18 +23,11 @@ static __device__ __forceinline__ void admit_page(const kvf_admit_args &a, const
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t page = kvf_row_sealing(row, block) * p->block_pages + number;
-    const uint64_t word = kvf_slot_word(page, row->use, 0);
-    uint32_t slot = UINT32_MAX;
-    if (lane == 0) { /* alone: another page may take the slot between two looks */
-        slot = kvf_load_relaxed(&t.slot_of_page[page]);
-        const uint64_t before = slot == UINT32_MAX ? 0 : kvf_load_relaxed(&t.words[slot]);
-        if (slot != UINT32_MAX && !(kvf_slot_is_of(before, page) &&
-                                    kvf_slot_swap(&t.words[slot], before, word) == before))
-            slot = UINT32_MAX;
-    }
+    /* One lane looks: another page may take the slot between two looks. */
+    uint32_t slot = lane == 0 ? kvf_slot_touch(t, page, row->use, 0).slot : 0;
     slot = __shfl_sync(KVF_FULL_WARP, slot, 0);
     if (slot == UINT32_MAX) {
-        slot = kvf_slot_take(p, t, word, row->use, 1);
+        slot = kvf_slot_take(p, t, kvf_slot_word(page, row->use, 0), row->use, 1);
         if (lane == 0)
             atomicExch(&t.slot_of_page[page], slot);
     }

@@ -220,17 +220,12 @@ static void every_call_of_open_fails(void **state)
     assert_true(failures * step >= 5);
 }
 
-#define SCENE(s)                                                                                   \
+#define PLAYED(test, s)                                                                            \
     {                                                                                              \
-        .name = #s, .test_func = every_call_of_a_scene_fails,                                      \
-        .initial_state = (void *)(uintptr_t)&s                                                     \
+        .name = #test ": " #s, .test_func = test, .initial_state = (void *)(uintptr_t)&s           \
     }
-
-#define WAITS(s)                                                                                   \
-    {                                                                                              \
-        .name = "waits of " #s, .test_func = every_wait_is_refused,                                \
-        .initial_state = (void *)(uintptr_t)&s                                                     \
-    }
+#define SCENE(s) PLAYED(every_call_of_a_scene_fails, s)
+#define WAITS(s) PLAYED(every_wait_is_refused, s)
 
 int main(void)
 {
