@@ -893,7 +893,8 @@ static inline KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_
 /* ---- statistics ---- */
 
 /** Totals since open or the last reset. Read and reset them after kvf_stream_wait. What is said of
- * transfers and of the disk is not known per layer. */
+ * transfers and of the disk is not known per layer. Where the device fails in the reading, what
+ * kernels count is 0, and a reset does nothing. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
