@@ -450,6 +450,7 @@ def check_interrupted(chat):
         (PROMPTS[2], 3), (PROMPTS[0], 30000), (PROMPTS[1], 30000), (PROMPTS[4], 30000))))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         name = number.name
+        signal.signal(number, signal.SIG_DFL) # under nohup it is ignored, and the command would leave it so
         stats = os.path.join(chat.folder, name)
         command = [chat.kvferry, "run", "--model", chat.folder, "--device", "host", "--prompts", path,
                    "--batch", "3", "--ignore-eos", "--stats", stats]
