@@ -40,7 +40,7 @@ def benchmarks(build):
             path = os.path.join(folder, name)
             if name.startswith("bench_") and "." not in name and os.access(path, os.X_OK):
                 found.append((name, [os.path.relpath(path, ROOT)]))
-    command = os.path.join(build, "runtime", "cli", "kvferry")
+    command = os.path.join(build, "runner", "cli", "kvferry")
     if os.access(os.path.join(ROOT, command), os.X_OK):
         found += [(name, [command, "bench"] + options.split() + ["--device", "host"])
                   for name, options in COMMANDS.items()]
@@ -88,7 +88,7 @@ def main():
         if wanted(name):
             json_path = os.path.join(args.into, name + ".json")
             failed += not run(name, command + ["--json", json_path], args.into)
-    command = os.path.join(args.build, "runtime", "cli", "kvferry")
+    command = os.path.join(args.build, "runner", "cli", "kvferry")
     if os.access(os.path.join(ROOT, command), os.X_OK) and wanted("prune_table"):
         failed += not run("prune_table", [sys.executable, "bench/runtime/prune_table.py", "--kvferry",
                                           command, "--out", args.into], None)

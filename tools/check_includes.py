@@ -14,12 +14,12 @@ import sys
 
 # What the files of a folder may include, besides their own. The longest prefix decides.
 FLOOR = ["include", "include/common"]
-MODEL = ["runtime/model/" + room for room in ("chat", "formats", "matrix", "tokenizer", "transformer")]
+MODEL = ["runner/model/" + room for room in ("chat", "formats", "matrix", "tokenizer", "transformer")]
 # Rooms of offload, from below: each sees those before it, and kernels from `device` on.
 OFFLOAD = ["offload/" + room for room in ("base", "file", "device", "memory", "pages", "transfer",
                                           "measure")]
 # Rooms of the command, from below: each sees those before it.
-CLI = ["runtime/cli/" + room for room in ("base", "output", "text", "prune", "run", "chat", "tune",
+CLI = ["runner/cli/" + room for room in ("base", "output", "text", "prune", "run", "chat", "tune",
                                           "bench", "cache", "info")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
@@ -30,14 +30,14 @@ MAY_SEE = {
     "kernels": FLOOR + ["kernels/cuda"],
     # Under KVF_EMULATED the language of kernels comes from the emulator.
     "kernels/cuda": FLOOR + ["kernels", "tests/emu"],
-    "runtime/model/formats": FLOOR,
-    "runtime/model/tokenizer": FLOOR + ["runtime/model/formats"],
-    "runtime/model/chat": FLOOR + ["runtime/model/formats", "runtime/model/tokenizer"],
-    "runtime/model/matrix": FLOOR + ["runtime/model/formats"],
-    "runtime/model/transformer": FLOOR + ["runtime/model/formats", "runtime/model/matrix",
+    "runner/model/formats": FLOOR,
+    "runner/model/tokenizer": FLOOR + ["runner/model/formats"],
+    "runner/model/chat": FLOOR + ["runner/model/formats", "runner/model/tokenizer"],
+    "runner/model/matrix": FLOOR + ["runner/model/formats"],
+    "runner/model/transformer": FLOOR + ["runner/model/formats", "runner/model/matrix",
                                           "kernels/cuda"],
-    "runtime/cli": FLOOR + CLI,
-    "runtime/cli/absent": CLI[:1],
+    "runner/cli": FLOOR + CLI,
+    "runner/cli/absent": CLI[:1],
     "tests": FLOOR + ["kernels", "kernels/cuda", "tests/emu"] + OFFLOAD + CORE + MODEL + CLI,
     "tests/emu": FLOOR + ["kernels", "kernels/cuda"],
     "bench": FLOOR + ["kernels", "tests"] + OFFLOAD + CORE + MODEL,
@@ -47,7 +47,7 @@ MAY_SEE.update({room: FLOOR + (["kernels"] if i > 1 else []) + OFFLOAD[:i]
                 for i, room in enumerate(OFFLOAD)})
 MAY_SEE.update({room: FLOOR + ["kernels"] + OFFLOAD + CORE[:i] for i, room in enumerate(CORE)})
 MAY_SEE.update({room: FLOOR + MODEL + CLI[:i] for i, room in enumerate(CLI)})
-CUDA = ["kernels", "offload/device", "runtime/model", "tests"]
+CUDA = ["kernels", "offload/device", "runner/model", "tests"]
 # Headers of other libraries, and the only folders that may name them, with the folders inside.
 FOREIGN = {
     "cuda.h": CUDA,
@@ -55,17 +55,17 @@ FOREIGN = {
     "cuda_fp16.h": CUDA,
     "cuda_runtime.h": CUDA,
     "cuda_runtime_api.h": CUDA,
-    "cublas_v2.h": ["runtime/model", "tests"],
+    "cublas_v2.h": ["runner/model", "tests"],
     "numa.h": ["offload/memory"],
     "numaif.h": ["offload/memory"],
     "liburing.h": ["offload/file"],
     "xxhash.h": ["offload/file"],
-    "dnnl.h": ["runtime/model"],
-    "jansson.h": ["runtime/model"],
-    "pcre2.h": ["runtime/model"],
-    "utf8proc.h": ["runtime/model"],
+    "dnnl.h": ["runner/model"],
+    "jansson.h": ["runner/model"],
+    "pcre2.h": ["runner/model"],
+    "utf8proc.h": ["runner/model"],
     "cmocka.h": ["tests"],
-    "pthread.h": ["offload", "runtime", "runtime/model", "runtime/cli", "tests", "bench"],
+    "pthread.h": ["offload", "runtime", "runner/model", "runner/cli", "tests", "bench"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 

@@ -172,7 +172,7 @@ def main():
     if not args.ruler and (args.model or args.lengths or args.samples or args.tasks or args.row or
                            args.first_row):
         parser.error("--model, --lengths, --samples, --tasks and rows go with --ruler")
-    program = os.path.join(ROOT, args.build, "runtime", "cli", "kvferry")
+    program = os.path.join(ROOT, args.build, "runner", "cli", "kvferry")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
     if args.ruler:

@@ -46,7 +46,7 @@ def facts_jobs(tree, scratch):
             Job("tools", ["sh", "-c", tools], 30),
             Job("python", [sys.executable, "-c", versions], 30),
             Job("memory", [sys.executable, "-c", TOUCH % (1 << (24 if tree.emulated else 34))], 60),
-            Job("kvferry info", [tree.program("runtime/cli/kvferry"), "info", "--device", "cuda"], 60),
+            Job("kvferry info", [tree.program("runner/cli/kvferry"), "info", "--device", "cuda"], 60),
             Job("gpu only", [tree.program("tests/offload/gpu_only")], 120)]
 
 
@@ -63,7 +63,7 @@ def profile_job(tree):
     size = SMALL if tree.emulated else LARGE
     metrics = ["gpu__time_duration.sum", "dram__bytes.sum", "smsp__inst_executed.sum",
                "sm__inst_issued.avg.pct_of_peak_sustained_active", "sm__warps_active.avg.pct_of_peak_sustained_active"]
-    decode = [tree.program("runtime/cli/kvferry"), "bench", "decode", "--device", "cuda", "--layers", "1",
+    decode = [tree.program("runner/cli/kvferry"), "bench", "decode", "--device", "cuda", "--layers", "1",
               "--warmup", "3", "--context", str(size["context"])] + size["decode"]
     return Job("one layer, profiled",
                ["ncu", "--graph-profiling", "node", "--csv", "--page", "raw", "--metrics", ",".join(metrics),
@@ -112,7 +112,7 @@ def sanitizer_jobs(tree, scratch, kept=None):
 
 def bench(tree, scratch, name, words, limit, env=None):
     figures = str(scratch / (name.replace(" ", "-") + ".json"))
-    return Job(name, [tree.folder / "runtime/cli/kvferry", "bench"] + words + ["--device", "cuda", "--json", figures],
+    return Job(name, [tree.folder / "runner/cli/kvferry", "bench"] + words + ["--device", "cuda", "--json", figures],
                limit, env=env, figures=figures)
 
 
@@ -175,7 +175,7 @@ def runner_jobs(tree, scratch):
 
     def run(name, ids, words, limit, answers=1):
         figures = str(scratch / (name.replace(" ", "-") + ".json"))
-        command = [tree.folder / "runtime/cli/kvferry", "run", "--device", "cuda", "--model", model,
+        command = [tree.folder / "runner/cli/kvferry", "run", "--device", "cuda", "--model", model,
                    "--token-ids", ids, "--ignore-eos", "-n", str(size["tokens"]), "--stats", figures]
         if answers > 1:  # they fork one prompt, and go ways of their own
             command += ["--samples", str(answers), "--batch", str(answers), "--temperature", "1"]

@@ -58,7 +58,7 @@ def commit_of(folder, is_fresh=False):
         return "unknown"
     if output_of(git + ["status", "--porcelain", "--untracked-files=no"]):
         commit += " with changes"
-    built = folder / "runtime/cli/kvferry"
+    built = folder / "runner/cli/kvferry"
     if not is_fresh and (not built.exists() or built.stat().st_mtime < int(at)):
         commit += " or older"
     return commit
@@ -113,7 +113,7 @@ def build(folder, options, targets=lambda: []):
 # ---- packing ----
 
 # Beside the tests.
-PROGRAMS = {"runtime/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
+PROGRAMS = {"runner/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
             "bench/model/bench_thin"}
 NOT_CARRIED = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux", "linux-vdso",
                "libgcc_s.so", "libstdc++.so")

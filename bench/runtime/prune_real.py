@@ -13,7 +13,7 @@ with the command and the GGUF file, and its tokens with the same weights in fp32
 What was found is kept in prune_real.json, row by row, and is not run again; --minutes ends the run.
 Writes prune_real.md, which alone is in the repository: a machine that has no figures yet needs a folder
 of its own, --out. Needs torch:
-`./dev python --run bench/runtime/prune_real.py --kvferry build/runtime/cli/kvferry`.
+`./dev python --run bench/runtime/prune_real.py --kvferry build/runner/cli/kvferry`.
 """
 import argparse
 import json

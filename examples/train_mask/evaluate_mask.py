@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a head mask is worth on the recall model, against its opposite and masks drawn at random.
 
-  evaluate_mask.py --kvferry build/runtime/cli/kvferry --mask recall_mask.tsv
+  evaluate_mask.py --kvferry build/runner/cli/kvferry --mask recall_mask.tsv
 
 Runs `kvferry run --ask` on documents of ../recall/generate.py with full attention in the heads that
 the mask keeps, and prints how many questions each mask answers.

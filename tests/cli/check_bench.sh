@@ -37,7 +37,7 @@ picture() {
     done
 }
 
-scripts=$(dirname "$0")/../../runtime/cli/bench
+scripts=$(dirname "$0")/../../runner/cli/bench
 quick="--device $device --repetitions 2 --warmup 1 --pool 4M --gap-us 20 --layers 3"
 XDG_CACHE_HOME=$work # the file of calibration
 export XDG_CACHE_HOME

@@ -50,7 +50,8 @@ class Place:
         self.folder, self.source, self.cc = folder, source, cc
         os.symlink(os.path.join(source, "examples"), os.path.join(folder, "examples"))
         os.mkdir(os.path.join(folder, "build"))
-        os.symlink(os.path.join(build, "runtime"), os.path.join(folder, "build", "runtime"))
+        for built in ("runtime", "runner"):
+            os.symlink(os.path.join(build, built), os.path.join(folder, "build", built))
         self.library = os.path.join(build, "runtime")
         self.python, self.paths, self.env = sys.executable, [], {}
 
