@@ -14,13 +14,14 @@
 #include "host_team.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
 #include "common/clock.h"
-#include "stack.h"
 
 /* About the wake-up time of a sleeping thread on a shared machine: spinning longer than a wake-up
  * takes would cost others more than it saves here. */
@@ -320,4 +321,34 @@ void kvf_team_help(kvf_team *team)
 uint32_t kvf_team_threads(const kvf_team *team)
 {
     return team->threads;
+}
+
+/* ---- stacks ---- */
+
+/* Of a thread, and written by it alone: its stack stays where it is. */
+static _Thread_local struct {
+    uintptr_t low, high; /* high = 0: not asked yet */
+} bounds;
+
+static void ask(void)
+{
+    pthread_attr_t attributes;
+    void *low = NULL;
+    size_t bytes = 0;
+    bounds.high = 1; /* no address is inside */
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0)
+        return;
+    if (pthread_attr_getstack(&attributes, &low, &bytes) == 0) {
+        bounds.low = (uintptr_t)low;
+        bounds.high = (uintptr_t)low + bytes;
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+size_t kvf_stack_left(void)
+{
+    const uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+    if (bounds.high == 0)
+        ask();
+    return here > bounds.low && here < bounds.high ? here - bounds.low : 0;
 }

@@ -11,6 +11,7 @@
  */
 
 #include <stdatomic.h>
+#include <stddef.h>
 
 #include "context.h"
 
@@ -71,5 +72,19 @@ static inline void kvf_pause(void)
     __asm__ volatile("yield");
 #endif
 }
+
+/*
+ * How much stack there is, so that nobody runs off its end.
+ *
+ * Kernels keep what they work on in their frames. They run on threads of the library, which have
+ * stacks of some size whatever libc and limits say, and on a caller's thread only where enough is
+ * left of its stack. `tools/check_stack.py` holds frames below what is promised here.
+ */
+
+#define KVF_THREAD_STACK_BYTES ((size_t)2 << 20)   /* of threads of the library, at least */
+#define KVF_KERNEL_STACK_BYTES ((size_t)512 << 10) /* that a kernel and who calls it may take */
+
+/* Bytes left on the stack of this thread; 0 where that is not known, as on a fibre. */
+size_t kvf_stack_left(void);
 
 #endif

@@ -3,7 +3,7 @@
 #define KVF_OFFLOAD_TOPOLOGY_H
 
 /*
- * NUMA nodes, CPUs and cores, and which node a device on PCI is at, out of sysfs.
+ * NUMA nodes, CPUs and cores, which node a device on PCI is at, and its link, out of sysfs.
  *
  * Knows nothing of memory or threads; it only answers questions, however many nodes and CPUs there
  * are. Where the system gives no NUMA information, there is one node, id -1, that holds every
@@ -12,6 +12,8 @@
  */
 
 #include "context.h"
+
+#include <stdint.h>
 
 typedef struct kvf_node {
     int32_t id;            /* of the operating system; -1 = unknown */
@@ -42,5 +44,13 @@ int32_t kvf_topology_node_of_pci(const char *sysfs, const char *pci_address);
 
 /* Index into nodes of the node with this id; -1 if there is none. */
 int32_t kvf_topology_find(const kvf_topology *topology, int32_t node_id);
+
+/*
+ * Generation (1 to 7) and lanes of the link at "dddd:bb:dd.f", the most that the device can do: the
+ * current speed falls when a GPU idles. 0 = unknown. `sysfs_root` replaces "/sys" if it is not
+ * NULL.
+ */
+void kvf_pci_link_read(const char *sysfs_root, const char *pci_address, uint32_t *generation,
+                       uint32_t *width);
 
 #endif

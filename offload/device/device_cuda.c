@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "pci_link.h"
 #include "topology.h"
 
 static void cuda_properties(const kvf_device *device, kvf_device_properties *out)

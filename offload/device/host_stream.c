@@ -27,7 +27,7 @@
 #include <time.h>
 
 #include "common/clock.h"
-#include "stack.h"
+#include "host_team.h"
 
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u

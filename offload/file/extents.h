@@ -14,6 +14,9 @@
 
 #include "io_engine.h"
 
+#include <stddef.h>
+#include <stdint.h>
+
 #define KVF_EXTENT_BYTES ((uint32_t)1 << 20)
 #define KVF_EXTENT_DEPTH 16u
 
@@ -42,5 +45,20 @@ KVF_CHECKED kvf_status kvf_extents_write(const kvf_extents *e, const struct iove
                                          size_t count);
 KVF_CHECKED kvf_status kvf_extents_read(const kvf_extents *e, const struct iovec *pieces,
                                         size_t count);
+
+/*
+ * 64 bits that tell whether bytes are those that were written: XXH3 of xxHash, over pieces in
+ * order. Not for secrets: it finds damage, not intent. Where the build has no xxHash there is none.
+ */
+
+typedef struct kvf_checksum kvf_checksum;
+
+/* Bytes of one, aligned to 64; the caller brings the memory. 0: this build has none. */
+size_t kvf_checksum_bytes(void);
+void kvf_checksum_begin(kvf_checksum *sum);
+void kvf_checksum_add(kvf_checksum *sum, const void *data, size_t bytes);
+uint64_t kvf_checksum_end(const kvf_checksum *sum);
+/* Of one piece. */
+uint64_t kvf_checksum_of(const void *data, size_t bytes);
 
 #endif

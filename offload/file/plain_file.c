@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Files for engines; see the header. Knows nothing of contents. */
+/*
+ * Files on the way to a disk: for engines, under a name that they get when they are whole, and
+ * private ones; see the header. Knows nothing of contents.
+ */
 
 #include "plain_file.h"
 
@@ -121,4 +124,201 @@ void kvf_file_buffered(int file)
     const int flags = fcntl(file, F_GETFL);
     if (flags >= 0)
         (void)fcntl(file, F_SETFL, flags & ~O_DIRECT);
+}
+
+/* ---- a file that is there whole or not at all ---- */
+
+static kvf_status failed(const kvf_new_file *f, const char *what, int code)
+{
+    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s%s", f->path, what, strerror(code),
+                    kvf_errno_fix(code));
+}
+
+/* The test hook, by the name of the call; else what the call says. */
+static bool refused(kvf_context *context, const char *what, int code)
+{
+    return kvf_context_refuses(context, what) && (errno = code, true);
+}
+
+/* A rename would take the place of a device or a pipe, for everybody. */
+const char *kvf_new_file_obstacle(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0 || S_ISREG(info.st_mode))
+        return NULL;
+    return S_ISDIR(info.st_mode) ? "a folder" : "no regular file";
+}
+
+kvf_status kvf_new_file_check(kvf_context *context, const char *path)
+{
+    const char *obstacle = kvf_new_file_obstacle(path);
+    if (obstacle)
+        KVF_FAIL(context, KVF_INVALID, "path = %.300s: it is %s; name a new file, or a regular one",
+                 path, obstacle);
+    return KVF_OK;
+}
+
+static void keep_owner(const kvf_new_file *f)
+{
+    struct stat old;
+    if (stat(f->path, &old) == 0 && !kvf_keep_owner(f->file, f->path, &old))
+        kvf_log(f->context, KVF_LOG_NOTE,
+                "%s: the file that is replaced belongs to user %u, group %u, and this process may "
+                "not give the new one all of its rights",
+                f->path, (unsigned)old.st_uid, (unsigned)old.st_gid);
+}
+
+kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out)
+{
+    char place[PATH_MAX];
+    *out = (kvf_new_file){.context = context, .file = -1};
+    KVF_TRY(kvf_new_file_check(context, path));
+    if (!kvf_path_of_link(path, place))
+        return kvf_fail(context, KVF_SYSTEM, errno, "path = %.300s: %s", path, strerror(errno));
+    const size_t length = strlen(place);
+    out->path = kvf_alloc(context, length + 1, 1);
+    out->temporary = kvf_alloc(context, length + sizeof KVF_NEW_FILE_MARK "XXXXXX", 1);
+    if (!out->path || !out->temporary)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the name of a file");
+    memcpy(out->path, place, length + 1);
+    snprintf(out->temporary, length + sizeof KVF_NEW_FILE_MARK "XXXXXX",
+             "%s" KVF_NEW_FILE_MARK "XXXXXX", place);
+    if (!refused(out->context, "file open", EIO))
+        out->file = mkostemp(out->temporary, O_CLOEXEC);
+    if (out->file < 0)
+        return failed(out, "a file beside it cannot be made", errno);
+    keep_owner(out);
+    return KVF_OK;
+}
+
+/* The folder that a path lies in, open. */
+static int open_folder(const kvf_new_file *f)
+{
+    const char *slash = strrchr(f->path, '/');
+    if (!slash)
+        return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* The temporary name is not used any more. */
+    const size_t length = slash == f->path ? 1 : (size_t)(slash - f->path);
+    memcpy(f->temporary, f->path, length);
+    f->temporary[length] = '\0';
+    return open(f->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+kvf_status kvf_new_file_commit(kvf_new_file *f)
+{
+    if (refused(f->context, "file sync", EIO) || fsync(f->file) != 0)
+        return failed(f, "its bytes cannot be made durable", errno);
+    if (refused(f->context, "file rename", EIO) || rename(f->temporary, f->path) != 0)
+        return failed(f, "the finished file cannot be given this name", errno);
+    f->is_committed = true;
+    const int folder = refused(f->context, "folder sync", EIO) ? -1 : open_folder(f);
+    const int code = folder < 0 || fsync(folder) != 0 ? errno : 0;
+    if (folder >= 0)
+        (void)close(folder);
+    /* Some file systems cannot sync a folder. */
+    return code && code != EINVAL ? failed(f, "its name cannot be made durable", code) : KVF_OK;
+}
+
+void kvf_new_file_close(kvf_new_file *f)
+{
+    if (f->file >= 0) {
+        (void)close(f->file);
+        if (!f->is_committed)
+            (void)unlink(f->temporary);
+    }
+    kvf_free(f->context, f->temporary);
+    kvf_free(f->context, f->path);
+    *f = (kvf_new_file){.file = -1};
+}
+
+/* ---- a private file ---- */
+
+kvf_status kvf_disk_file_open(kvf_context *context, const char *folder, uint64_t bytes,
+                              kvf_disk_file *out)
+{
+    char again[48];
+    struct stat about;
+    *out = (kvf_disk_file){.buffered = -1, .direct = -1};
+    KVF_TRY(kvf_file_scratch(context, folder, bytes, &out->buffered));
+    if (fstat(out->buffered, &about) != 0)
+        return kvf_fail(context, KVF_SYSTEM, errno, "disk_path: its file cannot be looked at: %s",
+                        strerror(errno));
+    out->device = about.st_dev;
+    out->inode = about.st_ino;
+    snprintf(again, sizeof again, "/proc/self/fd/%d", out->buffered);
+    out->direct = open(again, O_RDWR | O_CLOEXEC);
+    if (out->direct < 0)
+        out->direct = out->buffered; /* nothing is mounted at /proc */
+    else if (kvf_file_direct(context, folder, out->direct) > KVF_DISK_ALIGNMENT)
+        kvf_file_buffered(out->direct);
+    return KVF_OK;
+}
+
+kvf_status kvf_disk_folder_check(kvf_context *context, const char *folder)
+{
+    int file;
+    KVF_TRY(kvf_file_scratch(context, folder, 0, &file));
+    (void)close(file);
+    return KVF_OK;
+}
+
+bool kvf_disk_file_has(const kvf_disk_file *f, int descriptor)
+{
+    struct stat about;
+    return descriptor >= 0 && fstat(descriptor, &about) == 0 && about.st_dev == f->device &&
+           about.st_ino == f->inode;
+}
+
+static bool is_lost(const kvf_disk_file *f)
+{
+    return !kvf_disk_file_has(f, f->buffered) && (errno = EBADF, true);
+}
+
+void kvf_disk_file_close(kvf_disk_file *f)
+{
+    if (f->direct != f->buffered && kvf_disk_file_has(f, f->direct))
+        (void)close(f->direct);
+    if (kvf_disk_file_has(f, f->buffered))
+        (void)close(f->buffered);
+    *f = (kvf_disk_file){.buffered = -1, .direct = -1};
+}
+
+kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
+                              size_t bytes, char *to)
+{
+    while (bytes) {
+        const ssize_t moved = refused(context, "tier read", EIO) || is_lost(f)
+                                  ? -1
+                                  : pread(f->buffered, to, bytes, (off_t)offset);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved <= 0)
+            return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
+                            "disk_path: reading %zu bytes of its file failed: %s", bytes,
+                            strerror(moved ? errno : EIO));
+        to += moved;
+        offset += (uint64_t)moved;
+        bytes -= (size_t)moved;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
+                               size_t bytes, const char *from)
+{
+    while (bytes) {
+        const ssize_t moved = refused(context, "tier write", ENOSPC) || is_lost(f)
+                                  ? -1
+                                  : pwrite(f->buffered, from, bytes, (off_t)offset);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved <= 0)
+            return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
+                            "disk_path: writing %zu bytes of its file failed: %s", bytes,
+                            strerror(moved ? errno : EIO));
+        from += moved;
+        offset += (uint64_t)moved;
+        bytes -= (size_t)moved;
+    }
+    return KVF_OK;
 }

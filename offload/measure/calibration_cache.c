@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #include "common/files.h"
-#include "new_file.h"
+#include "plain_file.h"
 #include "transfer_calibrate.h"
 
 #define FILE_BYTES_MAX ((size_t)64 << 10)

@@ -7,8 +7,6 @@
  * again when it ends, nothing is in flight then, and the file holds what it held.
  */
 
-#include "disk_measure.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -11,7 +11,7 @@
  * while no request is in flight; slot i belongs to entry i of the list that was written last.
  */
 
-#include "link_cases.h"
+#include "link_measure.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -10,6 +10,7 @@
  * outlives a case.
  */
 
+#include <kvferry/disk.h>
 #include <kvferry/link.h>
 
 #include "host_memory.h"
@@ -35,5 +36,38 @@ bool kvf_link_is_right(const char *bytes, uint64_t offset, size_t count);
 
 /* Sorts ns[count] and sums it up; percentiles are values that occurred. count 0: all 0. */
 void kvf_link_times_sum_up(uint64_t *ns, uint32_t count, kvf_link_times *out);
+
+/*
+ * Inside the link bench: its pool, and cases that bring pages of it.
+ *
+ * The bench (link_measure.c) has checked a case before it comes here.
+ */
+
+struct kvf_link {
+    kvf_device *device;
+    kvf_link_bench_config config;
+    kvf_host_memory pool; /* arenas of whole MiB */
+    uint64_t pool_bytes;  /* that the pool was made for; 0 = none */
+    int32_t pool_node;
+    kvf_huge_pages pool_huge_pages;
+};
+
+/* Makes the pool if the one that is there is another, runs the case, and sums it up. */
+KVF_CHECKED kvf_status kvf_link_run(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
+                                    kvf_link_result *result);
+void kvf_link_pool_drop(kvf_link *bench);
+
+/* Choose ids[pages] by the case's pattern. */
+void kvf_link_choose(const kvf_link_case *c, uint64_t pool_pages, uint64_t *random, uint32_t *ids);
+
+/*
+ * Measures passes over extents of a file: <kvferry/disk.h> on a context; a runtime only opens it.
+ *
+ * Invariant: every 8 bytes of the file say where in it they lie (kvf_link_word), whatever passes
+ * have run, so what arrives can be compared.
+ */
+
+KVF_CHECKED kvf_status kvf_disk_bench_open(kvf_context *context, const char *folder, uint64_t bytes,
+                                           kvf_disk **out);
 
 #endif

@@ -3,7 +3,7 @@
 /*
  * Bundles in berths and in a file; see the header.
  *
- * Knows nothing of who selects what; which berth goes is the policy's. The file is disk_file.c's.
+ * Knows nothing of who selects what; which berth goes is the policy's. The file is plain_file.c's.
  * The lock guards which berth a bundle has, because a save reads blocks from a thread of its own.
  */
 

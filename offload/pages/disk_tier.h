@@ -19,10 +19,10 @@
 
 #include <pthread.h>
 
-#include "disk_file.h"
 #include "disk_policy.h"
 #include "host_memory.h"
 #include "io_engine.h"
+#include "plain_file.h"
 
 #define KVF_DISK_READS        64u
 #define KVF_DISK_WRITES       16u

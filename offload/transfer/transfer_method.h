@@ -56,7 +56,7 @@ typedef struct kvf_transfer_list {
     uint32_t count;
 } kvf_transfer_list;
 
-/* A method: transfer_<name>.c. It has `move` if it works on the engine's thread, `enqueue` if on
+/* A method. It has `move` if it works on the engine's thread, `enqueue` if on
  * the device alone, which can be recorded, and neither if pages are attended where they lie, for
  * which the engine takes no stream, no event and no staging. Others may be NULL or 0. */
 typedef struct kvf_transfer_ops {

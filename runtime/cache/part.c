@@ -9,7 +9,7 @@
 #include "part.h"
 
 #include "calibrate.h"
-#include "disk_file.h"
+#include "plain_file.h"
 
 /* Of a disk tier: whatever earlier calls enqueued is done. */
 static kvf_status settle(void *user)

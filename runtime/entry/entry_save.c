@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-#include "checksum.h"
 #include "entry.h"
-#include "new_file.h"
+#include "extents.h"
+#include "plain_file.h"
 #include "saving.h"
 #include "sequence.h"
 #include "sized.h"

@@ -4,7 +4,7 @@
 
 #include <kvferry/disk.h>
 
-#include "disk_measure.h"
+#include "link_measure.h"
 #include "runtime.h"
 
 kvf_status kvf_disk_open(kvf_runtime *runtime, const char *folder, uint64_t bytes, kvf_disk **out)

@@ -10,7 +10,7 @@
 
 #include <kvferry/prune.h>
 
-#include "disk_file.h"
+#include "plain_file.h"
 #include "runtime.h"
 #include "sized.h"
 

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "checksum.h"
 #include "common/files.h"
+#include "extents.h"
 #include "saving.h"
 
 #define CHECK_BYTES ((size_t)8 << 20) /* memory of a check */

@@ -10,7 +10,7 @@
 
 #include <kvferry/setting.h>
 
-#include "checksum.h"
+#include "extents.h"
 
 #define MAGIC            "KVFSEQ\r\n"
 #define BYTE_ORDER_MARK  0x01020304u

@@ -13,7 +13,7 @@
 #include <kvferry/save.h>
 
 #include "extents.h"
-#include "new_file.h"
+#include "plain_file.h"
 #include "snapshot.h"
 
 /* A piece of the bytes of a sequence that has no address, because it may be on disk. */

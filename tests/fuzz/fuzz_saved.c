@@ -16,7 +16,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "checksum.h"
 #include "extents.h"
 #include "saved_format.h"
 #include "saving.h"

@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "offload_rig.h"
-#include "pci_link.h"
+#include "topology.h"
 
 #define ROUNDS 200u
 #define BYTES  4096u

@@ -6,7 +6,7 @@
  * the next pass is right again.
  */
 
-#include "disk_measure.h"
+#include "link_measure.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "disk_file.h"
 #include "offload_rig.h"
 #include "page_pool.h"
+#include "plain_file.h"
 
 #define BLOCK  4096u
 #define BLOCKS 120u

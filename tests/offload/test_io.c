@@ -14,9 +14,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include "checksum.h"
 #include "extents.h"
-#include "new_file.h"
 #include "offload_rig.h"
 #include "plain_file.h"
 

@@ -16,7 +16,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checksum.h"
 #include "extents.h"
 #include "offload_rig.h"
 #include "plain_file.h"

@@ -11,7 +11,6 @@
 #include <math.h>
 
 #include "kvferry/setting.h"
-#include "link_cases.h"
 #include "offload_rig.h"
 #include "refusals.h"
 

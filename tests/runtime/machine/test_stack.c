@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "harness.h"
-#include "stack.h"
+#include "host_team.h"
 
 #define CALLER_BYTES ((size_t)(TEST_SANITIZED ? 1024 : 64) << 10)
 #define TOKENS       400u

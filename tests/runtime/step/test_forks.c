@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#include "checksum.h"
+#include "extents.h"
 #include "harness.h"
 #include "share.h"
 
