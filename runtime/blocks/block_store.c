@@ -11,8 +11,8 @@
 
 #include <stdio.h>
 
+#include "cache.h"
 #include "calls.h"
-#include "config.h"
 #include "rings.h"
 #include "score/codes.h"
 

@@ -14,6 +14,7 @@
 
 #include <stdatomic.h>
 
+#include "cache.h"
 #include "footprint.h"
 #include "part.h"
 
@@ -150,5 +151,45 @@ static inline bool kvf_has_tier(const kvf_cache *cache)
             return true;
     return false;
 }
+
+/* The caller's settings, as this library knows them; everything else takes such. */
+KVF_CHECKED kvf_status kvf_config_read(kvf_context *context, const kvf_cache_config *config,
+                                       kvf_cache_config *own);
+
+/* Settings -> sizes. `resolved` gets the defaults. */
+KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
+                                          kvf_cache_config *resolved, kvf_dims *dims);
+/* Of kvf_cache_config.pages. */
+const char *kvf_pages_name(kvf_pages pages);
+/* Some head of the mask, in any layer, has this value. */
+bool kvf_config_has_heads(const kvf_cache_config *config, uint8_t kind);
+/* With a disk tier: bytes of pages that a call may need in memory at once. */
+uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims *dims);
+
+/* Every layer gets the one that settings say. */
+void kvf_forms_reset(kvf_cache *cache);
+
+/* `layer` was checked. KVF_INVALID: the layer keeps the form that it has. */
+KVF_CHECKED kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form);
+
+/* Places, parts and rings, without memory for pages. `config` is as the user gave it, `dims` are of
+ * the cache's settings. */
+KVF_CHECKED kvf_status kvf_parts_create(kvf_cache *cache, const kvf_cache_config *config,
+                                        const kvf_dims *dims);
+void kvf_parts_destroy(kvf_cache *cache); /* half of them is fine */
+
+/*
+ * Statistics of a cache, in all and of one layer.
+ *
+ * Where kernels count in device memory, counts are brought to the host and sent back. The caller's
+ * streams are waited for; a stream that is being recorded cannot be, and then nothing is brought.
+ */
+
+void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats);
+void kvf_stats_read_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
+void kvf_stats_reset(kvf_cache *cache);
+/* As at open: nothing was counted, and what is on the device is not looked at. After a failure the
+ * device may still be told so while kernels count. */
+KVF_CHECKED kvf_status kvf_stats_clear(kvf_cache *cache);
 
 #endif

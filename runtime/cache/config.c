@@ -7,7 +7,7 @@
  * kvf_config_resolve, sink + static tokens + chosen pages + the largest window fit in the budget.
  */
 
-#include "config.h"
+#include "cache.h"
 
 #include <float.h>
 #include <math.h>

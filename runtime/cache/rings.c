@@ -8,7 +8,7 @@
 
 #include "rings.h"
 
-#include "config.h"
+#include "cache.h"
 
 /* ---- sizes ---- */
 

@@ -7,7 +7,7 @@
  * transfer engine does not know layers, so its figures are in the totals only.
  */
 
-#include "stats.h"
+#include "cache.h"
 
 #include <math.h>
 

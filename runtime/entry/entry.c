@@ -12,16 +12,14 @@
 
 #include "append.h"
 #include "bring.h"
+#include "cache.h"
 #include "calls.h"
-#include "config.h"
 #include "fork.h"
-#include "form.h"
 #include "heads.h"
 #include "lists.h"
 #include "record.h"
 #include "sequence.h"
 #include "sized.h"
-#include "stats.h"
 #include "truncate.h"
 
 kvf_status kvf_enter(kvf_cache *cache)

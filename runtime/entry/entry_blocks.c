@@ -6,10 +6,9 @@
  */
 
 #include "block_store.h"
+#include "cache.h"
 #include "entry.h"
-#include "form.h"
 #include "sized.h"
-#include "stats.h"
 
 #define INNER offsetof(kvf_blocks_config, cache)
 

@@ -4,8 +4,8 @@
  * Every function of kvferry/prune.h that takes a cache or a pruner; see entry.c.
  */
 
+#include "cache.h"
 #include "complete.h"
-#include "config.h"
 #include "entry.h"
 #include "policies.h"
 #include "pruner.h"

@@ -317,3 +317,20 @@ kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *text, size_t capacit
         *needed = w.used + 1;
     return w.used < w.capacity ? KVF_OK : KVF_FULL;
 }
+
+/* ---- single answers ---- */
+
+const char *kvf_runtime_device_name(const kvf_runtime *runtime)
+{
+    return runtime->properties.name;
+}
+
+uint32_t kvf_runtime_numa_nodes(const kvf_runtime *runtime, int32_t *ids, uint32_t capacity)
+{
+    const kvf_topology *t = runtime->topology;
+    if (!t->known)
+        return 0;
+    for (uint32_t i = 0; i < kvf_min_u32(capacity, t->node_count); i++)
+        ids[i] = t->nodes[i].id;
+    return t->node_count;
+}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Opening and closing a runtime, its streams, and plain device memory.
+ * Opening and closing a runtime, its streams, plain device memory, pinned host memory, what is
+ * known of the link, and benches of link and disk.
  *
  * Knows nothing of caches. A half-open runtime is closed by the same function as an open one.
  */
@@ -12,9 +13,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "calibrate.h"
+#include "link_measure.h"
 #include "settings.h"
 #include "sized.h"
+
+#include <kvferry/disk.h>
+#include <kvferry/link.h>
 
 #define THREADS_MAX 1024u
 
@@ -320,4 +324,135 @@ kvf_status kvf_memory_copy(kvf_stream *stream, void *to, const void *from, size_
         KVF_FAIL(stream->device->context, KVF_INVALID, "to or from is NULL with bytes = %zu",
                  bytes);
     return stream->device->ops->copy(stream, to, from, bytes);
+}
+
+/* ---- what is known of the link ---- */
+
+kvf_status kvf_calibration_open(kvf_runtime *rt, const char *path)
+{
+    if (pthread_mutex_init(&rt->calibration_lock, NULL) != 0)
+        KVF_FAIL(rt->context, KVF_SYSTEM, "a lock for the calibration could not be made");
+    rt->has_calibration_lock = 1;
+    if (!path)
+        return KVF_OK;
+    rt->calibration_path = kvf_alloc(rt->context, strlen(path) + 1, 1);
+    if (!rt->calibration_path)
+        KVF_FAIL(rt->context, KVF_OUT_OF_MEMORY, "no memory for calibration_path");
+    memcpy(rt->calibration_path, path, strlen(path) + 1);
+    return KVF_OK;
+}
+
+void kvf_calibration_close(kvf_runtime *rt)
+{
+    kvf_free(rt->context, rt->calibration_path);
+    if (rt->has_calibration_lock)
+        pthread_mutex_destroy(&rt->calibration_lock);
+}
+
+/* Bytes of the pages that are measured: what a page costs beside its bytes counts for small ones.
+ */
+static const size_t sizes[KVF_LINK_SIZES] = {512, 16384};
+
+/* The one that stands for a page size: the nearer, by their ratio. */
+static uint32_t nearest(size_t page_bytes)
+{
+    return page_bytes * page_bytes > sizes[0] * sizes[1];
+}
+
+static kvf_status calibrate(kvf_runtime *rt, uint32_t size)
+{
+    if ((rt->is_calibrated >> size & 1) || !rt->config.calibrate ||
+        rt->properties.shares_host_memory)
+        return KVF_OK;
+    const kvf_calibration_config config = {.path = rt->calibration_path,
+                                           .page_bytes = sizes[size],
+                                           .gather_threads = rt->config.gather_threads,
+                                           .memory = kvf_runtime_memory(rt)};
+    KVF_TRY(kvf_calibrate(rt->device, &config, &rt->calibration[size]));
+    rt->is_calibrated |= 1u << size;
+    return KVF_OK;
+}
+
+static kvf_status calibrate_one(kvf_runtime *rt, uint32_t size)
+{
+    pthread_mutex_lock(&rt->calibration_lock);
+    const kvf_status status = calibrate(rt, size);
+    pthread_mutex_unlock(&rt->calibration_lock);
+    return status;
+}
+
+kvf_status kvf_runtime_calibrate(kvf_runtime *runtime)
+{
+    KVF_CHECK_HANDLE(runtime, runtime);
+    for (uint32_t i = 0; i < KVF_LINK_SIZES; i++)
+        KVF_TRY(calibrate_one(runtime, i));
+    return KVF_OK;
+}
+
+kvf_status kvf_runtime_choose(kvf_runtime *rt, size_t page_bytes, kvf_transfer_choice *choice,
+                              const kvf_transfer_choice **out)
+{
+    const uint32_t size = nearest(page_bytes);
+    *out = NULL;
+    KVF_TRY(calibrate_one(rt, size));
+    if (!(rt->is_calibrated >> size & 1) || !rt->calibration[size].is_measured)
+        return KVF_OK;
+    kvf_calibration_choose(&rt->calibration[size], page_bytes, choice);
+    *out = choice;
+    return KVF_OK;
+}
+
+/* ---- pinned host memory for the caller ----
+ *
+ * One piece that CPU and device both see. In front of what the caller gets lies the host memory
+ * that it is part of, so that freeing needs the address alone. */
+
+#define HEAD_BYTES ((size_t)4096) /* what the caller gets is aligned to a memory page */
+
+_Static_assert(sizeof(kvf_host_memory) <= HEAD_BYTES, "the head has room for its owner");
+
+kvf_status kvf_pinned_alloc(kvf_runtime *runtime, size_t bytes, void **host, void **device)
+{
+    *host = *device = NULL;
+    KVF_CHECK_HANDLE(runtime, runtime);
+    if (bytes == 0 || bytes > KVF_ARENA_BYTES_MAX - HEAD_BYTES)
+        KVF_FAIL(runtime->context, KVF_INVALID, "bytes = %zu: 1 to %zu in one piece", bytes,
+                 KVF_ARENA_BYTES_MAX - HEAD_BYTES);
+    kvf_host_memory_config config = kvf_runtime_memory(runtime);
+    config.granule = kvf_round_up(bytes, 64) + HEAD_BYTES;
+    config.bytes = config.granule;
+    config.lower = "bytes";
+    kvf_host_memory memory;
+    KVF_TRY(kvf_host_memory_create(runtime->context, runtime->device, &config, &memory));
+    *(kvf_host_memory *)(void *)memory.arenas[0].host = memory;
+    *host = memory.arenas[0].host + HEAD_BYTES;
+    *device = memory.arenas[0].device + HEAD_BYTES;
+    kvf_context_hold(runtime->context);
+    return KVF_OK;
+}
+
+void kvf_pinned_free(kvf_runtime *runtime, void *host)
+{
+    if (!host || !kvf_handle_is_alive(runtime->context))
+        return;
+    kvf_host_memory memory = *(kvf_host_memory *)(void *)((char *)host - HEAD_BYTES);
+    kvf_host_memory_destroy(runtime->context, &memory);
+    kvf_context_release(runtime->context);
+}
+
+/* ---- benches of the link and of a disk ---- */
+
+kvf_status kvf_link_open(kvf_runtime *runtime, kvf_link **out)
+{
+    KVF_CHECK_HANDLE(runtime, runtime);
+    kvf_link_bench_config config = {.memory = kvf_runtime_memory(runtime),
+                                    .gather_threads = runtime->config.gather_threads};
+    config.memory.lower = "pool_bytes";
+    return kvf_link_bench_open(runtime->device, &config, out);
+}
+
+kvf_status kvf_disk_open(kvf_runtime *runtime, const char *folder, uint64_t bytes, kvf_disk **out)
+{
+    KVF_CHECK_HANDLE(runtime, runtime);
+    return kvf_disk_bench_open(runtime->context, folder, bytes, out);
 }

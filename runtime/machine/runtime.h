@@ -12,6 +12,7 @@
 
 #include "device.h"
 #include "host_memory.h"
+#include "runtime.h"
 #include "transfer_calibrate.h"
 
 /* What only tests set; all 0 otherwise. */
@@ -53,5 +54,14 @@ kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime);
 
 /* Hands the last error to the caller's struct, if there is one; returns `status`. */
 kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf_error *error);
+
+/* The lock and the path; close takes a runtime that was never opened that far. */
+KVF_CHECKED kvf_status kvf_calibration_open(kvf_runtime *rt, const char *path);
+void kvf_calibration_close(kvf_runtime *rt);
+/* What AUTO takes for pages of this size; measures it, or reads the file, unless that was done
+ * before. *out = NULL if nothing was measured, else `choice`. */
+KVF_CHECKED kvf_status kvf_runtime_choose(kvf_runtime *rt, size_t page_bytes,
+                                          kvf_transfer_choice *choice,
+                                          const kvf_transfer_choice **out);
 
 #endif

@@ -9,7 +9,7 @@
  * replaced by its own answer.
  */
 
-#include "choose.h"
+#include "policies.h"
 
 #include <math.h>
 #include <string.h>

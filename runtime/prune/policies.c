@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "choose.h"
 #include "kernels.h"
 #include "settings.h"
 #include "sized.h"

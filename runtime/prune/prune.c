@@ -12,7 +12,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "choose.h"
 #include "common/clock.h"
 #include "policies.h"
 #include "pruner.h"

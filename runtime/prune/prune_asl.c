@@ -24,7 +24,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
 

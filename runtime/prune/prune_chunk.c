@@ -21,7 +21,7 @@
 
 #include <string.h>
 
-#include "choose.h"
+#include "policies.h"
 #include "pruner.h"
 
 typedef struct chunk {

@@ -16,7 +16,6 @@
 
 #include <stdbool.h>
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
 

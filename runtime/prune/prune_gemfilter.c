@@ -18,7 +18,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
 

@@ -10,7 +10,6 @@
  * KV head are summed. The share that is kept is FastKV's for this comparison, 0.1.
  */
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
 

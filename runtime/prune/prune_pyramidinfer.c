@@ -15,7 +15,6 @@
 
 #include <math.h>
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
 

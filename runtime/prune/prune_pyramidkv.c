@@ -12,7 +12,6 @@
  * 7, beta 20), but for the count: a share, 0.1, as in FastKV's comparisons.
  */
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
 

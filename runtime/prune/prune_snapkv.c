@@ -11,7 +11,6 @@
  * over 5), but for the count: a share, 0.1, as in FastKV's comparison. Published: keep_tokens 2048.
  */
 
-#include "choose.h"
 #include "policies.h"
 
 static void snapkv_decide(const kvf_prune_view *view, kvf_prune_answer *answer)

@@ -8,7 +8,6 @@
  * may keep. Positions stay true. The share that is kept is FastKV's for this comparison, 0.1.
  */
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
 

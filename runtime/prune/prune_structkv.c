@@ -13,8 +13,8 @@
  * comes on top of both counts. With block_tokens, whole blocks compete by their sums; the block
  * that the window begins in is kept.
  *
- * The pivot: a given layer (fixed, or from a calibration over all layers, see
- * structkv_transition.h), or online: the transition score of all layers so far, scaled by what was
+ * The pivot: a given layer (fixed, or from a calibration over all layers, below),
+ * or online: the transition score of all layers so far, scaled by what was
  * seen so far; the layer at which the highest is followed by two that do not exceed it, or
  * layer_max. Scores of layers before layer_min do not compete. The paper takes the highest of all
  * layers, which nobody knows in time, and reports pivots at 12 to 28; without a layer_min the fall
@@ -23,14 +23,14 @@
  * `layer` that is set counts whatever `pivot` says.
  */
 
+#include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "choose.h"
 #include "common/base.h"
 #include "policies.h"
-#include "structkv_transition.h"
 
 /* Followed by measures [layers], scores [layers], centrality and saliency [tokens_max]. */
 typedef struct structkv_state {
@@ -217,3 +217,77 @@ const kvf_prune_policy kvf_prune_structkv = {
     .state_bytes = structkv_state_bytes,
     .needs_at = structkv_needs,
     .decide = structkv_decide};
+
+/* ---- the transition score ---- */
+
+#define MEASURES 3u
+
+/* In the direction that a transition goes: entropy falls, the others rise. */
+static double rising(const kvf_structkv_measures *m, uint32_t which)
+{
+    return which == 0 ? -m->entropy : which == 1 ? m->sparsity : m->variance;
+}
+
+kvf_structkv_measures kvf_structkv_measure(const kvf_prune_profile *profile, uint32_t heads)
+{
+    kvf_structkv_measures mean = {0};
+    for (uint32_t h = 0; h < heads; h++) {
+        mean.entropy += (double)profile[h].entropy;
+        mean.sparsity += (double)profile[h].mass;
+        mean.variance += (double)profile[h].variance;
+    }
+    if (heads) {
+        mean.entropy /= heads;
+        mean.sparsity /= heads;
+        mean.variance /= heads;
+    }
+    return mean;
+}
+
+void kvf_structkv_transition(const float weights[3], const kvf_structkv_measures *measures,
+                             uint32_t layers, double *score)
+{
+    for (uint32_t l = 0; l < layers; l++)
+        score[l] = 0.0;
+    for (uint32_t which = 0; which < MEASURES; which++) {
+        double least = INFINITY, most = -INFINITY;
+        for (uint32_t l = 1; l < layers; l++) {
+            const double change = rising(&measures[l], which) - rising(&measures[l - 1], which);
+            least = fmin(least, change);
+            most = fmax(most, change);
+        }
+        if (!(most > least))
+            continue;
+        for (uint32_t l = 1; l < layers; l++) {
+            const double change = rising(&measures[l], which) - rising(&measures[l - 1], which);
+            score[l] += (double)weights[which] * ((change - least) / (most - least));
+        }
+    }
+}
+
+/* Of the layers from layer_min on; 0 if no score is above 0. */
+static uint32_t highest(const double *score, uint32_t layers, uint32_t layer_min)
+{
+    uint32_t best = 0;
+    double top = 0.0;
+    for (uint32_t l = layer_min ? layer_min : 1; l < layers; l++) {
+        if (score[l] > top) {
+            top = score[l];
+            best = l;
+        }
+    }
+    return best;
+}
+
+uint32_t kvf_structkv_pivot(const double *score, uint32_t layers, uint32_t layer_min,
+                            uint32_t layer_max)
+{
+    const uint32_t best = highest(score, layers, layer_min);
+    return best && best < layer_max ? best + 1 : layer_max;
+}
+
+bool kvf_structkv_is_past(const double *score, uint32_t layers, uint32_t layer_min)
+{
+    const uint32_t best = highest(score, layers, layer_min);
+    return best && layers >= best + 3;
+}

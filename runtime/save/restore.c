@@ -14,7 +14,7 @@
 #include <kvferry/setting.h>
 
 #include "append.h"
-#include "config.h"
+#include "cache.h"
 #include "prefill_arena.h"
 #include "saving.h"
 #include "sequence.h"

@@ -9,7 +9,6 @@
 
 #include <math.h>
 
-#include "choose.h"
 #include "common/random.h"
 #include "kvferry/setting.h"
 #include "policies.h"
