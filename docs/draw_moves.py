@@ -14,7 +14,7 @@ tools/check_pictures.py measures that.
 # The cache; and what of its settings and of its plan the picture tells.
 CACHE = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bf16",
          "tokens_max": 131072}
-SETTINGS = {"page_size": 4, "sink_tokens": 4, "local_tokens": 64, "budget_tokens": 512}
+SETTINGS = {"page_size": 4, "sink_tokens": 4, "local_tokens": 64, "budget_tokens": 1024}
 PLAN = {"host_kv_bytes": 16 << 30, "device_digest_bytes": 1088 << 20}
 PAGES = CACHE["layers"] * CACHE["kv_heads"] * CACHE["tokens_max"] // SETTINGS["page_size"]
 

@@ -24,7 +24,7 @@
  *     kvf_cache_config cc;
  *     kvf_cache_config_init(&cc);
  *     cc.layers = 32; cc.query_heads = 32; cc.kv_heads = 8; cc.head_dim = 128;
- *     cc.tokens_max = 131072; cc.budget_tokens = 512;
+ *     cc.tokens_max = 131072; cc.budget_tokens = 1024;
  *     kvf_cache_open(runtime, &cc, &cache, &error);
  *     kvf_sequence_create(cache, &sequence);
  *
@@ -471,7 +471,7 @@ typedef struct kvf_cache_config {
     /* policy */
     uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 4 */
     uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
-                                  default 512 */
+                                  default 1024 */
     float budget_share;        /**< budget: at least this share of a sequence's tokens, 0 to 1,
                                   to the nearest one; default 0. Slots are for
                                   tokens_max at least. The

@@ -8,7 +8,7 @@ of every key, selects pages within a budget, brings the missing ones to the devi
 
     runtime = kvferry.Runtime(device="host")
     cache = kvferry.Cache(runtime, layers=32, query_heads=32, kv_heads=8, head_dim=128,
-                          tokens_max=131072, budget_tokens=512, dtype="fp32")
+                          tokens_max=131072, budget_tokens=1024, dtype="fp32")
     sequence = cache.sequence()
     out = cache.prefill(sequence, q, k, v, layer=0)   # [tokens, heads, head_dim], per layer
     out = cache.decode(sequence, q, k, v, layer=0)    # [1, heads, head_dim], per layer and token

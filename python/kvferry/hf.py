@@ -5,11 +5,11 @@
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="kvferry")
-    cache = kvferry.hf.Cache(model, budget=512)
+    cache = kvferry.hf.Cache(model, budget=1024)
     model.generate(**inputs, past_key_values=cache, max_new_tokens=200)
     cache.stats()
 
-`kvferry.hf.use(model, budget=512)` gives every `generate` of a model such a cache, in pipelines and
+`kvferry.hf.use(model, budget=1024)` gives every `generate` of a model such a cache, in pipelines and
 other programs that pass none.
 
 Several tokens at once (a prompt, a further turn) attend densely; a single token selects pages within
@@ -319,7 +319,7 @@ class Cache(_caches.DynamicCache):
     keys other than hand them to the attention: the error says which layer.
     """
 
-    def __init__(self, model: Any, budget: int = 512, *, tokens_max: Optional[int] = None,
+    def __init__(self, model: Any, budget: int = 1024, *, tokens_max: Optional[int] = None,
                  prune: Optional[Policy] = None, prune_settings: Optional[dict] = None,
                  runtime: Optional[Runtime] = None, **settings: Any) -> None:
         _must_fit(model)
@@ -807,7 +807,7 @@ class Cache(_caches.DynamicCache):
             raise no("this policy hands fewer tokens to deeper layers", "take one that keeps them")
 
 
-def use(model: Any, budget: int = 512, **settings: Any) -> Any:
+def use(model: Any, budget: int = 1024, **settings: Any) -> Any:
     """Give every `generate` of a model a Cache of its own where none is passed. Returns the model.
 
     For pipelines, evaluation harnesses and servers, which call `generate` themselves. Its memory is

@@ -46,7 +46,6 @@ static void set_policy(kvf_cache_config *c, kvf_preset preset)
     c->select = KVF_SELECT_DYNAMIC;
     c->digest = KVF_DIGEST_CODES;
     c->page_size = 4;
-    c->budget_tokens = 512;
 }
 
 static kvf_cache_config defaults(void)

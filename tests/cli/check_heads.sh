@@ -11,7 +11,7 @@ examples=$2
 . "$(dirname "$0")/checks.sh"
 
 ln -s "$examples/recall/model" model || exit 1
-python3 "$examples/recall/generate.py" document --tokens 2048 --questions 6 --seed 7 --out . || exit 1
+python3 "$examples/recall/generate.py" document --tokens 3072 --questions 6 --seed 7 --out . || exit 1
 # Facts of another document are hidden; those of this one are in its text.
 python3 "$examples/recall/generate.py" document --tokens 600 --questions 4 --seed 3 --out other || exit 1
 python3 - <<'END' || exit 1
@@ -20,7 +20,7 @@ with open("other/document.txt", encoding="utf-8") as f, open("lines.tsv", "w", e
     for m in re.finditer(r"the code of (\w+ \w+) is (\w+ \w+) \.", f.read()):
         to.write("%s\tquestion the code of %s is\t%s\n" % (m[0], m[1], m[2]))
 END
-tune="tune --heads --model model --text document.txt --hide lines.tsv --samples 2 --tokens 896"
+tune="tune --heads --model model --text document.txt --hide lines.tsv --samples 2 --tokens 1408"
 
 # Layer 1 looks for facts; nothing else reaches further than some words.
 LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --out hot.tsv >out 2>err </dev/null
@@ -32,13 +32,13 @@ check 'these two have nearly all heat' awk '/a third/ { found = $3 + 0 > 99 } EN
 check 'no line is wider than 80 columns' sh -c '! LC_ALL=C.UTF-8 grep -E "^.{81}" out'
 
 # With so many coarse heads the answers are those of a cache without a mask.
-"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 >plain.txt 2>err </dev/null
-"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --head-mask hot.tsv \
+"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 >plain.txt 2>err </dev/null
+"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 --head-mask hot.tsv \
     --coarse-share 0 >masked.txt 2>err </dev/null
 check 'six answers' test "$(wc -l <masked.txt)" -eq 6
 check 'the same answers with the mask' cmp plain.txt masked.txt
 tr 12 21 <hot.tsv >cold.tsv
-"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --head-mask cold.tsv \
+"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 --head-mask cold.tsv \
     --coarse-share 0 >cold.txt 2>err </dev/null
 check 'others with its opposite' sh -c '! cmp plain.txt cold.txt'
 
@@ -48,7 +48,7 @@ LC_ALL=C "$kvferry" $tune --questions 4 --threads 1 --out - >one.tsv 2>one.err <
 check 'threads change nothing' cmp one.tsv three.tsv
 check 'a third of eight is three' test "$(tr -cd 1 <one.tsv | wc -c)" -eq 3
 check 'a map of ASCII where the locale says so' sh -c 'grep -q "@ @$" one.err && ! grep -q "█" one.err'
-text="tune --heads --model model --text document.txt --questions 0 --samples 2 --tokens 896 --hot-share 0.25"
+text="tune --heads --model model --text document.txt --questions 0 --samples 2 --tokens 1408 --hot-share 0.25"
 try 0 $text --out text.tsv; check 'no answers are told of' sh -c '! grep -q foresees out'
 check 'by text at least one of layer 1 is hot' sh -c 'sed -n 2p text.tsv | grep -q 1'
 "$kvferry" $text --threads 1 --out - >again.tsv 2>err </dev/null
@@ -59,7 +59,7 @@ try 0 $text --hot-share 0.01 --out - ; check 'one at least' test "$(tr -cd 1 <ou
 # On packed pages, as the cache that will have them: the same heads, and heat of its own.
 LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --pages k8v4 --out packed.tsv >out 2>err </dev/null
 check 'packed, the heads of layer 1 are hot' cmp layer_1.tsv packed.tsv
-"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --pages k8v4 \
+"$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 --pages k8v4 \
     --head-mask packed.tsv --coarse-share 0 >masked.txt 2>err </dev/null
 check 'the same answers on packed pages' cmp plain.txt masked.txt
 "$kvferry" $tune --questions 4 --pages k8v4 --threads 1 --out - >one.tsv 2>err </dev/null
@@ -77,7 +77,7 @@ for option in '--method fastkv' '--layers 0..1' '--goal 0.9' '--propagate 0.2'; 
 done
 try 2 tune --heads --model x --text t --device cuda; says 'heads measures on the host device'
 try 2 tune --heads --model x; says '\-\-text FILE is needed'
-try 1 $tune --tokens 768; says 'give more --tokens than 768'; silent
+try 1 $tune --tokens 1280; says 'give more --tokens than 1280'; silent
 try 1 $tune --out no/such/file; says 'no/such/file'; silent
 printf 'the code of alice brown is seven tiger .\tquestion the code of alice brown is\tnobody\n' >wrong.tsv
 try 1 $tune --hide wrong.tsv --questions 1 --out none.tsv; says 'foresees none of 1 answers'; silent

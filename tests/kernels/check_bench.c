@@ -28,7 +28,7 @@
 #define HEAD_DIM   128u
 #define PAGE       4u
 #define BLOCK      32u
-#define BUDGET     512u
+#define BUDGET     1024u
 #define SINK_PAGES 1u
 #define WINDOW     64u                                            /* tokens, two blocks */
 #define CHOSEN     ((BUDGET - WINDOW) / PAGE - SINK_PAGES)        /* pages */

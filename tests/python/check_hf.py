@@ -439,7 +439,7 @@ class RealModel(Case):
         with open(EXAMPLE, encoding="utf-8") as text, \
                 open(os.path.join(folder, "custom_generate", "generate.py"), "w") as out:
             more = "".join(", %s=%r" % setting for setting in settings.items())
-            out.write(text.read().replace("budget=512", "budget=512" + more))
+            out.write(text.read().replace("budget=1024", "budget=1024" + more))
         return folder
 
     def test_transformers_serve(self):

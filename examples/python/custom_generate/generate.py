@@ -11,4 +11,4 @@ import kvferry.hf
 
 def generate(*args, model, **kwargs):
     """What the model's own `generate` does, with a cache of pages where none is passed."""
-    return kvferry.hf.use(model, budget=512).generate(*args, **kwargs)
+    return kvferry.hf.use(model, budget=1024).generate(*args, **kwargs)

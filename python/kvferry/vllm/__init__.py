@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvferry in vLLM: an attention backend whose keys and values are pages in host memory.
 
-    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvferry": {"budget": 512}}'
+    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvferry": {"budget": 1024}}'
 
 vLLM finds `register` by the entry point vllm.general_plugins and calls it in every process. Nothing
 changes for an engine that does not ask for the backend CUSTOM. docs/vllm.md says what to set and what

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many requests of how many tokens fit, before anything is loaded.
 
-    python -m kvferry.vllm MODEL --gpu 80GiB --host 512GiB [OPTION...] [budget=512 pages=k8v4 ...]
+    python -m kvferry.vllm MODEL --gpu 80GiB --host 512GiB [OPTION...] [budget=1024 pages=k8v4 ...]
 
 MODEL is a folder with a config.json. Other names are those of `vllm serve` and of docs/vllm.md. Activations
 are estimated; a server measures them, and its first line says what is in force.

@@ -38,10 +38,10 @@ void cli_add(cli_command *c, const cli_option *rows, size_t count, size_t base)
         add(c, &rows[i], base);
 }
 
-/* Tokens, and a share of the context behind a plus: 512+5%. */
+/* Tokens, and a share of the context after a plus: 1024+5%. */
 static bool take_budget(const cli_option *option, const char *text, void *at)
 {
-    static const char give[] = "tokens, or tokens and a share of the context: 512 or 512+5%";
+    static const char give[] = "tokens, or tokens and a share of the context: 1024 or 1024+5%";
     kvf_cache_config *config = at;
     const char *plus = strchr(text, '+');
     char tokens[32], *end;

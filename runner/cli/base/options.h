@@ -59,7 +59,7 @@ typedef enum cli_how {
     CLI_FLAG,   /* a switch without an argument */
     CLI_LIST,   /* several values: a sweep */
     CLI_FOLDER, /* a path, but of no file */
-    CLI_BUDGET, /* tokens, and a share of the context: 512+5% */
+    CLI_BUDGET, /* tokens, and a share of the context: 1024+5% */
 } cli_how;
 
 typedef struct cli_spelling {
