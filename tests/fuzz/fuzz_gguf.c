@@ -7,7 +7,7 @@
 
 #include "fuzz_input.h"
 #include "fuzz_weights.h"
-#include "gguf_model.h"
+#include "gguf_parts.h"
 #include "json.h"
 #include "tokenizer.h"
 

@@ -6,7 +6,7 @@
  * decoded text is UTF-8, streaming decodes the same, and nothing leaks when an allocation fails.
  */
 
-#include "byte_alphabet.h"
+#include "bpe.h"
 #include "fuzz_heap.h"
 #include "fuzz_input.h"
 #include "tokenizer.h"

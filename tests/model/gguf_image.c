@@ -165,7 +165,7 @@ static const char *const layer_names[][2] = {
     {"mlp.down_proj.weight", "ffn_down.weight"},
 };
 
-static void gguf_name(const char *hf, char *out, size_t size)
+static void name_in_gguf(const char *hf, char *out, size_t size)
 {
     unsigned layer;
     int at = 0;
@@ -194,7 +194,7 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
                        uint32_t type)
 {
     char name[128] = "";
-    gguf_name(from->name, name, sizeof name);
+    name_in_gguf(from->name, name, sizeof name);
     const kvf_dtype dtype = type == IMAGE_F32 ? KVF_FP32 : type == IMAGE_F16 ? KVF_FP16 : KVF_BF16;
     const bool is_llama = strcmp(config->architecture->family, "llama") == 0 ||
                           strcmp(config->architecture->family, "mistral") == 0;

@@ -9,7 +9,7 @@
  * what was added in order is what a file holds in that order.
  */
 
-#include "gguf_types.h"
+#include "gguf.h"
 #include "model_config.h"
 #include "weights.h"
 

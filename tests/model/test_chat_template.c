@@ -6,7 +6,7 @@
  * bounds, the markers, and where a model keeps its template.
  */
 
-#include "chat_source.h"
+#include "chat_template.h"
 #include "gguf_image.h"
 #include "json.h"
 #include "model_fixture.h"

@@ -5,7 +5,6 @@
  * environments; with a stand-in that has its functions. No device is touched.
  */
 
-#include "cublas_find.h"
 #include "matmul_cublas.h"
 #include "model_fixture.h"
 #include "unit.h"

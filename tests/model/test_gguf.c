@@ -8,7 +8,7 @@
 
 #include "common/random.h"
 #include "gguf_image.h"
-#include "gguf_model.h"
+#include "gguf_parts.h"
 #include "hostile_text.h"
 #include "model_fixture.h"
 #include "random_model.h"

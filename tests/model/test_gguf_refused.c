@@ -7,7 +7,7 @@
  */
 
 #include "gguf_image.h"
-#include "gguf_model.h"
+#include "gguf_parts.h"
 #include "model_fixture.h"
 #include "refusals.h"
 #include "tokenizer.h"

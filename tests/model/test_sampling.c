@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "common/random.h"
-#include "draw_simd.h"
+#include "draw_mass.h"
 #include "sampling_cases.h"
 
 #define VOCAB 6u

@@ -2,7 +2,7 @@
 
 /* Thoughts and answers apart: with and without markers, opened by the prompt, cut off. */
 
-#include "chat_thought.h"
+#include "chat_template.h"
 #include "unit.h"
 
 static void check(const char *text, bool open, const char *reasoning, const char *answer)

@@ -5,7 +5,7 @@
  * text they decode to, whole and streamed. goldens/NAME.txt holds what HF gave.
  */
 
-#include "byte_alphabet.h"
+#include "bpe.h"
 #include "hostile_text.h"
 #include "model_fixture.h"
 #include "tokenizer.h"

@@ -2,7 +2,7 @@
 
 /* `kvferry bench`: which benchmark, and nothing else. */
 
-#include "bench_commands.h"
+#include "bench.h"
 #include "commands.h"
 
 #include <stdbool.h>

@@ -11,11 +11,8 @@
  * It knows the public API only.
  */
 
-#include "bench_commands.h"
-#include "bench_machine.h"
-#include "decode_floor.h"
-#include "decode_inputs.h"
-#include "decode_rows.h"
+#include "bench.h"
+#include "bench_decode.h"
 
 #include "calibration_file.h"
 #include "common/clock.h"

@@ -2,7 +2,7 @@
 
 /* The command line of `kvferry bench decode`; see the header. */
 
-#include "bench_decode_options.h"
+#include "bench_decode.h"
 
 #define FIELD(field) CLI_FIELD(decode_options, field)
 #define COUNT        .kind = KVF_SETTING_WHOLE

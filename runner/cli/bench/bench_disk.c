@@ -8,10 +8,8 @@
  * is of two passes of the same round, so that a disk that others use too changes both.
  */
 
-#include "bench_disk.h"
+#include "bench.h"
 
-#include "bench_commands.h"
-#include "bench_machine.h"
 #include "common/percentile.h"
 #include "interrupt.h"
 #include "progress.h"

@@ -2,7 +2,7 @@
 
 /* The command line of `kvferry bench disk`: see the header. Knows no results. */
 
-#include "bench_disk.h"
+#include "bench.h"
 
 #include <string.h>
 

@@ -8,9 +8,7 @@
  * whose bytes were wrong fails the command.
  */
 
-#include "bench_commands.h"
-#include "bench_machine.h"
-#include "bench_suites.h"
+#include "bench.h"
 #include "calibration_file.h"
 #include "common/clock.h"
 #include "common/percentile.h"

@@ -2,7 +2,7 @@
 
 /* Reads small files, and changes which CPUs this process may use; see the header. */
 
-#include "bench_machine.h"
+#include "bench.h"
 
 #include <errno.h>
 #include <sched.h>

@@ -5,7 +5,7 @@
  * a suite sweeps nor an option says is the library's default.
  */
 
-#include "bench_suites.h"
+#include "bench.h"
 
 #include <string.h>
 

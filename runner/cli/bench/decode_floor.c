@@ -2,7 +2,7 @@
 
 /* Rates below which no decode step can be; see the header. */
 
-#include "decode_floor.h"
+#include "bench_decode.h"
 
 #include <kvferry/link.h>
 

@@ -2,7 +2,7 @@
 
 /* Inputs of a decode bench; see the header. */
 
-#include "decode_inputs.h"
+#include "bench_decode.h"
 
 #include "common/convert.h"
 #include "common/random.h"

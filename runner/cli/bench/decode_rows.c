@@ -7,7 +7,7 @@
  * measured for stays empty.
  */
 
-#include "decode_rows.h"
+#include "bench_decode.h"
 
 #include "common/percentile.h"
 

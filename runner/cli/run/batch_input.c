@@ -4,7 +4,7 @@
 
 #include "batch_input.h"
 
-#include "chat_thought.h"
+#include "chat_template.h"
 #include "json_lines.h"
 
 #include <stdlib.h>

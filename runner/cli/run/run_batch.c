@@ -7,7 +7,7 @@
  * is interrupted.
  */
 
-#include "chat_thought.h"
+#include "chat_template.h"
 #include "common/clock.h"
 #include "interrupt.h"
 #include "printer.h"

@@ -9,7 +9,7 @@
  * understood, and its markers are tokens of the model.
  */
 
-#include "chat_source.h"
+#include "chat_template.h"
 #include "json.h"
 
 typedef struct cli_chat_options {

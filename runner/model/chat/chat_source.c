@@ -2,10 +2,10 @@
 
 /* Reading chat templates; see the header. */
 
-#include "chat_source.h"
+#include "chat_template.h"
 
 #include "json.h"
-#include "model_part.h"
+#include "model_memory.h"
 #include "utf8.h"
 
 #define CONFIG_BYTES_MAX   (16u << 20)

@@ -13,6 +13,9 @@
 #include "jinja.h"
 #include "tokenizer.h"
 
+#include <stdbool.h>
+#include <stddef.h>
+
 typedef enum kvf_chat_role {
     KVF_ROLE_SYSTEM,
     KVF_ROLE_USER,
@@ -110,5 +113,53 @@ bool kvf_chat_asks(const kvf_chat_format *format, const char *variable);
  */
 KVF_CHECKED kvf_status kvf_chat_check(const kvf_chat_format *format, const kvf_tokenizer *tokenizer,
                                       uint32_t *end, kvf_error *error);
+
+/*
+ * Where a model keeps its chat template, and how its special tokens are spelt.
+ *
+ * It knows names of files and fields, not what a template says. Invariant: a source that has no
+ * template has an empty one.
+ */
+
+/** Owned texts. Zero-initialise; free with kvf_chat_source_free. */
+typedef struct kvf_chat_source {
+    kvf_text source; /**< bytes NULL: the model has none */
+    kvf_text bos, eos;
+} kvf_chat_source;
+
+/**
+ * From a directory or a GGUF file: `chat_template.jinja`, else `chat_template` of
+ * `tokenizer_config.json` (of several the one named "default"), and `bos_token` and `eos_token`
+ * from there. A part that is not there says nothing.
+ *
+ * @return KVF_OK; KVF_CORRUPT, KVF_SYSTEM, KVF_OUT_OF_MEMORY, and @p out is free then
+ */
+KVF_CHECKED kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocator,
+                                            kvf_chat_source *out, kvf_error *error);
+void kvf_chat_source_free(const kvf_allocator *allocator, kvf_chat_source *source);
+
+/** The format that the model itself has; `source` is NULL if there is none. Borrows. */
+kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source);
+
+/*
+ * What a model thought, apart from what it answered: <think> ... </think>.
+ *
+ * It knows texts, not tokens. Invariant: what is behind the end of the thought is the answer, and
+ * a text in which no thought begins is all answer.
+ */
+
+/** Parts of a text, without the white space around them. */
+typedef struct kvf_thought {
+    const char *reasoning; /**< [reasoning_size], or NULL = there is none */
+    size_t reasoning_size;
+    const char *answer; /**< [answer_size] */
+    size_t answer_size;
+} kvf_thought;
+
+/** Whether a prompt ends inside a thought, so that what follows goes on with it. */
+bool kvf_thought_is_open(const char *prompt, size_t size);
+
+/** @param open  kvf_thought_is_open of the prompt */
+kvf_thought kvf_thought_split(const char *text, size_t size, bool open);
 
 #endif

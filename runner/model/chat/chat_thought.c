@@ -2,7 +2,7 @@
 
 /* Thoughts and answers; see the header. */
 
-#include "chat_thought.h"
+#include "chat_template.h"
 
 #include <ctype.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * against the bytes that are left before memory is asked for.
  */
 
-#include "gguf_cursor.h"
+#include "gguf_parts.h"
 
 #include "utf8.h"
 

@@ -2,7 +2,7 @@
 
 /* Reading values of GGUF files; see the header. */
 
-#include "gguf_cursor.h"
+#include "gguf_parts.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -6,10 +6,8 @@
  * does not compute is refused by the file's own names.
  */
 
-#include "gguf_model.h"
+#include "gguf_parts.h"
 
-#include "gguf_tokenizer.h"
-#include "gguf_writer.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -9,7 +9,7 @@
  * numbers in groups with scales of their own, which are integers times a scale of the block.
  */
 
-#include "gguf_types.h"
+#include "gguf.h"
 
 #include "common/convert.h"
 

@@ -11,7 +11,7 @@
  * weights lie in that order; Hugging Face, and the runner, turn halves (i, i + head_dim / 2).
  */
 
-#include "gguf_model.h"
+#include "gguf_parts.h"
 #include "weights_parts.h"
 
 #include <pthread.h>

@@ -2,7 +2,7 @@
 
 /* See the header. */
 
-#include "gguf_writer.h"
+#include "gguf_parts.h"
 
 #include <inttypes.h>
 #include <math.h>

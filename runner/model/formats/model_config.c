@@ -8,9 +8,9 @@
 
 #include "model_config.h"
 
-#include "gguf_model.h"
+#include "gguf_parts.h"
 #include "model_config_reader.h"
-#include "model_part.h"
+#include "model_memory.h"
 #include "weights.h"
 
 #include <errno.h>

@@ -10,13 +10,13 @@
  * fails has filled the error and left nothing allocated.
  */
 
+#include "common/convert.h"
+
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "common/convert.h"
 
 /** Growable token ids. Zero-initialise; ids are the owner's until kvf_token_ids_free. */
 typedef struct kvf_token_ids {
@@ -97,5 +97,25 @@ void model_unmap(model_mapping *mapping);
 const char *model_path(char path[MODEL_PATH_BYTES], const char *directory, const char *name);
 /** A path without its folders. */
 const char *model_base_name(const char *path);
+
+/*
+ * Parts of a model by Hugging Face's names of files: files of a directory, or what a GGUF file says
+ * written as they are.
+ *
+ * It knows where a part comes from, not what is in it. Invariant: a reader of parts need not ask
+ * which kind of model it has.
+ */
+
+bool model_has_part(const char *model, const char *name);
+
+/** Read a part of at most @p bytes_max. @return as model_read_file; from a GGUF file as
+ * gguf_write_part */
+KVF_CHECKED kvf_status model_read_part(const char *model, const char *name, size_t bytes_max,
+                                       const kvf_allocator *allocator, kvf_text *out,
+                                       kvf_error *error);
+
+/** Behind the reading of a part: puts the GGUF file that it came from in front of an error, which
+ * names the part. @return @p status */
+kvf_status model_blame_part(const char *model, kvf_status status, kvf_error *error);
 
 #endif

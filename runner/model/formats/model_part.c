@@ -2,9 +2,9 @@
 
 /* See the header. */
 
-#include "model_part.h"
+#include "model_memory.h"
 
-#include "gguf_model.h"
+#include "gguf_parts.h"
 
 #include <unistd.h>
 

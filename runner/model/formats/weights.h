@@ -20,7 +20,7 @@
  * short of copying the weights prevents that.
  */
 
-#include "gguf_types.h"
+#include "gguf.h"
 #include "model_memory.h"
 
 #define KVF_TENSOR_RANK_MAX 8u
@@ -46,7 +46,7 @@ typedef struct kvf_weights kvf_weights;
  * @return KVF_OK; KVF_SYSTEM if a file is missing or cannot be mapped (named); KVF_CORRUPT if a
  *         header contradicts itself or the file (tensor and value named); KVF_UNSUPPORTED for an
  *         element type other than BF16, F16 and F32, in a GGUF file other than those of
- *         gguf_types.h; KVF_OUT_OF_MEMORY
+ *         gguf.h; KVF_OUT_OF_MEMORY
  *
  * Thread: any; the weights are read-only once loaded and may be shared then.
  */

@@ -5,7 +5,7 @@
  * needs are not met is passed over like one that is not there.
  */
 
-#include "cublas_find.h"
+#include "matmul_cublas.h"
 
 #include <dlfcn.h>
 #include <glob.h>

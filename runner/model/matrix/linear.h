@@ -16,7 +16,7 @@
  * threads.
  */
 
-#include "gguf_types.h"
+#include "gguf.h"
 #include "model_memory.h"
 
 /** One matrix. Borrowed data; lives as long as anything enqueued with it. */

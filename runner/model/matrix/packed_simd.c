@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Matrix-vector kernels for weights that stay in the blocks of their file (gguf_types.h), built
+ * Matrix-vector kernels for weights that stay in the blocks of their file (gguf.h), built
  * once per instruction set.
  *
  * A block becomes small whole numbers q with a scale for 16 or 32 of them, and where the type has
@@ -11,7 +11,7 @@
  * Invariant: the order of additions depends on `columns` and the variant, not on `rows`.
  */
 
-#include "gguf_types.h"
+#include "gguf.h"
 #include "linear_vector.h"
 
 #include <string.h>

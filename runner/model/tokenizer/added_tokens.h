@@ -11,7 +11,7 @@
 #include "json.h"
 #include "normalize.h"
 #include "regex_split.h"
-#include "vocabulary.h"
+#include "bpe.h"
 
 typedef struct added_token {
     char *text; /* as in the file; zero-terminated */

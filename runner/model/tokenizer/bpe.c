@@ -4,7 +4,6 @@
 
 #include "bpe.h"
 
-#include "byte_alphabet.h"
 #include "utf8.h"
 
 #include <stdio.h>

@@ -7,7 +7,7 @@
  * through the byte alphabet where it can, which turns an added "É" into U+FFFD.
  */
 
-#include "byte_alphabet.h"
+#include "bpe.h"
 #include "tokenizer_parts.h"
 #include "utf8.h"
 

@@ -7,7 +7,7 @@
 
 #include "tokenizer.h"
 
-#include "model_part.h"
+#include "model_memory.h"
 #include "normalize.h"
 #include "tokenizer_parts.h"
 #include "utf8.h"

@@ -2,7 +2,7 @@
 
 /* See the header. Spellings lie in one blob, zero-terminated, in the order of the file. */
 
-#include "vocabulary.h"
+#include "bpe.h"
 
 #include <string.h>
 

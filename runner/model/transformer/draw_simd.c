@@ -8,7 +8,7 @@
  * It knows arrays only. Invariant: the bits of kvf_draw_distance and kvf_draw_mass.
  */
 
-#include "draw_simd.h"
+#include "draw_mass.h"
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>

@@ -12,7 +12,7 @@
  */
 
 #include "cuda.cuh"
-#include "gguf_types.h"
+#include "gguf.h"
 
 static __device__ __forceinline__ uint32_t kvf_packed_word(const char *bytes)
 {

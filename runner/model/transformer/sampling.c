@@ -11,7 +11,7 @@
 
 #include "sampling.h"
 #include "common/cpu_isa.h"
-#include "draw_simd.h"
+#include "draw_mass.h"
 
 #include <float.h>
 #include <math.h>
