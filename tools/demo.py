@@ -200,8 +200,8 @@ def demo(args, screen, folder):
     play(args, screen, recall, METHODS)
     print("attended: tokens per KV head and step, sink and window included. fetched, moved: brought to\n"
           "the device per token, over all layers and heads, with --transfer %s. hit rate: chosen\n"
-          "pages that were there already; a question starts with what the document's last token\n"
-          "left there. ms: the median."
+          "pages that were there already; a question starts with what the document left there.\n"
+          "ms: the median."
           % args.transfer)
     print("Took %.0f s." % (time.monotonic() - begin))
 

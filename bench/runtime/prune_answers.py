@@ -10,9 +10,8 @@ command does. So one prefill serves all retentions:
   offload  all that a layer got is there, and the default selection finds it
 
 Knows the reference and the cache, and neither texts nor tables. The first token of an answer follows
-from a pruned prefill; without pruning the last token of a prompt is a decode step, and so are all
-tokens of a question that is asked afterwards. Invariant: every question meets what the document left,
-and nothing of another question.
+from the prefill of its prompt; tokens of a question that is asked afterwards are decode steps.
+Invariant: every question meets what the document left, and nothing of another question.
 """
 import os
 
@@ -168,8 +167,6 @@ class Answers:
     def at_end(self, ids, questions, policy, settings):
         """Questions at the end of prompts of their own."""
         self.read(ids, questions)
-        if policy == "full":
-            return self.unpruned(questions)
         prompts = [reference.prefill(self.model, p.ids, policy, settings, p, Held) for p in self.prompts]
         logits = [row for _, row in prompts]
         if not all(held.is_whole(len(p.ids)) for (held, _), p in zip(prompts, self.prompts)):
@@ -190,22 +187,10 @@ class Answers:
         rows.close()
         return dict(zip(retentions, said))
 
-    def unpruned(self, questions):
-        """The last token of a prompt is a step."""
-        rows = self.rows(self.retentions)
-        rows.begin(self.held(self.prefix, len(self.ids)))
-        for p in self.prompts:
-            rows.add(self.held(p, len(p.ids) - 1), len(self.ids))
-        said = rows.say(rows.feed([q[-1:] for q in questions]))
-        rows.close()
-        return dict(zip(self.retentions, said))
-
     def afterwards(self, ids, questions, policy, settings):
         """Questions of a document that is kept."""
         self.read(ids, questions)
         prefix, n = self.prefix, len(ids)
-        if policy == "full":
-            return self.ask(self.retentions, self.held(prefix, n - 1), [ids[-1:] + q for q in questions])
         held, _ = reference.prefill(self.model, ids, policy, settings, prefix, Held)
         if not held.is_whole(n):
             return self.ask(self.retentions, held, questions)

@@ -9,9 +9,8 @@ are CPU seconds of all threads, since other work on a machine changes them littl
 two questions of one word with one token, by turns, less those of such a run on a document of one word.
 So what completing costs is their difference. A first question meets the pruned document; a later one
 the complete one. Answers of both are judged over the same questions: the run with `complete` has one
-more in front, behind which the document is completed. `run` alone decodes a document's last token as a
-step; `--prune full` has all tokens in the prefill, as a complete document has, so its answers are
-compared token for token. Writes prune_complete.md.
+more in front, after which the document is completed. Answers of the complete document and of the one
+that was never pruned are compared token for token. Writes prune_complete.md.
 """
 import argparse
 import os
@@ -31,10 +30,8 @@ from results_folder import RESULTS, machine, save  # noqa: E402
 LENGTHS, NUMBERS = [2150, 2100, 2300, 4700], 13  # as in prune_real.py
 ANSWER = 7  # tokens
 PRUNE = ["--prune", "fastkv", "--prune-layer", "14", "--keep", "0.1", "--propagate", "0.2"]
-FULL, WHOLE = "full prefill but for the last token, a step", "full prefill of all tokens"
-FIRST, LATER = "first question, pruned", "second question, complete"
-OPTIONS = {FULL: [], WHOLE: ["--prune", "full"], FIRST: PRUNE, LATER: PRUNE + ["--retention", "complete"]}
-TIMED = [FULL, FIRST, LATER]
+FULL, FIRST, LATER = "full prefill", "first question, pruned", "second question, complete"
+OPTIONS = {FULL: [], FIRST: PRUNE, LATER: PRUNE + ["--retention", "complete"]}
 
 
 def cpu():
@@ -84,10 +81,10 @@ def measure_document(runner, index, rounds, idle):
     d = eval_texts.Document(eval_texts.MANUALS[index], LENGTHS[index], 2000 + index, 100, NUMBERS)
     tasks = [t for t in d.tasks if t.kind in ASKED]
     tasks.insert(0, tasks[-1])
-    work = {name: [] for name in TIMED}
+    work = {name: [] for name in OPTIONS}
     for _ in range(rounds):
-        for name in TIMED:
-            work[name].append(runner.cost(d.text, OPTIONS[name]) - idle)
+        for name, options in OPTIONS.items():
+            work[name].append(runner.cost(d.text, options) - idle)
     print(index, work, file=sys.stderr)
     found = {"tokens": LENGTHS[index], "questions": len(tasks) - 1, "right": {}}
     ids = {}
@@ -95,7 +92,7 @@ def measure_document(runner, index, rounds, idle):
         lines, ids[name] = runner.answers(d.text, [t.text for t in tasks], options)
         found["right"][name] = sum(t.is_right(line) for t, line in zip(tasks[1:], lines[1:]))
         print(index, name, found["right"][name], file=sys.stderr)
-    found["same"] = sum(a == b for a, b in zip(ids[LATER][1:], ids[WHOLE][1:]))
+    found["same"] = sum(a == b for a, b in zip(ids[LATER][1:], ids[FULL][1:]))
     found["work"] = {name: statistics.median(times) for name, times in work.items()}
     return found
 
@@ -108,7 +105,7 @@ def share(found, name):
 def markdown(args, found):
     asked = sum(f["questions"] for f in found)
     first = share(found, FIRST)
-    costs = {FULL: (1.0, 1.0), WHOLE: None, FIRST: (first, first), LATER: (first, share(found, LATER))}
+    costs = {FULL: (1.0, 1.0), FIRST: (first, first), LATER: (first, share(found, LATER))}
     lines = ["# First token early, nothing lost", "",
              "Written by `bench/runtime/prune_complete.py --kvferry PROGRAM --documents %d --rounds %d`: %s, "
              "%s, `%s`, everything that is held is attended (`--select full`)." % (
@@ -122,10 +119,10 @@ def markdown(args, found):
     for name, cost in costs.items():
         right = sum(f["right"][name] for f in found)
         low, high = wilson(right, asked)
-        lines.append("| %s | %d | %.0f%% to %.0f%% | %s |" % (
-            name, right, 100 * low, 100 * high, "%.2f | %.2f" % cost if cost else "- | -"))
-    lines += ["", "Of %d answers of the complete documents %d are those of the full prefill of all tokens, token "
-              "for token." % (asked, sum(f["same"] for f in found))]
+        lines.append("| %s | %d | %.0f%% to %.0f%% | %.2f | %.2f |" % (
+            name, right, 100 * low, 100 * high, *cost))
+    lines += ["", "Of %d answers of the complete documents %d are those of the full prefill, token for token."
+              % (asked, sum(f["same"] for f in found))]
     return "\n".join(lines) + "\n\n"
 
 

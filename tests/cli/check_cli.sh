@@ -147,7 +147,7 @@ check 'the same logits' cmp a.f32 b.f32
 printf '%s' "$text" | "$kvferry" $run --ignore-eos >out 2>err
 check 'standard input gives the same text' cmp a.out out
 try 0 run --model "$model" -n 0 --prompt "$text"; silent
-try 0 $run --prompt document; says 'prefill   0 tokens'
+try 0 $run --prompt document; says 'prefill   1 tokens'
 try 0 $run --prompt "$text" --dry-run; says 'memory plan'; silent
 try 0 $run --prompt "$text" --temperature 1 --seed 3 --ignore-eos; cp out c.out
 try 0 $run --prompt "$text" --temperature 1 --seed 3 --ignore-eos
@@ -262,7 +262,7 @@ if grep -A1 'xxHash' out | grep -q yes; then
     says 'every step is dense: .* --budget [0-9]*, the default'
     try 0 $run --prompt "$asked" --save saved/document.kvs
     try 0 $run --prompt "$asked is" --load saved/document.kvs --emit-ids loaded.ids --stats loaded.json
-    check 'what is loaded is not prefilled' grep -q '"prefilled_tokens": 1,' loaded.json
+    check 'what is loaded is not prefilled' grep -q '"prefilled_tokens": 2,' loaded.json
     check 'and the answer is the same' cmp whole.ids loaded.ids
     try 1 $run --prompt "$text and more than that and more than that" --load saved/document.kvs
     says 'is of another prompt: token'
@@ -289,10 +289,12 @@ if grep -A1 'xxHash' out | grep -q yes; then
     check 'and their mode' test "$(stat -c %a shared/stats.json)" = 640
     rm -r saved/link.kvs link.json shared
     try 2 $run --prompt a --load x --prune snapkv; says 'leave --prune out'
+    try 1 $run --prompt document --save saved/one.kvs; says 'the prompt has 1 token'; silent
+    check 'no file' test ! -e saved/one.kvs
     # without a prompt, what was saved is one
     try 0 $run --prompt "$asked" --emit-ids whole.ids
     try 0 $run --load saved/document.kvs --emit-ids loaded.ids --stats loaded.json </dev/null
-    check 'nothing is prefilled' grep -q '"prefilled_tokens": 0,' loaded.json
+    check 'its last token alone is prefilled' grep -q '"prefilled_tokens": 1,' loaded.json
     check 'what was saved goes on' cmp whole.ids loaded.ids
     printf ' is\nquiet river\n' >questions
     try 0 $run --prompt "$asked" --ask questions --emit-ids whole.ids

@@ -35,6 +35,8 @@ def check_loaded(chat):
                    told["questions"][0]["prompt_tokens"] > 32 and told["decode_steps"] < 50, told)
         chat.check("each token that a step had is counted, %s" % (options,),
                    all(q["decoded_tokens"] == q["prompt_tokens"] + 19 for q in told["questions"]), told)
+        chat.check("a static set is chosen once for all questions, %s" % (options,),
+                   told["refreshes"] == (4 if "hybrid" in options else 0), told)
         rest = ("--load", saved, "--prompt", DOCUMENT + " " + QUESTION)
         sparse, told = ids_of(chat, *rest, "--extend", "sparse", *options)
         chat.check("what is loaded goes on as it does behind a question, %s" % (options,),
@@ -83,7 +85,7 @@ def check_reselected(chat):
         read, _ = ids_of(chat, "--prompt", DOCUMENT, "--ask", ask, *options)
         loaded, told = ids_of(chat, "--load", saved, "--reselect", "--ask", ask, *options)
         chat.check("--reselect is as reading, %s" % (options,), read == loaded and
-                   told["loaded_tokens"] > 300 and told["prefilled_tokens"] == 0, read, loaded, told)
+                   told["loaded_tokens"] > 300 and told["prefilled_tokens"] == 1, read, loaded, told)
     _, told = chat.run("--prompt", "the code", "--reselect", status=2)
     chat.check("without --load it is refused", "give --load" in told, told)
 

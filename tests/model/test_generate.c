@@ -76,28 +76,42 @@ static void prune(runner *r)
     r->session.prune = rig_open_prune(&r->rig, &config);
 }
 
-static void read_prompt(runner *r)
+/* Tokens of the prompt from `first` on. */
+static void read_from(runner *r, uint32_t first)
 {
     const batch b = one_prompt(1, GIVEN);
     kvf_error error;
     kvf_stop stop;
-    model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
     const kvf_prefill_request request = {.sequence = r->sequence,
-                                         .ids = b.ids[0],
-                                         .count = GIVEN - kvf_generate_held_back(&r->session)};
+                                         .ids = b.ids[0] + first,
+                                         .count = GIVEN - first,
+                                         .wants_logits = true};
     model_rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
+}
+
+static void read_prompt(runner *r)
+{
+    const batch b = one_prompt(1, GIVEN);
+    model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
+    read_from(r, 0);
     kvf_sampler_see(r->sampler, 0, b.ids[0], GIVEN);
 }
 
-/* What follows id, or a prompt that was read whole. */
-static kvf_stop answer(runner *r, const uint32_t *id, uint32_t tokens, bool wants_logits,
-                       const uint32_t *eos)
+/* A token that was handed out becomes the sequence's last one. */
+static void feed(runner *r, const uint32_t *id)
 {
-    double ms[TOKENS + 1];
+    const kvf_prefill_request request = {
+        .sequence = r->sequence, .ids = id, .count = 1, .wants_logits = true};
+    kvf_error error;
+    kvf_stop stop;
+    model_rig_must(&r->rig, kvf_generate_extend(&r->session, &request, &stop, &error), "extend");
+}
+
+static kvf_stop answer(runner *r, uint32_t tokens, bool wants_logits, const uint32_t *eos)
+{
+    double ms[TOKENS];
     kvf_error error;
     const kvf_decode_request request = {.sequence = r->sequence,
-                                        .ids = id,
-                                        .count = id ? 1 : 0,
                                         .tokens = tokens,
                                         .sampler = r->sampler,
                                         .eos_ids = eos,
@@ -112,7 +126,7 @@ static kvf_stop answer(runner *r, const uint32_t *id, uint32_t tokens, bool want
         fail_msg("%s", error.text);
     assert_int_equal(result.generated, r->count - before);
     /* Behind a step come what of its draft is right, and one token more. */
-    assert_int_equal(result.steps + result.accepted, result.generated - (id ? 0 : 1));
+    assert_int_equal(result.steps + result.accepted, result.generated - 1);
     r->drafted += result.drafted;
     r->accepted += result.accepted;
     assert_int_equal(kvf_transformer_drawing(r->rig.transformer), 0);
@@ -123,13 +137,11 @@ static kvf_stop answer(runner *r, const uint32_t *id, uint32_t tokens, bool want
 static void plain_answer(const kvf_sampling_config *config, bool is_pruned, uint32_t ids[TOKENS])
 {
     runner r;
-    const batch b = one_prompt(1, GIVEN);
     runner_open(&r, config);
     if (is_pruned)
         prune(&r);
     read_prompt(&r);
-    assert_int_equal(answer(&r, is_pruned ? NULL : &b.ids[0][GIVEN - 1], TOKENS, true, NULL),
-                     KVF_STOP_LENGTH);
+    assert_int_equal(answer(&r, TOKENS, true, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     memcpy(ids, r.ids, sizeof r.ids);
     runner_close(&r);
@@ -159,17 +171,17 @@ static void check_parts(const kvf_sampling_config *config, bool is_pruned)
         prune(&r);
     read_prompt(&r);
     r.stop_at = 5;
-    const batch b = one_prompt(1, GIVEN);
-    assert_int_equal(answer(&r, is_pruned ? NULL : &b.ids[0][GIVEN - 1], TOKENS, false, NULL),
-                     KVF_STOP_CALLER);
+    assert_int_equal(answer(&r, TOKENS, false, NULL), KVF_STOP_CALLER);
     assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
                      GIVEN + 3);
-    assert_int_equal(answer(&r, &r.ids[4], TOKENS - 5, false, &want[eos_at]), KVF_STOP_EOS);
+    feed(&r, &r.ids[4]);
+    assert_int_equal(answer(&r, TOKENS - 5, false, &want[eos_at]), KVF_STOP_EOS);
     assert_int_equal(r.count, eos_at + 1);
     assert_int_equal(kvf_sequence_position(r.sequence, LAYERS - 1,
                                            kvf_sequence_length(r.sequence, LAYERS - 1) - 1),
                      GIVEN + eos_at - 1);
-    assert_int_equal(answer(&r, &r.ids[eos_at], TOKENS - r.count, false, NULL), KVF_STOP_LENGTH);
+    feed(&r, &r.ids[eos_at]);
+    assert_int_equal(answer(&r, TOKENS - r.count, false, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     assert_memory_equal(r.ids, want, sizeof want);
     runner_close(&r);
@@ -199,8 +211,8 @@ static bool on_reading(void *user, uint32_t done, uint32_t total)
     return done < w->stop_at || !w->stop_at;
 }
 
-/* Half a prompt is prefilled. The rest goes in by steps, until somebody stops them, then with the
- * answer. */
+/* Half a prompt is prefilled. The rest goes in by steps: until somebody stops them, then to its
+ * end, whose logits are wanted. */
 static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids[TOKENS])
 {
     const kvf_sampling_config config = warm(3);
@@ -224,9 +236,12 @@ static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids
     assert_int_equal(stop, stop_at ? KVF_STOP_CALLER : KVF_STOP_LENGTH);
     assert_int_equal(w.looks, kvf_div_ceil_u32(w.done, kvf_max_u32(step_tokens, 1)));
     assert_int_equal(kvf_sequence_length(r.sequence, LAYERS - 1), half + w.done);
+    const kvf_prefill_request rest = {.sequence = r.sequence,
+                                      .ids = b.ids[0] + half + w.done,
+                                      .count = LONG - half - w.done,
+                                      .wants_logits = true};
+    model_rig_must(&r.rig, kvf_generate_extend(&r.session, &rest, &stop, &error), "extend");
     const kvf_decode_request request = {.sequence = r.sequence,
-                                        .ids = b.ids[0] + half + w.done,
-                                        .count = LONG - half - w.done,
                                         .tokens = TOKENS,
                                         .sampler = r.sampler,
                                         .token = on_token,
@@ -279,12 +294,11 @@ static uint32_t check_draft(const kvf_sampling_config *config, bool is_pruned, u
     read_prompt(&r);
     open_draft(&r, &b, want);
     r.stop_at = stop_at;
-    assert_int_equal(answer(&r, is_pruned ? NULL : &b.ids[0][GIVEN - 1], TOKENS, false, NULL),
-                     KVF_STOP_CALLER);
+    assert_int_equal(answer(&r, TOKENS, false, NULL), KVF_STOP_CALLER);
     assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
                      GIVEN + stop_at - 2);
-    assert_int_equal(answer(&r, &r.ids[stop_at - 1], TOKENS - stop_at, true, NULL),
-                     KVF_STOP_LENGTH);
+    feed(&r, &r.ids[stop_at - 1]);
+    assert_int_equal(answer(&r, TOKENS - stop_at, true, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     assert_memory_equal(r.ids, want, sizeof want);
     assert_true(r.accepted > 2);
@@ -332,11 +346,12 @@ static void check_model(const kvf_sampling_config *config, bool is_right)
         kvf_draft_cut(r.draft, 0);
         kvf_draft_see(r.draft, b.ids[0], GIVEN);
         r.count = 0;
-        assert_int_equal(answer(&r, &b.ids[0][GIVEN - 1], TOKENS, true, NULL), KVF_STOP_LENGTH);
+        assert_int_equal(answer(&r, TOKENS, true, NULL), KVF_STOP_LENGTH);
         assert_memory_equal(r.ids, want, sizeof want);
         model_rig_must(&r.rig,
                        kvf_sequence_truncate(r.rig.cache, r.sequence, GIVEN - 1, r.rig.stream),
                        "kvf_sequence_truncate");
+        read_from(&r, GIVEN - 1);
     }
     assert_true(r.drafted > TOKENS / 2);
     assert_true(is_right ? r.accepted == r.drafted : r.accepted < r.drafted);

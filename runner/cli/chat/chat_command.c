@@ -225,6 +225,7 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     const kvf_prefill_request request = {.sequence = run->sequence,
                                          .ids = t->ids.ids + from,
                                          .count = (uint32_t)(to - from),
+                                         .wants_logits = to == t->ids.count,
                                          .progress = cli_run_go_on,
                                          .user = &progress};
     kvf_session session = run->session;
@@ -254,15 +255,15 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     return t->is_pruned ? KVF_OK : note_after(c, request.ids, request.count, error);
 }
 
-/* Read what is new, up to the last token, which is a step; with it where it is pruned, since the
- * last token asks. A fork is made where later turns may have to go on from. */
+/* Read what is new. A fork is made where later turns may have to go on from: not of a prompt that
+ * is pruned, which is read at once, and never behind the last token, whose logits are wanted. */
 static kvf_status read_turn(conversation *c, turn *t, bool *stopped, kvf_error *error)
 {
-    const size_t last = t->ids.count - 1;
-    size_t stable = t->stable_ids < last ? t->stable_ids : last;
+    const size_t count = t->ids.count;
+    const size_t stable = t->stable_ids < count ? t->stable_ids : count - 1;
     KVF_TRY(remember(c, error));
     if (t->is_pruned)
-        return prefill(c, t, 0, t->ids.count, stopped, error);
+        return prefill(c, t, 0, count, stopped, error);
     KVF_TRY(prefill(c, t, 0, stable, stopped, error));
     if (*stopped)
         return KVF_OK;
@@ -271,7 +272,7 @@ static kvf_status read_turn(conversation *c, turn *t, bool *stopped, kvf_error *
         KVF_TRY(kvf_text_append(NULL, &c->now_text, t->full.bytes, t->stable, error));
         KVF_TRY(remember(c, error));
     }
-    return prefill(c, t, stable, last, stopped, error);
+    return prefill(c, t, stable, count, stopped, error);
 }
 
 /* The text of tokens that were fed; of one that ends inside a character nothing is known. */
@@ -321,20 +322,16 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     cli_run *run = c->run;
     kvf_text text = {0};
     kvf_token_ids generated = {0};
-    const uint32_t step = t->is_pruned ? 0 : 1;
-    const uint32_t room = cli_run_prompt_tokens(run) - tokens_read(run) + 1 - step;
+    const uint32_t room = cli_run_prompt_tokens(run) - tokens_read(run) + 1;
     const uint32_t tokens = kvf_min_u32(run->options.tokens, room);
     KVF_TRY(reserve_answer(run, tokens, error));
     kvf_sampler_see(run->sampler, 0, t->ids.ids, t->ids.count);
-    kvf_status status = cli_run_answer(run, run->sequence, t->ids.ids + t->ids.count - step, step,
-                                       tokens, &text, &generated, error);
+    kvf_status status = cli_run_answer(run, run->sequence, tokens, &text, &generated, error);
     cli_answer *a = &run->answers[run->answer_count - 1];
     a->prompt_tokens = (uint32_t)t->ids.count;
     a->kept_tokens = kept;
     a->first_ms += t->read_ms;
-    count_answer(c, step + (a->generated ? a->generated - 1 : 0));
-    if (status == KVF_OK)
-        status = note_after(c, t->ids.ids + t->ids.count - step, step, error);
+    count_answer(c, a->generated ? a->generated - 1 : 0);
     if (status == KVF_OK && generated.count)
         status = note_after(c, generated.ids, generated.count - 1, error);
     if (status == KVF_OK)

@@ -179,15 +179,14 @@ void cli_rescore_write_all(cli_json *json, const cli_run *run);
 void cli_rescore_summary(const cli_run *run);
 void cli_rescore_free(cli_run *run);
 
-/** Feed @p ids as decode steps and print what follows, at most @p tokens.
+/** Print what follows from row 0 of the transformer's logits, at most @p tokens.
  * @param text       receives what was printed, freed with NULL as allocator; may be NULL
  * @param generated  receives the ids; may be NULL
  * @return KVF_OK also when interrupted */
-KVF_CHECKED kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids,
-                                      uint32_t count, uint32_t tokens, kvf_text *text,
-                                      kvf_token_ids *generated, kvf_error *error);
+KVF_CHECKED kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens,
+                                      kvf_text *text, kvf_token_ids *generated, kvf_error *error);
 
-/** The prompt but for what kvf_generate_held_back says, which is a decode step. @return KVF_OK
+/** The whole prompt; the logits of its last token become row 0 of the transformer's. @return KVF_OK
  * also when interrupted */
 KVF_CHECKED kvf_status cli_run_prefill(cli_run *run, kvf_error *error);
 

@@ -13,12 +13,6 @@
 
 #include <stdlib.h>
 
-/* Tokens of the longest prompt that are prefilled, as kvf_generate_held_back says. */
-static uint32_t prefill_tokens(const cli_run *run)
-{
-    return cli_run_prompt_tokens(run) - (run->options.prune.policy ? 0 : 1);
-}
-
 static kvf_status prepare_mask(cli_run *run, kvf_error *error)
 {
     const cli_prune_options *o = &run->options.prune;
@@ -76,7 +70,7 @@ static kvf_status check_prompts(const cli_run *run, kvf_error *error)
     const cli_jobs *jobs = &run->jobs;
     kvf_error why = {0};
     if (!run->options.prompts_file)
-        return cli_run_prune_check(run, prefill_tokens(run), error);
+        return cli_run_prune_check(run, cli_run_prompt_tokens(run), error);
     for (uint32_t i = 0; i < jobs->count; i++) {
         const kvf_status status = cli_run_prune_check(run, jobs->prompts[i].count, &why);
         if (status != KVF_OK)
@@ -132,7 +126,7 @@ kvf_status cli_run_prune_open(cli_run *run, kvf_error *error)
 uint32_t cli_run_prune_chunk(const cli_run *run)
 {
     const cli_prune_options *o = &run->options.prune;
-    const uint32_t tokens = prefill_tokens(run);
+    const uint32_t tokens = cli_run_prompt_tokens(run);
     if (o->policy && o->values.config.eviction == KVF_EVICTION_NONE)
         return 0;
     return tokens > 0 && o->chunk_tokens > tokens ? tokens : o->chunk_tokens;
@@ -150,7 +144,7 @@ void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options)
                                   ? chunk + run->prune_config.chunk_queries
                                   : chunk;
     else if (o->policy)
-        options->prompt_max = prefill_tokens(run);
+        options->prompt_max = cli_run_prompt_tokens(run);
 }
 
 kvf_status cli_run_prune_note(cli_run *run, kvf_error *error)

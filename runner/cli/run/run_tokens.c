@@ -66,12 +66,11 @@ kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after)
     return d;
 }
 
-kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids, uint32_t count,
-                          uint32_t tokens, kvf_text *text, kvf_token_ids *generated,
-                          kvf_error *error)
+kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens, kvf_text *text,
+                          kvf_token_ids *generated, kvf_error *error)
 {
     cli_answer *a = &run->answers[run->answer_count];
-    *a = (cli_answer){.prompt_tokens = count, .first_step = run->step_count};
+    *a = (cli_answer){.first_step = run->step_count};
     kvf_stats before, after;
     kvf_cache_stats(run->cache, &before);
     outlet o = {.run = run,
@@ -85,13 +84,8 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
     o.start_ms = kvf_now_ms();
     if (!isatty(STDOUT_FILENO)) /* where the tokens are what is seen */
         cli_progress_begin(&o.progress, "decode", tokens, "tokens");
-    kvf_sampler_see(run->sampler, 0, ids, count);
-    if (run->draft)
-        kvf_draft_see(run->draft, ids, count);
     kvf_decode_request request = {
         .sequence = sequence,
-        .ids = ids,
-        .count = count,
         .tokens = tokens,
         .sampler = run->sampler,
         .eos_ids = run->end_ids,
@@ -122,30 +116,34 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
     return status;
 }
 
-/* Feed ids, print what follows. */
-static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids, uint32_t count,
-                         kvf_error *error)
+/* Tokens behind others, as steps or densely. */
+static kvf_status read_more(const kvf_session *session, const kvf_prefill_request *request,
+                            bool is_sparse, kvf_stop *stop, kvf_error *error)
 {
-    return cli_run_answer(run, sequence, ids, count, run->options.tokens, NULL, NULL, error);
+    return is_sparse ? kvf_generate_extend(session, request, stop, error)
+                     : kvf_generate_prefill(session, request, stop, error);
 }
 
-/* A question: as steps, or all but its last token densely. */
 static kvf_status ask(cli_run *run, kvf_sequence *fork, const uint32_t *ids, uint32_t count,
                       kvf_error *error)
 {
     const double start = kvf_now_ms();
-    const uint32_t dense = run->options.extend == CLI_EXTEND_DENSE ? count - 1 : 0;
-    const kvf_prefill_request request = {.sequence = fork, .ids = ids, .count = dense};
+    const kvf_prefill_request request = {
+        .sequence = fork, .ids = ids, .count = count, .wants_logits = true};
     kvf_session session = run->session;
+    kvf_stats before, after;
     kvf_stop stop;
     session.prune = NULL;
-    KVF_TRY(kvf_generate_prefill(&session, &request, &stop, error));
-    kvf_sampler_see(run->sampler, 0, ids, dense);
+    kvf_cache_stats(run->cache, &before);
+    KVF_TRY(read_more(&session, &request, run->options.extend != CLI_EXTEND_DENSE, &stop, error));
+    kvf_sampler_see(run->sampler, 0, ids, count);
     if (run->draft)
-        kvf_draft_see(run->draft, ids, dense);
+        kvf_draft_see(run->draft, ids, count);
     const double read_ms = kvf_now_ms() - start;
-    const kvf_status status = answer(run, fork, ids + dense, count - dense, error);
+    const kvf_status status = cli_run_answer(run, fork, run->options.tokens, NULL, NULL, error);
     cli_answer *a = &run->answers[run->answer_count - 1];
+    kvf_cache_stats(run->cache, &after);
+    a->stats = cli_stats_between(&before, &after);
     a->prompt_tokens = count;
     a->first_ms += read_ms;
     return status;
@@ -180,18 +178,6 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-/* What was held back of the document as a decode step: its static set is chosen once, for all
- * forks. That of a pruned document was chosen by its policy. */
-static kvf_status end_document(cli_run *run, const uint32_t *last, uint32_t count, kvf_error *error)
-{
-    double step_ms = 0.0;
-    kvf_decode_request request = {.sequence = run->sequence, .ids = last, .count = count};
-    kvf_decode_result result = {.step_ms = &step_ms};
-    kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
-    run->prefill_ms += step_ms;
-    return status;
-}
-
 /* How far a prompt is on its way through the layers. */
 typedef struct prompt_reading {
     cli_progress progress;
@@ -205,40 +191,73 @@ static bool on_reading(void *user, uint32_t done, uint32_t total)
     return cli_run_go_on(&r->progress, done, total);
 }
 
-/* Tokens of the prompt that are a step; of a pruned prompt that was saved nothing is left. */
-static uint32_t held_back(const cli_run *run)
+/* Questions follow a document. Where there is a static set the document ends with a step, which
+ * chooses the set once for all of them; a policy that prunes has chosen it by then. */
+static bool ends_with_step(const cli_run *run)
 {
-    return run->loaded == run->prompt.count ? 0 : kvf_generate_held_back(&run->session);
+    return run->options.ask_file && !run->session.prune &&
+           kvf_cache_memory(run->cache)->static_tokens > 0;
 }
 
-kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
+/* Tokens of the prompt after what was loaded that are read densely: with `--extend sparse` only
+ * those that the saved prompt had, too. */
+static uint32_t dense_tokens(const cli_run *run, uint32_t count)
+{
+    if (run->loaded && run->options.extend == CLI_EXTEND_SPARSE)
+        count = kvf_min_u32(count, (uint32_t)run->saved.count - run->loaded);
+    return count > 0 && ends_with_step(run) ? count - 1 : count;
+}
+
+static kvf_status read_piece(cli_run *run, uint32_t piece, bool is_sparse, bool wants_logits,
+                             kvf_error *error)
 {
     prompt_reading reading = {0};
-    KVF_TRY(cli_saved_load(run, error));
-    const uint32_t count = (uint32_t)run->prompt.count - held_back(run) - run->loaded;
-    cli_progress_begin(&reading.progress, "prefill", count, "tokens");
-    kvf_prefill_request request = {
+    const kvf_prefill_request request = {
         .sequence = run->sequence,
-        .ids = run->prompt.ids + run->loaded,
-        .count = count,
+        .ids = run->prompt.ids + run->loaded + run->prefilled,
+        .count = piece,
+        .wants_logits = wants_logits,
         .progress = on_reading,
         .user = &reading,
     };
     kvf_stop stop;
-    double start = kvf_now_ms();
-    const bool extends = run->loaded && run->options.extend == CLI_EXTEND_SPARSE;
-    kvf_status status = extends ? kvf_generate_extend(&run->session, &request, &stop, error)
-                                : kvf_generate_prefill(&run->session, &request, &stop, error);
-    run->prefill_ms = kvf_now_ms() - start;
+    const double start = kvf_now_ms();
+    cli_progress_begin(&reading.progress, "prefill", piece, "tokens");
+    const kvf_status status = read_more(&run->session, &request, is_sparse, &stop, error);
+    cli_progress_end(&reading.progress);
+    run->prefill_ms += kvf_now_ms() - start;
     /* Not what the sequence holds: a pruned prompt leaves less, one that was stopped is not yet in
      * its deeper layers. */
-    run->prefilled = status == KVF_OK && stop == KVF_STOP_LENGTH ? count : reading.done;
-    cli_progress_end(&reading.progress);
+    run->prefilled += status == KVF_OK && stop == KVF_STOP_LENGTH ? piece : reading.done;
     run->interrupted = cli_interrupted();
+    return status;
+}
+
+/* Up to the first `end` of @p count tokens. The last one's logits are wanted. */
+static kvf_status read_prompt(cli_run *run, uint32_t end, uint32_t count, kvf_error *error)
+{
+    const uint32_t dense = dense_tokens(run, count);
+    while (run->prefilled < end && !run->interrupted) {
+        const bool is_sparse = run->prefilled >= dense;
+        const uint32_t to = is_sparse ? end : kvf_min_u32(end, dense);
+        KVF_TRY(read_piece(run, to - run->prefilled, is_sparse, to == count, error));
+    }
+    return KVF_OK;
+}
+
+/* A file has no logits, so a prompt is saved in front of its last token, which whoever loads it
+ * reads. A pruned one cannot be cut there. */
+kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
+{
+    KVF_TRY(cli_saved_load(run, error));
+    const uint32_t count = (uint32_t)run->prompt.count - run->loaded;
+    const bool saves_less = run->options.save_file && !run->session.prune && count > 0;
+    KVF_TRY(read_prompt(run, count - saves_less, count, error));
     cli_run_complete_note(run);
-    if (status == KVF_OK && !run->interrupted)
-        status = cli_saved_begin(run, error);
-    return status == KVF_OK ? cli_run_prune_note(run, error) : status;
+    if (!run->interrupted)
+        KVF_TRY(cli_saved_begin(run, error));
+    KVF_TRY(read_prompt(run, count, count, error));
+    return cli_run_prune_note(run, error);
 }
 
 kvf_status cli_run_generate(cli_run *run, kvf_error *error)
@@ -246,14 +265,10 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     KVF_TRY(cli_run_prefill(run, error));
     if (run->interrupted)
         return KVF_OK;
-    const uint32_t held = held_back(run);
-    const uint32_t *last = run->prompt.ids + run->prompt.count - held;
     kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
-    if (run->draft) /* what is held back comes with the answer, or was a step by then */
-        kvf_draft_see(run->draft, run->prompt.ids,
-                      run->prompt.count - (run->options.ask_file ? 0 : held));
-    if (!run->options.ask_file)
-        return answer(run, run->sequence, last, held, error);
-    KVF_TRY(end_document(run, last, held, error));
-    return ask_all(run, error);
+    if (run->draft)
+        kvf_draft_see(run->draft, run->prompt.ids, run->prompt.count);
+    return run->options.ask_file
+               ? ask_all(run, error)
+               : cli_run_answer(run, run->sequence, run->options.tokens, NULL, NULL, error);
 }

@@ -120,7 +120,14 @@ static kvf_status check_target(const cli_run *run, kvf_error *error)
 
 kvf_status cli_saved_check(const cli_run *run, kvf_error *error)
 {
-    return run->options.save_file ? check_target(run, error) : KVF_OK;
+    if (!run->options.save_file)
+        return KVF_OK;
+    if (run->prompt.count == 1 && !run->options.prune.policy)
+        return model_fail(error, KVF_INVALID,
+                          "--save %s: the prompt has 1 token, and a file lacks the last one; give "
+                          "a longer prompt",
+                          run->options.save_file);
+    return check_target(run, error);
 }
 
 uint64_t cli_saved_room(const cli_run *run)

@@ -105,8 +105,10 @@ static kvf_status read_tokens(const search *s, kvf_prune *prune, const tune_ques
     kvf_stop stop;
     if (kvf_sequence_create(tune->cache, out) != KVF_OK)
         return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
-    const kvf_prefill_request prefill = {
-        .sequence = *out, .ids = tune->prompts.ids + q->first, .count = count};
+    const kvf_prefill_request prefill = {.sequence = *out,
+                                         .ids = tune->prompts.ids + q->first,
+                                         .count = count,
+                                         .wants_logits = count == q->count};
     return kvf_generate_prefill(&session, &prefill, &stop, error);
 }
 
@@ -138,14 +140,18 @@ static kvf_status generate(search *s, kvf_prune *prune, const tune_question *q,
     const cli_tune *tune = s->tune;
     const kvf_session session = session_of(s, prune);
     const bool is_after = tune->options.asked == CLI_ASKED_AFTER;
-    const uint32_t read = is_after ? q->body : q->count - kvf_generate_held_back(&session);
     const double start = kvf_now_ms();
     KVF_TRY(is_after ? fork_document(s, prune, q, sequence, error)
-                     : read_tokens(s, prune, q, read, sequence, error));
+                     : read_tokens(s, prune, q, q->count, sequence, error));
+    const kvf_prefill_request question = {.sequence = *sequence,
+                                          .ids = tune->prompts.ids + q->first + q->body,
+                                          .count = q->count - q->body,
+                                          .wants_logits = true};
+    kvf_stop stop;
+    if (is_after)
+        KVF_TRY(kvf_generate_extend(&session, &question, &stop, error));
     const double read_ms = kvf_now_ms() - start;
     const kvf_decode_request decode = {.sequence = *sequence,
-                                       .ids = tune->prompts.ids + q->first + read,
-                                       .count = q->count - read,
                                        .tokens = kvf_min_u32(q->tokens, TUNE_ANSWER_TOKENS_MAX),
                                        .sampler = s->sampler,
                                        .token = on_token,

@@ -38,11 +38,6 @@ static bool evicts(const kvf_session *session)
     return session->prune && kvf_prune_config_get(session->prune)->eviction != KVF_EVICTION_NONE;
 }
 
-uint32_t kvf_generate_held_back(const kvf_session *session)
-{
-    return session->prune ? 0 : 1;
-}
-
 /* Whether such a prompt can go in: by chunks where the session has them or the pruner needs them,
  * else whole where there is a pruner. */
 static kvf_status check_prompt(const kvf_session *session, uint32_t count, kvf_error *error)
@@ -91,8 +86,8 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
         kvf_transformer_watch(transformer, request->progress ? ask : NULL, &watch);
         const kvf_status status = kvf_transformer_prefill_chunked(
             transformer, session->cache, session->prune, request->sequence, request->ids + done,
-            piece, evicts(session) ? session->chunk : piece, session->prune != NULL,
-            session->stream);
+            piece, evicts(session) ? session->chunk : piece,
+            request->wants_logits && done + piece == request->count, session->stream);
         kvf_transformer_watch(transformer, NULL, NULL);
         KVF_TRY(kvf_session_finish(session, status, error));
         done += piece;
@@ -156,12 +151,15 @@ static kvf_status feed(const kvf_session *session, kvf_sequence *sequence, const
 kvf_status kvf_generate_extend(const kvf_session *session, const kvf_prefill_request *request,
                                kvf_stop *stop, kvf_error *error)
 {
-    kvf_decode_result unused = {0};
-    uint32_t taken;
+    kvf_decode_result untimed = {0};
     *stop = KVF_STOP_LENGTH;
-    for (uint32_t done = 0; done < request->count;) {
-        KVF_TRY(feed(session, request->sequence, request->ids + done, request->count - done, false,
-                     &taken, &unused, error));
+    for (uint32_t done = 0, taken; done < request->count;) {
+        /* A step of several tokens has their logits in as many rows. */
+        const uint32_t rest = request->count - done;
+        const bool is_last = request->wants_logits && rest == 1;
+        KVF_TRY(feed(session, request->sequence, request->ids + done,
+                     request->wants_logits && !is_last ? rest - 1 : rest, is_last, &taken, &untimed,
+                     error));
         done += taken;
         if (request->progress && !request->progress(request->user, done, request->count) &&
             done < request->count) {
@@ -203,14 +201,11 @@ static kvf_status choose(const kvf_session *session, const kvf_decode_request *r
 /* ---- tokens that the host chooses ---- */
 
 static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_request *request,
-                                kvf_decode_result *result, uint32_t id, double start,
-                                kvf_error *error)
+                                kvf_decode_result *result, uint32_t id, kvf_error *error)
 {
     while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
         KVF_TRY(step(session, request->sequence, id, true, result, error));
         KVF_TRY(choose(session, request, 0, result, &id, error));
-        if (result->generated == 1)
-            result->first_ms = kvf_now_ms() - start;
     }
     return KVF_OK;
 }
@@ -251,8 +246,7 @@ kvf_status kvf_session_check_draft(const kvf_session *session, kvf_error *error)
 }
 
 static kvf_status draft_tokens(const kvf_session *session, const kvf_decode_request *request,
-                               kvf_decode_result *result, uint32_t id, double start,
-                               kvf_error *error)
+                               kvf_decode_result *result, uint32_t id, kvf_error *error)
 {
     uint32_t ids[1 + KVF_DRAFT_MAX] = {id};
     KVF_TRY(kvf_session_check_draft(session, error));
@@ -260,11 +254,8 @@ static kvf_status draft_tokens(const kvf_session *session, const kvf_decode_requ
         const uint32_t rest = request->tokens - result->generated - 1;
         uint32_t guessed;
         KVF_TRY(kvf_draft_guess(request->draft, rest, ids + 1, &guessed, error));
-        const bool is_first = result->generated == 0;
         KVF_TRY(step_several(session, request->sequence, ids, 1 + guessed, true, result, error));
         KVF_TRY(follow_draft(session, request, ids, guessed, result, error));
-        if (is_first)
-            result->first_ms = kvf_now_ms() - start;
     }
     return KVF_OK;
 }
@@ -292,8 +283,7 @@ static uint32_t steps_at_once(const kvf_session *session, const kvf_decode_reque
 }
 
 static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request *request,
-                            kvf_decode_result *result, uint32_t first, double start,
-                            kvf_error *error)
+                            kvf_decode_result *result, uint32_t first, kvf_error *error)
 {
     kvf_transformer *t = session->transformer;
     double before = kvf_now_ms();
@@ -313,20 +303,17 @@ static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request
         if (id != KVF_SAMPLER_NONE)
             kvf_sampler_take(request->sampler, request->sampler_row, id);
         KVF_TRY(hand_out(request, result, id, NULL, error));
-        if (result->generated == 1)
-            result->first_ms = kvf_now_ms() - start;
     }
     return KVF_OK;
 }
 
 /* Steps that ran too far are cut off the sequence. */
 static kvf_status draw_tokens(const kvf_session *session, const kvf_decode_request *request,
-                              kvf_decode_result *result, uint32_t first, double start,
-                              kvf_error *error)
+                              kvf_decode_result *result, uint32_t first, kvf_error *error)
 {
     kvf_transformer *t = session->transformer;
     kvf_sequence *sequence = request->sequence;
-    kvf_status status = draw_loop(session, request, result, first, start, error);
+    kvf_status status = draw_loop(session, request, result, first, error);
     const uint32_t surplus = kvf_transformer_drawing(t);
     if (status != KVF_NOT_FINITE)
         status = kvf_session_finish(session, status, error);
@@ -341,32 +328,24 @@ static kvf_status draw_tokens(const kvf_session *session, const kvf_decode_reque
 kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,
                                kvf_decode_result *result, kvf_error *error)
 {
-    double start = kvf_now_ms();
+    const double start = kvf_now_ms();
     result->stop = KVF_STOP_LENGTH;
     result->generated = 0;
     result->steps = 0;
     result->drafted = result->accepted = 0;
     result->first_ms = 0.0;
-    const uint32_t last = request->tokens > 0 && request->count > 0 ? 1 : 0;
-    for (uint32_t i = 0, taken; i + last < request->count; i += taken)
-        KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - last - i, false,
-                     &taken, result, error));
+    uint32_t id;
     if (request->tokens == 0)
         return KVF_OK;
-    uint32_t id = 0;
-    if (last) {
-        id = request->ids[request->count - 1];
-    } else {
-        KVF_TRY(choose(session, request, 0, result, &id, error));
-        result->first_ms = kvf_now_ms() - start;
-        if (result->stop != KVF_STOP_LENGTH || request->tokens == 1)
-            return KVF_OK;
-    }
+    KVF_TRY(choose(session, request, 0, result, &id, error));
+    result->first_ms = kvf_now_ms() - start;
+    if (result->stop != KVF_STOP_LENGTH || request->tokens == 1)
+        return KVF_OK;
     if (request->draft)
-        return draft_tokens(session, request, result, id, start, error);
+        return draft_tokens(session, request, result, id, error);
     return kvf_transformer_can_draw(session->transformer) && !request->wants_logits
-               ? draw_tokens(session, request, result, id, start, error)
-               : choose_tokens(session, request, result, id, start, error);
+               ? draw_tokens(session, request, result, id, error)
+               : choose_tokens(session, request, result, id, error);
 }
 
 static bool is_likeliest(const float *logits, uint32_t vocab_size, uint32_t id)
@@ -382,16 +361,15 @@ static kvf_status score(const kvf_session *session, const kvf_score_request *req
                         uint32_t i, kvf_error *error)
 {
     const float *logits = kvf_transformer_logits(session->transformer, row);
-    const uint32_t at = request->scores_first ? i : i - 1;
     const double loss = kvf_logits_loss(logits, request->vocab_size, request->ids[i]);
     if (!isfinite(loss))
         return model_fail(error, KVF_NOT_FINITE,
                           "the model gives token %u of the text no probability; the weights "
                           "may be damaged, or too large for their type",
-                          request->first + at + 1);
-    request->loss[at] = (float)loss;
+                          i + 1);
+    request->loss[i] = (float)loss;
     if (request->likeliest)
-        request->likeliest[at] = is_likeliest(logits, request->vocab_size, request->ids[i]);
+        request->likeliest[i] = is_likeliest(logits, request->vocab_size, request->ids[i]);
     return KVF_OK;
 }
 
@@ -410,8 +388,7 @@ kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_reques
     result->generated = 0;
     result->steps = 0;
     result->first_ms = 0.0;
-    if (request->scores_first)
-        KVF_TRY(score(session, request, 0, 0, error));
+    KVF_TRY(score(session, request, 0, 0, error));
     for (uint32_t i = 0, taken; i + 1 < request->count; i += taken) {
         const double start = kvf_now_ms();
         KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - 1 - i, true,

@@ -54,19 +54,16 @@ typedef enum kvf_stop {
 
 typedef struct kvf_prefill_request {
     kvf_sequence *sequence;
-    const uint32_t *ids;              /**< [count] */
-    uint32_t count;                   /**< 0 is allowed and does nothing */
+    const uint32_t *ids; /**< [count] */
+    uint32_t count;      /**< 0 is allowed and does nothing */
+    bool wants_logits;   /**< those of the last id become row 0 of the transformer's logits */
     kvf_prefill_progress_fn progress; /**< may be NULL */
     void *user;
 } kvf_prefill_request;
 
-/** Tokens at the end of a prompt that are not prefilled but are the first step, so that selection
- * applies to what follows: 1. None of a pruned prompt: its last token is in the observation window,
- * and the first token of the answer follows from its logits, row 0 of the transformer's. */
-uint32_t kvf_generate_held_back(const kvf_session *session);
-
-/** Append a prompt to a sequence. @p stop receives LENGTH or CALLER; after CALLER a sequence that
- * was stopped inside a chunk can only be destroyed. */
+/** Append a prompt to a sequence. All its tokens attend to all before them, the last one too, so
+ * that the first token of an answer follows from dense attention. @p stop receives LENGTH or
+ * CALLER; after CALLER a sequence that was stopped inside a chunk can only be destroyed. */
 KVF_CHECKED kvf_status kvf_generate_prefill(const kvf_session *session,
                                             const kvf_prefill_request *request, kvf_stop *stop,
                                             kvf_error *error);
@@ -80,9 +77,7 @@ KVF_CHECKED kvf_status kvf_generate_extend(const kvf_session *session,
 
 typedef struct kvf_decode_request {
     kvf_sequence *sequence;
-    const uint32_t *ids; /**< [count] fed as steps; the last one's logits give the first token */
-    uint32_t count;      /**< 0 = row 0 of the transformer's logits gives it */
-    uint32_t tokens;     /**< to generate; 0 feeds the ids and stops */
+    uint32_t tokens; /**< to generate; the first follows from row 0 of the transformer's logits */
     kvf_sampler *sampler;
     uint32_t sampler_row;
     const uint32_t *eos_ids; /**< [eos_count] */
@@ -92,22 +87,22 @@ typedef struct kvf_decode_request {
     bool wants_logits;  /**< tokens come with their logits */
     bool one_at_a_time; /**< no step is enqueued behind a token that is handed out, so that `token`
                            may use the transformer */
-    kvf_draft *draft; /**< has seen all that the sequence holds and the ids: what it guesses is fed
-                         with the token in front of it, and what the sampler draws otherwise is
-                         taken back. The same tokens as without; NULL = none */
+    kvf_draft *draft;   /**< has seen all that the sequence holds: what it guesses is fed
+                           with the token in front of it, and what the sampler draws otherwise is
+                           taken back. The same tokens as without; NULL = none */
 } kvf_decode_request;
 
 typedef struct kvf_decode_result {
     kvf_stop stop;
-    uint32_t generated; /**< tokens handed out, an end token included */
-    double first_ms;    /**< from the call to the first token */
-    double *step_ms;    /**< [tokens + count] of the caller, or NULL: time of each step in order */
-    uint32_t steps; /**< how many are filled; steps of several given tokens are not among them */
+    uint32_t generated;         /**< tokens handed out, an end token included */
+    double first_ms;            /**< from the call to the first token */
+    double *step_ms;            /**< [tokens] of the caller, or NULL: time of each step in order */
+    uint32_t steps;             /**< how many are filled */
     uint32_t drafted, accepted; /**< tokens of drafts; of these, those that were drawn as well */
 } kvf_decode_result;
 
 /**
- * Feed ids as decode steps, then generate.
+ * Generate, after a prompt whose last token's logits are there.
  *
  * @param result  step_ms is set by the caller; the rest is filled
  * With a draft the transformer's batch_max and the cache's tokens_per_step_max are its length and
@@ -123,13 +118,10 @@ KVF_CHECKED kvf_status kvf_generate_decode(const kvf_session *session,
 typedef struct kvf_score_request {
     kvf_sequence *sequence;
     const uint32_t *ids; /**< [count] fed as decode steps, but for the last */
-    uint32_t count;      /**< at least 2; 1 if `scores_first` */
-    bool scores_first;   /**< also the first, by row 0 of the transformer's logits */
-    uint32_t first;      /**< tokens of the text that were scored before, for messages */
+    uint32_t count; /**< at least 1; the first is scored by row 0 of the transformer's logits */
     uint32_t vocab_size;
-    float *loss;     /**< receives -ln p(id | the sequence, ids in front of it) of every id but the
-                        first, or of every id */
-    bool *likeliest; /**< as long: whether no other id is more probable; may be NULL */
+    float *loss;     /**< [count] receives -ln p(id | the sequence, ids in front of it) */
+    bool *likeliest; /**< [count]: whether no other id is more probable; may be NULL */
     kvf_prefill_progress_fn progress; /**< called after each step; may be NULL */
     void *user;
 } kvf_score_request;
@@ -140,6 +132,7 @@ typedef struct kvf_score_request {
  *
  * @param result  as of kvf_generate_decode, but that a token of several in a step is told of too,
  *                with its share of the time; nothing is generated
+ * One loss more than steps is filled
  * @return KVF_OK; KVF_NOT_FINITE if a loss is no number; what the library says
  */
 KVF_CHECKED kvf_status kvf_generate_score(const kvf_session *session,

@@ -48,7 +48,7 @@ typedef struct batch {
     uint32_t read;           /* of the tokens that the root is to get */
     uint32_t since;          /* tokens read since the last step */
     bool is_held;            /* the next piece is read behind a step */
-    float *logits;           /* [vocab] of its last token, if that was prefilled; else NULL */
+    float *logits;           /* [vocab] of its last token */
     double start_ms;         /* of the root */
     double chunk_ms;         /* of its last chunk */
     uint32_t prefilled;      /* of the piece that is read */
@@ -141,11 +141,11 @@ static bool on_chunk(void *user, uint32_t done, uint32_t total)
     return !b->stopped;
 }
 
-/* Tokens of the prompt of the next answer that are prefilled: not a last one that is a step. */
+/* Tokens of the prompt of the next answer that are its own. */
 static uint32_t root_tokens(const batch *b)
 {
     const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
-    return p->count - p->shared - kvf_generate_held_back(b->session);
+    return p->count - p->shared;
 }
 
 /* The prompt of the next answer, without its tokens. */
@@ -176,6 +176,7 @@ static kvf_status read_piece(batch *b, kvf_error *error)
     const kvf_prefill_request prefill = {.sequence = b->root,
                                          .ids = p->ids + p->shared + b->read,
                                          .count = next_piece(b),
+                                         .wants_logits = b->read + next_piece(b) == root_tokens(b),
                                          .progress = on_chunk,
                                          .user = b};
     kvf_stop stop;
@@ -184,7 +185,7 @@ static kvf_status read_piece(batch *b, kvf_error *error)
     KVF_TRY(kvf_generate_prefill(b->session, &prefill, &stop, error));
     b->read += prefill.count;
     b->since += prefill.count;
-    if (b->logits && stop == KVF_STOP_LENGTH)
+    if (prefill.wants_logits && stop == KVF_STOP_LENGTH)
         memcpy(b->logits, kvf_transformer_logits(b->session->transformer, 0),
                b->request->vocab_size * sizeof *b->logits);
     return KVF_OK;
@@ -245,7 +246,6 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
     sampling.seed += b->sample;
     b->promised += answer_tokens(p, b->local_tokens);
     b->alive[b->prompt]++;
-    r->next = p->ids[p->count - 1];
     r->has_ended = false;
     r->start_ms = b->start_ms;
     r->answer = (kvf_batch_answer){.prompt = b->prompt, .sample = b->sample, .row = index};
@@ -260,8 +260,7 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
         kvf_draft_cut(r->draft, 0);
         kvf_draft_see(r->draft, p->ids, p->count);
     }
-    if (b->logits)
-        hand_out(b, r, choose(b, r, b->logits));
+    hand_out(b, r, choose(b, r, b->logits));
     if (r->has_ended)
         end_answer(b, r);
     return KVF_OK;
@@ -512,10 +511,8 @@ static kvf_status open_batch(batch *b, kvf_error *error)
     b->ids = calloc(kvf_max_u32(rows, request->step_rows), sizeof *b->ids);
     b->at = calloc(rows, sizeof *b->at);
     b->tokens = calloc(rows, sizeof *b->tokens);
-    if (b->session->prune)
-        b->logits = calloc(request->vocab_size, sizeof *b->logits);
-    if (!b->rows || !b->alive || !b->sequences || !b->ids || !b->at || !b->tokens ||
-        (b->session->prune && !b->logits))
+    b->logits = calloc(request->vocab_size, sizeof *b->logits);
+    if (!b->rows || !b->alive || !b->sequences || !b->ids || !b->at || !b->tokens || !b->logits)
         return model_out_of_memory(error, rows * sizeof *b->rows, "a batch");
     return request->draft_tokens ? open_drafts(b, error) : KVF_OK;
 }

@@ -127,8 +127,7 @@ KVF_CHECKED kvf_status kvf_transformer_prefill_pruned(kvf_transformer *transform
  *               kvf_transformer_prefill_pruned, which goes layer by layer
  * @param ids    [count] < vocab_size, borrowed until the call returns
  * @param want_logits  true: also the logits of the last token, from its own hidden state, as row 0
- *               of a step. A pruned prompt wants them: its last token is in the observation window,
- *               so it must be in the prefill
+ *               of a step
  * @param count  any number where there is no pruner, or one that evicts
  * @param chunk  tokens, 1 ... kvf_transformer_prompt_max, with PATCHED the patch included
  * @return as kvf_prefill and kvf_prune_chunk; after an error the sequence can only be destroyed.
