@@ -129,7 +129,7 @@ KVF_INLINE float kvf_merge_sink(const kvf_merge_args *a, size_t row)
     return a->sinks ? a->sinks[row % a->heads] : -INFINITY;
 }
 
-/* ---- attend_step: all of it in one launch, for a short step ----
+/* ---- attend_step: all of it in one launch, for a fused step ----
  * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge. What
  * partial results and pages hold afterwards is what the three leave. Where pages are packed, only
  * spans that are packed have a home. A task is one list. */

@@ -128,7 +128,7 @@ KVF_INLINE const char *kvf_admit_from(const kvf_paging *p, const kvf_row *row, u
 }
 
 /* ---- select: topk, resolve and assemble of every list, one behind the other ----
- * What the three write, with these arguments, for a short step, where a launch is what costs. k
+ * What the three write, with these arguments, for a fused step, where a launch is what costs. k
  * NULL: there is no topk, ids and id_count are given. One task; the host device runs the three by
  * themselves.
  */

@@ -5,7 +5,7 @@
  *
  * Knows the order of the launches and nothing of their insides. A call has no frame: all that
  * depends on rows is on the device, so a launch takes constants and the caller's pointers. On a
- * device that can be captured a step is short (kvf_step_is_short): pages that miss are brought by
+ * device that can be captured a step is fused: pages that miss are brought by
  * the launch that attends, and no other stream, event or thread has a part in it.
  */
 
@@ -75,7 +75,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                      .row = c->row,
                      .q = q,
                      .stride = c->paging.pages_max,
-                     .is_recorded = blocks->cache->runtime->properties.can_capture,
+                     .is_fused = blocks->cache->runtime->properties.can_capture,
                      .bits = blocks->constants.list_bits,
                      .pages = c->pages,
                      .cell = c->cell,

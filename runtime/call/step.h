@@ -37,6 +37,12 @@ typedef struct kvf_step {
      * not change, and it seals nothing. Or its rows are what a replay seals. */
     uint32_t is_recorded;
 
+    /* 1: a fused step, with few launches, of kernels that do several phases. Pages that are missed
+     * come with the launch that attends; where rows have blocks in common, in one before it, so
+     * that a page comes once. 0: a launch per phase, so every transfer method serves the step and
+     * phases can be timed. The bits are the same. */
+    uint32_t is_fused;
+
     /* per list, on the device, in the frame */
     const void *const *digests;      /* of score lists: boxes, or the head's codes of all blocks */
     const uint32_t *const *block_of; /* of score lists, where there are codes: see kvf_weigh_args */
@@ -62,16 +68,6 @@ typedef struct kvf_step {
     uint32_t is_late;      /* 1: pages that the step chose are still being read from disk */
     uint32_t is_undone;    /* 1: the disk failed; what was enqueued is to be taken back */
 } kvf_step;
-
-/* The rule, and the only place that says it: a recorded step has few launches, of kernels that do
- * several phases. Pages that are missed come with the launch that attends; where rows have blocks
- * in common, in one before it, so that a page comes once. In a step that is not recorded there is a
- * launch per phase, so every transfer method serves it and phases can be timed. The bits are the
- * same. */
-static inline bool kvf_step_is_short(const kvf_step *step)
-{
-    return step->is_recorded;
-}
 
 static inline const kvf_layer_form *kvf_step_form(const kvf_step *step)
 {

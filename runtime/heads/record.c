@@ -49,8 +49,12 @@ static kvf_step call_step(kvf_recording *r, uint32_t call, kvf_frame *frame, cha
 {
     *frame = (kvf_frame){.host.base = host,
                          .device = r->device ? r->device + call * r->call_bytes : NULL};
-    return (kvf_step){
-        .cache = r->cache, .stream = r->stream, .frame = frame, .rows = r->batch, .is_recorded = 1};
+    return (kvf_step){.cache = r->cache,
+                      .stream = r->stream,
+                      .frame = frame,
+                      .rows = r->batch,
+                      .is_recorded = 1,
+                      .is_fused = 1};
 }
 
 /* As much of a frame as a recorded call on a layer of this part uses; NULL: where all heads stream.

@@ -157,7 +157,7 @@ kvf_status kvf_select_score(kvf_step *step)
 bool kvf_ranks_late(const kvf_step *step)
 {
     const kvf_part *part = step->part;
-    return kvf_step_is_short(step) && part->policy->choose == KVF_CHOOSE_TOP &&
+    return step->is_fused && part->policy->choose == KVF_CHOOSE_TOP &&
            part->dims.choose_lists == part->dims.paging.lists;
 }
 

@@ -14,7 +14,7 @@
 /* Digest scores of the step, and for policies with groups their reduction. */
 KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 
-/* A short step ranks pages in the launch that resolves them (kvf_step_place), if its lists are
+/* A fused step ranks pages in the launch that resolves them (kvf_step_place), if its lists are
  * those that are chosen for. */
 bool kvf_ranks_late(const kvf_step *step);
 

@@ -152,7 +152,7 @@ static kvf_status select_at_once(kvf_step *step)
 
 kvf_status kvf_step_place(kvf_step *step)
 {
-    if (kvf_step_is_short(step))
+    if (step->is_fused)
         return select_at_once(step);
     KVF_TRY(resolve(step));
     KVF_TRY(kvf_bring_note_chosen(step));
@@ -263,7 +263,7 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
                              .span_count = part->tables.span_count,
                              .out = out,
                              .lse = lse};
-    if (kvf_step_is_short(step))
+    if (step->is_fused)
         return attend_at_once(step, &a);
     if (kvf_moves_pages(part)) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
