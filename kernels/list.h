@@ -25,6 +25,7 @@
     PLAIN(score, means)                                                                            \
     SIMD(score, skim)                                                                              \
     PLAIN(score, sift)                                                                             \
+    PLAIN(select, given)                                                                           \
     SIMD(select, topk)                                                                             \
     PLAIN(select, newest)                                                                          \
     PLAIN(select, spread)                                                                          \

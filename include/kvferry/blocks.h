@@ -182,9 +182,13 @@ typedef struct kvf_block_rows {
 typedef struct kvf_blocks_decode_args {
     uint32_t layer;
     const kvf_block_rows *rows;
-    const void *q; /**< device: [rows, query_heads, head_dim] */
-    void *out;     /**< device: the same; zeros for a row of length 0 */
-    float *lse;    /**< device: [rows, query_heads] natural log; may be NULL */
+    const void *q;            /**< device: [rows, query_heads, head_dim] */
+    void *out;                /**< device: the same; zeros for a row of length 0 */
+    float *lse;               /**< device: [rows, query_heads] natural log; may be NULL */
+    const float *page_scores; /**< device: [rows, kv_heads, page_stride] the caller's own selection
+                                   as kvf_decode takes it, of pages of the row; NULL = by digest */
+    const int32_t *page_ids;  /**< the same shape, instead of page_scores */
+    uint32_t page_stride;     /**< of these: at most 16777216 */
 } kvf_blocks_decode_args;
 
 /**

@@ -730,6 +730,10 @@ typedef struct kvf_decode_args {
     float *lse;                     /**< [rows, query_heads] natural log; may be NULL */
     const uint32_t *tokens;         /**< [batch] on the host, copied: new tokens of each sequence,
                                          1 … tokens_per_step_max; NULL = one of each */
+    const float *page_scores;       /**< [rows, kv_heads, page_stride] on the device: the caller's
+                                         own selection, see kvf_decode; NULL = by digest */
+    const int32_t *page_ids;        /**< the same shape, instead of page_scores */
+    uint32_t page_stride;           /**< of these: at most 16777216 */
 } kvf_decode_args;
 
 /**
@@ -746,6 +750,19 @@ typedef struct kvf_decode_args {
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.
+ *
+ * A caller that selects by itself gives page_scores, where entry p of a list is the score of page p
+ * (tokens p * page_size to (p + 1) * page_size - 1 of the sequence in this layer), or page_ids, the
+ * most wanted first. They take the place of the scores by digest, and all else is as
+ * ever: each list takes as many pages as the budget has room for, the best ones or the first ones,
+ * ties to the lower id. Only pages of sealed blocks are taken, that have a token beside sink and
+ * static set. Whatever else is named is passed over and takes no room: pages of the local window
+ * and of the sink, which are attended anyway, ids that are none (-1 fills a list), an id once more,
+ * scores that are NaN or -infinity. Pages from page_stride on have no score. A list with fewer
+ * pages than have room attends to fewer, also where all would fit. Lists of streaming heads are not
+ * looked at. The arrays are 4-byte aligned, in device memory, and read in stream order, by a
+ * recorded step each time that it is replayed. They need select = DYNAMIC or HYBRID, which choose
+ * pages for KV heads by score: else KVF_UNSUPPORTED.
  *
  * @return as kvf_prefill
  *
@@ -852,7 +869,8 @@ KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t laye
                                      uint32_t page);
 
 /**
- * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended.
+ * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended;
+ * page_scores and page_ids are NULL.
  * Packed pages are attended as a step does, and the sink as it came. With a disk tier the call
  * waits for the lists, and until their pages are in memory.
  */

@@ -10,6 +10,42 @@
 #include "attend/attend_args.h"
 #include "slots.h"
 
+/* ---- given: what the caller wants as scores of pages, for topk ----
+ * out[l, 0 .. sealed pages) of every list: what `scores` says of the page, or by `ids`, of which
+ * the first is the best: given_stride - i where entry i is the first that names the page. -INFINITY
+ * where nothing is said, and of a page whose tokens are all in the static store. One task per list.
+ */
+#define KVF_GIVEN_STRIDE_MAX (1u << 24) /* places that differ as floats */
+typedef struct kvf_given_args {
+    kvf_paging paging; /* lists == kv_heads */
+    uint32_t rows;
+    uint32_t stride; /* row stride of out, >= every number of sealed pages */
+    uint32_t given_stride;
+    uint32_t given_heads;  /* lists of a row that are given */
+    const uint32_t *heads; /* [lists] which of these each is; NULL = the same */
+    const kvf_row *row;    /* [rows] */
+    const float *scores;   /* [rows, given_heads, given_stride] or NULL */
+    const int32_t *ids;    /* the same shape; used if scores is NULL */
+    float *out;            /* [rows * lists, stride] */
+} kvf_given_args;
+KVF_TASKS(given, kvf_given_args, a->rows * a->paging.lists)
+
+/* Where what is given for a list begins, in scores or ids. */
+KVF_INLINE size_t kvf_given_first(const kvf_given_args *a, uint32_t list)
+{
+    const uint32_t lists = a->paging.lists, of_row = list % lists;
+    const uint32_t head = a->heads ? a->heads[of_row] : of_row;
+    return ((size_t)(list / lists) * a->given_heads + head) * a->given_stride;
+}
+
+/* A sealed page that the step does not attend to anyway. */
+KVF_INLINE uint32_t kvf_given_counts(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                     uint32_t page)
+{
+    return page < kvf_row_sealed_pages(p, row) &&
+           kvf_row_skip(p, row, head, page) != kvf_live_bits(p->shape.page_size, 0);
+}
+
 /* ---- topk: exact, ties to the lower index ----
  * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never
  * taken. ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One

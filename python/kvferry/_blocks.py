@@ -88,14 +88,21 @@ class Blocks(Handle):
         self._must(lib.kvf_blocks_put_sized(self._node.check(), *sized(args), stream._node.check()))
 
     def decode(self, layer: int, rows: int, table: Tuple[int, int], lengths: int, q: int, out: int,
-               stream: Stream, *, regions: Optional[int] = None, lse: Optional[int] = None) -> None:
-        """One query per row. `table` is an address of int32 and the ids from row to row."""
-        self.step(layer, self.describe(rows, table, lengths, regions), q, out, stream, lse)
+               stream: Stream, *, regions: Optional[int] = None, lse: Optional[int] = None,
+               page_scores: Optional[int] = None, page_ids: Optional[int] = None,
+               page_stride: int = 0) -> None:
+        """One query per row. `table` is an address of int32 and the ids from row to row.
+
+        page_scores, page_ids  the caller's own selection, as `Cache.decode` takes it: addresses of
+                               [rows, kv_heads, page_stride]
+        """
+        self.step(layer, self.describe(rows, table, lengths, regions), q, out, stream, lse,
+                  page_scores=page_scores, page_ids=page_ids, page_stride=page_stride)
 
     def step(self, layer: int, rows: BlockRows, q: int, out: int, stream: Stream,
-             lse: Optional[int] = None) -> None:
+             lse: Optional[int] = None, **given: Any) -> None:
         """`decode` of rows that `describe` describes once, for all layers of a pass."""
-        args = BlocksDecodeArgs(layer=layer, rows=addressof(rows), q=q, out=out, lse=lse)
+        args = BlocksDecodeArgs(layer=layer, rows=addressof(rows), q=q, out=out, lse=lse, **given)
         self._must(lib.kvf_blocks_decode_sized(self._node.check(), *sized(args), _ROWS_BYTES,
                                                stream._node.check()))
 

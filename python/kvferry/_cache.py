@@ -221,7 +221,8 @@ class Cache(Handle):
 
     def decode(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, k: Any, v: Any,
                out: Any = None, *, layer: int = 0, positions: Any = None, lse: Any = None,
-               tokens: Optional[Many[int]] = None, stream: Optional[Stream] = None) -> Any:
+               tokens: Optional[Many[int]] = None, page_scores: Any = None, page_ids: Any = None,
+               stream: Optional[Stream] = None) -> Any:
         """One decode step of one layer: append a token to each sequence, select, fetch, attend.
 
         sequences  one, or a list of distinct ones: the batch
@@ -232,7 +233,12 @@ class Cache(Handle):
         lse        float32[rows, query_heads], receives the natural log of the sum; may be None
         tokens     new tokens of each sequence, 1 to tokens_per_step_max; rows = their sum, one
                    sequence behind the other. The same bits as one call per token
+        page_scores  float32[rows, kv_heads, any], the caller's own selection: a score of each page,
+                   tokens p * page_size and on of the sequence; NaN and -inf = not this one
+        page_ids   int32 of the same shape, instead: pages, the most wanted first, and -1 for none
 
+        Pages of the caller take the place of those by digest; as many are attended to as the budget has
+        room for, beside window, sink and static set. They need select="dynamic" or "hybrid".
         One sequence may leave the batch dimension out. Returns out.
         """
         runtime = self.runtime
@@ -257,6 +263,7 @@ class Cache(Handle):
             args.positions, owner = positions_address(positions, wide[0]) if positions is not None \
                 else _NOTHING
             args.lse = None if lse is None else reader.any_address(lse, "lse", wide[:2], FLOAT32, True)
+            self._give(wide[0], page_scores, page_ids, kept)
             handle = self._node.handle or self._node.check()
             status = _decode(handle, self._args_address, _DECODE_BYTES, stream._node.check())
             if status:
@@ -298,6 +305,19 @@ class Cache(Handle):
         rows = int(array.sum(dtype=np.int64))
         return (rows, s.query_heads, s.head_dim), (rows, s.kv_heads, s.head_dim)
 
+    def _give(self, rows: int, page_scores: Any, page_ids: Any, kept: list) -> None:
+        """Fill in the caller's own selection."""
+        args = self._args
+        args.page_scores = args.page_ids = None
+        if page_scores is None and page_ids is None:
+            return
+        for array, name, types in ((page_scores, "page_scores", FLOAT32), (page_ids, "page_ids", INT32)):
+            if array is not None:
+                args.page_stride = (getattr(array, "shape", None) or (0,))[-1]
+                shape = (rows, self.settings.kv_heads, args.page_stride)
+                setattr(args, name, self._reader.any_address(array, name, shape, types))
+                kept.append(array)
+
     # -- recorded steps --
 
     def record_begin(self, sequences: Many["Sequence"], stream: Stream) -> None:
@@ -329,9 +349,11 @@ class Cache(Handle):
 
     def select_pages(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, k: Any, v: Any,
                      lists: PageLists, *, layer: int = 0, positions: Any = None,
+                     page_scores: Any = None, page_ids: Any = None,
                      stream: Optional[Stream] = None) -> PageLists:
         """Append the token and select pages only; the caller attends. Shapes as in `decode`."""
-        self._on_lists(lib.kvf_select_pages_sized, sequences, q, k, v, None, lists, layer, positions, stream)
+        self._on_lists(lib.kvf_select_pages_sized, sequences, q, k, v, None, lists, layer, positions, stream,
+                       page_scores, page_ids)
         return lists
 
     def attend_pages(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, lists: PageLists,
@@ -351,7 +373,8 @@ class Cache(Handle):
         return out
 
     def _on_lists(self, call: Callable, sequences: Any, q: Any, k: Any, v: Any, out: Any,
-                  lists: PageLists, layer: int, positions: Any, stream: Optional[Stream]) -> None:
+                  lists: PageLists, layer: int, positions: Any, stream: Optional[Stream],
+                  page_scores: Any = None, page_ids: Any = None) -> None:
         stream, waits = self.runtime._stream_for(stream, out if q is None else q)
         with self._node.lock:
             args, kept = self._args, [q, k, v, out, lists, lists.indptr, lists.indices,
@@ -367,6 +390,7 @@ class Cache(Handle):
                 setattr(args, name, None if array is None else self._read(array, name, shape, kept,
                                                                           name == "out"))
             args.positions, owner = positions_address(positions, wide[0])
+            self._give(wide[0], page_scores, page_ids, kept)
             for name, count in (("indptr", rows + 1), ("indices", row.capacity),
                                 ("last_page_len", rows)):
                 setattr(row, name, self._reader.any_address(getattr(lists, name), name, (count,),

@@ -139,13 +139,15 @@ BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_bloc
     device_row_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens""")
 PutArgs = _struct("kvf_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
 BlockRows = _struct("kvf_block_rows", "u32 rows table_stride; ptr table lengths regions")
-BlocksDecodeArgs = _struct("kvf_blocks_decode_args", "u32 layer; ptr rows q out lse")
+BlocksDecodeArgs = _struct("kvf_blocks_decode_args",
+                           "u32 layer; ptr rows q out lse page_scores page_ids; u32 page_stride")
 BlocksExtendArgs = _struct("kvf_blocks_extend_args", "u32 layer; ptr rows starts contexts q out lse")
 BlocksStats = _struct("kvf_blocks_stats", """u64 tokens_put tokens_attended pages_selected hits misses
     bytes_to_device pages_voided tokens_brought bad_rows bad_slots""")
 PrefillArgs = _struct("kvf_prefill_args", "ptr sequence; u32 layer tokens; ptr q k v positions out")
 DecodeArgs = _struct("kvf_decode_args",
-                     "u32 layer batch; ptr sequences q k v positions out lse tokens")
+                     """u32 layer batch; ptr sequences q k v positions out lse tokens page_scores page_ids;
+    u32 page_stride""")
 PageLists = _struct("kvf_page_lists", "ptr indptr indices; u32 capacity; ptr last_page_len")
 Stats = _struct("kvf_stats", """u64 steps tokens_attended tokens_held pages_selected hits misses
     bytes_to_device bytes_to_host bytes_refresh copies refreshes append_ns score_ns select_ns gather_ns copy_ns

@@ -245,6 +245,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
 {
     kvf_step step = step_of(blocks, args->layer, args->rows->rows, args->q, stream);
     const kvf_spoil_args spoil = spoil_of(blocks, args->rows->rows, args->out, args->lse);
+    step.given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(begin(blocks, &step, args->rows));
     KVF_TRY(average(blocks, &step));
     if (step.part->policy->scores_pages)

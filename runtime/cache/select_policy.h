@@ -42,6 +42,12 @@ typedef struct kvf_select_policy {
     bool can_record;     /* needs nothing of the host in a step */
 } kvf_select_policy;
 
+/* The caller's scores of pages per KV head can take the place of its own. */
+static inline bool kvf_takes_given(const kvf_select_policy *policy)
+{
+    return policy->choose == KVF_CHOOSE_TOP && !policy->per_query_head && !policy->per_layer;
+}
+
 /* NULL if there is none. */
 const kvf_select_policy *kvf_select_find(kvf_select select);
 const char *kvf_select_name(kvf_select select);

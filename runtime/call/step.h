@@ -12,6 +12,13 @@
 #include "cache.h"
 #include "score/score_args.h"
 
+/* What the caller wants to be selected, in device memory: one of both, or by digest. */
+typedef struct kvf_given {
+    const float *scores; /* [rows, KV heads of the layer, stride] */
+    const int32_t *ids;  /* the same shape */
+    uint32_t stride;
+} kvf_given;
+
 typedef struct kvf_step {
     kvf_cache *cache;
     kvf_stream *stream;
@@ -32,7 +39,9 @@ typedef struct kvf_step {
     void **arena_host;            /* where a prefill chunk puts them first, if there is an arena */
     void *const *pool;            /* pool_host on the device, for such a chunk */
     const void *q;
-    uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */
+    kvf_given given;
+    const uint32_t *heads; /* of the layer, by those of the part, on the device; NULL = the same */
+    uint32_t stride;       /* of score rows: most sealed pages of a row, at least 1 */
     /* 1: the step is recorded, or its frame is for a recording: sizes are maxima, so that they do
      * not change, and it seals nothing. Or its rows are what a replay seals. */
     uint32_t is_recorded;

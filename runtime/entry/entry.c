@@ -250,6 +250,30 @@ kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *
     return KVF_OK;
 }
 
+kvf_status kvf_given_check(const kvf_cache *cache, const float *scores, const int32_t *ids,
+                           uint32_t stride)
+{
+    const char *name = scores ? "page_scores" : "page_ids";
+    const void *given = scores ? (const void *)scores : ids;
+    if (!given)
+        return KVF_OK;
+    if (scores && ids)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "page_scores and page_ids are both set; pass one, and NULL for the other");
+    if (!kvf_takes_given(kvf_select_find(cache->config.select)))
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "%s is set with select = %s, which does not choose pages for KV heads by score; "
+                 "leave it NULL, or open with select dynamic",
+                 name, kvf_select_name(cache->config.select));
+    if (stride == 0 || stride > KVF_GIVEN_STRIDE_MAX)
+        KVF_FAIL(cache->context, KVF_INVALID, "page_stride = %u: lists of %s have 1 to %u entries",
+                 stride, name, KVF_GIVEN_STRIDE_MAX);
+    if ((uintptr_t)given % sizeof(float))
+        KVF_FAIL(cache->context, KVF_INVALID, "%s = %p: must be a multiple of 4 bytes", name,
+                 given);
+    return KVF_OK;
+}
+
 static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
 {
     if (!args->k || !args->v)
@@ -312,6 +336,7 @@ static kvf_status check_step(kvf_cache *cache, const kvf_decode_args *args)
 {
     if (!args->q || !args->sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
+    KVF_TRY(kvf_given_check(cache, args->page_scores, args->page_ids, args->page_stride));
     return check_rows(cache, args);
 }
 
@@ -555,6 +580,10 @@ static kvf_status check_listed(kvf_cache *cache, const kvf_decode_args *args,
                                const kvf_page_lists *lists)
 {
     KVF_TRY(check_lists(cache, args, lists));
+    if (args->page_scores || args->page_ids)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "%s is set: lists say which pages; leave it NULL, or call kvf_select_pages",
+                 args->page_scores ? "page_scores" : "page_ids");
     KVF_TRY(check_out(cache, args));
     return check_tokens_there(cache, args);
 }

@@ -20,5 +20,8 @@ KVF_CHECKED kvf_status kvf_leave(kvf_cache *cache, kvf_status status);
 /* What kernels of a GPU read and write 16 bytes at a time must lie so. NULL is fine. */
 KVF_CHECKED kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
                                          const void *v, const void *out);
+/* The caller's own selection, of a decode step. */
+KVF_CHECKED kvf_status kvf_given_check(const kvf_cache *cache, const float *scores,
+                                       const int32_t *ids, uint32_t stride);
 
 #endif

@@ -99,6 +99,7 @@ kvf_status kvf_heads_enqueue_step(kvf_heads_call *call, const kvf_decode_args *a
     own.out = heads.out;
     own.lse = heads.lse;
     KVF_TRY(kvf_heads_pack(call));
+    step->heads = call->heads;
     if (step->part)
         KVF_TRY(kvf_decode_enqueue(step, &own, due));
     if (call->streaming)

@@ -90,6 +90,7 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
     const kvf_cache_config *c = &cache->config;
     const size_t key = (size_t)c->head_dim * kvf_dtype_bytes(c->dtype) * c->kv_heads * first;
     const size_t query = key / c->kv_heads * c->query_heads;
+    const size_t given = (size_t)first * c->kv_heads * args->page_stride;
     return (kvf_decode_args){
         .layer = args->layer,
         .batch = end - first,
@@ -100,6 +101,9 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
         .positions = args->positions ? args->positions + first : NULL,
         .out = (char *)args->out + query,
         .lse = args->lse ? args->lse + (size_t)first * c->query_heads : NULL,
+        .page_scores = args->page_scores ? args->page_scores + given : NULL,
+        .page_ids = args->page_ids ? args->page_ids + given : NULL,
+        .page_stride = args->page_stride,
     };
 }
 

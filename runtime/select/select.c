@@ -122,11 +122,31 @@ static kvf_status score_by_codes(kvf_step *step)
     return KVF_LAUNCH(step, fold, fold);
 }
 
+/* The caller's scores, or its pages as scores. */
+static kvf_status take_given(kvf_step *step)
+{
+    const kvf_part *part = step->part;
+    const kvf_given_args args = {.paging = part->dims.paging,
+                                 .rows = step->rows,
+                                 .stride = step->stride,
+                                 .given_stride = step->given.stride,
+                                 .given_heads = step->cache->config.kv_heads,
+                                 .heads = step->heads,
+                                 .row = step->row,
+                                 .scores = step->given.scores,
+                                 .ids = step->given.ids,
+                                 .out = part->tables.reduced};
+    KVF_ASSERT(kvf_takes_given(part->policy));
+    return KVF_LAUNCH(step, given, args);
+}
+
 kvf_status kvf_select_score(kvf_step *step)
 {
     const kvf_part *part = step->part;
     const kvf_paging *p = &part->dims.paging;
     const kvf_select_policy *policy = part->policy;
+    if (step->given.scores || step->given.ids)
+        return take_given(step);
     if (kvf_has_codes(part))
         return score_by_codes(step);
     const kvf_score_args score = {.shape = p->shape,

@@ -11,7 +11,8 @@
 
 #include "step.h"
 
-/* Digest scores of the step, and for policies with groups their reduction. */
+/* Digest scores of the step, and for policies with groups their reduction; or what the caller gave.
+ */
 KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 
 /* A fused step ranks pages in the launch that resolves them (kvf_step_place), if its lists are

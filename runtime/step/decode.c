@@ -206,6 +206,7 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
 {
     kvf_layer_counters *counters = kvf_counters_device(step->part, step->index);
     step->q = args->q;
+    step->given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(append(step, args));
     KVF_TRY(kvf_step_stamp(step, &counters->append_ns));

@@ -33,6 +33,7 @@ enum {
     QUERIES = 96, /* of a chunk call */
     PUT_MAX = 40,
     OPERATIONS_MAX = 40,
+    GIVEN = 30, /* pages that a list of the caller names */
 };
 
 /* What a layer must hold, by our own account. */
@@ -58,6 +59,7 @@ typedef struct world {
     kvf_blocks_config config;
     uint32_t random;
     uint32_t forms; /* see fuzz_form_of */
+    int gives;      /* steps are told which pages to select */
     uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
     size_t stride;                /* of a block's codes */
     char *codes, *other;          /* [layers, blocks, stride]: bound, and not */
@@ -70,6 +72,7 @@ typedef struct world {
     float again[QUERIES * QUERY_HEADS_MAX * DIM];
     float lse[REGIONS * QUERY_HEADS_MAX];
     int64_t slots[STORE_TOKENS];
+    int32_t page_ids[REGIONS * KV_HEADS_MAX * GIVEN];
 } world;
 
 static void fill(world *w, float *values, size_t count)
@@ -341,8 +344,15 @@ static void decode(world *w)
     fill(w, w->q, (size_t)REGIONS * q_floats(w));
     kvf_blocks_decode_args args = {
         .layer = layer, .rows = &c.rows, .q = w->q, .out = w->out, .lse = w->lse};
+    const int takes = !w->gives || cc->select == KVF_SELECT_DYNAMIC;
+    if (w->gives) {
+        fuzz_fill_ids(w->random, w->page_ids, sizeof w->page_ids / sizeof *w->page_ids,
+                      cc->tokens_max / cc->page_size);
+        args.page_ids = w->page_ids;
+        args.page_stride = GIVEN;
+    }
     const kvf_status status = kvf_blocks_decode(w->blocks, &args, w->stream);
-    const int is_sound = layer < cc->layers && count > 0 && count <= cc->sequences_max;
+    const int is_sound = layer < cc->layers && count > 0 && count <= cc->sequences_max && takes;
     PROMISE((status == KVF_OK) == is_sound);
     if (!is_sound)
         return;
@@ -350,7 +360,8 @@ static void decode(world *w)
     for (uint32_t i = 0; i < count; i++) {
         const int bad = is_bad(w, &c, layer, i);
         const uint32_t tokens = bad ? 0 : (uint32_t)c.lengths[i];
-        const int is_dense = cc->select == KVF_SELECT_FULL || tokens <= cc->budget_tokens;
+        const int is_dense =
+            cc->select == KVF_SELECT_FULL || (!w->gives && tokens <= cc->budget_tokens);
         check_output(w, &c, layer, i, tokens, i, !bad, is_dense);
         w->bad_rows += (uint64_t)bad;
         PROMISE(!bad == !isnan(w->lse[i * cc->query_heads]));
@@ -518,6 +529,7 @@ void fuzz_blocks(fuzz_input in, kvf_runtime *runtime, kvf_stream *stream)
     w->stream = stream;
     w->random = 1;
     w->forms = in.size ? in.data[in.size - 1] : 0;
+    w->gives = fuzz_gives(in.data, in.size);
     if (open_store(w))
         run(w);
     kvf_blocks_close(w->blocks);

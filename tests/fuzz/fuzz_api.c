@@ -49,7 +49,9 @@ static kvf_status step(kvf_cache *cache, kvf_sequence *s, uint32_t layer, rows *
                                   .k = r->k,
                                   .v = r->v,
                                   .out = r->out,
-                                  .lse = r->lse};
+                                  .lse = r->lse,
+                                  .page_ids = r->given ? r->page_ids : NULL,
+                                  .page_stride = r->given};
     const kvf_status status = kvf_decode(cache, &args, stream);
     settle(stream);
     return status;
@@ -393,13 +395,16 @@ static kvf_decode_args call_of(world *w, const batch *b, uint32_t layer)
                              .k = r->k,
                              .v = r->v,
                              .out = r->out,
-                             .lse = r->lse};
+                             .lse = r->lse,
+                             .page_ids = r->given ? r->page_ids : NULL,
+                             .page_stride = r->given};
 }
 
-static int attends_all(const kvf_cache_config *c, uint32_t tokens)
+static int attends_all(const world *w, uint32_t tokens)
 {
+    const kvf_cache_config *c = &w->config;
     return c->select == KVF_SELECT_FULL ||
-           (c->select != KVF_SELECT_CUSTOM && tokens <= c->budget_tokens);
+           (c->select != KVF_SELECT_CUSTOM && !w->gives && tokens <= c->budget_tokens);
 }
 
 /* The twins take the same steps, one by one; `is_same`: with the same outputs. */
@@ -417,7 +422,7 @@ static void step_twins(world *w, const batch *b, int is_same)
                 PROMISE(!is_same || !memcmp(w->mine[l].lse + row * heads, w->theirs.lse,
                                             heads * sizeof(float)));
                 const uint32_t seen = m->tokens + t + 1;
-                if (is_same && attends_all(&w->config, seen))
+                if (is_same && attends_all(w, seen))
                     check_dense(w, m, l, row, seen);
             }
     for (uint32_t i = 0; i < b->count; i++)
@@ -587,6 +592,7 @@ static void by_lists(world *w)
         kvf_decode_args args = call_of(w, &b, l);
         if (!is_done(w, &b, kvf_select_pages(w->cache, &args, &lists, w->stream)))
             return;
+        args.page_ids = NULL;
         PROMISE(kvf_attend_pages(w->cache, &args, &lists, w->stream) == KVF_OK);
         args.out = w->pages;
         PROMISE(kvf_read_pages(w->cache, &args, &lists, w->stream) == KVF_OK);
@@ -676,7 +682,9 @@ static void wild_step(world *w)
                                   .v = r->v,
                                   .out = r->out,
                                   .lse = r->lse,
-                                  .tokens = has_several ? b.tokens : NULL};
+                                  .tokens = has_several ? b.tokens : NULL,
+                                  .page_ids = r->given ? r->page_ids : NULL,
+                                  .page_stride = r->given};
     const kvf_status status = kvf_decode(w->cache, &args, w->stream);
     PROMISE(is_listed(status) && (status != KVF_OK || is_sound));
     settle(w->stream);
@@ -749,6 +757,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
     w->plain_runtime = fuzz_runtime(1);
     w->forms = size ? data[size - 1] : 0;
+    w->gives = fuzz_gives(data, size);
     PROMISE(kvf_stream_create(w->plain_runtime, &w->plain_stream) == KVF_OK);
     if (!draw(w, 0, 3))
         fuzz_blocks(w->in, w->runtime, w->stream);

@@ -29,6 +29,7 @@ enum {
     LISTS_MAX = SEQUENCES * KV_HEADS_MAX,
     LISTED_MAX = LISTS_MAX * 2 * TOKENS_MAX,
     WINDOW = 4, /* queries that score a prompt */
+    GIVEN = 30, /* pages that a list of the caller names */
     OPERATIONS_MAX = 60,
 };
 
@@ -58,6 +59,8 @@ typedef struct rows {
     float q[CHUNK_MAX * HEADS_MAX * DIM_MAX], out[CHUNK_MAX * HEADS_MAX * DIM_MAX];
     float k[CHUNK_MAX * KV_HEADS_MAX * DIM_MAX], v[CHUNK_MAX * KV_HEADS_MAX * DIM_MAX];
     float lse[CHUNK_MAX * HEADS_MAX];
+    int32_t page_ids[SEQUENCES * STEP_MAX * KV_HEADS_MAX * GIVEN]; /* of a step */
+    uint32_t given;                                                /* of each list; 0 = none */
 } rows;
 
 typedef struct world {
@@ -70,6 +73,7 @@ typedef struct world {
     kvf_prune_config prune;
     uint32_t chunk; /* of a prompt that is evicted chunk by chunk */
     uint32_t forms; /* see fuzz_form_of */
+    int gives;      /* steps are told which pages to select */
     int can_cut, has_rings, has_lists;
     int is_wild;     /* layers may have other lengths than what is accounted */
     int is_poisoned; /* a NaN went in: KVF_NOT_FINITE may come from any call, and nothing is
@@ -111,6 +115,11 @@ static inline void fill(const world *w, rows *r, uint32_t row, uint32_t layer, u
     fill_row(r->q, c->dtype, (size_t)row * q, q, seed_of(layer, token));
     fill_row(r->k, c->dtype, (size_t)row * k, k, seed_of(layer, token) + 1);
     fill_row(r->v, c->dtype, (size_t)row * k, k, seed_of(layer, token) + 2);
+    r->given = w->gives ? GIVEN : 0;
+    const uint32_t ids = c->kv_heads * r->given;
+    if (row < SEQUENCES * STEP_MAX)
+        fuzz_fill_ids(seed_of(layer, token) + 7, r->page_ids + (size_t)row * ids, ids,
+                      c->tokens_max / c->page_size);
 }
 
 static inline size_t row_bytes(const world *w)
@@ -278,6 +287,7 @@ static inline int open_world(world *w)
     kvf_error error;
     kvf_cache_config_init(c);
     draw_policy(w, c);
+    w->gives &= c->select == KVF_SELECT_DYNAMIC || c->select == KVF_SELECT_HYBRID;
     if (!draw(w, 0, 3))
         draw_prune(w, c);
     w->plain_config = *c;

@@ -35,6 +35,21 @@ static inline void fuzz_fill(uint32_t *random, float *values, size_t count)
     }
 }
 
+/* Pages that a caller wants: most from -1 to `pages`, now and then any number. */
+static inline void fuzz_fill_ids(uint32_t random, int32_t *ids, size_t count, uint32_t pages)
+{
+    for (size_t i = 0; i < count; i++) {
+        random = random * 1664525u + 1013904223u;
+        ids[i] = random >> 29 ? (int32_t)((random >> 8) % (pages + 2)) - 1 : (int32_t)(random << 3);
+    }
+}
+
+/* Whether steps are told which pages to select, and by the last byte but one. */
+static inline int fuzz_gives(const uint8_t *data, size_t size)
+{
+    return size > 1 && data[size - 2] % 4 == 1;
+}
+
 /* How a query head attends; see kvf_form. */
 typedef struct fuzz_form {
     double scale, sink;

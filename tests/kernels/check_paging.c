@@ -2,7 +2,7 @@
 
 /*
  * Kernels on page tables and lists against their references: stamp, table, append, seal, newest,
- * spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
+ * given, spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
  *
  * Bit for bit, except that stamp reads a clock, and that compare calls exp(): two good exponentials
  * differ by an ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself. Where a
@@ -208,6 +208,49 @@ static void newest_case(check *c)
     s.ids = check_changed(c, "spread ids", (size_t)lists * s.lists * a.ids_max * sizeof *s.ids);
     s.id_count = check_changed(c, "spread id_count", lists * s.lists * sizeof *s.id_count);
     CHECK_BOTH(c, spread, &s);
+}
+
+/* Ids that name no page, or one that was named, are among them. */
+static void given_case(check *c, bool by_score)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1 + check_below(c, 3),
+                                         .blocks_max = 1 + check_below(c, 400),
+                                         .by_kv_head = true,
+                                         .pool_blocks = 8});
+    check_rows_describe(c, &w, by_score ? "given scores" : "given ids");
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_given_args a = {.paging = w.p,
+                        .rows = w.rows,
+                        .stride = w.p.pages_max + check_below(c, 3),
+                        .given_stride = 1 + check_below(c, 2 * w.p.pages_max),
+                        .given_heads = w.p.lists + check_below(c, 3),
+                        .row = w.row};
+    const size_t entries = (size_t)w.rows * a.given_heads * a.given_stride;
+    uint32_t *heads = check_in(c, w.p.lists * sizeof *heads);
+    for (uint32_t l = 0; l < w.p.lists; l++)
+        heads[l] = a.given_heads - 1 - l;
+    a.heads = check_below(c, 2) ? heads : NULL;
+    if (by_score) {
+        float *scores = check_in(c, entries * sizeof *scores);
+        for (size_t i = 0; i < entries; i++)
+            scores[i] = check_below(c, 9)   ? (float)check_normal(c)
+                        : check_below(c, 2) ? -INFINITY
+                                            : NAN;
+        a.scores = scores;
+    } else {
+        int32_t *ids = check_in(c, entries * sizeof *ids);
+        check_noise(c, ids, entries * sizeof *ids);
+        for (size_t i = 0; i < entries; i++)
+            if (check_below(c, 9))
+                ids[i] = (int32_t)check_below(c, w.p.pages_max + 2) - 1;
+        a.ids = ids;
+    }
+    a.out = check_changed(c, "out", (size_t)lists * a.stride * sizeof *a.out);
+    CHECK_BOTH(c, given, &a);
 }
 
 static void mask_case(check *c)
@@ -567,6 +610,8 @@ void check_lists(check *c)
 {
     for (uint32_t i = 0; i < 10; i++)
         newest_case(c);
+    for (uint32_t i = 0; i < 16; i++)
+        given_case(c, i % 2);
     for (uint32_t i = 0; i < 12; i++)
         mask_case(c);
     for (uint32_t i = 0; i < 16; i++)

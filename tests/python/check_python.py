@@ -170,6 +170,35 @@ class Attention(Base):
         stream.wait()
         self.assertEqual(order, [])
 
+    def test_a_selection_of_ones_own(self):
+        settings = dict(budget_tokens=128, page_size=4, static_ratio=0)
+        whole, given = self.cache(**settings), self.cache(**settings)
+        a, b = whole.sequence(), given.sequence()
+        prompt, token = self.qkv(400), self.qkv(1)
+        whole.prefill(a, *prompt)
+        given.prefill(b, *prompt)
+        lists, most = given.page_lists(), given.select_pages_max
+        ids = np.full((1, KV_HEADS, most), -1, np.int32)
+        ids[..., :3] = 9, 7, 9 # and with them the pages of sink and window
+        given.select_pages(b, *token, lists, page_ids=ids)
+        for head in range(KV_HEADS):
+            listed = lists.indices[lists.indptr[head]:lists.indptr[head + 1]]
+            np.testing.assert_array_equal(listed[:3], [0, 7, 9])
+            np.testing.assert_array_equal(listed[3:], range(listed[3], 101))
+        out = whole.decode(a, *token, page_ids=ids)
+        self.close_to(given.attend_pages(b, token[0], lists), out)
+        scores = np.full((1, KV_HEADS, 10), np.nan, np.float32)
+        scores[..., [7, 9]] = 1
+        steps = self.qkv(1)
+        np.testing.assert_array_equal(given.decode(b, *steps, page_scores=scores),
+                                      whole.decode(a, *steps, page_ids=ids))
+        plain = self.qkv(1) # nothing of it is left
+        np.testing.assert_array_equal(given.decode(b, *plain), whole.decode(a, *plain))
+        with self.assertRaisesRegex(kvferry.Invalid, "page_ids is .*int32"):
+            whole.decode(a, *steps, page_ids=ids.astype(np.int64))
+        with self.assertRaisesRegex(kvferry.Invalid, "both set"):
+            whole.decode(a, *steps, page_ids=ids, page_scores=scores)
+
     def test_lists_then_attention_is_decode(self):
         config = dict(static_ratio=0, budget_tokens=128)
         whole, halves = self.cache(**config), self.cache(**config)

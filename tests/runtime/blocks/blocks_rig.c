@@ -44,6 +44,43 @@ static size_t k_bytes(const rig *r)
     return c->kv_heads * c->head_dim * test_dtype_bytes(c->dtype);
 }
 
+/* ---- what steps are given ---- */
+
+rig_form rig_gives;
+
+/* The place of a row in what is given. */
+static void *given_at(const rig *r, uint32_t row)
+{
+    return (char *)r->given + (size_t)row * r->config.cache.kv_heads * RIG_GIVEN * sizeof(float);
+}
+
+/* Lists of a step of a row: pages by ids of any order, some of which there are, or scores of the
+ * first pages, with equal ones and with those that take none. */
+static void give_row(const rig *r, uint32_t layer, uint32_t length, uint32_t row)
+{
+    test_random random = {layer * 100000 + length};
+    const uint32_t pages = length / r->config.cache.page_size + 3;
+    float *scores = given_at(r, row);
+    int32_t *ids = given_at(r, row);
+    for (uint32_t i = 0; i < r->config.cache.kv_heads * RIG_GIVEN; i++) {
+        const uint32_t n = test_random_below(&random, r->form == RIG_IDS ? pages : 12);
+        if (r->form == RIG_IDS)
+            ids[i] = (int32_t)n - 1;
+        else
+            scores[i] = n == 0 ? NAN : n == 1 ? -INFINITY : n == 2 ? INFINITY : 5.0f - (float)n;
+    }
+}
+
+static const float *scores_of(const rig *r)
+{
+    return r->form == RIG_SCORES ? r->given : NULL;
+}
+
+static const int32_t *ids_of(const rig *r)
+{
+    return r->form == RIG_IDS ? r->given : NULL;
+}
+
 /* ---- what sequences give ---- */
 
 static void run_layer(rig *r, rig_request *q, kvf_cache *cache, kvf_sequence *s, uint32_t layer)
@@ -60,7 +97,15 @@ static void run_layer(rig *r, rig_request *q, kvf_cache *cache, kvf_sequence *s,
     for (uint32_t i = q->prompt; i < q->count; i++) {
         kvf_decode_args a = test_step_args(&s, &q->tokens, layer, i, out + i * q_bytes(r));
         a.lse = lse + (size_t)i * heads;
+        if (r->form != RIG_NOTHING) {
+            give_row(r, layer, i + 1, 0);
+            a.page_scores = scores_of(r);
+            a.page_ids = ids_of(r);
+            a.page_stride = RIG_GIVEN;
+        }
         test_expect(r->runtime, kvf_decode(cache, &a, r->stream), KVF_OK);
+        if (r->form != RIG_NOTHING)
+            test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     }
 }
 
@@ -154,6 +199,9 @@ void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc,
         fail_msg("%s", error.text);
     test_expect(r->runtime, kvf_stream_create(r->runtime, &r->stream), KVF_OK);
     make_requests(r, seed);
+    r->form = rig_gives;
+    if (r->form != RIG_NOTHING)
+        r->given = test_alloc((size_t)RIG_REQUESTS * c->kv_heads * RIG_GIVEN * sizeof(float));
     run_sequences(r);
     open_blocks(r);
     r->q = test_alloc(tokens * q_bytes(r));
@@ -169,8 +217,8 @@ void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc,
 
 void rig_close(rig *r)
 {
-    void *all[] = {r->q,     r->out,     r->k,       r->v,     r->lse,     r->slots,
-                   r->table, r->lengths, r->regions, r->codes, r->free_ids};
+    void *all[] = {r->q,     r->out,     r->k,       r->v,     r->lse,      r->slots,
+                   r->table, r->lengths, r->regions, r->codes, r->free_ids, r->given};
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t i = 0; i < RIG_LAYERS; i++)
         if (r->graphs[i])
@@ -304,12 +352,20 @@ static void lay_out_row(rig *r, const rig_request *q, uint32_t layer, uint32_t r
     r->lengths[row] = (int32_t)(q->length + next_tokens(q));
     r->regions[row] = q->region;
     memcpy(r->table + (size_t)row * r->table_stride, q->ids, q->ids_count * sizeof *r->table);
+    if (r->form != RIG_NOTHING && row < RIG_REQUESTS)
+        give_row(r, layer, q->length + next_tokens(q), row);
 }
 
 void rig_decode(rig *r, uint32_t layer, const kvf_block_rows *rows)
 {
-    const kvf_blocks_decode_args args = {
-        .layer = layer, .rows = rows, .q = r->q, .out = r->out, .lse = r->lse};
+    const kvf_blocks_decode_args args = {.layer = layer,
+                                         .rows = rows,
+                                         .q = r->q,
+                                         .out = r->out,
+                                         .lse = r->lse,
+                                         .page_scores = scores_of(r),
+                                         .page_ids = ids_of(r),
+                                         .page_stride = RIG_GIVEN};
     test_expect(r->runtime, kvf_blocks_decode(r->blocks, &args, r->stream), KVF_OK);
 }
 

@@ -17,6 +17,9 @@
 #define RIG_LAYERS   2u
 #define RIG_REQUESTS 6u
 #define RIG_TOKENS   400u /* most of a request */
+#define RIG_GIVEN    40u  /* entries of a list that is given */
+
+typedef enum rig_form { RIG_NOTHING, RIG_IDS, RIG_SCORES } rig_form;
 
 /* A request, and what its sequence gave. */
 typedef struct rig_request {
@@ -50,12 +53,17 @@ typedef struct rig {
     /* of a pass; chunks lie behind the rows of all steps where those are captured */
     char *q, *k, *v, *out; /* [tokens of a pass, heads, head_dim] */
     float *lse;
+    void *given; /* [RIG_REQUESTS, kv_heads, RIG_GIVEN] ids or scores, where steps are given them */
+    rig_form form;
     int64_t *slots;
     int32_t *table, *lengths, *regions;
     uint32_t differs; /* outputs that were not the sequence's */
     uint32_t compared;
     int records; /* 1: outputs take the place of the sequence's */
 } rig;
+
+/* In rigs opened from now on, steps are given this, which follows from layer and length. */
+extern rig_form rig_gives;
 
 /* Settings of the reference are those of `bc->cache`. Requests run through sequences first. */
 void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc, uint32_t requests,

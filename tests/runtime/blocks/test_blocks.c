@@ -161,6 +161,32 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
     }
 }
 
+/* What steps select they are told: as sequences, all kinds of heads, captured too. */
+static void given_pages_have_the_bits_of_sequences(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 8; i++) {
+        if (!test_takes(i))
+            continue;
+        const kvf_runtime_config rc = test_runtime_config();
+        kvf_blocks_config bc = i % 2 ? rig_coarse_config() : rig_config();
+        rig r;
+        bc.cache.head_mask = i % 2 ? rig_all_kinds : NULL;
+        bc.cache.page_size = i % 2 ? 8 : 4;
+        bc.cache.transfer = methods[i / 2 % method_count()];
+        test_seed_print("blocks", 140 + i);
+        rig_gives = i < 4 ? RIG_IDS : RIG_SCORES;
+        rig_open(&r, &rc, &bc, 3, 140 + i);
+        rig_gives = RIG_NOTHING;
+        r.captures = test_on_cuda() && i % 4 < 2;
+        rig_serve(&r, 1);
+        assert_true(r.compared > 100);
+        assert_int_equal(rig_stats(&r).bad_rows, 0);
+        assert_true(rig_stats(&r).pages_selected > 0);
+        rig_close(&r);
+    }
+}
+
 /* One request after another, with the same ids in the same region: pages, window and sink of the
  * one lie where those of the other are looked for. Returns how many outputs differ. */
 static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t is_deaf,
@@ -250,6 +276,7 @@ int main(void)
         cmocka_unit_test(kinds_of_heads_have_the_bits_of_sequences),
         cmocka_unit_test(where_chunks_end_changes_no_bit),
         cmocka_unit_test(a_write_voids_what_the_device_has),
+        cmocka_unit_test(given_pages_have_the_bits_of_sequences),
         cmocka_unit_test(a_copy_has_the_same_bits),
     };
     const struct CMUnitTest captured[] = {

@@ -334,7 +334,9 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
             .layer = strcmp(change, "decode layer 2") == 0 ? 2 : 0,
             .rows = strcmp(change, "decode rows NULL") == 0 ? NULL : &rows,
             .q = r->q,
-            .out = strcmp(change, "decode out NULL") == 0 ? NULL : r->out};
+            .out = strcmp(change, "decode out NULL") == 0 ? NULL : r->out,
+            .page_ids = strncmp(change, "decode page_", 12) == 0 ? r->lengths : NULL,
+            .page_scores = strcmp(change, "decode page_scores too") == 0 ? r->lse : NULL};
         const bool is_given = strcmp(change, "decode args NULL") != 0;
         status = kvf_blocks_decode(b, is_given ? &args : NULL, r->stream);
     } else if (strncmp(change, "extend ", 7) == 0) {

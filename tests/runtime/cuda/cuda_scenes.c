@@ -125,6 +125,7 @@ typedef struct actors {
     kvf_recording *recording;
     kvf_prune *prune;
     int32_t *lists; /* device memory */
+    int gives;      /* steps are told which pages to select: queries serve as scores */
     kvf_error error;
 } actors;
 
@@ -162,7 +163,9 @@ static kvf_decode_args step_of(actors *a, uint32_t layer, uint32_t token)
                              .q = stage_token(st->q, HEADS, layer, token),
                              .k = stage_token(st->k, KV_HEADS, layer, token),
                              .v = stage_token(st->v, KV_HEADS, layer, token),
-                             .out = st->out};
+                             .out = st->out,
+                             .page_scores = a->gives ? stage_token(st->q, HEADS, layer, 0) : NULL,
+                             .page_stride = a->gives ? DIM : 0};
 }
 
 static kvf_status decode_token(actors *a, uint32_t token)
@@ -219,6 +222,7 @@ static kvf_status play_decode(stage *st, const scene *s, float *out)
 {
     actors a;
     kvf_status status = open_actors(&a, st, s);
+    a.gives = s == &given_scene;
     if (status == KVF_OK)
         status = prefill_all(&a);
     if (status == KVF_OK)
@@ -468,6 +472,7 @@ const scene verified_scene = {"verified decode", play_decode, "transfer=auto ver
                               NULL};
 const scene refresh_scene = {"exact refresh", play_decode, "refresh=exact", NULL};
 const scene custom_scene = {"custom policy", play_decode, "", custom};
+const scene given_scene = {"a caller's selection", play_decode, "transfer=mapped", NULL};
 const scene pages_scene = {"page lists", play_pages, "select=dynamic static_ratio=0", NULL};
 const scene record_scene = {"recorded decode", play_recording,
                             "transfer=mapped refresh_interval=128", NULL};

@@ -239,6 +239,7 @@ int main(void)
         SCENE(verified_scene),
         SCENE(refresh_scene),
         SCENE(custom_scene),
+        SCENE(given_scene),
         SCENE(pages_scene),
         SCENE(record_scene),
         SCENE(record_masked_scene),

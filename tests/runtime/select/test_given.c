@@ -1,0 +1,582 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A caller's own selection: what a policy chose, given to another cache as ids or scores, has that
+ * policy's bits; any ids at all attend to what a model of a few lines says; and what has no meaning
+ * is refused.
+ *
+ * The choice of a step is read where the library has it; nothing else is looked at inside.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+
+#include "cache.h"
+#include "refusals.h"
+
+#define ROWS  2u
+#define STEPS (TEST_SANITIZED ? 12u : 30u)
+
+static const uint32_t prompts[ROWS] = {290, 63};
+
+typedef enum form { SCORES, IDS } form;
+
+/* Two caches of the same tokens, the second of which is told what the first one chose. */
+typedef struct pair {
+    kvf_cache_config cc;
+    test_world w[2];
+    test_tokens t[ROWS];
+    kvf_sequence *s[2][ROWS];
+    kvf_recording *recording;      /* of the second, or NULL */
+    char *q, *k, *v, *out[2];      /* [layers, ROWS, heads, head_dim] */
+    float *lse[2];                 /* [layers, ROWS, query_heads] */
+    float *scores;                 /* [layers, ROWS, kv_heads, stride] */
+    int32_t *ids;                  /* the same shape */
+    uint32_t stride;               /* of both */
+    size_t q_row, k_row;           /* bytes */
+    size_t heads_given, heads_any; /* entries of a row; query heads of a row */
+    test_random random;
+} pair;
+
+static void pair_open(pair *x, const kvf_cache_config *cc, uint64_t seed)
+{
+    const size_t size = test_dtype_bytes(cc->dtype), rows = cc->layers * ROWS;
+    *x = (pair){.cc = *cc, .random = {seed}, .stride = cc->tokens_max};
+    x->q_row = cc->query_heads * cc->head_dim * size;
+    x->k_row = cc->kv_heads * cc->head_dim * size;
+    x->heads_given = (size_t)cc->kv_heads * x->stride;
+    x->heads_any = cc->query_heads;
+    for (uint32_t i = 0; i < ROWS; i++)
+        test_tokens_make(
+            &x->t[i], cc,
+            &(test_tokens_spec){
+                .count = prompts[i] + STEPS, .seed = seed + i, .sharpness = 2.0f, .topics = 5});
+    for (uint32_t c = 0; c < 2; c++) {
+        test_world_open(&x->w[c], NULL, cc);
+        for (uint32_t i = 0; i < ROWS; i++) {
+            x->s[c][i] = test_sequence(&x->w[c]);
+            for (uint32_t l = 0; l < cc->layers; l++)
+                test_prefill(&x->w[c], x->s[c][i], &x->t[i],
+                             &(test_range){.layer = l, .count = prompts[i], .chunk = 100}, NULL);
+        }
+        test_wait(&x->w[c]);
+        x->out[c] = test_alloc(rows * x->q_row);
+        x->lse[c] = test_alloc(rows * x->heads_any * sizeof(float));
+    }
+    x->q = test_alloc(rows * x->q_row);
+    x->k = test_alloc(rows * x->k_row);
+    x->v = test_alloc(rows * x->k_row);
+    x->scores = test_alloc(rows * x->heads_given * sizeof *x->scores);
+    x->ids = test_alloc(rows * x->heads_given * sizeof *x->ids);
+}
+
+static void pair_close(pair *x)
+{
+    void *all[] = {x->q, x->k, x->v, x->out[0], x->out[1], x->lse[0], x->lse[1], x->scores, x->ids};
+    kvf_recording_destroy(x->recording);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        test_release(all[i]);
+    test_world_close(&x->w[0]);
+    test_world_close(&x->w[1]);
+    for (uint32_t i = 0; i < ROWS; i++)
+        test_tokens_free(&x->t[i]);
+}
+
+static void lay_out(const pair *x, uint32_t step)
+{
+    for (uint32_t l = 0; l < x->cc.layers; l++)
+        for (uint32_t i = 0; i < ROWS; i++) {
+            const size_t row = l * ROWS + i;
+            const uint32_t token = prompts[i] + step;
+            memcpy(x->q + row * x->q_row, test_q(&x->t[i], l, token), x->q_row);
+            memcpy(x->k + row * x->k_row, test_k(&x->t[i], l, token), x->k_row);
+            memcpy(x->v + row * x->k_row, test_v(&x->t[i], l, token), x->k_row);
+        }
+}
+
+static kvf_decode_args call_of(const pair *x, uint32_t cache, uint32_t layer)
+{
+    const size_t row = (size_t)layer * ROWS;
+    return (kvf_decode_args){.layer = layer,
+                             .batch = ROWS,
+                             .sequences = x->s[cache],
+                             .q = x->q + row * x->q_row,
+                             .k = x->k + row * x->k_row,
+                             .v = x->v + row * x->k_row,
+                             .out = x->out[cache] + row * x->q_row,
+                             .lse = x->lse[cache] + row * x->heads_any};
+}
+
+static kvf_decode_args given_of(const pair *x, uint32_t layer, form how)
+{
+    const size_t first = (size_t)layer * ROWS * x->heads_given;
+    kvf_decode_args a = call_of(x, 1, layer);
+    a.page_scores = how == SCORES ? x->scores + first : NULL;
+    a.page_ids = how == IDS ? x->ids + first : NULL;
+    a.page_stride = x->stride;
+    return a;
+}
+
+/* One list of what is given. */
+static size_t list_at(const pair *x, uint32_t layer, uint32_t row, uint32_t head)
+{
+    return ((size_t)layer * ROWS + row) * x->heads_given + (size_t)head * x->stride;
+}
+
+/* The pages of a list in some order, with what names none, or one of them again, among them. */
+static void scatter(pair *x, const int32_t *ids, uint32_t count, int32_t *to)
+{
+    uint32_t at = 0;
+    int32_t *mine = test_alloc((count + 1) * sizeof *mine);
+    memcpy(mine, ids, count * sizeof *mine);
+    for (uint32_t left = count; left > 0; left--) {
+        static const int32_t none[] = {-1, INT32_MIN, INT32_MAX, 100000};
+        const uint32_t n = test_random_below(&x->random, left);
+        if (test_random_below(&x->random, 3) == 0)
+            to[at++] = none[test_random_below(&x->random, 4)];
+        if (at > 0 && test_random_below(&x->random, 5) == 0)
+            to[at] = to[at - 1], at++;
+        to[at++] = mine[n];
+        mine[n] = mine[left - 1];
+    }
+    assert_true(at <= x->stride);
+    while (at < x->stride)
+        to[at++] = -1;
+    test_release(mine);
+}
+
+/* What the first cache chose in its last step, of a layer, becomes what the second is given. */
+static void copy_choice(pair *x, uint32_t layer)
+{
+    const kvf_cache *cache = x->w[0].cache;
+    const kvf_place *place = &cache->places[layer];
+    const kvf_part *part = place->part;
+    const kvf_paging *p = &part->dims.paging;
+    const uint32_t ids_max = part->dims.ids_max;
+    uint32_t stride = 1; /* of the step's scores */
+    for (uint32_t i = 0; i < ROWS; i++)
+        stride = kvf_max_u32(stride, cache->sequences[i].layers[layer].sealed * p->block_pages);
+    int32_t *ids = test_alloc((size_t)ROWS * p->lists * ids_max * sizeof *ids);
+    uint32_t *count = test_alloc(ROWS * p->lists * sizeof *count);
+    float *scores = test_alloc((size_t)ROWS * p->lists * stride * sizeof *scores);
+    test_copy(ids, part->tables.now.ids, (size_t)ROWS * p->lists * ids_max * sizeof *ids);
+    test_copy(count, part->tables.now.id_count, ROWS * p->lists * sizeof *count);
+    test_copy(scores, part->tables.reduced, (size_t)ROWS * p->lists * stride * sizeof *scores);
+    for (uint32_t i = 0; i < ROWS * p->lists; i++) {
+        const uint32_t head = place->heads ? place->heads[i % p->lists] : i % p->lists;
+        const size_t at = list_at(x, layer, i / p->lists, head);
+        scatter(x, ids + (size_t)i * ids_max, count[i], x->ids + at);
+        for (uint32_t n = 0; n < x->stride; n++)
+            x->scores[at + n] = n < stride ? scores[(size_t)i * stride + n] : NAN;
+    }
+    test_release(ids);
+    test_release(count);
+    test_release(scores);
+}
+
+/* The same step in both; a recording has all layers. */
+static void run_step(pair *x, uint32_t step, form how)
+{
+    const bool replays = x->recording && kvf_replay_is_possible(x->recording);
+    lay_out(x, step);
+    for (uint32_t l = 0; l < x->cc.layers; l++) {
+        const kvf_decode_args a = call_of(x, 0, l);
+        test_ok(&x->w[0], kvf_decode(x->w[0].cache, &a, x->w[0].stream));
+        test_wait(&x->w[0]);
+        copy_choice(x, l);
+        const kvf_decode_args b = given_of(x, l, how);
+        if (!replays)
+            test_ok(&x->w[1], kvf_decode(x->w[1].cache, &b, x->w[1].stream));
+    }
+    if (replays)
+        test_ok(&x->w[1], kvf_replay(x->recording, x->w[1].stream));
+    test_wait(&x->w[1]);
+}
+
+static void expect_same(const pair *x, uint32_t step, const char *what)
+{
+    const size_t rows = x->cc.layers * ROWS;
+    if (memcmp(x->out[0], x->out[1], rows * x->q_row) != 0 ||
+        memcmp(x->lse[0], x->lse[1], rows * x->heads_any * sizeof(float)) != 0)
+        fail_msg("%s: step %u has other bits than the policy's", what, step);
+}
+
+static void expect_same_stats(const pair *x)
+{
+    kvf_stats a, b;
+    kvf_cache_stats(x->w[0].cache, &a);
+    kvf_cache_stats(x->w[1].cache, &b);
+    assert_int_equal(a.tokens_attended, b.tokens_attended);
+    assert_int_equal(a.pages_selected, b.pages_selected);
+    assert_int_equal(a.refreshes, b.refreshes);
+    assert_true(a.pages_selected > 0);
+}
+
+static kvf_cache_config config_of(const char *settings)
+{
+    kvf_cache_config cc = test_config_small();
+    cc.select = KVF_SELECT_DYNAMIC;
+    cc.layers = 2;
+    cc.sequences_max = ROWS;
+    test_set(&cc, settings);
+    cc.transfer = test_transfer(cc.transfer);
+    return cc;
+}
+
+static void a_policys_choice_has_its_bits(void **state)
+{
+    static const char *const settings[] = {
+        "",
+        "digest=codes page_size=4 transfer=gather",
+        "select=hybrid static_ratio=0.4 transfer=each",
+        "digest=codes page_size=1 sink_tokens=0",
+        "digest=codes page_size=4 budget_share=0.5 dtype=bf16 transfer=mapped",
+        "digest=codes page_size=4 head_mask=0121 budget_tokens=64 streaming_recent=21",
+        "digest=codes page_size=4 head_mask=1101 streaming_recent=21 streaming_sink=3",
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        for (uint32_t how = 0; how < 2; how++) {
+            if (!test_takes(2 * i + how))
+                continue;
+            const kvf_cache_config cc = config_of(settings[i]);
+            pair x;
+            pair_open(&x, &cc, test_seed(900 + i));
+            for (uint32_t step = 0; step < test_afford(STEPS); step++) {
+                run_step(&x, step, (form)how);
+                expect_same(&x, step, settings[i]);
+            }
+            expect_same_stats(&x);
+            pair_close(&x);
+        }
+}
+
+/* Replays read what is in the arrays then. */
+static void a_recorded_step_reads_them_anew(void **state)
+{
+    static const char *const settings[] = {
+        "transfer=mapped dtype=bf16 digest=codes page_size=4",
+        "transfer=mapped dtype=bf16 digest=codes page_size=4 head_mask=0111 streaming_recent=21",
+    };
+    if (!test_on_cuda()) {
+        print_message("# the host device cannot record\n");
+        return;
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        if (!test_takes(i))
+            continue;
+        const kvf_cache_config cc = config_of(settings[i / 2]);
+        pair x;
+        pair_open(&x, &cc, test_seed(930 + i));
+        test_ok(&x.w[1], kvf_record_begin(x.w[1].cache, x.s[1], ROWS, x.w[1].stream));
+        for (uint32_t l = 0; l < cc.layers; l++) {
+            const kvf_decode_args a = given_of(&x, l, i % 2 ? IDS : SCORES);
+            test_ok(&x.w[1], kvf_decode(x.w[1].cache, &a, x.w[1].stream));
+        }
+        test_ok(&x.w[1], kvf_record_end(x.w[1].cache, &x.recording));
+        assert_non_null(x.recording);
+        for (uint32_t step = 0; step < test_afford(STEPS); step++) {
+            run_step(&x, step, i % 2 ? IDS : SCORES);
+            expect_same(&x, step, settings[i / 2]);
+        }
+        expect_same_stats(&x);
+        pair_close(&x);
+    }
+}
+
+/* ---- any ids ---- */
+
+/* Tokens that a list attends to, by a few plain words: sink, window, and of the pages in order each
+ * once, sealed ones with a token behind the sink, and no more than have room. */
+static void tokens_taken(const pair *x, uint32_t length, const int32_t *ids, uint8_t *is_taken)
+{
+    const kvf_cache_config *c = &x->cc;
+    const uint32_t page = c->page_size, block = kvf_cache_memory(x->w[1].cache)->block_size;
+    const uint32_t sealed =
+        length < c->local_tokens ? 0 : (length - c->local_tokens) / block * block;
+    const uint32_t fixed = c->sink_tokens + length - sealed;
+    uint32_t left = c->budget_tokens > fixed ? (c->budget_tokens - fixed) / page : 0;
+    if (length <= c->budget_tokens)
+        left = sealed / page;
+    memset(is_taken, 0, c->tokens_max);
+    for (uint32_t i = 0; i < x->stride && left > 0; i++) {
+        const int64_t p = ids[i];
+        if (p < 0 || (p + 1) * page > sealed || (p + 1) * page <= c->sink_tokens || is_taken[p])
+            continue;
+        is_taken[p] = 1;
+        left--;
+    }
+    for (uint32_t t = length; t-- > 0;) /* in place, from pages to tokens */
+        is_taken[t] = t < c->sink_tokens || t >= sealed || is_taken[t / page];
+}
+
+/* LSE of a query head over the tokens that are taken, and the first element of the output. */
+static double attend_plainly(const pair *x, uint32_t row, uint32_t head, uint32_t length,
+                             const uint8_t *is_taken, double *value)
+{
+    const kvf_cache_config *c = &x->cc;
+    const uint32_t kv_head = head / (c->query_heads / c->kv_heads);
+    const float *q = (const float *)test_q(&x->t[row], 0, length - 1) + head * c->head_dim;
+    double sum = 0.0, out = 0.0;
+    for (uint32_t t = 0; t < length; t++) {
+        const float *k = (const float *)test_k(&x->t[row], 0, t) + kv_head * c->head_dim;
+        const float *v = (const float *)test_v(&x->t[row], 0, t) + kv_head * c->head_dim;
+        double logit = 0.0;
+        for (uint32_t d = 0; d < c->head_dim; d++)
+            logit += (double)q[d] * (double)k[d];
+        const double weight = is_taken[t] ? exp(logit / sqrt(c->head_dim)) : 0.0;
+        sum += weight;
+        out += weight * (double)v[0];
+    }
+    *value = out / sum;
+    return log(sum);
+}
+
+/* Lists of one step: all pages, none, few, or numbers of any kind. */
+static void draw_lists(pair *x)
+{
+    for (uint32_t l = 0; l < ROWS * x->cc.kv_heads; l++) {
+        int32_t *ids = x->ids + (size_t)l * x->stride;
+        const uint32_t kind = test_random_below(&x->random, 4);
+        for (uint32_t i = 0; i < x->stride; i++)
+            ids[i] = kind == 0   ? (int32_t)(x->stride - 1 - i)
+                     : kind == 1 ? -1
+                     : kind == 2
+                         ? (int32_t)test_random_next(&x->random)
+                         : (int32_t)test_random_below(&x->random, 400 / x->cc.page_size) - 9;
+    }
+}
+
+static void any_ids_attend_to_what_they_name(void **state)
+{
+    static const char *const settings[] = {
+        "page_size=8", "page_size=4 digest=codes sink_tokens=11 transfer=gather",
+        "page_size=1 digest=codes sink_tokens=33",
+        "page_size=8 digest=codes budget_tokens=400 local_tokens=40"};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        if (!test_takes(i))
+            continue;
+        kvf_cache_config cc = config_of(settings[i]);
+        cc.layers = 1;
+        pair x;
+        pair_open(&x, &cc, test_seed(940 + i));
+        uint8_t *is_taken = test_alloc(cc.tokens_max);
+        for (uint32_t step = 0; step < test_afford(STEPS); step++) {
+            lay_out(&x, step);
+            draw_lists(&x);
+            const kvf_decode_args a = given_of(&x, 0, IDS);
+            test_ok(&x.w[1], kvf_decode(x.w[1].cache, &a, x.w[1].stream));
+            test_wait(&x.w[1]);
+            for (uint32_t n = 0; n < ROWS * cc.query_heads; n++) {
+                const uint32_t row = n / cc.query_heads, head = n % cc.query_heads;
+                const uint32_t length = prompts[row] + step + 1;
+                const uint32_t list = head / (cc.query_heads / cc.kv_heads);
+                double value;
+                tokens_taken(&x, length, x.ids + list_at(&x, 0, row, list), is_taken);
+                const double lse = attend_plainly(&x, row, head, length, is_taken, &value);
+                const float *out = (const float *)(const void *)x.out[1] + (size_t)n * cc.head_dim;
+                if (!(fabs(lse - (double)x.lse[1][n]) <= TEST_LSE_TOLERANCE) ||
+                    !(fabs(value - (double)out[0]) <= test_tolerance(KVF_FP32)))
+                    fail_msg("%s: step %u head %u: LSE %.7g, the model has %.7g", settings[i], step,
+                             n, (double)x.lse[1][n], lse);
+            }
+        }
+        test_release(is_taken);
+        pair_close(&x);
+    }
+}
+
+/* All pages within a budget for all: dense attention, with the bits of the same cache by itself. */
+static void all_pages_are_dense_attention(void **state)
+{
+    const kvf_cache_config cc = config_of("budget_tokens=400 digest=codes page_size=4");
+    pair x;
+    pair_open(&x, &cc, test_seed(950));
+    for (size_t i = 0; i < cc.layers * ROWS * x.heads_given; i++)
+        x.ids[i] = (int32_t)(x.stride - 1 - i % x.stride);
+    for (uint32_t step = 0; step < test_afford(STEPS); step++) {
+        lay_out(&x, step);
+        for (uint32_t l = 0; l < cc.layers; l++) {
+            const kvf_decode_args a = call_of(&x, 0, l), b = given_of(&x, l, IDS);
+            test_ok(&x.w[0], kvf_decode(x.w[0].cache, &a, x.w[0].stream));
+            test_ok(&x.w[1], kvf_decode(x.w[1].cache, &b, x.w[1].stream));
+        }
+        test_wait(&x.w[0]);
+        test_wait(&x.w[1]);
+        expect_same(&x, step, "all pages");
+    }
+    kvf_stats stats;
+    kvf_cache_stats(x.w[1].cache, &stats);
+    assert_int_equal(stats.tokens_attended, stats.tokens_held);
+    pair_close(&x);
+}
+
+/* ---- several tokens of a sequence, and lists ---- */
+
+static void tokens_of_a_call_have_lists_of_their_own(void **state)
+{
+    kvf_cache_config cc = config_of("digest=codes page_size=4 tokens_per_step_max=7");
+    cc.layers = 1;
+    pair x;
+    pair_open(&x, &cc, test_seed(960));
+    const uint32_t tokens[ROWS] = {7, 4}, rows = 11;
+    const size_t entries = rows * x.heads_given;
+    int32_t *ids = test_alloc(entries * sizeof *ids);
+    char *q = test_alloc(rows * x.q_row), *k = test_alloc(rows * x.k_row);
+    char *v = test_alloc(rows * x.k_row), *out = test_alloc(rows * x.q_row);
+    for (size_t i = 0; i < entries; i++)
+        ids[i] = (int32_t)test_random_below(&x.random, 80);
+    for (uint32_t n = 0; n < rows; n++) { /* one by one in the first cache */
+        const uint32_t i = n >= tokens[0], token = prompts[i] + n - i * tokens[0];
+        memcpy(q + n * x.q_row, test_q(&x.t[i], 0, token), x.q_row);
+        memcpy(k + n * x.k_row, test_k(&x.t[i], 0, token), x.k_row);
+        memcpy(v + n * x.k_row, test_v(&x.t[i], 0, token), x.k_row);
+        kvf_decode_args a = test_step_args(&x.s[0][i], &x.t[i], 0, token, x.out[0]);
+        a.page_ids = ids + n * x.heads_given;
+        a.page_stride = x.stride;
+        test_ok(&x.w[0], kvf_decode(x.w[0].cache, &a, x.w[0].stream));
+        test_wait(&x.w[0]);
+        memcpy(out + n * x.q_row, x.out[0], x.q_row);
+    }
+    char *got = test_alloc(rows * x.q_row);
+    const kvf_decode_args all = {.batch = ROWS,
+                                 .sequences = x.s[1],
+                                 .q = q,
+                                 .k = k,
+                                 .v = v,
+                                 .out = got,
+                                 .tokens = tokens,
+                                 .page_ids = ids,
+                                 .page_stride = x.stride};
+    test_ok(&x.w[1], kvf_decode(x.w[1].cache, &all, x.w[1].stream));
+    test_wait(&x.w[1]);
+    assert_memory_equal(out, got, rows * x.q_row);
+    void *mine[] = {ids, q, k, v, out, got};
+    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
+        test_release(mine[i]);
+    pair_close(&x);
+}
+
+/* Page lists name what was given, beside sink and window. */
+static void page_lists_have_what_was_given(void **state)
+{
+    kvf_cache_config cc = config_of("digest=codes page_size=4");
+    cc.layers = 1;
+    pair x;
+    pair_open(&x, &cc, test_seed(970));
+    const uint32_t lists = ROWS * cc.kv_heads, most = kvf_select_pages_max(x.w[1].cache);
+    const kvf_page_lists to = {.indptr = test_scratch((lists + 1) * 4),
+                               .indices = test_scratch(lists * most * 4),
+                               .capacity = lists * most,
+                               .last_page_len = test_scratch(lists * 4)};
+    for (size_t i = 0; i < ROWS * x.heads_given; i++)
+        x.ids[i] = i % x.stride < 2 ? (int32_t)(i % x.stride) * 2 + 3 : -1; /* 3 and 5 */
+    lay_out(&x, 0);
+    const kvf_decode_args a = given_of(&x, 0, IDS);
+    test_ok(&x.w[1], kvf_select_pages(x.w[1].cache, &a, &to, x.w[1].stream));
+    test_wait(&x.w[1]);
+    const uint32_t sealed = (prompts[0] + 1 - cc.local_tokens) / 32 * 8; /* pages */
+    const uint32_t pages = (prompts[0] + 1 + 3) / 4;
+    assert_int_equal(to.indptr[1], 3 + pages - sealed);
+    const int32_t want[] = {0, 3, 5, (int32_t)sealed};
+    assert_memory_equal(to.indices, want, sizeof want);
+    pair_close(&x);
+}
+
+/* ---- refusals ---- */
+
+typedef struct refused {
+    const char *settings; /* NULL: the policy is a function */
+    uint32_t has_scores, has_ids, stride, offset, attends;
+    kvf_status status;
+    const char *text;
+} refused;
+
+static uint32_t choose_none(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    (void)user;
+    (void)view;
+    (void)ids;
+    return 0;
+}
+
+static void what_has_no_meaning_is_refused(void **state)
+{
+    static const refused rows[] = {
+        {"select=full", 1, 0, 8, 0, 0, KVF_UNSUPPORTED,
+         "page_scores is set with select = full, which does not choose pages for KV heads by "
+         "score; leave it NULL, or open with select dynamic"},
+        {"select=static", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
+         "page_ids is set with select = static, which does not choose pages for KV heads by "
+         "score; leave it NULL, or open with select dynamic"},
+        {"select=streaming", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
+         "page_ids is set with select = streaming, which does not choose pages for KV heads by "
+         "score; leave it NULL, or open with select dynamic"},
+        {"select=quest", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
+         "page_ids is set with select = quest, which does not choose pages for KV heads by "
+         "score; leave it NULL, or open with select dynamic"},
+        {"select=arkvale", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
+         "page_ids is set with select = arkvale, which does not choose pages for KV heads by "
+         "score; leave it NULL, or open with select dynamic"},
+        {"select=oracle", 1, 0, 8, 0, 0, KVF_UNSUPPORTED,
+         "page_scores is set with select = oracle, which does not choose pages for KV heads by "
+         "score; leave it NULL, or open with select dynamic"},
+        {NULL, 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
+         "page_ids is set with select = custom, which does not choose pages for KV heads by "
+         "score; leave it NULL, or open with select dynamic"},
+        {"", 1, 1, 8, 0, 0, KVF_INVALID,
+         "page_scores and page_ids are both set; pass one, and NULL for the other"},
+        {"", 1, 0, 0, 0, 0, KVF_INVALID,
+         "page_stride = 0: lists of page_scores have 1 to 16777216 entries"},
+        {"", 0, 1, 16777217, 0, 0, KVF_INVALID,
+         "page_stride = 16777217: lists of page_ids have 1 to 16777216 entries"},
+        {"", 0, 1, 8, 2, 0, KVF_INVALID, "page_ids = 0x1002: must be a multiple of 4 bytes"},
+        {"", 0, 1, 8, 0, 1, KVF_INVALID,
+         "page_ids is set: lists say which pages; leave it NULL, or call kvf_select_pages"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const refused *r = &rows[i];
+        kvf_cache_config cc = config_of(r->settings ? r->settings : "select=dynamic");
+        if (!r->settings) {
+            cc.select = KVF_SELECT_CUSTOM;
+            cc.select_fn = choose_none;
+        }
+        test_world w;
+        test_tokens t;
+        test_open(&w, &t, &cc, &(test_tokens_spec){.count = 40, .seed = 1, .sharpness = 1.0f});
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = 30, .chunk = 30}, NULL);
+        char *at = test_scratch(64);
+        const uintptr_t address = r->offset ? 0x1000 + r->offset : (uintptr_t)at;
+        kvf_decode_args a = test_step_args(&s, &t, 0, 30, test_scratch(4096));
+        a.page_scores = r->has_scores ? (const float *)address : NULL;
+        a.page_ids = r->has_ids ? (const int32_t *)address : NULL;
+        a.page_stride = r->stride;
+        kvf_page_lists lists = {.indptr = test_scratch(64),
+                                .indices = test_scratch(4096),
+                                .capacity = 1024,
+                                .last_page_len = test_scratch(64)};
+        const kvf_status status = r->attends ? kvf_attend_pages(w.cache, &a, &lists, w.stream)
+                                             : kvf_decode(w.cache, &a, w.stream);
+        refusals_expect(status, kvf_runtime_error(w.runtime), r->status, r->text);
+        assert_int_equal(kvf_sequence_length(s, 0), 30);
+        a.page_scores = NULL;
+        a.page_ids = NULL;
+        test_ok(&w, kvf_decode(w.cache, &a, w.stream));
+        test_close(&w, &t);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_policys_choice_has_its_bits),
+        cmocka_unit_test(a_recorded_step_reads_them_anew),
+        cmocka_unit_test(any_ids_attend_to_what_they_name),
+        cmocka_unit_test(all_pages_are_dense_attention),
+        cmocka_unit_test(tokens_of_a_call_have_lists_of_their_own),
+        cmocka_unit_test(page_lists_have_what_was_given),
+        cmocka_unit_test(what_has_no_meaning_is_refused),
+    };
+    return cmocka_run_group_tests_name("given", tests, NULL, NULL);
+}
