@@ -113,7 +113,7 @@ typedef struct kvf_prune_settings {
                                       structkv, online: scores of earlier layers do not compete */
     uint32_t layer_max;            /**< structkv, asl: chosen at the latest; AUTO = layers - 2, but
                                       for asl as published: none in one pass, the last in two */
-    uint32_t layers_observed;      /**< asl: L_obs */
+    uint32_t layers_observed;      /**< asl: L_obs; 0 = a third of the layers, 2 to 8 */
     float threshold;               /**< asl: tau */
     uint32_t two_pass;             /**< asl: run again from layer 0 with the propagated tokens */
 } kvf_prune_settings;
@@ -163,7 +163,9 @@ typedef struct kvf_prune_answer {
     uint32_t
         restart; /**< 1 = start over at layer 0 with tokens `propagate` at positions 0, 1, ... */
     uint32_t
-        is_chosen; /**< 1 = this is the layer that the policy chose (filter, pivot), for stats */
+        is_chosen;  /**< 1 = this is the layer that the policy chose (filter, pivot), for stats */
+    double measure; /**< what the choice of a layer follows from, for kvf_prune_measures; NaN, the
+                       preset, = nothing was looked at */
 } kvf_prune_answer;
 
 /** Fixed while a pruner is open. */
@@ -364,6 +366,12 @@ static inline void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *
 {
     kvf_prune_stats_get_sized(prune, stats, sizeof *stats);
 }
+
+/** What a policy that chooses a layer looked at, by layer, in the prompt that was there last: of
+ * asl the relative variance of ranks. NaN where it looked at nothing. Read it after
+ * kvf_stream_wait.
+ * @param measures  receives [count], at most as many as there are layers */
+KVF_API void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32_t count);
 
 /* ---- completing ---- */
 

@@ -6,6 +6,7 @@ arrays and must not call the library. Invariant: an exception in a policy never 
 and raised by the call, or by the wait, that comes next.
 """
 import ctypes
+import math
 from typing import Any, Callable, NamedTuple, Optional, Sequence as Many, Union
 
 import numpy as np
@@ -142,11 +143,13 @@ class PruneChoice(NamedTuple):
     propagate  [n] indexes of tokens that deeper layers get
     restart    True = start over at layer 0 with the tokens of `propagate`
     is_chosen  True = this is the layer that the policy chose (filter, pivot), for statistics
+    measure    what the choice of a layer follows from, for `Pruner.measures`
     """
     keep: Any = None
     propagate: Any = None
     restart: bool = False
     is_chosen: bool = False
+    measure: float = math.nan
 
 
 def _prune_view(raw: Any, state_bytes: int) -> PruneView:
@@ -231,6 +234,7 @@ class PrunePolicy:
             _write(answer.propagate, propagate)
             answer.propagate_count = propagate.size
         answer.restart, answer.is_chosen = choice.restart, choice.is_chosen
+        answer.measure = choice.measure
 
 
 def _complaint(said: Optional[str], text: int, capacity: int) -> Optional[int]:

@@ -7,7 +7,7 @@ long as the pruner that calls it.
 import ctypes
 import os
 from ctypes import addressof, byref
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, List, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -153,6 +153,14 @@ class Pruner(Handle):
         with self._node.lock:
             lib.kvf_prune_stats_get_sized(self._node.check(), *sized(stats))
         return stats
+
+    def measures(self) -> List[float]:
+        """What a policy that chooses a layer looked at, by layer, in the prompt that was there last
+        (asl: the relative variance of ranks); nan where it looked at nothing."""
+        out = (ctypes.c_double * self.cache.settings.layers)()
+        with self._node.lock:
+            lib.kvf_prune_measures(self._node.check(), out, len(out))
+        return list(out)
 
     def _must(self, status: int) -> None:
         raise_first(self._errors)

@@ -179,7 +179,7 @@ PruneProfile = _struct("kvf_prune_profile", "f32 entropy mass variance")
 PruneView = _struct("kvf_prune_view", """ptr settings user state; u32 layer layers kv_heads
     query_heads tokens prompt pass window candidates; ptr scores profile positions""")
 PruneAnswer = _struct("kvf_prune_answer", """ptr keep; u32 keep_count; ptr propagate;
-    u32 propagate_count restart is_chosen""")
+    u32 propagate_count restart is_chosen; f64 measure""")
 PruneShape = _struct("kvf_prune_shape", "u32 layers kv_heads query_heads tokens_max")
 PrunePolicyRow = _struct("kvf_prune_policy", """size size; text name source settings; enum reach;
     u32 needs; ptr needs_at check state_bytes decide user""")
@@ -298,6 +298,7 @@ kvf_hidden_close          void  ptr
 kvf_hidden_put            enum  ptr u32 u32 ptr ptr
 kvf_hidden_get            enum  ptr u32 u32 ptr ptr
 kvf_prune_stats_get_sized void  ptr ptr size
+kvf_prune_measures        void  ptr ptr u32
 
 kvf_blocks_config_init_sized void ptr size
 kvf_blocks_plan_make_sized enum  ptr ptr ptr size ptr

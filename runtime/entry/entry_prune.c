@@ -4,6 +4,8 @@
  * Every function of kvferry/prune.h that takes a cache or a pruner; see entry.c.
  */
 
+#include <math.h>
+
 #include "cache.h"
 #include "complete.h"
 #include "entry.h"
@@ -91,6 +93,13 @@ void kvf_prune_stats_get_sized(const kvf_prune *prune, kvf_prune_stats *stats, s
         own.retain_ns += __atomic_load_n(&prune->clock->retain_ns, __ATOMIC_RELAXED);
     }
     KVF_SIZED_GIVE(stats, size, &own);
+}
+
+void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32_t count)
+{
+    const bool is_alive = kvf_handle_is_alive(prune->context);
+    for (uint32_t l = 0; l < count; l++)
+        measures[l] = is_alive && l < prune->shape.layers ? prune->measures[l] : NAN;
 }
 
 kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens)

@@ -96,8 +96,8 @@ static const kvf_setting rows[] = {
      .meaning = "structkv: keep and propagate whole blocks of so many tokens; 0 = tokens"},
     {SETTING(layer_min), LAYER, .meaning = "first layer that may be chosen"},
     {SETTING(layer_max), LAYER, .meaning = "last layer that may be chosen"},
-    {SETTING(layers_observed), COUNT(1, UINT32_MAX),
-     .meaning = "asl: layers whose ranks are compared; published: 8"},
+    {SETTING(layers_observed), COUNT(0, UINT32_MAX),
+     .meaning = "asl: layers whose ranks are compared; 0 = a third of all, 2 to 8; published: 8"},
     {SETTING(threshold), REAL(0, 1e9),
      .meaning = "asl: ratio of variances to fall below; published: 0.3"},
     {SETTING(two_pass), SWITCH, .meaning = "asl: run again from layer 0 on the chosen tokens"},
@@ -177,7 +177,6 @@ static const kvf_prune_config defaults = {
                  .pivot = KVF_PIVOT_ONLINE,
                  .layer_min = KVF_PRUNE_LAYER_AUTO,
                  .layer_max = KVF_PRUNE_LAYER_AUTO,
-                 .layers_observed = 8,
                  .threshold = 0.3f},
 };
 

@@ -389,10 +389,13 @@ kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_view *view, kvf_pr
     *answer = (kvf_prune_answer){.keep = prune->keep,
                                  .keep_count = view->tokens,
                                  .propagate = prune->propagate,
-                                 .propagate_count = view->tokens};
+                                 .propagate_count = view->tokens,
+                                 .measure = NAN};
     prune->policy->decide(view, answer);
     answer->keep = prune->keep;
     answer->propagate = prune->propagate;
+    if (view->pass == 0)
+        prune->measures[view->layer] = answer->measure;
     const kvf_status status = check_answer(prune, view, answer);
     prune->stats.decide_ns += kvf_now_ns() - start;
     return status;

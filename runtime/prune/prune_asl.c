@@ -48,9 +48,15 @@ typedef struct asl_layers {
     bool falls_back; /* it is chosen if no other was */
 } asl_layers;
 
+static uint32_t observed_of(const kvf_prune_settings *settings, uint32_t layers)
+{
+    const uint32_t third = kvf_min_u32(kvf_max_u32(layers / 3, 2), 8);
+    return settings->layers_observed ? settings->layers_observed : third;
+}
+
 static asl_layers asl_layers_of(const kvf_prune_settings *settings, uint32_t layers)
 {
-    const uint32_t observed = settings->layers_observed;
+    const uint32_t observed = observed_of(settings, layers);
     if (settings->layer != KVF_PRUNE_LAYER_AUTO)
         return (asl_layers){settings->layer, settings->layer, settings->layer, true};
     asl_layers at = {.falls_back = settings->two_pass};
@@ -70,13 +76,13 @@ static asl_layers asl_layers_of(const kvf_prune_settings *settings, uint32_t lay
 static const char *asl_check(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                              char *text, size_t capacity)
 {
-    (void)shape;
+    const uint32_t observed = observed_of(settings, shape->layers);
     if (settings->layer != KVF_PRUNE_LAYER_AUTO)
         return NULL;
-    if (settings->layers_observed < 2 || settings->layers_observed > 64) {
+    if (observed < 2 || observed > 64) {
         snprintf(text, capacity,
                  "layers_observed = %u: ranks are compared over 2 to 64 layers; published: 8",
-                 settings->layers_observed);
+                 observed);
         return text;
     }
     return NULL;
@@ -84,7 +90,8 @@ static const char *asl_check(const kvf_prune_settings *settings, const kvf_prune
 
 static size_t asl_state_bytes(const kvf_prune_settings *settings, const kvf_prune_shape *shape)
 {
-    const size_t rows = settings->layer != KVF_PRUNE_LAYER_AUTO ? 1 : settings->layers_observed;
+    const size_t rows =
+        settings->layer != KVF_PRUNE_LAYER_AUTO ? 1 : observed_of(settings, shape->layers);
     return sizeof(asl_state) + (rows + 2) * shape->tokens_max * sizeof(uint32_t);
 }
 
@@ -172,16 +179,14 @@ static double rank_variance(const uint32_t *ranks, uint32_t rows, uint32_t strid
     return tokens ? total / ((double)tokens * rows) : 0.0;
 }
 
-/* Whether the order of the best has settled at this layer. */
-static bool has_settled(const kvf_prune_settings *settings, asl_state *s, double variance)
+/* To the variance of the first layer that is judged. */
+static double relative_variance(asl_state *s, double variance)
 {
-    double ratio = 1.0;
     if (s->has_first)
-        ratio = variance / s->first_variance;
-    else
-        s->first_variance = variance;
+        return variance / s->first_variance;
+    s->first_variance = variance;
     s->has_first = 1;
-    return ratio < (double)settings->threshold;
+    return 1.0;
 }
 
 /* The tokens of rank 1 .. best, and the window. */
@@ -203,7 +208,7 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     asl_state *s = view->state;
     const asl_layers at = asl_layers_of(settings, view->layers);
     const bool is_given = settings->layer != KVF_PRUNE_LAYER_AUTO;
-    const uint32_t rows = is_given ? 1 : settings->layers_observed;
+    const uint32_t rows = is_given ? 1 : observed_of(settings, view->layers);
     if (view->pass || view->candidates == 0)
         return;
     if (keeps_some(settings, s))
@@ -221,8 +226,10 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     uint32_t *keys = ranks + (size_t)rows * n, *order = keys + n;
     rank_candidates(view, keys, order, row);
     bool is_chosen = view->layer == at.last && at.falls_back;
-    if (!is_chosen && view->layer >= at.judged)
-        is_chosen = has_settled(settings, s, rank_variance(ranks, rows, n, n, best));
+    if (!is_chosen && view->layer >= at.judged) {
+        answer->measure = relative_variance(s, rank_variance(ranks, rows, n, n, best));
+        is_chosen = answer->measure < (double)settings->threshold;
+    }
     if (!is_chosen)
         return;
     s->is_chosen = 1;

@@ -9,6 +9,7 @@
  * Nothing grows with the window. A half-open pruner is closed by the same function as an open one.
  */
 
+#include <math.h>
 #include <string.h>
 
 #include "pruner.h"
@@ -39,6 +40,7 @@ static void carve_host(kvf_prune *prune, kvf_carver *k)
     KVF_CARVE(k, prune->slots, sequences);
     KVF_CARVE(k, prune->keep, shape->kv_heads, shape->tokens_max);
     KVF_CARVE(k, prune->propagate, shape->tokens_max);
+    KVF_CARVE(k, prune->measures, shape->layers);
     for (uint32_t i = 0; i < sequences; i++) {
         char *state;
         KVF_CARVE(k, state, prune->state_bytes);
@@ -143,6 +145,8 @@ static kvf_status take_host(kvf_prune *prune)
                  "sequences_max",
                  prune->policy->name, (unsigned long long)carver.bytes);
     carve_host(prune, &(kvf_carver){.base = prune->host_memory});
+    for (uint32_t l = 0; l < prune->shape.layers; l++)
+        prune->measures[l] = NAN;
     return KVF_OK;
 }
 

@@ -59,6 +59,7 @@ struct kvf_prune {
     /* in host memory */
     uint32_t *keep;        /* [kv_heads, tokens_max] */
     uint32_t *propagate;   /* [tokens_max] */
+    double *measures;      /* [layers] of kvf_prune_answer, in the first pass */
     kvf_prune_slot *slots; /* [sequences_max] */
     size_t state_bytes;    /* of the policy, per slot */
 

@@ -266,9 +266,11 @@ json one.json '"structkv" not in d and d["fastkv"]["layer"] == 1 and d["fastkv"]
 try 0 $run --prune fastkv --prune-config one.json --stats s.json
 json s.json 'p["settings"]["propagate"] == 0.5'
 try 1 $run --prune structkv --prune-config one.json; says 'has nothing for structkv'; silent
+try 1 $tune --method asl --propagate 0.3 --tokens 200; says 'does not fall behind layer 1, so no threshold'; silent
+try 1 $tune --method asl --propagate 4000tok; says 'compares no ranks in 4 layers'; silent
 try 1 $run --prune snapkv --prune-config one.json; says 'not for snapkv'; silent
 
-# tune by answers: the facts of a document are the lines that are hidden, and run keeps them
+# tune: the facts of a document; its ranks settle of a document are the lines that are hidden, and run keeps them
 python3 "$2/recall/generate.py" document --tokens 600 --questions 4 --seed 3 --out . >/dev/null || exit 1
 python3 - <<'END' || exit 1
 import re
@@ -280,6 +282,13 @@ with open("lines.tsv", "w", encoding="utf-8") as f:
 with open("plain.txt", "w", encoding="utf-8") as f:
     f.write(re.sub(fact + " ?", "", text))
 END
+try 0 $tune --method asl --propagate 0.3 --text document.txt --tokens 400 --samples 1 --out asl.json
+prints '^asl: layer_min 1, threshold 0[.][0-9]*; the mean piece chooses layer 2 of 0 to 3'; prints '^ *2 .*<- chosen'
+json asl.json 'list(d)[4:] == ["asl"] and d["asl"]["settings"]["layer_min"] == 1 and d["asl"]["first_layer"] == 1
+    and d["asl"]["scores"][0] == 1 and d["asl"]["scores"][1] < d["asl"]["settings"]["threshold"] < 1'
+try 0 $run --prune asl --prune-config asl.json --keep 1 --prune-set threshold=9 --stats s.json
+json s.json 'p["chosen_layer"] == 1 and p["relative_variance"] == [None, 1, None, None] and
+    p["settings"]["layer_min"] == 1 and p["settings"]["layer"] == "auto"'
 ask="tune --model model --text plain.txt --hide lines.tsv --questions 6 --samples 2 --tokens 160 --threads 2 --device $device"
 try 0 $ask --out asked.json
 prints '^full attention answers [4-6] of 6 questions'; prints '^fastkv: layer [0-2], propagate 0.[0-9]* of the tokens, keep'
@@ -302,6 +311,11 @@ json after.json '(lambda a: a["asked"] == "after" and a["kept"] >= 0.95 * a["ful
 cp after.json first.json
 try 0 $ask --method fastkv --asked after --out -; check 'asked afterwards again, the same' cmp first.json out
 try 0 $ask --method fastkv --propagate 0.5 --layers 1..1; prints 'layer 1, propagate 0.5'
+try 0 $ask --method fastkv --propagate 100tok --layers 1..1; prints 'layer 1, propagate 100 tokens'
+try 0 $ask --method asl --propagate 0.5 --goal 0.1 --out asl.json
+prints '^asl: layer_min 1, threshold 0[.][0-9]* (layer 2 in the mean), propagate 0.5 of the tokens, keep'
+json asl.json '(lambda a: a["answers"]["kept"] >= 0.1 * a["answers"]["full"] and "scores" not in a and
+    a["settings"]["layer_min"] == 1)(d["asl"])'
 try 1 $ask --layers 0 --propagate 0.1 --out none.json; says 'nothing is written to none.json'
 prints 'no setting keeps 95% of the answers; the best: layer 0'
 check 'no file' test ! -e none.json
@@ -317,7 +331,8 @@ try 2 tune; says '\-\-model DIR is needed'
 try 2 tune --model x; says '\-\-text FILE is needed'
 try 2 tune --model x --text t --layers 3..1; says "layers is '3..1'; give the first and the last"
 try 2 tune --model x --text t --layers x; says 'such as 4..15'
-try 2 tune --model x --text t --method asl; says 'fastkv, structkv or both'
+try 2 tune --model x --text t --method snapkv; says 'fastkv, structkv, both or asl'
+try 2 tune --model x --text t --method asl --layers 0..1 --questions 0; says 'layers is for fastkv'
 try 2 tune --model x --text t --smaples 3; says 'did you mean --samples'
 try 2 tune --model x --text t --method structkv --layers 0..1 --questions 0; says 'layers is for fastkv'
 try 2 tune --model x --text t --questions 0 --hide f; says 'hide needs --questions'

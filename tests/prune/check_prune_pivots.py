@@ -56,6 +56,7 @@ class Asl:
         self.s, self.layers = s, layers
         self.ranks, self.initial, self.done = {}, None, False
         self.ratios = {}
+        self.observed = s["layers_observed"] or min(max(layers // 3, 2), 8)
         self.falls_back = bool(s["two_pass"]) or s["layer_max"] != AUTO
         self.latest = (s["layer_max"] if s["layer_max"] != AUTO else
                        layers - 1 if s["two_pass"] else max(layers - 2, 0))
@@ -80,7 +81,7 @@ class Asl:
 
     def ratio(self, layer, k):
         """Ranks of the last layers; the union of their best; variance over layers, mean of it."""
-        back = range(layer - self.s["layers_observed"] + 1, layer + 1)
+        back = range(layer - self.observed + 1, layer + 1)
         r = np.stack([self.ranks[x] for x in back]).astype(np.float64)
         union = np.unique(np.concatenate([np.argsort(x, kind="stable")[:k] for x in r]))
         x = r[:, union]
@@ -108,7 +109,7 @@ class Asl:
         chosen = layer == s["layer"] or (s["layer"] == AUTO and layer == self.latest and
                                          self.falls_back)
         if (s["layer"] == AUTO and not chosen and self.earliest <= layer <= self.latest
-                and layer + 1 >= s["layers_observed"]):
+                and layer + 1 >= self.observed):
             self.ratios[layer] = self.ratio(layer, k)
             chosen = self.ratios[layer] < np.float64(np.float32(s["threshold"]))
         if not chosen:
@@ -147,10 +148,10 @@ def run_asl(what, s, prompts, layers, kv_heads):
     room = max(p.shape[2] for p in prompts) + s["window"]
     policy = Policy("asl", s, (layers, kv_heads, 2 * kv_heads, room), len(prompts))
     held = policy.state_bytes
-    rows = s["layers_observed"] if s["layer"] == AUTO else 1
+    models = [Asl(s, layers) for _ in prompts]
+    rows = models[0].observed if s["layer"] == AUTO else 1
     if held > (rows + 2) * room * 4 + 64:
         sys.exit("%s: %d bytes of state" % (what, held))
-    models = [Asl(s, layers) for _ in prompts]
     tokens = [p.shape[2] + s["window"] for p in prompts]
     count = [0]
     for layer in range(layers):
@@ -166,6 +167,9 @@ def run_asl(what, s, prompts, layers, kv_heads):
                                 state=i)
             wanted = model.step(layer, scores)
             compare("%s prompt %d layer %d" % (what, i, layer), got, wanted)
+            if not np.isclose(got.measure, model.ratios.get(layer, np.nan), rtol=1e-9, atol=0, equal_nan=True):
+                sys.exit("%s prompt %d layer %d: relative variance %r, the definition says %r" % (
+                    what, i, layer, got.measure, model.ratios.get(layer)))
             count[0] += 1
             if wanted[1] is not None:
                 tokens[i] = len(wanted[1])
@@ -180,7 +184,7 @@ def run_asl(what, s, prompts, layers, kv_heads):
 def check_asl(random):
     cases, ratios = 0, 0
     for kind in range(5):
-        for layers, observed in ((3, 2), (12, 4), (24, 8), (5, 8)):
+        for layers, observed in ((3, 2), (12, 4), (24, 8), (5, 8), (4, 0), (15, 0), (40, 0)):
             for extra in ({}, {"two_pass": 1, "keep_tokens": 48}, {"keep_tokens": 48}, {"keep": 0.2},
                           {"propagate_tokens": 0, "propagate": 0.25}, {"layer": layers - 2},
                           {"layer_min": 1, "layer_max": layers - 1}, {"propagate_tokens": 17},

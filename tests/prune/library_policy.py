@@ -33,6 +33,7 @@ class Answer:
         self.keep = ids_at(answer.keep, view.kv_heads, kept) if kept < view.tokens else None
         self.propagate = ids_at(answer.propagate, passed) if passed < view.tokens else None
         self.restart, self.chosen = answer.restart, answer.is_chosen
+        self.measure = answer.measure
 
 
 class Policy:
@@ -82,7 +83,7 @@ class Policy:
                           candidates=0 if scores is None else scores.shape[1],
                           window=min(self.config.settings.window, tokens))
         answer = capi.PruneAnswer(keep=at[2], keep_count=tokens, propagate=at[3],
-                                  propagate_count=tokens)
+                                  propagate_count=tokens, measure=np.nan)
         self._decide(byref(view), byref(answer))
         if ((self._states[state][self.state_bytes:] != 0xa5).any() or
                 any(x[-1] != GUARD for x in room) or [answer.keep, answer.propagate] != at[2:4]):

@@ -149,6 +149,7 @@ void cli_prune_file_write(cli_json *json, const cli_tuning *tuning)
     cli_json_integer(json, "tokens", tuning->tokens);
     write_tuned(json, "fastkv", &tuning->fastkv, tuning->asked);
     write_tuned(json, "structkv", &tuning->structkv, tuning->asked);
+    write_tuned(json, "asl", &tuning->asl, tuning->asked);
     cli_json_end(json, '}');
 }
 
@@ -283,6 +284,8 @@ static kvf_status read_section(const json_value *section, const char *where, con
                           "%ssettings is missing; let kvferry tune write the file again", where);
     snprintf(inner, sizeof inner, "%ssettings", where);
     KVF_TRY(cli_settings_read(settings, inner, out, error));
+    if (strcmp(policy, "asl") == 0) /* whose rule chooses */
+        return KVF_OK;
     out->config.settings.layer = layer;
     out->given |= cli_setting_bit("layer");
     if (is_structkv) {
@@ -297,7 +300,7 @@ static kvf_status read_document(const json_value *root, const char *what,
                                 cli_prune_values *out, kvf_error *error)
 {
     static const char *const top[] = {"kvferry_prune", "model",    "samples", "tokens",
-                                      "fastkv",        "structkv", NULL};
+                                      "fastkv",        "structkv", "asl",     NULL};
     static const char *const of_model[] = {"family",     "layers",   "query_heads",
                                            "kv_heads",   "head_dim", "hidden_size",
                                            "vocab_size", "weights",  NULL};
@@ -325,10 +328,12 @@ static kvf_status read_document(const json_value *root, const char *what,
     snprintf(where, sizeof where, "%.80s: ", what);
     KVF_TRY(need_integer(root, where, "samples", 1, UINT32_MAX, &count, error));
     KVF_TRY(need_integer(root, where, "tokens", 1, UINT32_MAX, &count, error));
-    if (strcmp(policy, "fastkv") != 0 && strcmp(policy, "structkv") != 0)
-        return model_fail(error, KVF_INVALID,
-                          "%s is for fastkv and structkv, not for %s; leave --prune-config out",
-                          what, policy);
+    if (strcmp(policy, "fastkv") != 0 && strcmp(policy, "structkv") != 0 &&
+        strcmp(policy, "asl") != 0)
+        return model_fail(
+            error, KVF_INVALID,
+            "%s is for fastkv, structkv and asl, not for %s; leave --prune-config out", what,
+            policy);
     if (!json_get(root, policy))
         return model_fail(error, KVF_INVALID,
                           "%s has nothing for %s; run kvferry tune with --method %s", what, policy,

@@ -50,9 +50,9 @@ extern const char *const cli_asked_names[];
 
 typedef struct cli_tuning {
     cli_model_print model;
-    uint32_t samples, tokens; /* so many pieces of text, of so many tokens each */
-    uint32_t asked;           /* cli_asked */
-    cli_tuned fastkv, structkv;
+    uint32_t samples, tokens;        /* so many pieces of text, of so many tokens each */
+    uint32_t asked;                  /* cli_asked */
+    cli_tuned fastkv, structkv, asl; /* asl: layer is the mean prompt's, and not set */
 } cli_tuning;
 
 /** As JSON, into @p json. */

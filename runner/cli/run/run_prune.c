@@ -12,6 +12,7 @@
 #include "run.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static kvf_status prepare_mask(cli_run *run, kvf_error *error)
 {
@@ -203,6 +204,21 @@ static void write_mask(cli_json *j, const cli_run *run)
     cli_json_end(j, '}');
 }
 
+/* What ASL chose by; null where it did not look. */
+static void write_variance(cli_json *j, const cli_run *run)
+{
+    const uint32_t layers = run->model.layers;
+    double *measures = malloc(layers * sizeof *measures);
+    if (!measures) /* a report is no reason to stop */
+        return;
+    kvf_prune_measures(run->prune, measures, layers);
+    cli_json_array(j, "relative_variance");
+    for (uint32_t l = 0; l < layers; l++)
+        cli_json_real(j, NULL, measures[l]);
+    cli_json_end(j, ']');
+    free(measures);
+}
+
 static void write_pruning(cli_json *j, const cli_run *run)
 {
     const cli_prune_options *o = &run->options.prune;
@@ -229,6 +245,8 @@ static void write_pruning(cli_json *j, const cli_run *run)
             cli_json_null(j, "chosen_layer");
         else
             cli_json_integer(j, "chosen_layer", s->chosen_layer);
+        if (strcmp(o->policy->name, "asl") == 0)
+            write_variance(j, run);
         cli_json_integer(j, "tokens_computed", s->tokens_computed);
         cli_json_integer(j, "tokens_full", s->tokens_full);
         cli_json_real(j, "compute_rate", ratio((double)s->tokens_computed, (double)s->tokens_full));

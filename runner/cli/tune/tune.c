@@ -66,17 +66,22 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
     tune->tuning.asked = o->asked;
     if (o->fastkv)
         KVF_TRY(check_method(tune, "fastkv", error));
+    if (o->asl)
+        KVF_TRY(check_method(tune, "asl", error));
     return o->structkv ? check_method(tune, "structkv", error) : KVF_OK;
 }
 
-/* The largest window of the methods in use. */
+/* The largest window of the methods. */
 static uint32_t window_of(const cli_tune *tune)
 {
-    kvf_prune_config fastkv, structkv;
-    cli_tune_config(tune, "fastkv", &fastkv);
-    cli_tune_config(tune, "structkv", &structkv);
-    return fastkv.settings.window > structkv.settings.window ? fastkv.settings.window
-                                                             : structkv.settings.window;
+    static const char *const methods[] = {"fastkv", "structkv", "asl"};
+    kvf_prune_config config;
+    uint32_t window = 0;
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        cli_tune_config(tune, methods[i], &config);
+        window = config.settings.window > window ? config.settings.window : window;
+    }
+    return window;
 }
 
 static uint32_t longest_question(const cli_tune *tune)
@@ -161,7 +166,7 @@ static bool is_found(const cli_tuned *tuned)
 static bool has_result(const cli_tune *tune)
 {
     return tune->options.heads || is_found(&tune->tuning.fastkv) ||
-           is_found(&tune->tuning.structkv);
+           is_found(&tune->tuning.structkv) || is_found(&tune->tuning.asl);
 }
 
 static kvf_status measure(cli_tune *tune, kvf_error *error)

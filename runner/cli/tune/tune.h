@@ -8,7 +8,8 @@
  *
  * tune_options.c reads the command line, tune_text.c makes pieces of text, tune_questions.c hides
  * questions in them, tune_search.c looks for settings that keep the answers, tune_measure.c
- * measures what the papers do instead, tune_report.c tells; tune_heads.c finds hot heads, and
+ * measures what the papers do instead, and tune_asl.c how ranks settle, tune_report.c tells;
+ * tune_heads.c finds hot heads, and
  * tune_heads_report.c tells of them; tune.c opens and closes. Invariant: a tune that is zero or
  * half open can be closed.
  */
@@ -28,9 +29,9 @@ typedef struct cli_tune_options {
     const char *texts[TUNE_TEXTS_MAX];
     uint32_t text_count;
     const char *out; /* NULL = nothing is written; "-" = standard output */
-    uint32_t method; /* one of two, or both */
-    bool fastkv, structkv;
-    bool heads; /* none of both: hot heads */
+    uint32_t method; /* one of three, or the first two */
+    bool fastkv, structkv, asl;
+    bool heads; /* none of them: hot heads */
     double hot_share;
     bool are_layers_given;
     uint32_t layer_first, layer_last;
@@ -92,6 +93,36 @@ void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config 
 
 /** Run the model; fills tuning. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error);
+
+typedef struct cli_tune_prompt {
+    const uint32_t *ids;
+    uint32_t count;
+} cli_tune_prompt;
+
+/** Runs on their way. */
+typedef struct cli_tune_runs {
+    void (*done)(void *user); /**< after each */
+    void *user;
+} cli_tune_runs;
+
+/** The last hidden state [hidden_size] of a prompt, in a sequence that is gone afterwards. */
+KVF_CHECKED kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune,
+                                    const cli_tune_prompt *prompt, float *hidden, kvf_error *error);
+
+/** Let ASL look at prompts without a choice: where the variance of ranks is greatest, which becomes
+ * layer_min, and how it falls. Fills tuning.asl but for layer and threshold.
+ * @param figures  [layers] of zeros, which become its scores
+ * @return KVF_OK also when interrupted; KVF_INVALID if it does not fall */
+KVF_CHECKED kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures,
+                                          const cli_tune_runs *runs, kvf_error *error);
+
+/** The same, with the layer and the threshold that the curve alone gives. */
+KVF_CHECKED kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures,
+                                            const cli_tune_runs *runs, kvf_error *error);
+
+/** The threshold with which the mean prompt chooses this layer, or an earlier one whose variance is
+ * no greater: halfway to what was the least before. 0 = none */
+double cli_tune_asl_threshold(const cli_tuned *asl, uint32_t layer);
 
 /** Make prompts with questions of the pieces. */
 KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);

@@ -22,11 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint32_t *piece(const cli_tune *tune, uint32_t index)
-{
-    return tune->pieces.ids + (size_t)index * tune->tuning.tokens;
-}
-
 static kvf_status fail_library(const cli_tune *tune, kvf_status status, kvf_error *error)
 {
     const kvf_error *last = kvf_runtime_error(tune->runtime);
@@ -34,16 +29,14 @@ static kvf_status fail_library(const cli_tune *tune, kvf_status status, kvf_erro
                       last->status == status ? last->text : kvf_status_text(status));
 }
 
-/* The last hidden state of one piece. */
-static kvf_status run_piece(const cli_tune *tune, kvf_prune *prune, uint32_t index, float *hidden,
-                            kvf_error *error)
+kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune, const cli_tune_prompt *prompt,
+                        float *hidden, kvf_error *error)
 {
     kvf_sequence *sequence = NULL;
     kvf_status status = kvf_sequence_create(tune->cache, &sequence);
     if (status == KVF_OK) {
-        const kvf_prompt prompt = {
-            .sequence = sequence, .ids = piece(tune, index), .count = tune->tuning.tokens};
-        status = kvf_transformer_hidden(tune->transformer, tune->cache, prune, &prompt, hidden,
+        const kvf_prompt whole = {.sequence = sequence, .ids = prompt->ids, .count = prompt->count};
+        status = kvf_transformer_hidden(tune->transformer, tune->cache, prune, &whole, hidden,
                                         tune->stream);
     }
     if (status != KVF_OK)
@@ -53,6 +46,14 @@ static kvf_status run_piece(const cli_tune *tune, kvf_prune *prune, uint32_t ind
     kvf_transformer_forget(tune->transformer);
     kvf_sequence_destroy(sequence);
     return status == KVF_OK ? kvf_transformer_check(tune->transformer, error) : status;
+}
+
+static kvf_status run_piece(const cli_tune *tune, kvf_prune *prune, uint32_t index, float *hidden,
+                            kvf_error *error)
+{
+    const uint32_t tokens = tune->tuning.tokens;
+    const cli_tune_prompt piece = {tune->pieces.ids + (size_t)index * tokens, tokens};
+    return cli_tune_run(tune, prune, &piece, hidden, error);
 }
 
 void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out)
@@ -227,11 +228,23 @@ static kvf_status measure_fastkv(cli_tune *tune, double *scores, cli_progress *p
     return KVF_OK;
 }
 
+/* Where the progress of ASL's runs goes. */
+typedef struct asl_runs {
+    cli_progress *progress;
+    uint64_t *done;
+} asl_runs;
+
+static void on_asl_run(void *user)
+{
+    const asl_runs *r = user;
+    cli_progress_at(r->progress, ++*r->done);
+}
+
 kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
     const uint64_t layers = tune->model.layers, samples = tune->tuning.samples;
-    const uint64_t runs = (o->structkv ? samples : 0) +
+    const uint64_t runs = (o->structkv || o->asl ? samples : 0) +
                           (o->fastkv ? samples * (2ull + o->layer_last - o->layer_first) : 0);
     uint64_t done = 0;
     cli_progress progress;
@@ -247,6 +260,10 @@ kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
         status = measure_structkv(tune, tune->figures + layers, &progress, &done, error);
     if (status == KVF_OK && o->fastkv && !cli_interrupted())
         status = measure_fastkv(tune, tune->figures, &progress, &done, error);
+    if (status == KVF_OK && o->asl && !cli_interrupted()) {
+        const cli_tune_runs of_asl = {on_asl_run, &(asl_runs){&progress, &done}};
+        status = cli_tune_asl_measure(tune, tune->figures, &of_asl, error);
+    }
     cli_progress_end(&progress);
     tune->interrupted = cli_interrupted();
     return status;

@@ -37,7 +37,7 @@ static bool take_text(const cli_option *option, const char *text, void *at)
     return false;
 }
 
-static const char *const methods[] = {"fastkv", "structkv", "both", NULL};
+static const char *const methods[] = {"fastkv", "structkv", "both", "asl", NULL};
 
 #define FIELD(field) CLI_FIELD(cli_tune_options, field)
 #define TEXT         KVF_SETTING_TEXT
@@ -50,8 +50,9 @@ static const cli_option rows[] = {
     {.is = {"text", TEXT, .meaning = "UTF-8 text such as the model will read; may be repeated"},
      .absent = "",
      .take = take_text},
-    {.is = {"method", KVF_SETTING_NAME, FIELD(method), .high = 2, .names = methods,
-            .meaning = "policies to find a layer for"}},
+    {.is = {"method", KVF_SETTING_NAME, FIELD(method), .high = 3, .names = methods,
+            .meaning = "policies to find a layer for (asl: its first layer and threshold); both = "
+                       "fastkv and structkv"}},
     {.is = {"layers", TEXT, .meaning = "layers that may be chosen, from 0"},
      .argument = "A..B",
      .absent = "all but the last; with --questions 0, 0 to half depth",
@@ -108,7 +109,8 @@ static const char *problem_of_heads(const cli_command *c, const cli_tune_options
 static bool check_together(const cli_command *c, const cli_tune_options *o)
 {
     const uint32_t known = (o->fastkv ? cli_settings_of("fastkv") : 0) |
-                           (o->structkv ? cli_settings_of("structkv") : 0);
+                           (o->structkv ? cli_settings_of("structkv") : 0) |
+                           (o->asl ? cli_settings_of("asl") : 0);
     const kvf_setting *stray = cli_settings_stray(&o->prune.values, known);
     const char *problem = problem_of_heads(c, o);
     if (!o->model)
@@ -116,7 +118,7 @@ static bool check_together(const cli_command *c, const cli_tune_options *o)
     else if (o->text_count == 0)
         problem = "--text FILE is needed: text such as the model will read";
     else if (o->are_layers_given && !o->fastkv && o->questions == 0)
-        problem = "without questions --layers is for fastkv; structkv looks at all layers";
+        problem = "without questions --layers is for fastkv; others look at all layers";
     else if (o->lines_file && o->questions == 0)
         problem = "--hide needs --questions of at least 1";
     else if (o->asked != CLI_ASKED_END && o->questions == 0)
@@ -151,7 +153,9 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
         "Find how to prune a model. Lines are hidden in the text and asked for; the layer and the "
         "shares\nare the cheapest that keep 95% of full attention's answers.\nWith --questions 0, "
         "as the papers do: after which layer FastKV "
-        "changes the last hidden state least,\nand at which layer StructKV's attention turns.\n"
+        "changes the last hidden state least,\nat which layer StructKV's attention turns,\nor from "
+        "where on, and how far, ASL's relative "
+        "variance of ranks falls.\n"
         "With --heads find hot heads instead, for --head-mask: those whose output changes most "
         "when "
         "they\nattend to first and newest tokens only, over the tokens of answers, or with "
@@ -160,7 +164,7 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
                "less where "
                "answers\nare lost; a policy has at most about thirty. With --questions 0 the model "
                "runs once per piece of text for "
-               "structkv, "
+               "structkv and asl, "
                "and once\nmore per layer for fastkv. With --heads each piece is read once.\n";
     c->stray = "text is given with --text";
     c->defaults = set_defaults;
@@ -177,8 +181,9 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
     cli_add_runtime(c, offsetof(cli_tune_options, runtime));
     cli_add_cublas(c, offsetof(cli_tune_options, cublas));
     const int parsed = cli_parse(c, argc, argv, out);
-    out->fastkv = !out->heads && out->method != 1;
-    out->structkv = !out->heads && out->method != 0;
+    out->fastkv = !out->heads && (out->method == 0 || out->method == 2);
+    out->structkv = !out->heads && (out->method == 1 || out->method == 2);
+    out->asl = !out->heads && out->method == 3;
     if (parsed >= 0)
         return parsed;
     if (!check_together(c, out))

@@ -42,9 +42,14 @@ static void print_scores(const cli_tuned *tuned, FILE *file)
     cli_bars_print(&bars, file);
 }
 
-static void print_setting(const kvf_prune_settings *s, FILE *file)
+static void print_setting(const cli_tuned *t, FILE *file)
 {
-    fprintf(file, "layer %u, propagate ", s->layer);
+    const kvf_prune_settings *s = &t->settings;
+    if (s->layer == KVF_PRUNE_LAYER_AUTO)
+        fprintf(file, "layer_min %u, threshold %.4g (layer %u in the mean), propagate ",
+                s->layer_min, (double)s->threshold, t->layer);
+    else
+        fprintf(file, "layer %u, propagate ", s->layer);
     print_propagated(s, file);
     if (s->keep_tokens)
         fprintf(file, ", keep %u tokens", s->keep_tokens);
@@ -59,7 +64,7 @@ static void print_answers(const cli_tuned *t, const char *policy, double goal, F
     fprintf(file, "\n%s: ", policy);
     if (!t->keeps)
         fprintf(file, "no setting keeps %g%% of the answers; the best: ", 100.0 * goal);
-    print_setting(&t->settings, file);
+    print_setting(t, file);
     fprintf(file,
             "\n  keeps %u of %u answers, computes %.0f%% of a full prefill, first token after "
             "%.2f of its time\n",
@@ -69,6 +74,7 @@ static void print_answers(const cli_tuned *t, const char *policy, double goal, F
 void cli_tune_print(const cli_tune *tune, FILE *file)
 {
     const cli_tuned *fastkv = &tune->tuning.fastkv, *structkv = &tune->tuning.structkv;
+    const cli_tuned *asl = &tune->tuning.asl;
     fprintf(file, "%s: %u layers; %u samples of %u tokens\n", tune->options.model,
             tune->model.layers, tune->tuning.samples, tune->tuning.tokens);
     if (tune->question_count)
@@ -77,6 +83,7 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
                 tune->options.asked == CLI_ASKED_AFTER ? ", asked afterwards" : "");
     print_answers(fastkv, "fastkv", tune->options.goal, file);
     print_answers(structkv, "structkv", tune->options.goal, file);
+    print_answers(asl, "asl", tune->options.goal, file);
     if (fastkv->scores) {
         fprintf(file, "\nfastkv: layer %u of 0 to %u; it computes %.0f%% of a full prefill\n",
                 fastkv->layer, tune->model.layers - 1,
@@ -91,5 +98,15 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
                 "\nstructkv: pivot at layer %u of 0 to %u, behind the highest transition score\n",
                 structkv->layer, tune->model.layers - 1);
         print_scores(structkv, file);
+    }
+    if (asl->scores) {
+        fprintf(file,
+                "\nasl: layer_min %u, threshold %.4g; the mean piece chooses layer %u of 0 to %u\n"
+                "variance of ranks, relative to that of layer_min, if ",
+                asl->settings.layer_min, (double)asl->settings.threshold, asl->layer,
+                tune->model.layers - 1);
+        print_propagated(&asl->settings, file);
+        fputs(" go on\n", file);
+        print_scores(asl, file);
     }
 }

@@ -28,6 +28,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const float shares[] = {0.1f, 0.2f, 0.3f, 0.5f, 0.7f};
@@ -38,7 +39,8 @@ static const float shares[] = {0.1f, 0.2f, 0.3f, 0.5f, 0.7f};
 /* A setting on its way. */
 typedef struct trial {
     kvf_prune_config config;
-    uint32_t kept; /* answers */
+    uint32_t layer; /* behind which few tokens go on; of asl in the mean prompt */
+    uint32_t kept;  /* answers */
     double computed;
 } trial;
 
@@ -229,9 +231,10 @@ static bool is_given(const search *s, const char *field)
 static void set_share(search *s, trial *t, const char *field, float share)
 {
     kvf_prune_settings *to = &t->config.settings;
-    if (is_given(s, field))
+    const bool is_keep = strcmp(field, "keep") == 0;
+    if (is_given(s, field) || is_given(s, is_keep ? "keep_tokens" : "propagate_tokens"))
         return;
-    if (strcmp(field, "keep") == 0) {
+    if (is_keep) {
         to->keep = share;
         to->keep_tokens = 0;
     } else {
@@ -252,8 +255,17 @@ static bool is_possible(const search *s, const trial *t)
 
 static double expected_share(const search *s, const trial *t)
 {
-    const kvf_prune_settings *c = &t->config.settings;
-    return cli_tune_share(s->tune, c, c->layer);
+    return cli_tune_share(s->tune, &t->config.settings, t->layer);
+}
+
+static void set_layer(const search *s, trial *t, uint32_t layer)
+{
+    const cli_tuned *asl = &s->tune->tuning.asl;
+    t->layer = layer;
+    if (!s->tune->options.asl)
+        t->config.settings.layer = layer;
+    else if (!is_given(s, "threshold"))
+        t->config.settings.threshold = (float)cli_tune_asl_threshold(asl, layer);
 }
 
 /* Measured; the best of what was measured is remembered. */
@@ -278,16 +290,19 @@ static kvf_status search_layer(search *s, trial t, kvf_error *error)
 {
     uint32_t low = s->tune->options.layer_first, high = s->tune->options.layer_last;
     bool fits = false;
-    t.config.settings.layer = high;
+    if (s->tune->options.asl) /* which chooses behind its first layer */
+        low = kvf_max_u32(low, s->tune->tuning.asl.settings.layer_min + 1);
+    high = kvf_max_u32(low, high);
+    set_layer(s, &t, high);
     while (s->is_fit && high > low && expected_share(s, &t) >= s->best.computed)
-        t.config.settings.layer = --high;
+        set_layer(s, &t, --high);
     if (!is_possible(s, &t) || (s->is_fit && expected_share(s, &t) >= s->best.computed))
         return KVF_OK;
     KVF_TRY(try_setting(s, &t, &fits, error));
     while (fits && low < high && !cli_interrupted()) {
         bool is_enough = false;
         const uint32_t middle = low + (high - low) / 2;
-        t.config.settings.layer = middle;
+        set_layer(s, &t, middle);
         KVF_TRY(try_setting(s, &t, &is_enough, error));
         if (is_enough)
             high = middle;
@@ -350,6 +365,8 @@ static kvf_status search_policy(search *s, const char *policy, cli_tuned *out, k
         t.config.settings.keep = s->tune->options.prune.values.config.settings.keep;
     if (strcmp(policy, "structkv") == 0)
         t.config.settings.pivot = KVF_PIVOT_FIXED;
+    if (s->tune->options.asl)
+        t.config.settings.layer_min = s->tune->tuning.asl.settings.layer_min;
     const size_t count = is_given(s, "propagate") || is_given(s, "propagate_tokens") ? 1 : SHARES;
     for (size_t i = 0; i < count && !cli_interrupted(); i++) {
         set_share(s, &t, "propagate", shares[i]);
@@ -358,7 +375,7 @@ static kvf_status search_policy(search *s, const char *policy, cli_tuned *out, k
     KVF_TRY(search_keep(s, error));
     if (!s->has_best)
         return KVF_OK;
-    *out = (cli_tuned){.layer = s->best.config.settings.layer,
+    *out = (cli_tuned){.layer = s->best.layer,
                        .settings = s->best.config.settings,
                        .is_answered = true,
                        .keeps = s->is_fit,
@@ -393,12 +410,36 @@ static kvf_status ask_full(search *s, kvf_error *error)
 
 static uint64_t runs_at_most(const cli_tune *tune)
 {
-    const uint32_t policies = tune->options.fastkv + tune->options.structkv;
+    const cli_tune_options *o = &tune->options;
+    const uint32_t policies = (uint32_t)o->fastkv + o->structkv + o->asl;
     uint32_t halvings = 1;
     while (tune->model.layers >> halvings)
         halvings++;
     return (uint64_t)tune->question_count * (1 + policies * SHARES * (2 + halvings)) +
            (uint64_t)policies * 2 * PAIRS;
+}
+
+static void on_asl_run(void *user)
+{
+    search *s = user;
+    cli_progress_at(&s->progress, ++s->runs);
+}
+
+/* How ranks settle, then the threshold by answers. */
+static kvf_status search_asl(search *s, kvf_error *error)
+{
+    cli_tune *tune = s->tune;
+    const cli_tune_runs runs = {on_asl_run, s};
+    tune->figures = calloc(tune->model.layers, sizeof *tune->figures);
+    if (!tune->figures)
+        return model_out_of_memory(error, tune->model.layers * sizeof *tune->figures, "a curve");
+    KVF_TRY(cli_tune_asl_curve(tune, tune->figures, &runs, error));
+    if (cli_interrupted())
+        return KVF_OK;
+    cli_tuned found = tune->tuning.asl;
+    KVF_TRY(search_policy(s, "asl", &found, error));
+    tune->tuning.asl = found;
+    return KVF_OK;
 }
 
 kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
@@ -412,6 +453,8 @@ kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
         status = search_policy(&s, "fastkv", &tune->tuning.fastkv, error);
     if (status == KVF_OK && o->structkv && !cli_interrupted())
         status = search_policy(&s, "structkv", &tune->tuning.structkv, error);
+    if (status == KVF_OK && o->asl && !cli_interrupted())
+        status = search_asl(&s, error);
     forget_document(&s);
     cli_progress_end(&s.progress);
     kvf_sampler_destroy(s.sampler);
