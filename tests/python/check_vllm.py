@@ -363,6 +363,57 @@ class Runners(Case):
                 self.assertLessEqual(engine.summed("tokens_attended"), 128 * 4 * engine.summed("steps"))
                 self.assertEqual(engine.summed("rows_lost"), 0)
 
+    def replayed(self, calls, ours, sizes=(1, 2, 4, 8, 12), **changes):
+        """Answers of passes that are replayed where vLLM has captured such a number of rows."""
+        engine = self.ran(Engine([("graphs", [sizes], {}), *calls, ("replays", [], {})],
+                                 {"local_tokens": 32, "transfer": "mapped", **ours}, second=True, **changes))
+        self.assertEqual(engine.summed("rows_lost"), 0)
+        return engine.results[0], engine.results[1:-1], engine.results[-1], engine
+
+    def test_replayed_passes(self):
+        """Requests end one after another, and rows of graphs are left over; then requests that come, wait and
+        go. With a budget of the whole context the tokens are vLLM's; within a smaller one they are those of
+        passes that are not replayed, in an engine with graphs as without."""
+        many = [prompts()[i % 12] for i in range(40)]
+        calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(prompts()[-3:] * 2)]
+        mode, full, count, _ = self.replayed(calls, {"budget": FULL})
+        self.assertEqual((mode, count > 40), ("FULL_DECODE_ONLY", True), count)
+        self.assertEqual(full[0]["tokens"], stock())
+        self.assertEqual(full[2]["tokens"], stock()[-3:] * 2)
+        calls = [answer(prompts(), lengths=[5, 40, 9, 24, 13, 31, 20])]
+        alone = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": "mapped"}, second=True))
+        _, told, count, engine = self.replayed(calls, {"budget": 128})
+        self.assertGreater(count, 30)
+        self.assertEqual(told, alone.results)
+        self.assertEqual(engine.summed("steps"), alone.summed("steps") + 4) # and a prompt of one token
+        captures = 2 * sum((1, 2, 4, 8, 12)) * 4 * 4 # which bring a token of each row, layer and head
+        self.assertLessEqual(engine.summed("tokens_brought"), alone.summed("tokens_brought") + captures + 16)
+
+    def test_ends_of_prompts(self):
+        """The last token of a prompt that comes alone selects, whether its pass is replayed or not."""
+        ids = [(prompts()[-1] * 2)[:n] for n in (65, 129, 193, 257, 513, 577, 400)]
+        changes = {"max_num_batched_tokens": 64, "max_num_seqs": 6}
+        told = [self.replayed([answer(ids), answer(ids[::-1])], {"budget": 96}, sizes, **changes)
+                for sizes in ((1, 2, 4, 6), ())]
+        self.assertGreater(told[0][2], 20)
+        self.assertEqual(told[1][2], 0)
+        self.assertEqual(told[0][1], told[1][1])
+
+    def test_replayed_drafts(self):
+        """Every request has as many candidates as there may be."""
+        ours, calls = {"budget": 128}, [answer(prompts(), max_tokens=64)]
+        alone = self.ran(Engine(calls, {"local_tokens": 32, "transfer": "mapped", **ours}))
+        _, told, count, engine = self.replayed(calls, ours, (5, 10, 20, 40, 60), speculative_config=DRAFTS)
+        self.assertGreater(count, 20)
+        self.assertEqual(told[0]["tokens"], alone.results[0]["tokens"])
+        self.assertGreater(engine.counters["vllm:spec_decode_num_accepted_tokens"], 100)
+
+    def test_what_is_not_captured(self):
+        """Passes that are verified attend densely as well, with lengths of the host."""
+        mode, _, count, engine = self.replayed([answer(prompts()[:2])], {"budget": 128, "verify_interval": 2})
+        self.assertEqual((mode, count), ("NONE", 0))
+        self.assertIn("attention stays out of CUDA graphs: verify_interval = 2", engine.log)
+
     def test_forgotten_prompts_and_new_weights(self):
         """Blocks get other tokens without a word: of the same prompts in another order, then anew."""
         ids = prompts()[-6:]

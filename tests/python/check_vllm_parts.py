@@ -337,6 +337,15 @@ class Refusals(unittest.TestCase):
         self.refused("soft caps", refusals.check_layer, sliding_window=64, logits_soft_cap=50.0)
         self.refused("share the keys", refusals.check_layer, sliding_window=64, shares="layer 1")
 
+    def test_what_is_not_captured(self):
+        with kvferry.Runtime(device="host") as runtime:
+            machine = runtime.describe()
+        self.assertIsNone(refusals.why_not_captured(0, machine))
+        self.assertRegex(refusals.why_not_captured(2, machine), "verify_interval = 2")
+        for records, text in ((True, "None"), (False, "driver of this GPU")):
+            told = refusals.why_not_captured(0, {"devices": [{**machine["devices"][0], "records_graphs": records}]})
+            self.assertIn(text, str(told))
+
     def test_blocks(self):
         plain = dict(head_size=64, head_size_v=64, sliding_window=None, attention_chunk_size=None,
                      non_causal=False)

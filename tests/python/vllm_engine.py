@@ -120,9 +120,10 @@ def sampling(**fields):
                              "detokenize": False, **fields})
 
 
-def do_answer(llm, ids, **fields):
-    """Tokens of every prompt, and how many of them came from the prefix cache."""
-    made = llm.generate([{"prompt_token_ids": i} for i in ids], sampling(**fields), use_tqdm=False)
+def do_answer(llm, ids, lengths=(NEW,), **fields):
+    """Tokens of every prompt, and how many of them came from the prefix cache. Answers have `lengths` in turn."""
+    asked = [sampling(**{"max_tokens": lengths[i % len(lengths)], **fields}) for i in range(len(ids))]
+    made = llm.generate([{"prompt_token_ids": i} for i in ids], asked, use_tqdm=False)
     return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made],
             "cached": [one.num_cached_tokens for one in made]}
 
@@ -160,6 +161,61 @@ def do_reset(llm):
 def do_reload(llm):
     """Read the weights anew, as after training."""
     llm.collective_rpc("reload_weights")
+
+
+class Replayed:
+    """A CUDA graph as a CPU has it: the call that was captured, with the addresses that it had then."""
+
+    count = 0
+
+    def __init__(self, call):
+        self.call = call
+
+    def replay(self):
+        from vllm.config import CUDAGraphMode
+        Replayed.count += 1
+        self.call(CUDAGraphMode.NONE)
+
+
+def do_graphs(llm, sizes):
+    """From now on passes of steps are replayed, as vLLM's second runner does it on a GPU: with its choice of
+    graphs, its padding up to one of `sizes`, and what a pass had when it was captured. Returns its mode."""
+    import torch
+    from vllm.config import CUDAGraphMode, set_current_vllm_config
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu import attn_utils, cudagraph_utils
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+    def capture(self, create_forward_fn, *_, **__):
+        for desc in self._capture_descs[CUDAGraphMode.FULL]:
+            create_forward_fn(desc, warmup=True)(CUDAGraphMode.NONE)
+            self.graphs[desc] = Replayed(create_forward_fn(desc, warmup=False))
+            self.graphs[desc].replay()
+        self._graphs_captured = True
+
+    type(current_platform)._global_graph_pool = object()
+    cudagraph_utils.CudaGraphManager.capture = capture
+    config = runner.compilation_config
+    config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = sizes, max(sizes, default=0)
+    told = attn_utils.get_attn_cg_support(runner.attn_groups, runner.vllm_config)
+    mode = config.resolve_cudagraph_mode_and_sizes(
+        told.min_cg_support, told.min_cg_attn_backend, runner.decode_query_len, use_v2_model_runner=True,
+        kv_cache_config=runner.kv_cache_config, max_num_reqs=runner.max_num_reqs)
+    runner.cudagraph_manager = cudagraph_utils.ModelCudaGraphManager(
+        runner.vllm_config, runner.device, mode, decode_query_len=runner.decode_query_len)
+    with set_current_vllm_config(runner.vllm_config), torch.inference_mode():
+        if runner.cudagraph_manager.needs_capture():
+            runner.cudagraph_manager.capture(
+                runner.model, runner.model_state, runner.input_buffers, runner.intermediate_tensors,
+                runner.block_tables, runner.attn_groups, runner.kv_cache_config)
+    Replayed.count = 0
+    return mode.name
+
+
+def do_replays(_):
+    """How many passes were."""
+    return Replayed.count
 
 
 def refused(settings):

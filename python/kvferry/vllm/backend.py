@@ -9,11 +9,12 @@ tokens of a pass and then attends, run by run (rows.py).
 Invariant: no answer depends on which request a row or a block belongs to.
 """
 import copy
+import logging
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, List, Optional, Set, Tuple
 
 import torch
-from vllm.config import get_current_vllm_config
+from vllm.config import CUDAGraphMode, get_current_vllm_config
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
                                        AttentionMetadata, AttentionMetadataBuilder, AttentionType,
@@ -26,11 +27,15 @@ from vllm.v1.worker.utils import customize_attention_spec
 from .._blocks import Blocks
 from .._errors import Unsupported
 from ..capi import BlockRows, PutArgs
+from .arrays import Arrays
 from .pool import Heads, Pool, ground_of, look
-from .refusals import BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse
+from .refusals import (BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse,
+                       why_not_captured)
 from .regions import Followed, Regions
-from .rows import Run, part, runs_of
+from .rows import Rows as PassRows, Run, part, runs_of
 from .verify import Rows
+
+log = logging.getLogger("vllm.kvferry")
 
 CODES_PER_BYTE = 4
 SEVERAL_GROUPS = ("layers that see everything in several groups of blocks",
@@ -59,9 +64,12 @@ class Pass(AttentionMetadata):
 
 
 class Builder(AttentionMetadataBuilder[Pass]):
-    """Opens the blocks of a rank, and describes every pass once for all layers."""
+    """Opens the blocks of a rank, and describes every pass once for all layers.
 
-    _cudagraph_support = AttentionCGSupport.NEVER
+    Runs outside of CUDA graphs, which read what it leaves in `Arrays` and what vLLM leaves in its own.
+    """
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
     reorder_batch_threshold = 1 # tokens of answers come first, side by side
 
     def __init__(self, kv_cache_spec: Any, layer_names: List[str], vllm_config: Any,
@@ -75,25 +83,40 @@ class Builder(AttentionMetadataBuilder[Pass]):
         self.regions = Regions(self.pool.regions)
         self.drafts = self.pool.rows_each - 1
         self.followed = Followed(vllm_config.parallel_config.pipeline_parallel_size, self.drafts)
-        self.given: Tuple[List[int], torch.Tensor] = ([], torch.empty(0)) # what the last pass had
+        self.arrays = Arrays(vllm_config.scheduler_config.max_num_seqs * self.pool.rows_each, device)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Passes of steps alone, each request with as many tokens; said before vLLM settles on graphs."""
+        pool = pool_of(vllm_config)
+        why = why_not_captured(pool.options.verify_interval, pool.runtime.describe())
+        if why is None:
+            return cls._cudagraph_support
+        if _has_graphs(vllm_config):
+            log.warning("kvferry: attention stays out of CUDA graphs: %s", why)
+        return AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any,
               fast_build: bool = False) -> Pass:
-        m = common_attn_metadata
+        p = self.describe(common_attn_metadata)
+        self.pool.begin(p.stepping)
+        return p
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Pass:
+        """Of a pass that is captured, or has nobody's tokens."""
+        return self.describe(common_attn_metadata)
+
+    def describe(self, m: Any) -> Pass:
+        """Rows, what they attend to, and where."""
         starts, lengths = m.query_start_loc_cpu.tolist(), m.seq_lens_cpu_upper_bound.tolist()
-        if m.is_prefilling is None: # it was not said what is a prompt
-            prompts = [end - start > 1 for start, end in zip(starts, starts[1:])][:m.num_reqs]
-        else:
-            prompts = m.is_prefilling.tolist()
-        rows, requests = part(starts, lengths, prompts, self.drafts), self.requests_of(m, starts, lengths)
+        prompts, requests = self.prompts_of(m, starts), self.requests_of(m, starts, lengths)
+        rows = part(starts, lengths, prompts, self.drafts)
         runs = runs_of(rows.starts, rows.lengths, rows.prompts, self.pool.regions)
         is_verified = any(run.contexts is None for run in runs) and self.pool.recall.begin()
-        regions = self.regions_of(runs, [requests[row] * (1 + self.drafts) + number
-                                         for row, number in zip(rows.of, rows.number)])
+        regions = self.arrays.put_regions(self.regions_of(runs, rows, requests))
         table, seq_lens = m.block_table_tensor, m.seq_lens
-        if len(rows.of) > len(prompts): # candidates are rows of their request's table
-            of, behind = self.there([rows.of, rows.behind])
-            table, seq_lens = table.index_select(0, of), seq_lens.index_select(0, of) - behind
+        if self.drafts: # candidates are rows of their request's table
+            table, seq_lens = self.arrays.put_rows(table, seq_lens, rows)
         tokens = runs[-1].starts[-1] if runs else 0
         p = Pass(tokens, m.slot_mapping, table, seq_lens, regions, runs,
                  [length - 1 for length in rows.lengths] if is_verified else None, [], 0,
@@ -105,28 +128,42 @@ class Builder(AttentionMetadataBuilder[Pass]):
             p.stepping += run.rows if is_step else 0
         return p
 
+    def prompts_of(self, m: Any, starts: List[int]) -> List[bool]:
+        """Whether a row has tokens of its prompt, which attend to everything.
+
+        A graph has steps alone, and vLLM takes it for a piece of a prompt as well, where that has no more
+        tokens than a step. So in engines with graphs such a piece selects, whether its pass is replayed or
+        not.
+        """
+        most = 1 if m.is_prefilling is None else 0 # it was not said what is a prompt
+        if _has_graphs(self.vllm_config):
+            most = 1 + self.drafts
+        if most:
+            return [end - start > most for start, end in zip(starts, starts[1:])][:m.num_reqs]
+        return m.is_prefilling.tolist()
+
     def requests_of(self, m: Any, starts: List[int], lengths: List[int]) -> List[int]:
-        """A number per row. Of vLLM's two runners the second says it."""
+        """A number per row. Of vLLM's two runners the second says it, but of rows that fill up a pass."""
         if m.req_idx is not None:
             return m.req_idx.tolist()
         return self.followed.number([length - (end - start) for length, start, end
                                      in zip(lengths, starts, starts[1:])], lengths[:len(starts) - 1])
 
-    def regions_of(self, runs: List[Run], requests: List[int]) -> torch.Tensor:
+    def regions_of(self, runs: List[Run], rows: PassRows, requests: List[int]) -> List[int]:
         """Of every row; those of prompts have none."""
-        given = [0] * len(requests)
+        given = [0] * len(rows.of)
         for run in runs:
             if run.contexts is None:
-                rows = slice(run.row, run.row + run.rows)
-                given[rows] = self.regions.give(requests[rows])
-        if given != self.given[0]:
-            self.given = given, self.there(given)
-        return self.given[1]
+                given[run.row:run.row + run.rows] = self.regions.give([
+                    requests[rows.of[row]] * (1 + self.drafts) + rows.number[row]
+                    for row in range(run.row, run.row + run.rows)])
+        return given
 
-    def there(self, numbers: List[Any]) -> torch.Tensor:
-        """On the device."""
-        here = torch.tensor(numbers, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        return here.to(self.device, non_blocking=True)
+
+def _has_graphs(config: Any) -> bool:
+    """Whether whole passes of steps are, or may be, CUDA graphs."""
+    mode = config.compilation_config.cudagraph_mode
+    return mode is not None and mode.decode_mode() == CUDAGraphMode.FULL
 
 
 class Impl(AttentionImpl[Pass]):
@@ -186,7 +223,7 @@ class Impl(AttentionImpl[Pass]):
             else:
                 assert run.contexts is not None
                 blocks.extend(self.index, *p.rows_at(run), run.starts, run.contexts, q_at, out_at, stream)
-        self.pool.done(stream, p.stepping, self.is_last)
+        self.pool.done(stream, self.is_last)
         return output
 
     def write(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, p: Pass) -> None:

@@ -159,24 +159,25 @@ class Pool:
         """Where the work of a layer goes: torch's own stream, or one that is waited for."""
         return self._stream or self.runtime.torch_stream()
 
-    def done(self, stream: Stream, steps: int, is_last: bool) -> None:
-        """A layer is enqueued, with so many rows of steps; on the host device, what it wrote is read next."""
-        self._steps += steps
+    def begin(self, steps: int) -> None:
+        """A pass with so many rows of steps comes; where layers are in a graph nothing else is called of it."""
+        self._steps += steps * len(self.layers)
+        if self._stream is None and time.monotonic() - self._read >= TELL_SECONDS:
+            self.stream().wait()
+            self._tell()
+
+    def done(self, stream: Stream, is_last: bool) -> None:
+        """A layer is enqueued; on the host device, what it wrote is read next."""
         if self._stream is not None:
             stream.wait()
         self.recall.settle()
-        if is_last:
-            self._tell(stream)
+        if is_last and self._stream is not None:
+            self._tell()
 
-    def _tell(self, stream: Stream) -> None:
+    def _tell(self) -> None:
         """After a pass: counters, and now and then a line, if there was something to do."""
         assert self.blocks is not None
-        now = time.monotonic()
-        if self._stream is None:
-            if now - self._read < TELL_SECONDS:
-                return
-            stream.wait()
-        self._read = now
+        self._read = now = time.monotonic()
         stats, last = self.blocks.stats(), self._latest[1]
         self._latest = self._steps, stats, self.recall.read()
         self._counters.write(values_of(*self._latest))

@@ -4,7 +4,7 @@
 Reads configurations of vLLM and imports nothing of it. Invariant: what is not refused gives the
 attention that the model was made for, exactly or within the budget.
 """
-from typing import Any
+from typing import Any, Optional
 
 from .._errors import Unsupported
 
@@ -41,6 +41,15 @@ def check_engine(config: Any) -> None:
     drafts = config.speculative_config
     if drafts is not None and drafts.method not in DRAFTS:
         refuse("drafts by %s" % drafts.method, "take %s" % " or ".join(DRAFTS))
+
+
+def why_not_captured(verify_interval: int, machine: dict) -> Optional[str]:
+    """Why steps are not in CUDA graphs, on a machine as Runtime.describe() tells it; None: they are."""
+    if verify_interval:
+        return "verify_interval = %d attends densely in some of the passes" % verify_interval
+    if not machine["devices"][0].get("records_graphs", True): # the host device does not say
+        return "the driver of this GPU does not record kvferry's kernels"
+    return None
 
 
 def check_model(model: Any) -> None:
