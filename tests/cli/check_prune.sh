@@ -248,6 +248,10 @@ check 'no line is wider than 80 columns' sh -c '! LC_ALL=C.UTF-8 grep -E "^.{81}
 json tuned.json 'd["kvferry_prune"] == 1 and d["model"]["layers"] == 4 and d["samples"] == 3
     and len(d["fastkv"]["scores"]) == 3 and min(d["fastkv"]["scores"]) == d["fastkv"]["scores"][d["fastkv"]["layer"]]
     and len(d["structkv"]["entropy"]) == 4 and 0 <= d["structkv"]["layer"] <= 2'
+json tuned.json 'all(t["recovery"][:t["layer"] + 1] == [1] * (t["layer"] + 1) and
+    all(0 < x < 1 for x in t["recovery"][t["layer"] + 1:]) for t in (d["fastkv"], d["structkv"]))'
+prints '^structkv: entropy of attention'; prints '^structkv: share of attention on the top 0.1 of the tokens'
+prints '^structkv: variance of attention'; prints "^fastkv: share of a whole prompt's attention"
 cp tuned.json first.json
 LC_ALL=C "$kvferry" $tune --layers 0..2 --out - >again.json 2>err </dev/null
 check 'the same text gives the same figures' cmp first.json again.json
@@ -263,6 +267,8 @@ try 0 $run --prune fastkv --prune-config tuned.json --prune-layer 0 --propagate 
 json s.json 'p["chosen_layer"] == 0 and p["settings"]["propagate"] == 0.5'
 try 0 $tune --method fastkv --propagate 0.5 --layers 1 --out one.json
 json one.json '"structkv" not in d and d["fastkv"]["layer"] == 1 and d["fastkv"]["settings"]["propagate"] == 0.5'
+try 0 $tune --method fastkv --propagate 0.9 --layers 1 --out most.json
+json most.json 'all(a < b for a, b in zip(json.load(open("one.json"))["fastkv"]["recovery"][2:], d["fastkv"]["recovery"][2:]))'
 try 0 $run --prune fastkv --prune-config one.json --stats s.json
 json s.json 'p["settings"]["propagate"] == 0.5'
 try 1 $run --prune structkv --prune-config one.json; says 'has nothing for structkv'; silent
@@ -381,6 +387,7 @@ spoil 'd["fastkv"]["settings"]["pool"] = "min"' 'settings.pool is "min"; it must
 spoil 'd["fastkv"]["settings"]["speed"] = 1' 'settings.speed is no setting'
 spoil 'd["fastkv"]["scores"] = []' 'fastkv.scores must be a list of 1 to 4 numbers'
 spoil 'd["fastkv"]["scores"][0] = "x"' 'fastkv.scores has "x"'
+spoil 'd["fastkv"]["recovery"][0] = "x"' 'fastkv.recovery has "x"'
 spoil 'd["fastkv"] = 3' 'fastkv is'
 spoil 'd["fastkv"]["answers"] = {"asked": "now", "full": 1, "kept": 1, "computed": 1}' 'answers.asked is "now"; it must be end or after'
 spoil 'd["speed"] = 3' 'speed is not known'

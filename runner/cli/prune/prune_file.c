@@ -127,6 +127,7 @@ static void write_tuned(cli_json *json, const char *policy, const cli_tuned *tun
     write_figures(json, "entropy", tuned->entropy, tuned->count);
     write_figures(json, "sparsity", tuned->sparsity, tuned->count);
     write_figures(json, "variance", tuned->variance, tuned->count);
+    write_figures(json, "recovery", tuned->recovery, tuned->layers);
     cli_json_end(json, '}');
 }
 
@@ -277,6 +278,8 @@ static kvf_status read_section(const json_value *section, const char *where, con
         KVF_TRY(need_integer(section, where, "first_layer", 0, layers - 1, &first, error));
         for (size_t i = 0; i < (is_structkv ? 4u : 1u); i++)
             KVF_TRY(check_figures(section, where, figures[i], layers - first, error));
+        if (json_get(section, "recovery"))
+            KVF_TRY(check_figures(section, where, "recovery", layers, error));
     }
     const json_value *settings = json_get(section, "settings");
     if (!settings)
@@ -304,9 +307,9 @@ static kvf_status read_document(const json_value *root, const char *what,
     static const char *const of_model[] = {"family",     "layers",   "query_heads",
                                            "kv_heads",   "head_dim", "hidden_size",
                                            "vocab_size", "weights",  NULL};
-    static const char *const of_section[] = {"layer",    "first_layer", "settings",
-                                             "scores",   "entropy",     "sparsity",
-                                             "variance", "answers",     NULL};
+    static const char *const of_section[] = {"layer",   "first_layer", "settings", "scores",
+                                             "entropy", "sparsity",    "variance", "recovery",
+                                             "answers", NULL};
     const json_value *object, *section;
     char where[128];
     uint32_t version = 0, count = 0;

@@ -35,8 +35,10 @@ typedef struct cli_tuned {
     uint32_t first, count; /* the figures are of layers first ... first + count - 1 */
     const double *scores;  /* [count]; NULL = not found by figures */
     const double *entropy, *sparsity, *variance; /* [count] each; NULL = not of this method */
-    bool is_answered;                            /* found by answers instead: */
-    bool keeps;                                  /* enough of them; else it is not for a file */
+    uint32_t layers;                             /* of the model, where there is: */
+    const double *recovery; /* [layers] attention mass on what a layer gets; NULL = not measured */
+    bool is_answered;       /* found by answers instead: */
+    bool keeps;             /* enough of them; else it is not for a file */
     uint32_t full, kept;
     double computed;    /* share of a full prefill's tokens */
     double first_share; /* time to the first token, as a share of full attention's */

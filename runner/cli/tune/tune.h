@@ -8,8 +8,8 @@
  *
  * tune_options.c reads the command line, tune_text.c makes pieces of text, tune_questions.c hides
  * questions in them, tune_search.c looks for settings that keep the answers, tune_measure.c
- * measures what the papers do instead, and tune_asl.c how ranks settle, tune_report.c tells;
- * tune_heads.c finds hot heads, and
+ * measures what the papers do instead, tune_asl.c how ranks settle, and tune_recovery.c what of
+ * attention is left; tune_report.c tells; tune_heads.c finds hot heads, and
  * tune_heads_report.c tells of them; tune.c opens and closes. Invariant: a tune that is zero or
  * half open can be closed.
  */
@@ -123,6 +123,12 @@ KVF_CHECKED kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures,
 /** The threshold with which the mean prompt chooses this layer, or an earlier one whose variance is
  * no greater: halfway to what was the least before. 0 = none */
 double cli_tune_asl_threshold(const cli_tuned *asl, uint32_t layer);
+
+/** What of the attention of whole pieces is on tokens that layers get with this setting.
+ * @param figures  [layers] of zeros, which become tuned->recovery */
+KVF_CHECKED kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tuned,
+                                         double *figures, const cli_tune_runs *runs,
+                                         kvf_error *error);
 
 /** Make prompts with questions of the pieces. */
 KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);

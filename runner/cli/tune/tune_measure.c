@@ -228,27 +228,45 @@ static kvf_status measure_fastkv(cli_tune *tune, double *scores, cli_progress *p
     return KVF_OK;
 }
 
-/* Where the progress of ASL's runs goes. */
-typedef struct asl_runs {
+/* Where the progress of runs goes. */
+typedef struct counted {
     cli_progress *progress;
     uint64_t *done;
-} asl_runs;
+} counted;
 
-static void on_asl_run(void *user)
+static void on_run(void *user)
 {
-    const asl_runs *r = user;
-    cli_progress_at(r->progress, ++*r->done);
+    const counted *c = user;
+    cli_progress_at(c->progress, ++*c->done);
+}
+
+/* Of what was found. */
+static kvf_status measure_recovery(cli_tune *tune, double *figures, const cli_tune_runs *runs,
+                                   kvf_error *error)
+{
+    struct {
+        const char *policy;
+        cli_tuned *tuned;
+    } const found[] = {{"fastkv", &tune->tuning.fastkv},
+                       {"structkv", &tune->tuning.structkv},
+                       {"asl", &tune->tuning.asl}};
+    for (size_t i = 0; i < sizeof found / sizeof *found && !cli_interrupted(); i++)
+        if (found[i].tuned->scores)
+            KVF_TRY(cli_tune_recovery(tune, found[i].policy, found[i].tuned,
+                                      figures + i * tune->model.layers, runs, error));
+    return KVF_OK;
 }
 
 kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
     const uint64_t layers = tune->model.layers, samples = tune->tuning.samples;
-    const uint64_t runs = (o->structkv || o->asl ? samples : 0) +
+    const uint64_t methods = (uint64_t)o->fastkv + o->structkv + o->asl;
+    const uint64_t runs = (o->structkv || o->asl ? samples : 0) + 2 * samples * methods +
                           (o->fastkv ? samples * (2ull + o->layer_last - o->layer_first) : 0);
     uint64_t done = 0;
     cli_progress progress;
-    tune->figures = calloc(5 * layers, sizeof *tune->figures);
+    tune->figures = calloc(8 * layers, sizeof *tune->figures);
     tune->hidden = calloc(samples * tune->model.hidden_size, sizeof *tune->hidden);
     tune->pruned = calloc(tune->model.hidden_size, sizeof *tune->pruned);
     if (!tune->figures || !tune->hidden || !tune->pruned)
@@ -260,10 +278,11 @@ kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
         status = measure_structkv(tune, tune->figures + layers, &progress, &done, error);
     if (status == KVF_OK && o->fastkv && !cli_interrupted())
         status = measure_fastkv(tune, tune->figures, &progress, &done, error);
-    if (status == KVF_OK && o->asl && !cli_interrupted()) {
-        const cli_tune_runs of_asl = {on_asl_run, &(asl_runs){&progress, &done}};
-        status = cli_tune_asl_measure(tune, tune->figures, &of_asl, error);
-    }
+    const cli_tune_runs counts = {on_run, &(counted){&progress, &done}};
+    if (status == KVF_OK && o->asl && !cli_interrupted())
+        status = cli_tune_asl_measure(tune, tune->figures, &counts, error);
+    if (status == KVF_OK)
+        status = measure_recovery(tune, tune->figures + 5 * layers, &counts, error);
     cli_progress_end(&progress);
     tune->interrupted = cli_interrupted();
     return status;

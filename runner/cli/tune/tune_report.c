@@ -28,18 +28,55 @@ static void print_propagated(const kvf_prune_settings *s, FILE *file)
         fprintf(file, "%g of the tokens", (double)s->propagate);
 }
 
-static void print_scores(const cli_tuned *tuned, FILE *file)
+static void print_bars(const cli_tuned *tuned, const double *values, uint32_t first, uint32_t count,
+                       FILE *file)
 {
     const cli_bars bars = {
         .head = "layer",
-        .first = tuned->first,
-        .count = tuned->count,
-        .values = tuned->scores,
+        .first = first,
+        .count = count,
+        .values = values,
         .marked = tuned->layer,
         .mark = "<- chosen",
         .is_ascii = cli_locale_is_ascii(),
     };
     cli_bars_print(&bars, file);
+}
+
+static void print_scores(const cli_tuned *tuned, FILE *file)
+{
+    print_bars(tuned, tuned->scores, tuned->first, tuned->count, file);
+}
+
+static void print_measure(const cli_tuned *tuned, const char *title, const double *values,
+                          FILE *file)
+{
+    fprintf(file, "\n%s\n", title);
+    print_bars(tuned, values, tuned->first, tuned->count, file);
+}
+
+/* What StructKV's score is made of. */
+static void print_measures(const cli_tuned *structkv, FILE *file)
+{
+    char title[96];
+    snprintf(title, sizeof title, "structkv: share of attention on the top %g of the tokens",
+             (double)structkv->settings.mass_share);
+    print_measure(structkv, "structkv: entropy of attention", structkv->entropy, file);
+    print_measure(structkv, title, structkv->sparsity, file);
+    print_measure(structkv, "structkv: variance of attention", structkv->variance, file);
+}
+
+/* From the layer on behind which some tokens are not there. */
+static void print_recovery(const cli_tuned *tuned, const char *policy, FILE *file)
+{
+    uint32_t first = 0;
+    if (!tuned->recovery)
+        return;
+    while (first + 1 < tuned->layers && tuned->recovery[first + 1] >= 1.0)
+        first++;
+    fprintf(file, "\n%s: share of a whole prompt's attention on tokens that a layer still gets\n",
+            policy);
+    print_bars(tuned, tuned->recovery + first, first, tuned->layers - first, file);
 }
 
 static void print_setting(const cli_tuned *t, FILE *file)
@@ -98,6 +135,7 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
                 "\nstructkv: pivot at layer %u of 0 to %u, behind the highest transition score\n",
                 structkv->layer, tune->model.layers - 1);
         print_scores(structkv, file);
+        print_measures(structkv, file);
     }
     if (asl->scores) {
         fprintf(file,
@@ -109,4 +147,7 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
         fputs(" go on\n", file);
         print_scores(asl, file);
     }
+    print_recovery(fastkv, "fastkv", file);
+    print_recovery(structkv, "structkv", file);
+    print_recovery(asl, "asl", file);
 }
