@@ -428,6 +428,27 @@ class Runners(Case):
                 self.assertEqual(again["cached"] + anew["cached"], [0] * 12)
                 self.assertGreater(engine.summed("pages_voided"), 1000)
 
+    def test_sleep(self):
+        """Memory goes and comes back, by vLLM's tags as well, and the answers are the same. Its blocks lie where
+        they lay, and have nothing: no prompt is found."""
+        ids = prompts()[-6:]
+        calls = [answer(ids), ("sleep", [1], {}), answer(ids[::-1]),
+                 ("sleep", [2], {"tags": [["weights"], ["kv_cache"]]}), answer(ids)]
+        for second in (False, True):
+            with self.subTest(second=second):
+                engine = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": "mapped",
+                                                 "host_memory": "400MiB"}, second=second, num_gpu_blocks_override=2001))
+                first, held, again, *_, anew = engine.results
+                self.assertEqual(again["tokens"], first["tokens"][::-1])
+                self.assertEqual(anew["tokens"], first["tokens"])
+                self.assertEqual(again["cached"] + anew["cached"], [0] * 12)
+                host = int(re.search(r"kvferry sleeps: (\d+) MiB of host memory", engine.log)[1])
+                self.assertGreater(host, 200)
+                self.assertLess(held[1], held[0] - host // 2)
+                self.assertEqual(engine.log.count("kvferry is awake"), 2)
+                self.assertEqual(engine.summed("steps"), 3 * 6 * (NEW - 1) * 4) # of three times, over sleep
+                self.assertEqual(engine.summed("tokens_put"), 3 * 4 * sum(len(one) + NEW - 1 for one in ids))
+
     def test_more_requests_than_windows(self):
         """They take turns in calls of as many rows as there are windows; the tokens are the same."""
         ours = {"budget": 128, "local_tokens": 32, "transfer": "mapped"}
@@ -437,6 +458,57 @@ class Runners(Case):
         self.assertTrue(1 <= windows < 8, windows)
         self.assertGreater(few.summed("tokens_brought"), 2 * all_.summed("tokens_brought"))
         self.assertNotIn("of them with a window", all_.log)
+
+
+class Sleep(unittest.TestCase):
+    """Whose word it is. What comes of it: Runners.test_sleep."""
+
+    def test_a_mechanism_of_sleep_mode(self):
+        """Pages go before or beside vLLM's blocks, and come back after them."""
+        from kvferry.vllm.sleep import follow
+        told = []
+
+        class Theirs:
+            def suspend(self, level=1):
+                told.append("suspend %d" % level)
+
+            def resume(self, tags=None):
+                told.append("resume %s" % tags)
+
+            def discard(self, tags):
+                told.append("discard %s" % (tags,))
+
+        class Pool:
+            config = None
+
+            def sleep(self):
+                told.append("sleep")
+
+            def wake(self):
+                told.append("wake")
+
+        pool, one = Pool(), Theirs
+        for _ in range(2):
+            follow(pool, one)
+        for call, wanted in ((lambda: one().suspend(2), ["sleep", "suspend 2"]),
+                             (lambda: one().resume(["weights"]), ["resume ['weights']"]),
+                             (lambda: one().resume(["kv_cache"]), ["resume ['kv_cache']", "wake"]),
+                             (lambda: one().resume(), ["resume None", "wake"]),
+                             (lambda: one().discard(("weights",)), ["discard ('weights',)"]),
+                             (lambda: one().discard(("kv_cache",)), ["discard ('kv_cache',)", "sleep"])):
+            told.clear()
+            call()
+            self.assertEqual(told, wanted)
+        del pool
+        told.clear()
+        one().suspend()
+        self.assertEqual(told, ["suspend 1"])
+
+    def test_vllm_s_mechanism_is_such(self):
+        from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+        from vllm.v1.worker.cpu_worker import CPUWorker
+        for theirs, names in ((CuMemBackend, ("suspend", "resume", "discard")), (CPUWorker, ("sleep", "wake_up"))):
+            self.assertTrue(all(name in vars(theirs) for name in names))
 
 
 class Refusals(Case):
@@ -834,6 +906,6 @@ class Server(Case):
 
 if __name__ == "__main__":
     names = [name for name, one in list(globals().items())
-             if isinstance(one, type) and issubclass(one, Case) and
+             if isinstance(one, type) and issubclass(one, unittest.TestCase) and
              one not in (Case, Soak, TwoMachines)]
     unittest.main(argv=["check_vllm"] + (sys.argv[1:] or names), verbosity=2)

@@ -340,10 +340,12 @@ class Refusals(unittest.TestCase):
     def test_what_is_not_captured(self):
         with kvferry.Runtime(device="host") as runtime:
             machine = runtime.describe()
-        self.assertIsNone(refusals.why_not_captured(0, machine))
-        self.assertRegex(refusals.why_not_captured(2, machine), "verify_interval = 2")
+        self.assertIsNone(refusals.why_not_captured(0, False, machine))
+        self.assertRegex(refusals.why_not_captured(2, False, machine), "verify_interval = 2")
+        self.assertRegex(refusals.why_not_captured(0, True, machine), "enable_sleep_mode")
         for records, text in ((True, "None"), (False, "driver of this GPU")):
-            told = refusals.why_not_captured(0, {"devices": [{**machine["devices"][0], "records_graphs": records}]})
+            told = refusals.why_not_captured(
+                0, False, {"devices": [{**machine["devices"][0], "records_graphs": records}]})
             self.assertIn(text, str(told))
 
     def test_blocks(self):

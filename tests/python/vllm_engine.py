@@ -163,6 +163,19 @@ def do_reload(llm):
     llm.collective_rpc("reload_weights")
 
 
+def do_sleep(llm, level, tags=(None,)):
+    """Sleep and wake up, in so many steps. MiB of memory in no file before, while it sleeps, and after."""
+    def held():
+        with open("/proc/self/status", encoding="ascii") as text:
+            return sum(int(line.split()[1]) for line in text if line.startswith(("RssAnon", "RssShmem"))) // 1024
+    told = [held()]
+    llm.sleep(level=level)
+    told.append(held())
+    for each in tags:
+        llm.wake_up(each)
+    return [*told, held()]
+
+
 class Replayed:
     """A CUDA graph as a CPU has it: the call that was captured, with the addresses that it had then."""
 

@@ -89,7 +89,8 @@ class Builder(AttentionMetadataBuilder[Pass]):
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
         """Passes of steps alone, each request with as many tokens; said before vLLM settles on graphs."""
         pool = pool_of(vllm_config)
-        why = why_not_captured(pool.options.verify_interval, pool.runtime.describe())
+        why = why_not_captured(pool.options.verify_interval, vllm_config.model_config.enable_sleep_mode,
+                               pool.runtime.describe())
         if why is None:
             return cls._cudagraph_support
         if _has_graphs(vllm_config):
@@ -185,7 +186,7 @@ class Impl(AttentionImpl[Pass]):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
         self.index, self.is_last = 0, False # of the layer in it
-        self.bound: Tuple[int, int] = (0, 0) # where its codes are, and from block to block
+        self.bound: tuple = () # the blocks, where their codes of this layer are, and from block to block
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """All layers are there, and vLLM has not asked yet how much memory there is."""
@@ -236,15 +237,15 @@ class Impl(AttentionImpl[Pass]):
         self.pool.blocks.write(put, self.pool.stream())
 
     def _bind(self, kv_cache: torch.Tensor) -> None:
-        """vLLM may give a layer other memory, as after sleep."""
-        at = kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
+        """vLLM may give a layer other memory, and after sleep there are other blocks."""
+        assert self.pool is not None and self.pool.blocks is not None
+        at = self.pool.blocks, kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
         if at != self.bound:
-            assert self.pool is not None and self.pool.blocks is not None
             last = sum((n - 1) * s for n, s in zip(kv_cache.shape[1:], kv_cache.stride()[1:]))
             if last + 1 != kv_cache[0].numel():
                 refuse("blocks of a layer that do not lie in one piece",
                        "take the default of VLLM_KV_CACHE_LAYOUT")
-            self.pool.blocks.bind(self.index, *at)
+            self.pool.blocks.bind(self.index, *at[1:])
             self.bound = at
 
 

@@ -25,12 +25,14 @@ from . import options as _options
 from .memory import Asked, Card, Sums, blocks_that_fit, divide_own
 from .metrics import Written, values_of
 from .refusals import refuse
+from .sleep import follow
 from .verify import Recall
 
 log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 
 MIB = 1 << 20
 GPU_LISTS = 65535 # of a call: a launch takes so many
+COUNTED = [name for name, *_ in BlocksStats._fields_]
 TELL_SECONDS = 1.0 # between readings of a GPU's counters: each waits for it
 
 
@@ -41,19 +43,19 @@ class Pool:
     """
 
     def __init__(self, config: Any, layers: dict) -> None:
-        self.layers = layers
-        self._config = config
+        self.layers, self.config = layers, config
         first = next(iter(layers.values()))
         ground = ground_of(config, Heads(first.num_heads, first.num_kv_heads, first.head_size, first.scale))
         self.options, self.runtime = ground.options, ground.runtime
         self._shape = self._settings()
-        self.blocks: Optional[Blocks] = None
+        self.blocks: Optional[Blocks] = None # once it is open, but while it sleeps
         drafts = config.speculative_config
         self.rows_each = 1 + (drafts.num_speculative_tokens if drafts is not None else 0) # of a request
         self.regions = 0 # of the device: most rows of a call, once it is open
         self._sums: Optional[Sums] = None # once blocks are sized
         self._block_tokens, self._are_all_ours = 0, True
         self._stream: Optional[Stream] = None # of a host device
+        self._reserve: Any = None # makes the blocks, once their number is known
         parallel = config.parallel_config
         self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
         self.recall = Recall(self.options.verify_interval, _heads.that_select(
@@ -61,11 +63,12 @@ class Pool:
         self._steps = 0
         self._read, self._told = 0.0, time.monotonic()
         self._before = self._latest = (0, BlocksStats(), (0, 0.0))
+        self._counted = BlocksStats() # before it slept
         self._is_spoilt = False # the last pass had a row without an answer
 
     def _settings(self) -> dict:
         """Of the blocks, without their number."""
-        config, impl = self._config, next(iter(self.layers.values()))
+        config, impl = self.config, next(iter(self.layers.values()))
         shapes = {(i.num_heads, i.num_kv_heads, i.head_size, i.scale) for i in self.layers.values()}
         if len(shapes) > 1:
             refuse("layers of different shapes", "take another model")
@@ -93,7 +96,7 @@ class Pool:
     def size_blocks(self, bytes_of_vllm: int, block_tokens: int, are_all_ours: bool) -> None:
         """Tell vLLM how many blocks there are, each with `bytes_of_vllm` bytes of its own tensors."""
         self._block_tokens, self._are_all_ours = block_tokens, are_all_ours
-        config, parallel = self._config, self._config.parallel_config
+        config, parallel = self.config, self.config.parallel_config
         model, requests = config.model_config, config.scheduler_config.max_num_seqs
         room = self.options.host_memory or _options.default_memory(parallel.world_size,
                                                                    parallel.data_parallel_index)
@@ -116,20 +119,25 @@ class Pool:
         self._block_tokens = block_tokens
         if self.blocks is not None: # of an earlier try
             self.blocks.close()
-        count, limit = self._config.cache_config.num_gpu_blocks, self.options.host_memory
-        tokens = self._config.model_config.max_model_len
+        count, limit = self.config.cache_config.num_gpu_blocks, self.options.host_memory
+        tokens = self.config.model_config.max_model_len
         need = self._sums.host(count, tokens)
         if limit is not None and need > limit:
             raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %d bytes of host_memory, "
                               "and there are %d; lower it, or give more" % (count, need, limit))
         if self.runtime.on_cuda:
-            asked = self._sums.asked._replace(left=_left(self._config, torch.cuda.max_memory_allocated()))
+            asked = self._sums.asked._replace(left=_left(self.config, torch.cuda.max_memory_allocated()))
             self._sums = Sums(asked, self._plan)
         own = divide_own(self._sums, count)
         self.regions = own.regions
-        self.blocks = Blocks(
-            self.runtime, block_count=count, block_tokens=block_tokens, tokens_max=tokens, sequences_max=own.regions,
-            device_bytes="auto" if own.device_bytes is None else own.device_bytes, **self._shape)
+        self._reserve = functools.partial(
+            Blocks, self.runtime, block_count=count, block_tokens=block_tokens, tokens_max=tokens,
+            sequences_max=own.regions, device_bytes="auto" if own.device_bytes is None else own.device_bytes,
+            **self._shape)
+        self.blocks = self._reserve()
+        teller = _teller_of_sleep(self.config)
+        if teller is not None:
+            follow(self, teller)
         self._stream = None if self.runtime.on_cuda else Stream(self.runtime)
         log.info("%s", self.describe())
 
@@ -137,7 +145,7 @@ class Pool:
         """What is in force, in a line."""
         assert self.blocks is not None
         s, plan, mask = self.blocks.settings, self.blocks.plan, self._shape["head_mask"]
-        blocks, scheduler = self._config.cache_config.num_gpu_blocks - 1, self._config.scheduler_config
+        blocks, scheduler = self.config.cache_config.num_gpu_blocks - 1, self.config.scheduler_config
         return ("kvferry %s on %s: budget %d, pages of %d tokens%s, select %s%s; %d blocks of %d, %d tokens fit%s, "
                 "in %d requests at once of up to %d%s; host memory %d MiB, device memory %d MiB and %d MiB "
                 "in vLLM's blocks" % (
@@ -178,7 +186,7 @@ class Pool:
         """After a pass: counters, and now and then a line, if there was something to do."""
         assert self.blocks is not None
         self._read = now = time.monotonic()
-        stats, last = self.blocks.stats(), self._latest[1]
+        stats, last = self._stats(), self._latest[1]
         self._latest = self._steps, stats, self.recall.read()
         self._counters.write(values_of(*self._latest))
         is_spoilt = stats.bad_rows > last.bad_rows
@@ -203,6 +211,31 @@ class Pool:
                     100.0 * hits / (hits + misses) if hits + misses else 100.0,
                     (now.bytes_to_device - before.bytes_to_device) // MIB,
                     ", recall %.2f%%" % (100.0 * share / verified) if verified else ""))
+
+    def sleep(self) -> None:
+        """Give pages back. Nobody asks for them again: vLLM forgets what its blocks held."""
+        if self.blocks is not None:
+            self.stream().wait()
+            self._counted = self._stats()
+            plan = self.blocks.plan
+            self.blocks.close()
+            self.blocks = None
+            log.info("kvferry sleeps: %d MiB of host memory and %d MiB of device memory are given back",
+                     plan.host_bytes // MIB, plan.device_bytes // MIB)
+
+    def wake(self) -> None:
+        """Reserve what was there, empty."""
+        if self.blocks is None:
+            self.blocks = self._reserve()
+            log.info("kvferry is awake")
+
+    def _stats(self) -> BlocksStats:
+        """Since the engine began."""
+        assert self.blocks is not None
+        now = self.blocks.stats()
+        for name in COUNTED:
+            setattr(now, name, getattr(now, name) + getattr(self._counted, name))
+        return now
 
     def close(self) -> None:
         """Give all memory back."""
@@ -265,6 +298,17 @@ def look() -> tuple:
         return 0, 0
     free, total = torch.cuda.mem_get_info()
     return free + torch.cuda.memory_reserved(), total
+
+
+def _teller_of_sleep(config: Any) -> Optional[type]:
+    """Whose objects make an engine sleep; None: it does not."""
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker # pylint: disable=import-outside-toplevel
+        return CPUWorker
+    from vllm.device_allocator.sleep_mode_backend import ( # pylint: disable=import-outside-toplevel
+        SleepModeBackendFactory)
+    model = config.model_config
+    return SleepModeBackendFactory.get_backend_class(model.sleep_mode_backend) if model.enable_sleep_mode else None
 
 
 def _left(config: Any, held: int, ahead: int = 0) -> int:

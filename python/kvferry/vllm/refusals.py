@@ -43,10 +43,12 @@ def check_engine(config: Any) -> None:
         refuse("drafts by %s" % drafts.method, "take %s" % " or ".join(DRAFTS))
 
 
-def why_not_captured(verify_interval: int, machine: dict) -> Optional[str]:
+def why_not_captured(verify_interval: int, sleeps: bool, machine: dict) -> Optional[str]:
     """Why steps are not in CUDA graphs, on a machine as Runtime.describe() tells it; None: they are."""
     if verify_interval:
         return "verify_interval = %d attends densely in some of the passes" % verify_interval
+    if sleeps:
+        return "enable_sleep_mode gives memory back whose addresses graphs would have"
     if not machine["devices"][0].get("records_graphs", True): # the host device does not say
         return "the driver of this GPU does not record kvferry's kernels"
     return None
