@@ -25,7 +25,7 @@ import urllib.request
 
 from kvferry.vllm.metrics import COUNTERS
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, LIMIT, NEW, Engine, answer, beginnings,
-                         environment, linear_model, poisoned_model, prompts, small_model,
+                         environment, linear_model, mamba_model, poisoned_model, prompts, small_model,
                          three_answers, variant, windowed_model)
 
 
@@ -571,9 +571,23 @@ class Refusals(Case):
             "block_size = 48: a block has a multiple of 32 tokens": {"block_size": 48, **kvferry},
             "block_tokens = 32: coarse heads score means of 64": {
                 "additional_config": {"kvferry": {"head_mask": mask}}}}
+        for method in ("draft_model", "eagle"):
+            wanted["drafts by %s: take ngram" % method] = {**kvferry, "speculative_config": {
+                "method": method, "model": variant(method), "num_speculative_tokens": 2}}
         bare = {"model": variant("bare"), "load_format": "safetensors"}
         engine = self.refused({text: {**bare, **one} for text, one in wanted.items()})
         self.assertNotIn("Loading weights took", engine.log)
+
+    def test_a_model_without_a_layer_for_it(self):
+        """All layers see a window, and are left to vLLM; none has keys; nothing was asked to be kvferry's."""
+        per_kind = {"attention_backend": None,
+                    "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
+        windows = variant("windows", architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=64)
+        self.refused({
+            "no layer of this model is kvferry's: CPU_ATTN has some; leave CUSTOM out": {
+                "model": windows, "load_format": "dummy", **per_kind},
+            "no layer of this model is kvferry's: ": {"model": mamba_model(), "load_format": "dummy"},
+            "no layer is to be its: add --attention-backend CUSTOM": {"attention_backend": None, "load_format": "dummy"}})
 
     def test_no_advice_leads_to_another_refusal(self):
         """Where layers with a window are beside others that are refused, these are what is named."""

@@ -85,6 +85,16 @@ def linear_model():
     return folder
 
 
+def mamba_model():
+    """A Mamba, without weights."""
+    import transformers
+    folder = os.path.join(FOLDER.name, "mamba")
+    transformers.MambaConfig(architectures=["MambaForCausalLM"], vocab_size=VOCABULARY, hidden_size=256,
+                             num_hidden_layers=2, pad_token_id=0, eos_token_id=None,
+                             bos_token_id=1).save_pretrained(folder)
+    return folder
+
+
 def poisoned_model(token):
     """The small model with an embedding that is not a number."""
     from safetensors.torch import load_file, save_file
