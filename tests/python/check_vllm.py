@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import urllib.request
@@ -458,6 +459,35 @@ class Runners(Case):
         self.assertTrue(1 <= windows < 8, windows)
         self.assertGreater(few.summed("tokens_brought"), 2 * all_.summed("tokens_brought"))
         self.assertNotIn("of them with a window", all_.log)
+
+
+class Folders(unittest.TestCase):
+    """Of counters. They go with the first process, and of one that was killed with the next that begins."""
+
+    START = ("from kvferry.vllm import metrics; metrics.announce(); rank = metrics.Written(rank='0'); "
+             "print(flush=True); input()")
+
+    def start(self, folder):
+        env = {name: value for name, value in os.environ.items() if name != "KVFERRY_METRICS"}
+        process = subprocess.Popen([sys.executable, "-c", self.START], env={**env, "TMPDIR": folder}, text=True,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        process.stdout.readline()
+        return process
+
+    def test_nothing_is_left(self):
+        with tempfile.TemporaryDirectory(dir=FOLDER.name) as folder:
+            killed, other = self.start(folder), self.start(folder)
+            killed.kill()
+            killed.communicate()
+            there = os.listdir(folder)
+            self.assertEqual(len(there), 2)
+            last = self.start(folder)
+            self.assertEqual(len(os.listdir(folder)), 2)
+            self.assertEqual(len(set(os.listdir(folder)) & set(there)), 1) # of the one that lives
+            for process in (other, last):
+                process.communicate("\n")
+            self.assertEqual(os.listdir(folder), [])
 
 
 class Sleep(unittest.TestCase):

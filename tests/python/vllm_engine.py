@@ -294,7 +294,7 @@ def settings_of(ours, **changes):
 
 def environment(several=False, second=False):
     env = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_PLUGINS="kvferry",
-               VLLM_ENABLE_V1_MULTIPROCESSING="1" if several else "0", OMP_WAIT_POLICY="passive")
+               TMPDIR=FOLDER.name, VLLM_ENABLE_V1_MULTIPROCESSING="1" if several else "0", OMP_WAIT_POLICY="passive")
     if several:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     if second:
