@@ -164,7 +164,8 @@ def main():
                         % eval_ruler.SAMPLES)
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="with --ruler: only these")
     parser.add_argument("--row", action="append", metavar="'NAME FIELD=VALUE...'",
-                        help="with --ruler: one more row, such as 'third head_mask=FILE'")
+                        help="with --ruler: one more row, such as 'third head_mask=FILE' or 'fastkv "
+                        "prune=fastkv prune_config=FILE retention=evict select=full'")
     parser.add_argument("--first-row", action="append", metavar="'NAME FIELD=VALUE...'",
                         help="likewise, of the first %d documents of a task and length"
                         % eval_ruler.PART)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What selections cost in the tasks of RULER and MRCR (eval_ruler_texts.py): `eval.py --ruler`.
+"""What selections and pruning cost in the tasks of RULER and MRCR (eval_ruler_texts.py): `eval.py
+--ruler`.
 
 Every task at every length is a run of its own, so that its rows say how many tokens were attended.
 A task in which the model scores below a fifth with full attention tells little of selections: it is
@@ -9,6 +10,7 @@ are complete.
 import itertools
 import os
 import shlex
+import statistics
 import sys
 import tempfile
 
@@ -109,9 +111,23 @@ class Run:
 
     def attended(self, name):
         """Tokens per KV head and step."""
-        told = [r.stats for part in self.done for r in part.rows if r.method == name and r.stats]
+        told = self.stats(name)
         return (sum(s["tokens_attended"] for s in told) /
                 sum(s["tokens"] * s["layers"] * s["kv_heads"] for s in told))
+
+
+    def stats(self, name):
+        return [r.stats for part in self.done for r in part.rows if r.method == name and r.stats]
+
+    def first(self, name):
+        """Milliseconds to the first token of whole prompts."""
+        return [ms for part in self.done for r in part.rows if r.method == name
+                for ms in r.first.values()]
+
+    def share(self, name, part, whole):
+        """Of what was summed; None where nothing was."""
+        told = [s for s in self.stats(name) if s.get(whole)]
+        return sum(s[part] for s in told) / sum(s[whole] for s in told) if told else None
 
 
 def mean(scores):
@@ -129,6 +145,12 @@ def figures(one):
             rows[row.method] = {"score": mean(mine), "full_score": mean(full[:len(mine)]),
                                 "questions": sum(map(len, mine)),
                                 "attended": one.attended(row.method), "scores": mine}
+            if row.is_whole:
+                rows[row.method].update(
+                    first_ms=one.first(row.method),
+                    computed=one.share(row.method, "tokens_computed", "tokens_full"),
+                    footprint=one.share(row.method, "entry_steps", "full_entry_steps"),
+                    device=one.share(row.method, "device_entry_steps", "full_entry_steps"))
     return {"task": one.task, "tokens": one.tokens, "samples": len(full),
             "questions": sum(map(len, full)),
             "documents": [n for part in one.done for n in part.lengths],
@@ -225,8 +247,40 @@ def attended_share(told, name):
             sum(r["questions"] for r, _ in rows))
 
 
+def of_judged(told, name, what):
+    """[(questions, figure)] of a row where it has that figure."""
+    rows = [f["rows"][name] for f in told if f["judged"] and name in f["rows"]]
+    return [(r["questions"], r[what]) for r in rows if r.get(what) is not None]
+
+
+def mean_of(told, name, what):
+    """Over judged questions; None where the row has no such figure."""
+    found = of_judged(told, name, what)
+    return sum(n * x for n, x in found) / sum(n for n, _ in found) if found else None
+
+
+def first_seconds(told, name):
+    """The median over the prompts of judged tasks."""
+    found = [ms for _, all_ms in of_judged(told, name, "first_ms") for ms in all_ms]
+    return statistics.median(found) / 1e3 if found else None
+
+
 def in_percent(share, interval):
     return ["%.1f%%" % (100 * share), "%.1f–%.1f" % tuple(100 * x for x in interval)]
+
+
+def whole_prompts(told):
+    """Rows that read whole prompts: what of them was computed and held, and how soon they answer."""
+    names = [n for n in names_of(told) if of_judged(told, n, "first_ms")]
+    if not names:
+        return []
+    lines = ["", "| row | prefill computed | footprint | on the device | first token, s |",
+             "|---|" + "---:|" * 4]
+    for name in names:
+        shares = [mean_of(told, name, what) for what in ("computed", "footprint", "device")]
+        lines.append("| %s | %s | %.2f |" % (name, " | ".join(
+            "" if x is None else "%.1f%%" % (100 * x) for x in shares), first_seconds(told, name)))
+    return lines
 
 
 def summary(told):
@@ -246,7 +300,7 @@ def summary(told):
         cells += (["%.1f" % (100 * sum(mean(m) for m, _ in runs) / len(runs))] +
                   in_percent(*mean_of_tasks(runs)) if runs else [""] * 3)
         lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return lines + whole_prompts(told)
 
 
 LEGEND = """\
@@ -261,6 +315,11 @@ found, times 100; of `mrcr` the likeness of the reply. An answer ends where all 
 full attention scores 20 or more, so luck in that favours `full`. *worse*, *better*: questions that
 score less than with full attention, and more. *of full's*: sums of scores over all judged questions;
 *mean of tasks*: every task at every length that has two documents counts alike, as in RULER's score.
+Rows that prune read every prompt whole, with its question at the end; with `retention=complete` the
+document is pruned, and completed after a question that is not judged. *prefill computed*: tokens times
+layers, of all; *footprint*: entries of the KV cache, summed over steps, of full causal attention's, and
+those on the device; *first token*: the median of wall seconds after a prompt, on a machine as busy as it
+was.
 Intervals are of a bootstrap over documents, within tasks for the mean of tasks."""
 
 

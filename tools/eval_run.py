@@ -5,12 +5,15 @@ Knows settings of a cache and what the command prints, not tasks or tables. A do
 with full attention, and kept by --save; every row goes on from it under its own settings. Rows with a
 static set read the document once more, because that set is chosen by the prompt's queries, and so do
 rows whose pages or heads are of another form. Questions are answered by `run --ask`, each on a fork;
-texts are scored by `score`. The findings are a file of lines, fields apart by tabs:
+texts are scored by `score`. Rows that prune read every prompt whole, with its question at the end; with
+`retention=complete` the document is pruned, and completed after a question
+that is not judged. The findings are a file of lines, fields apart by tabs:
 
     document DOCUMENT TOKENS
     config NAME                              what follows is of this row
     answer DOCUMENT TASK TEXT
     loss DOCUMENT TASK TOKENS SUM FIRST      FIRST: tokens that were the likeliest
+    first DOCUMENT TASK MS                   from a whole prompt to its first token
     stats FIELD=VALUE ...                    sums over all steps after the documents
     refused REASON                           in place of these: the library has no such cache
     same NAME                                likewise: an earlier row comes to the same settings
@@ -48,14 +51,17 @@ class Row:
         if budget:
             self.settings["budget_tokens"] = str(budget)
         self.name = " ".join([method, settings] + ([str(budget)] if budget else []))
+        self.is_whole = "prune" in self.settings
         self.refused, self.is_same = None, False
-        self.answers, self.losses, self.stats = {}, {}, {}  # by (document, task)
+        self.answers, self.losses, self.first, self.stats = {}, {}, {}, {}  # by (document, task)
 
     def options(self, is_asked):
         """Options of the command. is_asked: of `run --ask`"""
         out = ["--transfer", "gather", "--device-memory", "0", "--verify", "dense:%d" % VERIFY]
         for field, value in self.settings.items():
-            if field != "extend" or is_asked:
+            if field.startswith("set."):
+                out += ["--prune-set", "%s=%s" % (field[4:], value)]
+            elif field != "extend" or is_asked:
                 out += ["--" + OPTIONS.get(field, field.replace("_", "-")), value]
         return out
 
@@ -174,6 +180,44 @@ class Evaluation:
                 add(sums, counters)
             self.note(told, sums)
 
+    def whole(self, row, i, sums, lines):
+        """Questions at the end of prompts of their own."""
+        document = self.documents[i]
+        asked = [t for t, task in enumerate(document.tasks) if task.tokens]
+        prompts = self.command.path("prompts.jsonl", "".join(json.dumps(
+            {"id": str(t), "prompt": document.text + document.tasks[t].text,
+             "tokens": document.tasks[t].tokens}) + "\n" for t in asked))
+        said, told = self.command.stats("run", "--prompts", prompts, "--batch", "1", *row.options(False))
+        for line in map(json.loads, said.splitlines()):
+            place = (i, int(line["id"]))
+            lines.append("answer\t%d\t%d\t%s" % (*place, eval_texts.escaped(line["answer"])))
+            lines.append("first\t%d\t%d\t%.1f" % (*place, line["ttft_ms"]))
+        self.note_whole(told, sums)
+
+    def completed(self, row, i, sums, lines):
+        """A document that is pruned, and completed after a question that is not judged."""
+        document = self.documents[i]
+        asked = [t for t, task in enumerate(document.tasks) if task.tokens]
+        text = self.command.path("%d.txt" % i, document.text)
+        questions = self.command.path("ask.jsonl", "".join(
+            json.dumps({"prompt": document.tasks[t].text}) + "\n" for t in asked[:1] + asked))
+        said, told = self.command.stats(
+            "run", "--prompt-file", text, "--ask", questions, "-n",
+            str(max(document.tasks[t].tokens for t in asked)), *row.options(True))
+        lines += ["answer\t%d\t%d\t%s" % (i, t, eval_texts.escaped(answer))
+                  for t, answer in zip(asked, said.split("\n")[1:])]
+        lines.append("first\t%d\t%d\t%.1f" % (i, asked[0], told["ttft_ms"]))
+        self.note_whole(told, sums)
+
+    def note_whole(self, told, sums):
+        """Counters of all its prompts, and what they held and computed."""
+        add(sums, told)
+        for name in ("entry_steps", "device_entry_steps", "full_entry_steps"):
+            sums[name] = sums.get(name, 0) + told["footprint"][name]
+        for name in ("tokens_computed", "tokens_full"):
+            sums[name] = sums.get(name, 0) + told.get("prune", {}).get(name, 0)
+        self.note(told, sums)
+
     def note(self, told, sums):
         """Sizes; the row's settings as the library resolved them."""
         s = told["settings"]
@@ -196,6 +240,8 @@ class Evaluation:
 
     def run(self, row):
         """@return lines of the row but for its name"""
+        if row.is_whole:
+            return self.run_whole(row)
         sums, lines = {}, []
         try:
             self.command.run("run", "--prompt", "a", "-n", "1", "--dry-run", *row.options(False))
@@ -208,6 +254,22 @@ class Evaluation:
             if i == 0 and key in self.past:
                 return ["same\t%s" % self.past[key]]
             self.past.setdefault(key, row.name)
+        return self.ended(sums, lines)
+
+    def run_whole(self, row):
+        """A policy refuses prompts that are too short for its settings, of which the first is one."""
+        sums, lines = {}, []
+        read = self.completed if row.settings.get("retention") == "complete" else self.whole
+        for i in range(len(self.documents)):
+            try:
+                read(row, i, sums, lines)
+            except Refused as why:
+                if i:
+                    raise
+                return ["refused\t%s" % why]
+        return self.ended(sums, lines)
+
+    def ended(self, sums, lines):
         del sums["settings"]
         return lines + ["stats\t" + "\t".join("%s=%.9g" % s for s in sums.items())]
 
@@ -265,6 +327,8 @@ def read(path, rows):
         elif kind == "loss":
             row.losses[int(fields[0]), int(fields[1])] = (
                 int(fields[2]), float(fields[3]), int(fields[4]))
+        elif kind == "first":
+            row.first[int(fields[0]), int(fields[1])] = float(fields[2])
         elif kind == "stats":
             row.stats = {k: float(v) for k, v in (f.split("=") for f in fields)}
     return lengths

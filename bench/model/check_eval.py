@@ -118,6 +118,34 @@ def check_dense(folder, document, questions):
     check("two words of three are enough", said[0, len(questions)].split() == right[0].split()[:2])
 
 
+def check_pruned(folder, documents):
+    """Prompts with their question at the end; and documents that are completed, which answer as whole
+    ones do."""
+    kept = {"prune": "snapkv", "keep": "0.5", "set.window": "8", "retention": "evict", "select": "full"}
+    rows = evaluate(folder, documents[:1], {
+        "pruned": kept, "whole": {"prune": "full", "select": "full"}, "few": dict(kept, keep="0.001"),
+        "asked": {"select": "full"},
+        "complete": {"prune": "fastkv", "propagate": "0.5", "retention": "complete", "select": "full"}})[1]
+    asked = [t for t, task in enumerate(documents[0].tasks) if task.tokens]
+    prompt = os.path.join(folder, "prompt")
+    with open(prompt, "w", encoding="utf-8") as f:
+        f.write(documents[0].text + documents[0].tasks[2].text)
+    said = run(KVFERRY, "run", "--model", MODEL, "--device", "host", "--prompt-file", prompt, "-n", "3",
+               "--prune", "snapkv", "--keep", "0.5", "--prune-window", "8", "--retention", "evict",
+               "--select", "full")
+    check("a pruned prompt", rows["pruned"].answers[0, 2].strip() == said.strip())
+    check("every prompt has its time", sorted(rows["pruned"].first) == [(0, t) for t in asked] ==
+          sorted(rows["pruned"].answers) and min(rows["pruned"].first.values()) > 0)
+    stats = {name: row.stats for name, row in rows.items()}
+    check("what was held and computed", stats["pruned"]["entry_steps"] < stats["whole"]["entry_steps"] ==
+          stats["whole"]["full_entry_steps"] and stats["whole"]["tokens_computed"] ==
+          stats["whole"]["tokens_full"] > 0)
+    check("what a policy refuses is told", "keep" in (rows["few"].refused or ""))
+    check("a document that was completed answers as a whole one",
+          {at: rows["complete"].answers[at] for at in rows["asked"].answers} == rows["asked"].answers and
+          stats["complete"]["tokens_computed"] < stats["complete"]["tokens_full"])
+
+
 def check_report():
     """What is made of the figures."""
     low, high = eval_report.wilson(90, 100)
@@ -318,6 +346,7 @@ def main():
         check("the same settings again are told", rows["again"].is_same and
               rows["again"].answers == rows["dynamic"].answers)
         check_dense(folder, *texts[0])
+        check_pruned(folder, documents)
         check_ruler(texts[0][0].replace(" . ", ". "))
     check_report()
     check_ruler_report()
