@@ -18,7 +18,7 @@ import unittest
 
 from vllm_case import Case, main, stock, vllm_alone
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, answer, beginnings, linear_model, mamba_model,
-                         poisoned_model, prompts, small_model, three_answers, variant, windowed_model)
+                         poisoned_model, prompts, three_answers, variant, windowed_model)
 
 
 def write_mask(path, layers):

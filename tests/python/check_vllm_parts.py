@@ -315,7 +315,6 @@ class Refusals(unittest.TestCase):
                           ("ALiBi", {"alibi_slopes": [1.0]}),
                           ("sliding window", {"sliding_window": 128}),
                           ("soft caps", {"logits_soft_cap": 30.0}),
-                          ("attention sinks", {"sinks": np.zeros(4)}),
                           ("share the keys", {"shares": "layer 1"})):
             self.refused(text, refusals.check_layer, **bad)
 
@@ -323,10 +322,9 @@ class Refusals(unittest.TestCase):
         """Words of ours, and of several reasons the one that has no way out by settings."""
         plain = dict(head_size=64, use_mla=False, has_sink=False, block_size=None)
         refusals.check_choice(**plain)
-        refusals.check_choice(**{**plain, "block_size": 64})
+        refusals.check_choice(**{**plain, "block_size": 64, "has_sink": True})
         for text, bad in (("MLA.*HiSparse", {"use_mla": True, "use_sparse": True}),
                           ("sparse attention", {"use_sparse": True}),
-                          ("attention sinks: take another model, or vLLM's own", {"has_sink": True, "has_sliding_window": True}),
                           ("tokens of an image.*--language-model-only", {"use_mm_prefix": True, "has_sliding_window": True}),
                           ("come later", {"use_non_causal": True}),
                           ("reference sliding", {"use_rswa": True}),

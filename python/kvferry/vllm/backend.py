@@ -177,20 +177,23 @@ class Impl(AttentionImpl[Pass]):
                  kv_sharing_target_layer_name: Optional[str] = None,
                  sinks: Optional[torch.Tensor] = None) -> None:
         check_layer(attn_type, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
-                    logits_soft_cap=logits_soft_cap, sinks=sinks, shares=kv_sharing_target_layer_name)
+                    logits_soft_cap=logits_soft_cap, shares=kv_sharing_target_layer_name)
         self.config = get_current_vllm_config()
         check_engine(self.config)
         look()
         ground_of(self.config, Heads(num_heads, num_kv_heads or num_heads, head_size, float(scale)))
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
+        self.sinks = sinks # a weight: a logit of each query head
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
         self.index, self.is_last = 0, False # of the layer in it
         self.bound: tuple = () # the blocks, where their codes of this layer are, and from block to block
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """All layers are there, and vLLM has not asked yet how much memory there is."""
-        if self.pool is None:
+        """All layers are there, and vLLM has not asked yet how much memory there is. Or weights came anew."""
+        if self.pool is not None:
+            self.pool.form(self.index)
+        else:
             pool = pool_of(self.config)
             # vLLM does so next: with linear layers it makes blocks as large as their states.
             current_platform.update_block_size_for_backend(self.config)
@@ -325,6 +328,10 @@ class Backend(AttentionBackend):
     @classmethod
     def supports_kv_connector(cls) -> bool:
         return False
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
 
     @classmethod
     def validate_configuration(cls, *given: Any, **named: Any) -> List[str]:

@@ -55,7 +55,7 @@ class Pool:
         self._sums: Optional[Sums] = None # once blocks are sized
         self._block_tokens, self._are_all_ours = 0, True
         self._stream: Optional[Stream] = None # of a host device
-        self._reserve: Any = None # makes the blocks, once their number is known
+        self._make: Any = None # makes the blocks, once their number is known
         parallel = config.parallel_config
         self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
         self.recall = Recall(self.options.verify_interval, _heads.that_select(
@@ -69,7 +69,7 @@ class Pool:
     def _settings(self) -> dict:
         """Of the blocks, without their number."""
         config, impl = self.config, next(iter(self.layers.values()))
-        shapes = {(i.num_heads, i.num_kv_heads, i.head_size, i.scale) for i in self.layers.values()}
+        shapes = {(i.num_heads, i.num_kv_heads, i.head_size) for i in self.layers.values()}
         if len(shapes) > 1:
             refuse("layers of different shapes", "take another model")
         mask = None
@@ -130,16 +130,28 @@ class Pool:
             self._sums = Sums(asked, self._plan)
         own = divide_own(self._sums, count)
         self.regions = own.regions
-        self._reserve = functools.partial(
+        self._make = functools.partial(
             Blocks, self.runtime, block_count=count, block_tokens=block_tokens, tokens_max=tokens,
             sequences_max=own.regions, device_bytes="auto" if own.device_bytes is None else own.device_bytes,
             **self._shape)
-        self.blocks = self._reserve()
+        self._reserve()
         teller = _teller_of_sleep(self.config)
         if teller is not None:
             follow(self, teller)
         self._stream = None if self.runtime.on_cuda else Stream(self.runtime)
         log.info("%s", self.describe())
+
+    def _reserve(self) -> None:
+        self.blocks = self._make()
+        for index in range(len(self.layers)):
+            self.form(index)
+
+    def form(self, index: int) -> None:
+        """Say what a layer attends with beside keys and values."""
+        impl = list(self.layers.values())[index]
+        if self.blocks is not None and (impl.sinks is not None or impl.scale != self._shape["softmax_scale"]):
+            sinks = None if impl.sinks is None else impl.sinks.detach().float().cpu().numpy()
+            self.blocks.form(index, scale=impl.scale, sinks=sinks)
 
     def describe(self) -> str:
         """What is in force, in a line."""
@@ -226,7 +238,7 @@ class Pool:
     def wake(self) -> None:
         """Reserve what was there, empty."""
         if self.blocks is None:
-            self.blocks = self._reserve()
+            self._reserve()
             log.info("kvferry is awake")
 
     def _stats(self) -> BlocksStats:

@@ -63,15 +63,13 @@ def check_model(model: Any) -> None:
         refuse("layers that share the keys of another layer", OTHER)
 
 
-def check_choice(*, use_mla: bool, has_sink: bool, has_sliding_window: bool = False, use_sparse: bool = False,
+def check_choice(*, use_mla: bool, has_sliding_window: bool = False, use_sparse: bool = False,
                  use_mm_prefix: bool = False, use_non_causal: bool = False, use_rswa: bool = False,
                  block_size: Any = None, attn_type: Any = "decoder", **_: Any) -> None:
     """What vLLM says of a layer when it chooses a backend for it, as for validate_configuration."""
     if use_mla or use_sparse:
         refuse("multi-head latent attention (MLA)" if use_mla else "sparse attention of the model's own",
                "take another model; for models with an indexer vLLM has HiSparse")
-    if has_sink:
-        refuse("attention sinks", OTHER)
     if use_mm_prefix:
         refuse("tokens of an image that attend to each other (partial multimodal full attention)",
                "serve text alone by --language-model-only, or take another model")
@@ -86,7 +84,7 @@ def check_choice(*, use_mla: bool, has_sink: bool, has_sliding_window: bool = Fa
 
 
 def check_layer(attn_type: Any = "decoder", *, alibi_slopes: Any = None, sliding_window: Any = None,
-                logits_soft_cap: Any = None, sinks: Any = None, shares: Any = None) -> None:
+                logits_soft_cap: Any = None, shares: Any = None) -> None:
     """What concerns a layer, as vLLM hands it to an attention implementation."""
     kind = getattr(attn_type, "value", attn_type)
     if kind != "decoder":
@@ -95,8 +93,6 @@ def check_layer(attn_type: Any = "decoder", *, alibi_slopes: Any = None, sliding
         refuse("ALiBi", "take a model with rotary positions")
     if logits_soft_cap:
         refuse("soft caps of logits", OTHER)
-    if sinks is not None:
-        refuse("attention sinks", OTHER)
     if shares is not None:
         refuse("layers that share the keys of another layer", OTHER)
     if sliding_window is not None:
