@@ -5,7 +5,8 @@
 usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
        eval.py --build FOLDER --ruler [--model DIR] [--lengths N...] [--samples N...]
                [--tasks NAME...] [--row 'NAME FIELD=VALUE...']...
-               [--first-row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER] [--report]
+               [--first-row 'NAME FIELD=VALUE...']... [--sweep 'NAME FIELD=VALUE FIELD=A,B...']...
+               [--quick] [--out FOLDER] [--report]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), asks the
 kvferry command under all rows (eval_run.py), and writes eval.md, eval.svg and, not for the repository, every figure
@@ -166,12 +167,15 @@ def main():
     parser.add_argument("--row", action="append", metavar="'NAME FIELD=VALUE...'",
                         help="with --ruler: one more row, such as 'third head_mask=FILE' or 'fastkv "
                         "prune=fastkv prune_config=FILE retention=evict select=full'")
+    parser.add_argument("--sweep", action="append", metavar="'NAME FIELD=VALUE FIELD=A,B...'",
+                        help="with --ruler: a row for each value, such as 'snapkv prune=snapkv "
+                        "retention=evict select=full keep=0.1,0.3', and the critical footprint of all")
     parser.add_argument("--first-row", action="append", metavar="'NAME FIELD=VALUE...'",
                         help="likewise, of the first %d documents of a task and length"
                         % eval_ruler.PART)
     args = parser.parse_args()
     if not args.ruler and (args.model or args.lengths or args.samples or args.tasks or args.row or
-                           args.first_row):
+                           args.first_row or args.sweep):
         parser.error("--model, --lengths, --samples, --tasks and rows go with --ruler")
     program = os.path.join(ROOT, args.build, "runner", "cli", "kvferry")
     if not args.report and not os.access(program, os.X_OK):

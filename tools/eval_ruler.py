@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What selections and pruning cost in the tasks of RULER and MRCR (eval_ruler_texts.py): `eval.py
---ruler`.
+--ruler`. A sweep has a row for each value of a setting: `eval_footprint.py` makes of it the smallest
+footprint that keeps a share of the score.
 
 Every task at every length is a run of its own, so that its rows say how many tokens were attended.
 A task in which the model scores below a fifth with full attention tells little of selections: it is
@@ -14,6 +15,7 @@ import statistics
 import sys
 import tempfile
 
+import eval_footprint
 import eval_ruler_texts
 import eval_texts
 from eval_report import DRAWS, kept
@@ -34,6 +36,21 @@ def count(program, model, documents):
         counts = iter(Command(program, model, folder).count(
             [d.text + task.text for d in documents for task in d.tasks]))
         return [max(next(counts) for _ in d.tasks) for d in documents]
+
+
+def swept(texts):
+    """Rows of sweeps: NAME FIELD=VALUE FIELD=A,B,C is NAME@A FIELD=VALUE FIELD=A, and so on."""
+    rows = []
+    for text in texts or []:
+        name, *words = text.split()
+        lists = [w for w in words if "," in w]
+        if len(lists) != 1:
+            sys.exit("eval: --sweep '%s': one setting must have values with commas between" % text)
+        field, _, values = lists[0].partition("=")
+        for value in values.split(","):
+            rows.append(" ".join(["%s@%s" % (name, value)] + [
+                "%s=%s" % (field, value) if w == lists[0] else w for w in words]))
+    return rows
 
 
 def rows_of(extra):
@@ -360,7 +377,7 @@ class Runs:
         self.too_hard = {}  # task -> the shortest length that full attention cannot do
 
     def part(self, documents, name, is_first):
-        rows = [self.args.row or [], (self.args.first_row or []) if is_first else []]
+        rows = [(self.args.row or []) + swept(self.args.sweep), (self.args.first_row or []) if is_first else []]
         if not self.args.report:  # which tells of what there is
             rows = [sum(rows, [])]
         return Part(documents, self.model, self.folder, name, *rows)
@@ -419,10 +436,13 @@ def main(args, program, model, folder):
     facts = {"machine": machine(), "model": os.path.basename(model),
              "cpu_minutes": round(sum(f["cpu_seconds"] for f in told) / 60, 1),
              "rows": {r.method: " ".join("%s=%s" % s for s in r.settings.items())
-                      for r in rows_of((args.row or []) + (args.first_row or []))},
+                      for r in rows_of((args.row or []) + swept(args.sweep) + (args.first_row or []))},
              "command": "eval.py " + shlex.join(a for a in sys.argv[1:] if not os.path.isabs(a))}
     out = args.out or (None if args.quick or args.tasks else RESULTS)
     text = markdown(facts, told)
     print(text)
+    found = dict(bench="ruler", **facts, runs=told)
+    if args.sweep:
+        eval_footprint.write(found, out)
     if out:
-        save(out, "ruler", text, dict(bench="ruler", **facts, runs=told))
+        save(out, "ruler", text, found)

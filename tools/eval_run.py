@@ -5,8 +5,8 @@ Knows settings of a cache and what the command prints, not tasks or tables. A do
 with full attention, and kept by --save; every row goes on from it under its own settings. Rows with a
 static set read the document once more, because that set is chosen by the prompt's queries, and so do
 rows whose pages or heads are of another form. Questions are answered by `run --ask`, each on a fork;
-texts are scored by `score`. Rows that prune read every prompt whole, with its question at the end; with
-`retention=complete` the document is pruned, and completed after a question
+texts are scored by `score`. Rows that prune, and rows of a sweep, read every prompt whole, with its
+question at the end; with `retention=complete` the document is pruned, and completed after a question
 that is not judged. The findings are a file of lines, fields apart by tabs:
 
     document DOCUMENT TOKENS
@@ -51,7 +51,7 @@ class Row:
         if budget:
             self.settings["budget_tokens"] = str(budget)
         self.name = " ".join([method, settings] + ([str(budget)] if budget else []))
-        self.is_whole = "prune" in self.settings
+        self.is_whole = "prune" in self.settings or "@" in method
         self.refused, self.is_same = None, False
         self.answers, self.losses, self.first, self.stats = {}, {}, {}, {}  # by (document, task)
 

@@ -19,6 +19,7 @@ import tempfile
 KVFERRY, EXAMPLES = sys.argv[1:3]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
+import eval_footprint  # noqa: E402
 import eval_report  # noqa: E402
 import eval_ruler  # noqa: E402
 import eval_ruler_texts  # noqa: E402
@@ -123,7 +124,9 @@ def check_pruned(folder, documents):
     ones do."""
     kept = {"prune": "snapkv", "keep": "0.5", "set.window": "8", "retention": "evict", "select": "full"}
     rows = evaluate(folder, documents[:1], {
-        "pruned": kept, "whole": {"prune": "full", "select": "full"}, "few": dict(kept, keep="0.001"),
+        "pruned": kept, "some@0.5": {k: v for k, v in kept.items() if k not in ("prune", "keep", "set.window",
+                                                                                "retention")},
+        "whole": {"prune": "full", "select": "full"}, "few": dict(kept, keep="0.001"),
         "asked": {"select": "full"},
         "complete": {"prune": "fastkv", "propagate": "0.5", "retention": "complete", "select": "full"}})[1]
     asked = [t for t, task in enumerate(documents[0].tasks) if task.tokens]
@@ -140,10 +143,42 @@ def check_pruned(folder, documents):
     check("what was held and computed", stats["pruned"]["entry_steps"] < stats["whole"]["entry_steps"] ==
           stats["whole"]["full_entry_steps"] and stats["whole"]["tokens_computed"] ==
           stats["whole"]["tokens_full"] > 0)
+    check("a sweep reads whole prompts, pruned or not", rows["some@0.5"].answers == rows["whole"].answers and
+          stats["some@0.5"]["tokens_full"] == 0 and len(rows["some@0.5"].first) == len(asked))
     check("what a policy refuses is told", "keep" in (rows["few"].refused or ""))
     check("a document that was completed answers as a whole one",
           {at: rows["complete"].answers[at] for at in rows["asked"].answers} == rows["asked"].answers and
           stats["complete"]["tokens_computed"] < stats["complete"]["tokens_full"])
+
+
+def check_footprint(folder):
+    """The smallest footprint that keeps enough."""
+    three = [(0.6, 1.0, "c"), (0.2, 0.5, "a"), (0.4, 0.8, "b")]
+    close = [eval_footprint.critical(three, share) for share in (0.9, 0.8, 0.5)]
+    check("linear between rows", [(round(x, 9), value) for x, value in close] ==
+          [(0.5, "c"), (0.4, "b"), (0.2, "a")])
+    check("nothing is enough", eval_footprint.critical(three[1:], 0.9) is None)
+    check("a higher score does not come back down", eval_footprint.critical(
+        [(0.1, 1.0, "a"), (0.2, 0.1, "b"), (0.3, 1.0, "c")], 0.9) == (0.1, "a"))
+
+    def told(task, scores, judged=True):
+        return {"task": task, "tokens": 700, "judged": judged, "questions": 2, "rows": {
+            "full": {"score": 1.0, "full_score": 1.0},
+            **{"snapkv@%s" % v: {"footprint": x, "device": x / 2, "score": s, "full_score": 0.5}
+               for v, x, s in scores}}}
+
+    made = {"machine": "m", "command": "c", "model": "n", "runs": [
+        told("vt", [("1", 0.1, 0.25), ("2", 0.3, 0.5)]), told("cwe", [("1", 0.1, 0.5), ("2", 0.3, 0.5)]),
+        told("fwe", [("1", 0.1, 0.0)], False)]}
+    found = eval_footprint.points(made["runs"], "footprint")
+    check("tasks count alike", eval_footprint.over_tasks(found["snapkv"]) == [(0.1, 0.75, "1"),
+                                                                            (0.3, 1.0, "2")])
+    with contextlib.redirect_stdout(io.StringIO()):
+        eval_footprint.write(made, folder)
+    with open(os.path.join(folder, "footprint.md"), encoding="utf-8") as f:
+        check("a table", "| snapkv | 22.0% (2) | 26.0% (2) | 10.0% (1) |\n" in f.read())
+    check("rows of a sweep", eval_ruler.swept(["a prune=b keep=0.1,0.2 select=full"]) == [
+        "a@0.1 prune=b keep=0.1 select=full", "a@0.2 prune=b keep=0.2 select=full"])
 
 
 def check_report():
@@ -352,6 +387,7 @@ def main():
     check_ruler_report()
     with tempfile.TemporaryDirectory() as folder:
         check_ruler_parts(folder)
+        check_footprint(folder)
         check_results(folder)
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
     return CHECKS.count(False) > 0
