@@ -41,11 +41,13 @@ FAST = dict(MAX7, group_reduce="sum")
 STRUCT = dict(MAX7, decay=0.9, mass_share=0.1, weights=[0.2, 0.3, 0.5])
 ASL = {"window": 32, "pool": "avg", "pool_width": 7, "group_reduce": "sum"}
 RULE = dict(ASL, layers_observed=8, threshold=0.3)
+PIVOT = "PIVOT"  # of StructKV's equation 9: measured on the document over all layers
 # Published settings: half the depth of 30 layers, 13 of 32 for gemfilter.
 ROWS = [
     ("full attention", "full", {}),
     ("fastkv", "fastkv", dict(FAST, keep=0.1, propagate=0.2, layer=14)),
     ("structkv", "structkv", dict(STRUCT, keep=0.1, propagate=0.2)),
+    ("structkv, equation 9", "structkv", dict(STRUCT, keep=0.1, propagate=0.2, layer=PIVOT)),
     ("snapkv", "snapkv", dict(SNAP, keep=0.1)),
     ("pyramidkv", "pyramidkv", dict(MAX7, keep=0.1, beta=20)),
     ("h2o", "h2o", {"keep": 0.1, "recent_share": 0.5}),
@@ -69,7 +71,7 @@ class Asked:
     def __init__(self, tokenizer, index):
         d = eval_texts.Document(eval_texts.MANUALS[index], LENGTHS[index], 2000 + index, 100,
                                 NUMBERS)
-        self.ids = tokenizer.encode(d.text)
+        self.text, self.ids, self.pivot = d.text, tokenizer.encode(d.text), None
         self.tasks = [t for t in d.tasks if t.kind in ASKED]
         self.questions = [tokenizer.encode(t.text) for t in self.tasks]
         self.tokenizer = tokenizer
@@ -122,6 +124,21 @@ def cost(args, folder, asked, options):
             "footprint": stats["footprint"]["footprint"]}
 
 
+def pivot(args, folder, asked):
+    """What `tune` measures on the document, where all layers compete."""
+    if asked.pivot is None:
+        text, out = os.path.join(folder, "text.txt"), os.path.join(folder, "tuned.json")
+        with open(text, "w", encoding="utf-8") as f:
+            f.write(asked.text)
+        subprocess.run([args.kvferry, "tune", "--model", args.model, "--device", "host", "--text", text,
+                        "--method", "structkv", "--questions", "0", "--samples", "1", "--tokens",
+                        str(len(asked.ids)), "--prune-set", "layer_min=0", "--prune-set",
+                        "layer_max=%d" % (args.answers.model.layers - 1),
+                        "--out", out], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        asked.pivot = json.loads(read(out))["structkv"]["layer"]
+    return asked.pivot
+
+
 # ---- what is run, the most telling first ----
 
 def jobs(args, made):
@@ -148,6 +165,8 @@ def is_done(found, kind, row, d):
 def perform(args, folder, asked, kind, row, d):
     """{key: what was found}"""
     _, policy, settings = row
+    if settings.get("layer") == PIVOT:
+        settings = dict(settings, layer=pivot(args, folder, asked))
     if kind.startswith("cost"):
         options = options_of(policy, settings, kind[6:])
         return {json.dumps([kind, row[0], d]): cost(args, folder, asked, options)}
