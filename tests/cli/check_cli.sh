@@ -85,6 +85,13 @@ try 1 $run --token-ids ids.txt; says "'six"; silent
 try 1 $run --prompt "$text" --context 10; says 'raise --context'; silent
 try 1 run --model "$model" -n 40000 --prompt "$text"; says 'max_position_embeddings'; silent
 try 1 $run --prompt "$text" --budget 64; says '\-\-budget: budget_tokens = 64: at least'; silent
+try 0 $run --prompt "$text" --verify dense:1 --stats layers.json
+check 'statistics of each layer' python3 -c 'import json; d = json.load(open("layers.json")); l = d["layers"]
+assert len(l) == 4 and "static_ratio_mean" not in d and all(sum(x[k] for x in l) == d[k] for k in ("hits", "misses", "tokens_attended"))
+assert abs(sum(x["attention_recall"] for x in l) / 4 - d["attention_recall"]) < 1e-6'
+try 0 $run --prompt "$(yes "$text" | head -n 40)" --select hybrid --static-ratio auto --budget 128 --local 32 --stats layers.json
+check 'the share of each layer, and one for the model' python3 -c 'import json; d = json.load(open("layers.json")); l = d["layers"]
+k = d["static_ratio_mean"]; m = sum(x["static_ratio"] for x in l) / 4; assert 0 < m and k <= m + 1e-9 < k + 4 / 61 and all(abs(61 * x["static_ratio"] - x["static_tokens_max"]) < 1e-6 for x in l)'
 try 1 $run --prompt "$text" --budget 512+5% --static-ratio auto --select hybrid; says '\-\-budget: budget_share = 0.05'; silent
 try 1 $run --prompt "$text" --select quest --digest codes
 says "digest is 'codes'; --select quest scores by minmax: leave it out"; silent

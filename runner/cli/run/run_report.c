@@ -13,6 +13,7 @@
 #include "progress.h"
 #include "run.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -208,6 +209,48 @@ static void write_totals(cli_json *j, const kvf_stats *s)
     cli_json_end(j, '}');
 }
 
+/* Halfway between the least and the most that were chosen. */
+static double static_tokens(const kvf_stats *s)
+{
+    return 0.5 * ((double)s->static_tokens_min + (double)s->static_tokens_max);
+}
+
+/* The share of the static set where it is chosen: of a layer, and one for the model, the mean over
+ * layers in whole pages. The plan has room for what is shared out. */
+static void write_static_ratio(cli_json *j, const cli_run *run, double tokens, bool is_mean)
+{
+    const kvf_cache_config *c = kvf_cache_settings(run->cache);
+    const double all = run->plan.cache.static_tokens, page = c->page_size;
+    if (c->static_ratio == KVF_STATIC_RATIO_AUTO)
+        cli_json_real(j, is_mean ? "static_ratio_mean" : "static_ratio",
+                      ratio(is_mean ? page * floor(tokens / page) : tokens, all));
+}
+
+static void write_layers(cli_json *j, const cli_run *run)
+{
+    const uint32_t layers = run->model.layers;
+    double sum = 0.0;
+    cli_json_array(j, "layers");
+    for (uint32_t l = 0; l < layers; l++) {
+        kvf_stats s;
+        kvf_cache_layer_stats(run->cache, l, &s);
+        sum += static_tokens(&s);
+        cli_json_object(j, NULL);
+        cli_json_integer(j, "hits", s.hits);
+        cli_json_integer(j, "misses", s.misses);
+        cli_json_integer(j, "pages_selected", s.pages_selected);
+        cli_json_integer(j, "tokens_attended", s.tokens_attended);
+        cli_json_integer(j, "static_tokens_min", s.static_tokens_min);
+        cli_json_integer(j, "static_tokens_max", s.static_tokens_max);
+        write_static_ratio(j, run, static_tokens(&s), false);
+        if (s.verified > 0)
+            cli_json_real(j, "attention_recall", s.recall_sum / (double)s.verified);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+    write_static_ratio(j, run, sum / layers, true);
+}
+
 static void write_memory(cli_json *j, const cli_run *run)
 {
     const kvf_cache_plan *p = &run->plan.cache;
@@ -388,6 +431,8 @@ static void write_all(cli_json *j, const cli_run *run)
     write_pace(j, run);
     write_counters(j, run, &s);
     write_totals(j, &s);
+    if (run->cache)
+        write_layers(j, run);
     write_memory(j, run);
     cli_run_prune_write(j, run);
     write_settings(j, run);
