@@ -7,6 +7,8 @@ usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--repor
                [--tasks NAME...] [--row 'NAME FIELD=VALUE...']...
                [--first-row 'NAME FIELD=VALUE...']... [--sweep 'NAME FIELD=VALUE FIELD=A,B...']...
                [--quick] [--out FOLDER] [--report]
+       eval.py --build FOLDER --niah [--model DIR] [--lengths N...] [--depths N] [--samples N]
+               [--row 'NAME FIELD=VALUE...']... [--out FOLDER]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), asks the
 kvferry command under all rows (eval_run.py), and writes eval.md, eval.svg and, not for the repository, every figure
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 
+import eval_niah
 import eval_ruler
 import eval_texts
 import real_model
@@ -156,7 +159,9 @@ def main():
     parser.add_argument("--report", action="store_true",
                         help="run nothing: tell of the last run, as far as it came")
     parser.add_argument("--ruler", action="store_true", help="tasks of RULER and MRCR instead")
-    parser.add_argument("--model", help="with --ruler: a Hugging Face folder or GGUF file")
+    parser.add_argument("--niah", action="store_true", help="a needle by depth and length instead")
+    parser.add_argument("--depths", type=int, default=eval_niah.DEPTHS, help="with --niah: how many")
+    parser.add_argument("--model", help="with --ruler or --niah: a Hugging Face folder or GGUF file")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="TOKENS",
                         help="with --ruler: of prompts with what is generated (%s)"
                         % " ".join(map(str, eval_ruler.LENGTHS)))
@@ -174,16 +179,18 @@ def main():
                         help="likewise, of the first %d documents of a task and length"
                         % eval_ruler.PART)
     args = parser.parse_args()
-    if not args.ruler and (args.model or args.lengths or args.samples or args.tasks or args.row or
+    if not args.ruler and not args.niah and (args.model or args.lengths or args.samples or args.tasks or args.row or
                            args.first_row or args.sweep):
-        parser.error("--model, --lengths, --samples, --tasks and rows go with --ruler")
+        parser.error("--model, --lengths, --samples, --tasks and rows go with --ruler or --niah")
+    if args.niah and (args.ruler or args.tasks or args.first_row or args.sweep or args.report):
+        parser.error("--niah takes --model, --lengths, --depths, --samples, --row and --out")
     program = os.path.join(ROOT, args.build, "runner", "cli", "kvferry")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
-    if args.ruler:
+    if args.ruler or args.niah:
         try:
-            return eval_ruler.main(args, program, args.model or real_model.fetch(), os.path.join(
-                ROOT, args.build, "eval", "ruler"))
+            return (eval_ruler if args.ruler else eval_niah).main(args, program, args.model or real_model.fetch(), os.path.join(
+                ROOT, args.build, "eval", "ruler" if args.ruler else "niah"))
         except FileNotFoundError as missing:
             sys.exit("eval: %s" % missing)
     try:

@@ -20,6 +20,7 @@ KVFERRY, EXAMPLES = sys.argv[1:3]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_footprint  # noqa: E402
+import eval_niah  # noqa: E402
 import eval_report  # noqa: E402
 import eval_ruler  # noqa: E402
 import eval_ruler_texts  # noqa: E402
@@ -179,6 +180,27 @@ def check_footprint(folder):
         check("a table", "| snapkv | 22.0% (2) | 26.0% (2) | 10.0% (1) |\n" in f.read())
     check("rows of a sweep", eval_ruler.swept(["a prune=b keep=0.1,0.2 select=full"]) == [
         "a@0.1 prune=b keep=0.1 select=full", "a@0.2 prune=b keep=0.2 select=full"])
+
+
+def check_niah(text):
+    """A needle is where it should be, and prompts fit."""
+    material = eval_ruler_texts.Material(text)
+    counted = lambda made: eval_ruler.count(KVFERRY, MODEL, made)  # noqa: E731
+    made = eval_niah.documents(material, [300, 500], 3, 2, counted)
+    check("every length, depth and sample", [d.at for d in made] == [
+        (n, depth) for n in (300, 500) for depth in (0.0, 0.5, 1.0) for _ in range(2)])
+    taken = [n + eval_niah.ANSWER for n in counted(made)]
+    check("prompts of %s tokens fill 300 and 500" % taken, all(
+        0.8 * d.at[0] < n <= d.at[0] for n, d in zip(taken, made)))
+    for d in made:
+        place = d.text.index("special magic numbers for") / len(d.text)
+        check("a needle at depth %g lies at %.2f" % (d.at[1], place), abs(place - d.at[1]) < 0.3 and
+              d.text.count(d.tasks[0].answers[0]) == 1)
+    rows = [eval_run.Row("full", "select=full", None)]
+    rows[0].answers = {(i, 0): d.tasks[0].answers[0] if d.at[1] else "-" for i, d in enumerate(made)}
+    check("scores by place", eval_niah.means(made, rows[0]) == {
+        (n, depth): float(depth > 0) for n in (300, 500) for depth in (0.0, 0.5, 1.0)})
+    check("a table", "| 50% | 100 | 100 |" in eval_niah.table(made, rows))
 
 
 def check_report():
@@ -383,6 +405,7 @@ def main():
         check_dense(folder, *texts[0])
         check_pruned(folder, documents)
         check_ruler(texts[0][0].replace(" . ", ". "))
+        check_niah(texts[0][0].replace(" . ", ". "))
     check_report()
     check_ruler_report()
     with tempfile.TemporaryDirectory() as folder:
