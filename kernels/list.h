@@ -48,6 +48,7 @@
     PLAIN(move, append)                                                                            \
     PLAIN(move, seal)                                                                              \
     PLAIN(move, table)                                                                             \
+    PLAIN(move, stage)                                                                             \
     PLAIN(move, ring)                                                                              \
     SIMD(move, repack)                                                                             \
     SIMD(move, narrow)                                                                             \
@@ -63,6 +64,7 @@
     PLAIN(move, frame)                                                                             \
     PLAIN(move, stamp)                                                                             \
     SIMD(cells, write)                                                                             \
+    PLAIN(cells, lodge)                                                                            \
     PLAIN(cells, rows)                                                                             \
     PLAIN(cells, renew)                                                                            \
     PLAIN(cells, average)                                                                          \

@@ -228,6 +228,7 @@ typedef struct kvf_layer_counters {
     uint64_t hits;
     uint64_t misses;
     uint64_t bytes_refresh;
+    uint64_t bytes_prompt;
     uint64_t append_ns, score_ns, select_ns, attend_ns, refresh_ns;
     uint64_t verified;
     double recall_sum;

@@ -104,16 +104,19 @@ KVF_INLINE uint32_t kvf_row_page_tag(const kvf_paging *p, const kvf_row *row, ui
     return sum;
 }
 
-/* The slot of a page between calls, or -1. */
+/* The slot of a page between calls, or -1: it has none, or was written since. */
 KVF_INLINE int32_t kvf_row_slot_of(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                    uint32_t page)
 {
     const uint32_t of_pool = kvf_row_pool_page(p, row, page);
+    const uint32_t *tags = kvf_row_slot_tags(p, row, head);
     const int32_t slot = kvf_row_slot_of_page(p, row, head)[of_pool];
-    return slot >= 0 && kvf_slot_is_of(kvf_row_slot_words(p, row, head)[slot], of_pool) ? slot : -1;
+    if (slot < 0 || !kvf_slot_is_of(kvf_row_slot_words(p, row, head)[slot], of_pool))
+        return -1;
+    return tags && tags[slot] != kvf_row_page_tag(p, row, of_pool) ? -1 : slot;
 }
 
-/* Where a page of a sealed block can be read between calls: in its slot, or where it lives. */
+/* Where an exact page of a pool block can be read between calls: in its slot, or where it lives. */
 KVF_INLINE const char *kvf_row_nearest(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                        uint32_t page)
 {

@@ -76,14 +76,15 @@ typedef struct kvf_blocks_plan {
     uint64_t host_bytes;         /**< pages of all blocks and layers, and tables: what packing makes
                                       less of, 2.3 times with k8v4 and pages of 4 */
     uint64_t device_block_bytes; /**< of one block, all layers: scales, counts of writes, means */
-    uint64_t device_row_bytes;   /**< of one region, all layers: window, sink, tables; with
-                                      packed pages its part of the room for tokens_max tokens of a
-                                      layer in exact form, which chunks take turns in */
+    uint64_t device_row_bytes;   /**< of one region, all layers: window, sink, tables, and its part
+                                      of prompt_bytes */
     uint64_t device_bytes;       /**< in all, the caller's codes not included */
     uint32_t slots;              /**< pages of a KV head that have room on the device, of all
                                       blocks and layers */
     kvf_transfer transfer;       /**< the method in force */
     uint64_t resident_tokens;    /**< that may stay there, of all blocks */
+    uint64_t prompt_bytes;       /**< room for tokens_max tokens of a layer, of which chunks take
+                                      turns: as in kvf_cache_plan */
 } kvf_blocks_plan;
 
 /** Check a configuration and compute its memory without reserving any. Errors as
@@ -268,6 +269,7 @@ typedef struct kvf_blocks_stats {
     uint64_t tokens_brought;  /**< into the window and the sink, summed over KV heads */
     uint64_t bad_rows;
     uint64_t bad_slots;
+    uint64_t bytes_prompt; /**< pages that chunks read from host memory: as in kvf_stats */
 } kvf_blocks_stats;
 
 KVF_API void kvf_blocks_stats_get_sized(const kvf_blocks *blocks, kvf_blocks_stats *stats,

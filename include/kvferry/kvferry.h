@@ -489,9 +489,9 @@ typedef struct kvf_cache_config {
     uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< default AUTO */
-    /** Most bytes of the cache on the device: windows, digests and tables first, the rest slots for
-     * pages, which all sequences and layers share; 0 = as little as a step needs; default
-     * KVF_DEVICE_BYTES_AUTO: what is free there less an eighth, on the host device half of it. */
+    /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes), the
+     * rest slots for pages, which sequences and layers share; 0 = as little as a call needs;
+     * default KVF_DEVICE_BYTES_AUTO: free there less an eighth, on the host device half of it. */
     uint64_t device_bytes;
     kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
     void *select_user;
@@ -576,6 +576,8 @@ typedef struct kvf_cache_plan {
     kvf_digest_kind digest;      /**< the one in force */
     uint64_t resident_tokens;    /**< sealed tokens, over all sequences, that may stay there: slots
                                       times page_size, divided by layers */
+    uint64_t prompt_bytes;       /**< of device_kv_bytes, where chunks attend to tokens_max tokens
+                                      of a layer; 0: in host memory, which is slow on a GPU */
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */
@@ -938,6 +940,7 @@ typedef struct kvf_stats {
     uint64_t bytes_from_disk, bytes_to_disk;
     uint64_t pages_from_disk; /**< selected pages whose bundle had to be read first */
     uint64_t disk_wait_ns;    /**< that calls waited for reads */
+    uint64_t bytes_prompt;    /**< that chunks read in host memory, where there are prompt_bytes */
 } kvf_stats;
 
 KVF_API void kvf_cache_stats_sized(const kvf_cache *cache, kvf_stats *stats, size_t size);

@@ -114,11 +114,12 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
 }
 
 /* ---- write: new tokens of a layer, into their cells ----
- * Key and value to the cell, in home form, the code of what the cell has of the key to its group;
- * the token's count of writes rises, and the mean of its stretch counts no more. If any of the
- * token's keys and values is not finite, its odd bit is set and it is all zeros, so that tokens
- * before it, which do not see it, keep their answers. A slot below 0 is left out, one behind the
- * last cell is left out and counted. No slot is given twice. A task is KVF_WRITE_TOKENS tokens. */
+ * The call is counted. Key and value to the cell, in home form, the code of what the cell has of
+ * the key to its group; the token's count of writes rises, and the mean of its stretch counts no
+ * more. If any of the token's keys and values is not finite, its odd bit is set and it is all
+ * zeros, so that tokens before it, which do not see it, keep their answers. A slot below 0 is left
+ * out, one behind the last cell is left out and counted. No slot is given twice. A task is
+ * KVF_WRITE_TOKENS tokens. */
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
     const kvf_cells *cells;
@@ -133,6 +134,12 @@ typedef struct kvf_write_args {
     const int64_t *slots; /* [tokens] cell * block_size + token */
 } kvf_write_args;
 KVF_TASKS(write, kvf_write_args, kvf_div_ceil_u32(a->tokens, KVF_WRITE_TOKENS))
+
+/* ---- lodge: exact pages that a call of write has written, into slots, after it ----
+ * Only pages all of whose tokens the call had, one behind the other: prompts. They were used by the
+ * call before the next one, so whatever comes may have their slots. Heads that are idle have none.
+ * One task per KV head. */
+KVF_TASKS(lodge, kvf_write_args, a->codes.kv_heads)
 
 /* ---- rows: the caller's tables and lengths as rows, and what is asked of every list ----
  * A row of length 0 attends to nothing. So does one that is bad: a length below 0, above tokens_max
@@ -368,6 +375,42 @@ KVF_INLINE uint32_t kvf_tail_page(const kvf_cells *c, uint32_t length, uint32_t 
     return i < sinks ? i : kvf_ring_first(&c->ring, length) + (i - sinks);
 }
 
+/* A row that knows where slots are, and nothing else. */
+KVF_INLINE kvf_row kvf_cells_slots(const kvf_cells *c)
+{
+    kvf_row row;
+    memset(&row, 0, sizeof row); /* in C and in C++ */
+    row.slot_of_page = c->slot_of_page;
+    row.slot_words = c->slot_words;
+    row.slot_tags = c->slot_tags;
+    row.writes = c->writes;
+    row.slots = c->slots;
+    row.use = *c->clock;
+    return row;
+}
+
+/* The page of the pool that the tokens from `first` on of a call of write make, or UINT32_MAX. */
+KVF_INLINE uint32_t kvf_lodge_page(const kvf_write_args *a, uint32_t first)
+{
+    const uint64_t cells = kvf_cells_count(a->cells), block = a->cells->paging.block_size;
+    const uint32_t size = a->shape.page_size;
+    const int64_t slot = a->slots[first];
+    if (first + size > a->tokens || slot < 0 || (uint64_t)slot >= cells * block || slot % size)
+        return UINT32_MAX;
+    for (uint32_t t = 1; t < size; t++)
+        if (a->slots[first + t] != slot + (int64_t)t)
+            return UINT32_MAX;
+    return (uint32_t)((a->layer * cells * block + (uint64_t)slot) / size);
+}
+
+/* Whether token `index` of the call is not finite, so that it is zeros. It was written. */
+KVF_INLINE uint32_t kvf_lodge_is_odd(const kvf_write_args *a, uint32_t index)
+{
+    const uint32_t block = a->cells->paging.block_size;
+    const uint64_t slot = (uint64_t)a->slots[index];
+    return *kvf_cell_odd(a->cells, a->layer, (uint32_t)(slot / block)) >> slot % block & 1;
+}
+
 /* The row that a table and a length make, with room of `region`; `number` is that of the call. */
 KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t number,
                                  uint32_t region, uint32_t length)
@@ -381,8 +424,7 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     const double share = (double)c->budget_share * (double)length;
     const uint32_t budget = kvf_max_u32(c->budget_tokens, (uint32_t)(share + 0.5));
     const uint32_t rest = budget > fixed ? budget - fixed : 0;
-    kvf_row row;
-    memset(&row, 0, sizeof row); /* in C and in C++ */
+    kvf_row row = kvf_cells_slots(c);
     row.blocks = c->blocks + (size_t)number * p->blocks_max;
     row.ring = c->rings ? c->rings + n * p->ring_blocks * kvf_block_bytes(p) : NULL;
     row.bits = c->bits;
@@ -390,12 +432,6 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     row.store_count = c->store_count + (size_t)number * p->kv_heads;
     row.block_of = c->cell + (size_t)number * p->blocks_max;
     row.block_first = layer * (uint32_t)kvf_cells_count(c);
-    row.slot_of_page = c->slot_of_page;
-    row.slot_words = c->slot_words;
-    row.slot_tags = c->slot_tags;
-    row.writes = c->writes;
-    row.slots = c->slots;
-    row.use = *c->clock;
     row.chosen_pages =
         c->all_pages || c->dynamic_pages == 0 ? c->dynamic_pages : rest / p->shape.page_size;
     row.length = length;

@@ -42,6 +42,7 @@ void kvf_write_ref(const void *args, uint32_t task)
 {
     const kvf_write_args *a = args;
     const kvf_paging *p = &a->cells->paging;
+    kvf_write_count(a, task);
     for (uint32_t i = task * KVF_WRITE_TOKENS; i < kvf_write_end(a, task); i++) {
         kvf_token_place place;
         if (!kvf_write_token(a, i, &place))

@@ -101,6 +101,7 @@ void KVF_SIMD_NAME(write)(const void *args, uint32_t task)
     const kvf_write_args *a = args;
     batch b;
     b.count = 0;
+    kvf_write_count(a, task);
     for (uint32_t i = task * KVF_WRITE_TOKENS; i < kvf_write_end(a, task); i++) {
         kvf_token_place place;
         if (!kvf_write_token(a, i, &place))

@@ -13,6 +13,7 @@
 
 #include "cells_args.h"
 #include "element.h"
+#include "score/codes.h"
 
 /* Where a token is, once it is there. */
 typedef struct kvf_token_place {
@@ -107,6 +108,13 @@ static inline uint16_t *kvf_write_scale(const kvf_write_args *a, const kvf_token
                                         uint32_t head)
 {
     return kvf_cell_scales(&a->codes, a->cells->paging.block_size, at->cell, head) + at->token;
+}
+
+/* By one task. */
+static inline void kvf_write_count(const kvf_write_args *a, uint32_t task)
+{
+    if (task == 0)
+        ++*a->cells->clock;
 }
 
 /* The token behind the last one of a task. */

@@ -51,6 +51,22 @@ typedef struct kvf_table_args {
 } kvf_table_args;
 KVF_TASKS(table, kvf_table_args, a->rows)
 
+/* ---- stage: blocks of rows to one place, for a chunk that attends to all of them ----
+ * The first count blocks of each row, of exact pages, as far as the row has them: block b of row r
+ * to block r * count + b of `to`. A page that has a slot comes from there, any other from where the
+ * table names it; its bytes are counted (bytes_prompt). If `home` is given the table names `to`
+ * from then on, and home[b] is what it named: of one row. One task per (row, block). */
+typedef struct kvf_stage_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t count;
+    const kvf_row *row; /* [rows] */
+    char *to;           /* [rows, count] blocks */
+    void **home;        /* [count] out, or NULL */
+    kvf_layer_counters *counters;
+} kvf_stage_args;
+KVF_TASKS(stage, kvf_stage_args, a->rows * a->count)
+
 /* ---- ring: one token per row into the rings of its streaming heads, and the spans that it attends
  * to: tokens below sink and the newest `recent`. kvf_row.ring is [sink_blocks + ring_blocks, heads,
  * page bytes]: the pages of the sink, then page p in block (p - sink_blocks) % ring_blocks of the

@@ -21,16 +21,8 @@ static __device__ __forceinline__ void admit_page(const kvf_admit_args &a, const
 {
     const kvf_paging *p = &a.paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
-    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t page = kvf_row_sealing(row, block) * p->block_pages + number;
-    /* One lane looks: another page may take the slot between two looks. */
-    uint32_t slot = lane == 0 ? kvf_slot_touch(t, page, row->use, 0).slot : 0;
-    slot = __shfl_sync(KVF_FULL_WARP, slot, 0);
-    if (slot == UINT32_MAX) {
-        slot = kvf_slot_take(p, t, kvf_slot_word(page, row->use, 0), row->use, 1);
-        if (lane == 0)
-            atomicExch(&t.slot_of_page[page], slot);
-    }
+    const uint32_t slot = kvf_slot_admit(p, t, page, row->use);
     if (slot == UINT32_MAX || !row->slots)
         return;
     const uint32_t bytes = (uint32_t)kvf_home_page_bytes(&p->shape);

@@ -18,13 +18,8 @@ static void admit_page(const kvf_admit_args *a, const kvf_row *row, uint32_t hea
     const kvf_paging *p = &a->paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
     const uint32_t page = kvf_row_sealing(row, block) * p->block_pages + number;
-    int32_t slot = t.slot_of_page[page];
-    if (slot < 0)
-        slot = kvf_find_slot(p, &t, page, row->use, 1);
-    if (slot < 0)
-        return;
-    kvf_give_slot(&t, (uint32_t)slot, kvf_slot_word(page, row->use, 0));
-    if (row->slots)
+    const int32_t slot = kvf_admit_slot(p, &t, page, row->use);
+    if (slot >= 0 && row->slots)
         memcpy(kvf_row_slot(p, row, head, (uint32_t)slot),
                kvf_admit_from(p, row, head, block, number), kvf_home_page_bytes(&p->shape));
 }

@@ -3,7 +3,7 @@
 #define KVF_KERNELS_SELECT_FIND_SLOT_CUH
 
 /*
- * Slots for pages, while other blocks look for slots too; for resolve and admit.
+ * Slots for pages, while other blocks look for slots too; for resolve, admit and lodge.
  *
  * Knows nothing of bytes. Nobody waits for anybody: who wants a slot takes its word by
  * compare-and-swap, which says that the page is coming and that this call uses it, and then names
@@ -139,6 +139,24 @@ static __device__ __forceinline__ kvf_slot_found kvf_slot_give(const kvf_paging 
         if (before == expected)
             return {slot, 1, 0};
     }
+}
+
+/* By a warp: the slot of a page whose bytes are at hand, its own or one of its bucket, in all
+ * lanes; or UINT32_MAX. No other warp of the launch wants this page. */
+static __device__ __forceinline__ uint32_t kvf_slot_admit(const kvf_paging *p,
+                                                          const kvf_slot_tables &t, uint32_t page,
+                                                          uint32_t now)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    /* One lane looks: another page may take the slot between two looks. */
+    uint32_t slot = lane == 0 ? kvf_slot_touch(t, page, now, 0).slot : 0;
+    slot = __shfl_sync(KVF_FULL_WARP, slot, 0);
+    if (slot == UINT32_MAX) {
+        slot = kvf_slot_take(p, t, kvf_slot_word(page, now, 0), now, 1);
+        if (lane == 0)
+            atomicExch(&t.slot_of_page[page], slot);
+    }
+    return slot;
 }
 
 #endif

@@ -3,7 +3,8 @@
 #define KVF_KERNELS_SELECT_FIND_SLOT_H
 
 /*
- * A slot for a page, for the references of resolve and admit: one thread has the tables of a head.
+ * A slot for a page, for the references of resolve, admit and lodge: one thread has the tables of a
+ * head.
  */
 
 #include "slots.h"
@@ -52,6 +53,18 @@ static inline void kvf_give_slot(const kvf_slot_tables *t, uint32_t slot, uint64
         t->slot_of_page[kvf_slot_page(t->words[slot])] = -1;
     t->words[slot] = word;
     t->slot_of_page[kvf_slot_page(word)] = (int32_t)slot;
+}
+
+/* The slot of a page whose bytes are at hand: its own, or one of its bucket; or -1. */
+static inline int32_t kvf_admit_slot(const kvf_paging *p, const kvf_slot_tables *t, uint32_t page,
+                                     uint32_t now)
+{
+    int32_t slot = t->slot_of_page[page];
+    if (slot < 0)
+        slot = kvf_find_slot(p, t, page, now, 1);
+    if (slot >= 0)
+        kvf_give_slot(t, (uint32_t)slot, kvf_slot_word(page, now, 0));
+    return slot;
 }
 
 #endif

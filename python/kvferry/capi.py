@@ -132,18 +132,18 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
 Form = _struct("kvf_form", "size size; f32 scale; ptr sinks")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
-    u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest; u64 resident_tokens""")
+    u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest; u64 resident_tokens prompt_bytes""")
 BlocksConfig = _struct("kvf_blocks_config",
                        "size size; u32 block_count block_tokens reserved[6]; kvf_cache_config cache")
 BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes
-    device_row_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens""")
+    device_row_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens prompt_bytes""")
 PutArgs = _struct("kvf_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
 BlockRows = _struct("kvf_block_rows", "u32 rows table_stride; ptr table lengths regions")
 BlocksDecodeArgs = _struct("kvf_blocks_decode_args",
                            "u32 layer; ptr rows q out lse page_scores page_ids; u32 page_stride")
 BlocksExtendArgs = _struct("kvf_blocks_extend_args", "u32 layer; ptr rows starts contexts q out lse")
 BlocksStats = _struct("kvf_blocks_stats", """u64 tokens_put tokens_attended pages_selected hits misses
-    bytes_to_device pages_voided tokens_brought bad_rows bad_slots""")
+    bytes_to_device pages_voided tokens_brought bad_rows bad_slots bytes_prompt""")
 PrefillArgs = _struct("kvf_prefill_args", "ptr sequence; u32 layer tokens; ptr q k v positions out")
 DecodeArgs = _struct("kvf_decode_args",
                      """u32 layer batch; ptr sequences q k v positions out lse tokens page_scores page_ids;
@@ -153,7 +153,7 @@ Stats = _struct("kvf_stats", """u64 steps tokens_attended tokens_held pages_sele
     bytes_to_device bytes_to_host bytes_refresh copies refreshes append_ns score_ns select_ns gather_ns copy_ns
     attend_ns refresh_ns verified; f64 recall_sum error_max; u32 static_tokens_min
     static_tokens_max; u64 disk_wanted
-    disk_reads bytes_from_disk bytes_to_disk pages_from_disk disk_wait_ns""")
+    disk_reads bytes_from_disk bytes_to_disk pages_from_disk disk_wait_ns bytes_prompt""")
 Footprint = _struct("kvf_footprint", """f64 footprint device host peak device_peak; u64 steps
     entry_steps device_entry_steps full_entry_steps peak_entries device_peak_entries
     full_entries""")

@@ -57,7 +57,12 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_str
                                   .k_stride = args->k_stride ? args->k_stride : row,
                                   .v_stride = args->v_stride ? args->v_stride : row,
                                   .slots = args->slots};
-    return KVF_ENQUEUE(stream, write, write);
+    KVF_TRY(KVF_ENQUEUE(stream, write, write));
+    /* More tokens than rows: some are a prompt's, and make whole pages. */
+    return p->shape.pages == KVF_PAGES_BF16 && args->tokens > blocks->cells.regions &&
+                   blocks->cells.is_deaf != 1
+               ? KVF_ENQUEUE(stream, lodge, write)
+               : KVF_OK;
 }
 
 /* ---- steps ---- */
@@ -265,7 +270,7 @@ static uint32_t chunk_blocks(const kvf_blocks *blocks, const kvf_query_chunk *ch
     return kvf_div_ceil_u32(chunk->base + chunk->tokens, blocks->cells.paging.block_size);
 }
 
-/* Chunks from `first` on that one launch takes. Packed ones share room for a row in exact form. */
+/* Chunks from `first` on that one launch takes. They share room for a row, where there is one. */
 static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_chunks *all,
                                     uint32_t first)
 {
@@ -281,20 +286,30 @@ static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_ch
     return some;
 }
 
-/* What the chunks attend to in exact form, and there they do. */
-static kvf_status expand(const kvf_blocks *blocks, kvf_prefill_kernel_args *prefill,
-                         kvf_stream *stream)
+/* What the chunks attend to, in exact form on the device: there they do. */
+static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
+                               kvf_prefill_kernel_args *prefill, kvf_stream *stream)
 {
     const kvf_part *part = part_of(blocks);
-    kvf_expand_args args = {.paging = blocks->cells.paging,
-                            .chunks = prefill->chunks,
-                            .blocks = blocks->cells.blocks,
-                            .wide = part->tables.wide};
-    for (uint32_t i = 0; i < args.chunks.count; i++)
-        args.blocks_each = kvf_max_u32(args.blocks_each, chunk_blocks(blocks, &args.chunks.at[i]));
+    const kvf_cells *c = &blocks->cells;
+    uint32_t each = 0;
+    for (uint32_t i = 0; i < prefill->chunks.count; i++)
+        each = kvf_max_u32(each, chunk_blocks(blocks, &prefill->chunks.at[i]));
+    const kvf_expand_args expand = {.paging = c->paging,
+                                    .chunks = prefill->chunks,
+                                    .blocks_each = each,
+                                    .blocks = c->blocks,
+                                    .wide = part->tables.wide};
+    const kvf_stage_args stage = {.paging = c->paging,
+                                  .rows = prefill->chunks.count,
+                                  .count = each,
+                                  .row = c->row,
+                                  .to = part->tables.wide,
+                                  .counters = kvf_counters_device(part, layer)};
     prefill->blocks = (const void *const *)blocks->constants.wide;
-    prefill->blocks_stride = args.blocks_each;
-    return KVF_ENQUEUE(stream, expand, args);
+    prefill->blocks_stride = each;
+    return kvf_packs_pages(part) ? KVF_ENQUEUE(stream, expand, expand)
+                                 : KVF_ENQUEUE(stream, stage, stage);
 }
 
 /* In one launch each. */
@@ -327,8 +342,8 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
     for (uint32_t i = 0; i < chunks->count; i++)
         prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
-    if (kvf_packs_pages(part_of(blocks)))
-        KVF_TRY(expand(blocks, &prefill, stream));
+    if (part_of(blocks)->dims.wide_blocks)
+        KVF_TRY(stage_chunks(blocks, args->layer, &prefill, stream));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
     for (uint32_t i = 0; streaming_of(blocks, args->layer) && i < chunks->count; i++)
         KVF_TRY(prefill_tails(blocks, args->layer, &prefill, i, stream));

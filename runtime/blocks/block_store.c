@@ -141,6 +141,7 @@ static kvf_status set_dims(kvf_blocks *blocks)
                  "block_tokens = %u: must be a multiple of %u%s", blocks->config.block_tokens,
                  p->block_size, p->block_size > KVF_CODE_TOKENS ? ", the page_size" : "");
     d->by_block = 1;
+    d->wide_blocks = kvf_max_u32(d->wide_blocks, d->arena_blocks);
     d->arena_blocks = 0;
     d->jobs_max = 0;
     p->digest_bytes = 0;
@@ -323,6 +324,7 @@ static kvf_status plan(kvf_blocks *blocks)
         .device_bytes = device + k.bytes,
         .slots = inner->slots,
         .resident_tokens = inner->resident_tokens,
+        .prompt_bytes = inner->prompt_bytes,
         .transfer = inner->transfer};
     return KVF_OK;
 }

@@ -34,8 +34,7 @@ typedef struct kvf_block_constants {
     uint64_t *bits;             /* [kv_heads, blocks_max] */
     uint32_t *coarse;           /* [layers, kv_heads], see kvf_cells */
     uint32_t *streaming;        /* likewise */
-    void **wide;                /* [blocks_max] room for blocks in exact form, where pages are
-                                   packed; see kvf_block_prefill */
+    void **wide;                /* [wide_blocks] what chunks attend to; see kvf_block_prefill */
 } kvf_block_constants;
 
 /* To attend with streaming heads: room of one call. Pieces of a chunk have so many tokens. */

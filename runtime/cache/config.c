@@ -137,7 +137,7 @@ static const kvf_setting rows[] = {
     {FIELD(transfer), KVF_NAMED(KVF_TRANSFER_LIST), .meaning = "how missing pages are brought"},
     {FIELD(device_bytes), COUNT(0, 0x1p62), .special = "auto",
      .special_value = (double)KVF_DEVICE_BYTES_AUTO,
-     .meaning = "most bytes on the device, what pages need last; 0 = as little as a step needs"},
+     .meaning = "most bytes on the device, what pages need last; 0 = as little as a call needs"},
     {FIELD(verify_interval), COUNT(0, UINT32_MAX),
      .meaning = "every N-th step also attends densely and measures; 0 = never"},
     {FIELD(phase_times), COUNT(0, 2),
@@ -567,10 +567,10 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     KVF_TRY(divide_budget(context, policy, resolved, block_size, dims));
     count_lists(policy, resolved, block_size, dims);
     KVF_TRY(check_lists(runtime, context, resolved, dims));
-    /* Packed pages go through `wide` instead. */
+    /* Chunks attend where steps do; packed pages go through `wide` instead. */
     if (dims->wide_blocks == 0 &&
         (runtime->seams.prefill_arena == 1 ||
-         (runtime->seams.prefill_arena == 0 && !runtime->properties.shares_host_memory)))
+         (runtime->seams.prefill_arena == 0 && kvf_transfer_moves(resolved->transfer))))
         dims->arena_blocks = dims->paging.blocks_max;
     count_pages(policy, resolved, dims);
 

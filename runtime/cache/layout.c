@@ -318,25 +318,39 @@ static uint64_t device_total(const kvf_cache *cache)
            cache->device_beside;
 }
 
-/* Bytes that the cache may take on the device beyond those that it needs. */
-static kvf_status bytes_to_spare(const kvf_cache *cache, uint64_t *out)
+/* Bytes that the cache may take on the device; 0 = as few as a call needs. */
+static uint64_t device_most(const kvf_cache *cache)
+{
+    const uint64_t seam = cache->runtime->seams.device_left;
+    if (cache->config.device_bytes != KVF_DEVICE_BYTES_AUTO)
+        return cache->config.device_bytes;
+    const uint64_t left = seam ? seam : cache->device->ops->memory_left(cache->device);
+    return left - left / 8;
+}
+
+static kvf_status check_device_bytes(const kvf_cache *cache)
 {
     const uint64_t total = device_total(cache), asked = cache->config.device_bytes;
-    const uint64_t seam = cache->runtime->seams.device_left;
-    uint64_t most = asked;
-    *out = 0;
-    if (asked == KVF_DEVICE_BYTES_AUTO) {
-        const uint64_t left = seam ? seam : cache->device->ops->memory_left(cache->device);
-        most = left - left / 8;
-    } else if (asked && asked < total) {
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "device_bytes = %llu: windows, digests, tables and slots for one call take %llu; "
-                 "give that, or lower sequences_max, tokens_max or budget_tokens",
-                 (unsigned long long)asked, (unsigned long long)total);
+    if (asked == 0 || asked == KVF_DEVICE_BYTES_AUTO || asked >= total)
+        return KVF_OK;
+    KVF_FAIL(cache->context, KVF_INVALID,
+             "device_bytes = %llu: windows, digests, tables and slots for one call take %llu; "
+             "give that, or lower sequences_max, tokens_max or budget_tokens",
+             (unsigned long long)asked, (unsigned long long)total);
+}
+
+/* Room that prompts could do without goes. Returns whether there was any. */
+static bool leave_out_prompts(kvf_cache *cache)
+{
+    bool was_there = false;
+    for (uint32_t i = 0; i < cache->part_count; i++) {
+        const kvf_part *part = &cache->parts[i];
+        kvf_dims *d = &cache->parts[i].dims;
+        uint32_t *room = d->by_block && !kvf_packs_pages(part) ? &d->wide_blocks : &d->arena_blocks;
+        was_there |= *room != 0;
+        *room = 0;
     }
-    if (most > total)
-        *out = most - total;
-    return KVF_OK;
+    return was_there;
 }
 
 /* Every part gets the same share of what it could use. */
@@ -385,6 +399,7 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
         (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths, c->layers + 1) : 0);
     plan->device_kv_bytes += slots.bytes;
     plan->device_table_bytes += residency.bytes + staging_device;
+    plan->prompt_bytes += (uint64_t)(d->arena_blocks + d->wide_blocks) * kvf_block_bytes(p);
     plan->slots = kvf_min_u32(plan->slots ? plan->slots : UINT32_MAX, p->slots);
     const uint64_t resident = (uint64_t)p->slots * c->page_size / c->layers;
     if (plan->resident_tokens == 0 || resident < plan->resident_tokens)
@@ -418,9 +433,9 @@ static kvf_status check_files(const kvf_cache *cache)
              (unsigned long long)cache->plan.disk_bytes);
 }
 
-kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
+/* `carved` becomes what the reservations have of the plan, with as few slots as there may be. */
+static kvf_status lay_out(kvf_cache *cache, kvf_reservation *r, kvf_cache_plan *carved)
 {
-    KVF_TRY(kvf_rings_check(cache));
     *r = (kvf_reservation){0};
     kvf_layout_carve(cache, r);
     if (kvf_reservation_bytes(r) > KVF_CARVE_MAX)
@@ -429,7 +444,7 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "sequences_max = %u: arguments of a call would take %llu bytes; lower it",
                  cache->config.sequences_max, (unsigned long long)r->control.bytes);
-    const kvf_cache_plan carved = {
+    *carved = (kvf_cache_plan){
         .host_table_bytes = r->host.bytes + r->control.bytes,
         .device_kv_bytes = r->kv.bytes,
         .device_digest_bytes = r->digest.bytes,
@@ -438,10 +453,20 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         .digest = cache->config.digest,
         .block_size = cache->plan.block_size,
     };
-    uint64_t spare;
-    KVF_TRY(add_parts(cache, &carved));
-    KVF_TRY(bytes_to_spare(cache, &spare));
-    share_slots(cache, spare);
+    return add_parts(cache, carved);
+}
+
+kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
+{
+    kvf_cache_plan carved;
+    KVF_TRY(kvf_rings_check(cache));
+    KVF_TRY(lay_out(cache, r, &carved));
+    const uint64_t most = device_most(cache);
+    if (most && device_total(cache) > most && leave_out_prompts(cache))
+        KVF_TRY(lay_out(cache, r, &carved));
+    KVF_TRY(check_device_bytes(cache));
+    const uint64_t total = device_total(cache);
+    share_slots(cache, most > total ? most - total : 0);
     KVF_TRY(add_parts(cache, &carved));
     return check_files(cache);
 }

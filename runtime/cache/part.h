@@ -57,7 +57,8 @@ struct kvf_dims {
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
     uint32_t recalls;       /* 1: rows know their recent choices, of which a refresh takes tokens */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
-    uint32_t wide_blocks;   /* room for a row in exact form, where pages are packed; else 0 */
+    uint32_t wide_blocks;   /* room for a row in exact form, where pages are packed; under blocks of
+                               the caller the room of chunks; else 0 */
     uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */

@@ -49,6 +49,7 @@ static void add_counters(const kvf_part *part, uint32_t index, kvf_stats *s)
     s->misses += c->misses;
     s->bytes_to_device += kvf_moves_pages(part) ? c->misses * page : 0;
     s->bytes_refresh += c->bytes_refresh;
+    s->bytes_prompt += c->bytes_prompt;
     s->append_ns += c->append_ns;
     s->score_ns += c->score_ns;
     s->select_ns += c->select_ns;

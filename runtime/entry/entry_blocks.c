@@ -310,7 +310,8 @@ static void read_stats(const kvf_blocks *blocks, kvf_blocks_stats *stats)
                                 .pages_selected = s.pages_selected,
                                 .hits = s.hits,
                                 .misses = s.misses,
-                                .bytes_to_device = s.bytes_to_device};
+                                .bytes_to_device = s.bytes_to_device,
+                                .bytes_prompt = s.bytes_prompt};
     for (uint32_t i = 0; i < part->config.layers; i++) {
         const kvf_layer_counters *c = &part->control.counters[i];
         stats->tokens_put += c->tokens_put;

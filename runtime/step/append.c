@@ -4,7 +4,7 @@
  * Appending: prefill chunks, and the pages that leave the window.
  *
  * Knows nothing of selection. A block that is sealed by a prefill chunk is written straight to its
- * pool block, or where the device does not share host memory to the prefill arena and from there to
+ * pool block, or where pages are moved to be attended to the prefill arena and from there to
  * the pool. One that is sealed by a decode step is copied from the ring on the write-back stream;
  * the page table points to the pool before anything of the step needs it there (kvf_step_flip).
  */
@@ -324,6 +324,8 @@ static kvf_status enqueue_blocks(kvf_step *step, const kvf_prefill_args *args, u
     const kvf_row *row = &step->row_host[0];
     void **to = part->dims.arena_blocks ? step->arena_host : step->pool_host;
     KVF_TRY(kvf_step_stamp(step, NULL));
+    if (part->dims.arena_blocks && args->q)
+        KVF_TRY(kvf_arena_fill(step));
     /* Blocks that have tokens already move from the ring first. */
     for (uint32_t i = row->sealed_before; i < row->sealed && i * p->block_size < base; i++)
         KVF_TRY(part->device->ops->copy(step->stream, to[i - row->sealed_before],

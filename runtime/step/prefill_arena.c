@@ -4,8 +4,8 @@
  * The prefill arena: who owns it, what lies in it, and how its pages go to the pool.
  *
  * Knows nothing of attention. Layer-major prefill (every chunk of a layer, then the next layer)
- * reads and writes device memory only. A caller that goes chunk by chunk takes the arena from
- * itself at every call, and then reads earlier pages from the pool; the bits are the same.
+ * finds its earlier blocks here. A caller that goes chunk by chunk takes the arena from itself at
+ * every call, and they are brought again: from device memory if they have slots.
  */
 
 #include "prefill_arena.h"
@@ -49,6 +49,23 @@ kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed)
     KVF_TRY(kvf_arena_settle(step, layer->part));
     a->owner = layer;
     a->first = a->end = sealed;
+    return KVF_OK;
+}
+
+kvf_status kvf_arena_fill(kvf_step *step)
+{
+    kvf_part *part = step->part;
+    kvf_prefill_arena *a = &part->arena;
+    const kvf_stage_args args = {.paging = part->dims.paging,
+                                 .rows = 1,
+                                 .count = a->first,
+                                 .row = step->row,
+                                 .to = part->tables.arena,
+                                 .home = part->tables.arena_pool,
+                                 .counters = kvf_counters_device(part, step->index)};
+    if (a->first)
+        KVF_TRY(KVF_LAUNCH(step, stage, args));
+    a->first = 0;
     return KVF_OK;
 }
 

@@ -4,12 +4,12 @@
 
 /*
  * The prefill arena: device memory for the sealed blocks of one layer of one sequence, so that
- * later chunks of that layer attend to memory of the device while its blocks are written back.
+ * chunks of that layer attend to memory of the device, and its blocks are written back meanwhile.
  *
- * Present where the device does not share host memory. Block b of the owner is block b of the
- * arena. Invariants: of the owner, page tables name the arena for pages first .. end-1 and the pool
- * for pages below first; of everybody else they name the pool. Whoever leaves has waited for its
- * write-back.
+ * Present where pages are moved to be attended, unless device_bytes leaves no room for it.
+ * Block b of the owner is block b of the arena. Invariants: of the owner, page tables name the
+ * arena for blocks first .. end-1 and the pool for blocks below first; of everybody else they name
+ * the pool. A chunk attends with first == 0. Whoever leaves has waited for its write-back.
  */
 
 #include "step.h"
@@ -17,6 +17,9 @@
 /* The arena belongs to this layer from now on; the page tables of the owner before it go to the
  * pool. Call it before the bookkeeping of new blocks: `sealed` blocks lie in the pool. */
 KVF_CHECKED kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed);
+/* The owner's blocks below `first` come to the arena: from their slots, or over the link, once for
+ * however many queries look at them. */
+KVF_CHECKED kvf_status kvf_arena_fill(kvf_step *step);
 /* The layer, if it is the owner, has only `sealed` blocks left. Blocks behind them may be written
  * on the step's stream. */
 KVF_CHECKED kvf_status kvf_arena_shorten(kvf_step *step, const kvf_layer *layer, uint32_t sealed);

@@ -51,6 +51,7 @@ static const struct {
     {"observe", "observe", check_observe, 2}, {"observe", "pool", check_pool, 1},
     {"observe", "profile", check_profile, 1}, {"observe", "cover", check_cover, 1},
     {"observe", "pack", check_pack, 1},       {"cells", "cells", check_cells, 1},
+    {"move", "stage", check_stage, 1},        {"cells", "lodge", check_lodge, 1},
 };
 
 #define DOT_NAME(family, op) "," #op

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on the device cache of pages: resolve, admit, collect.
+ * Kernels on the device cache of pages: resolve, admit, lodge, stage, collect.
  *
  * Knows the laws of slots.h and no order of threads: a GPU may give other slots away than the
  * reference, so both are held to what must be true of any.
@@ -314,6 +314,202 @@ void check_admit(check *c)
 {
     for (uint32_t i = 0; i < 30; i++)
         admit_case(c, 1 + i % ROWS_MAX, 1 + i % 12, KVF_SLOT_WAYS * (1 + i % 5));
+}
+
+/* ---- lodge ---- */
+
+/* Tokens of a call: pages of the pool whole and in order, and between them what is none. */
+static uint32_t put_slots(const world *w, uint32_t tokens, int64_t *slots)
+{
+    const uint32_t size = w->p.shape.page_size;
+    uint32_t count = 0;
+    for (uint32_t page = 0; page < w->p.pool_pages && count + size <= tokens; page++) {
+        if (check_below(w->c, 3) == 0)
+            continue;
+        const uint32_t lacks = check_below(w->c, 4); /* 0: its first token */
+        for (uint32_t t = lacks == 0; t < size; t++)
+            slots[count++] = (int64_t)page * size + t;
+        if (lacks == 1 && count < tokens)
+            slots[count++] = check_below(w->c, 2) ? -1 : (int64_t)w->p.pool_pages * size;
+    }
+    return count;
+}
+
+/* Pages that the call has whole, of heads that are not idle, are in their slots or in none. */
+static void look_at_lodged(const world *w, const kvf_write_args *a)
+{
+    const uint32_t size = w->p.shape.page_size, row = HEADS * w->p.shape.head_dim;
+    const size_t element = kvf_dtype_bytes(w->p.shape.dtype), bytes = element * w->p.shape.head_dim;
+    uint32_t all = 0, without = 0;
+    are_inverse(w);
+    oldest_went(w, *a->cells->clock - 1);
+    for (uint32_t i = 0; i < a->tokens; i++)
+        for (uint32_t h = 0; h < HEADS; h++) {
+            const uint32_t page = kvf_lodge_page(a, i);
+            if (page == UINT32_MAX || (a->cells->streaming && a->cells->streaming[h]))
+                continue;
+            const int32_t slot = w->slot_of_page[(size_t)h * w->p.pool_pages + page];
+            all++;
+            without += slot < 0;
+            if (slot < 0)
+                continue;
+            char *at = kvf_row_slot(&w->p, w->row, h, (uint32_t)slot), want[128] = {0};
+            for (uint32_t t = 0; t < size; t++, at += 2 * bytes) {
+                const size_t from = ((size_t)(i + t) * row + h * w->p.shape.head_dim) * element;
+                memcpy(want, kvf_offset(a->k, from), bytes);
+                memcpy(want + bytes, kvf_offset(a->v, from), bytes);
+                if (a->cells->odd[a->slots[i] / w->p.block_size] >>
+                        (a->slots[i] % w->p.block_size + t) &
+                    1)
+                    memset(want, 0, sizeof want);
+                check_bits(w->c, "a token of a lodged page", at, want, 2 * bytes);
+            }
+            if (w->tags[(size_t)h * w->p.slots + (uint32_t)slot] !=
+                kvf_row_page_tag(&w->p, w->row, page))
+                check_fail(w->c, "the tag of page %u is an old one", page);
+        }
+    if (without && all <= KVF_SLOT_WAYS)
+        check_fail(w->c, "%u of %u pages have no slot", without, all);
+}
+
+static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
+{
+    world w;
+    if (!check_begin(c))
+        return;
+    make_world(c, &w, 1, 1, blocks, slots, true);
+    const uint32_t most = blocks * w.p.block_size, row = HEADS * w.p.shape.head_dim;
+    check_describe(c, "lodge, tokens=%u slots=%u", most, slots);
+    uint32_t *clock = check_in(c, sizeof *clock),
+             *streaming = check_in(c, HEADS * sizeof *streaming);
+    uint64_t *odd = check_in(c, blocks * sizeof *odd);
+    int64_t *of = check_in(c, most * sizeof *of);
+    kvf_cells *cells = check_in(c, sizeof *cells);
+    const size_t bytes = most * row * kvf_dtype_bytes(w.p.shape.dtype) + 2;
+    const size_t shift = check_below(c, 2) * 2; /* rows need no alignment */
+    char *k = check_in(c, bytes), *v = check_in(c, bytes);
+    *cells = (kvf_cells){.paging = w.p,
+                         .layers = 1,
+                         .ids = blocks,
+                         .id_cells = 1,
+                         .writes = w.writes,
+                         .odd = odd,
+                         .streaming = check_below(c, 2) ? streaming : NULL,
+                         .slots = w.slots,
+                         .slot_of_page = w.slot_of_page,
+                         .slot_words = w.words,
+                         .slot_tags = w.tags,
+                         .clock = clock};
+    kvf_write_args a = {.cells = cells,
+                        .codes = {.kv_heads = HEADS},
+                        .shape = w.p.shape,
+                        .k = k + shift,
+                        .v = v + shift,
+                        .k_stride = row,
+                        .v_stride = row,
+                        .slots = of};
+    streaming[check_below(c, HEADS)] = 1;
+    for (uint32_t call = 0; call < 5; call++) {
+        *clock = call - 1; /* the count goes around */
+        check_noise(c, k, bytes);
+        check_noise(c, v, bytes);
+        for (uint32_t b = 0; b < blocks; b++)
+            odd[b] = check_below(c, 3) ? 0 : check_random(c);
+        a.tokens = put_slots(&w, most, of);
+        for (uint32_t i = 0; i < a.tokens; i++)
+            if (of[i] >= 0 && of[i] < most)
+                w.writes[of[i]]++;
+        remember(&w);
+        CHECK_RUN(c, c->ref, lodge, &a, false);
+        look_at_lodged(&w, &a);
+        memcpy(w.slot_of_page, w.slot_before, w.page_count * sizeof *w.slot_of_page);
+        memcpy(w.words, w.words_before, w.word_count * sizeof *w.words);
+        memcpy(w.tags, w.tags_before, w.word_count * sizeof *w.tags);
+        CHECK_RUN(c, c->var, lodge, &a, true);
+        look_at_lodged(&w, &a);
+    }
+}
+
+void check_lodge(check *c)
+{
+    for (uint32_t i = 0; i < 30; i++)
+        lodge_case(c, 1 + i % 12, KVF_SLOT_WAYS * (1 + i % 4));
+}
+
+/* ---- stage ---- */
+
+/* Bytes of pages that no slot has, all of them in what was staged. */
+static uint64_t look_at_staged(const world *w, const kvf_stage_args *a, void *const *home)
+{
+    const size_t page_bytes = kvf_page_bytes(&w->p.shape);
+    uint64_t bytes = 0;
+    for (uint32_t r = 0; r < a->rows; r++)
+        for (uint32_t i = 0; i < a->count * PAGES * HEADS; i++) {
+            const uint32_t page = i / HEADS, head = i % HEADS, block = page / PAGES;
+            const kvf_row *row = &w->row[r];
+            if (page * w->p.shape.page_size >= row->length)
+                continue;
+            const uint32_t number = kvf_row_pool_page(&w->p, row, page);
+            const int32_t slot = w->slot_of_page[(size_t)head * w->p.pool_pages + number];
+            const bool is_true =
+                slot >= 0 && (!w->writes || w->tags[head * w->p.slots + (uint32_t)slot] ==
+                                                kvf_row_page_tag(&w->p, row, number));
+            const char *at = (const char *)(home ? home[block] : row->blocks[block]);
+            bytes += is_true ? 0 : page_bytes;
+            check_bits(w->c, is_true ? "a page with a slot" : "a page without one",
+                       a->to + ((r * a->count + block) * HEADS + head) * kvf_run_bytes(&w->p) +
+                           page % PAGES * page_bytes,
+                       is_true && row->slots
+                           ? kvf_row_slot(&w->p, row, head, (uint32_t)slot)
+                           : at + head * kvf_run_bytes(&w->p) + page % PAGES * page_bytes,
+                       page_bytes);
+        }
+    return bytes;
+}
+
+static void stage_case(check *c, uint32_t rows, uint32_t blocks, bool has_bytes, bool is_tagged)
+{
+    world w;
+    if (!check_begin(c))
+        return;
+    make_world(c, &w, rows, 1, blocks, KVF_SLOT_WAYS * (1 + check_below(c, 3)), is_tagged);
+    check_describe(c, "stage, rows=%u blocks=%u%s%s", rows, blocks, has_bytes ? " slots" : "",
+                   is_tagged ? " tagged" : "");
+    const bool has_home = rows == 1 && !is_tagged;
+    const kvf_admit_args admit = {.paging = w.p, .rows = rows, .count = blocks, .row = w.row};
+    const kvf_stage_args a = {
+        .paging = w.p,
+        .rows = rows,
+        .count = 1 + check_below(c, blocks),
+        .row = w.row,
+        .to = check_changed(c, "staged", rows * blocks * kvf_block_bytes(&w.p)),
+        .home = has_home ? check_changed(c, "home", blocks * sizeof *a.home) : NULL,
+        .counters = w.counters};
+    check_noise(c, w.slots, w.word_count * kvf_page_bytes(&w.p.shape));
+    w.counters->bytes_prompt = 0;
+    for (uint32_t r = 0; r < rows; r++) {
+        w.row[r].slots = NULL; /* bytes of slots stay what they are: other than the pool's */
+        w.row[r].sealed_before = check_below(c, blocks + 1);
+        w.row[r].length -= check_below(c, 2 * w.p.block_size);
+        check_track(c, "table", w.row[r].blocks, blocks * sizeof *w.row[r].blocks);
+    }
+    CHECK_RUN(c, c->ref, admit, &admit, false);
+    for (uint32_t i = 0; is_tagged && i < w.word_count; i++)
+        w.tags[i] = check_below(c, 2); /* half of them are old */
+    for (uint32_t r = 0; r < rows; r++)
+        w.row[r].slots = has_bytes ? w.slots : NULL;
+    CHECK_BOTH(c, stage, &a);
+    if (w.counters->bytes_prompt != look_at_staged(&w, &a, a.home))
+        check_fail(c, "%u bytes are counted", (uint32_t)w.counters->bytes_prompt);
+    for (uint32_t b = 0; has_home && b < a.count && b < kvf_row_blocks(&w.p, w.row); b++)
+        if (w.row->blocks[b] != a.to + b * kvf_block_bytes(&w.p))
+            check_fail(c, "the table names another place of block %u", b);
+}
+
+void check_stage(check *c)
+{
+    for (uint32_t i = 0; i < 40; i++)
+        stage_case(c, 1 + i / 2 % ROWS_MAX, 1 + i % 12, i % 3, i % 2);
 }
 
 /* ---- collect ---- */

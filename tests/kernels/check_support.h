@@ -152,6 +152,8 @@ void check_read(check *c);
 void check_carry(check *c);
 void check_packed(check *c);
 void check_admit(check *c);
+void check_lodge(check *c);
+void check_stage(check *c);
 void check_collect(check *c);
 void check_resolve(check *c);
 void check_publish(check *c);

@@ -2,8 +2,8 @@
 """What of the memory blocks, windows and the cache of pages take: divided before any of it is reserved.
 
 Blocks follow host memory, and what vLLM has of them lies on the device: codes. Beside them is what is
-kvferry's own there: windows of requests (regions.py), tables, and the cache of pages, which gets what is
-left. Imports nothing of vLLM. Invariant: what fits by these sums fits; what does not is refused with values
+kvferry's own there: windows of requests (regions.py), tables, room for a layer of a prompt, and the cache of
+pages, which gets what is left. Imports nothing of vLLM. Invariant: what fits by these sums fits; what does not is refused with values
 that would.
 """
 import sys
@@ -58,13 +58,19 @@ class Sums:
         """Device memory of kvferry's own, at least."""
         return self._plan(blocks, regions, tokens).device_bytes
 
+    def prompt(self, tokens: int) -> int:
+        """Of that the room for a layer of a prompt, which is there once."""
+        return self._plan(2, 1, tokens).prompt_bytes
+
+    def regions_within(self, room: int, blocks: int, tokens: int) -> int:
+        """Regions that fit, at least one."""
+        room += self.prompt(tokens)
+        return max(1, _most(lambda regions: self.own(blocks, regions, tokens) <= room, self.asked.rows))
+
     def first_regions(self, tokens: int) -> int:
         """Regions that there are in any case."""
         a = self.asked
-        if a.left is None:
-            return a.rows
-        room = (a.own or a.left) // PART
-        return max(1, _most(lambda regions: self.own(2, regions, tokens) <= room, a.rows))
+        return a.rows if a.left is None else self.regions_within((a.own or a.left) // PART, 2, tokens)
 
     def blocks_on_host(self, tokens: int) -> int:
         """The most blocks whose pages fit in host memory."""
@@ -154,8 +160,7 @@ def divide_own(sums: Sums, blocks: int) -> Own:
     first = sums.first_regions(a.tokens)
     if a.own == 0:
         return Own(first, 0)
-    more = _most(lambda regions: sums.own(blocks, regions, a.tokens) <= room // 2, a.rows)
-    return Own(max(1, more), room)
+    return Own(sums.regions_within((room - sums.prompt(a.tokens)) // 2, blocks, a.tokens), room)
 
 
 class Card(NamedTuple):

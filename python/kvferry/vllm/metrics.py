@@ -28,6 +28,7 @@ COUNTERS = (
     ("page_hits", "Selected pages that were on the device"),
     ("page_misses", "Selected pages that were fetched"),
     ("bytes_to_device", "Bytes of pages moved to the device"),
+    ("bytes_prompt", "Bytes of pages that chunks of prompts read from host memory, where they had no copy"),
     ("pages_voided", "Pages on the device that a block lost to another or to a write"),
     ("tokens_brought", "Tokens fetched into local windows and sinks, summed over KV heads"),
     ("rows_lost", "Rows without an answer, counted per layer: a key or value was not finite"),
@@ -39,7 +40,7 @@ COUNTERS = (
 def values_of(steps: int, stats: Any, recall: Tuple[int, float]) -> List[float]:
     """Of decode steps, a kvferry BlocksStats and what was verified, in the order of COUNTERS."""
     return [steps, stats.tokens_put, stats.tokens_attended, stats.hits, stats.misses,
-            stats.bytes_to_device, stats.pages_voided, stats.tokens_brought, stats.bad_rows, *recall]
+            stats.bytes_to_device, stats.bytes_prompt, stats.pages_voided, stats.tokens_brought, stats.bad_rows, *recall]
 
 
 class Written:

@@ -72,6 +72,10 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     snprintf(note, sizeof note, "%llu tokens stay there, %u static tokens per KV head",
              (unsigned long long)c->resident_tokens, c->static_tokens);
     print_row(file, "KV on the device", c->device_kv_bytes, note);
+    if (plan->on_gpu || c->prompt_bytes)
+        print_row(file, "  of it for a prompt", c->prompt_bytes,
+                  c->prompt_bytes ? "a layer, for chunks to attend to"
+                                  : "no room: chunks read the host's memory, and are slow");
     print_row(file, "digests", c->device_digest_bytes, plan->digest);
     print_row(file, "tables", c->device_table_bytes + c->host_table_bytes, "");
     if (plan->prune_device_bytes + plan->prune_host_bytes > 0)

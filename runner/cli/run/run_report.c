@@ -184,6 +184,7 @@ static void write_totals(cli_json *j, const kvf_stats *s)
     cli_json_integer(j, "layer_steps", s->steps);
     cli_json_integer(j, "bytes_to_host", s->bytes_to_host);
     cli_json_integer(j, "bytes_refresh", s->bytes_refresh);
+    cli_json_integer(j, "bytes_prompt", s->bytes_prompt);
     cli_json_integer(j, "copies", s->copies);
     if (s->disk_wanted > 0) {
         cli_json_integer(j, "disk_wanted", s->disk_wanted);

@@ -184,6 +184,15 @@ static void open_blocks(rig *r)
                     KVF_OK);
 }
 
+void rig_open_again(rig *r, uint64_t device_bytes)
+{
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    kvf_blocks_close(r->blocks);
+    test_release(r->codes);
+    r->config.cache.device_bytes = device_bytes;
+    open_blocks(r);
+}
+
 void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc, uint32_t requests,
               uint64_t seed)
 {

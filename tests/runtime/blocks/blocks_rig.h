@@ -68,6 +68,8 @@ extern rig_form rig_gives;
 /* Settings of the reference are those of `bc->cache`. Requests run through sequences first. */
 void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc, uint32_t requests,
               uint64_t seed);
+/* Other blocks, which hold nothing yet, with so much of the device. */
+void rig_open_again(rig *r, uint64_t device_bytes);
 void rig_close(rig *r);
 
 /* Where pages are packed, tokens are such that packing does not change them. Now they are any, and

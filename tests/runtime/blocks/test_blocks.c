@@ -7,6 +7,8 @@
 
 #include "blocks_rig.h"
 
+#include "block_store.h"
+
 #include <string.h>
 
 static const kvf_transfer methods[] = {KVF_TRANSFER_MAPPED, KVF_TRANSFER_DIRECT};
@@ -187,6 +189,113 @@ static void given_pages_have_the_bits_of_sequences(void **state)
     }
 }
 
+/* ---- what chunks read across a link ---- */
+
+/* Every cell, but what is put after this; a token that is read there again is NaN. */
+static void poison_cells(rig *r)
+{
+    const kvf_part *part = &r->blocks->cache->parts[0];
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    for (uint32_t b = 0; b < part->dims.block_count; b++)
+        memset(kvf_page_pool_host(&part->pool, (kvf_block){b}), 0xff,
+               kvf_home_block_bytes(&part->dims.paging));
+}
+
+/* The prompt of a request in chunks. Returns bytes_prompt; outputs are those of the sequence. */
+static uint64_t read_prompt(rig *r, uint32_t chunk, uint32_t poisons)
+{
+    rig_request *q = &r->request[0];
+    const uint64_t before = rig_stats(r).bytes_prompt;
+    rig_grow(r, q, q->count, 1);
+    q->chunk = chunk;
+    while (q->length < q->prompt) {
+        if (rig_pass(r, &q, 1))
+            fail_msg("chunks of %u: %u outputs differ at %u", chunk, r->differs, q->length);
+        if (poisons)
+            poison_cells(r);
+    }
+    rig_drop(r, q);
+    return rig_stats(r).bytes_prompt - before;
+}
+
+/* Bytes that chunks attend to of cells, if each has its tokens' pages once. */
+static uint64_t every_page_once(const rig *r, uint32_t chunk)
+{
+    const kvf_cache_config *c = &r->config.cache;
+    const uint32_t prompt = r->request[0].prompt;
+    const size_t token = 2 * c->kv_heads * c->head_dim * test_dtype_bytes(c->dtype);
+    uint64_t pages = 0;
+    for (uint32_t end = kvf_min_u32(chunk, prompt);; end = kvf_min_u32(end + chunk, prompt)) {
+        pages += (end + c->page_size - 1) / c->page_size;
+        if (end == prompt)
+            return pages * c->layers * c->page_size * token;
+    }
+}
+
+/* Chunks of any length, with so many halves of the slots that pages could use. */
+static void read_with_room(rig *r, uint32_t halves, uint32_t is_deaf)
+{
+    static const uint32_t sizes[] = {64, 50, 17};
+    const uint32_t size = r->config.cache.page_size, prompt = r->request[0].prompt;
+    const uint64_t page = every_page_once(r, prompt) / ((prompt + size - 1) / size);
+    for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const bool whole = halves == 2 && !is_deaf && sizes[i] % size == 0;
+        const uint64_t read = read_prompt(r, sizes[i], whole), all = every_page_once(r, sizes[i]);
+        if (is_deaf)
+            assert_int_equal(read, all);
+        else if (whole) /* but for the page in which a prompt ends */
+            assert_int_equal(read, prompt % size ? page : 0);
+        else
+            assert_in_range(read, 1, all / (halves == 2 ? 2 : 1));
+    }
+}
+
+static void chunks_read_what_is_on_the_device_there(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    uint64_t total[2];
+    (void)state;
+    if (rig_config().cache.pages != KVF_PAGES_BF16)
+        skip(); /* packed cells are unpacked by `expand` */
+    for (uint32_t is_deaf = 0; is_deaf < 2; is_deaf++) {
+        kvf_blocks_config bc = rig_config();
+        rig r;
+        bc.cache.transfer = KVF_TRANSFER_MAPPED;
+        test_seams.is_deaf = is_deaf;
+        rig_open(&r, &rc, &bc, 1, 123);
+        assert_true(r.request[0].prompt > 128);
+        for (uint32_t i = 0; i < 2; i++) {
+            rig_open_again(&r, i ? UINT64_C(1) << 40 : 0);
+            total[i] = kvf_blocks_memory(r.blocks)->device_bytes;
+            read_with_room(&r, 2 * i, is_deaf);
+        }
+        rig_open_again(&r, total[0] + (total[1] - total[0]) / 2);
+        read_with_room(&r, 1, is_deaf);
+        rig_close(&r);
+    }
+}
+
+/* Room for a prompt's layer is left out where a number is too small for it. */
+static void the_room_of_chunks_gives_way(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_blocks_config bc = rig_config();
+    rig r;
+    (void)state;
+    if (bc.cache.pages != KVF_PAGES_BF16)
+        skip();
+    bc.cache.transfer = KVF_TRANSFER_MAPPED;
+    rig_open(&r, &rc, &bc, 1, 123);
+    const kvf_blocks_plan with = *kvf_blocks_memory(r.blocks);
+    assert_true(with.prompt_bytes > 0);
+    rig_open_again(&r, with.device_bytes - 1);
+    const kvf_blocks_plan without = *kvf_blocks_memory(r.blocks);
+    assert_int_equal(without.prompt_bytes, 0);
+    assert_true(without.slots > with.slots && without.device_bytes < with.device_bytes);
+    assert_int_equal(read_prompt(&r, 64, 0), 0); /* not counted */
+    rig_close(&r);
+}
+
 /* One request after another, with the same ids in the same region: pages, window and sink of the
  * one lie where those of the other are looked for. Returns how many outputs differ. */
 static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t is_deaf,
@@ -199,6 +308,7 @@ static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t is_d
     for (uint32_t i = 0; i < r.requests; i++) {
         rig_request *q = &r.request[i];
         rig_grow(&r, q, q->count, 0);
+        q->chunk = 5; /* no whole pages, which would have slots as they are put */
         for (uint32_t b = 0; b < q->ids_count; b++)
             q->ids[b] = (int32_t)b;
         while (!rig_is_done(q))
@@ -275,6 +385,8 @@ int main(void)
         cmocka_unit_test(bits_are_those_of_sequences),
         cmocka_unit_test(kinds_of_heads_have_the_bits_of_sequences),
         cmocka_unit_test(where_chunks_end_changes_no_bit),
+        cmocka_unit_test(chunks_read_what_is_on_the_device_there),
+        cmocka_unit_test(the_room_of_chunks_gives_way),
         cmocka_unit_test(a_write_voids_what_the_device_has),
         cmocka_unit_test(given_pages_have_the_bits_of_sequences),
         cmocka_unit_test(a_copy_has_the_same_bits),

@@ -8,11 +8,15 @@
  * Looks inside, because the arena is the device's choice and no setting.
  */
 
+#include "forms.h"
 #include "harness.h"
+
+#include <string.h>
 
 #include "cache.h"
 #include "retain.h"
 #include "sequence.h"
+#include "slots.h"
 
 #define ALIVE  4u
 #define LAYERS 2u
@@ -205,15 +209,231 @@ static void an_arena_changes_no_bit(void **state)
     static const struct {
         kvf_transfer transfer;
         uint32_t delay_seed;
-    } ways[] = {{KVF_TRANSFER_DIRECT, 0}, {KVF_TRANSFER_GATHER, 31}, {KVF_TRANSFER_GATHER, 37}};
+        uint64_t device_bytes;
+    } ways[] = {{KVF_TRANSFER_DIRECT, 0, 0},
+                {KVF_TRANSFER_GATHER, 31, 0},
+                {KVF_TRANSFER_GATHER, 37, UINT64_C(1) << 40}};
     for (uint32_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = test_config_small();
         cc.layers = LAYERS;
         cc.dtype = KVF_BF16;
         cc.sequences_max = ALIVE;
         cc.transfer = ways[i].transfer;
+        cc.device_bytes = ways[i].device_bytes;
         run_history(&cc, seed + i, ways[i].delay_seed);
     }
+}
+
+/* ---- chunk by chunk, layer by layer: every call takes the arena from another layer ---- */
+
+/* How a prompt is read. */
+typedef struct reading {
+    uint32_t arena; /* seam: 1 there is one, 2 there is none */
+    uint32_t room;  /* halves of the pages that have slots */
+    uint32_t chunk;
+    uint32_t by_layer; /* all chunks of a layer, then the next layer */
+    uint32_t is_deaf;  /* no page gets a slot */
+    uint32_t poisons;  /* what is sealed becomes NaN in host memory, chunk by chunk */
+} reading;
+
+static kvf_cache_plan plan_of(const kvf_cache_config *cc, uint32_t arena, uint64_t device_bytes)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_cache_config c = *cc;
+    kvf_runtime *runtime;
+    kvf_cache_plan p;
+    c.device_bytes = device_bytes;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    runtime->seams.prefill_arena = arena;
+    test_expect(runtime, kvf_cache_plan_make(runtime, &c, &p, NULL), KVF_OK);
+    kvf_runtime_close(runtime);
+    return p;
+}
+
+static uint64_t total_of(const kvf_cache_plan *p)
+{
+    return p->device_kv_bytes + p->device_digest_bytes + p->device_table_bytes;
+}
+
+/* Bytes on the device with so many halves of the slots that pages could use. */
+static uint64_t device_bytes_of(const kvf_cache_config *cc, const reading *r)
+{
+    const kvf_cache_plan least = plan_of(cc, r->arena, 0),
+                         most = plan_of(cc, r->arena, UINT64_C(1) << 40);
+    return r->room ? total_of(&least) + (total_of(&most) - total_of(&least)) * r->room / 2 : 0;
+}
+
+/* Nothing of a sealed block that is read there again can stay unseen. */
+static void poison_pool(const kvf_sequence *s)
+{
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        const kvf_layer *layer = &s->layers[l];
+        const kvf_part *part = layer->part;
+        const kvf_paging *p = &part->dims.paging;
+        for (uint32_t b = 0; b < layer->sealed; b++) {
+            const uint32_t page = b * p->block_pages;
+            /* It is written back; of a streaming head there is none. */
+            assert_true(kvf_page_address(s, l, 0, page) || kvf_page_address(s, l, 1, page));
+            memset(kvf_page_pool_host(&part->pool, layer->blocks[b]), 0xff, kvf_block_bytes(p));
+        }
+    }
+}
+
+/* Whether a page has a slot now. */
+static bool has_slot(const kvf_part *part, uint32_t head, uint32_t page)
+{
+    const kvf_residency *r = &part->residency;
+    const int32_t slot =
+        *(const int32_t *)test_seen(r->slot_of_page + (size_t)head * r->pages + page, sizeof slot);
+    return slot >= 0 && kvf_slot_is_of(*(const uint64_t *)test_seen(
+                                           r->words + (size_t)head * r->slots + (uint32_t)slot,
+                                           sizeof *r->words),
+                                       page);
+}
+
+/* Bytes of earlier pages that the next chunk of the layer reads in host memory: once each. */
+static uint64_t bytes_to_read(const kvf_layer *layer)
+{
+    const kvf_part *part = layer->part;
+    const kvf_paging *p = &part->dims.paging;
+    const uint32_t end = part->arena.owner == layer ? part->arena.first : layer->sealed;
+    uint64_t pages = 0;
+    for (uint32_t i = 0; part->dims.arena_blocks && i < end * p->block_pages * p->kv_heads; i++) {
+        const uint32_t block = i / p->kv_heads / p->block_pages;
+        pages += !has_slot(part, i % p->kv_heads,
+                           layer->blocks[block].index * p->block_pages +
+                               i / p->kv_heads % p->block_pages);
+    }
+    return pages * kvf_page_bytes(&p->shape);
+}
+
+/* Outputs of the whole prompt in `out`; returns bytes_prompt, which is what it must be. */
+static uint64_t read_prompt(const reading *r, const test_tokens *t, kvf_cache_config cc, char *out,
+                            size_t row)
+{
+    const uint32_t chunks = kvf_div_ceil_u32(TOKENS, r->chunk);
+    uint64_t expected = 0;
+    side x = {0};
+    kvf_stats stats;
+    cc.device_bytes = device_bytes_of(&cc, r);
+    side_open(&x, &cc, r->arena, r->poisons ? 31 : 0);
+    x.w.runtime->seams.is_deaf = r->is_deaf;
+    test_give_forms(x.w.cache, &cc);
+    kvf_sequence *s = test_sequence(&x.w);
+    for (uint32_t i = 0; i < LAYERS * chunks; i++) {
+        const uint32_t layer = r->by_layer ? i / chunks : i % LAYERS;
+        const uint32_t at = (r->by_layer ? i % chunks : i / LAYERS) * r->chunk;
+        const test_range range = {.layer = layer,
+                                  .first = at,
+                                  .count = kvf_min_u32(r->chunk, TOKENS - at),
+                                  .chunk = r->chunk};
+        expected += bytes_to_read(&s->layers[layer]);
+        test_prefill(&x.w, s, t, &range, out + (layer * TOKENS + at) * row);
+        test_wait(&x.w);
+        if (r->poisons)
+            poison_pool(s);
+    }
+    kvf_cache_stats(x.w.cache, &stats);
+    assert_int_equal(stats.bytes_prompt, expected);
+    test_world_close(&x.w);
+    test_release(x.out);
+    return stats.bytes_prompt;
+}
+
+/* All earlier blocks of every chunk, once each. */
+static uint64_t every_block_once(const kvf_cache_config *cc, uint32_t chunk, size_t row)
+{
+    const uint32_t block = plan_of(cc, 1, 0).block_size;
+    uint64_t tokens = 0;
+    for (uint32_t at = chunk; at < TOKENS; at += chunk)
+        tokens += at < cc->local_tokens ? 0 : (at - cc->local_tokens) / block * block;
+    return tokens * LAYERS * 2 * row / (cc->query_heads / cc->kv_heads);
+}
+
+typedef enum read_bytes { NOTHING, SOME, ALL, ANY } read_bytes;
+
+/* With settings beside those of test_config_small. */
+static void read_with(const char *settings, const reading *how, read_bytes wanted)
+{
+    kvf_cache_config cc = test_config_small();
+    test_tokens t;
+    cc.layers = LAYERS;
+    cc.transfer = KVF_TRANSFER_GATHER;
+    test_set(&cc, settings);
+    const size_t row = (size_t)cc.query_heads * cc.head_dim * test_dtype_bytes(cc.dtype);
+    const size_t bytes = LAYERS * TOKENS * row;
+    char *want = test_alloc(bytes), *got = test_alloc(bytes);
+    assert_true(want && got);
+    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = TOKENS, .seed = 9, .sharpness = 2.0f});
+    const reading without = {.arena = 2, .chunk = how->chunk};
+    assert_int_equal(read_prompt(&without, &t, cc, want, row), 0);
+    const uint64_t read = read_prompt(how, &t, cc, got, row);
+    assert_memory_equal(got, want, bytes);
+    const uint64_t all = every_block_once(&cc, how->chunk, row);
+    if (wanted == NOTHING)
+        assert_int_equal(read, 0);
+    else if (wanted == ALL)
+        assert_int_equal(read, all);
+    else
+        assert_in_range(read, wanted == SOME, all - 1);
+    test_tokens_free(&t);
+    test_release(want);
+    test_release(got);
+}
+
+static void a_chunk_reads_what_is_on_the_device_there(void **state)
+{
+    static const char *const settings[] = {
+        "",
+        "head_mask=1001 streaming_sink=8 streaming_recent=40",
+        "dtype=bf16 page_size=4 sink_tokens=20 local_tokens=40",
+        "select=dynamic static_ratio=0 digest=codes local_tokens=1 sink_tokens=0",
+    };
+    static const uint32_t chunks[] = {17, 48, 100};
+    (void)state;
+    for (uint32_t i = 0; i < test_afford(sizeof settings / sizeof *settings); i++)
+        for (uint32_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
+            reading r = {.arena = 1, .chunk = chunks[c]};
+            read_with(settings[i], &r, SOME);
+            r.room = 1;
+            read_with(settings[i], &r, ANY);
+            r.room = 2;
+            r.poisons = 1;
+            read_with(settings[i], &r, NOTHING);
+        }
+    read_with("", &(reading){.arena = 1, .chunk = 48, .by_layer = 1, .poisons = 1}, NOTHING);
+    read_with("", &(reading){.arena = 1, .chunk = 48, .is_deaf = 1}, ALL);
+    read_with("", &(reading){.arena = 2, .chunk = 48, .room = 2}, NOTHING); /* not counted */
+}
+
+/* A number that has no room for it leaves it out, and what a step needs is still refused by name.
+ */
+static void the_arena_gives_way(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_cache_config cc = test_config_small();
+    kvf_runtime *runtime;
+    kvf_cache_plan none;
+    kvf_error error;
+    (void)state;
+    cc.transfer = test_transfer(KVF_TRANSFER_GATHER);
+    const kvf_cache_plan with = plan_of(&cc, 0, 0);
+    const uint64_t total = total_of(&with);
+    assert_int_equal(with.prompt_bytes,
+                     cc.tokens_max * 2 * cc.kv_heads * cc.head_dim * test_dtype_bytes(cc.dtype));
+    assert_int_equal(plan_of(&cc, 0, total).prompt_bytes, with.prompt_bytes);
+    const kvf_cache_plan without = plan_of(&cc, 0, total - 1);
+    assert_int_equal(without.prompt_bytes, 0);
+    assert_true(without.slots > with.slots); /* which get what is left */
+    cc.device_bytes = total - with.prompt_bytes - 4096;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    test_expect(runtime, kvf_cache_plan_make(runtime, &cc, &none, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "device_bytes = "));
+    kvf_runtime_close(runtime);
+    cc.transfer =
+        test_transfer(KVF_TRANSFER_DIRECT); /* where pages stay, prompts find them there */
+    cc.device_bytes = 0;
+    assert_int_equal(plan_of(&cc, 0, 0).prompt_bytes, test_on_cuda() ? with.prompt_bytes : 0);
 }
 
 /* Prefill layer after layer finds every earlier token of its layer on the device. */
@@ -254,6 +474,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_arena_changes_no_bit),
+        cmocka_unit_test(a_chunk_reads_what_is_on_the_device_there),
+        cmocka_unit_test(the_arena_gives_way),
         cmocka_unit_test(layer_major_prefill_stays_in_the_arena),
     };
     return cmocka_run_group_tests_name("runtime: arena", tests, NULL, NULL);

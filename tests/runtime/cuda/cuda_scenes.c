@@ -129,20 +129,24 @@ typedef struct actors {
     kvf_error error;
 } actors;
 
-static kvf_status prefill_layer(actors *a, uint32_t layer)
+static kvf_status prefill_chunk(actors *a, uint32_t layer, uint32_t first, uint32_t tokens)
 {
     stage *st = a->st;
+    const kvf_prefill_args p = {.sequence = a->s[0],
+                                .layer = layer,
+                                .tokens = tokens,
+                                .q = stage_token(st->q, HEADS, layer, first),
+                                .k = stage_token(st->k, KV_HEADS, layer, first),
+                                .v = stage_token(st->v, KV_HEADS, layer, first),
+                                .out = st->out};
+    return kvf_prefill(a->cache, &p, a->stream);
+}
+
+static kvf_status prefill_layer(actors *a, uint32_t layer)
+{
     kvf_status status = KVF_OK;
-    for (uint32_t first = 0; first < PROMPT && status == KVF_OK; first += 28) {
-        const kvf_prefill_args p = {.sequence = a->s[0],
-                                    .layer = layer,
-                                    .tokens = 28,
-                                    .q = stage_token(st->q, HEADS, layer, first),
-                                    .k = stage_token(st->k, KV_HEADS, layer, first),
-                                    .v = stage_token(st->v, KV_HEADS, layer, first),
-                                    .out = st->out};
-        status = kvf_prefill(a->cache, &p, a->stream);
-    }
+    for (uint32_t first = 0; first < PROMPT && status == KVF_OK; first += 28)
+        status = prefill_chunk(a, layer, first, 28);
     return status;
 }
 
@@ -233,6 +237,25 @@ static kvf_status play_decode(stage *st, const scene *s, float *out)
         status = decode_token(&a, PROMPT + i);
     status = close_actors(&a, status, out);
     return status;
+}
+
+/* Chunk by chunk, so that each call brings a layer's earlier block to the device. */
+static kvf_status play_chunks(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_stats stats;
+    kvf_status status = open_actors(&a, st, s);
+    for (uint32_t first = 0; first < PROMPT && status == KVF_OK; first += PROMPT / 4)
+        for (uint32_t layer = 0; layer < LAYERS && status == KVF_OK; layer++)
+            status = prefill_chunk(&a, layer, first, PROMPT / 4);
+    if (status == KVF_OK)
+        status = kvf_stream_wait(a.stream);
+    if (status == KVF_OK) {
+        kvf_cache_stats(a.cache, &stats);
+        assert_int_equal(stats.bytes_prompt, 0); /* every page has a slot */
+        assert_true(stats.bytes_to_host > 0);
+    }
+    return close_actors(&a, status, out);
 }
 
 /* Steps that seal a block, refresh and are taken back. */
@@ -483,6 +506,7 @@ const scene record_masked_scene = {
     NULL};
 const scene prune_scene = {"packed pages, pruned", play_prune,
                            "pages=k8v4 dtype=bf16 observe_window=4", NULL};
+const scene chunks_scene = {"prompt by chunks", play_chunks, "local_tokens=1", NULL};
 const scene truncate_scene = {"truncate", play_truncate, "", NULL};
 const scene disk_scene = {"disk tier", play_disk, "transfer=auto tokens_max=64 disk_bundle_bytes=1",
                           on_disk};

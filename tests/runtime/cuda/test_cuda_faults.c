@@ -244,6 +244,7 @@ int main(void)
         SCENE(record_scene),
         SCENE(record_masked_scene),
         SCENE(prune_scene),
+        SCENE(chunks_scene),
         SCENE(truncate_scene),
         SCENE(disk_scene),
         SCENE(stats_scene),
