@@ -7,6 +7,7 @@ usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--repor
                [--tasks NAME...] [--row 'NAME FIELD=VALUE...']...
                [--first-row 'NAME FIELD=VALUE...']... [--sweep 'NAME FIELD=VALUE FIELD=A,B...']...
                [--quick] [--out FOLDER] [--report]
+       eval.py --build FOLDER --data FOLDER [--draws K] [the options of --ruler]
        eval.py --build FOLDER --niah [--model DIR] [--lengths N...] [--depths N] [--samples N]
                [--row 'NAME FIELD=VALUE...']... [--out FOLDER]
 
@@ -159,6 +160,10 @@ def main():
     parser.add_argument("--report", action="store_true",
                         help="run nothing: tell of the last run, as far as it came")
     parser.add_argument("--ruler", action="store_true", help="tasks of RULER and MRCR instead")
+    parser.add_argument("--data", metavar="FOLDER", help="data sets of this folder instead: files of "
+                        "LongBench, InfiniteBench, HELMET, MATH500, AIME and the like (eval_sets.py)")
+    parser.add_argument("--draws", type=int, default=1, metavar="K",
+                        help="with --data: answers to each problem, for rows with a temperature")
     parser.add_argument("--niah", action="store_true", help="a needle by depth and length instead")
     parser.add_argument("--depths", type=int, default=eval_niah.DEPTHS, help="with --niah: how many")
     parser.add_argument("--model", help="with --ruler or --niah: a Hugging Face folder or GGUF file")
@@ -179,6 +184,7 @@ def main():
                         help="likewise, of the first %d documents of a task and length"
                         % eval_ruler.PART)
     args = parser.parse_args()
+    args.ruler = args.ruler or bool(args.data)
     if not args.ruler and not args.niah and (args.model or args.lengths or args.samples or args.tasks or args.row or
                            args.first_row or args.sweep):
         parser.error("--model, --lengths, --samples, --tasks and rows go with --ruler or --niah")
@@ -189,8 +195,9 @@ def main():
         sys.exit("eval: %s was not built" % program)
     if args.ruler or args.niah:
         try:
-            return (eval_ruler if args.ruler else eval_niah).main(args, program, args.model or real_model.fetch(), os.path.join(
-                ROOT, args.build, "eval", "ruler" if args.ruler else "niah"))
+            return (eval_niah if args.niah else eval_ruler).main(args, program, args.model or real_model.fetch(), os.path.join(
+                ROOT, args.build, "eval", "niah" if args.niah else
+                "sets" if args.data else "ruler"))
         except FileNotFoundError as missing:
             sys.exit("eval: %s" % missing)
     try:

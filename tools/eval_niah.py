@@ -37,7 +37,7 @@ def placed(material, length, depth, sample, size):
     document = texts.Document(
         texts.NIAH[0].format(context=" ".join(sentences), **words),
         texts.RulerTask("niah", texts.NIAH[1].format(query=key, **words), [value], ANSWER))
-    document.at = (length, depth)
+    document.at, document.is_whole = (length, depth), True
     return document
 
 
@@ -108,13 +108,10 @@ def draw(made, rows, path):
 
 def main(args, program, model, folder):
     """`folder`: where answers are kept while it runs"""
-    def whole(text):
+    rows = []
+    for text in ["full select=full"] + (args.row or []):
         name, _, settings = text.partition(" ")
-        return eval_run.Row(name, settings, None)
-
-    rows = [whole("full select=full")] + [whole(text) for text in args.row or []]
-    for row in rows:
-        row.is_whole = True
+        rows.append(eval_run.Row(name, settings, None))
     counted = lambda made: count(program, model, made)  # noqa: E731
     made = documents(texts.Material(), args.lengths or LENGTHS, args.depths,
                      (args.samples or [SAMPLES])[0], counted)

@@ -17,10 +17,11 @@ import tempfile
 
 import eval_footprint
 import eval_ruler_texts
+import eval_sets
 import eval_texts
 from eval_report import DRAWS, kept
 from eval_texts import Random
-from eval_run import Command, Row, read, run, spent
+from eval_run import Command, Row, is_whole, read, run, spent
 from results_folder import RESULTS, machine, save
 
 LENGTHS, SAMPLES = [2048, 4096, 7500], 10
@@ -75,6 +76,8 @@ class Part:
     def read(self):
         """@return whether all rows are there that must be"""
         self.rows = rows_of(sum(self.extra, []))
+        for row in self.rows:
+            row.is_whole = row.is_whole or all(map(is_whole, self.documents))
         self.lengths = read(self.path, self.rows)
         needed = self.rows[:len(self.rows) - len(self.extra[1])]
         return bool(self.rows[0].stats) and all(r.stats or r.refused for r in needed)
@@ -340,12 +343,14 @@ was.
 Intervals are of a bootstrap over documents, within tasks for the mean of tasks."""
 
 
-def markdown(facts, told):
+def markdown(facts, told, about=None):
+    """about: in place of what is said of RULER"""
     settings = ["`%s`: %s" % (name, settings or "as the library has it")
                 for name, settings in facts["rows"].items()]
     return "\n".join(
-        ["# Tasks of RULER under selections", "", "Model: %s." % facts["model"], ""] +
-        summary(told) + [""] + LEGEND.split("\n") + ["Rows: " + "; ".join(settings) + ".", ""] +
+        ["# Data sets" if about else "# Tasks of RULER under selections", "",
+         "Model: %s." % facts["model"], ""] + summary(told) + eval_sets.repeated(told, names_of(told)) + [""] +
+        (about or LEGEND).split("\n") + ["Rows: " + "; ".join(settings) + ".", ""] +
         [text for names in asked_alike(told) for text in table(told, names) + [""]] +
         ["Machine: %s; %.0f CPU minutes. Made with `%s`." % (
             facts["machine"], facts["cpu_minutes"], facts["command"]), ""])
@@ -373,7 +378,12 @@ class Runs:
 
     def __init__(self, args, program, model, folder):
         self.args, self.program, self.model, self.folder = args, program, model, folder
-        self.material, self.runs = eval_ruler_texts.Material(), {}
+        self.runs = {}
+        if args.data:
+            self.source = eval_sets.Sets(args.data, args.draws)
+            self.names = list(self.source.files)
+        else:
+            self.source, self.names = eval_ruler_texts.Material(), list(eval_ruler_texts.TASKS)
         self.too_hard = {}  # task -> the shortest length that full attention cannot do
 
     def part(self, documents, name, is_first):
@@ -390,8 +400,9 @@ class Runs:
         if (task, tokens) not in self.runs:
             if self.is_hard(task, tokens):
                 samples = min(samples, FEW)
-            documents = eval_ruler_texts.fitted(self.material, task, tokens, samples,
-                                                lambda d: count(self.program, self.model, d))
+            counted = lambda d: count(self.program, self.model, d)  # noqa: E731
+            documents = (self.source.documents(task, tokens, samples, counted) if self.args.data else
+                         eval_ruler_texts.fitted(self.source, task, tokens, samples, counted))
             self.runs[task, tokens] = Run(task, tokens, documents, self.part)
         return self.runs[task, tokens]
 
@@ -415,22 +426,23 @@ class Runs:
         plan = samples_of(self.args)
         for number in range(-(-max(samples for _, samples in plan) // PART)):
             for tokens, samples in plan:
-                for task in self.args.tasks or eval_ruler_texts.TASKS:
+                for task in self.args.tasks or self.names:
                     self.go_on(self.get(task, tokens, samples), number)
-        order = list(eval_ruler_texts.TASKS)
+        order = self.names
         return [figures(self.runs[at]) for at in sorted(
             self.runs, key=lambda at: (at[1], order.index(at[0]))) if self.runs[at].done]
 
 
 def main(args, program, model, folder):
     """`folder`: where parts are kept. What is there is not run again; --report runs nothing."""
-    quick(args)
-    unknown = [t for t in args.tasks or [] if t not in eval_ruler_texts.TASKS]
-    if unknown:
-        sys.exit("eval: no task %s; there are %s" % (
-            unknown[0], ", ".join(eval_ruler_texts.TASKS)))
+    if not args.data:
+        quick(args)
     os.makedirs(folder, exist_ok=True)
-    told = Runs(args, program, model, folder).told()
+    runs = Runs(args, program, model, folder)
+    unknown = [t for t in args.tasks or [] if t not in runs.names]
+    if unknown:
+        sys.exit("eval: no task %s; there are %s" % (unknown[0], ", ".join(runs.names)))
+    told = runs.told()
     if not told:
         sys.exit("eval: no run is complete")
     facts = {"machine": machine(), "model": os.path.basename(model),
@@ -438,11 +450,12 @@ def main(args, program, model, folder):
              "rows": {r.method: " ".join("%s=%s" % s for s in r.settings.items())
                       for r in rows_of((args.row or []) + swept(args.sweep) + (args.first_row or []))},
              "command": "eval.py " + shlex.join(a for a in sys.argv[1:] if not os.path.isabs(a))}
-    out = args.out or (None if args.quick or args.tasks else RESULTS)
-    text = markdown(facts, told)
+    out = args.out or (None if args.quick or args.tasks or args.data else RESULTS)
+    text = markdown(facts, told, eval_sets.ABOUT if args.data else None)
     print(text)
-    found = dict(bench="ruler", **facts, runs=told)
+    name = "sets" if args.data else "ruler"
+    found = dict(bench=name, **facts, runs=told)
     if args.sweep:
         eval_footprint.write(found, out)
     if out:
-        save(out, "ruler", text, found)
+        save(out, name, text, found)

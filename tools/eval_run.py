@@ -129,10 +129,16 @@ class Evaluation:
 
     def __init__(self, command, documents):
         self.command, self.documents, self.own, self.past = command, documents, None, {}
+        self.is_whole = all(is_whole(d) for d in documents)
         self.context = 0  # tokens, the same for all: how attention is divided follows from it
 
     def save_documents(self, out):
         """Read each once."""
+        if self.is_whole:
+            for i, n in enumerate(self.command.count(
+                    [d.text + d.tasks[0].text for d in self.documents])):
+                out.write("document\t%d\t%d\n" % (i, n))
+            return
         tasks = [task for document in self.documents for task in document.tasks]
         longest = max(n + task.tokens for n, task in zip(
             self.command.count([task.cue + task.text for task in tasks]), tasks))
@@ -184,9 +190,9 @@ class Evaluation:
         """Questions at the end of prompts of their own."""
         document = self.documents[i]
         asked = [t for t, task in enumerate(document.tasks) if task.tokens]
-        prompts = self.command.path("prompts.jsonl", "".join(json.dumps(
+        prompts = self.command.path("prompts.jsonl", "".join(json.dumps(dict(
             {"id": str(t), "prompt": document.text + document.tasks[t].text,
-             "tokens": document.tasks[t].tokens}) + "\n" for t in asked))
+             "tokens": document.tasks[t].tokens}, **seed_of(document.tasks[t]))) + "\n" for t in asked))
         said, told = self.command.stats("run", "--prompts", prompts, "--batch", "1", *row.options(False))
         for line in map(json.loads, said.splitlines()):
             place = (i, int(line["id"]))
@@ -240,7 +246,7 @@ class Evaluation:
 
     def run(self, row):
         """@return lines of the row but for its name"""
-        if row.is_whole:
+        if row.is_whole or self.is_whole:
             return self.run_whole(row)
         sums, lines = {}, []
         try:
@@ -272,6 +278,16 @@ class Evaluation:
     def ended(self, sums, lines):
         del sums["settings"]
         return lines + ["stats\t" + "\t".join("%s=%.9g" % s for s in sums.items())]
+
+
+def is_whole(document):
+    """Whether every row reads it whole, with its question."""
+    return getattr(document, "is_whole", False)
+
+
+def seed_of(task):
+    seed = getattr(task, "seed", None)
+    return {} if seed is None else {"seed": seed}
 
 
 def cpu_seconds():

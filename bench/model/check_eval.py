@@ -25,6 +25,7 @@ import eval_report  # noqa: E402
 import eval_ruler  # noqa: E402
 import eval_ruler_texts  # noqa: E402
 import eval_run  # noqa: E402
+import eval_sets  # noqa: E402
 import eval_texts  # noqa: E402
 import results_folder  # noqa: E402
 
@@ -201,6 +202,75 @@ def check_niah(text):
     check("scores by place", eval_niah.means(made, rows[0]) == {
         (n, depth): float(depth > 0) for n in (300, 500) for depth in (0.0, 0.5, 1.0)})
     check("a table", "| 50% | 100 | 100 |" in eval_niah.table(made, rows))
+
+
+SETS = {
+    "two.json": [{"_id": "1", "choice_A": "red", "choice_B": "blue", "choice_C": "c", "choice_D": "d",
+                  "question": "Which?", "context": "The sky is blue.", "answer": "B", "length": "short"}],
+    "hotpotqa.jsonl": [{"input": "Who?", "context": "Ann met Bob.", "answers": ["Bob", "Robert"],
+                        "all_classes": None, "dataset": "hotpotqa"}],
+    "trec.jsonl": [{"input": "Q", "context": "c", "answers": ["Date"], "all_classes": ["Date", "City"]}],
+    "passkey.jsonl": [{"context": "The pass key is 7.", "input": "Key?", "answer": ["7"], "options": []}],
+    "kilt_nq.jsonl": [{"question": "Who?", "ctxs": [{"title": "T", "text": "Ann."}], "answers": [["Ann"]]}],
+    "aime.jsonl": [{"problem": "What is 3 + 30?", "answer": "033", "id": 1}],
+    "own.jsonl": [{"prompt": "Ann met Bob. Who met Bob?", "answers": ["Ann"]}]}
+
+
+def check_sets(folder):
+    """Small files in the forms of the data sets, as they are read and judged."""
+    for name, rows in SETS.items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            if name.endswith(".json"):
+                json.dump(rows, f)
+            else:
+                f.writelines(json.dumps(row) + "\n" for row in rows)
+    sets = eval_sets.Sets(folder, 3)
+    check("all files", sorted(sets.files) == sorted(os.path.splitext(n)[0] for n in SETS))
+    made = {n: sets.documents(n, 4096, 9, lambda d: [len(x.text) // 4 for x in d])[0] for n in sets.files}
+    said = {"two": ("The correct answer is (B).", "The correct answer is (C)."),
+            "hotpotqa": ("The Bob", "nobody"), "trec": ("Date", "City"), "passkey": ("7.", "17"),
+            "kilt_nq": ("It is Ann", "Bob"), "aime": ("so 1 is \\boxed{33}.", "\\boxed{}"),
+            "own": ("Ann met", "he")}
+    for name, (right, wrong) in said.items():
+        check("%s: right and wrong" % name, made[name].tasks[0].score(right) == 1.0 and
+              made[name].tasks[0].score(wrong) == 0.0)
+    check("what is asked", "(B) blue" in made["two"].tasks[0].text and "sky is blue" in made["two"].text and
+          "Document (Title: T): Ann." in made["kilt_nq"].text and made["own"].text == SETS["own.jsonl"][0]["prompt"])
+    check("draws of a problem", [t.seed for t in made["aime"].tasks] == [0, 1, 2] and
+          made["two"].tasks[0].seed is None)
+    check("likenesses", abs(eval_sets.f1("Bob and Ann", "Ann") - 0.5) < 1e-9 and
+          abs(eval_sets.rouge("a b c d", "a c e f") - 0.5) < 1e-9 and
+          eval_sets.numbers("Paragraph 3, 4", "Paragraph 3") == 0.5 and eval_sets.boxed("\\boxed{\\frac{1}{2}}") ==
+          "\\frac{1}{2}" and eval_sets.code("\n# no\nx = 1\ny", "x = 1") == 1.0)
+    long = eval_sets.document("own", {"prompt": "a" * 50 + "b" * 100 + "c" * 50, "answers": ["x"]}, 0.5, 1)
+    check("the middle is cut", long.text == "a" * 50 + "c" * 50)
+    told = [{"task": "aime", "rows": {"full": {"scores": [[1.0, 0.0], [0.0, 0.0]]}}}]
+    check("avg@k and pass@k", eval_sets.repeated(told, ["full"])[-1] == "| aime | full | 2 | 25.0 | 50.0 |")
+    for name, text in (("bad.jsonl", '{"a": 1}'), ("none.jsonl", ""), ("cut.json", "[{")):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            f.write(text)
+        try:
+            eval_sets.Sets(folder).documents(name.split(".")[0], 99, 1, None)
+            check("%s is refused" % name, False)
+        except SystemExit as why:
+            check("%s is refused by name" % name, name in str(why))
+
+
+def check_whole_set(folder, document, questions):
+    """A file of prompts, through the command, with several draws and a prompt that is too long."""
+    data = os.path.join(folder, "data")
+    os.makedirs(data)
+    with open(os.path.join(data, "own.jsonl"), "w", encoding="utf-8") as f:
+        f.writelines(json.dumps({"prompt": document + " " + q, "answers": ["x"]}) + "\n" for q in questions[:2])
+    sets = eval_sets.Sets(data)
+    counted = lambda made: eval_ruler.count(KVFERRY, MODEL, made)  # noqa: E731
+    made = sets.documents("own", 4096, 9, counted)
+    rows = evaluate(folder, made, {"full": {"select": "full"}, "default": {}})[1]
+    answers, _ = command(folder, {"select": "full"}, document + " ", questions[:2], "question")
+    check("answers of whole prompts", sorted(rows["full"].answers) == [(0, 0), (1, 0)] == sorted(rows["full"].first) and
+          all(rows["full"].answers[i, 0].strip().startswith(answers[i]) for i in range(2)))
+    cut = counted(sets.documents("own", 300, 9, counted))
+    check("prompts are cut to what fits", all(200 < n <= 300 - eval_sets.TOKENS["found"] for n in cut))
 
 
 def check_report():
@@ -404,6 +474,7 @@ def main():
               rows["again"].answers == rows["dynamic"].answers)
         check_dense(folder, *texts[0])
         check_pruned(folder, documents)
+        check_whole_set(folder, *texts[0])
         check_ruler(texts[0][0].replace(" . ", ". "))
         check_niah(texts[0][0].replace(" . ", ". "))
     check_report()
@@ -411,6 +482,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_ruler_parts(folder)
         check_footprint(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        check_sets(folder)
         check_results(folder)
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
     return CHECKS.count(False) > 0
