@@ -42,10 +42,10 @@ static void config_of(const cli_tune *tune, kvf_prune_config *config)
 /* Prompt i: a piece of text, or a piece and a question where that is how they are asked. */
 static cli_tune_prompt prompt_of(const cli_tune *tune, uint32_t i)
 {
-    const tune_question *q = &tune->questions[i];
     if (tune->question_count == 0)
         return (cli_tune_prompt){tune->pieces.ids + (size_t)i * tune->tuning.tokens,
                                  tune->tuning.tokens};
+    const tune_question *q = &tune->questions[i];
     return (cli_tune_prompt){tune->prompts.ids + q->first,
                              tune->options.asked == CLI_ASKED_AFTER ? q->body : q->count};
 }
