@@ -31,7 +31,7 @@ enum {
     KV_FLOATS = KV_HEADS * HEAD_DIM,
 };
 
-/* What the caller keeps of a row; keys and values are for the comparison alone. */
+/* The caller's half of a row; keys and values are for the comparison alone. */
 typedef struct row {
     int32_t ids[TABLE];
     uint32_t ids_count, length;

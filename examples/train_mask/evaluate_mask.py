@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a head mask is worth on the recall model, against its opposite and masks drawn at random.
+"""The worth of a head mask on the recall model, against its opposite and masks drawn at random.
 
   evaluate_mask.py --kvferry build/runner/cli/kvferry --mask recall_mask.tsv
 

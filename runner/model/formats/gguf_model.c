@@ -8,7 +8,6 @@
 
 #include "gguf_parts.h"
 
-
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

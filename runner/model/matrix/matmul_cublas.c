@@ -6,7 +6,6 @@
 
 #include "matmul_cublas.h"
 
-
 #include <cublas_v2.h>
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -8,10 +8,10 @@
  * Invariant: at each place the longest of them matches, places being tried from left to right.
  */
 
+#include "bpe.h"
 #include "json.h"
 #include "normalize.h"
 #include "regex_split.h"
-#include "bpe.h"
 
 typedef struct added_token {
     char *text; /* as in the file; zero-terminated */
