@@ -116,13 +116,20 @@ KVF_INLINE int32_t kvf_row_slot_of(const kvf_paging *p, const kvf_row *row, uint
     return tags && tags[slot] != kvf_row_page_tag(p, row, of_pool) ? -1 : slot;
 }
 
+/* A page in its slot, or where the table names it if `slot` is -1 or slots have no bytes. */
+KVF_INLINE const char *kvf_row_page_in(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                       uint32_t page, int32_t slot)
+{
+    return slot >= 0 && row->slots ? kvf_row_slot(p, row, head, (uint32_t)slot)
+                                   : kvf_row_page(p, row, page, head);
+}
+
 /* Where an exact page of a pool block can be read between calls: in its slot, or where it lives. */
 KVF_INLINE const char *kvf_row_nearest(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                        uint32_t page)
 {
-    const int32_t slot = row->slots ? kvf_row_slot_of(p, row, head, page) : -1;
-    return slot >= 0 ? kvf_row_slot(p, row, head, (uint32_t)slot)
-                     : kvf_row_page(p, row, page, head);
+    return kvf_row_page_in(p, row, head, page,
+                           row->slots ? kvf_row_slot_of(p, row, head, page) : -1);
 }
 
 #endif

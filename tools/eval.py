@@ -195,9 +195,10 @@ def main():
         sys.exit("eval: %s was not built" % program)
     if args.ruler or args.niah:
         try:
-            return (eval_niah if args.niah else eval_ruler).main(args, program, args.model or real_model.fetch(), os.path.join(
-                ROOT, args.build, "eval", "niah" if args.niah else
-                "sets" if args.data else "ruler"))
+            name = "niah" if args.niah else "sets" if args.data else "ruler"
+            return (eval_niah if args.niah else eval_ruler).main(
+                args, program, args.model or real_model.fetch(),
+                os.path.join(ROOT, args.build, "eval", name))
         except FileNotFoundError as missing:
             sys.exit("eval: %s" % missing)
     try:

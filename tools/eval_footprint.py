@@ -16,10 +16,8 @@ they came about.
 import argparse
 import json
 import os
-import shutil
-import subprocess
 
-from results_folder import write as write_file
+from results_folder import gnuplot, write as write_file
 
 SHARE = 0.9
 OF = ("footprint", "device")
@@ -104,9 +102,6 @@ def markdown(made, found, share, of):
 
 
 def draw(found, share, of, path):
-    if not shutil.which("gnuplot"):
-        print("eval: no picture: gnuplot is not installed")
-        return
     script = ["set terminal svg size 760,480 dynamic background rgb 'white' font 'sans,14'",
               "set output '%s'" % path, "set grid", "set key outside right top",
               "set xlabel '%s, %% of full causal attention'" % (
@@ -129,7 +124,7 @@ def draw(found, share, of, path):
                 found_here[0][1] if is_first else share)), "EOD"]
             plots.append("$c%d using 1:2 with points pt 6 ps 1.6 lw 2 lc rgb '%s' notitle" % (i, color))
     script.append("plot " + ", ".join(plots))
-    subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
+    gnuplot(script)
 
 
 def write(made, out, share=SHARE, of="footprint"):

@@ -8,9 +8,6 @@ with gnuplot, niah.svg, a map for each row. Knows depths and scores, not how the
 """
 import itertools
 import os
-import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -18,7 +15,7 @@ import eval_ruler_texts as texts
 import eval_run
 from eval_ruler import count
 from eval_texts import Random
-from results_folder import machine, write as write_file
+from results_folder import gnuplot, machine, write as write_file
 
 LENGTHS, DEPTHS, SAMPLES = [1024, 2048, 4096], 5, 1
 SEED = 9000
@@ -83,9 +80,6 @@ def table(made, rows):
 
 
 def draw(made, rows, path):
-    if not shutil.which("gnuplot"):
-        print("eval: no picture: gnuplot is not installed")
-        return
     lengths = sorted({d.at[0] for d in made})
     depths = sorted({d.at[1] for d in made})
     script = ["set terminal svg size %d,%d dynamic background rgb 'white' font 'sans,13'" % (
@@ -103,15 +97,12 @@ def draw(made, rows, path):
         script += ["set title '%s, %.0f of 100'" % (row.method.replace("_", " "),
                                                    100 * sum(found.values()) / len(found)),
                    "plot $m%d using 1:2:3 with image" % k]
-    subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
+    gnuplot(script)
 
 
 def main(args, program, model, folder):
     """`folder`: where answers are kept while it runs"""
-    rows = []
-    for text in ["full select=full"] + (args.row or []):
-        name, _, settings = text.partition(" ")
-        rows.append(eval_run.Row(name, settings, None))
+    rows = eval_run.named(["full select=full"] + (args.row or []))
     counted = lambda made: count(program, model, made)  # noqa: E731
     made = documents(texts.Material(), args.lengths or LENGTHS, args.depths,
                      (args.samples or [SAMPLES])[0], counted)
@@ -126,8 +117,7 @@ def main(args, program, model, folder):
     rows = [row for row in rows if row.stats]
     text = "\n".join(["# Needle in a haystack", "", "Model: %s. %d prompts a row; scores of 100." % (
         os.path.basename(model), len(made)), ""] + table(made, rows) + [
-            "Machine: %s. Made with `eval.py %s`." % (machine(), shlex.join(
-                a for a in sys.argv[1:] if not os.path.isabs(a))), ""])
+            "Machine: %s. Made with `%s`." % (machine(), eval_run.command_line()), ""])
     print(text)
     if args.out:
         os.makedirs(args.out, exist_ok=True)

@@ -7,12 +7,10 @@ with a fixed seed. Bytes are of a step of one sequence, over all layers and KV h
 """
 import math
 import os
-import shutil
-import subprocess
 import sys
 
 from eval_texts import Random
-from results_folder import save
+from results_folder import gnuplot, save
 
 ASKED = ("number", "facts", "chain")
 DRAWS = 2000
@@ -256,9 +254,6 @@ def line_name(f):
 
 
 def draw(told, path):
-    if not shutil.which("gnuplot"):
-        print("eval: no picture: gnuplot is not installed")
-        return
     lines = {}
     for f in told:
         kib = f["bytes_moved_per_step"] / 1024
@@ -286,7 +281,7 @@ def draw(told, path):
             plots.append("$l%d using 1:2:3 with labels %s font ',11' textcolor rgb '%s'"
                          % (i, "right offset -0.6,0.7" if at == 0 else "left offset 0.6,-0.8", color))
     script.append("plot " + ", ".join(plots))
-    subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
+    gnuplot(script)
 
 
 # ---- files ----

@@ -10,7 +10,6 @@ are complete.
 """
 import itertools
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import eval_sets
 import eval_texts
 from eval_report import DRAWS, kept
 from eval_texts import Random
-from eval_run import Command, Row, is_whole, read, run, spent
+from eval_run import Command, Row, command_line, is_whole, named, read, run, spent
 from results_folder import RESULTS, machine, save
 
 LENGTHS, SAMPLES = [2048, 4096, 7500], 10
@@ -57,10 +56,7 @@ def swept(texts):
 def rows_of(extra):
     """full, default, and NAME FIELD=VALUE ..."""
     rows = [Row(name, settings, None) for name, settings in ROWS]
-    for text in extra or []:
-        name, _, settings = text.partition(" ")
-        rows.append(Row(name, settings, None))
-    return rows
+    return rows + named(extra)
 
 
 class Part:
@@ -449,7 +445,7 @@ def main(args, program, model, folder):
              "cpu_minutes": round(sum(f["cpu_seconds"] for f in told) / 60, 1),
              "rows": {r.method: " ".join("%s=%s" % s for s in r.settings.items())
                       for r in rows_of((args.row or []) + swept(args.sweep) + (args.first_row or []))},
-             "command": "eval.py " + shlex.join(a for a in sys.argv[1:] if not os.path.isabs(a))}
+             "command": command_line()}
     out = args.out or (None if args.quick or args.tasks or args.data else RESULTS)
     text = markdown(facts, told, eval_sets.ABOUT if args.data else None)
     print(text)

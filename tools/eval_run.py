@@ -23,6 +23,7 @@ Invariant: a row that has stats is complete.
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,17 @@ class Row:
         s = self.settings
         return (s.get("select") not in ("hybrid", "static") and "preset" not in s and
                 s.get("pages", "bf16") == "bf16" and "head_mask" not in s)
+
+
+def named(texts):
+    """Rows of NAME FIELD=VALUE ..."""
+    return [Row(name, settings, None)
+            for name, _, settings in (text.partition(" ") for text in texts or [])]
+
+
+def command_line():
+    """The command for readers: folders of this machine are left out."""
+    return "eval.py " + shlex.join(a for a in sys.argv[1:] if not os.path.isabs(a))
 
 
 class Command:

@@ -8,6 +8,8 @@ ones alone over it. Invariant: text of a table from MARK on was written by a per
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -50,6 +52,14 @@ def by_hand(folder, name):
     path = os.path.join(folder, name + ".md")
     old = read(path) if os.path.exists(path) else ""
     return old[old.index(MARK):] if MARK in old else ""
+
+
+def gnuplot(script):
+    """Draw by these lines, if it is there."""
+    if not shutil.which("gnuplot"):
+        print("eval: no picture: gnuplot is not installed")
+        return
+    subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
 
 
 def write(path, text):

@@ -22,8 +22,7 @@ static __device__ __forceinline__ uint32_t stage_page(const kvf_paging *p, const
 {
     const uint32_t bytes = (uint32_t)kvf_page_bytes(&p->shape);
     const int32_t slot = kvf_row_slot_of(p, row, head, page);
-    const char *from = slot >= 0 && row->slots ? kvf_row_slot(p, row, head, (uint32_t)slot)
-                                               : kvf_row_page(p, row, page, head);
+    const char *from = kvf_row_page_in(p, row, head, page, slot);
     for (uint32_t at = 0; at < bytes; at += WORDS * KVF_WARP_LANES * 16)
         kvf_warp_move<WORDS>(to + at, from + at,
                              kvf_min_u32(bytes - at, WORDS * KVF_WARP_LANES * 16));

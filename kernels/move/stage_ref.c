@@ -18,8 +18,9 @@ static size_t stage_page(const kvf_stage_args *a, const kvf_row *row, uint32_t h
     const size_t bytes = kvf_page_bytes(&p->shape);
     if (page * p->shape.page_size >= row->length)
         return 0;
-    memcpy(to, kvf_row_nearest(p, row, head, page), bytes);
-    return kvf_row_slot_of(p, row, head, page) < 0 ? bytes : 0;
+    const int32_t slot = kvf_row_slot_of(p, row, head, page);
+    memcpy(to, kvf_row_page_in(p, row, head, page, slot), bytes);
+    return slot < 0 ? bytes : 0;
 }
 
 void kvf_stage_ref(const void *args, uint32_t task)

@@ -344,9 +344,9 @@ static bool leave_out_prompts(kvf_cache *cache)
 {
     bool was_there = false;
     for (uint32_t i = 0; i < cache->part_count; i++) {
-        const kvf_part *part = &cache->parts[i];
-        kvf_dims *d = &cache->parts[i].dims;
-        uint32_t *room = d->by_block && !kvf_packs_pages(part) ? &d->wide_blocks : &d->arena_blocks;
+        kvf_part *part = &cache->parts[i];
+        uint32_t *room = part->dims.by_block && !kvf_packs_pages(part) ? &part->dims.wide_blocks
+                                                                       : &part->dims.arena_blocks;
         was_there |= *room != 0;
         *room = 0;
     }
