@@ -12,9 +12,9 @@ fields of its rows:
   prompt, answers                               any other, LongProc's too: what is found
 
 Prompts of LongBench v2 and of problems are the published ones, others are a plain form of their own, so
-their scores compare rows with each other and not with papers. What is too long loses its middle: as
-much is left of both ends. Problems may be drawn several times, each with its seed: the mean is avg@k,
-and the share of problems that are right at least once pass@k. Knows files and scores, not models.
+their scores compare rows with each other and not with papers. A prompt that is too long loses its
+middle: as much is left of both ends. Problems may be drawn several times, each with its seed: the mean is
+avg@k, and the share of problems that are right at least once pass@k. Knows files and scores, not models.
 """
 import difflib
 import json
@@ -29,9 +29,9 @@ from eval_texts import Task
 ABOUT = """\
 Every row reads every prompt whole. Prompts of LongBench v2 and of problems are the published ones,
 others are a plain form of their own, so their scores compare rows with each other and not with papers.
-What is too long loses its middle: as much is left of both ends. *score*: as the data set has it, times
-100; a task counts where full attention scores 20 or more. *avg@k*: the mean over draws of a problem,
-*pass@k*: the share of problems that are right at least once."""
+A prompt that is too long loses its middle: as much is left of both ends. *score*: as the data set has
+it, times 100; a task counts where full attention scores 20 or more. *avg@k*: the mean over draws of a
+problem, *pass@k*: the share of problems that are right at least once."""
 CHOICE = """Please read the following text and answer the question below.
 
 <text>

@@ -136,7 +136,7 @@ typedef struct kvf_write_args {
 KVF_TASKS(write, kvf_write_args, kvf_div_ceil_u32(a->tokens, KVF_WRITE_TOKENS))
 
 /* ---- lodge: exact pages that a call of write has written, into slots, after it ----
- * Only pages all of whose tokens the call had, one behind the other: prompts. They were used by the
+ * Only pages all of whose tokens the call had, consecutive ones: prompts. They were used by the
  * call before the next one, so whatever comes may have their slots. Heads that are idle have none.
  * One task per KV head. */
 KVF_TASKS(lodge, kvf_write_args, a->codes.kv_heads)

@@ -164,7 +164,7 @@ KVF_INLINE const char *kvf_admit_from(const kvf_paging *p, const kvf_row *row, u
 }
 
 /* ---- select: topk, resolve and assemble of every list, one behind the other ----
- * What the three write, with these arguments, for a fused step, where a launch is what costs. k
+ * The results of the three, with these arguments, for a fused step, where a launch is the cost. k
  * NULL: there is no topk, ids and id_count are given. One task; the host device runs the three by
  * themselves.
  */

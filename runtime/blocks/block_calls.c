@@ -286,7 +286,7 @@ static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_ch
     return some;
 }
 
-/* What the chunks attend to, in exact form on the device: there they do. */
+/* The tokens of the chunks, in exact form on the device, where they are attended. */
 static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                kvf_prefill_kernel_args *prefill, kvf_stream *stream)
 {

@@ -12,7 +12,7 @@
 #include "cache.h"
 #include "score/score_args.h"
 
-/* What the caller wants to be selected, in device memory: one of both, or by digest. */
+/* The caller's own selection, in device memory: one of both, or by digest. */
 typedef struct kvf_given {
     const float *scores; /* [rows, KV heads of the layer, stride] */
     const int32_t *ids;  /* the same shape */

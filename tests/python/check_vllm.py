@@ -460,7 +460,7 @@ class Folders(unittest.TestCase):
 
 
 class Sleep(unittest.TestCase):
-    """Whose word it is. What comes of it: Runners.test_sleep."""
+    """Whose word it is. Its effect: Runners.test_sleep."""
 
     def test_a_mechanism_of_sleep_mode(self):
         """Pages go before or beside vLLM's blocks, and come back after them."""

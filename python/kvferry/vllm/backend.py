@@ -144,7 +144,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         return m.is_prefilling.tolist()
 
     def requests_of(self, m: Any, starts: List[int], lengths: List[int]) -> List[int]:
-        """A number per row. Of vLLM's two runners the second says it, but of rows that fill up a pass."""
+        """A number per row. The second of vLLM's two runners says it, except for rows that fill up a pass."""
         if m.req_idx is not None:
             return m.req_idx.tolist()
         return self.followed.number([length - (end - start) for length, start, end

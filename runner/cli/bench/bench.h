@@ -90,7 +90,7 @@ typedef struct disk_sweep {
 int disk_options_parse(int argc, char **argv, disk_sweep *sweep, disk_options *out);
 
 /*
- * What figures were measured on: processor, kernel, CPUs of this process.
+ * The machine of figures: processor, kernel, CPUs of this process.
  */
 
 typedef struct bench_machine {

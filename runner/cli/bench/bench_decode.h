@@ -79,7 +79,7 @@ kvf_status decode_inputs_keys(decode_inputs *in, const decode_options *o, uint32
 /** Queries of the next step, and the keys that it appends. */
 kvf_status decode_inputs_step(decode_inputs *in, const decode_options *o, uint32_t batch);
 
-/* What the memory of the device and the link give at best, in bytes per ns. Knows no caches. */
+/* The best rates of the device's memory and of the link, in bytes per ns. Knows no caches. */
 
 kvf_status decode_floor_reading(kvf_runtime *runtime, kvf_stream *stream, double *rate);
 kvf_status decode_floor_link(kvf_runtime *runtime, double *rate);

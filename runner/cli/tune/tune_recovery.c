@@ -38,7 +38,7 @@ static void note_mass(const kvf_prune_view *view, kvf_prune_answer *answer)
     }
 }
 
-/* What is lost is the mass of tokens in front of the window that are not there. */
+/* The loss is the mass of tokens in front of the window that are not there. */
 static void note_tokens(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
     const recorder *r = view->user;

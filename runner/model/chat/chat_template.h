@@ -142,7 +142,7 @@ void kvf_chat_source_free(const kvf_allocator *allocator, kvf_chat_source *sourc
 kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source);
 
 /*
- * What a model thought, apart from what it answered: <think> ... </think>.
+ * A model's thoughts, apart from its answer: <think> ... </think>.
  *
  * It knows texts, not tokens. Invariant: what is behind the end of the thought is the answer, and
  * a text in which no thought begins is all answer.

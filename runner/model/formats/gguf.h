@@ -44,7 +44,7 @@ typedef struct gguf_type {
     uint32_t id;      /* in the file */
     uint32_t numbers; /* of a block */
     uint32_t bytes;   /* of a block */
-    /* The numbers of @p count blocks, one behind the other. */
+    /* The numbers of @p count consecutive blocks. */
     void (*widen)(const char *blocks, size_t count, float *to);
     gguf_index index;
 } gguf_type;

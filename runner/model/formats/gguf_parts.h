@@ -31,7 +31,7 @@ KVF_CHECKED kvf_status gguf_take_string(gguf_cursor *c, const char *what, gguf_s
 KVF_CHECKED kvf_status gguf_take_value(gguf_cursor *c, gguf_string key, gguf_value *out);
 
 /*
- * What a GGUF file says about its model, in the words of Hugging Face's files, so that one reader
+ * A GGUF file's description of its model, in the words of Hugging Face's files, so that one reader
  * serves both.
  *
  * It knows names of fields, not how weights are stored. Invariant: what is written differs from

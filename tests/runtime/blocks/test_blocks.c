@@ -163,7 +163,7 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
     }
 }
 
-/* What steps select they are told: as sequences, all kinds of heads, captured too. */
+/* Steps are told what to select: as sequences, all kinds of heads, captured too. */
 static void given_pages_have_the_bits_of_sequences(void **state)
 {
     (void)state;

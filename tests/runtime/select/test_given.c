@@ -146,7 +146,7 @@ static void scatter(pair *x, const int32_t *ids, uint32_t count, int32_t *to)
     test_release(mine);
 }
 
-/* What the first cache chose in its last step, of a layer, becomes what the second is given. */
+/* The first cache's choice of its last step, of a layer, is given to the second. */
 static void copy_choice(pair *x, uint32_t layer)
 {
     const kvf_cache *cache = x->w[0].cache;
