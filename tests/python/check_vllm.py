@@ -583,6 +583,7 @@ class Refusals(Case):
                     "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
         windows = variant("windows", architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=64)
         self.refused({
+            "models whose layers all have a sliding window: take another model": {"model": windows, "load_format": "dummy"},
             "no layer of this model is kvferry's: CPU_ATTN has some; leave CUSTOM out": {
                 "model": windows, "load_format": "dummy", **per_kind},
             "no layer of this model is kvferry's: ": {"model": mamba_model(), "load_format": "dummy"},

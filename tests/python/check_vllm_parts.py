@@ -317,23 +317,35 @@ class Refusals(unittest.TestCase):
                 ("reference sliding windows", {"model__rswa_window": 8}),
                 ("soft caps of logits", {"model__hf_text_config": types.SimpleNamespace(attn_logit_softcapping=30.0)}),
                 ("share the keys", {"model__hf_text_config": types.SimpleNamespace(num_kv_shared_layers=15)}),
+                ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(
+                    per_layer_config={"5": {"head_dim": 512}})}),
+                ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(
+                    layer_types=["sliding_attention", "full_attention"],
+                    per_layer_config=[types.SimpleNamespace(head_dim=n) for n in (1024, 512)])}),
                 ("drafts by eagle",
                  {"speculative_config": types.SimpleNamespace(method="eagle")})):
             self.refused(text, refusals.check_engine, engine(**bad))
 
+    @staticmethod
+    def model(**fields):
+        return types.SimpleNamespace(hf_text_config=types.SimpleNamespace(**fields))
+
     def test_layers(self):
-        refusals.check_layer()
+        mixed = self.model(layer_types=["sliding_attention", "full_attention"])
+        refusals.check_layer("decoder", mixed)
         for text, bad in (("type encoder_only", {"attn_type": "encoder_only"}),
                           ("type encoder_decoder", {"attn_type": "encoder_decoder"}),
                           ("ALiBi", {"alibi_slopes": [1.0]}),
                           ("sliding window", {"sliding_window": 128}),
                           ("soft caps", {"logits_soft_cap": 30.0}),
                           ("share the keys", {"shares": "layer 1"})):
-            self.refused(text, refusals.check_layer, **bad)
+            self.refused(text, refusals.check_layer, **{"attn_type": "decoder", "model": mixed, **bad})
 
     def test_what_vllm_says_when_it_chooses(self):
         """Words of ours, and of several reasons the one that has no way out by settings."""
-        plain = dict(head_size=64, use_mla=False, has_sink=False, block_size=None)
+        plain = dict(head_size=64, use_mla=False, has_sink=False, block_size=None,
+                     model=self.model(layer_types=["sliding_attention", "full_attention"]))
+        alone = [self.model(**fields) for fields in ({}, {"layer_types": ["sliding_attention"] * 4})]
         refusals.check_choice(**plain)
         refusals.check_choice(**{**plain, "block_size": 64, "has_sink": True})
         for text, bad in (("MLA.*HiSparse", {"use_mla": True, "use_sparse": True}),
@@ -343,10 +355,13 @@ class Refusals(unittest.TestCase):
                           ("reference sliding", {"use_rswa": True}),
                           ("block_size = 16: a block has a multiple of 32", {"block_size": 16}),
                           ("type encoder", {"attn_type": "encoder"}),
-                          ("sliding window: leave them to vLLM by", {"has_sliding_window": True})):
+                          ("sliding window: leave them to vLLM by", {"has_sliding_window": True}),
+                          ("sliding window: leave", {"has_sliding_window": True, "model": self.model(sliding_window_pattern=6)}),
+                          *(("layers all have a sliding window: take another model",
+                             {"has_sliding_window": True, "model": model}) for model in alone)):
             self.refused(text, refusals.check_choice, **{**plain, **bad})
-        self.refused("soft caps", refusals.check_layer, sliding_window=64, logits_soft_cap=50.0)
-        self.refused("share the keys", refusals.check_layer, sliding_window=64, shares="layer 1")
+        for text, bad in (("soft caps", {"logits_soft_cap": 50.0}), ("share the keys", {"shares": "layer 1"})):
+            self.refused(text, refusals.check_layer, "decoder", plain["model"], sliding_window=64, **bad)
 
     def test_what_is_not_captured(self):
         with kvferry.Runtime(device="host") as runtime:

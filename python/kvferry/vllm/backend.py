@@ -176,9 +176,9 @@ class Impl(AttentionImpl[Pass]):
                  logits_soft_cap: Optional[float] = None, attn_type: str = AttentionType.DECODER,
                  kv_sharing_target_layer_name: Optional[str] = None,
                  sinks: Optional[torch.Tensor] = None) -> None:
-        check_layer(attn_type, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
-                    logits_soft_cap=logits_soft_cap, shares=kv_sharing_target_layer_name)
         self.config = get_current_vllm_config()
+        check_layer(attn_type, self.config.model_config, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
+                    logits_soft_cap=logits_soft_cap, shares=kv_sharing_target_layer_name)
         check_engine(self.config)
         look()
         ground_of(self.config, Heads(num_heads, num_kv_heads or num_heads, head_size, float(scale)))
@@ -337,8 +337,9 @@ class Backend(AttentionBackend):
     def validate_configuration(cls, *given: Any, **named: Any) -> List[str]:
         """In our words, with the way out; then what vLLM itself finds."""
         try:
-            check_engine(get_current_vllm_config())
-            check_choice(**named)
+            config = get_current_vllm_config()
+            check_engine(config)
+            check_choice(model=config.model_config, **named)
         except Unsupported as error:
             return [str(error)]
         return super().validate_configuration(*given, **named)

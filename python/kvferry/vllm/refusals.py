@@ -11,6 +11,7 @@ from .._errors import Unsupported
 # Drafts that need no layer of attention of their own.
 DRAFTS = ("ngram",)
 BLOCK_TOKENS = 32 # a block has a multiple of them
+HEAD_DIM_MAX = 256 # the library's
 OTHER = "take another model, or vLLM's own attention"
 
 
@@ -61,12 +62,30 @@ def check_model(model: Any) -> None:
         refuse("soft caps of logits", OTHER)
     if getattr(text, "num_kv_shared_layers", None):
         refuse("layers that share the keys of another layer", OTHER)
+    if _widest(text) > HEAD_DIM_MAX:
+        refuse("heads of %d elements in layers that see everything (%d at most)" % (_widest(text), HEAD_DIM_MAX), OTHER)
 
 
-def check_choice(*, use_mla: bool, has_sliding_window: bool = False, use_sparse: bool = False,
+def _widest(text: Any) -> int:
+    """The most elements of a head in layers that see everything, where layers of a configuration differ."""
+    layers, kinds = getattr(text, "per_layer_config", None), getattr(text, "layer_types", None) or ()
+    if layers is None or isinstance(layers, dict): # as a file has it
+        return max([one.get("head_dim", 0) for one in (layers or {}).values()], default=0)
+    return max([getattr(layers[i], "head_dim", None) or 0 for i, kind in enumerate(kinds)
+                if kind == "full_attention"], default=0)
+
+
+def sees_windows_alone(model: Any) -> bool:
+    """Whether no layer of a ModelConfig sees everything, if any has a window."""
+    text = model.hf_text_config
+    kinds = getattr(text, "layer_types", None)
+    return "full_attention" not in kinds if kinds else not getattr(text, "sliding_window_pattern", None)
+
+
+def check_choice(*, use_mla: bool, model: Any, has_sliding_window: bool = False, use_sparse: bool = False,
                  use_mm_prefix: bool = False, use_non_causal: bool = False, use_rswa: bool = False,
                  block_size: Any = None, attn_type: Any = "decoder", **_: Any) -> None:
-    """What vLLM says of a layer when it chooses a backend for it, as for validate_configuration."""
+    """What vLLM says of a layer of a ModelConfig when it chooses a backend, as for validate_configuration."""
     if use_mla or use_sparse:
         refuse("multi-head latent attention (MLA)" if use_mla else "sparse attention of the model's own",
                "take another model; for models with an indexer vLLM has HiSparse")
@@ -80,12 +99,12 @@ def check_choice(*, use_mla: bool, has_sliding_window: bool = False, use_sparse:
     if block_size is not None and block_size % BLOCK_TOKENS:
         refuse("block_size = %d" % block_size,
                "a block has a multiple of %d tokens; leave --block-size out" % BLOCK_TOKENS)
-    check_layer(attn_type, sliding_window=has_sliding_window or None)
+    check_layer(attn_type, model, sliding_window=has_sliding_window or None)
 
 
-def check_layer(attn_type: Any = "decoder", *, alibi_slopes: Any = None, sliding_window: Any = None,
+def check_layer(attn_type: Any, model: Any, *, alibi_slopes: Any = None, sliding_window: Any = None,
                 logits_soft_cap: Any = None, shares: Any = None) -> None:
-    """What concerns a layer, as vLLM hands it to an attention implementation."""
+    """What concerns a layer of a ModelConfig, as vLLM hands it to an attention implementation."""
     kind = getattr(attn_type, "value", attn_type)
     if kind != "decoder":
         refuse("attention of type %s" % kind, "decoders attend to their own keys alone")
@@ -95,6 +114,8 @@ def check_layer(attn_type: Any = "decoder", *, alibi_slopes: Any = None, sliding
         refuse("soft caps of logits", OTHER)
     if shares is not None:
         refuse("layers that share the keys of another layer", OTHER)
+    if sliding_window is not None and sees_windows_alone(model):
+        refuse("models whose layers all have a sliding window", OTHER)
     if sliding_window is not None:
         refuse("layers with a sliding window",
                "leave them to vLLM by --attention-config '{\"backend_per_kind\": {\"full_attention\": "
