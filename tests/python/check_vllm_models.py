@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Which families of models kvferry serves in vLLM, which way, and why others are refused.
+
+A tiny random model of each is asked by vLLM alone and with kvferry, whose budget is the whole context: tokens
+are equal, or the model is refused by name. What a refusal advises is followed, and leads to tokens or to
+`take another model`, never to another advice that was there before. docs/vllm.md has the outcomes in a table,
+which this test compares and --write makes anew.
+
+usage: check_vllm_models.py [--write] [--shard I/N] [CLASS...]     ./dev vllm runs it
+"""
+import argparse
+import collections
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import kvferry
+import vllm_engine
+
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "vllm.md")
+BEGIN, END = "<!-- models: check_vllm_models.py --write -->", "<!-- end of models -->"
+FAMILIES = """
+    ApertusForCausalLM ArceeForCausalLM BloomForCausalLM Cohere2ForCausalLM CohereForCausalLM
+    DeepseekV2ForCausalLM DeepseekV3ForCausalLM Ernie4_5ForCausalLM Exaone4ForCausalLM FalconForCausalLM
+    FalconH1ForCausalLM GPT2LMHeadModel GPTNeoXForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM
+    Gemma3nForCausalLM Gemma4ForCausalLM GemmaForCausalLM Glm4ForCausalLM GptOssForCausalLM GraniteForCausalLM
+    GraniteMoeForCausalLM HunYuanDenseV1ForCausalLM LlamaForCausalLM Mamba2ForCausalLM MistralForCausalLM
+    MixtralForCausalLM NemotronForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoeForCausalLM
+    Phi3ForCausalLM PhiForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM
+    SeedOssForCausalLM SmolLM3ForCausalLM StableLmForCausalLM Starcoder2ForCausalLM""".split()
+HEAD = "| in vLLM 0.32, on a CPU | models |"
+SEED, TOKENS, NEW = 11, 512, 8
+TOGETHER = 8 # families in a process
+# What a refusal may advise: words of it, settings, and words of the table.
+ADVICE = (
+    ("backend_per_kind", {"attention_backend": None,
+                          "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
+     "by `backend_per_kind`, windows by vLLM"),
+    ("--no-enable-prefix-caching", {"enable_prefix_caching": False}, "with `--no-enable-prefix-caching`"),
+)
+
+
+# ---- a process that tries some ----
+
+def prompts():
+    import torch
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(5, 280, (n,), generator=generator).tolist() for n in (33, 90, 150)]
+
+
+def tokens_of(settings):
+    """What an engine answers; it is gone afterwards."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+    llm = None
+    try:
+        llm = LLM(**settings)
+        return vllm_engine.do_answer(llm, prompts(), max_tokens=NEW)["tokens"]
+    finally:
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def attempt(folder):
+    """(outcome, words) of a model."""
+    plain = {"model": folder, "enforce_eager": True, "dtype": "float32", "skip_tokenizer_init": True,
+             "max_num_seqs": 4, "max_model_len": TOKENS, "max_num_batched_tokens": TOKENS,
+             "num_gpu_blocks_override": 64, "gpu_memory_utilization": 0.1, "seed": 0}
+    wanted, why, ways = None, "", []
+    try:
+        wanted = tokens_of(plain)
+    except Exception as error: # pylint: disable=broad-exception-caught
+        why = str(error) # it may be refused all the same
+    settings = {**plain, "attention_backend": "CUSTOM", "additional_config": {"kvferry": {"budget": TOKENS,
+                                                                                         "host_memory": "1GiB"}}}
+    while True:
+        try:
+            told = tokens_of({**settings, **{name: value for _, more, _ in ways for name, value in more.items()}})
+            if wanted is None:
+                return "not tried", why
+            how = ", ".join(["served", *(words for *_, words in ways)])
+            return ("right", how) if told == wanted else ("wrong", "%s, with other tokens" % how)
+        except Exception as error: # pylint: disable=broad-exception-caught
+            text = str(error)
+            if not isinstance(error, kvferry.Error) and "kvferry" not in text:
+                return ("not tried", why) if wanted is None else ("wrong", text)
+        advised = [one for one in ADVICE if one[0] in text and one not in ways]
+        if not advised:
+            return ("wrong", "advised %s, then refused: %s" % (ways[-1][0], text)) if ways else ("refused", text)
+        ways.append(advised[0])
+
+
+def work(names):
+    import torch
+    from vllm.model_executor.models import registry
+    import tiny_models
+    registry._run_in_subprocess = lambda inspect: inspect() # a process for each class takes longer than its answers
+    for name in names:
+        with tempfile.TemporaryDirectory(dir=vllm_engine.FOLDER.name) as folder:
+            print("%s%s" % (MARK, json.dumps([name])), flush=True)
+            try:
+                tiny_models.make(name, SEED).to(torch.float32).save_pretrained(folder)
+                found = attempt(folder)
+            except Exception as error: # pylint: disable=broad-exception-caught
+                found = "not tried", str(error)
+            print("%s%s" % (MARK, json.dumps([name, *found])), flush=True)
+
+
+# ---- all of them ----
+
+MARK = "\n@@ "
+
+
+def outcomes(names):
+    """{name: (outcome, words)}; a family that ends its process is wrong, and the next ones have another."""
+    found, left = {}, list(names)
+    while left:
+        told = {}
+        with subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", *left[:TOGETHER]],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env=vllm_engine.environment()) as process:
+            for line in process.stdout:
+                if line.startswith("@@ "):
+                    name, *row = json.loads(line[3:])
+                    told[name] = tuple(row) or ("wrong", "its process ended")
+                    if row:
+                        print("%-32s %s: %s" % (name, *row), flush=True)
+        if not told:
+            raise RuntimeError("no family was tried of %s" % left)
+        found.update(told)
+        left = [name for name in left if name not in told]
+    return found
+
+
+def words_of(outcome, text):
+    """A cell of the table."""
+    return "refused: " + text.replace("kvferry does not support ", "").split("\n")[0] if outcome == "refused" else text
+
+
+def rows_of(found):
+    """{short name: words} of those that were served or refused."""
+    return {re.sub("ForCausalLM|LMHeadModel", "", name): words_of(outcome, text)
+            for name, (outcome, text) in found.items() if outcome in ("right", "refused")}
+
+
+def in_page():
+    """{short name: words} of the table that is there."""
+    with open(PAGE, encoding="utf-8") as page:
+        text = page.read()
+    found = {}
+    for line in text.split(BEGIN)[1].split(END)[0].splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if len(cells) == 2 and line != HEAD:
+            found.update((name, cells[0]) for name in cells[1].split(", "))
+    return found
+
+
+def write(told):
+    """Families that were not tried this time stay as they are."""
+    rows = collections.defaultdict(list)
+    for name, words in {**in_page(), **told}.items():
+        rows[words].append(name)
+    order = sorted(rows.items(), key=lambda row: (row[0].startswith("refused"), -len(row[1]), row[0]))
+    with open(PAGE, encoding="utf-8") as page:
+        before, rest = page.read().split(BEGIN)
+    lines = [HEAD, "|---|---|"]
+    lines += ["| %s | %s |" % (words, ", ".join(sorted(names, key=str.lower))) for words, names in order]
+    with open(PAGE, "w", encoding="utf-8") as page:
+        page.write("%s%s\n\n%s\n\n%s%s" % (before, BEGIN, "\n".join(lines), END, rest.split(END)[1]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--write", action="store_true", help="write the table of docs/vllm.md")
+    parser.add_argument("--shard", default="1/1", help="I/N: every Nth family, from the Ith")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", metavar="CLASS")
+    args = parser.parse_args()
+    if args.worker:
+        return work(args.names)
+    shard, of = map(int, args.shard.split("/"))
+    found = outcomes(args.names or FAMILIES[shard - 1::of])
+    wrong = ["%s: %s: %s" % (name, *one) for name, one in found.items() if one[0] in ("wrong", "not tried")]
+    told = rows_of(found)
+    if args.write and not wrong:
+        write(told)
+    there = in_page()
+    wrong += ["%s: the table says '%s', it is '%s'" % (name, there.get(name), words)
+              for name, words in told.items() if there.get(name) != words]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
