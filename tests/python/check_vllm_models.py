@@ -3,7 +3,7 @@
 """Which families of models kvferry serves in vLLM, which way, and why others are refused.
 
 A tiny random model of each is asked by vLLM alone and with kvferry, whose budget is the whole context: tokens
-are equal, or the model is refused by name. What a refusal advises is followed, and leads to tokens or to
+are equal, or the model is refused by name. Advice of a refusal is followed, and leads to tokens or to
 `take another model`, never to another advice that was there before. docs/vllm.md has the outcomes in a table,
 which this test compares and --write makes anew.
 
@@ -36,7 +36,7 @@ FAMILIES = """
 HEAD = "| in vLLM 0.32, on a CPU | models |"
 SEED, TOKENS, NEW = 11, 512, 8
 TOGETHER = 8 # families in a process
-# What a refusal may advise: words of it, settings, and words of the table.
+# Advice of refusals: words of it, settings, and words of the table.
 ADVICE = (
     ("backend_per_kind", {"attention_backend": None,
                           "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
@@ -54,7 +54,7 @@ def prompts():
 
 
 def tokens_of(settings):
-    """What an engine answers; it is gone afterwards."""
+    """Answers of an engine, which is gone afterwards."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
     llm = None
