@@ -14,7 +14,7 @@
 
 #include <math.h>
 
-#include "common/simd.h"
+#include "cap_simd.h"
 #include "paging.h"
 
 #define TILE_KEYS 64u

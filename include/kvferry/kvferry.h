@@ -608,16 +608,18 @@ KVF_API void kvf_cache_close(kvf_cache *cache);
 KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
 KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 
-/** How a layer attends, in prompts and in steps. With s = scale q.k of an attended token and v its
- * value, out = sum e^s v / (e^sink + sum e^s) and lse = ln (e^sink + sum e^s); without a sink
- * e^sink is 0. Verification and scores of prune policies count the sink; which pages a step selects
- * does not depend on it. */
+/** How a layer attends, in prompts and in steps. With s = scale q.k of an attended token, or under
+ * a cap s = cap tanh(scale q.k / cap), and v its value, out = sum e^s v / (e^sink + sum e^s) and
+ * lse = ln (e^sink + sum e^s); without a sink e^sink is 0. Verification and scores of prune
+ * policies count cap and sink. Pages are selected by their share of sum e^s, so under the cap; a
+ * sink, which has no part in that share, does not change which pages a step selects. */
 typedef struct kvf_form {
     size_t size; /**< set by init */
     float scale; /**< above 0; 0 = softmax_scale of the settings */
     /** On the host, [query_heads], copied: a logit per query head that joins the denominator, after
      * scaling; -infinity = none of this head. NULL = none. No tokens: these are not sink_tokens. */
     const float *sinks;
+    float soft_cap; /**< above 0; 0 = none */
 } kvf_form;
 
 KVF_API void kvf_form_init_sized(kvf_form *form, size_t size);

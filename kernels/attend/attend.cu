@@ -234,8 +234,10 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
     const float unit = a->scale * KVF_CUDA_LOG2E;
     const float *q = (const float *)a->q + (size_t)split->list * a->group * d;
     const float *k = plain_key(a, split, first + threadIdx.x);
-    for (uint32_t g = 0; g < a->group; g++)
-        state->s[g][threadIdx.x] = k ? kvf_times(kvf_dot(q + g * d, k, d), unit) : -INFINITY;
+    for (uint32_t g = 0; g < a->group; g++) {
+        const float s = k ? kvf_times(kvf_dot(q + g * d, k, d), unit) : -INFINITY;
+        state->s[g][threadIdx.x] = a->cap > 0.0f ? kvf_cap_logit(s, a->cap * KVF_CUDA_LOG2E) : s;
+    }
 }
 
 /* Adds weights x values to the channels of this thread. */

@@ -229,6 +229,14 @@ static __device__ __forceinline__ void chunk_logits(float s[2][4], const char *q
     }
 }
 
+/* Behind chunk_logits, where there is a cap. */
+static __device__ __forceinline__ void cap_logits(float s[2][4], float cap)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        s[i / 4][i % 4] = kvf_cap_logit(s[i / 4][i % 4], cap * KVF_CUDA_LOG2E);
+}
+
 /* Logits become weights; what was summed so far is rescaled. `side`: rows g or g + 8. */
 template <uint32_t D>
 static __device__ __forceinline__ void soften(warp_rows<D> *r, float s[2][4], uint32_t side)
@@ -311,6 +319,8 @@ static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_ar
         if (live) {
             chunk_logits<T, D>(logits, queries, slots + slot * ring<D>::slot_bytes, live, unit,
                                lane);
+            if (a->cap > 0.0f)
+                cap_logits(logits, a->cap);
             soften<D>(r, logits, 0);
             if (a->group > 8)
                 soften<D>(r, logits, 1);

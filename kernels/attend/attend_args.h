@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include "cap.h"
 #include "slots.h"
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
@@ -75,8 +76,9 @@ KVF_INLINE uint32_t kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row 
 
 /* ---- attend: sparse paged attention, split over spans ----
  * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query row g:
- *   partial_o[l, s, g, :] = sum_t softmax_t(scale q.k_t) v_t   (normalised within the split), fp32
- *   partial_lse[l, s, g]  = ln sum_t exp(scale q.k_t), -INFINITY if no token is attended
+ *   partial_o[l, s, g, :] = sum_t softmax_t(s_t) v_t   (normalised within the split), fp32
+ *   partial_lse[l, s, g]  = ln sum_t exp(s_t), -INFINITY if no token is attended
+ * with logits s_t = scale q.k_t, capped (cap.h).
  * pass ALL computes every split; RESIDENT only splits without a span that has a home; FETCHED the
  * others.
  * A task is one (list, split). The value of a split does not depend on the pass that computed it.
@@ -93,6 +95,7 @@ typedef struct kvf_attend_args {
     uint32_t spans_max; /* row stride of spans */
     uint32_t split;     /* spans per split */
     float scale;
+    float cap;
     const void *q;              /* [lists, group, head_dim] dtype */
     const kvf_span *spans;      /* [lists, spans_max] */
     const uint32_t *span_count; /* [lists] */
@@ -187,6 +190,7 @@ typedef struct kvf_prefill_kernel_args {
     uint32_t sink;   /* unused without a window */
     uint32_t window; /* newest tokens, a query's own included; 0 = all */
     float scale;
+    float cap;
     const void *q;             /* [tokens, kv_heads, group, head_dim] dtype */
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
     void *out;                 /* as q */

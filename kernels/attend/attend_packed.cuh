@@ -436,6 +436,8 @@ static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[
         if (live) {
             code_logits<D, NIBBLES>(logits, &q, at, live, unit, chunk * CHUNK, a->shape.page_size,
                                     lane);
+            if (a->cap > 0.0f)
+                cap_logits(logits, a->cap);
             soften_codes<D, NIBBLES>(r, minima, logits, 0);
             if (a->group > 8)
                 soften_codes<D, NIBBLES>(r, minima, logits, 1);

@@ -45,16 +45,16 @@ static void get_value(const kvf_shape *s, const kvf_span *span, uint32_t t, floa
         v[d] = kvf_element_get(kvf_page_value(s, span->page, t), s->dtype, d);
 }
 
-static double logit(const kvf_shape *s, const query *q, const kvf_span *span, uint32_t t,
-                    float scale)
+static double logit(const kvf_attend_args *a, const query *q, const kvf_span *span, uint32_t t)
 {
     const float *with = span->packed ? q->rotated : q->plain;
+    const kvf_shape *s = &a->shape;
     float k[KVF_HEAD_DIM_MAX];
     double sum = 0.0;
     get_key(s, span, t, k);
     for (uint32_t d = 0; d < s->head_dim; d++)
         sum += (double)with[d] * (double)k[d];
-    return sum * (double)scale;
+    return kvf_capped(sum * (double)a->scale, a->cap);
 }
 
 /* One query row over the spans of a split. */
@@ -70,7 +70,7 @@ static void attend_row(const kvf_attend_args *a, const kvf_split *split, const v
         uint64_t live = kvf_live_bits(split->spans[i].count, split->spans[i].skip);
         for (uint32_t t = 0; t < s->page_size; t++)
             if (live >> t & 1)
-                top = fmax(top, logit(s, &q, &split->spans[i], t, a->scale));
+                top = fmax(top, logit(a, &q, &split->spans[i], t));
     }
     for (uint32_t i = 0; i < split->count && top > -INFINITY; i++) {
         const kvf_span *span = &split->spans[i];
@@ -78,7 +78,7 @@ static void attend_row(const kvf_attend_args *a, const kvf_split *split, const v
         for (uint32_t t = 0; t < s->page_size; t++) {
             if (!(live >> t & 1))
                 continue;
-            double weight = exp(logit(s, &q, span, t, a->scale) - top);
+            double weight = exp(logit(a, &q, span, t) - top);
             float v[KVF_HEAD_DIM_MAX];
             get_value(s, span, t, v);
             sum += weight;

@@ -23,7 +23,7 @@
 
 #include <math.h>
 
-#include "common/simd.h"
+#include "cap_simd.h"
 #include "packed.h"
 #include "split.h"
 #include "variants.h"
@@ -193,9 +193,15 @@ KVF_ALWAYS_INLINE vf repeat(const float *x, const uint32_t rows)
     return vf_load(lane);
 }
 
-/* Logits in units of ln 2 become weights under the running maximum; o and sum are rescaled if it
- * grew, and with `by_code` the sums of packed pages. */
-KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, float unit,
+/* From a product to a logit in units of ln 2. */
+typedef struct scaling {
+    float unit;
+    float cap; /* 0 = none */
+} scaling;
+
+/* Products become logits, and weights under the running maximum; o and sum are rescaled if it grew,
+ * and with `by_code` the sums of packed pages. */
+KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scaling by,
                               uint32_t head_dim, const int by_code)
 {
     const uint32_t count = keys * rows;
@@ -204,7 +210,9 @@ KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, floa
     for (uint32_t i = count; i < padded; i++)
         b->s[i] = 0.0f;
     for (uint32_t i = 0; i < padded; i += VF_LANES)
-        vf_store(b->s + i, vf_mul(vf_load(b->s + i), vf_set(unit)));
+        vf_store(b->s + i, vf_mul(vf_load(b->s + i), vf_set(by.unit)));
+    if (by.cap > 0.0f)
+        cap_logits(b->s, count, by.cap);
     for (uint32_t i = count; i < padded; i++)
         b->s[i] = -INFINITY;
     memcpy(top, b->top, sizeof top);
@@ -273,14 +281,14 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
 
 /* One tile for one block of rows. `next` is the tile to fetch into the cache meanwhile, or NULL. */
 KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtype dtype,
-                                   const kvf_shape *s, const live_list *list, float unit,
+                                   const kvf_shape *s, const live_list *list, scaling by,
                                    const live_list *next)
 {
     const uint32_t keys = ACCUMULATORS / rows;
     for (uint32_t j = 0; j < list->count; j += keys)
         dot_keys(b, rows, dtype, s, list->key + j, b->s + j * rows,
                  next && j < next->count ? next->key + j : NULL);
-    soften(b, rows, list->count, unit, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
+    soften(b, rows, list->count, by, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
     const uint32_t pairs = 4 / rows, step = pairs * VF_PAIR;
     uint32_t d = 0;
     for (; d + step <= s->head_dim; d += step)
@@ -460,14 +468,14 @@ static void add_short(block *b, uint32_t rows, const live_list *list, uint32_t f
 
 /* One tile of packed pages for one block of rows. Prefetches what is ahead. */
 KVF_ALWAYS_INLINE void attend_packed(block *b, const uint32_t rows, const kvf_shape *s,
-                                     const live_list *list, float unit, ahead *a)
+                                     const live_list *list, scaling by, ahead *a)
 {
     const uint32_t keys = ACCUMULATORS / rows, head_dim = s->head_dim;
     const uint32_t lines = kvf_div_ceil_u32(a->count * a->lines, (list->count + keys - 1) / keys);
     for (uint32_t j = 0; j < list->count; j += keys)
         dot_codes(b, rows, head_dim, list->key + j, b->s + j * rows, a, lines);
     scale_rows(b->s, rows, list->key_scale, list->count);
-    soften(b, rows, list->count, unit, (head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
+    soften(b, rows, list->count, by, (head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
     uint32_t d = 0;
     if (s->pages == KVF_PAGES_K8V8) {
         const uint32_t vectors = ACCUMULATORS / rows, step = vectors * VF_LANES;
@@ -526,7 +534,7 @@ static void begin_packed(block *b, const kvf_attend_args *a, uint32_t rows)
 
 /* The packed pages of a split, for its blocks of rows. `behind`: what follows it. */
 static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *split,
-                         const kvf_split *behind, float unit)
+                         const kvf_split *behind, scaling by)
 {
     const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
     const uint32_t step = tile_spans(&a->shape);
@@ -546,11 +554,11 @@ static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *sp
         if (list.count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++)
-            attend_packed(&b[i], 4, &a->shape, &list, unit, &next);
+            attend_packed(&b[i], 4, &a->shape, &list, by, &next);
         if (two)
-            attend_packed(&b[fours], 2, &a->shape, &list, unit, &next);
+            attend_packed(&b[fours], 2, &a->shape, &list, by, &next);
         if (one)
-            attend_packed(&b[fours + two], 1, &a->shape, &list, unit, &next);
+            attend_packed(&b[fours + two], 1, &a->shape, &list, by, &next);
     }
 }
 
@@ -614,7 +622,7 @@ static kvf_split split_behind(const kvf_attend_args *a, const kvf_split *split)
 
 /* The exact pages of a split. All blocks of rows share each tile while it is in the cache. */
 KVF_ALWAYS_INLINE void attend_exact(block *b, const kvf_attend_args *a, const kvf_split *split,
-                                    const kvf_split *behind, float unit, const kvf_dtype dtype)
+                                    const kvf_split *behind, scaling by, const kvf_dtype dtype)
 {
     const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
     const uint32_t step = tile_spans(&a->shape);
@@ -629,13 +637,13 @@ KVF_ALWAYS_INLINE void attend_exact(block *b, const kvf_attend_args *a, const kv
         if (list->count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++, next = NULL)
-            attend_tile(&b[i], 4, dtype, &a->shape, list, unit, next);
+            attend_tile(&b[i], 4, dtype, &a->shape, list, by, next);
         if (two) {
-            attend_tile(&b[fours], 2, dtype, &a->shape, list, unit, next);
+            attend_tile(&b[fours], 2, dtype, &a->shape, list, by, next);
             next = NULL;
         }
         if (one)
-            attend_tile(&b[fours + two], 1, dtype, &a->shape, list, unit, next);
+            attend_tile(&b[fours + two], 1, dtype, &a->shape, list, by, next);
     }
 }
 
@@ -643,7 +651,7 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
                                     const kvf_dtype dtype)
 {
     const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
-    const float unit = a->scale * KVF_LOG2E;
+    const scaling by = {a->scale * KVF_LOG2E, a->cap * KVF_LOG2E};
     const kvf_split behind = split_behind(a, split);
     kvf_split exact = *split, packed = *split, exact_behind = behind;
     block b[BLOCKS_MAX];
@@ -658,9 +666,9 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
     if (one)
         begin_block(&b[fours + two], a, split->list, a->group - 1, 1, dtype);
     if (exact.count)
-        attend_exact(b, a, &exact, &exact_behind, unit, dtype);
+        attend_exact(b, a, &exact, &exact_behind, by, dtype);
     if (packed.count)
-        attend_codes(b, a, &packed, &behind, unit);
+        attend_codes(b, a, &packed, &behind, by);
     for (uint32_t i = 0; i < fours; i++)
         end_block(&b[i], a, task, 4 * i, 4, dtype, packed.count);
     if (two)

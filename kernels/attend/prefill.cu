@@ -18,7 +18,7 @@
  * KiB of keys and values, 16 operations per row for each of its bytes: at 128 rows a tenth of the
  * rate at which an A100 would starve. Keys behind the last row of a tile are never read, and with a
  * window, which is a form of its own, neither are tiles of keys between the sink and the window of
- * the first row.
+ * the first row. A cap, with a window or none, is a form too: 64 tangents for a row and tile.
  *
  * fp32: plain, see plain.cuh.
  */
@@ -216,6 +216,20 @@ static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char 
     }
 }
 
+/* Behind tile_logits, where there is a cap. */
+template <uint32_t D> static __device__ __forceinline__ void cap_logits(warp_state<D> *w, float cap)
+{
+#pragma unroll
+    for (uint32_t m = 0; m < plan<D>::parts; m++) {
+#pragma unroll
+        for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
+#pragma unroll
+            for (uint32_t e = 0; e < 4; e++)
+                w->s[m][n][e] = kvf_cap_logit(w->s[m][n][e], cap * KVF_CUDA_LOG2E);
+        }
+    }
+}
+
 /* Logits of keys between the sink and the window of a row. */
 template <uint32_t D>
 static __device__ __forceinline__ void hide(warp_state<D> *w, const kvf_prefill_kernel_args *a,
@@ -329,9 +343,8 @@ static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
 
 /* q, out [tokens, kv_heads, group, D], blocks [pages] -> [kv_heads] pages, lse [tokens, kv_heads,
  * group]; WARPS or fewer warps. */
-template <typename T, uint32_t D, bool Windowed>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
-    prefill_tiles(const __grid_constant__ kvf_prefill_kernel_args a)
+template <typename T, uint32_t D, bool Windowed, bool Capped>
+static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t block_rows = blockDim.x / KVF_WARP_LANES * plan<D>::warp_rows;
@@ -366,6 +379,8 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
         kvf_async_commit();
         if (visible) {
             tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
+            if (Capped)
+                cap_logits<D>(&w, a.cap);
             if (Windowed)
                 hide<D>(&w, &a, first, lane);
 #pragma unroll
@@ -390,6 +405,21 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
         store_rows<T, D>(&w, own, &a, &t, first_row, lane);
 }
 
+template <typename T, uint32_t D, bool Windowed>
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+    prefill_tiles(const __grid_constant__ kvf_prefill_kernel_args a)
+{
+    do_tiles<T, D, Windowed, false>(a);
+}
+
+/* With a cap, and a window or none. */
+template <typename T, uint32_t D>
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+    prefill_capped(const __grid_constant__ kvf_prefill_kernel_args a)
+{
+    do_tiles<T, D, true, true>(a);
+}
+
 template <typename T, uint32_t D>
 static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t stream)
 {
@@ -404,6 +434,8 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
         (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
     const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads, chunks);
     const dim3 block(warps * KVF_WARP_LANES);
+    if (a->cap > 0.0f)
+        return kvf_cuda_launch<prefill_capped<T, D>>(grid, block, shared, stream, *a);
     if (a->window)
         return kvf_cuda_launch<prefill_tiles<T, D, true>>(grid, block, shared, stream, *a);
     return kvf_cuda_launch<prefill_tiles<T, D, false>>(grid, block, shared, stream, *a);
@@ -441,7 +473,8 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
         const float *q = (const float *)a->q + row_at(a, t, row) * d;
         const uint32_t limit = t->base + (t->first + row) / a->group;
         const bool visible = key <= limit && !is_hidden(a, key, limit);
-        state->s[row][threadIdx.x] = k && visible ? kvf_times(kvf_dot(q, k, d), unit) : -INFINITY;
+        const float s = k && visible ? kvf_times(kvf_dot(q, k, d), unit) : -INFINITY;
+        state->s[row][threadIdx.x] = a->cap > 0.0f ? kvf_cap_logit(s, a->cap * KVF_CUDA_LOG2E) : s;
     }
 }
 

@@ -32,7 +32,7 @@ static double logit(const kvf_prefill_kernel_args *a, const query_row *r, uint32
     double sum = 0.0;
     for (uint32_t d = 0; d < s->head_dim; d++)
         sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
-    return sum * (double)a->scale;
+    return kvf_capped(sum * (double)a->scale, a->cap);
 }
 
 static bool is_seen(const kvf_prefill_kernel_args *a, uint32_t query, uint32_t j)

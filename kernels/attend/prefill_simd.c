@@ -31,6 +31,7 @@ typedef struct row_block {
     uint32_t columns; /* head_dim, rounded up to whole panels */
     uint32_t sink;
     uint32_t window; /* 0 = all */
+    float cap;       /* of logits in units of ln 2; 0 = none */
 } row_block;
 
 KVF_ALWAYS_INLINE void put_values(row_block *b, const void *const *rows, uint32_t count,
@@ -98,6 +99,8 @@ KVF_ALWAYS_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count,
     while (b->limit[kvf_min_u32(strip * STRIP + STRIP - 1, b->rows - 1)] < first)
         strip++;
     tile_logits(&b->s, &b->q, &b->keys, strip, b->rows, count, head_dim);
+    for (uint32_t row = strip * STRIP; b->cap > 0.0f && row < b->rows; row++)
+        cap_logits(b->s.at[row], count, b->cap);
     for (uint32_t row = strip * STRIP; row < kvf_round_up(b->rows, STRIP); row++)
         soften_row(b, row, first, count);
     for (uint32_t d = 0; d < b->columns; d += VF_PAIR)
@@ -114,6 +117,7 @@ KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *
     b->rows = rows;
     b->sink = a->sink;
     b->window = a->window;
+    b->cap = a->cap * KVF_LOG2E;
     b->columns = (uint32_t)kvf_round_up(head_dim, VF_PAIR);
     for (uint32_t r = 0; r < rows; r++) {
         const uint32_t token = (first_row + r) / a->group, g = (first_row + r) % a->group;

@@ -13,6 +13,7 @@
  * 2 * half + member.
  */
 
+#include "cap.h"
 #include "common/convert.h"
 #include "cuda.cuh"
 #include "kernels.h"
@@ -47,6 +48,29 @@ static __device__ __forceinline__ float kvf_exp2(float x)
 #else
     return exp2f(x);
 #endif
+}
+
+/* 1 / x to 1 unit in the last place; 0 for infinity. */
+static __device__ __forceinline__ float kvf_reciprocal(float x)
+{
+#if defined(__CUDA_ARCH__)
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
+}
+
+/* A logit under a cap, in any unit that both have: the odd series near 0, elsewhere 1 - 2 / (1 +
+ * e^2x). To 1e-6, relative. */
+static __device__ __forceinline__ float kvf_cap_logit(float s, float cap)
+{
+    const float x = s * kvf_reciprocal(cap), x2 = x * x;
+    const float far = 1.0f - 2.0f * kvf_reciprocal(1.0f + kvf_exp2(x * (2.0f * KVF_CUDA_LOG2E)));
+    const float p =
+        ((62.0f / 2835.0f * x2 - 17.0f / 315.0f) * x2 + 2.0f / 15.0f) * x2 - 1.0f / 3.0f;
+    return s > -INFINITY ? kvf_times(x2 < 0.35f * 0.35f ? p * x2 * x + x : far, cap) : s;
 }
 
 /* Binary logarithm of a page size: comparisons, because an instruction that finds the bit is worked

@@ -146,6 +146,27 @@ static __device__ __forceinline__ void products(float s[tiles][4],
     }
 }
 
+/* Products become those that `unit` makes capped logits: what is the same for all keeps no register
+ * through a loop. */
+template <uint32_t tiles>
+static __device__ __forceinline__ void cap_products(float s[tiles][4], float unit, float cap)
+{
+    const float back = kvf_reciprocal(unit);
+#pragma unroll
+    for (uint32_t n = 0; n < tiles; n++)
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++)
+            s[n][e] = kvf_cap_logit(s[n][e] * unit, cap * KVF_CUDA_LOG2E) * back;
+}
+
+/* q.k in fp32 as a logit. */
+static __device__ __forceinline__ float plain_logit(const kvf_observe_args *a, const float *q,
+                                                    const float *k)
+{
+    const float s = kvf_times(kvf_dot(q, k, a->shape.head_dim), a->scale * KVF_CUDA_LOG2E);
+    return a->cap > 0.0f ? kvf_cap_logit(s, a->cap * KVF_CUDA_LOG2E) : s;
+}
+
 /* ---- stats, 16-bit types ---- */
 
 /* Begins the copy of keys first .. first + plan::rows - 1, and notes their positions. */
@@ -220,9 +241,12 @@ static __device__ __forceinline__ void store_stats(const kvf_observe_args *a, ui
     a->row_sum[at] = sum;
 }
 
-/* D 32 and 80, five blocks at a time: left alone, the compiler squeezes them into few registers. */
+/* D 32 and 80, five blocks at a time: left alone, the compiler squeezes them into few registers. D
+ * 256, four, or it takes more than others. */
 template <typename T, uint32_t D>
-static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 32 || D == 80 ? 5 : 0)
+static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 32 || D == 80 ? 5
+                                                                      : D == 256         ? 4
+                                                                                         : 0)
     stats_tiles(const __grid_constant__ kvf_observe_args a)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
@@ -259,6 +283,8 @@ static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 32 ||
             const uint32_t *own = positions + used * plan<D>::rows + lane % 4 * 2;
             float s[tiles][4];
             products<T, D, tiles>(s, q, slots + used * plan<D>::slot_bytes, 0, lane);
+            if (a.cap > 0.0f)
+                cap_products<tiles>(s, unit, a.cap);
             take_logits<tiles>(&stats[0], s, 0, own, unit);
             take_logits<tiles>(&stats[1], s, 2, own, unit);
         }
@@ -408,6 +434,8 @@ add_shares(float sum[2], const kvf_observe_args *a, const uint32_t k[kvf_tile<D>
     for (uint32_t row = 0; row < plan<D>::rows && w + row < r->columns; row += STEP) {
         float s[STEP / 8][4];
         products<T, D, STEP / 8>(s, k, slot, row, lane);
+        if (a->cap > 0.0f && (IS_PLAIN || !a->is_raw))
+            cap_products<STEP / 8>(s, unit, a->cap);
 #pragma unroll
         for (uint32_t n = 0; n < STEP / 8; n++) {
 #pragma unroll
@@ -506,13 +534,12 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
         return;
     const uint32_t w = row % a.window, limit = limit_of(&a, w), d = a.shape.head_dim;
     const float *q = (const float *)query_of(&a, c.head, a.group_first + row / a.window, w, d * 4);
-    const float unit = a.scale * KVF_CUDA_LOG2E;
     float top = -INFINITY, sum = 0.0f;
     for (uint32_t t = 0; t < c.tokens; t++) {
         if (position_of(&a, &c, t) > limit)
             continue;
         const float *k = (const float *)key_of(&a, &c, t, d * 4);
-        const float x = kvf_times(kvf_dot(q, k, d), unit), old = top;
+        const float x = plain_logit(&a, q, k), old = top;
         top = fmaxf(top, x);
         sum = sum * kvf_exp2(old - top) + kvf_exp2(x - top);
     }
@@ -536,7 +563,6 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 8)
         return;
     const uint32_t position = position_of(&a, &c, token);
     const float *k = position == ABSENT ? NULL : (const float *)key_of(&a, &c, token, d * 4);
-    const float unit = a.scale * KVF_CUDA_LOG2E;
     float score = 0.0f;
     for (uint32_t g = 0; g < kvf_observe_heads(&a) && k; g++) {
         float sum = 0.0f;
@@ -544,7 +570,8 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 8)
             if (position > r.limit[w])
                 continue;
             const float *q = (const float *)query_of(&a, c.head, a.group_first + g, w, d * 4);
-            sum += share_of<false>(&a, &r, g, w, kvf_dot(q, k, d), unit);
+            sum += share_of<false>(&a, &r, g, w,
+                                   a.is_raw ? kvf_dot(q, k, d) : plain_logit(&a, q, k), 1.0f);
         }
         score = reduce_head<false>(&a, score, sum, g);
     }

@@ -9,21 +9,22 @@
 
 #include <math.h>
 
+#include "cap.h"
 #include "paging.h"
 #include "score/score_args.h"
 
 /* ---- observe: attention of the last queries over many keys, streamed ----
  * Rows: W query tokens x group, per KV head; a[w,g,j] = softmax over attended j of scale q.k_j,
- * where query w sees tokens with index <= limit[w]. Tokens are given as spans in order (skip
- * bits are honoured); the index of a token is span_index[s] + row. Step 1 writes running
- * maximum and sum per (head, chunk of KVF_OBSERVE_SPANS spans, row); step 2 merges them over
- * chunks, in order, and writes
+ * capped (cap.h), where query w sees tokens with index <= limit[w]. Tokens are given as spans in
+ * order (skip bits are honoured); the index of a token is span_index[s] + row. Step 1 writes
+ * running maximum and sum per (head, chunk of KVF_OBSERVE_SPANS spans, row); step 2 merges them
+ * over chunks, in order, and writes
  *   score[h, s * page_size + row] = reduce_g reduce_w a[w,g,j], 0 for skipped or absent tokens
  * or adds that to what is there. window_mean: divide by W, else sum. is_weighted: query w counts
  * (w + 1) / W first. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM. Only heads group_first
  * .. group_first + group_count - 1 of each group take part. The launch may be part of a longer
  * window: its queries are window_first .. of window_total, which is W above.
- * is_raw: a = q.k_j, unscaled; step 1 is not needed.
+ * is_raw: a = q.k_j, neither scaled nor capped; step 1 is not needed.
  * Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
  */
 #define KVF_OBSERVE_SPANS      64u
@@ -38,6 +39,7 @@ typedef struct kvf_observe_args {
     uint32_t window_mean;
     kvf_group_reduce group_reduce;
     float scale;
+    float cap;
     uint32_t group_first;
     uint32_t group_count;  /* 0 = all of the group */
     uint32_t ring_slots;   /* query w is row (ring_first + w) % ring_slots of q; 0 = row w */

@@ -55,7 +55,7 @@ static double logit(const kvf_observe_args *a, const void *q, uint32_t w, size_t
     double sum = 0.0;
     for (uint32_t d = 0; d < s->head_dim; d++)
         sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
-    return a->is_raw ? sum : sum * (double)a->scale;
+    return a->is_raw ? sum : kvf_capped(sum * (double)a->scale, a->cap);
 }
 
 void kvf_observe_stats_ref(const void *args, uint32_t task)

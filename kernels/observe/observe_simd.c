@@ -122,6 +122,8 @@ KVF_ALWAYS_INLINE uint32_t spans_logits(tile *t, const kvf_observe_args *a, cons
         return next;
     panels_put_keys(&t->keys, t->key, t->keys_live, &a->shape, dtype);
     tile_logits(&t->s, &t->q, &t->keys, 0, t->rows, t->keys_live, a->shape.head_dim);
+    for (uint32_t r = 0; a->cap > 0.0f && !a->is_raw && r < t->rows; r++)
+        cap_logits(t->s.at[r], t->keys_live, a->cap * KVF_LOG2E);
     for (uint32_t r = 0; r < t->rows; r++) {
         uint32_t seen = t->keys_live;
         while (seen > 0 && t->index[seen - 1] > t->limit[r])

@@ -24,7 +24,7 @@
 
 #include "cuda_kernels.h"
 
-#include "cuda/cuda.cuh"
+#include "cuda/tile.cuh"
 #include "cuda/words.cuh"
 
 #define FOLD_THREADS 256u
@@ -37,6 +37,20 @@ static __device__ __forceinline__ float tame(float x)
     return x > FLT_MAX ? FLT_MAX : x == x ? x : -INFINITY;
 }
 
+/* A score, scaled and capped. */
+static __device__ __forceinline__ float logit(const kvf_reduce_args &a, float score)
+{
+    return kvf_cap_logit(score * a.scale, a.cap);
+}
+
+/* e^(logit of x - logit of top). */
+template <bool CAPPED>
+static __device__ __forceinline__ float weight_of(const kvf_reduce_args &a, float x, float top)
+{
+    return CAPPED ? exp2f((logit(a, x) - logit(a, top)) * LOG2E)
+                  : exp2f((x - top) * (a.scale * LOG2E));
+}
+
 static __global__ void __launch_bounds__(FOLD_THREADS)
     fold_rows(const __grid_constant__ kvf_reduce_args a)
 {
@@ -46,21 +60,25 @@ static __global__ void __launch_bounds__(FOLD_THREADS)
     if (page >= a.pages[(size_t)output * a.pages_step])
         return;
     const float *rows = a.scores + (size_t)output * a.rows * a.pages_max + page;
-    float x = tame(rows[0]);
-    for (uint32_t r = 1; r < a.rows; r++) {
-        const float y = tame(rows[(size_t)r * a.pages_max]);
-        x = a.kind == KVF_GROUP_SUM ? x + y : fmaxf(x, y);
+    float x = 0.0f;
+    for (uint32_t r = 0; r < a.rows; r++) {
+        float y = tame(rows[(size_t)r * a.pages_max]);
+        if (a.cap > 0.0f && a.kind == KVF_GROUP_SUM)
+            y = logit(a, y);
+        x = r == 0 ? y : a.kind == KVF_GROUP_SUM ? x + y : fmaxf(x, y);
     }
     a.out[(size_t)output * a.pages_max + page] = x;
 }
 
-/* Maximum, and sum of 2^(unit (x - maximum)), of part of a row; {-inf, 0} if nothing counts. */
+/* Maximum, and sum of weights beside it, of part of a row; {-inf, 0} if nothing counts. */
 struct weight {
     float top;
     float sum;
 };
 
-static __device__ weight weigh(const float *row, uint32_t begin, uint32_t end, float unit)
+template <bool CAPPED>
+static __device__ weight weigh(const kvf_reduce_args &a, const float *row, uint32_t begin,
+                               uint32_t end)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     weight w = {-INFINITY, 0.0f};
@@ -73,15 +91,15 @@ static __device__ weight weigh(const float *row, uint32_t begin, uint32_t end, f
         return w;
 #pragma unroll 4
     for (uint32_t p = begin + lane; p < end; p += KVF_WARP_LANES)
-        w.sum += exp2f((tame(row[p]) - w.top) * unit);
+        w.sum += weight_of<CAPPED>(a, tame(row[p]), w.top);
     for (uint32_t step = KVF_WARP_LANES / 2; step; step /= 2)
         w.sum += __shfl_xor_sync(KVF_FULL_WARP, w.sum, (int)step);
     return w;
 }
 
 /* The parts of a row, in order, as {maximum, 1 / (sum * rows)}; {0, 0} for a row without scores. */
-static __device__ weight share_of_row(const weight *parts, uint32_t count, uint32_t rows,
-                                      float unit)
+template <bool CAPPED>
+static __device__ weight share_of_row(const kvf_reduce_args &a, const weight *parts, uint32_t count)
 {
     weight all = {-INFINITY, 0.0f};
     for (uint32_t i = 0; i < count; i++)
@@ -90,8 +108,8 @@ static __device__ weight share_of_row(const weight *parts, uint32_t count, uint3
         return {0.0f, 0.0f};
     for (uint32_t i = 0; i < count; i++)
         if (parts[i].top != -INFINITY)
-            all.sum = fmaf(parts[i].sum, exp2f((parts[i].top - all.top) * unit), all.sum);
-    return {all.top, 1.0f / (all.sum * (float)rows)};
+            all.sum = fmaf(parts[i].sum, weight_of<CAPPED>(a, parts[i].top, all.top), all.sum);
+    return {all.top, 1.0f / (all.sum * (float)a.rows)};
 }
 
 /* Parts that each row is cut into. */
@@ -100,6 +118,7 @@ KVF_INLINE uint32_t parts_of(uint32_t rows)
     return kvf_max_u32(1, WARPS_MAX / rows);
 }
 
+template <bool CAPPED>
 static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
     mean_softmax(const __grid_constant__ kvf_reduce_args a)
 {
@@ -107,7 +126,6 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
     const uint32_t output = blockIdx.x, count = parts_of(a.rows);
     const float *rows = a.scores + (size_t)output * a.rows * a.pages_max;
     float *out = a.out + (size_t)output * a.pages_max;
-    const float unit = a.scale * LOG2E;
     weight *parts = (weight *)kvf_shared(), *shares = parts + (size_t)a.rows * count;
     kvf_wait_for_earlier();
     kvf_let_next_start();
@@ -115,14 +133,14 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
     const uint32_t part = (uint32_t)kvf_round_up(kvf_div_ceil_u32(pages, count), KVF_WARP_LANES);
     for (uint32_t i = warp; i < a.rows * count; i += warps) {
         const uint32_t begin = kvf_min_u32(pages, i % count * part);
-        const weight w = weigh(rows + (size_t)(i / count) * a.pages_max, begin,
-                               kvf_min_u32(pages, begin + part), unit);
+        const weight w = weigh<CAPPED>(a, rows + (size_t)(i / count) * a.pages_max, begin,
+                                       kvf_min_u32(pages, begin + part));
         if (threadIdx.x % KVF_WARP_LANES == 0)
             parts[i] = w;
     }
     __syncthreads();
     for (uint32_t r = threadIdx.x; r < a.rows; r += blockDim.x)
-        shares[r] = share_of_row(parts + (size_t)r * count, count, a.rows, unit);
+        shares[r] = share_of_row<CAPPED>(a, parts + (size_t)r * count, count);
     __syncthreads();
     for (uint32_t p = threadIdx.x; p < pages; p += blockDim.x) {
         float mean = 0.0f, top = -INFINITY;
@@ -130,7 +148,7 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
         for (uint32_t r = 0; r < a.rows; r++) {
             const float x = tame(rows[(size_t)r * a.pages_max + p]);
             top = fmaxf(top, x);
-            mean = fmaf(exp2f((x - shares[r].top) * unit), shares[r].sum, mean);
+            mean = fmaf(weight_of<CAPPED>(a, x, shares[r].top), shares[r].sum, mean);
         }
         out[p] = top == -INFINITY ? -INFINITY : mean;
     }
@@ -150,7 +168,11 @@ extern "C" int kvf_reduce_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t warps = scores >= (uint64_t)WARPS_MAX * WARP_SCORES
                                ? WARPS_MAX
                                : 1 + (uint32_t)(scores / WARP_SCORES);
-    return kvf_cuda_launch_early<mean_softmax>(
-        dim3(a->outputs), dim3(kvf_min_u32(warps, WARPS_MAX) * KVF_WARP_LANES),
-        (size_t)a->rows * (parts_of(a->rows) + 1) * sizeof(weight), (cudaStream_t)stream, *a);
+    const dim3 grid(a->outputs), block(kvf_min_u32(warps, WARPS_MAX) * KVF_WARP_LANES);
+    const size_t shared = (size_t)a->rows * (parts_of(a->rows) + 1) * sizeof(weight);
+    if (a->cap > 0.0f)
+        return kvf_cuda_launch_early<mean_softmax<true>>(grid, block, shared, (cudaStream_t)stream,
+                                                         *a);
+    return kvf_cuda_launch_early<mean_softmax<false>>(grid, block, shared, (cudaStream_t)stream,
+                                                      *a);
 }

@@ -17,6 +17,12 @@ static float tame(float x)
     return isnan(x) ? -INFINITY : x > FLT_MAX ? FLT_MAX : x;
 }
 
+/* Scaled and capped. */
+static double logit(const kvf_reduce_args *a, float score)
+{
+    return kvf_capped((double)a->scale * (double)tame(score), a->cap);
+}
+
 /* out += softmax of the row; out starts at zero. */
 static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, uint32_t pages)
 {
@@ -27,9 +33,9 @@ static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, 
         return;
     double sum = 0.0;
     for (uint32_t p = 0; p < pages; p++)
-        sum += exp((double)a->scale * ((double)tame(row[p]) - (double)top));
+        sum += exp(logit(a, row[p]) - logit(a, top));
     for (uint32_t p = 0; p < pages; p++) {
-        double weight = exp((double)a->scale * ((double)tame(row[p]) - (double)top)) / sum;
+        double weight = exp(logit(a, row[p]) - logit(a, top)) / sum;
         out[p] += (float)(weight / a->rows);
     }
 }
@@ -41,7 +47,7 @@ static float fold(const kvf_reduce_args *a, const float *rows, uint32_t page)
     for (uint32_t r = 0; r < a->rows; r++) {
         float x = tame(rows[(size_t)r * a->pages_max + page]);
         top = fmaxf(top, x);
-        sum += (double)x;
+        sum += a->cap > 0.0f ? logit(a, x) : (double)x;
     }
     return a->kind == KVF_GROUP_SUM ? (float)sum : top;
 }

@@ -11,7 +11,7 @@
 #include <float.h>
 #include <math.h>
 
-#include "common/simd.h"
+#include "cap_simd.h"
 #include "variants.h"
 
 #define KEPT_MAX 4096u /* 16 KiB of stack */
@@ -67,21 +67,32 @@ KVF_ALWAYS_INLINE void store_part(float *row, uint32_t left, vf x)
     memcpy(row, lane, left * sizeof *row);
 }
 
-KVF_ALWAYS_INLINE vf weight_of(vf x, float top, float unit)
+/* A score, scaled and capped. */
+KVF_ALWAYS_INLINE vf logit_of(const kvf_reduce_args *a, vf x)
 {
-    return vf_exp2(vf_mul(vf_sub(tame(x), vf_set(top)), vf_set(unit)));
+    return vf_capped(vf_mul(tame(x), vf_set(a->scale)), a->cap);
+}
+
+/* `top`: the largest score, or with a cap the largest logit. */
+KVF_ALWAYS_INLINE vf weight_of(const kvf_reduce_args *a, vf x, float top)
+{
+    if (a->cap > 0.0f)
+        return vf_exp2(vf_mul(vf_sub(logit_of(a, x), vf_set(top)), vf_set(KVF_LOG2E)));
+    return vf_exp2(vf_mul(vf_sub(tame(x), vf_set(top)), vf_set(a->scale * KVF_LOG2E)));
 }
 
 /* out += the row's share of the mean of softmaxes. */
 static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, uint32_t pages)
 {
-    const float top = row_top(row, pages), unit = a->scale * KVF_LOG2E;
     float kept[KEPT_MAX]; /* weights before they are scaled, of the first pages */
+    float top = row_top(row, pages);
     if (top == -INFINITY)
         return;
+    if (a->cap > 0.0f)
+        top = logit_of(a, vf_set(top))[0];
     vf sum = vf_zero();
     for (uint32_t p = 0; p < pages; p += VF_LANES) {
-        vf weight = weight_of(load_part(row + p, pages - p), top, unit);
+        vf weight = weight_of(a, load_part(row + p, pages - p), top);
         sum = vf_add(sum, weight);
         if (p < KEPT_MAX)
             vf_store(kept + p, weight);
@@ -93,7 +104,7 @@ static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, 
     const vf share = vf_set(1.0f / (total * (float)a->rows));
     for (uint32_t p = 0; p < pages; p += VF_LANES) {
         vf weight =
-            p < KEPT_MAX ? vf_load(kept + p) : weight_of(load_part(row + p, pages - p), top, unit);
+            p < KEPT_MAX ? vf_load(kept + p) : weight_of(a, load_part(row + p, pages - p), top);
         vf old = load_part(out + p, pages - p);
         store_part(out + p, pages - p, vf_fma(weight, share, old));
     }
@@ -103,10 +114,12 @@ static void fold_rows(const kvf_reduce_args *a, const float *rows, float *out, u
                       const int sum)
 {
     for (uint32_t p = 0; p < pages; p += VF_LANES) {
-        vf x = tame(load_part(rows + p, pages - p));
-        for (uint32_t r = 1; r < a->rows; r++) {
+        vf x = vf_zero();
+        for (uint32_t r = 0; r < a->rows; r++) {
             vf y = tame(load_part(rows + (size_t)r * a->pages_max + p, pages - p));
-            x = sum ? vf_add(x, y) : vf_max(y, x);
+            if (sum && a->cap > 0.0f)
+                y = logit_of(a, y);
+            x = r == 0 ? y : sum ? vf_add(x, y) : vf_max(y, x);
         }
         store_part(out + p, pages - p, x);
     }

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "cap.h"
 #include "paging.h"
 
 /* ---- digest: bounding boxes of the keys of pages ----
@@ -58,9 +59,9 @@ KVF_TASKS(score, kvf_score_args, kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES)
 
 /* ---- reduce: scores of query heads into scores of lists ----
  * out[o, p] over the `rows` consecutive score rows o*rows .. o*rows+rows-1, for p <
- * pages[o*pages_step]: MEAN_SOFTMAX: mean over rows of softmax_p(scale * score) (a -inf score
- * stays 0 weight; the result of a page whose score is -inf in every row is -INFINITY); MAX:
- * maximum; SUM: sum. One task per output.
+ * pages[o*pages_step]: MEAN_SOFTMAX: mean over rows of softmax_p(scale * score, capped) (a -inf
+ * score stays 0 weight; the result of a page whose score is -inf in every row is -INFINITY); MAX:
+ * maximum; SUM: sum, with a cap of scale * score, capped. One task per output.
  */
 typedef struct kvf_reduce_args {
     kvf_group_reduce kind;
@@ -69,6 +70,7 @@ typedef struct kvf_reduce_args {
     uint32_t pages_max;  /* row stride of scores and of out */
     uint32_t pages_step; /* pages[] is indexed by output * pages_step */
     float scale;
+    float cap;
     const float *scores;   /* [outputs, rows, pages_max] */
     const uint32_t *pages; /* lengths */
     float *out;            /* [outputs, pages_max] */
@@ -165,9 +167,10 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
 
 /* ---- weigh: queries against codes ----
  * The logit of token t for a query head is s = (dot * key scale) * query scale, dot the exact
- * integer product of levels and query. A token counts iff its page is below pages[l] and its skip
- * bit is clear. A tile is KVF_WEIGH_TOKENS consecutive tokens of a list; per query head
- *     top  = largest s of the tile's tokens that count; -INFINITY without any. Exact.
+ * integer product of levels and query, capped (cap.h). A token counts iff its page is below
+ * pages[l] and its skip bit is clear. A tile is KVF_WEIGH_TOKENS consecutive tokens of a list; per
+ * query head
+ *     top  = largest s of the tile's tokens that count; -INFINITY without any. Exact if not capped.
  *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
  *     sum  = sum of the masses before they were rounded.
  * A task is some consecutive tiles of one list, so that what is fetched ahead is mostly what the
@@ -198,9 +201,10 @@ typedef struct kvf_weigh_args {
     uint32_t page_size;  /* 1, 2, 4 .. 64 tokens */
     uint32_t block_size; /* 32 or 64 tokens, >= page_size */
     uint32_t lists;
-    uint32_t group;                  /* query heads per list, 1 .. 16 */
-    uint32_t pages_max;              /* row stride of mass, >= every pages[l] */
-    uint32_t tiles_max;              /* row stride of top and sum, >= the tiles of pages_max */
+    uint32_t group;     /* query heads per list, 1 .. 16 */
+    uint32_t pages_max; /* row stride of mass, >= every pages[l] */
+    uint32_t tiles_max; /* row stride of top and sum, >= the tiles of pages_max */
+    float cap;
     const int8_t *q;                 /* [lists, group, head_dim], -127 .. 127, 16-byte aligned */
     const float *q_scale;            /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
     const void *const *codes;        /* [lists] -> code groups of blocks, whole, 64-byte aligned: */

@@ -18,9 +18,9 @@
  * less, alone, uses the eight columns for two code groups: the one's queries are zeros in four of
  * them, and the other's in the rest, so that no lane weighs what nobody asked for. What is in
  * common is read once and takes turns, as many heads as a product has columns: two forks of a group
- * of four cost the products of one. Otherwise a block is 8 warps, logits go to shared memory, and
- * behind a barrier every warp weighs 128 tokens of each head; each list reads the tile again, out
- * of the cache.
+ * of four cost the products of one. Otherwise, and under a cap, a block is 8 warps, logits go to
+ * shared memory, and behind a barrier every warp weighs 128 tokens of each head; each list reads
+ * the tile again, out of the cache.
  *
  * Bound: one read of the codes, 34 bytes per token at head_dim 128, and 2 bytes written per page
  * and head. Dependent steps: the list's length, its blocks, codes, two barriers. Times of an
@@ -173,7 +173,7 @@ static __device__ __forceinline__ uint32_t skipped(const kvf_weigh_args &a, cons
 }
 
 /* Four logits per head of this lane: heads 2c and 2c + 1 of every block. */
-template <uint32_t HEAD_BLOCKS>
+template <uint32_t HEAD_BLOCKS, bool CAPPED>
 static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, const tile &t,
                                                     uint32_t list, float *logits, uint32_t index,
                                                     uint2 scales, int32_t sum[2][HEAD_BLOCKS][4])
@@ -194,6 +194,7 @@ static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, con
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 s[i] = __fmul_rn(__fmul_rn((float)sum[i / 2][h][i % 2 * 2 + k], scale[i]), q_scale);
+                s[i] = CAPPED ? kvf_cap_logit(s[i], a.cap) : s[i];
                 s[i] = skip >> i & 1 ? -INFINITY : s[i];
             }
             *(float4 *)(logits + (size_t)head * KVF_WEIGH_TOKENS + index * KVF_CODE_TOKENS +
@@ -381,7 +382,7 @@ static __device__ __forceinline__ uint2 take_group(const kvf_weigh_args &a, cons
 }
 
 /* Logits of the code groups warp, warp + WARPS, ... of a tile that has `groups` of them. */
-template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
+template <uint32_t HEAD_BLOCKS, uint32_t SPANS, bool CAPPED>
 static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, const tile &t,
                                                     const columns &columns, const uint4 *queries,
                                                     float *logits, char *slots)
@@ -405,7 +406,7 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
         for (uint32_t s = 0; s < SPANS; s++)
             multiply<HEAD_BLOCKS>(sum, x[s], queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane,
                                   KVF_WARP_LANES);
-        store_logits<HEAD_BLOCKS>(a, t, list, logits, i, scales, sum);
+        store_logits<HEAD_BLOCKS, CAPPED>(a, t, list, logits, i, scales, sum);
     }
 }
 
@@ -759,7 +760,7 @@ static __device__ __forceinline__ bool find_tile(const kvf_weigh_args &a, uint32
 }
 
 /* SPANS * 4 words of a token at most. */
-template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
+template <uint32_t HEAD_BLOCKS, uint32_t SPANS, bool CAPPED>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, HEAD_BLOCKS == 2 ? 2 : 3)
     weigh_tile(const __grid_constant__ kvf_weigh_args a)
 {
@@ -776,7 +777,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, HEAD_BLOCKS == 2
                   threadIdx.x / KVF_WARP_LANES * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
     for (uint32_t i = 0; i < sharers; i++) {
         const columns one = {blockIdx.y + i * a.row_lists, 1};
-        weigh_groups<HEAD_BLOCKS, SPANS>(a, t, one, queries, logits, slots);
+        weigh_groups<HEAD_BLOCKS, SPANS, CAPPED>(a, t, one, queries, logits, slots);
         __syncthreads();
         weigh_heads(a, t, list_of(a, one, 0), logits, parts);
         __syncthreads();
@@ -840,20 +841,29 @@ static int launch_pages(const kvf_weigh_args *a, cudaStream_t stream)
     return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS, false>>(grid, block, shared, stream, *a);
 }
 
-template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
-static int launch(const kvf_weigh_args *a, cudaStream_t stream)
+template <uint32_t HEAD_BLOCKS, uint32_t SPANS, bool CAPPED>
+static int launch_tiles(const kvf_weigh_args *a, cudaStream_t stream)
 {
     const size_t shared = SPANS * HEAD_BLOCKS * KVF_WARP_LANES * sizeof(uint4) +
                           (size_t)a->group * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float) +
                           (size_t)WARPS * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
-    return kvf_cuda_launch_early<weigh_tile<HEAD_BLOCKS, SPANS>>(
+    return kvf_cuda_launch_early<weigh_tile<HEAD_BLOCKS, SPANS, CAPPED>>(
         dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
+}
+
+template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
+static int launch(const kvf_weigh_args *a, cudaStream_t stream)
+{
+    return a->cap > 0.0f ? launch_tiles<HEAD_BLOCKS, SPANS, true>(a, stream)
+                         : launch_tiles<HEAD_BLOCKS, SPANS, false>(a, stream);
 }
 
 template <uint32_t SPANS> static int launch_any(const kvf_weigh_args *a, cudaStream_t stream)
 {
     if (a->group > HEADS)
         return launch<2, SPANS>(a, stream);
+    if (a->cap > 0.0f)
+        return launch<1, SPANS>(a, stream);
     switch (a->page_size) {
     case 4:
         return launch_pages<4, SPANS>(a, stream);

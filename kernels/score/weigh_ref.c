@@ -26,7 +26,8 @@ static float logit(const kvf_weigh_args *a, uint32_t codes, uint32_t row, uint32
         const uint32_t word = words[kvf_code_word(a->head_dim, t, i / KVF_CODE_LANES)];
         dot += level[word >> kvf_code_shift(i % KVF_CODE_LANES) & 3] * q[i];
     }
-    return (float)dot * kvf_fp16_to_float(scales[t]) * a->q_scale[row];
+    return (float)kvf_capped((double)((float)dot * kvf_fp16_to_float(scales[t]) * a->q_scale[row]),
+                             a->cap);
 }
 
 static int counts(const kvf_weigh_args *a, uint32_t list, uint32_t token)

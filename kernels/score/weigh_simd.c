@@ -15,6 +15,7 @@
 
 #include <math.h>
 
+#include "cap_simd.h"
 #include "codes_simd.h"
 #include "variants.h"
 
@@ -501,6 +502,16 @@ static void spread_masses(uint16_t *mass, const uint16_t *thin, const tile *t)
                kvf_min_u32(per, all - i * per) * sizeof *mass);
 }
 
+/* Logits under the cap; returns the largest. */
+static float cap_row(float *s, uint32_t tokens, float cap)
+{
+    vf best = vf_set(-INFINITY);
+    cap_logits(s, tokens, cap);
+    for (uint32_t i = 0; i < tokens; i += VF_LANES)
+        best = vf_max(vf_load(s + i), best);
+    return vf_largest(best);
+}
+
 /* `soon` are the groups that are asked for meanwhile. */
 static void weigh_columns(columns *c, const queries *q, uint32_t tile_index, turns *soon)
 {
@@ -522,6 +533,8 @@ static void weigh_columns(columns *c, const queries *q, uint32_t tile_index, tur
     default:
         weigh_tile(c, q, 4, soon, &s, top);
     }
+    for (uint32_t h = 0; a->cap > 0.0f && h < heads; h++)
+        top[h] = cap_row(s.at[h], whole, a->cap);
     soon->left = 0;
     soon->all = GROUPS / REST * heads;
     soon->bytes = kvf_div_ceil_u32((uint32_t)kvf_code_scales(a->head_dim), soon->all);

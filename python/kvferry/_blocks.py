@@ -72,9 +72,9 @@ class Blocks(Handle):
         stride = self.plan.code_bytes if block_stride is None else block_stride
         self._must(lib.kvf_blocks_bind(self._node.check(), layer, codes, stride))
 
-    def form(self, layer: int, *, scale: float = 0.0, sinks: Any = None) -> None:
+    def form(self, layer: int, *, scale: float = 0.0, sinks: Any = None, soft_cap: float = 0.0) -> None:
         """How a layer attends: as `Cache.form`."""
-        made = make_form(self.settings, scale, sinks)
+        made = make_form(self.settings, scale, sinks, soft_cap)
         self._must(lib.kvf_blocks_form(self._node.check(), layer, byref(made[0])))
 
     def put(self, layer: int, tokens: int, k: int, v: int, slots: int, stream: Stream, *,

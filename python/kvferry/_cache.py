@@ -67,11 +67,11 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
     return config
 
 
-def make_form(settings: CacheConfig, scale: float, sinks: Any) -> tuple:
+def make_form(settings: CacheConfig, scale: float, sinks: Any, soft_cap: float) -> tuple:
     """A kvf_form, and the array that it names."""
     form, array = Form(), None
     lib.kvf_form_init_sized(byref(form), ctypes.sizeof(form))
-    form.scale = scale
+    form.scale, form.soft_cap = scale, soft_cap
     if sinks is not None:
         array = np.ascontiguousarray(sinks, dtype=np.float32)
         if array.shape != (settings.query_heads,):
@@ -131,13 +131,14 @@ class Cache(Handle):
         self._args_address = addressof(self._args)
         self._shapes: dict = {}
 
-    def form(self, layer: int, *, scale: float = 0.0, sinks: Any = None) -> None:
+    def form(self, layer: int, *, scale: float = 0.0, sinks: Any = None, soft_cap: float = 0.0) -> None:
         """How a layer attends; call it before the layer's first token.
 
-        scale  of scores; 0 = softmax_scale of the settings
-        sinks  [query_heads] on the host: logits that join the denominators; -inf = none of a head
+        scale     of scores; 0 = softmax_scale of the settings
+        sinks     [query_heads] on the host: logits that join the denominators; -inf = none of a head
+        soft_cap  a score s becomes soft_cap * tanh(s / soft_cap); 0 = none
         """
-        made = make_form(self.settings, scale, sinks)
+        made = make_form(self.settings, scale, sinks, soft_cap)
         with self._node.lock:
             self._must(lib.kvf_cache_form(self._node.check(), self._layer(layer), byref(made[0])))
 

@@ -191,6 +191,9 @@ static kvf_status check(const kvf_cache *cache, const kvf_form *form)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "scale = %g: must be a number above 0, or 0 for softmax_scale = %g",
                  (double)form->scale, (double)cache->config.softmax_scale);
+    if (!(form->soft_cap >= 0.0f) || isinf(form->soft_cap))
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "soft_cap = %g: must be a number above 0, or 0 for none", (double)form->soft_cap);
     for (uint32_t h = 0; form->sinks && h < cache->config.query_heads; h++)
         if (!(form->sinks[h] < INFINITY))
             KVF_FAIL(cache->context, KVF_INVALID,
@@ -225,7 +228,7 @@ kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
     kvf_form own = defaults;
     KVF_TRY(KVF_SIZED_READ(cache->context, kvf_form, form, &own));
     KVF_TRY(check(cache, &own));
-    cache->forms[layer] =
-        (kvf_layer_form){.scale = own.scale > 0.0f ? own.scale : cache->config.softmax_scale};
+    cache->forms[layer] = (kvf_layer_form){
+        .scale = own.scale > 0.0f ? own.scale : cache->config.softmax_scale, .cap = own.soft_cap};
     return own.sinks ? put_sinks(cache, layer, own.sinks) : KVF_OK;
 }

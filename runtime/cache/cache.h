@@ -39,6 +39,7 @@ typedef struct kvf_place {
 /* How a layer attends; see kvf_form. */
 typedef struct kvf_layer_form {
     float scale; /* not 0 */
+    float cap;   /* 0 = none */
     const float
         *sinks; /* on the device, query heads of the part, then those that stream; or NULL */
 } kvf_layer_form;

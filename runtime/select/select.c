@@ -34,6 +34,7 @@ static kvf_status sift(kvf_step *step)
                                     .pages_max = skim.stride,
                                     .pages_step = 1,
                                     .scale = 1.0f,
+                                    .cap = kvf_step_form(step)->cap,
                                     .scores = t->skimmed,
                                     .pages = step->mean_count,
                                     .out = t->ranked};
@@ -86,6 +87,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                   .group = p->group,
                                   .pages_max = step->stride,
                                   .tiles_max = kvf_tiles(step->stride, page_size),
+                                  .cap = kvf_step_form(step)->cap,
                                   .q = t->rotated,
                                   .q_scale = t->rotated_scale,
                                   .codes = step->digests,
@@ -168,6 +170,7 @@ kvf_status kvf_select_score(kvf_step *step)
                                     .pages_max = step->stride,
                                     .pages_step = 1,
                                     .scale = kvf_step_form(step)->scale,
+                                    .cap = kvf_step_form(step)->cap,
                                     .scores = score.scores,
                                     .pages = step->choose_pages,
                                     .out = part->tables.reduced};

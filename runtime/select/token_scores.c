@@ -42,6 +42,7 @@ kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
                               .group = p->group,
                               .spans_max = part->dims.cover_max,
                               .scale = kvf_step_form(step)->scale,
+                              .cap = kvf_step_form(step)->cap,
                               .spans = t->cover.spans,
                               .span_index = t->cover.span_index,
                               .span_count = t->cover.span_count,

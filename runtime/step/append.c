@@ -298,6 +298,7 @@ kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32
                                        .tokens = args->tokens,
                                        .base = base,
                                        .scale = kvf_step_form(step)->scale,
+                                       .cap = kvf_step_form(step)->cap,
                                        .q = args->q,
                                        .blocks = (const void *const *)blocks,
                                        .out = args->out,

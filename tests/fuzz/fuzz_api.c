@@ -569,7 +569,7 @@ static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_
         for (uint32_t d = 0; d < dim; d++)
             logit += (double)kvf_element_get(r->q, c->dtype, q + d) *
                      (double)kvf_element_get(w->pages, c->dtype, t * 2 * dim + d);
-        const double weight = exp(logit * form.scale - 20); /* logits are below 58 */
+        const double weight = exp(fuzz_logit(&form, logit) - 20); /* logits are below 58 */
         sum += weight;
         for (uint32_t d = 0; d < dim; d++)
             result[d] +=

@@ -53,7 +53,14 @@ static inline int fuzz_gives(const uint8_t *data, size_t size)
 /* How a query head attends; see kvf_form. */
 typedef struct fuzz_form {
     double scale, sink;
+    double cap; /* 0 = none */
 } fuzz_form;
+
+static inline double fuzz_logit(const fuzz_form *form, double product)
+{
+    const double s = form->scale * product;
+    return form->cap > 0.0 ? form->cap * tanh(s / form->cap) : s;
+}
 
 /* They follow from the last byte of an input, so that the others mean what they meant: an even one
  * gives no layer a form. */
@@ -61,7 +68,8 @@ static inline fuzz_form fuzz_form_of(uint32_t byte, uint32_t dim, uint32_t layer
 {
     static const double factors[] = {1.0, 0.5, 1.25}, sinks[] = {-INFINITY, 0.0, 3.0, -2.0};
     const uint32_t x = byte % 2 ? byte / 2 + layer : 0;
-    return (fuzz_form){factors[x % 3] / sqrt(dim), byte % 2 ? sinks[(x + head) % 4] : -INFINITY};
+    return (fuzz_form){factors[x % 3] / sqrt(dim), byte % 2 ? sinks[(x + head) % 4] : -INFINITY,
+                       x % 5 == 2 ? 1.5 : 0.0};
 }
 
 /* That of a layer, whose sinks go to `sinks`. */
@@ -71,6 +79,7 @@ static inline kvf_form fuzz_layer_form(uint32_t byte, const kvf_cache_config *c,
     kvf_form form;
     kvf_form_init(&form);
     form.scale = (float)fuzz_form_of(byte, c->head_dim, layer, 0).scale;
+    form.soft_cap = (float)fuzz_form_of(byte, c->head_dim, layer, 0).cap;
     form.sinks = sinks;
     for (uint32_t h = 0; h < c->query_heads; h++)
         sinks[h] = (float)fuzz_form_of(byte, c->head_dim, layer, h).sink;
@@ -91,7 +100,7 @@ static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t token
         double logit = 0;
         for (uint32_t d = 0; d < dim; d++)
             logit += (double)q[d] * (double)key[d];
-        logit *= form->scale;
+        logit = fuzz_logit(form, logit);
         const double scale = logit > top ? exp(top - logit) : 1.0;
         top = fmax(top, logit);
         const double weight = exp(logit - top);

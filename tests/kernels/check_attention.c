@@ -10,8 +10,9 @@
  * (e^(2D) - 1) * 2 max|v|; the sum over n tokens and the exponentials add (n + 16) * 2^-23 of
  * max|v|. As D grows the bound ends at 2 max|v|, which any average fulfils. The tensor cores of the
  * CUDA device take weights in the element type: rounding each by a factor within 1 +- e moves the
- * average by at most e max|v| more. Rows and tokens that must not count hold NaN, which any use
- * would spread.
+ * average by at most e max|v| more. Under a cap a logit moves no more than without, and the tangent
+ * adds 6e-7 of it, which is less than D. Rows and tokens that must not count hold NaN, which any
+ * use would spread.
  */
 
 #include <math.h>
@@ -184,6 +185,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
         a.spans_max = a.split + check_below(c, a.split);
     }
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
+    a.cap = check_cap(c);
     check_describe(c, "%s d=%u P=%u G=%u pass=%d lists=%u spans=%u split=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
                    (int)a.pass, a.lists, a.spans_max, a.split, (int)data);
@@ -259,6 +261,7 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
     t->split = kvf_max_u32(1, split_tokens / shape->page_size);
     t->spans_max = 1 + check_below(c, kvf_min_u32(5 * t->split, 400));
     t->scale = 1.0f / sqrtf((float)shape->head_dim);
+    t->cap = check_cap(c);
     check_describe(c, "%s d=%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
                    t->lists, t->spans_max, t->split, (int)data);
@@ -456,6 +459,7 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
         return;
     a.kv_heads = 1 + check_below(c, 2);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
+    a.cap = check_cap(c);
     check_describe(c, "%s d=%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u window=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
                    a.kv_heads, tokens, base, a.sink, a.window, (int)data);
@@ -616,6 +620,7 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     a.window_mean = check_below(c, 2);
     a.group_reduce = (kvf_group_reduce)check_below(c, 3);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
+    a.cap = check_cap(c);
     observe_extras(c, &a);
     check_describe(c,
                    "%s d=%u P=%u G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d "

@@ -181,13 +181,16 @@ static void forget_masses(const kvf_weigh_args *a)
                 a->mass[(size_t)r * a->pages_max + p] = 0;
 }
 
+#define CAP_MAX 50.0f /* a larger one tells masses less exactly */
+
 static void compare_masses(check *c, const kvf_weigh_args *a, uint16_t *const mass[2],
                            float *const sum[2])
 {
     /* Exponentials are to 3e-6, and sums add 1e-6. The rounding of s - top, twice, adds (top - s) *
      * 2^-23 to a term. The largest term is 1, so what 1023 others add to the sum is most where they
-     * are within 10 of the top. A mass may then round to the other neighbour in bf16. */
-    const double term = 20.0 * 0x1p-23 + 4e-6;
+     * are within 10 of the top. A cap moves a logit and the top by 1e-6 of them each, which are
+     * within it. A mass may then round to the other neighbour in bf16. */
+    const double term = 20.0 * 0x1p-23 + 4e-6 + 2e-6 * (double)a->cap;
     for (uint32_t r = 0; r < a->lists * a->group; r++) {
         const uint32_t pages = a->pages[r / a->group];
         const size_t at = (size_t)r * a->pages_max, tile = (size_t)r * a->tiles_max;
@@ -242,6 +245,7 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     a.pages_max = kvf_max_u32(1, (1 + check_below(c, 2600)) / page_size);
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
     a.tiles_max += check_below(c, 3) ? 0 : 4 * KVF_WEIGH_TASKS; /* more of them in a task */
+    a.cap = fminf(check_cap(c), CAP_MAX);
     check_describe(c, "d=%u P=%u block=%u G=%u lists=%u pages=%u%s", head_dim, page_size,
                    a.block_size, group, a.lists, a.pages_max, is_extreme ? " extreme" : "");
     const void **codes = check_in(c, a.lists * sizeof *codes);
@@ -273,8 +277,9 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
         CHECK_RUN(c, i ? c->var : c->ref, weigh, &a, i);
         forget_masses(&a);
     }
-    /* The same numbers; a largest of -0 and +0 may be either. */
-    check_elements(c, "top", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0, 0.0);
+    /* The same numbers, without a cap; a largest of -0 and +0 may be either. */
+    check_elements(c, "top", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0,
+                   a.cap > 0.0f ? 1e-6 : 0.0);
     compare_masses(c, &a, mass, sum);
     kvf_weigh_args apart = put_in_cells(c, &a);
     apart.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
@@ -352,6 +357,7 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     a.lists = rows * a.row_lists;
     a.pages_max = (1024 + check_below(c, 1200)) / page_size;
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
+    a.cap = fminf(check_cap(c), CAP_MAX);
     check_describe(c, "d=%u P=%u block=%u G=%u rows=%u of %u pages=%u", head_dim, page_size,
                    a.block_size, group, rows, a.row_lists, a.pages_max);
     kvf_weigh_args shared = a;

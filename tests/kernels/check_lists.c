@@ -70,6 +70,7 @@ static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_
     a.rows = 1 + check_below(c, KVF_GROUP_MAX_HEADS);
     a.pages_step = check_below(c, 2);
     a.scale = 0.09f;
+    a.cap = check_cap(c);
     check_describe(c, "kind=%d outputs=%u rows=%u pages=%u data=%u", (int)kind, a.outputs, a.rows,
                    pages, data);
     const size_t outs = (size_t)a.outputs * a.pages_max;
@@ -89,10 +90,17 @@ static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_
     for (size_t i = 0; i < outs * a.rows; i++)
         if (isfinite(scores[i]))
             magnitude = fmax(magnitude, fabs((double)scores[i]));
+    const double capped = fmin((double)a.cap, magnitude * (double)a.scale);
+    if (a.cap > 0.0f)
+        magnitude = capped;
     double absolute = kind == KVF_GROUP_SUM ? a.rows * a.rows * 0x1p-24 * magnitude : 0.0;
     if (kind == KVF_GROUP_MEAN_SOFTMAX)
         /* x e^-x <= 0.37 bounds what the rounding of a logit does to its weight */
         absolute = 0.37 * 0x1p-22 + 4e-7;
+    else if (kind == KVF_GROUP_SUM)
+        absolute += a.rows * 1e-6 * capped;
+    if (kind == KVF_GROUP_MEAN_SOFTMAX)
+        absolute += fmin(1.0, 2e-6 * capped);
     check_elements(c, "out", out[1], out[0], KVF_FP32, outs, absolute,
                    kind == KVF_GROUP_MEAN_SOFTMAX ? (pages + 16) * 0x1p-24 : 0.0);
 }

@@ -39,6 +39,13 @@ uint32_t check_below(check *c, uint32_t n)
     return kvf_random_below(&c->state, n);
 }
 
+float check_cap(check *c)
+{
+    static const float caps[] = {0.5f, 3.0f, 50.0f, 1e6f};
+    const uint32_t i = check_below(c, 8);
+    return i < 4 ? caps[i] : 0.0f;
+}
+
 double check_normal(check *c)
 {
     double sum = -6.0;

@@ -78,6 +78,7 @@ void check_end(check *c);
 
 uint64_t check_random(check *c);
 uint32_t check_below(check *c, uint32_t n); /* 0 .. n - 1 */
+float check_cap(check *c);                  /* of logits; of half of all launches 0, none */
 double check_normal(check *c);
 
 void *check_in(check *c, size_t bytes);

@@ -24,9 +24,16 @@ double test_scale(const kvf_cache_config *c, uint32_t layer)
     return scale * (has_forms() ? factors[layer % 3] : 1.0);
 }
 
+double test_cap(uint32_t layer)
+{
+    static const double caps[] = {20.0, 0.0, 10.0};
+    return has_forms() ? caps[layer % 3] : 0.0;
+}
+
 double test_logit(const kvf_cache_config *c, uint32_t layer, double product)
 {
-    return test_scale(c, layer) * product;
+    const double cap = test_cap(layer), s = test_scale(c, layer) * product;
+    return cap > 0.0 && s > -INFINITY ? cap * tanh(s / cap) : s;
 }
 
 double test_sink(uint32_t layer, uint32_t query_head)
@@ -46,6 +53,7 @@ static kvf_form form_of(const kvf_cache_config *c, uint32_t layer)
         sinks[h] = (float)test_sink(layer, h);
     form.sinks = sinks;
     form.scale = (float)test_scale(c, layer);
+    form.soft_cap = (float)test_cap(layer);
     return form;
 }
 

@@ -11,6 +11,7 @@
 
 /* In force. */
 double test_scale(const kvf_cache_config *c, uint32_t layer);
+double test_cap(uint32_t layer); /* 0 = none */
 /* q.k of a token as it goes into softmax. */
 double test_logit(const kvf_cache_config *c, uint32_t layer, double product);
 

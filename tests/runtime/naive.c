@@ -507,14 +507,15 @@ void naive_scores(const naive *n, uint32_t layer, naive_heads heads, const void 
             top = fmax(top, row[p]);
         }
         for (uint32_t p = 0; p < pages; p++)
-            sum += exp(test_scale(&n->c, layer) * (row[p] - top));
+            sum += exp(test_logit(&n->c, layer, row[p]) - test_logit(&n->c, layer, top));
         for (uint32_t p = 0; p < pages; p++) {
             if (softmax)
-                scores[p] += exp(test_scale(&n->c, layer) * (row[p] - top)) / sum / heads.count;
+                scores[p] += exp(test_logit(&n->c, layer, row[p]) - test_logit(&n->c, layer, top)) /
+                             sum / heads.count;
             else if (n->c.group_reduce == KVF_GROUP_MAX)
                 scores[p] = fmax(scores[p], row[p]);
             else
-                scores[p] += row[p];
+                scores[p] += test_cap(layer) > 0.0 ? test_logit(&n->c, layer, row[p]) : row[p];
         }
     }
     /* A page is out only if no head has a box of it; a softmax then gave it exactly 0. */

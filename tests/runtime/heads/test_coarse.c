@@ -7,6 +7,7 @@
  * A head that scores all of its stretches is a hot head, bit for bit.
  */
 
+#include "forms.h"
 #include "harness.h"
 
 #include <math.h>
@@ -163,6 +164,7 @@ static void mean_of(const test_tokens *t, uint32_t layer, uint32_t head, uint32_
 static void weigh_stretches(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t query,
                             uint32_t count, double *weight)
 {
+    const kvf_cache_config c = {.head_dim = DIM};
     double mean[16][DIM], logit[16];
     assert_true(count < 16);
     for (uint32_t i = 0; i < count; i++) {
@@ -172,13 +174,14 @@ static void weigh_stretches(const test_tokens *t, uint32_t layer, uint32_t head,
     for (uint32_t g = 0; g < GROUP; g++) {
         float q[DIM];
         double top = -INFINITY, sum = 0.0;
-        for (uint32_t c = 0; c < DIM; c++)
-            q[c] = kvf_element_get(test_q(t, layer, query), t->dtype, (head * GROUP + g) * DIM + c);
+        for (uint32_t d = 0; d < DIM; d++)
+            q[d] = kvf_element_get(test_q(t, layer, query), t->dtype, (head * GROUP + g) * DIM + d);
         kvf_code_rotate(q, DIM);
         for (uint32_t i = 0; i < count; i++) {
             logit[i] = 0.0;
-            for (uint32_t c = 0; c < DIM; c++)
-                logit[i] += (double)q[c] * mean[i][c] / sqrt(DIM);
+            for (uint32_t d = 0; d < DIM; d++)
+                logit[i] += (double)q[d] * mean[i][d];
+            logit[i] = test_logit(&c, layer, logit[i]);
             top = fmax(top, logit[i]);
         }
         for (uint32_t i = 0; i < count; i++)

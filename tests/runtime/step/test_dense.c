@@ -269,17 +269,23 @@ static void bad_forms_are_named(void **state)
 {
     static const struct {
         uint32_t layer;
-        float scale, sink;
+        float scale, sink, cap;
         const char *text;
     } rows[] = {
-        {0, 1.0f, INFINITY,
+        {0, 1.0f, INFINITY, 0.0f,
          "sinks[3] = inf: must be a number, or -infinity for a head without one"},
-        {0, 1.0f, NAN, "sinks[3] = nan: must be a number, or -infinity for a head without one"},
-        {1, 1.0f, 0.0f, "layer = 1: the cache has layers 0 to 0"},
-        {0, -1.0f, 0.0f, "scale = -1: must be a number above 0, or 0 for softmax_scale = 0.125"},
-        {0, INFINITY, 0.0f,
+        {0, 1.0f, NAN, 0.0f,
+         "sinks[3] = nan: must be a number, or -infinity for a head without one"},
+        {1, 1.0f, 0.0f, 0.0f, "layer = 1: the cache has layers 0 to 0"},
+        {0, -1.0f, 0.0f, 0.0f,
+         "scale = -1: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, INFINITY, 0.0f, 0.0f,
          "scale = inf: must be a number above 0, or 0 for softmax_scale = 0.125"},
-        {0, NAN, 0.0f, "scale = nan: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, NAN, 0.0f, 0.0f,
+         "scale = nan: must be a number above 0, or 0 for softmax_scale = 0.125"},
+        {0, 1.0f, 0.0f, -1.0f, "soft_cap = -1: must be a number above 0, or 0 for none"},
+        {0, 1.0f, 0.0f, INFINITY, "soft_cap = inf: must be a number above 0, or 0 for none"},
+        {0, 1.0f, 0.0f, NAN, "soft_cap = nan: must be a number above 0, or 0 for none"},
     };
     const kvf_cache_config c = test_config_small();
     test_world w;
@@ -289,6 +295,7 @@ static void bad_forms_are_named(void **state)
         kvf_form_init(&form);
         const float sinks[] = {0.0f, -INFINITY, 0.0f, rows[i].sink};
         form.scale = rows[i].scale;
+        form.soft_cap = rows[i].cap;
         form.sinks = sinks;
         test_expect(w.runtime, kvf_cache_form(w.cache, rows[i].layer, &form), KVF_INVALID);
         assert_string_equal(kvf_runtime_error(w.runtime)->text, rows[i].text);
