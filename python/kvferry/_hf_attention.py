@@ -11,7 +11,7 @@ import functools
 import sys
 import types
 import weakref
-from typing import Any, Dict, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -25,7 +25,7 @@ WITHOUT = "use the model without kvferry"
 
 caches: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary() # by number
 _PLAIN = (bool, int, float, str, torch.Size, torch.dtype, torch.device, torch.layout)
-_NOT_IN_PAGES = (("softcap", "capped scores"), ("position_bias", "a bias of positions"))
+_NOT_IN_PAGES = (("position_bias", "a bias of positions"),)
 _NOTHING_TO_DO = ("contiguous", "cpu", "cuda", "to", "type_as") # may return what they are called on
 
 
@@ -49,6 +49,13 @@ class Stored(torch.Tensor):
         raise stored.kvferry_layer.refusal(
             "what the cache hands out goes into %s, not into the attention "
             "named kvferry, which alone reads pages" % name)
+
+
+class Form(NamedTuple):
+    """How a layer attends besides its keys; see `kvferry.Cache.form`."""
+    scale: float
+    sinks: Optional[torch.Tensor]
+    cap: Optional[float]
 
 
 class Columns(int):
@@ -81,12 +88,14 @@ def stored(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
 # ---- operators: opaque to torch.compile ----
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-            cache: torch.Tensor, layer: int, scale: float, sinks: Optional[torch.Tensor]) -> torch.Tensor:
-    return caches[int(cache)]._attend(q, k, v, mask, layer, scale, sinks)
+            cache: torch.Tensor, layer: int, scale: float, sinks: Optional[torch.Tensor],
+            cap: Optional[float]) -> torch.Tensor:
+    return caches[int(cache)]._attend(q, k, v, mask, layer, Form(scale, sinks, cap))
 
 
 def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-              cache: torch.Tensor, layer: int, scale: float, sinks: Optional[torch.Tensor]) -> torch.Tensor:
+              cache: torch.Tensor, layer: int, scale: float, sinks: Optional[torch.Tensor],
+              cap: Optional[float]) -> torch.Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
 
 
@@ -108,7 +117,7 @@ def _backward(*args: Any) -> None:
 
 _library = torch.library.Library("kvferry", "DEF")
 _library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor cache, int layer, float scale, "
-                "Tensor? sinks) -> Tensor")
+                "Tensor? sinks, float? cap) -> Tensor")
 _library.define("begin(Tensor(a!) cache, int module, SymInt wanted) -> ()")
 _library.define("end(Tensor(a!) cache, int module, Tensor made) -> ()")
 for _device in ("CPU", "CUDA"):
@@ -192,7 +201,7 @@ def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch
             query.shape[3], key.shape[3], value.shape[3]))
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return torch.ops.kvferry.attend(query, key, value, attention_mask, layer.number, layer.index,
-                                    scale, kwargs.get("s_aux")), None
+                                    scale, kwargs.get("s_aux"), kwargs.get("softcap")), None
 
 
 def _make_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,

@@ -16,7 +16,7 @@ Several tokens at once (a prompt, a further turn) attend densely; a single token
 the budget, and so do candidates of prompt lookup and of an assistant, each for itself: a pass that wants
 logits of several newest tokens has these. Layers with a sliding window or linear attention keep the cache and
 the attention that Transformers gives them. Without a `Cache` the name means what Transformers would do:
-torch's SDPA, or the model's own attention where that has sinks or capped scores.
+torch's SDPA, or the model's own attention where that has sinks or a soft cap of scores.
 
 Knows the interfaces of Transformers 5 (AttentionInterface, AttentionMaskInterface, cache layers) and
 no model. Invariants: a row of a batch holds its own tokens only, never padding; a layer's length
@@ -58,6 +58,7 @@ __all__ = ["Cache", "use"]
 PRUNE_POLICIES = ("full", "streaming", "h2o", "snapkv", "pyramidkv")
 _TOKENS_MAX = 32768
 _MASK_QUERIES = 1024 # looked at together
+_PADDING_QUERIES = 64 # likewise
 _STEP_TOKENS = 16 # of a sequence, that one decode call takes
 _NAMES = ("cache", "past_key_values") # of a cache among arguments, as versions call it
 
@@ -149,9 +150,6 @@ def _text(model: Any) -> Any:
 def _must_fit(model: Any) -> None:
     """Refuses what the class or the configuration of a model shows; a pass shows the rest."""
     config, name = _text(model), type(model).__name__
-    capped = getattr(config, "attn_logit_softcapping", None)
-    if capped is not None:
-        raise no("%s has attn_logit_softcapping = %g, which pages have not" % (name, capped), WITHOUT)
     for i, mode in enumerate(getattr(config, "kv_sharing_modes", None) or ()):
         if mode == "reuse" and config.layer_types[i] == "full_attention":
             raise no("%s, layer %d: it attends with keys of another layer" % (name, i), WITHOUT)
@@ -263,20 +261,18 @@ def _causal_columns(mask: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor,
-                         out: torch.Tensor, scale: float, sinks: Optional[torch.Tensor]) -> None:
+                         out: torch.Tensor, form: _attention.Form) -> None:
     """Queries of padding after the first token of a prompt: nobody needs them, but logits show them."""
-    late = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0]
-    if len(late):
-        keys = valid.nonzero()[:, 0]
-        q, k, v = (x.transpose(0, 1)[None] for x in (q[late], k[keys], v[keys]))
-        mask = keys < late[:, None]
-        if sinks is not None: # a token of zeros, whose score is the sink
-            mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
-            mask = torch.cat([mask.expand(len(sinks), -1, -1),
-                              sinks.to(q.dtype)[:, None, None].expand(-1, len(late), 1)], 2)[None]
-            k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
-        out[late] = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)[0].transpose(0, 1)
+    padding, keys = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0], valid.nonzero()[:, 0]
+    k, v = (x[keys].transpose(0, 1).float().repeat_interleave(q.shape[1] // k.shape[1], 0) for x in (k, v))
+    for late in padding.split(_PADDING_QUERIES) if len(padding) else ():
+        scores = q[late].transpose(0, 1).float() @ k.transpose(1, 2) * form.scale
+        if form.cap is not None:
+            scores = torch.tanh(scores / form.cap) * form.cap
+        scores = scores.masked_fill(keys >= late[:, None], -torch.inf)
+        if form.sinks is not None: # a score that has no token
+            scores = torch.cat([scores, form.sinks.float()[:, None, None].expand(-1, len(late), 1)], 2)
+        out[late] = (scores.softmax(2)[..., :len(keys)] @ v).transpose(0, 1).to(out.dtype)
 
 
 class _Pass(NamedTuple):
@@ -362,6 +358,8 @@ class Cache(_caches.DynamicCache):
         self._held: List[int] = [] # tokens of each row
         self._gaps: Optional[torch.Tensor] = None # [rows, columns] False = padding; None = there is none
         self._columns = 0 # of the whole batch
+        self._forms: Dict[int, dict] = {} # of layers, as `kvferry.Cache.form` takes them
+        self._known: Dict[int, tuple] = {} # what tells whether a layer has another by now
         self._saved: List[str] = [] # files that the rows come from
         self._model: Optional[str] = None # what they must be of
         self._candidates = 0 # newest tokens of this pass that are to be verified
@@ -496,7 +494,7 @@ class Cache(_caches.DynamicCache):
         """The same tokens in a memory of its own, through files."""
         most = max(len(rows), self._geometry["sequences_max"])
         self._geometry = dict(self._geometry, sequences_max=most)
-        cache, made = _PagedCache(self._runtime, **self._geometry), []
+        cache, made = self._pages(self._geometry), []
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "row")
             for n, row in enumerate(rows):
@@ -506,7 +504,7 @@ class Cache(_caches.DynamicCache):
                     row.save(path).wait()
                     made.append(cache.restore(path))
         self.close()
-        self._cache, self._forms, self._sharers = cache, {}, weakref.WeakSet([self])
+        self._cache, self._sharers = cache, weakref.WeakSet([self])
         if self._prune is not None:
             self._pruner = Pruner(cache, self._prune, **self._prune_settings)
         return made
@@ -532,7 +530,7 @@ class Cache(_caches.DynamicCache):
         for i, row in enumerate(self._rows):
             gaps = None if self._gaps is None else self._gaps[i].int().tolist()
             note = {"rows": len(self._rows), "columns": self._columns, "held": self._held[i],
-                    "gaps": gaps}
+                    "gaps": gaps, "forms": [self._forms[n] for n in range(len(self._paged))]}
             row.save(_row_path(path, i), model, json.dumps(note).encode()).wait()
 
     def restore(self, path: Union[str, os.PathLike], model: Optional[str] = None) -> None:
@@ -547,6 +545,7 @@ class Cache(_caches.DynamicCache):
         if any(note["columns"] != notes[0]["columns"] for note in notes):
             raise Invalid("%s: its rows are of different batches; save them again" % os.fspath(path))
         self._saved, self._model = [_row_path(path, i) for i in range(len(notes))], model
+        self._forms = dict(enumerate(notes[0].get("forms", ())))
         self._held = [note["held"] for note in notes]
         if notes[0]["gaps"] is not None:
             self._gaps = torch.tensor([note["gaps"] for note in notes]).bool()
@@ -559,7 +558,7 @@ class Cache(_caches.DynamicCache):
             found = json.loads(note)
         except ValueError:
             found = None
-        if not isinstance(found, dict) or set(found) != {"rows", "columns", "held", "gaps"}:
+        if not isinstance(found, dict) or set(found) - {"forms"} != {"rows", "columns", "held", "gaps"}:
             raise Invalid("%s was not saved by a Cache of kvferry.hf" % path)
         return found
 
@@ -642,6 +641,14 @@ class Cache(_caches.DynamicCache):
 
     # -- the attention of one layer --
 
+    def _pages(self, settings: dict) -> _PagedCache:
+        """What tokens come to from another memory or from files: its layers have the forms that those had."""
+        cache = _PagedCache(self._runtime, **settings)
+        for layer, form in self._forms.items():
+            cache.form(layer, **form)
+        self._forms, self._known = dict(self._forms), {}
+        return cache
+
     def _open(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> None:
         if self._runtime is None:
             self._runtime = _runtime_of(q.device)
@@ -650,7 +657,7 @@ class Cache(_caches.DynamicCache):
         settings.setdefault("sequences_max", len(self._saved) or q.shape[0])
         if settings["sequences_max"] == 1: # candidates come one row at a time
             settings.setdefault("tokens_per_step_max", _STEP_TOKENS)
-        cache = _PagedCache(self._runtime, **settings)
+        cache = self._pages(settings)
         if self._saved:
             self._rows = [cache.restore(path, self._model) for path in self._saved]
             for row, held in zip(self._rows, self._held): # `crop` may have been called since
@@ -658,7 +665,7 @@ class Cache(_caches.DynamicCache):
         else:
             self._rows = [cache.sequence() for _ in range(q.shape[0])]
             self._held = [0] * q.shape[0]
-        self._cache, self._geometry, self._forms = cache, settings, {}
+        self._cache, self._geometry = cache, settings
         if self._prune is not None:
             self._pruner = Pruner(self._cache, self._prune, **self._prune_settings)
 
@@ -703,21 +710,20 @@ class Cache(_caches.DynamicCache):
         return None if new is None or bool(new.all()) else new
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                mask: Optional[torch.Tensor], layer: int, scale: float,
-                sinks: Optional[torch.Tensor]) -> torch.Tensor:
+                mask: Optional[torch.Tensor], layer: int, form: _attention.Form) -> torch.Tensor:
         """[rows, tokens, heads, head_dim] of [rows, heads, tokens, head_dim]."""
         rows, _, tokens, _ = q.shape
         if layer and layer != self._turn:
             raise self._paged[layer].refusal("it attends out of turn")
         if self._cache is None:
-            self._open(q, k, scale)
+            self._open(q, k, form.scale)
         if rows != len(self._rows):
             raise Invalid("kvferry.hf: %d rows came to a cache of %d; make a Cache per batch" % (
                 rows, len(self._rows)))
         if layer == 0:
             self._first_layer(mask, rows, tokens)
         self._same(q, k, mask, layer, tokens)
-        self._form(layer, scale, sinks)
+        self._form(layer, form)
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         valid = self._pass.valid
         if tokens == 1 and valid is None:
@@ -725,7 +731,7 @@ class Cache(_caches.DynamicCache):
         else:
             out = torch.zeros_like(q) if valid is not None else torch.empty_like(q)
             for i in range(rows):
-                self._append(i, q[i], k[i], v[i], out[i], layer, scale, sinks)
+                self._append(i, q[i], k[i], v[i], out[i], layer, form)
         self._turn = layer + 1
         if self._turn == len(self._paged) and self._outer is None:
             self._count()
@@ -752,18 +758,20 @@ class Cache(_caches.DynamicCache):
         if (valid is None) != (wanted is None) or valid is not None and not torch.equal(valid, wanted):
             raise self._paged[layer].refusal("its mask is not that of the first layer")
 
-    def _form(self, layer: int, scale: float, sinks: Optional[torch.Tensor]) -> None:
-        """The scale and the sinks of a layer, before its first token and where they changed since."""
-        if not 0 < scale < float("inf"):
-            raise self._paged[layer].refusal("scores are multiplied by %g" % scale)
-        form = scale, None if sinks is None else (sinks.data_ptr(), sinks._version)
-        if self._forms.get(layer) != form:
-            self._cache.form(layer, scale=scale,
-                             sinks=None if sinks is None else sinks.detach().float().cpu().numpy())
-            self._forms[layer] = form
+    def _form(self, layer: int, form: _attention.Form) -> None:
+        """Before a layer's first token. Where sinks have changed since, pages refuse them."""
+        if not 0 < form.scale < float("inf"):
+            raise self._paged[layer].refusal("scores are multiplied by %g" % form.scale)
+        sinks = form.sinks
+        known = form._replace(sinks=None if sinks is None else (sinks.data_ptr(), sinks._version))
+        if self._known.get(layer) != known:
+            given = {"scale": form.scale, "soft_cap": form.cap or 0.0,
+                     "sinks": None if sinks is None else sinks.detach().float().cpu().tolist()}
+            self._cache.form(layer, **given)
+            self._known[layer], self._forms[layer] = known, given
 
     def _append(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-                layer: int, scale: float, sinks: Optional[torch.Tensor]) -> None:
+                layer: int, form: _attention.Form) -> None:
         """The new tokens of a row, without padding."""
         row, of, result, valid = self._rows[i], None, out, self._pass.valid
         if valid is not None and not bool(valid[i].all()):
@@ -771,7 +779,7 @@ class Cache(_caches.DynamicCache):
             if not len(of):
                 return
             if not self._held[i]:
-                _attend_from_padding(q, k, v, valid[i].to(q.device), out, scale, sinks)
+                _attend_from_padding(q, k, v, valid[i].to(q.device), out, form)
             q, k, v = q[of], k[of], v[of]
             result = torch.empty_like(q)
         dense = q.shape[0] - self._steps(i, q.shape[0])

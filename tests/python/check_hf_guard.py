@@ -102,8 +102,6 @@ class Models(Case):
                 ("GPTNeoXJapaneseForCausalLM", "GPTNeoXJapaneseConfig", DENSE, NO_INTERFACE),
                 ("BloomForCausalLM", "BloomConfig", {"hidden_size": 64, "n_layer": 2, "n_head": 4,
                                                      "vocab_size": VOCABULARY}, NO_INTERFACE),
-                ("Gemma2ForCausalLM", "Gemma2Config", {**SMALL, "sliding_window": 24},
-                 "attn_logit_softcapping = 50"),
                 ("Gemma3nForCausalLM", "Gemma3nTextConfig", {**SMALL, **GEMMA3N}, SHARED),
                 ("MiniMaxForCausalLM", "MiniMaxConfig", {
                     **SMALL, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"] * 2},
@@ -136,20 +134,44 @@ class Models(Case):
                 self.refused("DeepseekV3ForCausalLM, layer 0: it did not attend to pages", model,
                              prompt(1, 40), past_key_values=cache_of(model, tokens_max=256))
 
-    def test_sinks(self):
+    def with_forms(self, **more):
+        """Models whose layers have sinks or a soft cap that bends their scores."""
+        for name, fields in (("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 2}),
+                             ("Gemma2", {"attn_logit_softcapping": 2.0}),
+                             ("VaultGemma", {"attn_logit_softcapping": 2.0})):
+            yield peaky(name + "ForCausalLM", name + "Config", **{**SMALL, **WINDOWS, **fields, **more})
+
+    def test_sinks_and_soft_caps(self):
         """In layers of full attention; those with a window stay with Transformers. Padding has them, too."""
-        model = peaky("GptOssForCausalLM", "GptOssConfig", **{
-            **SMALL, **WINDOWS, "num_local_experts": 2, "num_experts_per_tok": 2})
-        self.equal(model)
-        small = cache_of(model, budget=128, tokens_max=512)
-        self.assertTrue(bool(torch.isfinite(steps(model, prompt(1, 200), small)[1]).all()))
-        mask = torch.ones(2, 60, dtype=torch.long)
-        mask[0, 40:], mask[1, :20] = 0, 0
-        with torch.no_grad():
-            got = model(prompt(2, 60), attention_mask=mask, past_key_values=cache_of(model)).logits
-            model.set_attn_implementation("eager")
-            wanted = model(prompt(2, 60), attention_mask=mask).logits
-        torch.testing.assert_close(got[mask.bool()], wanted[mask.bool()], rtol=1e-4, atol=1e-4)
+        for model in self.with_forms():
+            with self.subTest(type(model).__name__):
+                self.equal(model)
+                small = cache_of(model, budget=128, tokens_max=512)
+                self.assertTrue(bool(torch.isfinite(steps(model, prompt(1, 200), small)[1]).all()))
+                mask = torch.ones(2, 60, dtype=torch.long)
+                mask[0, 40:], mask[1, :20] = 0, 0
+                with torch.no_grad():
+                    got = model(prompt(2, 60), attention_mask=mask, past_key_values=cache_of(model)).logits
+                    model.set_attn_implementation("eager")
+                    wanted = model(prompt(2, 60), attention_mask=mask).logits
+                    of_padding = torch.stack([got[0, 40:], wanted[0, 40:]])
+                torch.testing.assert_close(got[mask.bool()], wanted[mask.bool()], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(*of_padding, rtol=1e-4, atol=1e-4)
+
+    def test_forms_are_saved(self):
+        """Copies into memory of their own and files go on."""
+        full = ["full_attention"] * 4
+        for model in self.with_forms(layer_types=full):
+            with self.subTest(type(model).__name__), tempfile.TemporaryDirectory() as folder:
+                ids, further = prompt(1, 50), prompt(1, 9, seed=8)
+                first, again = (cache_of(model, tokens_max=256) for _ in range(2))
+                with torch.no_grad():
+                    model(ids, past_key_values=first)
+                    first.save(os.path.join(folder, "cache"))
+                    again.restore(os.path.join(folder, "cache"))
+                    moved = copy.copy(first)
+                    logits = [model(further, past_key_values=cache).logits for cache in (first, moved, again)]
+                    self.assertTrue(torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2]))
 
     def test_a_scale_per_layer(self):
         self.equal(peaky("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_head=4, n_layer=4, n_positions=512,
