@@ -136,7 +136,8 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
                                                size_t block_stride);
 
-/** Give a layer its form; see kvf_cache_form. */
+/** Give a layer its form; see kvf_cache_form. Which rows have tokens only the caller knows: it has
+ * to be before the first of them. */
 KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer,
                                                const kvf_form *form);
 

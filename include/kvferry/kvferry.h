@@ -608,11 +608,9 @@ KVF_API void kvf_cache_close(kvf_cache *cache);
 KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
 KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 
-/** How a layer attends, in prompts and in steps. With s = scale q.k of an attended token, or under
- * a cap s = cap tanh(scale q.k / cap), and v its value, out = sum e^s v / (e^sink + sum e^s) and
- * lse = ln (e^sink + sum e^s); without a sink e^sink is 0. Verification and scores of prune
- * policies count cap and sink. Pages are selected by their share of sum e^s, so under the cap; a
- * sink, which has no part in that share, does not change which pages a step selects. */
+/** How a layer attends. With s = scale q.k of an attended token, under a cap cap tanh(s / cap), and
+ * v its value, out = sum e^s v / (e^sink + sum e^s) and lse = ln (e^sink + sum e^s); without a sink
+ * e^sink is 0. Verification and prune policies count both; selection of pages the cap alone. */
 typedef struct kvf_form {
     size_t size; /**< set by init */
     float scale; /**< above 0; 0 = softmax_scale of the settings */
@@ -629,9 +627,9 @@ static inline void kvf_form_init(kvf_form *form)
 }
 
 /**
- * Give a layer its form, before its first token; without it a layer has that of kvf_form_init.
- * Calls of the layer that were enqueued earlier must be done. Recordings keep the form that the
- * layer had while they were made; saved sequences have none.
+ * Give a layer its form; without it a layer has that of kvf_form_init. A layer with tokens takes no
+ * other, and a saved sequence comes back only to layers of its forms. Earlier calls of the layer
+ * must be done; recordings keep the form that they were made with.
  *
  * @param form   borrowed for the call
  * @return KVF_OK; KVF_INVALID names the field; with sinks also KVF_OUT_OF_MEMORY, KVF_DEVICE_FAILED

@@ -642,7 +642,7 @@ class Cache(_caches.DynamicCache):
     # -- the attention of one layer --
 
     def _pages(self, settings: dict) -> _PagedCache:
-        """What tokens come to from another memory or from files: its layers have the forms that those had."""
+        """A cache whose layers have the forms of tokens that come from another memory or from files."""
         cache = _PagedCache(self._runtime, **settings)
         for layer, form in self._forms.items():
             cache.form(layer, **form)

@@ -218,9 +218,34 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *sinks
     if (status == KVF_OK)
         status = ops->stream_wait(stream);
     ops->stream_destroy(stream);
-    if (status == KVF_OK)
-        cache->forms[layer].sinks = to;
-    return status;
+    if (status != KVF_OK)
+        return status;
+    memcpy(cache->told + (size_t)layer * heads, sinks, heads * sizeof *sinks);
+    cache->forms[layer].sinks = to;
+    cache->forms[layer].told = cache->told + (size_t)layer * heads;
+    return KVF_OK;
+}
+
+static bool is_same(const kvf_layer_form *a, const kvf_layer_form *b, uint32_t heads)
+{
+    bool is_same = a->scale == b->scale && a->cap == b->cap && !a->told == !b->told;
+    for (uint32_t h = 0; is_same && a->told && h < heads; h++)
+        is_same = a->told[h] == b->told[h];
+    return is_same;
+}
+
+/* Tokens of a layer were made under its form. */
+static kvf_status check_tokens(const kvf_cache *cache, uint32_t layer)
+{
+    for (uint32_t s = 0; s < cache->config.sequences_max; s++) {
+        const kvf_sequence *sequence = &cache->sequences[s];
+        if (sequence->is_alive && sequence->layers[layer].length > 0)
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "layer = %u: a sequence has %u tokens in it, and its form is another; give it "
+                     "before the first token, or truncate the sequence to 0",
+                     layer, sequence->layers[layer].length);
+    }
+    return KVF_OK;
 }
 
 kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
@@ -228,7 +253,13 @@ kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
     kvf_form own = defaults;
     KVF_TRY(KVF_SIZED_READ(cache->context, kvf_form, form, &own));
     KVF_TRY(check(cache, &own));
-    cache->forms[layer] = (kvf_layer_form){
-        .scale = own.scale > 0.0f ? own.scale : cache->config.softmax_scale, .cap = own.soft_cap};
+    const kvf_layer_form wanted = {.scale =
+                                       own.scale > 0.0f ? own.scale : cache->config.softmax_scale,
+                                   .cap = own.soft_cap,
+                                   .told = own.sinks};
+    if (is_same(&wanted, &cache->forms[layer], cache->config.query_heads))
+        return KVF_OK;
+    KVF_TRY(check_tokens(cache, layer));
+    cache->forms[layer] = (kvf_layer_form){.scale = wanted.scale, .cap = wanted.cap};
     return own.sinks ? put_sinks(cache, layer, own.sinks) : KVF_OK;
 }

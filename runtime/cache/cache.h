@@ -41,7 +41,8 @@ typedef struct kvf_layer_form {
     float scale; /* not 0 */
     float cap;   /* 0 = none */
     const float
-        *sinks; /* on the device, query heads of the part, then those that stream; or NULL */
+        *sinks; /* on the device, of the part's query heads, then those that stream; or NULL */
+    const float *told; /* the same on the host, as they were given */
 } kvf_layer_form;
 
 /* Sums that only the host knows. */
@@ -86,6 +87,7 @@ struct kvf_cache {
     kvf_layer_host_counters *counters; /* [layers] */
     kvf_layer_form *forms;             /* [layers] */
     float *sinks;                      /* [layers, query_heads] in device memory, of forms */
+    float *told;                       /* [layers, query_heads] likewise on the host */
     kvf_footprint_meter footprint;
 
     kvf_order order;
@@ -170,7 +172,8 @@ uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims 
 /* Every layer gets the one that settings say. */
 void kvf_forms_reset(kvf_cache *cache);
 
-/* `layer` was checked. KVF_INVALID: the layer keeps the form that it has. */
+/* `layer` was checked. KVF_INVALID: the layer keeps the form that it has. A layer with tokens takes
+ * no other. */
 KVF_CHECKED kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form);
 
 /* Places, parts and rings, without memory for pages. `config` is as the user gave it, `dims` are of

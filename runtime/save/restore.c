@@ -8,7 +8,9 @@
  * damaged leaves no trace.
  */
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <kvferry/setting.h>
@@ -42,7 +44,8 @@ static bool is_free(const kvf_cache *cache, const char *name)
     static const char *const free_ones[] = {
         "sequences_max", "tokens_max",  "host_tokens_max",   "prefill_chunk_max",
         "transfer",      "phase_times", "verify_interval",   "tokens_per_step_max",
-        "host_bytes",    "disk_bytes",  "disk_bundle_bytes", "device_bytes"};
+        "host_bytes",    "disk_bytes",  "disk_bundle_bytes", "device_bytes",
+        "softmax_scale"}; /* a part of forms */
     static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)
         if (strcmp(name, free_ones[i]) == 0)
@@ -94,6 +97,49 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
                      "otherwise than before; open a cache with that, or restore with exact = 0",
                      r->file.path, s->name, theirs, mine);
         *is_exact = false;
+    }
+    return KVF_OK;
+}
+
+/* ---- forms of layers: what is held was made under them, whatever `exact` says ---- */
+
+static kvf_status differs(const restoring *r, uint32_t layer, const char *what, float theirs,
+                          float mine)
+{
+    KVF_FAIL(r->cache->context, KVF_INVALID,
+             "%s was saved with %s = %.7g in layer %u, this cache has %.7g; give the layer that "
+             "form before, or prefill again",
+             r->file.path, what, (double)theirs, layer, (double)mine);
+}
+
+/* A file without forms says softmax_scale, as text. */
+static kvf_status check_scale(const restoring *r, uint32_t layer, float scale)
+{
+    char theirs[32] = "", mine[32];
+    (void)kvf_saved_setting(r->file.header.settings, "softmax_scale", theirs, sizeof theirs);
+    snprintf(mine, sizeof mine, "%.7g", (double)scale);
+    return strcmp(theirs, mine) == 0 ? KVF_OK
+                                     : differs(r, layer, "scale", strtof(theirs, NULL), scale);
+}
+
+static kvf_status check_form(const restoring *r, uint32_t layer)
+{
+    const kvf_layer_form *mine = &r->cache->forms[layer];
+    const float *theirs = r->file.header.forms ? kvf_saved_form(&r->file.header, layer) : NULL;
+    const float cap = theirs ? theirs[1] : 0.0f;
+    if (!theirs)
+        KVF_TRY(check_scale(r, layer, mine->scale));
+    else if (theirs[0] != mine->scale)
+        return differs(r, layer, "scale", theirs[0], mine->scale);
+    if (cap != mine->cap)
+        return differs(r, layer, "soft_cap", cap, mine->cap);
+    for (uint32_t h = 0; h < r->cache->config.query_heads; h++) {
+        const float sink = theirs ? theirs[2 + h] : -INFINITY;
+        const float own = mine->told ? mine->told[h] : -INFINITY;
+        char name[32];
+        snprintf(name, sizeof name, "sinks[%u]", h);
+        if (sink != own)
+            return differs(r, layer, name, sink, own);
     }
     return KVF_OK;
 }
@@ -171,8 +217,10 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
         h->head->pages != cache->config.pages)
         KVF_FAIL(cache->context, KVF_CORRUPT, "%s: its header contradicts its settings",
                  r->file.path);
-    for (uint32_t i = 0; i < h->head->layers; i++)
+    for (uint32_t i = 0; i < h->head->layers; i++) {
+        KVF_TRY(check_form(r, i));
         KVF_TRY(check_layer(r, i));
+    }
     for (uint32_t i = 0; r->is_exact && i < h->head->layers; i++) {
         const kvf_saved_layer *l = &h->layers[i];
         const kvf_part *part = cache->places[i].part;

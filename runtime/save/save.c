@@ -10,6 +10,7 @@
 #include "saving.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -81,11 +82,34 @@ static void describe_layer(const kvf_save *save, const kvf_sequence *sequence, u
     }
 }
 
+/* Some layer does not attend as the settings say. */
+static bool has_forms(const kvf_cache *cache)
+{
+    bool has = false;
+    for (uint32_t i = 0; !has && i < cache->config.layers; i++) {
+        const kvf_layer_form *f = &cache->forms[i];
+        has = f->scale != cache->config.softmax_scale || f->cap > 0.0f || f->told;
+    }
+    return has;
+}
+
+static void put_form(const kvf_cache *cache, uint32_t layer, float *to)
+{
+    const kvf_layer_form *form = &cache->forms[layer];
+    to[0] = form->scale;
+    to[1] = form->cap;
+    for (uint32_t h = 0; h < cache->config.query_heads; h++)
+        to[2 + h] = form->told ? form->told[h] : -INFINITY;
+}
+
 static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
                               uint32_t extent_bytes)
 {
     const kvf_cache_config *c = &cache->config;
     kvf_saved_head head = {
+        .version = has_forms(cache)             ? KVF_SAVED_FORMS
+                   : c->pages == KVF_PAGES_BF16 ? KVF_SAVED_VERSION
+                                                : KVF_SAVED_PACKED,
         .note_bytes = args->note_bytes,
         .settings_bytes = (uint32_t)kvf_saved_settings_write(c, NULL, 0),
         .extent_bytes = extent_bytes,
@@ -127,6 +151,8 @@ static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
     *save->header.head = head;
     for (uint32_t i = 0; i < head.layers; i++)
         describe_layer(save, args->sequence, i, &save->header.layers[i]);
+    for (uint32_t i = 0; save->header.forms && i < head.layers; i++)
+        put_form(cache, i, kvf_saved_form(&save->header, i));
     if (save->header.mask)
         memcpy(save->header.mask, cache->config.head_mask, (size_t)head.layers * head.kv_heads);
     (void)kvf_saved_settings_write(&cache->config, save->header.settings, head.settings_bytes);

@@ -5,6 +5,7 @@
 #include "saved_format.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -114,12 +115,18 @@ void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
     KVF_CARVE(&k, h.head, 1);
     KVF_CARVE(&k, h.layers, layers);
     KVF_CARVE(&k, h.mask, head->is_masked ? layers : 0, heads);
+    KVF_CARVE(&k, h.forms, head->version == KVF_SAVED_FORMS ? layers : 0, 2 + head->query_heads);
     KVF_CARVE(&k, h.settings, head->settings_bytes);
     KVF_CARVE(&k, h.checksums, extents);
     KVF_CARVE(&k, h.note, head->note_bytes);
     head->header_bytes = kvf_round_up(k.bytes, KVF_SAVED_HEAD_ALIGN);
     if (out)
         *out = h;
+}
+
+float *kvf_saved_form(const kvf_saved_header *header, uint32_t layer)
+{
+    return header->forms + (size_t)layer * (2 + header->head->query_heads);
 }
 
 static uint64_t checksum_of(const kvf_saved_head *head)
@@ -134,7 +141,6 @@ void kvf_saved_seal_header(kvf_saved_header *header)
 {
     kvf_saved_head *head = header->head;
     memcpy(head->magic, MAGIC, sizeof head->magic);
-    head->version = head->pages == KVF_PAGES_BF16 ? KVF_SAVED_VERSION : KVF_SAVED_PACKED;
     head->byte_order = BYTE_ORDER_MARK;
     head->checksum = checksum_of(head);
 }
@@ -153,11 +159,11 @@ kvf_status kvf_saved_measure(kvf_context *context, const char *path, const void 
     if (head.byte_order != BYTE_ORDER_MARK)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "%s was saved by a machine of another byte order; save it on this one", path);
-    if (head.version != KVF_SAVED_VERSION && head.version != KVF_SAVED_PACKED)
+    if (head.version < KVF_SAVED_VERSION || head.version > KVF_SAVED_FORMS)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "%s has format version %u: this library reads %u and %u; save it again with this "
+                 "%s has format version %u: this library reads %u to %u; save it again with this "
                  "one",
-                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_PACKED);
+                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_FORMS);
     if (head.header_bytes < sizeof head || head.header_bytes > HEADER_BYTES_MAX ||
         head.header_bytes % KVF_SAVED_HEAD_ALIGN != 0)
         KVF_FAIL(context, KVF_CORRUPT,
@@ -174,10 +180,11 @@ static bool is_geometry(const kvf_saved_head *h)
            h->query_heads / h->kv_heads <= KVF_GROUP_MAX_HEADS && h->head_dim >= 16 &&
            h->head_dim <= KVF_HEAD_DIM_MAX && h->head_dim % 16 == 0 && h->dtype <= KVF_FP32 &&
            h->pages <= KVF_PAGES_K8V4 &&
-           (h->pages != KVF_PAGES_BF16) == (h->version == KVF_SAVED_PACKED) && h->page_size >= 1 &&
-           h->page_size <= KVF_PAGE_SIZE_MAX && (h->page_size & (h->page_size - 1)) == 0 &&
-           h->block_size >= h->page_size && h->block_size <= 64 &&
-           h->block_size % h->page_size == 0;
+           (h->version == KVF_SAVED_FORMS ||
+            (h->pages != KVF_PAGES_BF16) == (h->version == KVF_SAVED_PACKED)) &&
+           h->page_size >= 1 && h->page_size <= KVF_PAGE_SIZE_MAX &&
+           (h->page_size & (h->page_size - 1)) == 0 && h->block_size >= h->page_size &&
+           h->block_size <= 64 && h->block_size % h->page_size == 0;
 }
 
 static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
@@ -196,6 +203,15 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            l->share_from <= l->length && l->exact_from <= l->length;
 }
 
+/* Numbers that a layer may have; see kvf_form. */
+static bool is_form(const kvf_saved_head *h, const float *form)
+{
+    bool is_right = form[0] > 0.0f && !isinf(form[0]) && form[1] >= 0.0f && !isinf(form[1]);
+    for (uint32_t i = 0; is_right && i < h->query_heads; i++)
+        is_right = form[2 + i] < INFINITY;
+    return is_right;
+}
+
 /* The parts, of a header whose checksum is right. */
 static bool check_parts(void *data, size_t bytes, uint64_t file_bytes, kvf_saved_header *out)
 {
@@ -212,7 +228,8 @@ static bool check_parts(void *data, size_t bytes, uint64_t file_bytes, kvf_saved
         return false;
     kvf_saved_carve_header(head, extents, data, out);
     for (uint32_t i = 0; i < head->layers; i++)
-        if (!is_layer(head, &out->layers[i]))
+        if (!is_layer(head, &out->layers[i]) ||
+            (out->forms && !is_form(head, kvf_saved_form(out, i))))
             return false;
     return out->settings[head->settings_bytes - 1] == '\0' &&
            memchr(head->model, '\0', sizeof head->model) &&

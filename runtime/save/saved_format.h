@@ -13,6 +13,9 @@
  * one per extent of the layers. Numbers are in the byte order of the machine that wrote them, which
  * the header tells.
  *
+ * Where a layer does not attend as the settings say, the header has the forms of all layers, and a
+ * version of its own: who does not know forms cannot go on with such a file.
+ *
  * Knows no sequence and no device. Invariant: a header that was parsed is whole, its sizes add up
  * to those of the file, and every count is in the range of a cache.
  */
@@ -25,6 +28,7 @@
 
 #define KVF_SAVED_VERSION    1u
 #define KVF_SAVED_PACKED     2u /* version of a file of packed pages; otherwise the same */
+#define KVF_SAVED_FORMS      3u /* ... with forms of layers; its pages may be packed */
 #define KVF_SAVED_MODEL_MAX  64u
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
@@ -74,6 +78,8 @@ typedef struct kvf_saved_header {
     kvf_saved_head *head;
     kvf_saved_layer *layers; /* [layers] */
     uint8_t *mask;           /* [layers, kv_heads], or NULL */
+    float *forms;            /* [layers, 2 + query_heads] scale, soft cap, sinks (-infinity = none);
+                                NULL = softmax_scale alone */
     char *settings;          /* "name=value\n" of every setting, NUL-terminated */
     uint64_t *checksums;     /* [extents] */
     char *note;              /* [note_bytes] of the caller */
@@ -108,7 +114,11 @@ uint64_t kvf_saved_blocks_bytes(const kvf_saved_head *head, const kvf_saved_laye
 /* Of all layers; more than KVF_CARVE_MAX if they are more than any file. */
 uint64_t kvf_saved_data_bytes(const kvf_saved_header *header);
 
-/* A header by the counts of `head`, whose header_bytes it sets; NULL base: only that. */
+/* [2 + query_heads] of a layer, of a header that has forms. */
+float *kvf_saved_form(const kvf_saved_header *header, uint32_t layer);
+
+/* A header by the counts and the version of `head`, whose header_bytes it sets; NULL base: only
+ * that. */
 void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
                             kvf_saved_header *out);
 /* Everything else is there: its checksum. */

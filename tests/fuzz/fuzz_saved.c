@@ -26,8 +26,8 @@ static struct {
     kvf_runtime *runtime;
     kvf_stream *stream;
     kvf_cache *cache;
-    uint8_t *good; /* the file that is changed */
-    size_t bytes;
+    uint8_t *good[2]; /* the files that are changed: of layers without forms, and with */
+    size_t bytes[2];
     char path[64]; /* of memory that is a file */
     int file;
 } world;
@@ -62,7 +62,19 @@ static void step(kvf_sequence *s)
     fuzz_require(kvf_stream_wait(world.stream) == KVF_OK);
 }
 
-static void make_good(void)
+/* A form for every layer, or none. */
+static void give_forms(uint32_t has_forms)
+{
+    static const float sinks[] = {1.0f};
+    kvf_form form;
+    kvf_form_init(&form);
+    if (has_forms)
+        form.scale = 0.5f, form.soft_cap = 30.0f, form.sinks = sinks;
+    for (uint32_t layer = 0; layer < 2; layer++)
+        fuzz_require(kvf_cache_form(world.cache, layer, &form) == KVF_OK);
+}
+
+static void make_good(uint32_t has_forms)
 {
     static float rows[TOKENS * HEAD_DIM];
     kvf_sequence *s = NULL;
@@ -70,6 +82,7 @@ static void make_good(void)
     kvf_save_args args;
     char name[] = "/tmp/kvf-fuzz-XXXXXX";
     const int file = mkstemp(name);
+    give_forms(has_forms);
     fuzz_require(file >= 0 && kvf_sequence_create(world.cache, &s) == KVF_OK);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         rows[i] = (float)(i % 23) - 11.0f;
@@ -90,10 +103,10 @@ static void make_good(void)
     kvf_sequence_destroy(s);
     close(file);
     FILE *in = fopen(name, "rb");
-    world.good = malloc(1 << 20);
-    fuzz_require(in && world.good);
-    world.bytes = fread(world.good, 1, 1 << 20, in);
-    fuzz_require(world.bytes > 0 && world.bytes < 1 << 20);
+    uint8_t *good = world.good[has_forms] = malloc(1 << 20);
+    fuzz_require(in && good);
+    const size_t bytes = world.bytes[has_forms] = fread(good, 1, 1 << 20, in);
+    fuzz_require(bytes > 0 && bytes < 1 << 20);
     fclose(in);
     unlink(name);
 }
@@ -111,7 +124,8 @@ static void open_world(void)
     fuzz_require(kvf_runtime_open_with(&rc, &seams, &world.runtime, NULL) == KVF_OK);
     fuzz_require(kvf_stream_create(world.runtime, &world.stream) == KVF_OK);
     fuzz_require(kvf_cache_open(world.runtime, &c, &world.cache, NULL) == KVF_OK);
-    make_good();
+    for (uint32_t has_forms = 0; has_forms < 2; has_forms++)
+        make_good(has_forms);
     world.file = memfd_create("saved", 0);
     fuzz_require(world.file >= 0);
     snprintf(world.path, sizeof world.path, "/proc/self/fd/%d", world.file);
@@ -140,8 +154,7 @@ static void mend(uint8_t *data, size_t bytes)
                 (size_t)(rest - at < head.extent_bytes ? rest - at : head.extent_bytes));
         }
     h.head = (kvf_saved_head *)(void *)data;
-    const uint64_t version = (uint64_t)h.head->byte_order << 32 | h.head->version;
-    if (version == (UINT64_C(0x01020304) << 32 | KVF_SAVED_VERSION))
+    if (h.head->byte_order == 0x01020304)
         kvf_saved_seal_header(&h);
 }
 
@@ -174,14 +187,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!world.runtime)
         open_world();
     const uint32_t how = fuzz_range(&in, 0, 255);
-    const size_t bytes = how & 4 ? world.bytes - fuzz_range(&in, 0, 255) : world.bytes;
-    uint8_t *file = malloc(world.bytes);
+    const uint32_t has_forms = how >> 3 & 1;
+    const size_t whole = world.bytes[has_forms];
+    const size_t bytes = how & 4 ? whole - fuzz_range(&in, 0, 255) : whole;
+    uint8_t *file = malloc(whole);
     fuzz_require(file != NULL);
-    memcpy(file, world.good, world.bytes);
+    memcpy(file, world.good[has_forms], whole);
+    give_forms(has_forms);
     for (uint32_t i = 0; i < CHANGES_MAX && !fuzz_is_empty(&in); i++) {
         /* Most numbers are in the header and in front of the pages. */
         const size_t high = fuzz_range(&in, 0, 255), low = fuzz_range(&in, 0, 255);
-        file[(high << 8 | low) % world.bytes] = (uint8_t)fuzz_range(&in, 0, 255);
+        file[(high << 8 | low) % whole] = (uint8_t)fuzz_range(&in, 0, 255);
     }
     if (how & 1)
         mend(file, bytes);

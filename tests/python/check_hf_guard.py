@@ -159,19 +159,27 @@ class Models(Case):
                 torch.testing.assert_close(*of_padding, rtol=1e-4, atol=1e-4)
 
     def test_forms_are_saved(self):
-        """Copies into memory of their own and files go on."""
+        """Copies into memory of their own and files go on; another model's layers do not take them."""
         full = ["full_attention"] * 4
-        for model in self.with_forms(layer_types=full):
+        for model, changed in zip(self.with_forms(layer_types=full), ("sinks", "soft_cap", "soft_cap")):
             with self.subTest(type(model).__name__), tempfile.TemporaryDirectory() as folder:
                 ids, further = prompt(1, 50), prompt(1, 9, seed=8)
-                first, again = (cache_of(model, tokens_max=256) for _ in range(2))
+                first, again, other = (cache_of(model, tokens_max=256) for _ in range(3))
                 with torch.no_grad():
                     model(ids, past_key_values=first)
                     first.save(os.path.join(folder, "cache"))
                     again.restore(os.path.join(folder, "cache"))
+                    other.restore(os.path.join(folder, "cache"))
                     moved = copy.copy(first)
                     logits = [model(further, past_key_values=cache).logits for cache in (first, moved, again)]
                     self.assertTrue(torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2]))
+                    for layer in model.model.layers:
+                        if changed == "sinks":
+                            layer.self_attn.sinks += 1
+                        else:
+                            layer.self_attn.attn_logit_softcapping = 3.0
+                    self.refused("layer = 0: a sequence has 50 tokens in it, and its form is another", model,
+                                 further, past_key_values=other, error=kvferry.Invalid)
 
     def test_a_scale_per_layer(self):
         self.equal(peaky("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_head=4, n_layer=4, n_positions=512,

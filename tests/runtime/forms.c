@@ -11,9 +11,15 @@
 
 #include "harness.h"
 
-static int has_forms(void)
+static int has_caps(void)
 {
     return getenv("KVF_TEST_FORMS") != NULL;
+}
+
+/* Scales and sinks, too. */
+static int has_all(void)
+{
+    return has_caps() && strcmp(getenv("KVF_TEST_FORMS"), "caps") != 0;
 }
 
 double test_scale(const kvf_cache_config *c, uint32_t layer)
@@ -21,13 +27,13 @@ double test_scale(const kvf_cache_config *c, uint32_t layer)
     static const double factors[] = {0.7, 1.3, 1.0};
     const double scale =
         c->softmax_scale != 0.0f ? (double)c->softmax_scale : 1.0 / sqrt(c->head_dim);
-    return scale * (has_forms() ? factors[layer % 3] : 1.0);
+    return scale * (has_all() ? factors[layer % 3] : 1.0);
 }
 
 double test_cap(uint32_t layer)
 {
     static const double caps[] = {20.0, 0.0, 10.0};
-    return has_forms() ? caps[layer % 3] : 0.0;
+    return has_caps() ? caps[layer % 3] : 0.0;
 }
 
 double test_logit(const kvf_cache_config *c, uint32_t layer, double product)
@@ -39,7 +45,7 @@ double test_logit(const kvf_cache_config *c, uint32_t layer, double product)
 double test_sink(uint32_t layer, uint32_t query_head)
 {
     static const double sinks[] = {1.5, -2.0, -INFINITY, 4.0, 0.0};
-    return has_forms() ? sinks[(2 * layer + query_head) % 5] : -INFINITY;
+    return has_all() ? sinks[(2 * layer + query_head) % 5] : -INFINITY;
 }
 
 static kvf_form form_of(const kvf_cache_config *c, uint32_t layer)
@@ -59,7 +65,7 @@ static kvf_form form_of(const kvf_cache_config *c, uint32_t layer)
 
 void test_give_forms(kvf_cache *cache, const kvf_cache_config *c)
 {
-    for (uint32_t i = 0; has_forms() && i < c->layers; i++) {
+    for (uint32_t i = 0; has_caps() && i < c->layers; i++) {
         const kvf_form form = form_of(c, i);
         assert_int_equal(kvf_cache_form(cache, i, &form), KVF_OK);
     }
@@ -67,7 +73,7 @@ void test_give_forms(kvf_cache *cache, const kvf_cache_config *c)
 
 void test_give_block_forms(kvf_blocks *blocks, const kvf_cache_config *c)
 {
-    for (uint32_t i = 0; has_forms() && i < c->layers; i++) {
+    for (uint32_t i = 0; has_caps() && i < c->layers; i++) {
         const kvf_form form = form_of(c, i);
         assert_int_equal(kvf_blocks_form(blocks, i, &form), KVF_OK);
     }

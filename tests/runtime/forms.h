@@ -4,7 +4,8 @@
 
 /*
  * Forms of layers: where KVF_TEST_FORMS is in the environment, every layer of every cache has
- * another one, and whatever a test says of attention is said with it.
+ * another one, and whatever a test says of attention is said with it: of scale, soft cap and sinks,
+ * or, where it says "caps", of soft caps alone.
  */
 
 #include <kvferry/blocks.h>

@@ -11,6 +11,8 @@
 
 #include <kvferry/prune.h>
 
+#include "forms.h"
+
 static void make_tokens(test_tokens *t, const kvf_cache_config *c, uint32_t count, uint64_t seed)
 {
     test_tokens_make(
@@ -396,6 +398,116 @@ static void other_settings_take_tokens(void **state)
     }
 }
 
+/* ---- forms of layers ---- */
+
+/* The form of layer 1, where only query head 1 has a sink. */
+typedef struct form_case {
+    float scale, cap, sink;
+    const char *refusal; /* NULL = it comes back */
+} form_case;
+
+static kvf_status give_form(const test_world *w, const form_case *f)
+{
+    enum { HEADS = 16 };
+    float sinks[HEADS];
+    kvf_form form;
+    kvf_form_init(&form);
+    for (uint32_t h = 0; h < HEADS; h++)
+        sinks[h] = h == 1 ? f->sink : -INFINITY;
+    form.scale = f->scale;
+    form.soft_cap = f->cap;
+    form.sinks = f->sink > -INFINITY ? sinks : NULL;
+    return kvf_cache_form(w->cache, 1, &form);
+}
+
+/* Into a cache whose layer 1 has the form; what comes back goes on as `wanted` says. */
+static void restore_formed(const kvf_cache_config *config, const form_case *f, uint32_t exact,
+                           const test_tokens *t, const void *wanted)
+{
+    test_world w;
+    kvf_restore_args args;
+    kvf_sequence *s = NULL;
+    open_usual(&w, config);
+    test_ok(&w, give_form(&w, f));
+    kvf_restore_args_init(&args);
+    args.path = save_path("formed");
+    args.exact = exact;
+    test_expect(w.runtime, kvf_sequence_restore(w.cache, &args, w.stream, &s),
+                f->refusal ? KVF_INVALID : KVF_OK);
+    if (f->refusal) {
+        const char *text = kvf_runtime_error(w.runtime)->text;
+        assert_memory_equal(text, args.path, strlen(args.path));
+        assert_string_equal(text + strlen(args.path), f->refusal);
+        assert_null(s);
+    } else if (exact) {
+        void *got = save_decode(&w, s, t, SAVE_PROMPT, SAVE_STEPS);
+        assert_memory_equal(got, wanted, save_decode_bytes(t, SAVE_STEPS));
+        free(got);
+    }
+    test_world_close(&w);
+}
+
+/* Whatever `exact` says: keys of deeper layers follow from what a layer attended to. */
+static void comes_back_to_its_form_alone(void **state)
+{
+#define DIFFERENT(what, theirs, mine)                                                              \
+    " was saved with " what " = " theirs " in layer 1, this cache has " mine                       \
+    "; give the layer that form before, or prefill again"
+    static const form_case rows[][5] = {
+        {{0.25f, 20.0f, 1.5f, NULL},
+         {0.5f, 20.0f, 1.5f, DIFFERENT("scale", "0.25", "0.5")},
+         {0.25f, 0.0f, 1.5f, DIFFERENT("soft_cap", "20", "0")},
+         {0.25f, 20.0f, 2.0f, DIFFERENT("sinks[1]", "1.5", "2")},
+         {0.25f, 20.0f, -INFINITY, DIFFERENT("sinks[1]", "1.5", "-inf")}},
+        {{0.0f, 0.0f, -INFINITY, NULL},
+         {0.5f, 0.0f, -INFINITY, DIFFERENT("scale", "0.125", "0.5")},
+         {0.0f, 20.0f, -INFINITY, DIFFERENT("soft_cap", "0", "20")},
+         {0.0f, 0.0f, 1.5f, DIFFERENT("sinks[1]", "-inf", "1.5")},
+         {0.125f, 0.0f, -INFINITY, NULL}},
+    };
+#undef DIFFERENT
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const kvf_cache_config config = save_config(&save_cases[0]);
+        test_world w;
+        test_tokens t;
+        make_tokens(&t, &config, SAVE_PROMPT + SAVE_STEPS, 23);
+        open_usual(&w, &config);
+        test_ok(&w, give_form(&w, &rows[i][0]));
+        kvf_sequence *s = test_sequence(&w);
+        save_prefill(&w, s, &t, SAVE_PROMPT);
+        assert_int_equal(save_now(&w, s, save_path("formed"), NULL), KVF_OK);
+        void *wanted = save_decode(&w, s, &t, SAVE_PROMPT, SAVE_STEPS);
+        test_world_close(&w);
+        for (size_t n = 0; n < sizeof rows[i] / sizeof *rows[i]; n++)
+            for (uint32_t exact = 0; exact < 2; exact++)
+                restore_formed(&config, &rows[i][n], exact, &t, wanted);
+        free(wanted);
+        test_tokens_free(&t);
+    }
+}
+
+static void a_form_comes_before_tokens(void **state)
+{
+    const kvf_cache_config config = save_config(&save_cases[0]);
+    const form_case first = {0.25f, 20.0f, 1.5f, NULL}, other = {0.25f, 20.0f, 2.0f, NULL};
+    test_world w;
+    test_tokens t;
+    make_tokens(&t, &config, 40, 29);
+    open_usual(&w, &config);
+    test_ok(&w, give_form(&w, &other));
+    test_ok(&w, give_form(&w, &first));
+    kvf_sequence *s = test_sequence(&w);
+    save_prefill(&w, s, &t, 40);
+    test_ok(&w, give_form(&w, &first));
+    test_expect(w.runtime, give_form(&w, &other), KVF_INVALID);
+    assert_string_equal(kvf_runtime_error(w.runtime)->text,
+                        "layer = 1: a sequence has 40 tokens in it, and its form is another; give "
+                        "it before the first token, or truncate the sequence to 0");
+    test_ok(&w, kvf_sequence_truncate(w.cache, s, 0, w.stream));
+    test_ok(&w, give_form(&w, &other));
+    test_close(&w, &t);
+}
+
 /* ---- a file of before ---- */
 
 /* Values that any program can make: prefetched.kvf has 100 such tokens. */
@@ -414,7 +526,7 @@ static void reads_a_file_with_a_table_more(void **state)
 {
     static const char path[] = "tests/runtime/save/prefetched.kvf";
     kvf_cache_config config;
-    if (test_on_cuda()) /* which has no products for head_dim = 16 */
+    if (test_on_cuda() || test_cap(0) > 0.0) /* which has no products for head_dim = 16; no form */
         return;
     kvf_cache_config_init(&config);
     config.layers = 1;
@@ -551,6 +663,8 @@ int main(void)
         cmocka_unit_test(whatever_the_order),
         cmocka_unit_test(names_what_differs),
         cmocka_unit_test(other_settings_take_tokens),
+        cmocka_unit_test(comes_back_to_its_form_alone),
+        cmocka_unit_test(a_form_comes_before_tokens),
         cmocka_unit_test(tells_what_it_holds),
         cmocka_unit_test(bad_arguments_are_named),
         cmocka_unit_test(reads_a_file_with_a_table_more),
