@@ -27,8 +27,8 @@
  * packed they follow from the tokens alone just so, but a token is packed when it is put, and is
  * attended as such from then on, also in sink and local window, which a sequence has as they came.
  *
- * What of codes (two bits per channel of every key) belongs to a block lies in memory of the
- * caller, so that an engine sees in its own cache what a block costs: see kvf_blocks_bind.
+ * The codes of a block (two bits per channel of every key) lie in memory of the caller, so that an
+ * engine sees in its own cache what a block costs: see kvf_blocks_bind.
  *
  * All functions from kvf_blocks_put on enqueue only. They allocate nothing and wait for nothing;
  * tables, lengths and slots are read on the device, when the work runs. So the caller may capture
@@ -70,7 +70,7 @@ static inline void kvf_blocks_config_init(kvf_blocks_config *config)
     kvf_blocks_config_init_sized(config, sizeof *config);
 }
 
-/** Memory in bytes. What is the caller's: code_bytes per block and layer. */
+/** Memory in bytes. The caller's part: code_bytes per block and layer. */
 typedef struct kvf_blocks_plan {
     uint64_t code_bytes;         /**< of one block of one layer: head_dim / 4 per token, KV head */
     uint64_t host_bytes;         /**< pages of all blocks and layers, and tables: what packing makes
@@ -124,8 +124,8 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
  *
  * Block b has code_bytes of the plan at codes + b * block_stride. The memory is the caller's and
  * stays until the layer is bound elsewhere or the handle is closed; only the library writes there.
- * What it holds is not looked at before a put has written it. After a layer is bound to other
- * memory its blocks count as unwritten: the caller puts tokens before rows name them.
+ * Its bytes are not read before a put has written them. After a layer is bound to other memory its
+ * blocks count as unwritten: the caller puts tokens before rows name them.
  *
  * @param codes         device memory, a multiple of 16
  * @param block_stride  bytes from block to block, at least code_bytes, a multiple of 16
@@ -156,9 +156,9 @@ typedef struct kvf_put_args {
  * Write tokens: to host memory, their codes to the caller's; voids what the device has of them. All
  * puts of a layer come before the calls of the pass that read them. No token twice in a call.
  *
- * A slot at or behind block_count * block_tokens is left out and counted (bad_slots). A token with
- * a NaN or an infinity is remembered, and zeros are written for it: rows that hold it give NaN,
- * and so do queries of a chunk that see it, until it is written again.
+ * A slot that is not below block_count * block_tokens is left out and counted (bad_slots). A token
+ * with a NaN or an infinity is remembered, and zeros are written for it: rows that hold it give
+ * NaN, and so do queries of a chunk that see it, until it is written again.
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */

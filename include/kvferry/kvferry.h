@@ -34,30 +34,32 @@
  *
  * Conventions
  * - Handles are opaque. A cache belongs to a runtime; a sequence belongs to a cache. Close in the
- *   reverse order; every close, destroy and free accepts NULL. What is closed earlier lives on
- *   until what was made of it is closed: a runtime until its caches, streams and memory are, a
- *   cache until its pruners, recordings and saves are. Sequences end with their cache.
+ *   reverse order; every close, destroy and free accepts NULL. A handle that is closed earlier
+ *   lives on until everything made from it is closed: a runtime until its caches, streams and
+ *   memory, a cache until its pruners, recordings and saves. Sequences end with their cache.
  * - Wherever a status comes back, a handle that is NULL, or a stream of another runtime, is
  *   KVF_INVALID, and nothing was done.
  * - Fill a configuration with its `_init`, which sets `size` and the defaults. Other structs have
  *   no `size`: NAME, inline, passes sizeof beside the pointer to NAME_sized, which the library
- *   exports and other languages bind. So structs grow at their end under one soname. Of one that
- *   the library reads, a shorter form is taken: what it lacks has its default, 0 where there is no
- *   `_init`. So is a longer one whose rest is 0; if it uses its rest it asks for what this library
- *   does not have: KVF_INVALID. Of one that the library fills, what both know is written, and the
- *   rest is 0. One that it lends (settings, plans, views) ends where the library's ends: take one
- *   that is no older than the header. kvf_error, kvf_allocator, kvf_link_times, kvf_link_line,
- *   kvf_prune_profile and kvf_structkv_measures are whole, and never change.
- * - Threads: which one uses a cache, and what was made of it, may change from call to call. Any
- *   thread may use a runtime, at any time; one at a time enqueues on a stream, and any may wait.
+ *   exports and other languages bind. So structs grow at their end under one soname. Where the
+ *   library reads a struct, a shorter form is taken: fields that it lacks have their default, 0
+ *   where there is no `_init`. So is a longer one whose rest is 0; with a rest that is used it asks
+ *   for features that this library lacks: KVF_INVALID. Where the library fills a struct, it writes
+ *   the fields that both know, and 0 to the rest. A struct that it lends (settings, plans, views)
+ *   ends where the library's ends: take one that is no older than the header. kvf_error,
+ *   kvf_allocator, kvf_link_times, kvf_link_line, kvf_prune_profile and kvf_structkv_measures are
+ *   whole, and never change.
+ * - Threads: one at a time uses a cache and handles made from it, not always the same one; caches
+ *   are independent. Any may use a runtime at any time; one at a time enqueues on a stream, and any
+ *   may wait.
  * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
  *   whichever stream it is on; work of different caches has an order only within a stream.
  * - Errors: a thread has its own last error, see kvf_runtime_error.
  * - fork(): a child has no handles. Whatever it calls with those of its parent is KVF_INVALID, or
  *   reads zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
  *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
- *   device if its parent used a GPU: CUDA does not work in a child. What else goes around fork(),
- *   as clone(), goes around this too.
+ *   device if its parent used a GPU: CUDA does not work in a child. Other ways to make a process,
+ *   as clone(), are not noticed.
  * - Signals: the library takes and blocks none. Its threads run with the mask of whoever opened the
  *   runtime, created the stream or began to save; block there what only other threads shall get. No
  *   function may be called from a handler.
@@ -66,13 +68,12 @@
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
  *   They are aligned to 16 bytes.
  * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
- * - One thread at a time may use one cache and its sequences; different caches are independent.
  * - A call takes at most 64 KiB of its caller's stack, also on a fibre, beside what the driver of a
  *   GPU takes. Threads of the library have stacks of 2 MiB or more, whatever libc and limits say.
  *   On the host device a thread that waits for a stream runs work itself, but only where its own
  *   stack has 512 KiB left.
- * - The library never exits, prints, or reads the environment. A function that returns no status
- *   and is asked for what there is not, as the length of a layer behind the last, calls abort.
+ * - The library never exits, prints, or reads the environment. Functions without a status abort on
+ *   invalid arguments, such as a layer index out of range.
  */
 
 #include <stddef.h>
@@ -116,7 +117,7 @@ extern "C" {
 
 typedef enum kvf_status { KVF_STATUS_LIST(KVF_ENUMERATOR) } kvf_status;
 
-/** What went wrong, with the field, the value and the fix. Filled by calls that can fail. */
+/** Why a call failed, with the field, the value and the fix. */
 typedef struct kvf_error {
     kvf_status status;
     int foreign;    /**< errno or the device's own code, 0 if none */
@@ -229,14 +230,14 @@ static inline void kvf_runtime_config_init(kvf_runtime_config *config)
 KVF_API KVF_CHECKED kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
                                                 kvf_error *error);
 
-/** Close a runtime, once; the handle is not to be used any more. What was made of it may be: the
- * last that is closed ends the runtime's threads, and waits for them. */
+/** Close a runtime, once; the handle is not to be used any more. Handles made from it may be used:
+ * closing the last of them ends the runtime's threads, and waits for them. */
 KVF_API void kvf_runtime_close(kvf_runtime *runtime);
 
 /**
  * The last error of the calling thread, if it came from this runtime or from anything opened from
- * it; else KVF_OK with an empty text. What went wrong in stream order is the error of whoever waits
- * for it. Never NULL.
+ * it; else KVF_OK with an empty text. A failure in stream order is the error of whoever waits for
+ * it. Never NULL.
  *
  * It is the thread's alone, and valid until a call of this thread on any runtime fails again, or
  * the thread ends; closing the runtime does not change it. Copy it for another thread, or for
@@ -309,7 +310,7 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
 KVF_API KVF_CHECKED kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *native,
                                                kvf_stream **out);
 
-/** The cudaStream_t behind a stream; NULL on the host device. */
+/** The cudaStream_t of a stream; NULL on the host device. */
 KVF_API void *kvf_stream_native(kvf_stream *stream);
 
 /** One task of a launch; tasks of a launch run in any order, on any thread, that of whoever waits
@@ -414,7 +415,7 @@ typedef enum kvf_refresh { KVF_REFRESH_LIST(KVF_ENUMERATOR) } kvf_refresh;
 
 typedef enum kvf_transfer { KVF_TRANSFER_LIST(KVF_ENUMERATOR) } kvf_transfer;
 
-/** What a custom policy sees: one KV head of one layer of one sequence. */
+/** The view of a custom policy: one KV head of one layer of one sequence. */
 typedef struct kvf_select_view {
     uint32_t layer;
     uint32_t kv_head;
@@ -546,7 +547,7 @@ static inline void kvf_cache_config_init(kvf_cache_config *config)
     X(KVF_PRESET_DEFAULT, 0, "default", "what init sets")                                          \
     X(KVF_PRESET_PRKV, 1, "prkv", "after PRKV: boxes, pages of 32, a static quarter")
 
-/** Of kvf_cache_config.device_bytes. */
+/** A value of kvf_cache_config.device_bytes. */
 #define KVF_DEVICE_BYTES_AUTO (UINT64_C(1) << 63)
 
 /** Sets of values for the policy of a cache. */
@@ -657,10 +658,10 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * resident stay as they are; a page that is cut is in the local window again. Forks are not
  * affected.
  *
- * What comes next is as if those tokens had never been there, bit for bit: outputs, selection, and
- * the rhythm of refreshes and verification. Hits and misses differ, where pages have come to the
- * device since. So does a static set (hybrid, static) that the tokens have touched: one that was
- * chosen since is chosen anew by the next step, with all keys; a refresh over what is resident
+ * The calls after it run as if those tokens had never been there, bit for bit: outputs, selection,
+ * and the rhythm of refreshes and verification. Hits and misses differ, where pages have come to
+ * the device since. So does a static set (hybrid, static) that the tokens have touched: one that
+ * was chosen since is chosen anew by the next step, with all keys; a refresh over what is resident
  * finds what is resident; and one that is due before as many tokens are appended as were dropped
  * looks with the queries that are left. Dropped tokens stay in the statistics; in kvf_footprint
  * they count as held and are no step of full attention. Where pages are packed, a block that comes
@@ -718,8 +719,8 @@ static inline KVF_CHECKED kvf_status kvf_prefill(kvf_cache *cache, const kvf_pre
 
 /* ---- decode ---- */
 
-/** Rows are tokens: one of each sequence, or `tokens[b]` of sequence b, one behind the other, and
- * the sequences in the order of the batch. */
+/** Rows are tokens: one of each sequence, or `tokens[b]` consecutive ones of sequence b, and the
+ * sequences in the order of the batch. */
 typedef struct kvf_decode_args {
     uint32_t layer;
     uint32_t batch;                 /**< 1 … sequences_max; distinct sequences */
@@ -861,11 +862,10 @@ static inline KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kv
 /**
  * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Of packed pages (kvf_cache_config.pages) sealed ones have no address: NULL; kvf_read_pages copies
- * them.
- * Valid until the sequence appends; with a disk tier, until the next call on the cache, and NULL if
- * the page is on disk. What the latest kvf_select_pages listed is not.
- * Call it in stream order or after kvf_stream_wait.
+ * Sealed pages that are packed (kvf_cache_config.pages) have no address: NULL; kvf_read_pages
+ * copies them. Valid until the sequence appends; with a disk tier, until the next call on the
+ * cache, and NULL if the page is on disk. Pages that the latest kvf_select_pages listed stay in
+ * memory. Call it in stream order or after kvf_stream_wait.
  */
 KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                                      uint32_t page);
@@ -887,8 +887,8 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
 }
 
 /**
- * Copy listed pages to the device, one behind the other and whatever form they have in the cache:
- * for a kernel of the caller where pages are packed, or that wants them in one place.
+ * Copy listed pages to the device, contiguous and in exact form, whatever form they have in the
+ * cache: for a kernel of the caller where pages are packed, or that wants them in one place.
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
  *                 as [page_size, 2, head_dim] at i: [indptr's last entry, page_size, 2, head_dim],
@@ -912,8 +912,8 @@ static inline KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_
 
 /* ---- statistics ---- */
 
-/** Totals since open or the last reset. Read and reset them after kvf_stream_wait. What is said of
- * transfers and of the disk is not known per layer. Where the device fails in the reading, what
+/** Totals since open or the last reset. Read and reset them after kvf_stream_wait. Figures of
+ * transfers and of the disk are not known per layer. Where the device fails in the reading, what
  * kernels count is 0, and a reset does nothing. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
@@ -969,8 +969,8 @@ KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
  * on, in the static set or the sequence's share of the slots (both count as full). Every other
  * entry is in host pages only.
  *
- * A fork counts as its own sequence from the fork on. What a restart computes again, and the patch
- * of chunked eviction, count as held but are no step of full attention.
+ * A fork counts as its own sequence from the fork on. Tokens that a restart computes again, and the
+ * patch of chunked eviction, count as held but are no step of full attention.
  */
 typedef struct kvf_footprint {
     double footprint;             /**< KV footprint: entry_steps / full_entry_steps */

@@ -10,7 +10,7 @@
  * attention of the newest queries to every token. It returns what each KV head keeps, what the
  * deeper layers get, and whether to start over. Tokens that are not kept are deleted (EVICT, as
  * published), or stay in host pages where they can be retrieved, while the kept tokens become the
- * static set (OFFLOAD). What deeper layers did not get they may get later (COMPLETE).
+ * static set (OFFLOAD). With COMPLETE deeper layers get the other tokens later.
  *
  *     kvf_prune_config pc;
  *     kvf_prune_config_init(&pc, kvf_prune_policy_find("fastkv"));
@@ -26,12 +26,12 @@
  *         gather hidden states by result.propagate, or start over if result.restart;
  *         the rest of the layer (MLP)
  *     the first token of the answer follows from the last row's hidden state;
- *     kvf_decode for the tokens behind it
+ *     kvf_decode for the tokens after it
  *
  * The observation window is the end of the prompt, and its last query asks. So the prompt's last
  * token must be in the prefill: held back for a first decode step, it would choose nothing, and
- * meet a cache that was chosen without it. What is asked later, of a prompt that was kept, the
- * window did not know: for that, keep more, or take OFFLOAD.
+ * meet a cache that was chosen without it. The window did not know questions that are asked later
+ * of a kept prompt: for these keep more, or take OFFLOAD.
  *
  * Where pages are packed (kvf_cache_config.pages) policies see the scores of what a step would
  * attend to. With EVICT a kept token that was packed and is sealed again keeps its bytes. One that
@@ -86,7 +86,7 @@ typedef enum kvf_pivot { KVF_PIVOT_LIST(KVF_ENUMERATOR) } kvf_pivot;
 
 #define KVF_PRUNE_LAYER_AUTO UINT32_MAX
 
-/** What a policy may use. A policy ignores the fields that it does not know. */
+/** Settings of a policy. A policy ignores the fields that it does not know. */
 typedef struct kvf_prune_settings {
     size_t size;          /**< set by init */
     float keep;           /**< share of the prompt that a KV head keeps, with the observation window
@@ -118,7 +118,7 @@ typedef struct kvf_prune_settings {
     uint32_t two_pass;             /**< asl: run again from layer 0 with the propagated tokens */
 } kvf_prune_settings;
 
-/** What a policy needs measured at a layer. */
+/** Measurements that a policy needs at a layer. */
 typedef enum kvf_prune_needs {
     KVF_PRUNE_NOTHING = 0,
     KVF_PRUNE_SCORES = 1u << 0,   /**< attention of the window, pooled and reduced */
@@ -136,7 +136,7 @@ typedef struct kvf_prune_profile {
     float variance; /**< of a over tokens */
 } kvf_prune_profile;
 
-/** What a policy sees of one layer of one sequence. */
+/** A policy's view of one layer of one sequence. */
 typedef struct kvf_prune_view {
     const kvf_prune_settings *settings;
     void *user;  /**< kvf_prune_policy.user */
@@ -154,7 +154,7 @@ typedef struct kvf_prune_view {
     const uint32_t *positions;        /**< [tokens] true positions */
 } kvf_prune_view;
 
-/** What a policy returns; preset to keep all and propagate all. */
+/** A policy's answer; preset to keep all and propagate all. */
 typedef struct kvf_prune_answer {
     uint32_t *keep;           /**< [kv_heads, keep_count] ascending, with the observation window */
     uint32_t keep_count;      /**< per KV head; view->tokens = all, `keep` is not read then */
@@ -173,7 +173,7 @@ typedef struct kvf_prune_shape {
     uint32_t layers, kv_heads, query_heads, tokens_max;
 } kvf_prune_shape;
 
-/** What a policy does beyond choosing what a layer keeps. */
+/** How far a policy reaches beyond the tokens that a layer keeps. */
 typedef enum kvf_prune_reach {
     KVF_PRUNE_REACH_LAYER,     /**< nothing */
     KVF_PRUNE_REACH_PROPAGATE, /**< hands fewer tokens to deeper layers */
@@ -192,8 +192,8 @@ typedef struct kvf_prune_policy {
     const char *settings;
     kvf_prune_reach reach; /**< chunked eviction refuses more than LAYER */
     uint32_t needs;        /**< OR of kvf_prune_needs, the same for every layer */
-    /** Instead of `needs`, where they differ from layer to layer. Of the view, what is measured and
-     * how many tokens there are is not known yet; before a prompt the state is zero. */
+    /** Instead of `needs`, where they differ from layer to layer. Measurements and the number of
+     * tokens are not in the view yet; before a prompt the state is zero. */
     uint32_t (*needs_at)(const kvf_prune_view *view);
     /** Returns NULL, or writes what is wrong (field, value, fix) to text and returns it. Common
      * ranges were checked before. */
@@ -246,7 +246,7 @@ static inline KVF_CHECKED kvf_status kvf_prune_config_check(const kvf_prune_conf
 
 typedef struct kvf_prune kvf_prune;
 
-/** What a pruner reserves. */
+/** Memory that a pruner reserves. */
 typedef struct kvf_prune_plan {
     uint64_t device_bytes;
     uint64_t host_bytes; /**< pinned copies, choices, state */
@@ -336,7 +336,7 @@ static inline KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_seque
  * Chunked eviction: a layer holds what was kept of earlier chunks, then @p tokens of this chunk,
  * then @p patch tokens of the prompt's end (PATCHED, not the last chunk) which are dropped again.
  * Waits for @p stream. Every layer gets a chunk before the next one begins. The patch has the
- * positions right behind the chunk, which the next chunk uses again.
+ * positions right after the chunk, which the next chunk uses again.
  *
  * @param patch  chunk_queries with PATCHED in every chunk but the last, else 0
  * @return KVF_OK; KVF_INVALID with nothing changed if this is not the chunk that comes next; else
@@ -367,16 +367,15 @@ static inline void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *
     kvf_prune_stats_get_sized(prune, stats, sizeof *stats);
 }
 
-/** What a policy that chooses a layer looked at, by layer, in the prompt that was there last: of
- * asl the relative variance of ranks. NaN where it looked at nothing. Read it after
- * kvf_stream_wait.
+/** Measures by which a policy chooses a layer, by layer, in the latest prompt: asl's relative
+ * variance of ranks. NaN where there was none. Read it after kvf_stream_wait.
  * @param measures  receives [count], at most as many as there are layers */
 KVF_API void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32_t count);
 
 /* ---- completing ---- */
 
 /*
- * The first token early, and nothing lost: the layers behind the pivot get few tokens so that the
+ * The first token early, and nothing lost: the layers after the pivot get few tokens so that the
  * answer begins, and the others later. The caller keeps the hidden states of all tokens where the
  * first layer propagates fewer, and has the pruner opened with COMPLETE, so that the layers up to
  * there lose nothing:
@@ -387,7 +386,7 @@ KVF_API void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32
  *     ...
  *     answer: kvf_decode                          // with what was pruned
  *     kvf_complete_begin(cache, sequence, pivot + 1, tokens, stream, &whole);
- *     while there is time, for each layer behind the pivot, for each chunk of all tokens:
+ *     while there is time, for each layer after the pivot, for each chunk of all tokens:
  *         kvf_hidden_get(hidden, first, count, rows, stream);
  *         the MLP of the layer before; queries, keys, values
  *         kvf_prefill(cache, &chunk of whole, stream);
@@ -403,8 +402,8 @@ KVF_API void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32
 
 /**
  * Make the whole form of a pruned sequence: the tokens at positions below @p tokens in layers below
- * @p first_layer, shared with it as by a fork, and nothing behind. It is a sequence like any other;
- * destroy it to give up.
+ * @p first_layer, shared with it as by a fork, and nothing after them. It is a sequence like any
+ * other; destroy it to give up.
  *
  * @param whole  receives the handle; NULL on failure
  * @return KVF_OK; KVF_INVALID if a layer below first_layer lacks a token; as kvf_sequence_fork and
@@ -417,8 +416,8 @@ KVF_API KVF_CHECKED kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence
                                                   kvf_stream *stream, kvf_sequence **whole);
 
 /**
- * The sequence goes on as its whole form, under the same handle. @p whole is destroyed, with what
- * was pruned. What was recorded of the sequence cannot be replayed any more.
+ * The sequence goes on as its whole form, under the same handle. @p whole is destroyed, with the
+ * pruned one. Recordings of the sequence cannot be replayed any more.
  *
  * All layers of @p whole hold as many tokens as the sequence had positions. If the sequence was cut
  * to fewer than the prompt has, cut @p whole as well, before other tokens come.
@@ -433,13 +432,13 @@ KVF_API KVF_CHECKED kvf_status kvf_complete_end(kvf_cache *cache, kvf_sequence *
 /** Hidden states that wait, a row per token: in host memory, or in a file. */
 typedef struct kvf_hidden kvf_hidden;
 
-/** What rows reserve. */
+/** Memory that rows reserve. */
 typedef struct kvf_hidden_plan {
     uint64_t host_bytes; /**< all rows, or the window in front of a file: 4 MiB or one row */
     uint64_t disk_bytes; /**< the file; 0 = there is none */
 } kvf_hidden_plan;
 
-/** What kvf_hidden_open would reserve. Thread: any, a pure function of numbers. */
+/** Memory that kvf_hidden_open would reserve. Thread: any, a pure function of numbers. */
 KVF_API void kvf_hidden_plan_make_sized(uint64_t row_bytes, uint32_t rows_max, int on_disk,
                                         kvf_hidden_plan *plan, size_t size);
 static inline void kvf_hidden_plan_make(uint64_t row_bytes, uint32_t rows_max, int on_disk,

@@ -52,9 +52,9 @@ static inline void kvf_save_args_init(kvf_save_args *args)
 }
 
 /**
- * Save a sequence as it is when @p stream has done what was enqueued before. What is not in sealed
- * pages is copied on the stream; a thread of its own writes the file. The sequence may go on,
- * fork, or be destroyed meanwhile. Its pages count as used until kvf_save_finish.
+ * Save a sequence as it is when @p stream has done what was enqueued before. Tokens that are not in
+ * sealed pages are copied on the stream; a thread of its own writes the file. The sequence may go
+ * on, fork, or be destroyed meanwhile. Its pages count as used until kvf_save_finish.
  *
  * A prompt that a pruner has begun is saved without what the pruner knows: save between prompts.
  *
@@ -111,7 +111,7 @@ static inline void kvf_restore_args_init(kvf_restore_args *args)
 KVF_API KVF_CHECKED kvf_status kvf_sequence_restore(kvf_cache *cache, const kvf_restore_args *args,
                                                     kvf_stream *stream, kvf_sequence **out);
 
-/** What a file says of itself. */
+/** The header of a file. */
 typedef struct kvf_saved {
     uint64_t bytes;  /**< of the file */
     uint32_t tokens; /**< of the longest layer */

@@ -45,11 +45,11 @@ typedef struct kvf_setting {
     const char *meaning; /**< one line */
 } kvf_setting;
 
-/** What a setting may be, in words: "a whole number from 1 to 64". @return @p text */
+/** The values that a setting may have, in words: "a whole number from 1 to 64". @return @p text */
 KVF_API const char *kvf_setting_range(const kvf_setting *setting, char *text, size_t capacity);
 
 /**
- * Set the field of @p config from text. A field that lies behind its `size` (offset + bytes) is of
+ * Set the field of @p config from text. A field that lies beyond its `size` (offset + bytes) is of
  * a later library: leave it out. Whole numbers may end with K, M or G (1024s; KiB is K), switches
  * are on, off, 1 or 0, arrays are separated by commas; TEXT is borrowed.
  *
