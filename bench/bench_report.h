@@ -32,7 +32,7 @@ bench_args bench_args_read(int argc, char **argv, const bench_option *options);
 /* 10th percentile, median, 90th percentile. Sorts `values`. */
 void bench_percentiles(double *values, size_t count, double out[3]);
 
-/* The file of --json, with "machine" and "command" in an open object, a comma behind; NULL if it
+/* The file of --json, with "machine" and "command" in an open object, a comma after; NULL if it
  * was not given. */
 FILE *bench_json_open(const bench_args *args);
 /* "name": what bench_percentiles found. */

@@ -59,7 +59,7 @@ static void attend_list(const kvf_sequence *sequence, uint32_t kv_head, const in
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t i = 0; i < page_count; i++) {
             const float *keys = kvf_page_address(sequence, 0, kv_head, (uint32_t)pages[i]);
-            const float *values = keys + HEAD_DIM; /* each behind its key */
+            const float *values = keys + HEAD_DIM; /* each after its key */
             const int32_t tokens = i + 1 < page_count ? PAGE_SIZE : last_page_len;
             for (int32_t t = 0; t < tokens; t++) {
                 float logit = 0;

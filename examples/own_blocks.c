@@ -119,7 +119,7 @@ static void close_engine(engine *e)
     kvf_runtime_close(e->runtime);
 }
 
-/* Random tokens behind the row, at place `at` of the call's arrays; ids as they are needed. */
+/* Random tokens after the row, at place `at` of the call's arrays; ids as they are needed. */
 static void add_tokens(engine *e, row *r, uint32_t count, uint32_t at)
 {
     for (uint32_t i = 0; i < count; i++, r->length++) {

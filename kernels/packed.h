@@ -144,7 +144,7 @@ KVF_INLINE void kvf_pack_value(const kvf_shape *s, void *page, uint32_t t, float
                       kvf_min_u32(KVF_PACKED_GROUP, s->head_dim - i));
 }
 
-/* Token t of a page from its exact key, behind which its value lies. `x` [head_dim] is for work. */
+/* Token t of a page from its exact key, after which its value lies. `x` [head_dim] is for work. */
 KVF_INLINE void kvf_pack_token(const kvf_shape *s, void *page, uint32_t t, const void *exact,
                                float *x)
 {
@@ -216,7 +216,7 @@ KVF_INLINE void kvf_packed_store(const kvf_shape *s, void *to, size_t first, con
         kvf_element_set(to, s->dtype, first + i, kvf_packed_within(s->dtype, x[i]));
 }
 
-/* Token t of a page to an exact key with its value behind it. */
+/* Token t of a page to an exact key with its value after it. */
 KVF_INLINE void kvf_unpack_token(const kvf_shape *s, const void *page, uint32_t t, void *exact,
                                  float *x)
 {

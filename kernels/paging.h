@@ -157,7 +157,7 @@ typedef struct kvf_paging {
     uint32_t subs;         /* boxes per digest */
     uint32_t sink;         /* tokens */
     uint32_t ring_blocks;
-    uint32_t spare_blocks;  /* behind those of a ring: 1 if pages are packed; see narrow */
+    uint32_t spare_blocks;  /* after those of a ring: 1 if pages are packed; see narrow */
     uint32_t query_window;  /* queries kept */
     uint32_t stretches_max; /* stride of means; 0 = there are none */
 } kvf_paging;

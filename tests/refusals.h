@@ -6,7 +6,7 @@
  * Tables of what an API refuses: what is changed of a valid call, the status, and the whole text.
  *
  * A table is a file, `tests/.../NAME.refusals`. A row is a line with the change, in the words of
- * its test, and below it, behind spaces, the status and the text. Lines that begin with # are
+ * its test, and below it, after spaces, the status and the text. Lines that begin with # are
  * remarks. In a change \n, \r, \t and \xHH are bytes; nothing else is escaped.
  *
  * With KVF_WRITE_REFUSALS=1 in the environment a table is written anew with the answers of today,
@@ -19,7 +19,7 @@
 
 typedef struct refusals {
     const char *path; /* of the table */
-    /* Makes the call. @p change ends with a zero byte behind its @p size bytes, and may be cut. */
+    /* Makes the call. @p change ends with a zero byte after its @p size bytes, and may be cut. */
     kvf_status (*call)(void *user, char *change, size_t size, kvf_error *error);
     void *user;
     const char *place; /* of texts, what differs from run to run; stands as PLACE. NULL = nothing */

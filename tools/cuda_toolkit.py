@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Where the CUDA toolkit behind an nvcc is, and what it can compile for.
+"""Where the CUDA toolkit of an nvcc is, and what it can compile for.
 
 usage: cuda_toolkit.py NVCC [TARGET...]
 

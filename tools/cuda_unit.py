@@ -6,7 +6,7 @@ usage: cuda_unit.py OUT KERNELS SOURCE...
 
 KERNELS is the folder of kernels, where each SOURCE lies, `family/op.cu`. What they include comes first; then
 each has a namespace of its own, unit_OP, by which tools/check_cuda_budget.py knows where a kernel is from, and
-its macros end behind it.
+its macros end after it.
 """
 import os
 import re

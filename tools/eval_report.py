@@ -185,7 +185,7 @@ def table(told):
 
 LEGEND = """\
 *answers kept*: right answers as a share of full attention's, over all questions. *chain*: a value
-behind an assignment; both steps are asked, each by itself, and right together. *repeat*: share of a
+after an assignment; both steps are asked, each by itself, and right together. *repeat*: share of a
 line of random words that is foreseen when it is said again. *nats above full*: loss of {tokens:,}
 tokens that continue the documents, against full attention's {nats:.4f} nats per token. *recall*:
 share of dense attention on the attended tokens, in one step of {every}. *attended*: tokens per KV

@@ -91,7 +91,7 @@ class RulerTask(Task):
 
 
 class MrcrTask(RulerTask):
-    """How much of the reply is given again, behind the mark."""
+    """How much of the reply is given again, after the mark."""
 
     def __init__(self, *args):
         RulerTask.__init__(self, *args)
@@ -128,7 +128,7 @@ class Material:
         self.list = sorted(word for word, n in counts.items() if n >= 2)
 
     def sentences(self, r, count):
-        """So many words, from somewhere, cut behind full stops."""
+        """So many words, from somewhere, cut after full stops."""
         first = r.below(len(self.words))
         words = [self.words[(first + i) % len(self.words)] for i in range(count)]
         out, sentence = [], []

@@ -10,7 +10,7 @@ continuation. Kinds of tasks:
 
   number   The special magic number of CITY is 12345.
   facts    three numbers of one person: phone, room, badge; each is asked for
-  chain    The home city of PERSON is CITY. The population of CITY is 12345. A value behind an
+  chain    The home city of PERSON is CITY. The population of CITY is 12345. A value after an
            assignment: both steps are asked for, each by itself, and are right together
   repeat   a line of words drawn at random is said again: the share of words that are foreseen
   text     the continuation: its loss, nats per token
@@ -91,7 +91,7 @@ def prose(name):
 
 
 def cut(paragraphs, chars):
-    """Paragraphs of so many characters, and those behind them."""
+    """Paragraphs of so many characters, and those after them."""
     size, count = 0, 0
     while count < len(paragraphs) and size < chars:
         size += len(paragraphs[count]) + 2
@@ -114,7 +114,7 @@ def is_answer(said, answer):
 
 class Task:
     """kind, what is fed, and what is right; `key`: tasks that are right only together; `enough`:
-    texts behind which nothing that is said could change what it is worth."""
+    texts after which nothing that is said could change what it is worth."""
 
     enough = []
 

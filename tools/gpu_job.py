@@ -20,7 +20,7 @@ LOG_BYTES = 40000  # of one job in its part's log
 SUITE_ENV = {"KVF_TEST_DEVICE": "cuda"}
 CHECK_SECONDS = 60 # of a look at what failed
 REPORT_LINES = 9
-# What compute-sanitizer says of a fault; the lines behind it have the place.
+# What compute-sanitizer says of a fault; the lines after it have the place.
 REPORT = re.compile(r"^=+ .*(Invalid|Program hit|Race|hazard|Misaligned|out of bounds|uninitialized)", re.I)
 FAILED_CASE = re.compile(r"^FAIL (\S+) \[.*?\] case (\d+) of seed (\d+)", re.M)
 TIME_OVER = "the time was over"

@@ -65,7 +65,7 @@ static unsigned long memory_kib(const char *field)
     return kib;
 }
 
-/* A token, and the one behind it. */
+/* A token, and the one after it. */
 static kvf_status step(long_run *r, kvf_sequence *sequence, uint32_t *next)
 {
     bench_model *m = &r->m;

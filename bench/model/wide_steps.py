@@ -12,9 +12,9 @@ in it, and what was measured by turns can be compared. Parts:
   batch   1, 4, 8 and 16 answers at once to a prompt of 32 tokens, three types of weights, beside
           llama.cpp's batched bench where it is given
   shared  1 and 16 answers to one prompt of 7,000 tokens, beside llama.cpp where it is given
-  draft   a text that is said again, behind 5,000 and 7,000 tokens, without drafts and with them
+  draft   a text that is said again, after 5,000 and 7,000 tokens, without drafts and with them
   drafts  the same by several answers at once to one prompt
-  turn    200 tokens behind 7,000, read densely and as steps; and facts of documents that are asked for
+  turn    200 tokens after 7,000, read densely and as steps; and facts of documents that are asked for
           in questions that are read both ways
 
 Files of other types than the model's own are made as in against_llama.py. Writes wide_steps.json, of which

@@ -20,7 +20,7 @@ import kvferry
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64 # of SmolLM2-135M
 BLOCK = 32
-CHUNKS = ((512, 0), (1024, 0), (2048, 0), (2048, 2048), (512, 3584)) # tokens, behind so many
+CHUNKS = ((512, 0), (1024, 0), (2048, 0), (2048, 2048), (512, 3584)) # tokens, after so many
 SAME = {"isa": "vec", "kv_cache_dtype": "auto"}
 
 

@@ -109,7 +109,7 @@ class Rows:
         return x
 
     def feed(self, questions):
-        """Logits behind the questions, by retention."""
+        """Logits after the questions, by retention."""
         last = [[None] * len(questions) for _ in self.caches]
         for at in range(max(map(len, questions))):
             which = [i for i, q in enumerate(questions) if at < len(q)]

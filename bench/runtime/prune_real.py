@@ -188,7 +188,7 @@ def tuned_rows(path):
 
 
 def rows_of(made):
-    """Tuned settings stand behind the published ones."""
+    """Tuned settings stand after the published ones."""
     tuned = [tuple(row) for row in made["tuned"]]
     return ROWS[:1] + tuned + ROWS[1:]
 

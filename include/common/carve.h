@@ -3,7 +3,7 @@
 #define KVF_COMMON_CARVE_H
 
 /*
- * Arrays one behind the other in one reservation. The same code plans and carves: over a base of
+ * Arrays one after the other in one reservation. The same code plans and carves: over a base of
  * NULL every array is NULL and only `bytes` grows; over a reservation of that many bytes every
  * array gets its place. So a plan and what is carved cannot disagree.
  *

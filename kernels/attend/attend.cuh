@@ -18,7 +18,7 @@
  *
  * With STEP, tokens of a span that has a home come from there, over the link, through the same
  * ring, and whoever asked for 16 bytes leaves them in the page's place when they are there: all
- * tokens of it, also those that do not count, whose bytes in the ring become zeros behind that.
+ * tokens of it, also those that do not count, whose bytes in the ring become zeros after that.
  */
 
 #include "split.h"

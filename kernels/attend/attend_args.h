@@ -172,10 +172,10 @@ KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
  * that of sink + window + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no
  * query of the launch attends to are not read, nor are their blocks. Keys and values of other
  * tokens below base + tokens are finite, attended or not. Keys are summed in runs of
- * KVF_PREFILL_TILE or less, from a multiple of it, one behind the other; so a query has the same
+ * KVF_PREFILL_TILE or less, from a multiple of it, one after the other; so a query has the same
  * bits whatever the chunk, also where whole such runs between sink and window are left out. A task
  * is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query heads of the group). With
- * chunks the same of each; tasks behind the end of a chunk do nothing.
+ * chunks the same of each; tasks after the end of a chunk do nothing.
  */
 #define KVF_PREFILL_ROWS 48u
 #define KVF_PREFILL_KEYS 64u
@@ -196,7 +196,7 @@ typedef struct kvf_prefill_kernel_args {
     void *out;                 /* as q */
     float *lse;                /* [tokens, kv_heads, group]; may be NULL */
     uint32_t blocks_stride;    /* pages from the blocks of a chunk to those of the next */
-    kvf_query_chunks chunks;   /* count = 0: one, of `tokens` behind `base` */
+    kvf_query_chunks chunks;   /* count = 0: one, of `tokens` after `base` */
     const float *sinks;        /* [kv_heads, group] as of merge; NULL = none */
 } kvf_prefill_kernel_args;
 KVF_TASKS(prefill, kvf_prefill_kernel_args,

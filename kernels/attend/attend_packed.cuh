@@ -45,7 +45,7 @@ template <uint32_t D, bool NIBBLES> struct code_ring {
 };
 
 /* Bytes in front, for queries as they are and then for rotated ones, and of what each warp has
- * behind them. */
+ * after them. */
 template <uint32_t D>
 static __host__ __device__ __forceinline__ uint32_t front_bytes(const kvf_attend_args *a)
 {

@@ -15,7 +15,7 @@
  * AVX512_BF16 and bf16 data, q.k comes from pairwise bf16 dot products: exact products, sums
  * rounded to nearest at each step, subnormal inputs taken as zero. |q.k| must stay below FLT_MAX.
  *
- * Packed pages come behind the exact ones of a split, in tiles of their own. Codes become fp32 in
+ * Packed pages come after the exact ones of a split, in tiles of their own. Codes become fp32 in
  * registers; a scale goes to the logit of its key and to the weight of its value, once per token
  * and row. Scales and minima of int4 differ by channel and go to the value. Whole pages of the next
  * tile are prefetched, so that their scales are there when it is listed.
@@ -47,7 +47,7 @@ typedef struct block {
 } block;
 
 /* Live tokens of a tile, in order; padded with the last one to a multiple of ACCUMULATORS. A value
- * lies behind its key. */
+ * lies after its key. */
 typedef struct live_list {
     uint32_t count;
     const char *key[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
@@ -424,7 +424,7 @@ KVF_ALWAYS_INLINE void add_int8(block *b, const uint32_t rows, const uint32_t ve
 }
 
 /* The same of values in int4, for VF_LANES bytes from `at` on of a group that begins at channel
- * `first`; its other half is `half` channels behind. */
+ * `first`; its other half is `half` channels after. */
 KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *list,
                                 uint32_t first, uint32_t at, const uint32_t half)
 {

@@ -16,7 +16,7 @@
  * Bound: matrix products, 4 * head_dim operations per visible (row, key). A tile of 128 rows and 64
  * keys at head_dim 128 is 1024 products of 16x8x16 (4096 operations each), 8192 exponentials and 32
  * KiB of keys and values, 16 operations per row for each of its bytes: at 128 rows a tenth of the
- * rate at which an A100 would starve. Keys behind the last row of a tile are never read, and with a
+ * rate at which an A100 would starve. Keys after the last row of a tile are never read, and with a
  * window, which is a form of its own, neither are tiles of keys between the sink and the window of
  * the first row. A cap, with a window or none, is a form too: 64 tangents for a row and tile.
  *
@@ -42,7 +42,7 @@ template <uint32_t D> struct plan {
 typedef struct query_tile {
     uint32_t head;
     uint32_t first; /* row (token, g) of the chunk */
-    uint32_t rows;  /* 0: it is behind the end of its chunk */
+    uint32_t rows;  /* 0: it is after the end of its chunk */
     uint32_t base;
     uint32_t keys; /* that its last row sees */
     uint32_t skip; /* keys skip .. skip_end - 1 are seen by no row; nothing without a window */
@@ -119,7 +119,7 @@ static __device__ __forceinline__ void load_queries(char *to, const kvf_prefill_
     }
 }
 
-/* Keys first .. first + plan::keys - 1, or their values; zeros behind the last key of the tile. */
+/* Keys first .. first + plan::keys - 1, or their values; zeros after the last key of the tile. */
 template <uint32_t D>
 static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_kernel_args *a,
                                                  const query_tile *t, uint32_t first, size_t values)

@@ -4,7 +4,7 @@
  * Blocks of chunks in exact form, on the GPU; see expand_ref.c for the meaning.
  *
  * Knows nothing of who reads them. A block of threads is a run, which comes to shared memory 16
- * bytes per thread, because cells are behind a link, and from there half a warp takes a token.
+ * bytes per thread, because cells are across a link, and from there half a warp takes a token.
  * Bound: the bytes of the cells over that link. Bits are those of the reference.
  */
 

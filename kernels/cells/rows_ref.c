@@ -3,7 +3,7 @@
 /*
  * Tables and lengths of the caller as rows, the specification and the only host form.
  *
- * Knows nothing of what the cells hold. Nothing behind the end of a table is read, whatever the
+ * Knows nothing of what the cells hold. Nothing after the end of a table is read, whatever the
  * lengths say.
  */
 

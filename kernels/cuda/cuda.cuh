@@ -130,7 +130,7 @@ static inline bool kvf_cuda_takes_early(void)
 }
 
 /* May a kernel that comes next take its places before all is done that the stream has before it?
- * In a capture not behind a join: CUDA documents edges of early starts between two kernels, and
+ * In a capture not after a join: CUDA documents edges of early starts between two kernels, and
  * nothing about one beside ordinary edges of the same kernel. */
 static inline bool kvf_cuda_may_start_early(cudaStream_t stream)
 {
@@ -220,7 +220,7 @@ static __device__ __forceinline__ void kvf_wait_for_earlier(void)
 }
 
 /* A kernel that may start early and comes next may take its places once every block was here, or
- * has ended. Before the wait or behind it: who comes next waits for the end of this kernel. */
+ * has ended. Before the wait or after it: who comes next waits for the end of this kernel. */
 static __device__ __forceinline__ void kvf_let_next_start(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -282,7 +282,7 @@ static __device__ __forceinline__ uint32_t kvf_load_relaxed(const uint32_t *word
 }
 
 /* Adds to a word, returns what it was: who reads the sum of an addition sees what came before that
- * one, in this thread and, behind a barrier, in its block. */
+ * one, in this thread and, after a barrier, in its block. */
 static __device__ __forceinline__ uint32_t kvf_add_in_order(uint32_t *word, uint32_t value)
 {
     uint32_t before;

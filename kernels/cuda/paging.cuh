@@ -159,7 +159,7 @@ typedef struct kvf_row_move {
 #define KVF_MOVES_IN_FLIGHT 4u
 
 /* Every thread of the block moves 16 bytes at a time, several loads before the first store, because
- * `from` may lie behind a link. */
+ * `from` may lie across a link. */
 static __device__ __forceinline__ void kvf_block_move(const kvf_row_move *moves, uint32_t count,
                                                       const kvf_shape *shape)
 {

@@ -57,7 +57,7 @@ static __device__ __forceinline__ void kvf_plain_begin(kvf_plain_rows *r)
 }
 
 /* Logits of `rows` rows become weights; factor is what older sums are worth. Barriers: all logits
- * are there before, weights are read behind another one. */
+ * are there before, weights are read after another one. */
 static __device__ __forceinline__ void kvf_plain_soften(kvf_plain_shared *state, kvf_plain_rows *r,
                                                         uint32_t rows)
 {

@@ -70,7 +70,7 @@ static __device__ __forceinline__ void kvf_select_count(kvf_select_state *s, uin
 /*
  * Sets digit, left and held for the wanted-th smallest of what the bins count, 1 <= wanted, or
  * for the largest if there are fewer; clears the bins. Returns how many they count; if that is 0
- * nothing is set. Two barriers; the caller has one before, behind its additions.
+ * nothing is set. Two barriers; the caller has one before, after its additions.
  */
 static __device__ __forceinline__ uint32_t kvf_select_digit(kvf_select_state *s, uint32_t wanted)
 {

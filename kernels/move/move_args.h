@@ -115,7 +115,7 @@ KVF_INLINE uint32_t kvf_ring_recent(const kvf_ring *r, uint32_t length)
     return length > r->recent ? length - r->recent : 0;
 }
 
-/* The first page behind those of the sink that the newest of `length` tokens sees. */
+/* The first page after those of the sink that the newest of `length` tokens sees. */
 KVF_INLINE uint32_t kvf_ring_first(const kvf_ring *r, uint32_t length)
 {
     return kvf_max_u32(r->sink_blocks, kvf_ring_recent(r, length) / r->shape.page_size);

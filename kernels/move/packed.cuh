@@ -161,7 +161,7 @@ static __device__ __forceinline__ void packed_rotate_back(float x[KVF_CODE_WORDS
     }
 }
 
-/* Token t of a page from its exact key, behind which its value lies; unless `stays`, what comes
+/* Token t of a page from its exact key, after which its value lies; unless `stays`, what comes
  * back goes there. */
 static __device__ __forceinline__ void packed_token(const kvf_shape *s, void *page, uint32_t t,
                                                     char *exact, bool stays)
@@ -180,7 +180,7 @@ static __device__ __forceinline__ void packed_token(const kvf_shape *s, void *pa
         packed_store(exact + kvf_row_bytes(s), s->dtype, words, x);
 }
 
-/* A run or a page in home form to shared memory, 16 bytes per thread, because pages are behind a
+/* A run or a page in home form to shared memory, 16 bytes per thread, because pages are across a
  * link. By the whole block. */
 static __device__ __forceinline__ void packed_fetch(const char *run, size_t bytes)
 {
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void packed_fetch(const char *run, size_t byte
     __syncthreads();
 }
 
-/* Token t of a page to an exact key with its value behind it; `stays`: it is not written. */
+/* Token t of a page to an exact key with its value after it; `stays`: it is not written. */
 static __device__ __forceinline__ void packed_token_back(const kvf_shape *s, const void *page,
                                                          uint32_t t, char *exact, bool stays)
 {

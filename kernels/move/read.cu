@@ -5,7 +5,7 @@
  *
  * Knows nothing of who reads them. Grid: (parts of a list, lists); a block of threads takes every
  * PARTS-th page of its list. A packed one comes to shared memory 16 bytes per thread, because the
- * pool is behind a link, and from there half a warp takes a token. Bound: the bytes of the pool
+ * pool is across a link, and from there half a warp takes a token. Bound: the bytes of the pool
  * over that link. Bits are those of the reference.
  */
 

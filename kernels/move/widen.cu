@@ -4,7 +4,7 @@
  * Sealed blocks of a row in exact form, on the GPU; see widen_ref.c for the meaning.
  *
  * Knows nothing of who reads them. Block 0 of threads makes the view; every other one is a run,
- * which comes to shared memory 16 bytes per thread, because the pool is behind a link, and from
+ * which comes to shared memory 16 bytes per thread, because the pool is across a link, and from
  * there half a warp takes a token. Bound: the bytes of the pool over that link. Bits are those of
  * the reference.
  */

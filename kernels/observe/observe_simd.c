@@ -79,7 +79,7 @@ static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uin
     strips_finish(&t->q, rows, &a->shape);
 }
 
-/* Live tokens of span `i`, behind those of the tile. */
+/* Live tokens of span `i`, after those of the tile. */
 static void add_span(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t i)
 {
     const size_t at = (size_t)c->head * a->spans_max + i;
@@ -110,7 +110,7 @@ static bool fits(const tile *t, const kvf_observe_args *a, const chunk *c, uint3
 }
 
 /* Logits, in units of ln 2, of the tile's rows against the live tokens of the spans from `first`
- * on. Returns the span behind them. */
+ * on. Returns the span after them. */
 KVF_ALWAYS_INLINE uint32_t spans_logits(tile *t, const kvf_observe_args *a, const chunk *c,
                                         uint32_t first, const kvf_dtype dtype)
 {

@@ -8,7 +8,7 @@
  * the d entries before it come from either run, and a running sum over the block gives the places
  * of live entries. Every block of a head follows the whole merge and moves the rows of every
  * PARTS-th round; the first one writes indices, bits, jobs and boxes as well, so no two write the
- * same. Bound: the rows taken, read and written once, from behind the link where pages are not
+ * same. Bound: the rows taken, read and written once, over the link where pages are not
  * resident. Exact.
  */
 
@@ -82,7 +82,7 @@ static __device__ __forceinline__ char *new_row(const packing *k, uint32_t entry
     return kvf_store_token(p, k->a->store, k->head, entry);
 }
 
-/* Token of id i of the old store; those behind its end are dead and come last. */
+/* Token of id i of the old store; those after its end are dead and come last. */
 static __device__ __forceinline__ uint32_t old_token(const packing *k, uint32_t i)
 {
     const uint32_t entry = (uint32_t)k->ids[i];
@@ -174,8 +174,8 @@ static __device__ void widen(const packing *k, const widening *w)
     }
 }
 
-/* Bits of a page whose first old entry is i and whose first new one is j; *end is behind its old
- * entries. Counted behind the sink. */
+/* Bits of a page whose first old entry is i and whose first new one is j; *end is after its old
+ * entries. Counted after the sink. */
 static __device__ uint64_t bits_of(const packing *k, uint32_t page, uint32_t i, uint32_t j,
                                    uint32_t *end)
 {

@@ -45,7 +45,7 @@ static __device__ __forceinline__ float positive(float x)
     return x > 0.0f ? x : 0.0f;
 }
 
-/* Scores of i, i + step, ...; 0 behind the row. All loads come before the first use. */
+/* Scores of i, i + step, ...; 0 after the row. All loads come before the first use. */
 static __device__ __forceinline__ void load(float x[ITEMS], const float *__restrict__ row,
                                             uint32_t i, uint32_t count)
 {
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void leave(float *part, float x)
         part[threadIdx.x / KVF_WARP_LANES] = x;
 }
 
-/* The block's sum, to every thread; behind a barrier. */
+/* The block's sum, to every thread; after a barrier. */
 static __device__ __forceinline__ float collect(const float *part)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;

@@ -209,7 +209,7 @@ typedef struct kvf_weigh_args {
     const float *q_scale;            /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
     const void *const *codes;        /* [lists] -> code groups of blocks, whole, 64-byte aligned: */
     const uint32_t *const *block_of; /* [lists] -> [blocks] those of block b lie block_of[l][b]
-                                        blocks behind codes[l]; or */
+                                        blocks after codes[l]; or */
     const uint32_t *cell;            /* [rows, cell_stride]: block b of list l has the codes of */
     uint32_t cell_stride;            /* cell[l / kv_heads][b], head l % kv_heads; NULL = as above */
     kvf_cell_codes cells;
@@ -412,7 +412,7 @@ KVF_INLINE kvf_mean_place kvf_skim_mean(const kvf_skim_args *a, uint32_t list, u
 
 /* ---- sift: what is left to weigh ----
  * Of a list l with from[l]: bits[l, b] = from[l][b] if block b < blocks[l] stays, else all ones, so
- * that none of its tokens counts. Blocks of stretch 0 stay, those behind the last whole stretch,
+ * that none of its tokens counts. Blocks of stretch 0 stay, those after the last whole stretch,
  * and those of the stretches ids[l, i] + 1. A list whose from[l] is NULL is skipped. A task is one
  * list.
  */

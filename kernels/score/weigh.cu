@@ -702,7 +702,7 @@ static __device__ __forceinline__ float hold_masses(const float s[][2][4], const
 }
 
 /* parts [2, HEADS, HELD_WARPS]: largest and sum of every warp. What a call leaves in shared memory,
- * the next one may write behind its first barrier. */
+ * the next one may write after its first barrier. */
 template <uint32_t PAGE, uint32_t SPANS, bool PAIRED>
 static __device__ __forceinline__ void
 weigh_held(const kvf_weigh_args &a, const tile &t, const columns &columns, const own &o,

@@ -180,7 +180,7 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q
 
 /*
  * Codes are fetched ahead at an even pace, in the loop over codes and in the one over exponentials:
- * requests that come faster than memory answers hold up what is behind them, and a memory that is
+ * requests that come faster than memory answers hold up what is after them, and a memory that is
  * not asked has nothing to answer. Groups may lie anywhere, and those of neighbouring blocks of the
  * pool are neighbours, so they are asked for one after the other. For every four that the first
  * loop reads it asks for three, FETCHED bytes at a time, and the second one for the rest, in as
@@ -322,7 +322,7 @@ static void look_at_tile(tile *t, const kvf_weigh_args *a, uint32_t list, uint32
     find_skipped(t, bits);
 }
 
-/* Of a tile, by the codes of a list, to `at`; returns where those behind them go. */
+/* Of a tile, by the codes of a list, to `at`; returns where those after them go. */
 static kvf_code_group *find_codes(tile *t, uint32_t list, kvf_code_group *at)
 {
     const kvf_weigh_args *a = t->a;
@@ -566,7 +566,7 @@ static void fetch_groups(turns *soon, const kvf_code_group *until, uint32_t head
 }
 
 /* What is asked for while a tile is weighed, of groups up to `end`: those of the next tile if this
- * one is thin, else those that are as far behind as it takes them to come. More than this tile has
+ * one is thin, else those that are as far ahead as it takes them to come. More than this tile has
  * are asked for at once. */
 static void look_ahead(turns *soon, const tile *t, const kvf_code_group *end)
 {
@@ -577,7 +577,7 @@ static void look_ahead(turns *soon, const tile *t, const kvf_code_group *end)
         fetch_groups(soon, soon->until - t->groups, head_dim);
 }
 
-/* Some tiles of a list that has nothing in common with others. Groups of the one behind them are
+/* Some tiles of a list that has nothing in common with others. Groups of the one after them are
  * asked for too, because the same thread mostly goes on with it. */
 static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t first, uint32_t end)
 {

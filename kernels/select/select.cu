@@ -10,7 +10,7 @@
  * The last block has the row and what was chosen in shared memory, and a page's place at home is
  * asked for together with its slot.
  *
- * Bound: latency, that of the three one behind the other: at 128K tokens in pages of 4 a list has
+ * Bound: latency, that of the three one after the other: at 128K tokens in pages of 4 a list has
  * 32,768 scores, which 16 blocks read once from the second-level cache; the last one then looks at
  * as many candidates as one had scores. Then 4 dependent round trips to that cache, those of a
  * page's block, its slot and the slot's word, read and changed, and some 20 barriers in all.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Topk, resolve and assemble in one launch: by their references, one behind the other.
+ * Topk, resolve and assemble in one launch: by their references, one after the other.
  *
  * Knows nothing that they do not know.
  */

@@ -108,7 +108,7 @@ typedef struct kept {
 
 KVF_ALWAYS_INLINE void keep_bits(kept *s, uint32_t first, uint32_t above, uint32_t equal)
 {
-    /* One or none is usual, which shall not be a branch to guess. The entry behind those that are
+    /* One or none is usual, which shall not be a branch to guess. The entry after those that are
      * kept is free: they are fewer than the scores that were looked at. */
     s->work[s->above] = first + (uint32_t)__builtin_ctz(above | 1u << (VF_LANES - 1));
     s->above += above != 0;

@@ -13,7 +13,7 @@
 #define KVF_FIELD(type, field)                                                                     \
     .name = #field, .offset = offsetof(type, field), .bytes = sizeof(((type *)0)->field)
 
-/* Texts of a list of names, by value; NULL behind the last. */
+/* Texts of a list of names, by value; NULL after the last. */
 #define KVF_NAME_TEXT(name, value, text, meaning) [value] = (text),
 #define KVF_NAMES(LIST)                                                                            \
     (const char *const[])                                                                          \

@@ -2,7 +2,7 @@
 
 /*
  * Structs of callers, with their sizes; see the header. Knows no struct. Invariant: of the caller's
- * struct no byte behind its size is read or written.
+ * struct no byte after its size is read or written.
  */
 
 #include "sized.h"

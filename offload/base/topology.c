@@ -85,7 +85,7 @@ typedef struct cpus {
 
 static bool has(const cpus *c, uint32_t cpu)
 {
-    return CPU_ISSET_S(cpu, c->bytes, c->set); /* false behind its end */
+    return CPU_ISSET_S(cpu, c->bytes, c->set); /* false after its end */
 }
 
 static kvf_status reserve(kvf_context *context, uint32_t count, cpus *out)

@@ -7,7 +7,7 @@
  * the caller. CUDA knows nothing of errors of this library, so every stream carries the set of
  * streams that it has waited for, through events, since it was made: the error of any of them comes
  * out of its next wait. That may be one that happened after the event it waited for, and work
- * enqueued behind the error still runs; both are said in device.h.
+ * enqueued after the error still runs; both are said in device.h.
  *
  * Invariant: a bit in any set names a living stream. A stream that ends gives its error to all
  * whose sets name it, and leaves them.

@@ -189,7 +189,7 @@ void kvf_cuda_calls_settle(kvf_cuda_stream *stream)
     pthread_mutex_unlock(&stream->lock);
 }
 
-/* Whether the stream will run nothing more: CUDA drops host calls behind an error. */
+/* Whether the stream will run nothing more: CUDA drops host calls after an error. */
 static bool is_broken(kvf_cuda_stream *stream)
 {
     const cudaError_t error = cudaStreamQuery(stream->handle);

@@ -79,7 +79,7 @@ typedef struct kvf_device_ops {
     void (*stream_destroy)(kvf_stream *stream); /* waits; NULL is fine */
     kvf_status (*stream_wait)(kvf_stream *stream);
     /* An event that only orders, or one that tells the time as well: on CUDA that costs every
-     * record a write behind all that comes before. */
+     * record a write after all that comes before. */
     kvf_status (*event_create)(kvf_device *device, kvf_event **out);
     kvf_status (*event_create_timed)(kvf_device *device, kvf_event **out);
     void (*event_destroy)(kvf_event *event); /* NULL is fine; never while work refers to it */

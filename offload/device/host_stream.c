@@ -8,7 +8,7 @@
  * entries, so enqueueing allocates nothing. Waiting threads spin for a few microseconds and then
  * sleep: the machine may have fewer cores than there are streams.
  *
- * To wake the worker takes longer than a short call does. So where the last wait came soon behind
+ * To wake the worker takes longer than a short call does. So where the last wait came soon after
  * the little that it waited for, the next work is left to the waiter, and the worker only looks now
  * and then whether somebody came for it. It is called where anything else waits: another stream, a
  * poll.
@@ -31,7 +31,7 @@
 
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
-/* A wait for so few entries, so soon behind the first of them, leaves the next ones to itself. What
+/* A wait for so few entries, so soon after the first of them, leaves the next ones to itself. What
  * takes longer to enqueue is begun meanwhile. */
 #define FEW           64u
 #define SOON_NS       300000u
@@ -93,7 +93,7 @@ typedef struct host_stream {
     bool is_running;               /* guarded by lock: somebody executes entry `done` */
     bool is_left;                  /* guarded by lock: to waiters, and the worker looks */
     uint64_t waited;               /* guarded by lock: entries in front of the last wait */
-    uint64_t filled_ns;            /* guarded by lock: the first entry behind it; 0 = none */
+    uint64_t filled_ns;            /* guarded by lock: the first entry after it; 0 = none */
     uint64_t wake_at;              /* guarded by lock: least `done` that somebody sleeps for */
     bool is_closing;               /* guarded by lock */
     kvf_error error;               /* guarded by lock: sticky */

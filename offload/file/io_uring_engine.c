@@ -252,7 +252,7 @@ static int uring_submit(kvf_io *base, const kvf_io_request *r)
     return 0;
 }
 
-/* Writes go behind the reads that are in the queue. */
+/* Writes go after the reads that are in the queue. */
 static void put_writes(uring_io *io)
 {
     const uint32_t most = (io->base.depth + WRITE_SHARE - 1) / WRITE_SHARE;

@@ -89,7 +89,7 @@ static size_t record_length(const char *text, size_t bytes)
     return 0;
 }
 
-/* "word number" at *text, moved behind it; 0 if it is not there. */
+/* "word number" at *text, moved after it; 0 if it is not there. */
 static bool take_text(const char **text, const char *word)
 {
     const size_t length = strlen(word);

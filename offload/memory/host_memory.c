@@ -268,7 +268,7 @@ static kvf_status refuse(const request *r, const kvf_headroom *h, uint64_t done,
                     have, had, need, r->config->lower);
 }
 
-/* Before a piece is touched, behind `done` bytes: afterwards it may be too late. */
+/* Before a piece is touched, after `done` bytes: afterwards it may be too late. */
 static kvf_status look(const request *r, uint64_t done, size_t bytes)
 {
     const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000l};

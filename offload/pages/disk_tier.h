@@ -34,7 +34,7 @@
 
 typedef struct kvf_disk_tier_config {
     const char *folder;
-    const kvf_host_memory *memory; /* berths one behind the other; granule = bundle_bytes */
+    const kvf_host_memory *memory; /* berths one after the other; granule = bundle_bytes */
     const kvf_io_ops *engine;      /* NULL = the best there is */
     size_t bundle_bytes;           /* a multiple of KVF_DISK_ALIGNMENT */
     uint32_t bundles, berths;

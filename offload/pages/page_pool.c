@@ -162,7 +162,7 @@ kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out)
 
 kvf_status kvf_page_pool_acquire_near(kvf_page_pool *pool, kvf_block near, kvf_block *out)
 {
-    uint32_t index = near.index + 1; /* 0 behind none */
+    uint32_t index = near.index + 1; /* 0 after none */
     *out = KVF_BLOCK_NONE;
     if (pool->free_count == 0)
         return KVF_FULL;

@@ -71,7 +71,7 @@ size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks);
 
 /* KVF_FULL when none is free (without a message: the caller knows the field). References = 1. */
 KVF_CHECKED kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out);
-/* The one behind `near` if it is free and of the same bundle, else one of a bundle that nobody has
+/* The one after `near` if it is free and of the same bundle, else one of a bundle that nobody has
  * blocks of, while there is any. */
 KVF_CHECKED kvf_status kvf_page_pool_acquire_near(kvf_page_pool *pool, kvf_block near,
                                                   kvf_block *out);

@@ -3,7 +3,7 @@
 /*
  * Gather workers: a team of their own that runs the copy kernel.
  *
- * Apart from the compute team, so that filling staging does not stand behind a launch. The workers
+ * Apart from the compute team, so that filling staging does not wait for a launch. The workers
  * are threads of the host whatever the device is, so the kernel comes from the host's table. Knows
  * nothing of rings or requests.
  */

@@ -41,7 +41,7 @@ typedef struct kvf_transfer_slot {
     /* guarded by the engine's lock */
     kvf_status status;
     bool is_told;   /* some stream has the status */
-    bool is_copied; /* `sent` stands behind its copies; the thread's until `sent` has grown */
+    bool is_copied; /* `sent` comes after its copies; the thread's until `sent` has grown */
 } kvf_transfer_slot;
 
 typedef struct kvf_transfer_counters {

@@ -109,7 +109,7 @@ class Blocks(Handle):
     def extend(self, layer: int, table: Tuple[int, int], lengths: int, starts: Many[int],
                contexts: Many[int], q: int, out: int, stream: Stream, *,
                lse: Optional[int] = None) -> None:
-        """Row i has queries starts[i] to starts[i + 1] - 1, behind contexts[i] tokens."""
+        """Row i has queries starts[i] to starts[i + 1] - 1, after contexts[i] tokens."""
         if len(starts) != len(contexts) + 1:
             raise Invalid("starts has %d numbers: one more than the %d of contexts"
                           % (len(starts), len(contexts)))

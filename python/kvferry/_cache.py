@@ -233,7 +233,7 @@ class Cache(Handle):
         positions  [rows] integers; None = the last + 1
         lse        float32[rows, query_heads], receives the natural log of the sum; may be None
         tokens     new tokens of each sequence, 1 to tokens_per_step_max; rows = their sum, one
-                   sequence behind the other. The same bits as one call per token
+                   sequence after the other. The same bits as one call per token
         page_scores  float32[rows, kv_heads, any], the caller's own selection: a score of each page,
                    tokens p * page_size and on of the sequence; NaN and -inf = not this one
         page_ids   int32 of the same shape, instead: pages, the most wanted first, and -1 for none
@@ -553,7 +553,7 @@ class Sequence(Handle):
     def complete_begin(self, first_layer: int, tokens: int,
                        stream: Optional[Stream] = None) -> "Sequence":
         """The whole form of a pruned sequence: its first `tokens` in layers below `first_layer`, and
-        nothing behind. Prefill its other layers, then what the sequence got since; see kvf_complete_begin.
+        nothing after. Prefill its other layers, then what the sequence got since; see kvf_complete_begin.
         """
         cache = self.cache
         stream, waits = cache.runtime._stream_for(stream, None)

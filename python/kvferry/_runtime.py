@@ -183,7 +183,7 @@ class Stream(Handle):
 
     @property
     def native(self) -> Optional[int]:
-        """The cudaStream_t behind it; None on the host device."""
+        """Its cudaStream_t; None on the host device."""
         return lib.kvf_stream_native(self._node.check())
 
     def launch(self, fn: Callable[[int], None], tasks: int = 1) -> None:

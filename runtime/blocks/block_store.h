@@ -75,7 +75,7 @@ KVF_CHECKED kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *a
                                        kvf_stream *stream);
 KVF_CHECKED kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
                                       kvf_stream *stream);
-/* Chunks of the rows `row` and behind it of a call. */
+/* Chunks of the rows `row` and after it of a call. */
 KVF_CHECKED kvf_status kvf_block_prefill(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
                                          uint32_t row, const kvf_query_chunks *chunks,
                                          kvf_stream *stream);

@@ -227,7 +227,7 @@ static inline bool kvf_packs_pages(const kvf_part *part)
 }
 
 /* Under blocks of the caller: tokens of window and tails are brought to their region, from memory
- * behind a link, or because they are packed where they live. */
+ * across a link, or because they are packed where they live. */
 static inline bool kvf_brings_tokens(const kvf_part *part)
 {
     return kvf_moves_pages(part) || kvf_packs_pages(part);

@@ -133,7 +133,7 @@ void kvf_bring_again(kvf_part *part)
  * The host reads them in place, or a copy that comes before the event. */
 typedef struct chosen {
     const uint32_t *count;  /* [lists] */
-    const int32_t *indptr;  /* [lists + 1] of lists one behind the other; NULL = ids_max apart */
+    const int32_t *indptr;  /* [lists + 1] of lists one after the other; NULL = ids_max apart */
     const int32_t *ids;     /* [lists, ids_max], or */
     const kvf_miss *misses; /* likewise */
 } chosen;

@@ -52,7 +52,7 @@ uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties
 }
 
 /*
- * One row after the other goes behind that with which it has most in common, and behind all that
+ * One row after the other goes after that with which it has most in common, and after all that
  * have more in common with that one. So the rows that have any block in common stay neighbours:
  * what row i has in common with an earlier one is the least of common[] between them.
  */

@@ -87,7 +87,7 @@ static inline const kvf_layer_form *kvf_step_form(const kvf_step *step)
 #define KVF_LAUNCH(step, op, args) KVF_ENQUEUE((step)->stream, op, args)
 
 /* Take the next frame, waiting for the oldest call if all are in flight, and put the cache's work
- * in order behind its last call. */
+ * in order after its last call. */
 KVF_CHECKED kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step);
 
 /* Room for `count` elements in the frame: `array` is where the host writes them, `seen` where the
@@ -112,7 +112,7 @@ static inline bool kvf_step_is_first(const kvf_step *step, uint32_t row)
 /* Its state when the row's token was the newest: of its rows, all but the last are in the past. */
 kvf_layer kvf_step_state(const kvf_step *step, uint32_t row);
 
-/* Rows of different sequences from `first` on; at its end: the first row behind them. */
+/* Rows of different sequences from `first` on; at its end: the first row after them. */
 uint32_t kvf_step_turn(const kvf_step *step, uint32_t first);
 
 /* Where the arrays of a row are, and what the host knows of it. */

@@ -5,7 +5,7 @@
  * layer has both, heads are packed apart and outputs are put together.
  *
  * Knows nothing of rings (streaming_heads.c) or of what a part does. A call that is refused has
- * changed nothing. Rings are written behind the part, so that a step that is taken back, because
+ * changed nothing. Rings are written after the part, so that a step that is taken back, because
  * its pages could not be read, has not touched them.
  */
 

@@ -7,7 +7,7 @@
  *
  * What the host knows of a step (lengths, rows, pool addresses, heads to pack) is in one piece per
  * recorded call. The graph begins with a kernel that brings the next frame of pieces from a ring in
- * host memory to fixed places; everything behind it reads those. Launches are sized by maxima, and
+ * host memory to fixed places; everything after it reads those. Launches are sized by maxima, and
  * counts are read on the device. So a replay writes one frame and launches one graph, however many
  * parts the cache has. A graph seals nothing: blocks that leave the window, of all layers, are
  * sealed by a few launches before it.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Calls with several tokens of a sequence: which of them make one step, and steps one behind the
+ * Calls with several tokens of a sequence: which of them make one step, and steps one after the
  * other.
  *
  * Knows nothing of what a step does. Tokens of a sequence make one step only where all but the
@@ -39,7 +39,7 @@ static effect advance(const kvf_part *part, kvf_layer *at)
     return is_alone ? EFFECT_ALONE : seals ? EFFECT_SEALS : EFFECT_NONE;
 }
 
-/* The first row behind those that make one step with row `first`. */
+/* The first row after those that make one step with row `first`. */
 static uint32_t step_end(const kvf_cache *cache, uint32_t layer, uint32_t first, uint32_t rows)
 {
     kvf_sequence *const *sequences = cache->row_sequences;

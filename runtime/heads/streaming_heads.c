@@ -4,9 +4,9 @@
  * Streaming heads: packing, rings, and attention over a sink and a window.
  *
  * Knows nothing of parts. Attention of a chunk does not know of the pages between sink and
- * window: they are left out of its page table, and tokens behind them are counted as if they
+ * window: they are left out of its page table, and tokens after them are counted as if they
  * followed the sink's pages. Because whole pages are left out, and the window of the first query
- * begins behind them, every distance between tokens that see each other stays what it is. Because
+ * begins after them, every distance between tokens that see each other stays what it is. Because
  * whole tiles are (KVF_PREFILL_TILE), so does the order in which they are summed, wherever a chunk
  * begins; pages in front of the window that a tile has as well are zeros, and no query sees them.
  */
@@ -170,7 +170,7 @@ void kvf_streaming_take_most(const kvf_heads_call *call)
                       &unused);
 }
 
-/* Pages behind those that stand in front of `window`, which are whole tiles; see the top. */
+/* Pages after those that stand in front of `window`, which are whole tiles; see the top. */
 static uint32_t shift_of(const kvf_rings *z, uint32_t front, uint32_t window)
 {
     const uint32_t first = window / z->tile_blocks * z->tile_blocks;

@@ -117,12 +117,12 @@ const kvf_setting *kvf_prune_setting(uint32_t index)
 
 /* ---- the settings of a policy ---- */
 
-/* A word of kvf_prune_policy.settings: a name, and what stands behind '='. */
+/* A word of kvf_prune_policy.settings: a name, and what stands after '='. */
 typedef struct word {
     char name[32], value[32];
 } word;
 
-/* @return where the next one begins; NULL behind the last */
+/* @return where the next one begins; NULL after the last */
 static const char *next_word(const char *at, word *w)
 {
     int size = 0;

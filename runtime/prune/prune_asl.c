@@ -13,7 +13,7 @@
  * last one, as published, or layer_max, if it is given, is chosen. A `layer` that is given is taken
  * without the rule.
  *
- * One pass: every KV head keeps what SnapKV would, or all (keep = 1), of the prompt, or behind the
+ * One pass: every KV head keeps what SnapKV would, or all (keep = 1), of the prompt, or after the
  * chosen layer of what it gets. Two passes: the chosen tokens, in their order, are a new prompt, of
  * which everything is kept. A prompt that fits into the budget is not pruned.
  *

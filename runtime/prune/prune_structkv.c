@@ -18,7 +18,7 @@
  * seen so far; the layer at which the highest is followed by two that do not exceed it, or
  * layer_max. Scores of layers before layer_min do not compete. The paper takes the highest of all
  * layers, which nobody knows in time, and reports pivots at 12 to 28; without a layer_min the fall
- * of entropy behind the first layer wins in models where it is steep, since few layers were scaled
+ * of entropy after the first layer wins in models where it is steep, since few layers were scaled
  * by then. A calibration over all layers is no certainty either: peaks may be near each other. A
  * `layer` that is set counts whatever `pivot` says.
  */

@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_SAVED_FORMAT_H
 
 /*
- * The file of a saved sequence: a header, then the layers one behind the other.
+ * The file of a saved sequence: a header, then the layers one after the other.
  *
  * A layer is its state (kvf_saved_image), then its blocks: sealed ones as they are in the pool, and
  * the others in exact form.

@@ -58,7 +58,7 @@ typedef struct kvf_snapshot_layer {
     uint64_t used;
 } kvf_snapshot_layer;
 
-/* Bytes of work behind image and tail. */
+/* Bytes of work after image and tail. */
 uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer);
 /* Positions, length, and blocks[0 .. sealed) with their bytes are there. `done` is used to wait
  * where work is written again. The step's stream still reads `work` on return. */

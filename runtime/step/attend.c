@@ -5,7 +5,7 @@
  * dense attention.
  *
  * Knows nothing of how pages were chosen. Hits are attended while misses are on their way, and what
- * is in memory neither moves nor is attended behind a read from disk, but for pages that share a
+ * is in memory neither moves nor is attended after a read from disk, but for pages that share a
  * split; because splits are fixed and merged in order, that changes no bit.
  */
 

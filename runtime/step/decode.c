@@ -23,7 +23,7 @@
 static kvf_status acquire(kvf_step *step)
 {
     for (uint32_t b = 0; step->part && b < step->rows; b++) {
-        /* Tokens behind the first one of a sequence seal nothing. */
+        /* Tokens after the first one of a sequence seal nothing. */
         const kvf_status status =
             kvf_step_is_first(step, b) ? kvf_append_acquire(step->states[b], 1) : KVF_OK;
         if (status == KVF_OK)
@@ -169,7 +169,7 @@ static bool is_one_turn(const kvf_step *step)
     return kvf_step_turn(step, 0) == step->rows;
 }
 
-/* What is sealed was complete before the call, so that may come first; it does where tokens behind
+/* What is sealed was complete before the call, so that may come first; it does where tokens after
  * the first one of a sequence may need the room in the ring. */
 static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 {

@@ -6,7 +6,7 @@
  * Knows no policy. Pages of the front that stay as they are stay where they are; of the rest, rows
  * are taken by index and appended again, chunk by chunk. That may run in place: ids ascend, so
  * token i comes from token i or a later one, and when page p is written everything that is still to
- * be taken lies behind it. Only the ring is written before its pages are taken, so it is copied
+ * be taken lies after it. Only the ring is written before its pages are taken, so it is copied
  * first. Blocks of the pool are used again; a block that a fork shares is replaced by one of this
  * sequence's own, and that is the only thing that can be refused.
  *

@@ -142,7 +142,7 @@ def check_ends(chat):
         out, found, stats = told(chat, *question)
         chat.check("an end token of generation_config.json, %s" % eos, found == ids[:at + 1] and
                    stats["stop"] == "eos" and out.split() == text.split()[:at], found, out)
-    # The token that the template writes behind an answer ends one.
+    # The token that the template writes after an answer ends one.
     chat.write("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ ' " +
                words[ids[at]] + " ' }}{% endif %}{% endfor %}", special=(words[ids[at]],))
     out, found, stats = told(chat, "--chat", *question)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`--extend` from outside: tokens behind a saved prompt are read as the steps that a question is, or
+"""`--extend` from outside: tokens after a saved prompt are read as the steps that a question is, or
 as a prompt; in a chat both ways give the same where everything is attended; what cannot be is refused.
 
 usage: check_extend.py KVFERRY RECALL_MODEL

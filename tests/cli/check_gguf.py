@@ -44,7 +44,7 @@ def text(value):
 
 
 def value(v):
-    """A value behind its type."""
+    """A value after its type."""
     if isinstance(v, str):
         return struct.pack("<I", 8) + text(v)
     if isinstance(v, bool):
@@ -231,7 +231,7 @@ def run(path, *arguments):
 
 
 def run_ids(folder, path):
-    """The run, and the logits behind the prompt."""
+    """The run, and the logits after the prompt."""
     ids = write(folder, "ids", " ".join(map(str, IDS)).encode())
     dump = os.path.join(folder, "logits")
     done = run(path, "--token-ids", ids, "-n", "1", "--dump-logits", dump, "--stats",

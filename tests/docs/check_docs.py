@@ -4,7 +4,7 @@
 
 The example is the first fenced block of sh, python or c. It runs in a folder of its own that looks
 like a checkout: examples/ is the source's, build/ has the programs and takes what the example
-writes. If a block of text stands right behind it, every line of that is a line of what the example
+writes. If a block of text stands right after it, every line of that is a line of what the example
 prints; `...` in it stands for anything.
 
 The page of vLLM runs in the Python that `./dev vllm` makes, beside the model of that; without it the test

@@ -7,7 +7,7 @@
  * asynchronous copies, errors.
  *
  * All of it may be called only inside a kernel. Each OS thread runs one block at a time, so the
- * state behind these calls is the OS thread's, and nothing here is shared between them.
+ * state after these calls is the OS thread's, and nothing here is shared between them.
  */
 
 #include <cuda_runtime_api.h>

@@ -4,7 +4,7 @@
  * Kernels that start early in the graphs of the emulated runtime.
  *
  * The main property: what such a kernel does before it waits meets old data in every second replay;
- * what it does behind the wait does not notice.
+ * what it does after the wait does not notice.
  */
 
 #include "runtime_rig.h"

@@ -190,7 +190,7 @@ static void CUDART_CB set_flag(void *flag)
     __atomic_store_n((int *)flag, 1, __ATOMIC_RELEASE);
 }
 
-/* All later calls fail, waits end, host functions behind the loss are dropped, and what is given
+/* All later calls fail, waits end, host functions after the loss are dropped, and what is given
  * back is given back. */
 static void test_lost_device(void **state)
 {

@@ -340,7 +340,7 @@ static void test_legacy_order(void **state)
 }
 
 /* Streams that share a queue of the hardware begin their work in the order in which it was
- * enqueued: a wait for a word holds up the write behind it, though that is another stream's. */
+ * enqueued: a wait for a word holds up the write after it, though that is another stream's. */
 static void test_connections(void **state)
 {
     kvf_emu_config c;

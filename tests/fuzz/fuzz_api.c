@@ -510,7 +510,7 @@ static void keep(world *w)
 
 /* ---- page lists ---- */
 
-/* A token of a page that was read, against what was put; those behind the newest are zeros. */
+/* A token of a page that was read, against what was put; those after the newest are zeros. */
 static void check_token(const world *w, const model *m, uint32_t layer, uint32_t head,
                         uint32_t token, size_t at)
 {

@@ -2,7 +2,7 @@
 
 /*
  * A main for fuzz targets without a fuzzer: files and folders given on the command line are
- * replayed; those behind --mutate also cut short at every length and with every byte changed. Then
+ * replayed; those after --mutate also cut short at every length and with every byte changed. Then
  * --random N inputs are made from a fixed seed. So every build and every compiler runs the targets,
  * with the inputs that once failed and some fresh ones. Knows nothing of the target.
  */

@@ -7,7 +7,7 @@
  *
  * A graph has one launch per layer, each on data of its own that no cache holds: L2 is emptied
  * before the graph runs. A core has two layers, each larger than its caches, and a single run of
- * the reference to compare with. Rows of all layers lie one behind the other, so that a batch is
+ * the reference to compare with. Rows of all layers lie one after the other, so that a batch is
  * several of them: the more sequences, the fewer layers. The floor is the larger of two times,
  * bytes of the device over the rate of a copy there and bytes of the host over that of the link,
  * both measured here; on a core there is the rate of a plain read. What a kernel keeps for itself

@@ -2,7 +2,7 @@
 
 /*
  * Kernels on cells against their references: write, rows, renew, average, trail, weave, note,
- * clone, spoil, expand. Bit for bit, one behind the other on one small store, exact or packed, with
+ * clone, spoil, expand. Bit for bit, one after the other on one small store, exact or packed, with
  * rows that are bad among the others; what they mean is also said here in a few lines.
  */
 

@@ -139,7 +139,7 @@ static void make_codes(check *c, const kvf_weigh_args *a, const void **codes, ui
     *codes = base;
 }
 
-/* Where blocks of a list are: one behind the other, or anywhere among a few more. */
+/* Where blocks of a list are: one after the other, or anywhere among a few more. */
 static const uint32_t *make_block_of(check *c, uint32_t blocks, uint32_t *all)
 {
     const bool is_apart = check_below(c, 3);

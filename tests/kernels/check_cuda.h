@@ -7,7 +7,7 @@
  * of the host with a twin on the device.
  *
  * Knows nothing of single kernels. Tests write and read buffers of the host; they are copied to
- * plain device memory before a launch and back behind it. An address in a buffer or in arguments
+ * plain device memory before a launch and back after it. An address in a buffer or in arguments
  * becomes that of the twin on the way, and its own again on the way back. Under AddressSanitizer,
  * in the emulator, buffers are registered one by one instead, so that it sees their ends.
  */
@@ -53,7 +53,7 @@ typedef struct check_args {
 const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks);
 
 /* `launches` of them in one graph, each with arguments of its own, likewise. The
- * graph runs once and then `times` times, each time behind writes that leave nothing else in L2.
+ * graph runs once and then `times` times, each time after writes that leave nothing else in L2.
  * ns[i]: by events around run i, divided by the launches. */
 const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const check_args *args,
                             uint32_t tasks, uint32_t launches, uint32_t times, double *ns);

@@ -8,7 +8,7 @@
  * repeat it.
  *
  * Knows nothing of single kernels. Every case has a seed of its own, so one case can be repeated
- * alone. Inputs are allocated to the byte, so that AddressSanitizer sees a read behind them;
+ * alone. Inputs are allocated to the byte, so that AddressSanitizer sees a read after them;
  * outputs have guard bands and start with the same bytes for the reference and for the variant, so
  * what neither may write must compare equal too. What a kernel reads and writes comes from
  * check_in and check_out, never from the stack: a GPU has its own copy of that (check_cuda.h).

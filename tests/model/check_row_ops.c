@@ -2,7 +2,7 @@
 
 /*
  * The row operations of a GPU against those of the host, on random rows, with guard
- * bands behind every output.
+ * bands after every output.
  *
  *     check_row_ops [--seed N]
  *
@@ -76,7 +76,7 @@ static float *take_floats(rig *r, size_t count, double scale, void **device)
     return x;
 }
 
-/* Waits, and looks behind every buffer. */
+/* Waits, and looks after every buffer. */
 static void finish(rig *r, int launched, const char *name)
 {
     if (launched != 0 || kvf_stream_wait(r->stream) != KVF_OK) {

@@ -34,7 +34,7 @@ void gguf_image_u32(gguf_image *image, const char *key, uint32_t value);
 void gguf_image_f32(gguf_image *image, const char *key, float value);
 void gguf_image_flag(gguf_image *image, const char *key, bool value);
 void gguf_image_text(gguf_image *image, const char *key, const char *value);
-/** A field whose value is given as it is in the file, behind its type. */
+/** A field whose value is given as it is in the file, after its type. */
 void gguf_image_raw(gguf_image *image, const char *key, uint32_t kind, const void *bytes,
                     size_t size);
 void gguf_image_texts(gguf_image *image, const char *key, const char *const *texts, uint64_t count);

@@ -337,7 +337,7 @@ def gemma(corpus):
 
 
 def metaspace(corpus):
-    """Cut at marks and behind every full stop."""
+    """Cut at marks and after every full stop."""
     data = sentence_piece(corpus, True)
     return finished(data, normalizers.NFC(), pre_tokenizers.Sequence([
         pre_tokenizers.Metaspace(prepend_scheme="always"),

@@ -409,7 +409,7 @@ static void checks_markers(void **state)
 
 /* ---- where it is ---- */
 
-/* Expects @p source (NULL = none), with <s> before it and </s> behind it. */
+/* Expects @p source (NULL = none), with <s> before it and </s> after it. */
 static void expect_source(const char *folder, const char *source)
 {
     kvf_chat_source found;

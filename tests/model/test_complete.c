@@ -439,7 +439,7 @@ static void pieces_between_tokens_change_nothing(void **state)
 
 /* ---- a file that fails ---- */
 
-/* From now on no file of this process is written behind so many bytes. Returns the limit so far. */
+/* From now on no file of this process is written after so many bytes. Returns the limit so far. */
 static rlim_t limit_files(rlim_t bytes)
 {
     struct rlimit limit;

@@ -2,7 +2,7 @@
 
 /*
  * Generating: a device that draws tokens itself gives what the host chooses from its logits; where
- * an answer stops the sequence goes on as if nothing had been enqueued behind it; given tokens go
+ * an answer stops the sequence goes on as if nothing had been enqueued after it; given tokens go
  * several in a step and leave what single steps leave; and answers of a batch are those of single
  * runs, and go on while a prompt is read.
  */

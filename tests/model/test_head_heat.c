@@ -78,7 +78,7 @@ static void run_close(run *r)
     model_rig_close(&r->rig);
 }
 
-/* Steps behind a prompt. */
+/* Steps after a prompt. */
 static void run_steps(run *r, kvf_attention_fn see, void *user)
 {
     uint32_t ids[PROMPT];

@@ -241,7 +241,7 @@ static void products_of_blocks_are_right(void **state)
 }
 
 /* Widened and rounded they have the bits of gguf_types.c; what a row gives does not depend on the
- * rows beside it. Blocks begin at any byte, and nothing behind the results is written. */
+ * rows beside it. Blocks begin at any byte, and nothing after the results is written. */
 static void blocks_have_their_bits(void **state)
 {
     enum { ROWS = 5, COLUMNS = 512, COUNT = ROWS * COLUMNS };

@@ -243,7 +243,7 @@ static void joins_end_ids(void **state)
     assert_false(c.bos_known);
 }
 
-/* FIELD JSON, and others behind " & "; JSON is the whole text. */
+/* FIELD JSON, and others after " & "; JSON is the whole text. */
 static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *error)
 {
     config_fields fields = llama31;

@@ -146,7 +146,7 @@ static void masses_are_those_of_exp(void **state)
     }
 }
 
-/* Of every instruction set, at every count: the numbers of draw_mass.h, and nothing behind them. */
+/* Of every instruction set, at every count: the numbers of draw_mass.h, and nothing after them. */
 static void passes_over_tokens_are_exact(void **state)
 {
     enum { COUNT = 150 };
@@ -350,7 +350,7 @@ static void a_loss_is_the_negative_log_of_the_share(void **state)
     float logits[VOCAB];
     for (uint32_t i = 0; i < VOCAB; i++)
         logits[i] = logf((float)(i + 1)) + 300.0f; /* shares i + 1 of 21, far from overflow */
-    /* A logit near 300 has 17 bits behind the point: 2^-17 each, in the token's and in the sum. */
+    /* A logit near 300 has 17 bits after the point: 2^-17 each, in the token's and in the sum. */
     for (uint32_t i = 0; i < VOCAB; i++)
         assert_true(fabs(kvf_logits_loss(logits, VOCAB, i) + log((i + 1) / 21.0)) < 1e-4);
     logits[1] = -INFINITY;

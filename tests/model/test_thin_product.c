@@ -2,7 +2,7 @@
 
 /*
  * Products of a few rows on a GPU: numbers against plain sums in double and the row operations of
- * the host, no write behind an output, and bits that do not follow from the number of rows.
+ * the host, no write after an output, and bits that do not follow from the number of rows.
  */
 
 #include <math.h>
@@ -290,7 +290,7 @@ static buffer copy_of(const buffer *from)
     return b;
 }
 
-/* A norm behind a product has the bits of one by itself; so have its sums. */
+/* A norm after a product has the bits of one by itself; so have its sums. */
 static void check_norm(const problem *p, const data *d)
 {
     const uint32_t rows = p->rows < KVF_THIN_NORM_ROWS ? p->rows : KVF_THIN_NORM_ROWS;

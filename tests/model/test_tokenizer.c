@@ -281,7 +281,7 @@ static void replaces_broken_characters(void **state)
 /* ---- other promises ---- */
 
 /* What goes on from another text gets nothing in front, where a text gets a space or its mark; but
-   behind a special token it does. */
+   after a special token it does. */
 static void goes_on(void **state)
 {
     static const char *const names[] = {"llama2", "mistral", "metaspace", "gpt2"};

@@ -79,7 +79,7 @@ static const char **part_of(file_parts *p, const char *name)
     return NULL;
 }
 
-/* FIELD JSON, and others behind " & ". */
+/* FIELD JSON, and others after " & ". */
 static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *error)
 {
     file_parts p = words;

@@ -38,7 +38,7 @@ typedef struct rig {
     const kvf_device_ops *ops;
     kvf_device_properties properties;
     kvf_stream *stream, *other;
-    char *host;  /* [BYTES + 4096] registered; a word behind the pages */
+    char *host;  /* [BYTES + 4096] registered; a word after the pages */
     char *alias; /* the same for the device */
     char *slots; /* [BYTES] of the device */
     char *seen;  /* [BYTES] what the slots hold, read back */
@@ -331,7 +331,7 @@ static void enqueue_link_of_chain(rig *r, kvf_stream *stream, uint32_t i, uint32
 }
 
 /* Stage 0 has numbers, the others poison. The branch begins at the middle and has stages of its
- * own behind those of the chain. */
+ * own after those of the chain. */
 static void enqueue_chain(rig *r, bool has_branch, kvf_event *fork, kvf_event *joined)
 {
     OK(r, r->ops->fill(r->stream, r->slots, POISON, CHAIN));

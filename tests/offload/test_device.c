@@ -47,7 +47,7 @@ static kvf_stream *stream_of(rig *r)
 
 /* ---- words ---- */
 
-/* A list of nothing, as `gather` publishes its own: behind all earlier work, the words `request`
+/* A list of nothing, as `gather` publishes its own: after all earlier work, the words `request`
  * and `done` hold the ticket. They lie at 64 and 128 of the memory, whose first word stays 0. */
 static kvf_status publish(kvf_stream *stream, shared_memory s, uint32_t ticket)
 {

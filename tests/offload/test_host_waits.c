@@ -46,7 +46,7 @@ static void tell_place(const void *raw, uint32_t task)
     p->third = one / three;
 }
 
-/* A wait behind a call does what was called itself, and rounds as the stream's thread does. */
+/* A wait after a call does what was called itself, and rounds as the stream's thread does. */
 static void test_waiter_runs_work(void **state)
 {
     rig r;
@@ -195,7 +195,7 @@ static void count_two(const void *raw, uint32_t task)
 
 enum { CROWD = 3, CROWD_ENTRIES = 400 };
 
-/* One to four entries, a pause or none, a wait behind which all of them are done. */
+/* One to four entries, a pause or none, a wait after which all of them are done. */
 static void *enqueue_and_wait(void *raw)
 {
     crowd *c = raw;

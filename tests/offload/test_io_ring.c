@@ -277,7 +277,7 @@ static void works_no_more(void **state)
     }
 }
 
-/* A kernel that is always behind is given up, too. */
+/* A kernel that always lags is given up, too. */
 static void behind_for_good(void **state)
 {
     ring_rig r;

@@ -254,7 +254,7 @@ def calibrated_pivot(score, layer_min, layer_max):
 
 
 def fires(measures, weights, layer_min):
-    """The highest so far, scaled by what was seen so far, has two behind it."""
+    """The highest so far, scaled by what was seen so far, has two after it."""
     score = transition(measures, weights)
     top = highest(score, layer_min)
     return top is not None and len(score) - 1 - top >= 2
@@ -422,7 +422,7 @@ def phase_change(random, layers, change, heads, m, steps, noise):
     layer `change`; from there on it is on few tokens, other ones in every layer."""
     out = []
     for layer in range(layers):
-        to = layer - change + len(steps)  # 1 = behind the first step
+        to = layer - change + len(steps)  # 1 = after the first step
         if to < 1:
             focus = 0.1 + 0.1 * (layer / change) ** 2
         elif to <= len(steps):
@@ -448,7 +448,7 @@ def online_pivot(layers, n, vectors, profiles):
 
 
 def check_phase_change(random):
-    """Online and calibrated, the pivot is within one layer of the one behind the change."""
+    """Online and calibrated, the pivot is within one layer of the one after the change."""
     layers, heads, m, window = 32, 8, 1016, 8
     top = share_of(m + window, 0.1)
     for change in (5, 9, 14, 20, 26):

@@ -3,7 +3,7 @@
 are compared.
 
 Knows no right answer. A policy is called as the library calls it, by its row of functions; what it
-must not write is guarded: the end of its state, and the room behind what it may answer. Sets are
+must not write is guarded: the end of its state, and the room after what it may answer. Sets are
 equal, or they differ only in tokens whose scores are so close to the border that rounding may decide;
 the caller says how close, and 0 where the numbers are the same bits on both sides.
 """

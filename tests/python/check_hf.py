@@ -274,7 +274,7 @@ class Use(Case):
                 cache.crop(-5)
             self.assertEqual(cache.get_seq_length(), 80)
             self.model(prompt(1, 3, seed=9), past_key_values=cache)
-            cache.crop(-3) # behind the prompt
+            cache.crop(-3) # after the prompt
         self.assertEqual(cache.get_seq_length(), 80)
         self.assertEqual(cache._held, [80])
 

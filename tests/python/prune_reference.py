@@ -343,7 +343,7 @@ class Prefix:
 
 
 class Joined:
-    """Layers of two lists, one behind the other."""
+    """Layers of two lists, one after the other."""
 
     def __init__(self, first, second, dim):
         self.first, self.second, self.dim = first, second, dim
@@ -353,7 +353,7 @@ class Joined:
 
 
 class Longer:
-    """A prefix with more behind it, which takes little memory of its own."""
+    """A prefix with more after it, which takes little memory of its own."""
 
     def __init__(self, model, prefix, ids):
         n, x = len(prefix.ids), model.embed(ids)

@@ -2,7 +2,7 @@
 """What the rows of a pass have on the device beside vLLM's own arrays: at the same place in every pass.
 
 A CUDA graph has the addresses of the pass with which it was captured, and reads there what later passes
-put. Imports nothing of vLLM. Invariant: rows behind those of a pass, which a graph may have, have no
+put. Imports nothing of vLLM. Invariant: rows after those of a pass, which a graph may have, have no
 tokens.
 """
 from typing import Any, List, Optional, Tuple

@@ -322,7 +322,7 @@ class Backend(AttentionBackend):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> Tuple[KVCacheLayout, ...]:
-        """Blocks of a layer behind each other, each in one piece."""
+        """Blocks of a layer after each other, each in one piece."""
         return KVCacheLayout.LBHNC, KVCacheLayout.LBNHC
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from .._errors import OutOfMemory
 
 # Shares of the device memory that vLLM leaves: windows have an eighth before blocks are counted, and
-# the cache of pages an eighth behind them.
+# the cache of pages an eighth after them.
 PART = 8
 
 

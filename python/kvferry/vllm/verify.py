@@ -48,7 +48,7 @@ class Recall:
         self._under_way.append((layer, lse, dense, out)) # which must live until then
 
     def settle(self) -> None:
-        """Add what was compared, behind the work or after it."""
+        """Add what was compared, after the work or after it."""
         for layer, lse, dense, _ in self._under_way:
             share = torch.exp(lse.double() - dense.double())
             self._total, self._selects = self._total.to(lse.device), self._selects.to(lse.device)

@@ -424,7 +424,7 @@ static int take_words(const cli_command *c, int argc, char **argv, void *options
 static bool take_first(cli_command *c, int argc, char **argv, const struct option *table,
                        const char *letters, void *options)
 {
-    optind = 0; /* begin anew: getopt has moved words behind the options */
+    optind = 0; /* begin anew: getopt has moved words after the options */
     for (int id; (id = getopt_long(argc, argv, letters, table, NULL)) != -1;) {
         if (id == '?' || id == ':' || id == 'h')
             continue;

@@ -63,7 +63,7 @@ typedef enum cli_how {
 } cli_how;
 
 typedef struct cli_spelling {
-    const char *field;  /* NULL behind the last */
+    const char *field;  /* NULL after the last */
     const char *option; /* NULL = the field with dashes */
     cli_how how;
     const char *absent; /* as in cli_option; NULL = that of cli_settings */
@@ -113,7 +113,7 @@ bool cli_refuse(const cli_option *option, const char *text, const char *give);
 /** The candidate nearest to a misspelt word, or NULL if none is near. names ends with NULL. */
 const char *cli_suggest(const char *word, const char *const *names);
 
-/** Words of a text behind an indent, in lines of at most 100 columns. @p column is where the line
+/** Words of a text after an indent, in lines of at most 100 columns. @p column is where the line
  * is. */
 void cli_print_words(FILE *file, int indent, int *column, const char *text);
 

@@ -61,7 +61,7 @@ static bool is_unfinished(const char *name)
     return length > 11 && strncmp(name + length - 11, ".tmp-", 5) == 0;
 }
 
-/* Whether it begins as a saved sequence does; what is damaged behind that still is one. */
+/* Whether it begins as a saved sequence does; what is damaged after that still is one. */
 static bool begins_right(const char *path)
 {
     char first[8] = "";

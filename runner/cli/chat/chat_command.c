@@ -31,7 +31,7 @@ typedef struct conversation {
     kvf_text now_text, before_text;
     kvf_sequence *before; /* a fork in front of the last answer, or NULL; `now` is run->sequence */
     size_t now_count, before_count; /* tokens that were read for them, which a draft has seen */
-    kvf_token_ids after;            /* tokens of `now` behind the prompt that was pruned */
+    kvf_token_ids after;            /* tokens of `now` after the prompt that was pruned */
 } conversation;
 
 /* A turn: what it adds. */
@@ -208,7 +208,7 @@ static bool can_prune(const conversation *c, const turn *t)
     return false;
 }
 
-/* Tokens that the sequence got behind what was pruned. */
+/* Tokens that the sequence got after what was pruned. */
 static kvf_status note_after(conversation *c, const uint32_t *ids, size_t count, kvf_error *error)
 {
     return c->run->completion ? kvf_token_ids_append(NULL, &c->after, ids, count, error) : KVF_OK;
@@ -256,7 +256,7 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
 }
 
 /* Read what is new. A fork is made where later turns may have to go on from: not of a prompt that
- * is pruned, which is read at once, and never behind the last token, whose logits are wanted. */
+ * is pruned, which is read at once, and never after the last token, whose logits are wanted. */
 static kvf_status read_turn(conversation *c, turn *t, bool *stopped, kvf_error *error)
 {
     const size_t count = t->ids.count;

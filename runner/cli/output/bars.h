@@ -19,8 +19,8 @@ typedef struct cli_bars {
     uint32_t count;       /* at least 1 */
     const double *values; /* [count]; what is below 0 or no number has no bar */
     uint32_t marked;      /* number of the line that is marked */
-    const char *mark;     /* behind its value */
-    unsigned columns;     /* 0 = as wide as the terminal behind the file */
+    const char *mark;     /* after its value */
+    unsigned columns;     /* 0 = as wide as the terminal of the file */
     bool is_ascii;        /* bars of '#', else of block characters in UTF-8 */
 } cli_bars;
 

@@ -108,7 +108,7 @@ void cli_json_null(cli_json *json, const char *key)
     put(json, "null", 4);
 }
 
-/* Reals are as short as tells them apart, not the double behind a float. */
+/* Reals are as short as tells them apart, not the double of a float. */
 void cli_json_setting(cli_json *json, const char *key, const kvf_setting *s, const void *config)
 {
     char text[PATH_MAX];

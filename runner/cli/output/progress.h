@@ -19,7 +19,7 @@ typedef struct cli_progress {
     const char *unit; /* after the numbers; "" = per cent only */
     bool shown;
     double last_ms;
-    char note[96]; /* behind the numbers */
+    char note[96]; /* after the numbers */
 } cli_progress;
 
 void cli_progress_begin(cli_progress *progress, const char *title, uint64_t total,

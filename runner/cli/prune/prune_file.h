@@ -47,7 +47,7 @@ typedef struct cli_tuned {
 /** Where questions were asked: at the end of prompts, or of what was pruned without them. */
 typedef enum cli_asked { CLI_ASKED_END, CLI_ASKED_AFTER } cli_asked;
 
-/** By cli_asked; NULL behind the last. */
+/** By cli_asked; NULL after the last. */
 extern const char *const cli_asked_names[];
 
 typedef struct cli_tuning {

@@ -272,7 +272,7 @@ bool cli_run_complete_step(cli_run *run);
 void cli_run_complete_beside(cli_run *run, double start_ms);
 /** All rows, or until Ctrl-C. */
 void cli_run_complete_all(cli_run *run);
-/** If no row is left, the sequence becomes whole; ids [count] are its tokens behind the prompt. */
+/** If no row is left, the sequence becomes whole; ids [count] are its tokens after the prompt. */
 void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count);
 /** Before its sequence is destroyed. */
 void cli_run_complete_drop(cli_run *run);

@@ -15,7 +15,7 @@
 #include "sampling.h"
 #include "stop_text.h"
 
-/* How tokens behind what the cache has are read. */
+/* How tokens after what the cache has are read. */
 typedef enum cli_extend {
     CLI_EXTEND_DEFAULT, /* questions as steps, all else densely */
     CLI_EXTEND_SPARSE,  /* as steps, each of which selects */

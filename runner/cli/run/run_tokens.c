@@ -116,7 +116,7 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens,
     return status;
 }
 
-/* Tokens behind others, as steps or densely. */
+/* Tokens after others, as steps or densely. */
 static kvf_status read_more(const kvf_session *session, const kvf_prefill_request *request,
                             bool is_sparse, kvf_stop *stop, kvf_error *error)
 {

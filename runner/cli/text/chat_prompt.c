@@ -121,7 +121,7 @@ static const json_value *message_list(const json_value *root)
     return list && list->kind == JSON_ARRAY ? list : NULL;
 }
 
-/* Messages of a list behind @p *count others. The document must outlive them. */
+/* Messages of a list after @p *count others. The document must outlive them. */
 static kvf_status add_messages(const char *path, const json_value *root,
                                kvf_chat_message **messages, size_t *count, kvf_error *error)
 {

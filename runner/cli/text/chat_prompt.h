@@ -29,7 +29,7 @@ typedef struct cli_chat {
     kvf_chat_thinking thinking;
     jinja_day today;
     json_document *tools; /* NULL = none */
-    uint32_t end;         /* token behind an answer, or UINT32_MAX */
+    uint32_t end;         /* token after an answer, or UINT32_MAX */
 } cli_chat;
 
 /** Whether the prompt is a chat. */

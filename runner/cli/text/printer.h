@@ -7,7 +7,7 @@
  * to a text that ends it. Without a tokenizer, ids as numbers.
  *
  * It knows nothing of models. Invariant: what was printed is what the answer is, whatever comes
- * behind it.
+ * after it.
  */
 
 #include "stop_text.h"

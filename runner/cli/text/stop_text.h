@@ -5,7 +5,7 @@
 /*
  * Texts that end an answer, wherever tokens are cut.
  *
- * It knows bytes, not tokens. Invariant: what was let through and what is held back are, one behind
+ * It knows bytes, not tokens. Invariant: what was let through and what is held back are, one after
  * the other, what came in up to the first stop; only what may begin a stop is held back.
  */
 

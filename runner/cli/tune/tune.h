@@ -133,7 +133,7 @@ KVF_CHECKED kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli
 /** Make prompts with questions of the pieces. */
 KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);
 
-/** The answer as it follows its question, behind @p ids. */
+/** The answer as it follows its question, after @p ids. */
 KVF_CHECKED kvf_status cli_tune_answer(const cli_tune *tune, const tune_question *q,
                                        kvf_token_ids *ids, kvf_error *error);
 
@@ -150,7 +150,7 @@ KVF_CHECKED kvf_status cli_tune_heads(cli_tune *tune, kvf_error *error);
 void cli_tune_heads_print(const cli_tune *tune, FILE *file);
 
 /** Share of a full prefill's tokens that FastKV computes with these settings at this layer: all up
- * to it, few behind it. */
+ * to it, few after it. */
 double cli_tune_share(const cli_tune *tune, const kvf_prune_settings *settings, uint32_t layer);
 
 /** What was found, for people. */

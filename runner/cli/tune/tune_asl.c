@@ -77,7 +77,7 @@ static kvf_status look(cli_tune *tune, const kvf_prune_config *config, double *s
     return status;
 }
 
-/* The layer of the greatest variance; behind it is at least one that may be chosen. */
+/* The layer of the greatest variance; after it is at least one that may be chosen. */
 static uint32_t peak_of(const double *curve, uint32_t layers)
 {
     uint32_t peak = UINT32_MAX;

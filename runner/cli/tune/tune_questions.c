@@ -3,7 +3,7 @@
 /*
  * Questions that are hidden in pieces of text.
  *
- * Every piece gets lines, evenly from front to back, and every line is asked for behind a copy of
+ * Every piece gets lines, evenly from front to back, and every line is asked for after a copy of
  * the piece. The lines are numbers of cities, or those of a file.
  * It knows text and tokens, not models. Invariant: a prompt has at most tuning.tokens tokens, and
  * the same text and lines give the same prompts.
@@ -218,7 +218,7 @@ kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error)
         make_lines(tune);
     for (uint32_t i = 0; i < tune->tuning.samples && i < tune->question_count; i++)
         KVF_TRY(make_piece(tune, i, error));
-    if (tune->options.asked == CLI_ASKED_AFTER) /* of one piece behind the other */
+    if (tune->options.asked == CLI_ASKED_AFTER) /* of one piece after the other */
         qsort(tune->questions, tune->question_count, sizeof *tune->questions, by_piece);
     return KVF_OK;
 }

@@ -66,7 +66,7 @@ static void print_measures(const cli_tuned *structkv, FILE *file)
     print_measure(structkv, "structkv: variance of attention", structkv->variance, file);
 }
 
-/* From the layer on behind which some tokens are not there. */
+/* From the layer on after which some tokens are not there. */
 static void print_recovery(const cli_tuned *tuned, const char *policy, FILE *file)
 {
     uint32_t first = 0;

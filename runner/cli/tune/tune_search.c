@@ -39,7 +39,7 @@ static const float shares[] = {0.1f, 0.2f, 0.3f, 0.5f, 0.7f};
 /* A setting on its way. */
 typedef struct trial {
     kvf_prune_config config;
-    uint32_t layer; /* behind which few tokens go on; of asl in the mean prompt */
+    uint32_t layer; /* after which few tokens go on; of asl in the mean prompt */
     uint32_t kept;  /* answers */
     double computed;
 } trial;
@@ -285,12 +285,12 @@ static kvf_status try_setting(search *s, trial *t, bool *fits, kvf_error *error)
     return KVF_OK;
 }
 
-/* The shallowest layer that keeps the answers when so many tokens go on behind it. */
+/* The shallowest layer that keeps the answers when so many tokens go on after it. */
 static kvf_status search_layer(search *s, trial t, kvf_error *error)
 {
     uint32_t low = s->tune->options.layer_first, high = s->tune->options.layer_last;
     bool fits = false;
-    if (s->tune->options.asl) /* which chooses behind its first layer */
+    if (s->tune->options.asl) /* which chooses after its first layer */
         low = kvf_max_u32(low, s->tune->tuning.asl.settings.layer_min + 1);
     high = kvf_max_u32(low, high);
     set_layer(s, &t, high);

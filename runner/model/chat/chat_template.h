@@ -144,7 +144,7 @@ kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source);
 /*
  * A model's thoughts, apart from its answer: <think> ... </think>.
  *
- * It knows texts, not tokens. Invariant: what is behind the end of the thought is the answer, and
+ * It knows texts, not tokens. Invariant: what is after the end of the thought is the answer, and
  * a text in which no thought begins is all answer.
  */
 

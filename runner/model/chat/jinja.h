@@ -44,7 +44,7 @@ typedef struct jinja_value {
         const char *text;
         struct jinja_value *items;
         struct jinja_map *map;
-        size_t macro; /* the token behind its name */
+        size_t macro; /* the token after its name */
     } as;
 } jinja_value;
 

@@ -71,7 +71,7 @@ static jinja_value calculate(jinja_machine *m, jinja_value a, const jinja_token 
 
 /* ---- filters and tests ---- */
 
-/* Without brackets, a test takes what stands behind it as its argument. */
+/* Without brackets, a test takes what stands after it as its argument. */
 static bool takes_argument(const jinja_token *token)
 {
     static const char *const others[] = {"else", "or", "and", "is", "if", "not", "in", NULL};
@@ -138,7 +138,7 @@ void jinja_read_arguments(jinja_machine *m, jinja_arguments *out)
     }
 }
 
-/* @p list and @p item behind it. */
+/* @p list and @p item after it. */
 static jinja_value append(jinja_machine *m, jinja_value list, jinja_value item)
 {
     if (!jinja_is_live(m))
@@ -150,7 +150,7 @@ static jinja_value append(jinja_machine *m, jinja_value list, jinja_value item)
     return add(m, list, one);
 }
 
-/* Items up to @p close, past it, behind those of @p list; a comma may be the last. */
+/* Items up to @p close, past it, after those of @p list; a comma may be the last. */
 static jinja_value read_items(jinja_machine *m, jinja_value list, const char *close)
 {
     while (m->status == KVF_OK && !jinja_accept(m, close)) {
@@ -187,7 +187,7 @@ static jinja_value read_map(jinja_machine *m)
     return map;
 }
 
-/* From behind "(" past ")": a value in brackets, or a list. */
+/* From after "(" past ")": a value in brackets, or a list. */
 static jinja_value read_brackets(jinja_machine *m)
 {
     jinja_value tuple = undefined;
@@ -278,7 +278,7 @@ static jinja_value read_primary(jinja_machine *m)
 
 /* ---- members and calls ---- */
 
-/* From behind "[" past "]". */
+/* From after "[" past "]". */
 static jinja_value read_item(jinja_machine *m, jinja_value value)
 {
     jinja_value bounds[3] = {{0}};
@@ -472,7 +472,7 @@ jinja_value jinja_expression_plain(jinja_machine *m)
     return read_or(m);
 }
 
-/* `x if condition else y`: the condition stands behind x, so x is read dry first. */
+/* `x if condition else y`: the condition stands after x, so x is read dry first. */
 jinja_value jinja_expression(jinja_machine *m)
 {
     const size_t start = m->at;

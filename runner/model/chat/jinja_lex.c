@@ -2,7 +2,7 @@
 
 /*
  * A template to tokens. Here Jinja's rules of white space live: what `-` takes away, that a tag
- * takes the line break behind it (trim_blocks) and the blanks in front of it on its line
+ * takes the line break after it (trim_blocks) and the blanks in front of it on its line
  * (lstrip_blocks), and that one line break at the end of the file does not count.
  *
  * It knows no statement. Invariant: texts between tags are what a template writes as they stand.
@@ -85,7 +85,7 @@ static uint32_t hex_value(const char *digits, size_t count)
     return value;
 }
 
-/* One escape of a string of Python, from behind the backslash. @return bytes read; 0 = unknown */
+/* One escape of a string of Python, that follows the backslash. @return bytes read; 0 = unknown */
 static size_t unescape(const char *from, size_t left, char *to, size_t *size)
 {
     static const char letters[] = "ntrabfv\\'\"", meanings[] = "\n\t\r\a\b\f\v\\'\"";
@@ -223,7 +223,7 @@ static char read_comment(lexer *l)
     return 0;
 }
 
-/* What stands between two tags, from @p from, without what the tag behind it takes. */
+/* What stands between two tags, from @p from, without what the tag after it takes. */
 static void read_text(lexer *l, size_t from, bool starts_line, char kind, char sign)
 {
     size_t end = l->at;
@@ -246,7 +246,7 @@ static bool at_tag(const lexer *l)
     return starts(l, "{{") || starts(l, "{%") || starts(l, "{#");
 }
 
-/* What the tag that ended takes of the text behind it. @return whether a line starts then */
+/* What the tag that ended takes of the text after it. @return whether a line starts then */
 static bool trim_after(lexer *l, char kind, char sign)
 {
     const size_t from = l->at;

@@ -4,7 +4,7 @@
  * The machine of a template: its memory, its bounds, its place in the tokens, and its variables.
  *
  * It knows no statement and no operator. Invariant: scopes nest; a variable that a loop or a macro
- * sets is gone behind it, as in Jinja.
+ * sets is gone after it, as in Jinja.
  */
 
 #include "jinja_parts.h"

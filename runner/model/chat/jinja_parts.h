@@ -149,7 +149,7 @@ void jinja_lex(jinja_machine *m, const char *source, size_t bytes);
 jinja_value jinja_expression(jinja_machine *m);
 /** Without `x if y else z`, for what a loop runs over. */
 jinja_value jinja_expression_plain(jinja_machine *m);
-/** From behind "(" past ")". */
+/** From after "(" past ")". */
 void jinja_read_arguments(jinja_machine *m, jinja_arguments *out);
 
 /* ---- filters, tests, methods, functions: jinja_call.c ---- */

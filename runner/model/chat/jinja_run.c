@@ -3,8 +3,8 @@
 /*
  * The statements of a template, and what they write.
  *
- * It knows no value beyond what a statement needs. Invariant: behind a statement the token is the
- * one behind it, and scope, dryness and loops are as before it.
+ * It knows no value beyond what a statement needs. Invariant: after a statement the token is the
+ * one after it, and scope, dryness and loops are as before it.
  */
 
 #include "jinja_parts.h"
@@ -37,7 +37,7 @@ static jinja_value capture(jinja_machine *m, const char *const *ends)
     return bytes ? jinja_text(bytes, size) : jinja_words("");
 }
 
-/* From behind "if" to behind "endif". */
+/* From after "if" to after "endif". */
 static void run_if(jinja_machine *m)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
@@ -135,7 +135,7 @@ static void describe_loop(jinja_machine *m, const loop_frame *loop, size_t i)
     jinja_map_put(m, loop->info, "nextitem", at + 1 < count ? items[i + 1] : nothing);
 }
 
-/* The body once for each item. @return the word behind the body */
+/* The body once for each item. @return the word after the body */
 static const char *run_items(jinja_machine *m, loop_frame *loop, const char *const *ends)
 {
     const char *end = NULL;
@@ -161,7 +161,7 @@ static const char *run_items(jinja_machine *m, loop_frame *loop, const char *con
     return end;
 }
 
-/* From behind "for" to behind "endfor". */
+/* From after "for" to after "endfor". */
 static void run_for(jinja_machine *m)
 {
     static const char *const ends[] = {"else", "endfor", NULL};
@@ -205,7 +205,7 @@ static void run_for(jinja_machine *m)
     jinja_expect_end(m, TOKEN_TAG_END);
 }
 
-/* From behind "set". */
+/* From after "set". */
 static void run_set(jinja_machine *m)
 {
     static const char *const ends[] = {"endset", NULL};
@@ -237,7 +237,7 @@ static void run_set(jinja_machine *m)
 
 /* ---- macros ---- */
 
-/* From behind the name past ")": names and what they are without an argument. */
+/* From after the name past ")": names and what they are without an argument. */
 static void bind_parameters(jinja_machine *m, const jinja_arguments *arguments)
 {
     uint32_t position = 0;

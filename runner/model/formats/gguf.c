@@ -194,7 +194,7 @@ static kvf_status read_alignment(const gguf_cursor *c, const gguf_field *fields,
     return KVF_OK;
 }
 
-/* Tensors behind the fields: first all entries, then the data. */
+/* Tensors after the fields: first all entries, then the data. */
 static kvf_status take_tensors(gguf *self, gguf_cursor *c, uint64_t count, uint64_t alignment)
 {
     const size_t bytes = (self->tensors_count + count) * sizeof *self->tensors;

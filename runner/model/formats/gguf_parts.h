@@ -65,7 +65,7 @@ KVF_CHECKED kvf_status gguf_write_part(const gguf *file, const char *part,
                                        const kvf_allocator *allocator, kvf_text *out,
                                        kvf_error *error);
 
-/** What config.json cannot say: factors of RoPE. Goes behind its reading. */
+/** What config.json cannot say: factors of RoPE. Goes after its reading. */
 KVF_CHECKED kvf_status gguf_model_finish(const gguf *file, kvf_model_config *config,
                                          kvf_error *error);
 

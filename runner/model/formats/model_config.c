@@ -167,7 +167,7 @@ static void check_unsupported(config_reader *reader, kvf_model_config *config)
         config_refuse(reader, "hidden_act", act, "only \"silu\" is supported");
 }
 
-/* Sentences behind each other. */
+/* Sentences after each other. */
 __attribute__((format(printf, 2, 3))) static void add_note(kvf_model_config *config,
                                                            const char *format, ...)
 {

@@ -57,7 +57,7 @@ void model_free(const kvf_allocator *allocator, void *pointer);
 /** @p pointer, freed, and its first @p used bytes in @p bytes others; NULL changes nothing. */
 void *model_grow(const kvf_allocator *allocator, void *pointer, size_t used, size_t bytes);
 
-/** @p text [size], copied, with a zero byte behind it. @p what names it in an error. */
+/** @p text [size], copied, with a zero byte after it. @p what names it in an error. */
 KVF_CHECKED kvf_status model_copy_text(const kvf_allocator *allocator, const char *text,
                                        size_t size, const char *what, char **out, kvf_error *error);
 

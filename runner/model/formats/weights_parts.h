@@ -42,7 +42,7 @@ struct kvf_weights {
     uint64_t bytes;
 };
 
-/** Room for @p more entries behind the others. */
+/** Room for @p more entries after the others. */
 KVF_CHECKED kvf_status weights_reserve(kvf_weights *weights, size_t more, kvf_error *error);
 
 /** After the last entry: sort, and check what concerns more than one tensor. */

@@ -162,7 +162,7 @@ static size_t panel_bytes(const kvf_linear_limits *limits)
     return panel > strip ? panel : strip;
 }
 
-/* A panel of weights, and behind it a panel of outputs where bf16 products accumulate. */
+/* A panel of weights, and after it a panel of outputs where bf16 products accumulate. */
 static size_t scratch_per_task(const kvf_linear_limits *limits)
 {
     size_t product = (size_t)MATRIX_PANEL_OUTPUTS * limits->rows_max * sizeof(float);

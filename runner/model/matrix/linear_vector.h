@@ -121,13 +121,13 @@ static inline float finish_sums(const vf *sum, uint32_t count)
 
 /*
  * Weights this far ahead are asked for while others are multiplied: prefetchers of the hardware
- * end at a page of memory, and begin anew behind it. One core of a Xeon with AVX-512 reads 13.5
+ * end at a page of memory, and begin anew after it. One core of a Xeon with AVX-512 reads 13.5
  * GB/s of bf16 weights that no cache holds, 10.0 without, 11.3 with 2 KiB.
  */
 #define AHEAD_BYTES 4096u
 #define LINE_BYTES  64u
 
-/* As an address: it may be behind the end of the weights. */
+/* As an address: it may be beyond the end of the weights. */
 static inline void ask_ahead(const void *weight, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += LINE_BYTES)

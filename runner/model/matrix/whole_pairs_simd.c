@@ -151,7 +151,7 @@ WHOLE_INLINE __m256 high_halves(__m256i x)
     return low_halves(_mm256_srli_epi32(x, 16));
 }
 
-/* The first numbers are low nibbles, as many behind them high ones. */
+/* The first numbers are low nibbles, as many after them high ones. */
 WHOLE_INLINE void load_nibbles(const char *from, const size_t *offset, __m256i pairs[PAIRS])
 {
     const __m256i nibbles = _mm256_set1_epi32(0x000f000f);

@@ -6,7 +6,7 @@
  * What products in whole numbers have in common, whatever their vectors are: the way through a
  * matrix, strip by strip of OUTPUTS outputs, and in it block by block for a group of rows.
  *
- * Who includes it defines OUTPUTS before, and behind it `columns`, a block's columns of all outputs
+ * Who includes it defines OUTPUTS before, and after it `columns`, a block's columns of all outputs
  * of a strip; unpack_<type>, which makes them; add_rows, which multiplies; and store_sums.
  */
 
@@ -34,7 +34,7 @@ WHOLE_INLINE int32_t word_at(const void *x)
     return word;
 }
 
-/* What comes behind a strip, a piece at a time: strips are read once, one behind the other. */
+/* What comes after a strip, a piece at a time: strips are read once, one after the other. */
 WHOLE_INLINE void ask_ahead(const char *first, size_t strip_bytes, size_t done, const size_t bytes)
 {
     const uintptr_t at = (uintptr_t)first + strip_bytes + OUTPUTS * done;

@@ -118,7 +118,7 @@ WHOLE_INLINE __m512i high_nibbles(__m512i x)
     return low_nibbles(_mm512_srli_epi32(x, 4));
 }
 
-/* The first numbers are low nibbles, as many behind them high ones. */
+/* The first numbers are low nibbles, as many after them high ones. */
 WHOLE_INLINE void load_nibbles(const char *from, const size_t *offset, columns *c)
 {
     __m512i x[4];

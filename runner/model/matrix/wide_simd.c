@@ -64,7 +64,7 @@ typedef struct tile {
     uint32_t sums;
     bool begins;   /* the sums are nothing yet */
     tile_sum *of;  /* [sums] between pieces */
-    float *result; /* [ROWS, LINE] behind the last piece; else NULL */
+    float *result; /* [ROWS, LINE] after the last piece; else NULL */
     uintptr_t ask; /* for weights from here on, so many bytes at a step of a vector */
     size_t ask_bytes;
 } tile;
@@ -97,7 +97,7 @@ KVF_ALWAYS_INLINE vf load_weights(const char *w, const bool bf16)
     return bf16 ? vf_load_bf16((const void *)w) : vf_load((const void *)w);
 }
 
-/* Its products, behind what the pieces before made of it. */
+/* Its products, after what the pieces before made of it. */
 KVF_ALWAYS_INLINE void add_sum(const tile *t, uint32_t sum, uintptr_t *ask, const uint32_t rows,
                                const bool bf16, vf own[OUTPUTS][ROWS])
 {
@@ -215,7 +215,7 @@ typedef struct results {
     size_t whole; /* columns that are in the sums */
 } results;
 
-/* What is behind the last whole step of the sums, as dot_rows adds it. */
+/* What is after the last whole step of the sums, as dot_rows adds it. */
 static __attribute__((noinline)) void add_tails(const results *r, float *sum)
 {
     const kvf_linear *linear = r->p->linear;
@@ -254,7 +254,7 @@ typedef struct piece {
     uint32_t output, outputs; /* of the group: the first, and how many */
     uint32_t sums, row_tiles;
     size_t first, columns, whole;
-    size_t ask_bytes; /* of the group behind it, by each tile at a step */
+    size_t ask_bytes; /* of the group after it, by each tile at a step */
     bool direct;      /* the weights are bf16, as the file has them */
     const void *w;    /* [outputs of tiles, w_stride] */
     size_t w_stride;

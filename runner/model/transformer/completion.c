@@ -3,7 +3,7 @@
 /*
  * Completing a pruned prompt; see the header.
  *
- * Row i is the hidden state of token i behind the attention of layer - 1 and in front of its MLP:
+ * Row i is the hidden state of token i after the attention of layer - 1 and in front of its MLP:
  * where a pruned prefill gathers. A piece takes rows through that MLP and the attention of `layer`,
  * in the cuts of a plain prefill, so that it gives the same bits. Invariant: rows below `done` are
  * one layer further than the others.
@@ -23,7 +23,7 @@ struct kvf_completion {
     kvf_sequence *sequence; /* NULL = nothing is left */
     kvf_sequence *whole;    /* NULL = not begun */
     uint32_t tokens;
-    uint32_t first_layer; /* behind the pivot */
+    uint32_t first_layer; /* after the pivot */
     uint32_t layer;       /* that is computed; `layers` = all were */
     uint32_t done;        /* rows of it */
     kvf_runtime *runtime;

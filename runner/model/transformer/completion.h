@@ -61,7 +61,7 @@ KVF_CHECKED kvf_status kvf_completion_step(kvf_completion *completion, kvf_trans
 /**
  * Nothing is left: the sequence takes its whole form. What was recorded of it is forgotten.
  *
- * @param ids  [count] of the tokens that it got behind the prompt
+ * @param ids  [count] of the tokens that it got after the prompt
  * @return as kvf_transformer_prefill and kvf_complete_end; after an error it is dropped
  *
  * Stream: waits for it.

@@ -23,7 +23,7 @@ typedef struct cuda_products {
 /* Of a panel for any matrix of the model. */
 size_t cuda_panel_bytes(const kvf_model_config *model);
 
-/* Up to KVF_THIN_PARTS_MAX matrices that share x; without blocks they lie one behind the other. */
+/* Up to KVF_THIN_PARTS_MAX matrices that share x; without blocks they lie one after the other. */
 typedef struct cuda_weights {
     const kvf_linear *parts[KVF_THIN_PARTS_MAX];
     uint32_t count;

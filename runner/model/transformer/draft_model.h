@@ -6,7 +6,7 @@
  * A model that guesses: the likeliest tokens of a smaller one, which has the same vocabulary.
  *
  * It knows a session and a sequence of that model, not the one that checks. Invariant: what the
- * sequence holds is a beginning of the ids that were seen last, and of what was guessed behind
+ * sequence holds is a beginning of the ids that were seen last, and of what was guessed after
  * them.
  */
 

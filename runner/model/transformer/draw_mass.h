@@ -79,7 +79,7 @@ KVF_INLINE uint64_t kvf_draw_distance(const kvf_draw_settings *s, float highest,
     return distance < KVF_DRAW_FAR ? distance : KVF_DRAW_FAR;
 }
 
-/* 2^40 x 2^-distance: the series of 2^-f for what is behind the point, in 32 bits. */
+/* 2^40 x 2^-distance: the series of 2^-f for what is after the point, in 32 bits. */
 KVF_INLINE uint64_t kvf_draw_mass(uint64_t distance)
 {
     const uint64_t f = (uint32_t)distance;

@@ -2,7 +2,7 @@
 
 /*
  * See the header. Both halves of the memory have the same layout: what a feed writes on the host is
- * copied to where the steps look for it. An event behind every step says that its tokens are in the
+ * copied to where the steps look for it. An event after every step says that its tokens are in the
  * ring.
  */
 

@@ -212,7 +212,7 @@ static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_req
 
 /* ---- tokens that a draft has guessed ---- */
 
-/* Draws behind one token after the other, as long as what was drawn is what the draft has. The last
+/* Draws after each token in turn, as long as what was drawn is what the draft has. The last
  * one is fed next, or ended the answer. */
 static kvf_status follow_draft(const kvf_session *session, const kvf_decode_request *request,
                                uint32_t *ids, uint32_t guessed, kvf_decode_result *result,

@@ -85,7 +85,7 @@ typedef struct kvf_decode_request {
     kvf_token_fn token; /**< may be NULL */
     void *user;
     bool wants_logits;  /**< tokens come with their logits */
-    bool one_at_a_time; /**< no step is enqueued behind a token that is handed out, so that `token`
+    bool one_at_a_time; /**< no step is enqueued after a token that is handed out, so that `token`
                            may use the transformer */
     kvf_draft *draft;   /**< has seen all that the sequence holds: what it guesses is fed
                            with the token in front of it, and what the sampler draws otherwise is

@@ -40,14 +40,14 @@ typedef struct batch {
     uint32_t *at;             /* row */
     uint32_t *tokens;         /* of each, in the step: one, and what its draft guessed */
     uint32_t count;           /* of these */
-    uint32_t *ids;            /* [fed] one behind the other */
+    uint32_t *ids;            /* [fed] one after the other */
     uint32_t fed;
     uint64_t promised;
     uint32_t prompt, sample; /* the answer that begins next */
     kvf_sequence *root;      /* its prompt; NULL = not yet */
     uint32_t read;           /* of the tokens that the root is to get */
     uint32_t since;          /* tokens read since the last step */
-    bool is_held;            /* the next piece is read behind a step */
+    bool is_held;            /* the next piece is read after a step */
     float *logits;           /* [vocab] of its last token */
     double start_ms;         /* of the root */
     double chunk_ms;         /* of its last chunk */
@@ -364,7 +364,7 @@ static kvf_status enqueue(const batch *b)
                                                 true, session->stream);
 }
 
-/* What an answer chooses behind each of its tokens ids, the first of which is row @p at of the
+/* What an answer chooses after each of its tokens ids, the first of which is row @p at of the
  * step, as long as its draft has guessed that. The rest of the draft is taken back. */
 static kvf_status follow(const batch *b, uint32_t i, uint32_t at)
 {

@@ -10,7 +10,7 @@
  * a base that many prompts begin with ends, in pieces between which answers under way make a step;
  * its answers are forks, which begin with what follows from the logits of its last token.
  * Invariant: an answer's tokens follow from its prompt, settings and seed alone, not from what runs
- * beside it. Tokens that a GPU drew for an answer behind its end are dropped with its sequence.
+ * beside it. Tokens that a GPU drew for an answer after its end are dropped with its sequence.
  */
 
 #include "generate.h"

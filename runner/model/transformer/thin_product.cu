@@ -14,7 +14,7 @@
  * `second`, 8 rows of a product apart: gate and up, or the two halves of a head, meet in one
  * thread. Sums are formed by turns, then warps in their order: the same for any number of rows.
  *
- * A norm behind a product is of its last block. What that adds to the end of the product, beside a
+ * A norm after a product is of its last block. What that adds to the end of the product, beside a
  * fence and an atomic per block: rows are read once more, 4 bytes an output from L2, which at 4096
  * outputs is 16 KiB a row, 256 cycles of a multiprocessor that takes 64 bytes in one; weights are
  * in L2 by then. A launch of its own has a block per row, so it wins from some number of rows on:
@@ -49,7 +49,7 @@ typedef struct thin_args {
     uint32_t pairs;
     kvf_row_rotate_args heads; /* THIN_ROTATE, THIN_HEADS */
     kvf_row_norm_args norm;    /* THIN_ADD: of the sums, where `arrived` is not NULL */
-    uint32_t *arrived;         /* blocks that share what comes behind the product */
+    uint32_t *arrived;         /* blocks that share what comes after the product */
     void *y;                   /* of other kinds than THIN_ROTATE */
 } thin_args;
 
@@ -68,7 +68,7 @@ static __device__ __forceinline__ thin_row find_row(const kvf_thin_product &m, u
             m.parts[part].blocks};
 }
 
-/* The outputs of a pair. The second one may be behind the last output. */
+/* The outputs of a pair. The second one may be beyond the last output. */
 typedef struct thin_pair {
     uint32_t first, second;
 } thin_pair;

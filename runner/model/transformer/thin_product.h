@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 #define KVF_THIN_PARTS_MAX 3u
-#define KVF_THIN_NORM_ROWS 8u /* with a norm behind the product */
+#define KVF_THIN_NORM_ROWS 8u /* with a norm after the product */
 
 /** Some outputs of W. */
 typedef struct kvf_thin_part {
@@ -34,7 +34,7 @@ typedef struct kvf_thin_product {
     uint32_t rows;   /**< W is read once for 64 of them */
     uint32_t inputs; /**< multiple of 8, and of every part's blocks */
     uint32_t part_count;
-    kvf_thin_part parts[KVF_THIN_PARTS_MAX]; /**< W: their outputs one behind the other */
+    kvf_thin_part parts[KVF_THIN_PARTS_MAX]; /**< W: their outputs one after the other */
     const void *x;                           /**< [rows, inputs], 16-byte aligned */
 } kvf_thin_product;
 
@@ -46,18 +46,18 @@ int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, uint32_t ac
 int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, void *stream);
 
 /** y += x W^T of at most KVF_THIN_NORM_ROWS rows, then the norm, whose x is y and whose bits are
- * those of kvf_row_norm_cuda. @p arrived: a word, 0 before and behind */
+ * those of kvf_row_norm_cuda. @p arrived: a word, 0 before and after */
 int kvf_thin_add_norm_cuda(const kvf_thin_product *product, float *y, const kvf_row_norm_args *norm,
                            uint32_t *arrived, void *stream);
 
-/** Whether heads of this size can have a norm behind the product: none share a block. */
+/** Whether heads of this size can have a norm after the product: none share a block. */
 static inline uint32_t kvf_thin_norms_heads(uint32_t head_dim)
 {
     return head_dim % 16 == 0;
 }
 
 /** What kvf_row_rotate_cuda does, with x W^T for qkv, which is written where heads have norms and
- * else not used. @p arrived: a word per head of queries, keys and values, 0 before and behind */
+ * else not used. @p arrived: a word per head of queries, keys and values, 0 before and after */
 int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_row_rotate_args *heads,
                          uint32_t *arrived, void *stream);
 

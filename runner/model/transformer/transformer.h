@@ -184,13 +184,13 @@ typedef struct kvf_several {
     kvf_sequence *const *sequences; /**< [batch], each once */
     const uint32_t *tokens; /**< [batch] of each: 1 … the cache's tokens_per_step_max; batch_max of
                                the transformer in all */
-    const uint32_t *ids;    /**< those of a sequence one behind the other */
+    const uint32_t *ids;    /**< those of a sequence one after the other */
     uint32_t batch;
 } kvf_several;
 
 /**
- * One step with several tokens of its sequences: append them and compute the logits behind each of
- * them, row i behind ids[i]. The bits of as many single steps; kvf_sequence_truncate takes tokens
+ * One step with several tokens of its sequences: append them and compute the logits after each of
+ * them, row i after ids[i]. The bits of as many single steps; kvf_sequence_truncate takes tokens
  * back that are not wanted. Such a step is never recorded.
  *
  * @return as kvf_transformer_decode
@@ -204,7 +204,7 @@ KVF_CHECKED kvf_status kvf_transformer_decode_several(kvf_transformer *transform
 bool kvf_transformer_can_draw(const kvf_transformer *transformer);
 
 /** Steps that can be on their way: one runs, the host reads tokens of the one before it, and one is
- * behind it. */
+ * after it. */
 #define KVF_DRAWS_MAX 3u
 
 typedef struct kvf_draw_step {

@@ -5,7 +5,7 @@
  * which ends them with what follows, and of prompts by cuBLAS.
  *
  * Weights are copied to the device once, through two pinned buffers, so that reading the file and
- * the copy of the piece before run at the same time. Matrices that share their input lie one behind
+ * the copy of the piece before run at the same time. Matrices that share their input lie one after
  * the other there and are one product. Hidden states are fp32, inputs of products have the model's
  * type. Invariant: after open every pointer of a layer is device memory.
  */
@@ -350,7 +350,7 @@ static void upload_matrices(uploader *u, kvf_linear *const *parts, uint32_t coun
                                    "config.json's dtype; convert the weights to one type, or run "
                                    "with --device host");
         const size_t bytes = l->outputs * kvf_linear_row_bytes(l);
-        if (has_blocks) /* or they lie one behind the other, as one matrix */
+        if (has_blocks) /* or they lie one after the other, as one matrix */
             align(u);
         void *to = u->status == KVF_OK ? upload(u, l->weight, bytes) : NULL;
         if (u->device)

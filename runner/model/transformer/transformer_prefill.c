@@ -5,7 +5,7 @@
  *
  * There is one driver. A plain prompt is one chunk without a pruner; chunk by chunk, the driver
  * runs once per chunk; a batch that is pruned layer by layer lies in the hidden states one prompt
- * behind the other. A layer first attends with all rows of a prompt, then the policy looks at it,
+ * after the other. A layer first attends with all rows of a prompt, then the policy looks at it,
  * then the rows that go on are gathered, and only they go through the MLP.
  *
  * It knows the order of operations, no policy and no device. Every row is computed alone, and a
@@ -13,7 +13,7 @@
  * changes a bit. Invariant: row i is the token of positions[i].
  *
  * Chunked eviction is after Bhaskar et al. (PruLong), 2025, section 3. With patched eviction the
- * prompt's last tokens follow every chunk but the last, at the positions right behind it, as in the
+ * prompt's last tokens follow every chunk but the last, at the positions right after it, as in the
  * published code; the next chunk uses those positions again.
  */
 
@@ -333,7 +333,7 @@ static const kvf_prune_config *eviction_of(const kvf_prune *prune)
     return config && config->eviction != KVF_EVICTION_NONE ? config : NULL;
 }
 
-/* Tokens behind every chunk but the last. */
+/* Tokens after every chunk but the last. */
 static uint32_t patch_of(const kvf_prune_config *config, uint32_t count, uint32_t chunk)
 {
     const bool patches = config && config->eviction == KVF_EVICTION_PATCHED && chunk < count;

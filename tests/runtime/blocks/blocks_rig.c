@@ -391,7 +391,7 @@ static void run_steps(rig *r, uint32_t layer, uint32_t steps)
     rig_decode(r, layer, &rows);
 }
 
-/* As many rows as there can be, in a graph of the caller's; those behind `steps` are none. */
+/* As many rows as there can be, in a graph of the caller's; those after `steps` are none. */
 static void replay_steps(rig *r, uint32_t layer, uint32_t steps)
 {
     const kvf_device_ops *ops = r->runtime->device->ops;

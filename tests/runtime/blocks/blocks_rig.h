@@ -50,7 +50,7 @@ typedef struct rig {
     int captures; /* 1: steps of a layer are recorded once, and replayed */
     kvf_graph *graphs[RIG_LAYERS];
     uint32_t replays;
-    /* of a pass; chunks lie behind the rows of all steps where those are captured */
+    /* of a pass; chunks lie after the rows of all steps where those are captured */
     char *q, *k, *v, *out; /* [tokens of a pass, heads, head_dim] */
     float *lse;
     void *given; /* [RIG_REQUESTS, kv_heads, RIG_GIVEN] ids or scores, where steps are given them */

@@ -50,7 +50,7 @@ static void make_key(const kvf_shape *s, float *x)
     kvf_packed_rotate_back(x, WIDTH);
 }
 
-/* 16 numbers one behind the other, of which a group has the first and the last. */
+/* 16 numbers one after the other, of which a group has the first and the last. */
 static void make_group(float *x)
 {
     uint32_t low = 0, high = 0;

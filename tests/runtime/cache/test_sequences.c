@@ -290,7 +290,7 @@ static void positions_come_back(void **state)
     test_close(&w, &t);
 }
 
-/* Positions that do not ascend, or have none behind them, are refused, and nothing is appended. */
+/* Positions that do not ascend, or have none after them, are refused, and nothing is appended. */
 static void positions_must_ascend(void **state)
 {
     kvf_cache_config c = test_config_small();

@@ -15,7 +15,7 @@
 /* What an engine has on the device: lengths[i] is i. Codes of all layers follow. */
 typedef struct block_arrays {
     int64_t slots[TOKENS];
-    int32_t tables[2][2]; /* before and behind the copy of a block */
+    int32_t tables[2][2]; /* before and after the copy of a block */
     int32_t lengths[TOKENS + 1];
 } block_arrays;
 
@@ -101,7 +101,7 @@ static kvf_status copy_block(kvf_blocks *blocks, char *memory, kvf_stream *strea
     return status;
 }
 
-/* A prompt, and steps before and behind the copy of its last block. */
+/* A prompt, and steps before and after the copy of its last block. */
 static kvf_status play_blocks(stage *st, const scene *s, float *out)
 {
     static const uint32_t ends[] = {0, PROMPT, PROMPT + 1};

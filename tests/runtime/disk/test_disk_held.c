@@ -141,7 +141,7 @@ typedef struct scene {
     uint32_t token;      /* where a block that is being written begins */
 } scene;
 
-/* Another prompt behind what the sequences have, with the same outputs; blocks are sealed again. */
+/* Another prompt after what the sequences have, with the same outputs; blocks are sealed again. */
 static void same_more(scene *s, uint32_t first, uint32_t count)
 {
     const test_tokens *t = &s->w.t;

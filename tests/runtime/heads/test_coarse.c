@@ -244,7 +244,7 @@ static void what_is_left_out_follows_from_codes(void **state)
                 uint32_t take = (uint32_t)(0.3f * (float)count + 0.5f);
                 take = take > twice ? take : twice;
                 take = coarse_mask[layer * HEADS + h] == 1 || take > count ? count : take;
-                for (uint32_t p = 0; p < v->pages; p++) /* the first, and behind the last */
+                for (uint32_t p = 0; p < v->pages; p++) /* the first, and after the last */
                     if (p < 16 || p >= 16 * whole)
                         assert_true(v->scores[p] > -INFINITY);
                 weigh_stretches(&t, layer, h, token, count, weight);
@@ -278,7 +278,7 @@ static void the_way_changes_no_bit(void **state)
     test_trace_free(&want);
 }
 
-/* Steps of one sequence, all layers of a token one behind the other. */
+/* Steps of one sequence, all layers of a token one after the other. */
 static void run_steps(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
                       uint32_t count, char *out)
 {

@@ -16,11 +16,11 @@
 #define SEQUENCES 3u
 #define MOST      16u
 
-/* A draft: tokens that are right, and behind them some that are not. */
+/* A draft: tokens that are right, and after them some that are not. */
 typedef struct play {
     kvf_cache_config cc;
     const kvf_runtime_config *rc;
-    uint32_t tokens; /* of each sequence, behind its prompt */
+    uint32_t tokens; /* of each sequence, after its prompt */
     uint32_t wrong;  /* 1: some calls have wrong tokens at their end, which are cut off again */
     uint64_t seed;
 } play;
@@ -38,7 +38,7 @@ typedef struct stage {
     test_world w;
     kvf_sequence *s[SEQUENCES];
     const test_tokens *right, *other; /* [SEQUENCES] */
-    uint32_t at[SEQUENCES];           /* tokens done, behind the prompt */
+    uint32_t at[SEQUENCES];           /* tokens done, after the prompt */
     char *q, *k, *v, *out;            /* of a call */
     float *lse;
     result *r;

@@ -5,7 +5,7 @@
  * longer than the library's.
  *
  * Every buffer has just the bytes that its size says, so AddressSanitizer sees what is touched
- * behind them. The structs below are frozen: they are what programs were built with, and the
+ * after them. The structs below are frozen: they are what programs were built with, and the
  * assertions say that today's begin with the same.
  */
 
@@ -553,7 +553,7 @@ static const struct {
 #define AS_FILL_ROW(type, name, varies, call) {#name, sizeof(type), varies, fill_##name},
     FILL_LIST(AS_FILL_ROW)};
 
-/* What both know is written, the rest of a longer struct is 0, and nothing behind its end. */
+/* What both know is written, the rest of a longer struct is 0, and nothing after its end. */
 static void what_is_filled_may_have_any_length(void **state)
 {
     handles h = {0};

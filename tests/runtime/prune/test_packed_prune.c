@@ -97,7 +97,7 @@ static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const k
     return s;
 }
 
-/* Positions, and packed pages behind the sink, whose own tokens nobody reads there. */
+/* Positions, and packed pages after the sink, whose own tokens nobody reads there. */
 static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence *b)
 {
     const kvf_part *part = &w->cache->parts[0];
@@ -401,7 +401,7 @@ static kvf_sequence *run_prompt(rig *r)
     return run_chunks(r, r->config.eviction == KVF_EVICTION_PATCHED);
 }
 
-/* Steps behind it, which are the caller's to free. */
+/* Steps after it, which are the caller's to free. */
 static void *run_steps(rig *r, kvf_sequence *s)
 {
     return save_decode(&r->w, s, &r->t, PROMPT, STEPS);

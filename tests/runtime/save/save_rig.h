@@ -19,7 +19,7 @@ int save_remove_folder(void **state); /* the teardown of a group of tests; its a
 uint32_t save_count_files(void);      /* in the folder */
 char *save_read(const char *path, size_t *bytes); /* a whole file; free() it */
 
-/* Settings that differ in what a sequence keeps, as of test_set; NULL behind the last. */
+/* Settings that differ in what a sequence keeps, as of test_set; NULL after the last. */
 typedef struct save_case {
     const char *name, *settings;
 } save_case;

@@ -287,7 +287,7 @@ static void a_recorded_step_reads_them_anew(void **state)
 /* ---- any ids ---- */
 
 /* Tokens that a list attends to, by a few plain words: sink, window, and of the pages in order each
- * once, sealed ones with a token behind the sink, and no more than have room. */
+ * once, sealed ones with a token after the sink, and no more than have room. */
 static void tokens_taken(const pair *x, uint32_t length, const int32_t *ids, uint8_t *is_taken)
 {
     const kvf_cache_config *c = &x->cc;

@@ -413,7 +413,7 @@ static void attended_token(const lister *l, uint32_t head, uint32_t token, float
     }
 }
 
-/* Pages that were read have those tokens, and zeros behind the last. */
+/* Pages that were read have those tokens, and zeros after the last. */
 static void expect_read(const lister *l)
 {
     const kvf_cache_config *c = &l->w.config;
