@@ -18,7 +18,7 @@
     MESSAGES "{{ '" open "' + m.role + '" role_end "' + m.content + '" close "' }}" ANSWER         \
              "{{ '" open "assistant" role_end "' }}{% endif %}"
 
-/* What a model thought is left out of earlier answers. */
+/* Earlier answers are given without their thoughts. */
 #define WITHOUT_THOUGHTS(then)                                                                     \
     "{% set text = m.content %}{% if m.role == 'assistant' and '</think>' in text %}"              \
     "{% set text = text.split('</think>')[-1]" then " %}{% endif %}"

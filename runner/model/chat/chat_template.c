@@ -152,7 +152,7 @@ static jinja_value question_in_parts(jinja_machine *m)
     return messages;
 }
 
-/* What Transformers sets besides messages. */
+/* Variables that Transformers sets besides messages. */
 static void set_variables(jinja_machine *m, const kvf_chat *chat)
 {
     jinja_set_global(m, "tools", chat->tools ? jinja_from_json(m, chat->tools) : jinja_none());

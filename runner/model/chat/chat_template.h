@@ -67,7 +67,7 @@ typedef struct kvf_chat_format {
 /** NULL if it is not known. */
 const kvf_chat_format *kvf_chat_format_find(const char *name);
 
-/** What the template is told of `enable_thinking`. */
+/** The value of `enable_thinking` for the template. */
 typedef enum kvf_chat_thinking {
     KVF_THINKING_DEFAULT, /**< nothing */
     KVF_THINKING_ON,
@@ -144,8 +144,8 @@ kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source);
 /*
  * A model's thoughts, apart from its answer: <think> ... </think>.
  *
- * It knows texts, not tokens. Invariant: what is after the end of the thought is the answer, and
- * a text in which no thought begins is all answer.
+ * It knows texts, not tokens. Invariant: the text after the end of the thought is the answer, and a
+ * text in which no thought begins is all answer.
  */
 
 /** Parts of a text, without the white space around them. */

@@ -25,7 +25,7 @@ typedef enum jinja_kind {
     JINJA_MACRO,
 } jinja_kind;
 
-/* What Python has for a list. Only a list and a tuple can be written out. */
+/* The forms of a list in Python. Only a list and a tuple can be written out. */
 typedef enum jinja_form {
     LIST_PLAIN,
     LIST_TUPLE,
@@ -70,13 +70,14 @@ jinja_value jinja_text(const char *bytes, size_t size);
 jinja_value jinja_words(const char *text);
 jinja_value jinja_map_new(jinja_machine *machine);
 void jinja_map_put(jinja_machine *machine, jinja_value map, const char *key, jinja_value value);
-/** Of @p count undefined items. */
+/** A list of @p count undefined items. */
 jinja_value jinja_list_new(jinja_machine *machine, size_t count);
 
 /** All texts of a list, with words between them. */
 jinja_value jinja_join_texts(jinja_machine *machine, jinja_value texts, const char *between);
 
-/** What a JSON document says; it must outlive the machine. And how much of an input that is. */
+/** The value of a JSON document, which must outlive the machine. And how much of an input that is.
+ */
 jinja_value jinja_from_json(jinja_machine *machine, const json_value *json);
 size_t jinja_json_bytes(const json_value *json);
 

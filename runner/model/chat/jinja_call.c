@@ -19,7 +19,7 @@ typedef const jinja_arguments *arguments;
 
 /* ---- text ---- */
 
-/* What str.strip() removes: White_Space and 0x1c to 0x1f. */
+/* Characters that str.strip() removes: White_Space and 0x1c to 0x1f. */
 static bool is_blank(uint32_t code)
 {
     return utf8_is_space(code) || (code >= 0x1c && code <= 0x1f);
@@ -453,7 +453,8 @@ static jinja_value of_list(jinja_machine *m, const jinja_token *name, jinja_valu
     return list.as.items[jinja_is(name, "last") ? list.size - 1 : 0];
 }
 
-/* What int(value) and int(float(value)) take of a text: digits with a sign, a point, an exponent.
+/* The part of a text that int(value) and int(float(value)) take: digits with a sign, a point, an
+ * exponent.
  */
 static bool parse_number(jinja_value text, double *out)
 {

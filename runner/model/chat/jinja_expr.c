@@ -71,7 +71,7 @@ static jinja_value calculate(jinja_machine *m, jinja_value a, const jinja_token 
 
 /* ---- filters and tests ---- */
 
-/* Without brackets, a test takes what stands after it as its argument. */
+/* Without brackets, a test takes the value after it as its argument. */
 static bool takes_argument(const jinja_token *token)
 {
     static const char *const others[] = {"else", "or", "and", "is", "if", "not", "in", NULL};

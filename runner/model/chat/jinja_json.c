@@ -140,7 +140,7 @@ static void put_escaped(json_form *f, uint32_t unit)
     put(f, text, (size_t)snprintf(text, sizeof text, form, unit));
 }
 
-/* What str.isprintable says. */
+/* As str.isprintable. */
 static bool is_printable(uint32_t code)
 {
     const utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)code);

@@ -223,7 +223,7 @@ static char read_comment(lexer *l)
     return 0;
 }
 
-/* What stands between two tags, from @p from, without what the tag after it takes. */
+/* The text between two tags, from @p from, without the part that the tag after it takes. */
 static void read_text(lexer *l, size_t from, bool starts_line, char kind, char sign)
 {
     size_t end = l->at;
@@ -246,7 +246,7 @@ static bool at_tag(const lexer *l)
     return starts(l, "{{") || starts(l, "{%") || starts(l, "{#");
 }
 
-/* What the tag that ended takes of the text after it. @return whether a line starts then */
+/* The part of the text after it that the ended tag takes. @return whether a line starts then */
 static bool trim_after(lexer *l, char kind, char sign)
 {
     const size_t from = l->at;

@@ -2,8 +2,7 @@
 #ifndef KVF_MODEL_JINJA_PARTS_H
 #define KVF_MODEL_JINJA_PARTS_H
 
-/*
- * What the files of the interpreter share: jinja_machine.c is the machine, jinja_lex.c makes
+/* Shared by the files of the interpreter: jinja_machine.c is the machine, jinja_lex.c makes
  * tokens, jinja_run.c follows statements, jinja_expr.c expressions, jinja_call.c filters, tests,
  * methods and functions, jinja_json.c JSON, jinja_value.c values.
  *
@@ -197,7 +196,7 @@ jinja_value jinja_member(jinja_machine *m, jinja_value value, const char *key, s
 jinja_value jinja_item(jinja_machine *m, jinja_value value, jinja_value index);
 /** value[start:end:step]; undefined bounds are absent. */
 jinja_value jinja_slice(jinja_machine *m, jinja_value value, const jinja_value bounds[3]);
-/** What a loop runs over, as a list. */
+/** The items of a loop, as a list. */
 jinja_value jinja_list_of(jinja_machine *m, jinja_value value);
 /** How a mapping keeps a key, which may be text or a whole number; undefined for others. */
 jinja_value jinja_key(jinja_machine *m, jinja_value key);

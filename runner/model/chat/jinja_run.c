@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The statements of a template, and what they write.
- *
- * It knows no value beyond what a statement needs. Invariant: after a statement the token is the
- * one after it, and scope, dryness and loops are as before it.
+ * The statements of a template, and what they write. It knows only the values that a statement
+ * needs. Invariant: after a statement the token is the one after it, and scope, dryness and loops
+ * are as before it.
  */
 
 #include "jinja_parts.h"
@@ -24,7 +23,7 @@ static void write_text(jinja_machine *m, const char *bytes, size_t size)
         jinja_fail(m, status, "%zu bytes could not be written", size);
 }
 
-/* What a block writes, instead of writing it. */
+/* The output of a block, instead of writing it. */
 static jinja_value capture(jinja_machine *m, const char *const *ends)
 {
     const size_t start = m->out->size;

@@ -50,7 +50,7 @@ typedef struct gguf_model {
 /** @return KVF_OK; KVF_CORRUPT or KVF_UNSUPPORTED naming file, field, value and fix */
 KVF_CHECKED kvf_status gguf_model_read(const gguf *file, gguf_model *out, kvf_error *error);
 
-/** Of F32, F16 and BF16. */
+/** The dtype of F32, F16 and BF16. */
 kvf_dtype gguf_model_dtype(const gguf_type *type);
 
 /** Whether it can be written: "config.json", "tokenizer.json" and "tokenizer_config.json" can. */
@@ -65,7 +65,7 @@ KVF_CHECKED kvf_status gguf_write_part(const gguf *file, const char *part,
                                        const kvf_allocator *allocator, kvf_text *out,
                                        kvf_error *error);
 
-/** What config.json cannot say: factors of RoPE. Goes after its reading. */
+/** Factors of RoPE, which config.json cannot have. Goes after its reading. */
 KVF_CHECKED kvf_status gguf_model_finish(const gguf *file, kvf_model_config *config,
                                          kvf_error *error);
 

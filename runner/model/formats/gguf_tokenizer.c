@@ -74,7 +74,7 @@ static const pipeline pipelines[] = {
     GPT2("trillion"),
 };
 
-/* Of the model "llama", which has no name for it. */
+/* For the model "llama", which has no name for it. */
 static const pipeline sentence_piece = {.adds_bos = true, .is_sentence_piece = true};
 
 #define PIPELINES (sizeof pipelines / sizeof *pipelines)

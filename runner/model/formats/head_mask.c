@@ -160,7 +160,7 @@ static int compare_heads(const void *a, const void *b)
     return x->index < y->index ? -1 : 1;
 }
 
-/* Of `heads` values: `count` lowest ones, or with sign -1 highest ones, get `kind` in the mask. */
+/* The `count` lowest of `heads` values, or with sign -1 the highest, get `kind` in the mask. */
 static kvf_status mark_first(const double *values, size_t heads, double sign, size_t count,
                              uint8_t kind, uint8_t *mask, kvf_error *error)
 {

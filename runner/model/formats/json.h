@@ -5,8 +5,8 @@
 /*
  * JSON from files that are not trusted, read by jansson and checked.
  *
- * Refused: duplicate keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double, text that is
- * not UTF-8. It does not write JSON. Of jansson clients see the kinds of values and nothing else.
+ * Refused: duplicate keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double, text that is not
+ * UTF-8. It does not write JSON. Clients see nothing of jansson but the kinds of values.
  *
  * Invariant: values lie in preorder in one array: the first child of v is v + 1, the value after
  * v's subtree is v + v->skip; every string is valid UTF-8 and zero-terminated.

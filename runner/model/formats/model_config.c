@@ -412,7 +412,7 @@ void kvf_model_config_fit(kvf_model_config *config, const kvf_weights *weights)
     }
 }
 
-/* What only a GGUF file says. */
+/* Fields that only a GGUF file has. */
 static kvf_status finish_gguf(const char *model, const kvf_allocator *allocator,
                               kvf_model_config *out, kvf_error *error)
 {

@@ -2,9 +2,8 @@
 #ifndef KVF_MODEL_CONFIG_H
 #define KVF_MODEL_CONFIG_H
 
-/*
- * What `config.json` and `generation_config.json`, or the fields of a GGUF file, say about a model,
- * reduced to what the runner needs, and the rotary frequencies that follow from it.
+/* A model's description in `config.json` and `generation_config.json`, or in the fields of a GGUF
+ * file, reduced to what the runner needs, and the rotary frequencies that follow from it.
  *
  * It knows Hugging Face's field names and nothing of weights. Invariant: a configuration that was
  * read is complete, in range and supported; whatever the runner could not compute exactly was
@@ -16,7 +15,7 @@
 #define KVF_EOS_MAX              8u
 #define KVF_ROPE_FREQUENCIES_MAX 128u /* head_dim 256 / 2 */
 
-/** What sets an architecture apart: one row of a table in model_config.c. */
+/** The features of an architecture: one row of a table in model_config.c. */
 typedef struct kvf_architecture {
     const char *name;   /**< in config.json */
     const char *gguf;   /**< general.architecture of GGUF files; NULL = another row has it */
@@ -25,7 +24,7 @@ typedef struct kvf_architecture {
     bool qk_norm;       /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
     bool has_windows;   /**< sliding_window counts */
     bool gguf_turns_neighbours; /**< RoPE in GGUF files turns channels 2i and 2i + 1 of a head */
-    /* What Transformers assumes where config.json says nothing: */
+    /* Defaults of Transformers where config.json says nothing: */
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
     uint32_t head_dim;         /**< 0 = hidden_size / query heads */
 } kvf_architecture;
@@ -98,10 +97,9 @@ KVF_CHECKED kvf_status kvf_model_config_parse(const char *config, size_t config_
                                               const kvf_allocator *allocator, kvf_model_config *out,
                                               kvf_error *error);
 
-/**
- * What the weights decide, as Transformers does: their type where config.json says none, and
- * whether the embedding is the head where both are there. Before the sizes of anything follow from
- * the configuration. A difference to config.json is in the note.
+/** Settings that follow from the weights, as in Transformers: their type where config.json says
+ * none, and whether the embedding is the head where both are there. Before the sizes of anything
+ * follow from the configuration. A difference to config.json is in the note.
  */
 void kvf_model_config_fit(kvf_model_config *config, const kvf_weights *weights);
 

@@ -9,12 +9,11 @@
  * Everything a header says is checked before the first byte of data is offered: it knows files and
  * shapes, not what a tensor is for. Tensors have Hugging Face's names. Invariant: every tensor
  * handed out lies inside its mapping or in memory of its own, overlaps no other, is aligned to its
- * element, and has bytes = product of shape x element size, or of its blocks.
- *
- * What a GGUF file holds in another type than the model's, or in another order, is widened or put
- * in order by kvf_weights_load, in memory of its own. The model's type is F32, F16 or BF16 if all
- * matrices of the file are of it, else BF16. Vectors stay in their type, and after
- * kvf_weights_keep_packed quantised matrices do.
+ * element, and has bytes = product of shape x element size, or of its blocks. Tensors that a GGUF
+ * file holds in another type than the model's, or in another order, are widened or put in order by
+ * kvf_weights_load, in memory of its own. The model's type is F32, F16 or BF16 if all matrices of
+ * the file are of it, else BF16. Vectors stay in their type, and after kvf_weights_keep_packed
+ * quantised matrices do.
  *
  * A file that another process truncates while it is mapped kills this one with SIGBUS; nothing
  * short of copying the weights prevents that.
@@ -81,7 +80,7 @@ void kvf_weights_close(kvf_weights *weights);
 size_t kvf_weights_count(const kvf_weights *weights);
 uint64_t kvf_weights_bytes(const kvf_weights *weights);
 
-/** Of these bytes, those that take memory of their own: tensors that are widened or put in order.
+/** The part of these bytes that takes memory of its own: tensors that are widened or put in order.
  */
 uint64_t kvf_weights_own_bytes(const kvf_weights *weights);
 
@@ -91,7 +90,7 @@ bool kvf_weights_quantised(const kvf_weights *weights);
 /** Tensor @p index in name order; index < count. Borrowed. */
 const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index);
 
-/** What the file holds of a tensor, whether or not it is loaded: its numbers in the file's type.
+/** A tensor in the file, whether or not it is loaded: its numbers in the file's type.
  * @return [@p bytes] borrowed */
 const void *kvf_weights_source(const kvf_tensor *tensor, uint64_t *bytes);
 

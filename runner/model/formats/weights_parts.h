@@ -2,8 +2,7 @@
 #ifndef KVF_MODEL_WEIGHTS_PARTS_H
 #define KVF_MODEL_WEIGHTS_PARTS_H
 
-/*
- * What weights are made of, for the readers that fill them: safetensors.c and gguf_weights.c.
+/* The parts of weights, for the readers that fill them: safetensors.c and gguf_weights.c.
  * Clients see weights.h only.
  *
  * Invariant: once open, entries are sorted by name, names are distinct, and no two sources overlap.
@@ -48,7 +47,7 @@ KVF_CHECKED kvf_status weights_reserve(kvf_weights *weights, size_t more, kvf_er
 /** After the last entry: sort, and check what concerns more than one tensor. */
 KVF_CHECKED kvf_status weights_finish(kvf_weights *weights, kvf_error *error);
 
-/* Each fills empty weights; what it leaves behind on failure kvf_weights_close takes. */
+/* Each fills empty weights; after a failure kvf_weights_close frees the rest. */
 KVF_CHECKED kvf_status safetensors_open(kvf_weights *weights, const char *directory,
                                         kvf_error *error);
 KVF_CHECKED kvf_status safetensors_open_memory(kvf_weights *weights, const void *bytes, size_t size,

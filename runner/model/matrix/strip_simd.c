@@ -105,7 +105,7 @@ KVF_ALWAYS_INLINE void multiply_tile(const float *strip, size_t columns, const f
             vf_store(y[r] + v * VF_LANES, sum[r][v]);
 }
 
-/* ROWS rows from `row` on; the last one fills up. What is not whole goes through `own`. */
+/* ROWS rows from `row` on; the last one fills up. Rows that are not whole go through `own`. */
 static void multiply_rows(const kvf_strip *s, uint32_t row, size_t first, size_t columns)
 {
     const bool begins = first == 0 && !s->accumulate;

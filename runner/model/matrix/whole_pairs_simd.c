@@ -202,7 +202,7 @@ WHOLE_INLINE __m256i add_pairs(__m256i sum, __m256i a, __m256i b)
 #endif
 }
 
-/* What a block adds to the results of a row. */
+/* A block's part of the results of a row. */
 WHOLE_INLINE void add_whole(const half_columns *c, bool has_shift, const kvf_whole_block *x,
                             __m256i whole, float *to)
 {

@@ -2,8 +2,7 @@
 #ifndef KVF_MODEL_WHOLE_PRODUCTS_H
 #define KVF_MODEL_WHOLE_PRODUCTS_H
 
-/*
- * What products in whole numbers have in common, whatever their vectors are: the way through a
+/* The common part of products in whole numbers, whatever their vectors are: the way through a
  * matrix, strip by strip of OUTPUTS outputs, and in it block by block for a group of rows.
  *
  * Who includes it defines OUTPUTS before, and after it `columns`, a block's columns of all outputs
@@ -34,7 +33,7 @@ WHOLE_INLINE int32_t word_at(const void *x)
     return word;
 }
 
-/* What comes after a strip, a piece at a time: strips are read once, one after the other. */
+/* The memory after a strip, a piece at a time: strips are read once, one after the other. */
 WHOLE_INLINE void ask_ahead(const char *first, size_t strip_bytes, size_t done, const size_t bytes)
 {
     const uintptr_t at = (uintptr_t)first + strip_bytes + OUTPUTS * done;

@@ -52,7 +52,7 @@ _Static_assert(DIRECT_PIECE % (KVF_SUMS * VF_LANES) == 0, "whole steps");
 /* Results of a row of a tile, with what fills a line. */
 #define LINE ((OUTPUTS + 3) / 4 * 4)
 
-/* Of all results of a tile one sum. */
+/* One sum of each result of a tile. */
 typedef vf tile_sum[OUTPUTS][ROWS];
 
 /* A piece of the columns of some rows and of OUTPUTS outputs. */
@@ -132,7 +132,7 @@ KVF_ALWAYS_INLINE void add_sum(const tile *t, uint32_t sum, uintptr_t *ask, cons
     *ask = at;
 }
 
-/* What all sums are together, in the order of finish_sums: the last one is @p own. */
+/* All sums together, in the order of finish_sums: the last one is @p own. */
 KVF_ALWAYS_INLINE void finish_tile(const tile *t, const uint32_t rows, vf own[OUTPUTS][ROWS])
 {
     UNROLLED
@@ -215,7 +215,7 @@ typedef struct results {
     size_t whole; /* columns that are in the sums */
 } results;
 
-/* What is after the last whole step of the sums, as dot_rows adds it. */
+/* The products after the last whole step of the sums, as dot_rows adds them. */
 static __attribute__((noinline)) void add_tails(const results *r, float *sum)
 {
     const kvf_linear *linear = r->p->linear;

@@ -19,7 +19,7 @@ static uint64_t hash_pair(uint64_t pair)
     return pair ^ pair >> 32;
 }
 
-/* What two tokens are together, with the rank of its score. */
+/* The token that two make together, with the rank of its score. */
 static bool find_joined(const bpe *self, const token_vocabulary *vocabulary, bpe_scratch *scratch,
                         uint32_t left, uint32_t right, bpe_merge *out)
 {

@@ -27,7 +27,7 @@ typedef struct normal_step {
     normal_text to;   /* NORMAL_PREPEND, NORMAL_REPLACE */
 } normal_step;
 
-/** What is done to a text, step by step. Zero is nothing. */
+/** The steps that a text goes through. Zero is none. */
 typedef struct text_normalizer {
     normal_step steps[NORMAL_STEPS_MAX];
     size_t count;

@@ -5,10 +5,10 @@
 /*
  * Splitting text with the regular expressions of tokenizer.json, through PCRE2.
  *
- * The files are written for Oniguruma. What means the same in both engines is passed on; what does
- * not is rewritten (white space: PCRE2 counts U+180E, Unicode and Oniguruma do not) or refused by
- * name. Invariant: a compiled expression is immutable and may be shared by threads; the match data
- * of a scan belong to one thread.
+ * The files are written for Oniguruma. Syntax that means the same in both engines is passed on;
+ * what does not is rewritten (white space: PCRE2 counts U+180E, Unicode and Oniguruma do not) or
+ * refused by name. Invariant: a compiled expression is immutable and may be shared by threads; the
+ * match data of a scan belong to one thread.
  */
 
 #include "model_memory.h"

@@ -55,7 +55,7 @@ static bool continues(const kvf_token_stream *stream, uint8_t byte)
     return byte >= low && byte <= high;
 }
 
-/* What is no character: one mark, or where bytes are tokens one for each, as in HF. */
+/* Bytes that are no character: one mark, or where bytes are tokens one for each, as in HF. */
 static kvf_status put_pending(kvf_token_stream *stream, const stream_output *out)
 {
     const size_t bytes = stream->pending_count;

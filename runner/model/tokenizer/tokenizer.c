@@ -160,7 +160,7 @@ bool kvf_tokenizer_is_special(const kvf_tokenizer *tokenizer, uint32_t id)
 
 /* ---- encoding ---- */
 
-/* What one call of encode works with. */
+/* The memory of one call of encode. */
 typedef struct encode_state {
     const kvf_tokenizer *tokenizer;
     regex_scan *scans[TOKENIZER_STEPS_MAX]; /* of the steps that have a pattern */

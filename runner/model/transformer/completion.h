@@ -2,10 +2,9 @@
 #ifndef KVF_MODEL_COMPLETION_H
 #define KVF_MODEL_COMPLETION_H
 
-/*
- * What a pruned prompt left out of its deeper layers, computed later: the hidden states of all its
- * tokens at the pivot, kept in host memory or in a file, and the work from there on, piece by
- * piece.
+/* The tokens that a pruned prompt left out of its deeper layers, computed later: the hidden states
+ * of all its tokens at the pivot, kept in host memory or in a file, and the work from there on,
+ * piece by piece.
  *
  * It knows layers and sequences, not when there is time. Invariant: a sequence whose completion is
  * dropped, or failed, is what pruning left; what is enqueued is waited for by each call.
@@ -59,7 +58,7 @@ KVF_CHECKED kvf_status kvf_completion_step(kvf_completion *completion, kvf_trans
                                            kvf_cache *cache, kvf_stream *stream);
 
 /**
- * Nothing is left: the sequence takes its whole form. What was recorded of it is forgotten.
+ * Nothing is left: the sequence takes its whole form. Its recordings are dropped.
  *
  * @param ids  [count] of the tokens that it got after the prompt
  * @return as kvf_transformer_prefill and kvf_complete_end; after an error it is dropped

@@ -38,12 +38,12 @@ void kvf_draft_see(kvf_draft *draft, const uint32_t *ids, size_t count);
 /** Keep the first @p count ids. */
 void kvf_draft_cut(kvf_draft *draft, size_t count);
 
-/** What may follow. @param ids receives @p count of them: at most @p most and at most the draft's
- * own; by prompt lookup none if the newest two never came up before
+/** Tokens that may follow. @param ids receives @p count of them: at most @p most and at most the
+ * draft's own; by prompt lookup none if the newest two never came up before
  * @return KVF_OK; what the guess returns */
 KVF_CHECKED kvf_status kvf_draft_guess(const kvf_draft *draft, uint32_t most, uint32_t *ids,
                                        uint32_t *count, kvf_error *error);
-/** Of the last guess of @p guessed ids, the first @p right were so: the next is longer or shorter
+/** The first @p right ids of the last guess of @p guessed were right: the next is longer or shorter
  */
 void kvf_draft_learn(kvf_draft *draft, uint32_t guessed, uint32_t right);
 

@@ -37,7 +37,7 @@ typedef struct kvf_draw_settings {
 #define KVF_DRAW_BIN_SHIFT 27u
 #define KVF_DRAW_BINS      (41u * 32u)
 
-/* Of what there is, how much is wanted: tokens of top-k, the share of top-p, or a draw. */
+/* How much is wanted: tokens of top-k, the share of top-p, or a draw. */
 typedef enum kvf_draw_goal { KVF_DRAW_COUNT, KVF_DRAW_SHARE, KVF_DRAW_TOKEN } kvf_draw_goal;
 
 KVF_INLINE float kvf_draw_penalize(float logit, double penalty)
@@ -50,7 +50,7 @@ KVF_INLINE int kvf_draw_is_finite(float x)
     return (kvf_float_bits(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-/* What comes first is likelier, or equal and has the lower id. */
+/* A token that comes first is likelier, or equal and has the lower id. */
 KVF_INLINE uint64_t kvf_draw_key(float logit, uint32_t id)
 {
     const uint32_t rank = ~((uint32_t)kvf_float_order(logit) ^ 0x80000000u);

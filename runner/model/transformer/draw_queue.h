@@ -22,7 +22,7 @@ KVF_CHECKED kvf_status kvf_draw_queue_open(kvf_runtime *runtime, uint32_t rows_m
                                            kvf_error *error);
 void kvf_draw_queue_close(kvf_draw_queue *queue);
 
-/** What the next step begins with: ids, positions, settings and seen tokens of its rows. No step is
+/** The inputs of the next step: ids, positions, settings and seen tokens of its rows. No step is
  * on its way. Stream: enqueues. */
 KVF_CHECKED kvf_status kvf_draw_queue_feed(kvf_draw_queue *queue, const kvf_draw_step *step,
                                            const uint32_t *positions, kvf_stream *stream);

@@ -159,7 +159,7 @@ static void weigh(const kvf_draw_settings *settings, float highest, const float 
 /* So many logits are looked at before the best of them are compared. */
 #define CHUNK 64u
 
-/* What is not finite becomes the least of all integers. */
+/* Logits that are not finite become the least of all integers. */
 static inline int32_t order(float x)
 {
     return kvf_draw_is_finite(x) ? kvf_float_order(x) : INT32_MIN;

@@ -186,7 +186,7 @@ static kvf_status hand_out(const kvf_decode_request *request, kvf_decode_result 
     return KVF_OK;
 }
 
-/* What the sampler makes of a row of the logits. */
+/* The token that the sampler draws from a row of the logits. */
 static kvf_status choose(const kvf_session *session, const kvf_decode_request *request,
                          uint32_t row, kvf_decode_result *result, uint32_t *id, kvf_error *error)
 {

@@ -17,7 +17,7 @@
 #include "sampling.h"
 #include "transformer.h"
 
-/** What a generation runs on. All borrowed. */
+/** The objects that a generation uses. All borrowed. */
 typedef struct kvf_session {
     kvf_runtime *runtime;
     kvf_transformer *transformer;

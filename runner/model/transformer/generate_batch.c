@@ -79,7 +79,7 @@ uint64_t kvf_batch_tokens(const kvf_batch_prompt *prompt, uint32_t answers, uint
     return prompt_tokens(prompt, local_tokens) + answers * answer_tokens(prompt, local_tokens);
 }
 
-/* What the next answer adds; its prompt is there already if another one of it is. */
+/* The tokens that the next answer adds; its prompt is there already if another one of it is. */
 static uint64_t next_tokens(const batch *b)
 {
     const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
@@ -323,7 +323,7 @@ static void collect(batch *b)
         }
 }
 
-/* What they are fed: their next tokens, and what drafts guess, as far as the step has room. */
+/* Their inputs: their next tokens, and what drafts guess, as far as the step has room. */
 static kvf_status feed(batch *b, kvf_error *error)
 {
     uint32_t room = kvf_max_u32(b->count, b->request->step_rows) - b->count;
@@ -364,8 +364,8 @@ static kvf_status enqueue(const batch *b)
                                                 true, session->stream);
 }
 
-/* What an answer chooses after each of its tokens ids, the first of which is row @p at of the
- * step, as long as its draft has guessed that. The rest of the draft is taken back. */
+/* The token that an answer draws after each of its tokens ids, the first of which is row @p at of
+ * the step, as long as its draft has guessed that. The rest of the draft is taken back. */
 static kvf_status follow(const batch *b, uint32_t i, uint32_t at)
 {
     row *r = &b->rows[b->at[i]];

@@ -123,7 +123,7 @@ static double dot(const float *a, const float *b, size_t count)
     return sum;
 }
 
-/* What the layer's output loses of each KV head, squared. */
+/* The loss of the layer's output by each KV head, squared. */
 static void project(kvf_head_heat *h, const kvf_linear *w)
 {
     const uint32_t heads = h->model->kv_heads;

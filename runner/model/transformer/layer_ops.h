@@ -2,8 +2,7 @@
 #ifndef KVF_MODEL_LAYER_OPS_H
 #define KVF_MODEL_LAYER_OPS_H
 
-/*
- * What a transformer layer does to one row besides matrix products and attention.
+/* Operations of a transformer layer on one row, besides matrix products and attention.
  *
  * It knows vectors, not models or streams. Invariant: a row's result depends on that row alone, and
  * sums are formed in one fixed order.
@@ -21,7 +20,7 @@ void kvf_rope_angles(const float *inv_freq, size_t count, float scaling, uint32_
 /** Rotate channel i with channel i + count, i < count, in place. x [2 count] */
 void kvf_rope_rotate(float *x, size_t count, const float *cosine, const float *sine);
 
-/** y[i] = silu(gate[i]) up[i]; y may be gate or up. What devices are held to. */
+/** y[i] = silu(gate[i]) up[i]; y may be gate or up. The specification for devices. */
 void kvf_swiglu(const float *gate, const float *up, size_t count, float *y);
 
 /** Elements of @p dtype to and from fp32; narrowing rounds to nearest even. */

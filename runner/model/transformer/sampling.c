@@ -2,7 +2,7 @@
 
 /*
  * Sampling without a sort: one pass finds the largest logit, a second one the mass and the bin of
- * every token. What is wanted of them (top-k, top-p, a draw) is found by the sums of bins of equal
+ * every token. The wanted ones (top-k, top-p, a draw) are found by the sums of bins of equal
  * likelihood; only the tokens of one bin are put in order.
  *
  * It knows nothing of tokens. draw_ops.cu does the same on a GPU. Invariant: all sums are of

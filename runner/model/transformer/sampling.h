@@ -26,7 +26,7 @@ typedef struct kvf_sampling_config {
 
 typedef struct kvf_sampler kvf_sampler;
 
-/** What kvf_sampler_next returns when no logit is a finite number. */
+/** kvf_sampler_next returns it when no logit is a finite number. */
 #define KVF_SAMPLER_NONE UINT32_MAX
 
 /** Greedy, nothing cut. */
@@ -63,11 +63,11 @@ double kvf_sampler_logprob(const kvf_sampler *sampler, uint32_t row, uint32_t id
 /** A token that a device drew in the place of this row (draw_queue.h), from the logits that
  * kvf_sampler_next would have got. */
 void kvf_sampler_take(kvf_sampler *sampler, uint32_t row, uint32_t id);
-/** What a device needs for it: settings, and a bit per token seen, in words of 64. */
+/** A sampler for a device: settings, and a bit per token seen, in words of 64. */
 const kvf_draw_settings *kvf_sampler_settings(const kvf_sampler *sampler, uint32_t row);
 const uint64_t *kvf_sampler_seen(const kvf_sampler *sampler, uint32_t row);
 
-/** What a token costs: -ln of its probability, in nats. NaN where the logits give it none: they
+/** A token's loss: -ln of its probability, in nats. NaN where the logits give it none: they
  * hold a NaN or +infinity. logits [vocab_size]; @p id < vocab_size. */
 double kvf_logits_loss(const float *logits, uint32_t vocab_size, uint32_t id);
 

@@ -56,7 +56,7 @@ static inline uint32_t kvf_thin_norms_heads(uint32_t head_dim)
     return head_dim % 16 == 0;
 }
 
-/** What kvf_row_rotate_cuda does, with x W^T for qkv, which is written where heads have norms and
+/** As kvf_row_rotate_cuda, with x W^T for qkv, which is written where heads have norms and
  * else not used. @p arrived: a word per head of queries, keys and values, 0 before and after */
 int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_row_rotate_args *heads,
                          uint32_t *arrived, void *stream);

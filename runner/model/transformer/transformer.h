@@ -37,7 +37,7 @@ typedef struct kvf_transformer_options {
     kvf_linear_bf16 bf16;
 } kvf_transformer_options;
 
-/** Bytes reserved at open, weights not included. Of the runtime only its device is looked at;
+/** Bytes reserved at open, weights not included. The runtime matters by its device alone;
  * weights are not. */
 uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads);
 
@@ -179,7 +179,7 @@ KVF_CHECKED kvf_status kvf_transformer_decode(kvf_transformer *transformer, kvf_
                                               kvf_sequence *const *sequences, const uint32_t *ids,
                                               uint32_t batch, bool want_logits, kvf_stream *stream);
 
-/** What a step of several tokens appends. All borrowed. */
+/** The tokens that a step appends. All borrowed. */
 typedef struct kvf_several {
     kvf_sequence *const *sequences; /**< [batch], each once */
     const uint32_t *tokens; /**< [batch] of each: 1 … the cache's tokens_per_step_max; batch_max of
@@ -235,7 +235,7 @@ KVF_CHECKED kvf_status kvf_transformer_drawn(kvf_transformer *transformer, uint3
 /** The rest is not wanted. Wait for the stream first. */
 void kvf_transformer_draw_end(kvf_transformer *transformer);
 
-/** What attention of a layer did in a decode step. Everything is host memory, valid in the call. */
+/** Attention of a layer in a decode step. Everything is host memory, valid in the call. */
 typedef struct kvf_attention_view {
     uint32_t layer;
     uint32_t batch;

@@ -2,8 +2,7 @@
 #ifndef KVF_MODEL_TRANSFORMER_OPS_H
 #define KVF_MODEL_TRANSFORMER_OPS_H
 
-/*
- * What a device does for a transformer, behind one table: transformer_host.c and
+/* A device's operations for a transformer, in one table: transformer_host.c and
  * transformer_cuda.c.
  *
  * transformer.c and transformer_prefill.c know the order of operations and no device; a device
@@ -26,7 +25,7 @@ typedef struct transformer_step {
 
 struct transformer_ops {
     /* ids and positions (host, [rows], copied; unused if the step draws) to hidden states and
-     * angles. What an earlier start of these rows enqueued is done. */
+     * angles. The work of an earlier start of these rows is done. */
     kvf_status (*start)(const transformer_step *s, const uint32_t *ids, const uint32_t *positions);
     /* hidden -> normed */
     kvf_status (*norm)(const transformer_step *s, const float *weight);

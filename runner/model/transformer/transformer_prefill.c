@@ -314,7 +314,7 @@ kvf_status kvf_transformer_hidden(kvf_transformer *t, kvf_cache *cache, kvf_prun
     return t->ops->read_hidden(&s, hidden);
 }
 
-/* Of the prompt's last token, as row 0 of a step. */
+/* The prompt's last token, as row 0 of a step. */
 static kvf_status finish(const prefill_run *r)
 {
     transformer_step s = last_row(r, 0);
