@@ -12,7 +12,7 @@
 #include "common/cpu_isa.h"
 #include "variants.h"
 
-/* What this build may use at most; -Disa=reference runs every test without vector code. */
+/* The most that this build may use; -Disa=reference runs every test without vector code. */
 #ifndef KVF_ISA_LIMIT
 #define KVF_ISA_LIMIT KVF_ISA_ALL
 #endif

@@ -31,7 +31,7 @@ typedef struct kvf_kernels {
     uint32_t isa; /* OR of kvf_isa that supplied at least one kernel */
 } kvf_kernels;
 
-/* What this CPU has, as OR of kvf_isa. */
+/* The instruction sets of this CPU, as OR of kvf_isa. */
 uint32_t kvf_cpu_isa(void);
 
 /*

@@ -14,9 +14,9 @@
  * int4 (values of k8v4), per KVF_PACKED_GROUP channels:
  *     minimum in fp16, to nearest, within +-65504; scale = (largest - minimum) / 15 in fp16, to
  *     nearest, at most 65504; code = (x - minimum) / scale to nearest, 0 .. 15.
- *     Byte j of a group of n channels has channel j in its low half, j + n / 2 in the high one.
- * What is not finite, or whose rotation is not, becomes zeros: the whole key, or the whole value.
- * Back in the element type a number is within its finite ones.
+ *     Byte j of a group of n channels has channel j in its low half, j + n / 2 in the high one. A
+ *     vector that is not finite, or whose rotation is not, becomes zeros: the whole key, or the
+ *     whole value. Back in the element type a number is within its finite ones.
  */
 
 #include <float.h>

@@ -95,7 +95,8 @@ KVF_INLINE size_t kvf_home_page_bytes(const kvf_shape *s)
                                       : kvf_round_up(s->page_size * token, KVF_PACKED_ALIGN);
 }
 
-/* What attention reads of one page: token t counts iff t < count and bit t of skip is clear. */
+/* The tokens of one page that attention reads: token t counts iff t < count and bit t of skip is
+ * clear. */
 typedef struct kvf_span {
     const void *page;
     const void *home; /* where its bytes are until this step's fetch has them here; NULL: here */
@@ -139,7 +140,7 @@ KVF_INLINE uint64_t kvf_live_bits(uint32_t count, uint64_t skip)
 
 /* ---- rows of pages ---- */
 
-/* What all rows of a cache share. */
+/* The geometry that all rows of a cache share. */
 typedef struct kvf_paging {
     kvf_shape shape;
     uint32_t kv_heads;
@@ -326,8 +327,8 @@ KVF_INLINE uint32_t kvf_row_is_packed(const kvf_paging *p, const kvf_row *row, u
     return p->shape.pages != KVF_PAGES_BF16 && page < kvf_row_sealed_pages(p, row);
 }
 
-/* Of its `tokens` first tokens, those of the sink: where it is packed they are in the store, token
- * i in entry i. */
+/* The tokens of the sink among its `tokens` first ones: where it is packed they are in the store,
+ * token i in entry i. */
 KVF_INLINE uint32_t kvf_page_sink(const kvf_paging *p, uint32_t page, uint32_t tokens)
 {
     const uint32_t first = page * p->shape.page_size;

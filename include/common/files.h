@@ -23,7 +23,7 @@
 #define KVF_NO_REGULAR_FILE (-2)
 #define KVF_LINKS_MAX       40
 
-/* What to do about an errno, after its text; "" where that says it. */
+/* The fix for an errno, after its text; "" where that says it. */
 static inline const char *kvf_errno_fix(int code)
 {
     return code == EMFILE   ? "; this process may open no more: raise `ulimit -n`"

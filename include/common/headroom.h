@@ -2,9 +2,8 @@
 #ifndef KVF_COMMON_HEADROOM_H
 #define KVF_COMMON_HEADROOM_H
 
-/*
- * What Linux says is left of memory: /proc/meminfo, and the memory controller of cgroups, versions
- * 1 and 2; and what this process has of it. It reads small files and changes nothing. Of several
+/* Memory that Linux says is left: /proc/meminfo, and the memory controller of cgroups, versions
+ * 1 and 2; and this process's part of it. It reads small files and changes nothing. Of several
  * limits the smallest counts; a number that cannot be read is UINT64_MAX.
  */
 
@@ -54,8 +53,8 @@ static inline uint64_t kvf_file_keys(const char *path, const char *first, const 
     return sum;
 }
 
-/* Of this process; 0 if nothing tells. The sum over mappings is exact; VmRSS may lack what single
- * CPUs have counted, 1 MiB on each of 128. */
+/* Memory of this process; 0 if nothing tells. The sum over mappings is exact; VmRSS may lack what
+ * single CPUs have counted, 1 MiB on each of 128. */
 static inline uint64_t kvf_process_resident(void)
 {
     const uint64_t kib = kvf_file_keys("/proc/self/smaps_rollup", "Rss", "Rss");

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What each list attends, as spans, on the GPU; see assemble_ref.c for the meaning.
+/* The spans that each list attends, on the GPU; see assemble_ref.c for the meaning.
  *
  * Knows nothing of policies. A block per list. Bound: 32 bytes written and some 40 read per span;
  * four atomic additions per list.

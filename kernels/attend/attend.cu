@@ -5,7 +5,7 @@
  * for a split in 16-bit types.
  *
  * Knows nothing of pages beyond their address, their live tokens and whether they arrive late.
- * Grid: one block per (list, split). What a split gives depends on its spans and on the shape of
+ * Grid: one block per (list, split). The result of a split depends on its spans and on the shape of
  * the launch alone, never on the pass or on other splits; a split of another pass exits before it
  * writes.
  *
@@ -55,7 +55,7 @@ static __device__ __forceinline__ bool split_of(const kvf_attend_args *a, kvf_sp
     return (__any_sync(KVF_FULL_WARP, fetched) != 0) == (a->pass == KVF_PASS_FETCHED);
 }
 
-/* What a block that has left its split does in the end: the last one of its list merges. */
+/* The end of a block that has left its split: the last one of its list merges. */
 static __device__ __forceinline__ void finish(const kvf_attend_step_args &s, uint32_t list)
 {
     const kvf_merge_args merge = kvf_attend_step_merge(&s);

@@ -151,8 +151,8 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
     kvf_async_commit();
 }
 
-/* What this lane asked for of late tokens has come to the slot: it goes to their place as well, and
- * out of the slot if it does not count. */
+/* The bytes of late tokens that this lane asked for have come to the slot: they go to their place
+ * as well, and out of the slot if it does not count. */
 template <uint32_t D>
 static __device__ __forceinline__ void settle(const kvf_attend_args *a, const kvf_split *split,
                                               char *slot, uint32_t first, uint32_t live,
@@ -186,7 +186,7 @@ static __device__ __forceinline__ void ask_queries(char *to, const kvf_attend_ar
     kvf_async_commit();
 }
 
-/* What a warp has of its rows: lane 4 * g + i has rows g and g + 8. */
+/* A warp's part of its rows: lane 4 * g + i has rows g and g + 8. */
 template <uint32_t D> struct warp_rows {
     float o[D / 8][4];
     float top[2];

@@ -305,7 +305,7 @@ KVF_ALWAYS_INLINE vf codes_int4(vu bytes, const uint32_t shift)
     return (vf) __builtin_convertvector((vi)(bytes >> shift & 15u), vf);
 }
 
-/* What is asked for ahead: whole pages of a tile, line by line. */
+/* Prefetched lines: whole pages of a tile, line by line. */
 typedef struct ahead {
     const kvf_span *spans;
     uint32_t count;
@@ -606,7 +606,7 @@ KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint3
     }
 }
 
-/* What follows a split, of its list or of the next one: the next task's. Splits may be as short as
+/* The split after this one, of its list or of the next: the next task's. Splits may be as short as
  * a tile, so each fetches the first tile of the next one too. */
 static kvf_split split_behind(const kvf_attend_args *a, const kvf_split *split)
 {

@@ -6,10 +6,10 @@
  * Partial attention results by log-sum-exp: four channels of one row by one thread, for merge.cu
  * and for what ends with it.
  *
- * Knows nothing of spans beyond their number. What a thread reads does not hang on what it read
- * before, so that 16 splits are on their way at once: at the default budget one round trip to the
- * second-level cache. Exactness: fp32 sums in split
- * order; exp2 of differences that were rounded once, so e^x to |x| * 2^-23 relative.
+ * Knows nothing of spans beyond their number. The addresses that a thread reads do not hang on what
+ * it read before, so that 16 splits are on their way at once: at the default budget one round trip
+ * to the second-level cache. Exactness: fp32 sums in split order; exp2 of differences that were
+ * rounded once, so e^x to |x| * 2^-23 relative.
  */
 
 #include "kernels.h"

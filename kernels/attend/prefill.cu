@@ -11,7 +11,8 @@
  * 16-bit types: a warp has 32 rows (16 at head_dim 256), and keys and values come in tiles of 64
  * (32) through three slots of shared memory: while one is in use two are on their way. Softmax is
  * online in fp32, in powers of two; weights are rounded to the element type before they multiply
- * values, sums of weights are not. What a row gives does not depend on the other rows of its tile.
+ * values, sums of weights are not. The result of a row does not depend on the other rows of its
+ * tile.
  *
  * Bound: matrix products, 4 * head_dim operations per visible (row, key). A tile of 128 rows and 64
  * keys at head_dim 128 is 1024 products of 16x8x16 (4096 operations each), 8192 exponentials and 32
@@ -136,7 +137,7 @@ static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_ker
     }
 }
 
-/* What a warp has of its rows; part m, side s: row 16 m + 8 s + lane / 4. */
+/* A warp's part of its rows; part m, side s: row 16 m + 8 s + lane / 4. */
 template <uint32_t D> struct warp_state {
     float o[plan<D>::parts][D / 8][4];
     float s[plan<D>::parts][plan<D>::keys / 8][4]; /* logits, then weights */

@@ -304,7 +304,7 @@ KVF_INLINE uint32_t kvf_stretch_cells(const kvf_cells *c)
     return KVF_MEAN_TOKENS / c->paging.block_size;
 }
 
-/* Of the stretch that a cell is in. */
+/* The mean of the stretch that a cell is in. */
 KVF_INLINE uint32_t *kvf_cell_is_mean(const kvf_cells *c, uint32_t layer, uint32_t cell)
 {
     return c->is_mean + (size_t)layer * c->stretches + cell / kvf_stretch_cells(c);
@@ -501,7 +501,7 @@ KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at
     c->list_bits[at] = count ? c->sifted + at * p->blocks_max : bits;
 }
 
-/* What its lists are asked for. */
+/* The pages that its lists are asked for. */
 KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t number,
                               const kvf_row *row, uint32_t list)
 {

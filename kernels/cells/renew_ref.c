@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What regions have of rows becomes true, the specification and the only host form.
+/* Regions are validated against rows, the specification and the only host form.
  *
  * Knows nothing of policies, and nothing of slots.
  */

@@ -45,7 +45,7 @@ static __device__ __forceinline__ token_place place_of(const kvf_write_args &a)
     return at;
 }
 
-/* What is said of a token once it is written. By one thread. */
+/* Marks of a token once it is written. By one thread. */
 static __device__ __forceinline__ void note(const kvf_write_args &a, const token_place &at,
                                             bool is_odd)
 {

@@ -26,7 +26,7 @@ typedef struct kvf_plain_shared {
     float factor[KVF_PLAIN_ROWS];
 } kvf_plain_shared;
 
-/* What a thread keeps: of row threadIdx.x / KVF_PLAIN_PARTS, and the channels of its items. */
+/* Held by a thread: of row threadIdx.x / KVF_PLAIN_PARTS, and the channels of its items. */
 typedef struct kvf_plain_rows {
     float top;
     float sum; /* of tokens threadIdx.x % KVF_PLAIN_PARTS + n * KVF_PLAIN_PARTS */

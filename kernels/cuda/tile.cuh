@@ -94,7 +94,7 @@ static __device__ __forceinline__ uint32_t kvf_block_z(void)
 #endif
 }
 
-/* What a maximum is subtracted as: nothing was seen while it is -infinity. */
+/* The number that is subtracted for a maximum: nothing was seen while it is -infinity. */
 static __device__ __forceinline__ float kvf_finite_top(float top)
 {
     return top == -INFINITY ? 0.0f : top;
@@ -130,7 +130,7 @@ template <> __device__ __forceinline__ float2 kvf_unpair<kvf_half>(uint32_t word
     return make_float2(__half2float(__half(low)), __half2float(__half(high)));
 }
 
-/* What kvf_pair lost, as a pair: together they hold 17 bits of a bf16 pair, 22 of fp16. */
+/* The rest that kvf_pair lost, as a pair: together they hold 17 bits of a bf16 pair, 22 of fp16. */
 template <typename T>
 static __device__ __forceinline__ uint32_t kvf_pair_rest(uint32_t rounded, float a, float b)
 {

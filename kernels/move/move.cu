@@ -28,7 +28,7 @@
 #define WORDS 8u /* of 16 bytes, per lane */
 #define PIECE (WORDS * KVF_WARP_LANES * 16u)
 
-/* Of small pages half as many, because each of them has addresses to hold. */
+/* Half as many small pages, because each of them has addresses to hold. */
 #define ROW_WORDS 4u
 #define ROW_PIECE (ROW_WORDS * KVF_WARP_LANES * 16u)
 

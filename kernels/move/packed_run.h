@@ -2,8 +2,7 @@
 #ifndef KVF_KERNELS_MOVE_PACKED_RUN_H
 #define KVF_KERNELS_MOVE_PACKED_RUN_H
 
-/*
- * What tasks of narrow, widen, carry and read are about: a run, which is what one KV head has of a
+/* The subject of tasks of narrow, widen, carry and read: a run, which is one KV head's part of a
  * block, in exact and in home form. For every implementation on the host. Knows nothing of numbers.
  */
 

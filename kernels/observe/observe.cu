@@ -309,7 +309,7 @@ static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaS
 
 /* ---- score ---- */
 
-/* What the rows of a head are worth, in shared memory. Rows are g * columns + w; a window is padded
+/* The weights of the rows of a head, in shared memory. Rows are g * columns + w; a window is padded
  * to whole steps with rows that are worth nothing. */
 typedef struct row_scales {
     float *base;     /* [heads, columns] the maximum, in units of ln 2 */
@@ -368,7 +368,7 @@ static __device__ __forceinline__ void merge_chunks(const row_scales *r, const k
     }
 }
 
-/* What the product of query `column` of head g adds to a score. */
+/* The score that the product of query `column` of head g adds. */
 template <bool IS_PLAIN>
 static __device__ __forceinline__ float share_of(const kvf_observe_args *a, const row_scales *r,
                                                  uint32_t g, uint32_t column, float product,

@@ -85,7 +85,7 @@ KVF_INLINE uint32_t kvf_observe_row(const kvf_observe_args *a, uint32_t w)
     return row < a->ring_slots ? row : row - a->ring_slots;
 }
 
-/* What query w of the launch counts. */
+/* The weight of query w of the launch. */
 KVF_INLINE float kvf_observe_weight(const kvf_observe_args *a, uint32_t w)
 {
     const float total = (float)(a->window_total ? a->window_total : a->window);

@@ -105,7 +105,7 @@ static row_scale merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_
     return r;
 }
 
-/* What query w of head g gives to one token. */
+/* The score of one token by query w of head g. */
 static double share(const kvf_observe_args *a, double x, const row_scale *r)
 {
     if (x == -INFINITY)

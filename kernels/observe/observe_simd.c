@@ -182,7 +182,7 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
         stats_rows(&t, a, &c, task, first, kvf_min_u32(TILE_ROWS, rows - first));
 }
 
-/* What a row adds to a score: a logit x gives share * e^(x - base), a product itself weight * x. */
+/* A row's part of a score: a logit x gives share * e^(x - base), a product itself weight * x. */
 typedef struct row_shares {
     float base[TILE_ROWS];   /* the maximum, in units of ln 2 */
     float share[TILE_ROWS];  /* of a weight in the score */

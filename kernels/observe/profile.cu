@@ -61,7 +61,7 @@ static __device__ __forceinline__ float warp_add(float x)
     return x;
 }
 
-/* Of this thread's values, into the place of its warp. */
+/* The sum of this thread's values, into the place of its warp. */
 static __device__ __forceinline__ void leave(float *part, float x)
 {
     x = warp_add(x);

@@ -3,9 +3,9 @@
 /*
  * The shape of attention over tokens, the specification: entropy, mass of the largest, variance.
  *
- * Knows nothing of heads or layers, only of rows. What is not a positive number counts as 0. All
- * sums are in double, in the order of the row; of equal values at the edge of the largest it does
- * not matter which ones are taken.
+ * Knows nothing of heads or layers, only of rows. Values that are not positive numbers count as 0.
+ * All sums are in double, in the order of the row; of equal values at the edge of the largest it
+ * does not matter which ones are taken.
  */
 
 #include <math.h>

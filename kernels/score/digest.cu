@@ -29,7 +29,7 @@
 #define WARPS 4u
 #define LOADS 8u
 
-/* What a lane has of one box: `elements` channels. */
+/* A lane's part of one box: `elements` channels. */
 template <typename T> struct channels {
     float lo[kvf_word<T>::elements];
     float hi[kvf_word<T>::elements];

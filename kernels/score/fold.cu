@@ -3,13 +3,13 @@
 /*
  * Masses of query heads into scores of pages on the GPU.
  *
- * Knows nothing of codes. A block is 4 warps and a part of one list, and finds the sums of its
- * rows anew: eight bytes per tile and head, out of the cache. What the pages of a tile share of a
- * head, the exponential, is found once per tile of the part. Then a thread is eight pages, 16 bytes
- * per head, the first of them asked for before sums are known; a page alone where rows are not
- * aligned for that. Damaged numbers are made harmless as in fold_ref.c.
+ * Knows nothing of codes. A block is 4 warps and a part of one list, and finds the sums of its rows
+ * anew: eight bytes per tile and head, out of the cache. The factors that the pages of a tile share
+ * of a head, the exponential, is found once per tile of the part. Then a thread is eight pages, 16
+ * bytes per head, the first of them asked for before sums are known; a page alone where rows are
+ * not aligned for that. Damaged numbers are made harmless as in fold_ref.c.
  *
- * Bound: one read of the masses, 2 * group + 4 bytes per page. What hangs on each other: the list's
+ * Bound: one read of the masses, 2 * group + 4 bytes per page. The chain of waits: the list's
  * length, its tiles with the first masses, shares; two barriers. Exactness: exp2f and logf in fp32;
  * sums over tiles in a fixed order, over heads in order.
  */
@@ -81,8 +81,8 @@ static __device__ __forceinline__ row find_row(const kvf_fold_args &a, size_t he
     return r;
 }
 
-/* What all pages of a tile have of a head: a factor of their masses, or a term beside the logarithm
- * of these. */
+/* Shared by all pages of a tile for a head: a factor of their masses, or a term beside the
+ * logarithm of these. */
 template <kvf_group_reduce KIND>
 static __device__ __forceinline__ float find_share(const kvf_fold_args &a, const row &r,
                                                    size_t head, uint32_t tile)

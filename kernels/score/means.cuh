@@ -16,7 +16,7 @@
 #include "score/codes.h"
 #include "score/score_args.h"
 
-/* Of one channel: the sum and the keys of a group, as codes have them. */
+/* The sum and the keys of a group in one channel, as codes have them. */
 static __device__ __forceinline__ float kvf_mean_add(float x, const kvf_code_group &group,
                                                      uint32_t head_dim)
 {

@@ -49,7 +49,7 @@ template <> struct parts<float> {
     static constexpr uint32_t count = 3;
 };
 
-/* What a lane needs of B for one span, part and 8 heads: {b0, b1} of both products. */
+/* A lane's part of B for one span, part and 8 heads: {b0, b1} of both products. */
 KVF_INLINE uint32_t fragments(uint32_t head_dim, uint32_t parts_count, uint32_t head_blocks)
 {
     return kvf_div_ceil_u32(head_dim, SPAN) * 2 * parts_count * head_blocks;

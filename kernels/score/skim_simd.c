@@ -99,7 +99,7 @@ KVF_ALWAYS_INLINE sums add_products(sums s, part mean, part q)
 }
 #endif
 
-/* What is added to each number of a mean. */
+/* The offset that is added to each number of a mean. */
 #if !defined(BIASED)
 #define BIAS      0
 #define BIASED(x) (x)

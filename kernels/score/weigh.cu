@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What queries weigh the tokens of a tile with, on the GPU, by int8 tensor cores.
+/* The weights that queries give the tokens of a tile, on the GPU, by int8 tensor cores.
  *
  * Knows nothing of keys, nor of other tiles. A block is one tile of one list, or of the lists that
  * have it in common; blocks past the end of a list, and of lists whose tile another block weighs,
@@ -61,7 +60,7 @@ struct tile {
     uint32_t tokens; /* a multiple of page_size */
 };
 
-/* What the columns of a product are: the heads of `count` lists, from that of task l on. */
+/* The columns of a product: the heads of `count` lists, from that of task l on. */
 struct columns {
     uint32_t l;
     uint32_t count;
@@ -80,7 +79,7 @@ static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const
     return column < c.count * a.group ? list_of(a, c, column) * a.group + column % a.group : NO_ROW;
 }
 
-/* What lane 4h + c needs of B for column h and the words 4s + c: four channels per register, in the
+/* Lane 4h + c's part of B for column h and the words 4s + c: four channels per register, in the
  * order that unpack() gives: 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15. Zeros for no row. */
 static __device__ __forceinline__ uint4 query_part(const kvf_weigh_args &a, uint32_t row,
                                                    uint32_t word)
@@ -501,7 +500,7 @@ static __device__ __forceinline__ void begin_tile(const kvf_weigh_args &a, const
     }
 }
 
-/* Of q, top, sum and mass. */
+/* Bytes of q, top, sum and mass. */
 template <bool PAIRED>
 static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const columns &columns,
                                                   uint32_t column)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What queries weigh the tokens of a tile with, by their codes, the specification.
+/* The weights that queries give the tokens of a tile, by their codes, the specification.
  *
  * Knows nothing of keys, nor of other tiles. Logits are finite, so nothing can spread.
  */

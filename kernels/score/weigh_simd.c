@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What queries weigh the tokens of a tile with. Bound: arithmetic; per 16 channels of a vector of
- * tokens 7 operations to unpack, 5 with VBMI, and per query 4 with VNNI and 9 without.
+/* The weights that queries give the tokens of a tile. Bound: arithmetic; per 16 channels of a
+ * vector of tokens 7 operations to unpack, 5 with VBMI, and per query 4 with VNNI and 9 without.
  *
  * Knows nothing of keys, nor of other tiles. A lane is a token, so no product is added across
  * lanes. Levels are taken as bytes level + KVF_CODE_BIAS, and the bias times the sum of the query
@@ -184,7 +183,7 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q
  * not asked has nothing to answer. Groups may lie anywhere, and those of neighbouring blocks of the
  * pool are neighbours, so they are asked for one after the other. For every four that the first
  * loop reads it asks for three, FETCHED bytes at a time, and the second one for the rest, in as
- * many turns as a group has for each query. What is left of a thin tile is asked for while the tile
+ * many turns as a group has for each query. The rest of a thin tile is asked for while the tile
  * before it is weighed, by the first loop as far as that one reads as many.
  */
 #define AHEAD   4608u /* bytes between what is read and what is asked for, at least */
@@ -322,7 +321,7 @@ static void look_at_tile(tile *t, const kvf_weigh_args *a, uint32_t list, uint32
     find_skipped(t, bits);
 }
 
-/* Of a tile, by the codes of a list, to `at`; returns where those after them go. */
+/* The groups of a tile, by the codes of a list, to `at`; returns where those after them go. */
 static kvf_code_group *find_codes(tile *t, uint32_t list, kvf_code_group *at)
 {
     const kvf_weigh_args *a = t->a;
@@ -565,7 +564,7 @@ static void fetch_groups(turns *soon, const kvf_code_group *until, uint32_t head
     }
 }
 
-/* What is asked for while a tile is weighed, of groups up to `end`: those of the next tile if this
+/* Groups up to `end` that are prefetched while a tile is weighed: those of the next tile if this
  * one is thin, else those that are as far ahead as it takes them to come. More than this tile has
  * are asked for at once. */
 static void look_ahead(turns *soon, const tile *t, const kvf_code_group *end)

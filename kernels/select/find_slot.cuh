@@ -7,7 +7,7 @@
  *
  * Knows nothing of bytes. Nobody waits for anybody: who wants a slot takes its word by
  * compare-and-swap, which says that the page is coming and that this call uses it, and then names
- * it in slot_of_page. Of two that bring the same page one is first there; the other gives its slot
+ * it in slot_of_page. Where two bring the same page, one is first there; the other gives its slot
  * back. Whoever finds a slot in slot_of_page asks its word whether it is true. A word of this call
  * stays until the next one, so what was found stays true.
  *

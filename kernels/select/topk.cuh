@@ -13,12 +13,10 @@
  * consecutive scores, one barrier, and writes its ids in order at its place: ascending, ties to the
  * lower index. Scores are asked for before it is known how many there are, and read once where a
  * thread has eight of them at most, as with 16 blocks for 128K tokens in pages of 4; they wait in
- * registers.
- *
- * Of a long list each block takes the k largest of its part into `work`, keys and ids, and as many
- * more as save it the second digit; the block that arrives last takes the k largest of these, which
- * it has in registers. Their order is that of ids, so ties stay right. With b blocks the longest
- * way is n / b scores and then b * k candidates: b is near sqrt(n / k).
+ * registers. Each block takes the k largest of its part of a long list into `work`, keys and ids,
+ * and as many more as save it the second digit; the block that arrives last takes the k largest of
+ * these, which it has in registers. Their order is that of ids, so ties stay right. With b blocks
+ * the longest way is n / b scores and then b * k candidates: b is near sqrt(n / k).
  *
  * Exactness: integers only, hence the same ids whatever the order of threads and the number of
  * blocks. Invariant: `arrived` is zero before and after.
@@ -86,8 +84,8 @@ struct kvf_topk_pairs {
     }
 };
 
-/* The run of consecutive items that a warp looks at, again and again. What fits stays in registers
- * after the first time; HELD: all of it does, with its indexes. */
+/* The run of consecutive items that a warp looks at, again and again. The items that fit stay in
+ * registers after the first time; HELD: all of it does, with its indexes. */
 template <typename S, uint32_t N, bool HELD> struct kvf_topk_run {
     typedef typename S::item item;
     const S source;
@@ -149,7 +147,7 @@ template <typename S, uint32_t N, bool HELD> struct kvf_topk_run {
     }
 };
 
-/* What is taken: keys above `floor`, and the first `ties` that equal it. */
+/* The taken items: keys above `floor`, and the first `ties` that equal it. */
 struct kvf_topk_limit {
     uint32_t floor;
     uint32_t ties;

@@ -2,12 +2,11 @@
 #ifndef KVF_OFFLOAD_CONTEXT_H
 #define KVF_OFFLOAD_CONTEXT_H
 
-/*
- * What every object of a runtime shares: allocator, logger, last errors, and how long it lives.
+/* Shared by every object of a runtime: allocator, logger, last errors, and how long it lives.
  *
  * A context is created first and freed last; it owns nothing else. The last error is the thread's:
- * nobody reads that of another. What goes wrong on a thread of the library for a thread of the
- * caller travels beside its status, and is said again there (kvf_fail_again).
+ * nobody reads that of another. A failure on a thread of the library for a thread of the caller
+ * travels beside its status, and is said again there (kvf_fail_again).
  */
 
 #include <pthread.h>
@@ -70,7 +69,7 @@ void kvf_context_error(const kvf_context *context, kvf_error *error);
 /* `status` with the text that the calling thread has for it, to be carried to another thread. */
 kvf_error kvf_context_told(const kvf_context *context, kvf_status status);
 
-/* What failed elsewhere with `status` fails here too, with the text from there, if `error` is of
+/* A failure elsewhere with `status` is one here too, with the text from there, if `error` is of
  * that status. @return status; KVF_OK does nothing. */
 kvf_status kvf_fail_again(kvf_context *context, kvf_status status, const kvf_error *error);
 

@@ -10,7 +10,7 @@
 
 #include "context.h"
 
-/* What no struct of the caller's has: garbage where the size should be. */
+/* A size that no struct of the caller's has: garbage where the size should be. */
 #define KVF_SIZED_MAX ((size_t)4096)
 
 /* Copies the caller's struct to `known`, which holds defaults: what his lacks keeps them, and what

@@ -2,8 +2,7 @@
 #ifndef KVF_OFFLOAD_CUDA_DEVICE_H
 #define KVF_OFFLOAD_CUDA_DEVICE_H
 
-/*
- * What the files of the CUDA device share: the device, its streams and events, errors, the calls of
+/* Shared by the files of the CUDA device: the device, its streams and events, errors, the calls of
  * the driver that are looked up at run time.
  *
  * Nothing outside device_cuda.c and cuda_*.c includes this. Invariants: every call
@@ -209,8 +208,8 @@ cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to
                                   const void *const *from, size_t bytes, uint32_t count,
                                   cudaStream_t stream);
 
-/* What can only be found out by trying: fills can_capture, can_copy_batch and can_capture_batch.
- * The device is current. */
+/* Features that can only be found out by trying: fills can_capture, can_copy_batch and
+ * can_capture_batch. The device is current. */
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device);
 
 /* ---- opening: device_cuda.c ---- */

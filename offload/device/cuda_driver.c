@@ -102,7 +102,7 @@ cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to
 
 /* ---- trying ---- */
 
-/* What a kernel takes its bytes and its lists from. */
+/* The memory that a kernel takes its bytes and its lists from. */
 typedef struct probe_host {
     _Alignas(PROBE_BYTES) char bytes[PROBE_COPIES][PROBE_BYTES];
     const void *from[PROBE_COPIES];

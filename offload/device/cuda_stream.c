@@ -207,7 +207,7 @@ void kvf_cuda_stream_destroy(kvf_stream *base)
     kvf_cuda_device *device = kvf_cuda_device_of(base);
     int before;
     kvf_cuda_enter_release(device, &before);
-    /* What its work uses is given back next, so one refusal is not taken for an answer. */
+    /* Memory that its work uses is given back next, so one refusal is not taken for an answer. */
     for (uint32_t i = 0; i < WAITS; i++)
         if (kvf_cuda_failed(device, cudaStreamSynchronize(stream->handle),
                             "work on a stream failed") == KVF_OK)

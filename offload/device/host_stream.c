@@ -217,7 +217,7 @@ static bool is_empty(const host_stream *stream)
            atomic_load_explicit(&stream->done, memory_order_relaxed);
 }
 
-/* What lies there is the worker's, also where it was left; under the lock. A worker that is just
+/* The entries there are the worker's, also where it was left; under the lock. A worker that is just
  * ending a look sees it too. */
 static void call_worker(host_stream *stream)
 {

@@ -44,7 +44,7 @@ kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
 /* Somebody waits for what is in the stream, and not by kvf_host_stream_wait: its worker begins. */
 void kvf_host_stream_hurry(kvf_stream *stream);
 
-/* What a stream does with an event: the generation of a record to come on it (waits while 64 are on
+/* A stream's part in an event: the generation of a record to come on it (waits while 64 are on
  * their way), the one enqueued last, for which `stream` is going to wait, completing one, and
  * waiting for one (generation 0 is always complete), which returns the event's error. `error` NULL:
  * there is none. */

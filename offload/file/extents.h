@@ -8,8 +8,8 @@
  *
  * Knows nothing of what the pieces are. Those without an address are not in memory: they go through
  * a buffer of each request, which `move` fills or empties. Requests never cross the end of an
- * extent. What an engine moved only in part is asked for again; a request that makes no progress
- * TRIES_MAX times is an error. Whatever fails, nothing is in flight on return.
+ * extent. A piece that an engine moved only in part is asked for again; a request that makes no
+ * progress TRIES_MAX times is an error. Whatever fails, nothing is in flight on return.
  */
 
 #include "io_engine.h"
@@ -58,7 +58,7 @@ size_t kvf_checksum_bytes(void);
 void kvf_checksum_begin(kvf_checksum *sum);
 void kvf_checksum_add(kvf_checksum *sum, const void *data, size_t bytes);
 uint64_t kvf_checksum_end(const kvf_checksum *sum);
-/* Of one piece. */
+/* The request of one piece. */
 uint64_t kvf_checksum_of(const void *data, size_t bytes);
 
 #endif

@@ -56,7 +56,7 @@ typedef struct kvf_io_ops {
      * nothing goes on beside the caller's work. */
     bool (*poll)(kvf_io *io, kvf_io_result *out);
 
-    /* What an engine with nothing to do leaves NULL. */
+    /* NULL where an engine has nothing to do. */
     void (*begin)(kvf_io *io);
     void (*keep)(kvf_io *io, const kvf_io_kept *kept);
 } kvf_io_ops;
@@ -80,11 +80,11 @@ KVF_CHECKED kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io 
 const kvf_io_ops *kvf_io_probe(kvf_context *context, uint32_t depth, kvf_error *why);
 void kvf_io_close(kvf_io *io); /* NULL is fine */
 
-/* Once per engine, while nothing is in flight. What is refused is a note with its cause; requests
+/* Once per engine, while nothing is in flight. A refusal is a note with its cause; requests
  * work without. */
 void kvf_io_keep(kvf_io *io, const kvf_io_kept *kept);
 
-/* What was submitted begins now; else it does at the next wait. */
+/* Submitted requests begin now; else it does at the next wait. */
 static inline void kvf_io_begin(kvf_io *io)
 {
     if (io->ops->begin)

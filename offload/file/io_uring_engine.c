@@ -270,7 +270,7 @@ static void uring_begin(kvf_io *base)
 {
     uring_io *io = (uring_io *)base;
     put_writes(io);
-    /* What the kernel does not take now stays in the queue for the next wait. */
+    /* Requests that the kernel does not take now stay in the queue for the next wait. */
     (void)io_uring_submit(&io->ring);
 }
 

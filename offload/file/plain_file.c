@@ -74,7 +74,7 @@ kvf_status kvf_file_reserve(kvf_context *context, const char *path, int file, ui
                     path, (unsigned long long)bytes, strerror(code));
 }
 
-/* What the kernel says of requests past its cache: their alignment, 0 = none are possible. */
+/* The kernel's rules for requests past its cache: their alignment, 0 = none are possible. */
 static uint32_t alignment_of(int file)
 {
 #ifdef STATX_DIOALIGN

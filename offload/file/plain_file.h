@@ -34,8 +34,8 @@ void kvf_file_buffered(int file);
  * given its name.
  *
  * Knows nothing of its contents. Invariant: `path` names the old file, or nothing, until commit has
- * made every byte durable; afterwards it names the new one. What is not committed is removed by
- * close; of a process that was killed a file PATH.tmp-XXXXXX stays, which no reader takes.
+ * made every byte durable; afterwards it names the new one. A file that is not committed is removed
+ * by close; of a process that was killed a file PATH.tmp-XXXXXX stays, which no reader takes.
  */
 
 #define KVF_NEW_FILE_MARK ".tmp-"
@@ -48,7 +48,7 @@ typedef struct kvf_new_file {
     bool is_committed;
 } kvf_new_file;
 
-/* What is there that is no regular file and would be replaced; NULL = nothing such. */
+/* The kind of a file there that is not a regular one and would be replaced; NULL = nothing such. */
 const char *kvf_new_file_obstacle(const char *path);
 /* KVF_INVALID if something is there that is no regular file: it would be replaced. */
 KVF_CHECKED kvf_status kvf_new_file_check(kvf_context *context, const char *path);
@@ -63,7 +63,7 @@ void kvf_new_file_close(kvf_new_file *f);
 
 /*
  * A private file that nobody else can open: mode 0600, without a name from the beginning or as soon
- * as it is there, gone with the process. What an earlier process left is never read.
+ * as it is there, gone with the process. A file that an earlier process left is never read.
  *
  * Knows nothing of what is in it. Two descriptors of one file: with O_DIRECT, where the file system
  * has it, for requests at multiples of KVF_DISK_ALIGNMENT, and without for all others. Where

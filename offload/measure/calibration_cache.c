@@ -232,7 +232,7 @@ static bool write_all(kvf_context *context, FILE *file, const char *path, const 
     const size_t length = format(c, record);
     char *text = read_file(context, path, &bytes);
     (void)fwrite(record, 1, length, file);
-    /* What grows without end has old keys at its end. */
+    /* A file that grows without end has old keys at its end. */
     if (text && bytes + length <= FILE_BYTES_MAX)
         write_others(file, text, bytes, c->key);
     kvf_free(context, text);

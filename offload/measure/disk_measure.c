@@ -352,7 +352,7 @@ static kvf_status open_pass(pass *p, kvf_disk_result *result)
     return KVF_OK;
 }
 
-/* What every tag read last. */
+/* The bytes that every tag read last. */
 static kvf_status compare(const pass *p, kvf_disk_result *result)
 {
     const size_t bytes = p->c->extent_bytes;

@@ -495,7 +495,7 @@ static kvf_status elapsed(link_rig *rig, uint64_t *ns)
     return rig->ops->event_elapsed(rig->begin, rig->end, ns);
 }
 
-/* What was enqueued since `began` is done: the time of the repetition. */
+/* All work since `began` is done: the time of the repetition. */
 static kvf_status finish(link_rig *rig, uint64_t began, uint32_t at)
 {
     KVF_TRY(rig->ops->stream_wait(rig->stream));

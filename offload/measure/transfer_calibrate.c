@@ -107,7 +107,7 @@ static kvf_status measure_peak(session *s, kvf_calibration *out)
     return status;
 }
 
-/* What it costs that a second method stands ready: few pages by the usual one alone, and beside the
+/* The cost of a second method that stands ready: few pages by the usual one alone, and beside the
  * other, which does not get them. */
 static kvf_status measure_extra(session *s, const kvf_transfer_choice *usual, kvf_calibration *out)
 {

@@ -2,8 +2,7 @@
 #ifndef KVF_OFFLOAD_TRANSFER_CALIBRATE_H
 #define KVF_OFFLOAD_TRANSFER_CALIBRATE_H
 
-/*
- * What each transfer method costs on this machine, and which one to take for how many pages.
+/* The cost of each transfer method on this machine, and which one to take for how many pages.
  *
  * Measured through the link bench in a few seconds and kept in a file, one record per key: GPU,
  * driver, runtime, link, NUMA node, huge pages, page size, workers. A record that is damaged, cut
@@ -32,7 +31,7 @@ typedef struct kvf_calibration {
     size_t page_bytes;
     double seconds; /* that measuring took */
     double peak_bytes_per_second;
-    /* What a request costs more where two methods stand ready and the count decides. */
+    /* The extra cost of a request where two methods stand ready and the count decides. */
     double extra_ns;
     kvf_calibration_fit fit[KVF_TRANSFER_METHODS];
 } kvf_calibration;
@@ -59,7 +58,7 @@ KVF_CHECKED kvf_status kvf_calibrate(kvf_device *device, const kvf_calibration_c
 void kvf_calibration_choose(const kvf_calibration *calibration, size_t page_bytes,
                             kvf_transfer_choice *out);
 
-/* What a request of `pages` costs by a method, in ns; infinite where that was not measured. */
+/* The cost of a request of `pages` by a method, in ns; infinite where that was not measured. */
 double kvf_calibration_cost_ns(const kvf_calibration *calibration, kvf_transfer method,
                                size_t page_bytes, uint32_t pages);
 

@@ -76,8 +76,8 @@ KVF_CHECKED kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *
                                               kvf_host_memory *out);
 void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory);
 
-/* What the kernel really gave. It reads what the kernel tells of every map of the process, so it is
- * for reports: with many maps that takes milliseconds. */
+/* The memory that the kernel really gave. It reads the kernel's list of every map of the process,
+ * so it is for reports: with many maps that takes milliseconds. */
 kvf_page_tier kvf_arena_tier(const kvf_arena *arena);
 const char *kvf_page_tier_name(kvf_page_tier tier);
 

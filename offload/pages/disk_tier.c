@@ -138,9 +138,9 @@ static void written(kvf_disk_tier *t, uint32_t bundle)
 }
 
 /* ---- requests: bundles on their way between berths and the file ----
- * What an engine moved in part is asked for again from the last multiple of KVF_DISK_ALIGNMENT on;
- * what makes no progress several times has failed. A request in flight has its berth for itself,
- * but for readers of what is written. */
+ * A piece that an engine moved in part is asked for again from the last multiple of
+ * KVF_DISK_ALIGNMENT on; what makes no progress several times has failed. A request in flight has
+ * its berth for itself, but for readers of what is written. */
 
 static kvf_status failed(const kvf_disk_tier *t, bool is_write, int code)
 {
@@ -240,7 +240,7 @@ static void reap(kvf_disk_tier *t)
     take_result(t, &result);
 }
 
-/* What has ended, without waiting. */
+/* Takes requests that have ended, without waiting. */
 static void poll(kvf_disk_tier *t)
 {
     kvf_io_result result;

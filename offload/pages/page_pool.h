@@ -42,7 +42,8 @@ typedef struct kvf_page_pool {
     kvf_disk_tier *tier;  /* NULL = every block has an address */
 } kvf_page_pool;
 
-/* What makes a pool larger than its memory; the sizes follow from those of a block. */
+/* The disk tier, which makes a pool larger than its memory; the sizes follow from those of a block.
+ */
 typedef struct kvf_page_pool_disk {
     const char *folder;
     const kvf_io_ops *engine;
@@ -64,7 +65,7 @@ KVF_CHECKED kvf_status kvf_page_pool_create_on_disk(kvf_context *context, kvf_de
                                                     size_t block_bytes, uint32_t block_count,
                                                     kvf_page_pool *out);
 void kvf_page_pool_destroy(kvf_page_pool *pool);
-/* What its tables take, besides the blocks. */
+/* Bytes of its tables, besides the blocks. */
 uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks);
 /* Bytes of a bundle, in memory and in the file. */
 size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks);
@@ -114,7 +115,7 @@ uint64_t kvf_page_pool_arrivals(const kvf_page_pool *pool);
 void kvf_page_pool_stats(const kvf_page_pool *pool, kvf_disk_stats *out); /* zeros if it does not */
 void kvf_page_pool_stats_reset(kvf_page_pool *pool);
 
-/* Of any pool: bytes of a block wherever they are. Thread: any, while it is held. */
+/* Bytes of a block, wherever they are. Thread: any, while it is held. */
 KVF_CHECKED kvf_status kvf_page_pool_copy_out(const kvf_page_pool *pool, kvf_context *context,
                                               kvf_block block, size_t offset, size_t bytes,
                                               char *to);

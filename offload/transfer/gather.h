@@ -7,7 +7,7 @@
  * chunk.
  *
  * The caller works too: a team of one has no thread of its own. Workers spin briefly, then sleep.
- * What they run is the copy kernel of the device's table, in units of kvf_gather_per_task blocks.
+ * They run the copy kernel of the device's table, in units of kvf_gather_per_task blocks.
  */
 
 #include "device.h"

@@ -49,7 +49,7 @@ typedef struct word_call {
 #define ROW(NAME, name) [KVF_TRANSFER_##NAME] = &kvf_transfer_##name,
 static const kvf_transfer_ops *const methods[KVF_TRANSFER_METHODS] = {KVF_TRANSFER_ROWS(ROW)};
 
-/* What AUTO takes on a device of its own memory for what is recorded, and for everything where
+/* The method of AUTO on a device of its own memory for what is recorded, and for everything where
  * nothing was measured: no thread of the host has a part in it. */
 #define AUTO_ON_DEVICE KVF_TRANSFER_MAPPED
 
@@ -516,7 +516,7 @@ static uint32_t slots_for(const kvf_transfer_config *config)
     return count;
 }
 
-/* Of one slot: words, and lists where the host cannot read those of the device.
+/* The memory of one slot: words, and lists where the host cannot read those of the device.
  */
 static size_t slot_bytes(const kvf_transfer_config *config)
 {

@@ -66,7 +66,7 @@ typedef struct kvf_transfer_stats {
     uint64_t waits;     /* times that staging was full */
 } kvf_transfer_stats;
 
-/* What is in force; 0 where no method in use has it. */
+/* The values in force; 0 where no method in use has them. */
 typedef struct kvf_transfer_shape {
     uint32_t workers, depth, blocks;
     uint32_t pages_per_copy; /* 0 = all of a request */
@@ -82,7 +82,7 @@ void kvf_transfer_close(kvf_transfer_engine *engine);
 kvf_transfer kvf_transfer_method(const kvf_transfer_engine *engine);
 const char *kvf_transfer_name(kvf_transfer method);
 
-/* What AUTO stands for where that does not depend on sizes; AUTO where it does. */
+/* The method that AUTO stands for where that does not depend on sizes; AUTO where it does. */
 kvf_transfer kvf_transfer_in_force(kvf_transfer method, int shares_memory);
 /* If not, pages are attended where they lie, which needs a device that shares host memory. */
 bool kvf_transfer_moves(kvf_transfer method);
@@ -109,15 +109,15 @@ KVF_CHECKED kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t t
 /* After KVF_BUSY: wait on the host until one more request can be submitted. */
 KVF_CHECKED kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine);
 
-/* What opening reserves: pinned memory for staging, words and lists that the device writes; device
- * memory where chunks land before they are scattered. */
+/* Memory that opening reserves: pinned memory for staging, words and lists that the device writes;
+ * device memory where chunks land before they are scattered. */
 void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *config,
                         uint64_t *host_bytes, uint64_t *device_bytes);
 /* Exact after the streams involved are waited for. */
 void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *out);
 void kvf_transfer_stats_reset(kvf_transfer_engine *engine);
 
-/* What AUTO does on a device that was never measured: `mapped`, whatever the size. */
+/* AUTO's choice on a device that was never measured: `mapped`, whatever the size. */
 kvf_transfer_choice kvf_transfer_choice_default(void);
 
 static inline uint32_t kvf_transfer_bucket(uint32_t pages)

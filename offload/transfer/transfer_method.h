@@ -2,8 +2,7 @@
 #ifndef KVF_OFFLOAD_TRANSFER_METHOD_H
 #define KVF_OFFLOAD_TRANSFER_METHOD_H
 
-/*
- * What the transfer engine, its thread and its methods share.
+/* Shared by the transfer engine, its thread and its methods.
  *
  * The engine owns the requests and their order; a method owns what carries the bytes. Invariants:
  * - slot s holds ticket t with t % slot_count == s, slot_count is a power of two >= requests_max,
@@ -48,7 +47,7 @@ typedef struct kvf_transfer_counters {
     atomic_uint_fast64_t pages, bytes, copies, gather_ns, copy_ns, waits;
 } kvf_transfer_counters;
 
-/* What a method that works on the engine's thread gets: arrays that the host can read. */
+/* The request of a method that works on the engine's thread: arrays that the host can read. */
 typedef struct kvf_transfer_list {
     const void *const *from; /* [count] device aliases */
     void *const *to;         /* [count] */

@@ -4,7 +4,7 @@
  * Opening and closing pages under the caller's blocks: settings, sizes, memory, and the constants
  * that kernels read.
  *
- * Knows nothing of calls. What is half open is closed by the same function.
+ * Knows nothing of calls. A half open store is closed by the same function.
  */
 
 #include "block_store.h"
@@ -26,7 +26,7 @@ static kvf_status refuse(kvf_context *context, const char *field, const char *va
     KVF_FAIL(context, KVF_UNSUPPORTED, "%s = %s: %s", field, value, why);
 }
 
-/* What belongs to a sequence has no home under blocks that the caller numbers. */
+/* Settings of a sequence have no meaning under blocks that the caller numbers. */
 static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
 {
     char value[32];
@@ -131,7 +131,7 @@ static kvf_status check_heads(const kvf_blocks *blocks)
     return KVF_OK;
 }
 
-/* What rows of a sequence have and regions lack is not reserved. */
+/* Memory that rows of a sequence have and regions lack is not reserved. */
 static kvf_status set_dims(kvf_blocks *blocks)
 {
     kvf_dims *d = &blocks->cache->parts[0].dims;
@@ -228,7 +228,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->wide, blocks->cache->parts[0].dims.wide_blocks);
 }
 
-/* What a region has of streaming heads, and room to attend with them. */
+/* A region's tails of streaming heads, and room to attend with them. */
 static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
 {
     kvf_cells *c = &blocks->cells;
@@ -250,7 +250,7 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, t->lse, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads);
 }
 
-/* What a step knows of coarse heads. */
+/* A step's tables of coarse heads. */
 static void carve_stretches(kvf_cells *c, kvf_carver *k)
 {
     const uint64_t lists = c->paging.stretches_max ? (uint64_t)c->regions * c->paging.lists : 0;

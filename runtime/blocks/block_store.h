@@ -25,8 +25,8 @@ typedef struct kvf_block_binding {
     size_t stride;
 } kvf_block_binding;
 
-/* What is the same in all calls: written once, on the host, and copied. With coarse heads rows say
- * list_bits anew. */
+/* Arguments that are the same in all calls: written once, on the host, and copied. With coarse
+ * heads rows say list_bits anew. */
 typedef struct kvf_block_constants {
     kvf_cells *cells;
     char **arenas;

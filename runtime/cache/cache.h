@@ -6,10 +6,10 @@
  * A cache: settings, sequences, the order of its calls, and the parts that have their pages.
  *
  * A part has the pages of layers with equally many retrieval heads: of a cache without a head mask
- * there is one, with all of them. Of a cache with one there is a part for every number r > 0 of
- * retrieval heads that a layer has, and streaming heads live in rings on the device (rings.h). A
- * layer is in one part at most, so what the host knows of a row is kept once, by its sequence:
- * lengths, positions and blocks, at the time of enqueueing.
+ * there is one, with all of them. With one there is a part for every number r > 0 of retrieval
+ * heads that a layer has, and streaming heads live in rings on the device (rings.h). A layer is in
+ * one part at most, so what the host knows of a row is kept once, by its sequence: lengths,
+ * positions and blocks, at the time of enqueueing.
  */
 
 #include <stdatomic.h>
@@ -162,7 +162,7 @@ KVF_CHECKED kvf_status kvf_config_read(kvf_context *context, const kvf_cache_con
 /* Settings -> sizes. `resolved` gets the defaults. */
 KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
                                           kvf_cache_config *resolved, kvf_dims *dims);
-/* Of kvf_cache_config.pages. */
+/* The form of kvf_cache_config.pages. */
 const char *kvf_pages_name(kvf_pages pages);
 /* Some head of the mask, in any layer, has this value. */
 bool kvf_config_has_heads(const kvf_cache_config *config, uint8_t kind);

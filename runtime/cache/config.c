@@ -22,7 +22,7 @@
 
 #define TOKENS_MAX    (1u << 26)
 #define BLOCK_TOKENS  32u
-/* Of a step: the second dimension of a grid. */
+/* Rows of a step: the second dimension of a grid. */
 #define GPU_LISTS_MAX 65535u
 
 static void set_policy(kvf_cache_config *c, kvf_preset preset)
@@ -274,7 +274,7 @@ static kvf_status check_coarse(kvf_context *context, const kvf_cache_config *c)
              i / c->kv_heads, i % c->kv_heads, kvf_select_name(c->select));
 }
 
-/* What the policy and zeros leave open. */
+/* Values that the policy and zeros leave open. */
 static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *policy,
                            kvf_cache_config *c)
 {
@@ -296,7 +296,7 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
         c->phase_times = runtime->device->ops->kind == KVF_DEVICE_HOST;
 }
 
-/* What does not grow with a sequence has no use for a share of it. */
+/* A policy that does not grow with a sequence has no use for a share of it. */
 static kvf_status check_share(kvf_context *context, const kvf_select_policy *policy,
                               const kvf_cache_config *c)
 {
@@ -459,7 +459,7 @@ static void count_cover(const kvf_cache_config *c, kvf_dims *dims)
         dims->cover_max = kvf_max_u32(p->blocks_max, p->store_pages + pages + dims->window_pages);
 }
 
-/* What of the disk tier contradicts other settings. */
+/* Settings of the disk tier that contradict others. */
 static kvf_status check_disk(kvf_context *context, const kvf_cache_config *c)
 {
     if (!c->disk_path && (c->host_bytes || c->disk_bytes))

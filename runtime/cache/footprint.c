@@ -17,7 +17,7 @@ static uint64_t sum_to(uint64_t n)
     return n * (n + 1) / 2;
 }
 
-/* What a layer's length says of its entries. */
+/* Entries of a layer by its length. */
 typedef struct holder {
     uint32_t retrieval, streaming; /* KV heads */
     uint64_t ring;                 /* tokens of a streaming head */
@@ -98,7 +98,7 @@ static uint64_t device_sum(const holder *h, uint64_t length)
            (counts - full) * h->sealed_max;
 }
 
-/* Of all KV heads of a layer. */
+/* Sums over all KV heads of a layer. */
 static uint64_t held_entries(const holder *h, uint64_t length)
 {
     return h->retrieval * length + h->streaming * ring_at(h, length);
@@ -255,7 +255,7 @@ void kvf_footprint_restart(kvf_cache *cache, const kvf_sequence *sequence, uint3
         row_of(cache, sequence, i)->seen = 0;
 }
 
-/* What a sequence adds to the sums of full attention, and its peaks. */
+/* A sequence's part of the sums of full attention, and its peaks. */
 static void add_sequence(const kvf_cache *cache, const kvf_sequence *sequence, kvf_footprint *f)
 {
     const uint64_t steps = steps_of(cache, sequence), first = span_of(cache, sequence)->first;

@@ -21,14 +21,14 @@
 
 #include "runtime.h"
 
-/* Of one layer of one sequence. */
+/* Sums of one layer of one sequence. */
 typedef struct kvf_footprint_row {
     uint32_t seen;
     uint64_t held_max;   /* most entries held at a step */
     uint64_t device_max; /* likewise on the device */
 } kvf_footprint_row;
 
-/* Of one layer: set at open. */
+/* Constants of one layer, set at open. */
 typedef struct kvf_footprint_layer {
     uint32_t retrieval, streaming; /* KV heads */
     uint64_t chosen; /* tokens of a retrieval head in static set and its share of slots */

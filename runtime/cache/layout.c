@@ -204,7 +204,7 @@ static void carve_part(kvf_part *part, kvf_reservation *r)
     carve_control(part, &r->control_device, &part->control_device);
 }
 
-/* Of rows: what the host knows of them. */
+/* The host's tables of rows. */
 static void carve_sequences(kvf_cache *cache, kvf_carver *k)
 {
     const kvf_cache_config *c = &cache->config;
@@ -370,7 +370,7 @@ static void share_slots(kvf_cache *cache, uint64_t bytes)
 
 /* ---- parts ---- */
 
-/* What a part has besides what is carved. */
+/* Memory of a part besides the carved arrays. */
 static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
 {
     const kvf_cache_config *c = &part->config;

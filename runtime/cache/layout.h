@@ -34,7 +34,7 @@ typedef struct kvf_choice {
     uint32_t *fetch_count; /* [flights] */
 } kvf_choice;
 
-/* In device memory. What a row has belongs to it for its life; the rest is of one call. */
+/* In device memory. A row's arrays belong to it for its life; the rest is of one call. */
 typedef struct kvf_tables {
     /* of a row: reservation kv */
     char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */

@@ -67,7 +67,7 @@ struct kvf_dims {
     uint32_t berths;        /* bundles in memory; 0 = there is no disk tier */
 };
 
-/* What the host keeps of a row. */
+/* The host's half of a row. */
 typedef struct kvf_layer {
     /* set once */
     kvf_part *part;      /* NULL: there are lengths and positions only */
@@ -151,7 +151,8 @@ struct kvf_part {
     kvf_prefill_arena arena;
 };
 
-/* Every reservation that is not carved; its order is there. What it is carved from comes first. */
+/* Every reservation that is not carved; its order is there. The reservation that it is carved from
+ * comes first. */
 KVF_CHECKED kvf_status kvf_part_open(kvf_part *part);
 void kvf_part_close(kvf_part *part); /* half of a part is fine; nothing of it is enqueued */
 
@@ -174,7 +175,7 @@ static inline bool kvf_has_codes(const kvf_part *part)
     return part->config.digest == KVF_DIGEST_CODES;
 }
 
-/* Of a step on a sequence of this length. */
+/* The budget of a step on a sequence of this length. */
 static inline uint32_t kvf_budget_tokens(const kvf_cache_config *config, uint32_t length)
 {
     const double share = (double)config->budget_share * (double)length;

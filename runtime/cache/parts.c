@@ -31,7 +31,7 @@ static uint32_t layers_with(const kvf_cache *cache, uint32_t r)
     return count;
 }
 
-/* Of the part with r heads of a layer, by the settings that the user gave. */
+/* Settings of the part with r heads of a layer, by those that the user gave. */
 static kvf_cache_config part_config(const kvf_cache *cache, const kvf_cache_config *config,
                                     uint32_t r)
 {
@@ -84,7 +84,7 @@ static kvf_status measure_all(kvf_cache *cache, const kvf_cache_config *config, 
     return KVF_OK;
 }
 
-/* What it needs, and of the rest its part. */
+/* Its needs, and its share of the rest. */
 static kvf_status share_memory(kvf_cache *cache, const page_bytes *sum, kvf_cache_config *config)
 {
     page_bytes part;
@@ -146,7 +146,7 @@ static void place_layers(kvf_cache *cache, kvf_part *part, uint32_t r)
             cache->places[i] = (kvf_place){.part = part, .index = index++};
 }
 
-/* Of every number of retrieval heads. */
+/* Layers by their number of retrieval heads. */
 static kvf_status divide(kvf_cache *cache, const kvf_cache_config *config)
 {
     const uint32_t heads = cache->config.kv_heads;

@@ -36,7 +36,7 @@ static bool bring(const kvf_cache *cache)
     return is_here;
 }
 
-/* What kernels counted of the layer's pages. */
+/* Counters that kernels keep of the layer's pages. */
 static void add_counters(const kvf_part *part, uint32_t index, kvf_stats *s)
 {
     const kvf_layer_counters *c = &part->control.counters[index];

@@ -28,10 +28,10 @@ KVF_CHECKED kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, 
 KVF_CHECKED kvf_status kvf_bring_note_chosen(kvf_step *step);
 KVF_CHECKED kvf_status kvf_bring_note(kvf_step *step);
 KVF_CHECKED kvf_status kvf_bring_wait(kvf_step *step);
-/* What the step's lists chose and attention or the transfer will read is asked for, and page tables
- * say where it will be. Waits for the choice, not for what was enqueued since. With step->is_late
- * some of it is still being read: then control.late says what, where pages stay, or control.parted
- * has the misses in two parts, what may be moved at once and the rest. */
+/* Pages that the step's lists chose and attention or the transfer will read are asked for, and page
+ * tables say where it will be. Waits for the choice, not for what was enqueued since. With
+ * step->is_late some of it is still being read: then control.late says what, where pages stay, or
+ * control.parted has the misses in two parts, what may be moved at once and the rest. */
 KVF_CHECKED kvf_status kvf_bring_ask(kvf_step *step);
 /* The rest of it, if the step is late. */
 KVF_CHECKED kvf_status kvf_bring_late(kvf_step *step);
@@ -40,7 +40,8 @@ void kvf_bring_drop(kvf_step *step);
 /* Pages of lists as of kvf_page_lists, of KV heads of every row, which the host can read by now. */
 KVF_CHECKED kvf_status kvf_bring_listed(kvf_step *step, const int32_t *indptr,
                                         const int32_t *indices);
-/* What this call wanted may go: whatever it enqueued was waited for, or ended with kvf_step_end. */
+/* Blocks that this call wanted may go: whatever it enqueued was waited for, or ended with
+ * kvf_step_end. */
 void kvf_bring_again(kvf_part *part);
 
 #endif

@@ -18,7 +18,7 @@ kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
     kvf_frame *frame = &order->frames[order->next_frame];
     if (frame->is_busy)
         KVF_TRY(ops->event_wait(frame->done));
-    /* What the caller enqueued since reads pages that the last call brought. */
+    /* Work that the caller enqueued since reads pages that the last call brought. */
     if (order->is_listed && order->last_stream == stream)
         KVF_TRY(ops->event_record(order->last_done, stream));
     order->is_listed = 0;
@@ -134,7 +134,7 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
     };
 }
 
-/* Of all rows; what a recorded step seals is sealed before its graph. */
+/* Of all rows; blocks of a recorded step are sealed before its graph. */
 static uint32_t blocks_to_seal(const kvf_step *step)
 {
     uint32_t blocks = 0;
@@ -238,7 +238,7 @@ static uint32_t stretches_ranked(const kvf_part *part, const kvf_row *row, uint3
     return kvf_stretches_ranked(&part->dims.paging, row, part->config.coarse_share, pages, take);
 }
 
-/* What coarse heads skim; `bits` of theirs become those that sifting leaves. */
+/* Tables of coarse heads; `bits` of theirs become those that sifting leaves. */
 static void take_coarse(kvf_step *step, const uint64_t **bits)
 {
     const kvf_part *part = step->part;

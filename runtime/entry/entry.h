@@ -17,7 +17,7 @@ KVF_CHECKED kvf_status kvf_enter_enqueueing(kvf_cache *cache, const kvf_stream *
 /* Returns `status`. */
 KVF_CHECKED kvf_status kvf_leave(kvf_cache *cache, kvf_status status);
 
-/* What kernels of a GPU read and write 16 bytes at a time must lie so. NULL is fine. */
+/* The alignment of arrays that kernels of a GPU read and write 16 bytes at a time. NULL is fine. */
 KVF_CHECKED kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
                                          const void *v, const void *out);
 /* The caller's own selection, of a decode step. */

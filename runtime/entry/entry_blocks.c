@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every function of kvferry/blocks.h; see entry.c. What tables, lengths and slots say is not known
- * here: kernels look at it.
+ * Every function of kvferry/blocks.h; see entry.c. The content of tables, lengths and slots is not
+ * known here: kernels look at it.
  */
 
 #include "block_store.h"

@@ -2,9 +2,8 @@
 #ifndef KVF_RUNTIME_CALLS_H
 #define KVF_RUNTIME_CALLS_H
 
-/*
- * What a cache reserves, once it is known how much a call takes: the frame is as large as the
- * largest.
+/* Memory that a cache reserves, once it is known how much a call takes: the frame is as large as
+ * the largest.
  */
 
 #include "step.h"

@@ -112,7 +112,7 @@ static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t length)
     return kvf_min_u32(length, c->streaming_sink + c->streaming_recent);
 }
 
-/* What the newest token attends to, by every head that streams. */
+/* Tokens that the newest one attends to, by every head that streams. */
 void kvf_heads_note_step(kvf_step *step)
 {
     kvf_cache *cache = step->cache;

@@ -20,7 +20,7 @@ KVF_CHECKED kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args 
 KVF_CHECKED kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_decode_args *args,
                                                 kvf_stream *stream);
 
-/* What streaming heads of a step have in the frame, after what the part has; nothing where there
+/* Room of a step's streaming heads in the frame, after that of the part; nothing where there
  * are none. */
 kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args);
 /* As much as any chunk, and any step of so many rows, has in its frame: for dry steps. */

@@ -3,14 +3,13 @@
 #define KVF_RUNTIME_RECORD_H
 
 /*
- * Recorded decode: a whole step as a graph of the device, run again and again.
- *
- * What the host knows of a step (lengths, rows, pool addresses, heads to pack) is in one piece per
- * recorded call. The graph begins with a kernel that brings the next frame of pieces from a ring in
- * host memory to fixed places; everything after it reads those. Launches are sized by maxima, and
- * counts are read on the device. So a replay writes one frame and launches one graph, however many
- * parts the cache has. A graph seals nothing: blocks that leave the window, of all layers, are
- * sealed by a few launches before it.
+ * Recorded decode: a whole step as a graph of the device, run again and again. The host's knowledge
+ * of a step (lengths, rows, pool addresses, heads to pack) is in one piece per recorded call. The
+ * graph begins with a kernel that brings the next frame of pieces from a ring in host memory to
+ * fixed places; everything after it reads those. Launches are sized by maxima, and counts are read
+ * on the device. So a replay writes one frame and launches one graph, however many parts the cache
+ * has. A graph seals nothing: blocks that leave the window, of all layers, are sealed by a few
+ * launches before it.
  *
  * Invariants: frame `replays % KVF_REPLAYS` of the ring is written only after the replay that used
  * it is done; the device's turns equal `replays`.

@@ -23,7 +23,7 @@ static bool can_share(const kvf_cache *cache, uint32_t layer)
     return part && !kvf_page_pool_spills(&part->pool) && kvf_streaming_count(cache, layer) == 0;
 }
 
-/* What the next token does to the sequence. */
+/* The next token's effect on the sequence. */
 typedef enum effect { EFFECT_NONE, EFFECT_SEALS, EFFECT_ALONE } effect;
 
 static effect advance(const kvf_part *part, kvf_layer *at)

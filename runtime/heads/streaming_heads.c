@@ -142,7 +142,7 @@ static void *chunk_block(const kvf_heads_call *call, uint32_t i)
     return z->chunk + (size_t)i * call->streaming * kvf_page_bytes(&z->ring.shape);
 }
 
-/* What a chunk has in the frame; `seen` has where the device finds it. */
+/* Arrays of a chunk in the frame; `seen` has where the device finds it. */
 typedef struct chunk_tables {
     kvf_row *row;
     void **chunk;

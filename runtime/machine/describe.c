@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What the machine, the device and this build have, as one JSON object.
+/* The machine, the device and this build, as one JSON object.
  *
  * Knows nothing of caches. Unknown or unlimited numbers are null. The writer counts what does not
  * fit, so one pass gives both the text and the room a whole answer takes.
@@ -168,7 +167,7 @@ static void nodes(writer *w, const kvf_topology *t)
     format(w, "]},");
 }
 
-/* What calibration measured for pages of one size: a line per method, and which one AUTO takes from
+/* Figures of calibration for pages of one size: a line per method, and which one AUTO takes from
  * how many pages on. */
 static void calibration(writer *w, const kvf_calibration *c)
 {

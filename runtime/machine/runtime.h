@@ -15,7 +15,7 @@
 #include "runtime.h"
 #include "transfer_calibrate.h"
 
-/* What only tests set; all 0 otherwise. */
+/* Switches that only tests set; all 0 otherwise. */
 typedef struct kvf_runtime_seams {
     uint32_t delay_seed;                /* not 0: streams pause at random */
     uint32_t prefill_arena;             /* 1: caches have one, 2: none, whatever the device */
@@ -58,7 +58,7 @@ kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf
 /* The lock and the path; close takes a runtime that was never opened that far. */
 KVF_CHECKED kvf_status kvf_calibration_open(kvf_runtime *rt, const char *path);
 void kvf_calibration_close(kvf_runtime *rt);
-/* What AUTO takes for pages of this size; measures it, or reads the file, unless that was done
+/* AUTO's methods for pages of this size; measures it, or reads the file, unless that was done
  * before. *out = NULL if nothing was measured, else `choice`. */
 KVF_CHECKED kvf_status kvf_runtime_choose(kvf_runtime *rt, size_t page_bytes,
                                           kvf_transfer_choice *choice,

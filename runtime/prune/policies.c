@@ -19,7 +19,7 @@
 #include "settings.h"
 #include "sized.h"
 
-/* What the others are compared with, and what leaves pruning to streaming heads or retrieval. */
+/* The baseline of the others, which leaves pruning to streaming heads or retrieval. */
 static void keep_all(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
     (void)view;

@@ -4,8 +4,8 @@
  * Pruning a layer of a prompt: measure, let the policy decide, check what it said, keep.
  *
  * Knows no policy by name, no model and no kernel. The host waits only where numbers are to be
- * looked at or tokens change. What a policy answers is checked before anything is done with it, so
- * that an embedder's mistake is an error with its name and not a broken cache.
+ * looked at or tokens change. A policy's answer is checked before anything is done with it, so that
+ * an embedder's mistake is an error with its name and not a broken cache.
  */
 
 #include <float.h>
@@ -434,7 +434,7 @@ static void mask_scores(const kvf_prune *prune, const kvf_prune_view *view,
     }
 }
 
-/* What a policy keeps seeds the static set; the rest stays in host pages. */
+/* Tokens that a policy keeps seed the static set; the rest stays in host pages. */
 static kvf_status seed(kvf_prune *prune, const kvf_prune_slot *slot, const kvf_prune_view *view,
                        const kvf_prune_answer *answer, kvf_stream *stream)
 {

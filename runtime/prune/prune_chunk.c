@@ -33,7 +33,7 @@ typedef struct chunk {
     uint32_t is_last; /* 1: of the prompt */
 } chunk;
 
-/* What the policy gets to see, and the settings of this chunk. */
+/* The policy's view, and the settings of this chunk. */
 typedef struct question {
     kvf_prune_view view;
     kvf_prune_settings settings;
@@ -175,7 +175,8 @@ static void place_row(uint32_t *to, const uint32_t *from, uint32_t count, const 
         to[i] += q->begin;
 }
 
-/* What earlier chunks kept, then what the policy keeps of the chunk, without the patch.
+/* Tokens that earlier chunks kept, then those that the policy keeps of the chunk, without the
+ * patch.
  * @return how many of a KV head, in place of the answer's */
 static uint32_t place(kvf_prune *prune, const chunk *c, const question *q,
                       const kvf_prune_answer *answer)

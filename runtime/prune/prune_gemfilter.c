@@ -7,11 +7,11 @@
  *
  * At the filter layer, the last query's raw products with all keys are summed over all heads and
  * smoothed (average over 5); the best tokens, as many as `keep` says, are the new prompt, at
- * positions 0, 1, ... What earlier layers held in the first pass is thrown away. Published: layer
- * 13 of 32 (AUTO is as deep in other models) and 1024 tokens; the default share 0.1 is FastKV's
- * for this comparison. The tokens of the window, published 1, are always among the chosen: the
- * answer follows from the last token of the new prompt, and that is the one that asks. The
- * published code leaves it to its score, which is high, since a token is near itself.
+ * positions 0, 1, ... Tokens of earlier layers in the first pass are thrown away. Published: layer
+ * 13 of 32 (AUTO is as deep in other models) and 1024 tokens; the default share 0.1 is FastKV's for
+ * this comparison. The tokens of the window, published 1, are always among the chosen: the answer
+ * follows from the last token of the new prompt, and that is the one that asks. The published code
+ * leaves it to its score, which is high, since a token is near itself.
  */
 
 #include <math.h>

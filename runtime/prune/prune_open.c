@@ -100,7 +100,7 @@ static kvf_status check(kvf_prune *prune, const kvf_prune_config *config)
     return KVF_OK;
 }
 
-/* What the policy needs of any layer, as it says with fresh state. */
+/* Needs of the policy in any layer, as it says with fresh state. */
 static uint32_t all_needs(const kvf_prune_config *config, const kvf_prune_shape *shape, void *state)
 {
     uint32_t needs = config->eviction != KVF_EVICTION_NONE ? KVF_PRUNE_SCORES : 0;

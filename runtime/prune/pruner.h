@@ -86,17 +86,17 @@ KVF_CHECKED kvf_status kvf_pruner_chunk(kvf_prune *prune, kvf_sequence *sequence
 KVF_CHECKED kvf_status kvf_pruner_plan(kvf_cache *cache, const kvf_prune_config *config,
                                        kvf_prune_plan *plan);
 
-/* What an object for this cache reserves; `needs` as in the object. None depends on the window. */
+/* Memory of an object for this cache; `needs` as in the object. None depends on the window. */
 kvf_prune_plan kvf_prune_measure(kvf_cache *cache, const kvf_prune_config *config, uint32_t needs);
 
-/* What the policy needs of the layer of a view that says where, and not yet what. */
+/* Needs of the policy in the layer of a view, before anything is measured. */
 static inline uint32_t kvf_prune_needs_at(const kvf_prune_policy *policy,
                                           const kvf_prune_view *view)
 {
     return policy->needs_at ? policy->needs_at(view) : policy->needs;
 }
 
-/* What a policy sees of the layer that a slot is at, before anything is measured. */
+/* The policy's view of the layer that a slot is at, before anything is measured. */
 kvf_prune_view kvf_prune_view_of(const kvf_prune *prune, const kvf_prune_slot *slot);
 
 /* How the newest `window` queries of a layer score what is before them, by these settings: to

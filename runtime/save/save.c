@@ -275,7 +275,7 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
     }
 }
 
-/* What the stream filled: nothing of another sequence, and only numbers. */
+/* Bytes that the stream filled: nothing of another sequence, and only numbers. */
 static kvf_status finish_images(kvf_save *save)
 {
     const kvf_saved_header *h = &save->header;

@@ -33,7 +33,7 @@
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
 
-/* Of kvf_saved_layer.flags. */
+/* Bits of kvf_saved_layer.flags. */
 enum {
     KVF_SAVED_FRESH = 1, /* nothing was ever written: there is no state */
     KVF_SAVED_NEEDS_EXACT = 2,

@@ -18,7 +18,7 @@
 
 #define JOBS_MAX 16384u
 
-/* What is made on the host for the device. */
+/* Arrays made on the host for the device. */
 typedef struct put_work {
     kvf_saved_image made; /* of a layer that is not put as it was saved */
     void **blocks;        /* [blocks] where blocks are */
@@ -302,7 +302,7 @@ static kvf_status put_means(const putting *p)
 
 /* ---- all of it ---- */
 
-/* What the host knows of the layer. */
+/* The host's half of the layer. */
 static void put_counts(const putting *p)
 {
     const kvf_saved_layer *saved = p->l->saved;

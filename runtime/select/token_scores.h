@@ -19,7 +19,7 @@ typedef struct kvf_observation {
     uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
 } kvf_observation;
 KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
-/* What every launch over a cover shares. */
+/* Arguments that all launches over a cover share. */
 kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident);
 KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
 /* Row stride of token_score after it. */

@@ -190,7 +190,7 @@ kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
     return KVF_LAUNCH(step, attend, args);
 }
 
-/* What misses is brought by the launch that attends. */
+/* The launch that attends brings misses. */
 static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
 {
     const kvf_attend_step_args args = {.attend = attend_args(step, a, KVF_PASS_ALL),
@@ -221,7 +221,7 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
     return KVF_LAUNCH(step, merge, args);
 }
 
-/* What was in memory (0), or what was not (1), of misses that were set apart. */
+/* Misses that were set apart: those in memory (0), or those that were not (1). */
 static kvf_status fetch_some(kvf_step *step, uint32_t is_late)
 {
     const kvf_part *part = step->part;

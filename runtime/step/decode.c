@@ -49,7 +49,7 @@ bool kvf_verify_is_due(const kvf_part *part, const kvf_layer *layer)
     return part->config.verify_interval && layer->steps % part->config.verify_interval == 0;
 }
 
-/* What of pages the step has to do. */
+/* The part of the step that pages have. */
 static void note_due(const kvf_part *part, kvf_layer *layer, kvf_due *due)
 {
     layer->queries++;
@@ -169,8 +169,8 @@ static bool is_one_turn(const kvf_step *step)
     return kvf_step_turn(step, 0) == step->rows;
 }
 
-/* What is sealed was complete before the call, so that may come first; it does where tokens after
- * the first one of a sequence may need the room in the ring. */
+/* Blocks to seal were complete before the call, so sealing may come first; it does where tokens
+ * after the first one of a sequence may need the room in the ring. */
 static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 {
     const kvf_part *part = step->part;

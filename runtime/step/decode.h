@@ -22,7 +22,7 @@ bool kvf_verify_is_due(const kvf_part *part, const kvf_layer *layer);
 /* Length, sealed blocks and what is due of every row, after one more token; blocks are there. */
 void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due);
 
-/* What a step has in its frame; if it renews static sets, kvf_step_rows_after comes after it. */
+/* Arrays of a step in its frame; if it renews static sets, kvf_step_rows_after comes after it. */
 void kvf_decode_take(kvf_step *step);
 /* Host bookkeeping of one token per row; the part's things are in the frame, nothing is enqueued. A
  * refusal has changed nothing. */

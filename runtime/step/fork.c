@@ -61,7 +61,7 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     }
 }
 
-/* What the host knows, whole before anything can fail: shared blocks get one more reference. */
+/* The host's half, whole before anything can fail: shared blocks get one more reference. */
 static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *child)
 {
     kvf_footprint_fork(cache, parent, child);
@@ -90,7 +90,8 @@ static void copy_row(copier *c, const kvf_layer *to, const kvf_layer *from)
     copy_layer(c, &target, &source);
 }
 
-/* Layers of a part. What is not sealed lies in the child's own ring: sealed_before == sealed. */
+/* Layers of a part. Tokens that are not sealed lie in the child's own ring: sealed_before ==
+ * sealed. */
 static kvf_status copy_part(kvf_step *step, kvf_part *part, const kvf_sequence *parent,
                             const kvf_sequence *child)
 {

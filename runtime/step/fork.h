@@ -12,7 +12,7 @@
 KVF_CHECKED kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
                                 kvf_sequence **out);
 
-/* What a fork has in its frame: a row per layer. */
+/* Arrays of a fork in its frame: a row per layer. */
 void kvf_fork_take(kvf_step *step);
 
 #endif

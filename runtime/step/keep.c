@@ -28,7 +28,7 @@
 
 #define CHUNK_TOKENS 512u
 
-/* What the caller's memory is carved into. */
+/* Arrays that the caller's memory is carved into. */
 typedef struct keep_work {
     char *k, *v;   /* of one chunk */
     char *queries; /* that stay */
@@ -270,7 +270,7 @@ static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *
                                    part->config.kv_heads * sizeof *row->store_count);
 }
 
-/* What comes in the frame: pages of the ring in their copy, and tokens of the sink that stay. */
+/* Arrays in the frame: pages of the ring in their copy, and tokens of the sink that stay. */
 typedef struct keep_tables {
     void **tail;
     uint32_t *count;

@@ -124,7 +124,7 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
 
 /* ---- with a disk tier ---- */
 
-/* What was listed comes into memory. Whoever lists it must be done. */
+/* Listed pages come into memory. Whoever lists it must be done. */
 static kvf_status bring_listed(kvf_step *step, const kvf_page_lists *lists)
 {
     lists_check c;

@@ -83,7 +83,7 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
 
 /* ---- launches ---- */
 
-/* What all launches share. */
+/* Arguments that all launches share. */
 static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args *args)
 {
     const kvf_paging *p = &step->part->dims.paging;

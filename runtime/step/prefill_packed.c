@@ -73,7 +73,7 @@ static kvf_status pack_and_attend(kvf_step *step, const kvf_prefill_args *args, 
     return pack(step, packed, row->sealed);
 }
 
-/* What of it is sealed, from its exact form. */
+/* Its sealed blocks, from their exact form. */
 static kvf_status seal(kvf_step *step, const kvf_row *view, uint32_t base)
 {
     const kvf_row *row = step->row;

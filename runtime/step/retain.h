@@ -2,9 +2,8 @@
 #ifndef KVF_RUNTIME_RETAIN_H
 #define KVF_RUNTIME_RETAIN_H
 
-/*
- * What pruning does to a cache: look at the tokens of a layer, keep some of them, seed the static
- * set, forget everything.
+/* Pruning's operations on a cache: look at the tokens of a layer, keep some of them, seed the
+ * static set, forget everything.
  *
  * Knows no policy. All functions enqueue on the stream and follow the cache's order like any other
  * call; arrays said to be of the host are copied before they return. Invariants of cache.h hold

@@ -23,7 +23,7 @@
 
 #define ALL_LAYERS UINT32_MAX
 
-/* Of one layer or all, tokens at positions below `tokens` stay. */
+/* Tokens at positions below `tokens` stay, of one layer or all. */
 typedef struct cut {
     uint32_t tokens;
     uint32_t layer;
@@ -169,7 +169,7 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut 
         step->row_host[layer->index] = kvf_step_row(part, layer);
         KVF_TRY(bring_window(step, layer, sealed));
     }
-    /* What is not sealed lies in the ring: sealed_before == sealed. */
+    /* Tokens that are not sealed lie in the ring: sealed_before == sealed. */
     const kvf_table_args table = {
         .paging = part->dims.paging, .rows = step->rows, .row = step->row};
     KVF_TRY(kvf_step_send(step));

@@ -8,7 +8,7 @@
 
 #include "step.h"
 
-/* Of every layer, tokens at positions below `tokens` stay; arguments but `tokens` were checked. */
+/* Tokens at positions below `tokens` stay in every layer; arguments but `tokens` were checked. */
 KVF_CHECKED kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
                                     kvf_stream *stream);
 /* The newest token of one layer, whose other tokens stay as they are. A static set that it has
