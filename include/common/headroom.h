@@ -2,7 +2,8 @@
 #ifndef KVF_COMMON_HEADROOM_H
 #define KVF_COMMON_HEADROOM_H
 
-/* Memory that Linux says is left: /proc/meminfo, and the memory controller of cgroups, versions
+/*
+ * Memory that Linux says is left: /proc/meminfo, and the memory controller of cgroups, versions
  * 1 and 2; and this process's part of it. It reads small files and changes nothing. Of several
  * limits the smallest counts; a number that cannot be read is UINT64_MAX.
  */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The spans that each list attends, on the GPU; see assemble_ref.c for the meaning.
+/*
+ * The spans that each list attends, on the GPU; see assemble_ref.c for the meaning.
  *
  * Knows nothing of policies. A block per list. Bound: 32 bytes written and some 40 read per span;
  * four atomic additions per list.

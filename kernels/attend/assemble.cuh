@@ -2,7 +2,8 @@
 #ifndef KVF_KERNELS_ATTEND_ASSEMBLE_CUH
 #define KVF_KERNELS_ATTEND_ASSEMBLE_CUH
 
-/* The spans that a list attends, by one block, for assemble.cu and for what ends with it.
+/*
+ * The spans that a list attends, by one block, for assemble.cu and for what ends with it.
  *
  * Knows nothing of policies. A thread per span: where a span goes follows from its number alone.
  * Exact.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The spans that each list attends: store, window, then chosen pages by ascending id.
+/*
+ * The spans that each list attends: store, window, then chosen pages by ascending id.
  *
  * Knows nothing of policies. The order depends on ids alone, not on what is resident, and a token
  * is in one span only: store and pages are disjoint by the static bits.

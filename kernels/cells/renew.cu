@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Regions are validated against rows, on the GPU; see renew_ref.c for the meaning.
+/*
+ * Regions are validated against rows, on the GPU; see renew_ref.c for the meaning.
  *
  * Knows nothing of policies. A block is 4 warps and a KV head of a row: a warp per token. Bound: in
  * decoding one token across the link per head. Exact.

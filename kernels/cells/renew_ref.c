@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Regions are validated against rows, the specification and the only host form.
+/*
+ * Regions are validated against rows, the specification and the only host form.
  *
  * Knows nothing of policies, and nothing of slots.
  */

@@ -2,7 +2,8 @@
 #ifndef KVF_KERNELS_CUDA_PAGING_CUH
 #define KVF_KERNELS_CUDA_PAGING_CUH
 
-/* Shared by the CUDA forms of the paging kernels: sums and running sums over a block, searches in
+/*
+ * Shared by the CUDA forms of the paging kernels: sums and running sums over a block, searches in
  * ascending lists, rows of pages moved by many threads.
  *
  * Knows nothing of single kernels. Every function that says "block" is called by all threads of the

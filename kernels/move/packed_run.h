@@ -2,7 +2,8 @@
 #ifndef KVF_KERNELS_MOVE_PACKED_RUN_H
 #define KVF_KERNELS_MOVE_PACKED_RUN_H
 
-/* The subject of tasks of narrow, widen, carry and read: a run, which is one KV head's part of a
+/*
+ * The subject of tasks of narrow, widen, carry and read: a run, which is one KV head's part of a
  * block, in exact and in home form. For every implementation on the host. Knows nothing of numbers.
  */
 

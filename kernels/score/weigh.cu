@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The weights that queries give the tokens of a tile, on the GPU, by int8 tensor cores.
+/*
+ * The weights that queries give the tokens of a tile, on the GPU, by int8 tensor cores.
  *
  * Knows nothing of keys, nor of other tiles. A block is one tile of one list, or of the lists that
  * have it in common; blocks past the end of a list, and of lists whose tile another block weighs,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The weights that queries give the tokens of a tile, by their codes, the specification.
+/*
+ * The weights that queries give the tokens of a tile, by their codes, the specification.
  *
  * Knows nothing of keys, nor of other tiles. Logits are finite, so nothing can spread.
  */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The weights that queries give the tokens of a tile. Bound: arithmetic; per 16 channels of a
+/*
+ * The weights that queries give the tokens of a tile. Bound: arithmetic; per 16 channels of a
  * vector of tokens 7 operations to unpack, 5 with VBMI, and per query 4 with VNNI and 9 without.
  *
  * Knows nothing of keys, nor of other tiles. A lane is a token, so no product is added across

@@ -2,7 +2,8 @@
 #ifndef KVF_OFFLOAD_CONTEXT_H
 #define KVF_OFFLOAD_CONTEXT_H
 
-/* Shared by every object of a runtime: allocator, logger, last errors, and how long it lives.
+/*
+ * Shared by every object of a runtime: allocator, logger, last errors, and how long it lives.
  *
  * A context is created first and freed last; it owns nothing else. The last error is the thread's:
  * nobody reads that of another. A failure on a thread of the library for a thread of the caller

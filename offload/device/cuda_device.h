@@ -2,7 +2,8 @@
 #ifndef KVF_OFFLOAD_CUDA_DEVICE_H
 #define KVF_OFFLOAD_CUDA_DEVICE_H
 
-/* Shared by the files of the CUDA device: the device, its streams and events, errors, the calls of
+/*
+ * Shared by the files of the CUDA device: the device, its streams and events, errors, the calls of
  * the driver that are looked up at run time.
  *
  * Nothing outside device_cuda.c and cuda_*.c includes this. Invariants: every call

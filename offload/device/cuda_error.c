@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Errors of CUDA in the words of this library: the one place where a cudaError_t becomes a
+/*
+ * Errors of CUDA in the words of this library: the one place where a cudaError_t becomes a
  * kvf_status and a text with the fix.
  *
  * Knows nothing of what was tried beyond the words that the caller gives. Invariant: after

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Work on streams of the CUDA device: copies, fills, kernels, host calls.
+/*
+ * Work on streams of the CUDA device: copies, fills, kernels, host calls.
  *
  * Everything enqueues and returns; only a stream with KVF_CUDA_CALLS_MAX host calls on their way
  * holds its caller back. With a delay seed, every fourth entry is preceded by a pause of up to 200

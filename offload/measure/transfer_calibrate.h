@@ -2,7 +2,8 @@
 #ifndef KVF_OFFLOAD_TRANSFER_CALIBRATE_H
 #define KVF_OFFLOAD_TRANSFER_CALIBRATE_H
 
-/* The cost of each transfer method on this machine, and which one to take for how many pages.
+/*
+ * The cost of each transfer method on this machine, and which one to take for how many pages.
  *
  * Measured through the link bench in a few seconds and kept in a file, one record per key: GPU,
  * driver, runtime, link, NUMA node, huge pages, page size, workers. A record that is damaged, cut

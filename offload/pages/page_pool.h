@@ -42,7 +42,8 @@ typedef struct kvf_page_pool {
     kvf_disk_tier *tier;  /* NULL = every block has an address */
 } kvf_page_pool;
 
-/* The disk tier, which makes a pool larger than its memory; the sizes follow from those of a block.
+/*
+ * The disk tier, which makes a pool larger than its memory; the sizes follow from those of a block.
  */
 typedef struct kvf_page_pool_disk {
     const char *folder;

@@ -516,7 +516,8 @@ static uint32_t slots_for(const kvf_transfer_config *config)
     return count;
 }
 
-/* The memory of one slot: words, and lists where the host cannot read those of the device.
+/*
+ * The memory of one slot: words, and lists where the host cannot read those of the device.
  */
 static size_t slot_bytes(const kvf_transfer_config *config)
 {

@@ -2,7 +2,8 @@
 #ifndef KVF_OFFLOAD_TRANSFER_METHOD_H
 #define KVF_OFFLOAD_TRANSFER_METHOD_H
 
-/* Shared by the transfer engine, its thread and its methods.
+/*
+ * Shared by the transfer engine, its thread and its methods.
  *
  * The engine owns the requests and their order; a method owns what carries the bytes. Invariants:
  * - slot s holds ticket t with t % slot_count == s, slot_count is a power of two >= requests_max,

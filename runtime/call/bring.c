@@ -209,7 +209,8 @@ static void set_apart(const kvf_step *step, const chosen *c, uint32_t l, size_t 
     t->parted[list * part->tables.now.ids_max + t->part_count[list]++] = c->misses[at];
 }
 
-/* The latest arrival among the row's chosen blocks. Pages that are not sealed are listed, but never
+/*
+ * The latest arrival among the row's chosen blocks. Pages that are not sealed are listed, but never
  * chosen.
  */
 static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance why)

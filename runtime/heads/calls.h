@@ -2,7 +2,8 @@
 #ifndef KVF_RUNTIME_CALLS_H
 #define KVF_RUNTIME_CALLS_H
 
-/* Memory that a cache reserves, once it is known how much a call takes: the frame is as large as
+/*
+ * Memory that a cache reserves, once it is known how much a call takes: the frame is as large as
  * the largest.
  */
 

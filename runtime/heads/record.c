@@ -426,7 +426,8 @@ static void note(kvf_recording *r)
         note_call(r, i);
 }
 
-/* Waits that the cache's order asks of this stream before a graph that reads and writes everything.
+/*
+ * Waits that the cache's order asks of this stream before a graph that reads and writes everything.
  */
 static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Deeper layers get tokens by the attention that they drew in all layers so far, at the
+/*
+ * Deeper layers get tokens by the attention that they drew in all layers so far, at the
  * layer at which attention stops exploring; what a layer keeps is decided by that layer alone.
  * After StructKV (global in-degree centrality, dynamic pivot detection, structural propagation and
  * decoupling), of which no code was published.

@@ -2,7 +2,8 @@
 #ifndef KVF_RUNTIME_RETAIN_H
 #define KVF_RUNTIME_RETAIN_H
 
-/* Pruning's operations on a cache: look at the tokens of a layer, keep some of them, seed the
+/*
+ * Pruning's operations on a cache: look at the tokens of a layer, keep some of them, seed the
  * static set, forget everything.
  *
  * Knows no policy. All functions enqueue on the stream and follow the cache's order like any other

@@ -66,7 +66,8 @@ typedef struct check_args {
     atomic_uint *wrong;
 } check_args;
 
-/* Enqueues, after a join: every page is there, every guard is whole, every other slot untouched.
+/*
+ * Enqueues, after a join: every page is there, every guard is whole, every other slot untouched.
  */
 void transfer_check(rig *r, const check_args *check, kvf_stream *stream);
 

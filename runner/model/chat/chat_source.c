@@ -68,7 +68,8 @@ static kvf_status read_config(const char *text, size_t bytes, const kvf_allocato
     return status;
 }
 
-/* A file with nothing in it is none. The one in tokenizer_config.json was checked with that file.
+/*
+ * A file with nothing in it is none. The one in tokenizer_config.json was checked with that file.
  */
 static kvf_status read_template_part(const char *model, const char *part,
                                      const kvf_allocator *allocator, kvf_text *out,

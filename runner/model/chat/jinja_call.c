@@ -453,7 +453,8 @@ static jinja_value of_list(jinja_machine *m, const jinja_token *name, jinja_valu
     return list.as.items[jinja_is(name, "last") ? list.size - 1 : 0];
 }
 
-/* The part of a text that int(value) and int(float(value)) take: digits with a sign, a point, an
+/*
+ * The part of a text that int(value) and int(float(value)) take: digits with a sign, a point, an
  * exponent.
  */
 static bool parse_number(jinja_value text, double *out)

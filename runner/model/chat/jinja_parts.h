@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_JINJA_PARTS_H
 #define KVF_MODEL_JINJA_PARTS_H
 
-/* Shared by the files of the interpreter: jinja_machine.c is the machine, jinja_lex.c makes
+/*
+ * Shared by the files of the interpreter: jinja_machine.c is the machine, jinja_lex.c makes
  * tokens, jinja_run.c follows statements, jinja_expr.c expressions, jinja_call.c filters, tests,
  * methods and functions, jinja_json.c JSON, jinja_value.c values.
  *

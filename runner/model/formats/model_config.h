@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_CONFIG_H
 #define KVF_MODEL_CONFIG_H
 
-/* A model's description in `config.json` and `generation_config.json`, or in the fields of a GGUF
+/*
+ * A model's description in `config.json` and `generation_config.json`, or in the fields of a GGUF
  * file, reduced to what the runner needs, and the rotary frequencies that follow from it.
  *
  * It knows Hugging Face's field names and nothing of weights. Invariant: a configuration that was

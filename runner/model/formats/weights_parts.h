@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_WEIGHTS_PARTS_H
 #define KVF_MODEL_WEIGHTS_PARTS_H
 
-/* The parts of weights, for the readers that fill them: safetensors.c and gguf_weights.c.
+/*
+ * The parts of weights, for the readers that fill them: safetensors.c and gguf_weights.c.
  * Clients see weights.h only.
  *
  * Invariant: once open, entries are sorted by name, names are distinct, and no two sources overlap.

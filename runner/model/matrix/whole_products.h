@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_WHOLE_PRODUCTS_H
 #define KVF_MODEL_WHOLE_PRODUCTS_H
 
-/* The common part of products in whole numbers, whatever their vectors are: the way through a
+/*
+ * The common part of products in whole numbers, whatever their vectors are: the way through a
  * matrix, strip by strip of OUTPUTS outputs, and in it block by block for a group of rows.
  *
  * Who includes it defines OUTPUTS before, and after it `columns`, a block's columns of all outputs

@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_TOKENIZER_PARTS_H
 #define KVF_MODEL_TOKENIZER_PARTS_H
 
-/* The parts of a tokenizer, shared by tokenizer_read.c (builds it), tokenizer.c (encodes) and
+/*
+ * The parts of a tokenizer, shared by tokenizer_read.c (builds it), tokenizer.c (encodes) and
  * token_stream.c (decodes). Clients see tokenizer.h only.
  */
 

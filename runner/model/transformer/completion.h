@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_COMPLETION_H
 #define KVF_MODEL_COMPLETION_H
 
-/* The tokens that a pruned prompt left out of its deeper layers, computed later: the hidden states
+/*
+ * The tokens that a pruned prompt left out of its deeper layers, computed later: the hidden states
  * of all its tokens at the pivot, kept in host memory or in a file, and the work from there on,
  * piece by piece.
  *

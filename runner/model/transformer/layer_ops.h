@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_LAYER_OPS_H
 #define KVF_MODEL_LAYER_OPS_H
 
-/* Operations of a transformer layer on one row, besides matrix products and attention.
+/*
+ * Operations of a transformer layer on one row, besides matrix products and attention.
  *
  * It knows vectors, not models or streams. Invariant: a row's result depends on that row alone, and
  * sums are formed in one fixed order.

@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_TRANSFORMER_OPS_H
 #define KVF_MODEL_TRANSFORMER_OPS_H
 
-/* A device's operations for a transformer, in one table: transformer_host.c and
+/*
+ * A device's operations for a transformer, in one table: transformer_host.c and
  * transformer_cuda.c.
  *
  * transformer.c and transformer_prefill.c know the order of operations and no device; a device

@@ -2,7 +2,8 @@
 #ifndef KVF_MODEL_TRANSFORMER_PARTS_H
 #define KVF_MODEL_TRANSFORMER_PARTS_H
 
-/* The parts that transformer_open.c builds and transformer.c runs: weights bound by role, buffers
+/*
+ * The parts that transformer_open.c builds and transformer.c runs: weights bound by role, buffers
  * by shape.
  *
  * Only the files of the transformer include it. Invariant: every buffer is one slice of the single
