@@ -163,6 +163,10 @@ static const char *const layer_names[][2] = {
     {"mlp.gate_proj.weight", "ffn_gate.weight"},
     {"mlp.up_proj.weight", "ffn_up.weight"},
     {"mlp.down_proj.weight", "ffn_down.weight"},
+    {"mlp.gate.weight", "ffn_gate_inp.weight"},
+    {"mlp.experts.0.gate_proj.weight", "ffn_gate_exps.weight"},
+    {"mlp.experts.0.up_proj.weight", "ffn_up_exps.weight"},
+    {"mlp.experts.0.down_proj.weight", "ffn_down_exps.weight"},
 };
 
 static void name_in_gguf(const char *hf, char *out, size_t size)
@@ -213,6 +217,34 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
                             kvf_element_get(from->data, from->dtype, (size_t)(row * columns + i)));
     gguf_image_tensor(image, name, type, from->rank, from->shape, bytes, size);
     free(bytes);
+}
+
+/* All experts as one tensor, which begins with this one. */
+static void add_experts(gguf_image *image, const kvf_model_config *config,
+                        const kvf_weights *weights, const kvf_tensor *from, uint32_t type)
+{
+    char name[128] = "", other[128];
+    name_in_gguf(from->name, name, sizeof name);
+    const kvf_dtype dtype = type == IMAGE_F32 ? KVF_FP32 : type == IMAGE_F16 ? KVF_FP16 : KVF_BF16;
+    const size_t numbers = (size_t)(from->shape[0] * from->shape[1]);
+    const size_t bytes = numbers * kvf_dtype_bytes(dtype);
+    char *all = malloc(bytes * config->experts);
+    assert_non_null(all);
+    const char *at = strstr(from->name, "experts.0.");
+    assert_non_null(at);
+    for (uint32_t expert = 0; expert < config->experts; expert++) {
+        snprintf(other, sizeof other, "%.*sexperts.%u.%s", (int)(at - from->name), from->name,
+                 expert, at + sizeof "experts.0." - 1);
+        const kvf_tensor *one = kvf_weights_get(weights, other);
+        assert_non_null(one);
+        for (size_t i = 0; i < numbers; i++)
+            kvf_element_set(all, dtype, expert * numbers + i,
+                            kvf_element_get(one->data, one->dtype, i));
+    }
+    gguf_image_tensor(image, name, type, 3,
+                      (uint64_t[]){config->experts, from->shape[0], from->shape[1]}, all,
+                      bytes * config->experts);
+    free(all);
 }
 
 static void add_count(gguf_image *image, const char *family, const char *rest, uint32_t value)
@@ -266,7 +298,13 @@ void gguf_image_model(gguf_image *image, const kvf_model_config *config, const k
     add_count(image, family, "block_count", config->layers);
     add_count(image, family, "context_length", config->positions_max);
     add_count(image, family, "embedding_length", config->hidden_size);
-    add_count(image, family, "feed_forward_length", config->intermediate_size);
+    if (config->experts) {
+        add_count(image, family, "expert_count", config->experts);
+        add_count(image, family, "expert_used_count", config->experts_used);
+        add_count(image, family, "expert_feed_forward_length", config->intermediate_size);
+    } else {
+        add_count(image, family, "feed_forward_length", config->intermediate_size);
+    }
     add_count(image, family, "attention.head_count", config->query_heads);
     add_count(image, family, "attention.head_count_kv", config->kv_heads);
     add_count(image, family, "attention.key_length", config->head_dim);
@@ -275,7 +313,11 @@ void gguf_image_model(gguf_image *image, const kvf_model_config *config, const k
     add_rope(image, family, config);
     for (size_t i = 0; i < kvf_weights_count(weights); i++) {
         const kvf_tensor *tensor = kvf_weights_at(weights, i);
-        add_tensor(image, config, tensor, tensor->rank == 1 ? IMAGE_F32 : type);
+        if (strstr(tensor->name, ".experts.0."))
+            add_experts(image, config, weights, tensor, type);
+        else if (!strstr(tensor->name, ".experts."))
+            add_tensor(image, config, tensor,
+                       tensor->rank == 1 || strstr(tensor->name, ".mlp.gate.") ? IMAGE_F32 : type);
     }
 }
 

@@ -12,6 +12,7 @@ operation, and single rows of a trained model are then off by more than the runn
 `versions.json` records what made them. Needs torch, numpy and transformers; the tests do not.
 
   make_logits_goldens.py              everything
+  make_logits_goldens.py NAME ...     these models
   make_logits_goldens.py recall       only the recall model, after its weights changed
 """
 import json
@@ -45,6 +46,9 @@ QWEN2 = dict(COMMON, model_type="qwen2", architectures=["Qwen2ForCausalLM"], hid
 del QWEN2["head_dim"]
 QWEN3 = dict(COMMON, model_type="qwen3", architectures=["Qwen3ForCausalLM"], hidden_size=192,
              use_sliding_window=False, attention_bias=False, rms_norm_eps=1e-6)
+QWEN3MOE = dict(QWEN3, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"],
+                hidden_size=128, moe_intermediate_size=80, num_experts=8, num_experts_per_tok=3,
+                decoder_sparse_step=1, mlp_only_layers=[])
 # Short original lengths, so that the scaling shows within the prompt.
 LLAMA3_ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=64)
@@ -70,6 +74,12 @@ MODELS = {
                        tie_word_embeddings=False),
     "qwen3-fp32": dict(QWEN3, torch_dtype="float32", rope_scaling=LINEAR,
                        tie_word_embeddings=True),
+    "qwen3moe-bf16": dict(QWEN3MOE, torch_dtype="bfloat16", rope_scaling=None,
+                          norm_topk_prob=True, tie_word_embeddings=False),
+    "qwen3moe-fp32": dict(QWEN3MOE, torch_dtype="float32", rope_scaling=YARN,
+                          norm_topk_prob=True, tie_word_embeddings=True),
+    "qwen3moe-shares": dict(QWEN3MOE, torch_dtype="float32", rope_scaling=None,
+                            norm_topk_prob=False, tie_word_embeddings=True),
 }
 
 
@@ -105,13 +115,24 @@ def numbers(name, shape, fine):
     return torch.from_numpy(values.reshape(shape).astype(np.float32))
 
 
+def numbers_of(name, shape, fine):
+    """The same for a parameter, which may hold tensors of the file: those of all experts."""
+    at = name.find(".experts.") + len(".experts.")
+    if at < len(".experts."):
+        return numbers(name, shape, fine)
+    roles = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
+    one = (shape[1] // len(roles), shape[2])
+    return torch.stack([torch.cat([numbers("%s%d.%s.weight" % (name[:at], expert, role), one, fine)
+                                   for role in roles]) for expert in range(shape[0])])
+
+
 def write_random_model(config, folder):
     """As a Hugging Face directory: `to(dtype)` in memory would round the rotary frequencies too."""
     dtype = getattr(torch, config["torch_dtype"])
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            exact = numbers(name, tuple(parameter.shape), dtype == torch.float32)
+            exact = numbers_of(name, tuple(parameter.shape), dtype == torch.float32)
             parameter.copy_(exact)
             assert torch.equal(parameter.float(), exact), name
     model.save_pretrained(folder)
@@ -146,8 +167,10 @@ def make_goldens(name, folder, ids, prompt, stride):
           f"worst row {row:.1e}")
 
 
-def make_random():
+def make_random(names):
     for name, config in MODELS.items():
+        if name not in names:
+            continue
         ids = [int(z % config["vocab_size"]) for z in stream("ids", PROMPT + STEPS)]
         with tempfile.TemporaryDirectory() as folder:
             write_random_model(config, folder)
@@ -179,8 +202,7 @@ def main():
     torch.manual_seed(0)
     os.makedirs(OUT, exist_ok=True)
     only = sys.argv[1:]
-    if not only or "random" in only:
-        make_random()
+    make_random(only if only and "random" not in only else MODELS)
     if not only or "recall" in only:
         make_recall()
     with open(os.path.join(OUT, "versions.json"), "w") as f:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Made-up models: names and shapes of the four families, numbers from splitmix64.
+ * Made-up models: names and shapes of all families, numbers from splitmix64.
  *
  * It knows what make_logits_goldens.py knows. Invariant: every number is exact in the type that it
  * is stored in.
@@ -56,6 +56,28 @@ static void plan_add(model_plan *plan, int layer, const char *name, uint64_t row
     t->rank = columns ? 2 : 1;
 }
 
+static void plan_mlp(model_plan *plan, const kvf_model_config *m, int layer, const char *at)
+{
+    static const char *const roles[] = {"gate_proj", "up_proj", "down_proj"};
+    char name[TENSOR_NAME_BYTES - 24];
+    for (size_t i = 0; i < 3; i++) {
+        const bool is_down = i == 2;
+        snprintf(name, sizeof name, "mlp.%s%s.weight", at, roles[i]);
+        plan_add(plan, layer, name, is_down ? m->hidden_size : m->intermediate_size,
+                 is_down ? m->intermediate_size : m->hidden_size);
+    }
+}
+
+static void plan_experts(model_plan *plan, const kvf_model_config *m, int layer)
+{
+    char at[32];
+    plan_add(plan, layer, "mlp.gate.weight", m->experts, m->hidden_size);
+    for (uint32_t expert = 0; expert < m->experts; expert++) {
+        snprintf(at, sizeof at, "experts.%u.", expert);
+        plan_mlp(plan, m, layer, at);
+    }
+}
+
 static void plan_layer(model_plan *plan, const kvf_model_config *m, int layer)
 {
     uint64_t h = m->hidden_size, q = (uint64_t)m->query_heads * m->head_dim;
@@ -66,9 +88,10 @@ static void plan_layer(model_plan *plan, const kvf_model_config *m, int layer)
     plan_add(plan, layer, "self_attn.k_proj.weight", kv, h);
     plan_add(plan, layer, "self_attn.v_proj.weight", kv, h);
     plan_add(plan, layer, "self_attn.o_proj.weight", h, q);
-    plan_add(plan, layer, "mlp.gate_proj.weight", m->intermediate_size, h);
-    plan_add(plan, layer, "mlp.up_proj.weight", m->intermediate_size, h);
-    plan_add(plan, layer, "mlp.down_proj.weight", h, m->intermediate_size);
+    if (m->experts)
+        plan_experts(plan, m, layer);
+    else
+        plan_mlp(plan, m, layer, "");
     if (m->architecture->qkv_bias) {
         plan_add(plan, layer, "self_attn.q_proj.bias", q, 0);
         plan_add(plan, layer, "self_attn.k_proj.bias", kv, 0);
@@ -195,7 +218,8 @@ bool random_model_write(const char *directory, const char *config_text)
         return false;
     }
     model_plan plan = {.dtype = m.dtype};
-    plan.tensors = calloc(3u + (size_t)m.layers * 14u, sizeof *plan.tensors);
+    plan.tensors =
+        calloc(3u + (size_t)m.layers * (14u + 3u * (size_t)m.experts), sizeof *plan.tensors);
     if (!plan.tensors)
         return false;
     plan_add(&plan, -1, "model.embed_tokens.weight", m.vocab_size, m.hidden_size);

@@ -155,6 +155,48 @@ static void has_the_weights_of_its_directory(void **state)
     }
 }
 
+/* All experts of a layer are one tensor. The router keeps its type, and no other follows it. */
+static void stacks_experts(void **state)
+{
+    char path[1024];
+    kvf_error error = {0};
+    kvf_weights *weights;
+    kvf_model_config config;
+    gguf_image image = {0};
+    model m = open_model("qwen3moe-bf16");
+    gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
+    write_image(&image, m.directory, path);
+    check(kvf_weights_open(path, NULL, &weights, &error), &error);
+    check(kvf_model_config_read(path, NULL, &config, &error), &error);
+    assert_string_equal(config.architecture->family, "qwen3moe");
+    assert_int_equal(config.dtype, KVF_BF16);
+    assert_int_equal(config.experts, m.config.experts);
+    assert_int_equal(config.experts_used, m.config.experts_used);
+    assert_int_equal(config.intermediate_size, m.config.intermediate_size);
+    assert_true(config.experts_normed);
+    assert_int_equal(kvf_weights_own_bytes(weights), 0);
+    const kvf_tensor *router = kvf_weights_get(weights, "model.layers.1.mlp.gate.weight");
+    assert_int_equal(router->dtype, KVF_FP32);
+    static const char *const roles[] = {"gate_proj", "up_proj", "down_proj"};
+    for (size_t role = 0; role < 3; role++) {
+        char name[128];
+        snprintf(name, sizeof name, "model.layers.2.mlp.experts.%s.weight", roles[role]);
+        const kvf_tensor *all = kvf_weights_get(weights, name);
+        assert_non_null(all);
+        assert_int_equal(all->rank, 3);
+        for (uint32_t expert = 0; expert < config.experts; expert++) {
+            snprintf(name, sizeof name, "model.layers.2.mlp.experts.%u.%s.weight", expert,
+                     roles[role]);
+            const kvf_tensor *one = kvf_weights_get(m.weights, name);
+            assert_memory_equal((const char *)all->data + expert * one->bytes, one->data,
+                                one->bytes);
+        }
+    }
+    kvf_weights_close(weights);
+    gguf_image_free(&image);
+    close_model(&m);
+}
+
 /* A quantised matrix, widened to bf16 by any number of threads; the query's rows change places. */
 static void widens_a_model_to_bf16(void **state)
 {
@@ -561,13 +603,10 @@ static void merges_by_scores(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(widens_as_published),
-        cmocka_unit_test(has_the_weights_of_its_directory),
-        cmocka_unit_test(widens_a_model_to_bf16),
-        cmocka_unit_test(reads_fields),
-        cmocka_unit_test(encodes_as_its_directory),
-        cmocka_unit_test(cuts_by_name),
-        cmocka_unit_test(merges_by_scores),
+        cmocka_unit_test(widens_as_published), cmocka_unit_test(has_the_weights_of_its_directory),
+        cmocka_unit_test(stacks_experts),      cmocka_unit_test(widens_a_model_to_bf16),
+        cmocka_unit_test(reads_fields),        cmocka_unit_test(encodes_as_its_directory),
+        cmocka_unit_test(cuts_by_name),        cmocka_unit_test(merges_by_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * config.json: the four families are read as they are published, everything else is refused with
+ * config.json: the families are read as they are published, everything else is refused with
  * field and value, and the rotary frequencies are those of HF Transformers.
  */
 
@@ -152,6 +152,29 @@ static void reads_other_families(void **state)
     set_field(&qwen3, "hidden_size", "1000"); /* head_dim is 128 whatever the hidden size */
     expect_ok(&qwen3, &c);
     assert_int_equal(c.head_dim, 128);
+
+    config_fields moe = qwen2; /* Qwen3-30B-A3B */
+    set_field(&moe, "architectures", "[\"Qwen3MoeForCausalLM\"]");
+    set_field(&moe, "hidden_size", "2048");
+    set_field(&moe, "head_dim", "128");
+    set_field(&moe, "sliding_window", "null");
+    set_field(&moe, "decoder_sparse_step", "1");
+    set_field(&moe, "mlp_only_layers", "[]");
+    set_field(&moe, "moe_intermediate_size", "768");
+    set_field(&moe, "num_experts", "128");
+    set_field(&moe, "num_experts_per_tok", "8");
+    set_field(&moe, "norm_topk_prob", "true");
+    expect_ok(&moe, &c);
+    assert_string_equal(c.architecture->family, "qwen3moe");
+    assert_true(c.architecture->qk_norm && c.experts_normed);
+    assert_int_equal(c.experts, 128);
+    assert_int_equal(c.experts_used, 8);
+    assert_int_equal(c.intermediate_size, 768);
+    set_field(&moe, "num_experts", NULL); /* as Transformers 5 writes it */
+    set_field(&moe, "num_local_experts", "64");
+    set_field(&moe, "norm_topk_prob", NULL);
+    expect_ok(&moe, &c);
+    assert_true(c.experts == 64 && !c.experts_normed);
 
     config_fields mistral = llama31;
     set_field(&mistral, "architectures", "[\"MistralForCausalLM\"]");

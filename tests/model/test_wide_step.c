@@ -5,6 +5,7 @@
  * has on a GPU, where a step is recorded as one graph.
  */
 
+#include "model_fixture.h"
 #include "model_rig.h"
 #include "transformer_ops.h"
 #include "unit.h"
@@ -14,6 +15,7 @@
 #define BATCH_MAX 64u
 #define STEPS     3u /* as it comes, recorded, once more */
 #define TOKENS    44u
+#define EXPERTS   7u
 
 typedef struct rig {
     model_rig model;
@@ -31,7 +33,8 @@ static void rig_open(rig *r, const char *family, uint32_t layers)
                                   .heads = 2,
                                   .kv_heads = 1,
                                   .head_dim = 32,
-                                  .vocab = VOCAB},
+                                  .vocab = VOCAB,
+                                  .experts = strcmp(family, "Qwen3Moe") == 0 ? EXPERTS : 0},
                    0);
     kvf_transformer_options options = model_rig_options(&r->model);
     options.chunk_max = TOKENS;
@@ -114,12 +117,12 @@ static void a_layer_has_few_launches(void **state)
 
 /* In batches of 8, whose forks score what they have in common in one launch per layer more
  * (test_record), as in ones of 64, which have two more for their norms. */
-static void rows_of_a_wide_batch_are_single_ones(void **state)
+static void wide_rows_are_single_ones(const char *family)
 {
     static const uint32_t looked_at[] = {0, 7, 8, 16, 33, BATCH_MAX - 1};
     static float all[STEPS][BATCH_MAX][VOCAB], some[STEPS][8][VOCAB], alone[STEPS][VOCAB];
     rig r = {0};
-    rig_open(&r, "Llama", 1);
+    rig_open(&r, family, 1);
     prefill(&r);
     const uint32_t nodes = decode(&r, 0, 1, alone[0]);
     assert_int_equal(decode(&r, 0, 8, some[0][0]), nodes ? nodes + 1 : 0);
@@ -134,11 +137,27 @@ static void rows_of_a_wide_batch_are_single_ones(void **state)
     model_rig_close(&r.model);
 }
 
+static void rows_of_a_wide_batch_are_single_ones(void **state)
+{
+    wide_rows_are_single_ones("Llama");
+}
+
+/* Rows are grouped by expert, so what lies beside a row differs from batch to batch. */
+static void so_are_rows_of_experts(void **state)
+{
+    kvf_runtime_config device;
+    fixture_device(&device);
+    if (device.device != KVF_DEVICE_HOST)
+        skip();
+    wide_rows_are_single_ones("Qwen3Moe");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_has_few_launches),
         cmocka_unit_test(rows_of_a_wide_batch_are_single_ones),
+        cmocka_unit_test(so_are_rows_of_experts),
     };
     return cmocka_run_group_tests_name("a wide step", tests, NULL, NULL);
 }

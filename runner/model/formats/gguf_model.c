@@ -35,13 +35,20 @@ static void read_architecture(gguf_writer *w, const kvf_architecture **out)
     w->family = *out ? (*out)->gguf : "";
 }
 
+bool gguf_is_router(gguf_string name)
+{
+    static const char end[] = ".ffn_gate_inp.weight";
+    const size_t size = sizeof end - 1;
+    return name.size > size && memcmp(name.bytes + name.size - size, end, size) == 0;
+}
+
 /* One plain type for all matrices keeps it; anything else becomes BF16. */
 static kvf_dtype common_dtype(const gguf *file)
 {
     const gguf_type *common = NULL;
     for (size_t i = 0; i < gguf_tensor_count(file); i++) {
         const gguf_tensor *tensor = gguf_tensor_at(file, i);
-        if (tensor->rank == 1)
+        if (tensor->rank == 1 || gguf_is_router(tensor->name))
             continue;
         if (tensor->type->numbers != 1 || (common && common != tensor->type))
             return KVF_BF16;
@@ -79,7 +86,10 @@ static const struct {
     double neutral;
     const char *fix;
 } must_be_neutral[] = {
-    {"expert_count", 0, "mixtures of experts are not supported, use a dense model"},
+    {"expert_weights_scale", 1, "scaled experts are not supported, use another model"},
+    {"expert_gating_func", 1, "experts are supported by softmax only, use another model"},
+    {"expert_shared_count", 0, "shared experts are not supported, use another model"},
+    {"expert_group_used_count", 0, "groups of experts are not supported, use another model"},
     {"attention.scale", 0, "another attention scale is not supported, use another model"},
     {"attention.clamp_kqv", 0, "clamped attention is not supported, use another model"},
     {"attention.max_alibi_bias", 0, "ALiBi is not supported, use another model"},
@@ -116,6 +126,30 @@ static void check_neutral(gguf_writer *w)
 }
 
 /* ---- config.json ---- */
+
+/* The MLP's width, or the experts. */
+static void put_mlp(gguf_writer *w, const kvf_architecture *architecture)
+{
+    char key[GGUF_KEY_BYTES];
+    if (!architecture->has_experts) {
+        const double experts = gguf_real(w, gguf_family_key(w, "expert_count", key), 0);
+        if (experts != 0)
+            gguf_refuse(w, key,
+                        "mixtures of experts are supported in qwen3moe only, use that or a "
+                        "dense model");
+        gguf_put(w, ",\"intermediate_size\":%u",
+                 gguf_count(w, gguf_family_key(w, "feed_forward_length", key), 0));
+        return;
+    }
+    static const char *const counts[][2] = {{"expert_feed_forward_length", "moe_intermediate_size"},
+                                            {"expert_count", "num_experts"},
+                                            {"expert_used_count", "num_experts_per_tok"}};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        gguf_put(w, ",\"%s\":%u", counts[i][1],
+                 gguf_count(w, gguf_family_key(w, counts[i][0], key), 0));
+    gguf_put(w, ",\"norm_topk_prob\":%s",
+             gguf_flag(w, gguf_family_key(w, "expert_weights_norm", key), true) ? "true" : "false");
+}
 
 /* Query, key and value of a head have one size, and all of it is rotated. */
 static uint32_t read_head_dim(gguf_writer *w, const gguf_model *model, uint32_t width)
@@ -180,8 +214,6 @@ static void write_config(gguf_writer *w)
 {
     static const char *const dtypes[] = {
         [KVF_BF16] = "bfloat16", [KVF_FP16] = "float16", [KVF_FP32] = "float32"};
-    static const char *const counts[][2] = {{"feed_forward_length", "intermediate_size"},
-                                            {"context_length", "max_position_embeddings"}};
     char key[GGUF_KEY_BYTES];
     gguf_model model;
     read_model(w, &model);
@@ -202,9 +234,9 @@ static void write_config(gguf_writer *w)
              model.kv_heads);
     gguf_put(w, ",\"head_dim\":%u,\"vocab_size\":%" PRIu64, read_head_dim(w, &model, width),
              embedding ? embedding->shape[0] : 1);
-    for (size_t i = 0; i < 2; i++)
-        gguf_put(w, ",\"%s\":%u", counts[i][1],
-                 gguf_count(w, gguf_family_key(w, counts[i][0], key), 0));
+    put_mlp(w, model.architecture);
+    gguf_put(w, ",\"max_position_embeddings\":%u",
+             gguf_count(w, gguf_family_key(w, "context_length", key), 0));
     gguf_put(w, ",\"rms_norm_eps\":%.17g",
              gguf_real(w, gguf_family_key(w, "attention.layer_norm_rms_epsilon", key), NAN));
     gguf_put(w, ",\"tie_word_embeddings\":%s",

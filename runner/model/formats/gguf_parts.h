@@ -38,13 +38,16 @@ KVF_CHECKED kvf_status gguf_take_value(gguf_cursor *c, gguf_string key, gguf_val
  * what a converter of the model would write only where the runner does not look, or it is refused.
  */
 
+/** Whether a tensor chooses experts: it keeps its type, whatever that of the model is. */
+bool gguf_is_router(gguf_string name);
+
 /** A tensor that divides the frequencies of RoPE. */
 #define GGUF_ROPE_FACTORS "rope_freqs.weight"
 
 typedef struct gguf_model {
     const kvf_architecture *architecture;
     uint32_t layers, query_heads, kv_heads;
-    kvf_dtype dtype; /* the type of all matrices if it is a plain one, else BF16 */
+    kvf_dtype dtype; /* the type of all matrices if it is a plain one, else BF16; no router's */
 } gguf_model;
 
 /** @return KVF_OK; KVF_CORRUPT or KVF_UNSUPPORTED naming file, field, value and fix */

@@ -29,6 +29,8 @@ typedef enum layer_rule {
     ALWAYS,
     IF_BIAS,
     IF_NORM,
+    IF_DENSE,
+    IF_EXPERTS,
 } layer_rule;
 
 typedef struct name_row {
@@ -48,9 +50,14 @@ static const name_row in_layer[] = {
     {"attn_q_norm.weight", "self_attn.q_norm.weight", IF_NORM},
     {"attn_k_norm.weight", "self_attn.k_norm.weight", IF_NORM},
     {"ffn_norm.weight", "post_attention_layernorm.weight", ALWAYS},
-    {"ffn_gate.weight", "mlp.gate_proj.weight", ALWAYS},
-    {"ffn_up.weight", "mlp.up_proj.weight", ALWAYS},
-    {"ffn_down.weight", "mlp.down_proj.weight", ALWAYS},
+    {"ffn_gate.weight", "mlp.gate_proj.weight", IF_DENSE},
+    {"ffn_up.weight", "mlp.up_proj.weight", IF_DENSE},
+    {"ffn_down.weight", "mlp.down_proj.weight", IF_DENSE},
+    {"ffn_gate_inp.weight", "mlp.gate.weight", IF_EXPERTS},
+    /* All experts of a layer, one after the other; folders have a name for each. */
+    {"ffn_gate_exps.weight", "mlp.experts.gate_proj.weight", IF_EXPERTS},
+    {"ffn_up_exps.weight", "mlp.experts.up_proj.weight", IF_EXPERTS},
+    {"ffn_down_exps.weight", "mlp.experts.down_proj.weight", IF_EXPERTS},
 };
 
 static const name_row outside[] = {
@@ -59,16 +66,28 @@ static const name_row outside[] = {
     {"output.weight", "lm_head.weight", ALWAYS},
 };
 
+static bool rule_holds(layer_rule rule, const kvf_architecture *architecture)
+{
+    switch (rule) {
+    case IF_BIAS:
+        return architecture->qkv_bias;
+    case IF_NORM:
+        return architecture->qk_norm;
+    case IF_DENSE:
+        return !architecture->has_experts;
+    case IF_EXPERTS:
+        return architecture->has_experts;
+    default:
+        return true;
+    }
+}
+
 static const name_row *find_row(const name_row *rows, size_t count, gguf_string name,
                                 const kvf_architecture *architecture)
 {
-    for (size_t i = 0; i < count; i++) {
-        const bool is_there =
-            rows[i].rule == ALWAYS ||
-            (rows[i].rule == IF_BIAS ? architecture->qkv_bias : architecture->qk_norm);
-        if (is_there && gguf_string_is(name, rows[i].gguf))
+    for (size_t i = 0; i < count; i++)
+        if (rule_holds(rows[i].rule, architecture) && gguf_string_is(name, rows[i].gguf))
             return &rows[i];
-    }
     return NULL;
 }
 
@@ -131,7 +150,8 @@ static uint32_t turned_heads(const gguf_model *model, const char *name)
 static kvf_dtype loaded_dtype(const gguf_model *model, const gguf_tensor *from)
 {
     const bool is_plain = from->type->numbers == 1;
-    return from->rank == 1 && is_plain ? gguf_model_dtype(from->type) : model->dtype;
+    const bool keeps = from->rank == 1 || gguf_is_router(from->name);
+    return keeps && is_plain ? gguf_model_dtype(from->type) : model->dtype;
 }
 
 static kvf_status make_entry(const kvf_weights *weights, const gguf_model *model,

@@ -36,6 +36,11 @@ static const kvf_architecture architectures[] = {
      .family = "qwen3",
      .qk_norm = true,
      .head_dim = 128},
+    {.name = "Qwen3MoeForCausalLM",
+     .gguf = "qwen3moe",
+     .family = "qwen3moe",
+     .qk_norm = true,
+     .has_experts = true},
 };
 
 #define ARCHITECTURES (sizeof architectures / sizeof *architectures)
@@ -122,6 +127,8 @@ bool config_bool(config_reader *reader, const json_value *object, const char *fi
 
 /* ---- what is refused ---- */
 
+#define NO_EXPERTS "mixtures of experts are supported in Qwen3-MoE only, use that or a dense model"
+
 /* Fields that change the computation; unset, false and 0 are fine. */
 static const struct {
     const char *field;
@@ -134,9 +141,9 @@ static const struct {
     {"mlp_bias", "biases in the MLP are not supported, use a model without"},
     {"use_sliding_window",
      "sliding windows are not supported, set it to false or use another model"},
-    {"num_experts", "mixtures of experts are not supported, use a dense model"},
-    {"num_local_experts", "mixtures of experts are not supported, use a dense model"},
-    {"n_routed_experts", "mixtures of experts are not supported, use a dense model"},
+    {"n_routed_experts", NO_EXPERTS},
+    {"mlp_only_layers",
+     "layers without experts are not supported beside others, use another model"},
     {"attn_logit_softcapping", "soft-capped attention is not supported, use another model"},
     {"final_logit_softcapping", "soft-capped logits are not supported, use another model"},
     {"query_pre_attn_scalar", "another attention scale is not supported, use another model"},
@@ -156,7 +163,12 @@ static bool is_unset(const json_value *value)
 
 static void check_unsupported(config_reader *reader, kvf_model_config *config)
 {
-    (void)config;
+    static const char *const of_experts[] = {"num_experts", "num_local_experts"};
+    for (size_t i = 0; i < 2 && !config->architecture->has_experts; i++) {
+        const json_value *value = json_get_set(reader->root, of_experts[i]);
+        if (!is_unset(value))
+            config_refuse(reader, of_experts[i], value, NO_EXPERTS);
+    }
     for (size_t i = 0; i < sizeof must_be_unset / sizeof *must_be_unset; i++) {
         const json_value *value = json_get_set(reader->root, must_be_unset[i].field);
         if (!is_unset(value))
@@ -280,15 +292,39 @@ static void read_kv_heads(config_reader *reader, kvf_model_config *config)
                       "at most 1024 are supported");
 }
 
+/* Transformers writes num_local_experts, older files have num_experts. */
+static void read_experts(config_reader *reader, kvf_model_config *config)
+{
+    const json_value *root = reader->root;
+    static const char every[] = "decoder_sparse_step";
+    const char *field =
+        json_get_set(root, "num_local_experts") ? "num_local_experts" : "num_experts";
+    config->experts =
+        config_u32(reader, root, field, (config_range){.min = 1, .max = KVF_EXPERTS_MAX});
+    const uint32_t most =
+        config->experts < KVF_EXPERTS_USED_MAX ? config->experts : KVF_EXPERTS_USED_MAX;
+    config->experts_used =
+        config_u32(reader, root, "num_experts_per_tok", (config_range){.min = 1, .max = most});
+    config->experts_normed = config_bool(reader, root, "norm_topk_prob", false);
+    if (config_u32(reader, root, every,
+                   (config_range){.max = 1024, .fallback = 1, .optional = true}) != 1)
+        config_refuse(reader, every, json_get(root, every),
+                      "experts are supported in every layer only, use another model");
+}
+
 static void read_geometry(config_reader *reader, kvf_model_config *config)
 {
     const json_value *root = reader->root;
+    const bool has_experts = config->architecture->has_experts;
     config->vocab_size =
         config_u32(reader, root, "vocab_size", (config_range){.min = 1, .max = 1u << 24});
     config->hidden_size =
         config_u32(reader, root, "hidden_size", (config_range){.min = 1, .max = 1u << 20});
     config->intermediate_size =
-        config_u32(reader, root, "intermediate_size", (config_range){.min = 1, .max = 1u << 22});
+        config_u32(reader, root, has_experts ? "moe_intermediate_size" : "intermediate_size",
+                   (config_range){.min = 1, .max = 1u << 22});
+    if (has_experts)
+        read_experts(reader, config);
     config->layers =
         config_u32(reader, root, "num_hidden_layers", (config_range){.min = 1, .max = 1024});
     config->query_heads =

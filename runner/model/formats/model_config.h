@@ -14,16 +14,19 @@
 #include "model_memory.h"
 
 #define KVF_EOS_MAX              8u
+#define KVF_EXPERTS_MAX          1024u
+#define KVF_EXPERTS_USED_MAX     64u
 #define KVF_ROPE_FREQUENCIES_MAX 128u /* head_dim 256 / 2 */
 
 /** The features of an architecture: one row of a table in model_config.c. */
 typedef struct kvf_architecture {
     const char *name;   /**< in config.json */
     const char *gguf;   /**< general.architecture of GGUF files; NULL = another row has it */
-    const char *family; /**< "llama", "mistral", "qwen2" or "qwen3" */
+    const char *family; /**< "llama", "mistral", "qwen2", "qwen3" or "qwen3moe" */
     bool qkv_bias;      /**< q_proj, k_proj and v_proj have biases */
     bool qk_norm;       /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
     bool has_windows;   /**< sliding_window counts */
+    bool has_experts;   /**< in the place of the MLP of every layer */
     bool gguf_turns_neighbours; /**< RoPE in GGUF files turns channels 2i and 2i + 1 of a head */
     /* Defaults of Transformers where config.json says nothing: */
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
@@ -60,7 +63,10 @@ typedef struct kvf_model_config {
     const kvf_architecture *architecture;
     uint32_t vocab_size;
     uint32_t hidden_size;
-    uint32_t intermediate_size;
+    uint32_t intermediate_size; /**< of the MLP, or of one expert */
+    uint32_t experts;           /**< of a layer; 0 = an MLP instead */
+    uint32_t experts_used;      /**< for a token */
+    bool experts_normed;        /**< the shares of these add up to 1 */
     uint32_t layers;
     uint32_t query_heads;
     uint32_t kv_heads;        /**< divides query_heads; group 1 … 16 */
@@ -114,7 +120,7 @@ typedef struct kvf_rope_table {
  * Rotary frequencies as HF Transformers computes them, to 1e-6 relative.
  *
  * Channel i of a head is rotated with channel i + count by angle position x inv_freq[i] (the
- * "half" layout of all four families).
+ * "half" layout of all families).
  */
 void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out);
 

@@ -213,7 +213,7 @@ void kvf_weights_keep_packed(kvf_weights *weights)
     for (size_t i = 0; i < weights->count; i++) {
         weight_entry *entry = &weights->entries[i];
         kvf_tensor *tensor = &entry->tensor;
-        if (!is_quantised(entry) || tensor->rank != 2 || tensor->blocks)
+        if (!is_quantised(entry) || tensor->rank < 2 || tensor->blocks)
             continue;
         weights->bytes -= tensor->bytes - entry->source_bytes;
         tensor->blocks = entry->type;

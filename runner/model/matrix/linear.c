@@ -55,8 +55,11 @@ typedef struct linear_args {
     kvf_linear_call call;
     uint32_t panels[KVF_LINEAR_PARTS_MAX];
     uint32_t panel_count; /* their sum */
+    uint32_t panel_rows;  /* rows that the size of a panel is for */
     uint32_t y_stride;
     uint32_t tasks;
+    const unsigned char *narrow_x; /* of the first row */
+    size_t narrow_bytes;           /* of a row, where rows are in groups */
 } linear_args;
 
 /* ---- choosing kernels ---- */
@@ -254,9 +257,10 @@ bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
 
 /* ---- panels ---- */
 
-static bool narrows(const kvf_linear_engine *engine, const kvf_linear *part)
+/* Groups have any number of rows, and oneDNN would plan anew for each. */
+static bool narrows(const linear_args *args, const kvf_linear *part)
 {
-    return engine->matmuls && part->dtype == KVF_BF16;
+    return args->engine->matmuls && part->dtype == KVF_BF16 && !args->call.groups;
 }
 
 /* Whether few rows meet it in whole numbers. */
@@ -266,14 +270,46 @@ static bool is_whole(const kvf_linear_engine *engine, const kvf_linear *part)
 }
 
 /* Outputs of a panel. */
-static uint32_t panel_size(const kvf_linear_engine *engine, const kvf_linear *part, uint32_t rows,
-                           bool vector)
+static uint32_t panel_size(const linear_args *args, const kvf_linear *part, bool vector)
 {
-    return vector
-               ? vector_panel(part, rows,
-                              is_whole(engine, part) ? WHOLE_PANEL_PRODUCTS : WIDE_PANEL_PRODUCTS)
-           : narrows(engine, part) ? matrix_panel(part->inputs)
-                                   : engine->kernels->strip->outputs;
+    const bool whole = is_whole(args->engine, part);
+    return vector                ? vector_panel(part, args->panel_rows,
+                                 whole ? WHOLE_PANEL_PRODUCTS : WIDE_PANEL_PRODUCTS)
+           : narrows(args, part) ? matrix_panel(part->inputs)
+                                 : args->engine->kernels->strip->outputs;
+}
+
+static uint32_t groups_of(const kvf_linear_call *call)
+{
+    return call->groups ? call->groups_max : 1;
+}
+
+/* Of all groups, were they as many as there can be. */
+static uint32_t panels_of(const linear_args *args)
+{
+    return args->panel_count * groups_of(&args->call);
+}
+
+/* The call of the group that task @p index of panels is for; false where there is no such group. */
+static bool group_find(const linear_args *all, uint32_t *index, linear_args *one)
+{
+    const kvf_linear_groups *groups = all->call.groups;
+    *one = *all;
+    if (!groups)
+        return true;
+    const uint32_t group = *index / all->panel_count;
+    if (group >= groups->count)
+        return false;
+    const size_t first = groups->first[group];
+    *index %= all->panel_count;
+    for (uint32_t i = 0; i < all->call.part_count; i++)
+        one->call.parts[i] += groups->matrix[group];
+    one->call.rows = groups->first[group + 1] - (uint32_t)first;
+    one->call.x += first * all->call.parts[0]->inputs;
+    one->call.y += first * all->y_stride;
+    if (all->narrow_bytes != 0)
+        one->narrow_x += first * all->narrow_bytes;
+    return true;
 }
 
 /* Where a panel of the call lies. */
@@ -294,7 +330,7 @@ static panel panel_find(const linear_args *args, uint32_t index, bool vector)
         part++;
     }
     const kvf_linear *linear = args->call.parts[part];
-    uint32_t size = panel_size(args->engine, linear, args->call.rows, vector);
+    uint32_t size = panel_size(args, linear, vector);
     panel p = {.part = linear, .first = index * size};
     p.outputs = linear->outputs - p.first < size ? linear->outputs - p.first : size;
     p.weight = (const unsigned char *)linear->weight + kvf_linear_row_bytes(linear) * p.first;
@@ -364,7 +400,7 @@ static void vector_panel_whole(const linear_args *args, const panel *p)
                              .weight = p->weight,
                              .outputs = p->outputs,
                              .rows = call->rows,
-                             .x = args->engine->narrow_x,
+                             .x = (const kvf_whole_block *)(const void *)args->narrow_x,
                              .y = call->y + p->y_offset,
                              .y_stride = args->y_stride,
                              .accumulate = call->accumulate});
@@ -373,14 +409,16 @@ static void vector_panel_whole(const linear_args *args, const panel *p)
 /* One task is one panel. */
 static void vector_task(const void *raw, uint32_t task)
 {
-    const linear_args *args = raw;
-    panel p = panel_find(args, task, true);
-    if (is_whole(args->engine, p.part))
-        vector_panel_whole(args, &p);
+    linear_args args;
+    if (!group_find(raw, &task, &args))
+        return;
+    panel p = panel_find(&args, task, true);
+    if (is_whole(args.engine, p.part))
+        vector_panel_whole(&args, &p);
     else
-        vector_panel_fp32(args, &p);
-    for (uint32_t row = 0; row < args->call.rows; row++)
-        add_bias(&p, args->call.y + (size_t)row * args->y_stride + p.y_offset);
+        vector_panel_fp32(&args, &p);
+    for (uint32_t row = 0; row < args.call.rows; row++)
+        add_bias(&p, args.call.y + (size_t)row * args.y_stride + p.y_offset);
 }
 
 static void *panel_scratch(const linear_args *args, uint32_t task)
@@ -416,7 +454,8 @@ static bool panel_bf16(const linear_args *args, const panel *p, uint32_t task)
             p->weight, (size_t)p->outputs * p->part->inputs, narrow);
         weight = narrow;
     }
-    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x, weight, product))
+    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, (const void *)args->narrow_x, weight,
+                         product))
         return false;
     for (uint32_t row = 0; call->accumulate && row < call->rows; row++)
         for (uint32_t i = 0; i < p->outputs; i++)
@@ -441,7 +480,7 @@ static void panel_fp32(const linear_args *args, const panel *p, uint32_t task)
 
 static bool panel_multiply(const linear_args *args, const panel *p, uint32_t task)
 {
-    if (narrows(args->engine, p->part))
+    if (narrows(args, p->part))
         return panel_bf16(args, p, task);
     panel_fp32(args, p, task);
     return true;
@@ -450,16 +489,19 @@ static bool panel_multiply(const linear_args *args, const panel *p, uint32_t tas
 /* One task is every tasks-th panel, so that scratch can belong to the task. */
 static void matrix_task(const void *raw, uint32_t task)
 {
-    const linear_args *args = raw;
-    const kvf_linear_call *call = &args->call;
-    for (uint32_t index = task; index < args->panel_count; index += args->tasks) {
-        panel p = panel_find(args, index, false);
-        if (!panel_multiply(args, &p, task)) {
-            atomic_store(&args->engine->failed, true);
+    const linear_args *all = raw;
+    linear_args args;
+    for (uint32_t next = task; next < panels_of(all); next += all->tasks) {
+        uint32_t index = next;
+        if (!group_find(all, &index, &args))
+            return;
+        panel p = panel_find(&args, index, false);
+        if (!panel_multiply(&args, &p, task)) {
+            atomic_store(&args.engine->failed, true);
             return;
         }
-        for (uint32_t row = 0; row < call->rows; row++)
-            add_bias(&p, call->y + (size_t)row * args->y_stride + p.y_offset);
+        for (uint32_t row = 0; row < args.call.rows; row++)
+            add_bias(&p, args.call.y + (size_t)row * args.y_stride + p.y_offset);
     }
 }
 
@@ -487,7 +529,7 @@ static void whole_task(const void *raw, uint32_t row)
 static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_call *call)
 {
     if (call->part_count == 0 || call->part_count > KVF_LINEAR_PARTS_MAX || call->rows == 0 ||
-        call->rows > engine->limits.rows_max)
+        call->rows > engine->limits.rows_max || (call->groups && call->groups_max == 0))
         return KVF_INVALID;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
@@ -503,24 +545,30 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
                               kvf_stream *stream)
 {
     KVF_TRY(call_check(engine, call));
-    bool vector = call->separate || call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
-    linear_args args = {.engine = engine, .call = *call};
+    /* Rows of a group are counted where they are multiplied; here they are as many as on average.
+     */
+    const uint32_t rows = (call->rows + groups_of(call) - 1) / groups_of(call);
+    bool vector = call->separate || rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
+    linear_args args = {
+        .engine = engine, .call = *call, .panel_rows = rows, .narrow_x = engine->narrow_x};
     bool narrow = false, whole = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
-        uint32_t size = panel_size(engine, part, call->rows, vector);
+        uint32_t size = panel_size(&args, part, vector);
         args.panels[i] = (part->outputs + size - 1) / size;
         args.y_stride += part->outputs;
         args.panel_count += args.panels[i];
-        narrow = narrow || narrows(engine, part);
+        narrow = narrow || narrows(&args, part);
         whole = whole || is_whole(engine, part);
     }
     if (vector && whole)
+        args.narrow_bytes = call->parts[0]->inputs / KVF_WHOLE_COLUMNS * sizeof(kvf_whole_block);
+    if (vector && whole)
         KVF_TRY(kvf_stream_launch(stream, whole_task, &args, sizeof args, call->rows));
     if (vector)
-        return kvf_stream_launch(stream, vector_task, &args, sizeof args, args.panel_count);
+        return kvf_stream_launch(stream, vector_task, &args, sizeof args, panels_of(&args));
     if (narrow)
         KVF_TRY(kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows));
-    args.tasks = kvf_min_u32(args.panel_count, engine->threads);
+    args.tasks = kvf_min_u32(panels_of(&args), engine->threads);
     return kvf_stream_launch(stream, matrix_task, &args, sizeof args, args.tasks);
 }

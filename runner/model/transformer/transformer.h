@@ -3,7 +3,7 @@
 #define KVF_MODEL_TRANSFORMER_H
 
 /*
- * The forward pass of the four families, as a client of the library: attention goes through
+ * The forward pass of all families, as a client of the library: attention goes through
  * kvf_prefill and kvf_decode, its own operations through kvf_stream_launch on the host device, and
  * through kernels of its own and cuBLAS on a GPU.
  *
@@ -48,7 +48,7 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
  * Find every weight, check its shape, reserve the buffers.
  *
  * @return KVF_OK; KVF_CORRUPT naming a tensor that is missing or has the wrong shape;
- *         KVF_OUT_OF_MEMORY
+ *         KVF_UNSUPPORTED for a model with experts on a GPU; KVF_OUT_OF_MEMORY
  */
 KVF_CHECKED kvf_status kvf_transformer_open(const kvf_transformer_options *options,
                                             kvf_transformer **out, kvf_error *error);
@@ -264,7 +264,7 @@ const float *kvf_transformer_logits(const kvf_transformer *transformer, uint32_t
 /** KVF_OUT_OF_MEMORY if a matrix product found none since open, else KVF_OK. */
 KVF_CHECKED kvf_status kvf_transformer_check(const kvf_transformer *transformer, kvf_error *error);
 
-/** Bytes of weights that one decode step reads, the LM head included. */
+/** Bytes of weights that a decode step of one row reads, the LM head included. */
 uint64_t kvf_transformer_weight_bytes(const kvf_transformer *transformer);
 
 #endif

@@ -8,8 +8,8 @@
  * of one launch write disjoint rows or columns.
  */
 
+#include "host_parts.h"
 #include "layer_ops.h"
-#include "transformer_ops.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,25 +18,6 @@
 #define ACTIVATION_SEGMENT 2048u
 /* Columns of hidden states or angles that one task moves. */
 #define GATHER_SEGMENT     256u
-
-typedef struct host_part {
-    kvf_linear_engine *engine;
-    const kvf_linear_kernels *kernels;
-    float *attended_wide; /* [R, q] */
-    void *reservation;
-} host_part;
-
-typedef struct row_args {
-    const kvf_transformer *t;
-    const transformer_layer *layer;
-    const float *norm; /* weight of a norm */
-    uint32_t first;    /* row of the hidden states */
-} row_args;
-
-static host_part *host_of(const kvf_transformer *t)
-{
-    return t->device;
-}
 
 /* ---- tasks, one per row ---- */
 
@@ -167,14 +148,15 @@ static void gather_task(const void *raw, uint32_t task)
 
 /* ---- enqueueing ---- */
 
-static kvf_status launch(const transformer_step *s, kvf_task_fn fn, row_args args, uint32_t tasks)
+kvf_status host_launch(const transformer_step *s, kvf_task_fn fn, row_args args, uint32_t tasks)
 {
     args.t = s->t;
     args.first = s->first;
+    args.rows = s->rows;
     return kvf_stream_launch(s->stream, fn, &args, sizeof args, tasks);
 }
 
-static kvf_status multiply(const transformer_step *s, kvf_linear_call call)
+kvf_status host_multiply(const transformer_step *s, kvf_linear_call call)
 {
     call.rows = s->rows;
     call.separate = s->separate;
@@ -186,7 +168,7 @@ static kvf_status host_start(const transformer_step *s, const uint32_t *ids,
 {
     memcpy(s->t->buffers.ids + s->first, ids, s->rows * sizeof *ids);
     memcpy(s->t->buffers.positions + s->first, positions, s->rows * sizeof *positions);
-    return launch(s, start_task, (row_args){0}, s->rows);
+    return host_launch(s, start_task, (row_args){0}, s->rows);
 }
 
 static kvf_status host_gather(const transformer_step *s, const uint32_t *index)
@@ -217,54 +199,63 @@ static kvf_status host_read_hidden(const transformer_step *s, float *out)
 
 static kvf_status host_norm(const transformer_step *s, const float *weight)
 {
-    return launch(s, norm_task, (row_args){.norm = weight}, s->rows);
+    return host_launch(s, norm_task, (row_args){.norm = weight}, s->rows);
 }
 
 static kvf_status host_project(const transformer_step *s, const transformer_layer *l)
 {
     const transformer_buffers *b = &s->t->buffers;
-    KVF_TRY(multiply(s, (kvf_linear_call){.parts = {&l->query, &l->key, &l->value},
-                                          .part_count = 3,
-                                          .x = b->normed,
-                                          .y = b->qkv}));
-    return launch(s, rotate_task, (row_args){.layer = l}, s->rows);
+    KVF_TRY(host_multiply(s, (kvf_linear_call){.parts = {&l->query, &l->key, &l->value},
+                                               .part_count = 3,
+                                               .x = b->normed,
+                                               .y = b->qkv}));
+    return host_launch(s, rotate_task, (row_args){.layer = l}, s->rows);
 }
 
 /* hidden += x W^T, and its norm. */
 static kvf_status add(const transformer_step *s, const kvf_linear *linear, const float *x,
                       const float *norm)
 {
-    KVF_TRY(multiply(s, (kvf_linear_call){.parts = {linear},
-                                          .part_count = 1,
-                                          .x = x,
-                                          .y = transformer_hidden_at(s),
-                                          .accumulate = true}));
+    KVF_TRY(host_multiply(s, (kvf_linear_call){.parts = {linear},
+                                               .part_count = 1,
+                                               .x = x,
+                                               .y = transformer_hidden_at(s),
+                                               .accumulate = true}));
     return norm ? host_norm(s, norm) : KVF_OK;
 }
 
 static kvf_status host_output(const transformer_step *s, const transformer_layer *l,
                               const float *norm)
 {
-    KVF_TRY(launch(s, widen_task, (row_args){0}, s->rows));
+    KVF_TRY(host_launch(s, widen_task, (row_args){0}, s->rows));
     return add(s, &l->output, host_of(s->t)->attended_wide, norm);
+}
+
+kvf_status host_activate(const transformer_step *s, uint32_t rows)
+{
+    return host_launch(s, activate_task, (row_args){0}, rows * activation_segments(s->t));
 }
 
 static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l, const float *norm)
 {
     const transformer_buffers *b = &s->t->buffers;
-    KVF_TRY(multiply(
+    if (s->t->model.experts) {
+        KVF_TRY(host_experts_run(s, l));
+        return norm ? host_norm(s, norm) : KVF_OK;
+    }
+    KVF_TRY(host_multiply(
         s, (kvf_linear_call){
-               .parts = {&l->gate, &l->up}, .part_count = 2, .x = b->normed, .y = b->gate_up}));
-    KVF_TRY(launch(s, activate_task, (row_args){0}, s->rows * activation_segments(s->t)));
-    return add(s, &l->down, b->activated, norm);
+               .parts = {l->gate, l->up}, .part_count = 2, .x = b->normed, .y = b->gate_up}));
+    KVF_TRY(host_activate(s, s->rows));
+    return add(s, l->down, b->activated, norm);
 }
 
 static kvf_status host_logits(const transformer_step *s)
 {
-    return multiply(s, (kvf_linear_call){.parts = {&s->t->head},
-                                         .part_count = 1,
-                                         .x = s->t->buffers.normed,
-                                         .y = s->t->buffers.logits});
+    return host_multiply(s, (kvf_linear_call){.parts = {&s->t->head},
+                                              .part_count = 1,
+                                              .x = s->t->buffers.normed,
+                                              .y = s->t->buffers.logits});
 }
 
 static const float *host_logits_row(const kvf_transformer *t, uint32_t row)
@@ -284,14 +275,16 @@ static kvf_status host_check(const kvf_transformer *t, kvf_error *error)
 
 /* Lay the buffers out from @p base on, which may be NULL. @return bytes */
 static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b,
-                      float **attended_wide)
+                      host_part *part)
 {
     const size_t all = transformer_hidden_rows(options);
     const size_t q = transformer_query_width(options->model);
     kvf_carver k = {.base = base};
     KVF_CARVE(&k, b->ids, all);
     KVF_CARVE(&k, b->positions, all);
-    KVF_CARVE(&k, *attended_wide, transformer_rows(options), q);
+    KVF_CARVE(&k, part->attended_wide, transformer_rows(options), q);
+    if (options->model->experts)
+        host_experts_lay_out(options, &k, &part->experts);
     transformer_lay_out(options, sizeof(float), &k, b);
     return k.bytes;
 }
@@ -305,7 +298,7 @@ static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
     if (widest < transformer_query_width(m))
         widest = transformer_query_width(m);
     return (kvf_linear_limits){
-        .rows_max = transformer_rows(options),
+        .rows_max = transformer_mlp_rows(options),
         .inputs_max = widest,
         .isa_mask = KVF_ISA_ALL,
         .bf16 = options->bf16,
@@ -315,10 +308,9 @@ static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
 static uint64_t host_bytes(const kvf_transformer_options *options, uint32_t threads)
 {
     transformer_buffers unused;
-    float *attended_wide;
+    host_part part;
     kvf_linear_limits limits = linear_limits(options);
-    return lay_out(options, NULL, &unused, &attended_wide) +
-           kvf_linear_engine_bytes(&limits, threads);
+    return lay_out(options, NULL, &unused, &part) + kvf_linear_engine_bytes(&limits, threads);
 }
 
 static kvf_status host_open(kvf_transformer *t, kvf_error *error)
@@ -331,10 +323,10 @@ static kvf_status host_open(kvf_transformer *t, kvf_error *error)
     kvf_linear_limits limits = linear_limits(options);
     part->kernels = kvf_linear_kernels_choose(limits.isa_mask);
     KVF_TRY(kvf_linear_engine_open(options->runtime, &limits, &part->engine, error));
-    size_t bytes = lay_out(options, NULL, &t->buffers, &part->attended_wide);
+    size_t bytes = lay_out(options, NULL, &t->buffers, part);
     if (kvf_memory_alloc(options->runtime, bytes, &part->reservation) != KVF_OK)
         return model_out_of_memory(error, bytes, "the hidden states of a chunk");
-    lay_out(options, part->reservation, &t->buffers, &part->attended_wide);
+    lay_out(options, part->reservation, &t->buffers, part);
     return KVF_OK;
 }
 

@@ -55,7 +55,7 @@ void transformer_lay_out(const kvf_transformer_options *options, size_t own, kvf
     KVF_CARVE_OF(k, b->v, element, rows, kv);
     KVF_CARVE_OF(k, b->attended, element, rows, q);
     KVF_CARVE(k, b->gate_up, transformer_scratch_floats(options));
-    KVF_CARVE_OF(k, b->activated, own, rows, m->intermediate_size);
+    KVF_CARVE_OF(k, b->activated, own, transformer_mlp_rows(options), m->intermediate_size);
     KVF_CARVE(k, b->logits, options->batch_max, m->vocab_size);
 }
 
@@ -85,13 +85,12 @@ typedef struct binder {
     kvf_status status; /* the first failure; nothing happens after it */
 } binder;
 
-static const kvf_tensor *bind_tensor(binder *b, const char *name, uint32_t rank, uint64_t rows,
-                                     uint64_t columns)
+static const kvf_tensor *bind_tensor(binder *b, const char *name, uint32_t rank,
+                                     const uint64_t *shape)
 {
     if (b->status != KVF_OK)
         return NULL;
     const kvf_tensor *tensor = NULL;
-    const uint64_t shape[2] = {rows, columns};
     const kvf_transformer_options *o = &b->t->options;
     b->status = kvf_weights_find(o->weights, name, rank, shape, &tensor, b->error);
     if (b->status == KVF_OK)
@@ -104,7 +103,7 @@ static const kvf_tensor *bind_tensor(binder *b, const char *name, uint32_t rank,
 
 static const float *bind_vector(binder *b, const char *name, uint32_t count)
 {
-    const kvf_tensor *tensor = bind_tensor(b, name, 1, count, 0);
+    const kvf_tensor *tensor = bind_tensor(b, name, 1, &(uint64_t){count});
     if (!tensor)
         return NULL;
     float *vector = b->next;
@@ -116,7 +115,7 @@ static const float *bind_vector(binder *b, const char *name, uint32_t count)
 static kvf_linear bind_linear(binder *b, const char *name, uint32_t outputs, uint32_t inputs)
 {
     kvf_linear linear = {.outputs = outputs, .inputs = inputs};
-    const kvf_tensor *tensor = bind_tensor(b, name, 2, outputs, inputs);
+    const kvf_tensor *tensor = bind_tensor(b, name, 2, (uint64_t[]){outputs, inputs});
     if (tensor) {
         linear.weight = tensor->data;
         linear.blocks = tensor->blocks;
@@ -132,11 +131,64 @@ static const char *layer_name(char name[NAME_MAX_BYTES], uint32_t layer, const c
     return name;
 }
 
+/* One role of all experts of a layer: one tensor, as in GGUF files, or one for each. */
+static void bind_experts(binder *b, uint32_t layer, const char *role, kvf_linear *to,
+                         uint32_t outputs, uint32_t inputs)
+{
+    const uint32_t experts = b->t->model.experts;
+    char name[NAME_MAX_BYTES], rest[64];
+    snprintf(rest, sizeof rest, "mlp.experts.%s.weight", role);
+    if (kvf_weights_get(b->t->options.weights, layer_name(name, layer, rest))) {
+        const kvf_tensor *all = bind_tensor(b, name, 3, (uint64_t[]){experts, outputs, inputs});
+        for (uint32_t i = 0; all && i < experts; i++)
+            to[i] = (kvf_linear){.weight = (const char *)all->data + all->bytes / experts * i,
+                                 .blocks = all->blocks,
+                                 .dtype = all->dtype,
+                                 .outputs = outputs,
+                                 .inputs = inputs};
+        return;
+    }
+    for (uint32_t i = 0; i < experts && b->status == KVF_OK; i++) {
+        snprintf(rest, sizeof rest, "mlp.experts.%u.%s.weight", i, role);
+        to[i] = bind_linear(b, layer_name(name, layer, rest), outputs, inputs);
+        if (b->status == KVF_OK && to[i].dtype != to[0].dtype)
+            b->status = model_fail(b->error, KVF_UNSUPPORTED,
+                                   "tensor %.120s is %s, but that of expert 0 is %s; use a model "
+                                   "whose experts are of one type",
+                                   name, kvf_weights_dtype_name(to[i].dtype),
+                                   kvf_weights_dtype_name(to[0].dtype));
+    }
+}
+
+static void bind_mlp(binder *b, uint32_t index)
+{
+    const kvf_model_config *m = &b->t->model;
+    transformer_layer *l = &b->t->layers[index];
+    const uint32_t hidden = m->hidden_size, inner = m->intermediate_size;
+    const uint32_t count = transformer_mlps(m);
+    char n[NAME_MAX_BYTES];
+    l->gate = b->t->mlps + (size_t)index * 3 * count;
+    l->up = l->gate + count;
+    l->down = l->up + count;
+    if (m->experts == 0) {
+        *l->gate = bind_linear(b, layer_name(n, index, "mlp.gate_proj.weight"), inner, hidden);
+        *l->up = bind_linear(b, layer_name(n, index, "mlp.up_proj.weight"), inner, hidden);
+        *l->down = bind_linear(b, layer_name(n, index, "mlp.down_proj.weight"), hidden, inner);
+        return;
+    }
+    l->router = bind_linear(b, layer_name(n, index, "mlp.gate.weight"), m->experts, hidden);
+    const uint64_t before = b->t->weight_bytes;
+    bind_experts(b, index, "gate_proj", l->gate, inner, hidden);
+    bind_experts(b, index, "up_proj", l->up, inner, hidden);
+    bind_experts(b, index, "down_proj", l->down, hidden, inner);
+    b->t->weight_bytes = before + (b->t->weight_bytes - before) / m->experts * m->experts_used;
+}
+
 static void bind_layer(binder *b, uint32_t index)
 {
     const kvf_model_config *m = &b->t->model;
     transformer_layer *l = &b->t->layers[index];
-    uint32_t hidden = m->hidden_size, inner = m->intermediate_size;
+    uint32_t hidden = m->hidden_size;
     uint32_t q = query_width(m), kv = kv_width(m);
     char n[NAME_MAX_BYTES];
     l->attention_norm = bind_vector(b, layer_name(n, index, "input_layernorm.weight"), hidden);
@@ -145,9 +197,7 @@ static void bind_layer(binder *b, uint32_t index)
     l->key = bind_linear(b, layer_name(n, index, "self_attn.k_proj.weight"), kv, hidden);
     l->value = bind_linear(b, layer_name(n, index, "self_attn.v_proj.weight"), kv, hidden);
     l->output = bind_linear(b, layer_name(n, index, "self_attn.o_proj.weight"), hidden, q);
-    l->gate = bind_linear(b, layer_name(n, index, "mlp.gate_proj.weight"), inner, hidden);
-    l->up = bind_linear(b, layer_name(n, index, "mlp.up_proj.weight"), inner, hidden);
-    l->down = bind_linear(b, layer_name(n, index, "mlp.down_proj.weight"), hidden, inner);
+    bind_mlp(b, index);
     if (m->architecture->qkv_bias) {
         l->query.bias = bind_vector(b, layer_name(n, index, "self_attn.q_proj.bias"), q);
         l->key.bias = bind_vector(b, layer_name(n, index, "self_attn.k_proj.bias"), kv);
@@ -204,6 +254,7 @@ static void carve(kvf_transformer *t, kvf_carver *k)
 {
     const uint32_t rows = transformer_hidden_rows(&t->options);
     KVF_CARVE(k, t->layers, t->model.layers);
+    KVF_CARVE(k, t->mlps, (size_t)t->model.layers * 3, transformer_mlps(&t->model));
     KVF_CARVE(k, t->vectors, vector_count(&t->model));
     KVF_CARVE(k, t->positions, rows);
     KVF_CARVE(k, t->index, rows);
@@ -230,6 +281,12 @@ kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_tran
     if (options->chunk_max == 0 || options->batch_max == 0)
         return model_fail(error, KVF_INVALID, "chunk_max is %u and batch_max %u; give at least 1",
                           options->chunk_max, options->batch_max);
+    if (options->model->experts && !ops_of(options->runtime)->is_host)
+        return model_fail(
+            error, KVF_UNSUPPORTED,
+            "num_experts is %u: experts are computed on the host only; run this model "
+            "with --device host",
+            options->model->experts);
     kvf_transformer *t = calloc(1, sizeof *t);
     if (!t)
         return model_out_of_memory(error, sizeof *t, "the transformer");

@@ -104,6 +104,19 @@ static inline uint32_t transformer_rows(const kvf_transformer_options *options)
     return options->chunk_max > options->batch_max ? options->chunk_max : options->batch_max;
 }
 
+/* Rows of an MLP: where it is experts, each row goes through several. */
+static inline uint32_t transformer_mlp_rows(const kvf_transformer_options *options)
+{
+    const uint32_t used = options->model->experts ? options->model->experts_used : 1;
+    return transformer_rows(options) * used;
+}
+
+/* Matrices of each role in the MLP of a layer. */
+static inline uint32_t transformer_mlps(const kvf_model_config *m)
+{
+    return m->experts ? m->experts : 1;
+}
+
 /* Rows of hidden states. */
 static inline uint32_t transformer_hidden_rows(const kvf_transformer_options *options)
 {
@@ -115,7 +128,7 @@ static inline uint32_t transformer_hidden_rows(const kvf_transformer_options *op
 static inline size_t transformer_scratch_floats(const kvf_transformer_options *options)
 {
     const kvf_model_config *m = options->model;
-    const size_t mlp = (size_t)transformer_rows(options) * 2 * m->intermediate_size;
+    const size_t mlp = (size_t)transformer_mlp_rows(options) * 2 * m->intermediate_size;
     const size_t row = (size_t)m->hidden_size + m->head_dim;
     return mlp > row ? mlp : row;
 }

@@ -18,11 +18,13 @@ typedef struct transformer_layer {
     const float *query_norm;     /* [head_dim], or NULL */
     const float *key_norm;       /* [head_dim], or NULL */
     kvf_linear query, key, value, output;
-    kvf_linear gate, up, down;
+    kvf_linear router;            /* [experts, hidden], where there are experts */
+    kvf_linear *gate, *up, *down; /* of the MLP; [experts] */
 } transformer_layer;
 
-/* R = rows of one operation, H = rows of hidden states >= R, q = query_heads x head_dim, kv =
- * kv_heads x head_dim. `own` is fp32 on the host device and the model's dtype on a GPU. */
+/* R = rows of one operation, M = R, or R for each of the experts of a token; H = rows of hidden
+ * states >= R, q = query_heads x head_dim, kv = kv_heads x head_dim. `own` is fp32 on the host
+ * device and the model's dtype on a GPU. */
 typedef struct transformer_buffers {
     uint32_t *ids;       /* [H] */
     uint32_t *positions; /* [H] */
@@ -35,8 +37,8 @@ typedef struct transformer_buffers {
     void *k;             /* [R, kv] */
     void *v;             /* [R, kv] */
     void *attended;      /* [R, q] */
-    float *gate_up;      /* [R, 2 intermediate], at least one row of hidden states and angles */
-    void *activated;     /* [R, intermediate] own */
+    float *gate_up;      /* [M, 2 intermediate], at least one row of hidden states and angles */
+    void *activated;     /* [M, intermediate] own */
     float *logits;       /* [batch_max, vocab] */
 } transformer_buffers;
 
@@ -84,6 +86,7 @@ struct kvf_transformer {
     void *device;                /* of the ops */
     char *memory;                /* what layers ... prompts and recording.sequences are part of */
     transformer_layer *layers;   /* [model.layers] */
+    kvf_linear *mlps;            /* [model.layers, 3, transformer_mlps] */
     float *vectors;              /* norms and biases, widened */
     kvf_linear embedding;        /* weight and dtype only */
     uint32_t *positions;         /* host [rows of hidden states] */
