@@ -296,7 +296,7 @@ int main(void)
         AS_GGUF("llama-fp16"),     AS_GGUF("mistral-fp32"),   AS_GGUF("qwen2-bf16"),
         AS_GGUF("qwen2-fp32"),
     };
-    /* Of the host alone. */
+    /* These are for the host alone. */
     static golden with_experts[] = {
         RANDOM("qwen3moe-bf16", 2), RANDOM("qwen3moe-fp32", 3), RANDOM("qwen3moe-shares", 1),
         AS_GGUF("qwen3moe-bf16"),   AS_GGUF("qwen3moe-fp32"),

@@ -284,7 +284,7 @@ static uint32_t groups_of(const kvf_linear_call *call)
     return call->groups ? call->groups_max : 1;
 }
 
-/* Of all groups, were they as many as there can be. */
+/* Panels of all groups, were they as many as there can be. */
 static uint32_t panels_of(const linear_args *args)
 {
     return args->panel_count * groups_of(&args->call);

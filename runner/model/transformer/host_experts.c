@@ -31,7 +31,7 @@ void host_experts_lay_out(const kvf_transformer_options *options, kvf_carver *k,
 
 /* ---- tasks ---- */
 
-/* Of one row. */
+/* One task is one row. */
 static void choose_task(const void *raw, uint32_t row)
 {
     const kvf_transformer *t = ((const row_args *)raw)->t;
@@ -41,7 +41,7 @@ static void choose_task(const void *raw, uint32_t row)
                        e->shares + first);
 }
 
-/* Of all rows. */
+/* One task is all rows. */
 static void group_task(const void *raw, uint32_t task)
 {
     const row_args *args = raw;
@@ -52,7 +52,7 @@ static void group_task(const void *raw, uint32_t task)
                       &e->groups);
 }
 
-/* Of one row: to each of its experts. */
+/* One task is one row: to each of its experts. */
 static void spread_task(const void *raw, uint32_t row)
 {
     const kvf_transformer *t = ((const row_args *)raw)->t;
@@ -63,7 +63,7 @@ static void spread_task(const void *raw, uint32_t row)
         memcpy(e->rows + e->places[i] * hidden, from, hidden * sizeof *from);
 }
 
-/* Of one row: from each of its experts. */
+/* One task is one row: from each of its experts. */
 static void collect_task(const void *raw, uint32_t row)
 {
     const row_args *args = raw;

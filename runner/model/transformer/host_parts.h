@@ -3,7 +3,7 @@
 #define KVF_MODEL_HOST_PARTS_H
 
 /*
- * What a transformer has on the host device besides its buffers, for transformer_host.c and
+ * The host device's part of a transformer besides its buffers, for transformer_host.c and
  * host_experts.c. Invariant: as in transformer_host.c.
  */
 
