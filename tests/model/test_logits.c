@@ -289,12 +289,12 @@ static void compare_recall(void **state)
 int main(void)
 {
     static golden random[] = {
-        RANDOM("llama-bf16", 1),   RANDOM("llama-fp32", 2),   RANDOM("llama-fp16", 1),
-        RANDOM("mistral-bf16", 2), RANDOM("mistral-fp32", 1), RANDOM("qwen2-bf16", 1),
-        RANDOM("qwen2-fp32", 3),   RANDOM("qwen3-bf16", 2),   RANDOM("qwen3-fp32", 1),
-        AS_GGUF("llama-bf16"),     AS_GGUF("qwen3-fp32"),     AS_GGUF("llama-fp32"),
-        AS_GGUF("llama-fp16"),     AS_GGUF("mistral-fp32"),   AS_GGUF("qwen2-bf16"),
-        AS_GGUF("qwen2-fp32"),
+        RANDOM("llama-bf16", 1),      RANDOM("llama-fp32", 2),        RANDOM("llama-fp16", 1),
+        RANDOM("mistral-bf16", 2),    RANDOM("mistral-fp32", 1),      RANDOM("qwen2-bf16", 1),
+        RANDOM("qwen2-fp32", 3),      RANDOM("qwen3-bf16", 2),        RANDOM("qwen3-fp32", 1),
+        RANDOM("mistral-windows", 2), RANDOM("ministral-windows", 1), AS_GGUF("llama-bf16"),
+        AS_GGUF("qwen3-fp32"),        AS_GGUF("llama-fp32"),          AS_GGUF("llama-fp16"),
+        AS_GGUF("mistral-fp32"),      AS_GGUF("qwen2-bf16"),          AS_GGUF("qwen2-fp32"),
     };
     /* These are for the host alone. */
     static golden with_experts[] = {
@@ -321,7 +321,7 @@ int main(void)
     static golden wide_recall;
     wide_recall = recall;
     wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
-    struct CMUnitTest tests[31] = {{0}};
+    struct CMUnitTest tests[33] = {{0}};
     size_t count = 0;
     for (; count < sizeof random / sizeof random[0] - left_out; count++)
         tests[count] = (struct CMUnitTest){.name = random[count].name,

@@ -189,10 +189,22 @@ static void reads_other_families(void **state)
     set_field(&mistral, "sliding_window", "32768"); /* Ministral-8B-2410 */
     expect_ok(&mistral, &c);
     assert_non_null(strstr(c.note, "sliding_window 32768 is not applied"));
+    assert_int_equal(c.window, 0);
     set_field(&mistral, "layer_types", "[\"sliding_attention\",\"full_attention\"]");
     set_field(&mistral, "architectures", "[\"MinistralForCausalLM\"]");
+    set_field(&mistral, "num_hidden_layers", "2");
     expect_ok(&mistral, &c);
-    assert_non_null(strstr(c.note, "sliding_window 32768 is not applied"));
+    assert_string_equal(c.note, "");
+    assert_int_equal(c.window, 32768);
+    for (uint32_t head = 0; head < 8; head++)
+        assert_true(c.window_mask[head] == 0 && c.window_mask[8 + head] == 1);
+    set_field(&mistral, "layer_types", NULL);
+    set_field(&mistral, "architectures", "[\"MistralForCausalLM\"]");
+    set_field(&mistral, "sliding_window", "4096"); /* Mistral 7B 0.1 */
+    expect_ok(&mistral, &c);
+    assert_int_equal(c.window, 4096);
+    for (uint32_t head = 0; head < 16; head++)
+        assert_int_equal(c.window_mask[head], 0);
 }
 
 /* Model cards give only the factor; published files give the length too. */

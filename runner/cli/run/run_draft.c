@@ -44,6 +44,11 @@ kvf_status cli_run_draft_read(cli_run *run, kvf_error *error)
     if (!path)
         return KVF_OK;
     KVF_TRY(kvf_model_config_read(path, NULL, &d->model, error));
+    if (d->model.window)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "--draft-model %.200s has layers with a window of %u tokens "
+                          "(sliding_window), which cannot take tokens back; take a model without",
+                          path, d->model.window);
     KVF_TRY(kvf_weights_open(path, NULL, &d->weights, error));
     kvf_model_config_fit(&d->model, d->weights);
     return check_tokens(run, error);

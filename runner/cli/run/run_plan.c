@@ -180,6 +180,11 @@ static kvf_status check_draft(const cli_run *run, kvf_error *error)
 {
     if (run->options.draft_tokens == 0)
         return KVF_OK;
+    if (run->model.window)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "--draft takes tokens back, and layers with a window of %u tokens "
+                          "(sliding_window) have lost what they took the place of; leave it out",
+                          run->model.window);
     if (run->streaming_heads)
         return model_fail(error, KVF_UNSUPPORTED,
                           "--draft takes tokens back, and streaming heads of --head-mask have lost "

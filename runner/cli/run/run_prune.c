@@ -14,13 +14,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Heads of layers with windows stream; the transformer sets their mask. */
+static kvf_status prepare_windows(cli_run *run, kvf_error *error)
+{
+    const cli_prune_options *o = &run->options.prune;
+    const kvf_model_config *m = &run->model;
+    if (m->window && (o->mask_file || o->policy))
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "%s %s is not supported for a model whose layers attend to a window of "
+                          "%u tokens (sliding_window); leave it out, or take a model without",
+                          o->mask_file ? "--head-mask" : "--prune",
+                          o->mask_file ? o->mask_file : o->policy->name, m->window);
+    for (uint32_t i = 0; m->window && i < m->layers * m->kv_heads; i++)
+        run->streaming_heads += m->window_mask[i] == 0;
+    return KVF_OK;
+}
+
 static kvf_status prepare_mask(cli_run *run, kvf_error *error)
 {
     const cli_prune_options *o = &run->options.prune;
     kvf_cache_config *c = &run->options.cache;
     const size_t heads = (size_t)run->model.layers * run->model.kv_heads;
-    if (!o->mask_file)
-        return KVF_OK;
+    if (run->model.window || !o->mask_file)
+        return prepare_windows(run, error);
     run->head_mask = malloc(heads);
     if (!run->head_mask)
         return model_out_of_memory(error, heads, "the head mask");

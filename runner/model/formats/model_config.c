@@ -212,46 +212,78 @@ static void read_architecture(config_reader *reader, kvf_model_config *config)
         config_refuse(reader, "architectures", list + 1, fix);
 }
 
+/* ---- windows ---- */
+
+/* Whether a list of kinds names windows. */
+static bool names_windows(config_reader *reader, const kvf_model_config *config,
+                          const json_value *types, const json_value *window)
+{
+    bool slides = false;
+    for (const json_value *type = json_first(types); type; type = json_next(types, type)) {
+        const bool is_sliding = json_is_string(type, "sliding_attention");
+        if (!json_is_string(type, "full_attention") &&
+            !(is_sliding && config->architecture->has_windows && window))
+            config_refuse(reader, "layer_types", type,
+                          "only \"full_attention\" is supported, use another model");
+        slides = slides || is_sliding;
+    }
+    return slides;
+}
+
+/* @p types of layers; NULL = all have windows. */
+static void set_windows(config_reader *reader, kvf_model_config *config, uint32_t window,
+                        const json_value *types)
+{
+    const uint32_t heads = config->kv_heads;
+    if (types && types->size != config->layers) {
+        config_reject(reader, "layer_types", types, "a list of one name for each layer");
+        return;
+    }
+    if (config->layers * heads > KVF_WINDOW_HEADS_MAX) {
+        config_refuse(reader, "num_key_value_heads", json_get(reader->root, "num_key_value_heads"),
+                      "with windows at most 4096 are supported in all layers, use another model");
+        return;
+    }
+    const json_value *type = types ? json_first(types) : NULL;
+    config->window = window;
+    for (uint32_t layer = 0; layer < config->layers; layer++) {
+        memset(config->window_mask + (size_t)layer * heads,
+               types && json_is_string(type, "full_attention"), heads);
+        type = types ? json_next(types, type) : NULL;
+    }
+}
+
 /*
- * Windows of Mistral. A window that the positions cannot fill says nothing. Ministral-8B-2410
- * alternates layers with a window of 32768 and layers without; which is which is not in config.json
- * and engines disagree. Attending fully in all layers is exact up to the window and offers each
- * token a superset beyond it, from which selection takes what it attends to: accepted, with a note.
- * Smaller windows (Mistral-7B-v0.1: 4096) shape every answer and are refused.
+ * A window that the positions cannot fill says nothing. Ministral-8B-2410 alternates layers with a
+ * window of 32768 and layers without; which is which is not in its config.json and engines
+ * disagree. Attending fully in all layers is exact up to the window and offers each token a
+ * superset beyond it, from which selection takes what it attends to: accepted, with a note.
  */
-static void check_window(config_reader *reader, kvf_model_config *config)
+static void read_windows(config_reader *reader, kvf_model_config *config)
 {
     enum { MINISTRAL_WINDOW = 32768 };
     const json_value *window = json_get_set(reader->root, "sliding_window");
-    bool layered = false;
     const json_value *types = json_get_set(reader->root, "layer_types");
     if (types && types->kind != JSON_ARRAY) {
         config_reject(reader, "layer_types", types, "a list of names");
         return;
     }
-    if (types) {
-        for (const json_value *type = json_first(types); type; type = json_next(types, type)) {
-            bool sliding = json_is_string(type, "sliding_attention");
-            if (!json_is_string(type, "full_attention") &&
-                !(sliding && config->architecture->has_windows && window))
-                config_refuse(reader, "layer_types", type,
-                              "only \"full_attention\" is supported, use another model");
-            layered = layered || sliding;
-        }
-    }
-    if (!config->architecture->has_windows || !window || (types && types->size != 0 && !layered))
+    const bool slides = !types || types->size == 0 || names_windows(reader, config, types, window);
+    if (!config->architecture->has_windows || !window || !slides)
         return;
-    if (window->kind != JSON_INTEGER || window->as.integer == 0) {
-        config_reject(reader, "sliding_window", window, "null or a whole number above 0");
-    } else if (window->as.integer < config->positions_max) {
-        if (window->as.integer < MINISTRAL_WINDOW)
-            config_refuse(reader, "sliding_window", window,
-                          "windows below 32768 tokens are not supported, use a model without");
+    const uint32_t tokens = config_u32(reader, reader->root, "sliding_window",
+                                       (config_range){.min = 1, .max = INT32_MAX});
+    if (tokens >= config->positions_max)
+        return;
+    if (types && types->size != 0)
+        set_windows(reader, config, tokens, types);
+    else if (tokens < MINISTRAL_WINDOW)
+        set_windows(reader, config, tokens, NULL);
+    else
         add_note(config,
                  "sliding_window %u is not applied: all layers attend to the whole context, as the "
                  "model's own layers do up to that length",
-                 (uint32_t)(window->as.integer & UINT32_MAX));
-    }
+                 tokens);
 }
 
 /* ---- geometry ---- */
@@ -417,7 +449,7 @@ kvf_status kvf_model_config_parse(const char *config, size_t config_bytes, const
 {
     static const read_part_fn all[] = {
         read_architecture, check_unsupported, read_geometry,    config_read_rope,
-        check_window,      read_dtype,        read_special_ids, NULL};
+        read_windows,      read_dtype,        read_special_ids, NULL};
     static const read_part_fn ids[] = {read_special_ids, NULL};
     kvf_model_config result = {0};
     KVF_TRY(parse("config.json", config, config_bytes, allocator, all, &result, error));

@@ -15,6 +15,7 @@
 
 #define KVF_EOS_MAX              8u
 #define KVF_EXPERTS_MAX          1024u
+#define KVF_WINDOW_HEADS_MAX     4096u
 #define KVF_EXPERTS_USED_MAX     64u
 #define KVF_ROPE_FREQUENCIES_MAX 128u /* head_dim 256 / 2 */
 
@@ -73,6 +74,10 @@ typedef struct kvf_model_config {
     uint32_t head_dim;        /**< a multiple of 16, at most 256 */
     uint32_t positions_max;   /**< that it was made for; a hint, not enforced here */
     const char *positions_by; /**< what says so, for messages */
+    uint32_t window;          /**< newest tokens, with its own, that a token attends to in layers
+                                   with windows; 0 = there are none */
+    uint8_t window_mask[KVF_WINDOW_HEADS_MAX]; /**< [layers, kv_heads] where there are: as
+                                   kvf_cache_config.head_mask, 0 in layers with windows */
     double norm_eps;
     kvf_dtype dtype;      /**< torch_dtype or dtype; BF16 when nothing is said */
     bool dtype_known;     /**< whether a file says it */

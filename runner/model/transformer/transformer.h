@@ -41,7 +41,9 @@ typedef struct kvf_transformer_options {
  * weights are not. */
 uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads);
 
-/** Set the geometry of a cache for this model: layers, heads, head_dim, dtype, chunk. */
+/** Set the geometry of a cache for this model: layers, heads, head_dim, dtype, chunk. Where layers
+ * have windows, all their heads are streaming heads of the newest tokens alone; the mask is the
+ * model's. */
 void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_config *cache);
 
 /**

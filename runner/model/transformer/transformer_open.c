@@ -73,6 +73,11 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
     cache->head_dim = m->head_dim;
     cache->dtype = m->dtype;
     cache->prefill_chunk_max = options->chunk_max;
+    if (m->window) {
+        cache->head_mask = m->window_mask;
+        cache->streaming_sink = 0;
+        cache->streaming_recent = m->window;
+    }
 }
 
 /* ---- weights ---- */

@@ -1,0 +1,56 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# A model whose layers have windows: the recall model under another name. check_windows.sh KVFERRY MODEL;
+# both paths are absolute. Its logits are those of a mask of heads that stream, and what windows rule out
+# is refused. tests/model/test_logits.c compares logits with Transformers.
+
+set -u
+# shellcheck source-path=SCRIPTDIR source=checks.sh
+. "$(dirname "$0")/checks.sh"
+model=$2
+
+# window FOLDER FIELDS: the model, with more fields of config.json.
+window() {
+    mkdir -p "$1"
+    cp "$model"/* "$1"
+    sed -e 's/LlamaForCausalLM/MistralForCausalLM/' -e "s/\"vocab_size\"/$2, \"vocab_size\"/" \
+        "$model/config.json" >"$1/config.json"
+}
+
+# logits NAME ARGUMENT...
+logits() {
+    name=$1
+    shift
+    try 0 run --token-ids ids -n 12 --ignore-eos --select full --dump-logits "$name" --emit-ids "$name.ids" "$@"
+}
+
+awk 'BEGIN { for (i = 0; i < 200; i++) print 3 + i * 37 % 1000 }' >ids
+window all '"sliding_window": 48'
+window some '"sliding_window": 48, "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]'
+printf '0\t0\n0\t0\n0\t0\n0\t0\n' >all.tsv
+printf '0\t0\n1\t1\n1\t1\n0\t0\n' >some.tsv
+
+logits full --model "$model"
+for kind in all some; do
+    logits windows --model $kind
+    logits mask --model "$model" --head-mask $kind.tsv --streaming-sink 0 --streaming-recent 48
+    check "$kind: the logits of a mask" cmp windows mask
+    check "$kind: windows change them" test "$(cksum <windows)" != "$(cksum <full)"
+done
+window never '"sliding_window": 32768'
+logits wide --model never
+check 'a window that is never full changes nothing' cmp wide full
+
+try 0 run --model some --token-ids ids -n 4 --ignore-eos --samples 3 --seed 1
+try 1 run --model some --token-ids ids --prune snapkv
+says '--prune snapkv is not supported for a model whose layers attend to a window of 48 tokens'
+try 1 run --model some --token-ids ids --head-mask some.tsv
+says '--head-mask some.tsv is not supported for a model whose layers attend to a window of 48 tokens'
+try 1 run --model some --token-ids ids --draft ngram
+says '--draft takes tokens back, and layers with a window of 48 tokens'
+try 1 run --model "$model" --token-ids ids --draft-model some
+says '--draft-model some has layers with a window of 48 tokens'
+try 1 tune --model some --text ids --out tuned.json
+says 'some has layers with a window of 48 tokens'
+told
