@@ -20,7 +20,7 @@ OFFLOAD = ["offload/" + room for room in ("base", "file", "device", "memory", "p
                                           "measure")]
 # Rooms of the command, from below: each sees those before it.
 CLI = ["runner/cli/" + room for room in ("base", "output", "text", "prune", "run", "chat", "tune",
-                                          "bench", "cache", "info")]
+                                          "bench", "plan", "cache", "info")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
                                        "blocks", "save", "entry")]

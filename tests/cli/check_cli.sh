@@ -41,6 +41,22 @@ check 'the tables tell the defaults of run --help' \
 check 'every default of the cache is told' test "$(grep -c 'default: ' out)" -ge 40
 try 2; says 'usage:'; silent
 try 2 rum; says "did you mean 'run'"
+try 0 plan --help; prints 'usage: kvferry plan --vllm MODEL'
+try 2 plan --gpu 80GiB; says 'usage: kvferry plan --vllm MODEL'; silent
+# The Python that it finds is told all its words.
+mkdir path
+printf '#!/bin/sh\nprintf "%%s|" "$@"\n' >path/python3
+chmod +x path/python3
+usual=$PATH
+PATH=$PWD/path:$usual
+try 0 plan --vllm 'a model' --gpu 80GiB budget=512
+PATH=$usual
+prints '^-m|kvferry.vllm|a model|--gpu|80GiB|budget=512|'
+# shellcheck disable=SC2123 # where no program is
+PATH=$PWD/none
+try 1 plan --vllm x
+PATH=$usual
+says 'cannot run python3: No such file'
 try 2 run --modle x; says 'did you mean --model'
 try 2 run; says '\-\-model DIR is needed'
 try 2 run --model; says 'needs a value'

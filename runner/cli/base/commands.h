@@ -14,6 +14,7 @@
     X(tune, "how to prune a model's prompts, and which heads are hot")                             \
     X(bench, "link: how fast scattered pages reach the device; disk: extents of a file;\n"         \
              "           decode: one decode step")                                                 \
+    X(plan, "--vllm: how many requests of how many tokens fit a card and host memory")             \
     X(cache, "saved sequences of a folder: list, verify, remove")                                  \
     X(info, "what this machine and this build have and lack")
 

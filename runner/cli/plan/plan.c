@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry plan --vllm MODEL ...`: the calculator of the Python package, which knows what vLLM takes
+ * beside kvferry.
+ *
+ * Knows no memory. Invariant: options are the calculator's, all of them and as they were given.
+ */
+
+#include "commands.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const calculator[] = {"python3", "-m", "kvferry.vllm"};
+enum { CALCULATOR_WORDS = sizeof calculator / sizeof *calculator };
+
+static void print_help(FILE *file)
+{
+    fputs("usage: kvferry plan --vllm MODEL --gpu 80GiB --host 512GiB [OPTION...]\n"
+          "\n"
+          "  How many requests of how many tokens a vLLM with kvferry has room for, before anything\n"
+          "  is loaded. It is python3 -m kvferry.vllm, which has the options: pip install kvferry\n"
+          "  for it, and kvferry plan --vllm --help.\n",
+          file);
+}
+
+int cli_plan_main(int argc, char **argv)
+{
+    if (argc < 2 || strcmp(argv[1], "--vllm") != 0) {
+        const int asked = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+        print_help(asked ? stdout : stderr);
+        return asked ? 0 : 2;
+    }
+    const size_t given = (size_t)argc - 2;
+    char **words = calloc(CALCULATOR_WORDS + given + 1, sizeof *words);
+    if (words) {
+        memcpy(words, calculator, sizeof calculator);
+        memcpy(words + CALCULATOR_WORDS, argv + 2, given * sizeof *words);
+        (void)execvp(words[0], words);
+    }
+    fprintf(stderr, "kvferry: cannot run %s: %s\n", calculator[0], strerror(errno));
+    free(words);
+    return 1;
+}
