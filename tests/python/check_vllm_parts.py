@@ -260,16 +260,33 @@ class Memory(unittest.TestCase):
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
                 json.dump(LLAMA_8B, out)
             calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", "budget=1024"])
-            wanted = self.sums(LLAMA_8B, 80, 1024, host=512 * GIB, budget=1024)
-            blocks, regions, resident = self.starts(*wanted)
-            text = told.getvalue()
-            self.assertIn("%d tokens fit, by host memory; of these %d stay on the card, and windows of %d requests"
-                          % ((blocks - 1) * 32, resident, regions), text)
-            self.assertIn("%7d requests of 4096 tokens" % ((blocks - 1) // 128), text)
+            self.told_is_planned(told.getvalue(), self.sums(LLAMA_8B, 80, 1024, host=512 * GIB, budget=1024), 1024)
             for wrong, given in (("device memory", ["--gpu", "12GiB"]), ("did you mean budget", ["buget=3"]),
                                  ("must divide the 32 heads", ["--tensor-parallel-size", "3"])):
                 with self.assertRaisesRegex(kvferry.Error, wrong):
                     calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", *given])
+
+    def told_is_planned(self, text, wanted, requests):
+        blocks, regions, resident = self.starts(*wanted)
+        self.assertRegex(text, "%d tokens fit, by (host memory|the card); of these %d stay on the card, and windows of "
+                         "%d requests" % ((blocks - 1) * 32, resident, regions))
+        for tokens in (1024, 4096, 16384):
+            self.assertIn("%7d requests of %d tokens" % (min(requests, (blocks - 1) // (tokens // 32)), tokens), text)
+
+    def test_calculator_of_both_models_and_cards(self):
+        """With either number of requests it tells what an engine would be given."""
+        with tempfile.TemporaryDirectory() as folder:
+            for config in (LLAMA_8B, QWEN3_06B):
+                with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
+                    json.dump(config, out)
+                for card in (80, 24):
+                    for requests in (1024, 256):
+                        with self.subTest(card=card, requests=requests), \
+                                contextlib.redirect_stdout(io.StringIO()) as told:
+                            calculator.main([folder, "--gpu", "%dGiB" % card, "--host", "512GiB", "budget=512",
+                                             "--max-num-seqs", str(requests)])
+                            self.told_is_planned(told.getvalue(), self.sums(config, card, requests, host=512 * GIB),
+                                                 requests)
 
     def test_activations_of_any_model(self):
         """An engine starts whatever names the configuration of its model has."""
@@ -289,7 +306,7 @@ class Memory(unittest.TestCase):
         for text, bad in (("sliding_attention are not counted", {"layer_types": ["full_attention", "sliding_attention"]}),
                           ("sliding_window = 4096", {"sliding_window": 4096}),
                           ("kv_lora_rank", {"kv_lora_rank": 512}), ("attn_layer_period", {"attn_layer_period": 8}),
-                          ("soft caps", {"text_config": {"attn_logit_softcapping": 50.0}})):
+                          ("share the keys", {"text_config": {"num_kv_shared_layers": 15}})):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Unsupported, text):
                 estimate.layers_of_all(bad)
         with self.assertRaisesRegex(kvferry.Unsupported, "config.json has no 'num_hidden_layers'"):
@@ -315,7 +332,6 @@ class Refusals(unittest.TestCase):
                 ("prefix caching of models with linear or Mamba layers: .*--no-enable-prefix-caching",
                  {"model__is_hybrid": True}),
                 ("reference sliding windows", {"model__rswa_window": 8}),
-                ("soft caps of logits", {"model__hf_text_config": types.SimpleNamespace(attn_logit_softcapping=30.0)}),
                 ("share the keys", {"model__hf_text_config": types.SimpleNamespace(num_kv_shared_layers=15)}),
                 ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(
                     per_layer_config={"5": {"head_dim": 512}})}),
@@ -337,7 +353,6 @@ class Refusals(unittest.TestCase):
                           ("type encoder_decoder", {"attn_type": "encoder_decoder"}),
                           ("ALiBi", {"alibi_slopes": [1.0]}),
                           ("sliding window", {"sliding_window": 128}),
-                          ("soft caps", {"logits_soft_cap": 30.0}),
                           ("share the keys", {"shares": "layer 1"})):
             self.refused(text, refusals.check_layer, **{"attn_type": "decoder", "model": mixed, **bad})
 
@@ -360,8 +375,7 @@ class Refusals(unittest.TestCase):
                           *(("layers all have a sliding window: take another model",
                              {"has_sliding_window": True, "model": model}) for model in alone)):
             self.refused(text, refusals.check_choice, **{**plain, **bad})
-        for text, bad in (("soft caps", {"logits_soft_cap": 50.0}), ("share the keys", {"shares": "layer 1"})):
-            self.refused(text, refusals.check_layer, "decoder", plain["model"], sliding_window=64, **bad)
+        self.refused("share the keys", refusals.check_layer, "decoder", plain["model"], sliding_window=64, shares="layer 1")
 
     def test_what_is_not_captured(self):
         with kvferry.Runtime(device="host") as runtime:

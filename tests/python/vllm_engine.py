@@ -69,6 +69,25 @@ def windowed_model(windows=3):
     return folder
 
 
+def capped_model(cap):
+    """A random Gemma 2: a cap on logits, and every other layer sees 64 tokens."""
+    import torch
+    import transformers
+    import tiny_models
+    torch.manual_seed(7)
+    config = transformers.Gemma2Config(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32, query_pre_attn_scalar=32,
+        max_position_embeddings=FULL, sliding_window=64, attn_logit_softcapping=cap, pad_token_id=0,
+        eos_token_id=None, bos_token_id=1)
+    folder = os.path.join(FOLDER.name, "capped%s" % cap)
+    model = tiny_models.fill(transformers.Gemma2ForCausalLM(config), 7)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(1 / 64) # or a token is followed by itself, whatever attention says
+    model.save_pretrained(folder)
+    return folder
+
+
 def linear_model():
     """A random Granite 4: of every four layers three are Mamba."""
     import torch

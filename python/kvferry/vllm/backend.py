@@ -178,13 +178,14 @@ class Impl(AttentionImpl[Pass]):
                  sinks: Optional[torch.Tensor] = None) -> None:
         self.config = get_current_vllm_config()
         check_layer(attn_type, self.config.model_config, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
-                    logits_soft_cap=logits_soft_cap, shares=kv_sharing_target_layer_name)
+                    shares=kv_sharing_target_layer_name)
         check_engine(self.config)
         look()
         ground_of(self.config, Heads(num_heads, num_kv_heads or num_heads, head_size, float(scale)))
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.sinks = sinks # a weight: a logit of each query head
+        self.soft_cap = float(logits_soft_cap or 0) # of logits; 0: none
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
         self.index, self.is_last = 0, False # of the layer in it
         self.bound: tuple = () # the blocks, where their codes of this layer are, and from block to block

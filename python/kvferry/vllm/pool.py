@@ -149,9 +149,10 @@ class Pool:
     def form(self, index: int) -> None:
         """Say what a layer attends with beside keys and values."""
         impl = list(self.layers.values())[index]
-        if self.blocks is not None and (impl.sinks is not None or impl.scale != self._shape["softmax_scale"]):
+        is_plain = impl.sinks is None and not impl.soft_cap and impl.scale == self._shape["softmax_scale"]
+        if self.blocks is not None and not is_plain:
             sinks = None if impl.sinks is None else impl.sinks.detach().float().cpu().numpy()
-            self.blocks.form(index, scale=impl.scale, sinks=sinks)
+            self.blocks.form(index, scale=impl.scale, sinks=sinks, soft_cap=impl.soft_cap)
 
     def describe(self) -> str:
         """What is in force, in a line."""

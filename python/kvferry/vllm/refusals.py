@@ -58,8 +58,6 @@ def why_not_captured(verify_interval: int, sleeps: bool, machine: dict) -> Optio
 def check_model(model: Any) -> None:
     """Of a ModelConfig, what its layers will be refused for, so that no advice leads to another refusal."""
     text = model.hf_text_config
-    if getattr(text, "attn_logit_softcapping", None):
-        refuse("soft caps of logits", OTHER)
     if getattr(text, "num_kv_shared_layers", None):
         refuse("layers that share the keys of another layer", OTHER)
     if _widest(text) > HEAD_DIM_MAX:
@@ -103,15 +101,13 @@ def check_choice(*, use_mla: bool, model: Any, has_sliding_window: bool = False,
 
 
 def check_layer(attn_type: Any, model: Any, *, alibi_slopes: Any = None, sliding_window: Any = None,
-                logits_soft_cap: Any = None, shares: Any = None) -> None:
+                shares: Any = None) -> None:
     """What concerns a layer of a ModelConfig, as vLLM hands it to an attention implementation."""
     kind = getattr(attn_type, "value", attn_type)
     if kind != "decoder":
         refuse("attention of type %s" % kind, "decoders attend to their own keys alone")
     if alibi_slopes is not None:
         refuse("ALiBi", "take a model with rotary positions")
-    if logits_soft_cap:
-        refuse("soft caps of logits", OTHER)
     if shares is not None:
         refuse("layers that share the keys of another layer", OTHER)
     if sliding_window is not None and sees_windows_alone(model):
