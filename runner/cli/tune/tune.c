@@ -55,8 +55,8 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
     KVF_TRY(kvf_model_config_read(o->model, NULL, &tune->model, error));
     if (tune->model.window)
         return model_fail(error, KVF_UNSUPPORTED,
-                          "%.200s has layers with a window of %u tokens (sliding_window), which are "
-                          "neither pruned nor have heads of other kinds; take a model without",
+                          "%.200s has layers with a window of %u tokens (sliding_window), which "
+                          "are neither pruned nor have heads of other kinds; take a model without",
                           o->model, tune->model.window);
     KVF_TRY(kvf_weights_open(o->model, NULL, &tune->weights, error));
     kvf_model_config_fit(&tune->model, tune->weights);
