@@ -21,6 +21,11 @@ static void check_config(const kvf_model_config *config)
     fuzz_require((config->experts != 0) == config->architecture->has_experts);
     fuzz_require(config->experts <= KVF_EXPERTS_MAX && config->experts_used <= config->experts);
     fuzz_require(config->experts_used <= KVF_EXPERTS_USED_MAX);
+    fuzz_require(config->window <= 1u << 20);
+    fuzz_require(config->window == 0 || config->layers * config->kv_heads <= KVF_WINDOW_HEADS_MAX);
+    for (uint32_t i = 0; config->window && i < config->layers * config->kv_heads; i++)
+        fuzz_require(config->window_mask[i] <= 1);
+    fuzz_require(isfinite(config->query_scale) && config->query_scale > 0);
     kvf_rope_table table;
     kvf_rope_table_make(config, &table);
     fuzz_require(table.count == config->head_dim / 2);

@@ -169,6 +169,23 @@ static const char *const layer_names[][2] = {
     {"mlp.experts.0.down_proj.weight", "ffn_down_exps.weight"},
 };
 
+/* Gemma's, which has four norms and not two. */
+static const char *const gemma_names[][2] = {
+    {"post_attention_layernorm.weight", "post_attention_norm.weight"},
+    {"pre_feedforward_layernorm.weight", "ffn_norm.weight"},
+    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight"},
+};
+
+static void rename_norms(const char *hf, char *out, size_t size)
+{
+    unsigned layer;
+    int at = 0;
+    if (sscanf(hf, "model.layers.%u.%n", &layer, &at) == 1 && at > 0)
+        for (size_t i = 0; i < sizeof gemma_names / sizeof *gemma_names; i++)
+            if (strcmp(hf + at, gemma_names[i][0]) == 0)
+                snprintf(out, size, "blk.%u.%s", layer, gemma_names[i][1]);
+}
+
 static void name_in_gguf(const char *hf, char *out, size_t size)
 {
     unsigned layer;
@@ -198,7 +215,11 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
                        uint32_t type)
 {
     char name[128] = "";
+    const bool is_gemma = strcmp(config->architecture->family, "gemma3") == 0;
+    const float more = is_gemma && from->rank == 1 ? 1.0f : 0.0f; /* to weights of norms */
     name_in_gguf(from->name, name, sizeof name);
+    if (is_gemma)
+        rename_norms(from->name, name, sizeof name);
     const kvf_dtype dtype = type == IMAGE_F32 ? KVF_FP32 : type == IMAGE_F16 ? KVF_FP16 : KVF_BF16;
     const bool is_llama = strcmp(config->architecture->family, "llama") == 0 ||
                           strcmp(config->architecture->family, "mistral") == 0;
@@ -213,8 +234,9 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
     assert_non_null(bytes);
     for (uint64_t row = 0; row < rows; row++)
         for (uint64_t i = 0; i < columns; i++)
-            kvf_element_set(bytes, dtype, (size_t)(row_of_file(row, rows, heads) * columns + i),
-                            kvf_element_get(from->data, from->dtype, (size_t)(row * columns + i)));
+            kvf_element_set(
+                bytes, dtype, (size_t)(row_of_file(row, rows, heads) * columns + i),
+                more + kvf_element_get(from->data, from->dtype, (size_t)(row * columns + i)));
     gguf_image_tensor(image, name, type, from->rank, from->shape, bytes, size);
     free(bytes);
 }
@@ -311,6 +333,10 @@ void gguf_image_model(gguf_image *image, const kvf_model_config *config, const k
     add_count(image, family, "attention.value_length", config->head_dim);
     add_real(image, family, "attention.layer_norm_rms_epsilon", config->norm_eps);
     add_rope(image, family, config);
+    if (config->architecture->has_local_rope) {
+        add_real(image, family, "rope.freq_base_swa", config->local_theta);
+        add_count(image, family, "attention.sliding_window", config->window);
+    }
     for (size_t i = 0; i < kvf_weights_count(weights); i++) {
         const kvf_tensor *tensor = kvf_weights_at(weights, i);
         if (strstr(tensor->name, ".experts.0."))

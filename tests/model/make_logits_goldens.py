@@ -49,6 +49,12 @@ QWEN3 = dict(COMMON, model_type="qwen3", architectures=["Qwen3ForCausalLM"], hid
 QWEN3MOE = dict(QWEN3, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"],
                 hidden_size=128, moe_intermediate_size=80, num_experts=8, num_experts_per_tok=3,
                 decoder_sparse_step=1, mlp_only_layers=[])
+GEMMA3 = dict(COMMON, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"],
+              hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=40, sliding_window=40,
+              attention_bias=False, attn_logit_softcapping=None, final_logit_softcapping=None,
+              tie_word_embeddings=True)
+del GEMMA3["hidden_act"], GEMMA3["rope_theta"]
+LOCAL = dict(rope_type="default", rope_theta=1000.0)
 # Short original lengths, so that the scaling shows within the prompt.
 LLAMA3_ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=64)
@@ -80,6 +86,13 @@ MODELS = {
                        tie_word_embeddings=False),
     "qwen3-fp32": dict(QWEN3, torch_dtype="float32", rope_scaling=LINEAR,
                        tie_word_embeddings=True),
+    "gemma3-bf16": dict(GEMMA3, torch_dtype="bfloat16", rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=50000.0), sliding_attention=LOCAL),
+                        layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    "gemma3-fp32": dict(GEMMA3, torch_dtype="float32", rope_parameters=dict(
+        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+        sliding_attention=LOCAL), query_pre_attn_scalar=64, num_hidden_layers=7, layer_types=["sliding_attention"] * 5 +
+                        ["full_attention", "sliding_attention"]),
     "qwen3moe-bf16": dict(QWEN3MOE, torch_dtype="bfloat16", rope_scaling=None,
                           norm_topk_prob=True, tie_word_embeddings=False),
     "qwen3moe-fp32": dict(QWEN3MOE, torch_dtype="float32", rope_scaling=YARN,

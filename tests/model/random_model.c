@@ -84,6 +84,10 @@ static void plan_layer(model_plan *plan, const kvf_model_config *m, int layer)
     uint64_t kv = (uint64_t)m->kv_heads * m->head_dim;
     plan_add(plan, layer, "input_layernorm.weight", h, 0);
     plan_add(plan, layer, "post_attention_layernorm.weight", h, 0);
+    if (m->architecture->has_norms_after) {
+        plan_add(plan, layer, "pre_feedforward_layernorm.weight", h, 0);
+        plan_add(plan, layer, "post_feedforward_layernorm.weight", h, 0);
+    }
     plan_add(plan, layer, "self_attn.q_proj.weight", q, h);
     plan_add(plan, layer, "self_attn.k_proj.weight", kv, h);
     plan_add(plan, layer, "self_attn.v_proj.weight", kv, h);
@@ -219,7 +223,7 @@ bool random_model_write(const char *directory, const char *config_text)
     }
     model_plan plan = {.dtype = m.dtype};
     plan.tensors =
-        calloc(3u + (size_t)m.layers * (14u + 3u * (size_t)m.experts), sizeof *plan.tensors);
+        calloc(3u + (size_t)m.layers * (16u + 3u * (size_t)m.experts), sizeof *plan.tensors);
     if (!plan.tensors)
         return false;
     plan_add(&plan, -1, "model.embed_tokens.weight", m.vocab_size, m.hidden_size);

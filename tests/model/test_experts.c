@@ -223,6 +223,11 @@ static void a_gpu_refuses(void **state)
                    "num_experts is 6: experts are computed on the host only; run this model with "
                    "--device host");
     model_rig_close(&r);
+    model_rig_make(&r, &(model_shape){.family = "Gemma3", .layers = 1, .window = 8}, 1);
+    fixture_expect(open_with(r.directory, &error), &error, KVF_UNSUPPORTED,
+                   "architectures is Gemma3ForCausalLM, which is computed on the host only; run "
+                   "this model with --device host");
+    model_rig_close(&r);
 }
 
 int main(void)

@@ -513,6 +513,8 @@ static void norm_and_rope_and_swiglu(void **state)
     const float gate[3] = {0.0f, 100.0f, -100.0f}, up[3] = {5.0f, 2.0f, 2.0f};
     kvf_swiglu(gate, up, 3, y);
     assert_true(y[0] == 0.0f && y[1] == 200.0f && fabsf(y[2]) < 1e-30f);
+    kvf_geglu((const float[]){1.0f, 30.0f, -30.0f}, up, 3, y); /* torch: gelu(1, 'tanh') */
+    assert_true(fabsf(y[0] - 5.0f * 0.8411920f) < 1e-5f && y[1] == 60.0f && y[2] == 0.0f);
 }
 
 /* Of every instruction set, in any number. e^x is off by what rounds in x: 2^-24 of it, twice. */

@@ -297,7 +297,8 @@ int main(void)
         AS_GGUF("mistral-fp32"),      AS_GGUF("qwen2-bf16"),          AS_GGUF("qwen2-fp32"),
     };
     /* These are for the host alone. */
-    static golden with_experts[] = {
+    static golden of_host[] = {
+        RANDOM("gemma3-bf16", 2),   RANDOM("gemma3-fp32", 1),   AS_GGUF("gemma3-fp32"),
         RANDOM("qwen3moe-bf16", 2), RANDOM("qwen3moe-fp32", 3), RANDOM("qwen3moe-shares", 1),
         AS_GGUF("qwen3moe-bf16"),   AS_GGUF("qwen3moe-fp32"),
     };
@@ -321,7 +322,7 @@ int main(void)
     static golden wide_recall;
     wide_recall = recall;
     wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
-    struct CMUnitTest tests[33] = {{0}};
+    struct CMUnitTest tests[36] = {{0}};
     size_t count = 0;
     for (; count < sizeof random / sizeof random[0] - left_out; count++)
         tests[count] = (struct CMUnitTest){.name = random[count].name,
@@ -335,10 +336,9 @@ int main(void)
     tests[count++] = (struct CMUnitTest){
         .name = "recall", .test_func = compare_recall, .initial_state = &recall};
     if (on_host) {
-        for (size_t i = 0; i < sizeof with_experts / sizeof *with_experts; i++)
-            tests[count++] = (struct CMUnitTest){.name = with_experts[i].name,
-                                                 .test_func = compare_random,
-                                                 .initial_state = &with_experts[i]};
+        for (size_t i = 0; i < sizeof of_host / sizeof *of_host; i++)
+            tests[count++] = (struct CMUnitTest){
+                .name = of_host[i].name, .test_func = compare_random, .initial_state = &of_host[i]};
         tests[count++] = (struct CMUnitTest){.name = "qwen2-bf16, widened to fp32",
                                              .test_func = compare_random,
                                              .initial_state = &wide};

@@ -207,6 +207,48 @@ static void reads_other_families(void **state)
         assert_int_equal(c.window_mask[head], 0);
 }
 
+/* Gemma 3 as Transformers 4 wrote it, and as Transformers 5 does. */
+static void reads_gemma(void **state)
+{
+    kvf_model_config c;
+    config_fields gemma = llama31;
+    set_field(&gemma, "architectures", "[\"Gemma3ForCausalLM\"]");
+    set_field(&gemma, "hidden_act", NULL);
+    set_field(&gemma, "hidden_activation", "\"gelu_pytorch_tanh\"");
+    set_field(&gemma, "num_hidden_layers", "8");
+    set_field(&gemma, "head_dim", "128");
+    set_field(&gemma, "query_pre_attn_scalar", "512");
+    set_field(&gemma, "sliding_window", "1024");
+    set_field(&gemma, "sliding_window_pattern", "3");
+    set_field(&gemma, "rope_theta", NULL);
+    set_field(&gemma, "rope_scaling", "{\"factor\":8.0,\"rope_type\":\"linear\"}");
+    set_field(&gemma, "tie_word_embeddings", NULL);
+    expect_ok(&gemma, &c);
+    assert_string_equal(c.architecture->family, "gemma3");
+    assert_true(c.tied_embeddings && c.query_scale == 0.5f);
+    assert_true(c.rope.kind == KVF_ROPE_LINEAR && c.rope.theta == 1e6 && c.local_theta == 1e4);
+    assert_int_equal(c.window, 1024);
+    for (uint32_t layer = 0; layer < 8; layer++)
+        assert_true(kvf_model_layer_has_window(&c, layer) == (layer % 3 != 2));
+
+    set_field(&gemma, "sliding_window_pattern", NULL);
+    set_field(&gemma, "query_pre_attn_scalar", NULL);
+    set_field(&gemma, "rope_scaling", NULL);
+    set_field(&gemma, "rope_parameters",
+              "{\"full_attention\":{\"rope_type\":\"default\",\"rope_theta\":5e5},"
+              "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":3e3}}");
+    set_field(&gemma, "sliding_window", "200000"); /* is never full, but turns otherwise */
+    expect_ok(&gemma, &c);
+    assert_true(c.rope.kind == KVF_ROPE_DEFAULT && c.rope.theta == 5e5 && c.local_theta == 3e3);
+    assert_true(fabsf(c.query_scale - sqrtf(0.5f)) < 1e-6f);
+    for (uint32_t layer = 0; layer < 8; layer++)
+        assert_true(kvf_model_layer_has_window(&c, layer) == (layer != 5));
+    kvf_rope_table table;
+    kvf_rope_table_make_local(&c, &table);
+    assert_true(table.count == 64 && table.attention_scaling == 1.0f);
+    assert_true(fabs((double)table.inv_freq[32] - 1 / sqrt(3000.0)) < 1e-8);
+}
+
 /* Model cards give only the factor; published files give the length too. */
 static void context_follows_scaling(void **state)
 {
@@ -435,13 +477,10 @@ static void reads_directories(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_llama),
-        cmocka_unit_test(reads_other_families),
-        cmocka_unit_test(context_follows_scaling),
-        cmocka_unit_test(joins_end_ids),
-        cmocka_unit_test(refuses_what_it_cannot_run),
-        cmocka_unit_test(reads_numbers_exactly),
-        cmocka_unit_test(frequencies_match),
+        cmocka_unit_test(reads_llama),           cmocka_unit_test(reads_other_families),
+        cmocka_unit_test(reads_gemma),           cmocka_unit_test(context_follows_scaling),
+        cmocka_unit_test(joins_end_ids),         cmocka_unit_test(refuses_what_it_cannot_run),
+        cmocka_unit_test(reads_numbers_exactly), cmocka_unit_test(frequencies_match),
         cmocka_unit_test(reads_directories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,6 +16,7 @@
 #define STEPS     3u /* as it comes, recorded, once more */
 #define TOKENS    44u
 #define EXPERTS   7u
+#define WINDOW    20u
 
 typedef struct rig {
     model_rig model;
@@ -34,6 +35,7 @@ static void rig_open(rig *r, const char *family, uint32_t layers)
                                   .kv_heads = 1,
                                   .head_dim = 32,
                                   .vocab = VOCAB,
+                                  .window = strcmp(family, "Gemma3") == 0 ? WINDOW : 0,
                                   .experts = strcmp(family, "Qwen3Moe") == 0 ? EXPERTS : 0},
                    0);
     kvf_transformer_options options = model_rig_options(&r->model);
@@ -142,14 +144,25 @@ static void rows_of_a_wide_batch_are_single_ones(void **state)
     wide_rows_are_single_ones("Llama");
 }
 
-/* Rows are grouped by expert, so what lies beside a row differs from batch to batch. */
-static void so_are_rows_of_experts(void **state)
+static void skip_on_gpu(void)
 {
     kvf_runtime_config device;
     fixture_device(&device);
     if (device.device != KVF_DEVICE_HOST)
         skip();
+}
+
+/* Rows are grouped by expert, so what lies beside a row differs from batch to batch. */
+static void so_are_rows_of_experts(void **state)
+{
+    skip_on_gpu();
     wide_rows_are_single_ones("Qwen3Moe");
+}
+
+static void so_are_rows_with_windows(void **state)
+{
+    skip_on_gpu();
+    wide_rows_are_single_ones("Gemma3");
 }
 
 int main(void)
@@ -158,6 +171,7 @@ int main(void)
         cmocka_unit_test(a_layer_has_few_launches),
         cmocka_unit_test(rows_of_a_wide_batch_are_single_ones),
         cmocka_unit_test(so_are_rows_of_experts),
+        cmocka_unit_test(so_are_rows_with_windows),
     };
     return cmocka_run_group_tests_name("a wide step", tests, NULL, NULL);
 }

@@ -28,7 +28,8 @@ static void describe_runner(cli_json *j)
     cli_json_text(j, "matrix_vector_kernels", kvf_linear_kernels_choose(KVF_ISA_ALL)->name);
     cli_json_bool(j, "blocks_in_whole_numbers", kvf_whole_kernel_choose(KVF_ISA_ALL) != NULL);
     cli_json_text(j, "line_editing", cli_line_editing());
-    cli_json_text(j, "families", "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3, Qwen3-MoE");
+    cli_json_text(j, "families",
+                  "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3");
     cli_json_end(j, '}');
 }
 

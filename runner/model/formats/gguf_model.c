@@ -107,7 +107,7 @@ static const struct {
      "this scale of RoPE is not supported, use another model"},
 };
 
-static void check_neutral(gguf_writer *w)
+static void check_neutral(gguf_writer *w, const kvf_architecture *architecture)
 {
     char key[GGUF_KEY_BYTES];
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
@@ -121,7 +121,7 @@ static void check_neutral(gguf_writer *w)
         gguf_refuse(w, key, "parallel residuals are not supported, use another model");
     const uint32_t context = gguf_count(w, gguf_family_key(w, "context_length", key), 0);
     const double window = gguf_real(w, gguf_family_key(w, "attention.sliding_window", key), 0);
-    if (window > 0 && window < context)
+    if (window > 0 && window < context && !architecture->has_windows)
         gguf_refuse(w, key, "sliding windows are not supported, use another model");
 }
 
@@ -169,7 +169,7 @@ static uint32_t read_head_dim(gguf_writer *w, const gguf_model *model, uint32_t 
     return head_dim;
 }
 
-static void put_rope(gguf_writer *w)
+static void put_rope(gguf_writer *w, const kvf_architecture *architecture)
 {
     static const char *const numbers[][2] = {
         {"rope.scaling.factor", "factor"},
@@ -179,7 +179,11 @@ static void put_rope(gguf_writer *w)
     };
     char key[GGUF_KEY_BYTES];
     gguf_put(w, ",\"rope_theta\":%.17g",
-             gguf_real(w, gguf_family_key(w, "rope.freq_base", key), 10000));
+             gguf_real(w, gguf_family_key(w, "rope.freq_base", key),
+                       architecture->rope_theta > 0 ? architecture->rope_theta : 10000));
+    if (architecture->has_local_rope)
+        gguf_put(w, ",\"rope_local_base_freq\":%.17g",
+                 gguf_real(w, gguf_family_key(w, "rope.freq_base_swa", key), 10000));
     const gguf_string *type = gguf_text(w, gguf_family_key(w, "rope.scaling.type", key));
     if (!type || gguf_string_is(*type, "none"))
         return;
@@ -189,6 +193,22 @@ static void put_rope(gguf_writer *w)
         if (gguf_find(w->file, gguf_family_key(w, numbers[i][0], key)))
             gguf_put(w, ",\"%s\":%.17g", numbers[i][1], gguf_real(w, key, NAN));
     gguf_put(w, "}");
+}
+
+/* Windows of Gemma, and its scale of attention, which no field has: in the model of 62 layers it
+ * is that of a share of the hidden size. */
+static void put_windows(gguf_writer *w, const gguf_model *model, uint32_t width)
+{
+    enum { LAYERS_OF_27B = 62 };
+    char key[GGUF_KEY_BYTES];
+    gguf_put(w, ",\"sliding_window\":%u",
+             gguf_count(w, gguf_family_key(w, "attention.sliding_window", key), 0));
+    gguf_put(w, ",\"sliding_window_pattern\":%u",
+             gguf_count(w, gguf_family_key(w, "attention.sliding_window_pattern", key),
+                        model->architecture->window_pattern));
+    gguf_put(w, ",\"query_pre_attn_scalar\":%u",
+             model->layers == LAYERS_OF_27B ? width / model->query_heads
+                                            : read_head_dim(w, model, width));
 }
 
 /* Ids of tokens that begin and end texts. */
@@ -219,7 +239,7 @@ static void write_config(gguf_writer *w)
     read_model(w, &model);
     if (w->status != KVF_OK)
         return;
-    check_neutral(w);
+    check_neutral(w, model.architecture);
     const gguf_tensor *embedding = gguf_tensor_find(w->file, "token_embd.weight");
     if (!embedding && w->status == KVF_OK)
         w->status = model_fail(w->error, KVF_CORRUPT,
@@ -241,7 +261,9 @@ static void write_config(gguf_writer *w)
              gguf_real(w, gguf_family_key(w, "attention.layer_norm_rms_epsilon", key), NAN));
     gguf_put(w, ",\"tie_word_embeddings\":%s",
              gguf_tensor_find(w->file, "output.weight") ? "false" : "true");
-    put_rope(w);
+    put_rope(w, model.architecture);
+    if (model.architecture->window_pattern)
+        put_windows(w, &model, width);
     put_ids(w);
     gguf_put(w, "}");
 }

@@ -31,6 +31,8 @@ typedef enum layer_rule {
     IF_NORM,
     IF_DENSE,
     IF_EXPERTS,
+    IF_AFTER,
+    IF_BEFORE,
 } layer_rule;
 
 typedef struct name_row {
@@ -49,7 +51,10 @@ static const name_row in_layer[] = {
     {"attn_v.bias", "self_attn.v_proj.bias", IF_BIAS},
     {"attn_q_norm.weight", "self_attn.q_norm.weight", IF_NORM},
     {"attn_k_norm.weight", "self_attn.k_norm.weight", IF_NORM},
-    {"ffn_norm.weight", "post_attention_layernorm.weight", ALWAYS},
+    {"ffn_norm.weight", "post_attention_layernorm.weight", IF_BEFORE},
+    {"ffn_norm.weight", "pre_feedforward_layernorm.weight", IF_AFTER},
+    {"post_attention_norm.weight", "post_attention_layernorm.weight", IF_AFTER},
+    {"post_ffw_norm.weight", "post_feedforward_layernorm.weight", IF_AFTER},
     {"ffn_gate.weight", "mlp.gate_proj.weight", IF_DENSE},
     {"ffn_up.weight", "mlp.up_proj.weight", IF_DENSE},
     {"ffn_down.weight", "mlp.down_proj.weight", IF_DENSE},
@@ -77,6 +82,10 @@ static bool rule_holds(layer_rule rule, const kvf_architecture *architecture)
         return !architecture->has_experts;
     case IF_EXPERTS:
         return architecture->has_experts;
+    case IF_AFTER:
+        return architecture->has_norms_after;
+    case IF_BEFORE:
+        return !architecture->has_norms_after;
     default:
         return true;
     }

@@ -14,12 +14,14 @@
 #include "weights.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define CONFIG_BYTES_MAX (16u << 20)
+#define WINDOW_MAX       (1u << 20) /* of kvf_cache_config.streaming_recent */
 
 /* To add an architecture without a new operation, add a row. */
 static const kvf_architecture architectures[] = {
@@ -41,6 +43,20 @@ static const kvf_architecture architectures[] = {
      .family = "qwen3moe",
      .qk_norm = true,
      .has_experts = true},
+    {.name = "Gemma3ForCausalLM",
+     .gguf = "gemma3",
+     .family = "gemma3",
+     .qk_norm = true,
+     .has_windows = true,
+     .has_norms_after = true,
+     .norms_add_one = true,
+     .has_gelu = true,
+     .scales_embedding = true,
+     .has_local_rope = true,
+     .head_dim = 256,
+     .window_pattern = 6,
+     .is_tied = true,
+     .rope_theta = 1e6},
 };
 
 #define ARCHITECTURES (sizeof architectures / sizeof *architectures)
@@ -57,10 +73,13 @@ const kvf_architecture *kvf_architecture_find_gguf(const char *name, size_t size
 const char *kvf_architecture_gguf_names(char *buffer, size_t size)
 {
     size_t used = (size_t)snprintf(buffer, size, "supported are");
-    for (size_t i = 0; i < ARCHITECTURES && used < size; i++)
-        if (architectures[i].gguf)
-            used += (size_t)snprintf(buffer + used, size - used, "%s %s",
-                                     buffer[used - 1] == 'e' ? "" : ",", architectures[i].gguf);
+    const char *comma = "";
+    for (size_t i = 0; i < ARCHITECTURES && used < size; i++) {
+        if (!architectures[i].gguf)
+            continue;
+        used += (size_t)snprintf(buffer + used, size - used, "%s %s", comma, architectures[i].gguf);
+        comma = ",";
+    }
     return buffer;
 }
 
@@ -146,7 +165,7 @@ static const struct {
      "layers without experts are not supported beside others, use another model"},
     {"attn_logit_softcapping", "soft-capped attention is not supported, use another model"},
     {"final_logit_softcapping", "soft-capped logits are not supported, use another model"},
-    {"query_pre_attn_scalar", "another attention scale is not supported, use another model"},
+    {"use_bidirectional_attention", "only causal attention is supported, use another model"},
     {"attention_multiplier", "another attention scale is not supported, use another model"},
     {"residual_multiplier", "scaled residuals are not supported, use another model"},
     {"embedding_multiplier", "scaled embeddings are not supported, use another model"},
@@ -161,6 +180,18 @@ static bool is_unset(const json_value *value)
            ((value->kind == JSON_OBJECT || value->kind == JSON_ARRAY) && value->size == 0);
 }
 
+static void check_activation(config_reader *reader, bool has_gelu)
+{
+    const char *field = has_gelu ? "hidden_activation" : "hidden_act";
+    const json_value *act = json_get_set(reader->root, field);
+    if (act && !json_is_string(act, has_gelu ? "gelu_pytorch_tanh" : "silu"))
+        config_refuse(reader, field, act,
+                      has_gelu ? "only \"gelu_pytorch_tanh\" is supported in Gemma"
+                               : "only \"silu\" is supported");
+}
+
+static const char scale_field[] = "query_pre_attn_scalar";
+
 static void check_unsupported(config_reader *reader, kvf_model_config *config)
 {
     static const char *const of_experts[] = {"num_experts", "num_local_experts"};
@@ -174,9 +205,11 @@ static void check_unsupported(config_reader *reader, kvf_model_config *config)
         if (!is_unset(value))
             config_refuse(reader, must_be_unset[i].field, value, must_be_unset[i].fix);
     }
-    const json_value *act = json_get_set(reader->root, "hidden_act");
-    if (act && !json_is_string(act, "silu"))
-        config_refuse(reader, "hidden_act", act, "only \"silu\" is supported");
+    const json_value *scalar = json_get_set(reader->root, scale_field);
+    if (!is_unset(scalar) && !config->architecture->scales_embedding)
+        config_refuse(reader, scale_field, scalar,
+                      "another attention scale is not supported, use another model");
+    check_activation(reader, config->architecture->has_gelu);
 }
 
 /* Sentences after each other. */
@@ -235,6 +268,11 @@ static void set_windows(config_reader *reader, kvf_model_config *config, uint32_
                         const json_value *types)
 {
     const uint32_t heads = config->kv_heads;
+    if (window > WINDOW_MAX) {
+        config_refuse(reader, "sliding_window", json_get(reader->root, "sliding_window"),
+                      "windows of at most 1048576 tokens are supported, use another model");
+        return;
+    }
     if (types && types->size != config->layers) {
         config_reject(reader, "layer_types", types, "a list of one name for each layer");
         return;
@@ -253,6 +291,23 @@ static void set_windows(config_reader *reader, kvf_model_config *config, uint32_
     }
 }
 
+/* Files of Transformers 4 say after how many layers one has no window. */
+static void set_pattern(config_reader *reader, kvf_model_config *config, uint32_t window)
+{
+    const json_value *root = reader->root;
+    const char *field = json_get_set(root, "_sliding_window_pattern") ? "_sliding_window_pattern"
+                                                                      : "sliding_window_pattern";
+    const uint32_t pattern =
+        config_u32(reader, root, field,
+                   (config_range){.min = 1,
+                                  .max = 1024,
+                                  .fallback = config->architecture->window_pattern,
+                                  .optional = true});
+    set_windows(reader, config, window, NULL);
+    for (uint32_t layer = pattern - 1; config->window && layer < config->layers; layer += pattern)
+        memset(config->window_mask + (size_t)layer * config->kv_heads, 1, config->kv_heads);
+}
+
 /*
  * A window that the positions cannot fill says nothing. Ministral-8B-2410 alternates layers with a
  * window of 32768 and layers without; which is which is not in its config.json and engines
@@ -269,14 +324,18 @@ static void read_windows(config_reader *reader, kvf_model_config *config)
         return;
     }
     const bool slides = !types || types->size == 0 || names_windows(reader, config, types, window);
-    if (!config->architecture->has_windows || !window || !slides)
+    if (!config->architecture->has_windows || !slides ||
+        (!window && !config->architecture->window_pattern))
         return;
     const uint32_t tokens = config_u32(reader, reader->root, "sliding_window",
                                        (config_range){.min = 1, .max = INT32_MAX});
-    if (tokens >= config->positions_max)
+    /* A layer without a window turns otherwise, even if none is ever full. */
+    if (tokens >= config->positions_max && !config->architecture->has_local_rope)
         return;
     if (types && types->size != 0)
         set_windows(reader, config, tokens, types);
+    else if (config->architecture->window_pattern)
+        set_pattern(reader, config, tokens);
     else if (tokens < MINISTRAL_WINDOW)
         set_windows(reader, config, tokens, NULL);
     else
@@ -369,7 +428,12 @@ static void read_geometry(config_reader *reader, kvf_model_config *config)
     config->norm_eps = config_positive(reader, root, "rms_norm_eps", 1e-6);
     if (config->norm_eps >= 1)
         config_reject(reader, "rms_norm_eps", json_get(root, "rms_norm_eps"), "below 1");
-    config->tied_embeddings = config_bool(reader, root, "tie_word_embeddings", false);
+    config->tied_embeddings =
+        config_bool(reader, root, "tie_word_embeddings", config->architecture->is_tied);
+    config->query_scale = 1;
+    if (config->architecture->scales_embedding)
+        config->query_scale =
+            (float)sqrt(config->head_dim / config_positive(reader, root, scale_field, 256));
 }
 
 static void read_dtype(config_reader *reader, kvf_model_config *config)

@@ -23,15 +23,24 @@
 typedef struct kvf_architecture {
     const char *name;   /**< in config.json */
     const char *gguf;   /**< general.architecture of GGUF files; NULL = another row has it */
-    const char *family; /**< "llama", "mistral", "qwen2", "qwen3" or "qwen3moe" */
+    const char *family; /**< "llama", "mistral", "qwen2", "qwen3", "qwen3moe" or "gemma3" */
     bool qkv_bias;      /**< q_proj, k_proj and v_proj have biases */
     bool qk_norm;       /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
     bool has_windows;   /**< sliding_window counts */
     bool has_experts;   /**< in the place of the MLP of every layer */
+    /* Gemma: */
+    bool has_norms_after;       /**< of what attention and MLP add to the hidden states */
+    bool norms_add_one;         /**< in a directory; in GGUF files it is added */
+    bool has_gelu;              /**< by tanh, in the place of SiLU */
+    bool scales_embedding;      /**< by the square root of hidden_size */
+    bool has_local_rope;        /**< layers with windows turn by frequencies of their own */
     bool gguf_turns_neighbours; /**< RoPE in GGUF files turns channels 2i and 2i + 1 of a head */
     /* Defaults of Transformers where config.json says nothing: */
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
     uint32_t head_dim;         /**< 0 = hidden_size / query heads */
+    uint32_t window_pattern;   /**< every so many layers one has no window; 0 = none has */
+    bool is_tied;              /**< tie_word_embeddings */
+    double rope_theta;         /**< 0 = 10000 */
 } kvf_architecture;
 
 /** By the name in GGUF files, [size], NULL if it is not supported; and "supported are …" with all
@@ -83,12 +92,19 @@ typedef struct kvf_model_config {
     bool dtype_known;     /**< whether a file says it */
     bool tied_embeddings; /**< lm_head is embed_tokens */
     kvf_rope_config rope;
+    double local_theta; /**< in layers with windows, where the architecture says so */
+    float query_scale;  /**< of queries, so that dot products / sqrt(head_dim) are right */
     bool bos_known;
     uint32_t bos_id;
     uint32_t eos_count; /**< ids of both files, without duplicates; 0 = none known */
     uint32_t eos_ids[KVF_EOS_MAX];
     char note[512]; /**< for the user, or empty */
 } kvf_model_config;
+
+static inline bool kvf_model_layer_has_window(const kvf_model_config *config, uint32_t layer)
+{
+    return config->window != 0 && config->window_mask[(size_t)layer * config->kv_heads] == 0;
+}
 
 typedef struct kvf_weights kvf_weights;
 
@@ -128,5 +144,7 @@ typedef struct kvf_rope_table {
  * "half" layout of all families).
  */
 void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out);
+/** Likewise, for layers with windows of an architecture with a local RoPE. */
+void kvf_rope_table_make_local(const kvf_model_config *config, kvf_rope_table *out);
 
 #endif

@@ -148,6 +148,32 @@ static void stretch_positions(config_reader *reader, const json_value *scaling,
     }
 }
 
+/* RoPE of layers with windows: beside that of the others, or in a field of its own.
+ * @return the settings of the others */
+static const json_value *read_local(config_reader *reader, kvf_model_config *config,
+                                    const json_value *settings)
+{
+    const json_value *local = json_get_set(settings, "sliding_attention");
+    kvf_rope_config rope = {0};
+    if (local)
+        check_keys(reader, local);
+    read_kind(reader, local, &rope);
+    if (rope.kind != KVF_ROPE_DEFAULT)
+        config_refuse(reader, "rope_parameters.sliding_attention", local,
+                      "layers with windows are supported without a RoPE scaling only, use another "
+                      "model");
+    config->local_theta =
+        local ? config_positive(reader, local, "rope_theta", 10000)
+              : config_positive(reader, reader->root, "rope_local_base_freq", 10000);
+    if (config->local_theta <= 1)
+        config_reject(reader, local ? "rope_theta" : "rope_local_base_freq",
+                      local ? json_get(local, "rope_theta")
+                            : json_get(reader->root, "rope_local_base_freq"),
+                      "above 1");
+    const json_value *full = json_get_set(settings, "full_attention");
+    return full || local ? full : settings;
+}
+
 void config_read_rope(config_reader *reader, kvf_model_config *config)
 {
     kvf_rope_config *rope = &config->rope;
@@ -158,6 +184,8 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
         scaling = json_get_set(reader->root, field);
     }
     *rope = (kvf_rope_config){.factor = 1, .attention_factor = 1};
+    if (config->architecture->has_local_rope)
+        scaling = read_local(reader, config, scaling);
     if (scaling && scaling->kind != JSON_OBJECT) {
         config_reject(reader, field, scaling, "null or an object");
         return;
@@ -168,7 +196,9 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
     check_partial(reader, scaling);
     read_kind(reader, scaling, rope);
     bool inside = json_get_set(scaling, "rope_theta");
-    rope->theta = config_positive(reader, inside ? scaling : reader->root, "rope_theta", 10000);
+    const double theta = config->architecture->rope_theta;
+    rope->theta = config_positive(reader, inside ? scaling : reader->root, "rope_theta",
+                                  theta > 0 ? theta : 10000);
     if (rope->theta <= 1)
         config_reject(reader, "rope_theta", json_get(inside ? scaling : reader->root, "rope_theta"),
                       "above 1");
@@ -248,4 +278,12 @@ void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out)
         scale_llama3(rope, out);
     else if (rope->kind == KVF_ROPE_YARN)
         scale_yarn(rope, config->head_dim, out);
+}
+
+void kvf_rope_table_make_local(const kvf_model_config *config, kvf_rope_table *out)
+{
+    kvf_model_config local = *config;
+    local.rope =
+        (kvf_rope_config){.theta = config->local_theta, .factor = 1, .attention_factor = 1};
+    kvf_rope_table_make(&local, out);
 }

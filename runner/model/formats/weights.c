@@ -200,6 +200,11 @@ static bool is_quantised(const weight_entry *entry)
     return entry->type && entry->type->index != GGUF_PLAIN;
 }
 
+bool kvf_weights_of_gguf(const kvf_weights *weights)
+{
+    return weights->gguf != NULL;
+}
+
 bool kvf_weights_quantised(const kvf_weights *weights)
 {
     for (size_t i = 0; i < weights->count; i++)

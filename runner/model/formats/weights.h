@@ -84,6 +84,9 @@ uint64_t kvf_weights_bytes(const kvf_weights *weights);
  */
 uint64_t kvf_weights_own_bytes(const kvf_weights *weights);
 
+/** Whether they are of a GGUF file. */
+bool kvf_weights_of_gguf(const kvf_weights *weights);
+
 /** Whether any tensor of the file is of a quantised type. */
 bool kvf_weights_quantised(const kvf_weights *weights);
 

@@ -57,6 +57,14 @@ void kvf_swiglu(const float *gate, const float *up, size_t count, float *y)
         y[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
+void kvf_geglu(const float *gate, const float *up, size_t count, float *y)
+{
+    for (size_t i = 0; i < count; i++) {
+        const float x = gate[i], inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+        y[i] = 0.5f * x * (1.0f + tanhf(inner)) * up[i];
+    }
+}
+
 void kvf_numbers_widen(const void *from, kvf_dtype dtype, size_t count, float *to)
 {
     if (dtype == KVF_FP32)

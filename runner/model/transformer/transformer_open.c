@@ -11,6 +11,7 @@
 #include "layer_ops.h"
 #include "transformer_ops.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,11 @@ void transformer_lay_out(const kvf_transformer_options *options, size_t own, kvf
     const size_t element = kvf_dtype_bytes(m->dtype);
     KVF_CARVE(k, b->cosine, all, m->head_dim / 2);
     KVF_CARVE(k, b->sine, all, m->head_dim / 2);
+    b->local_cosine = b->local_sine = NULL;
+    if (m->architecture->has_local_rope) {
+        KVF_CARVE(k, b->local_cosine, all, m->head_dim / 2);
+        KVF_CARVE(k, b->local_sine, all, m->head_dim / 2);
+    }
     KVF_CARVE(k, b->hidden, all, m->hidden_size);
     KVF_CARVE_OF(k, b->normed, own, rows, m->hidden_size);
     KVF_CARVE(k, b->qkv, rows, q + 2 * kv);
@@ -114,6 +120,19 @@ static const float *bind_vector(binder *b, const char *name, uint32_t count)
     float *vector = b->next;
     kvf_numbers_widen(tensor->data, tensor->dtype, count, vector);
     b->next += count;
+    return vector;
+}
+
+/* A norm's weights, times @p scale. */
+static const float *bind_norm(binder *b, const char *name, uint32_t count, float scale)
+{
+    float *vector = b->next;
+    const bool adds_one =
+        b->t->model.architecture->norms_add_one && !kvf_weights_of_gguf(b->t->options.weights);
+    if (!bind_vector(b, name, count))
+        return NULL;
+    for (uint32_t i = 0; i < count; i++)
+        vector[i] = scale * (adds_one ? 1.0f + vector[i] : vector[i]);
     return vector;
 }
 
@@ -189,6 +208,22 @@ static void bind_mlp(binder *b, uint32_t index)
     b->t->weight_bytes = before + (b->t->weight_bytes - before) / m->experts * m->experts_used;
 }
 
+static void bind_norms(binder *b, uint32_t index)
+{
+    const uint32_t hidden = b->t->model.hidden_size;
+    transformer_layer *l = &b->t->layers[index];
+    const char *before_mlp = "post_attention_layernorm.weight";
+    char n[NAME_MAX_BYTES];
+    l->attention_norm = bind_norm(b, layer_name(n, index, "input_layernorm.weight"), hidden, 1);
+    if (b->t->model.architecture->has_norms_after) {
+        l->attention_after = bind_norm(b, layer_name(n, index, before_mlp), hidden, 1);
+        l->mlp_after =
+            bind_norm(b, layer_name(n, index, "post_feedforward_layernorm.weight"), hidden, 1);
+        before_mlp = "pre_feedforward_layernorm.weight";
+    }
+    l->mlp_norm = bind_norm(b, layer_name(n, index, before_mlp), hidden, 1);
+}
+
 static void bind_layer(binder *b, uint32_t index)
 {
     const kvf_model_config *m = &b->t->model;
@@ -196,8 +231,7 @@ static void bind_layer(binder *b, uint32_t index)
     uint32_t hidden = m->hidden_size;
     uint32_t q = query_width(m), kv = kv_width(m);
     char n[NAME_MAX_BYTES];
-    l->attention_norm = bind_vector(b, layer_name(n, index, "input_layernorm.weight"), hidden);
-    l->mlp_norm = bind_vector(b, layer_name(n, index, "post_attention_layernorm.weight"), hidden);
+    bind_norms(b, index);
     l->query = bind_linear(b, layer_name(n, index, "self_attn.q_proj.weight"), q, hidden);
     l->key = bind_linear(b, layer_name(n, index, "self_attn.k_proj.weight"), kv, hidden);
     l->value = bind_linear(b, layer_name(n, index, "self_attn.v_proj.weight"), kv, hidden);
@@ -209,10 +243,11 @@ static void bind_layer(binder *b, uint32_t index)
         l->value.bias = bind_vector(b, layer_name(n, index, "self_attn.v_proj.bias"), kv);
     }
     if (m->architecture->qk_norm) {
-        l->query_norm =
-            bind_vector(b, layer_name(n, index, "self_attn.q_norm.weight"), m->head_dim);
-        l->key_norm = bind_vector(b, layer_name(n, index, "self_attn.k_norm.weight"), m->head_dim);
+        l->query_norm = bind_norm(b, layer_name(n, index, "self_attn.q_norm.weight"), m->head_dim,
+                                  m->query_scale);
+        l->key_norm = bind_norm(b, layer_name(n, index, "self_attn.k_norm.weight"), m->head_dim, 1);
     }
+    l->turns_locally = m->architecture->has_local_rope && kvf_model_layer_has_window(m, index);
 }
 
 /* Where both are one, a file may have either. */
@@ -231,7 +266,7 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
     binder b = {.t = t, .next = t->vectors, .error = error, .status = KVF_OK};
     kvf_weights_keep_packed(t->options.weights);
     t->embedding = bind_linear(&b, embedding_name(t), m->vocab_size, m->hidden_size);
-    t->final_norm = bind_vector(&b, "model.norm.weight", m->hidden_size);
+    t->final_norm = bind_norm(&b, "model.norm.weight", m->hidden_size, 1);
     for (uint32_t layer = 0; layer < m->layers; layer++)
         bind_layer(&b, layer);
     if (b.status != KVF_OK)
@@ -248,9 +283,18 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
 
 /* ---- open and close ---- */
 
+/* As Transformers does, and whoever trained the model. */
+static float rounded(kvf_dtype dtype, float number)
+{
+    float as_stored[1];
+    kvf_element_set(as_stored, dtype, 0, number);
+    return kvf_element_get(as_stored, dtype, 0);
+}
+
 static size_t vector_count(const kvf_model_config *m)
 {
-    size_t layer = 2u * (size_t)m->hidden_size + 2u * (size_t)m->head_dim + query_width(m) +
+    const size_t norms = m->architecture->has_norms_after ? 4 : 2;
+    size_t layer = norms * (size_t)m->hidden_size + 2u * (size_t)m->head_dim + query_width(m) +
                    2u * (size_t)kv_width(m);
     return m->hidden_size + m->layers * layer;
 }
@@ -279,6 +323,25 @@ static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
     return t->ops->open(t, error);
 }
 
+/* Some families are computed on the host only. */
+static kvf_status check_device(const kvf_transformer_options *options, kvf_error *error)
+{
+    const kvf_model_config *m = options->model;
+    if (ops_of(options->runtime)->is_host)
+        return KVF_OK;
+    if (m->experts)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "num_experts is %u: experts are computed on the host only; run this "
+                          "model with --device host",
+                          m->experts);
+    if (m->architecture->has_norms_after)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "architectures is %s, which is computed on the host only; run this model "
+                          "with --device host",
+                          m->architecture->name);
+    return KVF_OK;
+}
+
 kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_transformer **out,
                                 kvf_error *error)
 {
@@ -286,12 +349,7 @@ kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_tran
     if (options->chunk_max == 0 || options->batch_max == 0)
         return model_fail(error, KVF_INVALID, "chunk_max is %u and batch_max %u; give at least 1",
                           options->chunk_max, options->batch_max);
-    if (options->model->experts && !ops_of(options->runtime)->is_host)
-        return model_fail(
-            error, KVF_UNSUPPORTED,
-            "num_experts is %u: experts are computed on the host only; run this model "
-            "with --device host",
-            options->model->experts);
+    KVF_TRY(check_device(options, error));
     kvf_transformer *t = calloc(1, sizeof *t);
     if (!t)
         return model_out_of_memory(error, sizeof *t, "the transformer");
@@ -300,6 +358,9 @@ kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_tran
     t->options.model = &t->model;
     t->ops = ops_of(options->runtime);
     kvf_rope_table_make(&t->model, &t->rope);
+    if (t->model.architecture->has_local_rope)
+        kvf_rope_table_make_local(&t->model, &t->local_rope);
+    t->embedding_scale = rounded(t->model.dtype, sqrtf((float)t->model.hidden_size));
     kvf_status status = transformer_fill(t, error);
     if (status != KVF_OK) {
         kvf_transformer_close(t);

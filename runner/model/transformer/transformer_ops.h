@@ -124,13 +124,17 @@ static inline uint32_t transformer_hidden_rows(const kvf_transformer_options *op
     return options->prompt_max > rows ? options->prompt_max : rows;
 }
 
-/* Floats of gate_up, which also takes rows on their way (gather). */
+/* Floats of gate_up, which also takes rows on their way (gather), and what is added after a norm.
+ */
 static inline size_t transformer_scratch_floats(const kvf_transformer_options *options)
 {
     const kvf_model_config *m = options->model;
     const size_t mlp = (size_t)transformer_mlp_rows(options) * 2 * m->intermediate_size;
     const size_t row = (size_t)m->hidden_size + m->head_dim;
-    return mlp > row ? mlp : row;
+    const size_t added =
+        m->architecture->has_norms_after ? (size_t)transformer_rows(options) * m->hidden_size : row;
+    const size_t other = added > row ? added : row;
+    return mlp > other ? mlp : other;
 }
 
 /* The buffers that every device has; `normed` and `activated`, the operands of matrix products,
