@@ -33,17 +33,17 @@ static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
     const uint32_t heads = c->paging.kv_heads;
     for (uint32_t i = 0; first < end && i < (end - first) * heads; i++) {
         const uint32_t cell = ours[i / heads];
-        const uint32_t coarse = c->coarse[a.layer * heads + i % heads];
+        const uint32_t coarse = c->coarse.number[a.layer * heads + i % heads];
         float x = 0.0f;
         if (cell == UINT32_MAX || coarse == UINT32_MAX)
             continue;
         for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++)
             x = kvf_mean_add(x, kvf_stretch_group(&a, cell, i % heads, g), a.head_dim);
-        const size_t at = (size_t)coarse * c->stretches + cell / kvf_stretch_cells(c);
+        const size_t at = (size_t)coarse * c->coarse.stretches + cell / kvf_stretch_cells(c);
         const uint16_t scale =
-            kvf_mean_end(c->means + at * a.head_dim + threadIdx.x, x, all, a.head_dim);
+            kvf_mean_end(c->coarse.means + at * a.head_dim + threadIdx.x, x, all, a.head_dim);
         if (threadIdx.x == 0)
-            c->mean_scales[at] = scale;
+            c->coarse.scales[at] = scale;
         __syncthreads(); /* `all` is read */
     }
 }

@@ -17,14 +17,14 @@ static void average(const kvf_average_args *a, uint32_t cell)
     const kvf_paging *p = &c->paging;
     const uint32_t stretch = cell / kvf_stretch_cells(c), head_dim = p->shape.head_dim;
     for (uint32_t h = 0; h < p->kv_heads; h++) {
-        const uint32_t number = c->coarse[a->layer * p->kv_heads + h];
+        const uint32_t number = c->coarse.number[a->layer * p->kv_heads + h];
         float x[KVF_HEAD_DIM_MAX] = {0.0f};
         if (number == UINT32_MAX)
             continue;
-        const size_t at = (size_t)number * c->stretches + stretch;
+        const size_t at = (size_t)number * c->coarse.stretches + stretch;
         for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++)
             kvf_mean_add(x, kvf_stretch_group(a, cell, h, g), head_dim);
-        c->mean_scales[at] = kvf_mean_end(c->means + at * head_dim, x, head_dim);
+        c->coarse.scales[at] = kvf_mean_end(c->coarse.means + at * head_dim, x, head_dim);
     }
 }
 

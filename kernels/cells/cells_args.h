@@ -60,26 +60,28 @@ typedef struct kvf_cells {
     uint32_t *writes; /* [layers, cells, block_size] */
     uint64_t *odd;    /* [layers, cells] bit t: token t is not finite */
 
-    /* where paging.stretches_max is not 0: coarse heads */
-    uint32_t stretches;     /* of all cells */
-    const uint32_t *coarse; /* [layers, kv_heads] number of a coarse head, or UINT32_MAX */
-    int8_t *means;          /* [coarse heads, stretches, head_dim] */
-    uint16_t *mean_scales;  /* [coarse heads, stretches] */
-    uint32_t *is_mean;      /* [layers, stretches] 1: means are of what the tokens are now */
-    uint32_t *mean_count;   /* of one call, down to sifted: [regions * lists]; see kvf_step */
-    uint32_t *mean_take;    /* the same shape, down to list_bits */
-    uint32_t *mean_blocks;
-    const uint64_t **unsifted;
-    const uint64_t **list_bits;
-    uint64_t *sifted; /* [regions * lists, blocks_max] */
+    struct {
+        uint32_t stretches;     /* of all cells */
+        const uint32_t *number; /* [layers, kv_heads] of a coarse head, or UINT32_MAX */
+        int8_t *means;          /* [coarse heads, stretches, head_dim] */
+        uint16_t *scales;       /* [coarse heads, stretches] */
+        uint32_t *is_mean;      /* [layers, stretches] 1: means are of what the tokens are now */
+        uint32_t *count;        /* of one call, down to sifted: [regions * lists]; see kvf_step */
+        uint32_t *take;
+        uint32_t *blocks;
+        const uint64_t **unsifted;
+        uint64_t *sifted;       /* [regions * lists, blocks_max] */
+    } coarse;                   /* heads, where paging.stretches_max is not 0 */
+    const uint64_t **list_bits; /* [regions * lists] */
 
-    /* where `streaming` is not NULL: streaming heads */
-    const uint32_t *streaming; /* [layers, kv_heads] 1 + number of a streaming head, or 0 */
-    uint32_t streaming_heads;  /* of all layers */
-    kvf_ring ring;             /* of a tail, which has one head; its pages are runs */
-    char *tails;               /* [regions, streaming heads, blocks of ring, run bytes]; NULL = they
-                                  are attended in the cells */
-    kvf_cell_tag *tail_tags;   /* [regions, streaming heads, tokens of ring] */
+    struct {
+        const uint32_t *number; /* [layers, kv_heads] 1 + number of a streaming head, or 0 */
+        uint32_t heads;         /* of all layers */
+        kvf_ring ring;          /* of a tail, which has one head; its pages are runs */
+        char *tails;            /* [regions, heads, blocks of ring, run bytes]; NULL = they are
+                                   attended in the cells */
+        kvf_cell_tag *tags;     /* [regions, heads, tokens of ring] */
+    } streaming;                /* heads, where `number` is not NULL */
 
     /* of a region */
     char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the cells */
@@ -307,7 +309,7 @@ KVF_INLINE uint32_t kvf_stretch_cells(const kvf_cells *c)
 /* The mean of the stretch that a cell is in. */
 KVF_INLINE uint32_t *kvf_cell_is_mean(const kvf_cells *c, uint32_t layer, uint32_t cell)
 {
-    return c->is_mean + (size_t)layer * c->stretches + cell / kvf_stretch_cells(c);
+    return c->coarse.is_mean + (size_t)layer * c->coarse.stretches + cell / kvf_stretch_cells(c);
 }
 
 /* Stretches that coarse heads of row `number` of the call rank: 1, 2, ... of the row. */
@@ -315,7 +317,7 @@ KVF_INLINE uint32_t kvf_cells_ranked(const kvf_cells *c, uint32_t number)
 {
     uint32_t count = 0;
     for (uint32_t l = 0; l < c->paging.lists; l++)
-        count = kvf_max_u32(count, c->mean_count[(size_t)number * c->paging.lists + l]);
+        count = kvf_max_u32(count, c->coarse.count[(size_t)number * c->paging.lists + l]);
     return count;
 }
 
@@ -360,7 +362,7 @@ KVF_INLINE size_t kvf_region_head(const kvf_cells *c, uint32_t region, uint32_t 
 /* Blocks, and tokens, that a tail has room for. */
 KVF_INLINE uint32_t kvf_tail_blocks(const kvf_cells *c)
 {
-    return c->ring.sink_blocks + c->ring.ring_blocks;
+    return c->streaming.ring.sink_blocks + c->streaming.ring.ring_blocks;
 }
 
 KVF_INLINE uint32_t kvf_tail_tokens(const kvf_cells *c)
@@ -371,8 +373,8 @@ KVF_INLINE uint32_t kvf_tail_tokens(const kvf_cells *c)
 /* Page of a row that span i of a tail is. */
 KVF_INLINE uint32_t kvf_tail_page(const kvf_cells *c, uint32_t length, uint32_t i)
 {
-    const uint32_t sinks = c->ring.sink_blocks;
-    return i < sinks ? i : kvf_ring_first(&c->ring, length) + (i - sinks);
+    const uint32_t sinks = c->streaming.ring.sink_blocks;
+    return i < sinks ? i : kvf_ring_first(&c->streaming.ring, length) + (i - sinks);
 }
 
 /* A row that knows where slots are, and nothing else. */
@@ -437,7 +439,7 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     row.length = length;
     row.sealed = row.sealed_before = sealed;
     row.attend_all = c->all_pages || length <= budget;
-    row.idle = c->streaming ? c->streaming + (size_t)layer * p->kv_heads : NULL;
+    row.idle = c->streaming.number ? c->streaming.number + (size_t)layer * p->kv_heads : NULL;
     return row;
 }
 
@@ -492,13 +494,13 @@ KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at
     const kvf_paging *p = &c->paging;
     const uint64_t *bits = c->bits + (size_t)list * p->blocks_max;
     uint32_t take = 0, count = 0;
-    if (c->coarse[layer * p->kv_heads + list] != UINT32_MAX)
+    if (c->coarse.number[layer * p->kv_heads + list] != UINT32_MAX)
         count = kvf_stretches_ranked(p, row, c->coarse_share, row->chosen_pages, &take);
-    c->mean_count[at] = count;
-    c->mean_take[at] = take;
-    c->mean_blocks[at] = row->sealed;
-    c->unsifted[at] = count ? bits : NULL;
-    c->list_bits[at] = count ? c->sifted + at * p->blocks_max : bits;
+    c->coarse.count[at] = count;
+    c->coarse.take[at] = take;
+    c->coarse.blocks[at] = row->sealed;
+    c->coarse.unsifted[at] = count ? bits : NULL;
+    c->list_bits[at] = count ? c->coarse.sifted + at * p->blocks_max : bits;
 }
 
 /* The pages that its lists are asked for. */

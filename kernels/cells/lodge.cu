@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     const kvf_row row = kvf_cells_slots(c);
     for (uint32_t h = threadIdx.x / KVF_WARP_LANES; h < c->paging.kv_heads;
          h += THREADS / KVF_WARP_LANES)
-        if (!c->streaming || !c->streaming[a.layer * c->paging.kv_heads + h])
+        if (!c->streaming.number || !c->streaming.number[a.layer * c->paging.kv_heads + h])
             lodge_page(a, &row, h, page);
 }
 

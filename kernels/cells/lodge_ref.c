@@ -32,7 +32,7 @@ void kvf_lodge_ref(const void *args, uint32_t task)
     const kvf_write_args *a = args;
     const kvf_cells *c = a->cells;
     const kvf_row row = kvf_cells_slots(c);
-    if (c->streaming && c->streaming[a->layer * c->paging.kv_heads + task])
+    if (c->streaming.number && c->streaming.number[a->layer * c->paging.kv_heads + task])
         return;
     for (uint32_t i = 0; i < a->tokens; i++) {
         const uint32_t page = kvf_lodge_page(a, i);

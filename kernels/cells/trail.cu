@@ -43,28 +43,30 @@ static __global__ void __launch_bounds__(THREADS, is_packed ? 3 : 8)
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
     const uint32_t number = blockIdx.x / a.kv_heads, head = blockIdx.x % a.kv_heads;
-    const uint32_t one = c->streaming[a.layer * a.kv_heads + head];
+    const uint32_t one = c->streaming.number[a.layer * a.kv_heads + head];
     const kvf_row *row = &c->row[number];
     const uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
-    const uint32_t count = one ? kvf_ring_spans(&c->ring, row->length) : 0;
-    const size_t tail = (size_t)c->region[number] * c->streaming_heads + (one ? one - 1 : 0);
+    const uint32_t count = one ? kvf_ring_spans(&c->streaming.ring, row->length) : 0;
+    const size_t tail = (size_t)c->region[number] * c->streaming.heads + (one ? one - 1 : 0);
     /* Without tails only to count from: spans get other pages below. */
-    char *blocks = c->tails ? c->tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
-                            : kvf_cell_home(c, a.layer, 0);
+    char *blocks = c->streaming.tails
+                       ? c->streaming.tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
+                       : kvf_cell_home(c, a.layer, 0);
     uint64_t sums = 0; /* brought << 32 | attended */
     if (threadIdx.x == 0)
         a.span_count[blockIdx.x] = count;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t page = kvf_tail_page(c, row->length, i);
-        kvf_span span = kvf_ring_span(&c->ring, blocks, row->length, 0, i);
-        const size_t first =
-            tail * kvf_tail_tokens(c) + (size_t)kvf_ring_block(&c->ring, page) * p->block_size;
-        if (!c->tails)
+        kvf_span span = kvf_ring_span(&c->streaming.ring, blocks, row->length, 0, i);
+        const size_t first = tail * kvf_tail_tokens(c) +
+                             (size_t)kvf_ring_block(&c->streaming.ring, page) * p->block_size;
+        if (!c->streaming.tails)
             span.page = kvf_cell_home(c, a.layer, cells[page]) + head * kvf_run_bytes(p);
-        for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->tails && t < span.count; t += WARPS)
-            sums +=
-                (uint64_t)bring<is_packed>(a, cells[page], head, span, t, &c->tail_tags[first + t])
-                << 32;
+        for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->streaming.tails && t < span.count;
+             t += WARPS)
+            sums += (uint64_t)bring<is_packed>(a, cells[page], head, span, t,
+                                               &c->streaming.tags[first + t])
+                    << 32;
         if (threadIdx.x != 0)
             continue;
         sums += (uint32_t)__popcll(kvf_live_bits(span.count, span.skip));

@@ -34,23 +34,24 @@ void kvf_trail_ref(const void *args, uint32_t task)
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
     const uint32_t number = task / a->kv_heads, head = task % a->kv_heads;
-    const uint32_t one = c->streaming[a->layer * a->kv_heads + head];
+    const uint32_t one = c->streaming.number[a->layer * a->kv_heads + head];
     const kvf_row *row = &c->row[number];
     const uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
-    const uint32_t count = one ? kvf_ring_spans(&c->ring, row->length) : 0;
-    const size_t tail = (size_t)c->region[number] * c->streaming_heads + (one ? one - 1 : 0);
+    const uint32_t count = one ? kvf_ring_spans(&c->streaming.ring, row->length) : 0;
+    const size_t tail = (size_t)c->region[number] * c->streaming.heads + (one ? one - 1 : 0);
     /* Without tails only to count from: spans get other pages below. */
-    char *blocks = c->tails ? c->tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
-                            : kvf_cell_home(c, a->layer, 0);
+    char *blocks = c->streaming.tails
+                       ? c->streaming.tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
+                       : kvf_cell_home(c, a->layer, 0);
     uint64_t brought = 0, attended = 0;
     a->span_count[task] = count;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t page = kvf_tail_page(c, row->length, i);
-        kvf_span span = kvf_ring_span(&c->ring, blocks, row->length, 0, i);
-        if (c->tails)
+        kvf_span span = kvf_ring_span(&c->streaming.ring, blocks, row->length, 0, i);
+        if (c->streaming.tails)
             brought += bring(a, cells[page], head, &span,
-                             c->tail_tags + tail * kvf_tail_tokens(c) +
-                                 (size_t)kvf_ring_block(&c->ring, page) * p->block_size);
+                             c->streaming.tags + tail * kvf_tail_tokens(c) +
+                                 (size_t)kvf_ring_block(&c->streaming.ring, page) * p->block_size);
         else
             span.page = kvf_cell_home(c, a->layer, cells[page]) + head * kvf_run_bytes(p);
         attended += (uint64_t)__builtin_popcountll(kvf_live_bits(span.count, span.skip));

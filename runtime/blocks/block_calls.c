@@ -35,11 +35,11 @@ static kvf_cell_codes codes_of(const kvf_blocks *blocks, uint32_t layer)
 static kvf_cell_means means_of(const kvf_blocks *blocks, uint32_t layer)
 {
     const kvf_cells *c = &blocks->cells;
-    return (kvf_cell_means){.means = c->means,
-                            .scales = c->mean_scales,
-                            .number = c->coarse + (size_t)layer * c->paging.kv_heads,
+    return (kvf_cell_means){.means = c->coarse.means,
+                            .scales = c->coarse.scales,
+                            .number = c->coarse.number + (size_t)layer * c->paging.kv_heads,
                             .kv_heads = c->paging.kv_heads,
-                            .stretches = c->stretches,
+                            .stretches = c->coarse.stretches,
                             .cells = kvf_stretch_cells(c)};
 }
 
@@ -88,10 +88,10 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                      .choose_pages = c->pages};
     if (c->paging.stretches_max == 0)
         return step;
-    step.mean_count = c->mean_count;
-    step.mean_take = c->mean_take;
-    step.mean_blocks = c->mean_blocks;
-    step.unsifted = c->unsifted;
+    step.coarse.count = c->coarse.count;
+    step.coarse.take = c->coarse.take;
+    step.coarse.blocks = c->coarse.blocks;
+    step.coarse.unsifted = c->coarse.unsifted;
     step.cell_means = means_of(blocks, layer);
     return step;
 }
@@ -149,8 +149,9 @@ static const uint32_t *streaming_of(const kvf_blocks *blocks, uint32_t layer)
 {
     const kvf_cells *c = &blocks->cells;
     const size_t first = (size_t)layer * c->paging.kv_heads;
-    return c->streaming && memchr(blocks->kinds + first, KVF_HEAD_STREAMING, c->paging.kv_heads)
-               ? c->streaming + first
+    return c->streaming.number &&
+                   memchr(blocks->kinds + first, KVF_HEAD_STREAMING, c->paging.kv_heads)
+               ? c->streaming.number + first
                : NULL;
 }
 
@@ -185,7 +186,7 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                   .spans_max = kvf_tail_blocks(c),
                                   .spans = t->spans,
                                   .span_count = t->span_count};
-    const kvf_attend_args attend = {.shape = c->ring.shape,
+    const kvf_attend_args attend = {.shape = c->streaming.ring.shape,
                                     .pass = KVF_PASS_ALL,
                                     .lists = step->rows * c->paging.kv_heads,
                                     .group = c->paging.group,
@@ -198,7 +199,7 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                     .span_count = t->span_count,
                                     .partial_o = t->partial_o,
                                     .partial_lse = t->partial_lse};
-    const kvf_merge_args merge = {.shape = c->ring.shape,
+    const kvf_merge_args merge = {.shape = c->streaming.ring.shape,
                                   .lists = attend.lists,
                                   .group = attend.group,
                                   .splits_max = kvf_div_ceil_u32(attend.spans_max, t->split),
@@ -227,8 +228,8 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
     const size_t heads = (size_t)p->kv_heads * p->group, row = heads * kvf_row_bytes(&p->shape);
     kvf_prefill_kernel_args piece = *all;
     piece.chunks.count = 0;
-    piece.sink = c->ring.sink;
-    piece.window = c->ring.recent;
+    piece.sink = c->streaming.ring.sink;
+    piece.window = c->streaming.ring.recent;
     piece.blocks = kvf_prefill_blocks(all, i);
     piece.out = blocks->tails.out;
     piece.lse = all->lse ? blocks->tails.lse : NULL;

@@ -198,14 +198,14 @@ static void describe(kvf_blocks *blocks)
                                 .all_pages = cache->parts[0].policy->all_pages,
                                 .is_deaf = cache->runtime->seams.is_deaf};
     if (d->paging.stretches_max)
-        blocks->cells.stretches =
+        blocks->cells.coarse.stretches =
             (uint32_t)kvf_cells_count(&blocks->cells) / kvf_stretch_cells(&blocks->cells);
-    blocks->cells.streaming_heads = number_streaming(blocks, NULL);
-    if (blocks->cells.streaming_heads) {
+    blocks->cells.streaming.heads = number_streaming(blocks, NULL);
+    if (blocks->cells.streaming.heads) {
         kvf_rings rings;
         kvf_rings_measure(c, &d->paging, &rings);
-        blocks->cells.ring = rings.ring;
-        blocks->cells.ring.heads = 1;
+        blocks->cells.streaming.ring = rings.ring;
+        blocks->cells.streaming.ring.heads = 1;
         blocks->tails.split = rings.split;
     }
 }
@@ -224,7 +224,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->bits, cells->paging.kv_heads, cells->paging.blocks_max);
     KVF_CARVE(k, c->coarse, cells->paging.stretches_max ? cells->layers : 0,
               cells->paging.kv_heads);
-    KVF_CARVE(k, c->streaming, cells->streaming_heads ? cells->layers : 0, cells->paging.kv_heads);
+    KVF_CARVE(k, c->streaming, cells->streaming.heads ? cells->layers : 0, cells->paging.kv_heads);
     KVF_CARVE(k, c->wide, blocks->cache->parts[0].dims.wide_blocks);
 }
 
@@ -234,14 +234,14 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     kvf_cells *c = &blocks->cells;
     const kvf_paging *p = &c->paging;
     kvf_block_tails *t = &blocks->tails;
-    const uint64_t lists = c->streaming_heads ? (uint64_t)c->regions * p->lists : 0;
-    const uint64_t all = (uint64_t)c->regions * c->streaming_heads, used = lists ? 1 : 0;
+    const uint64_t lists = c->streaming.heads ? (uint64_t)c->regions * p->lists : 0;
+    const uint64_t all = (uint64_t)c->regions * c->streaming.heads, used = lists ? 1 : 0;
     const uint32_t run = kvf_tail_blocks(c);
     const uint64_t splits = lists ? lists * kvf_div_ceil_u32(run, t->split) : 0;
     const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_row_bytes(&p->shape);
     const uint64_t kept = kvf_brings_tokens(&blocks->cache->parts[0]) ? all : 0;
-    KVF_CARVE(k, c->tails, kept, run, kvf_run_bytes(p));
-    KVF_CARVE(k, c->tail_tags, kept, kvf_tail_tokens(c));
+    KVF_CARVE(k, c->streaming.tails, kept, run, kvf_run_bytes(p));
+    KVF_CARVE(k, c->streaming.tags, kept, kvf_tail_tokens(c));
     KVF_CARVE(k, t->spans, lists, run);
     KVF_CARVE(k, t->span_count, lists);
     KVF_CARVE(k, t->partial_o, splits, p->group, p->shape.head_dim);
@@ -254,10 +254,10 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
 static void carve_stretches(kvf_cells *c, kvf_carver *k)
 {
     const uint64_t lists = c->paging.stretches_max ? (uint64_t)c->regions * c->paging.lists : 0;
-    KVF_CARVE(k, c->mean_count, lists);
-    KVF_CARVE(k, c->mean_take, lists);
-    KVF_CARVE(k, c->mean_blocks, lists);
-    KVF_CARVE(k, c->unsifted, lists);
+    KVF_CARVE(k, c->coarse.count, lists);
+    KVF_CARVE(k, c->coarse.take, lists);
+    KVF_CARVE(k, c->coarse.blocks, lists);
+    KVF_CARVE(k, c->coarse.unsifted, lists);
 }
 
 /* Returns the bytes of the caller's blocks among them. */
@@ -270,9 +270,10 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->scales, pool, p->kv_heads, p->block_size);
     KVF_CARVE(k, c->writes, pool, p->block_size);
     KVF_CARVE(k, c->odd, pool);
-    KVF_CARVE(k, c->means, number_coarse(blocks, NULL), c->stretches, p->shape.head_dim);
-    KVF_CARVE(k, c->mean_scales, number_coarse(blocks, NULL), c->stretches);
-    KVF_CARVE(k, c->is_mean, c->layers, c->stretches);
+    KVF_CARVE(k, c->coarse.means, number_coarse(blocks, NULL), c->coarse.stretches,
+              p->shape.head_dim);
+    KVF_CARVE(k, c->coarse.scales, number_coarse(blocks, NULL), c->coarse.stretches);
+    KVF_CARVE(k, c->coarse.is_mean, c->layers, c->coarse.stretches);
     const uint64_t blocks_bytes = k->bytes;
     carve_constants(blocks, k, &blocks->constants);
     KVF_CARVE(k, c->clock, 1);
@@ -297,7 +298,7 @@ static kvf_status plan(kvf_blocks *blocks)
     kvf_carver k = {0};
     const uint64_t per_block = carve(blocks, &k);
     const uint64_t lists = (uint64_t)c->regions * c->paging.lists;
-    if (c->streaming_heads && lists * kvf_tail_blocks(c) > UINT32_MAX)
+    if (c->streaming.heads && lists * kvf_tail_blocks(c) > UINT32_MAX)
         KVF_FAIL(
             cache->context, KVF_INVALID,
             "streaming_recent = %u with sequences_max = %u is more than any memory; lower it or "
@@ -374,10 +375,10 @@ static void point_regions(kvf_blocks *blocks)
     c->arena_cells = part->pool.blocks_per_arena;
     c->arenas = blocks->constants.arenas;
     c->bits = blocks->constants.bits;
-    c->coarse = blocks->constants.coarse;
-    c->streaming = blocks->constants.streaming;
+    c->coarse.number = blocks->constants.coarse;
+    c->streaming.number = blocks->constants.streaming;
     c->list_bits = blocks->constants.list_bits;
-    c->sifted = part->tables.sifted;
+    c->coarse.sifted = part->tables.coarse.bits;
 }
 
 /* Over host memory, with addresses of the device. */

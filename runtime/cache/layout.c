@@ -82,18 +82,18 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
     const uint64_t by_codes = kvf_has_codes(part) ? scored : 0, coded = by_codes ? s : 0;
     const uint64_t tiles = kvf_tiles(p->pages_max, c->page_size);
     KVF_CARVE(k, t->scores, s, c->query_heads, scored - by_codes);
-    KVF_CARVE(k, t->rotated, coded, c->query_heads, c->head_dim);
-    KVF_CARVE(k, t->rotated_scale, coded, c->query_heads);
-    KVF_CARVE(k, t->mass, coded, c->query_heads, by_codes);
-    KVF_CARVE(k, t->top, coded, c->query_heads, tiles);
-    KVF_CARVE(k, t->sum, coded, c->query_heads, tiles);
+    KVF_CARVE(k, t->by_codes.rotated, coded, c->query_heads, c->head_dim);
+    KVF_CARVE(k, t->by_codes.scale, coded, c->query_heads);
+    KVF_CARVE(k, t->by_codes.mass, coded, c->query_heads, by_codes);
+    KVF_CARVE(k, t->by_codes.top, coded, c->query_heads, tiles);
+    KVF_CARVE(k, t->by_codes.sum, coded, c->query_heads, tiles);
     KVF_CARVE(k, t->reduced, s, d->choose_lists, scored);
     const uint64_t skims = p->stretches_max ? s : 0;
-    KVF_CARVE(k, t->skimmed, skims, c->query_heads, p->stretches_max);
-    KVF_CARVE(k, t->ranked, skims, p->lists, p->stretches_max);
-    KVF_CARVE(k, t->stretch_ids, skims, p->lists, p->stretches_max);
-    KVF_CARVE(k, t->stretch_count, skims, p->lists);
-    KVF_CARVE(k, t->sifted, skims, p->lists, p->blocks_max);
+    KVF_CARVE(k, t->coarse.scores, skims, c->query_heads, p->stretches_max);
+    KVF_CARVE(k, t->coarse.ranked, skims, p->lists, p->stretches_max);
+    KVF_CARVE(k, t->coarse.ids, skims, p->lists, p->stretches_max);
+    KVF_CARVE(k, t->coarse.count, skims, p->lists);
+    KVF_CARVE(k, t->coarse.bits, skims, p->lists, p->blocks_max);
     KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);
     KVF_CARVE(k, t->arrived, s, p->lists);
     KVF_CARVE(k, t->masks, policy->by_token ? s : 0, p->lists, d->ids_max);
@@ -147,14 +147,14 @@ static void carve_cover(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->cover.count, taken);
     KVF_CARVE(k, t->cover.take, taken);
     KVF_CARVE(k, t->cover.limit, taken ? p->query_window : 0);
-    KVF_CARVE(k, t->row_max, seen, chunks, p->group, d->observe_max);
-    KVF_CARVE(k, t->row_sum, seen, chunks, p->group, d->observe_max);
-    KVF_CARVE(k, t->token_score, seen, d->cover_max, p->block_size);
-    KVF_CARVE(k, t->token_work, taken, d->cover_max, p->block_size);
-    KVF_CARVE(k, t->token_ids, taken, d->tokens_max);
-    KVF_CARVE(k, t->token_count, taken);
-    KVF_CARVE(k, t->token_ids_b, taken_b, d->tokens_max);
-    KVF_CARVE(k, t->token_count_b, taken_b);
+    KVF_CARVE(k, t->tokens.row_max, seen, chunks, p->group, d->observe_max);
+    KVF_CARVE(k, t->tokens.row_sum, seen, chunks, p->group, d->observe_max);
+    KVF_CARVE(k, t->tokens.score, seen, d->cover_max, p->block_size);
+    KVF_CARVE(k, t->tokens.work, taken, d->cover_max, p->block_size);
+    KVF_CARVE(k, t->tokens.ids, taken, d->tokens_max);
+    KVF_CARVE(k, t->tokens.count, taken);
+    KVF_CARVE(k, t->tokens.ids_b, taken_b, d->tokens_max);
+    KVF_CARVE(k, t->tokens.count_b, taken_b);
 }
 
 static void carve_mirror(const kvf_part *part, kvf_carver *k, kvf_control *t)

@@ -58,22 +58,26 @@ typedef struct kvf_tables {
 
     /* choosing and fetching */
     kvf_choice now;
-    uint32_t *choose;        /* [R, chosen] pages to choose */
-    float *scores;           /* [R, query_heads, pages_max] by boxes */
-    int8_t *rotated;         /* [R, query_heads, head_dim] by codes, with all down to `sum` */
-    float *rotated_scale;    /* [R, query_heads] */
-    uint16_t *mass;          /* [R, query_heads, pages_max] */
-    float *top;              /* [R, query_heads, tiles of pages_max] */
-    float *sum;              /* [R, query_heads, tiles of pages_max] */
-    float *reduced;          /* [R, chosen, pages_max] */
-    float *skimmed;          /* [R, query_heads, stretches_max] of coarse heads, down to `sifted` */
-    float *ranked;           /* [R, lists, stretches_max] */
-    int32_t *stretch_ids;    /* [R, lists, stretches_max] */
-    uint32_t *stretch_count; /* [R, lists] */
-    uint64_t *sifted;        /* [R, lists, blocks_max] */
-    uint32_t *topk_work;     /* [R, chosen, pages_max] */
-    uint32_t *arrived;       /* [R, lists] blocks that share a list */
-    uint64_t *masks;         /* [R, lists, ids_max] of a policy that chooses tokens */
+    uint32_t *choose; /* [R, chosen] pages to choose */
+    float *scores;    /* [R, query_heads, pages_max] by boxes */
+    struct {
+        int8_t *rotated; /* [R, query_heads, head_dim] */
+        float *scale;    /* [R, query_heads] of `rotated` */
+        uint16_t *mass;  /* [R, query_heads, pages_max] */
+        float *top;      /* [R, query_heads, tiles of pages_max] */
+        float *sum;      /* [R, query_heads, tiles of pages_max] */
+    } by_codes;
+    float *reduced; /* [R, chosen, pages_max] */
+    struct {
+        float *scores;   /* [R, query_heads, stretches_max] */
+        float *ranked;   /* [R, lists, stretches_max] */
+        int32_t *ids;    /* [R, lists, stretches_max] */
+        uint32_t *count; /* [R, lists] */
+        uint64_t *bits;  /* [R, lists, blocks_max] of tokens that are left to score by codes */
+    } coarse;            /* heads */
+    uint32_t *topk_work; /* [R, chosen, pages_max] */
+    uint32_t *arrived;   /* [R, lists] blocks that share a list */
+    uint64_t *masks;     /* [R, lists, ids_max] of a policy that chooses tokens */
 
     /* attending */
     kvf_span *spans;      /* [R, lists, spans_max] */
@@ -94,14 +98,16 @@ typedef struct kvf_tables {
         uint32_t *take;       /* [kv_heads] */
         uint32_t *limit;      /* [query_window] */
     } cover;
-    float *row_max;          /* [kv_heads, chunks of spans, group * observe_max] */
-    float *row_sum;          /* the same */
-    float *token_score;      /* [kv_heads, cover_max, block_size] at most */
-    uint32_t *token_work;    /* likewise */
-    int32_t *token_ids;      /* [kv_heads, tokens_max of dims] */
-    uint32_t *token_count;   /* [kv_heads] */
-    int32_t *token_ids_b;    /* the same once more, of static_ratio = auto */
-    uint32_t *token_count_b; /* [kv_heads] */
+    struct {
+        float *row_max;    /* [kv_heads, chunks of spans, group * observe_max] */
+        float *row_sum;    /* the same */
+        float *score;      /* [kv_heads, cover_max, block_size] at most */
+        uint32_t *work;    /* likewise */
+        int32_t *ids;      /* [kv_heads, tokens_max of dims] */
+        uint32_t *count;   /* [kv_heads] */
+        int32_t *ids_b;    /* the same once more, of static_ratio = auto */
+        uint32_t *count_b; /* [kv_heads] */
+    } tokens;
 
     kvf_digest_job *jobs;         /* [jobs_max] */
     uint32_t *chunk_fault;        /* [1] */

@@ -248,12 +248,12 @@ static void take_coarse(kvf_step *step, const uint64_t **bits)
     const uint16_t **scales;
     uint32_t *count, *take, *blocks;
     const uint64_t **unsifted;
-    KVF_TAKE(step, means, step->means, lists);
-    KVF_TAKE(step, scales, step->mean_scales, lists);
-    KVF_TAKE(step, count, step->mean_count, lists);
-    KVF_TAKE(step, take, step->mean_take, lists);
-    KVF_TAKE(step, blocks, step->mean_blocks, lists);
-    KVF_TAKE(step, unsifted, step->unsifted, lists);
+    KVF_TAKE(step, means, step->coarse.means, lists);
+    KVF_TAKE(step, scales, step->coarse.scales, lists);
+    KVF_TAKE(step, count, step->coarse.count, lists);
+    KVF_TAKE(step, take, step->coarse.take, lists);
+    KVF_TAKE(step, blocks, step->coarse.blocks, lists);
+    KVF_TAKE(step, unsifted, step->coarse.unsifted, lists);
     for (uint32_t l = 0; means && l < lists; l++) {
         const kvf_row *row = &step->row_host[l / p->lists];
         const uint32_t head = l % p->lists;
@@ -265,7 +265,7 @@ static void take_coarse(kvf_step *step, const uint64_t **bits)
         blocks[l] = row->sealed;
         unsifted[l] = count[l] ? bits[l] : NULL;
         if (count[l])
-            bits[l] = part->tables.sifted + (size_t)l * p->blocks_max;
+            bits[l] = part->tables.coarse.bits + (size_t)l * p->blocks_max;
     }
 }
 

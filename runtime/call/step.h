@@ -57,13 +57,14 @@ typedef struct kvf_step {
     const uint32_t *const *block_of; /* of score lists, where there are codes: see kvf_weigh_args */
     const uint64_t *const *bits;     /* of score lists, of a cache with codes */
     const uint32_t *pages;           /* of score lists */
-    /* of coarse heads, of a part that has means; a hot head has count 0 and NULL */
-    const int8_t *const *means;
-    const uint16_t *const *mean_scales;
-    const uint32_t *mean_count;      /* ranked: whole stretches but the first */
-    const uint32_t *mean_take;       /* of these, the best that are scored by codes */
-    const uint32_t *mean_blocks;     /* sealed */
-    const uint64_t *const *unsifted; /* bits of the row; `bits` has those that are left */
+    struct {
+        const int8_t *const *means;
+        const uint16_t *const *scales;
+        const uint32_t *count;           /* ranked: whole stretches but the first */
+        const uint32_t *take;            /* of these, the best that are scored by codes */
+        const uint32_t *blocks;          /* sealed */
+        const uint64_t *const *unsifted; /* bits of the row; `bits` has those that are left */
+    } coarse;              /* heads, of a part that has means; a hot head has count 0 and NULL */
     const uint32_t *order; /* of rows, of a cache with codes: see kvf_weigh_args and share.h */
     const uint32_t *common;
     uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */

@@ -28,14 +28,14 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
     const kvf_mask_args mask = {.paging = *p,
                                 .ids_max = part->dims.ids_max,
                                 .tokens_max = part->dims.tokens_max,
-                                .tokens = t->token_ids,
-                                .token_count = t->token_count,
+                                .tokens = t->tokens.ids,
+                                .token_count = t->tokens.count,
                                 .ids = t->now.ids + first * part->dims.ids_max,
                                 .id_count = t->now.id_count + first,
                                 .masks = t->masks + first * part->dims.ids_max};
     KVF_TRY(kvf_step_cover(step, &now));
     KVF_TRY(kvf_step_observe(step, &now));
-    KVF_TRY(kvf_step_top_tokens(step, 0, t->token_ids, t->token_count));
+    KVF_TRY(kvf_step_top_tokens(step, 0, t->tokens.ids, t->tokens.count));
     return KVF_LAUNCH(step, mask, mask);
 }
 

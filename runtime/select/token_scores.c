@@ -46,10 +46,10 @@ kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
                               .spans = t->cover.spans,
                               .span_index = t->cover.span_index,
                               .span_count = t->cover.span_count,
-                              .row_max = t->row_max,
-                              .row_sum = t->row_sum,
+                              .row_max = t->tokens.row_max,
+                              .row_sum = t->tokens.row_sum,
                               .sinks = kvf_step_form(step)->sinks,
-                              .score = t->token_score};
+                              .score = t->tokens.score};
 }
 
 kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
@@ -81,13 +81,13 @@ kvf_status kvf_step_top_tokens(kvf_step *step, uint32_t resident, int32_t *ids, 
                                 .stride = stride,
                                 .ids_max = part->dims.tokens_max,
                                 .work_stride = stride,
-                                .scores = t->token_score,
+                                .scores = t->tokens.score,
                                 .first = t->cover.first,
                                 .count = t->cover.count,
                                 .k = t->cover.take,
                                 .ids = ids,
                                 .id_count = count,
-                                .work = t->token_work,
+                                .work = t->tokens.work,
                                 .arrived = t->arrived};
     return KVF_LAUNCH(step, topk, args);
 }

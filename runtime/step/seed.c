@@ -23,7 +23,7 @@ static kvf_status put_scores(kvf_step *step, const float *scores)
                                 .width = 1,
                                 .out_stride = kvf_token_stride(part, 0),
                                 .in = scores,
-                                .out = part->tables.token_score};
+                                .out = part->tables.tokens.score};
     return KVF_LAUNCH(step, pool, args);
 }
 

@@ -58,10 +58,10 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
                                    .row = step->row + all->index,
                                    .rest = part->dims.rest_tokens,
                                    .ids_max = part->dims.tokens_max,
-                                   .a = t->token_ids,
-                                   .a_count = t->token_count,
-                                   .b = t->token_ids_b,
-                                   .b_count = t->token_count_b,
+                                   .a = t->tokens.ids,
+                                   .a_count = t->tokens.count,
+                                   .b = t->tokens.ids_b,
+                                   .b_count = t->tokens.count_b,
                                    .choose =
                                        t->choose + (size_t)all->index * part->dims.choose_lists,
                                    .choose_lists = part->dims.choose_lists,
@@ -70,13 +70,13 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
     whole.take_tokens = part->dims.rest_tokens;
     KVF_TRY(kvf_step_cover(step, &whole));
     if (all->window) {
-        KVF_TRY(top_of_query(step, all, (newest + 1 + slots - all->window) % slots, t->token_ids,
-                             t->token_count));
-        KVF_TRY(top_of_query(step, all, newest, t->token_ids_b, t->token_count_b));
+        KVF_TRY(top_of_query(step, all, (newest + 1 + slots - all->window) % slots, t->tokens.ids,
+                             t->tokens.count));
+        KVF_TRY(top_of_query(step, all, newest, t->tokens.ids_b, t->tokens.count_b));
     } else { /* no query was kept, which says nothing about them */
         const size_t bytes = part->config.kv_heads * sizeof(uint32_t);
-        KVF_TRY(part->device->ops->fill(step->stream, t->token_count, 0, bytes));
-        KVF_TRY(part->device->ops->fill(step->stream, t->token_count_b, 0, bytes));
+        KVF_TRY(part->device->ops->fill(step->stream, t->tokens.count, 0, bytes));
+        KVF_TRY(part->device->ops->fill(step->stream, t->tokens.count_b, 0, bytes));
     }
     if (all->window && row->sealed * part->dims.paging.block_size >
                            part->dims.rest_tokens + part->config.sink_tokens)
@@ -98,8 +98,8 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .row = kvf_wide_last(step, all->index),
                                 .spans = t->cover.spans,
                                 .span_index = t->cover.span_index,
-                                .ids = t->token_ids,
-                                .id_count = t->token_count,
+                                .ids = t->tokens.ids,
+                                .id_count = t->tokens.count,
                                 .store = after->store,
                                 .store_index = after->store_index,
                                 .store_count = after->store_count,
@@ -140,8 +140,8 @@ static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool
 static kvf_status take_best(kvf_step *step, const kvf_observation *all)
 {
     const kvf_part *part = step->part;
-    KVF_TRY(
-        kvf_step_top_tokens(step, all->resident, part->tables.token_ids, part->tables.token_count));
+    KVF_TRY(kvf_step_top_tokens(step, all->resident, part->tables.tokens.ids,
+                                part->tables.tokens.count));
     return pack(step, all);
 }
 

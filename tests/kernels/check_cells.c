@@ -111,18 +111,21 @@ static void make_coarse(check *c, world *w)
     for (uint32_t i = 0; i < heads; i++)
         coarse[i] = check_below(c, 3) ? count++ : UINT32_MAX;
     p->stretches_max = kvf_stretches(p->block_size, p->blocks_max);
-    k->stretches = w->cells / per;
-    k->coarse = coarse;
+    k->coarse.stretches = w->cells / per;
+    k->coarse.number = coarse;
     k->coarse_share = (float)check_below(c, 4) / 10;
-    k->means = tracked(c, "means", (size_t)count * k->stretches * p->shape.head_dim + 1);
-    k->mean_scales = tracked(c, "mean_scales", (count * k->stretches + 1) * sizeof(uint16_t));
-    k->is_mean = tracked(c, "is_mean", LAYERS * k->stretches * sizeof *k->is_mean);
-    k->mean_count = tracked(c, "mean_count", w->lists * sizeof *k->mean_count);
-    k->mean_take = tracked(c, "mean_take", w->lists * sizeof *k->mean_take);
-    k->mean_blocks = tracked(c, "mean_blocks", w->lists * sizeof *k->mean_blocks);
-    k->unsifted = tracked(c, "unsifted", w->lists * sizeof *k->unsifted);
+    k->coarse.means =
+        tracked(c, "means", (size_t)count * k->coarse.stretches * p->shape.head_dim + 1);
+    k->coarse.scales =
+        tracked(c, "mean_scales", (count * k->coarse.stretches + 1) * sizeof(uint16_t));
+    k->coarse.is_mean =
+        tracked(c, "is_mean", LAYERS * k->coarse.stretches * sizeof *k->coarse.is_mean);
+    k->coarse.count = tracked(c, "mean_count", w->lists * sizeof *k->coarse.count);
+    k->coarse.take = tracked(c, "mean_take", w->lists * sizeof *k->coarse.take);
+    k->coarse.blocks = tracked(c, "mean_blocks", w->lists * sizeof *k->coarse.blocks);
+    k->coarse.unsifted = tracked(c, "unsifted", w->lists * sizeof *k->coarse.unsifted);
     k->list_bits = tracked(c, "list_bits", w->lists * sizeof *k->list_bits);
-    k->sifted = check_in(c, w->lists * p->blocks_max * sizeof *k->sifted);
+    k->coarse.sifted = check_in(c, w->lists * p->blocks_max * sizeof *k->coarse.sifted);
 }
 
 /* Heads of some worlds stream; none of these is coarse. */
@@ -135,20 +138,23 @@ static void make_streaming(check *c, world *w)
         return;
     uint32_t *streaming = check_in(c, heads * sizeof *streaming);
     for (uint32_t i = 0; i < heads; i++)
-        streaming[i] = check_below(c, 2) && (!k->coarse || k->coarse[i] == UINT32_MAX)
-                           ? ++k->streaming_heads
+        streaming[i] = check_below(c, 2) && (!k->coarse.number || k->coarse.number[i] == UINT32_MAX)
+                           ? ++k->streaming.heads
                            : 0;
-    k->streaming = streaming;
-    k->ring = (kvf_ring){.shape = kvf_run_shape(p),
-                         .heads = 1,
-                         .sink = check_below(c, 80),
-                         .recent = 1 + check_below(c, 100)};
-    k->ring.sink_blocks = kvf_div_ceil_u32(k->ring.sink, p->block_size);
-    k->ring.ring_blocks = kvf_div_ceil_u32(k->ring.recent - 1, p->block_size) + 1;
-    const size_t tails = (size_t)REGIONS * k->streaming_heads;
+    k->streaming.number = streaming;
+    k->streaming.ring = (kvf_ring){.shape = kvf_run_shape(p),
+                                   .heads = 1,
+                                   .sink = check_below(c, 80),
+                                   .recent = 1 + check_below(c, 100)};
+    k->streaming.ring.sink_blocks = kvf_div_ceil_u32(k->streaming.ring.sink, p->block_size);
+    k->streaming.ring.ring_blocks =
+        kvf_div_ceil_u32(k->streaming.ring.recent - 1, p->block_size) + 1;
+    const size_t tails = (size_t)REGIONS * k->streaming.heads;
     if (k->rings)
-        k->tails = tracked(c, "tails", tails * kvf_tail_blocks(k) * kvf_run_bytes(p) + 16);
-    k->tail_tags = tracked(c, "tail_tags", (tails * kvf_tail_tokens(k) + 1) * sizeof *k->tail_tags);
+        k->streaming.tails =
+            tracked(c, "tails", tails * kvf_tail_blocks(k) * kvf_run_bytes(p) + 16);
+    k->streaming.tags =
+        tracked(c, "tail_tags", (tails * kvf_tail_tokens(k) + 1) * sizeof *k->streaming.tags);
 }
 
 static void make_world(check *c, world *w, uint32_t index)
@@ -369,14 +375,15 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
 {
     const kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
-    const uint32_t b = list / p->lists, length = k->row[b].length, recent = k->ring.recent;
+    const uint32_t b = list / p->lists, length = k->row[b].length,
+                   recent = k->streaming.ring.recent;
     const size_t token = kvf_token_bytes(&p->shape);
     uint32_t t = 0;
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t j = 0; j < spans[i].count; j++, t++) {
             if (spans[i].skip >> j & 1)
                 continue;
-            while (t >= k->ring.sink && t + recent < length)
+            while (t >= k->streaming.ring.sink && t + recent < length)
                 t++;
             if (t % p->block_size != j || t >= length)
                 check_fail(c, "list %u: span %u has token %u of its page, not %u", list, i, j, t);
@@ -385,7 +392,7 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
             check_bits(c, "a token of a tail", (const char *)spans[i].page + j * token, w->exact,
                        token);
         }
-    while (t >= k->ring.sink && t + recent < length)
+    while (t >= k->streaming.ring.sink && t + recent < length)
         t++;
     if (t != length)
         check_fail(c, "list %u: spans end at token %u of %u", list, t, length);
@@ -417,7 +424,7 @@ static void stream(check *c, const world *w)
         from[i] = (float)i;
         out[i] = -1.0f;
     }
-    const kvf_weave_args weave = {.streaming = k->streaming + LAYER * p->kv_heads,
+    const kvf_weave_args weave = {.streaming = k->streaming.number + LAYER * p->kv_heads,
                                   .rows = rows,
                                   .kv_heads = p->kv_heads,
                                   .group = group,
@@ -457,8 +464,8 @@ static void compare_means(check *c, const world *w)
         const uint32_t list = n / p->stretches_max, i = n % p->stretches_max + 1;
         const uint32_t b = list / p->lists, head = list % p->lists;
         const uint32_t *cell = k->cell + b * p->blocks_max + (size_t)i * per;
-        const uint32_t number = k->coarse[LAYER * p->kv_heads + head];
-        if (i > k->mean_count[list])
+        const uint32_t number = k->coarse.number[LAYER * p->kv_heads + head];
+        if (i > k->coarse.count[list])
             continue;
         for (uint32_t j = 0; j < per; j++)
             job[j] =
@@ -468,9 +475,9 @@ static void compare_means(check *c, const world *w)
         const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &encode, 0);
         CHECK_RUN(c, c->ref, means, &means, 0);
-        const size_t at = (size_t)number * k->stretches + cell[0] / per;
-        check_bits(c, "a mean", k->means + at * head_dim, row->means, head_dim);
-        check_bits(c, "its scale", k->mean_scales + at, row->mean_scales, sizeof(uint16_t));
+        const size_t at = (size_t)number * k->coarse.stretches + cell[0] / per;
+        check_bits(c, "a mean", k->coarse.means + at * head_dim, row->means, head_dim);
+        check_bits(c, "its scale", k->coarse.scales + at, row->mean_scales, sizeof(uint16_t));
     }
 }
 
@@ -503,7 +510,7 @@ static void step(check *c, world *w)
     CHECK_BOTH(c, average, &average);
     if (average.stretches_max)
         compare_means(c, w);
-    if (w->c->streaming)
+    if (w->c->streaming.number)
         stream(c, w);
     if (*w->c->clock != calls + 1)
         check_fail(c, "call %u is not counted", calls);

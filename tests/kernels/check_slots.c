@@ -346,7 +346,7 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
     for (uint32_t i = 0; i < a->tokens; i++)
         for (uint32_t h = 0; h < HEADS; h++) {
             const uint32_t page = kvf_lodge_page(a, i);
-            if (page == UINT32_MAX || (a->cells->streaming && a->cells->streaming[h]))
+            if (page == UINT32_MAX || (a->cells->streaming.number && a->cells->streaming.number[h]))
                 continue;
             const int32_t slot = w->slot_of_page[(size_t)h * w->p.pool_pages + page];
             all++;
@@ -394,7 +394,7 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
                          .id_cells = 1,
                          .writes = w.writes,
                          .odd = odd,
-                         .streaming = check_below(c, 2) ? streaming : NULL,
+                         .streaming.number = check_below(c, 2) ? streaming : NULL,
                          .slots = w.slots,
                          .slot_of_page = w.slot_of_page,
                          .slot_words = w.words,
