@@ -96,7 +96,7 @@ static bool begins_with(const kvf_text *text, const kvf_text *beginning)
 
 static void drop_sequence(cli_run *run, kvf_sequence **sequence)
 {
-    if (run->completion && kvf_completion_of(run->completion) == *sequence)
+    if (run->prune.completion && kvf_completion_of(run->prune.completion) == *sequence)
         cli_run_complete_drop(run);
     kvf_transformer_forget(run->transformer);
     kvf_sequence_destroy(*sequence);
@@ -112,8 +112,8 @@ static kvf_status go_back(conversation *c, kvf_error *error)
     run->sequence = c->before;
     c->now_count = c->before ? c->before_count : 0;
     c->before = NULL;
-    if (run->draft)
-        kvf_draft_cut(run->draft, c->now_count);
+    if (run->draft.of)
+        kvf_draft_cut(run->draft.of, c->now_count);
     c->now_text = c->before_text;
     c->before_text = text;
     set_text(&c->before_text, 0);
@@ -199,7 +199,7 @@ static bool can_prune(const conversation *c, const turn *t)
 {
     const cli_run *run = c->run;
     kvf_error why = {0};
-    if (!run->prune || kvf_sequence_length(run->sequence, 0) > 0)
+    if (!run->prune.of || kvf_sequence_length(run->sequence, 0) > 0)
         return false;
     if (cli_run_prune_check(run, (uint32_t)t->ids.count, &why) == KVF_OK)
         return true;
@@ -211,7 +211,8 @@ static bool can_prune(const conversation *c, const turn *t)
 /* Tokens that the sequence got after what was pruned. */
 static kvf_status note_after(conversation *c, const uint32_t *ids, size_t count, kvf_error *error)
 {
-    return c->run->completion ? kvf_token_ids_append(NULL, &c->after, ids, count, error) : KVF_OK;
+    return c->run->prune.completion ? kvf_token_ids_append(NULL, &c->after, ids, count, error)
+                                    : KVF_OK;
 }
 
 /* Read ids of the turn: densely, or as steps behind what is there. An interrupted one leaves `now`
@@ -246,8 +247,8 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     if (*stopped)
         return go_back(c, error);
     c->now_count += request.count;
-    if (run->draft)
-        kvf_draft_see(run->draft, request.ids, request.count);
+    if (run->draft.of)
+        kvf_draft_see(run->draft.of, request.ids, request.count);
     if (t->is_pruned) {
         cli_run_complete_note(run);
         c->after.count = 0;
@@ -298,13 +299,13 @@ static kvf_status note_fed(conversation *c, const turn *t, const kvf_token_ids *
 
 static kvf_status reserve_answer(cli_run *run, uint32_t tokens, kvf_error *error)
 {
-    const size_t steps = (size_t)run->step_count + tokens + 1;
-    double *step_ms = realloc(run->step_ms, steps * sizeof *step_ms);
+    const size_t steps = (size_t)run->steps.count + tokens + 1;
+    double *step_ms = realloc(run->steps.ms, steps * sizeof *step_ms);
     if (step_ms)
-        run->step_ms = step_ms;
-    cli_answer *answers = realloc(run->answers, (run->answer_count + 1) * sizeof *answers);
+        run->steps.ms = step_ms;
+    cli_answer *answers = realloc(run->answers.of, (run->answers.count + 1) * sizeof *answers);
     if (answers)
-        run->answers = answers;
+        run->answers.of = answers;
     return step_ms && answers ? KVF_OK
                               : model_out_of_memory(error, steps * sizeof *step_ms, "a turn");
 }
@@ -313,8 +314,8 @@ static kvf_status reserve_answer(cli_run *run, uint32_t tokens, kvf_error *error
 static void count_answer(conversation *c, uint32_t fed)
 {
     c->now_count += fed;
-    if (c->run->draft)
-        kvf_draft_cut(c->run->draft, c->now_count);
+    if (c->run->draft.of)
+        kvf_draft_cut(c->run->draft.of, c->now_count);
 }
 
 static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *error)
@@ -327,7 +328,7 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     KVF_TRY(reserve_answer(run, tokens, error));
     kvf_sampler_see(run->sampler, 0, t->ids.ids, t->ids.count);
     kvf_status status = cli_run_answer(run, run->sequence, tokens, &text, &generated, error);
-    cli_answer *a = &run->answers[run->answer_count - 1];
+    cli_answer *a = &run->answers.of[run->answers.count - 1];
     a->prompt_tokens = (uint32_t)t->ids.count;
     a->kept_tokens = kept;
     a->first_ms += t->read_ms;
@@ -454,7 +455,7 @@ static kvf_status converse(cli_run *run, kvf_error *error)
     kvf_status status = begin(&c, error);
     cli_line_input *input = cli_line_open();
     bool goes_on = input;
-    if (input && run->completion)
+    if (input && run->prune.completion)
         cli_line_idle(input, complete, &c);
     if (isatty(STDIN_FILENO))
         fputs("/exit or Ctrl-D ends, /clear begins anew, Ctrl-C stops an answer\n", stderr);
@@ -469,8 +470,8 @@ static kvf_status converse(cli_run *run, kvf_error *error)
     run->interrupted = cli_interrupt_ends();
     cli_line_close(input);
     (void)!kvf_stream_wait(run->stream);
-    if (run->prune)
-        kvf_prune_stats_get(run->prune, &run->prune_stats);
+    if (run->prune.of)
+        kvf_prune_stats_get(run->prune.of, &run->prune.stats);
     if (c.before)
         drop_sequence(run, &c.before);
     kvf_token_ids_free(NULL, &c.after);

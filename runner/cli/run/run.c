@@ -89,18 +89,19 @@ static kvf_status open_cache(cli_run *run, kvf_error *error)
 static kvf_status reserve_records(cli_run *run, kvf_error *error)
 {
     const uint32_t rows = run->batch.rows ? run->batch.rows : 1;
-    run->answer_max = run->options.ask_file ? run->questions.count : 1;
-    size_t steps = run->questions.ids.count + run->text.count + 1 +
-                   (size_t)run->answer_max * run->options.tokens;
-    run->answers = calloc(run->answer_max, sizeof *run->answers);
-    run->step_ms = run->batch.rows ? NULL : calloc(steps, sizeof *run->step_ms);
-    run->losses = calloc(steps, sizeof *run->losses);
-    run->likeliest = calloc(steps, sizeof *run->likeliest);
-    if (!run->answers || (!run->step_ms && !run->batch.rows) || !run->losses || !run->likeliest)
-        return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
+    run->answers.max = run->options.ask_file ? run->questions.count : 1;
+    size_t steps = run->questions.ids.count + run->scored.text.count + 1 +
+                   (size_t)run->answers.max * run->options.tokens;
+    run->answers.of = calloc(run->answers.max, sizeof *run->answers.of);
+    run->steps.ms = run->batch.rows ? NULL : calloc(steps, sizeof *run->steps.ms);
+    run->scored.losses = calloc(steps, sizeof *run->scored.losses);
+    run->scored.likeliest = calloc(steps, sizeof *run->scored.likeliest);
+    if (!run->answers.of || (!run->steps.ms && !run->batch.rows) || !run->scored.losses ||
+        !run->scored.likeliest)
+        return model_out_of_memory(error, steps * sizeof *run->steps.ms, "the times of all steps");
     if (run->options.draft_tokens && !run->batch.rows)
         KVF_TRY(kvf_draft_create(run->options.draft_tokens, run->options.cache.tokens_max + 1,
-                                 &run->draft, error));
+                                 &run->draft.of, error));
     KVF_TRY(kvf_sampler_create(run->model.vocab_size, rows, &run->sampler, error));
     return kvf_sampler_begin(run->sampler, 0, &run->options.sampling, error);
 }
@@ -128,7 +129,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
         .transformer = run->transformer,
         .cache = run->cache,
         .stream = run->stream,
-        .prune = run->prune,
+        .prune = run->prune.of,
         .chunk = cli_run_prune_chunk(run),
         .step_tokens = run->options.cache.tokens_per_step_max,
     };
@@ -161,17 +162,17 @@ static void close_run(cli_run *run)
     kvf_cache_close(run->cache);
     kvf_transformer_close(run->transformer);
     kvf_stream_destroy(run->stream);
-    kvf_draft_destroy(run->draft);
+    kvf_draft_destroy(run->draft.of);
     kvf_sampler_destroy(run->sampler);
-    free(run->losses);
-    free(run->likeliest);
-    free(run->step_ms);
-    free(run->resident);
-    free(run->answers);
+    free(run->scored.losses);
+    free(run->scored.likeliest);
+    free(run->steps.ms);
+    free(run->steps.resident);
+    free(run->answers.of);
     kvf_runtime_close(run->runtime);
-    kvf_token_ids_free(NULL, &run->text);
+    kvf_token_ids_free(NULL, &run->scored.text);
     kvf_token_ids_free(NULL, &run->prompt);
-    kvf_token_ids_free(NULL, &run->saved);
+    kvf_token_ids_free(NULL, &run->loaded.prompt);
     cli_questions_free(&run->questions);
     cli_jobs_free(&run->jobs);
     cli_given_free(&run->given);

@@ -93,45 +93,59 @@ typedef struct cli_run {
     cli_questions questions;
     cli_jobs jobs; /* of a batch */
     cli_batch batch;
-    cli_given given;        /* answers to score; none = they are generated */
-    cli_rescored *rescored; /* [rescored_count] */
-    uint32_t rescored_count;
-    double rescored_sum; /* of log-probabilities */
-    kvf_token_ids text;  /* of `score` */
-    float *losses;       /* [scored] of its tokens */
-    bool *likeliest;     /* [scored] whether the model would have said the same */
-    uint32_t scored;
+    cli_given given; /* answers to score; none = they are generated */
+    struct {
+        cli_rescored *of; /* [count] */
+        uint32_t count;
+        double sum; /* of log-probabilities */
+    } rescored;     /* given answers */
+    struct {
+        kvf_token_ids text;
+        float *losses;   /* [count] of its tokens */
+        bool *likeliest; /* [count] whether the model would have said the same */
+        uint32_t count;
+    } scored; /* text, of `score` */
     kvf_runtime *runtime;
     kvf_stream *stream;
     kvf_transformer *transformer;
     kvf_cache *cache;
     kvf_sequence *sequence;
     kvf_sampler *sampler;
-    kvf_draft *draft; /* NULL = a token per step */
-    cli_draft_model drafting;
-    uint64_t drafted, accepted;
+    struct {
+        kvf_draft *of; /* NULL = a token per step */
+        cli_draft_model model;
+        uint64_t proposed, accepted;
+    } draft;
     kvf_session session;
-    kvf_prune *prune; /* NULL = prompts are not pruned */
-    kvf_prune_config prune_config;
-    kvf_prune_stats prune_stats; /* of the prefill */
-    kvf_completion *completion;  /* NULL = pruned prompts stay pruned */
-    cli_complete complete;
+    struct {
+        kvf_prune *of; /* NULL = prompts are not pruned */
+        kvf_prune_config config;
+        kvf_prune_stats stats;      /* of the prefill */
+        kvf_completion *completion; /* NULL = pruned prompts stay pruned */
+        cli_complete complete;
+    } prune;
     uint32_t *layer_tokens; /* [layers] that a layer held after the prefill */
     uint8_t *head_mask;     /* [layers, kv_heads], or NULL */
     uint32_t streaming_heads;
     cli_memory_plan plan;
     cli_output ids_output, logits_output, stats_output;
-    cli_answer *answers; /* [answer_max] */
-    uint32_t answer_max, answer_count;
-    double *step_ms; /* of all decode steps in order */
-    uint32_t step_count;
-    uint64_t *resident; /* [resident_count] bytes of the process, every 1,000 steps */
-    uint32_t resident_count;
+    struct {
+        cli_answer *of; /* [max] */
+        uint32_t max, count;
+    } answers;
+    struct {
+        double *ms; /* of all decode steps in order */
+        uint32_t count;
+        uint64_t *resident; /* [resident_count] bytes of the process, every 1,000 steps */
+        uint32_t resident_count;
+    } steps;
     double load_ms, prefill_ms;
     uint32_t prefilled;
-    kvf_token_ids saved; /* the prompt of --load */
-    uint32_t loaded;     /* of its tokens, those that its sequence has */
-    double restore_ms;
+    struct {
+        kvf_token_ids prompt; /* of --load */
+        uint32_t tokens;      /* of it, those that its sequence has */
+        double ms;            /* to restore it */
+    } loaded;
     kvf_save *save; /* under way, or NULL */
     bool interrupted;
     bool output_failed; /* standard output did not take a token */

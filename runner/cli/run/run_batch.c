@@ -31,7 +31,7 @@ typedef struct batch_run {
     cli_progress progress;
     double start_ms;
     bool wants_logprobs;
-    uint32_t step_room; /* of run->step_ms */
+    uint32_t step_room; /* of run->steps.ms */
 } batch_run;
 
 static void begin(batch_run *b, outlet *o)
@@ -209,8 +209,8 @@ static void on_end(void *user, const kvf_batch_answer *answer)
     cli_json_free(&j);
     run->batch.answers++;
     run->batch.failed += answer->has_no_logits;
-    run->drafted += answer->drafted;
-    run->accepted += answer->accepted;
+    run->draft.proposed += answer->drafted;
+    run->draft.accepted += answer->accepted;
 }
 
 /* ---- the batch ---- */
@@ -230,17 +230,17 @@ static bool on_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
         run->prefilled += prefilled;
         run->prefill_ms += ms;
     } else {
-        if (run->step_count == b->step_room) {
+        if (run->steps.count == b->step_room) {
             const uint32_t room = b->step_room ? 2 * b->step_room : 1024;
-            double *grown = realloc(run->step_ms, room * sizeof *grown);
+            double *grown = realloc(run->steps.ms, room * sizeof *grown);
             if (!grown)
                 return !(run->output_failed = true);
-            run->step_ms = grown;
+            run->steps.ms = grown;
             b->step_room = room;
         }
-        run->step_ms[run->step_count++] = ms;
+        run->steps.ms[run->steps.count++] = ms;
         run->batch.rows_sum += rows;
-        cli_run_note_memory(run, run->step_count);
+        cli_run_note_memory(run, run->steps.count);
     }
     show_progress(b);
     run->interrupted = cli_interrupted();
@@ -290,7 +290,7 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
         cli_logprobs_free(&b.outlets[i].logprobs);
     }
     free(b.outlets);
-    if (status == KVF_OK && run->prune)
-        kvf_prune_stats_get(run->prune, &run->prune_stats);
+    if (status == KVF_OK && run->prune.of)
+        kvf_prune_stats_get(run->prune.of, &run->prune.stats);
     return status;
 }

@@ -20,19 +20,19 @@ static void tell(const char *why)
 
 bool cli_run_completes(const cli_run *run)
 {
-    return run->options.prune.policy && run->prune_config.retention == KVF_RETENTION_COMPLETE;
+    return run->options.prune.policy && run->prune.config.retention == KVF_RETENTION_COMPLETE;
 }
 
 /* Tokens of the pruned prompt in each deeper layer, at most: those that hold pages beside the whole
  * form. A policy without a layer of its own hands on more in front of its last. */
 static uint32_t pruned_tokens(const cli_run *run)
 {
-    const kvf_prune_settings *s = &run->prune_config.settings;
+    const kvf_prune_settings *s = &run->prune.config.settings;
     const uint32_t tokens = cli_run_prompt_tokens(run);
     const uint32_t share = s->propagate_tokens
                                ? s->propagate_tokens
                                : (uint32_t)((double)s->propagate * tokens) + s->window;
-    const bool has_pivot = kvf_prune_policy_takes(run->prune_config.policy, "layer");
+    const bool has_pivot = kvf_prune_policy_takes(run->prune.config.policy, "layer");
     return has_pivot && share < tokens ? share : tokens;
 }
 
@@ -66,8 +66,8 @@ kvf_status cli_run_complete_open(cli_run *run, kvf_error *error)
     if (!cli_run_completes(run))
         return KVF_OK;
     KVF_TRY(kvf_completion_open(run->runtime, &run->model, cli_run_prompt_tokens(run),
-                                run->options.cache.disk_path, &run->completion, error));
-    kvf_transformer_keep(run->transformer, run->completion);
+                                run->options.cache.disk_path, &run->prune.completion, error));
+    kvf_transformer_keep(run->transformer, run->prune.completion);
     return KVF_OK;
 }
 
@@ -75,31 +75,32 @@ void cli_run_complete_close(cli_run *run)
 {
     if (run->transformer)
         kvf_transformer_keep(run->transformer, NULL);
-    kvf_completion_close(run->completion);
+    kvf_completion_close(run->prune.completion);
 }
 
 void cli_run_complete_note(const cli_run *run)
 {
-    const kvf_error *lost = run->completion ? kvf_completion_lost(run->completion) : NULL;
+    const kvf_error *lost =
+        run->prune.completion ? kvf_completion_lost(run->prune.completion) : NULL;
     if (lost)
         tell(lost->text);
 }
 
 uint64_t cli_run_complete_left(const cli_run *run)
 {
-    return run->completion ? kvf_completion_left(run->completion) : 0;
+    return run->prune.completion ? kvf_completion_left(run->prune.completion) : 0;
 }
 
 bool cli_run_complete_step(cli_run *run)
 {
     const double start = kvf_now_ms();
-    cli_complete *c = &run->complete;
+    cli_complete *c = &run->prune.complete;
     if (cli_run_complete_left(run) == 0)
         return false;
-    c->tokens = kvf_completion_tokens(run->completion);
-    c->rows = kvf_completion_rows(run->completion);
+    c->tokens = kvf_completion_tokens(run->prune.completion);
+    c->rows = kvf_completion_rows(run->prune.completion);
     const kvf_status status =
-        kvf_completion_step(run->completion, run->transformer, run->cache, run->stream);
+        kvf_completion_step(run->prune.completion, run->transformer, run->cache, run->stream);
     if (status != KVF_OK)
         tell(kvf_runtime_error(run->runtime)->text);
     c->ms += kvf_now_ms() - start;
@@ -110,7 +111,7 @@ bool cli_run_complete_step(cli_run *run)
 void cli_run_complete_beside(cli_run *run, double start_ms)
 {
     const double share = run->options.complete_share;
-    cli_complete *c = &run->complete;
+    cli_complete *c = &run->prune.complete;
     if (c->beside_start_ms != start_ms)
         c->beside_ms = 0.0;
     c->beside_start_ms = start_ms;
@@ -125,12 +126,13 @@ void cli_run_complete_beside(cli_run *run, double start_ms)
 void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count)
 {
     const double start = kvf_now_ms();
-    if (!run->completion || !kvf_completion_of(run->completion) || cli_run_complete_left(run) > 0)
+    if (!run->prune.completion || !kvf_completion_of(run->prune.completion) ||
+        cli_run_complete_left(run) > 0)
         return;
-    const kvf_status status =
-        kvf_completion_end(run->completion, run->transformer, run->cache, ids, count, run->stream);
-    run->complete.ms += kvf_now_ms() - start;
-    run->complete.is_whole = status == KVF_OK;
+    const kvf_status status = kvf_completion_end(run->prune.completion, run->transformer,
+                                                 run->cache, ids, count, run->stream);
+    run->prune.complete.ms += kvf_now_ms() - start;
+    run->prune.complete.is_whole = status == KVF_OK;
     if (status != KVF_OK)
         tell(kvf_runtime_error(run->runtime)->text);
 }
@@ -138,7 +140,7 @@ void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count)
 void cli_run_complete_all(cli_run *run)
 {
     cli_progress progress;
-    const uint64_t all = run->completion ? kvf_completion_rows(run->completion) : 0;
+    const uint64_t all = run->prune.completion ? kvf_completion_rows(run->prune.completion) : 0;
     if (all == 0)
         return;
     cli_progress_begin(&progress, "completing", all, "rows");
@@ -150,15 +152,15 @@ void cli_run_complete_all(cli_run *run)
 
 void cli_run_complete_drop(cli_run *run)
 {
-    if (!run->completion)
+    if (!run->prune.completion)
         return;
     (void)!kvf_stream_wait(run->stream);
-    kvf_completion_drop(run->completion, run->transformer);
+    kvf_completion_drop(run->prune.completion, run->transformer);
 }
 
 void cli_run_complete_write(cli_json *j, const cli_run *run)
 {
-    const cli_complete *c = &run->complete;
+    const cli_complete *c = &run->prune.complete;
     if (!cli_run_completes(run))
         return;
     const kvf_hidden_plan hidden = hidden_of(run);

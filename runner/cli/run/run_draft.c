@@ -19,11 +19,11 @@ static kvf_status check_tokens(const cli_run *run, kvf_error *error)
     const char *path = run->options.draft_model;
     const uint32_t size = run->model.vocab_size;
     kvf_tokenizer *own = NULL;
-    if (run->drafting.model.vocab_size != size)
+    if (run->draft.model.model.vocab_size != size)
         return model_fail(error, KVF_INVALID,
                           "--draft-model %.200s: it has %u tokens, and the model has %u; take a "
                           "model of the same family",
-                          path, run->drafting.model.vocab_size, size);
+                          path, run->draft.model.model.vocab_size, size);
     kvf_status status = run->tokenizer ? kvf_tokenizer_open(path, NULL, &own, error) : KVF_OK;
     for (uint32_t id = 0; own && status == KVF_OK && id < size; id++) {
         const char *a = kvf_tokenizer_token(run->tokenizer, id), *b = kvf_tokenizer_token(own, id);
@@ -39,7 +39,7 @@ static kvf_status check_tokens(const cli_run *run, kvf_error *error)
 
 kvf_status cli_run_draft_read(cli_run *run, kvf_error *error)
 {
-    cli_draft_model *d = &run->drafting;
+    cli_draft_model *d = &run->draft.model;
     const char *path = run->options.draft_model;
     if (!path)
         return KVF_OK;
@@ -56,7 +56,7 @@ kvf_status cli_run_draft_read(cli_run *run, kvf_error *error)
 
 static kvf_transformer_options options_of(const cli_run *run)
 {
-    const cli_draft_model *d = &run->drafting;
+    const cli_draft_model *d = &run->draft.model;
     kvf_transformer_options options = cli_run_transformer(run, &d->model, d->weights);
     options.batch_max = 1 + KVF_DRAFT_MAX;
     return options;
@@ -64,7 +64,7 @@ static kvf_transformer_options options_of(const cli_run *run)
 
 kvf_status cli_run_draft_plan(cli_run *run, kvf_error *error)
 {
-    cli_draft_model *d = &run->drafting;
+    cli_draft_model *d = &run->draft.model;
     const kvf_transformer_options options = options_of(run);
     if (!run->options.draft_model)
         return KVF_OK;
@@ -91,7 +91,7 @@ kvf_status cli_run_draft_plan(cli_run *run, kvf_error *error)
 
 kvf_status cli_run_draft_open(cli_run *run, kvf_error *error)
 {
-    cli_draft_model *d = &run->drafting;
+    cli_draft_model *d = &run->draft.model;
     const kvf_transformer_options options = options_of(run);
     if (!run->options.draft_model)
         return KVF_OK;
@@ -107,13 +107,13 @@ kvf_status cli_run_draft_open(cli_run *run, kvf_error *error)
                                .step_tokens = d->config.tokens_per_step_max};
     KVF_TRY(kvf_draft_model_create(&d->session, d->sequence, d->model.vocab_size,
                                    d->config.tokens_max, &d->guesser, error));
-    kvf_draft_ask(run->draft, kvf_draft_model_guess, d->guesser);
+    kvf_draft_ask(run->draft.of, kvf_draft_model_guess, d->guesser);
     return KVF_OK;
 }
 
 void cli_run_draft_close(cli_run *run)
 {
-    cli_draft_model *d = &run->drafting;
+    cli_draft_model *d = &run->draft.model;
     if (d->transformer)
         kvf_transformer_forget(d->transformer);
     kvf_draft_model_destroy(d->guesser);

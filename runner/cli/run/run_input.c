@@ -51,7 +51,7 @@ static kvf_status chat_of(void *user, const cli_chat **chat, kvf_error *error)
 
 uint32_t cli_run_tokens_needed(const cli_run *run)
 {
-    return (uint32_t)(run->prompt.count + run->text.count) + run->questions.longest +
+    return (uint32_t)(run->prompt.count + run->scored.text.count) + run->questions.longest +
            run->options.tokens;
 }
 
@@ -73,7 +73,7 @@ static kvf_status check_context(const cli_run *run, kvf_error *error)
     const char *name = scores ? "--text" : "-n";
     char rest[48];
     if (scores)
-        snprintf(rest, sizeof rest, "a text of %zu", run->text.count);
+        snprintf(rest, sizeof rest, "a text of %zu", run->scored.text.count);
     else
         snprintf(rest, sizeof rest, "-n %u", run->options.tokens);
     if (context > 0 && needed > context)
@@ -134,8 +134,8 @@ static kvf_status open_jobs(cli_run *run, kvf_error *error)
     const cli_job_source source = {.options = &run->options,
                                    .model = &run->model,
                                    .tokenizer = run->tokenizer,
-                                   .before = run->loaded ? &run->saved : NULL,
-                                   .shared = run->loaded,
+                                   .before = run->loaded.tokens ? &run->loaded.prompt : NULL,
+                                   .shared = run->loaded.tokens,
                                    .chat = chat_of,
                                    .user = run};
     if (run->options.prompts_file)
@@ -178,7 +178,7 @@ kvf_status cli_run_read_input(cli_run *run, kvf_error *error)
     if (o->interactive)
         return cli_run_prune_prepare(run, error);
     if (o->text_file)
-        KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
+        KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->scored.text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,
                             cli_chat_wanted(&o->chat) ? &run->chat : NULL, &run->prompt, error));
     KVF_TRY(cli_saved_match(run, error));

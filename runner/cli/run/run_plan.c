@@ -162,7 +162,7 @@ static kvf_status reserve_batch(cli_run *run, kvf_error *error)
     }
     needed += cli_saved_room(run);
     all += cli_saved_room(run);
-    c->sequences_max = run->batch.rows + 1 + (run->loaded > 0);
+    c->sequences_max = run->batch.rows + 1 + (run->loaded.tokens > 0);
     c->host_tokens_max = run->options.memory_bytes ? run->options.memory_bytes / token_bytes : all;
     if (c->host_tokens_max >= needed)
         return KVF_OK;
@@ -210,7 +210,7 @@ static kvf_status plan_rows(cli_run *run, kvf_error *error)
     c->tokens_per_step_max = run->batch.rows ? 1 + run->options.draft_tokens : step_tokens(run);
     /* Patched, the prompt's last tokens are behind every chunk for a while. */
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
-        c->tokens_max += run->prune_config.chunk_queries;
+        c->tokens_max += run->prune.config.chunk_queries;
     if (run->options.ask_file || run->options.interactive) {
         /* The document or the conversation, and one fork at a time with its own window and answer,
          * each in blocks of 64 tokens at most. */

@@ -64,7 +64,7 @@ static uint32_t queries_observed(const kvf_prune_config *config)
 
 kvf_status cli_run_prune_check(const cli_run *run, uint32_t tokens, kvf_error *error)
 {
-    const kvf_prune_config *config = &run->prune_config;
+    const kvf_prune_config *config = &run->prune.config;
     const kvf_prune_shape shape = {
         .layers = run->model.layers,
         .kv_heads = run->model.kv_heads,
@@ -74,7 +74,7 @@ kvf_status cli_run_prune_check(const cli_run *run, uint32_t tokens, kvf_error *e
     kvf_error why = {0};
     kvf_status status = kvf_prune_config_check(config, &shape, &why);
     if (status == KVF_OK && run->transformer && config->eviction != KVF_EVICTION_NONE)
-        status = kvf_transformer_chunk_check(run->transformer, run->prune, tokens,
+        status = kvf_transformer_chunk_check(run->transformer, run->prune.of, tokens,
                                              cli_run_prune_chunk(run), &why);
     if (status == KVF_OK)
         return KVF_OK;
@@ -102,9 +102,9 @@ static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
     const cli_prune_options *o = &run->options.prune;
     if (!o->policy)
         return KVF_OK;
-    KVF_TRY(cli_prune_make(o, &run->model, run->weights, &run->prune_config, error));
+    KVF_TRY(cli_prune_make(o, &run->model, run->weights, &run->prune.config, error));
     KVF_TRY(check_prompts(run, error));
-    run->options.cache.observe_window = queries_observed(&run->prune_config);
+    run->options.cache.observe_window = queries_observed(&run->prune.config);
     return KVF_OK;
 }
 
@@ -120,7 +120,7 @@ kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error)
     if (!run->options.prune.policy)
         return KVF_OK;
     kvf_status status =
-        kvf_prune_plan_make(run->runtime, &run->options.cache, &run->prune_config, &plan, error);
+        kvf_prune_plan_make(run->runtime, &run->options.cache, &run->prune.config, &plan, error);
     if (status == KVF_OK) {
         run->plan.prune_device_bytes = plan.device_bytes;
         run->plan.prune_host_bytes = plan.host_bytes;
@@ -134,7 +134,7 @@ kvf_status cli_run_prune_open(cli_run *run, kvf_error *error)
     const cli_prune_options *o = &run->options.prune;
     if (!o->policy)
         return KVF_OK;
-    const kvf_status status = kvf_prune_open(run->cache, &run->prune_config, &run->prune, error);
+    const kvf_status status = kvf_prune_open(run->cache, &run->prune.config, &run->prune.of, error);
     KVF_TRY(status);
     KVF_TRY(check_prompts(run, error));
     return cli_run_complete_open(run, error);
@@ -158,7 +158,7 @@ void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options)
     /* A policy looks at whole layers: the prompt goes layer by layer, unless it is chunked. */
     if (chunk)
         options->prompt_max = o->values.config.eviction == KVF_EVICTION_PATCHED
-                                  ? chunk + run->prune_config.chunk_queries
+                                  ? chunk + run->prune.config.chunk_queries
                                   : chunk;
     else if (o->policy)
         options->prompt_max = cli_run_prompt_tokens(run);
@@ -172,8 +172,8 @@ kvf_status cli_run_prune_note(cli_run *run, kvf_error *error)
                                    "the lengths of all layers");
     for (uint32_t l = 0; l < run->model.layers; l++)
         run->layer_tokens[l] = kvf_sequence_length(run->sequence, l);
-    if (run->prune)
-        kvf_prune_stats_get(run->prune, &run->prune_stats);
+    if (run->prune.of)
+        kvf_prune_stats_get(run->prune.of, &run->prune.stats);
     return KVF_OK;
 }
 
@@ -187,15 +187,15 @@ static double ratio(double a, double b)
 /* Of a prompt, on average. */
 static double kept_per_layer(const cli_run *run)
 {
-    const kvf_prune_stats *s = &run->prune_stats;
+    const kvf_prune_stats *s = &run->prune.stats;
     return ratio((double)s->kept, (double)s->prompts * run->model.layers);
 }
 
 void cli_run_prune_summary(const cli_run *run)
 {
-    const kvf_prune_stats *s = &run->prune_stats;
+    const kvf_prune_stats *s = &run->prune.stats;
     char layer[40] = "";
-    if (!run->prune || s->prompts == 0)
+    if (!run->prune.of || s->prompts == 0)
         return;
     if (s->chosen_layer != KVF_PRUNE_LAYER_AUTO)
         snprintf(layer, sizeof layer, ", layer %u", s->chosen_layer);
@@ -227,7 +227,7 @@ static void write_variance(cli_json *j, const cli_run *run)
     double *measures = malloc(layers * sizeof *measures);
     if (!measures) /* a report is no reason to stop */
         return;
-    kvf_prune_measures(run->prune, measures, layers);
+    kvf_prune_measures(run->prune.of, measures, layers);
     cli_json_array(j, "relative_variance");
     for (uint32_t l = 0; l < layers; l++)
         cli_json_real(j, NULL, measures[l]);
@@ -238,11 +238,11 @@ static void write_variance(cli_json *j, const cli_run *run)
 static void write_pruning(cli_json *j, const cli_run *run)
 {
     const cli_prune_options *o = &run->options.prune;
-    const kvf_prune_config *c = &run->prune_config;
-    const kvf_prune_stats *s = &run->prune_stats;
+    const kvf_prune_config *c = &run->prune.config;
+    const kvf_prune_stats *s = &run->prune.stats;
     char text[32];
     const double overhead = (double)(s->observe_ns + s->decide_ns + s->retain_ns) * 1e-6;
-    if (!run->prune)
+    if (!run->prune.of)
         return;
     cli_json_object(j, "prune");
     cli_json_text(j, "policy", o->policy->name);
@@ -314,7 +314,7 @@ void cli_run_prune_write(cli_json *j, const cli_run *run)
 
 void cli_run_prune_close(cli_run *run)
 {
-    kvf_prune_close(run->prune);
+    kvf_prune_close(run->prune.of);
     free(run->layer_tokens);
     free(run->head_mask);
 }

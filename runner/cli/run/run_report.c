@@ -46,18 +46,18 @@ static step_times times_of(const double *step_ms, uint32_t count)
 /* Time per token: all steps, except that the step to the first token is latency, not pace. */
 static step_times token_times(const cli_run *run)
 {
-    if (run->step_count == 0) /* and maybe no array */
+    if (run->steps.count == 0) /* and maybe no array */
         return (step_times){0};
-    const bool is_first = !run->options.ask_file && !run->prune;
-    uint32_t skip = is_first && run->step_count > 1 ? 1 : 0;
-    return times_of(run->step_ms + skip, run->step_count - skip);
+    const bool is_first = !run->options.ask_file && !run->prune.of;
+    uint32_t skip = is_first && run->steps.count > 1 ? 1 : 0;
+    return times_of(run->steps.ms + skip, run->steps.count - skip);
 }
 
 static uint64_t generated_tokens(const cli_run *run)
 {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < run->answer_count; i++)
-        sum += run->answers[i].generated;
+    for (uint32_t i = 0; i < run->answers.count; i++)
+        sum += run->answers.of[i].generated;
     return sum + run->batch.generated;
 }
 
@@ -78,15 +78,15 @@ static double attended_share(const kvf_stats *s)
 
 static double rows_at_once(const cli_run *run)
 {
-    return ratio((double)run->batch.rows_sum, run->step_count);
+    return ratio((double)run->batch.rows_sum, run->steps.count);
 }
 
 static double mean_loss(const cli_run *run)
 {
     double sum = 0.0;
-    for (uint32_t i = 0; i < run->scored; i++)
-        sum += (double)run->losses[i];
-    return ratio(sum, run->scored);
+    for (uint32_t i = 0; i < run->scored.count; i++)
+        sum += (double)run->scored.losses[i];
+    return ratio(sum, run->scored.count);
 }
 
 /* To the first token: prefill, and the steps up to it. */
@@ -94,7 +94,7 @@ static double first_token_ms(const cli_run *run)
 {
     if (run->batch.rows)
         return run->batch.first_ms;
-    return run->answer_count ? run->prefill_ms + run->answers[0].first_ms : run->prefill_ms;
+    return run->answers.count ? run->prefill_ms + run->answers.of[0].first_ms : run->prefill_ms;
 }
 
 /* ---- people ---- */
@@ -105,27 +105,28 @@ void cli_run_summary(const cli_run *run)
     kvf_cache_stats(run->cache, &s);
     step_times t = token_times(run);
     char host[32], device[32], moved[32];
-    if (run->loaded)
-        fprintf(stderr, "\nloaded    %u tokens in %.2f s (%.0f tokens/s)", run->loaded,
-                run->restore_ms / 1e3, ratio(run->loaded, run->restore_ms / 1e3));
+    if (run->loaded.tokens)
+        fprintf(stderr, "\nloaded    %u tokens in %.2f s (%.0f tokens/s)", run->loaded.tokens,
+                run->loaded.ms / 1e3, ratio(run->loaded.tokens, run->loaded.ms / 1e3));
     fprintf(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
             run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
             run->interrupted ? ", interrupted" : "");
-    if (run->scored > 0)
+    if (run->scored.count > 0)
         fprintf(stderr,
                 "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
-                mean_loss(run), run->scored, t.p50, t.p95);
+                mean_loss(run), run->scored.count, t.p50, t.p95);
     else if (run->given.count)
         cli_rescore_summary(run);
     else if (generated_tokens(run) > 0)
         fprintf(stderr,
                 "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
                 "token after %.2f s\n",
-                (unsigned long long)generated_tokens(run), run->step_count, t.p50,
-                run->batch.rows || run->draft ? "step" : "token", t.p95, first_token_ms(run) / 1e3);
-    if (run->drafted > 0)
+                (unsigned long long)generated_tokens(run), run->steps.count, t.p50,
+                run->batch.rows || run->draft.of ? "step" : "token", t.p95,
+                first_token_ms(run) / 1e3);
+    if (run->draft.proposed > 0)
         fprintf(stderr, "draft     %llu of %llu guessed tokens were right\n",
-                (unsigned long long)run->accepted, (unsigned long long)run->drafted);
+                (unsigned long long)run->draft.accepted, (unsigned long long)run->draft.proposed);
     if (run->batch.rows)
         fprintf(stderr, "batch     %u of %llu answers, %.1f at once; %.1f tokens/s\n",
                 run->batch.answers, (unsigned long long)run->jobs.answers, rows_at_once(run),
@@ -265,7 +266,7 @@ static void write_memory(cli_json *j, const cli_run *run)
     cli_json_integer(j, "device_table_bytes", p->device_table_bytes);
     cli_json_integer(j, "weight_bytes", run->plan.weight_bytes);
     cli_json_integer(j, "runner_bytes", run->plan.runner_bytes);
-    if (run->prune)
+    if (run->prune.of)
         cli_json_integer(j, "prune_bytes",
                          run->plan.prune_device_bytes + run->plan.prune_host_bytes);
 }
@@ -325,9 +326,9 @@ static const char *stop_name(const cli_run *run, const cli_answer *answer)
 static void write_answers(cli_json *j, const cli_run *run)
 {
     cli_json_array(j, run->options.interactive ? "turns" : "questions");
-    for (uint32_t i = 0; i < run->answer_count; i++) {
-        const cli_answer *a = &run->answers[i];
-        step_times t = times_of(run->step_ms + a->first_step, a->steps);
+    for (uint32_t i = 0; i < run->answers.count; i++) {
+        const cli_answer *a = &run->answers.of[i];
+        step_times t = times_of(run->steps.ms + a->first_step, a->steps);
         cli_json_object(j, NULL);
         cli_json_integer(j, "prompt_tokens", a->prompt_tokens);
         if (run->options.interactive) {
@@ -348,17 +349,17 @@ static void write_losses(cli_json *j, const cli_run *run)
 {
     cli_json_real(j, "loss", mean_loss(run));
     cli_json_array(j, "tokens");
-    for (uint32_t i = 0; i < run->scored; i++) {
+    for (uint32_t i = 0; i < run->scored.count; i++) {
         cli_json_object(j, NULL);
         kvf_text text = {0};
-        cli_json_integer(j, "id", run->text.ids[i]);
-        if (kvf_tokenizer_decode(run->tokenizer, &run->text.ids[i], 1, false, &text, NULL) ==
+        cli_json_integer(j, "id", run->scored.text.ids[i]);
+        if (kvf_tokenizer_decode(run->tokenizer, &run->scored.text.ids[i], 1, false, &text, NULL) ==
                 KVF_OK &&
             text.bytes)
             cli_json_bytes(j, "text", text.bytes, text.size);
         kvf_text_free(NULL, &text);
-        cli_json_bool(j, "likeliest", run->likeliest[i]);
-        cli_json_real(j, "loss", (double)run->losses[i]);
+        cli_json_bool(j, "likeliest", run->scored.likeliest[i]);
+        cli_json_real(j, "loss", (double)run->scored.losses[i]);
         cli_json_end(j, '}');
     }
     cli_json_end(j, ']');
@@ -366,25 +367,25 @@ static void write_losses(cli_json *j, const cli_run *run)
 
 void cli_run_note_memory(cli_run *run, uint32_t steps)
 {
-    if (steps % PACE_STEPS != 0 || steps / PACE_STEPS != run->resident_count + 1)
+    if (steps % PACE_STEPS != 0 || steps / PACE_STEPS != run->steps.resident_count + 1)
         return;
-    uint64_t *grown = realloc(run->resident, (run->resident_count + 1) * sizeof *grown);
+    uint64_t *grown = realloc(run->steps.resident, (run->steps.resident_count + 1) * sizeof *grown);
     if (!grown)
         return; /* a report is no reason to stop */
-    run->resident = grown;
-    run->resident[run->resident_count++] = cli_resident_bytes();
+    run->steps.resident = grown;
+    run->steps.resident[run->steps.resident_count++] = cli_resident_bytes();
 }
 
 /* Whether a step keeps its time, and the process its memory, as the context grows. */
 static void write_pace(cli_json *j, const cli_run *run)
 {
     cli_json_array(j, "tpot_ms_by_1000");
-    for (uint32_t first = 0; first + PACE_STEPS <= run->step_count; first += PACE_STEPS)
-        cli_json_real(j, NULL, times_of(run->step_ms + first, PACE_STEPS).p50);
+    for (uint32_t first = 0; first + PACE_STEPS <= run->steps.count; first += PACE_STEPS)
+        cli_json_real(j, NULL, times_of(run->steps.ms + first, PACE_STEPS).p50);
     cli_json_end(j, ']');
     cli_json_array(j, "resident_bytes_by_1000");
-    for (uint32_t i = 0; i < run->resident_count; i++)
-        cli_json_integer(j, NULL, run->resident[i]);
+    for (uint32_t i = 0; i < run->steps.resident_count; i++)
+        cli_json_integer(j, NULL, run->steps.resident[i]);
     cli_json_end(j, ']');
 }
 
@@ -394,7 +395,7 @@ static void write_all(cli_json *j, const cli_run *run)
     if (run->cache) /* which a run that was interrupted early does not have */
         kvf_cache_stats(run->cache, &s);
     step_times t = token_times(run);
-    const cli_answer *last = run->answer_count ? &run->answers[run->answer_count - 1] : NULL;
+    const cli_answer *last = run->answers.count ? &run->answers.of[run->answers.count - 1] : NULL;
     cli_json_object(j, NULL);
     cli_json_text(j, "kvferry", kvf_version());
     cli_json_text(j, "model", run->options.model);
@@ -402,23 +403,23 @@ static void write_all(cli_json *j, const cli_run *run)
     if (!run->options.interactive)
         cli_json_integer(j, "prompt_tokens",
                          run->options.prompts_file ? run->jobs.ids.count : run->prompt.count);
-    if (run->loaded) {
-        cli_json_integer(j, "loaded_tokens", run->loaded);
-        cli_json_real(j, "restore_ms", run->restore_ms);
+    if (run->loaded.tokens) {
+        cli_json_integer(j, "loaded_tokens", run->loaded.tokens);
+        cli_json_real(j, "restore_ms", run->loaded.ms);
     }
     cli_json_integer(j, "prefilled_tokens", run->prefilled);
     if (run->options.text_file)
-        cli_json_integer(j, "scored_tokens", run->scored);
+        cli_json_integer(j, "scored_tokens", run->scored.count);
     else if (run->given.count)
         cli_json_integer(j, "scored_tokens", run->batch.generated);
     else
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
-    cli_json_integer(j, "decode_steps", run->step_count);
+    cli_json_integer(j, "decode_steps", run->steps.count);
     if (run->options.draft_tokens) {
         if (run->options.draft_model)
             cli_json_text(j, "draft_model", run->options.draft_model);
-        cli_json_integer(j, "drafted_tokens", run->drafted);
-        cli_json_integer(j, "accepted_tokens", run->accepted);
+        cli_json_integer(j, "drafted_tokens", run->draft.proposed);
+        cli_json_integer(j, "accepted_tokens", run->draft.accepted);
     }
     if (run->batch.rows)
         write_batch(j, run);
@@ -449,9 +450,9 @@ bool cli_run_print_score(const cli_run *run)
     cli_json j = {0};
     cli_json_object(&j, NULL);
     cli_json_real(&j, "loss", mean_loss(run));
-    cli_json_integer(&j, "scored_tokens", run->scored);
+    cli_json_integer(&j, "scored_tokens", run->scored.count);
     cli_json_integer(&j, "prompt_tokens", run->prompt.count);
-    write_counters(&j, run, &run->answers[0].stats);
+    write_counters(&j, run, &run->answers.of[0].stats);
     cli_json_end(&j, '}');
     const bool done = cli_json_print(&j);
     cli_json_free(&j);

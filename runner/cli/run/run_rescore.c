@@ -22,14 +22,14 @@ typedef struct difference {
 /* A group of its own for each selection that answers were drawn under. */
 static cli_rescored *group_of(cli_run *run, const char *selection)
 {
-    for (uint32_t i = 0; i < run->rescored_count; i++)
-        if (strcmp(run->rescored[i].selection, selection) == 0)
-            return &run->rescored[i];
-    cli_rescored *grown = realloc(run->rescored, (run->rescored_count + 1) * sizeof *grown);
+    for (uint32_t i = 0; i < run->rescored.count; i++)
+        if (strcmp(run->rescored.of[i].selection, selection) == 0)
+            return &run->rescored.of[i];
+    cli_rescored *grown = realloc(run->rescored.of, (run->rescored.count + 1) * sizeof *grown);
     if (!grown)
         return NULL;
-    run->rescored = grown;
-    cli_rescored *group = &grown[run->rescored_count++];
+    run->rescored.of = grown;
+    cli_rescored *group = &grown[run->rescored.count++];
     *group = (cli_rescored){0};
     snprintf(group->selection, sizeof group->selection, "%s", selection);
     return group;
@@ -100,7 +100,7 @@ bool cli_rescore_write(cli_run *run, cli_json *j, const cli_given_answer *given,
         if (isfinite(was) && isfinite(is) && !add(group, was - is))
             return false;
     }
-    run->rescored_sum += sum;
+    run->rescored.sum += sum;
     cli_json_integer(j, "sample", given->sample);
     if (given->selection[0])
         cli_json_text(j, "drawn_with", given->selection);
@@ -119,10 +119,10 @@ void cli_rescore_write_all(cli_json *j, const cli_run *run)
     cli_json_object(j, "rescored");
     cli_json_integer(j, "answers", run->batch.answers);
     cli_json_real(j, "loss",
-                  run->batch.generated ? -run->rescored_sum / (double)run->batch.generated : 0.0);
+                  run->batch.generated ? -run->rescored.sum / (double)run->batch.generated : 0.0);
     cli_json_array(j, "differences");
-    for (uint32_t i = 0; i < run->rescored_count; i++) {
-        const cli_rescored *group = &run->rescored[i];
+    for (uint32_t i = 0; i < run->rescored.count; i++) {
+        const cli_rescored *group = &run->rescored.of[i];
         cli_json_object(j, NULL);
         cli_json_text(j, "drawn_with", group->selection);
         write_difference(j, group->values, group->count);
@@ -137,10 +137,10 @@ void cli_rescore_summary(const cli_run *run)
     if (run->batch.generated == 0)
         return;
     fprintf(stderr, "score     %.4f nats per token, over %llu tokens of %u answers\n",
-            -run->rescored_sum / (double)run->batch.generated,
+            -run->rescored.sum / (double)run->batch.generated,
             (unsigned long long)run->batch.generated, run->batch.answers);
-    for (uint32_t i = 0; i < run->rescored_count; i++) {
-        const cli_rescored *group = &run->rescored[i];
+    for (uint32_t i = 0; i < run->rescored.count; i++) {
+        const cli_rescored *group = &run->rescored.of[i];
         difference d;
         if (summarise(group->values, group->count, &d))
             fprintf(stderr,
@@ -153,7 +153,7 @@ void cli_rescore_summary(const cli_run *run)
 
 void cli_rescore_free(cli_run *run)
 {
-    for (uint32_t i = 0; i < run->rescored_count; i++)
-        free(run->rescored[i].values);
-    free(run->rescored);
+    for (uint32_t i = 0; i < run->rescored.count; i++)
+        free(run->rescored.of[i].values);
+    free(run->rescored.of);
 }

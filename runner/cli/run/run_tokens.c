@@ -45,7 +45,7 @@ static bool on_token(void *user, uint32_t id, const float *logits)
         o->printer.failed = true;
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
-    cli_run_note_memory(run, run->step_count + o->count);
+    cli_run_note_memory(run, run->steps.count + o->count);
     if (o->count > 1)
         cli_run_complete_beside(run, o->start_ms);
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
@@ -69,8 +69,8 @@ kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after)
 kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens, kvf_text *text,
                           kvf_token_ids *generated, kvf_error *error)
 {
-    cli_answer *a = &run->answers[run->answer_count];
-    *a = (cli_answer){.first_step = run->step_count};
+    cli_answer *a = &run->answers.of[run->answers.count];
+    *a = (cli_answer){.first_step = run->steps.count};
     kvf_stats before, after;
     kvf_cache_stats(run->cache, &before);
     outlet o = {.run = run,
@@ -93,16 +93,16 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens,
         .token = on_token,
         .user = &o,
         .wants_logits = run->options.dump_logits_file != NULL,
-        .draft = run->draft,
+        .draft = run->draft.of,
         .one_at_a_time = run->options.complete_share > 0.0 && cli_run_complete_left(run) > 0,
     };
-    kvf_decode_result result = {.step_ms = run->step_ms + run->step_count};
+    kvf_decode_result result = {.step_ms = run->steps.ms + run->steps.count};
     kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
     cli_progress_end(&o.progress);
-    run->step_count += result.steps;
-    run->drafted += result.drafted;
-    run->accepted += result.accepted;
-    run->answer_count++;
+    run->steps.count += result.steps;
+    run->draft.proposed += result.drafted;
+    run->draft.accepted += result.accepted;
+    run->answers.count++;
     kvf_cache_stats(run->cache, &after);
     a->generated = result.generated;
     a->stop = result.stop;
@@ -137,11 +137,11 @@ static kvf_status ask(cli_run *run, kvf_sequence *fork, const uint32_t *ids, uin
     kvf_cache_stats(run->cache, &before);
     KVF_TRY(read_more(&session, &request, run->options.extend != CLI_EXTEND_DENSE, &stop, error));
     kvf_sampler_see(run->sampler, 0, ids, count);
-    if (run->draft)
-        kvf_draft_see(run->draft, ids, count);
+    if (run->draft.of)
+        kvf_draft_see(run->draft.of, ids, count);
     const double read_ms = kvf_now_ms() - start;
     const kvf_status status = cli_run_answer(run, fork, run->options.tokens, NULL, NULL, error);
-    cli_answer *a = &run->answers[run->answer_count - 1];
+    cli_answer *a = &run->answers.of[run->answers.count - 1];
     kvf_cache_stats(run->cache, &after);
     a->stats = cli_stats_between(&before, &after);
     a->prompt_tokens = count;
@@ -162,8 +162,8 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
             return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
         kvf_sampler_forget(run->sampler, 0);
         kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
-        if (run->draft)
-            kvf_draft_cut(run->draft, run->prompt.count);
+        if (run->draft.of)
+            kvf_draft_cut(run->draft.of, run->prompt.count);
         status =
             ask(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
         kvf_transformer_forget(run->transformer);
@@ -203,8 +203,8 @@ static bool ends_with_step(const cli_run *run)
  * those that the saved prompt had, too. */
 static uint32_t dense_tokens(const cli_run *run, uint32_t count)
 {
-    if (run->loaded && run->options.extend == CLI_EXTEND_SPARSE)
-        count = kvf_min_u32(count, (uint32_t)run->saved.count - run->loaded);
+    if (run->loaded.tokens && run->options.extend == CLI_EXTEND_SPARSE)
+        count = kvf_min_u32(count, (uint32_t)run->loaded.prompt.count - run->loaded.tokens);
     return count > 0 && ends_with_step(run) ? count - 1 : count;
 }
 
@@ -214,7 +214,7 @@ static kvf_status read_piece(cli_run *run, uint32_t piece, bool is_sparse, bool 
     prompt_reading reading = {0};
     const kvf_prefill_request request = {
         .sequence = run->sequence,
-        .ids = run->prompt.ids + run->loaded + run->prefilled,
+        .ids = run->prompt.ids + run->loaded.tokens + run->prefilled,
         .count = piece,
         .wants_logits = wants_logits,
         .progress = on_reading,
@@ -250,7 +250,7 @@ static kvf_status read_prompt(cli_run *run, uint32_t end, uint32_t count, kvf_er
 kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
 {
     KVF_TRY(cli_saved_load(run, error));
-    const uint32_t count = (uint32_t)run->prompt.count - run->loaded;
+    const uint32_t count = (uint32_t)run->prompt.count - run->loaded.tokens;
     const bool saves_less = run->options.save_file && !run->session.prune && count > 0;
     KVF_TRY(read_prompt(run, count - saves_less, count, error));
     cli_run_complete_note(run);
@@ -266,8 +266,8 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     if (run->interrupted)
         return KVF_OK;
     kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
-    if (run->draft)
-        kvf_draft_see(run->draft, run->prompt.ids, run->prompt.count);
+    if (run->draft.of)
+        kvf_draft_see(run->draft.of, run->prompt.ids, run->prompt.count);
     return run->options.ask_file
                ? ask_all(run, error)
                : cli_run_answer(run, run->sequence, run->options.tokens, NULL, NULL, error);

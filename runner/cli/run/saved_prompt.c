@@ -32,7 +32,7 @@ static void name_model(const cli_run *run, char name[64])
 static kvf_status take_note(cli_run *run, const kvf_saved *saved, kvf_error *error)
 {
     const char *path = run->options.load_file;
-    kvf_token_ids *ids = &run->saved;
+    kvf_token_ids *ids = &run->loaded.prompt;
     char name[64];
     name_model(run, name);
     if (strcmp(name, saved->model) != 0)
@@ -49,7 +49,7 @@ static kvf_status take_note(cli_run *run, const kvf_saved *saved, kvf_error *err
         return model_fail(error, KVF_INVALID,
                           "--load %s has no token ids; use a file that kvferry run --save wrote",
                           path);
-    run->loaded = (uint32_t)ids->count - held;
+    run->loaded.tokens = (uint32_t)ids->count - held;
     return cli_check_ids(&run->model, ids, error);
 }
 
@@ -62,38 +62,38 @@ kvf_status cli_saved_read(cli_run *run, kvf_error *error)
     KVF_TRY(kvf_runtime_open(&run->options.runtime, &run->runtime, error));
     KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, NULL, 0, error));
     for (size_t i = 0; i < saved.note_bytes / sizeof(uint32_t); i++)
-        KVF_TRY(kvf_token_ids_push(NULL, &run->saved, 0, error));
-    KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, run->saved.ids,
-                           run->saved.count * sizeof(uint32_t), error));
+        KVF_TRY(kvf_token_ids_push(NULL, &run->loaded.prompt, 0, error));
+    KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, run->loaded.prompt.ids,
+                           run->loaded.prompt.count * sizeof(uint32_t), error));
     return take_note(run, &saved, error);
 }
 
 kvf_status cli_saved_match(cli_run *run, kvf_error *error)
 {
     const char *path = run->options.load_file;
-    const uint32_t *ids = run->saved.ids;
+    const uint32_t *ids = run->loaded.prompt.ids;
     if (!path)
         return KVF_OK;
     if (run->prompt.count == 0) {
-        KVF_TRY(kvf_token_ids_append(NULL, &run->prompt, ids, run->saved.count, error));
-        if (run->loaded < run->saved.count || run->options.ask_file)
+        KVF_TRY(kvf_token_ids_append(NULL, &run->prompt, ids, run->loaded.prompt.count, error));
+        if (run->loaded.tokens < run->loaded.prompt.count || run->options.ask_file)
             return KVF_OK;
         return model_fail(error, KVF_INVALID,
                           "--load %s holds all tokens of a prompt that was pruned, and nothing is "
                           "left to go on from; give a longer prompt, or --ask",
                           path);
     }
-    if (run->loaded >= run->prompt.count)
+    if (run->loaded.tokens >= run->prompt.count)
         return model_fail(error, KVF_INVALID,
                           "--load %s holds %u tokens and the prompt has %zu; the prompt must begin "
                           "with them and go on",
-                          path, run->loaded, run->prompt.count);
-    for (uint32_t i = 0; i < run->loaded; i++)
+                          path, run->loaded.tokens, run->prompt.count);
+    for (uint32_t i = 0; i < run->loaded.tokens; i++)
         if (ids[i] != run->prompt.ids[i])
             return model_fail(error, KVF_INVALID,
                               "--load %s is of another prompt: token %u is %u there and %u here; "
                               "the prompt must begin with all %u tokens of the file",
-                              path, i, ids[i], run->prompt.ids[i], run->loaded);
+                              path, i, ids[i], run->prompt.ids[i], run->loaded.tokens);
     return KVF_OK;
 }
 
@@ -132,7 +132,9 @@ kvf_status cli_saved_check(const cli_run *run, kvf_error *error)
 
 uint64_t cli_saved_room(const cli_run *run)
 {
-    return run->loaded ? (uint64_t)run->loaded + run->options.cache.local_tokens + BLOCK_TOKENS : 0;
+    return run->loaded.tokens
+               ? (uint64_t)run->loaded.tokens + run->options.cache.local_tokens + BLOCK_TOKENS
+               : 0;
 }
 
 kvf_status cli_saved_load(cli_run *run, kvf_error *error)
@@ -147,7 +149,7 @@ kvf_status cli_saved_load(cli_run *run, kvf_error *error)
     run->sequence = NULL;
     const double start = kvf_now_ms();
     const kvf_status status = kvf_sequence_restore(run->cache, &args, run->stream, &run->sequence);
-    run->restore_ms = kvf_now_ms() - start;
+    run->loaded.ms = kvf_now_ms() - start;
     if (status == KVF_OK)
         return KVF_OK;
     const char *why = kvf_runtime_error(run->runtime)->text;
@@ -158,7 +160,7 @@ kvf_status cli_saved_load(cli_run *run, kvf_error *error)
 /* The library copies the note. */
 static kvf_status save_with(cli_run *run, const char *name, kvf_token_ids *note, kvf_error *error)
 {
-    const uint32_t held = (uint32_t)run->prompt.count - run->loaded - run->prefilled;
+    const uint32_t held = (uint32_t)run->prompt.count - run->loaded.tokens - run->prefilled;
     kvf_save_args args;
     KVF_TRY(kvf_token_ids_append(NULL, note, run->prompt.ids, run->prompt.count, error));
     KVF_TRY(kvf_token_ids_push(NULL, note, run->options.cache.observe_window, error));

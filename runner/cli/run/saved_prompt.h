@@ -12,8 +12,9 @@
 
 #include "run.h"
 
-/** With --load: sets run->saved, the prompt of the file, and run->loaded, how many of its tokens
- * the sequence has; a last one may wait to be fed. Needs model and weights; opens the runtime.
+/** With --load: sets run->loaded.prompt, the prompt of the file, and run->loaded.tokens, how many
+ * of its tokens the sequence has; a last one may wait to be fed. Needs model and weights; opens the
+ * runtime.
  * @return KVF_OK; KVF_INVALID; as kvf_runtime_open and kvf_saved_read */
 KVF_CHECKED kvf_status cli_saved_read(cli_run *run, kvf_error *error);
 
