@@ -42,6 +42,24 @@ window never '"sliding_window": 32768'
 logits wide --model never
 check 'a window that is never full changes nothing' cmp wide full
 
+# A window takes the memory of the tokens there are.
+device_bytes() {
+    try 0 run --token-ids ids -n 12 --ignore-eos --model "$@" --stats stats
+    sed -n 's/.*"device_kv_bytes": *\([0-9]*\).*/\1/p' stats
+}
+window long '"sliding_window": 30000'
+logits long.logits --model long
+check 'a window that is not full yet changes nothing' cmp long.logits full
+long=$(device_bytes long)
+window short '"sliding_window": 200'
+short=$(device_bytes short)
+check "a window of 30000 takes $long bytes, one of 200 $short" test "$long" -lt $((2 * short))
+
+# The file of a sequence has the window, whatever the context was.
+try 0 run --model some --token-ids ids --save saved
+echo 7 | cat ids - >longer
+try 0 run --model some --token-ids longer --load saved -n 4 --ignore-eos
+
 try 0 run --model some --token-ids ids -n 4 --ignore-eos --samples 3 --seed 1
 try 1 run --model some --token-ids ids --prune snapkv
 says '--prune snapkv is not supported for a model whose layers attend to a window of 48 tokens'
