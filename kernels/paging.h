@@ -32,13 +32,38 @@
         return (count);                                                                            \
     }
 
-#define KVF_GROUP_MAX_HEADS 16u
+#define KVF_GROUP_MAX_HEADS 128u /* query heads per KV head */
+#define KVF_SUBGROUP_HEADS  16u  /* of them that a kernel takes at once */
 #define KVF_PAGE_SIZE_MAX   64u
 #define KVF_HEAD_DIM_MAX    256u
 
 /* Sizes of heads X(d) that the matrix products of a GPU are compiled for, each for every type and
  * target; other multiples of 16 are the host device's. */
 #define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(256)
+
+/* A *sub-group*: heads first .. first + count - 1 of every group; count 0: all of the group. */
+typedef struct kvf_subgroup {
+    uint32_t first;
+    uint32_t count;
+} kvf_subgroup;
+
+KVF_INLINE kvf_subgroup kvf_subgroup_whole(kvf_subgroup sub, uint32_t group)
+{
+    if (sub.count == 0) {
+        sub.first = 0;
+        sub.count = group;
+    }
+    return sub;
+}
+
+/* The heads of `whole` from its `at`-th on that a kernel takes at once. */
+KVF_INLINE kvf_subgroup kvf_subgroup_at(kvf_subgroup whole, uint32_t at)
+{
+    kvf_subgroup sub;
+    sub.first = whole.first + at;
+    sub.count = kvf_min_u32(KVF_SUBGROUP_HEADS, whole.count - at);
+    return sub;
+}
 
 /* Shapes that every kernel on pages needs. */
 typedef struct kvf_shape {

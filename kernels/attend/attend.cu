@@ -64,7 +64,7 @@ static __device__ __forceinline__ void finish(const kvf_attend_step_args &s, uin
     if (splits && !kvf_arrives_last((uint32_t *)kvf_shared(), &s.arrived[list], splits))
         return;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < merge.group * quads; i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < s.attend.sub.count * quads; i += blockDim.x)
         kvf_merge_quad(merge, splits, list * merge.group + i / quads, i % quads * 4);
 }
 
@@ -119,7 +119,7 @@ static void chunks_size(const kvf_attend_args *a, uint32_t *threads, size_t *sha
     const uint32_t warps = kvf_min_u32(ring<D>::warps, kvf_div_ceil_u32(tokens, CHUNK));
     const size_t rings =
         query_bytes<D>() + (size_t)warps * ring_slots<D>(a, warps) * ring<D>::slot_bytes;
-    const size_t parts = (size_t)warps * part_floats<D>(a->group) * sizeof(float);
+    const size_t parts = (size_t)warps * part_floats<D>(a->sub.count) * sizeof(float);
     *threads = warps * KVF_WARP_LANES;
     *shared = rings > parts ? rings : parts;
 }
@@ -234,7 +234,7 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
     const float unit = a->scale * KVF_CUDA_LOG2E;
     const float *q = (const float *)a->q + (size_t)split->list * a->group * d;
     const float *k = plain_key(a, split, first + threadIdx.x);
-    for (uint32_t g = 0; g < a->group; g++) {
+    for (uint32_t g = 0; g < a->sub.count; g++) {
         const float s = k ? kvf_times(kvf_dot(q + g * d, k, d), unit) : -INFINITY;
         state->s[g][threadIdx.x] = a->cap > 0.0f ? kvf_cap_logit(s, a->cap * KVF_CUDA_LOG2E) : s;
     }
@@ -251,7 +251,7 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
-        if (row >= a->group)
+        if (row >= a->sub.count)
             continue;
         kvf_scale(&r->o[i], state->factor[row]);
         for (uint32_t t = 0; t < count; t++) {
@@ -288,19 +288,19 @@ static __device__ __forceinline__ void do_plain(const kvf_attend_args &a, const 
         __syncthreads();
         plain_logits(state, &a, &split, first);
         __syncthreads();
-        kvf_plain_soften(state, &r, a.group);
+        kvf_plain_soften(state, &r, a.sub.count);
         __syncthreads();
         plain_values(state, &a, &split, first, &r);
     }
     __syncthreads();
     const float lse = kvf_plain_end(state, &r);
     const size_t out = (size_t)blockIdx.x * a.group;
-    if (threadIdx.x % KVF_PLAIN_PARTS == 0 && threadIdx.x / KVF_PLAIN_PARTS < a.group)
+    if (threadIdx.x % KVF_PLAIN_PARTS == 0 && threadIdx.x / KVF_PLAIN_PARTS < a.sub.count)
         a.partial_lse[out + threadIdx.x / KVF_PLAIN_PARTS] = lse;
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x;
-        if (at / quads >= a.group)
+        if (at / quads >= a.sub.count)
             continue;
         kvf_scale(&r.o[i], state->factor[at / quads]);
         *(float4 *)(a.partial_o + out * a.shape.head_dim + (size_t)at * 4) = r.o[i];
@@ -340,50 +340,88 @@ static uint32_t blocks_of(const kvf_attend_args *a)
     return a->lists * kvf_div_ceil_u32(a->spans_max, a->split);
 }
 
-extern "C" int kvf_attend_cuda(const void *args, uint32_t tasks, void *stream)
+/* A sub-group, whose head 0 its pointers name: kernels know its number of heads, and what lies from
+ * list to list. */
+static kvf_attend_args take_subgroup(const kvf_attend_args *a, kvf_subgroup sub)
 {
-    const kvf_attend_args *a = (const kvf_attend_args *)args;
+    kvf_attend_args one = *a;
+    one.q = kvf_offset(a->q, sub.first * kvf_row_bytes(&a->shape));
+    one.partial_o = a->partial_o + (size_t)sub.first * a->shape.head_dim;
+    one.partial_lse = a->partial_lse + sub.first;
+    one.sub.first = 0;
+    one.sub.count = sub.count;
+    return one;
+}
+
+static cudaError_t launch_attend(const kvf_attend_args *a, cudaStream_t stream)
+{
     const uint32_t head_dim = a->shape.head_dim;
-    (void)tasks;
-    if (a->lists == 0 || a->spans_max == 0)
-        return cudaSuccess;
-    if (!is_valid(a))
-        return cudaErrorInvalidValue;
     if (a->shape.pages != KVF_PAGES_BF16) {
         kvf_attend_step_args s = {};
         s.attend = *a;
-        return launch_packed(&s, blocks_of(a), (cudaStream_t)stream);
+        return launch_packed(&s, blocks_of(a), stream);
     }
     switch (a->shape.dtype) {
     case KVF_BF16:
-        return launch_type<kvf_bf16>(a, head_dim, blocks_of(a), (cudaStream_t)stream);
+        return launch_type<kvf_bf16>(a, head_dim, blocks_of(a), stream);
     case KVF_FP16:
-        return launch_type<kvf_half>(a, head_dim, blocks_of(a), (cudaStream_t)stream);
+        return launch_type<kvf_half>(a, head_dim, blocks_of(a), stream);
     default:
         return kvf_cuda_launch<attend_plain>(dim3(blocks_of(a)), dim3(KVF_PLAIN_THREADS),
-                                             sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
+                                             sizeof(kvf_plain_shared), stream, *a);
     }
+}
+
+static cudaError_t launch_step(const kvf_attend_step_args *s, cudaStream_t stream)
+{
+    const kvf_attend_args *a = &s->attend;
+    const uint32_t head_dim = a->shape.head_dim;
+    if (a->shape.pages != KVF_PAGES_BF16)
+        return launch_packed(s, blocks_of(a), stream);
+    switch (a->shape.dtype) {
+    case KVF_BF16:
+        return launch_type<kvf_bf16>(s, head_dim, blocks_of(a), stream);
+    case KVF_FP16:
+        return launch_type<kvf_half>(s, head_dim, blocks_of(a), stream);
+    default:
+        return kvf_cuda_launch_early<step_plain>(dim3(blocks_of(a)), dim3(KVF_PLAIN_THREADS),
+                                                 sizeof(kvf_plain_shared), stream, *s);
+    }
+}
+
+extern "C" int kvf_attend_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_attend_args a = *(const kvf_attend_args *)args;
+    const kvf_subgroup whole = kvf_subgroup_whole(a.sub, a.group);
+    cudaError_t error = cudaSuccess;
+    (void)tasks;
+    if (a.lists == 0 || a.spans_max == 0)
+        return cudaSuccess;
+    if (!is_valid(&a))
+        return cudaErrorInvalidValue;
+    for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
+        const kvf_attend_args one = take_subgroup(&a, kvf_subgroup_at(whole, at));
+        error = launch_attend(&one, (cudaStream_t)stream);
+    }
+    return error;
 }
 
 extern "C" int kvf_attend_step_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    const kvf_attend_step_args *s = (const kvf_attend_step_args *)args;
-    const kvf_attend_args *a = &s->attend;
-    const uint32_t head_dim = a->shape.head_dim;
+    const kvf_attend_step_args s = *(const kvf_attend_step_args *)args;
+    const kvf_subgroup whole = kvf_subgroup_whole({}, s.attend.group);
+    cudaError_t error = cudaSuccess;
     if (tasks == 0)
         return cudaSuccess;
-    if (!is_valid(a) || a->spans_max == 0 || a->pass != KVF_PASS_ALL)
+    if (!is_valid(&s.attend) || s.attend.spans_max == 0 || s.attend.pass != KVF_PASS_ALL)
         return cudaErrorInvalidValue;
-    if (a->shape.pages != KVF_PAGES_BF16)
-        return launch_packed(s, blocks_of(a), (cudaStream_t)stream);
-    switch (a->shape.dtype) {
-    case KVF_BF16:
-        return launch_type<kvf_bf16>(s, head_dim, blocks_of(a), (cudaStream_t)stream);
-    case KVF_FP16:
-        return launch_type<kvf_half>(s, head_dim, blocks_of(a), (cudaStream_t)stream);
-    default:
-        return kvf_cuda_launch_early<step_plain>(dim3(blocks_of(a)), dim3(KVF_PLAIN_THREADS),
-                                                 sizeof(kvf_plain_shared), (cudaStream_t)stream,
-                                                 *s);
+    for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
+        kvf_attend_step_args one = s;
+        one.attend = take_subgroup(&s.attend, kvf_subgroup_at(whole, at));
+        one.out = kvf_offset_mut(s.out, at * kvf_row_bytes(&s.attend.shape));
+        one.lse = s.lse ? s.lse + at : NULL;
+        one.sinks = s.sinks ? s.sinks + at : NULL;
+        error = launch_step(&one, (cudaStream_t)stream);
     }
+    return error;
 }

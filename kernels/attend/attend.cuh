@@ -179,7 +179,7 @@ static __device__ __forceinline__ void ask_queries(char *to, const kvf_attend_ar
     const char *q = (const char *)a->q + (size_t)list * a->group * (2 * D);
     for (uint32_t i = threadIdx.x; i < GROUP_ROWS * kvf_tile<D>::pieces; i += blockDim.x) {
         const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
-        const bool exists = row < a->group;
+        const bool exists = row < a->sub.count;
         kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, q + (exists ? i * 16 : 0),
                          exists ? 16 : 0);
     }
@@ -322,7 +322,7 @@ static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_ar
             if (a->cap > 0.0f)
                 cap_logits(logits, a->cap);
             soften<D>(r, logits, 0);
-            if (a->group > 8)
+            if (a->sub.count > 8)
                 soften<D>(r, logits, 1);
         }
         slot = slot + 1 == ring<D>::slots ? 0 : slot + 1;
@@ -372,8 +372,8 @@ template <uint32_t D>
 static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, const float *parts,
                                                    uint32_t warps, uint32_t row, uint32_t column)
 {
-    const uint32_t stride = part_floats<D>(a->group);
-    const float *tops = parts + a->group * (D + 8) + row, *sums = tops + GROUP_ROWS;
+    const uint32_t stride = part_floats<D>(a->sub.count);
+    const float *tops = parts + a->sub.count * (D + 8) + row, *sums = tops + GROUP_ROWS;
     float top = -INFINITY, sum = 0.0f, own[ring<D>::warps];
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
@@ -413,10 +413,10 @@ static __device__ __forceinline__ void do_chunks(const kvf_attend_args &a, const
     float *parts = (float *)kvf_shared();
     kvf_async_wait<0>();
     __syncthreads();
-    leave_rows<D>(&r, parts + warp * part_floats<D>(a.group), a.group, lane);
+    leave_rows<D>(&r, parts + warp * part_floats<D>(a.sub.count), a.sub.count, lane);
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < a.group * (D / 4); i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < a.sub.count * (D / 4); i += blockDim.x)
         merge_parts<D>(&a, parts, warps, i / (D / 4), i % (D / 4) * 4);
 }
 

@@ -81,6 +81,7 @@ KVF_INLINE uint32_t kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row 
  * with logits s_t = scale q.k_t, capped (cap.h).
  * pass ALL computes every split; RESIDENT only splits without a span that has a home; FETCHED the
  * others.
+ * Heads that are not in the sub-group are neither read nor written.
  * A task is one (list, split). The value of a split does not depend on the pass that computed it.
  * Packed spans of a list are behind its exact ones: they are met with the rotated query, and their
  * values are those of packed.h. The CUDA device takes them in bf16, in KVF_GPU_PACKED_DIMS.
@@ -92,6 +93,7 @@ typedef struct kvf_attend_args {
     kvf_pass pass;
     uint32_t lists;
     uint32_t group;
+    kvf_subgroup sub;
     uint32_t spans_max; /* row stride of spans */
     uint32_t split;     /* spans per split */
     float scale;
@@ -135,7 +137,8 @@ KVF_INLINE float kvf_merge_sink(const kvf_merge_args *a, size_t row)
 /* ---- attend_step: all of it in one launch, for a fused step ----
  * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge. What
  * partial results and pages hold afterwards is what the three leave. Where pages are packed, only
- * spans that are packed have a home. A task is one list. */
+ * spans that are packed have a home. All heads of a group take part; more than KVF_SUBGROUP_HEADS
+ * may bring a page more than once. A task is one list. */
 typedef struct kvf_attend_step_args {
     kvf_attend_args attend; /* pass ALL */
     void *out;              /* of merge */

@@ -49,7 +49,7 @@ template <uint32_t D, bool NIBBLES> struct code_ring {
 template <uint32_t D>
 static __host__ __device__ __forceinline__ uint32_t front_bytes(const kvf_attend_args *a)
 {
-    return kvf_max_u32(query_bytes<D>(), a->group * D * (uint32_t)sizeof(float));
+    return kvf_max_u32(query_bytes<D>(), a->sub.count * D * (uint32_t)sizeof(float));
 }
 
 template <uint32_t D, bool NIBBLES>
@@ -61,7 +61,7 @@ static __host__ __device__ __forceinline__ uint32_t warp_bytes(const kvf_attend_
     const uint32_t chunks = kvf_div_ceil_u32(kvf_div_ceil_u32(tokens, CHUNK), warps);
     const uint32_t packed =
         kvf_min_u32(code_ring<D, NIBBLES>::slots, chunks) * code_ring<D, NIBBLES>::slot_bytes;
-    const uint32_t part = part_floats<D>(a->group) * (uint32_t)sizeof(float);
+    const uint32_t part = part_floats<D>(a->sub.count) * (uint32_t)sizeof(float);
     return kvf_max_u32(exact, kvf_max_u32(packed, part));
 }
 
@@ -111,14 +111,14 @@ static __device__ __forceinline__ void rotate_group(float *to, const kvf_attend_
 {
     const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
     const kvf_bf16 *q = (const kvf_bf16 *)a->q + (size_t)list * a->group * D;
-    for (uint32_t first = 0; first < a->group; first += blockDim.x / KVF_CODE_LANES) {
+    for (uint32_t first = 0; first < a->sub.count; first += blockDim.x / KVF_CODE_LANES) {
         const uint32_t row = first + threadIdx.x / KVF_CODE_LANES;
         float x[KVF_CODE_WORDS];
-        kvf_code_load(x, q + kvf_min_u32(row, a->group - 1) * D, D / KVF_CODE_LANES);
+        kvf_code_load(x, q + kvf_min_u32(row, a->sub.count - 1) * D, D / KVF_CODE_LANES);
         kvf_code_rotate_lanes(x, D / KVF_CODE_LANES);
 #pragma unroll
         for (uint32_t k = 0; k < D / KVF_CODE_LANES; k++)
-            if (row < a->group)
+            if (row < a->sub.count)
                 to[row * D + k * KVF_CODE_LANES + lane] = x[k];
     }
     __syncthreads();
@@ -417,7 +417,7 @@ static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[
     const float unit = a->scale * KVF_CUDA_LOG2E;
     code_rows<D> q;
     uint32_t asked = warp, to = 0;
-    load_rotated<D>(&q, rotated, a->group, lane);
+    load_rotated<D>(&q, rotated, a->sub.count, lane);
     for (uint32_t i = 0; i + 1 < ring_t::slots; i++, asked += warps) {
         if (asked < chunks)
             ask_codes<D, NIBBLES>(a, split, slots + to++ * ring_t::slot_bytes, asked, lane);
@@ -439,7 +439,7 @@ static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[
             if (a->cap > 0.0f)
                 cap_logits(logits, a->cap);
             soften_codes<D, NIBBLES>(r, minima, logits, 0);
-            if (a->group > 8)
+            if (a->sub.count > 8)
                 soften_codes<D, NIBBLES>(r, minima, logits, 1);
             add_code_values<D, NIBBLES>(r, minima, logits, at, chunk * CHUNK, a->shape.page_size,
                                         lane);
@@ -567,7 +567,7 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
     begin_rows<D>(&r);
     if (exact.count) {
         walk<kvf_bf16, D, false>(&r, &a, &exact, kvf_shared(), own, lane, warp, warps);
-        reorder_rows<D>(&r, (float *)own, a.group, lane);
+        reorder_rows<D>(&r, (float *)own, a.sub.count, lane);
         __syncthreads();
     }
     rotate_group<D>(rotated, &a, split.list);
@@ -575,10 +575,11 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
     float *parts = (float *)kvf_shared();
     kvf_async_wait<0>();
     __syncthreads();
-    leave_codes<D, NIBBLES>(&r, minima, parts + warp * part_floats<D>(a.group), a.group, lane);
+    leave_codes<D, NIBBLES>(&r, minima, parts + warp * part_floats<D>(a.sub.count), a.sub.count,
+                            lane);
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < a.group * (D / 4); i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < a.sub.count * (D / 4); i += blockDim.x)
         merge_parts<D>(&a, parts, warps, i / (D / 4), i % (D / 4) * 4);
 }
 

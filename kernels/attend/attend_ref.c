@@ -97,7 +97,8 @@ void kvf_attend_ref(const void *args, uint32_t task)
     kvf_split split;
     if (!kvf_split_get(a, task, &split))
         return;
-    for (uint32_t g = 0; g < a->group; g++) {
+    const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
+    for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const void *q =
             kvf_offset(a->q, ((size_t)split.list * a->group + g) * kvf_row_bytes(&a->shape));
         const size_t row = (size_t)task * a->group + g;

@@ -536,7 +536,7 @@ static void begin_packed(block *b, const kvf_attend_args *a, uint32_t rows)
 static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *split,
                          const kvf_split *behind, scaling by)
 {
-    const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
+    const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
     const uint32_t step = tile_spans(&a->shape);
     for (uint32_t i = 0; i < fours; i++)
         begin_packed(&b[i], a, 4);
@@ -569,7 +569,7 @@ KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t 
 {
     const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
-        const size_t row = (size_t)list * a->group + first + g;
+        const size_t row = (size_t)list * a->group + a->sub.first + first + g;
         b->raw[g] = kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
         b->top[g] = -INFINITY;
         b->sum[g] = 0.0f;
@@ -589,7 +589,7 @@ KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint3
 {
     const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
-        const size_t row = (size_t)task * a->group + first + g;
+        const size_t row = (size_t)task * a->group + a->sub.first + first + g;
         const bool any = !(b->sum[g] <= 0.0f);
         const float inverse = any ? 1.0f / b->sum[g] : 0.0f;
         float o[KVF_HEAD_DIM_MAX];
@@ -624,7 +624,7 @@ static kvf_split split_behind(const kvf_attend_args *a, const kvf_split *split)
 KVF_ALWAYS_INLINE void attend_exact(block *b, const kvf_attend_args *a, const kvf_split *split,
                                     const kvf_split *behind, scaling by, const kvf_dtype dtype)
 {
-    const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
+    const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
     const uint32_t step = tile_spans(&a->shape);
     live_list lists[2];
     list_live(&lists[0], &a->shape, split, 0);
@@ -647,10 +647,11 @@ KVF_ALWAYS_INLINE void attend_exact(block *b, const kvf_attend_args *a, const kv
     }
 }
 
+/* For the heads of a->sub, at most KVF_SUBGROUP_HEADS. */
 KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
                                     const kvf_dtype dtype)
 {
-    const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
+    const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
     const scaling by = {a->scale * KVF_LOG2E, a->cap * KVF_LOG2E};
     const kvf_split behind = split_behind(a, split);
     kvf_split exact = *split, packed = *split, exact_behind = behind;
@@ -664,7 +665,7 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
     if (two)
         begin_block(&b[fours], a, split->list, 4 * fours, 2, dtype);
     if (one)
-        begin_block(&b[fours + two], a, split->list, a->group - 1, 1, dtype);
+        begin_block(&b[fours + two], a, split->list, heads - 1, 1, dtype);
     if (exact.count)
         attend_exact(b, a, &exact, &exact_behind, by, dtype);
     if (packed.count)
@@ -674,19 +675,23 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
     if (two)
         end_block(&b[fours], a, task, 4 * fours, 2, dtype, packed.count);
     if (one)
-        end_block(&b[fours + two], a, task, a->group - 1, 1, dtype, packed.count);
+        end_block(&b[fours + two], a, task, heads - 1, 1, dtype, packed.count);
 }
 
 void KVF_SIMD_NAME(attend)(const void *args, uint32_t task)
 {
-    const kvf_attend_args *a = args;
+    kvf_attend_args a = *(const kvf_attend_args *)args;
+    const kvf_subgroup whole = kvf_subgroup_whole(a.sub, a.group);
     kvf_split split;
-    if (!kvf_split_get(a, task, &split))
+    if (!kvf_split_get(&a, task, &split))
         return;
-    if (a->shape.dtype == KVF_BF16)
-        attend_split(a, &split, task, KVF_BF16);
-    else if (a->shape.dtype == KVF_FP16)
-        attend_split(a, &split, task, KVF_FP16);
-    else
-        attend_split(a, &split, task, KVF_FP32);
+    for (uint32_t at = 0; at < whole.count; at += KVF_SUBGROUP_HEADS) {
+        a.sub = kvf_subgroup_at(whole, at);
+        if (a.shape.dtype == KVF_BF16)
+            attend_split(&a, &split, task, KVF_BF16);
+        else if (a.shape.dtype == KVF_FP16)
+            attend_split(&a, &split, task, KVF_FP16);
+        else
+            attend_split(&a, &split, task, KVF_FP32);
+    }
 }

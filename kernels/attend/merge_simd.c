@@ -14,18 +14,18 @@
 #include "variants.h"
 
 typedef struct group_state {
-    _Alignas(64) float top[KVF_GROUP_MAX_HEADS];
-    _Alignas(64) float sum[KVF_GROUP_MAX_HEADS];
-    _Alignas(64) float o[KVF_GROUP_MAX_HEADS][KVF_HEAD_DIM_MAX];
+    _Alignas(64) float top[KVF_SUBGROUP_HEADS];
+    _Alignas(64) float sum[KVF_SUBGROUP_HEADS];
+    _Alignas(64) float o[KVF_SUBGROUP_HEADS][KVF_HEAD_DIM_MAX];
 } group_state;
 
-/* Weights of one split, under the final maxima; lanes beyond the group are zero. */
-static void split_weights(const float *lse, uint32_t group, const float *top, float *weights)
+/* Weights of one split, under the final maxima; lanes beyond the heads are zero. */
+static void split_weights(const float *lse, uint32_t heads, const float *top, float *weights)
 {
-    float x[KVF_GROUP_MAX_HEADS];
-    for (uint32_t g = 0; g < KVF_GROUP_MAX_HEADS; g++)
-        x[g] = g < group ? (lse[g] - top[g]) * KVF_LOG2E : -INFINITY;
-    for (uint32_t g = 0; g < KVF_GROUP_MAX_HEADS; g += VF_LANES)
+    float x[KVF_SUBGROUP_HEADS];
+    for (uint32_t g = 0; g < KVF_SUBGROUP_HEADS; g++)
+        x[g] = g < heads ? (lse[g] - top[g]) * KVF_LOG2E : -INFINITY;
+    for (uint32_t g = 0; g < KVF_SUBGROUP_HEADS; g += VF_LANES)
         vf_store(weights + g, vf_exp2(vf_load(x + g)));
 }
 
@@ -35,16 +35,17 @@ static void add_row(float *to, const float *from, float weight, uint32_t count)
         vf_store(to + d, vf_fma(vf_set(weight), vf_load(from + d), vf_load(to + d)));
 }
 
-void KVF_SIMD_NAME(merge)(const void *args, uint32_t task)
+/* Heads first .. first + heads - 1 of a list, at most KVF_SUBGROUP_HEADS. */
+static void merge_heads(const kvf_merge_args *a, uint32_t list, uint32_t first, uint32_t heads)
 {
-    const kvf_merge_args *a = args;
     const uint32_t head_dim = a->shape.head_dim, group = a->group;
-    const uint32_t splits = kvf_div_ceil_u32(a->span_count[task], a->split);
-    const float *lse = a->partial_lse + (size_t)task * a->splits_max * group;
-    const float *o = a->partial_o + (size_t)task * a->splits_max * group * head_dim;
+    const uint32_t splits = kvf_div_ceil_u32(a->span_count[list], a->split);
+    const size_t part = (size_t)list * a->splits_max * group + first;
+    const size_t out = (size_t)list * group + first;
+    const float *lse = a->partial_lse + part, *o = a->partial_o + part * head_dim;
     group_state x;
-    for (uint32_t g = 0; g < group; g++) {
-        const float sink = kvf_merge_sink(a, (size_t)task * group + g);
+    for (uint32_t g = 0; g < heads; g++) {
+        const float sink = kvf_merge_sink(a, out + g);
         x.top[g] = sink;
         memset(x.o[g], 0, head_dim * sizeof *x.o[g]);
         for (uint32_t s = 0; s < splits; s++)
@@ -52,17 +53,17 @@ void KVF_SIMD_NAME(merge)(const void *args, uint32_t task)
         x.sum[g] = sink == -INFINITY ? 0.0f : expf(sink - x.top[g]);
     }
     for (uint32_t s = 0; s < splits; s++) {
-        float weights[KVF_GROUP_MAX_HEADS];
-        split_weights(lse + (size_t)s * group, group, x.top, weights);
-        for (uint32_t g = 0; g < group; g++) {
+        float weights[KVF_SUBGROUP_HEADS];
+        split_weights(lse + (size_t)s * group, heads, x.top, weights);
+        for (uint32_t g = 0; g < heads; g++) {
             if (lse[s * group + g] == -INFINITY)
                 continue;
             x.sum[g] += weights[g];
             add_row(x.o[g], o + ((size_t)s * group + g) * head_dim, weights[g], head_dim);
         }
     }
-    for (uint32_t g = 0; g < group; g++) {
-        const size_t row = (size_t)task * group + g;
+    for (uint32_t g = 0; g < heads; g++) {
+        const size_t row = out + g;
         const int any = !(x.sum[g] <= 0.0f);
         const vf inverse = vf_set(any ? 1.0f / x.sum[g] : 0.0f);
         for (uint32_t d = 0; d < head_dim; d += VF_LANES)
@@ -72,4 +73,11 @@ void KVF_SIMD_NAME(merge)(const void *args, uint32_t task)
         if (a->lse)
             a->lse[row] = any ? x.top[g] + logf(x.sum[g]) : -INFINITY;
     }
+}
+
+void KVF_SIMD_NAME(merge)(const void *args, uint32_t task)
+{
+    const kvf_merge_args *a = args;
+    for (uint32_t first = 0; first < a->group; first += KVF_SUBGROUP_HEADS)
+        merge_heads(a, task, first, kvf_min_u32(KVF_SUBGROUP_HEADS, a->group - first));
 }

@@ -618,7 +618,8 @@ static int launch(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
     if (a->kv_heads == 0 || a->spans_max == 0)
         return cudaSuccess;
     if (a->group == 0 || a->group > KVF_GROUP_MAX_HEADS || a->window == 0 ||
-        a->window > KVF_OBSERVE_WINDOW_MAX || a->group_first + kvf_observe_heads(a) > a->group)
+        a->window > kvf_observe_window_max(a->group) ||
+        a->group_first + kvf_observe_heads(a) > a->group)
         return cudaErrorInvalidValue;
     switch (a->shape.dtype) {
     case KVF_BF16:

@@ -29,12 +29,13 @@
  */
 #define KVF_OBSERVE_SPANS      64u
 #define KVF_OBSERVE_WINDOW_MAX 128u
+#define KVF_OBSERVE_ROWS_MAX   (KVF_SUBGROUP_HEADS * KVF_OBSERVE_WINDOW_MAX)
 
 typedef struct kvf_observe_args {
     kvf_shape shape;
     uint32_t kv_heads;
     uint32_t group;
-    uint32_t window;    /* queries of this launch, 1 .. KVF_OBSERVE_WINDOW_MAX */
+    uint32_t window;    /* queries of this launch, 1 .. kvf_observe_window_max(group) */
     uint32_t spans_max; /* row stride of spans */
     uint32_t window_mean;
     kvf_group_reduce group_reduce;
@@ -64,6 +65,31 @@ typedef struct kvf_observe_args {
 KVF_TASKS(observe_stats, kvf_observe_args,
           kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS) * a->kv_heads)
 KVF_TASKS(observe_score, kvf_observe_args, kvf_observe_stats_tasks(a))
+
+/* Queries that a launch takes of groups of so many heads. */
+KVF_INLINE uint32_t kvf_observe_window_max(uint32_t group)
+{
+    return kvf_min_u32(KVF_OBSERVE_WINDOW_MAX, KVF_OBSERVE_ROWS_MAX / group);
+}
+
+/* Queries first .. first + count - 1 of the window of a launch, as a launch of its own: the part
+ * that they have in its scores. */
+KVF_INLINE kvf_observe_args kvf_observe_piece(const kvf_observe_args *whole, uint32_t first,
+                                              uint32_t count)
+{
+    const size_t query = (size_t)whole->kv_heads * whole->group * kvf_row_bytes(&whole->shape);
+    kvf_observe_args a = *whole;
+    a.window = count;
+    a.window_first += first;
+    a.window_total = whole->window_total ? whole->window_total : whole->window;
+    a.limit_first += first;
+    a.limit = whole->limit ? whole->limit + first : NULL;
+    if (a.ring_slots)
+        a.ring_first = (whole->ring_first + first) % a.ring_slots;
+    else
+        a.q = kvf_offset(whole->q, first * query);
+    return a;
+}
 
 KVF_INLINE float kvf_observe_sink(const kvf_observe_args *a, uint32_t head, uint32_t g)
 {

@@ -143,7 +143,7 @@ void kvf_observe_score_ref(const void *args, uint32_t task)
     const uint32_t group_end = a->group_first + kvf_observe_heads(a);
     if (c.first >= c.end)
         return;
-    row_scale scales[KVF_GROUP_MAX_HEADS * KVF_OBSERVE_WINDOW_MAX];
+    row_scale scales[KVF_OBSERVE_ROWS_MAX];
     for (uint32_t g = a->group_first; g < group_end && !a->is_raw; g++)
         for (uint32_t w = 0; w < a->window; w++)
             scales[g * a->window + w] = merge_chunks(a, &c, g, w);

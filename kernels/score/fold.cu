@@ -236,8 +236,9 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
  * first page is little beside it. */
 static uint32_t part_of(const kvf_fold_args *a)
 {
-    uint32_t part = a->tiles_max > 256 ? PART_LARGE : PART;
-    while (part < PART_LARGE && (uint64_t)a->lists * kvf_div_ceil_u32(a->pages_max, part) > BLOCKS)
+    const uint32_t most = a->group > KVF_SUBGROUP_HEADS ? PART : PART_LARGE; /* shared memory */
+    uint32_t part = a->tiles_max > 256 ? most : PART;
+    while (part < most && (uint64_t)a->lists * kvf_div_ceil_u32(a->pages_max, part) > BLOCKS)
         part *= 2;
     return part;
 }

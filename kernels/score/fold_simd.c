@@ -66,16 +66,20 @@ static void find_heads(const kvf_fold_args *a, uint32_t list, heads *x)
         find_row(a->top + at, a->sum + at, tiles, &x->top[g], &all);
         x->share[g] = all < 0.5f ? 0.0f : 1.0f / (all * (float)a->group);
     }
+    for (uint32_t g = a->group; g % VF_LANES; g++)
+        x->top[g] = x->share[g] = 0.0f;
 }
 
 /* Per head of one tile: the factor of its masses, or what is added to their logarithms. */
 static void find_factors(const kvf_fold_args *a, uint32_t list, uint32_t tile, const heads *x,
                          float factor[KVF_GROUP_MAX_HEADS])
 {
-    float top[KVF_GROUP_MAX_HEADS] = {0.0f};
+    float top[KVF_GROUP_MAX_HEADS];
     for (uint32_t g = 0; g < a->group; g++)
         top[g] = a->top[((size_t)list * a->group + g) * a->tiles_max + tile];
-    for (uint32_t g = 0; g < KVF_GROUP_MAX_HEADS; g += VF_LANES) {
+    for (uint32_t g = a->group; g % VF_LANES; g++)
+        top[g] = 0.0f;
+    for (uint32_t g = 0; g < a->group; g += VF_LANES) {
         vf y = tame_top(vf_load(top + g));
         if (a->kind == KVF_GROUP_MEAN_SOFTMAX) {
             const vf less = vf_sub(y, vf_load(x->top + g));
@@ -176,7 +180,7 @@ void KVF_SIMD_NAME(fold)(const void *args, uint32_t task)
     const uint32_t parts = kvf_div_ceil_u32(a->pages_max, KVF_FOLD_PAGES);
     const uint32_t list = task / parts, step = kvf_tile_pages(a->page_size);
     const uint32_t end = kvf_min_u32(a->pages[list], (task % parts + 1) * KVF_FOLD_PAGES);
-    heads x = {0};
+    heads x;
     if (task % parts * KVF_FOLD_PAGES >= end)
         return;
     if (a->kind == KVF_GROUP_MEAN_SOFTMAX)

@@ -62,14 +62,14 @@ static __device__ void prepare_queries(const kvf_score_args &a, uint4 *to, uint3
 {
     constexpr uint32_t n = parts<T>::count;
     const uint32_t all = fragments(a.shape.head_dim, n, head_blocks) / n * KVF_WARP_LANES;
-    const T *q = (const T *)a.q + (size_t)list * a.group * a.shape.head_dim;
+    const T *q = (const T *)a.q + ((size_t)list * a.group + a.sub.first) * a.shape.head_dim;
     for (uint32_t i = threadIdx.x; i < all; i += THREADS) {
         const uint32_t lane = i % KVF_WARP_LANES, block = i / KVF_WARP_LANES % head_blocks;
         const uint32_t side = i / KVF_WARP_LANES / head_blocks % 2;
         const uint32_t span = i / KVF_WARP_LANES / head_blocks / 2;
         const uint32_t head = block * HEADS + lane / 4, d = span * SPAN + lane % 4 * 8;
         uint32_t bits[n][4] = {};
-        if (head < a.group && d < a.shape.head_dim)
+        if (head < a.sub.count && d < a.shape.head_dim)
             for (uint32_t k = 0; k < 8; k++) {
                 float x = kvf_to_float(q[(size_t)head * a.shape.head_dim + d + k]);
                 x = (side == 0) == (x < 0.0f) ? 0.0f : x;
@@ -134,7 +134,7 @@ store_scores(const kvf_score_args &a, uint32_t list, uint32_t box, uint32_t boxe
              float sum[HEAD_BLOCKS][4], const bool is_empty[2])
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
-    float *out = a.scores + (size_t)list * a.group * a.pages_max;
+    float *out = a.scores + ((size_t)list * a.group + a.sub.first) * a.pages_max;
 #pragma unroll
     for (uint32_t h = 0; h < HEAD_BLOCKS; h++)
 #pragma unroll
@@ -145,7 +145,7 @@ store_scores(const kvf_score_args &a, uint32_t list, uint32_t box, uint32_t boxe
             float best = row >= boxes || is_empty[i / 2] ? -INFINITY : fmaxf(sum[h][i], -INFINITY);
             for (uint32_t step = 1; step < a.subs; step *= 2)
                 best = fmaxf(best, __shfl_xor_sync(KVF_FULL_WARP, best, (int)(step * 4)));
-            if (row < boxes && row % a.subs == 0 && head < a.group)
+            if (row < boxes && row % a.subs == 0 && head < a.sub.count)
                 out[(size_t)head * a.pages_max + row / a.subs] = best;
         }
 }
@@ -210,7 +210,7 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
 
 template <typename T> static int launch(const kvf_score_args *a, cudaStream_t stream)
 {
-    const uint32_t head_blocks = a->group > HEADS ? 2 : 1;
+    const uint32_t head_blocks = a->sub.count > HEADS ? 2 : 1;
     const dim3 grid(kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES), a->lists);
     const size_t shared =
         fragments(a->shape.head_dim, parts<T>::count, head_blocks) * KVF_WARP_LANES * sizeof(uint4);
@@ -219,18 +219,30 @@ template <typename T> static int launch(const kvf_score_args *a, cudaStream_t st
     return kvf_cuda_launch_early<score_pages<T, 2>>(grid, dim3(THREADS), shared, stream, *a);
 }
 
+static int launch_any(const kvf_score_args *a, cudaStream_t stream)
+{
+    switch (a->shape.dtype) {
+    case KVF_BF16:
+        return launch<kvf_bf16>(a, stream);
+    case KVF_FP16:
+        return launch<kvf_half>(a, stream);
+    default:
+        return launch<float>(a, stream);
+    }
+}
+
 extern "C" int kvf_score_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_score_args *a = (const kvf_score_args *)args;
     (void)tasks;
     if (a->lists == 0 || a->pages_max == 0)
         return cudaSuccess;
-    switch (a->shape.dtype) {
-    case KVF_BF16:
-        return launch<kvf_bf16>(a, (cudaStream_t)stream);
-    case KVF_FP16:
-        return launch<kvf_half>(a, (cudaStream_t)stream);
-    default:
-        return launch<float>(a, (cudaStream_t)stream);
+    const kvf_subgroup whole = kvf_subgroup_whole(a->sub, a->group);
+    int error = cudaSuccess;
+    for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
+        kvf_score_args one = *a;
+        one.sub = kvf_subgroup_at(whole, at);
+        error = launch_any(&one, (cudaStream_t)stream);
     }
+    return error;
 }

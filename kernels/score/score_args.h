@@ -48,7 +48,8 @@ typedef struct kvf_score_args {
     kvf_shape shape;
     uint32_t subs;
     uint32_t lists;
-    uint32_t group;             /* query heads per list, 1 .. 16 */
+    uint32_t group;             /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
+    kvf_subgroup sub;           /* heads that take part */
     uint32_t pages_max;         /* row stride of scores, >= every pages[l] */
     const void *q;              /* [lists, group, head_dim] dtype */
     const void *const *digests; /* [lists] -> [pages, subs, 2, head_dim] bf16 */
@@ -199,7 +200,8 @@ typedef struct kvf_weigh_args {
     uint32_t page_size;  /* 1, 2, 4 .. 64 tokens */
     uint32_t block_size; /* 32 or 64 tokens, >= page_size */
     uint32_t lists;
-    uint32_t group;     /* query heads per list, 1 .. 16 */
+    uint32_t group;     /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
+    kvf_subgroup sub;   /* heads that take part */
     uint32_t pages_max; /* row stride of mass, >= every pages[l] */
     uint32_t tiles_max; /* row stride of top and sum, >= the tiles of pages_max */
     float cap;
@@ -370,7 +372,7 @@ typedef struct kvf_cell_means {
 typedef struct kvf_skim_args {
     uint32_t head_dim;
     uint32_t lists;
-    uint32_t group;               /* query heads per list, 1 .. 16 */
+    uint32_t group;               /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
     uint32_t stride;              /* of scores, >= every count[l] */
     const int8_t *q;              /* [lists, group, head_dim] */
     const float *q_scale;         /* [lists, group] */

@@ -34,16 +34,17 @@ void kvf_score_ref(const void *args, uint32_t task)
     const uint32_t first = task % tiles * KVF_SCORE_PAGES;
     const uint32_t end = kvf_min_u32(a->pages[list], first + KVF_SCORE_PAGES);
     const uint32_t head_dim = a->shape.head_dim;
-    for (uint32_t g = 0; g < a->group; g++) {
+    const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
+    for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const size_t row = (size_t)list * a->group + g;
         const void *q = kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
         for (uint32_t p = first; p < end; p++) {
             const uint16_t *digest =
                 kvf_offset(a->digests[list], p * kvf_digest_bytes(head_dim, a->subs));
             float best = -INFINITY;
-            for (uint32_t sub = 0; sub < a->subs; sub++) {
+            for (uint32_t box = 0; box < a->subs; box++) {
                 float x =
-                    box_score(digest + (size_t)sub * 2 * head_dim, q, a->shape.dtype, head_dim);
+                    box_score(digest + (size_t)box * 2 * head_dim, q, a->shape.dtype, head_dim);
                 best = x > best ? x : best;
             }
             a->scores[row * a->pages_max + p] = best;

@@ -115,14 +115,16 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
 /* All query rows of a list against `count` pages from `page`. */
 static void score_range(const kvf_score_args *a, uint32_t list, uint32_t page, uint32_t count)
 {
-    uint32_t g = 0;
-    for (; g + 4 <= a->group; g += 4)
+    const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
+    const uint32_t end = sub.first + sub.count;
+    uint32_t g = sub.first;
+    for (; g + 4 <= end; g += 4)
         score_rows(a, list, g, 4, page, count);
-    if (g + 2 <= a->group) {
+    if (g + 2 <= end) {
         score_rows(a, list, g, 2, page, count);
         g += 2;
     }
-    if (g < a->group)
+    if (g < end)
         score_rows(a, list, g, 1, page, count);
 }
 

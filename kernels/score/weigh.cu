@@ -70,14 +70,15 @@ struct columns {
 static __device__ __forceinline__ uint32_t list_of(const kvf_weigh_args &a, const columns &c,
                                                    uint32_t column)
 {
-    return kvf_weigh_list(&a, c.l + column / a.group * a.row_lists);
+    return kvf_weigh_list(&a, c.l + column / a.sub.count * a.row_lists);
 }
 
 /* The row in q, top, sum and mass. */
 static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const columns &c,
                                                   uint32_t column)
 {
-    return column < c.count * a.group ? list_of(a, c, column) * a.group + column % a.group : NO_ROW;
+    return column < c.count * a.sub.count ? list_of(a, c, column) * a.group + column % a.sub.count
+                                          : NO_ROW;
 }
 
 /* Lane 4h + c's part of B for column h and the words 4s + c: four channels per register, in the
@@ -188,7 +189,7 @@ static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, con
         for (uint32_t k = 0; k < 2; k++) {
             const uint32_t head = h * HEADS + lane % 4 * 2 + k;
             float s[4];
-            if (head >= a.group)
+            if (head >= a.sub.count)
                 continue;
             const float q_scale = a.q_scale[list * a.group + head];
 #pragma unroll
@@ -259,14 +260,14 @@ static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, uint3
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t token = warp * TURNS * KVF_WARP_LANES;
-    float *tops = parts, *sums = parts + (size_t)a.group * WARPS;
-    for (uint32_t h = 0; h < a.group; h++) {
+    float *tops = parts, *sums = parts + (size_t)a.sub.count * WARPS;
+    for (uint32_t h = 0; h < a.sub.count; h++) {
         const float top = largest(logits + (size_t)h * KVF_WEIGH_TOKENS + token);
         if (lane == 0)
             tops[h * WARPS + warp] = top;
     }
     __syncthreads();
-    for (uint32_t h = 0; h < a.group; h++) {
+    for (uint32_t h = 0; h < a.sub.count; h++) {
         const size_t row = (size_t)list * a.group + h;
         float top = -INFINITY;
         for (uint32_t w = 0; w < WARPS; w++)
@@ -280,11 +281,12 @@ static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, uint3
             a.top[row * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = top;
     }
     __syncthreads();
-    for (uint32_t h = threadIdx.x; h < a.group; h += blockDim.x) {
+    for (uint32_t h = threadIdx.x; h < a.sub.count; h += blockDim.x) {
         float sum = 0.0f;
         for (uint32_t w = 0; w < WARPS; w++)
             sum += sums[h * WARPS + w];
-        a.sum[((size_t)list * a.group + h) * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = sum;
+        const size_t row = (size_t)list * a.group + h;
+        a.sum[row * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = sum;
     }
 }
 
@@ -395,7 +397,7 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
     __syncthreads();
     for (uint32_t i = warp, k = 0; i < GROUPS; i += WARPS, k++) {
         if (i >= groups) {
-            for (uint32_t h = 0; h < a.group; h++)
+            for (uint32_t h = 0; h < a.sub.count; h++)
                 logits[(size_t)h * KVF_WEIGH_TOKENS + i * KVF_CODE_TOKENS + lane] = -INFINITY;
             continue;
         }
@@ -508,7 +510,7 @@ static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const
 {
     if (!PAIRED)
         return row_of(a, columns, column);
-    return column < a.group ? columns.l * a.group + column : NO_ROW;
+    return column < a.sub.count ? columns.l * a.group + column : NO_ROW;
 }
 
 /* Lists with codes in common: skipped tokens of the warp's code group 4i + k, in lane 8k + n of
@@ -520,7 +522,7 @@ static __device__ __forceinline__ uint32_t held_skips(const kvf_weigh_args &a, c
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, n = lane % HEADS;
     const uint32_t group = first + i * SKIPS + lane / HEADS;
     return n < columns.count && group * KVF_CODE_TOKENS < t.tokens
-               ? skipped(a, t, list_of(a, columns, n * a.group), group)
+               ? skipped(a, t, list_of(a, columns, n * a.sub.count), group)
                : 0xffffffffu;
 }
 
@@ -538,7 +540,7 @@ template <bool PAIRED> struct lane_skips {
                 of_lists[i] = held_skips(a, t, columns, o.first, i);
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++)
-                from[h] = (lane_column<PAIRED>() + h) / a.group;
+                from[h] = (lane_column<PAIRED>() + h) / a.sub.count;
         }
     }
     __device__ __forceinline__ uint32_t get(const own &o, uint32_t step, uint32_t h) const
@@ -772,8 +774,8 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, HEAD_BLOCKS == 2
         return;
     uint4 *queries = (uint4 *)kvf_shared();
     float *logits = (float *)(queries + SPANS * HEAD_BLOCKS * KVF_WARP_LANES);
-    float *parts = logits + (size_t)a.group * KVF_WEIGH_TOKENS;
-    char *slots = (char *)(parts + (size_t)a.group * 2 * WARPS) +
+    float *parts = logits + (size_t)a.sub.count * KVF_WEIGH_TOKENS;
+    char *slots = (char *)(parts + (size_t)a.sub.count * 2 * WARPS) +
                   threadIdx.x / KVF_WARP_LANES * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
     for (uint32_t i = 0; i < sharers; i++) {
         const columns one = {blockIdx.y + i * a.row_lists, 1};
@@ -821,7 +823,7 @@ static __global__ void __launch_bounds__(HELD_WARPS *KVF_WARP_LANES,
         weigh_held<PAGE, SPANS, PAIRED>(a, t, both, o, q, scales, parts);
     } else {
         begin_tile<SPANS, PAIRED>(a, o, group, sharers == 1, left, scales);
-        for (uint32_t i = 0, most = HEADS / a.group; i < sharers; i += most) {
+        for (uint32_t i = 0, most = HEADS / a.sub.count; i < sharers; i += most) {
             const columns some = {blockIdx.y + i * a.row_lists, kvf_min_u32(sharers - i, most)};
             const held_queries<SPANS, PAIRED> q(a, some);
             weigh_held<PAGE, SPANS, PAIRED>(a, t, some, o, q, scales, parts);
@@ -835,7 +837,7 @@ static int launch_pages(const kvf_weigh_args *a, cudaStream_t stream)
     const size_t shared = 2 * HEADS * HELD_WARPS * sizeof(float) +
                           (size_t)GROUPS * SPANS * KVF_WARP_LANES * sizeof(uint4);
     const dim3 grid(a->tiles_max, a->lists), block(HELD_WARPS * KVF_WARP_LANES);
-    if (a->group <= HEADS / 2 && !a->order)
+    if (a->sub.count <= HEADS / 2 && !a->order)
         return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS, true>>(grid, block, shared, stream,
                                                                      *a);
     return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS, false>>(grid, block, shared, stream, *a);
@@ -845,7 +847,7 @@ template <uint32_t HEAD_BLOCKS, uint32_t SPANS, bool CAPPED>
 static int launch_tiles(const kvf_weigh_args *a, cudaStream_t stream)
 {
     const size_t shared = SPANS * HEAD_BLOCKS * KVF_WARP_LANES * sizeof(uint4) +
-                          (size_t)a->group * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float) +
+                          (size_t)a->sub.count * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float) +
                           (size_t)WARPS * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
     return kvf_cuda_launch_early<weigh_tile<HEAD_BLOCKS, SPANS, CAPPED>>(
         dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
@@ -860,7 +862,7 @@ static int launch(const kvf_weigh_args *a, cudaStream_t stream)
 
 template <uint32_t SPANS> static int launch_any(const kvf_weigh_args *a, cudaStream_t stream)
 {
-    if (a->group > HEADS)
+    if (a->sub.count > HEADS)
         return launch<2, SPANS>(a, stream);
     if (a->cap > 0.0f)
         return launch<1, SPANS>(a, stream);
@@ -877,12 +879,33 @@ template <uint32_t SPANS> static int launch_any(const kvf_weigh_args *a, cudaStr
     return launch<1, SPANS>(a, stream);
 }
 
+/* A sub-group, whose head 0 its pointers name: kernels know its number of heads, and what lies from
+ * list to list. */
+static kvf_weigh_args take_subgroup(const kvf_weigh_args *a, kvf_subgroup sub)
+{
+    kvf_weigh_args one = *a;
+    one.q = a->q + (size_t)sub.first * a->head_dim;
+    one.q_scale = a->q_scale + sub.first;
+    one.mass = a->mass + (size_t)sub.first * a->pages_max;
+    one.top = a->top + (size_t)sub.first * a->tiles_max;
+    one.sum = a->sum + (size_t)sub.first * a->tiles_max;
+    one.sub.first = 0;
+    one.sub.count = sub.count;
+    return one;
+}
+
 extern "C" int kvf_weigh_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_weigh_args *a = (const kvf_weigh_args *)args;
     (void)tasks;
     if (a->lists == 0 || a->tiles_max == 0)
         return cudaSuccess;
-    return a->head_dim <= 128 ? launch_any<2>(a, (cudaStream_t)stream)
-                              : launch_any<4>(a, (cudaStream_t)stream);
+    const kvf_subgroup whole = kvf_subgroup_whole(a->sub, a->group);
+    int error = cudaSuccess;
+    for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
+        const kvf_weigh_args one = take_subgroup(a, kvf_subgroup_at(whole, at));
+        error = one.head_dim <= 128 ? launch_any<2>(&one, (cudaStream_t)stream)
+                                    : launch_any<4>(&one, (cudaStream_t)stream);
+    }
+    return error;
 }

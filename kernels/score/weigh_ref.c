@@ -64,7 +64,8 @@ static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t codes, u
     const uint32_t first = tile * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
     if (first >= tokens)
         return;
-    for (uint32_t g = 0; g < a->group; g++) {
+    const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
+    for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const uint32_t row = list * a->group + g;
         const size_t at = (size_t)row * a->tiles_max + tile;
         weigh_row(a, codes, row, first, kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS), a->top + at,

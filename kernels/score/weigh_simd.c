@@ -577,19 +577,20 @@ static void look_ahead(turns *soon, const tile *t, const kvf_code_group *end)
         fetch_groups(soon, soon->until - t->groups, head_dim);
 }
 
-/* Some tiles of a list that has nothing in common with others. Groups of the one after them are
- * asked for too, because the same thread mostly goes on with it. */
-static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t first, uint32_t end)
+/* Some tiles of a list that has nothing in common with others, for one sub-group. Groups of the one
+ * after them are asked for too, because the same thread mostly goes on with it. */
+static void weigh_list(const kvf_weigh_args *a, uint32_t list, kvf_subgroup sub, uint32_t first,
+                       uint32_t end)
 {
     const uint32_t tiles = kvf_tiles(a->pages[list], a->page_size);
-    const uint32_t batches = kvf_div_ceil_u32(a->group, HEADS);
-    queries q[KVF_GROUP_MAX_HEADS / HEADS];
-    columns c[KVF_GROUP_MAX_HEADS / HEADS];
+    const uint32_t batches = kvf_div_ceil_u32(sub.count, HEADS);
+    queries q[KVF_SUBGROUP_HEADS / HEADS];
+    columns c[KVF_SUBGROUP_HEADS / HEADS];
     kvf_code_group places[(KVF_WEIGH_MOST + 1) * GROUPS], *at = places;
     tile two[2];
     turns soon;
-    for (uint32_t g = 0; g < a->group; g++) {
-        c[g / HEADS].row[g % HEADS] = list * a->group + g;
+    for (uint32_t g = 0; g < sub.count; g++) {
+        c[g / HEADS].row[g % HEADS] = list * a->group + sub.first + g;
         c[g / HEADS].count = g % HEADS + 1;
     }
     for (uint32_t b = 0; b < batches; b++)
@@ -626,10 +627,10 @@ static void weigh_waiting(columns *c, uint32_t index, turns *soon)
 /* The heads of one more row, which has `t`; HEADS of them at a time are weighed. */
 static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t index, turns *soon)
 {
-    const uint32_t group = t->a->group;
-    for (uint32_t g = 0; g < group; g++) {
+    const kvf_subgroup sub = kvf_subgroup_whole(t->a->sub, t->a->group);
+    for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         c->of[c->count] = t;
-        c->row[c->count++] = list * group + g;
+        c->row[c->count++] = list * t->a->group + g;
         if (c->count == HEADS)
             weigh_waiting(c, index, soon);
     }
@@ -685,8 +686,10 @@ void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
     const uint32_t l = task / parts, first = task % parts * tiles;
     const uint32_t list = kvf_weigh_list(a, l);
     const uint32_t end = kvf_min_u32(first + tiles, kvf_tiles(a->pages[list], a->page_size));
+    const kvf_subgroup whole = kvf_subgroup_whole(a->sub, a->group);
     if (first < end && kvf_weigh_sharers(a, l, first) == 1) /* then so it is of later tiles */
-        weigh_list(a, list, first, end);
+        for (uint32_t at = 0; at < whole.count; at += KVF_SUBGROUP_HEADS)
+            weigh_list(a, list, kvf_subgroup_at(whole, at), first, end);
     else
         for (uint32_t i = first; i < end; i++)
             weigh_lists(a, l, i);

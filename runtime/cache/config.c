@@ -438,8 +438,9 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     dims->splits_max = kvf_div_ceil_u32(dims->spans_max, kvf_split(dims->spans_max, c->page_size));
     dims->tokens_max = policy->by_token ? rest_max + p->block_size : dims->static_tokens;
     /* Other queries than the kept ones come in any number, and are taken so many at a time. */
-    dims->observe_max = c->observe_window  ? KVF_OBSERVE_WINDOW_MAX
-                        : dims->tokens_max ? p->query_window
+    const uint32_t observed = kvf_observe_window_max(p->group);
+    dims->observe_max = c->observe_window  ? observed
+                        : dims->tokens_max ? kvf_min_u32(p->query_window, observed)
                                            : 0;
     /* Codes do not depend on what is in the static set. */
     if (c->digest != KVF_DIGEST_CODES)

@@ -63,8 +63,17 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
     args.limit_first = o->limit_first;
     args.q = o->q;
     args.limit = o->limit;
-    KVF_TRY(KVF_LAUNCH(step, observe_stats, args));
-    return KVF_LAUNCH(step, observe_score, args);
+    const uint32_t most = kvf_observe_window_max(args.group);
+    uint32_t first = 0;
+    do {
+        kvf_observe_args piece =
+            kvf_observe_piece(&args, first, kvf_min_u32(most, o->window - first));
+        piece.accumulates = first > 0;
+        KVF_TRY(KVF_LAUNCH(step, observe_stats, piece));
+        KVF_TRY(KVF_LAUNCH(step, observe_score, piece));
+        first += most;
+    } while (first < o->window);
+    return KVF_OK;
 }
 
 uint32_t kvf_token_stride(const kvf_part *part, uint32_t resident)

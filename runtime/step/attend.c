@@ -116,14 +116,16 @@ static kvf_status select_at_once(kvf_step *step)
 {
     const kvf_part *part = step->part;
     const kvf_tables *t = &part->tables;
+    /* Each of several sub-groups would bring what the group misses. */
+    const bool is_large = part->dims.paging.group > KVF_SUBGROUP_HEADS;
     const kvf_select_args select = {.paging = part->dims.paging,
                                     .rows = step->rows,
                                     .ids_max = part->dims.ids_max,
                                     .spans_max = part->dims.spans_max,
                                     .stride = step->stride,
                                     .work_stride = part->dims.paging.pages_max,
-                                    .arrival =
-                                        step->shares ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
+                                    .arrival = step->shares || is_large ? KVF_ARRIVES_FIRST
+                                                                        : KVF_ARRIVES_BY_ATTEND,
                                     .row = step->row,
                                     .scores = part->policy->per_query_head ? t->scores : t->reduced,
                                     .count = step->choose_pages,

@@ -16,13 +16,14 @@
 #include "step.h"
 #include "token_scores.h"
 
-/* One call: `observe` is common to all its launches. */
+/* One call: `observe` is common to all its launches, for its whole window. */
 typedef struct scoring {
     kvf_step *step;
     const kvf_scores_args *args;
     kvf_observe_args observe;
     float *work;
     uint32_t members; /* launches of scores per piece of the window */
+    uint32_t most;    /* queries of a piece */
     uint32_t pieces;
 } scoring;
 
@@ -92,7 +93,7 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
     a.window_mean = args->window_mean;
     a.group_reduce = args->group_reduce;
     a.limit_first = args->first;
-    a.window_total = args->window;
+    a.window = args->window;
     a.is_weighted = args->is_weighted;
     a.is_raw = args->is_raw;
     a.accumulates = 1;
@@ -107,22 +108,6 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
     return a;
 }
 
-/* Queries `first` .. of the window, as many as one launch takes. */
-static void take_piece(scoring *s, uint32_t piece)
-{
-    const kvf_scores_args *args = s->args;
-    const kvf_paging *p = &s->step->part->dims.paging;
-    const size_t query =
-        (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
-    const uint32_t first = piece * KVF_OBSERVE_WINDOW_MAX;
-    s->observe.window = kvf_min_u32(KVF_OBSERVE_WINDOW_MAX, args->window - first);
-    s->observe.window_first = first;
-    if (!args->q)
-        return; /* one piece */
-    s->observe.q = (const char *)args->q + first * query;
-    s->observe.limit_first = args->first + first;
-}
-
 /* Scores of one head of every group, or of whole groups, into token_score. */
 static kvf_status score_member(scoring *s, uint32_t member)
 {
@@ -131,16 +116,17 @@ static kvf_status score_member(scoring *s, uint32_t member)
     const size_t bytes = (size_t)part->config.kv_heads * kvf_token_stride(part, 0) * sizeof(float);
     KVF_TRY(part->device->ops->fill(step->stream, s->observe.score, 0, bytes));
     for (uint32_t piece = 0; piece < s->pieces; piece++) {
-        kvf_observe_args *a = &s->observe;
-        take_piece(s, piece);
+        const uint32_t first = piece * s->most;
+        kvf_observe_args a =
+            kvf_observe_piece(&s->observe, first, kvf_min_u32(s->most, s->args->window - first));
         /* One piece keeps the statistics of all heads; of several only the last would. */
-        a->group_first = s->members > 1 && s->pieces > 1 ? member : 0;
-        a->group_count = s->members > 1 && s->pieces > 1 ? 1 : 0;
-        if (!a->is_raw && (s->pieces > 1 || member == 0))
-            KVF_TRY(KVF_LAUNCH(step, observe_stats, *a));
-        a->group_first = s->members > 1 ? member : 0;
-        a->group_count = s->members > 1 ? 1 : 0;
-        KVF_TRY(KVF_LAUNCH(step, observe_score, *a));
+        a.group_first = s->members > 1 && s->pieces > 1 ? member : 0;
+        a.group_count = s->members > 1 && s->pieces > 1 ? 1 : 0;
+        if (!a.is_raw && (s->pieces > 1 || member == 0))
+            KVF_TRY(KVF_LAUNCH(step, observe_stats, a));
+        a.group_first = s->members > 1 ? member : 0;
+        a.group_count = s->members > 1 ? 1 : 0;
+        KVF_TRY(KVF_LAUNCH(step, observe_score, a));
     }
     return KVF_OK;
 }
@@ -198,7 +184,8 @@ static kvf_status enqueue(scoring *s)
     const kvf_scores_args *args = s->args;
     const bool by_max = args->group_reduce == KVF_GROUP_MAX;
     const uint32_t group = s->step->part->dims.paging.group;
-    s->pieces = kvf_div_ceil_u32(args->window, KVF_OBSERVE_WINDOW_MAX);
+    s->most = kvf_observe_window_max(group);
+    s->pieces = kvf_div_ceil_u32(args->window, s->most);
     s->members = group;
     if (args->pool_width == 1 && !args->heads && (s->pieces == 1 || !by_max))
         s->members = 1;

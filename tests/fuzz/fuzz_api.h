@@ -23,7 +23,7 @@ enum {
     CHUNK_MAX = 120,
     LAYERS_MAX = 2,
     KV_HEADS_MAX = 3,
-    GROUP_MAX = 4,
+    GROUP_MAX = 18, /* more than a kernel takes at once */
     HEADS_MAX = KV_HEADS_MAX * GROUP_MAX,
     DIM_MAX = FUZZ_DIM_MAX,
     LISTS_MAX = SEQUENCES * KV_HEADS_MAX,
@@ -172,7 +172,8 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
     static const uint32_t dims[] = {16, 32, 48, 64, 80, 128};
     c->layers = draw(w, 1, LAYERS_MAX);
     c->kv_heads = draw(w, 1, KV_HEADS_MAX);
-    c->query_heads = c->kv_heads * draw(w, 1, GROUP_MAX);
+    const uint32_t group = draw(w, 0, 255);
+    c->query_heads = c->kv_heads * (group < 240 ? 1 + group % 4 : GROUP_MAX);
     c->head_dim = dims[draw(w, 0, 5)];
     c->dtype = (kvf_dtype)draw(w, 0, KVF_FP32);
     c->pages = (kvf_pages)draw(w, 0, KVF_PAGES_K8V4);

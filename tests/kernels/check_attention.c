@@ -186,9 +186,10 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
     }
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     a.cap = check_cap(c);
-    check_describe(c, "%s d=%u P=%u G=%u pass=%d lists=%u spans=%u split=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
-                   (int)a.pass, a.lists, a.spans_max, a.split, (int)data);
+    a.sub = check_subgroup(c, group);
+    check_describe(c, "%s d=%u P=%u G=%u+%u/%u pass=%d lists=%u spans=%u split=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.sub.first,
+                   a.sub.count, group, (int)a.pass, a.lists, a.spans_max, a.split, (int)data);
     const size_t rows = (size_t)a.lists * group;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.lists * a.spans_max * sizeof *spans);
@@ -335,7 +336,7 @@ void check_attend_step(check *c)
             const kvf_shape s = {(kvf_dtype)((d + p / 2) % 3), check_head_dims[d],
                                  check_page_sizes[p], KVF_PAGES_BF16};
             const check_data data = p % 3 ? DATA_NORMAL : (check_data)((d + p) % DATA_COUNT);
-            step_case(c, &s, 1 + (d * 5 + p) % 16, 32, data);
+            step_case(c, &s, check_groups[(d * 5 + p) % CHECK_GROUPS], 32, data);
         }
     for (uint32_t i = 0; i < 6; i++) { /* every buffer is used several times */
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
@@ -344,7 +345,7 @@ void check_attend_step(check *c)
     }
     for (uint32_t i = 0; i < 10; i++) {
         const kvf_shape s = packed_shape(c, 3 * i);
-        step_case(c, &s, 1 + i * 5 % 16, i % 4 ? 64 : 512, DATA_NORMAL);
+        step_case(c, &s, check_groups[i * 5 % CHECK_GROUPS], i % 4 ? 64 : 512, DATA_NORMAL);
     }
 }
 
@@ -352,7 +353,8 @@ void check_attend(check *c)
 {
     for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
         for (uint32_t p = 0; p < CHECK_PAGE_SIZES; p++)
-            for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++) {
+            for (uint32_t i = 0; i < CHECK_GROUPS; i++) {
+                const uint32_t group = check_groups[i];
                 /* every dtype with every head_dim and page size; every group with every head_dim */
                 kvf_shape s = {(kvf_dtype)((p + group) % 3), check_head_dims[d],
                                check_page_sizes[p], KVF_PAGES_BF16};
@@ -366,7 +368,7 @@ void check_attend(check *c)
     }
     for (uint32_t i = 0; i < (c->cuda ? 4 : 4 * CHECK_HEAD_DIMS) * CHECK_PAGE_SIZES; i++) {
         const kvf_shape s = packed_shape(c, i);
-        attend_case(c, &s, 1 + i % 16,
+        attend_case(c, &s, check_groups[i % CHECK_GROUPS],
                     i % 5     ? 0
                     : c->cuda ? 700
                               : 300,
@@ -396,7 +398,7 @@ static void merge_case(check *c, const kvf_shape *shape)
     if (!check_begin(c))
         return;
     a.lists = 1 + check_below(c, 3);
-    a.group = 1 + check_below(c, KVF_GROUP_MAX_HEADS);
+    a.group = check_groups[check_below(c, CHECK_GROUPS)];
     a.splits_max = 1 + check_below(c, 9);
     a.split = 1 + check_below(c, 4);
     check_describe(c, "%s d=%u G=%u lists=%u splits=%u", check_dtype_name(shape->dtype),
@@ -511,7 +513,7 @@ void check_prefill(check *c)
     for (uint32_t i = 0; i < 60; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
                        check_page_sizes[i % 4], KVF_PAGES_BF16};
-        const uint32_t group = 1 + i * 7 % 16;
+        const uint32_t group = check_groups[i * 7 % CHECK_GROUPS];
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
         prefill_case(c,
                      &(kvf_prefill_kernel_args){
@@ -526,7 +528,7 @@ void check_prefill(check *c)
         kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
                                                check_head_dims[i / 3 % CHECK_HEAD_DIMS],
                                                check_page_sizes[i % 4], KVF_PAGES_BF16},
-                                     .group = 1 + i * 7 % 16};
+                                     .group = check_groups[i * 7 % CHECK_GROUPS]};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
         a.base = far[i / 3 % 5];
         a.window = windows[i % 7];
@@ -615,8 +617,9 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     if (!check_begin(c))
         return;
     a.kv_heads = 1 + check_below(c, 2);
-    a.group = 1 + check_below(c, spans_max > 10 ? 4 : KVF_GROUP_MAX_HEADS);
-    a.window = 1 + check_below(c, spans_max > 10 ? 8 : 24);
+    a.group = check_groups[check_below(c, spans_max > 10 ? 4 : CHECK_GROUPS)];
+    a.window =
+        1 + check_below(c, kvf_min_u32(spans_max > 10 ? 8 : 24, kvf_observe_window_max(a.group)));
     a.window_mean = check_below(c, 2);
     a.group_reduce = (kvf_group_reduce)check_below(c, 3);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);

@@ -246,8 +246,10 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
     a.tiles_max += check_below(c, 3) ? 0 : 4 * KVF_WEIGH_TASKS; /* more of them in a task */
     a.cap = fminf(check_cap(c), CAP_MAX);
-    check_describe(c, "d=%u P=%u block=%u G=%u lists=%u pages=%u%s", head_dim, page_size,
-                   a.block_size, group, a.lists, a.pages_max, is_extreme ? " extreme" : "");
+    a.sub = check_subgroup(c, group);
+    check_describe(c, "d=%u P=%u block=%u G=%u+%u/%u lists=%u pages=%u%s", head_dim, page_size,
+                   a.block_size, a.sub.first, a.sub.count, group, a.lists, a.pages_max,
+                   is_extreme ? " extreme" : "");
     const void **codes = check_in(c, a.lists * sizeof *codes);
     const uint32_t **block_of = check_in(c, a.lists * sizeof *block_of);
     const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
@@ -408,9 +410,11 @@ void check_weigh(check *c)
     for (uint32_t d = 0; d < HEAD_DIMS; d++)
         for (uint32_t p = 0; p < 7; p++)
             for (uint32_t i = 0; i < 3; i++)
-                weigh_case(c, head_dims[d], 1u << p, 1 + (d + 5 * p + 7 * i) % 16, i == 2);
+                weigh_case(c, head_dims[d], 1u << p,
+                           check_groups[(d + 5 * p + 7 * i) % CHECK_GROUPS], i == 2);
     for (uint32_t i = 0; i < 14; i++)
-        share_case(c, i % 3 ? 32u << i % 3 : 256, 1u << i % 7, i % 4 ? 1 + i % 5 : 1 + i % 16);
+        share_case(c, i % 3 ? 32u << i % 3 : 256, 1u << i % 7,
+                   check_groups[i % 4 ? i % 5 : 3 * i % CHECK_GROUPS]);
 }
 
 /* Tops of ordinary logits; with `is_damaged` also what no tile should have. */
@@ -527,7 +531,8 @@ void check_fold(check *c)
 {
     for (uint32_t p = 0; p < 7; p++)
         for (uint32_t i = 0; i < 18; i++)
-            fold_case(c, (kvf_group_reduce)(i % 3), 1u << p, 1 + (p + 5 * i) % 16, i >= 12);
+            fold_case(c, (kvf_group_reduce)(i % 3), 1u << p,
+                      check_groups[(p + 5 * i) % CHECK_GROUPS], i >= 12);
 }
 
 /* ---- means, skim, sift ---- */
@@ -672,8 +677,8 @@ static void skim_case(check *c, uint32_t head_dim, uint32_t group, bool is_extre
 void check_skim(check *c)
 {
     for (uint32_t d = 0; d < HEAD_DIMS; d++)
-        for (uint32_t group = 1; group <= 16; group++)
-            skim_case(c, head_dims[d], group, group % 4 == 0);
+        for (uint32_t i = 0; i < CHECK_GROUPS; i++)
+            skim_case(c, head_dims[d], check_groups[i], i % 4 == 0);
 }
 
 static void sift_case(check *c, uint32_t block_size)

@@ -107,6 +107,7 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
                    (int)data);
     if (a.pages_max == 0)
         a.pages_max = 1;
+    a.sub = check_subgroup(c, group);
     const size_t rows = (size_t)a.lists * group;
     void *q = check_in(c, rows * kvf_row_bytes(&a.shape));
     const void **digests = check_in(c, a.lists * sizeof *digests);
@@ -135,10 +136,10 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
 void check_score(check *c)
 {
     static const uint32_t pages[] = {0, 1, 2, 7, 40, 255, 256, 257, 600};
-    for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++)
+    for (uint32_t g = 0; g < CHECK_GROUPS; g++)
         for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
             for (uint32_t sub = 0; sub < 3; sub++) {
-                const uint32_t i = (group * CHECK_HEAD_DIMS + d) * 3 + sub;
+                const uint32_t group = check_groups[g], i = (g * CHECK_HEAD_DIMS + d) * 3 + sub;
                 score_case(c, (kvf_dtype)(i % 3), check_head_dims[d], group, 1u << sub,
                            pages[group > 4 ? i % 5 : i % 9],
                            i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));

@@ -20,6 +20,8 @@
 #define PRINTED_MAX 20u
 
 const uint32_t check_head_dims[CHECK_HEAD_DIMS] = {64, 80, 96, 128, 256, 32};
+const uint32_t check_groups[CHECK_GROUPS] = {
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 29, 32, 48, 71, KVF_GROUP_MAX_HEADS};
 const uint32_t check_page_sizes[CHECK_PAGE_SIZES] = {8, 16, 32, 64, 1, 2, 4};
 
 const char *check_dtype_name(kvf_dtype dtype)
@@ -37,6 +39,13 @@ uint64_t check_random(check *c)
 uint32_t check_below(check *c, uint32_t n)
 {
     return kvf_random_below(&c->state, n);
+}
+
+kvf_subgroup check_subgroup(check *c, uint32_t group)
+{
+    kvf_subgroup sub = {.first = check_below(c, group)};
+    sub.count = 1 + check_below(c, group - sub.first);
+    return check_below(c, 4) ? (kvf_subgroup){0} : sub;
 }
 
 float check_cap(check *c)

@@ -77,8 +77,9 @@ KVF_PRINTF(2, 3) void check_describe(check *c, const char *format, ...);
 void check_end(check *c);
 
 uint64_t check_random(check *c);
-uint32_t check_below(check *c, uint32_t n); /* 0 .. n - 1 */
-float check_cap(check *c);                  /* of logits; of half of all launches 0, none */
+uint32_t check_below(check *c, uint32_t n);            /* 0 .. n - 1 */
+kvf_subgroup check_subgroup(check *c, uint32_t group); /* mostly all of the group */
+float check_cap(check *c); /* of logits; of half of all launches 0, none */
 double check_normal(check *c);
 
 void *check_in(check *c, size_t bytes);
@@ -120,6 +121,8 @@ KVF_PRINTF(2, 3) void check_fail(check *c, const char *format, ...);
 
 #define CHECK_HEAD_DIMS 6u
 extern const uint32_t check_head_dims[CHECK_HEAD_DIMS]; /* that every device takes */
+#define CHECK_GROUPS 22u
+extern const uint32_t check_groups[CHECK_GROUPS]; /* up to a sub-group, then larger ones */
 #define CHECK_PAGE_SIZES 7u
 extern const uint32_t check_page_sizes[CHECK_PAGE_SIZES]; /* those of a block first */
 const char *check_dtype_name(kvf_dtype dtype);

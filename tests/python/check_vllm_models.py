@@ -36,6 +36,7 @@ FAMILIES = """
     OlmoeForCausalLM Phi3ForCausalLM PhiForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM
     Qwen3MoeForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM SeedOssForCausalLM
     SmolLM3ForCausalLM StableLmForCausalLM Starcoder2ForCausalLM""".split()
+FAMILIES.append("FalconForCausalLM with num_attention_heads = 24") # of one KV head
 HEAD = "| in vLLM 0.32, on a CPU | models |"
 SEED, TOKENS, NEW = 11, 512, 8
 # So many tokens are compared at each place of an answer, from the likeliest. Where embeddings are tied a tiny model repeats itself, and the

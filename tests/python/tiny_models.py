@@ -98,10 +98,14 @@ OWN.update((name + "Config", {"rope_parameters": {
 VARIANTS = {
     "GPT2LMHeadModel with scale_attn_by_inverse_layer_idx": (
         "GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}),
+    "GPTBigCodeForCausalLM with n_head = 48": (
+        "GPTBigCodeForCausalLM", {"n_head": 48, "n_embd": 48 * 16}),
     "Gemma4ForCausalLM with num_kv_shared_layers": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}),
     "Gemma3nForCausalLM with num_kv_shared_layers = 0": (
         "Gemma3nForCausalLM", {"num_kv_shared_layers": 0}),
     "FalconForCausalLM with alibi": ("FalconForCausalLM", {"alibi": True}),
+    "FalconForCausalLM with num_attention_heads = 24": (
+        "FalconForCausalLM", {"num_attention_heads": 24, "hidden_size": 24 * 32}),
     "FalconForCausalLM with new_decoder_architecture": (
         "FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "MistralForCausalLM with sliding_window = None": ("MistralForCausalLM", {"sliding_window": None}),

@@ -50,7 +50,7 @@ double test_sink(uint32_t layer, uint32_t query_head)
 
 static kvf_form form_of(const kvf_cache_config *c, uint32_t layer)
 {
-    enum { HEADS = 64 };
+    enum { HEADS = 512 };
     static float sinks[HEADS];
     kvf_form form;
     kvf_form_init(&form);

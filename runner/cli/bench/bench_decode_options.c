@@ -20,7 +20,7 @@ static const cli_option sweeps[] = {
 };
 
 static const cli_option rows[] = {
-    {.is = {"group", COUNT, FIELD(group), .low = 1, .high = 16,
+    {.is = {"group", COUNT, FIELD(group), .low = 1, .high = 128,
             .meaning = "query heads per KV head"}},
     {.is = {"steps", COUNT, FIELD(steps), .low = 1, .high = 1 << 20, .meaning = "measured steps"}},
     {.is = {"dense-steps", COUNT, FIELD(dense_steps), .high = 1 << 20,

@@ -375,9 +375,9 @@ static void read_kv_heads(config_reader *reader, kvf_model_config *config)
     if (config->query_heads % config->kv_heads != 0)
         config_reject(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
                       "a divisor of num_attention_heads");
-    else if (config->query_heads / config->kv_heads > 16)
+    else if (config->query_heads / config->kv_heads > 128)
         config_refuse(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
-                      "at most 16 query heads may share a key head, use another model");
+                      "at most 128 query heads may share a key head, use another model");
     if (config->kv_heads > 1024)
         config_refuse(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
                       "at most 1024 are supported");

@@ -79,7 +79,7 @@ typedef struct kvf_model_config {
     bool experts_normed;        /**< the shares of these add up to 1 */
     uint32_t layers;
     uint32_t query_heads;
-    uint32_t kv_heads;        /**< divides query_heads; group 1 … 16 */
+    uint32_t kv_heads;        /**< divides query_heads; group 1 … 128 */
     uint32_t head_dim;        /**< a multiple of 16, at most 256 */
     uint32_t positions_max;   /**< that it was made for; a hint, not enforced here */
     const char *positions_by; /**< what says so, for messages */

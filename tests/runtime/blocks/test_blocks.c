@@ -40,6 +40,8 @@ static void bits_are_those_of_sequences(void **state)
         bc.cache.budget_tokens = test_on_cuda() ? 128 : 192;
         bc.cache.budget_share = i < 6 && i % 2 ? 0.6f : 0.0f;
         bc.cache.sink_tokens = (i * 5) % 40;
+        if (i == 5) /* two sub-groups */
+            bc.cache.query_heads = 20 * bc.cache.kv_heads;
         bc.block_tokens = i % 2 ? 64 : 128;
         bc.block_count = 24;
         test_seed_print("blocks", 70 + i);
@@ -88,6 +90,8 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
         bc.cache.budget_tokens = i == 1 ? 144 : 64;
         bc.cache.dtype = i ? KVF_BF16 : KVF_FP32; /* the emulated device's case is not the first */
         bc.cache.streaming_sink = i == 3 ? 0 : 6;
+        if (i == 2) /* two sub-groups */
+            bc.cache.query_heads = 20 * bc.cache.kv_heads;
         bc.block_tokens = i == 2 ? 128 : 64;
         bc.block_count = 24;
         test_seed_print("blocks", 110 + i);

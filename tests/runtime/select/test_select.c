@@ -276,6 +276,8 @@ static void codes(void **state)
         {KVF_SELECT_DYNAMIC, KVF_BF16, KVF_GROUP_SUM, 16, 2, 128},
         {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 1, 1, 64},
         {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 64, 2, 64},
+        {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 4, 20, 64},
+        {KVF_SELECT_DYNAMIC, KVF_FP32, KVF_GROUP_MAX, 8, 33, 64},
     };
     tally all = {0};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -319,6 +321,9 @@ static void geometries(void **state)
         {KVF_FP16, 4, 4, 30, 128, 2, 1, 64, 32},
         {KVF_BF16, 8, 3, 5, 96, 4, 1, 128, 64},
         {KVF_FP32, 16, 20, 16, 160, 1, 1, 64, 32},
+        /* several sub-groups, and kept queries that are scored in pieces */
+        {KVF_BF16, 8, 4, 64, 160, 48, 1, 64, 8},
+        {KVF_FP32, 4, 4, 40, 120, 65, 1, 64, 32},
     };
     tally all = {0};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

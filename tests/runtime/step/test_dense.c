@@ -27,6 +27,8 @@ static const geometry geometries[] = {
     {KVF_FP16, 256, 1, 4, 8, 1},  {KVF_BF16, 256, 1, 16, 64, 1}, {KVF_FP32, 256, 2, 2, 32, 1},
     {KVF_BF16, 64, 2, 3, 1, 2},   {KVF_FP32, 96, 1, 2, 2, 1},    {KVF_FP16, 128, 2, 4, 4, 1},
     {KVF_BF16, 32, 2, 3, 4, 1},   {KVF_FP16, 32, 1, 8, 16, 1},   {KVF_FP32, 32, 1, 1, 1, 1},
+    {KVF_BF16, 128, 1, 48, 8, 1}, {KVF_FP16, 64, 1, 71, 16, 1},  {KVF_FP32, 64, 2, 29, 4, 2},
+    {KVF_BF16, 64, 1, 128, 1, 1},
 };
 
 static kvf_cache_config config_of(const geometry *g)
