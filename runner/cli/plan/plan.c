@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `kvferry plan --vllm MODEL ...`: the calculator of the Python package, which knows what vLLM takes
- * beside kvferry.
+ * `kvferry plan --vllm MODEL ...`: the calculator of the Python package, which knows what vLLM
+ * takes beside kvferry.
  *
  * Knows no memory. Invariant: options are the calculator's, all of them and as they were given.
  */
@@ -20,18 +20,20 @@ enum { CALCULATOR_WORDS = sizeof calculator / sizeof *calculator };
 
 static void print_help(FILE *file)
 {
-    fputs("usage: kvferry plan --vllm MODEL --gpu 80GiB --host 512GiB [OPTION...]\n"
-          "\n"
-          "  How many requests of how many tokens a vLLM with kvferry has room for, before anything\n"
-          "  is loaded. It is python3 -m kvferry.vllm, which has the options: pip install kvferry\n"
-          "  for it, and kvferry plan --vllm --help.\n",
-          file);
+    fputs(
+        "usage: kvferry plan --vllm MODEL --gpu 80GiB --host 512GiB [OPTION...]\n"
+        "\n"
+        "  How many requests of how many tokens a vLLM with kvferry has room for, before anything\n"
+        "  is loaded. It is python3 -m kvferry.vllm, which has the options: pip install kvferry\n"
+        "  for it, and kvferry plan --vllm --help.\n",
+        file);
 }
 
 int cli_plan_main(int argc, char **argv)
 {
     if (argc < 2 || strcmp(argv[1], "--vllm") != 0) {
-        const int asked = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+        const int asked =
+            argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
         print_help(asked ? stdout : stderr);
         return asked ? 0 : 2;
     }
