@@ -18,7 +18,7 @@ import unittest
 
 from vllm_case import Case, main, stock, vllm_alone
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, answer, beginnings, capped_model, linear_model,
-                         mamba_model, poisoned_model, prompts, three_answers, variant, windowed_model)
+                         mamba_model, pictured_model, poisoned_model, prompts, three_answers, variant, windowed_model)
 
 
 def write_mask(path, layers):
@@ -181,6 +181,18 @@ class Windows(Case):
                           num_gpu_blocks_override=None) for transfer in ("mapped", "direct")]
         self.assertEqual(small[0].results, small[1].results)
         self.assertGreater(small[0].summed("page_hits"), 1000)
+
+    def test_text_of_a_model_for_images(self):
+        """With the option that the refusal names tokens are vLLM's."""
+        whole = {"skip_tokenizer_init": False, "model": pictured_model()}
+        text = {**whole, "language_model_only": True}
+        alone = self.ran(Engine([answer(prompts())], **text))
+        per_kind = {"attention_backend": None, "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
+        engine = self.ran(Engine([answer(prompts())], {"budget": FULL}, refused=[whole, {**whole, **per_kind}],
+                                 **text, **per_kind))
+        self.assertEqual(engine.results[0]["tokens"], alone.results[0]["tokens"])
+        for told in engine.refused:
+            self.assertIn("serve text alone by --language-model-only", told)
 
     def test_kinds_of_heads(self):
         """Of the layers that see everything, whose lines are the fourth and the eighth; others have none."""

@@ -88,6 +88,27 @@ def capped_model(cap):
     return folder
 
 
+def pictured_model():
+    """A random Gemma 3 for images, with words of one token."""
+    import tokenizers
+    import transformers
+    import tiny_models
+    folder = os.path.join(FOLDER.name, "pictured")
+    model = tiny_models.make("Gemma3ForConditionalGeneration", 7)
+    model.save_pretrained(folder)
+    config = model.config
+    words = {"\n" * (i - 3) if 4 <= i < 8 else "w%d" % i: i for i in range(tiny_models.VOCABULARY)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w3")), unk_token="w3",
+        pad_token="w0", bos_token="w1", eos_token="w2", extra_special_tokens={
+            name + "_token": "w%d" % number for name, number in (
+                ("boi", config.boi_token_index), ("eoi", config.eoi_token_index), ("image", config.image_token_id))})
+    transformers.Gemma3Processor(
+        image_processor=transformers.Gemma3ImageProcessor(size={"height": 64, "width": 64}), tokenizer=tokenizer,
+        image_seq_length=config.mm_tokens_per_image).save_pretrained(folder)
+    return folder
+
+
 def linear_model():
     """A random Granite 4: of every four layers three are Mamba."""
     import torch
