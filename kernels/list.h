@@ -27,6 +27,7 @@
     PLAIN(score, sift)                                                                             \
     PLAIN(select, given)                                                                           \
     SIMD(select, topk)                                                                             \
+    PLAIN(select, trim)                                                                            \
     PLAIN(select, newest)                                                                          \
     PLAIN(select, spread)                                                                          \
     PLAIN(select, mask)                                                                            \

@@ -186,6 +186,7 @@ typedef struct kvf_paging {
     uint32_t spare_blocks;  /* after those of a ring: 1 if pages are packed; see narrow */
     uint32_t query_window;  /* queries kept */
     uint32_t stretches_max; /* stride of means; 0 = there are none */
+    uint32_t extra_pages; /* beyond what has room: as many as other tokens leave holes; see trim */
 } kvf_paging;
 
 /* One row during one call. Invariants: sealed_before <= sealed; sealed * block_size <= length. */
@@ -455,12 +456,17 @@ KVF_INLINE uint32_t kvf_row_static(const kvf_row *row)
     return row->share ? row->share[0] : row->static_tokens;
 }
 
+/* Full pages that a list of the row has room for. */
+KVF_INLINE uint32_t kvf_row_room(const kvf_row *row)
+{
+    return row->share ? row->share[1] : row->chosen_pages;
+}
+
 /* Pages that a list of the row chooses. */
 KVF_INLINE uint32_t kvf_row_choose(const kvf_paging *p, const kvf_row *row)
 {
-    const uint32_t pages = row->share ? row->share[1] : row->chosen_pages;
     const uint32_t sealed = kvf_row_sealed_pages(p, row);
-    return row->attend_all ? sealed : kvf_min_u32(pages, sealed);
+    return row->attend_all ? sealed : kvf_min_u32(kvf_row_room(row) + p->extra_pages, sealed);
 }
 
 /* Bits of the tokens of block `block` that belong to the sink. */

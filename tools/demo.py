@@ -27,7 +27,7 @@ RECALL = os.path.join(ROOT, "examples", "recall")
 METHODS = {
     "full": ["--select", "full"],
     "codes": [],
-    "boxes": ["--preset", "prkv"],
+    "boxes": ["--preset", "prkv", "--sink", "4", "--fill", "pages"],
     "static": ["--select", "static"],
     "streaming": ["--select", "streaming"],
 }

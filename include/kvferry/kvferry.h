@@ -404,6 +404,13 @@ typedef enum kvf_group_reduce { KVF_GROUP_LIST(KVF_ENUMERATOR) } kvf_group_reduc
 
 typedef enum kvf_refresh { KVF_REFRESH_LIST(KVF_ENUMERATOR) } kvf_refresh;
 
+/* A page keeps its place when the static set takes tokens of it, and then holds fewer. */
+#define KVF_FILL_LIST(X)                                                                           \
+    X(KVF_FILL_PAGES, 0, "pages", "as many as there is room for full ones")                        \
+    X(KVF_FILL_TOKENS, 1, "tokens", "as many as give that many tokens outside the static set")
+
+typedef enum kvf_fill { KVF_FILL_LIST(KVF_ENUMERATOR) } kvf_fill;
+
 #define KVF_TRANSFER_LIST(X)                                                                       \
     X(KVF_TRANSFER_AUTO, 0, "auto", "direct on the host device; on CUDA by size, as measured")     \
     X(KVF_TRANSFER_DIRECT, 1, "direct", "attend pages where they live")                            \
@@ -466,28 +473,25 @@ typedef struct kvf_cache_config {
     uint64_t host_tokens_max;
     uint32_t prefill_chunk_max;   /**< tokens of one prefill call; default 512 */
     uint32_t tokens_per_step_max; /**< new tokens of a sequence in one decode call, 1 to 16;
-                                       default 1. Room for what a step chooses and attends grows
-                                       with it, what a sequence has does not */
+                                       default 1. Room for what a step chooses grows with it */
 
     /* policy */
     uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 4 */
     uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
                                   default 1024 */
-    float budget_share;        /**< budget: at least this share of a sequence's tokens, 0 to 1,
-                                  to the nearest one; default 0. Slots are for
-                                  tokens_max at least. The
-                                  static set stays a share of budget_tokens. STATIC, and a
-                                  static_ratio of auto, refuse it */
+    float budget_share;        /**< attend to at least this share of a sequence's tokens, 0 to 1;
+                                  default 0. The static set stays a share of budget_tokens. STATIC,
+                                  and a static_ratio of auto, refuse it */
     uint32_t sink_tokens;      /**< first tokens, always attended; default 4 */
     uint32_t local_tokens;     /**< the local window holds at least this many tokens, and less than
                                   a block more: 32, or page_size if that is 64; default 64 */
     kvf_select select;         /**< default DYNAMIC */
-    float static_ratio;        /**< of HYBRID: share of the budget left after sink and window;
-                                  default 0.25 */
+    float static_ratio;        /**< of HYBRID: share of what sink and window leave; default 0.25 */
     uint32_t refresh_interval; /**< decode steps between refreshes of the static set; default 128 */
     kvf_refresh refresh;       /**< default RESIDENT; the first one after prefill is always exact */
     kvf_digest_kind digest;    /**< default CODES; QUEST and ARKVALE have their own */
     uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
+    kvf_fill fill;             /**< of HYBRID: how pages fill the budget; default PAGES */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< default AUTO */
     /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes), the
@@ -496,10 +500,8 @@ typedef struct kvf_cache_config {
     uint64_t device_bytes;
     kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
     void *select_user;
-    uint32_t verify_interval; /**< every N-th step also attends densely and compares; default 0 =
-                                 never */
-    uint32_t phase_times;     /**< 1 = measure phases (append_ns ...), 0 = off; default 2 = only
-                                 where it is cheap, on the host device */
+    uint32_t verify_interval; /**< every N-th step also attends densely; default 0 = never */
+    uint32_t phase_times;     /**< 1 = measure phases, 0 = off; default 2 = on the host device */
 
     /* kinds of KV heads */
     /** [layers, kv_heads]: 1 = hot head, as without a mask; 2 = coarse head; 0 = streaming head.
@@ -521,8 +523,7 @@ typedef struct kvf_cache_config {
     uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */
 
     /* pruning */
-    uint32_t observe_window; /**< newest queries of a layer that are kept to score its tokens, 0 to
-                                128; default 0. Pruning needs them */
+    uint32_t observe_window; /**< newest queries kept, which pruning needs: 0 to 128; default 0 */
 
     /* disk tier: sealed pages beyond host_bytes lie in a file */
     /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
@@ -545,7 +546,7 @@ static inline void kvf_cache_config_init(kvf_cache_config *config)
 
 #define KVF_PRESET_LIST(X)                                                                         \
     X(KVF_PRESET_DEFAULT, 0, "default", "what init sets")                                          \
-    X(KVF_PRESET_PRKV, 1, "prkv", "after PRKV: boxes, pages of 32, a static quarter")
+    X(KVF_PRESET_PRKV, 1, "prkv", "after PRKV: boxes, pages of 32, a static quarter, k = 1024")
 
 /** A value of kvf_cache_config.device_bytes. */
 #define KVF_DEVICE_BYTES_AUTO (UINT64_C(1) << 63)
@@ -575,8 +576,7 @@ typedef struct kvf_cache_plan {
     uint32_t disk_bundle_bytes;  /**< read and written together; 0 = there is no disk tier */
     uint64_t disk_bytes;         /**< the file of the disk tier */
     kvf_digest_kind digest;      /**< the one in force */
-    uint64_t resident_tokens;    /**< sealed tokens, over all sequences, that may stay there: slots
-                                      times page_size, divided by layers */
+    uint64_t resident_tokens;    /**< sealed tokens that may stay there, over all sequences */
     uint64_t prompt_bytes;       /**< of device_kv_bytes, where chunks attend to tokens_max tokens
                                       of a layer; 0: in host memory, which is slow on a GPU */
 } kvf_cache_plan;

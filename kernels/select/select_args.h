@@ -68,6 +68,43 @@ typedef struct kvf_topk_args {
 } kvf_topk_args;
 KVF_TASKS(topk, kvf_topk_args, a->lists)
 
+/* ---- trim: of chosen pages, as many as there is room for by their tokens ----
+ * Of ids[l, 0 .. id_count[l]), ascending, those are left that come first by score, ties by the
+ * lower id, and together have no more tokens outside the static store than kvf_row_room full pages
+ * have; all where a row attends to all. Scores are not NaN. One task per list. */
+typedef struct kvf_trim_args {
+    kvf_paging paging; /* lists == kv_heads */
+    uint32_t rows;
+    uint32_t stride;     /* row stride of scores */
+    uint32_t ids_max;    /* row stride of ids */
+    const kvf_row *row;  /* [rows] */
+    const float *scores; /* [rows * lists, stride] */
+    int32_t *ids;        /* [rows * lists, ids_max] in and out */
+    uint32_t *id_count;  /* [rows * lists] in and out */
+} kvf_trim_args;
+KVF_TASKS(trim, kvf_trim_args, a->rows * a->paging.lists)
+
+/* Orders like the scores: a larger key is a larger score. -0 equals +0. */
+KVF_INLINE uint32_t kvf_trim_key(const kvf_trim_args *a, uint32_t list, int32_t id)
+{
+    const uint32_t u = kvf_float_bits(a->scores[(size_t)list * a->stride + (uint32_t)id] + 0.0f);
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+/* Bits of the page's tokens that are attended with it. */
+KVF_INLINE uint64_t kvf_trim_live(const kvf_trim_args *a, uint32_t list, int32_t id)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = &a->row[list / p->lists];
+    return kvf_live_bits(p->shape.page_size, kvf_row_skip(p, row, list % p->lists, (uint32_t)id));
+}
+
+KVF_INLINE uint32_t kvf_trim_room(const kvf_trim_args *a, uint32_t list)
+{
+    const kvf_row *row = &a->row[list / a->paging.lists];
+    return row->attend_all ? UINT32_MAX : kvf_row_room(row) * a->paging.shape.page_size;
+}
+
 /* ---- newest: the last min(choose, sealed) pages of each list. One task per list. ---- */
 typedef struct kvf_newest_args {
     kvf_paging paging;

@@ -36,7 +36,7 @@ from . import capi
 from ._arrays import Buffer
 from ._blocks import Blocks
 from ._cache import Cache, PageLists, Recording, Sequence
-from .capi import (Device, Digest, DiskEngine, DiskWhat, Dtype, Eviction, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
+from .capi import (Device, Digest, DiskEngine, DiskWhat, Dtype, Eviction, Fill, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
                     Pages, Pivot, Pool, Preset, PruneNeeds, PruneReach, Refresh, Retention, Select, Status,
                     Transfer, lib as _lib)
 from ._errors import Error, Full, Invalid, OutOfMemory, Unsupported

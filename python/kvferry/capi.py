@@ -58,6 +58,7 @@ Pages = _enum("Pages", "KVF_PAGES_", "BF16 K8V8 K8V4")
 Select = _enum("Select", "KVF_SELECT_",
                "HYBRID FULL STATIC DYNAMIC STREAMING QUEST ARKVALE ORACLE CUSTOM")
 Digest = _enum("Digest", "KVF_DIGEST_", "MINMAX CUBOID_MEAN MEAN CODES")
+Fill = _enum("Fill", "KVF_FILL_", "PAGES TOKENS")
 GroupReduce = _enum("GroupReduce", "KVF_GROUP_", "MEAN_SOFTMAX MAX SUM")
 Refresh = _enum("Refresh", "KVF_REFRESH_", "RESIDENT EXACT")
 Transfer = _enum("Transfer", "KVF_TRANSFER_", "AUTO DIRECT GATHER EACH MAPPED BATCH")
@@ -126,7 +127,7 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
     enum dtype; f32 softmax_scale; enum pages; u32 sequences_max tokens_max; u64 host_tokens_max;
     u32 prefill_chunk_max tokens_per_step_max page_size budget_tokens; f32 budget_share;
     u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
-    enum group_reduce transfer; u64 device_bytes; ptr select_fn select_user; u32 verify_interval
+    enum fill group_reduce transfer; u64 device_bytes; ptr select_fn select_user; u32 verify_interval
     phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
     observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes""")
 Form = _struct("kvf_form", "size size; f32 scale; ptr sinks; f32 soft_cap")

@@ -27,18 +27,19 @@
 
 static void set_policy(kvf_cache_config *c, kvf_preset preset)
 {
-    /* PRKV, section 5: k = 1024, P = 32, S = 0.25, T = 128. */
+    /* PRKV, section 5: P = 32, S = 0.25, T = 128; k = 1024 beside a window of 64 to 95, no sink. */
     c->page_size = 32;
-    c->budget_tokens = 1024;
+    c->budget_tokens = 1119;
     c->budget_share = 0.0f;
-    c->sink_tokens = 4;
+    c->sink_tokens = 0;
     c->local_tokens = 64;
     c->select = KVF_SELECT_HYBRID;
     c->static_ratio = 0.25f;
     c->refresh_interval = 128;
-    c->refresh = preset == KVF_PRESET_PRKV ? KVF_REFRESH_EXACT : KVF_REFRESH_RESIDENT;
+    c->refresh = KVF_REFRESH_EXACT;
     c->digest = KVF_DIGEST_MINMAX;
     c->sub_digests = 1;
+    c->fill = KVF_FILL_TOKENS;
     c->group_reduce = KVF_GROUP_MEAN_SOFTMAX;
     if (preset == KVF_PRESET_PRKV)
         return;
@@ -46,6 +47,10 @@ static void set_policy(kvf_cache_config *c, kvf_preset preset)
     c->select = KVF_SELECT_DYNAMIC;
     c->digest = KVF_DIGEST_CODES;
     c->page_size = 4;
+    c->budget_tokens = 1024;
+    c->sink_tokens = 4;
+    c->refresh = KVF_REFRESH_RESIDENT;
+    c->fill = KVF_FILL_PAGES;
 }
 
 static kvf_cache_config defaults(void)
@@ -132,6 +137,7 @@ static const kvf_setting rows[] = {
     {FIELD(digest), KVF_NAMED(KVF_DIGEST_LIST), .meaning = "summary of a page's keys"},
     {FIELD(sub_digests), .kind = KVF_SETTING_POWER, .low = 1, .high = 4,
      .meaning = "boxes per page"},
+    {FIELD(fill), KVF_NAMED(KVF_FILL_LIST), .meaning = "how pages fill the budget of hybrid"},
     {FIELD(group_reduce), KVF_NAMED(KVF_GROUP_LIST),
      .meaning = "one score from those of a group of query heads"},
     {FIELD(transfer), KVF_NAMED(KVF_TRANSFER_LIST), .meaning = "how missing pages are brought"},
@@ -386,6 +392,8 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, block_size) + 1;
     p->query_window =
         kvf_min_u32(kvf_max_u32(c->local_tokens, c->observe_window), KVF_OBSERVE_WINDOW_MAX);
+    if (policy->static_use == KVF_STATIC_CONFIGURED && c->fill == KVF_FILL_TOKENS)
+        p->extra_pages = kvf_div_ceil_u32(c->sink_tokens + dims->static_tokens, c->page_size);
     dims->choose_lists = policy->per_layer ? 1 : p->lists;
     dims->window_pages = kvf_div_ceil_u32(c->local_tokens + block_size - 1, c->page_size);
 }
@@ -427,7 +435,8 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
 {
     const kvf_paging *p = &dims->paging;
     /* While all fits in the budget, every sealed page is chosen. */
-    uint32_t ids = kvf_max_u32(dims->dynamic_pages, dims->budget_max / c->page_size);
+    uint32_t ids =
+        kvf_max_u32(dims->dynamic_pages + p->extra_pages, dims->budget_max / c->page_size);
     const uint32_t rest_max = dims->rest_tokens + dims->budget_max - c->budget_tokens;
     if (policy->by_token)
         ids = rest_max + p->block_size;

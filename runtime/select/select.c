@@ -181,7 +181,22 @@ bool kvf_ranks_late(const kvf_step *step)
 {
     const kvf_part *part = step->part;
     return step->is_fused && part->policy->choose == KVF_CHOOSE_TOP &&
-           part->dims.choose_lists == part->dims.paging.lists;
+           part->dims.choose_lists == part->dims.paging.lists && !part->dims.paging.extra_pages;
+}
+
+/* As many pages as give the tokens of full ones, where fill = tokens. */
+static kvf_status trim(kvf_step *step)
+{
+    const kvf_part *part = step->part;
+    const kvf_trim_args args = {.paging = part->dims.paging,
+                                .rows = step->rows,
+                                .stride = step->stride,
+                                .ids_max = part->tables.now.ids_max,
+                                .row = step->row,
+                                .scores = part->tables.reduced,
+                                .ids = part->tables.now.ids,
+                                .id_count = part->tables.now.id_count};
+    return args.paging.extra_pages ? KVF_LAUNCH(step, trim, args) : KVF_OK;
 }
 
 /* The best of each list by score, ascending. */
@@ -207,7 +222,7 @@ static kvf_status choose_top(kvf_step *step)
         return KVF_OK;
     KVF_TRY(KVF_LAUNCH(step, topk, top));
     if (!is_shared)
-        return KVF_OK;
+        return trim(step);
     const kvf_spread_args spread = {.rows = step->rows,
                                     .lists = p->lists,
                                     .ids_max = c->ids_max,

@@ -191,6 +191,7 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
     c->refresh = (kvf_refresh)draw(w, 0, 1);
     c->digest = draw(w, 0, 2) ? KVF_DIGEST_CODES : (kvf_digest_kind)draw(w, 0, KVF_DIGEST_MEAN);
     c->sub_digests = c->digest == KVF_DIGEST_CODES ? 1 : kvf_min_u32(c->page_size, 2);
+    c->fill = (kvf_fill)draw(w, 0, KVF_FILL_TOKENS);
     c->group_reduce = (kvf_group_reduce)draw(w, 0, KVF_GROUP_SUM);
     c->budget_share =
         c->select == KVF_SELECT_STATIC || draw(w, 0, 2) ? 0.0f : (float)draw(w, 0, 10) / 10;

@@ -38,6 +38,7 @@ static kvf_cache_config settings(void)
     kvf_cache_config_init(&c);
     kvf_cache_config_preset(&c, KVF_PRESET_PRKV);
     c.refresh = KVF_REFRESH_RESIDENT;
+    c.sink_tokens = 4;
     c.layers = 2;
     c.query_heads = c.kv_heads = 1;
     c.head_dim = HEAD_DIM;

@@ -2,7 +2,7 @@
 
 /*
  * Kernels on page tables and lists against their references: stamp, table, append, seal, newest,
- * given, spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
+ * given, trim, spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
  *
  * Bit for bit, except that stamp reads a clock, and that compare calls exp(): two good exponentials
  * differ by an ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself. Where a
@@ -10,6 +10,7 @@
  * on a CPU these kernels have no second form.
  */
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -251,6 +252,76 @@ static void given_case(check *c, bool by_score)
     }
     a.out = check_changed(c, "out", (size_t)lists * a.stride * sizeof *a.out);
     CHECK_BOTH(c, given, &a);
+}
+
+static uint32_t tokens_of(const kvf_trim_args *a, uint32_t list, int32_t id)
+{
+    return (uint32_t)__builtin_popcountll(kvf_trim_live(a, list, id));
+}
+
+/* The pages that are left of `count` fit and come first; the best other page would not fit. */
+static void check_trimmed(check *c, const kvf_trim_args *a, uint32_t list, const int32_t *all,
+                          uint32_t count)
+{
+    const float *scores = a->scores + (size_t)list * a->stride;
+    const int32_t *ids = a->ids + (size_t)list * a->ids_max;
+    int32_t best = -1, last = -1; /* of those that are gone, of those that are left */
+    uint32_t tokens = 0, kept = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const bool stays = kept < a->id_count[list] && ids[kept] == all[i];
+        kept += stays;
+        tokens += stays ? tokens_of(a, list, all[i]) : 0;
+        if (stays && (last < 0 || scores[all[i]] <= scores[last]))
+            last = all[i];
+        if (!stays && (best < 0 || scores[all[i]] > scores[best]))
+            best = all[i];
+    }
+    if (kept != a->id_count[list] || tokens > kvf_trim_room(a, list))
+        check_fail(c, "list %u: %u of %u pages with %u tokens", list, kept, count, tokens);
+    if (best >= 0 && tokens_of(a, list, best) + tokens <= kvf_trim_room(a, list))
+        check_fail(c, "list %u: page %d fits and is left out", list, best);
+    if (best >= 0 && last >= 0 && !(scores[last] > scores[best]) &&
+        !(scores[last] >= scores[best] && last < best))
+        check_fail(c, "list %u: page %d comes before page %d", list, best, last);
+}
+
+/* Scores have ties, pages any number of tokens; what is left fits, and the next page does not. */
+static void trim_case(check *c)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1 + check_below(c, 3),
+                                         .blocks_max = 1 + check_below(c, 100),
+                                         .by_kv_head = true,
+                                         .pool_blocks = 8});
+    check_rows_describe(c, &w, "trim");
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_trim_args a = {.paging = w.p,
+                       .rows = w.rows,
+                       .stride = w.p.pages_max + check_below(c, 3),
+                       .ids_max = w.p.pages_max + check_below(c, 3),
+                       .row = w.row};
+    float *scores = check_in(c, (size_t)lists * a.stride * sizeof *scores);
+    static const float some[] = {-INFINITY, INFINITY, -0.0f, 0.0f, -1e-40f, 1e-40f, FLT_MAX, 1.0f};
+    for (size_t i = 0; i < (size_t)lists * a.stride; i++)
+        scores[i] = check_below(c, 2) ? (float)check_normal(c) : some[check_below(c, 8)];
+    a.scores = scores;
+    a.ids = check_changed(c, "ids", (size_t)lists * a.ids_max * sizeof *a.ids);
+    a.id_count = check_changed(c, "id_count", lists * sizeof *a.id_count);
+    for (uint32_t l = 0; l < lists; l++) {
+        const uint32_t pages = kvf_row_sealed_pages(&w.p, &w.row[l / w.p.lists]);
+        a.id_count[l] = 0;
+        for (uint32_t i = 0; i < pages; i++)
+            if (check_below(c, 3))
+                a.ids[(size_t)l * a.ids_max + a.id_count[l]++] = (int32_t)i;
+    }
+    int32_t *all = check_put(c, a.ids, (size_t)lists * a.ids_max * sizeof *all);
+    uint32_t *counts = check_put(c, a.id_count, lists * sizeof *counts);
+    CHECK_BOTH(c, trim, &a);
+    for (uint32_t l = 0; l < lists && !c->failed; l++)
+        check_trimmed(c, &a, l, all + (size_t)l * a.ids_max, counts[l]);
 }
 
 static void mask_case(check *c)
@@ -612,6 +683,8 @@ void check_lists(check *c)
         newest_case(c);
     for (uint32_t i = 0; i < 16; i++)
         given_case(c, i % 2);
+    for (uint32_t i = 0; i < 16; i++)
+        trim_case(c);
     for (uint32_t i = 0; i < 12; i++)
         mask_case(c);
     for (uint32_t i = 0; i < 16; i++)

@@ -247,6 +247,7 @@ kvf_cache_config test_config_small(void)
     kvf_cache_config_init(&c);
     kvf_cache_config_preset(&c, KVF_PRESET_PRKV);
     c.refresh = KVF_REFRESH_RESIDENT;
+    c.fill = KVF_FILL_PAGES;
     c.layers = 1;
     c.query_heads = 4;
     c.kv_heads = 2;

@@ -14,6 +14,7 @@
  * pages = floor((rest - static) / P). Page p is sealed iff (p+1) P <= length - local. Sink, static
  * tokens and everything unsealed are attended always; of the sealed pages, those with the highest
  * digest scores, without the tokens that are attended anyway. length <= budget: every token.
+ * With fill = tokens as many pages of the highest scores as give no more than pages x P tokens.
  * The published form (forms_anew) differs in this: a refresh puts the sealed tokens of a KV head in
  * the order sink, static set, rest, and page p is the p-th P of them.
  */

@@ -243,6 +243,25 @@ static uint32_t pages_to_take(const naive *n, const naive_layer *l)
     return (rest - l->static_tokens) / n->c.page_size;
 }
 
+/* With fill = tokens as many of the best as have the tokens of `pages` full ones. */
+static uint32_t pages_that_fit(naive *n, const naive_layer *l, uint32_t kv_head, uint32_t pages,
+                               const double *scores, uint32_t sealed, unsigned char *taken)
+{
+    const unsigned char *fixed = l->fixed + (size_t)kv_head * n->c.tokens_max;
+    uint32_t tokens = 0, count = 0;
+    if (pages == UINT32_MAX || n->forms_anew || n->c.select != KVF_SELECT_HYBRID ||
+        n->c.fill == KVF_FILL_PAGES)
+        return pages;
+    while (tokens <= pages * n->c.page_size && count <= sealed) {
+        naive_top(scores, sealed, ++count, taken);
+        tokens = 0;
+        for (uint32_t t = 0; t < sealed * n->c.page_size; t++)
+            tokens += taken[t / n->c.page_size] && t >= n->c.sink_tokens && !fixed[t];
+    }
+    note_border(n, naive_top(scores, sealed, count, taken)); /* another one might have fit */
+    return count - 1;
+}
+
 static void select_pages(naive *n, naive_layer *l, uint32_t layer, const void *q, naive_result *r)
 {
     const uint32_t sealed = naive_sealed(n, layer), P = n->c.page_size;
@@ -254,7 +273,9 @@ static void select_pages(naive *n, naive_layer *l, uint32_t layer, const void *q
         const uint32_t kv_head = list * heads / n->group;
         const unsigned char *fixed = l->fixed + (size_t)kv_head * n->c.tokens_max;
         policy_scores(n, layer, list, q, scores);
-        note_border(n, naive_top(scores, sealed, pages_to_take(n, l), taken));
+        const uint32_t take =
+            pages_that_fit(n, l, kv_head, pages_to_take(n, l), scores, sealed, taken);
+        note_border(n, naive_top(scores, sealed, take, taken));
         for (uint32_t h = list * heads; h < (list + 1) * heads; h++)
             for (uint32_t i = 0; i < l->length; i++) {
                 const uint32_t t = l->order[(size_t)kv_head * n->c.tokens_max + i];

@@ -30,6 +30,7 @@ static void set_policy(kvf_cache_config *c, test_random *r)
                                    KVF_SELECT_FULL);
     c->static_ratio = test_random_below(r, 3) ? 0.25f : KVF_STATIC_RATIO_AUTO;
     c->refresh = (kvf_refresh)test_random_below(r, 2);
+    c->fill = (kvf_fill)test_random_below(r, 2);
     c->refresh_interval = 3 + test_random_below(r, 6);
     c->digest = (kvf_digest_kind)test_random_below(r, 4);
     c->group_reduce = (kvf_group_reduce)test_random_below(r, 2);

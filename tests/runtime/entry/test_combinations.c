@@ -40,6 +40,7 @@ typedef enum turn { NONE, FORK, CUT, REPLACE, SECOND, STREAM } turn;
       KVF_DIGEST_MEAN)                                                                             \
     X(subs, 1, 2, 4)                                                                               \
     X(reduce, KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_MAX, KVF_GROUP_SUM)                                \
+    X(fill, KVF_FILL_TOKENS, KVF_FILL_PAGES)                                                       \
     X(dtype, KVF_BF16, KVF_FP16, KVF_FP32)                                                         \
     X(dim, 32, 64, 80, 96, 128, 256)                                                               \
     X(group, 1, 2, 3, 4, 7, 16)                                                                    \
@@ -121,6 +122,7 @@ static kvf_cache_config config_of(const draw *d, test_random *r)
     c.select = (kvf_select)d->select;
     c.digest = (kvf_digest_kind)d->digest;
     c.sub_digests = d->digest == KVF_DIGEST_CODES ? 1 : d->subs < d->page ? d->subs : d->page;
+    c.fill = (kvf_fill)d->fill;
     c.group_reduce = (kvf_group_reduce)d->reduce;
     c.transfer = (kvf_transfer)d->transfer;
     c.refresh = (kvf_refresh)d->refresh;

@@ -263,6 +263,9 @@ static void replays_of(kinship kin, uint64_t seed)
     kvf_cache_config packed = config_of(KVF_SELECT_HYBRID);
     packed.pages = KVF_PAGES_K8V4;
     run_both(&packed, kin, seed, "packed pages");
+    kvf_cache_config filled = config_of(KVF_SELECT_HYBRID);
+    filled.fill = KVF_FILL_TOKENS;
+    run_both(&filled, kin, seed, "filled with tokens");
 }
 
 static void replays_equal_enqueued_steps(void **state)

@@ -301,6 +301,79 @@ static void codes(void **state)
     assert_true(all.compared * 3u >= all.steps * 2u);
 }
 
+/* Pages counted by their tokens: digests, sinks longer than a page, every share of the static set,
+ * pages of one token, which have no holes. */
+static void budgets_filled_with_tokens(void **state)
+{
+    const uint64_t seed = test_seed(251);
+    static const struct {
+        kvf_digest_kind digest;
+        float ratio;
+        uint32_t page, sink, budget, block;
+    } rows[] = {
+        {KVF_DIGEST_MINMAX, 0.25f, 8, 4, 120, 8},
+        {KVF_DIGEST_MINMAX, 0.75f, 16, 20, 200, 32},
+        {KVF_DIGEST_CODES, 0.5f, 8, 0, 150, 64},
+        {KVF_DIGEST_CODES, 0.25f, 1, 4, 130, 64},
+        {KVF_DIGEST_MINMAX, KVF_STATIC_RATIO_AUTO, 8, 4, 160, 8},
+        {KVF_DIGEST_MINMAX, 0.0f, 8, 11, 120, 8},
+        {KVF_DIGEST_MINMAX, 1.0f, 8, 4, 120, 8},
+    };
+    tally all = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        const kvf_runtime_config rc = test_runtime_config();
+        test_seams.block_size = rows[i].block;
+        sc.rc = &rc;
+        sc.steps = 40;
+        sc.prompt = 300;
+        sc.cc.fill = KVF_FILL_TOKENS;
+        sc.cc.digest = rows[i].digest;
+        sc.cc.static_ratio = rows[i].ratio;
+        sc.cc.page_size = rows[i].page;
+        sc.cc.sink_tokens = rows[i].sink;
+        sc.cc.budget_tokens = rows[i].budget;
+        sc.cc.refresh_interval = 10;
+        sc.cc.verify_interval = 1;
+        char what[64];
+        snprintf(what, sizeof what, "filled row %zu", i);
+        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
+/* k = 1024 tokens beside a window of 64 to 95, as published: at most a page less. */
+static void the_prkv_preset_attends_to_k_tokens(void **state)
+{
+    enum { PROMPT = 2000, STEPS = 8, K = 1024, LOCAL = 64 };
+    test_world w;
+    test_tokens t;
+    kvf_cache_config cc = test_config_small();
+    kvf_cache_config_preset(&cc, KVF_PRESET_PRKV);
+    cc.tokens_max = PROMPT + STEPS;
+    test_tokens_make(
+        &t, &cc,
+        &(test_tokens_spec){
+            .seed = test_seed(257), .sharpness = 2.0f, .topics = 6, .count = PROMPT + STEPS});
+    test_world_open(&w, NULL, &cc);
+    assert_int_equal(kvf_cache_memory(w.cache)->static_tokens, K / 4);
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = PROMPT, .chunk = 128}, NULL);
+    float lse[4], out[4 * 64];
+    for (uint32_t step = 0; step < STEPS; step++) {
+        kvf_cache_stats_reset(w.cache);
+        test_decode(&w, s, &t, 0, PROMPT + step, out, lse);
+        test_wait(&w);
+        kvf_stats stats;
+        kvf_cache_stats(w.cache, &stats);
+        const uint64_t window = LOCAL + (PROMPT + step + 1 - LOCAL) % cc.page_size;
+        const uint64_t most = cc.kv_heads * (K + window);
+        assert_in_range(stats.tokens_attended, most - cc.kv_heads * (cc.page_size - 1), most);
+    }
+    kvf_sequence_destroy(s);
+    test_close(&w, &t);
+}
+
 /* Other geometries: dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers. */
 static void geometries(void **state)
 {
@@ -374,6 +447,8 @@ int main(void)
         cmocka_unit_test(the_automatic_ratio),
         cmocka_unit_test(digests_and_reductions),
         cmocka_unit_test(codes),
+        cmocka_unit_test(budgets_filled_with_tokens),
+        cmocka_unit_test(the_prkv_preset_attends_to_k_tokens),
         cmocka_unit_test(geometries),
         cmocka_unit_test(slots_and_victims),
     };
