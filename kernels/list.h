@@ -67,11 +67,11 @@
     SIMD(cells, write)                                                                             \
     PLAIN(cells, lodge)                                                                            \
     PLAIN(cells, rows)                                                                             \
-    PLAIN(cells, renew)                                                                            \
+    PLAIN(cells, validate)                                                                         \
     PLAIN(cells, average)                                                                          \
-    PLAIN(cells, trail)                                                                            \
-    PLAIN(cells, weave)                                                                            \
-    PLAIN(cells, spoil)                                                                            \
+    PLAIN(cells, gather_window)                                                                    \
+    PLAIN(cells, scatter_heads)                                                                    \
+    PLAIN(cells, poison)                                                                           \
     PLAIN(cells, clone)                                                                            \
     SIMD(cells, expand)                                                                            \
     SIMD(observe, observe_stats)                                                                   \

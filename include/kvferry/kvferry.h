@@ -745,7 +745,7 @@ typedef struct kvf_decode_args {
  * With several tokens of a sequence (drafts to verify, a short turn) every token attends to its own
  * selection, and to itself and what comes before it. Outputs, selection and statistics are those of
  * as many calls with one token of each, bit for bit; what differs is time, and which pages were
- * hits. Tokens that seal no block, renew no static set and are not verified are appended, scored
+ * hits. Tokens that seal no block, refresh no static set and are not verified are appended, scored
  * and chosen for at once, and a page that several of them chose is moved once. Tokens of a cache
  * with a disk tier, and those of layers with streaming heads, go one by one in all.
  * kvf_sequence_truncate takes tokens back. Recorded steps and page lists have one token of a

@@ -54,11 +54,11 @@ typedef struct kvf_cells {
     uint32_t local_tokens;
     uint32_t dynamic_pages; /* 0, or the policy takes all pages: what every row chooses, at most */
     uint32_t all_pages;
-    uint32_t is_deaf; /* 1: writes are not counted, 2: means stay; which only a test wants */
+    uint32_t ignores_writes; /* 1: writes are not counted, 2: means stay; which only a test wants */
     char *const *arenas;
-    uint16_t *scales; /* [layers, cells, kv_heads, block_size] */
-    uint32_t *writes; /* [layers, cells, block_size] */
-    uint64_t *odd;    /* [layers, cells] bit t: token t is not finite */
+    uint16_t *scales;    /* [layers, cells, kv_heads, block_size] */
+    uint32_t *writes;    /* [layers, cells, block_size] */
+    uint64_t *nonfinite; /* [layers, cells] bit t: token t is not finite */
 
     struct {
         uint32_t stretches;     /* of all cells */
@@ -118,7 +118,7 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
 /* ---- write: new tokens of a layer, into their cells ----
  * The call is counted. Key and value to the cell, in home form, the code of what the cell has of
  * the key to its group; the token's count of writes rises, and the mean of its stretch counts no
- * more. If any of the token's keys and values is not finite, its odd bit is set and it is all
+ * more. If any of the token's keys and values is not finite, its nonfinite bit is set and it is all
  * zeros, so that tokens before it, which do not see it, keep their answers. A slot below 0 is left
  * out, one behind the last cell is left out and counted. No slot is given twice. A task is
  * KVF_WRITE_TOKENS tokens. */
@@ -167,18 +167,18 @@ KVF_INLINE uint32_t kvf_rows_expected(const kvf_rows_args *a, uint32_t row)
     return a->chunks.count ? a->chunks.at[row].base + a->chunks.at[row].tokens : 0;
 }
 
-/* ---- renew: what regions have of rows becomes true ----
+/* ---- validate: what regions have of rows becomes true ----
  * Tokens of the sink (of what is sealed) and, where there are rings, of the window, whose tag is
  * not right, are brought from their cell, in exact form. The call is counted. One task per (row, KV
  * head). */
-typedef struct kvf_renew_args {
+typedef struct kvf_validate_args {
     const kvf_cells *cells;
     kvf_pages pages; /* of the cells */
     uint32_t layer;
     uint32_t rows;
     uint32_t kv_heads;
-} kvf_renew_args;
-KVF_TASKS(renew, kvf_renew_args, a->rows * a->kv_heads)
+} kvf_validate_args;
+KVF_TASKS(validate, kvf_validate_args, a->rows * a->kv_heads)
 
 /* ---- average: means of the stretches that coarse heads of rows rank, where tokens were written
  * since. A stretch that several rows have is made once, by whichever comes first; all have the same
@@ -195,10 +195,10 @@ typedef struct kvf_average_args {
 KVF_TASKS(average, kvf_average_args,
           kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES) * a->rows)
 
-/* ---- trail: tails of streaming heads become true, and what they attend to: tokens below ring.sink
- * and the newest ring.recent, in exact form. Without tails, which packed cells have, spans lie in
- * the cells. A list that is not idle has no spans. One task per (row, KV head). */
-typedef struct kvf_trail_args {
+/* ---- gather_window: tails of streaming heads become true, and what they attend to: tokens below
+ * ring.sink and the newest ring.recent, in exact form. Without tails, which packed cells have,
+ * spans lie in the cells. A list that is not idle has no spans. One task per (row, KV head). */
+typedef struct kvf_gather_window_args {
     const kvf_cells *cells;
     kvf_pages pages; /* of the cells */
     uint32_t layer;
@@ -207,11 +207,11 @@ typedef struct kvf_trail_args {
     uint32_t spans_max;   /* blocks of ring */
     kvf_span *spans;      /* [rows * kv_heads, spans_max] out */
     uint32_t *span_count; /* [rows * kv_heads] out */
-} kvf_trail_args;
-KVF_TASKS(trail, kvf_trail_args, a->rows * a->kv_heads)
+} kvf_gather_window_args;
+KVF_TASKS(gather_window, kvf_gather_window_args, a->rows * a->kv_heads)
 
-/* ---- weave: outputs of streaming heads among the others. A task is an output row. ---- */
-typedef struct kvf_weave_args {
+/* ---- scatter_heads: outputs of streaming heads among the others. A task is an output row. ---- */
+typedef struct kvf_scatter_heads_args {
     const uint32_t *streaming; /* [kv_heads] not 0: the head streams */
     uint32_t rows;
     uint32_t kv_heads;
@@ -221,12 +221,12 @@ typedef struct kvf_weave_args {
     const float *from_lse; /* [rows, kv_heads, group] */
     void *out;             /* as `from` */
     float *lse;            /* as from_lse; may be NULL */
-} kvf_weave_args;
-KVF_TASKS(weave, kvf_weave_args, a->rows)
+} kvf_scatter_heads_args;
+KVF_TASKS(scatter_heads, kvf_scatter_heads_args, a->rows)
 
-/* ---- spoil: NaN for rows that are bad. A task is a row; tokens of a chunk before the one that is
+/* ---- poison: NaN for rows that are bad. A task is a row; tokens of a chunk before the one that is
  * not finite keep their outputs. */
-typedef struct kvf_spoil_args {
+typedef struct kvf_poison_args {
     const uint32_t *is_bad; /* [rows] */
     uint32_t rows;
     uint32_t heads;
@@ -235,8 +235,8 @@ typedef struct kvf_spoil_args {
     void *out;               /* [rows, or tokens of chunks, heads, head_dim] */
     float *lse;              /* [likewise, heads]; may be NULL */
     kvf_query_chunks chunks; /* of rows; count = 0: a token each */
-} kvf_spoil_args;
-KVF_TASKS(spoil, kvf_spoil_args, a->rows)
+} kvf_poison_args;
+KVF_TASKS(poison, kvf_poison_args, a->rows)
 
 /* ---- clone: one block of the caller's onto another, in all layers, but for the words of codes.
  * Its tokens count as written. A task is a cell of a layer. */
@@ -295,9 +295,9 @@ KVF_INLINE uint32_t *kvf_cell_writes(const kvf_cells *c, uint32_t layer, uint32_
     return c->writes + (layer * kvf_cells_count(c) + cell) * c->paging.block_size;
 }
 
-KVF_INLINE uint64_t *kvf_cell_odd(const kvf_cells *c, uint32_t layer, uint32_t cell)
+KVF_INLINE uint64_t *kvf_cell_nonfinite(const kvf_cells *c, uint32_t layer, uint32_t cell)
 {
-    return c->odd + layer * kvf_cells_count(c) + cell;
+    return c->nonfinite + layer * kvf_cells_count(c) + cell;
 }
 
 /* Cells of a stretch. */
@@ -406,11 +406,11 @@ KVF_INLINE uint32_t kvf_lodge_page(const kvf_write_args *a, uint32_t first)
 }
 
 /* Whether token `index` of the call is not finite, so that it is zeros. It was written. */
-KVF_INLINE uint32_t kvf_lodge_is_odd(const kvf_write_args *a, uint32_t index)
+KVF_INLINE uint32_t kvf_lodge_is_nonfinite(const kvf_write_args *a, uint32_t index)
 {
     const uint32_t block = a->cells->paging.block_size;
     const uint64_t slot = (uint64_t)a->slots[index];
-    return *kvf_cell_odd(a->cells, a->layer, (uint32_t)(slot / block)) >> slot % block & 1;
+    return *kvf_cell_nonfinite(a->cells, a->layer, (uint32_t)(slot / block)) >> slot % block & 1;
 }
 
 /* The row that a table and a length make, with room of `region`; `number` is that of the call. */
@@ -473,7 +473,7 @@ KVF_INLINE uint32_t kvf_rows_cell(const kvf_rows_args *a, uint32_t row, uint32_t
 }
 
 /* The outputs of row `task` that are no answers. */
-KVF_INLINE kvf_query_chunk kvf_spoilt(const kvf_spoil_args *a, uint32_t task)
+KVF_INLINE kvf_query_chunk kvf_poisoned(const kvf_poison_args *a, uint32_t task)
 {
     const uint32_t from = a->is_bad[task]; /* 1 + the token that is not finite */
     kvf_query_chunk one = {task, 1, 0};

@@ -28,11 +28,11 @@ static __global__ void __launch_bounds__(THREADS)
     for (size_t i = threadIdx.x; i < scales; i += blockDim.x)
         all[to * scales + i] = all[from * scales + i];
     for (uint32_t t = threadIdx.x; t < p->block_size; t += blockDim.x)
-        writes[t] += c->is_deaf != 1;
+        writes[t] += c->ignores_writes != 1;
     if (threadIdx.x != 0)
         return;
-    *kvf_cell_odd(c, layer, to) = *kvf_cell_odd(c, layer, from);
-    if (p->stretches_max && !c->is_deaf)
+    *kvf_cell_nonfinite(c, layer, to) = *kvf_cell_nonfinite(c, layer, from);
+    if (p->stretches_max && !c->ignores_writes)
         atomicExch(kvf_cell_is_mean(c, layer, to), 0u);
 }
 

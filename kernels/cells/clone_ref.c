@@ -21,9 +21,9 @@ void kvf_clone_ref(const void *args, uint32_t task)
     uint32_t *writes = kvf_cell_writes(c, layer, to);
     memcpy(kvf_cell_home(c, layer, to), kvf_cell_home(c, layer, from), kvf_home_block_bytes(p));
     memcpy(all + to * scales, all + from * scales, scales * sizeof *all);
-    *kvf_cell_odd(c, layer, to) = *kvf_cell_odd(c, layer, from);
+    *kvf_cell_nonfinite(c, layer, to) = *kvf_cell_nonfinite(c, layer, from);
     for (uint32_t t = 0; t < p->block_size; t++)
-        writes[t] += c->is_deaf != 1;
-    if (p->stretches_max && !c->is_deaf)
+        writes[t] += c->ignores_writes != 1;
+    if (p->stretches_max && !c->ignores_writes)
         __atomic_store_n(kvf_cell_is_mean(c, layer, to), 0, __ATOMIC_RELAXED);
 }

@@ -16,15 +16,16 @@
 
 /* A key or a value, or zeros, by a warp. */
 static __device__ __forceinline__ void copy_row(char *to, const char *from, uint32_t bytes,
-                                                bool is_odd)
+                                                bool is_nonfinite)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     if ((size_t)from % 16 == 0)
         for (uint32_t at = lane * 16; at < bytes; at += KVF_WARP_LANES * 16)
-            *(uint4 *)(to + at) = is_odd ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(from + at);
+            *(uint4 *)(to + at) =
+                is_nonfinite ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(from + at);
     else
         for (uint32_t at = lane * 2; at < bytes; at += KVF_WARP_LANES * 2)
-            *(uint16_t *)(to + at) = is_odd ? (uint16_t)0 : *(const uint16_t *)(from + at);
+            *(uint16_t *)(to + at) = is_nonfinite ? (uint16_t)0 : *(const uint16_t *)(from + at);
 }
 
 static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const kvf_row *row,
@@ -41,10 +42,11 @@ static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const
         t.tags[slot] = kvf_row_page_tag(p, row, page);
     for (uint32_t i = first; row->slots && i < first + p->shape.page_size; i++) {
         char *to = kvf_row_slot(p, row, head, slot) + (i - first) * kvf_token_bytes(&p->shape);
-        const bool is_odd = kvf_lodge_is_odd(&a, i);
-        copy_row(to, (const char *)a.k + i * a.k_stride * element + head * bytes, bytes, is_odd);
+        const bool is_nonfinite = kvf_lodge_is_nonfinite(&a, i);
+        copy_row(to, (const char *)a.k + i * a.k_stride * element + head * bytes, bytes,
+                 is_nonfinite);
         copy_row(to + bytes, (const char *)a.v + i * a.v_stride * element + head * bytes, bytes,
-                 is_odd);
+                 is_nonfinite);
     }
 }
 

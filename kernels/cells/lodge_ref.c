@@ -20,7 +20,7 @@ static void lodge(const kvf_write_args *a, const kvf_row *row, uint32_t head, ui
         return;
     t.tags[slot] = kvf_row_page_tag(p, row, page);
     for (uint32_t i = 0; row->slots && i < p->shape.page_size; i++) {
-        const kvf_token_place place = {.is_odd = (int)kvf_lodge_is_odd(a, first + i)};
+        const kvf_token_place place = {.is_nonfinite = (int)kvf_lodge_is_nonfinite(a, first + i)};
         kvf_write_exact(a, first + i, head, &place,
                         kvf_row_slot(p, row, head, (uint32_t)slot) +
                             i * kvf_token_bytes(&p->shape));

@@ -30,9 +30,9 @@ static __device__ __forceinline__ uint32_t fill_blocks(const kvf_rows_args &a, u
             bad = 0;
             continue;
         }
-        const uint64_t odd = *kvf_cell_odd(c, a.layer, cell) & kvf_live_bits(tokens, 0);
-        if (odd)
-            bad = kvf_min_u32(bad, b * p->block_size + (uint32_t)__ffsll((long long)odd) - 1);
+        const uint64_t nonfinite = *kvf_cell_nonfinite(c, a.layer, cell) & kvf_live_bits(tokens, 0);
+        if (nonfinite)
+            bad = kvf_min_u32(bad, b * p->block_size + (uint32_t)__ffsll((long long)nonfinite) - 1);
         cells[b] = cell;
         row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a.layer, cell)
                                                        : kvf_row_ring_block(p, row, b);

@@ -24,9 +24,10 @@ static uint32_t fill_blocks(const kvf_rows_args *a, uint32_t task, const kvf_row
             bad = 0;
             continue;
         }
-        const uint64_t odd = *kvf_cell_odd(c, a->layer, cell) & kvf_live_bits(tokens, 0);
-        if (odd)
-            bad = kvf_min_u32(bad, b * p->block_size + (uint32_t)__builtin_ctzll(odd));
+        const uint64_t nonfinite =
+            *kvf_cell_nonfinite(c, a->layer, cell) & kvf_live_bits(tokens, 0);
+        if (nonfinite)
+            bad = kvf_min_u32(bad, b * p->block_size + (uint32_t)__builtin_ctzll(nonfinite));
         cells[b] = cell;
         row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a->layer, cell)
                                                        : kvf_row_ring_block(p, row, b);

@@ -47,31 +47,31 @@ static __device__ __forceinline__ token_place place_of(const kvf_write_args &a)
 
 /* Marks of a token once it is written. By one thread. */
 static __device__ __forceinline__ void note(const kvf_write_args &a, const token_place &at,
-                                            bool is_odd)
+                                            bool is_nonfinite)
 {
     const kvf_cells *c = a.cells;
-    unsigned long long *odd = (unsigned long long *)kvf_cell_odd(c, a.layer, at.cell);
-    if (is_odd)
-        atomicOr(odd, 1ull << at.token);
+    unsigned long long *nonfinite = (unsigned long long *)kvf_cell_nonfinite(c, a.layer, at.cell);
+    if (is_nonfinite)
+        atomicOr(nonfinite, 1ull << at.token);
     else
-        atomicAnd(odd, ~(1ull << at.token));
-    kvf_cell_writes(c, a.layer, at.cell)[at.token] += c->is_deaf != 1;
-    if (c->paging.stretches_max && !c->is_deaf)
+        atomicAnd(nonfinite, ~(1ull << at.token));
+    kvf_cell_writes(c, a.layer, at.cell)[at.token] += c->ignores_writes != 1;
+    if (c->paging.stretches_max && !c->ignores_writes)
         atomicExch(kvf_cell_is_mean(c, a.layer, at.cell), 0u);
     kvf_counter_add(&c->counters[a.layer].tokens_put, 1);
 }
 
-/* The code of a key, of zeros if its token is odd, by half a warp; is_there: it is wanted. */
+/* The code of a key, of zeros if its token is nonfinite, by half a warp; is_there: it is wanted. */
 static __device__ __forceinline__ void encode(const kvf_write_args &a, float x[KVF_CODE_WORDS],
-                                              bool is_odd, const token_place &at, uint32_t head,
-                                              bool is_there)
+                                              bool is_nonfinite, const token_place &at,
+                                              uint32_t head, bool is_there)
 {
     const kvf_paging *p = &a.cells->paging;
     const uint32_t head_dim = p->shape.head_dim, words = head_dim / KVF_CODE_LANES;
     uint32_t *to =
         (uint32_t *)kvf_cell_words(&a.codes, head_dim, p->block_size, at.cell, head, at.token) +
         kvf_code_word(head_dim, at.token % KVF_CODE_TOKENS, 0);
-    for (uint32_t i = 0; is_odd && i < KVF_CODE_WORDS; i++)
+    for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
         x[i] = 0.0f;
     kvf_code_rotate_lanes(x, words);
     const uint16_t scale = kvf_code_encode_lanes(is_there ? to : NULL, x, words, head_dim);
@@ -107,18 +107,18 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         const bool bad_value = kvf_copy_and_look(to + bytes, v + first, bytes, p->shape.dtype);
         bad = bad || bad_key || bad_value;
     }
-    const bool is_odd = kvf_block_sum(bad, kvf_shared()) != 0;
-    if (is_odd)
+    const bool is_nonfinite = kvf_block_sum(bad, kvf_shared()) != 0;
+    if (is_nonfinite)
         clear(p, home, 2 * bytes);
     for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
         const uint32_t h = first + threadIdx.x / KVF_CODE_LANES;
         const uint32_t head = h < p->kv_heads ? h : 0;
         float x[KVF_CODE_WORDS];
         kvf_code_load(x, k + (size_t)head * p->shape.head_dim, p->shape.head_dim / KVF_CODE_LANES);
-        encode(a, x, is_odd, at, head, h < p->kv_heads);
+        encode(a, x, is_nonfinite, at, head, h < p->kv_heads);
     }
     if (threadIdx.x == 0)
-        note(a, at, is_odd);
+        note(a, at, is_nonfinite);
 }
 
 /* ---- packed ---- */
@@ -132,12 +132,12 @@ static __device__ __forceinline__ bool look(const void *row, uint32_t count, kvf
     return bad;
 }
 
-/* The row of a head in fp32, zeros if the token is odd. */
-static __device__ __forceinline__ void load(float x[KVF_CODE_WORDS], const void *row, bool is_odd,
-                                            const kvf_shape *s)
+/* The row of a head in fp32, zeros if the token is nonfinite. */
+static __device__ __forceinline__ void load(float x[KVF_CODE_WORDS], const void *row,
+                                            bool is_nonfinite, const kvf_shape *s)
 {
     packed_load(x, row, s->dtype, s->head_dim / KVF_CODE_LANES);
-    for (uint32_t i = 0; is_odd && i < KVF_CODE_WORDS; i++)
+    for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
         x[i] = 0.0f;
 }
 
@@ -175,16 +175,16 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
     const char *k = (const char *)a.k + blockIdx.x * a.k_stride * element;
     const char *v = (const char *)a.v + blockIdx.x * a.v_stride * element;
     const bool bad_key = look(k, count, s->dtype), bad_value = look(v, count, s->dtype);
-    const bool is_odd = kvf_block_sum(bad_key || bad_value, kvf_shared()) != 0;
+    const bool is_nonfinite = kvf_block_sum(bad_key || bad_value, kvf_shared()) != 0;
     __syncthreads(); /* the room of the sum becomes that of pages */
     char *page = kvf_shared() + part * kvf_home_page_bytes(&one);
     for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
         const bool is_there = first + part < p->kv_heads;
         const uint32_t head = is_there ? first + part : 0;
         float x[KVF_CODE_WORDS];
-        load(x, v + head * bytes, is_odd, s);
+        load(x, v + head * bytes, is_nonfinite, s);
         packed_value(&one, page, 0, x, words);
-        load(x, k + head * bytes, is_odd, s);
+        load(x, k + head * bytes, is_nonfinite, s);
         kvf_code_rotate_lanes(x, words);
         packed_int8(kvf_packed_key(&one, page, 0), kvf_packed_key_scale(&one, page, 0), x, words);
         packed_rotate_back(x, words);
@@ -197,7 +197,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
         __syncwarp();
     }
     if (threadIdx.x == 0)
-        note(a, at, is_odd);
+        note(a, at, is_nonfinite);
 }
 
 extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)

@@ -49,7 +49,7 @@ void kvf_write_ref(const void *args, uint32_t task)
             continue;
         for (uint32_t h = 0; h < p->kv_heads; h++)
             if (p->shape.pages == KVF_PAGES_BF16)
-                put_code(a, place.is_odd ? NULL : kvf_write_key(a, i, h), &place, h);
+                put_code(a, place.is_nonfinite ? NULL : kvf_write_key(a, i, h), &place, h);
             else
                 put_packed(a, i, &place, h);
     }

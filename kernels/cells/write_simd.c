@@ -84,7 +84,7 @@ static void add(const kvf_write_args *a, batch *b, uint32_t index, const kvf_tok
 {
     const kvf_shape *s = &a->cells->paging.shape;
     const uint32_t l = b->count++;
-    b->keys[l] = place->is_odd ? zeros : kvf_write_key(a, index, head);
+    b->keys[l] = place->is_nonfinite ? zeros : kvf_write_key(a, index, head);
     b->words[l] = kvf_write_words(a, place, head);
     b->scales[l] = kvf_write_scale(a, place, head);
     if (s->pages == KVF_PAGES_BF16)

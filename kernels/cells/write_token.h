@@ -18,7 +18,7 @@
 /* Where a token is, once it is there. */
 typedef struct kvf_token_place {
     uint32_t cell, token;
-    int is_odd; /* it is zeros, and so are its codes */
+    int is_nonfinite; /* it is zeros, and so are its codes */
 } kvf_token_place;
 
 static inline const void *kvf_write_key(const kvf_write_args *a, uint32_t index, uint32_t head)
@@ -35,13 +35,13 @@ static inline const void *kvf_write_value(const kvf_write_args *a, uint32_t inde
     return kvf_offset(a->v, at * element);
 }
 
-static inline void kvf_note_odd(uint64_t *odd, uint32_t token, int is_odd)
+static inline void kvf_note_nonfinite(uint64_t *nonfinite, uint32_t token, int is_nonfinite)
 {
     const uint64_t bit = UINT64_C(1) << token;
-    if (is_odd)
-        __atomic_fetch_or(odd, bit, __ATOMIC_RELAXED);
+    if (is_nonfinite)
+        __atomic_fetch_or(nonfinite, bit, __ATOMIC_RELAXED);
     else
-        __atomic_fetch_and(odd, ~bit, __ATOMIC_RELAXED);
+        __atomic_fetch_and(nonfinite, ~bit, __ATOMIC_RELAXED);
 }
 
 /* Key and value of a head in exact form, one behind the other. */
@@ -49,7 +49,7 @@ static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint
                                    const kvf_token_place *place, char *to)
 {
     const size_t bytes = kvf_row_bytes(&a->cells->paging.shape);
-    if (place->is_odd) {
+    if (place->is_nonfinite) {
         memset(to, 0, 2 * bytes);
         return;
     }
@@ -80,15 +80,15 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
     const uint32_t cell = (uint32_t)((uint64_t)slot / p->block_size);
     const uint32_t token = (uint32_t)((uint64_t)slot % p->block_size);
     const void *k = kvf_write_key(a, index, 0), *v = kvf_write_value(a, index, 0);
-    const int is_odd = kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
-                       kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype);
-    *place = (kvf_token_place){.cell = cell, .token = token, .is_odd = is_odd};
+    const int is_nonfinite = kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
+                             kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype);
+    *place = (kvf_token_place){.cell = cell, .token = token, .is_nonfinite = is_nonfinite};
     for (uint32_t h = 0; p->shape.pages == KVF_PAGES_BF16 && h < p->kv_heads; h++)
         kvf_write_exact(a, index, h, place,
                         kvf_write_page(a, place, h) + token % p->shape.page_size * 2 * bytes);
-    kvf_note_odd(kvf_cell_odd(c, a->layer, cell), token, is_odd);
-    kvf_cell_writes(c, a->layer, cell)[token] += c->is_deaf != 1;
-    if (p->stretches_max && !c->is_deaf)
+    kvf_note_nonfinite(kvf_cell_nonfinite(c, a->layer, cell), token, is_nonfinite);
+    kvf_cell_writes(c, a->layer, cell)[token] += c->ignores_writes != 1;
+    if (p->stretches_max && !c->ignores_writes)
         __atomic_store_n(kvf_cell_is_mean(c, a->layer, cell), 0, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->counters[a->layer].tokens_put, 1, __ATOMIC_RELAXED);
     return 1;

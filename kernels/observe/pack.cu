@@ -193,7 +193,7 @@ static __device__ uint64_t bits_of(const packing *k, uint32_t page, uint32_t i, 
 }
 
 /* Old and new entries merged by page. The thread of a page's first step looks after the page. */
-static __device__ void renew_bits(packing *k, shared_state *s)
+static __device__ void refresh_bits(packing *k, shared_state *s)
 {
     const kvf_pack_args *a = k->a;
     const kvf_paging *p = &a->paging;
@@ -282,7 +282,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     add_entries(&k, s, k.count, false);
     if (blockIdx.x != 0)
         return;
-    renew_bits(&k, s);
+    refresh_bits(&k, s);
     for (uint32_t i = k.jobs + threadIdx.x; i < a.jobs_max; i += blockDim.x)
         kvf_job_set(&a.jobs[(size_t)head * a.jobs_max + i], NULL, NULL, 0, 0);
     const uint64_t from_pages = kvf_block_sum(k.from_pages, s->scratch);

@@ -103,7 +103,7 @@ static void widen(const packing *k, uint32_t entry, uint32_t page)
 }
 
 /* The page's bits changed; old entries of it are first .. end-1. */
-static void renew_digest(packing *k, uint32_t page, uint64_t bits, uint32_t first, uint32_t end)
+static void refresh_digest(packing *k, uint32_t page, uint64_t bits, uint32_t first, uint32_t end)
 {
     const kvf_pack_args *a = k->a;
     const kvf_paging *p = &a->paging;
@@ -124,7 +124,7 @@ static void renew_digest(packing *k, uint32_t page, uint64_t bits, uint32_t firs
 }
 
 /* Old and new entries page by page. */
-static void renew_bits(packing *k)
+static void refresh_bits(packing *k)
 {
     const kvf_paging *p = &k->a->paging;
     const uint32_t page_size = p->shape.page_size;
@@ -146,7 +146,7 @@ static void renew_bits(packing *k)
         const uint64_t old = kvf_row_skip(p, k->a->row, k->head, page);
         kvf_row_bits(p, k->a->row, k->head)[page / p->block_pages] ^= (old ^ bits) << shift;
         if (old != bits && k->a->jobs_max)
-            renew_digest(k, page, bits, first, i);
+            refresh_digest(k, page, bits, first, i);
     }
 }
 
@@ -165,7 +165,7 @@ void kvf_pack_ref(const void *args, uint32_t task)
     for (uint32_t e = 0; e < k.sink; e++)
         add_entry(&k, k.old_index[e], old_row(&k, e));
     add_chosen(&k);
-    renew_bits(&k);
+    refresh_bits(&k);
     a->store_count[task] = k.new_count;
     for (uint32_t i = k.jobs; i < a->jobs_max; i++)
         a->jobs[(size_t)task * a->jobs_max + i] = (kvf_digest_job){0};

@@ -394,7 +394,7 @@ static kvf_status write_back(link_rig *rig)
     return KVF_OK;
 }
 
-static kvf_status spoil(link_rig *rig)
+static kvf_status poison(link_rig *rig)
 {
     KVF_TRY(rig->ops->fill(rig->stream, rig->slots, 0xa5, rig->c->pages * rig->c->page_bytes));
     return rig->ops->stream_wait(rig->stream);
@@ -669,7 +669,7 @@ static kvf_status run_ring(link_rig *rig, ring_case *r, kvf_link_result *result)
         const bool is_last = i + 1 == c->warmup + c->repetitions;
         KVF_TRY(prepare(rig));
         if (copies && is_last)
-            KVF_TRY(spoil(rig));
+            KVF_TRY(poison(rig));
         if (copies)
             KVF_TRY(repeat_copy(rig, r, at));
         else
@@ -720,7 +720,7 @@ static kvf_status run_peak(link_rig *rig, kvf_link_result *result)
         const uint32_t at = i < c->warmup ? 0 : i - c->warmup;
         offset = kvf_random_next(&rig->random) % room * PEAK_ROUND;
         if (i + 1 == c->warmup + c->repetitions)
-            KVF_TRY(spoil(rig));
+            KVF_TRY(poison(rig));
         const uint64_t began = kvf_now_ns();
         KVF_TRY(write_back(rig));
         KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
@@ -805,7 +805,7 @@ static kvf_status run_cadence(link_rig *rig, kvf_event **events, kvf_link_result
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
         KVF_TRY(prepare(rig));
         if (i + 1 == c->warmup + c->repetitions)
-            KVF_TRY(spoil(rig));
+            KVF_TRY(poison(rig));
         KVF_TRY(repeat_cadence(rig, events, i < c->warmup ? 0 : i - c->warmup));
     }
     KVF_TRY(verify(rig, rig->lists - 1, &result->verified_bytes));
@@ -858,7 +858,7 @@ static kvf_status run_tax(link_rig *rig, kvf_stream *other, kvf_link_result *res
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
         KVF_TRY(prepare(rig));
         if (i + 1 == c->warmup + c->repetitions)
-            KVF_TRY(spoil(rig));
+            KVF_TRY(poison(rig));
         KVF_TRY(repeat_tax(rig, other, fetches, i < c->warmup ? 0 : i - c->warmup));
     }
     return verify(rig, 0, &result->verified_bytes);
@@ -880,7 +880,7 @@ static kvf_status run_both(link_rig *rig, kvf_link_result *result)
         const bool is_verified = i == 0 || i + 1 == c->warmup + c->repetitions;
         KVF_TRY(prepare(rig));
         if (is_verified)
-            KVF_TRY(spoil(rig));
+            KVF_TRY(poison(rig));
         KVF_TRY(repeat_both(rig, i < c->warmup ? 0 : i - c->warmup));
         if (is_verified)
             KVF_TRY(verify(rig, 0, &result->verified_bytes));

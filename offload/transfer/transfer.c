@@ -773,7 +773,7 @@ static kvf_status look(const kvf_transfer_engine *engine, kvf_stream *stream, bo
 }
 
 /* Errors travel along events, and those of a stream that failed shall not reach the next one. */
-static kvf_status renew_stream(kvf_transfer_engine *engine)
+static kvf_status replace_stream(kvf_transfer_engine *engine)
 {
     const kvf_device_ops *ops = engine->device->ops;
     kvf_stream *fresh = NULL;
@@ -798,7 +798,7 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     if (room <= 0)
         return room < 0 ? KVF_DEVICE_FAILED : KVF_BUSY;
     if (engine->is_tainted)
-        KVF_TRY(renew_stream(engine));
+        KVF_TRY(replace_stream(engine));
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, engine->next_ticket);
     pthread_mutex_lock(&engine->lock);
     check_word(engine, slot);

@@ -60,7 +60,7 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_str
     KVF_TRY(KVF_ENQUEUE(stream, write, write));
     /* More tokens than rows: some are a prompt's, and make whole pages. */
     return p->shape.pages == KVF_PAGES_BF16 && args->tokens > blocks->cells.regions &&
-                   blocks->cells.is_deaf != 1
+                   blocks->cells.ignores_writes != 1
                ? KVF_ENQUEUE(stream, lodge, write)
                : KVF_OK;
 }
@@ -106,13 +106,13 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows
                                 .table = rows->table,
                                 .lengths = rows->lengths,
                                 .regions = rows->regions};
-    const kvf_renew_args renew = {.cells = make.cells,
-                                  .pages = blocks->cells.paging.shape.pages,
-                                  .layer = step->layer,
-                                  .rows = rows->rows,
-                                  .kv_heads = blocks->cells.paging.kv_heads};
+    const kvf_validate_args validate = {.cells = make.cells,
+                                        .pages = blocks->cells.paging.shape.pages,
+                                        .layer = step->layer,
+                                        .rows = rows->rows,
+                                        .kv_heads = blocks->cells.paging.kv_heads};
     KVF_TRY(KVF_LAUNCH(step, rows, make));
-    return KVF_LAUNCH(step, renew, renew);
+    return KVF_LAUNCH(step, validate, validate);
 }
 
 /* What coarse heads skim. */
@@ -130,16 +130,16 @@ static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
                : KVF_OK;
 }
 
-static kvf_spoil_args spoil_of(const kvf_blocks *blocks, uint32_t rows, void *out, float *lse)
+static kvf_poison_args poison_of(const kvf_blocks *blocks, uint32_t rows, void *out, float *lse)
 {
     const kvf_cache_config *c = &blocks->cache->config;
-    return (kvf_spoil_args){.is_bad = blocks->cells.is_bad,
-                            .rows = rows,
-                            .heads = c->query_heads,
-                            .head_dim = c->head_dim,
-                            .dtype = c->dtype,
-                            .out = out,
-                            .lse = lse};
+    return (kvf_poison_args){.is_bad = blocks->cells.is_bad,
+                             .rows = rows,
+                             .heads = c->query_heads,
+                             .head_dim = c->head_dim,
+                             .dtype = c->dtype,
+                             .out = out,
+                             .lse = lse};
 }
 
 /* ---- streaming heads ---- */
@@ -156,20 +156,20 @@ static const uint32_t *streaming_of(const kvf_blocks *blocks, uint32_t layer)
 }
 
 /* Outputs of streaming heads, of `rows` rows in blocks->tails, to out and lse. */
-static kvf_status weave(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, void *out,
-                        float *lse, kvf_stream *stream)
+static kvf_status scatter_heads(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, void *out,
+                                float *lse, kvf_stream *stream)
 {
     const kvf_paging *p = &blocks->cells.paging;
-    const kvf_weave_args args = {.streaming = streaming_of(blocks, layer),
-                                 .rows = rows,
-                                 .kv_heads = p->kv_heads,
-                                 .group = p->group,
-                                 .row_bytes = (uint32_t)kvf_row_bytes(&p->shape),
-                                 .from = blocks->tails.out,
-                                 .from_lse = blocks->tails.lse,
-                                 .out = out,
-                                 .lse = lse};
-    return KVF_ENQUEUE(stream, weave, args);
+    const kvf_scatter_heads_args args = {.streaming = streaming_of(blocks, layer),
+                                         .rows = rows,
+                                         .kv_heads = p->kv_heads,
+                                         .group = p->group,
+                                         .row_bytes = (uint32_t)kvf_row_bytes(&p->shape),
+                                         .from = blocks->tails.out,
+                                         .from_lse = blocks->tails.lse,
+                                         .out = out,
+                                         .lse = lse};
+    return KVF_ENQUEUE(stream, scatter_heads, args);
 }
 
 /* A query of every row over its tails, of a layer with streaming heads; others have no spans. */
@@ -178,19 +178,19 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
 {
     const kvf_cells *c = &blocks->cells;
     const kvf_block_tails *t = &blocks->tails;
-    const kvf_trail_args trail = {.cells = blocks->constants.cells,
-                                  .pages = c->paging.shape.pages,
-                                  .layer = step->layer,
-                                  .rows = step->rows,
-                                  .kv_heads = c->paging.kv_heads,
-                                  .spans_max = kvf_tail_blocks(c),
-                                  .spans = t->spans,
-                                  .span_count = t->span_count};
+    const kvf_gather_window_args gather_window = {.cells = blocks->constants.cells,
+                                                  .pages = c->paging.shape.pages,
+                                                  .layer = step->layer,
+                                                  .rows = step->rows,
+                                                  .kv_heads = c->paging.kv_heads,
+                                                  .spans_max = kvf_tail_blocks(c),
+                                                  .spans = t->spans,
+                                                  .span_count = t->span_count};
     const kvf_attend_args attend = {.shape = c->streaming.ring.shape,
                                     .pass = KVF_PASS_ALL,
                                     .lists = step->rows * c->paging.kv_heads,
                                     .group = c->paging.group,
-                                    .spans_max = trail.spans_max,
+                                    .spans_max = gather_window.spans_max,
                                     .split = t->split,
                                     .scale = kvf_step_form(step)->scale,
                                     .cap = kvf_step_form(step)->cap,
@@ -211,10 +211,10 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                   .lse = t->lse,
                                   .sinks = kvf_step_form(step)->sinks,
                                   .heads = step->part->config.query_heads};
-    KVF_TRY(KVF_LAUNCH(step, trail, trail));
+    KVF_TRY(KVF_LAUNCH(step, gather_window, gather_window));
     KVF_TRY(KVF_LAUNCH(step, attend, attend));
     KVF_TRY(KVF_LAUNCH(step, merge, merge));
-    return weave(blocks, step->layer, step->rows, out, lse, step->stream);
+    return scatter_heads(blocks, step->layer, step->rows, out, lse, step->stream);
 }
 
 /* Tokens of chunk `i` once more, piece by piece, for its streaming heads; `all` is what others do.
@@ -239,8 +239,8 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
         piece.base = chunk->base + done;
         piece.q = (const char *)all->q + first * row;
         KVF_TRY(KVF_ENQUEUE(stream, prefill, piece));
-        KVF_TRY(weave(blocks, layer, piece.tokens, (char *)all->out + first * row,
-                      all->lse ? all->lse + first * heads : NULL, stream));
+        KVF_TRY(scatter_heads(blocks, layer, piece.tokens, (char *)all->out + first * row,
+                              all->lse ? all->lse + first * heads : NULL, stream));
     }
     return KVF_OK;
 }
@@ -251,7 +251,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
                           kvf_stream *stream)
 {
     kvf_step step = step_of(blocks, args->layer, args->rows->rows, args->q, stream);
-    const kvf_spoil_args spoil = spoil_of(blocks, args->rows->rows, args->out, args->lse);
+    const kvf_poison_args poison = poison_of(blocks, args->rows->rows, args->out, args->lse);
     step.given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(begin(blocks, &step, args->rows));
     KVF_TRY(average(blocks, &step));
@@ -262,7 +262,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
     KVF_TRY(kvf_step_attend(&step, args->out, args->lse));
     if (streaming_of(blocks, args->layer))
         KVF_TRY(attend_tails(blocks, &step, args->out, args->lse));
-    return KVF_LAUNCH(&step, spoil, spoil);
+    return KVF_LAUNCH(&step, poison, poison);
 }
 
 /* ---- chunks and copies ---- */
@@ -340,8 +340,8 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
                                        .blocks_stride = p->blocks_max,
                                        .chunks = *chunks,
                                        .sinks = blocks->cache->forms[args->layer].sinks};
-    kvf_spoil_args spoil = spoil_of(blocks, chunks->count, args->out, args->lse);
-    spoil.chunks = *chunks;
+    kvf_poison_args poison = poison_of(blocks, chunks->count, args->out, args->lse);
+    poison.chunks = *chunks;
     for (uint32_t i = 0; i < chunks->count; i++)
         prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
@@ -350,7 +350,7 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
     for (uint32_t i = 0; streaming_of(blocks, args->layer) && i < chunks->count; i++)
         KVF_TRY(prefill_tails(blocks, args->layer, &prefill, i, stream));
-    return KVF_ENQUEUE(stream, spoil, spoil);
+    return KVF_ENQUEUE(stream, poison, poison);
 }
 
 kvf_status kvf_block_prefill(kvf_blocks *blocks, const kvf_blocks_extend_args *args, uint32_t row,

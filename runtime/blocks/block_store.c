@@ -196,7 +196,7 @@ static void describe(kvf_blocks *blocks)
                                 .local_tokens = c->local_tokens,
                                 .dynamic_pages = d->dynamic_pages,
                                 .all_pages = cache->parts[0].policy->all_pages,
-                                .is_deaf = cache->runtime->seams.is_deaf};
+                                .ignores_writes = cache->runtime->seams.ignores_writes};
     if (d->paging.stretches_max)
         blocks->cells.coarse.stretches =
             (uint32_t)kvf_cells_count(&blocks->cells) / kvf_stretch_cells(&blocks->cells);
@@ -269,7 +269,7 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     const uint64_t lists = (uint64_t)c->regions * p->lists;
     KVF_CARVE(k, c->scales, pool, p->kv_heads, p->block_size);
     KVF_CARVE(k, c->writes, pool, p->block_size);
-    KVF_CARVE(k, c->odd, pool);
+    KVF_CARVE(k, c->nonfinite, pool);
     KVF_CARVE(k, c->coarse.means, number_coarse(blocks, NULL), c->coarse.stretches,
               p->shape.head_dim);
     KVF_CARVE(k, c->coarse.scales, number_coarse(blocks, NULL), c->coarse.stretches);

@@ -8,7 +8,7 @@
  * It stands on one part of a cache that has no sequences: the pool, whose blocks (cells) lie where
  * the caller's ids say; slots, rings and stores of its rows, which are regions here; and the tables
  * of a step. Rows are made on the device (kernel `rows`), from tables and lengths that the host
- * never sees, and what regions have is proven there (kernel `renew`).
+ * never sees, and what regions have is proven there (kernel `validate`).
  *
  * Invariant: a tag of a region that agrees with its cell's count of writes stands for what
  * the cell has of its tokens.

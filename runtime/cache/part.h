@@ -93,7 +93,7 @@ typedef struct kvf_layer {
     uint32_t needs_exact;   /* the next refresh follows a prefill */
     uint32_t exact_from;    /* length when that became so */
     uint32_t share_from;    /* length when auto chose; 0: it has not */
-    uint32_t is_due;        /* in this call: the static set is renewed */
+    uint32_t is_due;        /* in this call: the static set is refreshed */
     uint32_t is_verified;   /* in this call: dense attention is compared */
     uint32_t static_from;   /* length when the static set was chosen; 0: no page has bits of one */
     uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */

@@ -16,7 +16,7 @@
 #define FUNCTION .choose = KVF_CHOOSE_FUNCTION, .scores_pages = 1, .calls_function = 1
 
 static const kvf_select_policy policies[] = {
-    /* A static set of single tokens, renewed now and then, and the best pages of each step by the
+    /* A static set of single tokens, refreshed now and then, and the best pages of each step by the
      * digest's upper bound. After PRKV, "Page Restricted KV Cache for High Accuracy and Efficiency
      * LLM Generation": static share S of the budget, pages of 32 tokens, a refresh every 128 steps.
      */

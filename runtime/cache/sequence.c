@@ -37,13 +37,13 @@ static void replace(kvf_layer *layer, const kvf_layer *by)
     layer->fault_key = before.fault_key;
 }
 
-static void renew_layer(kvf_layer *layer)
+static void validate_layer(kvf_layer *layer)
 {
     replace(layer, &(kvf_layer){.is_fresh = 1, .needs_exact = 1});
 }
 
 /* A new generation; after a million of them, wait until no older one can report any more. */
-static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
+static kvf_status refill(kvf_cache *cache, kvf_sequence *sequence)
 {
     if (sequence->generation == 0) {
         if (cache->order.last_done)
@@ -55,7 +55,7 @@ static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
     }
     sequence->is_alive = 1;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
-        renew_layer(&sequence->layers[i]);
+        validate_layer(&sequence->layers[i]);
         sequence->layers[i].fault_key = sequence->generation << 12 | i;
     }
     return KVF_OK;
@@ -68,7 +68,7 @@ kvf_status kvf_sequence_begin(kvf_cache *cache, kvf_sequence **out)
         KVF_FAIL(cache->context, KVF_FULL,
                  "sequences_max = %u sequences are alive; destroy one, or open the cache with more",
                  cache->config.sequences_max);
-    KVF_TRY(renew(cache, sequence));
+    KVF_TRY(refill(cache, sequence));
     kvf_footprint_begin(cache, sequence);
     *out = sequence;
     return KVF_OK;
@@ -94,7 +94,7 @@ static void release(kvf_sequence *sequence)
 void kvf_layer_clear(kvf_layer *layer)
 {
     release_layer(layer);
-    renew_layer(layer);
+    validate_layer(layer);
 }
 
 void kvf_sequence_end(kvf_sequence *sequence)
@@ -122,7 +122,7 @@ kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence)
         kvf_footprint_begin(cache, sequence);
     }
     release(sequence);
-    return renew(cache, sequence);
+    return refill(cache, sequence);
 }
 
 bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token)

@@ -17,7 +17,8 @@
 #include "retain.h"
 #include "static_set.h"
 
-/* A step that renews the static set of every row; page lists, scores and seeds take less of it. */
+/* A step that refreshes the static set of every row; page lists, scores and seeds take less of it.
+ * */
 static void take_decode(kvf_step *step)
 {
     kvf_decode_take(step);

@@ -335,7 +335,7 @@ static kvf_status check(kvf_recording *r)
         return kvf_append_full(full_part(r));
     if (!is_plain(r))
         KVF_FAIL(cache->context, KVF_INVALID,
-                 "this step renews a static set or is verified; enqueue it with kvf_decode "
+                 "this step refreshes a static set or is verified; enqueue it with kvf_decode "
                  "(kvf_replay_is_possible says so)");
     return KVF_OK;
 }

@@ -20,8 +20,8 @@ typedef struct kvf_runtime_seams {
     uint32_t delay_seed;                /* not 0: streams pause at random */
     uint32_t prefill_arena;             /* 1: caches have one, 2: none, whatever the device */
     uint32_t block_size;                /* tokens of a block, if a page has not more; 0 = 32 */
-    uint32_t is_deaf;                   /* 1: blocks do not count writes, and nothing is admitted to
-                                           the device cache; 2: means stay */
+    uint32_t ignores_writes;            /* 1: blocks do not count writes, and nothing is admitted to
+                                    the device cache; 2: means stay */
     uint32_t extent_bytes;              /* of a saved sequence; 0 = 1 MiB */
     uint64_t device_left;               /* bytes that are free there; 0 = ask */
     const struct kvf_io_ops *io_engine; /* for its file; NULL = the best there is */

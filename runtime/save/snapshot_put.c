@@ -5,7 +5,7 @@
  *
  * Tables are made on the host and copied whole. With other settings than those of the image the
  * layer is as if its tokens had just been appended: the sink is in the store, no page was chosen
- * yet, and the next step renews the static set.
+ * yet, and the next step refreshes the static set.
  */
 
 #include <string.h>

@@ -8,13 +8,13 @@
 
 #include "step.h"
 
-/* How many rows of the step have their static set renewed, or are verified. */
+/* How many rows of the step have their static set refreshed, or are verified. */
 typedef struct kvf_due {
     uint32_t refreshes;
     uint32_t verifies;
 } kvf_due;
 
-/* Whether the next step of this layer, after which `sealed` blocks are sealed, renews its static
+/* Whether the next step of this layer, after which `sealed` blocks are sealed, refreshes its static
  * set, or is verified. */
 bool kvf_refresh_is_due(const kvf_part *part, const kvf_layer *layer, uint32_t sealed);
 bool kvf_verify_is_due(const kvf_part *part, const kvf_layer *layer);
@@ -22,7 +22,8 @@ bool kvf_verify_is_due(const kvf_part *part, const kvf_layer *layer);
 /* Length, sealed blocks and what is due of every row, after one more token; blocks are there. */
 void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due);
 
-/* Arrays of a step in its frame; if it renews static sets, kvf_step_rows_after comes after it. */
+/* Arrays of a step in its frame; if it refreshes static sets, kvf_step_rows_after comes after it.
+ * */
 void kvf_decode_take(kvf_step *step);
 /* Host bookkeeping of one token per row; the part's things are in the frame, nothing is enqueued. A
  * refusal has changed nothing. */

@@ -43,7 +43,7 @@ KVF_CHECKED kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *seque
                                            const kvf_scores_args *args, float *work,
                                            kvf_stream *stream);
 
-/* Renew the static set of a layer now: per KV head the tokens of highest score, as many as fit.
+/* Refresh the static set of a layer now: per KV head the tokens of highest score, as many as fit.
  * scores is device memory [kv_heads, length of the layer]; -INFINITY is never chosen. The next
  * refresh comes after refresh_interval decode steps. Does nothing where the cache has no static
  * set. */

@@ -5,8 +5,8 @@
  *
  * Knows nothing of pages beyond static bits and digests. A refresh looks at the attention of the
  * last queries, takes the best tokens per KV head into the store that is not in force, sets the
- * bits of their pages, and renews the boxes of pages whose bits changed. Host pages stay as they
- * are. The first refresh after a prefill is exact: it looks at all tokens.
+ * bits of their pages, and makes the boxes anew of pages whose bits changed. Host pages stay as
+ * they are. The first refresh after a prefill is exact: it looks at all tokens.
  */
 
 #include "static_set.h"

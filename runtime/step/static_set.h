@@ -11,7 +11,7 @@
 /* Rows again, with the other store where a refresh is due, and the host's note of it. */
 void kvf_step_rows_after(kvf_step *step);
 
-/* Renew the static set of row `index` of the step. */
+/* Refresh the static set of row `index` of the step. */
 KVF_CHECKED kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
 /* The same with scores of the caller, which `put` puts into token_score. */
 KVF_CHECKED kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,

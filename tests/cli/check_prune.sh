@@ -358,41 +358,41 @@ printf 'quiet \377\376 river' >bad.txt
 try 1 tune --model "$model" --text bad.txt; says 'bad.txt'; says 'UTF-8'; silent
 
 # files that are damaged, or of another model: named, nothing printed
-spoil() { # spoil STATEMENT WHAT: change d, the object of tuned.json, and run with it
+poison() { # poison STATEMENT WHAT: change d, the object of tuned.json, and run with it
     python3 -c "import json
 d = json.load(open('tuned.json'))
 $1
-json.dump(d, open('spoilt.json', 'w'))" || exit 1
-    try 1 $run --prune fastkv --prune-config spoilt.json
+json.dump(d, open('poisoned.json', 'w'))" || exit 1
+    try 1 $run --prune fastkv --prune-config poisoned.json
     says "$2"
-    says 'spoilt.json'
+    says 'poisoned.json'
     silent
 }
-spoil 'd["kvferry_prune"] = 2' 'kvferry_prune is 2, this version reads 1'
-spoil 'del d["kvferry_prune"]' 'kvferry_prune is missing'
-spoil 'del d["model"]' 'model is missing'
-spoil 'd["model"]["layers"] = 32' 'layers is 32, that of this model is 4: .* another model'
-spoil 'd["model"]["weights"] = "0123456789abcdef"' 'weights is "0123456789abcdef".* another model'
-spoil 'd["model"]["family"] = "qwen3"' 'family is "qwen3"'
-spoil 'd["model"]["family"] = 3' 'family is 3; it must be a string'
-spoil 'd["model"]["heads"] = 3' 'model.heads is not known'
-spoil 'd["fastkv"]["layer"] = 4' 'fastkv.layer is 4; it must be a whole number from 0 to 3'
-spoil 'd["fastkv"]["layer"] = "1"' 'fastkv.layer is "1"; it must be a whole number'
-spoil 'd["fastkv"]["layer"] = 1.5' 'fastkv.layer is 1.5'
-spoil 'del d["fastkv"]["layer"]' 'fastkv.layer is missing'
-spoil 'del d["fastkv"]["settings"]' 'fastkv.settings is missing'
-spoil 'd["fastkv"]["settings"]["propagate"] = 0' 'settings.propagate is 0; it must be a number above 0'
-spoil 'd["fastkv"]["settings"]["window"] = -1' 'settings.window is -1'
-spoil 'd["fastkv"]["settings"]["pool"] = "min"' 'settings.pool is "min"; it must be max or avg'
-spoil 'd["fastkv"]["settings"]["speed"] = 1' 'settings.speed is no setting'
-spoil 'd["fastkv"]["scores"] = []' 'fastkv.scores must be a list of 1 to 4 numbers'
-spoil 'd["fastkv"]["scores"][0] = "x"' 'fastkv.scores has "x"'
-spoil 'd["fastkv"]["recovery"][0] = "x"' 'fastkv.recovery has "x"'
-spoil 'd["fastkv"] = 3' 'fastkv is'
-spoil 'd["fastkv"]["answers"] = {"asked": "now", "full": 1, "kept": 1, "computed": 1}' 'answers.asked is "now"; it must be end or after'
-spoil 'd["speed"] = 3' 'speed is not known'
-spoil 'd["samples"] = 0' 'samples is 0'
-spoil 'd = [d]' 'kvferry_prune is missing'
+poison 'd["kvferry_prune"] = 2' 'kvferry_prune is 2, this version reads 1'
+poison 'del d["kvferry_prune"]' 'kvferry_prune is missing'
+poison 'del d["model"]' 'model is missing'
+poison 'd["model"]["layers"] = 32' 'layers is 32, that of this model is 4: .* another model'
+poison 'd["model"]["weights"] = "0123456789abcdef"' 'weights is "0123456789abcdef".* another model'
+poison 'd["model"]["family"] = "qwen3"' 'family is "qwen3"'
+poison 'd["model"]["family"] = 3' 'family is 3; it must be a string'
+poison 'd["model"]["heads"] = 3' 'model.heads is not known'
+poison 'd["fastkv"]["layer"] = 4' 'fastkv.layer is 4; it must be a whole number from 0 to 3'
+poison 'd["fastkv"]["layer"] = "1"' 'fastkv.layer is "1"; it must be a whole number'
+poison 'd["fastkv"]["layer"] = 1.5' 'fastkv.layer is 1.5'
+poison 'del d["fastkv"]["layer"]' 'fastkv.layer is missing'
+poison 'del d["fastkv"]["settings"]' 'fastkv.settings is missing'
+poison 'd["fastkv"]["settings"]["propagate"] = 0' 'settings.propagate is 0; it must be a number above 0'
+poison 'd["fastkv"]["settings"]["window"] = -1' 'settings.window is -1'
+poison 'd["fastkv"]["settings"]["pool"] = "min"' 'settings.pool is "min"; it must be max or avg'
+poison 'd["fastkv"]["settings"]["speed"] = 1' 'settings.speed is no setting'
+poison 'd["fastkv"]["scores"] = []' 'fastkv.scores must be a list of 1 to 4 numbers'
+poison 'd["fastkv"]["scores"][0] = "x"' 'fastkv.scores has "x"'
+poison 'd["fastkv"]["recovery"][0] = "x"' 'fastkv.recovery has "x"'
+poison 'd["fastkv"] = 3' 'fastkv is'
+poison 'd["fastkv"]["answers"] = {"asked": "now", "full": 1, "kept": 1, "computed": 1}' 'answers.asked is "now"; it must be end or after'
+poison 'd["speed"] = 3' 'speed is not known'
+poison 'd["samples"] = 0' 'samples is 0'
+poison 'd = [d]' 'kvferry_prune is missing'
 head -c 200 tuned.json >cut.json
 try 1 $run --prune fastkv --prune-config cut.json; says 'cut.json'; silent
 : >empty.json

@@ -39,7 +39,7 @@ enum {
 /* What a layer must hold, by our own account. */
 typedef struct model {
     float kv[STORE_TOKENS][KV_HEADS_MAX][2 * DIM]; /* a key, and its value */
-    uint8_t is_odd[STORE_TOKENS];
+    uint8_t is_nonfinite[STORE_TOKENS];
 } model;
 
 /* Rows of a call. */
@@ -125,15 +125,15 @@ static void account(world *w, uint32_t layer, uint32_t row, uint32_t at)
 {
     model *m = &w->models[layer];
     const size_t first = (size_t)row * kv_floats(w);
-    m->is_odd[at] = 0;
+    m->is_nonfinite[at] = 0;
     for (uint32_t h = 0; h < w->config.cache.kv_heads; h++) {
         float *kv = m->kv[at][h];
         memcpy(kv, w->k + first + (size_t)h * DIM, DIM * sizeof *kv);
         memcpy(kv + DIM, w->v + first + (size_t)h * DIM, DIM * sizeof *kv);
         for (uint32_t d = 0; d < 2 * DIM; d++)
-            m->is_odd[at] = m->is_odd[at] || !isfinite(kv[d]);
+            m->is_nonfinite[at] = m->is_nonfinite[at] || !isfinite(kv[d]);
     }
-    if (!m->is_odd[at] && w->config.cache.pages != KVF_PAGES_BF16)
+    if (!m->is_nonfinite[at] && w->config.cache.pages != KVF_PAGES_BF16)
         keep_packed(w, m->kv[at]);
 }
 
@@ -198,7 +198,7 @@ static void copy_blocks(world *w)
         model *m = &w->models[l];
         memmove(base + to * w->stride, base + from * w->stride, w->stride);
         memmove(m->kv[to * size], m->kv[from * size], size * sizeof m->kv[0]);
-        memmove(m->is_odd + to * size, m->is_odd + from * size, size);
+        memmove(m->is_nonfinite + to * size, m->is_nonfinite + from * size, size);
     }
 }
 
@@ -225,7 +225,7 @@ static void bind_anew(world *w)
 /* Mostly sound; now and then an id, a length or a region that there is not. */
 static uint32_t draw_rows(world *w, call *c)
 {
-    const uint32_t count = draw(w, 0, REGIONS), spoil = draw(w, 0, 31), turn = draw(w, 0, 2);
+    const uint32_t count = draw(w, 0, REGIONS), poison = draw(w, 0, 31), turn = draw(w, 0, 2);
     const uint32_t which = draw(w, 0, REGIONS - 1);
     *c = (call){.rows = {.rows = count, .table_stride = TABLE_MAX + 1}};
     c->rows.table = c->table[0];
@@ -237,17 +237,17 @@ static uint32_t draw_rows(world *w, call *c)
         c->lengths[i] = (int32_t)(draw(w, 0, 255) * w->config.cache.tokens_max / 255);
         c->regions[i] = (int32_t)((i + turn) % w->config.cache.sequences_max);
     }
-    if (spoil == 1)
+    if (poison == 1)
         c->table[which][0] = (int32_t)w->config.block_count;
-    else if (spoil == 2)
+    else if (poison == 2)
         c->table[which][1] = -1;
-    else if (spoil == 3)
+    else if (poison == 3)
         c->lengths[which] = (int32_t)w->config.cache.tokens_max + 1;
-    else if (spoil == 4)
+    else if (poison == 4)
         c->lengths[which] = INT32_MIN;
-    else if (spoil == 5)
+    else if (poison == 5)
         c->regions[which] = (int32_t)w->config.cache.sequences_max;
-    else if (spoil == 6)
+    else if (poison == 6)
         c->rows.table_stride = 1;
     return count;
 }
@@ -289,7 +289,7 @@ static uint32_t sound_tokens(const world *w, const call *c, uint32_t layer, uint
         const int64_t at = token_of(w, c, row, t);
         if (at < 0)
             return 0;
-        if (w->models[layer].is_odd[at])
+        if (w->models[layer].is_nonfinite[at])
             sound = t;
     }
     return sound;

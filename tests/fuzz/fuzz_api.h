@@ -259,7 +259,7 @@ static inline int is_listed(kvf_status status)
 }
 
 /* A byte of nonsense in a field, pointers left out: a plan says what opening says. */
-static inline void open_spoiled(world *w)
+static inline void open_poisoned(world *w)
 {
     const size_t first = offsetof(kvf_cache_config, layers);
     const size_t at = first + (draw(w, 0, 255) | draw(w, 0, 1) << 8) %
@@ -296,7 +296,7 @@ static inline int open_world(world *w)
     w->plain_config.transfer = KVF_TRANSFER_DIRECT;
     draw_ways(w, c);
     if (!draw(w, 0, 5))
-        open_spoiled(w);
+        open_poisoned(w);
     if (kvf_cache_open(w->runtime, c, &w->cache, &error) != KVF_OK) {
         PROMISE(error.text[0] && !w->cache);
         return 0;

@@ -231,7 +231,7 @@ static size_t span_bytes(const kvf_shape *s, const kvf_span *span)
 }
 
 /* Nothing good in the place of a page that is on its way. */
-static void spoil(const kvf_shape *s, const kvf_span *spans, size_t count)
+static void poison(const kvf_shape *s, const kvf_span *spans, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (spans[i].home)
@@ -248,7 +248,7 @@ static void send_home(check *c, const kvf_shape *s, kvf_span *spans, size_t coun
         if (spans[i].home)
             spans[i].page = check_out(c, span_bytes(s, &spans[i]));
     }
-    spoil(s, spans, count);
+    poison(s, spans, count);
 }
 
 static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t split_tokens,
@@ -289,7 +289,7 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
     send_home(c, shape, spans, all);
     for (int i = 0; i < 2; i++) {
         if (i)
-            spoil(shape, spans, all);
+            poison(shape, spans, all);
         out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
         t->partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on cells against their references: write, rows, renew, average, trail, weave, note,
- * clone, spoil, expand. Bit for bit, one after the other on one small store, exact or packed, with
- * rows that are bad among the others; what they mean is also said here in a few lines.
+ * Kernels on cells against their references: write, rows, validate, average, gather_window,
+ * scatter_heads, note, clone, poison, expand. Bit for bit, one after the other on one small store,
+ * exact or packed, with rows that are bad among the others; what they mean is also said here in a
+ * few lines.
  */
 
 #include <math.h>
@@ -67,7 +68,7 @@ static void make_store(check *c, world *w)
     k->arenas = arena;
     k->scales = tracked(c, "scales", tokens * p->kv_heads * sizeof *k->scales);
     k->writes = tracked(c, "writes", tokens * sizeof *k->writes);
-    k->odd = tracked(c, "odd", w->pool * sizeof *k->odd);
+    k->nonfinite = tracked(c, "nonfinite", w->pool * sizeof *k->nonfinite);
     w->codes = (kvf_cell_codes){
         .scales = k->scales + LAYER * tokens / LAYERS * p->kv_heads,
         .stride = k->id_cells * (size_t)p->kv_heads * p->block_size * p->shape.head_dim / 4 + 32,
@@ -233,7 +234,7 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
 }
 
 /* Some slots, each once; some left out, one that there is not. */
-static void write_tokens(check *c, world *w, uint32_t with_odd, check_data data)
+static void write_tokens(check *c, world *w, uint32_t with_nonfinite, check_data data)
 {
     const kvf_paging *p = &w->c->paging;
     const uint32_t all = w->cells * p->block_size, step = 1 + check_below(c, 3);
@@ -253,7 +254,7 @@ static void write_tokens(check *c, world *w, uint32_t with_odd, check_data data)
     for (uint32_t i = 0; i < tokens; i++)
         slots[i] = check_below(c, 20) ? (int64_t)((tokens - 1 - i) * step) : -1;
     slots[check_below(c, tokens)] = (int64_t)all + check_below(c, 3);
-    if (with_odd)
+    if (with_nonfinite)
         kvf_element_set(check_below(c, 2) ? k : v, p->shape.dtype, check_below(c, row), NAN);
     a.k = k;
     a.v = v;
@@ -261,7 +262,7 @@ static void write_tokens(check *c, world *w, uint32_t with_odd, check_data data)
     CHECK_BOTH(c, write, &a);
     for (uint32_t i = tokens / 2; i < tokens && i < tokens / 2 + 8; i++)
         if (slots[i] >= 0 && slots[i] < (int64_t)all)
-            look_at_token(c, w, &a, i); /* one that is odd is among the first */
+            look_at_token(c, w, &a, i); /* one that is nonfinite is among the first */
 }
 
 /* Codes of a cell are those that `encode` gives for its keys. */
@@ -398,24 +399,25 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
         check_fail(c, "list %u: spans end at token %u of %u", list, t, length);
 }
 
-/* Tails, and outputs as `weave` puts them. */
+/* Tails, and outputs as `scatter_heads` puts them. */
 static void stream(check *c, const world *w)
 {
     const kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
     const uint32_t rows = REGIONS, group = 2, heads = rows * p->kv_heads;
-    kvf_trail_args trail = {.cells = k,
-                            .pages = p->shape.pages,
-                            .layer = LAYER,
-                            .rows = rows,
-                            .kv_heads = p->kv_heads,
-                            .spans_max = kvf_tail_blocks(k)};
-    kvf_span *spans = trail.spans = tracked(c, "spans", heads * trail.spans_max * sizeof *spans);
-    uint32_t *count = trail.span_count = tracked(c, "span_count", heads * sizeof *count);
-    CHECK_BOTH(c, trail, &trail);
+    kvf_gather_window_args gather_window = {.cells = k,
+                                            .pages = p->shape.pages,
+                                            .layer = LAYER,
+                                            .rows = rows,
+                                            .kv_heads = p->kv_heads,
+                                            .spans_max = kvf_tail_blocks(k)};
+    kvf_span *spans = gather_window.spans =
+        tracked(c, "spans", heads * gather_window.spans_max * sizeof *spans);
+    uint32_t *count = gather_window.span_count = tracked(c, "span_count", heads * sizeof *count);
+    CHECK_BOTH(c, gather_window, &gather_window);
     for (uint32_t l = 0; l < heads; l++)
         if (kvf_row_is_idle(&k->row[l / p->lists], l % p->lists))
-            look_at_tail(c, w, l, spans + (size_t)l * trail.spans_max, count[l]);
+            look_at_tail(c, w, l, spans + (size_t)l * gather_window.spans_max, count[l]);
         else if (count[l])
             check_fail(c, "list %u is not idle and has %u spans", l, count[l]);
     float *from = check_in(c, (size_t)heads * group * sizeof *from);
@@ -424,18 +426,19 @@ static void stream(check *c, const world *w)
         from[i] = (float)i;
         out[i] = -1.0f;
     }
-    const kvf_weave_args weave = {.streaming = k->streaming.number + LAYER * p->kv_heads,
-                                  .rows = rows,
-                                  .kv_heads = p->kv_heads,
-                                  .group = group,
-                                  .row_bytes = sizeof(float),
-                                  .from = from,
-                                  .from_lse = from,
-                                  .out = out,
-                                  .lse = check_below(c, 2) ? out : NULL};
-    CHECK_BOTH(c, weave, &weave);
+    const kvf_scatter_heads_args scatter_heads = {.streaming =
+                                                      k->streaming.number + LAYER * p->kv_heads,
+                                                  .rows = rows,
+                                                  .kv_heads = p->kv_heads,
+                                                  .group = group,
+                                                  .row_bytes = sizeof(float),
+                                                  .from = from,
+                                                  .from_lse = from,
+                                                  .out = out,
+                                                  .lse = check_below(c, 2) ? out : NULL};
+    CHECK_BOTH(c, scatter_heads, &scatter_heads);
     for (uint32_t i = 0; i < heads * group; i++)
-        if (out[i] != (weave.streaming[i / group % p->kv_heads] ? (float)i : -1.0f))
+        if (out[i] != (scatter_heads.streaming[i / group % p->kv_heads] ? (float)i : -1.0f))
             check_fail(c, "output %u is %g", i, (double)out[i]);
 }
 
@@ -490,11 +493,11 @@ static void step(check *c, world *w)
                                 .table = w->table,
                                 .lengths = w->lengths,
                                 .regions = check_below(c, 3) ? w->regions : NULL};
-    const kvf_renew_args renew = {.cells = w->c,
-                                  .pages = w->c->paging.shape.pages,
-                                  .layer = LAYER,
-                                  .rows = REGIONS,
-                                  .kv_heads = w->c->paging.kv_heads};
+    const kvf_validate_args validate = {.cells = w->c,
+                                        .pages = w->c->paging.shape.pages,
+                                        .layer = LAYER,
+                                        .rows = REGIONS,
+                                        .kv_heads = w->c->paging.kv_heads};
     const kvf_average_args average = {.cells = w->c,
                                       .codes = w->codes,
                                       .layer = LAYER,
@@ -505,7 +508,7 @@ static void step(check *c, world *w)
     make_rows(c, w);
     CHECK_BOTH(c, rows, &rows);
     look_at_rows(c, w);
-    CHECK_BOTH(c, renew, &renew);
+    CHECK_BOTH(c, validate, &validate);
     look_at_regions(c, w);
     CHECK_BOTH(c, average, &average);
     if (average.stretches_max)
@@ -544,7 +547,7 @@ static void chunk(check *c, world *w)
 {
     const kvf_paging *p = &w->c->paging;
     const uint32_t token = check_below(c, w->c->tokens_max), b = token / p->block_size;
-    uint64_t *odd = w->c->odd + LAYER * w->cells;
+    uint64_t *nonfinite = w->c->nonfinite + LAYER * w->cells;
     for (uint32_t i = 0; i < 2 * w->table_stride; i++)
         w->table[i] = (int32_t)((1 + 2 * i) % w->c->ids);
     w->lengths[0] = w->lengths[1] = (int32_t)w->c->tokens_max;
@@ -556,7 +559,7 @@ static void chunk(check *c, world *w)
         .table = w->table,
         .lengths = w->lengths,
         .chunks = {2, {{0, 3, w->c->tokens_max - 3}, {3, 1, w->c->tokens_max - 2}}}};
-    memset(odd, 0, w->cells * sizeof *odd);
+    memset(nonfinite, 0, w->cells * sizeof *nonfinite);
     CHECK_BOTH(c, rows, &rows);
     if (w->c->is_bad[0] || w->c->row[0].length != w->c->tokens_max)
         check_fail(c, "a good chunk is bad");
@@ -565,26 +568,26 @@ static void chunk(check *c, world *w)
     if (p->shape.pages != KVF_PAGES_BF16)
         expand(c, w, &rows.chunks);
     const uint32_t cell = w->c->cell[b];
-    odd[cell] = ~UINT64_C(0) << token % p->block_size;
+    nonfinite[cell] = ~UINT64_C(0) << token % p->block_size;
     CHECK_BOTH(c, rows, &rows);
     if (w->c->is_bad[0] != token + 1)
-        check_fail(c, "token %u is odd, not %u", token, w->c->is_bad[0] - 1);
+        check_fail(c, "token %u is nonfinite, not %u", token, w->c->is_bad[0] - 1);
     if (token && w->c->row[0].blocks[b] != kvf_cell_home(w->c, LAYER, cell))
-        check_fail(c, "a chunk with an odd token has lost its blocks");
-    odd[cell] = 0;
+        check_fail(c, "a chunk with an nonfinite token has lost its blocks");
+    nonfinite[cell] = 0;
     w->table[0] = -1;
     CHECK_BOTH(c, rows, &rows);
     if (w->c->is_bad[0] != 1)
         check_fail(c, "a chunk without its first block is good");
 }
 
-static void spoil(check *c, const world *w)
+static void poison(check *c, const world *w)
 {
-    kvf_spoil_args a = {.is_bad = w->c->is_bad,
-                        .rows = REGIONS,
-                        .heads = 1 + check_below(c, 3),
-                        .head_dim = 16,
-                        .dtype = w->c->paging.shape.dtype};
+    kvf_poison_args a = {.is_bad = w->c->is_bad,
+                         .rows = REGIONS,
+                         .heads = 1 + check_below(c, 3),
+                         .head_dim = 16,
+                         .dtype = w->c->paging.shape.dtype};
     uint32_t from[4 * REGIONS] = {0}, tokens = 0; /* of every output: 1 + its first bad token */
     const uint32_t are_chunks = check_below(c, 2);
     for (uint32_t i = 0; i < REGIONS; i++) {
@@ -599,7 +602,7 @@ static void spoil(check *c, const world *w)
     a.chunks.count = are_chunks ? REGIONS : 0;
     a.out = tracked(c, "out", (size_t)tokens * a.heads * a.head_dim * kvf_dtype_bytes(a.dtype));
     a.lse = tracked(c, "lse", (size_t)tokens * a.heads * sizeof *a.lse);
-    CHECK_BOTH(c, spoil, &a);
+    CHECK_BOTH(c, poison, &a);
     for (uint32_t i = 0; i < tokens * a.heads; i++)
         if (isnan(a.lse[i]) != (from[i / a.heads] != 0))
             check_fail(c, "lse[%u] is %g", i, (double)a.lse[i]);
@@ -627,7 +630,7 @@ static void cells_case(check *c, uint32_t index)
     memcpy((char *)w.codes.words + clone.to * w.codes.stride,
            w.codes.words + clone.from * w.codes.stride, w.codes.stride); /* as the caller does */
     step(c, &w);
-    spoil(c, &w);
+    poison(c, &w);
     chunk(c, &w);
 }
 

@@ -358,7 +358,7 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
                 const size_t from = ((size_t)(i + t) * row + h * w->p.shape.head_dim) * element;
                 memcpy(want, kvf_offset(a->k, from), bytes);
                 memcpy(want + bytes, kvf_offset(a->v, from), bytes);
-                if (a->cells->odd[a->slots[i] / w->p.block_size] >>
+                if (a->cells->nonfinite[a->slots[i] / w->p.block_size] >>
                         (a->slots[i] % w->p.block_size + t) &
                     1)
                     memset(want, 0, sizeof want);
@@ -382,7 +382,7 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
     check_describe(c, "lodge, tokens=%u slots=%u", most, slots);
     uint32_t *clock = check_in(c, sizeof *clock),
              *streaming = check_in(c, HEADS * sizeof *streaming);
-    uint64_t *odd = check_in(c, blocks * sizeof *odd);
+    uint64_t *nonfinite = check_in(c, blocks * sizeof *nonfinite);
     int64_t *of = check_in(c, most * sizeof *of);
     kvf_cells *cells = check_in(c, sizeof *cells);
     const size_t bytes = most * row * kvf_dtype_bytes(w.p.shape.dtype) + 2;
@@ -393,7 +393,7 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
                          .ids = blocks,
                          .id_cells = 1,
                          .writes = w.writes,
-                         .odd = odd,
+                         .nonfinite = nonfinite,
                          .streaming.number = check_below(c, 2) ? streaming : NULL,
                          .slots = w.slots,
                          .slot_of_page = w.slot_of_page,
@@ -414,7 +414,7 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
         check_noise(c, k, bytes);
         check_noise(c, v, bytes);
         for (uint32_t b = 0; b < blocks; b++)
-            odd[b] = check_below(c, 3) ? 0 : check_random(c);
+            nonfinite[b] = check_below(c, 3) ? 0 : check_random(c);
         a.tokens = put_slots(&w, most, of);
         for (uint32_t i = 0; i < a.tokens; i++)
             if (of[i] >= 0 && of[i] < most)

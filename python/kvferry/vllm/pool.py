@@ -64,7 +64,7 @@ class Pool:
         self._read, self._told = 0.0, time.monotonic()
         self._before = self._latest = (0, BlocksStats(), (0, 0.0))
         self._counted = BlocksStats() # before it slept
-        self._is_spoilt = False # the last pass had a row without an answer
+        self._is_poisoned = False # the last pass had a row without an answer
 
     def _settings(self) -> dict:
         """Of the blocks, without their number."""
@@ -202,10 +202,10 @@ class Pool:
         stats, last = self._stats(), self._latest[1]
         self._latest = self._steps, stats, self.recall.read()
         self._counters.write(values_of(*self._latest))
-        is_spoilt = stats.bad_rows > last.bad_rows
-        if is_spoilt and not self._is_spoilt:
+        is_poisoned = stats.bad_rows > last.bad_rows
+        if is_poisoned and not self._is_poisoned:
             log.warning("kvferry: a request is lost, others go on: a key or value of it is not finite")
-        self._is_spoilt = is_spoilt
+        self._is_poisoned = is_poisoned
         if self.options.log_interval and now - self._told >= self.options.log_interval:
             if self._steps != self._before[0]:
                 log.info("%s", self._line())

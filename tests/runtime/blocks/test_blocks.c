@@ -237,15 +237,15 @@ static uint64_t every_page_once(const rig *r, uint32_t chunk)
 }
 
 /* Chunks of any length, with so many halves of the slots that pages could use. */
-static void read_with_room(rig *r, uint32_t halves, uint32_t is_deaf)
+static void read_with_room(rig *r, uint32_t halves, uint32_t ignores_writes)
 {
     static const uint32_t sizes[] = {64, 50, 17};
     const uint32_t size = r->config.cache.page_size, prompt = r->request[0].prompt;
     const uint64_t page = every_page_once(r, prompt) / ((prompt + size - 1) / size);
     for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const bool whole = halves == 2 && !is_deaf && sizes[i] % size == 0;
+        const bool whole = halves == 2 && !ignores_writes && sizes[i] % size == 0;
         const uint64_t read = read_prompt(r, sizes[i], whole), all = every_page_once(r, sizes[i]);
-        if (is_deaf)
+        if (ignores_writes)
             assert_int_equal(read, all);
         else if (whole) /* but for the page in which a prompt ends */
             assert_int_equal(read, prompt % size ? page : 0);
@@ -259,20 +259,20 @@ static void chunks_read_what_is_on_the_device_there(void **state)
     const kvf_runtime_config rc = test_runtime_config();
     uint64_t total[2];
     (void)state;
-    for (uint32_t is_deaf = 0; is_deaf < 2; is_deaf++) {
+    for (uint32_t ignores_writes = 0; ignores_writes < 2; ignores_writes++) {
         kvf_blocks_config bc = rig_config();
         rig r;
         bc.cache.transfer = KVF_TRANSFER_MAPPED;
-        test_seams.is_deaf = is_deaf;
+        test_seams.ignores_writes = ignores_writes;
         rig_open(&r, &rc, &bc, 1, 123);
         assert_true(r.request[0].prompt > 128);
         for (uint32_t i = 0; i < 2; i++) {
             rig_open_again(&r, i ? UINT64_C(1) << 40 : 0);
             total[i] = kvf_blocks_memory(r.blocks)->device_bytes;
-            read_with_room(&r, 2 * i, is_deaf);
+            read_with_room(&r, 2 * i, ignores_writes);
         }
         rig_open_again(&r, total[0] + (total[1] - total[0]) / 2);
-        read_with_room(&r, 1, is_deaf);
+        read_with_room(&r, 1, ignores_writes);
         rig_close(&r);
     }
 }
@@ -298,12 +298,12 @@ static void the_room_of_chunks_gives_way(void **state)
 
 /* One request after another, with the same ids in the same region: pages, window and sink of the
  * one lie where those of the other are looked for. Returns how many outputs differ. */
-static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t is_deaf,
+static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t ignores_writes,
                               kvf_blocks_stats *stats)
 {
     const kvf_runtime_config rc = test_runtime_config();
     rig r;
-    test_seams.is_deaf = is_deaf;
+    test_seams.ignores_writes = ignores_writes;
     rig_open(&r, &rc, &bc, 3, seed);
     for (uint32_t i = 0; i < r.requests; i++) {
         rig_request *q = &r.request[i];

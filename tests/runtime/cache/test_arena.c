@@ -231,9 +231,9 @@ typedef struct reading {
     uint32_t arena; /* seam: 1 there is one, 2 there is none */
     uint32_t room;  /* halves of the pages that have slots */
     uint32_t chunk;
-    uint32_t by_layer; /* all chunks of a layer, then the next layer */
-    uint32_t is_deaf;  /* no page gets a slot */
-    uint32_t poisons;  /* what is sealed becomes NaN in host memory, chunk by chunk */
+    uint32_t by_layer;       /* all chunks of a layer, then the next layer */
+    uint32_t ignores_writes; /* no page gets a slot */
+    uint32_t poisons;        /* what is sealed becomes NaN in host memory, chunk by chunk */
 } reading;
 
 static kvf_cache_plan plan_of(const kvf_cache_config *cc, uint32_t arena, uint64_t device_bytes)
@@ -317,7 +317,7 @@ static uint64_t read_prompt(const reading *r, const test_tokens *t, kvf_cache_co
     kvf_stats stats;
     cc.device_bytes = device_bytes_of(&cc, r);
     side_open(&x, &cc, r->arena, r->poisons ? 31 : 0);
-    x.w.runtime->seams.is_deaf = r->is_deaf;
+    x.w.runtime->seams.ignores_writes = r->ignores_writes;
     test_give_forms(x.w.cache, &cc);
     kvf_sequence *s = test_sequence(&x.w);
     for (uint32_t i = 0; i < LAYERS * chunks; i++) {
@@ -402,7 +402,7 @@ static void a_chunk_reads_what_is_on_the_device_there(void **state)
             read_with(settings[i], &r, NOTHING);
         }
     read_with("", &(reading){.arena = 1, .chunk = 48, .by_layer = 1, .poisons = 1}, NOTHING);
-    read_with("", &(reading){.arena = 1, .chunk = 48, .is_deaf = 1}, ALL);
+    read_with("", &(reading){.arena = 1, .chunk = 48, .ignores_writes = 1}, ALL);
     read_with("", &(reading){.arena = 2, .chunk = 48, .room = 2}, NOTHING); /* not counted */
 }
 

@@ -165,13 +165,13 @@ static void with_room_for_all_nothing_moves(void **state)
 
 /* Of the second of two sequences that have the same blocks one after the other; `alone`: there was
  * no first one. */
-static void run_second(uint32_t is_deaf, bool alone, char *out)
+static void run_second(uint32_t ignores_writes, bool alone, char *out)
 {
     const kvf_runtime_config rc = test_runtime_config();
     const kvf_cache_config c = config_of(UINT64_C(1) << 40);
     test_world w;
     test_tokens t[2];
-    test_seams.is_deaf = is_deaf;
+    test_seams.ignores_writes = ignores_writes;
     test_world_open(&w, &rc, &c);
     for (uint32_t i = 0; i < 2; i++)
         test_tokens_make(&t[i], &c,

@@ -178,7 +178,7 @@ static void replay_all(family *f, uint32_t steps, bool can_cut)
         keep_outputs(f, &c);
     }
     test_wait(&f->w);
-    assert_true(replays || f->cc.select == KVF_SELECT_HYBRID); /* which renews static sets */
+    assert_true(replays || f->cc.select == KVF_SELECT_HYBRID); /* which refreshes static sets */
     kvf_recording_destroy(r);
 }
 

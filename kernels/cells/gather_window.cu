@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tails of streaming heads, and their spans, on the GPU; see trail_ref.c for the meaning.
+ * Tails of streaming heads, and their spans, on the GPU; see gather_window_ref.c for the meaning.
  *
  * Knows nothing of other heads. A block is 4 warps and a KV head of a row: a warp per token. Bound:
  * counts of writes, 4 bytes per token of a tail, and in decoding one token across the link per
@@ -17,7 +17,7 @@
 
 /* A warp brings token `t` of a span, unless it is there; 1 in its first lane if it was not. */
 template <bool is_packed>
-static __device__ __forceinline__ uint32_t bring(const kvf_trail_args &a, uint32_t cell,
+static __device__ __forceinline__ uint32_t bring(const kvf_gather_window_args &a, uint32_t cell,
                                                  uint32_t head, const kvf_span &span, uint32_t t,
                                                  kvf_cell_tag *tag)
 {
@@ -38,7 +38,7 @@ static __device__ __forceinline__ uint32_t bring(const kvf_trail_args &a, uint32
 
 template <bool is_packed>
 static __global__ void __launch_bounds__(THREADS, is_packed ? 3 : 8)
-    trail_heads(const __grid_constant__ kvf_trail_args a)
+    gather_window_heads(const __grid_constant__ kvf_gather_window_args a)
 {
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
@@ -79,13 +79,15 @@ static __global__ void __launch_bounds__(THREADS, is_packed ? 3 : 8)
     kvf_counter_add(&c->counters[a.layer].tokens_attended, (uint32_t)sums);
 }
 
-extern "C" int kvf_trail_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_gather_window_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    const kvf_trail_args *a = (const kvf_trail_args *)args;
+    const kvf_gather_window_args *a = (const kvf_gather_window_args *)args;
     const dim3 grid(tasks), block(THREADS);
     if (tasks == 0)
         return cudaSuccess;
     if (a->pages != KVF_PAGES_BF16)
-        return kvf_cuda_launch<trail_heads<true>>(grid, block, SHARED, (cudaStream_t)stream, *a);
-    return kvf_cuda_launch<trail_heads<false>>(grid, block, SHARED, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<gather_window_heads<true>>(grid, block, SHARED, (cudaStream_t)stream,
+                                                          *a);
+    return kvf_cuda_launch<gather_window_heads<false>>(grid, block, SHARED, (cudaStream_t)stream,
+                                                       *a);
 }

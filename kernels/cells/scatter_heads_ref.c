@@ -9,9 +9,9 @@
 
 #include "variants.h"
 
-void kvf_weave_ref(const void *args, uint32_t task)
+void kvf_scatter_heads_ref(const void *args, uint32_t task)
 {
-    const kvf_weave_args *a = args;
+    const kvf_scatter_heads_args *a = args;
     for (uint32_t h = 0; h < a->kv_heads; h++) {
         const size_t at = ((size_t)task * a->kv_heads + h) * a->group;
         if (!a->streaming[h])

@@ -10,8 +10,8 @@
 #include "variants.h"
 
 /* Token `token` of the row, to `to` unless it is there; returns 1 if it was not. */
-static uint32_t bring(const kvf_renew_args *a, const uint32_t *cell, uint32_t head, uint32_t token,
-                      kvf_cell_tag *tag, char *to)
+static uint32_t bring(const kvf_validate_args *a, const uint32_t *cell, uint32_t head,
+                      uint32_t token, kvf_cell_tag *tag, char *to)
 {
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
@@ -24,9 +24,9 @@ static uint32_t bring(const kvf_renew_args *a, const uint32_t *cell, uint32_t he
     return 1;
 }
 
-void kvf_renew_ref(const void *args, uint32_t task)
+void kvf_validate_ref(const void *args, uint32_t task)
 {
-    const kvf_renew_args *a = args;
+    const kvf_validate_args *a = args;
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
     const uint32_t number = task / a->kv_heads, head = task % a->kv_heads;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Regions are validated against rows, on the GPU; see renew_ref.c for the meaning.
+ * Regions are validated against rows, on the GPU; see validate_ref.c for the meaning.
  *
  * Knows nothing of policies. A block is 4 warps and a KV head of a row: a warp per token. Bound: in
  * decoding one token across the link per head. Exact.
@@ -17,7 +17,7 @@
 /* A warp brings token `token` of the row to `to`, unless it is there; 1 in its first lane if it was
  * not. */
 template <bool is_packed>
-static __device__ __forceinline__ uint32_t bring(const kvf_renew_args &a, const uint32_t *cell,
+static __device__ __forceinline__ uint32_t bring(const kvf_validate_args &a, const uint32_t *cell,
                                                  uint32_t head, uint32_t token, kvf_cell_tag *tag,
                                                  char *to)
 {
@@ -38,7 +38,7 @@ static __device__ __forceinline__ uint32_t bring(const kvf_renew_args &a, const 
 
 template <bool is_packed>
 static __global__ void __launch_bounds__(THREADS, is_packed ? 4 : 8)
-    renew_regions(const __grid_constant__ kvf_renew_args a)
+    validate_regions(const __grid_constant__ kvf_validate_args a)
 {
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
@@ -66,13 +66,14 @@ static __global__ void __launch_bounds__(THREADS, is_packed ? 4 : 8)
         kvf_counter_add(&c->counters[a.layer].tokens_brought, brought);
 }
 
-extern "C" int kvf_renew_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_validate_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    const kvf_renew_args *a = (const kvf_renew_args *)args;
+    const kvf_validate_args *a = (const kvf_validate_args *)args;
     const dim3 grid(tasks), block(THREADS);
     if (tasks == 0)
         return cudaSuccess;
     if (a->pages != KVF_PAGES_BF16)
-        return kvf_cuda_launch<renew_regions<true>>(grid, block, SHARED, (cudaStream_t)stream, *a);
-    return kvf_cuda_launch<renew_regions<false>>(grid, block, SHARED, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<validate_regions<true>>(grid, block, SHARED, (cudaStream_t)stream,
+                                                       *a);
+    return kvf_cuda_launch<validate_regions<false>>(grid, block, SHARED, (cudaStream_t)stream, *a);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Outputs of streaming heads among the others, on the GPU; see weave_ref.c for the meaning.
+ * Outputs of streaming heads among the others, on the GPU; see scatter_heads_ref.c for the meaning.
  *
  * Knows nothing of attention. A block per output row, a thread per word. Bound: the launch. Exact.
  */
@@ -13,7 +13,7 @@
 #define THREADS 128u
 
 static __global__ void __launch_bounds__(THREADS)
-    weave_rows(const __grid_constant__ kvf_weave_args a)
+    scatter_heads_rows(const __grid_constant__ kvf_scatter_heads_args a)
 {
     const uint32_t words = a.row_bytes / 4, head_words = a.group * words;
     const size_t row = (size_t)blockIdx.x * a.kv_heads;
@@ -26,10 +26,10 @@ static __global__ void __launch_bounds__(THREADS)
             a.lse[row * a.group + i] = a.from_lse[row * a.group + i];
 }
 
-extern "C" int kvf_weave_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_scatter_heads_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<weave_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                       *(const kvf_weave_args *)args);
+    return kvf_cuda_launch<scatter_heads_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                               *(const kvf_scatter_heads_args *)args);
 }

@@ -10,8 +10,8 @@
 #include "variants.h"
 
 /* Tokens of a span that are not there yet; returns how many there were. */
-static uint32_t bring(const kvf_trail_args *a, uint32_t cell, uint32_t head, const kvf_span *span,
-                      kvf_cell_tag *tags)
+static uint32_t bring(const kvf_gather_window_args *a, uint32_t cell, uint32_t head,
+                      const kvf_span *span, kvf_cell_tag *tags)
 {
     const kvf_cells *c = a->cells;
     const size_t bytes = kvf_token_bytes(&c->paging.shape);
@@ -28,9 +28,9 @@ static uint32_t bring(const kvf_trail_args *a, uint32_t cell, uint32_t head, con
     return brought;
 }
 
-void kvf_trail_ref(const void *args, uint32_t task)
+void kvf_gather_window_ref(const void *args, uint32_t task)
 {
-    const kvf_trail_args *a = args;
+    const kvf_gather_window_args *a = args;
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
     const uint32_t number = task / a->kv_heads, head = task % a->kv_heads;
