@@ -20,11 +20,11 @@
     SIMD(score, reduce)                                                                            \
     SIMD(score, encode)                                                                            \
     SIMD(score, rotate)                                                                            \
-    SIMD(score, weigh)                                                                             \
+    SIMD(score, score_codes)                                                                       \
     SIMD(score, fold)                                                                              \
-    PLAIN(score, means)                                                                            \
-    SIMD(score, skim)                                                                              \
-    PLAIN(score, sift)                                                                             \
+    PLAIN(score, centroids)                                                                        \
+    SIMD(score, score_centroids)                                                                   \
+    PLAIN(score, filter)                                                                           \
     PLAIN(select, given)                                                                           \
     SIMD(select, topk)                                                                             \
     PLAIN(select, trim)                                                                            \
@@ -82,7 +82,7 @@
     PLAIN(observe, pack)
 
 #define KVF_DOT_LIST(DOT)                                                                          \
-    DOT(score, weigh)                                                                              \
-    DOT(score, skim)
+    DOT(score, score_codes)                                                                        \
+    DOT(score, score_centroids)
 
 #endif

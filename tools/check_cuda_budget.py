@@ -54,7 +54,7 @@ def short(full):
 
 
 def exact(full):
-    """weigh_pages<4,2> of `void weigh_pages<4u, 2u>`."""
+    """score_codes_pages<4,2> of `void score_codes_pages<4u, 2u>`."""
     arguments = re.search(r"<.*>", full)
     return short(full) + re.sub(r"\(\w+\)|\s|(?<=\d)u", "", arguments[0] if arguments else "")
 

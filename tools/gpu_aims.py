@@ -81,8 +81,8 @@ def peers(over, under):
 # What, the relation, the aim, how it is found.
 AIMS = [
     ("nodes of a layer, recorded", "<=", 6, nodes),
-    ("weigh, share of copy bandwidth, batch 4", ">=", 0.85, share_of_floor("weigh", 4)),
-    ("weigh, share of copy bandwidth, batch 16", ">=", 0.85, share_of_floor("weigh", 16)),
+    ("score_codes, share of copy bandwidth, batch 4", ">=", 0.85, share_of_floor("score_codes", 4)),
+    ("score_codes, share of copy bandwidth, batch 16", ">=", 0.85, share_of_floor("score_codes", 16)),
     ("fold, share of copy bandwidth, batch 4", ">=", 0.85, share_of_floor("fold", 4)),
     ("fold, share of copy bandwidth, batch 16", ">=", 0.85, share_of_floor("fold", 16)),
     ("select, us of a layer at 128K", "<=", 8, lambda r: r.kernel("select", 1)["us"]),

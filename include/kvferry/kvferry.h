@@ -167,8 +167,8 @@ typedef enum kvf_isa {
     KVF_ISA_AVX512 = 1u << 2,
     KVF_ISA_AVX512_BF16 = 1u << 3,
     KVF_ISA_NEON = 1u << 4,
-    KVF_ISA_AVX_VNNI = 1u << 5,    /**< scores of codes and means only */
-    KVF_ISA_AVX512_VNNI = 1u << 6, /**< with VBMI; scores of codes and means only */
+    KVF_ISA_AVX_VNNI = 1u << 5,    /**< scores of codes and centroids only */
+    KVF_ISA_AVX512_VNNI = 1u << 6, /**< with VBMI; scores of codes and centroids only */
     KVF_ISA_REFERENCE = 0,         /**< plain C references only */
     KVF_ISA_ALL = 0x7fffffff,
 } kvf_isa;
@@ -506,7 +506,7 @@ typedef struct kvf_cache_config {
     /* kinds of KV heads */
     /** [layers, kv_heads]: 1 = hot head, as without a mask; 2 = coarse head; 0 = streaming head.
      * Hot and coarse heads are retrieval heads: they keep all tokens and attend to what is
-     * selected. A hot head scores every token by its code; a coarse head scores the means of 64
+     * selected. A hot head scores every token by its code; a coarse head scores the centroids of 64
      * keys each, and by codes only the tokens of the best of those (coarse_share). Coarse heads
      * need digest = codes. A streaming head keeps its first and newest tokens in a ring on the
      * device and nothing on the host. Its query attends to tokens j < sink and j > its own -
@@ -563,7 +563,7 @@ typedef struct kvf_cache_plan {
     uint64_t host_kv_bytes;      /**< the page pool */
     uint64_t host_staging_bytes; /**< the staging ring */
     uint64_t device_kv_bytes;    /**< slots, static sets, local windows */
-    /** Codes, of host_tokens_max tokens; boxes and means of all rows. */
+    /** Codes, of host_tokens_max tokens; boxes and centroids of all rows. */
     uint64_t device_digest_bytes;
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */

@@ -297,8 +297,8 @@ typedef struct weight_words {
 } weight_words;
 
 /* times[n][e]: of the tokens of this lane's columns. */
-static __device__ __forceinline__ void weigh_words(weight_words *w, const float s[2][4],
-                                                   const float times[2][2])
+static __device__ __forceinline__ void score_codes_words(weight_words *w, const float s[2][4],
+                                                         const float times[2][2])
 {
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
@@ -356,7 +356,7 @@ static __device__ __forceinline__ void add_minima(float o[4], const float s[2][4
         high[i] = kvf_pair<kvf_bf16>(x, y);
         low[i] = kvf_pair_rest<kvf_bf16>(high[i], x, y);
     }
-    weigh_words(&w, s, one);
+    score_codes_words(&w, s, one);
     kvf_mma(o, w.high, high, kvf_bf16());
     kvf_mma(o, w.low, high, kvf_bf16());
     kvf_mma(o, w.high, low, kvf_bf16());
@@ -386,7 +386,7 @@ add_code_values(warp_rows<D> *r, float minima[4], const float s[2][4], const cha
             times[i / 2][i % 2] = NIBBLES ? half_at(&scales[i / 2][i % 2][2 * block])
                                           : kvf_bf16_to_float(*scales[i / 2][i % 2]);
         if (NIBBLES || block == 0)
-            weigh_words(&w, s, times);
+            score_codes_words(&w, s, times);
         add_block<D, NIBBLES>(&r->o[4 * block], &w, slot, block, lane);
     }
 }

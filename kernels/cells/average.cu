@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Means of stretches that were written, on the GPU; see average_ref.c for the meaning.
+ * Centroids of stretches that were written, on the GPU; see average_ref.c for the meaning.
  *
  * Knows nothing of keys. A block is KVF_AVERAGE_STRETCHES stretches of a row: a thread per channel
- * (score/means.cuh), one stretch and head after another. Bound: a word per stretch; after a prompt
- * its codes, once. Exact.
+ * (score/centroids.cuh), one stretch and head after another. Bound: a word per stretch; after a
+ * prompt its codes, once. Exact.
  */
 
 #include "cuda_kernels.h"
-#include "score/means.cuh"
+#include "score/centroids.cuh"
 
 static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
     average_cells(const __grid_constant__ kvf_average_args a)
@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
     /* A thread claims a stretch, or several where heads are small. */
     for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x) {
         const uint32_t cell = cells[(size_t)i * per];
-        const bool is_ours = atomicExch(kvf_cell_is_mean(c, a.layer, cell), 1u) == 0;
+        const bool is_ours = atomicExch(kvf_cell_is_centroid(c, a.layer, cell), 1u) == 0;
         ours[i - first] = is_ours ? cell : UINT32_MAX;
     }
     __syncthreads();
@@ -37,11 +37,11 @@ static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
         float x = 0.0f;
         if (cell == UINT32_MAX || coarse == UINT32_MAX)
             continue;
-        for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++)
-            x = kvf_mean_add(x, kvf_stretch_group(&a, cell, i % heads, g), a.head_dim);
+        for (uint32_t g = 0; g < KVF_CENTROID_GROUPS; g++)
+            x = kvf_centroid_add(x, kvf_stretch_group(&a, cell, i % heads, g), a.head_dim);
         const size_t at = (size_t)coarse * c->coarse.stretches + cell / kvf_stretch_cells(c);
-        const uint16_t scale =
-            kvf_mean_end(c->coarse.means + at * a.head_dim + threadIdx.x, x, all, a.head_dim);
+        const uint16_t scale = kvf_centroid_end(c->coarse.centroids + at * a.head_dim + threadIdx.x,
+                                                x, all, a.head_dim);
         if (threadIdx.x == 0)
             c->coarse.scales[at] = scale;
         __syncthreads(); /* `all` is read */

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Means of stretches that were written, the specification and the only host form.
+ * Centroids of stretches that were written, the specification and the only host form.
  *
- * Knows nothing of keys: what codes say is all there is (score/mean_key.h). Invariant: is_mean of a
- * stretch is 1 only if whoever set it makes its means in this launch, or an earlier one did.
+ * Knows nothing of keys: what codes say is all there is (score/centroid_key.h). Invariant:
+ * is_centroid of a stretch is 1 only if whoever set it makes its centroids in this launch, or an
+ * earlier one did.
  */
 
-#include "score/mean_key.h"
+#include "score/centroid_key.h"
 #include "variants.h"
 
-/* Means of all coarse heads of the stretch that begins in a cell. */
+/* Centroids of all coarse heads of the stretch that begins in a cell. */
 static void average(const kvf_average_args *a, uint32_t cell)
 {
     const kvf_cells *c = a->cells;
@@ -22,9 +23,9 @@ static void average(const kvf_average_args *a, uint32_t cell)
         if (number == UINT32_MAX)
             continue;
         const size_t at = (size_t)number * c->coarse.stretches + stretch;
-        for (uint32_t g = 0; g < KVF_MEAN_GROUPS; g++)
-            kvf_mean_add(x, kvf_stretch_group(a, cell, h, g), head_dim);
-        c->coarse.scales[at] = kvf_mean_end(c->coarse.means + at * head_dim, x, head_dim);
+        for (uint32_t g = 0; g < KVF_CENTROID_GROUPS; g++)
+            kvf_centroid_add(x, kvf_stretch_group(a, cell, h, g), head_dim);
+        c->coarse.scales[at] = kvf_centroid_end(c->coarse.centroids + at * head_dim, x, head_dim);
     }
 }
 
@@ -39,9 +40,9 @@ void kvf_average_ref(const void *args, uint32_t task)
         kvf_min_u32(1 + kvf_cells_ranked(c, number), first + KVF_AVERAGE_STRETCHES);
     for (uint32_t i = first; i < end; i++) {
         const uint32_t cell = cells[i * kvf_stretch_cells(c)];
-        uint32_t *is_mean = kvf_cell_is_mean(c, a->layer, cell);
-        if (__atomic_load_n(is_mean, __ATOMIC_RELAXED) == 0 &&
-            __atomic_exchange_n(is_mean, 1, __ATOMIC_RELAXED) == 0)
+        uint32_t *is_centroid = kvf_cell_is_centroid(c, a->layer, cell);
+        if (__atomic_load_n(is_centroid, __ATOMIC_RELAXED) == 0 &&
+            __atomic_exchange_n(is_centroid, 1, __ATOMIC_RELAXED) == 0)
             average(a, cell);
     }
 }

@@ -16,7 +16,7 @@
  * to tell a region that its row, a block, or what a block holds has changed. The same holds for
  * copies of pages in the device cache, which belong to cells and not to rows.
  *
- * With coarse heads a stretch is whole within a block of the caller: of KVF_MEAN_TOKENS /
+ * With coarse heads a stretch is whole within a block of the caller: of KVF_CENTROID_TOKENS /
  * block_size cells, the first of which is a multiple of that. So its mean belongs to these cells,
  * too, and is made again when a step ranks it and a token of it was written since.
  *
@@ -63,14 +63,14 @@ typedef struct kvf_cells {
     struct {
         uint32_t stretches;     /* of all cells */
         const uint32_t *number; /* [layers, kv_heads] of a coarse head, or UINT32_MAX */
-        int8_t *means;          /* [coarse heads, stretches, head_dim] */
+        int8_t *centroids;      /* [coarse heads, stretches, head_dim] */
         uint16_t *scales;       /* [coarse heads, stretches] */
-        uint32_t *is_mean;      /* [layers, stretches] 1: means are of what the tokens are now */
-        uint32_t *count;        /* of one call, down to sifted: [regions * lists]; see kvf_step */
+        uint32_t *is_centroid; /* [layers, stretches] 1: centroids are of what the tokens are now */
+        uint32_t *count;       /* of one call, down to filtered: [regions * lists]; see kvf_step */
         uint32_t *take;
         uint32_t *blocks;
-        const uint64_t **unsifted;
-        uint64_t *sifted;       /* [regions * lists, blocks_max] */
+        const uint64_t **unfiltered;
+        uint64_t *filtered;     /* [regions * lists, blocks_max] */
     } coarse;                   /* heads, where paging.stretches_max is not 0 */
     const uint64_t **list_bits; /* [regions * lists] */
 
@@ -117,10 +117,10 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
 
 /* ---- write: new tokens of a layer, into their cells ----
  * The call is counted. Key and value to the cell, in home form, the code of what the cell has of
- * the key to its group; the token's count of writes rises, and the mean of its stretch counts no
- * more. If any of the token's keys and values is not finite, its nonfinite bit is set and it is all
- * zeros, so that tokens before it, which do not see it, keep their answers. A slot below 0 is left
- * out, one behind the last cell is left out and counted. No slot is given twice. A task is
+ * the key to its group; the token's count of writes rises, and the centroid of its stretch counts
+ * no more. If any of the token's keys and values is not finite, its nonfinite bit is set and it is
+ * all zeros, so that tokens before it, which do not see it, keep their answers. A slot below 0 is
+ * left out, one behind the last cell is left out and counted. No slot is given twice. A task is
  * KVF_WRITE_TOKENS tokens. */
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
@@ -303,13 +303,14 @@ KVF_INLINE uint64_t *kvf_cell_nonfinite(const kvf_cells *c, uint32_t layer, uint
 /* Cells of a stretch. */
 KVF_INLINE uint32_t kvf_stretch_cells(const kvf_cells *c)
 {
-    return KVF_MEAN_TOKENS / c->paging.block_size;
+    return KVF_CENTROID_TOKENS / c->paging.block_size;
 }
 
-/* The mean of the stretch that a cell is in. */
-KVF_INLINE uint32_t *kvf_cell_is_mean(const kvf_cells *c, uint32_t layer, uint32_t cell)
+/* The centroid of the stretch that a cell is in. */
+KVF_INLINE uint32_t *kvf_cell_is_centroid(const kvf_cells *c, uint32_t layer, uint32_t cell)
 {
-    return c->coarse.is_mean + (size_t)layer * c->coarse.stretches + cell / kvf_stretch_cells(c);
+    return c->coarse.is_centroid + (size_t)layer * c->coarse.stretches +
+           cell / kvf_stretch_cells(c);
 }
 
 /* Stretches that coarse heads of row `number` of the call rank: 1, 2, ... of the row. */
@@ -326,7 +327,7 @@ KVF_INLINE kvf_code_group kvf_stretch_group(const kvf_average_args *a, uint32_t 
                                             uint32_t g)
 {
     const kvf_paging *p = &a->cells->paging;
-    const uint32_t token = g * (KVF_MEAN_TOKENS / KVF_MEAN_GROUPS);
+    const uint32_t token = g * (KVF_CENTROID_TOKENS / KVF_CENTROID_GROUPS);
     const uint32_t of = cell + token / p->block_size, t = token % p->block_size;
     kvf_code_group group;
     group.words = kvf_cell_words(&a->codes, p->shape.head_dim, p->block_size, of, head, t);
@@ -487,7 +488,7 @@ KVF_INLINE kvf_query_chunk kvf_poisoned(const kvf_poison_args *a, uint32_t task)
     return one;
 }
 
-/* Which stretches a list ranks, and the bits that it weighs tokens by: what sifting leaves. */
+/* Which stretches a list ranks, and the bits that it scores tokens by: what filtering leaves. */
 KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at,
                                    const kvf_row *row, uint32_t list)
 {
@@ -499,8 +500,8 @@ KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at
     c->coarse.count[at] = count;
     c->coarse.take[at] = take;
     c->coarse.blocks[at] = row->sealed;
-    c->coarse.unsifted[at] = count ? bits : NULL;
-    c->list_bits[at] = count ? c->coarse.sifted + at * p->blocks_max : bits;
+    c->coarse.unfiltered[at] = count ? bits : NULL;
+    c->list_bits[at] = count ? c->coarse.filtered + at * p->blocks_max : bits;
 }
 
 /* The pages that its lists are asked for. */

@@ -33,7 +33,7 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     *kvf_cell_nonfinite(c, layer, to) = *kvf_cell_nonfinite(c, layer, from);
     if (p->stretches_max && !c->ignores_writes)
-        atomicExch(kvf_cell_is_mean(c, layer, to), 0u);
+        atomicExch(kvf_cell_is_centroid(c, layer, to), 0u);
 }
 
 extern "C" int kvf_clone_cuda(const void *args, uint32_t tasks, void *stream)

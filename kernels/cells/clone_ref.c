@@ -25,5 +25,5 @@ void kvf_clone_ref(const void *args, uint32_t task)
     for (uint32_t t = 0; t < p->block_size; t++)
         writes[t] += c->ignores_writes != 1;
     if (p->stretches_max && !c->ignores_writes)
-        __atomic_store_n(kvf_cell_is_mean(c, layer, to), 0, __ATOMIC_RELAXED);
+        __atomic_store_n(kvf_cell_is_centroid(c, layer, to), 0, __ATOMIC_RELAXED);
 }

@@ -57,7 +57,7 @@ static __device__ __forceinline__ void note(const kvf_write_args &a, const token
         atomicAnd(nonfinite, ~(1ull << at.token));
     kvf_cell_writes(c, a.layer, at.cell)[at.token] += c->ignores_writes != 1;
     if (c->paging.stretches_max && !c->ignores_writes)
-        atomicExch(kvf_cell_is_mean(c, a.layer, at.cell), 0u);
+        atomicExch(kvf_cell_is_centroid(c, a.layer, at.cell), 0u);
     kvf_counter_add(&c->counters[a.layer].tokens_put, 1);
 }
 

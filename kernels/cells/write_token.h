@@ -89,7 +89,7 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
     kvf_note_nonfinite(kvf_cell_nonfinite(c, a->layer, cell), token, is_nonfinite);
     kvf_cell_writes(c, a->layer, cell)[token] += c->ignores_writes != 1;
     if (p->stretches_max && !c->ignores_writes)
-        __atomic_store_n(kvf_cell_is_mean(c, a->layer, cell), 0, __ATOMIC_RELAXED);
+        __atomic_store_n(kvf_cell_is_centroid(c, a->layer, cell), 0, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->counters[a->layer].tokens_put, 1, __ATOMIC_RELAXED);
     return 1;
 }

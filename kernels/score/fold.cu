@@ -25,10 +25,10 @@
 #define PART       1024u /* pages of a block, at least */
 #define PART_LARGE 8192u /* of lists with many tiles, and of very many lists */
 #define BLOCKS     1024u /* beyond that every multiprocessor has several anyway */
-#define TILE_SHIFT 10u   /* KVF_WEIGH_TOKENS as a power of two */
+#define TILE_SHIFT 10u   /* KVF_SCORE_CODES_TOKENS as a power of two */
 #define LOG2E      1.44269504f
 
-static_assert(KVF_WEIGH_TOKENS == 1u << TILE_SHIFT, "tokens of a tile");
+static_assert(KVF_SCORE_CODES_TOKENS == 1u << TILE_SHIFT, "tokens of a tile");
 
 /* NaN becomes `least`: fmaxf drops it. */
 static __device__ __forceinline__ float tame(float x, float least, float most)

@@ -4,7 +4,7 @@
 
 /*
  * Contracts, arguments and tasks: digests of pages, their scores, and scores reduced over a group;
- * codes of keys, and what queries weigh the tokens with.
+ * codes of keys, and how queries score the tokens.
  * See kernels.h for what holds for every kernel.
  */
 
@@ -166,11 +166,11 @@ typedef struct kvf_rotate_args {
 } kvf_rotate_args;
 KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
 
-/* ---- weigh: queries against codes ----
+/* ---- score_codes: queries against codes ----
  * The logit of token t for a query head is s = (dot * key scale) * query scale, dot the exact
  * integer product of levels and query, capped (cap.h). A token counts iff its page is below
- * pages[l] and its skip bit is clear. A tile is KVF_WEIGH_TOKENS consecutive tokens of a list; per
- * query head
+ * pages[l] and its skip bit is clear. A tile is KVF_SCORE_CODES_TOKENS consecutive tokens of a
+ * list; per query head
  *     top  = largest s of the tile's tokens that count; -INFINITY without any. Exact if not capped.
  *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
  *     sum  = sum of the masses before they were rounded.
@@ -183,19 +183,19 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  * lists of row r are r * row_lists .. + row_lists - 1, and order names each row once: common[i]
  * tiles from the front of the row at place i are whole, and have the codes of the row at place i -
  * 1; common[0] is 0. So the rows that have a tile in common follow each other there, and the task
- * of the first of them weighs it for all, by one look at its codes; what would be the tasks of the
+ * of the first of them scores it for all, by one look at its codes; what would be the tasks of the
  * others does not. Skipped tokens are each row's own. The bits are those without an order. The cost
  * of softmax over the whole context: no second look at the codes. Two bytes per page and query head
  * leave this kernel and come back in fold, and eight per tile and head; one exponential per token
  * and head here, one per tile and head there, and no logarithm. At pages of one token, a group of 4
  * and head_dim 128 that is 8 bytes written and read beside 34 of codes; at pages of 8, one byte.
  */
-#define KVF_WEIGH_TOKENS 1024u
-#define KVF_WEIGH_TILES  2u  /* of a task, at least: more in long lists, */
-#define KVF_WEIGH_TASKS  32u /* as long as these are left of a list, */
-#define KVF_WEIGH_MOST   8u  /* and at most */
+#define KVF_SCORE_CODES_TOKENS 1024u
+#define KVF_SCORE_CODES_TILES  2u  /* of a task, at least: more in long lists, */
+#define KVF_SCORE_CODES_TASKS  32u /* as long as these are left of a list, */
+#define KVF_SCORE_CODES_MOST   8u  /* and at most */
 
-typedef struct kvf_weigh_args {
+typedef struct kvf_score_codes_args {
     uint32_t head_dim;
     uint32_t page_size;  /* 1, 2, 4 .. 64 tokens */
     uint32_t block_size; /* 32 or 64 tokens, >= page_size */
@@ -221,16 +221,17 @@ typedef struct kvf_weigh_args {
     uint16_t *mass;              /* [lists, group, pages_max] bf16 */
     float *top;                  /* [lists, group, tiles_max] */
     float *sum;                  /* [lists, group, tiles_max] */
-} kvf_weigh_args;
+} kvf_score_codes_args;
 
 /* Tiles of a task. */
-KVF_INLINE uint32_t kvf_weigh_tiles(const kvf_weigh_args *a)
+KVF_INLINE uint32_t kvf_score_codes_tiles(const kvf_score_codes_args *a)
 {
-    return kvf_min_u32(KVF_WEIGH_MOST,
-                       kvf_max_u32(KVF_WEIGH_TILES, a->tiles_max / KVF_WEIGH_TASKS));
+    return kvf_min_u32(KVF_SCORE_CODES_MOST,
+                       kvf_max_u32(KVF_SCORE_CODES_TILES, a->tiles_max / KVF_SCORE_CODES_TASKS));
 }
 
-KVF_TASKS(weigh, kvf_weigh_args, kvf_div_ceil_u32(a->tiles_max, kvf_weigh_tiles(a)) * a->lists)
+KVF_TASKS(score_codes, kvf_score_codes_args,
+          kvf_div_ceil_u32(a->tiles_max, kvf_score_codes_tiles(a)) * a->lists)
 
 /* Whether a token of a block counts, by its skip bits. */
 KVF_INLINE bool kvf_block_counts(uint64_t bits, uint32_t block_size)
@@ -252,15 +253,15 @@ KVF_INLINE uint32_t kvf_left_blocks(const uint64_t *bits, uint32_t blocks, uint3
 }
 
 /* [blocks]: the block, or cell, that has the codes of each block of a list. */
-KVF_INLINE const uint32_t *kvf_weigh_blocks(const kvf_weigh_args *a, uint32_t list)
+KVF_INLINE const uint32_t *kvf_score_codes_blocks(const kvf_score_codes_args *a, uint32_t list)
 {
     return a->cell ? a->cell + (size_t)(list / a->cells.kv_heads) * a->cell_stride
                    : a->block_of[list];
 }
 
 /* The code group of a token under a block table of the caller, whose block is `cell`. */
-KVF_INLINE kvf_code_group kvf_weigh_cell_group(const kvf_weigh_args *a, uint32_t list,
-                                               uint32_t cell, uint32_t token)
+KVF_INLINE kvf_code_group kvf_score_codes_cell_group(const kvf_score_codes_args *a, uint32_t list,
+                                                     uint32_t cell, uint32_t token)
 {
     const uint32_t head = list % a->cells.kv_heads, t = token % a->block_size / 32 * 32;
     kvf_code_group group;
@@ -269,23 +270,25 @@ KVF_INLINE kvf_code_group kvf_weigh_cell_group(const kvf_weigh_args *a, uint32_t
     return group;
 }
 
-KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list, uint32_t token)
+KVF_INLINE kvf_code_group kvf_score_codes_group(const kvf_score_codes_args *a, uint32_t list,
+                                                uint32_t token)
 {
-    const uint32_t block = kvf_weigh_blocks(a, list)[token / a->block_size];
+    const uint32_t block = kvf_score_codes_blocks(a, list)[token / a->block_size];
     if (a->cell)
-        return kvf_weigh_cell_group(a, list, block, token);
+        return kvf_score_codes_cell_group(a, list, block, token);
     return kvf_group_of_block((const char *)a->codes[list], block, a->head_dim, a->block_size,
                               token);
 }
 
 /* The list that task l / its tiles is of: the head of it, in the row at that place. */
-KVF_INLINE uint32_t kvf_weigh_list(const kvf_weigh_args *a, uint32_t l)
+KVF_INLINE uint32_t kvf_score_codes_list(const kvf_score_codes_args *a, uint32_t l)
 {
     return a->order ? a->order[l / a->row_lists] * a->row_lists + l % a->row_lists : l;
 }
 
 /* How many lists, at l, l + row_lists and so on, have the tile in common; 0 if one before has. */
-KVF_INLINE uint32_t kvf_weigh_sharers(const kvf_weigh_args *a, uint32_t l, uint32_t tile)
+KVF_INLINE uint32_t kvf_score_codes_sharers(const kvf_score_codes_args *a, uint32_t l,
+                                            uint32_t tile)
 {
     if (!a->order)
         return 1;
@@ -299,31 +302,31 @@ KVF_INLINE uint32_t kvf_weigh_sharers(const kvf_weigh_args *a, uint32_t l, uint3
 }
 
 /* ---- means: one key for a stretch ----
- * A *stretch* is KVF_MEAN_TOKENS consecutive tokens of a KV head. Its mean, of the rotated keys as
- * their codes have them, is head_dim levels and a scale: per channel the sum of scale * level over
- * the tokens, in order, in fp32; x = that sum / 64; then levels as those of a query, x_i * (127 /
- * largest |x|), to nearest, ties to even, and the scale (largest |x| / 127) in fp16, at most 65504.
- * All zero if the largest is 0, or so small that 127 / largest is not finite.
+ * A *stretch* is KVF_CENTROID_TOKENS consecutive tokens of a KV head. Its centroid, of the rotated
+ * keys as their codes have them, is head_dim levels and a scale: per channel the sum of scale *
+ * level over the tokens, in order, in fp32; x = that sum / 64; then levels as those of a query, x_i
+ * * (127 / largest |x|), to nearest, ties to even, and the scale (largest |x| / 127) in fp16, at
+ * most 65504. All zero if the largest is 0, or so small that 127 / largest is not finite.
  *
- * Because a mean follows from codes alone, it is the same whatever the chunks, and after a fork, a
- * cut or a restore. A task is one stretch of one KV head of a row, of those whose last block this
- * call seals; tasks beyond them do nothing. Same bits from every implementation.
+ * Because a centroid follows from codes alone, it is the same whatever the chunks, and after a
+ * fork, a cut or a restore. A task is one stretch of one KV head of a row, of those whose last
+ * block this call seals; tasks beyond them do nothing. Same bits from every implementation.
  */
-#define KVF_MEAN_TOKENS 64u
-#define KVF_MEAN_GROUPS 2u /* code groups of a stretch */
+#define KVF_CENTROID_TOKENS 64u
+#define KVF_CENTROID_GROUPS 2u /* code groups of a stretch */
 
-typedef struct kvf_means_args {
+typedef struct kvf_centroids_args {
     kvf_paging paging;
     uint32_t rows;
     uint32_t stretches; /* most that a row completes in this call */
     const kvf_row *row;
-} kvf_means_args;
-KVF_TASKS(means, kvf_means_args, a->rows * a->paging.kv_heads * a->stretches)
+} kvf_centroids_args;
+KVF_TASKS(centroids, kvf_centroids_args, a->rows * a->paging.kv_heads * a->stretches)
 
 /* Whole stretches of so many blocks. */
 KVF_INLINE uint32_t kvf_stretches(uint32_t block_size, uint32_t blocks)
 {
-    return blocks / (KVF_MEAN_TOKENS / block_size);
+    return blocks / (KVF_CENTROID_TOKENS / block_size);
 }
 
 /* Stretches that a coarse head ranks: whole ones but the first; 0 if all are taken anyway. *take of
@@ -334,89 +337,92 @@ KVF_INLINE uint32_t kvf_stretches_ranked(const kvf_paging *p, const kvf_row *row
     const uint32_t whole = kvf_stretches(p->block_size, row->sealed);
     const uint32_t count = whole ? whole - 1 : 0;
     const uint64_t tokens = 2 * (uint64_t)pages * p->shape.page_size;
-    const uint64_t twice = (tokens + KVF_MEAN_TOKENS - 1) / KVF_MEAN_TOKENS;
+    const uint64_t twice = (tokens + KVF_CENTROID_TOKENS - 1) / KVF_CENTROID_TOKENS;
     const uint32_t part = (uint32_t)((double)share * (double)count + 0.5);
     *take = kvf_max_u32(1, part > twice ? part : (uint32_t)(twice < count ? twice : count));
     return row->attend_all || *take >= count ? 0 : count;
 }
 
-KVF_INLINE int8_t *kvf_row_mean(const kvf_paging *p, const kvf_row *row, uint32_t head, uint32_t i)
+KVF_INLINE int8_t *kvf_row_centroid(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                    uint32_t i)
 {
-    return row->means + ((size_t)head * p->stretches_max + i) * p->shape.head_dim;
+    return row->centroids + ((size_t)head * p->stretches_max + i) * p->shape.head_dim;
 }
 
-KVF_INLINE uint16_t *kvf_row_mean_scale(const kvf_paging *p, const kvf_row *row, uint32_t head,
-                                        uint32_t i)
+KVF_INLINE uint16_t *kvf_row_centroid_scale(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                            uint32_t i)
 {
-    return row->mean_scales + (size_t)head * p->stretches_max + i;
+    return row->centroid_scales + (size_t)head * p->stretches_max + i;
 }
 
-/* ---- skim: queries against means ----
- * scores[l, g, i] = (dot * mean scale) * query scale for i < count[l], dot the exact integer
- * product; the rest of a row is not written. A task is KVF_SKIM_MEANS consecutive means of one
- * list. Same bits from every implementation.
+/* ---- score_centroids: queries against centroids ----
+ * scores[l, g, i] = (dot * centroid scale) * query scale for i < count[l], dot the exact integer
+ * product; the rest of a row is not written. A task is KVF_CENTROIDS_PER_TASK consecutive centroids
+ * of one list. Same bits from every implementation.
  */
-#define KVF_SKIM_MEANS 512u
+#define KVF_CENTROIDS_PER_TASK 512u
 
 /* Means under a block table of the caller: those of each coarse head of a layer lie together, by
  * the cell that their stretch begins in. */
-typedef struct kvf_cell_means {
-    const int8_t *means;    /* [coarse heads, stretches, head_dim] */
-    const uint16_t *scales; /* [coarse heads, stretches] */
-    const uint32_t *number; /* [kv_heads] which of the coarse heads it is */
+typedef struct kvf_cell_centroids {
+    const int8_t *centroids; /* [coarse heads, stretches, head_dim] */
+    const uint16_t *scales;  /* [coarse heads, stretches] */
+    const uint32_t *number;  /* [kv_heads] which of the coarse heads it is */
     uint32_t kv_heads;
     uint32_t stretches; /* of all cells */
     uint32_t cells;     /* of a stretch */
-} kvf_cell_means;
+} kvf_cell_centroids;
 
-typedef struct kvf_skim_args {
+typedef struct kvf_score_centroids_args {
     uint32_t head_dim;
     uint32_t lists;
-    uint32_t group;               /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
-    uint32_t stride;              /* of scores, >= every count[l] */
-    const int8_t *q;              /* [lists, group, head_dim] */
-    const float *q_scale;         /* [lists, group] */
-    const int8_t *const *means;   /* [lists] -> [count, head_dim], 16-byte aligned; or */
-    const uint16_t *const *scale; /* [lists] -> [count] fp16; or */
-    const uint32_t *cell;         /* [rows, cell_stride]: mean i of list l is that of stretch i + 1,
-                                     head l % kv_heads, of row l / kv_heads; NULL = as above */
+    uint32_t group;                 /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
+    uint32_t stride;                /* of scores, >= every count[l] */
+    const int8_t *q;                /* [lists, group, head_dim] */
+    const float *q_scale;           /* [lists, group] */
+    const int8_t *const *centroids; /* [lists] -> [count, head_dim], 16-byte aligned; or */
+    const uint16_t *const *scale;   /* [lists] -> [count] fp16; or */
+    const uint32_t *cell; /* [rows, cell_stride]: centroid i of list l is that of stretch i + 1,
+                             head l % kv_heads, of row l / kv_heads; NULL = as above */
     uint32_t cell_stride;
-    kvf_cell_means cells;
+    kvf_cell_centroids cells;
     const uint32_t *count; /* [lists] */
     float *scores;         /* [lists, group, stride] */
-} kvf_skim_args;
-KVF_TASKS(skim, kvf_skim_args, kvf_div_ceil_u32(a->stride, KVF_SKIM_MEANS) * a->lists)
+} kvf_score_centroids_args;
+KVF_TASKS(score_centroids, kvf_score_centroids_args,
+          kvf_div_ceil_u32(a->stride, KVF_CENTROIDS_PER_TASK) * a->lists)
 
-/* A mean and where its scale is. */
-typedef struct kvf_mean_place {
-    const int8_t *mean;
+/* A centroid and where its scale is. */
+typedef struct kvf_centroid {
+    const int8_t *centroid;
     const uint16_t *scale;
-} kvf_mean_place;
+} kvf_centroid;
 
-KVF_INLINE kvf_mean_place kvf_skim_mean(const kvf_skim_args *a, uint32_t list, uint32_t i)
+KVF_INLINE kvf_centroid kvf_centroid_at(const kvf_score_centroids_args *a, uint32_t list,
+                                        uint32_t i)
 {
-    kvf_mean_place place;
+    kvf_centroid place;
     if (!a->cell) {
-        place.mean = a->means[list] + (size_t)i * a->head_dim;
+        place.centroid = a->centroids[list] + (size_t)i * a->head_dim;
         place.scale = a->scale[list] + i;
         return place;
     }
-    const kvf_cell_means *c = &a->cells;
+    const kvf_cell_centroids *c = &a->cells;
     const uint32_t row = list / c->kv_heads;
     const uint32_t cell = a->cell[(size_t)row * a->cell_stride + (size_t)(i + 1) * c->cells];
     const size_t at = (size_t)c->number[list % c->kv_heads] * c->stretches + cell / c->cells;
-    place.mean = c->means + at * a->head_dim;
+    place.centroid = c->centroids + at * a->head_dim;
     place.scale = c->scales + at;
     return place;
 }
 
-/* ---- sift: what is left to weigh ----
+/* ---- filter: what is left to score ----
  * Of a list l with from[l]: bits[l, b] = from[l][b] if block b < blocks[l] stays, else all ones, so
  * that none of its tokens counts. Blocks of stretch 0 stay, those after the last whole stretch,
  * and those of the stretches ids[l, i] + 1. A list whose from[l] is NULL is skipped. A task is one
  * list.
  */
-typedef struct kvf_sift_args {
+typedef struct kvf_filter_args {
     uint32_t lists;
     uint32_t block_size; /* 32 or 64 tokens */
     uint32_t blocks_max; /* row stride of bits */
@@ -426,8 +432,8 @@ typedef struct kvf_sift_args {
     const int32_t *ids;          /* [lists, ids_max] ascending */
     const uint32_t *id_count;    /* [lists] */
     uint64_t *bits;              /* [lists, blocks_max] out */
-} kvf_sift_args;
-KVF_TASKS(sift, kvf_sift_args, a->lists)
+} kvf_filter_args;
+KVF_TASKS(filter, kvf_filter_args, a->lists)
 
 /* ---- fold: masses of query heads into scores of pages ----
  * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a
@@ -456,7 +462,7 @@ typedef struct kvf_fold_args {
     const uint16_t *mass;
     const float *top;
     const float *sum;
-    const uint64_t *const *bits; /* [lists] -> [blocks], those that `weigh` had */
+    const uint64_t *const *bits; /* [lists] -> [blocks], those that `score_codes` had */
     const uint32_t *pages;       /* [lists] */
     float *out;                  /* [lists, pages_max] */
 } kvf_fold_args;
@@ -465,7 +471,7 @@ KVF_TASKS(fold, kvf_fold_args, kvf_div_ceil_u32(a->pages_max, KVF_FOLD_PAGES) * 
 /* Pages of a tile. */
 KVF_INLINE uint32_t kvf_tile_pages(uint32_t page_size)
 {
-    return KVF_WEIGH_TOKENS / page_size;
+    return KVF_SCORE_CODES_TOKENS / page_size;
 }
 
 /* Tiles that have a page. */

@@ -32,15 +32,15 @@ static kvf_cell_codes codes_of(const kvf_blocks *blocks, uint32_t layer)
                             .kv_heads = c->paging.kv_heads};
 }
 
-static kvf_cell_means means_of(const kvf_blocks *blocks, uint32_t layer)
+static kvf_cell_centroids centroids_of(const kvf_blocks *blocks, uint32_t layer)
 {
     const kvf_cells *c = &blocks->cells;
-    return (kvf_cell_means){.means = c->coarse.means,
-                            .scales = c->coarse.scales,
-                            .number = c->coarse.number + (size_t)layer * c->paging.kv_heads,
-                            .kv_heads = c->paging.kv_heads,
-                            .stretches = c->coarse.stretches,
-                            .cells = kvf_stretch_cells(c)};
+    return (kvf_cell_centroids){.centroids = c->coarse.centroids,
+                                .scales = c->coarse.scales,
+                                .number = c->coarse.number + (size_t)layer * c->paging.kv_heads,
+                                .kv_heads = c->paging.kv_heads,
+                                .stretches = c->coarse.stretches,
+                                .cells = kvf_stretch_cells(c)};
 }
 
 kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
@@ -91,8 +91,8 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
     step.coarse.count = c->coarse.count;
     step.coarse.take = c->coarse.take;
     step.coarse.blocks = c->coarse.blocks;
-    step.coarse.unsifted = c->coarse.unsifted;
-    step.cell_means = means_of(blocks, layer);
+    step.coarse.unfiltered = c->coarse.unfiltered;
+    step.cell_centroids = centroids_of(blocks, layer);
     return step;
 }
 
@@ -115,7 +115,7 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows
     return KVF_LAUNCH(step, validate, validate);
 }
 
-/* What coarse heads skim. */
+/* What coarse heads score first. */
 static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
 {
     const kvf_paging *p = &blocks->cells.paging;

@@ -123,11 +123,12 @@ static kvf_status own_kinds(kvf_blocks *blocks, kvf_cache_config *inner)
 static kvf_status check_heads(const kvf_blocks *blocks)
 {
     const kvf_cache *cache = blocks->cache;
-    if (cache->parts[0].dims.paging.stretches_max && blocks->config.block_tokens % KVF_MEAN_TOKENS)
+    if (cache->parts[0].dims.paging.stretches_max &&
+        blocks->config.block_tokens % KVF_CENTROID_TOKENS)
         KVF_FAIL(cache->context, KVF_INVALID,
-                 "block_tokens = %u: coarse heads score means of %u tokens of a block; set a "
+                 "block_tokens = %u: coarse heads score centroids of %u tokens of a block; set a "
                  "multiple of that, or write 1 where head_mask has a 2",
-                 blocks->config.block_tokens, KVF_MEAN_TOKENS);
+                 blocks->config.block_tokens, KVF_CENTROID_TOKENS);
     return KVF_OK;
 }
 
@@ -257,7 +258,7 @@ static void carve_stretches(kvf_cells *c, kvf_carver *k)
     KVF_CARVE(k, c->coarse.count, lists);
     KVF_CARVE(k, c->coarse.take, lists);
     KVF_CARVE(k, c->coarse.blocks, lists);
-    KVF_CARVE(k, c->coarse.unsifted, lists);
+    KVF_CARVE(k, c->coarse.unfiltered, lists);
 }
 
 /* Returns the bytes of the caller's blocks among them. */
@@ -270,10 +271,10 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->scales, pool, p->kv_heads, p->block_size);
     KVF_CARVE(k, c->writes, pool, p->block_size);
     KVF_CARVE(k, c->nonfinite, pool);
-    KVF_CARVE(k, c->coarse.means, number_coarse(blocks, NULL), c->coarse.stretches,
+    KVF_CARVE(k, c->coarse.centroids, number_coarse(blocks, NULL), c->coarse.stretches,
               p->shape.head_dim);
     KVF_CARVE(k, c->coarse.scales, number_coarse(blocks, NULL), c->coarse.stretches);
-    KVF_CARVE(k, c->coarse.is_mean, c->layers, c->coarse.stretches);
+    KVF_CARVE(k, c->coarse.is_centroid, c->layers, c->coarse.stretches);
     const uint64_t blocks_bytes = k->bytes;
     carve_constants(blocks, k, &blocks->constants);
     KVF_CARVE(k, c->clock, 1);
@@ -378,7 +379,7 @@ static void point_regions(kvf_blocks *blocks)
     c->coarse.number = blocks->constants.coarse;
     c->streaming.number = blocks->constants.streaming;
     c->list_bits = blocks->constants.list_bits;
-    c->coarse.sifted = part->tables.coarse.bits;
+    c->coarse.filtered = part->tables.coarse.bits;
 }
 
 /* Over host memory, with addresses of the device. */

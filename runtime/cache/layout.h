@@ -42,10 +42,10 @@ typedef struct kvf_tables {
     char *arena;  /* [arena_blocks, block bytes]; see prefill_arena.h */
     char *wide;   /* [wide_blocks, block bytes] one row in exact form; see wide.h */
     /* reservation digest */
-    char *digests; /* [rows, kv_heads, blocks_max, digest_bytes] boxes */
-    char *codes;   /* [kv_heads, code_blocks, digest_bytes] of all rows, by block of the pool */
-    int8_t *means; /* [rows, kv_heads, stretches_max, head_dim] */
-    uint16_t *mean_scales; /* [rows, kv_heads, stretches_max] */
+    char *digests;     /* [rows, kv_heads, blocks_max, digest_bytes] boxes */
+    char *codes;       /* [kv_heads, code_blocks, digest_bytes] of all rows, by block of the pool */
+    int8_t *centroids; /* [rows, kv_heads, stretches_max, head_dim] */
+    uint16_t *centroid_scales; /* [rows, kv_heads, stretches_max] */
     /* reservation table, with all that follows */
     void **blocks;         /* [rows, blocks_max] */
     uint32_t *block_of;    /* [rows, blocks_max] which block of the pool each is */

@@ -114,7 +114,7 @@ static kvf_status own_mask(kvf_cache *cache)
     return KVF_OK;
 }
 
-/* Parts of layers with coarse heads keep means, of all their heads. */
+/* Parts of layers with coarse heads keep centroids, of all their heads. */
 static void note_coarse(kvf_cache *cache)
 {
     for (uint32_t i = 0; i < cache->config.layers; i++) {

@@ -11,7 +11,7 @@
 
 #include "step.h"
 
-/* How many rows one look should serve at most. A tile that is weighed for many rows is one task;
+/* How many rows one look should serve at most. A tile that is scored for many rows is one task;
  * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
 uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
 

@@ -95,7 +95,7 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
     const size_t rows = (size_t)part->config.sequences_max * part->config.layers;
     const size_t stored = state->store * rows + n; /* two stores per row */
     const size_t runs = (size_t)p->kv_heads * p->blocks_max;
-    const size_t means = (size_t)p->kv_heads * p->stretches_max; /* no coarse head: none */
+    const size_t centroids = (size_t)p->kv_heads * p->stretches_max; /* no coarse head: none */
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
                          kvf_dtype_bytes(p->shape.dtype);
@@ -106,8 +106,8 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
         .codes = t->codes,
         .code_stride = (size_t)part->dims.code_blocks * p->digest_bytes,
         .block_of = t->block_of + n * p->blocks_max,
-        .means = t->means ? t->means + n * means * p->shape.head_dim : NULL,
-        .mean_scales = t->mean_scales ? t->mean_scales + n * means : NULL,
+        .centroids = t->centroids ? t->centroids + n * centroids * p->shape.head_dim : NULL,
+        .centroid_scales = t->centroid_scales ? t->centroid_scales + n * centroids : NULL,
         .bits = t->bits + n * runs,
         .store = t->stores + stored * p->kv_heads * p->store_pages * page,
         .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
@@ -238,32 +238,32 @@ static uint32_t stretches_ranked(const kvf_part *part, const kvf_row *row, uint3
     return kvf_stretches_ranked(&part->dims.paging, row, part->config.coarse_share, pages, take);
 }
 
-/* Tables of coarse heads; `bits` of theirs become those that sifting leaves. */
+/* Tables of coarse heads; `bits` of theirs become those that filtering leaves. */
 static void take_coarse(kvf_step *step, const uint64_t **bits)
 {
     const kvf_part *part = step->part;
     const kvf_paging *p = &part->dims.paging;
     const uint32_t lists = p->stretches_max ? step->rows * p->lists : 0;
-    const int8_t **means;
+    const int8_t **centroids;
     const uint16_t **scales;
     uint32_t *count, *take, *blocks;
-    const uint64_t **unsifted;
-    KVF_TAKE(step, means, step->coarse.means, lists);
+    const uint64_t **unfiltered;
+    KVF_TAKE(step, centroids, step->coarse.centroids, lists);
     KVF_TAKE(step, scales, step->coarse.scales, lists);
     KVF_TAKE(step, count, step->coarse.count, lists);
     KVF_TAKE(step, take, step->coarse.take, lists);
     KVF_TAKE(step, blocks, step->coarse.blocks, lists);
-    KVF_TAKE(step, unsifted, step->coarse.unsifted, lists);
-    for (uint32_t l = 0; means && l < lists; l++) {
+    KVF_TAKE(step, unfiltered, step->coarse.unfiltered, lists);
+    for (uint32_t l = 0; centroids && l < lists; l++) {
         const kvf_row *row = &step->row_host[l / p->lists];
         const uint32_t head = l % p->lists;
         const bool is_coarse = kvf_is_coarse(step->cache, step->layer, head);
-        means[l] = kvf_row_mean(p, row, head, 1);
-        scales[l] = kvf_row_mean_scale(p, row, head, 1);
+        centroids[l] = kvf_row_centroid(p, row, head, 1);
+        scales[l] = kvf_row_centroid_scale(p, row, head, 1);
         take[l] = 0;
         count[l] = is_coarse ? stretches_ranked(part, row, &take[l]) : 0;
         blocks[l] = row->sealed;
-        unsifted[l] = count[l] ? bits[l] : NULL;
+        unfiltered[l] = count[l] ? bits[l] : NULL;
         if (count[l])
             bits[l] = part->tables.coarse.bits + (size_t)l * p->blocks_max;
     }

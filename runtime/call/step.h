@@ -53,23 +53,25 @@ typedef struct kvf_step {
     uint32_t is_fused;
 
     /* per list, on the device, in the frame */
-    const void *const *digests;      /* of score lists: boxes, or the head's codes of all blocks */
-    const uint32_t *const *block_of; /* of score lists, where there are codes: see kvf_weigh_args */
-    const uint64_t *const *bits;     /* of score lists, of a cache with codes */
-    const uint32_t *pages;           /* of score lists */
+    const void *const *digests; /* of score lists: boxes, or the head's codes of all blocks */
+    const uint32_t *const
+        *block_of; /* of score lists, where there are codes: see kvf_score_codes_args */
+    const uint64_t *const *bits; /* of score lists, of a cache with codes */
+    const uint32_t *pages;       /* of score lists */
     struct {
-        const int8_t *const *means;
+        const int8_t *const *centroids;
         const uint16_t *const *scales;
-        const uint32_t *count;           /* ranked: whole stretches but the first */
-        const uint32_t *take;            /* of these, the best that are scored by codes */
-        const uint32_t *blocks;          /* sealed */
-        const uint64_t *const *unsifted; /* bits of the row; `bits` has those that are left */
-    } coarse;              /* heads, of a part that has means; a hot head has count 0 and NULL */
-    const uint32_t *order; /* of rows, of a cache with codes: see kvf_weigh_args and share.h */
+        const uint32_t *count;             /* ranked: whole stretches but the first */
+        const uint32_t *take;              /* of these, the best that are scored by codes */
+        const uint32_t *blocks;            /* sealed */
+        const uint64_t *const *unfiltered; /* bits of the row; `bits` has those that are left */
+    } coarse; /* heads, of a part that has centroids; a hot head has count 0 and NULL */
+    const uint32_t
+        *order; /* of rows, of a cache with codes: see kvf_score_codes_args and share.h */
     const uint32_t *common;
     uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */
-    kvf_cell_means cell_means; /* where `cell` is not NULL */
-    const uint32_t *cell;      /* see kvf_weigh_args; NULL = codes are at `digests` */
+    kvf_cell_centroids cell_centroids; /* where `cell` is not NULL */
+    const uint32_t *cell;              /* see kvf_score_codes_args; NULL = codes are at `digests` */
     kvf_cell_codes codes;
     const uint32_t *choose_pages; /* of lists that are chosen for */
 

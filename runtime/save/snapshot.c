@@ -11,10 +11,11 @@
 /* Of a head's part of a block, if they do not follow from pages and static bits. */
 static uint32_t saved_digest_bytes(const kvf_part *part)
 {
-    const bool is_mean =
+    const bool is_centroid =
         part->config.digest == KVF_DIGEST_MEAN || part->config.digest == KVF_DIGEST_CUBOID_MEAN;
-    return is_mean && part->config.refresh == KVF_REFRESH_RESIDENT ? part->dims.paging.digest_bytes
-                                                                   : 0;
+    return is_centroid && part->config.refresh == KVF_REFRESH_RESIDENT
+               ? part->dims.paging.digest_bytes
+               : 0;
 }
 
 void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)

@@ -25,7 +25,7 @@ typedef struct put_work {
     uint32_t *block_of;   /* [blocks] */
     uint32_t *chosen_at;  /* [kv_heads, pages] of an older file */
     kvf_digest_job *jobs; /* [job_blocks, block_jobs, kv_heads] */
-    kvf_row *row;         /* [3] of admit, of means, and of a part that packs pages */
+    kvf_row *row;         /* [3] of admit, of centroids, and of a part that packs pages */
 } put_work;
 
 typedef struct putting {
@@ -285,7 +285,7 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
 }
 
 /* They follow from codes. */
-static kvf_status put_means(const putting *p)
+static kvf_status put_centroids(const putting *p)
 {
     const kvf_paging *paging = &p->part->dims.paging;
     if (paging->stretches_max == 0)
@@ -293,11 +293,12 @@ static kvf_status put_means(const putting *p)
     kvf_row *row = p->work.row + 1; /* the device may still read the other one */
     *row = p->row;
     row->sealed_before = 0;
-    const kvf_means_args means = {.paging = *paging,
-                                  .rows = 1,
-                                  .stretches = kvf_stretches(paging->block_size, p->row.sealed),
-                                  .row = kvf_seen_device(&p->l->work, row)};
-    return means.stretches ? KVF_LAUNCH(p->step, means, means) : KVF_OK;
+    const kvf_centroids_args centroids = {.paging = *paging,
+                                          .rows = 1,
+                                          .stretches =
+                                              kvf_stretches(paging->block_size, p->row.sealed),
+                                          .row = kvf_seen_device(&p->l->work, row)};
+    return centroids.stretches ? KVF_LAUNCH(p->step, centroids, centroids) : KVF_OK;
 }
 
 /* ---- all of it ---- */
@@ -357,7 +358,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     if (l->is_exact && p.row.share)
         KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
     KVF_TRY(image->digests ? send_digests(&p, image) : put_digests(&p, image));
-    KVF_TRY(put_means(&p));
+    KVF_TRY(put_centroids(&p));
     /* With a disk tier the next layer may take the berths of this one's blocks. */
     if (part->pool.tier)
         KVF_TRY(part->device->ops->event_record(done, step->stream));

@@ -10,37 +10,37 @@
 #include "select.h"
 
 /* Coarse heads: which stretches are scored by codes, and bits that skip all others. */
-static kvf_status sift(kvf_step *step)
+static kvf_status filter(kvf_step *step)
 {
     const kvf_part *part = step->part;
     const kvf_tables *t = &part->tables;
     const kvf_paging *p = &part->dims.paging;
-    const kvf_skim_args skim = {.head_dim = p->shape.head_dim,
-                                .lists = step->rows * p->lists,
-                                .group = p->group,
-                                .stride = p->stretches_max,
-                                .q = t->by_codes.rotated,
-                                .q_scale = t->by_codes.scale,
-                                .means = step->coarse.means,
-                                .scale = step->coarse.scales,
-                                .cell = step->cell,
-                                .cell_stride = p->blocks_max,
-                                .cells = step->cell_means,
-                                .count = step->coarse.count,
-                                .scores = t->coarse.scores};
+    const kvf_score_centroids_args score_centroids = {.head_dim = p->shape.head_dim,
+                                                      .lists = step->rows * p->lists,
+                                                      .group = p->group,
+                                                      .stride = p->stretches_max,
+                                                      .q = t->by_codes.rotated,
+                                                      .q_scale = t->by_codes.scale,
+                                                      .centroids = step->coarse.centroids,
+                                                      .scale = step->coarse.scales,
+                                                      .cell = step->cell,
+                                                      .cell_stride = p->blocks_max,
+                                                      .cells = step->cell_centroids,
+                                                      .count = step->coarse.count,
+                                                      .scores = t->coarse.scores};
     const kvf_reduce_args reduce = {.kind = part->config.group_reduce,
-                                    .outputs = skim.lists,
+                                    .outputs = score_centroids.lists,
                                     .rows = p->group,
-                                    .pages_max = skim.stride,
+                                    .pages_max = score_centroids.stride,
                                     .pages_step = 1,
                                     .scale = 1.0f,
                                     .cap = kvf_step_form(step)->cap,
                                     .scores = t->coarse.scores,
                                     .pages = step->coarse.count,
                                     .out = t->coarse.ranked};
-    const kvf_topk_args top = {.lists = skim.lists,
-                               .stride = skim.stride,
-                               .ids_max = skim.stride,
+    const kvf_topk_args top = {.lists = score_centroids.lists,
+                               .stride = score_centroids.stride,
+                               .ids_max = score_centroids.stride,
                                .work_stride = p->pages_max,
                                .scores = t->coarse.ranked,
                                .count = step->coarse.count,
@@ -49,21 +49,21 @@ static kvf_status sift(kvf_step *step)
                                .id_count = t->coarse.count,
                                .work = t->topk_work,
                                .arrived = t->arrived};
-    const kvf_sift_args sift = {.lists = skim.lists,
-                                .block_size = p->block_size,
-                                .blocks_max = p->blocks_max,
-                                .ids_max = top.ids_max,
-                                .from = step->coarse.unsifted,
-                                .blocks = step->coarse.blocks,
-                                .ids = top.ids,
-                                .id_count = top.id_count,
-                                .bits = t->coarse.bits};
+    const kvf_filter_args filter = {.lists = score_centroids.lists,
+                                    .block_size = p->block_size,
+                                    .blocks_max = p->blocks_max,
+                                    .ids_max = top.ids_max,
+                                    .from = step->coarse.unfiltered,
+                                    .blocks = step->coarse.blocks,
+                                    .ids = top.ids,
+                                    .id_count = top.id_count,
+                                    .bits = t->coarse.bits};
     if (!p->stretches_max || !kvf_has_coarse_heads(step->cache, step->layer))
         return KVF_OK;
-    KVF_TRY(KVF_LAUNCH(step, skim, skim));
+    KVF_TRY(KVF_LAUNCH(step, score_centroids, score_centroids));
     KVF_TRY(KVF_LAUNCH(step, reduce, reduce));
     KVF_TRY(KVF_LAUNCH(step, topk, top));
-    return KVF_LAUNCH(step, sift, sift);
+    return KVF_LAUNCH(step, filter, filter);
 }
 
 /* Two bits per channel of every token against rotated queries: masses of pages, then scores. */
@@ -80,36 +80,36 @@ static kvf_status score_by_codes(kvf_step *step)
                                     .q = step->q,
                                     .y = t->by_codes.rotated,
                                     .y_scale = t->by_codes.scale};
-    const kvf_weigh_args weigh = {.head_dim = p->shape.head_dim,
-                                  .page_size = page_size,
-                                  .block_size = p->block_size,
-                                  .lists = step->rows * p->lists,
-                                  .group = p->group,
-                                  .pages_max = step->stride,
-                                  .tiles_max = kvf_tiles(step->stride, page_size),
-                                  .cap = kvf_step_form(step)->cap,
-                                  .q = t->by_codes.rotated,
-                                  .q_scale = t->by_codes.scale,
-                                  .codes = step->digests,
-                                  .block_of = step->block_of,
-                                  .cell = step->cell,
-                                  .cell_stride = p->blocks_max,
-                                  .cells = step->codes,
-                                  .row_lists = p->lists,
-                                  .order = step->order,
-                                  .common = step->common,
-                                  .bits = step->bits,
-                                  .pages = step->pages,
-                                  .mass = t->by_codes.mass,
-                                  .top = t->by_codes.top,
-                                  .sum = t->by_codes.sum};
+    const kvf_score_codes_args score_codes = {.head_dim = p->shape.head_dim,
+                                              .page_size = page_size,
+                                              .block_size = p->block_size,
+                                              .lists = step->rows * p->lists,
+                                              .group = p->group,
+                                              .pages_max = step->stride,
+                                              .tiles_max = kvf_tiles(step->stride, page_size),
+                                              .cap = kvf_step_form(step)->cap,
+                                              .q = t->by_codes.rotated,
+                                              .q_scale = t->by_codes.scale,
+                                              .codes = step->digests,
+                                              .block_of = step->block_of,
+                                              .cell = step->cell,
+                                              .cell_stride = p->blocks_max,
+                                              .cells = step->codes,
+                                              .row_lists = p->lists,
+                                              .order = step->order,
+                                              .common = step->common,
+                                              .bits = step->bits,
+                                              .pages = step->pages,
+                                              .mass = t->by_codes.mass,
+                                              .top = t->by_codes.top,
+                                              .sum = t->by_codes.sum};
     const kvf_fold_args fold = {.kind = part->config.group_reduce,
                                 .page_size = page_size,
                                 .block_size = p->block_size,
-                                .lists = weigh.lists,
+                                .lists = score_codes.lists,
                                 .group = p->group,
                                 .pages_max = step->stride,
-                                .tiles_max = weigh.tiles_max,
+                                .tiles_max = score_codes.tiles_max,
                                 .mass = t->by_codes.mass,
                                 .top = t->by_codes.top,
                                 .sum = t->by_codes.sum,
@@ -119,8 +119,8 @@ static kvf_status score_by_codes(kvf_step *step)
     /* Policies with other lists than KV heads have boxes of their own. */
     KVF_ASSERT(p->lists == p->kv_heads && part->dims.choose_lists == p->lists);
     KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
-    KVF_TRY(sift(step));
-    KVF_TRY(KVF_LAUNCH(step, weigh, weigh));
+    KVF_TRY(filter(step));
+    KVF_TRY(KVF_LAUNCH(step, score_codes, score_codes));
     return KVF_LAUNCH(step, fold, fold);
 }
 

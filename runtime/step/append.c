@@ -126,14 +126,14 @@ static kvf_status put_digests(kvf_step *step, const kvf_digest_job *jobs)
     const kvf_encode_args encode = {.shape = p->shape, .job_count = digest.job_count, .jobs = jobs};
     /* A call has one row that seals much, or rows that seal a block at most. */
     const uint32_t per_row = step->rows == 1 ? step->sealed_blocks : 1;
-    const kvf_means_args means = {.paging = *p,
-                                  .rows = step->rows,
-                                  .stretches = kvf_stretches(p->block_size, per_row) + 1,
-                                  .row = step->row};
+    const kvf_centroids_args centroids = {.paging = *p,
+                                          .rows = step->rows,
+                                          .stretches = kvf_stretches(p->block_size, per_row) + 1,
+                                          .row = step->row};
     if (!kvf_has_codes(part))
         return KVF_LAUNCH(step, digest, digest);
     KVF_TRY(KVF_LAUNCH(step, encode, encode));
-    return p->stretches_max ? KVF_LAUNCH(step, means, means) : KVF_OK;
+    return p->stretches_max ? KVF_LAUNCH(step, centroids, centroids) : KVF_OK;
 }
 
 kvf_status kvf_step_seal_again(kvf_step *step)

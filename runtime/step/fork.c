@@ -55,9 +55,10 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
         if (p->stretches_max == 0)
             continue;
         const size_t whole = kvf_stretches(p->block_size, from->sealed);
-        copy(c, kvf_row_mean(p, to, h, 0), kvf_row_mean(p, from, h, 0), whole * p->shape.head_dim);
-        copy(c, kvf_row_mean_scale(p, to, h, 0), kvf_row_mean_scale(p, from, h, 0),
-             whole * sizeof *to->mean_scales);
+        copy(c, kvf_row_centroid(p, to, h, 0), kvf_row_centroid(p, from, h, 0),
+             whole * p->shape.head_dim);
+        copy(c, kvf_row_centroid_scale(p, to, h, 0), kvf_row_centroid_scale(p, from, h, 0),
+             whole * sizeof *to->centroid_scales);
     }
 }
 

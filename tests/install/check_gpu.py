@@ -33,7 +33,7 @@ esac
 MEMCHECK = """#!/bin/sh
 echo "========= COMPUTE-SANITIZER"
 echo "========= Invalid __global__ read of size 4 bytes"
-echo "=========     at weigh_tile+0x40"
+echo "=========     at score_codes_tile+0x40"
 echo "$*" >> "$(dirname "$0")/calls"
 exit 9
 """

@@ -318,43 +318,43 @@ static kvf_rotate_args rotate_args(const layers *d, uint32_t first, uint32_t row
                              .y_scale = d->rotated_scale + row};
 }
 
-static kvf_weigh_args weigh_args(const layers *d, uint32_t first, uint32_t rows)
+static kvf_score_codes_args score_codes_args(const layers *d, uint32_t first, uint32_t rows)
 {
     const size_t list = (size_t)first * HEADS, row = list * GROUP;
     const uint32_t tiles = kvf_tiles(d->pages, PAGE);
-    return (kvf_weigh_args){.head_dim = HEAD_DIM,
-                            .page_size = PAGE,
-                            .block_size = BLOCK,
-                            .lists = rows * HEADS,
-                            .group = GROUP,
-                            .pages_max = d->pages,
-                            .tiles_max = tiles,
-                            .q = d->rotated + row * HEAD_DIM,
-                            .q_scale = d->rotated_scale + row,
-                            .codes = d->codes + list,
-                            .block_of = d->block_of + list,
-                            .bits = d->bits + list,
-                            .pages = d->page_count + list,
-                            .mass = d->mass + row * d->pages,
-                            .top = d->top + row * tiles,
-                            .sum = d->sum + row * tiles};
+    return (kvf_score_codes_args){.head_dim = HEAD_DIM,
+                                  .page_size = PAGE,
+                                  .block_size = BLOCK,
+                                  .lists = rows * HEADS,
+                                  .group = GROUP,
+                                  .pages_max = d->pages,
+                                  .tiles_max = tiles,
+                                  .q = d->rotated + row * HEAD_DIM,
+                                  .q_scale = d->rotated_scale + row,
+                                  .codes = d->codes + list,
+                                  .block_of = d->block_of + list,
+                                  .bits = d->bits + list,
+                                  .pages = d->page_count + list,
+                                  .mass = d->mass + row * d->pages,
+                                  .top = d->top + row * tiles,
+                                  .sum = d->sum + row * tiles};
 }
 
 static kvf_fold_args fold_args(const layers *d, uint32_t first, uint32_t rows)
 {
-    const kvf_weigh_args weigh = weigh_args(d, first, rows);
+    const kvf_score_codes_args score_codes = score_codes_args(d, first, rows);
     return (kvf_fold_args){.kind = KVF_GROUP_MEAN_SOFTMAX,
                            .page_size = PAGE,
                            .block_size = BLOCK,
-                           .lists = weigh.lists,
+                           .lists = score_codes.lists,
                            .group = GROUP,
                            .pages_max = d->pages,
-                           .tiles_max = weigh.tiles_max,
-                           .mass = weigh.mass,
-                           .top = weigh.top,
-                           .sum = weigh.sum,
-                           .bits = weigh.bits,
-                           .pages = weigh.pages,
+                           .tiles_max = score_codes.tiles_max,
+                           .mass = score_codes.mass,
+                           .top = score_codes.top,
+                           .sum = score_codes.sum,
+                           .bits = score_codes.bits,
+                           .pages = score_codes.pages,
                            .out = d->scores + (size_t)first * HEADS * d->pages};
 }
 
@@ -527,7 +527,7 @@ static void time_launches(layers *d, const char *op, kvf_task_fn fn, kvf_task_fn
     }
 TIMED(append, "append", append, kvf_append_args, d->rows / batch)
 TIMED(rotate, "rotate", rotate, kvf_rotate_args, d->rows / batch)
-TIMED(weigh, "weigh", weigh, kvf_weigh_args, d->rows / batch)
+TIMED(score_codes, "score_codes", score_codes, kvf_score_codes_args, d->rows / batch)
 TIMED(fold, "fold", fold, kvf_fold_args, d->rows / batch)
 TIMED(select, "select", select, kvf_select_args, d->rows / batch)
 TIMED(hits, "attend, all here", attend_step, kvf_attend_step_args, d->rows / batch)
@@ -553,7 +553,9 @@ static void time_step(layers *d, const char *op, uint32_t batch)
     } all[] = {
         {"append", time_append, {2 * (q + kv), 0, 0}},
         {"rotate", time_rotate, {q + q / 2 + rows * fp32, 0, rows * HEAD_DIM * 7}},
-        {"weigh", time_weigh, {codes + GROUP * scored * bf16 + tiles, 0, dots * d->tokens}},
+        {"score_codes",
+         time_score_codes,
+         {codes + GROUP * scored * bf16 + tiles, 0, dots * d->tokens}},
         {"fold", time_fold, {GROUP * scored * bf16 + tiles + scored * fp32, 0, GROUP * scored}},
         {"select", time_select, {scored * fp32 + lists * SPANS * sizeof(kvf_span), 0, scored}},
         {"attend", time_hits, {attended + 2 * q, 0, 2 * dots * BUDGET}},

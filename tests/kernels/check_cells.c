@@ -105,7 +105,7 @@ static void make_coarse(check *c, world *w)
 {
     kvf_cells *k = w->c;
     kvf_paging *p = &k->paging;
-    const uint32_t heads = LAYERS * p->kv_heads, per = KVF_MEAN_TOKENS / p->block_size;
+    const uint32_t heads = LAYERS * p->kv_heads, per = KVF_CENTROID_TOKENS / p->block_size;
     if (k->id_cells % per || check_below(c, 3) == 0)
         return;
     uint32_t *coarse = check_in(c, heads * sizeof *coarse), count = 0;
@@ -115,18 +115,18 @@ static void make_coarse(check *c, world *w)
     k->coarse.stretches = w->cells / per;
     k->coarse.number = coarse;
     k->coarse_share = (float)check_below(c, 4) / 10;
-    k->coarse.means =
-        tracked(c, "means", (size_t)count * k->coarse.stretches * p->shape.head_dim + 1);
+    k->coarse.centroids =
+        tracked(c, "centroids", (size_t)count * k->coarse.stretches * p->shape.head_dim + 1);
     k->coarse.scales =
-        tracked(c, "mean_scales", (count * k->coarse.stretches + 1) * sizeof(uint16_t));
-    k->coarse.is_mean =
-        tracked(c, "is_mean", LAYERS * k->coarse.stretches * sizeof *k->coarse.is_mean);
-    k->coarse.count = tracked(c, "mean_count", w->lists * sizeof *k->coarse.count);
-    k->coarse.take = tracked(c, "mean_take", w->lists * sizeof *k->coarse.take);
-    k->coarse.blocks = tracked(c, "mean_blocks", w->lists * sizeof *k->coarse.blocks);
-    k->coarse.unsifted = tracked(c, "unsifted", w->lists * sizeof *k->coarse.unsifted);
+        tracked(c, "centroid_scales", (count * k->coarse.stretches + 1) * sizeof(uint16_t));
+    k->coarse.is_centroid =
+        tracked(c, "is_centroid", LAYERS * k->coarse.stretches * sizeof *k->coarse.is_centroid);
+    k->coarse.count = tracked(c, "centroid_count", w->lists * sizeof *k->coarse.count);
+    k->coarse.take = tracked(c, "centroid_take", w->lists * sizeof *k->coarse.take);
+    k->coarse.blocks = tracked(c, "centroid_blocks", w->lists * sizeof *k->coarse.blocks);
+    k->coarse.unfiltered = tracked(c, "unfiltered", w->lists * sizeof *k->coarse.unfiltered);
     k->list_bits = tracked(c, "list_bits", w->lists * sizeof *k->list_bits);
-    k->coarse.sifted = check_in(c, w->lists * p->blocks_max * sizeof *k->coarse.sifted);
+    k->coarse.filtered = check_in(c, w->lists * p->blocks_max * sizeof *k->coarse.filtered);
 }
 
 /* Heads of some worlds stream; none of these is coarse. */
@@ -442,26 +442,26 @@ static void stream(check *c, const world *w)
             check_fail(c, "output %u is %g", i, (double)out[i]);
 }
 
-/* Means of what rows rank are those that `means` makes of the same keys. */
-static void compare_means(check *c, const world *w)
+/* Centroids of what rows rank are those that `centroids` makes of the same keys. */
+static void compare_centroids(check *c, const world *w)
 {
     const kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
-    const uint32_t head_dim = p->shape.head_dim, per = KVF_MEAN_TOKENS / p->block_size;
+    const uint32_t head_dim = p->shape.head_dim, per = KVF_CENTROID_TOKENS / p->block_size;
     kvf_digest_job *job = check_in(c, per * sizeof *job);
     char *runs = check_out(c, per * kvf_run_bytes(p));
     kvf_row *row = check_in(c, sizeof *row);
     uint32_t *block_of = check_in(c, per * sizeof *block_of);
     for (uint32_t j = 0; j < per; j++)
         block_of[j] = j;
-    *row = (kvf_row){.codes = check_out(c, KVF_MEAN_GROUPS * kvf_code_bytes(head_dim)),
+    *row = (kvf_row){.codes = check_out(c, KVF_CENTROID_GROUPS * kvf_code_bytes(head_dim)),
                      .block_of = block_of,
-                     .means = check_out(c, head_dim),
-                     .mean_scales = check_out(c, sizeof(uint16_t)),
+                     .centroids = check_out(c, head_dim),
+                     .centroid_scales = check_out(c, sizeof(uint16_t)),
                      .sealed = per};
-    kvf_means_args means = {.paging = *p, .rows = 1, .stretches = 1, .row = row};
-    means.paging.kv_heads = means.paging.stretches_max = means.paging.block_jobs = 1;
-    means.paging.digest_bytes =
+    kvf_centroids_args centroids = {.paging = *p, .rows = 1, .stretches = 1, .row = row};
+    centroids.paging.kv_heads = centroids.paging.stretches_max = centroids.paging.block_jobs = 1;
+    centroids.paging.digest_bytes =
         p->block_size / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(head_dim);
     for (uint32_t n = 0; n < REGIONS * p->lists * p->stretches_max; n++) {
         const uint32_t list = n / p->stretches_max, i = n % p->stretches_max + 1;
@@ -477,10 +477,10 @@ static void compare_means(check *c, const world *w)
                                  .count = p->block_size};
         const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &encode, 0);
-        CHECK_RUN(c, c->ref, means, &means, 0);
+        CHECK_RUN(c, c->ref, centroids, &centroids, 0);
         const size_t at = (size_t)number * k->coarse.stretches + cell[0] / per;
-        check_bits(c, "a mean", k->coarse.means + at * head_dim, row->means, head_dim);
-        check_bits(c, "its scale", k->coarse.scales + at, row->mean_scales, sizeof(uint16_t));
+        check_bits(c, "a mean", k->coarse.centroids + at * head_dim, row->centroids, head_dim);
+        check_bits(c, "its scale", k->coarse.scales + at, row->centroid_scales, sizeof(uint16_t));
     }
 }
 
@@ -512,7 +512,7 @@ static void step(check *c, world *w)
     look_at_regions(c, w);
     CHECK_BOTH(c, average, &average);
     if (average.stretches_max)
-        compare_means(c, w);
+        compare_centroids(c, w);
     if (w->c->streaming.number)
         stream(c, w);
     if (*w->c->clock != calls + 1)

@@ -195,22 +195,22 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
         block_of[b] = b;
     for (uint32_t b = 0; b < TOKENS / BLOCK; b++)
         bits[b] = b % 5 ? check_random(c) & check_random(c) : b ? UINT64_MAX : 0;
-    const kvf_weigh_args w = {.head_dim = x->head_dim,
-                              .page_size = page_size,
-                              .block_size = BLOCK,
-                              .lists = 1,
-                              .group = GROUP,
-                              .pages_max = pages,
-                              .tiles_max = tiles,
-                              .q = x->y,
-                              .q_scale = x->y_scale,
-                              .codes = check_put(c, &x->codes, sizeof x->codes),
-                              .block_of = check_put(c, &block_of, sizeof block_of),
-                              .bits = check_put(c, &bits, sizeof bits),
-                              .pages = count,
-                              .mass = check_out(c, (size_t)GROUP * pages * sizeof(uint16_t)),
-                              .top = check_out(c, (size_t)GROUP * tiles * sizeof(float)),
-                              .sum = check_out(c, (size_t)GROUP * tiles * sizeof(float))};
+    const kvf_score_codes_args w = {.head_dim = x->head_dim,
+                                    .page_size = page_size,
+                                    .block_size = BLOCK,
+                                    .lists = 1,
+                                    .group = GROUP,
+                                    .pages_max = pages,
+                                    .tiles_max = tiles,
+                                    .q = x->y,
+                                    .q_scale = x->y_scale,
+                                    .codes = check_put(c, &x->codes, sizeof x->codes),
+                                    .block_of = check_put(c, &block_of, sizeof block_of),
+                                    .bits = check_put(c, &bits, sizeof bits),
+                                    .pages = count,
+                                    .mass = check_out(c, (size_t)GROUP * pages * sizeof(uint16_t)),
+                                    .top = check_out(c, (size_t)GROUP * tiles * sizeof(float)),
+                                    .sum = check_out(c, (size_t)GROUP * tiles * sizeof(float))};
     const kvf_fold_args f = {.kind = kind,
                              .page_size = page_size,
                              .block_size = BLOCK,
@@ -224,7 +224,7 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
                              .bits = w.bits,
                              .pages = count,
                              .out = check_out(c, pages * sizeof(float))};
-    CHECK_RUN(c, c->var, weigh, &w, false);
+    CHECK_RUN(c, c->var, score_codes, &w, false);
     CHECK_RUN(c, c->var, fold, &f, false);
     double all[GROUP], total = 0.0;
     for (uint32_t h = 0; h < GROUP; h++)

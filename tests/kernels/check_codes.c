@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on codes against their references: encode, rotate, weigh, fold; means, skim, sift.
+ * Kernels on codes against their references: encode, rotate, score_codes, fold; centroids,
+ * score_centroids, filter.
  *
  * Codes, scales, queries in int8 and the largest logits have the same bits everywhere. Where there
  * are exponentials or logarithms the tolerance is said beside the comparison. Keys that are not
@@ -120,7 +121,7 @@ static void make_bits(check *c, uint64_t *bits, uint32_t blocks)
 }
 
 /* Code groups of `tokens` tokens, and a query for each head: any words, scales that are numbers. */
-static void make_codes(check *c, const kvf_weigh_args *a, const void **codes, uint32_t tokens,
+static void make_codes(check *c, const kvf_score_codes_args *a, const void **codes, uint32_t tokens,
                        bool is_extreme)
 {
     const uint32_t groups = kvf_div_ceil_u32(tokens, KVF_CODE_TOKENS);
@@ -156,7 +157,7 @@ static const uint32_t *make_block_of(check *c, uint32_t blocks, uint32_t *all)
     return block_of;
 }
 
-static void make_queries(check *c, kvf_weigh_args *a, bool is_extreme)
+static void make_queries(check *c, kvf_score_codes_args *a, bool is_extreme)
 {
     const uint32_t rows = a->lists * a->group;
     int8_t *q = check_in(c, (size_t)rows * a->head_dim);
@@ -172,7 +173,7 @@ static void make_queries(check *c, kvf_weigh_args *a, bool is_extreme)
 }
 
 /* Masses of blocks none of whose tokens counts may be anything. */
-static void forget_masses(const kvf_weigh_args *a)
+static void forget_masses(const kvf_score_codes_args *a)
 {
     for (uint32_t r = 0; r < a->lists * a->group; r++)
         for (uint32_t p = 0; p < a->pages[r / a->group]; p++)
@@ -183,7 +184,7 @@ static void forget_masses(const kvf_weigh_args *a)
 
 #define CAP_MAX 50.0f /* a larger one tells masses less exactly */
 
-static void compare_masses(check *c, const kvf_weigh_args *a, uint16_t *const mass[2],
+static void compare_masses(check *c, const kvf_score_codes_args *a, uint16_t *const mass[2],
                            float *const sum[2])
 {
     /* Exponentials are to 3e-6, and sums add 1e-6. The rounding of s - top, twice, adds (top - s) *
@@ -206,13 +207,13 @@ static void compare_masses(check *c, const kvf_weigh_args *a, uint16_t *const ma
 }
 
 /* The same codes in cells, in another order, words and scales apart: nothing may change. */
-static kvf_weigh_args put_in_cells(check *c, const kvf_weigh_args *a)
+static kvf_score_codes_args put_in_cells(check *c, const kvf_score_codes_args *a)
 {
     const uint32_t blocks = kvf_div_ceil_u32(a->pages_max * a->page_size, a->block_size);
     const uint32_t id_cells = 1 + check_below(c, 3);
     const uint32_t ids = kvf_div_ceil_u32(blocks, id_cells), cells = ids * id_cells;
     const size_t code_bytes = (size_t)a->lists * a->block_size * a->head_dim / 4;
-    kvf_weigh_args to = *a;
+    kvf_score_codes_args to = *a;
     uint32_t *cell = check_in(c, blocks * sizeof *cell);
     to.codes = NULL;
     to.block_of = NULL;
@@ -227,24 +228,25 @@ static kvf_weigh_args put_in_cells(check *c, const kvf_weigh_args *a)
         cell[b] = cells - 1 - b;
     for (uint32_t l = 0; l < a->lists; l++)
         for (uint32_t t = 0; t < a->pages[l] * a->page_size; t += KVF_CODE_TOKENS) {
-            const kvf_code_group from = kvf_weigh_group(a, l, t), at = kvf_weigh_group(&to, l, t);
+            const kvf_code_group from = kvf_score_codes_group(a, l, t),
+                                 at = kvf_score_codes_group(&to, l, t);
             memcpy((char *)at.words, from.words, kvf_code_scales(a->head_dim));
             memcpy((char *)at.scales, from.scales, KVF_CODE_TOKENS * sizeof(uint16_t));
         }
     return to;
 }
 
-static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t group,
-                       bool is_extreme)
+static void score_codes_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t group,
+                             bool is_extreme)
 {
-    kvf_weigh_args a = {.head_dim = head_dim, .page_size = page_size, .group = group};
+    kvf_score_codes_args a = {.head_dim = head_dim, .page_size = page_size, .group = group};
     if (!check_begin(c))
         return;
     a.block_size = page_size > 32 ? 64 : 32u << check_below(c, 2);
     a.lists = 1 + check_below(c, 2);
     a.pages_max = kvf_max_u32(1, (1 + check_below(c, 2600)) / page_size);
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
-    a.tiles_max += check_below(c, 3) ? 0 : 4 * KVF_WEIGH_TASKS; /* more of them in a task */
+    a.tiles_max += check_below(c, 3) ? 0 : 4 * KVF_SCORE_CODES_TASKS; /* more of them in a task */
     a.cap = fminf(check_cap(c), CAP_MAX);
     a.sub = check_subgroup(c, group);
     check_describe(c, "d=%u P=%u block=%u G=%u+%u/%u lists=%u pages=%u%s", head_dim, page_size,
@@ -276,18 +278,18 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
         mass[i] = a.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
         top[i] = a.top = check_out(c, rows * a.tiles_max * sizeof(float));
         sum[i] = a.sum = check_out(c, rows * a.tiles_max * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, weigh, &a, i);
+        CHECK_RUN(c, i ? c->var : c->ref, score_codes, &a, i);
         forget_masses(&a);
     }
     /* The same numbers, without a cap; a largest of -0 and +0 may be either. */
     check_elements(c, "top", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0,
                    a.cap > 0.0f ? 1e-6 : 0.0);
     compare_masses(c, &a, mass, sum);
-    kvf_weigh_args apart = put_in_cells(c, &a);
+    kvf_score_codes_args apart = put_in_cells(c, &a);
     apart.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
     apart.top = check_out(c, rows * a.tiles_max * sizeof(float));
     apart.sum = check_out(c, rows * a.tiles_max * sizeof(float));
-    CHECK_RUN(c, c->var, weigh, &apart, 0);
+    CHECK_RUN(c, c->var, score_codes, &apart, 0);
     forget_masses(&apart);
     check_bits(c, "mass of cells", apart.mass, mass[1], rows * a.pages_max * sizeof(uint16_t));
     check_bits(c, "top of cells", apart.top, top[1], rows * a.tiles_max * sizeof(float));
@@ -295,29 +297,29 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
 }
 
 /* The front of list l of `a` gets the codes that list `from` of `b` has. */
-static void copy_codes(const kvf_weigh_args *a, uint32_t l, const kvf_weigh_args *b, uint32_t from,
-                       uint32_t tokens)
+static void copy_codes(const kvf_score_codes_args *a, uint32_t l, const kvf_score_codes_args *b,
+                       uint32_t from, uint32_t tokens)
 {
     for (uint32_t t = 0; t < tokens; t += KVF_CODE_TOKENS)
-        memcpy((char *)(uintptr_t)kvf_weigh_group(a, l, t).words, kvf_weigh_group(b, from, t).words,
-               kvf_code_bytes(a->head_dim));
+        memcpy((char *)(uintptr_t)kvf_score_codes_group(a, l, t).words,
+               kvf_score_codes_group(b, from, t).words, kvf_code_bytes(a->head_dim));
 }
 
 /* Rows of which some have tiles in common with the one before: `apart` has codes for each, in
  * `shared` those of common tiles are noise but in the first row, and rows are in another order. */
-static void make_sharers(check *c, const kvf_weigh_args *a, const kvf_weigh_args *shared,
-                         uint32_t *order, uint32_t *common)
+static void make_sharers(check *c, const kvf_score_codes_args *a,
+                         const kvf_score_codes_args *shared, uint32_t *order, uint32_t *common)
 {
     const uint32_t rows = a->lists / a->row_lists, tokens = a->pages_max * a->page_size;
     const uint32_t blocks = kvf_div_ceil_u32(tokens, a->block_size);
     const uint32_t turn = check_below(c, rows);
     for (uint32_t i = 0; i < rows; i++) {
         order[i] = (i + turn) % rows;
-        common[i] = i ? check_below(c, tokens / KVF_WEIGH_TOKENS + 1) : 0;
+        common[i] = i ? check_below(c, tokens / KVF_SCORE_CODES_TOKENS + 1) : 0;
         for (uint32_t h = 0; h < a->row_lists; h++) {
             const uint32_t l = order[i] * a->row_lists + h;
             for (int k = 0; k < 2; k++) {
-                const kvf_weigh_args *of = k ? shared : a;
+                const kvf_score_codes_args *of = k ? shared : a;
                 uint32_t all;
                 ((const uint32_t **)(uintptr_t)of->block_of)[l] = make_block_of(c, blocks, &all);
                 make_codes(c, a, &((const void **)(uintptr_t)of->codes)[l], all * a->block_size,
@@ -325,13 +327,14 @@ static void make_sharers(check *c, const kvf_weigh_args *a, const kvf_weigh_args
             }
             copy_codes(a, l, shared, l, tokens);
             if (i)
-                copy_codes(a, l, a, order[i - 1] * a->row_lists + h, common[i] * KVF_WEIGH_TOKENS);
+                copy_codes(a, l, a, order[i - 1] * a->row_lists + h,
+                           common[i] * KVF_SCORE_CODES_TOKENS);
         }
     }
 }
 
 /* Masses, tops and sums of `a`, anew. */
-static void put_results(check *c, kvf_weigh_args *a)
+static void put_results(check *c, kvf_score_codes_args *a)
 {
     const size_t rows = (size_t)a->lists * a->group;
     a->mass = check_out(c, rows * a->pages_max * sizeof *a->mass);
@@ -339,7 +342,8 @@ static void put_results(check *c, kvf_weigh_args *a)
     a->sum = check_out(c, rows * a->tiles_max * sizeof *a->sum);
 }
 
-static void check_same_results(check *c, const kvf_weigh_args *a, const kvf_weigh_args *b)
+static void check_same_results(check *c, const kvf_score_codes_args *a,
+                               const kvf_score_codes_args *b)
 {
     const size_t rows = (size_t)a->lists * a->group;
     check_bits(c, "mass", a->mass, b->mass, rows * a->pages_max * sizeof *a->mass);
@@ -350,7 +354,7 @@ static void check_same_results(check *c, const kvf_weigh_args *a, const kvf_weig
 /* Codes in common are looked at in one place, and give the bits of codes for each. */
 static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t group)
 {
-    kvf_weigh_args a = {.head_dim = head_dim, .page_size = page_size, .group = group};
+    kvf_score_codes_args a = {.head_dim = head_dim, .page_size = page_size, .group = group};
     if (!check_begin(c))
         return;
     const uint32_t rows = 1 + check_below(c, 4);
@@ -362,9 +366,9 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     a.cap = fminf(check_cap(c), CAP_MAX);
     check_describe(c, "d=%u P=%u block=%u G=%u rows=%u of %u pages=%u", head_dim, page_size,
                    a.block_size, group, rows, a.row_lists, a.pages_max);
-    kvf_weigh_args shared = a;
+    kvf_score_codes_args shared = a;
     for (int i = 0; i < 2; i++) {
-        kvf_weigh_args *of = i ? &shared : &a;
+        kvf_score_codes_args *of = i ? &shared : &a;
         of->codes = check_in(c, a.lists * sizeof *a.codes);
         of->block_of = check_in(c, a.lists * sizeof *a.block_of);
     }
@@ -383,7 +387,7 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     make_queries(c, &a, false);
     a.bits = bits;
     a.pages = pages;
-    kvf_weigh_args var = a;
+    kvf_score_codes_args var = a;
     const void *const *const codes = shared.codes;
     const uint32_t *const *const block_of = shared.block_of;
     shared = a;
@@ -393,25 +397,25 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     shared.common = common;
     put_results(c, &a);
     put_results(c, &var);
-    CHECK_RUN(c, c->ref, weigh, &a, 0);
-    CHECK_RUN(c, c->var, weigh, &var, 1);
+    CHECK_RUN(c, c->ref, score_codes, &a, 0);
+    CHECK_RUN(c, c->var, score_codes, &var, 1);
     forget_masses(&a);
     forget_masses(&var);
     for (int i = 0; i < 2; i++) {
         put_results(c, &shared);
-        CHECK_RUN(c, i ? c->var : c->ref, weigh, &shared, i);
+        CHECK_RUN(c, i ? c->var : c->ref, score_codes, &shared, i);
         forget_masses(&shared);
         check_same_results(c, &shared, i ? &var : &a);
     }
 }
 
-void check_weigh(check *c)
+void check_score_codes(check *c)
 {
     for (uint32_t d = 0; d < HEAD_DIMS; d++)
         for (uint32_t p = 0; p < 7; p++)
             for (uint32_t i = 0; i < 3; i++)
-                weigh_case(c, head_dims[d], 1u << p,
-                           check_groups[(d + 5 * p + 7 * i) % CHECK_GROUPS], i == 2);
+                score_codes_case(c, head_dims[d], 1u << p,
+                                 check_groups[(d + 5 * p + 7 * i) % CHECK_GROUPS], i == 2);
     for (uint32_t i = 0; i < 14; i++)
         share_case(c, i % 3 ? 32u << i % 3 : 256, 1u << i % 7,
                    check_groups[i % 4 ? i % 5 : 3 * i % CHECK_GROUPS]);
@@ -473,7 +477,7 @@ static bool is_heavy(const kvf_fold_args *a, size_t list, uint32_t page)
  * weight is a product of exponentials of at most -88, in 2^-23, and a sum over tiles and heads. */
 static void compare_scores(check *c, const kvf_fold_args *a, const float *got, const float *want)
 {
-    const bool is_mean = a->kind == KVF_GROUP_MEAN_SOFTMAX;
+    const bool is_centroid = a->kind == KVF_GROUP_MEAN_SOFTMAX;
     for (size_t l = 0; l < a->lists; l++)
         for (uint32_t p = 0; p < a->pages_max; p++) {
             const size_t i = l * a->pages_max + p;
@@ -481,8 +485,8 @@ static void compare_scores(check *c, const kvf_fold_args *a, const float *got, c
                 check_fail(c, "out[%zu] is %g", i, (double)got[i]);
             if (p < a->pages[l] && is_heavy(a, l, p))
                 continue;
-            check_elements(c, "out", got + i, want + i, KVF_FP32, 1, is_mean ? 1e-36 : 16 * 2e-5,
-                           is_mean ? 4e-5 : 1e-6);
+            check_elements(c, "out", got + i, want + i, KVF_FP32, 1,
+                           is_centroid ? 1e-36 : 16 * 2e-5, is_centroid ? 4e-5 : 1e-6);
         }
 }
 
@@ -535,14 +539,14 @@ void check_fold(check *c)
                       check_groups[(p + 5 * i) % CHECK_GROUPS], i >= 12);
 }
 
-/* ---- means, skim, sift ---- */
+/* ---- centroids, score_centroids, filter ---- */
 
-static void means_case(check *c, uint32_t head_dim, bool is_extreme)
+static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
 {
     if (!check_begin(c))
         return;
-    const uint32_t block = 32u << check_below(c, 2), per = KVF_MEAN_TOKENS / block;
-    kvf_means_args a = {.rows = 1 + check_below(c, 3), .stretches = 3};
+    const uint32_t block = 32u << check_below(c, 2), per = KVF_CENTROID_TOKENS / block;
+    kvf_centroids_args a = {.rows = 1 + check_below(c, 3), .stretches = 3};
     kvf_paging *p = &a.paging;
     *p = (kvf_paging){.shape = {KVF_BF16, head_dim, 4, KVF_PAGES_BF16},
                       .kv_heads = 1 + check_below(c, 3),
@@ -555,12 +559,12 @@ static void means_case(check *c, uint32_t head_dim, bool is_extreme)
     const uint32_t *block_of = make_block_of(c, p->blocks_max, &all);
     check_describe(c, "d=%u block=%u rows=%u heads=%u%s", head_dim, block, a.rows, p->kv_heads,
                    is_extreme ? " extreme" : "");
-    const size_t means = (size_t)p->kv_heads * p->stretches_max * head_dim;
+    const size_t centroids = (size_t)p->kv_heads * p->stretches_max * head_dim;
     const size_t scales = (size_t)p->kv_heads * p->stretches_max * sizeof(uint16_t);
-    int8_t *mean[2] = {check_out(c, a.rows * means), check_out(c, a.rows * means)};
+    int8_t *mean[2] = {check_out(c, a.rows * centroids), check_out(c, a.rows * centroids)};
     uint16_t *scale[2] = {check_out(c, a.rows * scales), check_out(c, a.rows * scales)};
     kvf_row *row[2] = {check_in(c, a.rows * sizeof **row), check_in(c, a.rows * sizeof **row)};
-    const kvf_weigh_args codes = {.head_dim = head_dim};
+    const kvf_score_codes_args codes = {.head_dim = head_dim};
     for (uint32_t r = 0; r < a.rows; r++) {
         const void *of_row;
         make_codes(c, &codes, &of_row, p->kv_heads * all * block, is_extreme);
@@ -571,53 +575,54 @@ static void means_case(check *c, uint32_t head_dim, bool is_extreme)
         one.sealed = one.sealed_before + check_below(c, 2 * per + 1);
         for (int k = 0; k < 2; k++) {
             row[k][r] = one;
-            row[k][r].means = mean[k] + r * means;
-            row[k][r].mean_scales = scale[k] + r * scales / sizeof(uint16_t);
+            row[k][r].centroids = mean[k] + r * centroids;
+            row[k][r].centroid_scales = scale[k] + r * scales / sizeof(uint16_t);
         }
     }
     for (int k = 0; k < 2; k++) {
         a.row = row[k];
-        CHECK_RUN(c, k ? c->var : c->ref, means, &a, k);
+        CHECK_RUN(c, k ? c->var : c->ref, centroids, &a, k);
     }
-    check_bits(c, "means", mean[1], mean[0], a.rows * means);
-    check_bits(c, "mean_scales", scale[1], scale[0], a.rows * scales);
+    check_bits(c, "centroids", mean[1], mean[0], a.rows * centroids);
+    check_bits(c, "centroid_scales", scale[1], scale[0], a.rows * scales);
 }
 
-void check_means(check *c)
+void check_centroids(check *c)
 {
     for (uint32_t d = 0; d < HEAD_DIMS; d++)
         for (uint32_t i = 0; i < 6; i++)
-            means_case(c, head_dims[d], i % 2);
+            centroids_case(c, head_dims[d], i % 2);
 }
 
-static void fill_means(check *c, int8_t *means, size_t levels, uint16_t *scales, size_t count,
-                       bool is_extreme)
+static void fill_centroids(check *c, int8_t *centroids, size_t levels, uint16_t *scales,
+                           size_t count, bool is_extreme)
 {
     for (size_t i = 0; i < levels; i++)
-        means[i] = (int8_t)(is_extreme ? (check_below(c, 2) ? 127 : -127)
-                                       : (int)check_below(c, 255) - 127);
+        centroids[i] = (int8_t)(is_extreme ? (check_below(c, 2) ? 127 : -127)
+                                           : (int)check_below(c, 255) - 127);
     for (size_t i = 0; i < count; i++)
         scales[i] = (uint16_t)check_below(c, is_extreme ? 0x7c00 : 0x3c00);
 }
 
 /* Means of each list by themselves. */
-static void make_means(check *c, kvf_skim_args *a, bool is_extreme)
+static void make_centroids(check *c, kvf_score_centroids_args *a, bool is_extreme)
 {
-    const int8_t **means = check_in(c, a->lists * sizeof *means);
+    const int8_t **centroids = check_in(c, a->lists * sizeof *centroids);
     const uint16_t **scale = check_in(c, a->lists * sizeof *scale);
     for (uint32_t l = 0; l < a->lists; l++) {
         int8_t *mean = check_in(c, (size_t)a->count[l] * a->head_dim);
         uint16_t *scales = check_in(c, a->count[l] * sizeof *scales);
-        fill_means(c, mean, (size_t)a->count[l] * a->head_dim, scales, a->count[l], is_extreme);
-        means[l] = mean;
+        fill_centroids(c, mean, (size_t)a->count[l] * a->head_dim, scales, a->count[l], is_extreme);
+        centroids[l] = mean;
         scale[l] = scales;
     }
-    a->means = means;
+    a->centroids = centroids;
     a->scale = scale;
 }
 
 /* Those of cells, in any order, and some by several rows; a head without any has no number. */
-static void make_cell_means(check *c, kvf_skim_args *a, uint32_t *count, bool is_extreme)
+static void make_cell_centroids(check *c, kvf_score_centroids_args *a, uint32_t *count,
+                                bool is_extreme)
 {
     const uint32_t per = 1 + check_below(c, 2), all = 1 + check_below(c, 40);
     const uint32_t heads = a->lists % 2 ? 1 : 2;
@@ -631,25 +636,26 @@ static void make_cell_means(check *c, kvf_skim_args *a, uint32_t *count, bool is
         for (uint32_t l = h; number[h] == UINT32_MAX && l < a->lists; l += heads)
             count[l] = 0;
     }
-    int8_t *means = check_in(c, (size_t)numbers * all * a->head_dim);
+    int8_t *centroids = check_in(c, (size_t)numbers * all * a->head_dim);
     uint16_t *scales = check_in(c, numbers * all * sizeof *scales);
-    fill_means(c, means, (size_t)numbers * all * a->head_dim, scales, (size_t)numbers * all,
-               is_extreme);
+    fill_centroids(c, centroids, (size_t)numbers * all * a->head_dim, scales, (size_t)numbers * all,
+                   is_extreme);
     a->cell = cell;
-    a->cells = (kvf_cell_means){.means = means,
-                                .scales = scales,
-                                .number = number,
-                                .kv_heads = heads,
-                                .stretches = all,
-                                .cells = per};
+    a->cells = (kvf_cell_centroids){.centroids = centroids,
+                                    .scales = scales,
+                                    .number = number,
+                                    .kv_heads = heads,
+                                    .stretches = all,
+                                    .cells = per};
 }
 
-static void skim_case(check *c, uint32_t head_dim, uint32_t group, bool is_extreme)
+static void score_centroids_case(check *c, uint32_t head_dim, uint32_t group, bool is_extreme)
 {
     if (!check_begin(c))
         return;
-    kvf_skim_args a = {.head_dim = head_dim, .lists = 1 + check_below(c, 4), .group = group};
-    a.stride = 1 + check_below(c, 3 * KVF_SKIM_MEANS);
+    kvf_score_centroids_args a = {
+        .head_dim = head_dim, .lists = 1 + check_below(c, 4), .group = group};
+    a.stride = 1 + check_below(c, 3 * KVF_CENTROIDS_PER_TASK);
     const bool by_cell = check_below(c, 3) == 0;
     check_describe(c, "d=%u G=%u lists=%u stride=%u%s%s", head_dim, group, a.lists, a.stride,
                    is_extreme ? " extreme" : "", by_cell ? " by cell" : "");
@@ -658,10 +664,10 @@ static void skim_case(check *c, uint32_t head_dim, uint32_t group, bool is_extre
         count[l] = check_below(c, 3) ? check_below(c, a.stride + 1) : l ? 0 : a.stride;
     a.count = count;
     if (by_cell)
-        make_cell_means(c, &a, count, is_extreme);
+        make_cell_centroids(c, &a, count, is_extreme);
     else
-        make_means(c, &a, is_extreme);
-    kvf_weigh_args queries = {.head_dim = head_dim, .lists = a.lists, .group = group};
+        make_centroids(c, &a, is_extreme);
+    kvf_score_codes_args queries = {.head_dim = head_dim, .lists = a.lists, .group = group};
     make_queries(c, &queries, is_extreme);
     a.q = queries.q;
     a.q_scale = queries.q_scale;
@@ -669,24 +675,24 @@ static void skim_case(check *c, uint32_t head_dim, uint32_t group, bool is_extre
     float *scores[2];
     for (int k = 0; k < 2; k++) {
         scores[k] = a.scores = check_out(c, bytes);
-        CHECK_RUN(c, k ? c->var : c->ref, skim, &a, k);
+        CHECK_RUN(c, k ? c->var : c->ref, score_centroids, &a, k);
     }
     check_bits(c, "scores", scores[1], scores[0], bytes);
 }
 
-void check_skim(check *c)
+void check_score_centroids(check *c)
 {
     for (uint32_t d = 0; d < HEAD_DIMS; d++)
         for (uint32_t i = 0; i < CHECK_GROUPS; i++)
-            skim_case(c, head_dims[d], check_groups[i], i % 4 == 0);
+            score_centroids_case(c, head_dims[d], check_groups[i], i % 4 == 0);
 }
 
-static void sift_case(check *c, uint32_t block_size)
+static void filter_case(check *c, uint32_t block_size)
 {
     if (!check_begin(c))
         return;
-    const uint32_t per = KVF_MEAN_TOKENS / block_size;
-    kvf_sift_args a = {.lists = 1 + check_below(c, 4), .block_size = block_size};
+    const uint32_t per = KVF_CENTROID_TOKENS / block_size;
+    kvf_filter_args a = {.lists = 1 + check_below(c, 4), .block_size = block_size};
     a.blocks_max = 1 + check_below(c, 600);
     a.ids_max = a.blocks_max;
     check_describe(c, "block=%u lists=%u blocks=%u", block_size, a.lists, a.blocks_max);
@@ -713,13 +719,13 @@ static void sift_case(check *c, uint32_t block_size)
     uint64_t *bits[2];
     for (int k = 0; k < 2; k++) {
         bits[k] = a.bits = check_out(c, bytes);
-        CHECK_RUN(c, k ? c->var : c->ref, sift, &a, k);
+        CHECK_RUN(c, k ? c->var : c->ref, filter, &a, k);
     }
     check_bits(c, "bits", bits[1], bits[0], bytes);
 }
 
-void check_sift(check *c)
+void check_filter(check *c)
 {
     for (uint32_t i = 0; i < 40; i++)
-        sift_case(c, 32u << i % 2);
+        filter_case(c, 32u << i % 2);
 }

@@ -432,13 +432,13 @@ static double estimate(const naive *n, const float *k, const float *q)
 }
 
 /* Per page the mass of its tokens relative to the best of all, in bf16; -1 = nothing left. Fewer
- * tokens than a tile of kernel `weigh`. Returns the sum, and the largest logit. */
+ * tokens than a tile of kernel `score_codes`. Returns the sum, and the largest logit. */
 static double page_masses(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t pages,
                           const float *q, double *mass, double *top)
 {
     const uint32_t P = n->c.page_size;
     double *logit = calloc((size_t)pages * P + 1, sizeof *logit), all = 0.0;
-    assert(logit && pages * P <= KVF_WEIGH_TOKENS);
+    assert(logit && pages * P <= KVF_SCORE_CODES_TOKENS);
     *top = -INFINITY;
     for (uint32_t t = 0; t < pages * P; t++) {
         logit[t] = -INFINITY;

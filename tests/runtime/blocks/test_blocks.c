@@ -338,7 +338,7 @@ static void a_write_voids_what_the_device_has(void **state)
 }
 
 /* Means of what was there before would choose other pages; tails have tags as windows have. */
-static void a_write_voids_means_and_tails(void **state)
+static void a_write_voids_centroids_and_tails(void **state)
 {
     kvf_blocks_stats unused;
     (void)state;
@@ -398,7 +398,7 @@ int main(void)
     };
     /* Kernels of both devices note writes alike: check_cells.c. */
     const struct CMUnitTest deaf[] = {
-        cmocka_unit_test(a_write_voids_means_and_tails),
+        cmocka_unit_test(a_write_voids_centroids_and_tails),
     };
     int failed = cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
     if (rig_config().cache.pages == KVF_PAGES_BF16) /* packed cells are unpacked by `expand` */

@@ -160,9 +160,9 @@ static void mean_of(const test_tokens *t, uint32_t layer, uint32_t head, uint32_
         mean[c] = rint(mean[c] * 127.0 / largest) * (largest / 127.0);
 }
 
-/* What the ranked stretches 1 .. count weigh: the mean over the group of softmax. */
-static void weigh_stretches(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t query,
-                            uint32_t count, double *weight)
+/* What the ranked stretches 1 .. count have: the mean over the group of softmax. */
+static void mass_of_stretches(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t query,
+                              uint32_t count, double *weight)
 {
     const kvf_cache_config c = {.head_dim = DIM};
     double mean[16][DIM], logit[16];
@@ -191,8 +191,8 @@ static void weigh_stretches(const test_tokens *t, uint32_t layer, uint32_t head,
     }
 }
 
-/* Stretches that stay weigh at least as much as those left out, but for the rounding of a query to
- * int8, which moves a logit by about 1%. */
+/* Stretches that stay have at least as much mass as those left out, but for the rounding of a query
+ * to int8, which moves a logit by about 1%. */
 static void expect_best(const seen_view *v, const double *weight, uint32_t count, uint32_t take,
                         uint32_t token)
 {
@@ -208,8 +208,7 @@ static void expect_best(const seen_view *v, const double *weight, uint32_t count
     }
     assert_int_equal(kept, take);
     if (most > least * 1.3)
-        fail_msg("token %u: a stretch that weighs %g was left out, one of %g was not", token, most,
-                 least);
+        fail_msg("token %u: a stretch of %g was left out, one of %g was not", token, most, least);
 }
 
 static void what_is_left_out_follows_from_codes(void **state)
@@ -217,7 +216,7 @@ static void what_is_left_out_follows_from_codes(void **state)
     test_world w;
     test_tokens t;
     double weight[16];
-    uint32_t sifted = 0;
+    uint32_t filtered = 0;
     kvf_cache_config c = config_of(coarse_mask, 0.3f);
     float *out = test_scratch((size_t)HEADS * GROUP * DIM * sizeof *out);
     c.select = KVF_SELECT_CUSTOM;
@@ -247,12 +246,12 @@ static void what_is_left_out_follows_from_codes(void **state)
                 for (uint32_t p = 0; p < v->pages; p++) /* the first, and after the last */
                     if (p < 16 || p >= 16 * whole)
                         assert_true(v->scores[p] > -INFINITY);
-                weigh_stretches(&t, layer, h, token, count, weight);
+                mass_of_stretches(&t, layer, h, token, count, weight);
                 expect_best(v, weight, count, take, token);
-                sifted += take < count;
+                filtered += take < count;
             }
         }
-    assert_true(sifted > 20);
+    assert_true(filtered > 20);
     test_world_close(&w);
     test_tokens_free(&t);
 }
@@ -416,7 +415,7 @@ static void batches_and_recordings_change_no_bit(void **state)
         test_release(places[i]);
 }
 
-static void means_are_part_of_the_plan(void **state)
+static void centroids_are_part_of_the_plan(void **state)
 {
     test_world w;
     kvf_cache_plan with, without;
@@ -426,9 +425,9 @@ static void means_are_part_of_the_plan(void **state)
     assert_int_equal(kvf_cache_plan_make(w.runtime, &c, &without, &error), KVF_OK);
     c.head_mask = coarse_mask;
     assert_int_equal(kvf_cache_plan_make(w.runtime, &c, &with, &error), KVF_OK);
-    const uint64_t means = (uint64_t)LAYERS * HEADS * (c.tokens_max / 64) * (DIM + 2);
-    assert_true(with.device_digest_bytes >= without.device_digest_bytes + means);
-    assert_true(with.device_digest_bytes <= without.device_digest_bytes + means + 256);
+    const uint64_t centroids = (uint64_t)LAYERS * HEADS * (c.tokens_max / 64) * (DIM + 2);
+    assert_true(with.device_digest_bytes >= without.device_digest_bytes + centroids);
+    assert_true(with.device_digest_bytes <= without.device_digest_bytes + centroids + 256);
     assert_int_equal(with.device_kv_bytes, without.device_kv_bytes);
     test_world_close(&w);
 }
@@ -442,7 +441,7 @@ int main(void)
         cmocka_unit_test(the_way_changes_no_bit),
         cmocka_unit_test(forks_and_cuts_change_no_bit),
         cmocka_unit_test(batches_and_recordings_change_no_bit),
-        cmocka_unit_test(means_are_part_of_the_plan),
+        cmocka_unit_test(centroids_are_part_of_the_plan),
     };
     return cmocka_run_group_tests_name("runtime: coarse heads", tests, NULL, NULL);
 }

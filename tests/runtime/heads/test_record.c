@@ -300,7 +300,7 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         const uint8_t *mask;
         bool forks;
     } ways[] = {
-        /* the default: append, rotate, weigh, fold, select, attend */
+        /* the default: append, rotate, score_codes, fold, select, attend */
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, .mask = NULL},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 2 * 5, .mask = NULL},
         {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, .mask = NULL},
@@ -308,7 +308,7 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, .mask = mask_of_both_kinds},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, .mask = mask_of_two_parts},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, .mask = mask_of_none},
-        /* and of a layer with coarse heads: skim, reduce, topk, sift */
+        /* and of a layer with coarse heads: score_centroids, reduce, topk, filter */
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6 + 4, .mask = mask_of_coarse},
         /* forks: collect */
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 7, .mask = NULL, .forks = true},

@@ -49,7 +49,8 @@ static void sixteen_forks_take_an_eighth(void **state)
         const uint32_t context = contexts[i / 2];
         kvf_cache_config one = config_of_8b(1, context, ANSWER);
         kvf_cache_config forks = config_of_8b(FORKS, context, ANSWER);
-        one.head_mask = forks.head_mask = i % 2 ? kinds : NULL; /* coarse heads have means, too */
+        one.head_mask = forks.head_mask =
+            i % 2 ? kinds : NULL; /* coarse heads have centroids, too */
         const uint64_t single = digest_bytes(runtime, &one);
         assert_true(digest_bytes(runtime, &forks) >= FORKS * single); /* of prompts of their own */
         forks.host_tokens_max = context + FORKS * (ANSWER + WINDOW);

@@ -26,8 +26,9 @@
  * and head. Dependent steps: the list's length, its blocks, codes, two barriers. Times of an
  * H200 are in docs/design/gpu.md.
  *
- * Exactness: logits and largest have the bits of weigh_ref.c; weights are 2^x to 2 units in the
- * last place, added over a page by halving, over a tile in a fixed order, whatever is beside them.
+ * Exactness: logits and largest have the bits of score_codes_ref.c; weights are 2^x to 2 units in
+ * the last place, added over a page by halving, over a tile in a fixed order, whatever is beside
+ * them.
  */
 
 #include <math.h>
@@ -38,9 +39,9 @@
 #include "score/codes.h"
 
 #define WARPS      8u
-#define GROUPS     (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
-#define TURNS      (KVF_WEIGH_TOKENS / (WARPS * KVF_WARP_LANES)) /* tokens of a lane, in the end */
-#define HEADS      8u                                            /* columns of a product */
+#define GROUPS     (KVF_SCORE_CODES_TOKENS / KVF_CODE_TOKENS)
+#define TURNS      (KVF_SCORE_CODES_TOKENS / (WARPS * KVF_WARP_LANES)) /* tokens of a lane */
+#define HEADS      8u                                                  /* columns of a product */
 #define RING       4u                    /* spans of four words that a warp has on their way */
 #define SCALES     (KVF_CODE_TOKENS * 2) /* bytes */
 #define LOG2E      1.44269504f
@@ -67,14 +68,14 @@ struct columns {
     uint32_t count;
 };
 
-static __device__ __forceinline__ uint32_t list_of(const kvf_weigh_args &a, const columns &c,
+static __device__ __forceinline__ uint32_t list_of(const kvf_score_codes_args &a, const columns &c,
                                                    uint32_t column)
 {
-    return kvf_weigh_list(&a, c.l + column / a.sub.count * a.row_lists);
+    return kvf_score_codes_list(&a, c.l + column / a.sub.count * a.row_lists);
 }
 
 /* The row in q, top, sum and mass. */
-static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const columns &c,
+static __device__ __forceinline__ uint32_t row_of(const kvf_score_codes_args &a, const columns &c,
                                                   uint32_t column)
 {
     return column < c.count * a.sub.count ? list_of(a, c, column) * a.group + column % a.sub.count
@@ -83,7 +84,7 @@ static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const
 
 /* Lane 4h + c's part of B for column h and the words 4s + c: four channels per register, in the
  * order that unpack() gives: 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15. Zeros for no row. */
-static __device__ __forceinline__ uint4 query_part(const kvf_weigh_args &a, uint32_t row,
+static __device__ __forceinline__ uint4 query_part(const kvf_score_codes_args &a, uint32_t row,
                                                    uint32_t word)
 {
     uint4 x = {};
@@ -93,8 +94,8 @@ static __device__ __forceinline__ uint4 query_part(const kvf_weigh_args &a, uint
                       __byte_perm(x.y, x.w, 0x5140), __byte_perm(x.y, x.w, 0x7362));
 }
 
-static __device__ void prepare_queries(const kvf_weigh_args &a, uint4 *to, const columns &columns,
-                                       uint32_t spans, uint32_t head_blocks)
+static __device__ void prepare_queries(const kvf_score_codes_args &a, uint4 *to,
+                                       const columns &columns, uint32_t spans, uint32_t head_blocks)
 {
     const uint32_t all = spans * head_blocks * KVF_WARP_LANES;
     for (uint32_t i = threadIdx.x; i < all; i += blockDim.x) {
@@ -151,7 +152,7 @@ static __device__ __forceinline__ void multiply(int32_t sum[2][HEAD_BLOCKS][4], 
 
 /* Bit t: token t of code group `index` of the tile does not count for the list, of those that there
  * are. */
-static __device__ __forceinline__ uint32_t skip_bits(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ uint32_t skip_bits(const kvf_score_codes_args &a, const tile &t,
                                                      uint32_t list, uint32_t index)
 {
     const uint32_t token = t.first + index * KVF_CODE_TOKENS;
@@ -167,7 +168,7 @@ static __device__ __forceinline__ uint32_t past_end(const tile &t, uint32_t inde
 }
 
 /* Tokens that do not count, with those that there are not. */
-static __device__ __forceinline__ uint32_t skipped(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ uint32_t skipped(const kvf_score_codes_args &a, const tile &t,
                                                    uint32_t list, uint32_t index)
 {
     return skip_bits(a, t, list, index) | past_end(t, index);
@@ -175,7 +176,7 @@ static __device__ __forceinline__ uint32_t skipped(const kvf_weigh_args &a, cons
 
 /* Four logits per head of this lane: heads 2c and 2c + 1 of every block. */
 template <uint32_t HEAD_BLOCKS, bool CAPPED>
-static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ void store_logits(const kvf_score_codes_args &a, const tile &t,
                                                     uint32_t list, float *logits, uint32_t index,
                                                     uint2 scales, int32_t sum[2][HEAD_BLOCKS][4])
 {
@@ -198,7 +199,7 @@ static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, con
                 s[i] = CAPPED ? kvf_cap_logit(s[i], a.cap) : s[i];
                 s[i] = skip >> i & 1 ? -INFINITY : s[i];
             }
-            *(float4 *)(logits + (size_t)head * KVF_WEIGH_TOKENS + index * KVF_CODE_TOKENS +
+            *(float4 *)(logits + (size_t)head * KVF_SCORE_CODES_TOKENS + index * KVF_CODE_TOKENS +
                         token) = make_float4(s[0], s[1], s[2], s[3]);
         }
 }
@@ -218,7 +219,7 @@ static __device__ __forceinline__ float largest(const float *s)
 }
 
 /* Masses of the warp's pages for one head, from logits `s`; returns their sum, in every lane. */
-static __device__ __forceinline__ float store_masses(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ float store_masses(const kvf_score_codes_args &a, const tile &t,
                                                      uint16_t *mass, const float *s, uint32_t token,
                                                      float top)
 {
@@ -255,14 +256,14 @@ static __device__ __forceinline__ float store_masses(const kvf_weigh_args &a, co
 
 /* Behind a barrier: logits of all heads are in shared memory, and `parts` has room for two numbers
  * per head and warp. */
-static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, uint32_t list,
-                                   const float *logits, float *parts)
+static __device__ void score_codes_heads(const kvf_score_codes_args &a, const tile &t,
+                                         uint32_t list, const float *logits, float *parts)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t token = warp * TURNS * KVF_WARP_LANES;
     float *tops = parts, *sums = parts + (size_t)a.sub.count * WARPS;
     for (uint32_t h = 0; h < a.sub.count; h++) {
-        const float top = largest(logits + (size_t)h * KVF_WEIGH_TOKENS + token);
+        const float top = largest(logits + (size_t)h * KVF_SCORE_CODES_TOKENS + token);
         if (lane == 0)
             tops[h * WARPS + warp] = top;
     }
@@ -274,11 +275,12 @@ static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, uint3
             top = fmaxf(top, tops[h * WARPS + w]);
         const float sum = store_masses(
             a, t, a.mass + row * a.pages_max + (t.first >> kvf_page_shift(a.page_size)),
-            logits + (size_t)h * KVF_WEIGH_TOKENS + token, token, top == -INFINITY ? 0.0f : top);
+            logits + (size_t)h * KVF_SCORE_CODES_TOKENS + token, token,
+            top == -INFINITY ? 0.0f : top);
         if (lane == 0)
             sums[h * WARPS + warp] = sum;
         if (threadIdx.x == 0)
-            a.top[row * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = top;
+            a.top[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = top;
     }
     __syncthreads();
     for (uint32_t h = threadIdx.x; h < a.sub.count; h += blockDim.x) {
@@ -286,7 +288,7 @@ static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, uint3
         for (uint32_t w = 0; w < WARPS; w++)
             sum += sums[h * WARPS + w];
         const size_t row = (size_t)list * a.group + h;
-        a.sum[row * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = sum;
+        a.sum[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = sum;
     }
 }
 
@@ -336,10 +338,11 @@ template <uint32_t SPANS> struct ring {
 /* Words and scales of the group; zeros without a look at memory where none of its tokens counts for
  * `list`. */
 template <uint32_t SPANS>
-static __device__ __forceinline__ void ask(char *slot, const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ void ask(char *slot, const kvf_score_codes_args &a, const tile &t,
                                            uint32_t index, uint32_t list)
 {
-    const kvf_code_group group = kvf_weigh_group(&a, t.codes, t.first + index * KVF_CODE_TOKENS);
+    const kvf_code_group group =
+        kvf_score_codes_group(&a, t.codes, t.first + index * KVF_CODE_TOKENS);
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     const bool counts = skip_bits(a, t, list, index) != 0xffffffffu;
     copy_words<SPANS>(slot, group.words, a.head_dim, counts);
@@ -350,7 +353,7 @@ static __device__ __forceinline__ void ask(char *slot, const kvf_weigh_args &a, 
 
 /* Ask for the warp's first code groups: warp, warp + WARPS, ... of the tile's `groups`. */
 template <uint32_t SPANS>
-static __device__ __forceinline__ void begin_groups(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ void begin_groups(const kvf_score_codes_args &a, const tile &t,
                                                     uint32_t list, uint32_t groups, char *slots)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
@@ -363,7 +366,7 @@ static __device__ __forceinline__ void begin_groups(const kvf_weigh_args &a, con
 
 /* Words and scales of the warp's k-th group, which there is; a later one takes its place. */
 template <uint32_t SPANS>
-static __device__ __forceinline__ uint2 take_group(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ uint2 take_group(const kvf_score_codes_args &a, const tile &t,
                                                    uint32_t list, uint32_t groups, char *slots,
                                                    uint32_t k, uint4 x[SPANS])
 {
@@ -385,9 +388,9 @@ static __device__ __forceinline__ uint2 take_group(const kvf_weigh_args &a, cons
 
 /* Logits of the code groups warp, warp + WARPS, ... of a tile that has `groups` of them. */
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS, bool CAPPED>
-static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, const tile &t,
-                                                    const columns &columns, const uint4 *queries,
-                                                    float *logits, char *slots)
+static __device__ __forceinline__ void
+score_codes_groups(const kvf_score_codes_args &a, const tile &t, const columns &columns,
+                   const uint4 *queries, float *logits, char *slots)
 {
     const uint32_t list = list_of(a, columns, 0);
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
@@ -398,7 +401,7 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
     for (uint32_t i = warp, k = 0; i < GROUPS; i += WARPS, k++) {
         if (i >= groups) {
             for (uint32_t h = 0; h < a.sub.count; h++)
-                logits[(size_t)h * KVF_WEIGH_TOKENS + i * KVF_CODE_TOKENS + lane] = -INFINITY;
+                logits[(size_t)h * KVF_SCORE_CODES_TOKENS + i * KVF_CODE_TOKENS + lane] = -INFINITY;
             continue;
         }
         uint4 x[SPANS];
@@ -443,7 +446,7 @@ template <bool PAIRED> static __device__ __forceinline__ uint32_t lane_group(uin
 }
 
 /* Skipped tokens of the warp's code groups, and where their codes are: all loads at once. */
-static __device__ __forceinline__ void find_groups(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ void find_groups(const kvf_score_codes_args &a, const tile &t,
                                                    const uint32_t *blocks, const uint64_t *bits,
                                                    const char *codes, own *o,
                                                    kvf_code_group group[OWN])
@@ -457,13 +460,14 @@ static __device__ __forceinline__ void find_groups(const kvf_weigh_args &a, cons
         block[k] = is_there ? blocks[(index + k) >> shift] : 0;
         o->skips[k] = is_there ? words[(index + k) << (1 - shift)] : 0xffffffffu;
     }
-    if (t.tokens < KVF_WEIGH_TOKENS)
+    if (t.tokens < KVF_SCORE_CODES_TOKENS)
         for (uint32_t k = 0; k < OWN; k++)
             o->skips[k] |= past_end(t, o->first + k);
     if (a.cell) {
 #pragma unroll
         for (uint32_t k = 0; k < OWN; k++)
-            group[k] = kvf_weigh_cell_group(&a, t.codes, block[k], (index + k) * KVF_CODE_TOKENS);
+            group[k] =
+                kvf_score_codes_cell_group(&a, t.codes, block[k], (index + k) * KVF_CODE_TOKENS);
         return;
     }
 #pragma unroll
@@ -475,7 +479,7 @@ static __device__ __forceinline__ void find_groups(const kvf_weigh_args &a, cons
 /* Ask for the words of the warp's code groups, and load scales of the lane's tokens: zeros without
  * a look at memory where there is no group, or where none of its tokens counts if `is_alone`. */
 template <uint32_t SPANS, bool PAIRED>
-static __device__ __forceinline__ void begin_tile(const kvf_weigh_args &a, const own &o,
+static __device__ __forceinline__ void begin_tile(const kvf_score_codes_args &a, const own &o,
                                                   const kvf_code_group group[OWN], bool is_alone,
                                                   uint32_t left, uint2 scales[])
 {
@@ -505,8 +509,8 @@ static __device__ __forceinline__ void begin_tile(const kvf_weigh_args &a, const
 
 /* Bytes of q, top, sum and mass. */
 template <bool PAIRED>
-static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const columns &columns,
-                                                  uint32_t column)
+static __device__ __forceinline__ uint32_t row_of(const kvf_score_codes_args &a,
+                                                  const columns &columns, uint32_t column)
 {
     if (!PAIRED)
         return row_of(a, columns, column);
@@ -515,7 +519,7 @@ static __device__ __forceinline__ uint32_t row_of(const kvf_weigh_args &a, const
 
 /* Lists with codes in common: skipped tokens of the warp's code group 4i + k, in lane 8k + n of
  * the columns' n-th list. */
-static __device__ __forceinline__ uint32_t held_skips(const kvf_weigh_args &a, const tile &t,
+static __device__ __forceinline__ uint32_t held_skips(const kvf_score_codes_args &a, const tile &t,
                                                       const columns &columns, uint32_t first,
                                                       uint32_t i)
 {
@@ -531,7 +535,7 @@ template <bool PAIRED> struct lane_skips {
     uint32_t of_lists[OWN / SKIPS]; /* held_skips() */
     uint32_t from[2];               /* the lane that has those of step 0 */
 
-    __device__ __forceinline__ lane_skips(const kvf_weigh_args &a, const tile &t,
+    __device__ __forceinline__ lane_skips(const kvf_score_codes_args &a, const tile &t,
                                           const columns &columns, const own &o)
     {
         if constexpr (!PAIRED) {
@@ -576,7 +580,7 @@ template <uint32_t SPANS, bool PAIRED> struct held_queries {
     uint4 part[1 + PAIRED][SPANS];
     float scale[2];
 
-    __device__ __forceinline__ held_queries(const kvf_weigh_args &a, const columns &columns)
+    __device__ __forceinline__ held_queries(const kvf_score_codes_args &a, const columns &columns)
     {
         const uint32_t lane = threadIdx.x % KVF_WARP_LANES, column = lane / 4;
         uint32_t row = row_of<PAIRED>(a, columns, PAIRED ? column % 4 : column);
@@ -640,7 +644,7 @@ template <bool PAIRED> static __device__ __forceinline__ float lanes_max(float x
 /* Logits of the warp, and the largest of both columns. */
 template <uint32_t SPANS, bool PAIRED>
 static __device__ __forceinline__ void
-hold_logits(const kvf_weigh_args &a, const own &o, const held_queries<SPANS, PAIRED> &q,
+hold_logits(const kvf_score_codes_args &a, const own &o, const held_queries<SPANS, PAIRED> &q,
             const uint2 scales[], const lane_skips<PAIRED> &skips, float s[][2][4], float top[2])
 {
     uint32_t place[SPANS];
@@ -707,8 +711,8 @@ static __device__ __forceinline__ float hold_masses(const float s[][2][4], const
  * the next one may write after its first barrier. */
 template <uint32_t PAGE, uint32_t SPANS, bool PAIRED>
 static __device__ __forceinline__ void
-weigh_held(const kvf_weigh_args &a, const tile &t, const columns &columns, const own &o,
-           const held_queries<SPANS, PAIRED> &q, const uint2 scales[], float *parts)
+score_codes_held(const kvf_score_codes_args &a, const tile &t, const columns &columns, const own &o,
+                 const held_queries<SPANS, PAIRED> &q, const uint2 scales[], float *parts)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const bool is_told = lane < (PAIRED ? 2 : 4);
@@ -739,7 +743,7 @@ weigh_held(const kvf_weigh_args &a, const tile &t, const columns &columns, const
         return;
     for (uint32_t h = 0; h < 2; h++) {
         const uint32_t row = row_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
-        const size_t at = (size_t)row * a.tiles_max + t.first / KVF_WEIGH_TOKENS;
+        const size_t at = (size_t)row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS;
         float sum = 0.0f;
         for (uint32_t w = 0; w < HELD_WARPS; w++)
             sum += sums[h * HELD_WARPS + w];
@@ -751,37 +755,37 @@ weigh_held(const kvf_weigh_args &a, const tile &t, const columns &columns, const
 }
 
 /* The block's tile, of the list that it is of; false if it is none, or another block weighs it. */
-static __device__ __forceinline__ bool find_tile(const kvf_weigh_args &a, uint32_t list,
+static __device__ __forceinline__ bool find_tile(const kvf_score_codes_args &a, uint32_t list,
                                                  bool is_alone, tile *t, uint32_t *sharers)
 {
-    const uint32_t first = blockIdx.x * KVF_WEIGH_TOKENS;
+    const uint32_t first = blockIdx.x * KVF_SCORE_CODES_TOKENS;
     const uint32_t all = a.pages[list] * a.page_size;
-    *sharers = is_alone ? 1 : kvf_weigh_sharers(&a, blockIdx.y, blockIdx.x);
-    *t = {list, first, kvf_min_u32(KVF_WEIGH_TOKENS, all - first)};
+    *sharers = is_alone ? 1 : kvf_score_codes_sharers(&a, blockIdx.y, blockIdx.x);
+    *t = {list, first, kvf_min_u32(KVF_SCORE_CODES_TOKENS, all - first)};
     return *sharers && first < all;
 }
 
 /* SPANS * 4 words of a token at most. */
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS, bool CAPPED>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, HEAD_BLOCKS == 2 ? 2 : 3)
-    weigh_tile(const __grid_constant__ kvf_weigh_args a)
+    score_codes_tile(const __grid_constant__ kvf_score_codes_args a)
 {
     tile t;
     uint32_t sharers;
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    if (!find_tile(a, kvf_weigh_list(&a, blockIdx.y), false, &t, &sharers))
+    if (!find_tile(a, kvf_score_codes_list(&a, blockIdx.y), false, &t, &sharers))
         return;
     uint4 *queries = (uint4 *)kvf_shared();
     float *logits = (float *)(queries + SPANS * HEAD_BLOCKS * KVF_WARP_LANES);
-    float *parts = logits + (size_t)a.sub.count * KVF_WEIGH_TOKENS;
+    float *parts = logits + (size_t)a.sub.count * KVF_SCORE_CODES_TOKENS;
     char *slots = (char *)(parts + (size_t)a.sub.count * 2 * WARPS) +
                   threadIdx.x / KVF_WARP_LANES * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
     for (uint32_t i = 0; i < sharers; i++) {
         const columns one = {blockIdx.y + i * a.row_lists, 1};
-        weigh_groups<HEAD_BLOCKS, SPANS, CAPPED>(a, t, one, queries, logits, slots);
+        score_codes_groups<HEAD_BLOCKS, SPANS, CAPPED>(a, t, one, queries, logits, slots);
         __syncthreads();
-        weigh_heads(a, t, list_of(a, one, 0), logits, parts);
+        score_codes_heads(a, t, list_of(a, one, 0), logits, parts);
         __syncthreads();
     }
 }
@@ -794,14 +798,14 @@ template <uint32_t SPANS, bool PAIRED> struct held_blocks {
 template <uint32_t PAGE, uint32_t SPANS, bool PAIRED>
 static __global__ void __launch_bounds__(HELD_WARPS *KVF_WARP_LANES,
                                          held_blocks<SPANS, PAIRED>::count)
-    weigh_pages(const __grid_constant__ kvf_weigh_args a)
+    score_codes_pages(const __grid_constant__ kvf_score_codes_args a)
 {
     tile t;
     uint32_t sharers;
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    const uint32_t list = PAIRED ? blockIdx.y : kvf_weigh_list(&a, blockIdx.y);
-    const uint32_t *blocks = kvf_weigh_blocks(&a, list);
+    const uint32_t list = PAIRED ? blockIdx.y : kvf_score_codes_list(&a, blockIdx.y);
+    const uint32_t *blocks = kvf_score_codes_blocks(&a, list);
     const uint64_t *bits = a.bits[list];
     const char *codes = a.cell ? nullptr : (const char *)a.codes[list];
     if (!find_tile(a, list, PAIRED, &t, &sharers))
@@ -820,47 +824,49 @@ static __global__ void __launch_bounds__(HELD_WARPS *KVF_WARP_LANES,
         const columns both = {list, 1};
         const held_queries<SPANS, PAIRED> q(a, both);
         begin_tile<SPANS, PAIRED>(a, o, group, true, left, scales);
-        weigh_held<PAGE, SPANS, PAIRED>(a, t, both, o, q, scales, parts);
+        score_codes_held<PAGE, SPANS, PAIRED>(a, t, both, o, q, scales, parts);
     } else {
         begin_tile<SPANS, PAIRED>(a, o, group, sharers == 1, left, scales);
         for (uint32_t i = 0, most = HEADS / a.sub.count; i < sharers; i += most) {
             const columns some = {blockIdx.y + i * a.row_lists, kvf_min_u32(sharers - i, most)};
             const held_queries<SPANS, PAIRED> q(a, some);
-            weigh_held<PAGE, SPANS, PAIRED>(a, t, some, o, q, scales, parts);
+            score_codes_held<PAGE, SPANS, PAIRED>(a, t, some, o, q, scales, parts);
         }
     }
 }
 
 template <uint32_t PAGE, uint32_t SPANS>
-static int launch_pages(const kvf_weigh_args *a, cudaStream_t stream)
+static int launch_pages(const kvf_score_codes_args *a, cudaStream_t stream)
 {
     const size_t shared = 2 * HEADS * HELD_WARPS * sizeof(float) +
                           (size_t)GROUPS * SPANS * KVF_WARP_LANES * sizeof(uint4);
     const dim3 grid(a->tiles_max, a->lists), block(HELD_WARPS * KVF_WARP_LANES);
     if (a->sub.count <= HEADS / 2 && !a->order)
-        return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS, true>>(grid, block, shared, stream,
-                                                                     *a);
-    return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS, false>>(grid, block, shared, stream, *a);
+        return kvf_cuda_launch_early<score_codes_pages<PAGE, SPANS, true>>(grid, block, shared,
+                                                                           stream, *a);
+    return kvf_cuda_launch_early<score_codes_pages<PAGE, SPANS, false>>(grid, block, shared, stream,
+                                                                        *a);
 }
 
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS, bool CAPPED>
-static int launch_tiles(const kvf_weigh_args *a, cudaStream_t stream)
+static int launch_tiles(const kvf_score_codes_args *a, cudaStream_t stream)
 {
-    const size_t shared = SPANS * HEAD_BLOCKS * KVF_WARP_LANES * sizeof(uint4) +
-                          (size_t)a->sub.count * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float) +
-                          (size_t)WARPS * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
-    return kvf_cuda_launch_early<weigh_tile<HEAD_BLOCKS, SPANS, CAPPED>>(
+    const size_t shared =
+        SPANS * HEAD_BLOCKS * KVF_WARP_LANES * sizeof(uint4) +
+        (size_t)a->sub.count * (KVF_SCORE_CODES_TOKENS + 2 * WARPS) * sizeof(float) +
+        (size_t)WARPS * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
+    return kvf_cuda_launch_early<score_codes_tile<HEAD_BLOCKS, SPANS, CAPPED>>(
         dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
 }
 
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
-static int launch(const kvf_weigh_args *a, cudaStream_t stream)
+static int launch(const kvf_score_codes_args *a, cudaStream_t stream)
 {
     return a->cap > 0.0f ? launch_tiles<HEAD_BLOCKS, SPANS, true>(a, stream)
                          : launch_tiles<HEAD_BLOCKS, SPANS, false>(a, stream);
 }
 
-template <uint32_t SPANS> static int launch_any(const kvf_weigh_args *a, cudaStream_t stream)
+template <uint32_t SPANS> static int launch_any(const kvf_score_codes_args *a, cudaStream_t stream)
 {
     if (a->sub.count > HEADS)
         return launch<2, SPANS>(a, stream);
@@ -881,9 +887,9 @@ template <uint32_t SPANS> static int launch_any(const kvf_weigh_args *a, cudaStr
 
 /* A sub-group, whose head 0 its pointers name: kernels know its number of heads, and what lies from
  * list to list. */
-static kvf_weigh_args take_subgroup(const kvf_weigh_args *a, kvf_subgroup sub)
+static kvf_score_codes_args take_subgroup(const kvf_score_codes_args *a, kvf_subgroup sub)
 {
-    kvf_weigh_args one = *a;
+    kvf_score_codes_args one = *a;
     one.q = a->q + (size_t)sub.first * a->head_dim;
     one.q_scale = a->q_scale + sub.first;
     one.mass = a->mass + (size_t)sub.first * a->pages_max;
@@ -894,16 +900,16 @@ static kvf_weigh_args take_subgroup(const kvf_weigh_args *a, kvf_subgroup sub)
     return one;
 }
 
-extern "C" int kvf_weigh_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_score_codes_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    const kvf_weigh_args *a = (const kvf_weigh_args *)args;
+    const kvf_score_codes_args *a = (const kvf_score_codes_args *)args;
     (void)tasks;
     if (a->lists == 0 || a->tiles_max == 0)
         return cudaSuccess;
     const kvf_subgroup whole = kvf_subgroup_whole(a->sub, a->group);
     int error = cudaSuccess;
     for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
-        const kvf_weigh_args one = take_subgroup(a, kvf_subgroup_at(whole, at));
+        const kvf_score_codes_args one = take_subgroup(a, kvf_subgroup_at(whole, at));
         error = one.head_dim <= 128 ? launch_any<2>(&one, (cudaStream_t)stream)
                                     : launch_any<4>(&one, (cudaStream_t)stream);
     }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_SCORE_MEANS_CUH
-#define KVF_KERNELS_SCORE_MEANS_CUH
+#ifndef KVF_KERNELS_SCORE_CENTROIDS_CUH
+#define KVF_KERNELS_SCORE_CENTROIDS_CUH
 
 /*
- * The mean of a stretch from its code groups, by a block of head_dim threads; see mean_key.h for
- * the meaning.
+ * The centroid of a stretch from its code groups, by a block of head_dim threads; see
+ * centroid_key.h for the meaning.
  *
- * Knows nothing of where groups and means lie. A thread is one channel. Exactness: the bits of
- * mean_key.h.
+ * Knows nothing of where groups and centroids lie. A thread is one channel. Exactness: the bits of
+ * centroid_key.h.
  */
 
 #include <float.h>
@@ -17,8 +17,8 @@
 #include "score/score_args.h"
 
 /* The sum and the keys of a group in one channel, as codes have them. */
-static __device__ __forceinline__ float kvf_mean_add(float x, const kvf_code_group &group,
-                                                     uint32_t head_dim)
+static __device__ __forceinline__ float kvf_centroid_add(float x, const kvf_code_group &group,
+                                                         uint32_t head_dim)
 {
     const uint32_t shift = kvf_code_shift(threadIdx.x % KVF_CODE_LANES);
     const uint32_t *words = (const uint32_t *)(const void *)group.words;
@@ -33,13 +33,13 @@ static __device__ __forceinline__ float kvf_mean_add(float x, const kvf_code_gro
     return x;
 }
 
-/* From the sum of a stretch, the thread's channel to *mean; returns the scale, in all threads.
+/* From the sum of a stretch, the thread's channel to *centroid; returns the scale, in all threads.
  * `all` is shared memory for head_dim numbers, which nobody reads any more. */
-static __device__ __forceinline__ uint16_t kvf_mean_end(int8_t *mean, float x, float *all,
-                                                        uint32_t head_dim)
+static __device__ __forceinline__ uint16_t kvf_centroid_end(int8_t *centroid, float x, float *all,
+                                                            uint32_t head_dim)
 {
     float largest = 0.0f;
-    x = __fmul_rn(x, 1.0f / KVF_MEAN_TOKENS);
+    x = __fmul_rn(x, 1.0f / KVF_CENTROID_TOKENS);
     all[threadIdx.x] = fabsf(x);
     __syncthreads();
     for (uint32_t k = 0; k < head_dim; k++)
@@ -48,7 +48,7 @@ static __device__ __forceinline__ uint16_t kvf_mean_end(int8_t *mean, float x, f
     const bool is_flat = !(unit <= FLT_MAX);
     /* Adding 1.5 * 2^23 rounds to an integer, in the low bits. */
     const float y = __fadd_rn(__fmul_rn(x, unit), 0x1.8p23f);
-    *mean = is_flat ? 0 : (int8_t)kvf_float_bits(y);
+    *centroid = is_flat ? 0 : (int8_t)kvf_float_bits(y);
     return is_flat ? 0 : kvf_fp16_from_float(scale < 65504.0f ? scale : 65504.0f);
 }
 

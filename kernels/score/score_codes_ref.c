@@ -13,10 +13,10 @@
 #include "variants.h"
 
 /* By the codes of list `codes`. */
-static float logit(const kvf_weigh_args *a, uint32_t codes, uint32_t row, uint32_t token)
+static float logit(const kvf_score_codes_args *a, uint32_t codes, uint32_t row, uint32_t token)
 {
     static const int32_t level[4] = {-10, -3, 3, 10};
-    const kvf_code_group group = kvf_weigh_group(a, codes, token);
+    const kvf_code_group group = kvf_score_codes_group(a, codes, token);
     const uint32_t *words = (const uint32_t *)(const void *)group.words;
     const uint16_t *scales = (const uint16_t *)(const void *)group.scales;
     const uint32_t t = token % KVF_CODE_TOKENS;
@@ -30,13 +30,13 @@ static float logit(const kvf_weigh_args *a, uint32_t codes, uint32_t row, uint32
                              a->cap);
 }
 
-static int counts(const kvf_weigh_args *a, uint32_t list, uint32_t token)
+static int counts(const kvf_score_codes_args *a, uint32_t list, uint32_t token)
 {
     return !(a->bits[list][token / a->block_size] >> token % a->block_size & 1);
 }
 
-static void weigh_row(const kvf_weigh_args *a, uint32_t codes, uint32_t row, uint32_t first,
-                      uint32_t end, float *top, float *sum)
+static void score_codes_row(const kvf_score_codes_args *a, uint32_t codes, uint32_t row,
+                            uint32_t first, uint32_t end, float *top, float *sum)
 {
     const uint32_t list = row / a->group;
     uint16_t *mass = a->mass + (size_t)row * a->pages_max;
@@ -59,26 +59,28 @@ static void weigh_row(const kvf_weigh_args *a, uint32_t codes, uint32_t row, uin
     *sum = (float)all;
 }
 
-static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t codes, uint32_t tile)
+static void score_codes_tile(const kvf_score_codes_args *a, uint32_t list, uint32_t codes,
+                             uint32_t tile)
 {
-    const uint32_t first = tile * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
+    const uint32_t first = tile * KVF_SCORE_CODES_TOKENS, tokens = a->pages[list] * a->page_size;
     if (first >= tokens)
         return;
     const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
     for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const uint32_t row = list * a->group + g;
         const size_t at = (size_t)row * a->tiles_max + tile;
-        weigh_row(a, codes, row, first, kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS), a->top + at,
-                  a->sum + at);
+        score_codes_row(a, codes, row, first, kvf_min_u32(tokens, first + KVF_SCORE_CODES_TOKENS),
+                        a->top + at, a->sum + at);
     }
 }
 
-void kvf_weigh_ref(const void *args, uint32_t task)
+void kvf_score_codes_ref(const void *args, uint32_t task)
 {
-    const kvf_weigh_args *a = args;
-    const uint32_t tiles = kvf_weigh_tiles(a), parts = kvf_div_ceil_u32(a->tiles_max, tiles);
+    const kvf_score_codes_args *a = args;
+    const uint32_t tiles = kvf_score_codes_tiles(a), parts = kvf_div_ceil_u32(a->tiles_max, tiles);
     const uint32_t l = task / parts, first = task % parts * tiles;
     for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + tiles); i++)
-        for (uint32_t k = 0; k < kvf_weigh_sharers(a, l, i); k++)
-            weigh_tile(a, kvf_weigh_list(a, l + k * a->row_lists), kvf_weigh_list(a, l), i);
+        for (uint32_t k = 0; k < kvf_score_codes_sharers(a, l, i); k++)
+            score_codes_tile(a, kvf_score_codes_list(a, l + k * a->row_lists),
+                             kvf_score_codes_list(a, l), i);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bits of the blocks that stay, on the GPU; see sift_ref.c for the meaning.
+ * Bits of the blocks that stay, on the GPU; see filter_ref.c for the meaning.
  *
  * Knows nothing of scores. A block of threads is one list; each bisects the ascending ids. Exact.
  */
@@ -28,9 +28,9 @@ static __device__ bool is_among(const int32_t *ids, uint32_t count, int32_t id)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    sift_blocks(const __grid_constant__ kvf_sift_args a)
+    filter_blocks(const __grid_constant__ kvf_filter_args a)
 {
-    const uint32_t list = blockIdx.x, per = KVF_MEAN_TOKENS / a.block_size;
+    const uint32_t list = blockIdx.x, per = KVF_CENTROID_TOKENS / a.block_size;
     const uint64_t *from = a.from[list];
     if (!from)
         return;
@@ -43,10 +43,10 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_sift_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_filter_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<sift_blocks>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                        *(const kvf_sift_args *)args);
+    return kvf_cuda_launch<filter_blocks>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                          *(const kvf_filter_args *)args);
 }

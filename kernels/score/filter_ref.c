@@ -8,13 +8,13 @@
 
 #include "variants.h"
 
-void kvf_sift_ref(const void *args, uint32_t task)
+void kvf_filter_ref(const void *args, uint32_t task)
 {
-    const kvf_sift_args *a = args;
+    const kvf_filter_args *a = args;
     const uint64_t *from = a->from[task];
     const int32_t *ids = a->ids + (size_t)task * a->ids_max;
     uint64_t *bits = a->bits + (size_t)task * a->blocks_max;
-    const uint32_t per = KVF_MEAN_TOKENS / a->block_size;
+    const uint32_t per = KVF_CENTROID_TOKENS / a->block_size;
     if (!from)
         return;
     const uint32_t blocks = a->blocks[task], whole = kvf_stretches(a->block_size, blocks) * per;

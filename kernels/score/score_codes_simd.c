@@ -9,8 +9,8 @@
  * is subtracted once; up to HEADS queries meet a vector of codes while it is unpacked, those of
  * rows that share it among them, and the logits of a tile stay in the cache until its largest is
  * known. Codes of a tile come from memory once, for however many queries. Exactness: the logits
- * have the bits of weigh_ref.c; exponentials are to 3e-6, and sums are fp32, the same for a query
- * whatever is beside it.
+ * have the bits of score_codes_ref.c; exponentials are to 3e-6, and sums are fp32, the same for a
+ * query whatever is beside it.
  */
 
 #include <math.h>
@@ -25,7 +25,7 @@
 #else
 #define WIDE 2u /* 2 * HEADS sums hide the latency of a product */
 #endif
-#define GROUPS (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
+#define GROUPS (KVF_SCORE_CODES_TOKENS / KVF_CODE_TOKENS)
 
 /* ---- vectors of codes: a lane is one token's word ---- */
 
@@ -229,7 +229,7 @@ KVF_ALWAYS_INLINE void fetch_turn(turns *t)
 /* ---- a tile ---- */
 
 typedef struct tile {
-    const kvf_weigh_args *a;
+    const kvf_score_codes_args *a;
     uint32_t first;        /* token */
     uint32_t tokens;       /* a multiple of page_size */
     uint32_t any_skipped;  /* in whole blocks */
@@ -257,10 +257,10 @@ typedef struct columns {
 } columns;
 
 typedef struct logits {
-    _Alignas(64) float at[HEADS][KVF_WEIGH_TOKENS + 2 * VF_LANES];
+    _Alignas(64) float at[HEADS][KVF_SCORE_CODES_TOKENS + 2 * VF_LANES];
 } logits;
 
-static void take_queries(queries *q, const kvf_weigh_args *a, const columns *c)
+static void take_queries(queries *q, const kvf_score_codes_args *a, const columns *c)
 {
     for (uint32_t h = 0; h < c->count; h++) {
         const int8_t *from = a->q + (size_t)c->row[h] * a->head_dim;
@@ -310,13 +310,13 @@ static void find_skipped(tile *t, const uint64_t *bits)
         t->any_skipped |= t->skip[i];
 }
 
-static void look_at_tile(tile *t, const kvf_weigh_args *a, uint32_t list, uint32_t index)
+static void look_at_tile(tile *t, const kvf_score_codes_args *a, uint32_t list, uint32_t index)
 {
-    const uint32_t first = index * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
+    const uint32_t first = index * KVF_SCORE_CODES_TOKENS, tokens = a->pages[list] * a->page_size;
     const uint64_t *bits = a->bits[list] + first / a->block_size;
     t->a = a;
     t->first = first;
-    t->tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first);
+    t->tokens = kvf_min_u32(KVF_SCORE_CODES_TOKENS, tokens - first);
     find_blocks(t, bits);
     t->groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
     find_skipped(t, bits);
@@ -325,7 +325,7 @@ static void look_at_tile(tile *t, const kvf_weigh_args *a, uint32_t list, uint32
 /* The groups of a tile, by the codes of a list, to `at`; returns where those after them go. */
 static kvf_code_group *find_codes(tile *t, uint32_t list, kvf_code_group *at)
 {
-    const kvf_weigh_args *a = t->a;
+    const kvf_score_codes_args *a = t->a;
     const size_t bytes = kvf_code_bytes(a->head_dim), words = kvf_code_scales(a->head_dim);
     const uint32_t size = a->block_size;
     t->at = at;
@@ -340,7 +340,8 @@ static kvf_code_group *find_codes(tile *t, uint32_t list, kvf_code_group *at)
     }
     for (uint32_t i = 0; i < t->groups; i++) {
         const uint32_t token = i * KVF_CODE_TOKENS;
-        *at++ = kvf_weigh_group(a, list, t->first + t->block[token / size] * size + token % size);
+        *at++ =
+            kvf_score_codes_group(a, list, t->first + t->block[token / size] * size + token % size);
     }
     return at;
 }
@@ -356,9 +357,10 @@ KVF_ALWAYS_INLINE vf drop_skipped(vf s, uint32_t skip)
 }
 
 /* Logits of WIDE vectors of tokens for `heads` queries; `from` are the words of the first. */
-KVF_ALWAYS_INLINE void weigh_vectors(const uint32_t *from, const uint32_t words,
-                                     const uint16_t *scales, const size_t next, const queries *q,
-                                     const uint32_t heads, vf s[HEADS][WIDE], const char **ahead)
+KVF_ALWAYS_INLINE void score_codes_vectors(const uint32_t *from, const uint32_t words,
+                                           const uint16_t *scales, const size_t next,
+                                           const queries *q, const uint32_t heads,
+                                           vf s[HEADS][WIDE], const char **ahead)
 {
     vi sum[HEADS][WIDE];
     for (uint32_t h = 0; h < heads; h++)
@@ -389,8 +391,8 @@ KVF_ALWAYS_INLINE uint32_t groups_ahead(uint32_t head_dim)
 }
 
 /* Logits of the tile for `heads` queries, and the largest of each. */
-KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const queries *q, const uint32_t heads,
-                                  turns *soon, logits *out, float top[HEADS])
+KVF_ALWAYS_INLINE void score_codes_tile(const columns *c, const queries *q, const uint32_t heads,
+                                        turns *soon, logits *out, float top[HEADS])
 {
     const tile *t = c->of[0];
     const uint32_t head_dim = t->a->head_dim;
@@ -409,8 +411,8 @@ KVF_ALWAYS_INLINE void weigh_tile(const columns *c, const queries *q, const uint
             skip[h] = c->of[h]->skip[i];
         for (uint32_t k = 0; k < KVF_CODE_TOKENS; k += WIDE * VF_LANES) {
             vf s[HEADS][WIDE];
-            weigh_vectors(words + kvf_code_word(head_dim, k, 0), head_dim / KVF_CODE_LANES,
-                          scales + k, next, q, heads, s, &ahead);
+            score_codes_vectors(words + kvf_code_word(head_dim, k, 0), head_dim / KVF_CODE_LANES,
+                                scales + k, next, q, heads, s, &ahead);
             for (uint32_t v = 0; v < WIDE; v++)
                 for (uint32_t h = 0; h < heads; h++) {
                     if (skip[h])
@@ -456,7 +458,8 @@ KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint3
 
 /* s becomes the sums of pages, of `tokens` tokens in whole groups; returns the sum of all. Reads
  * and writes whole vectors, up to one beyond the sums. */
-static float weigh_pages(float *s, float top, uint32_t tokens, uint32_t page_size, turns *ahead)
+static float score_codes_pages(float *s, float top, uint32_t tokens, uint32_t page_size,
+                               turns *ahead)
 {
     const uint32_t stages = page_size >= 1u << STAGES ? STAGES : page_size / 2;
     const float all = stages == STAGES ? soften(s, top, tokens, STAGES, ahead)
@@ -513,25 +516,25 @@ static float cap_row(float *s, uint32_t tokens, float cap)
 }
 
 /* `soon` are the groups that are asked for meanwhile. */
-static void weigh_columns(columns *c, const queries *q, uint32_t tile_index, turns *soon)
+static void score_codes_columns(columns *c, const queries *q, uint32_t tile_index, turns *soon)
 {
-    const kvf_weigh_args *a = c->of[0]->a;
+    const kvf_score_codes_args *a = c->of[0]->a;
     const uint32_t heads = c->count, pages = c->of[0]->tokens / a->page_size;
     const uint32_t whole = c->of[0]->groups * KVF_CODE_TOKENS;
     logits s;
     float top[HEADS];
     switch (heads) {
     case 1:
-        weigh_tile(c, q, 1, soon, &s, top);
+        score_codes_tile(c, q, 1, soon, &s, top);
         break;
     case 2:
-        weigh_tile(c, q, 2, soon, &s, top);
+        score_codes_tile(c, q, 2, soon, &s, top);
         break;
     case 3:
-        weigh_tile(c, q, 3, soon, &s, top);
+        score_codes_tile(c, q, 3, soon, &s, top);
         break;
     default:
-        weigh_tile(c, q, 4, soon, &s, top);
+        score_codes_tile(c, q, 4, soon, &s, top);
     }
     for (uint32_t h = 0; a->cap > 0.0f && h < heads; h++)
         top[h] = cap_row(s.at[h], whole, a->cap);
@@ -543,10 +546,10 @@ static void weigh_columns(columns *c, const queries *q, uint32_t tile_index, tur
         const size_t at = (size_t)c->row[h] * a->tiles_max + tile_index;
         uint16_t *const place =
             a->mass + (size_t)c->row[h] * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
-        uint16_t thin[KVF_WEIGH_TOKENS], *mass = t->is_thin ? thin : place;
+        uint16_t thin[KVF_SCORE_CODES_TOKENS], *mass = t->is_thin ? thin : place;
         a->top[at] = top[h];
-        a->sum[at] =
-            weigh_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole, a->page_size, soon);
+        a->sum[at] = score_codes_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole,
+                                       a->page_size, soon);
         round_masses(mass, s.at[h], pages);
         if (t->any_skipped)
             mark_empty(mass, t);
@@ -579,14 +582,14 @@ static void look_ahead(turns *soon, const tile *t, const kvf_code_group *end)
 
 /* Some tiles of a list that has nothing in common with others, for one sub-group. Groups of the one
  * after them are asked for too, because the same thread mostly goes on with it. */
-static void weigh_list(const kvf_weigh_args *a, uint32_t list, kvf_subgroup sub, uint32_t first,
-                       uint32_t end)
+static void score_codes_list(const kvf_score_codes_args *a, uint32_t list, kvf_subgroup sub,
+                             uint32_t first, uint32_t end)
 {
     const uint32_t tiles = kvf_tiles(a->pages[list], a->page_size);
     const uint32_t batches = kvf_div_ceil_u32(sub.count, HEADS);
     queries q[KVF_SUBGROUP_HEADS / HEADS];
     columns c[KVF_SUBGROUP_HEADS / HEADS];
-    kvf_code_group places[(KVF_WEIGH_MOST + 1) * GROUPS], *at = places;
+    kvf_code_group places[(KVF_SCORE_CODES_MOST + 1) * GROUPS], *at = places;
     tile two[2];
     turns soon;
     for (uint32_t g = 0; g < sub.count; g++) {
@@ -608,19 +611,19 @@ static void weigh_list(const kvf_weigh_args *a, uint32_t list, kvf_subgroup sub,
         for (uint32_t b = 0; b < batches; b++) {
             for (uint32_t h = 0; h < c[b].count; h++)
                 c[b].of[h] = t;
-            weigh_columns(&c[b], &q[b], i, &soon);
+            score_codes_columns(&c[b], &q[b], i, &soon);
         }
     }
 }
 
 /* Heads of one row or several that are together so far. */
-static void weigh_waiting(columns *c, uint32_t index, turns *soon)
+static void score_codes_waiting(columns *c, uint32_t index, turns *soon)
 {
     queries q;
     if (!c->count)
         return;
     take_queries(&q, c->of[0]->a, c);
-    weigh_columns(c, &q, index, soon);
+    score_codes_columns(c, &q, index, soon);
     c->count = 0;
 }
 
@@ -632,12 +635,12 @@ static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t index
         c->of[c->count] = t;
         c->row[c->count++] = list * t->a->group + g;
         if (c->count == HEADS)
-            weigh_waiting(c, index, soon);
+            score_codes_waiting(c, index, soon);
     }
 }
 
 /* A thin tile of a row that has it in common with others: it is weighed alone. */
-static void weigh_thin(tile *t, uint32_t list, uint32_t from, uint32_t index)
+static void score_codes_thin(tile *t, uint32_t list, uint32_t from, uint32_t index)
 {
     kvf_code_group places[GROUPS];
     columns c = {.count = 0};
@@ -645,23 +648,23 @@ static void weigh_thin(tile *t, uint32_t list, uint32_t from, uint32_t index)
     none.until = find_codes(t, from, places);
     fetch_groups(&none, none.until, t->a->head_dim);
     add_columns(&c, t, list, index, &none);
-    weigh_waiting(&c, index, &none);
+    score_codes_waiting(&c, index, &none);
 }
 
 /* Tile `index` of the list of task l, and of those that have it in common. */
-static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
+static void score_codes_lists(const kvf_score_codes_args *a, uint32_t l, uint32_t index)
 {
-    const uint32_t from = kvf_weigh_list(a, l), count = kvf_weigh_sharers(a, l, index);
+    const uint32_t from = kvf_score_codes_list(a, l), count = kvf_score_codes_sharers(a, l, index);
     kvf_code_group places[2 * GROUPS], *end = NULL;
     tile tiles[HEADS], next; /* rows of columns that wait are fewer than columns */
     columns c = {.count = 0};
     turns soon;
     for (uint32_t i = 0, n = 0; i < count; i++) {
-        const uint32_t list = kvf_weigh_list(a, l + i * a->row_lists);
+        const uint32_t list = kvf_score_codes_list(a, l + i * a->row_lists);
         tile *t = &tiles[n % HEADS];
         look_at_tile(t, a, list, index);
         if (t->is_thin) {
-            weigh_thin(t, list, from, index);
+            score_codes_thin(t, list, from, index);
             continue;
         }
         if (n++ == 0) {
@@ -676,21 +679,21 @@ static void weigh_lists(const kvf_weigh_args *a, uint32_t l, uint32_t index)
         t->at = places;
         add_columns(&c, t, list, index, &soon);
     }
-    weigh_waiting(&c, index, &soon);
+    score_codes_waiting(&c, index, &soon);
 }
 
-void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
+void KVF_SIMD_NAME(score_codes)(const void *args, uint32_t task)
 {
-    const kvf_weigh_args *a = args;
-    const uint32_t tiles = kvf_weigh_tiles(a), parts = kvf_div_ceil_u32(a->tiles_max, tiles);
+    const kvf_score_codes_args *a = args;
+    const uint32_t tiles = kvf_score_codes_tiles(a), parts = kvf_div_ceil_u32(a->tiles_max, tiles);
     const uint32_t l = task / parts, first = task % parts * tiles;
-    const uint32_t list = kvf_weigh_list(a, l);
+    const uint32_t list = kvf_score_codes_list(a, l);
     const uint32_t end = kvf_min_u32(first + tiles, kvf_tiles(a->pages[list], a->page_size));
     const kvf_subgroup whole = kvf_subgroup_whole(a->sub, a->group);
-    if (first < end && kvf_weigh_sharers(a, l, first) == 1) /* then so it is of later tiles */
+    if (first < end && kvf_score_codes_sharers(a, l, first) == 1) /* then so it is of later tiles */
         for (uint32_t at = 0; at < whole.count; at += KVF_SUBGROUP_HEADS)
-            weigh_list(a, list, kvf_subgroup_at(whole, at), first, end);
+            score_codes_list(a, list, kvf_subgroup_at(whole, at), first, end);
     else
         for (uint32_t i = first; i < end; i++)
-            weigh_lists(a, l, i);
+            score_codes_lists(a, l, i);
 }
