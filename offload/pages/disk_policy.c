@@ -30,27 +30,27 @@ void kvf_disk_policy_drop(kvf_disk_policy *p, uint32_t bundle)
     p->uses[bundle].history = 0;
 }
 
-static uint32_t after(const kvf_disk_policy *p, uint32_t berth)
+static uint32_t after(const kvf_disk_policy *p, uint32_t page_frame)
 {
-    return berth + 1 == p->berths ? 0 : berth + 1;
+    return page_frame + 1 == p->page_frames ? 0 : page_frame + 1;
 }
 
 uint32_t kvf_disk_policy_victim(kvf_disk_policy *p, kvf_disk_may may, const void *user)
 {
     uint32_t victim = NONE, least = 0, compared = 0;
     uint64_t latest = 0;
-    for (uint32_t i = 0; i < p->berths && compared < KVF_DISK_COMPARED; i++) {
-        const uint32_t berth = p->hand;
-        p->hand = after(p, berth);
-        if (!may(user, berth))
+    for (uint32_t i = 0; i < p->page_frames && compared < KVF_DISK_COMPARED; i++) {
+        const uint32_t page_frame = p->hand;
+        p->hand = after(p, page_frame);
+        if (!may(user, page_frame))
             continue;
-        const kvf_disk_use *u = &p->uses[p->bundles[berth]];
+        const kvf_disk_use *u = &p->uses[p->bundles[page_frame]];
         const uint32_t now = history(p, u);
         const uint64_t call = p->groups[u->group].call;
         compared++;
         if (victim != NONE && (now > least || (now == least && call <= latest)))
             continue;
-        victim = berth;
+        victim = page_frame;
         least = now;
         latest = call;
     }
@@ -60,9 +60,9 @@ uint32_t kvf_disk_policy_victim(kvf_disk_policy *p, kvf_disk_may may, const void
 uint32_t kvf_disk_policy_next(const kvf_disk_policy *p, uint32_t most, kvf_disk_may may,
                               const void *user)
 {
-    uint32_t berth = p->hand;
-    for (uint32_t i = 0; i < most && i < p->berths; i++, berth = after(p, berth))
-        if (may(user, berth))
-            return berth;
+    uint32_t page_frame = p->hand;
+    for (uint32_t i = 0; i < most && i < p->page_frames; i++, page_frame = after(p, page_frame))
+        if (may(user, page_frame))
+            return page_frame;
     return NONE;
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bundles in berths and in a file; see the header.
+ * Bundles in page frames and in a file; see the header.
  *
- * Knows nothing of who selects what; which berth goes is the policy's. The file is plain_file.c's.
- * The lock guards which berth a bundle has, because a save reads blocks from a thread of its own.
+ * Knows nothing of who selects what; which page frame goes is the policy's. The file is
+ * plain_file.c's. The lock guards which page frame a bundle has, because a save reads blocks from a
+ * thread of its own.
  */
 
 #include "disk_tier.h"
@@ -22,19 +23,19 @@
 
 /* ---- what is where ---- */
 
-static char *berth_at(const kvf_disk_tier *t, uint32_t berth, bool for_device)
+static char *page_frame_at(const kvf_disk_tier *t, uint32_t page_frame, bool for_device)
 {
     const kvf_host_memory *m = t->config.memory;
     const uint32_t per = (uint32_t)(m->arenas[0].bytes / t->config.bundle_bytes);
-    const kvf_arena *arena = &m->arenas[berth / per];
+    const kvf_arena *arena = &m->arenas[page_frame / per];
     return (for_device ? arena->device : arena->host) +
-           (size_t)(berth % per) * t->config.bundle_bytes;
+           (size_t)(page_frame % per) * t->config.bundle_bytes;
 }
 
 char *kvf_disk_tier_host(const kvf_disk_tier *t, uint32_t bundle)
 {
-    const uint32_t berth = t->bundles[bundle].berth;
-    return berth == NONE ? NULL : berth_at(t, berth, false);
+    const uint32_t page_frame = t->bundles[bundle].page_frame;
+    return page_frame == NONE ? NULL : page_frame_at(t, page_frame, false);
 }
 
 char *kvf_disk_tier_device(const kvf_disk_tier *t, uint32_t bundle)
@@ -63,52 +64,52 @@ uint64_t kvf_disk_tier_arrivals(const kvf_disk_tier *t)
 }
 
 /* Where it will be, so that tables can say so before it is there. */
-static void place(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+static void place(kvf_disk_tier *t, uint32_t bundle, uint32_t page_frame)
 {
-    t->bundles[bundle].device = berth_at(t, berth, true);
+    t->bundles[bundle].device = page_frame_at(t, page_frame, true);
     t->bundles[bundle].arrival = ++t->arrivals;
 }
 
-static void put(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+static void put(kvf_disk_tier *t, uint32_t bundle, uint32_t page_frame)
 {
     pthread_mutex_lock(&t->lock);
-    t->bundles[bundle].berth = berth;
+    t->bundles[bundle].page_frame = page_frame;
     pthread_mutex_unlock(&t->lock);
-    t->berths[berth] = bundle;
+    t->page_frames[page_frame] = bundle;
 }
 
-static void give_up(kvf_disk_tier *t, uint32_t berth)
+static void give_up(kvf_disk_tier *t, uint32_t page_frame)
 {
-    kvf_bundle *b = &t->bundles[t->berths[berth]];
+    kvf_bundle *b = &t->bundles[t->page_frames[page_frame]];
     KVF_ASSERT(!b->is_dirty && !b->is_writing && b->call < t->call);
     pthread_mutex_lock(&t->lock);
-    b->berth = NONE;
+    b->page_frame = NONE;
     pthread_mutex_unlock(&t->lock);
     b->device = NULL;
-    t->berths[berth] = NONE;
+    t->page_frames[page_frame] = NONE;
 }
 
 /* ---- what ended ---- */
 
-static void free_berth(kvf_disk_tier *t, uint32_t berth)
+static void free_page_frame(kvf_disk_tier *t, uint32_t page_frame)
 {
-    KVF_ASSERT(t->berths[berth] == NONE);
-    t->free_berths++;
-    t->free_from = berth;
+    KVF_ASSERT(t->page_frames[page_frame] == NONE);
+    t->free_page_frames++;
+    t->free_from = page_frame;
 }
 
 /* A read ended. */
-static void arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, bool is_whole)
+static void arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t page_frame, bool is_whole)
 {
     kvf_bundle *b = &t->bundles[bundle];
     b->is_reading = false;
-    t->berths[berth] = NONE;
+    t->page_frames[page_frame] = NONE;
     if (!is_whole) {
         b->device = NULL;
-        free_berth(t, berth);
+        free_page_frame(t, page_frame);
         return;
     }
-    put(t, bundle, berth);
+    put(t, bundle, page_frame);
     t->stats.read++;
     t->has_read = true;
 }
@@ -137,10 +138,10 @@ static void written(kvf_disk_tier *t, uint32_t bundle)
     b->is_in_file = true;
 }
 
-/* ---- requests: bundles on their way between berths and the file ----
+/* ---- requests: bundles on their way between page frames and the file ----
  * A piece that an engine moved in part is asked for again from the last multiple of
  * KVF_DISK_ALIGNMENT on; what makes no progress several times has failed. A request in flight has
- * its berth for itself, but for readers of what is written. */
+ * its page frame for itself, but for readers of what is written. */
 
 static kvf_status failed(const kvf_disk_tier *t, bool is_write, int code)
 {
@@ -172,7 +173,7 @@ static void end_request(kvf_disk_tier *t, uint32_t number, int code)
         t->reads_in_flight--;
         if (code)
             t->read_error = code;
-        arrived(t, r->bundle, r->berth, code == 0);
+        arrived(t, r->bundle, r->page_frame, code == 0);
     }
 }
 
@@ -248,16 +249,16 @@ static void poll(kvf_disk_tier *t)
         take_result(t, &result);
 }
 
-static kvf_status begin_request(kvf_disk_tier *t, uint32_t bundle, uint32_t berth,
+static kvf_status begin_request(kvf_disk_tier *t, uint32_t bundle, uint32_t page_frame,
                                 uint32_t is_write)
 {
     const uint32_t number = t->idle[t->idle_count - 1];
     kvf_disk_request *r = &t->requests[number];
     *r = (kvf_disk_request){
-        .piece = {berth_at(t, berth, false), t->config.bundle_bytes},
+        .piece = {page_frame_at(t, page_frame, false), t->config.bundle_bytes},
         .offset = (uint64_t)bundle * t->config.bundle_bytes,
         .bundle = bundle,
-        .berth = berth,
+        .page_frame = page_frame,
         .is_write = is_write,
     };
     const int code = submit(t, number);
@@ -268,27 +269,27 @@ static kvf_status begin_request(kvf_disk_tier *t, uint32_t bundle, uint32_t bert
 }
 
 /* A bundle on its way; waits for a request to be free. */
-static kvf_status submit_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+static kvf_status submit_read(kvf_disk_tier *t, uint32_t bundle, uint32_t page_frame)
 {
     while (t->reads_in_flight == KVF_DISK_READS)
         reap(t);
-    KVF_TRY(begin_request(t, bundle, berth, 0));
-    t->berths[berth] = KVF_DISK_COMING;
+    KVF_TRY(begin_request(t, bundle, page_frame, 0));
+    t->page_frames[page_frame] = KVF_DISK_COMING;
     t->bundles[bundle].is_reading = true;
     t->reads_in_flight++;
     return KVF_OK;
 }
 
-static kvf_status submit_write(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+static kvf_status submit_write(kvf_disk_tier *t, uint32_t bundle, uint32_t page_frame)
 {
     KVF_ASSERT(t->writes_in_flight < KVF_DISK_WRITES);
-    KVF_TRY(begin_request(t, bundle, berth, 1));
+    KVF_TRY(begin_request(t, bundle, page_frame, 1));
     t->bundles[bundle].is_writing = true;
     t->writes_in_flight++;
     return KVF_OK;
 }
 
-/* The kernel looks at the berths and at the file once, where it may. */
+/* The kernel looks at the page frames and at the file once, where it may. */
 static kvf_status keep(kvf_disk_tier *t)
 {
     const kvf_host_memory *m = t->config.memory;
@@ -329,15 +330,16 @@ static void close_requests(kvf_disk_tier *t)
 static void carve(kvf_disk_tier *t, kvf_carver *k)
 {
     KVF_CARVE(k, t->bundles, t->config.bundles);
-    KVF_CARVE(k, t->berths, t->config.berths);
-    KVF_CARVE(k, t->wanted, t->config.berths);
+    KVF_CARVE(k, t->page_frames, t->config.page_frames);
+    KVF_CARVE(k, t->wanted, t->config.page_frames);
     KVF_CARVE(k, t->policy.uses, t->config.bundles);
     KVF_CARVE(k, t->policy.groups, t->config.groups);
 }
 
-uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths, uint32_t groups)
+uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t page_frames, uint32_t groups)
 {
-    kvf_disk_tier tier = {.config = {.bundles = bundles, .berths = berths, .groups = groups}};
+    kvf_disk_tier tier = {
+        .config = {.bundles = bundles, .page_frames = page_frames, .groups = groups}};
     kvf_carver carver = {0};
     carve(&tier, &carver);
     return carver.bytes;
@@ -347,18 +349,18 @@ static kvf_status take_tables(kvf_disk_tier *t)
 {
     const kvf_disk_tier_config *c = &t->config;
     t->tables =
-        kvf_alloc(t->context, 1, kvf_disk_tier_table_bytes(c->bundles, c->berths, c->groups));
+        kvf_alloc(t->context, 1, kvf_disk_tier_table_bytes(c->bundles, c->page_frames, c->groups));
     if (!t->tables)
         KVF_FAIL(t->context, KVF_OUT_OF_MEMORY, "no memory for the tables of %u bundles on disk",
                  c->bundles);
     carve(t, &(kvf_carver){.base = t->tables});
     for (uint32_t i = 0; i < c->bundles; i++)
-        t->bundles[i].berth = NONE;
-    for (uint32_t i = 0; i < c->berths; i++)
-        t->berths[i] = NONE;
-    t->policy.berths = c->berths;
-    t->policy.bundles = t->berths;
-    t->free_berths = c->berths;
+        t->bundles[i].page_frame = NONE;
+    for (uint32_t i = 0; i < c->page_frames; i++)
+        t->page_frames[i] = NONE;
+    t->policy.page_frames = c->page_frames;
+    t->policy.bundles = t->page_frames;
+    t->free_page_frames = c->page_frames;
     return KVF_OK;
 }
 
@@ -401,29 +403,29 @@ void kvf_disk_tier_close(kvf_disk_tier *t)
     kvf_free(t->context, t);
 }
 
-/* ---- berths ---- */
+/* ---- page frames ---- */
 
-static bool is_taken(const kvf_disk_tier *t, uint32_t berth)
+static bool is_taken(const kvf_disk_tier *t, uint32_t page_frame)
 {
-    return t->berths[berth] != NONE && t->berths[berth] != KVF_DISK_COMING;
+    return t->page_frames[page_frame] != NONE && t->page_frames[page_frame] != KVF_DISK_COMING;
 }
 
-static bool may_go(const void *user, uint32_t berth)
+static bool may_go(const void *user, uint32_t page_frame)
 {
     const kvf_disk_tier *t = user;
-    if (!is_taken(t, berth))
+    if (!is_taken(t, page_frame))
         return false;
-    const kvf_bundle *b = &t->bundles[t->berths[berth]];
+    const kvf_bundle *b = &t->bundles[t->page_frames[page_frame]];
     return b->call < t->call && !b->is_dirty && !b->is_writing;
 }
 
 /* Whatever was enqueued to write into it is done. */
-static bool may_write(const void *user, uint32_t berth)
+static bool may_write(const void *user, uint32_t page_frame)
 {
     const kvf_disk_tier *t = user;
-    if (!is_taken(t, berth))
+    if (!is_taken(t, page_frame))
         return false;
-    const kvf_bundle *b = &t->bundles[t->berths[berth]];
+    const kvf_bundle *b = &t->bundles[t->page_frames[page_frame]];
     return b->call < t->call && b->is_dirty && !b->is_writing && b->written_call < t->settled;
 }
 
@@ -440,16 +442,16 @@ kvf_status kvf_disk_tier_settle(kvf_disk_tier *t)
 static kvf_status begin_writes(kvf_disk_tier *t, uint32_t look)
 {
     while (t->writes_in_flight < KVF_DISK_WRITES) {
-        const uint32_t berth = kvf_disk_policy_next(&t->policy, look, may_write, t);
-        if (berth == NONE)
+        const uint32_t page_frame = kvf_disk_policy_next(&t->policy, look, may_write, t);
+        if (page_frame == NONE)
             return KVF_OK;
-        KVF_TRY(submit_write(t, t->berths[berth], berth));
+        KVF_TRY(submit_write(t, t->page_frames[page_frame], page_frame));
     }
     return KVF_OK;
 }
 
-/* A berth that may be given up, after writes, if need be. What fails first may have been begun by
- * an earlier call, when the disk was full or the like. */
+/* A page frame that may be given up, after writes, if need be. What fails first may have been begun
+ * by an earlier call, when the disk was full or the like. */
 static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
 {
     uint32_t failures = 0;
@@ -460,7 +462,7 @@ static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
         while (t->write_error && t->writes_in_flight)
             reap(t);
         t->write_error = 0;
-        KVF_TRY(begin_writes(t, t->config.berths));
+        KVF_TRY(begin_writes(t, t->config.page_frames));
         if (t->writes_in_flight == 0)
             return KVF_FULL;
         reap(t);
@@ -471,20 +473,20 @@ static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
 /* One that nobody has, if there is any. */
 static bool take_free(kvf_disk_tier *t, uint32_t *out)
 {
-    for (uint32_t i = 0; t->free_berths && i < t->config.berths; i++) {
-        const uint32_t berth = (t->free_from + i) % t->config.berths;
-        if (t->berths[berth] != NONE)
+    for (uint32_t i = 0; t->free_page_frames && i < t->config.page_frames; i++) {
+        const uint32_t page_frame = (t->free_from + i) % t->config.page_frames;
+        if (t->page_frames[page_frame] != NONE)
             continue;
-        t->free_from = berth + 1;
-        t->free_berths--;
-        *out = berth;
+        t->free_from = page_frame + 1;
+        t->free_page_frames--;
+        *out = page_frame;
         return true;
     }
     return false;
 }
 
-/* A berth that nobody has any more. */
-static kvf_status take_berth(kvf_disk_tier *t, uint32_t *out)
+/* A page frame that nobody has any more. */
+static kvf_status take_page_frame(kvf_disk_tier *t, uint32_t *out)
 {
     if (take_free(t, out))
         return KVF_OK;
@@ -512,36 +514,36 @@ void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
     kvf_bundle *b = &t->bundles[bundle];
     if (b->call == t->call)
         return;
-    if (b->berth == NONE && t->wanted_count == t->config.berths) {
+    if (b->page_frame == NONE && t->wanted_count == t->config.page_frames) {
         t->is_crowded = true;
         return;
     }
     b->call = t->call;
     t->stats.wanted++;
     kvf_disk_policy_use(&t->policy, bundle, group, t->call);
-    if (b->berth == NONE)
+    if (b->page_frame == NONE)
         t->wanted[t->wanted_count++] = bundle;
 }
 
-static kvf_status begin_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+static kvf_status begin_read(kvf_disk_tier *t, uint32_t bundle, uint32_t page_frame)
 {
-    const kvf_status status = submit_read(t, bundle, berth);
+    const kvf_status status = submit_read(t, bundle, page_frame);
     if (status == KVF_OK)
-        place(t, bundle, berth);
+        place(t, bundle, page_frame);
     else
-        free_berth(t, berth);
+        free_page_frame(t, page_frame);
     return status;
 }
 
-/* Its berth, and a read if the file has anything of it. */
+/* Its page frame, and a read if the file has anything of it. */
 static kvf_status begin(kvf_disk_tier *t, uint32_t bundle)
 {
-    uint32_t berth;
-    KVF_TRY(take_berth(t, &berth));
+    uint32_t page_frame;
+    KVF_TRY(take_page_frame(t, &page_frame));
     if (t->bundles[bundle].is_in_file)
-        return begin_read(t, bundle, berth);
-    place(t, bundle, berth);
-    put(t, bundle, berth);
+        return begin_read(t, bundle, page_frame);
+    place(t, bundle, page_frame);
+    put(t, bundle, page_frame);
     return KVF_OK;
 }
 
@@ -574,7 +576,7 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
     if (status == KVF_OK && t->read_error)
         status = failed(t, false, t->read_error);
     for (uint32_t i = 0; i < t->wanted_count; i++)
-        if (t->bundles[t->wanted[i]].berth == NONE)
+        if (t->bundles[t->wanted[i]].page_frame == NONE)
             t->bundles[t->wanted[i]].call = 0; /* it may be wanted again */
     if (start)
         t->stats.wait_ns += kvf_now_ns() - start;
@@ -593,7 +595,7 @@ static void await(kvf_disk_tier *t, const kvf_bundle *b)
 void kvf_disk_tier_write(kvf_disk_tier *t, uint32_t bundle)
 {
     kvf_bundle *b = &t->bundles[bundle];
-    KVF_ASSERT(b->berth != NONE && b->call == t->call);
+    KVF_ASSERT(b->page_frame != NONE && b->call == t->call);
     await(t, b);
     make_dirty(t, b, t->call);
 }
@@ -608,11 +610,11 @@ void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
 
 void kvf_disk_tier_tend(kvf_disk_tier *t)
 {
-    /* Where calls read, what is dirty holds berths that the policy would give to others. A failure
-     * shows where a berth is needed. */
-    const uint32_t few = t->config.berths / 8;
-    if (t->free_berths == 0 && (t->has_read || t->dirty > t->config.berths - few))
-        if (begin_writes(t, t->has_read ? t->config.berths : few) == KVF_OK)
+    /* Where calls read, what is dirty holds page frames that the policy would give to others. A
+     * failure shows where a page frame is needed. */
+    const uint32_t few = t->config.page_frames / 8;
+    if (t->free_page_frames == 0 && (t->has_read || t->dirty > t->config.page_frames - few))
+        if (begin_writes(t, t->has_read ? t->config.page_frames : few) == KVF_OK)
             kvf_io_begin(t->io);
 }
 
@@ -637,8 +639,8 @@ kvf_status kvf_disk_tier_copy_in(kvf_disk_tier *t, uint32_t bundle, size_t offse
 {
     kvf_bundle *b = &t->bundles[bundle];
     await(t, b);
-    if (b->berth != NONE) {
-        memcpy(berth_at(t, b->berth, false) + offset, from, bytes);
+    if (b->page_frame != NONE) {
+        memcpy(page_frame_at(t, b->page_frame, false) + offset, from, bytes);
         make_dirty(t, b, 0);
         return KVF_OK;
     }
@@ -668,11 +670,11 @@ int kvf_disk_tier_file(const kvf_disk_tier *t)
 
 bool kvf_disk_tier_is_valid(const kvf_disk_tier *t)
 {
-    uint32_t free_berths = 0, coming = 0, dirty = 0, writing = 0, reading = 0;
-    for (uint32_t i = 0; i < t->config.berths; i++) {
-        free_berths += t->berths[i] == NONE;
-        coming += t->berths[i] == KVF_DISK_COMING;
-        if (is_taken(t, i) && t->bundles[t->berths[i]].berth != i)
+    uint32_t free_page_frames = 0, coming = 0, dirty = 0, writing = 0, reading = 0;
+    for (uint32_t i = 0; i < t->config.page_frames; i++) {
+        free_page_frames += t->page_frames[i] == NONE;
+        coming += t->page_frames[i] == KVF_DISK_COMING;
+        if (is_taken(t, i) && t->bundles[t->page_frames[i]].page_frame != i)
             return false;
     }
     for (uint32_t i = 0; i < t->config.bundles; i++) {
@@ -680,15 +682,15 @@ bool kvf_disk_tier_is_valid(const kvf_disk_tier *t)
         dirty += b->is_dirty;
         writing += b->is_writing;
         reading += b->is_reading;
-        if (b->is_reading && b->berth != NONE)
+        if (b->is_reading && b->page_frame != NONE)
             return false;
-        if ((b->device != NULL) != (b->is_reading || b->berth != NONE))
+        if ((b->device != NULL) != (b->is_reading || b->page_frame != NONE))
             return false;
-        if ((b->is_dirty || b->is_writing) && b->berth == NONE)
+        if ((b->is_dirty || b->is_writing) && b->page_frame == NONE)
             return false;
-        if (b->berth != NONE && t->berths[b->berth] != i)
+        if (b->page_frame != NONE && t->page_frames[b->page_frame] != i)
             return false;
     }
-    return free_berths == t->free_berths && dirty == t->dirty && writing == t->writes_in_flight &&
-           t->reads_in_flight == 0 && reading == 0 && coming == 0;
+    return free_page_frames == t->free_page_frames && dirty == t->dirty &&
+           writing == t->writes_in_flight && t->reads_in_flight == 0 && reading == 0 && coming == 0;
 }

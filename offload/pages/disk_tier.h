@@ -4,17 +4,17 @@
 
 /*
  * A page pool that is larger than its memory: bundles of neighbouring blocks, each with a place in
- * a private file, some of them also in a berth in memory.
+ * a private file, some of them also in a page frame in memory.
  *
  * Knows neither tokens nor streams. A bundle that is in memory stays there until the next call
  * (kvf_disk_tier_call) if this one wanted it or writes it; whatever is given up was last used by
  * earlier calls, and `settle` has waited for those. Invariants: what a bundle holds is in its
- * berth, or in the file, or in both and equal; a berth is of one bundle; a bundle is written only
- * while nothing writes into it.
+ * page frame, or in the file, or in both and equal; a page frame is of one bundle; a bundle is
+ * written only while nothing writes into it.
  *
- * Reads are waited for by kvf_disk_tier_bring. Writes are submitted when berths run short, after
- * the reads, KVF_DISK_WRITES of them at most; a call waits for one only if it needs that berth. One
- * thread owns the tier; kvf_disk_tier_copy_out may be called by others meanwhile.
+ * Reads are waited for by kvf_disk_tier_bring. Writes are submitted when page frames run short,
+ * after the reads, KVF_DISK_WRITES of them at most; a call waits for one only if it needs that page
+ * frame. One thread owns the tier; kvf_disk_tier_copy_out may be called by others meanwhile.
  */
 
 #include <pthread.h>
@@ -28,16 +28,16 @@
 #define KVF_DISK_WRITES       16u
 #define KVF_DISK_REQUESTS     (KVF_DISK_READS + KVF_DISK_WRITES)
 #define KVF_DISK_NONE         UINT32_MAX
-#define KVF_DISK_COMING       (UINT32_MAX - 1) /* a read is on its way into that berth */
+#define KVF_DISK_COMING       (UINT32_MAX - 1) /* a read is on its way into that page frame */
 #define KVF_DISK_BUNDLE_MIN   ((size_t)128 << 10)
 #define KVF_DISK_BERTHS_LEAST 4u
 
 typedef struct kvf_disk_tier_config {
     const char *folder;
-    const kvf_host_memory *memory; /* berths one after the other; granule = bundle_bytes */
+    const kvf_host_memory *memory; /* page frames one after the other; granule = bundle_bytes */
     const kvf_io_ops *engine;      /* NULL = the best there is */
     size_t bundle_bytes;           /* a multiple of KVF_DISK_ALIGNMENT */
-    uint32_t bundles, berths;
+    uint32_t bundles, page_frames;
     uint32_t groups; /* of bundles; calls for them come in turn */
     /* Until all that earlier calls enqueued is done. */
     kvf_status (*settle)(void *user);
@@ -54,15 +54,15 @@ typedef struct kvf_bundle {
     uint64_t call;         /* the latest that wanted it; 0 = none */
     uint64_t written_call; /* the latest that enqueued a write into it */
     uint64_t arrival;
-    char *device;   /* where the device sees it, or will; NULL = it has no berth and gets none */
-    uint32_t berth; /* UINT32_MAX = none */
+    char *device; /* where the device sees it, or will; NULL = it has no page frame and gets none */
+    uint32_t page_frame; /* UINT32_MAX = none */
     bool is_dirty, is_in_file, is_writing, is_reading;
 } kvf_bundle;
 
 typedef struct kvf_disk_request {
     struct iovec piece; /* what is left */
     uint64_t offset;
-    uint32_t bundle, berth;
+    uint32_t bundle, page_frame;
     bool is_write;
     uint32_t tries;
 } kvf_disk_request;
@@ -75,8 +75,9 @@ typedef struct kvf_disk_tier {
     kvf_io *io;
     char *tables;
     kvf_bundle *bundles; /* [bundles] */
-    uint32_t *berths;    /* [berths] bundle that lies there; KVF_DISK_NONE, KVF_DISK_COMING */
-    uint32_t *wanted;    /* [berths] bundles to bring */
+    uint32_t
+        *page_frames; /* [page frames] bundle that lies there; KVF_DISK_NONE, KVF_DISK_COMING */
+    uint32_t *wanted; /* [page frames] bundles to bring */
     uint32_t wanted_count;
     bool is_crowded;
     bool has_read; /* this call */
@@ -84,7 +85,7 @@ typedef struct kvf_disk_tier {
     uint64_t asked_ns;
     kvf_status asked;
     kvf_disk_policy policy;
-    uint32_t free_berths, free_from; /* how many, and where to look */
+    uint32_t free_page_frames, free_from; /* how many, and where to look */
     uint32_t dirty;
     uint64_t call, settled, arrivals;
     pthread_mutex_t lock;
@@ -103,7 +104,7 @@ typedef struct kvf_disk_tier {
 KVF_CHECKED kvf_status kvf_disk_tier_open(kvf_context *context, const kvf_disk_tier_config *config,
                                           kvf_disk_tier **out);
 void kvf_disk_tier_close(kvf_disk_tier *tier); /* NULL is fine; no other thread uses it */
-uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths, uint32_t groups);
+uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t page_frames, uint32_t groups);
 
 /* A new call: what the one before wanted may go. */
 void kvf_disk_tier_call(kvf_disk_tier *tier);
@@ -116,7 +117,7 @@ void kvf_disk_tier_want(kvf_disk_tier *tier, uint32_t bundle, uint32_t group);
  * in this call. True if some are still on their way: they have a place by now. */
 bool kvf_disk_tier_ask(kvf_disk_tier *tier);
 /* All that are wanted, asked for or not. On failure none of those that were missing came, and none
- * is in flight. KVF_FULL (without a message) if more are wanted at once than there are berths,
+ * is in flight. KVF_FULL (without a message) if more are wanted at once than there are page frames,
  * KVF_SYSTEM. */
 KVF_CHECKED kvf_status kvf_disk_tier_bring(kvf_disk_tier *tier);
 /* Bytes of a bundle that this call brought are written by what it enqueues. */

@@ -77,7 +77,7 @@ static kvf_status open_tier(kvf_page_pool *pool, const kvf_page_pool_disk *disk)
         .engine = disk->engine,
         .bundle_bytes = kvf_page_pool_bundle_bytes(pool->block_bytes, disk->bundle_blocks),
         .bundles = bundle_count(pool),
-        .berths = disk->berths,
+        .page_frames = disk->page_frames,
         .groups = disk->groups,
         .settle = disk->settle,
         .user = disk->user};
@@ -93,7 +93,7 @@ static kvf_status create(kvf_page_pool *out, kvf_device *device,
     config.bytes = (uint64_t)out->block_bytes * out->block_count;
     if (disk) {
         config.granule = kvf_page_pool_bundle_bytes(out->block_bytes, disk->bundle_blocks);
-        config.bytes = (uint64_t)config.granule * disk->berths;
+        config.bytes = (uint64_t)config.granule * disk->page_frames;
     }
     out->blocks_per_arena = (uint32_t)(kvf_arena_bytes(&config) / out->block_bytes);
     kvf_status status = take_tables(out);

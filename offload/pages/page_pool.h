@@ -49,7 +49,7 @@ typedef struct kvf_page_pool_disk {
     const char *folder;
     const kvf_io_ops *engine;
     uint32_t bundle_blocks;
-    uint32_t berths;
+    uint32_t page_frames;
     uint32_t groups; /* of the tier */
     kvf_status (*settle)(void *user);
     void *user;

@@ -487,7 +487,7 @@ static kvf_status check_disk(kvf_context *context, const kvf_cache_config *c)
 
 /* Berths of bundles that one call may need: a row that is looked at in full, or the newest blocks
  * of every layer of a sequence. */
-static uint32_t berths_least(const kvf_cache_config *c, const kvf_dims *d)
+static uint32_t page_frames_least(const kvf_cache_config *c, const kvf_dims *d)
 {
     const uint32_t row = kvf_div_ceil_u32(d->paging.blocks_max, d->bundle_blocks) + 2;
     const uint32_t ends =
@@ -506,11 +506,12 @@ uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims 
     const size_t block = kvf_home_block_bytes(&dims->paging);
     kvf_dims d = *dims;
     d.bundle_blocks = bundle_blocks(config, block);
-    return (uint64_t)berths_least(config, &d) * kvf_page_pool_bundle_bytes(block, d.bundle_blocks);
+    return (uint64_t)page_frames_least(config, &d) *
+           kvf_page_pool_bundle_bytes(block, d.bundle_blocks);
 }
 
-/* Bundles, berths and the file. All in memory if all fits. With streaming heads each cache that has
- * pages counts its own. */
+/* Bundles, page frames and the file. All in memory if all fits. With streaming heads each cache
+ * that has pages counts its own. */
 static kvf_status count_disk(kvf_context *context, const kvf_cache_config *c, kvf_dims *dims)
 {
     const size_t block = kvf_home_block_bytes(&dims->paging);
@@ -537,15 +538,15 @@ static kvf_status count_disk(kvf_context *context, const kvf_cache_config *c, kv
                  "lower host_tokens_max",
                  (unsigned long long)c->disk_bytes, (unsigned long long)c->host_tokens_max,
                  (unsigned long long)(bundles * bundle));
-    if (c->host_bytes / bundle < berths_least(c, dims))
+    if (c->host_bytes / bundle < page_frames_least(c, dims))
         KVF_FAIL(context, KVF_INVALID,
                  "host_bytes = %llu: a call may need %u bundles of %zu bytes in memory; give at "
                  "least %llu, or lower tokens_max",
-                 (unsigned long long)c->host_bytes, berths_least(c, dims), bundle,
-                 (unsigned long long)berths_least(c, dims) * bundle);
+                 (unsigned long long)c->host_bytes, page_frames_least(c, dims), bundle,
+                 (unsigned long long)page_frames_least(c, dims) * bundle);
     dims->block_count = (uint32_t)(bundles * dims->bundle_blocks);
-    const uint64_t berths = c->host_bytes / bundle;
-    dims->berths = (uint32_t)(berths < bundles ? berths : bundles);
+    const uint64_t page_frames = c->host_bytes / bundle;
+    dims->page_frames = (uint32_t)(page_frames < bundles ? page_frames : bundles);
     return KVF_OK;
 }
 

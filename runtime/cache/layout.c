@@ -52,7 +52,7 @@ static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, kvf_ch
     const kvf_dims *d = &part->dims;
     const uint64_t lists = s * d->paging.lists, chosen = s * d->choose_lists;
     const uint64_t moved = kvf_moves_pages(part) ? lists : 0;
-    const uint64_t flights = d->berths ? 2 : 1;
+    const uint64_t flights = d->page_frames ? 2 : 1;
     choice->ids_max = d->ids_max;
     KVF_CARVE(k, choice->ids, lists, choice->ids_max);
     KVF_CARVE(k, choice->id_count, lists);
@@ -166,7 +166,7 @@ static void carve_mirror(const kvf_part *part, kvf_carver *k, kvf_control *t)
                                 ? (uint64_t)kvf_rows_max(&part->config) * p->lists
                                 : 0;
     const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
-    const uint64_t brought = d->berths ? lists : 0;
+    const uint64_t brought = d->page_frames ? lists : 0;
     KVF_CARVE(k, t->mirror.choose, chosen);
     KVF_CARVE(k, t->mirror.scores, chosen, p->pages_max);
     KVF_CARVE(k, t->mirror.bits, chosen, p->blocks_max);
@@ -183,7 +183,7 @@ static void carve_control(const kvf_part *part, kvf_carver *k, kvf_control *t)
 {
     const kvf_dims *d = &part->dims;
     KVF_CARVE(k, t->counters, part->config.layers);
-    const uint64_t s = d->berths ? part->config.sequences_max : 0;
+    const uint64_t s = d->page_frames ? part->config.sequences_max : 0;
     const uint64_t stay = kvf_moves_pages(part) ? 0 : s * d->paging.lists;
     const uint64_t move = s * d->paging.lists - stay;
     KVF_CARVE(k, t->places, s, d->paging.blocks_max);
@@ -380,8 +380,8 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     kvf_carver pool = {0}, residency = {0}, slots = {0};
     const size_t bundle = kvf_page_pool_bundle_bytes(kvf_home_block_bytes(p), d->bundle_blocks);
     char *blocks;
-    KVF_CARVE(&pool, blocks, d->berths ? d->berths : d->block_count,
-              d->berths ? bundle : kvf_home_block_bytes(p));
+    KVF_CARVE(&pool, blocks, d->page_frames ? d->page_frames : d->block_count,
+              d->page_frames ? bundle : kvf_home_block_bytes(p));
     const kvf_residency shape = kvf_part_residency(part);
     kvf_residency_needs(&shape, &residency, &slots);
     if (pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX || chosen > UINT32_MAX ||
@@ -389,7 +389,7 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
         return too_large(cache);
 
     const kvf_transfer_config transfer = kvf_part_transfer_config(part);
-    const uint32_t bundles = d->berths ? d->block_count / d->bundle_blocks : 0;
+    const uint32_t bundles = d->page_frames ? d->block_count / d->bundle_blocks : 0;
     uint64_t staging_host = 0, staging_device = 0;
     kvf_cache_plan *plan = &cache->plan;
     kvf_transfer_needs(cache->device, &transfer, &staging_host, &staging_device);
@@ -397,7 +397,7 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     plan->host_staging_bytes += staging_host;
     plan->host_table_bytes +=
         kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks) +
-        (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths, c->layers + 1) : 0);
+        (bundles ? kvf_disk_tier_table_bytes(bundles, d->page_frames, c->layers + 1) : 0);
     plan->device_kv_bytes += slots.bytes;
     plan->device_table_bytes += residency.bytes + staging_device;
     plan->prompt_bytes += (uint64_t)(d->arena_blocks + d->wide_blocks) * kvf_block_bytes(p);

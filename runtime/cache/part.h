@@ -64,7 +64,7 @@ struct kvf_dims {
     uint32_t block_count;   /* of the pool */
     uint32_t code_blocks;   /* whose codes are on the device: all of the pool, or none */
     uint32_t bundle_blocks; /* blocks that go to the disk together; 1 without a disk tier */
-    uint32_t berths;        /* bundles in memory; 0 = there is no disk tier */
+    uint32_t page_frames;   /* bundles in memory; 0 = there is no disk tier */
 };
 
 /* The host's half of a row. */

@@ -217,15 +217,15 @@ static kvf_status take_pool(kvf_part *part)
     kvf_host_memory_config memory = kvf_runtime_memory(part->runtime);
     const size_t block = kvf_home_block_bytes(&d->paging);
     memory.lower = d->by_block ? "block_count" : memory.lower;
-    if (!d->berths && part->config.disk_path)
+    if (!d->page_frames && part->config.disk_path)
         KVF_TRY(kvf_disk_folder_check(part->context, part->config.disk_path));
-    if (!d->berths)
+    if (!d->page_frames)
         return kvf_page_pool_create(part->context, part->device, &memory, block, d->block_count,
                                     &part->pool);
     const kvf_page_pool_disk disk = {.folder = part->config.disk_path,
                                      .engine = part->runtime->seams.io_engine,
                                      .bundle_blocks = d->bundle_blocks,
-                                     .berths = d->berths,
+                                     .page_frames = d->page_frames,
                                      .groups = part->config.layers + 1,
                                      .settle = settle,
                                      .user = part};

@@ -2,7 +2,8 @@
 
 /*
  * The disk tier below the runtime: whatever is wanted is there, with its bytes, for random calls on
- * few berths; what is used often stays; a pool with bundles hands out neighbours and loses none.
+ * few page frames; what is used often stays; a pool with bundles hands out neighbours and loses
+ * none.
  */
 
 #include <errno.h>
@@ -39,7 +40,7 @@ static void open_pool(tiered *t, uint32_t bundle_blocks)
                                            .arena_bytes_max = 5 * BLOCK * bundle_blocks};
     const kvf_page_pool_disk disk = {.folder = "/tmp",
                                      .bundle_blocks = bundle_blocks,
-                                     .berths = BERTHS,
+                                     .page_frames = BERTHS,
                                      .groups = 1,
                                      .settle = settle,
                                      .user = t};
@@ -140,7 +141,7 @@ static void neighbours_share_a_bundle(void **state)
     close_pool(&t);
 }
 
-/* More than berths in one call: refused, and nothing is lost. */
+/* More than page frames in one call: refused, and nothing is lost. */
 static void a_crowd_is_refused(void **state)
 {
     tiered t;
@@ -231,9 +232,9 @@ static void requests_to_others(void **state)
     rig_close(&t.r);
 }
 
-static bool may(const void *user, uint32_t berth)
+static bool may(const void *user, uint32_t page_frame)
 {
-    return berth != *(const uint32_t *)user;
+    return page_frame != *(const uint32_t *)user;
 }
 
 static void what_is_used_stays(void **state)
@@ -242,7 +243,7 @@ static void what_is_used_stays(void **state)
     kvf_disk_turn turn = {0};
     uint32_t bundles[BERTHS], pinned = 2;
     uint64_t call = 1;
-    kvf_disk_policy p = {.berths = BERTHS, .bundles = bundles, .uses = uses, .groups = &turn};
+    kvf_disk_policy p = {.page_frames = BERTHS, .bundles = bundles, .uses = uses, .groups = &turn};
     for (uint32_t i = 0; i < BERTHS; i++) {
         bundles[i] = i;
         kvf_disk_policy_use(&p, i, 0, call);
@@ -269,10 +270,10 @@ typedef struct turns {
     uint32_t group; /* whose turn it is */
 } turns;
 
-static bool of_another(const void *user, uint32_t berth)
+static bool of_another(const void *user, uint32_t page_frame)
 {
     const turns *t = user;
-    return t->bundles[berth] / 5 != t->group;
+    return t->bundles[page_frame] / 5 != t->group;
 }
 
 static void turns_keep_a_share(void **state)
@@ -280,19 +281,19 @@ static void turns_keep_a_share(void **state)
     turns t;
     kvf_disk_use uses[15] = {0};
     kvf_disk_turn groups[3] = {0};
-    kvf_disk_policy p = {.berths = 9, .bundles = t.bundles, .uses = uses, .groups = groups};
+    kvf_disk_policy p = {.page_frames = 9, .bundles = t.bundles, .uses = uses, .groups = groups};
     uint32_t hits = 0;
     for (uint32_t i = 0; i < 9; i++)
         t.bundles[i] = i;
     for (uint32_t call = 1; call <= 300; call++) {
         t.group = call % 3;
         for (uint32_t bundle = 5 * t.group; bundle < 5 * t.group + 5; bundle++) {
-            uint32_t berth = 0;
-            while (berth < 9 && t.bundles[berth] != bundle)
-                berth++;
+            uint32_t page_frame = 0;
+            while (page_frame < 9 && t.bundles[page_frame] != bundle)
+                page_frame++;
             kvf_disk_policy_use(&p, bundle, t.group, call);
-            hits += berth < 9;
-            if (berth == 9)
+            hits += page_frame < 9;
+            if (page_frame == 9)
                 t.bundles[kvf_disk_policy_victim(&p, of_another, &t)] = bundle;
         }
     }

@@ -116,10 +116,10 @@ static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes
     const kvf_part *part = &w.tier.cache->parts[0];
     life_of(&w, c->name);
     kvf_cache_stats(w.tier.cache, &stats);
-    printf("# %s: %llu of %llu bundles read, %llu KiB, %llu KiB written; %u berths for %u\n",
+    printf("# %s: %llu of %llu bundles read, %llu KiB, %llu KiB written; %u page_frames for %u\n",
            c->name, (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,
            (unsigned long long)stats.bytes_from_disk / 1024,
-           (unsigned long long)stats.bytes_to_disk / 1024, part->dims.berths,
+           (unsigned long long)stats.bytes_to_disk / 1024, part->dims.page_frames,
            part->pool.block_count / part->pool.bundle_blocks);
     if (stats.disk_reads == 0)
         fail_msg("%s: nothing was ever read from disk", c->name);
@@ -141,7 +141,7 @@ static void same_bits(void **state)
     }
 }
 
-/* Hits are attended before misses are read; what is gathered comes from berths. */
+/* Hits are attended before misses are read; what is gathered comes from page frames. */
 static void same_bits_gathered(void **state)
 {
     run(&save_cases[0], KVF_TRANSFER_GATHER, 1);
@@ -183,7 +183,7 @@ static void memory_is_shared(void **state)
             const kvf_part *part = &w.cache->parts[n];
             const size_t bundle = kvf_page_pool_bundle_bytes(kvf_block_bytes(&part->dims.paging),
                                                              part->dims.bundle_blocks);
-            in_memory += part->dims.berths * bundle;
+            in_memory += part->dims.page_frames * bundle;
             on_disk += part->dims.block_count / part->dims.bundle_blocks * (uint64_t)bundle;
         }
         assert_true(in_memory <= c.host_bytes && in_memory > c.host_bytes / 2);

@@ -265,7 +265,8 @@ static void several_tokens(void **state)
     }
 }
 
-/* Writes fail from now on, and chunks are read until there is no berth left, which is named. */
+/* Writes fail from now on, and chunks are read until there is no page frame left, which is named.
+ * */
 static void fill_the_disk(attempt *a)
 {
     const disk_world *f = a->f;
@@ -279,7 +280,7 @@ static void fill_the_disk(attempt *a)
     assert_int_equal(kvf_runtime_error(f->tier.runtime)->foreign, ENOSPC);
 }
 
-/* Nothing can be written, and there is no berth left: a call says so until there is room. */
+/* Nothing can be written, and there is no page frame left: a call says so until there is room. */
 static void a_disk_that_is_full(void **state)
 {
     disk_world f;

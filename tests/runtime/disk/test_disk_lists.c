@@ -180,7 +180,7 @@ static uint32_t listed(const listing *l, uint32_t *pages)
     return count;
 }
 
-/* A slow kernel of the caller's reads pages while the next call wants their berths. */
+/* A slow kernel of the caller's reads pages while the next call wants their page frames. */
 static void pages_stay_for_what_is_enqueued(void **state)
 {
     listing l;
