@@ -52,8 +52,8 @@
     PLAIN(move, stage)                                                                             \
     PLAIN(move, ring)                                                                              \
     SIMD(move, repack)                                                                             \
-    SIMD(move, narrow)                                                                             \
-    SIMD(move, widen)                                                                              \
+    SIMD(move, quantize)                                                                           \
+    SIMD(move, dequantize)                                                                         \
     SIMD(move, carry)                                                                              \
     SIMD(move, read)                                                                               \
     PLAIN(move, take)                                                                              \
@@ -73,7 +73,7 @@
     PLAIN(cells, scatter_heads)                                                                    \
     PLAIN(cells, poison)                                                                           \
     PLAIN(cells, clone)                                                                            \
-    SIMD(cells, expand)                                                                            \
+    SIMD(cells, dequantize_chunks)                                                                 \
     SIMD(observe, observe_stats)                                                                   \
     SIMD(observe, observe_score)                                                                   \
     SIMD(observe, pool)                                                                            \

@@ -6,9 +6,9 @@
  * Pages, and rows of pages: what most kernels are about.
  *
  * A page is [page_size, 2, head_dim] in `dtype`, contiguous: key and value of a token lie side by
- * side, so pages that follow each other are one longer run of tokens. That is its exact form. Where
- * pages are packed, sealed pages have the form of packed.h in the pool and in slots, their *home
- * form*; else it is the exact one.
+ * side, so pages that follow each other are one longer run of tokens. That is its full precision.
+ * Where pages are quantized, sealed pages have the form of quantized.h in the pool and in slots,
+ * their *storage format*; else it is the exact one.
  *
  * A page is what is selected, moved and kept in a slot. A *block* is what is allocated, sealed and
  * written back: `block_size` tokens of all KV heads, [kv_heads, block_size, 2, head_dim], so that a
@@ -70,7 +70,7 @@ typedef struct kvf_shape {
     kvf_dtype dtype;
     uint32_t head_dim;  /* a multiple of 16, at most KVF_HEAD_DIM_MAX */
     uint32_t page_size; /* 1, 2, 4 ... 64 tokens */
-    kvf_pages pages;    /* home form of sealed pages */
+    kvf_pages pages;    /* storage format of sealed pages */
 } kvf_shape;
 
 /* Bytes of a key, or of a value. */
@@ -90,34 +90,37 @@ KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
     return s->page_size * kvf_token_bytes(s);
 }
 
-/* ---- packed pages ----
+/* ---- quantized pages ----
  * [page_size] keys of head_dim bytes, then as many values, then scales of keys, then scales of
- * values; packed.h says what they mean. Padded to KVF_PACKED_ALIGN. */
-#define KVF_PACKED_ALIGN 64u
-#define KVF_PACKED_GROUP 32u /* channels of a value that share a scale and a minimum, in int4 */
+ * values; quantized.h says what they mean. Padded to KVF_QUANTIZED_ALIGN. */
+#define KVF_QUANTIZED_ALIGN 64u
+#define KVF_QUANTIZED_GROUP                                                                        \
+    32u /* channels of a value that share a scale and a minimum, in int4                           \
+         */
 
-KVF_INLINE uint32_t kvf_packed_groups(uint32_t head_dim)
+KVF_INLINE uint32_t kvf_quantized_groups(uint32_t head_dim)
 {
-    return kvf_div_ceil_u32(head_dim, KVF_PACKED_GROUP);
+    return kvf_div_ceil_u32(head_dim, KVF_QUANTIZED_GROUP);
 }
 
 /* Bytes of a value without its scales, and of these. */
-KVF_INLINE uint32_t kvf_packed_value_bytes(const kvf_shape *s)
+KVF_INLINE uint32_t kvf_quantized_value_bytes(const kvf_shape *s)
 {
     return s->pages == KVF_PAGES_K8V4 ? s->head_dim / 2 : s->head_dim;
 }
 
-KVF_INLINE uint32_t kvf_packed_scale_bytes(const kvf_shape *s)
+KVF_INLINE uint32_t kvf_quantized_scale_bytes(const kvf_shape *s)
 {
-    return s->pages == KVF_PAGES_K8V4 ? 4 * kvf_packed_groups(s->head_dim) : 2;
+    return s->pages == KVF_PAGES_K8V4 ? 4 * kvf_quantized_groups(s->head_dim) : 2;
 }
 
-/* Bytes of a page in its home form. */
-KVF_INLINE size_t kvf_home_page_bytes(const kvf_shape *s)
+/* Bytes of a page in its storage format. */
+KVF_INLINE size_t kvf_stored_page_bytes(const kvf_shape *s)
 {
-    const size_t token = s->head_dim + kvf_packed_value_bytes(s) + 2 + kvf_packed_scale_bytes(s);
-    return s->pages == KVF_PAGES_BF16 ? kvf_page_bytes(s)
-                                      : kvf_round_up(s->page_size * token, KVF_PACKED_ALIGN);
+    const size_t token =
+        s->head_dim + kvf_quantized_value_bytes(s) + 2 + kvf_quantized_scale_bytes(s);
+    return s->pages == KVF_PAGES_NATIVE ? kvf_page_bytes(s)
+                                        : kvf_round_up(s->page_size * token, KVF_QUANTIZED_ALIGN);
 }
 
 /* The tokens of one page that attention reads: token t counts iff t < count and bit t of skip is
@@ -126,8 +129,8 @@ typedef struct kvf_span {
     const void *page;
     const void *home; /* where its bytes are until this step's fetch has them here; NULL: here */
     uint64_t skip;
-    uint32_t count;  /* tokens that exist in the page, 0 .. page_size */
-    uint32_t packed; /* 1: the page is packed */
+    uint32_t count;     /* tokens that exist in the page, 0 .. page_size */
+    uint32_t quantized; /* 1: the page is quantized */
 } kvf_span;
 
 KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
@@ -183,7 +186,7 @@ typedef struct kvf_paging {
     uint32_t subs;         /* boxes per digest */
     uint32_t sink;         /* tokens */
     uint32_t ring_blocks;
-    uint32_t spare_blocks;  /* after those of a ring: 1 if pages are packed; see narrow */
+    uint32_t spare_blocks;  /* after those of a ring: 1 if pages are quantized; see quantize */
     uint32_t query_window;  /* queries kept */
     uint32_t stretches_max; /* stride of centroids; 0 = there are none */
     uint32_t extra_pages; /* beyond what has room: as many as other tokens leave holes; see trim */
@@ -284,15 +287,15 @@ KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
     return p->kv_heads * kvf_run_bytes(p);
 }
 
-/* The same in home form. */
-KVF_INLINE size_t kvf_home_run_bytes(const kvf_paging *p)
+/* The same in storage format. */
+KVF_INLINE size_t kvf_stored_run_bytes(const kvf_paging *p)
 {
-    return p->block_pages * kvf_home_page_bytes(&p->shape);
+    return p->block_pages * kvf_stored_page_bytes(&p->shape);
 }
 
-KVF_INLINE size_t kvf_home_block_bytes(const kvf_paging *p)
+KVF_INLINE size_t kvf_stored_block_bytes(const kvf_paging *p)
 {
-    return p->kv_heads * kvf_home_run_bytes(p);
+    return p->kv_heads * kvf_stored_run_bytes(p);
 }
 
 /* Bytes of a row's ring. */
@@ -340,34 +343,34 @@ KVF_INLINE char *kvf_row_page(const kvf_paging *p, const kvf_row *row, uint32_t 
            page % p->block_pages * kvf_page_bytes(&p->shape);
 }
 
-/* A page of a sealed block, in home form: once its table names the pool. */
+/* A page of a sealed block, in storage format: once its table names the pool. */
 KVF_INLINE char *kvf_row_home(const kvf_paging *p, const kvf_row *row, uint32_t page, uint32_t head)
 {
-    return (char *)row->blocks[page / p->block_pages] + head * kvf_home_run_bytes(p) +
-           page % p->block_pages * kvf_home_page_bytes(&p->shape);
+    return (char *)row->blocks[page / p->block_pages] + head * kvf_stored_run_bytes(p) +
+           page % p->block_pages * kvf_stored_page_bytes(&p->shape);
 }
 
-/* Page `page` is in home form, which is another than that of the window. */
-KVF_INLINE uint32_t kvf_row_is_packed(const kvf_paging *p, const kvf_row *row, uint32_t page)
+/* Page `page` is in storage format, which is another than that of the window. */
+KVF_INLINE uint32_t kvf_row_is_quantized(const kvf_paging *p, const kvf_row *row, uint32_t page)
 {
-    return p->shape.pages != KVF_PAGES_BF16 && page < kvf_row_sealed_pages(p, row);
+    return p->shape.pages != KVF_PAGES_NATIVE && page < kvf_row_sealed_pages(p, row);
 }
 
-/* The tokens of the sink among its `tokens` first ones: where it is packed they are in the store,
- * token i in entry i. */
+/* The tokens of the sink among its `tokens` first ones: where it is quantized they are in the
+ * store, token i in entry i. */
 KVF_INLINE uint32_t kvf_page_sink(const kvf_paging *p, uint32_t page, uint32_t tokens)
 {
     const uint32_t first = page * p->shape.page_size;
     return first >= p->sink ? 0 : kvf_min_u32(tokens, p->sink - first);
 }
 
-/* Pages of a list that are in two spans: of a packed one in which the sink ends. */
+/* Pages of a list that are in two spans: of a quantized one in which the sink ends. */
 KVF_INLINE uint32_t kvf_parted_pages(const kvf_paging *p)
 {
-    return p->shape.pages != KVF_PAGES_BF16 && p->sink % p->shape.page_size != 0;
+    return p->shape.pages != KVF_PAGES_NATIVE && p->sink % p->shape.page_size != 0;
 }
 
-/* The block that was sealed last, as it was before it was packed. */
+/* The block that was sealed last, as it was before it was quantized. */
 KVF_INLINE char *kvf_row_spare(const kvf_paging *p, const kvf_row *row)
 {
     return row->ring + p->ring_blocks * kvf_block_bytes(p);

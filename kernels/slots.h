@@ -91,7 +91,7 @@ KVF_INLINE uint32_t *kvf_row_slot_tags(const kvf_paging *p, const kvf_row *row, 
 
 KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t head, uint32_t slot)
 {
-    return row->slots + ((size_t)head * p->slots + slot) * kvf_home_page_bytes(&p->shape);
+    return row->slots + ((size_t)head * p->slots + slot) * kvf_stored_page_bytes(&p->shape);
 }
 
 /* The tag that a page has today. */

@@ -35,7 +35,7 @@
 #define RING_PAGES    192u /* 3 MiB */
 #define ROUNDS_MAX    200u
 
-static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_BF16};
+static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_NATIVE};
 
 typedef struct state {
     kvf_kernels kernels;

@@ -24,8 +24,9 @@
  *
  * Outputs of kvf_blocks_decode have the bits of kvf_decode for a sequence with the same tokens and
  * settings on the same device, whatever the ids, the regions and what is resident. Where pages are
- * packed they follow from the tokens alone just so, but a token is packed when it is put, and is
- * attended as such from then on, also in sink and local window, which a sequence has as they came.
+ * quantized they follow from the tokens alone just so, but a token is quantized when it is put, and
+ * is attended as such from then on, also in sink and local window, which a sequence has as they
+ * came.
  *
  * The codes of a block (two bits per channel of every key) lie in memory of the caller, so that an
  * engine sees in its own cache what a block costs: see kvf_blocks_bind.
@@ -57,7 +58,7 @@ typedef struct kvf_blocks_config {
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
      * prefill_chunk_max and tokens_per_step_max are not looked at: drafts are rows. Refused by
      * name, for they have no home here: verify_interval, observe_window and disk_path.
-     * pages in packed form: see above, and device_row_bytes of the plan.
+     * pages in quantized form: see above, and device_row_bytes of the plan.
      * head_mask is read before return. A streaming head scores, fetches and keeps nothing but its
      * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the
      * same to all. */
@@ -72,9 +73,9 @@ static inline void kvf_blocks_config_init(kvf_blocks_config *config)
 
 /** Memory in bytes. The caller's part: code_bytes per block and layer. */
 typedef struct kvf_blocks_plan {
-    uint64_t code_bytes;         /**< of one block of one layer: head_dim / 4 per token, KV head */
-    uint64_t host_bytes;         /**< pages of all blocks and layers, and tables: what packing makes
-                                      less of, 2.3 times with k8v4 and pages of 4 */
+    uint64_t code_bytes; /**< of one block of one layer: head_dim / 4 per token, KV head */
+    uint64_t host_bytes; /**< pages of all blocks and layers, and tables: what quantization makes
+                              less of, 2.3 times with k8v4 and pages of 4 */
     uint64_t device_block_bytes; /**< of one block, all layers: scales, counts of writes, means */
     uint64_t device_row_bytes;   /**< of one region, all layers: window, sink, tables, and its part
                                       of prompt_bytes */

@@ -362,7 +362,7 @@ KVF_API KVF_CHECKED kvf_status kvf_memory_copy(kvf_stream *stream, void *to, con
 typedef enum kvf_dtype { KVF_DTYPE_LIST(KVF_ENUMERATOR) } kvf_dtype;
 
 #define KVF_PAGES_LIST(X)                                                                          \
-    X(KVF_PAGES_BF16, 0, "bf16", "as they came: bf16, or what dtype says")                         \
+    X(KVF_PAGES_NATIVE, 0, "bf16", "as they came: bf16, or what dtype says")                       \
     X(KVF_PAGES_K8V8, 1, "k8v8", "int8, one scale per key and one per value; keys rotated")        \
     X(KVF_PAGES_K8V4, 2, "k8v4", "keys likewise; values in int4, scale and minimum of 32")
 
@@ -455,13 +455,13 @@ typedef struct kvf_cache_config {
     kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
     /** Form of sealed pages in memory, in slots, on disk, in saved files and on their way; default
-     * BF16. Sink and local window stay as they came. A block is packed once, when it is
-     * sealed, and whatever looks at its tokens from then on, digests too, sees what was packed. A
-     * token of a prompt sees what a decode step would: exact keys and values within its local
-     * window, packed ones before it. So results do not depend on chunks. A token that is not finite
-     * is packed as zeros; kvf_prefill and kvf_decode report it as ever. With K8V8 or K8V4 a cache
-     * on the CUDA device has dtype BF16 and head_dim 64 or 128: else KVF_UNSUPPORTED. A saved
-     * sequence comes back to a cache of the same form. */
+     * BF16. Sink and local window stay as they came. A block is quantized once, when it is
+     * sealed, and whatever looks at its tokens from then on, digests too, sees what was quantized.
+     * A token of a prompt sees what a decode step would: exact keys and values within its local
+     * window, quantized ones before it. So results do not depend on chunks. A token that is not
+     * finite is quantized as zeros; kvf_prefill and kvf_decode report it as ever. With K8V8 or K8V4
+     * a cache on the CUDA device has dtype BF16 and head_dim 64 or 128: else KVF_UNSUPPORTED. A
+     * saved sequence comes back to a cache of the same form. */
     kvf_pages pages;
 
     /* limits: memory is reserved for them at open */
@@ -664,9 +664,9 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * was chosen since is chosen anew by the next step, with all keys; a refresh over what is resident
  * finds what is resident; and one that is due before as many tokens are appended as were dropped
  * looks with the queries that are left. Dropped tokens stay in the statistics; in kvf_footprint
- * they count as held and are no step of full attention. Where pages are packed, a block that comes
- * back to the local window does so as it was before it was packed if it is the newest that was
- * sealed; older ones come back unpacked, and then results differ by what packing lost.
+ * they count as held and are no step of full attention. Where pages are quantized, a block that
+ * comes back to the local window does so as it was before it was quantized if it is the newest that
+ * was sealed; older ones come back dequantized, and then results differ by what quantization lost.
  *
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
@@ -842,7 +842,7 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * to attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
  * each once. The cache needs static_ratio 0, because page lists cannot name single tokens, a policy
  * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads. Where
- * pages are packed (kvf_cache_config.pages) the caller's kernel attends to what kvf_read_pages
+ * pages are quantized (kvf_cache_config.pages) the caller's kernel attends to what kvf_read_pages
  * gives.
  * With a disk tier the call waits until the listed pages are in memory. There they stay until the
  * next call on the cache, and for what was enqueued on @p stream before it if that call is enqueued
@@ -862,7 +862,7 @@ static inline KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kv
 /**
  * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Sealed pages that are packed (kvf_cache_config.pages) have no address: NULL; kvf_read_pages
+ * Sealed pages that are quantized (kvf_cache_config.pages) have no address: NULL; kvf_read_pages
  * copies them. Valid until the sequence appends; with a disk tier, until the next call on the
  * cache, and NULL if the page is on disk. Pages that the latest kvf_select_pages listed stay in
  * memory. Call it in stream order or after kvf_stream_wait.
@@ -873,7 +873,7 @@ KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t laye
 /**
  * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended;
  * page_scores and page_ids are NULL.
- * Packed pages are attended as a step does, and the sink as it came. With a disk tier the call
+ * Quantized pages are attended as a step does, and the sink as it came. With a disk tier the call
  * waits for the lists, and until their pages are in memory.
  */
 KVF_API KVF_CHECKED kvf_status kvf_attend_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
@@ -887,14 +887,14 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
 }
 
 /**
- * Copy listed pages to the device, contiguous and in exact form, whatever form they have in the
- * cache: for a kernel of the caller where pages are packed, or that wants them in one place.
+ * Copy listed pages to the device, contiguous and in full precision, whatever form they have in the
+ * cache: for a kernel of the caller where pages are quantized, or that wants them in one place.
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
  *                 as [page_size, 2, head_dim] at i: [indptr's last entry, page_size, 2, head_dim],
  *                 in device memory. Tokens of the sink and of the local window are as they came,
- *                 packed ones what a step attends to, rounded to the element type; those that the
- *                 page has not are zeros. The others are ignored.
+ *                 quantized ones what a step attends to, rounded to the element type; those that
+ * the page has not are zeros. The others are ignored.
  * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
  * @return as kvf_attend_pages
  *

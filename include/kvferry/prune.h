@@ -33,10 +33,10 @@
  * meet a cache that was chosen without it. The window did not know questions that are asked later
  * of a kept prompt: for these keep more, or take OFFLOAD.
  *
- * Where pages are packed (kvf_cache_config.pages) policies see the scores of what a step would
- * attend to. With EVICT a kept token that was packed and is sealed again keeps its bytes. One that
- * comes back to the local window or the sink does so as it came if its block was the last that was
- * sealed, else unpacked, and is packed again when it leaves the window.
+ * Where pages are quantized (kvf_cache_config.pages) policies see the scores of what a step would
+ * attend to. With EVICT a kept token that was quantized and is sealed again keeps its bytes. One
+ * that comes back to the local window or the sink does so as it came if its block was the last that
+ * was sealed, else dequantized, and is quantized again when it leaves the window.
  *
  * Indexes count the tokens of that layer and ascend. Ties go to the lower index. A share of n
  * tokens is floor(n * share).

@@ -20,9 +20,9 @@
  * memory, and splits that miss nothing do not wait for those that do. And the block that comes last
  * of a list merges its splits. Bytes: those of attend; what is missed is written once more.
  *
- * Packed pages have a kernel of their own, attend_packed.cuh, so exact ones lose nothing to them.
- * Bytes: 4.25 KiB per chunk (k8v8) or 3.4 (k8v4) instead of 8, for 64 or 67 products and, with
- * groups of 8 at most, some 800 or 980 instructions per warp, a third of them to make codes
+ * Quantized pages have a kernel of their own, attend_quantized.cuh, so exact ones lose nothing to
+ * them. Bytes: 4.25 KiB per chunk (k8v8) or 3.4 (k8v4) instead of 8, for 64 or 67 products and,
+ * with groups of 8 at most, some 800 or 980 instructions per warp, a third of them to make codes
  * numbers. As a multiprocessor of an H100 issues four instructions a cycle and gets 15 bytes, that
  * is 70% of the time of the bytes (k8v8), or a little more than that (k8v4). A miss costs a round
  * trip to L2 more than through the ring.
@@ -31,7 +31,7 @@
  */
 
 #include "attend.cuh"
-#include "attend_packed.cuh"
+#include "attend_quantized.cuh"
 #include "cuda_kernels.h"
 #include "merge.cuh"
 #include "plain.cuh"
@@ -144,12 +144,12 @@ static cudaError_t launch_chunks(const kvf_attend_step_args *s, uint32_t blocks,
                                                     *s);
 }
 
-/* ---- packed pages ---- */
+/* ---- quantized pages ---- */
 
 /* One kernel for both operations: of attend_step it has `arrived`, and is told to start early. */
 template <uint32_t D, bool NIBBLES>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
-    packed_chunks(const __grid_constant__ kvf_attend_step_args s)
+    quantized_chunks(const __grid_constant__ kvf_attend_step_args s)
 {
     const bool is_step = s.arrived != NULL;
     kvf_split split;
@@ -174,12 +174,12 @@ static cudaError_t launch_codes(const kvf_attend_step_args *s, uint32_t blocks, 
     const size_t shared = front_bytes<D>(a) + (size_t)warps * warp_bytes<D, NIBBLES>(a, warps);
     const dim3 grid(blocks), block(warps * KVF_WARP_LANES);
     if (s->arrived)
-        return kvf_cuda_launch_early<packed_chunks<D, NIBBLES>>(grid, block, shared, stream, *s);
-    return kvf_cuda_launch<packed_chunks<D, NIBBLES>>(grid, block, shared, stream, *s);
+        return kvf_cuda_launch_early<quantized_chunks<D, NIBBLES>>(grid, block, shared, stream, *s);
+    return kvf_cuda_launch<quantized_chunks<D, NIBBLES>>(grid, block, shared, stream, *s);
 }
 
-static cudaError_t launch_packed(const kvf_attend_step_args *s, uint32_t blocks,
-                                 cudaStream_t stream)
+static cudaError_t launch_quantized(const kvf_attend_step_args *s, uint32_t blocks,
+                                    cudaStream_t stream)
 {
     const kvf_shape *shape = &s->attend.shape;
     if (shape->dtype != KVF_BF16)
@@ -189,7 +189,7 @@ static cudaError_t launch_packed(const kvf_attend_step_args *s, uint32_t blocks,
         return shape->pages == KVF_PAGES_K8V4 ? launch_codes<d, true>(s, blocks, stream)           \
                                               : launch_codes<d, false>(s, blocks, stream);
     switch (shape->head_dim) {
-        KVF_GPU_PACKED_DIMS(CASE)
+        KVF_GPU_QUANTIZED_DIMS(CASE)
     default:
         return cudaErrorInvalidValue;
     }
@@ -356,10 +356,10 @@ static kvf_attend_args take_subgroup(const kvf_attend_args *a, kvf_subgroup sub)
 static cudaError_t launch_attend(const kvf_attend_args *a, cudaStream_t stream)
 {
     const uint32_t head_dim = a->shape.head_dim;
-    if (a->shape.pages != KVF_PAGES_BF16) {
+    if (a->shape.pages != KVF_PAGES_NATIVE) {
         kvf_attend_step_args s = {};
         s.attend = *a;
-        return launch_packed(&s, blocks_of(a), stream);
+        return launch_quantized(&s, blocks_of(a), stream);
     }
     switch (a->shape.dtype) {
     case KVF_BF16:
@@ -376,8 +376,8 @@ static cudaError_t launch_step(const kvf_attend_step_args *s, cudaStream_t strea
 {
     const kvf_attend_args *a = &s->attend;
     const uint32_t head_dim = a->shape.head_dim;
-    if (a->shape.pages != KVF_PAGES_BF16)
-        return launch_packed(s, blocks_of(a), stream);
+    if (a->shape.pages != KVF_PAGES_NATIVE)
+        return launch_quantized(s, blocks_of(a), stream);
     switch (a->shape.dtype) {
     case KVF_BF16:
         return launch_type<kvf_bf16>(s, head_dim, blocks_of(a), stream);

@@ -56,7 +56,7 @@ KVF_INLINE void kvf_assemble_home(const kvf_assemble_args *a, const kvf_row *row
     span->home = NULL;
     span->skip = kvf_row_skip(p, row, head, page) | mask;
     span->count = p->shape.page_size;
-    span->packed = p->shape.pages != KVF_PAGES_BF16;
+    span->quantized = p->shape.pages != KVF_PAGES_NATIVE;
 }
 
 /* Where it is attended, from what resolve says of it. Returns 1 if it is a miss. */
@@ -83,8 +83,9 @@ KVF_INLINE uint32_t kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row 
  * others.
  * Heads that are not in the sub-group are neither read nor written.
  * A task is one (list, split). The value of a split does not depend on the pass that computed it.
- * Packed spans of a list are behind its exact ones: they are met with the rotated query, and their
- * values are those of packed.h. The CUDA device takes them in bf16, in KVF_GPU_PACKED_DIMS.
+ * Quantized spans of a list are behind its exact ones: they are met with the rotated query, and
+ * their values are those of quantized.h. The CUDA device takes them in bf16, in
+ * KVF_GPU_QUANTIZED_DIMS.
  */
 typedef enum kvf_pass { KVF_PASS_ALL, KVF_PASS_RESIDENT, KVF_PASS_FETCHED } kvf_pass;
 
@@ -136,9 +137,9 @@ KVF_INLINE float kvf_merge_sink(const kvf_merge_args *a, size_t row)
 
 /* ---- attend_step: all of it in one launch, for a fused step ----
  * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge. What
- * partial results and pages hold afterwards is what the three leave. Where pages are packed, only
- * spans that are packed have a home. All heads of a group take part; more than KVF_SUBGROUP_HEADS
- * may bring a page more than once. A task is one list. */
+ * partial results and pages hold afterwards is what the three leave. Where pages are quantized,
+ * only spans that are quantized have a home. All heads of a group take part; more than
+ * KVF_SUBGROUP_HEADS may bring a page more than once. A task is one list. */
 typedef struct kvf_attend_step_args {
     kvf_attend_args attend; /* pass ALL */
     void *out;              /* of merge */
@@ -259,9 +260,9 @@ KVF_TASKS(compare, kvf_compare_args, 1)
 
 /* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
  * One task. */
-/* ---- csr_in: CSR lists, which ascend, as spans, exact ones before packed ones. Tokens of the sink
- * that a packed page has are attended in the store, so the page that they end within has two spans.
- * One task per list. ---- */
+/* ---- csr_in: CSR lists, which ascend, as spans, exact ones before quantized ones. Tokens of the
+ * sink that a quantized page has are attended in the store, so the page that they end within has
+ * two spans. One task per list. ---- */
 typedef struct kvf_csr_args {
     kvf_paging paging;
     uint32_t rows;
@@ -277,19 +278,20 @@ typedef struct kvf_csr_args {
     uint32_t *span_count;   /* csr_in: out */
 } kvf_csr_args;
 
-/* Where pages of a row end: those that are packed, of them those that have tokens of the sink, and
- * of these those that have no others. */
+/* Where pages of a row end: those that are quantized, of them those that have tokens of the sink,
+ * and of these those that have no others. */
 typedef struct kvf_list_ends {
-    uint32_t packed, sink, whole;
+    uint32_t quantized, sink, whole;
 } kvf_list_ends;
 
 KVF_INLINE kvf_list_ends kvf_list_ends_of(const kvf_paging *p, const kvf_row *row)
 {
-    const uint32_t packed = p->shape.pages == KVF_PAGES_BF16 ? 0 : kvf_row_sealed_pages(p, row);
+    const uint32_t quantized =
+        p->shape.pages == KVF_PAGES_NATIVE ? 0 : kvf_row_sealed_pages(p, row);
     kvf_list_ends e;
-    e.packed = packed;
-    e.sink = kvf_min_u32(packed, kvf_div_ceil_u32(p->sink, p->shape.page_size));
-    e.whole = kvf_min_u32(packed, p->sink / p->shape.page_size);
+    e.quantized = quantized;
+    e.sink = kvf_min_u32(quantized, kvf_div_ceil_u32(p->sink, p->shape.page_size));
+    e.whole = kvf_min_u32(quantized, p->sink / p->shape.page_size);
     return e;
 }
 

@@ -4,15 +4,15 @@
  * Sparse paged attention over spans, the specification.
  *
  * Knows nothing of pages beyond their address, their live tokens and whether they arrive late. A
- * split is computed whole or not at all, so its bits do not depend on the pass. A packed key is in
- * the rotated space, so the query that meets it is rotated too: in fp32, as codes are.
+ * split is computed whole or not at all, so its bits do not depend on the pass. A quantized key is
+ * in the rotated space, so the query that meets it is rotated too: in fp32, as codes are.
  */
 
 #include <math.h>
 #include <string.h>
 
 #include "common/convert.h"
-#include "packed.h"
+#include "quantized.h"
 #include "split.h"
 #include "variants.h"
 
@@ -31,23 +31,23 @@ static void put_query(query *q, const kvf_shape *s, const void *from)
 /* The key of a token, or its value, in fp32. */
 static void get_key(const kvf_shape *s, const kvf_span *span, uint32_t t, float *k)
 {
-    if (span->packed)
-        kvf_unpack_key(s, span->page, t, k);
-    for (uint32_t d = 0; !span->packed && d < s->head_dim; d++)
+    if (span->quantized)
+        kvf_dequantize_key(s, span->page, t, k);
+    for (uint32_t d = 0; !span->quantized && d < s->head_dim; d++)
         k[d] = kvf_element_get(kvf_page_key(s, span->page, t), s->dtype, d);
 }
 
 static void get_value(const kvf_shape *s, const kvf_span *span, uint32_t t, float *v)
 {
-    if (span->packed)
-        kvf_unpack_value(s, span->page, t, v);
-    for (uint32_t d = 0; !span->packed && d < s->head_dim; d++)
+    if (span->quantized)
+        kvf_dequantize_value(s, span->page, t, v);
+    for (uint32_t d = 0; !span->quantized && d < s->head_dim; d++)
         v[d] = kvf_element_get(kvf_page_value(s, span->page, t), s->dtype, d);
 }
 
 static double logit(const kvf_attend_args *a, const query *q, const kvf_span *span, uint32_t t)
 {
-    const float *with = span->packed ? q->rotated : q->plain;
+    const float *with = span->quantized ? q->rotated : q->plain;
     const kvf_shape *s = &a->shape;
     float k[KVF_HEAD_DIM_MAX];
     double sum = 0.0;
@@ -116,8 +116,8 @@ void kvf_attend_step_ref(const void *args, uint32_t task)
     for (uint32_t i = 0; i < attend->span_count[task]; i++)
         if (spans[i].home)
             memcpy((void *)(uintptr_t)spans[i].page, spans[i].home,
-                   spans[i].packed ? kvf_home_page_bytes(&attend->shape)
-                                   : kvf_page_bytes(&attend->shape));
+                   spans[i].quantized ? kvf_stored_page_bytes(&attend->shape)
+                                      : kvf_page_bytes(&attend->shape));
     for (uint32_t s = 0; s < merge.splits_max; s++)
         kvf_attend_ref(attend, task * merge.splits_max + s);
     kvf_merge_ref(&merge, task);

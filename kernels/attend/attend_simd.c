@@ -15,7 +15,7 @@
  * AVX512_BF16 and bf16 data, q.k comes from pairwise bf16 dot products: exact products, sums
  * rounded to nearest at each step, subnormal inputs taken as zero. |q.k| must stay below FLT_MAX.
  *
- * Packed pages come after the exact ones of a split, in tiles of their own. Codes become fp32 in
+ * Quantized pages come after the exact ones of a split, in tiles of their own. Codes become fp32 in
  * registers; a scale goes to the logit of its key and to the weight of its value, once per token
  * and row. Scales and minima of int4 differ by channel and go to the value. Whole pages of the next
  * tile are prefetched, so that their scales are there when it is listed.
@@ -24,13 +24,13 @@
 #include <math.h>
 
 #include "cap_simd.h"
-#include "packed.h"
+#include "quantized.h"
 #include "split.h"
 #include "variants.h"
 
 #define ACCUMULATORS 8u
-#define BLOCKS_MAX   5u                                        /* 15 heads: 4 + 4 + 4 + 2 + 1 */
-#define STEPS_MAX    (2 * KVF_HEAD_DIM_MAX / KVF_PACKED_GROUP) /* scales and minima of a value */
+#define BLOCKS_MAX   5u                                           /* 15 heads: 4 + 4 + 4 + 2 + 1 */
+#define STEPS_MAX    (2 * KVF_HEAD_DIM_MAX / KVF_QUANTIZED_GROUP) /* scales and minima of a value */
 
 /* The state of one block of query rows over one split. */
 typedef struct block {
@@ -41,7 +41,7 @@ typedef struct block {
     float top[4];
     float sum[4];
     const void *raw[4]; /* rows of q as given */
-    /* of packed pages, in order */
+    /* of quantized pages, in order */
     _Alignas(64) float rotated[4][KVF_HEAD_DIM_MAX];
     _Alignas(64) float sums[4][KVF_HEAD_DIM_MAX]; /* of weight x value */
 } block;
@@ -51,7 +51,7 @@ typedef struct block {
 typedef struct live_list {
     uint32_t count;
     const char *key[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
-    /* of packed pages, of live tokens only */
+    /* of quantized pages, of live tokens only */
     const uint8_t *value[KVF_PAGE_SIZE_MAX];
     float key_scale[KVF_PAGE_SIZE_MAX];
     float value_scale[KVF_PAGE_SIZE_MAX];      /* of int8 */
@@ -70,9 +70,9 @@ static uint32_t tile_spans(const kvf_shape *s)
 static uint32_t exact_spans(const kvf_shape *s, const kvf_split *split)
 {
     uint32_t n = 0;
-    if (s->pages == KVF_PAGES_BF16)
+    if (s->pages == KVF_PAGES_NATIVE)
         return split->count;
-    while (n < split->count && !split->spans[n].packed)
+    while (n < split->count && !split->spans[n].quantized)
         n++;
     return n;
 }
@@ -200,7 +200,7 @@ typedef struct scaling {
 } scaling;
 
 /* Products become logits, and weights under the running maximum; o and sum are rescaled if it grew,
- * and with `by_code` the sums of packed pages. */
+ * and with `by_code` the sums of quantized pages. */
 KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scaling by,
                               uint32_t head_dim, const int by_code)
 {
@@ -297,7 +297,7 @@ KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtyp
         add_values(b, rows, 1, dtype, s, list, d, next);
 }
 
-/* ---- packed pages ---- */
+/* ---- quantized pages ---- */
 
 /* VF_LANES codes in the low (0) or high (4) halves of bytes, in fp32. */
 KVF_ALWAYS_INLINE vf codes_int4(vu bytes, const uint32_t shift)
@@ -315,8 +315,8 @@ typedef struct ahead {
 
 static ahead ahead_of(const kvf_shape *s, const kvf_span *spans, uint32_t count)
 {
-    const bool is_packed = count && spans[0].packed;
-    const size_t bytes = is_packed ? kvf_home_page_bytes(s) : kvf_page_bytes(s);
+    const bool is_quantized = count && spans[0].quantized;
+    const size_t bytes = is_quantized ? kvf_stored_page_bytes(s) : kvf_page_bytes(s);
     return (ahead){.spans = spans,
                    .count = kvf_min_u32(count, tile_spans(s)),
                    .lines = (uint32_t)(bytes + 63) / 64};
@@ -343,9 +343,9 @@ KVF_ALWAYS_INLINE void widen_steps(float *to, const uint16_t *from, uint32_t cou
         vf_store(to + i, vf_load_fp16(half + i));
 }
 
-/* The tile that begins at span `first` of packed ones. */
-KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kvf_split *split,
-                                   uint32_t first)
+/* The tile that begins at span `first` of quantized ones. */
+KVF_ALWAYS_INLINE void list_quantized(live_list *list, const kvf_shape *s, const kvf_split *split,
+                                      uint32_t first)
 {
     const uint32_t end = kvf_min_u32(split->count, first + tile_spans(s));
     uint32_t n = 0;
@@ -353,13 +353,13 @@ KVF_ALWAYS_INLINE void list_packed(live_list *list, const kvf_shape *s, const kv
         const void *page = split->spans[i].page;
         for (uint64_t live = live_bits(s, &split->spans[i]); live; live &= live - 1, n++) {
             const uint32_t t = (uint32_t)__builtin_ctzll(live);
-            const uint16_t *scales = kvf_packed_value_scale(s, page, t);
-            list->key[n] = (const char *)kvf_packed_key(s, page, t);
-            list->value[n] = kvf_packed_value(s, page, t);
-            list->key_scale[n] = kvf_bf16_to_float(*kvf_packed_key_scale(s, page, t));
+            const uint16_t *scales = kvf_quantized_value_scale(s, page, t);
+            list->key[n] = (const char *)kvf_quantized_key(s, page, t);
+            list->value[n] = kvf_quantized_value(s, page, t);
+            list->key_scale[n] = kvf_bf16_to_float(*kvf_quantized_key_scale(s, page, t));
             list->value_scale[n] = kvf_bf16_to_float(*scales);
             if (s->pages == KVF_PAGES_K8V4)
-                widen_steps(list->steps[n], scales, 2 * kvf_packed_groups(s->head_dim));
+                widen_steps(list->steps[n], scales, 2 * kvf_quantized_groups(s->head_dim));
         }
     }
     list->count = n;
@@ -428,7 +428,7 @@ KVF_ALWAYS_INLINE void add_int8(block *b, const uint32_t rows, const uint32_t ve
 KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *list,
                                 uint32_t first, uint32_t at, const uint32_t half)
 {
-    const uint32_t d = first + at, group = first / KVF_PACKED_GROUP;
+    const uint32_t d = first + at, group = first / KVF_QUANTIZED_GROUP;
     vf low[4], high[4];
     for (uint32_t g = 0; g < rows; g++) {
         low[g] = vf_load(b->sums[g] + d);
@@ -455,7 +455,7 @@ KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *
 /* And of a last group of 16 channels, by plain C: no model in use has one. */
 static void add_short(block *b, uint32_t rows, const live_list *list, uint32_t first)
 {
-    const uint32_t half = KVF_PACKED_GROUP / 4, group = first / KVF_PACKED_GROUP;
+    const uint32_t half = KVF_QUANTIZED_GROUP / 4, group = first / KVF_QUANTIZED_GROUP;
     for (uint32_t j = 0; j < list->count; j++)
         for (uint32_t i = 0; i < 2 * half; i++) {
             const float *step = list->steps[j] + (size_t)2 * group;
@@ -466,9 +466,9 @@ static void add_short(block *b, uint32_t rows, const live_list *list, uint32_t f
         }
 }
 
-/* One tile of packed pages for one block of rows. Prefetches what is ahead. */
-KVF_ALWAYS_INLINE void attend_packed(block *b, const uint32_t rows, const kvf_shape *s,
-                                     const live_list *list, scaling by, ahead *a)
+/* One tile of quantized pages for one block of rows. Prefetches what is ahead. */
+KVF_ALWAYS_INLINE void attend_quantized(block *b, const uint32_t rows, const kvf_shape *s,
+                                        const live_list *list, scaling by, ahead *a)
 {
     const uint32_t keys = ACCUMULATORS / rows, head_dim = s->head_dim;
     const uint32_t lines = kvf_div_ceil_u32(a->count * a->lines, (list->count + keys - 1) / keys);
@@ -486,9 +486,9 @@ KVF_ALWAYS_INLINE void attend_packed(block *b, const uint32_t rows, const kvf_sh
             add_int8(b, rows, 1, list, d);
         return;
     }
-    for (; d + KVF_PACKED_GROUP <= head_dim; d += KVF_PACKED_GROUP)
-        for (uint32_t at = 0; at < KVF_PACKED_GROUP / 2; at += VF_LANES)
-            add_int4(b, rows, list, d, at, KVF_PACKED_GROUP / 2);
+    for (; d + KVF_QUANTIZED_GROUP <= head_dim; d += KVF_QUANTIZED_GROUP)
+        for (uint32_t at = 0; at < KVF_QUANTIZED_GROUP / 2; at += VF_LANES)
+            add_int4(b, rows, list, d, at, KVF_QUANTIZED_GROUP / 2);
     if (d < head_dim)
         add_short(b, rows, list, d);
 }
@@ -513,7 +513,7 @@ static void rotate_rows(float *x, uint32_t head_dim)
 }
 
 /* Rotated queries of a block, and sums of nothing. */
-static void begin_packed(block *b, const kvf_attend_args *a, uint32_t rows)
+static void begin_quantized(block *b, const kvf_attend_args *a, uint32_t rows)
 {
     const uint32_t head_dim = a->shape.head_dim;
     _Alignas(64) float x[4 * KVF_HEAD_DIM_MAX];
@@ -532,33 +532,33 @@ static void begin_packed(block *b, const kvf_attend_args *a, uint32_t rows)
             b->rotated[g][d] = x[4 * d + g];
 }
 
-/* The packed pages of a split, for its blocks of rows. `behind`: what follows it. */
+/* The quantized pages of a split, for its blocks of rows. `behind`: what follows it. */
 static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *split,
                          const kvf_split *behind, scaling by)
 {
     const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
     const uint32_t step = tile_spans(&a->shape);
     for (uint32_t i = 0; i < fours; i++)
-        begin_packed(&b[i], a, 4);
+        begin_quantized(&b[i], a, 4);
     if (two)
-        begin_packed(&b[fours], a, 2);
+        begin_quantized(&b[fours], a, 2);
     if (one)
-        begin_packed(&b[fours + two], a, 1);
+        begin_quantized(&b[fours + two], a, 1);
     live_list list;
     for (uint32_t first = 0; first < split->count; first += step) {
         ahead next =
             first + step < split->count
                 ? ahead_of(&a->shape, split->spans + first + step, split->count - first - step)
                 : ahead_of(&a->shape, behind->spans, behind->count);
-        list_packed(&list, &a->shape, split, first);
+        list_quantized(&list, &a->shape, split, first);
         if (list.count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++)
-            attend_packed(&b[i], 4, &a->shape, &list, by, &next);
+            attend_quantized(&b[i], 4, &a->shape, &list, by, &next);
         if (two)
-            attend_packed(&b[fours], 2, &a->shape, &list, by, &next);
+            attend_quantized(&b[fours], 2, &a->shape, &list, by, &next);
         if (one)
-            attend_packed(&b[fours + two], 1, &a->shape, &list, by, &next);
+            attend_quantized(&b[fours + two], 1, &a->shape, &list, by, &next);
     }
 }
 
@@ -654,12 +654,12 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
     const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
     const scaling by = {a->scale * KVF_LOG2E, a->cap * KVF_LOG2E};
     const kvf_split behind = split_behind(a, split);
-    kvf_split exact = *split, packed = *split, exact_behind = behind;
+    kvf_split exact = *split, quantized = *split, exact_behind = behind;
     block b[BLOCKS_MAX];
     exact.count = exact_spans(&a->shape, split);
-    packed.spans += exact.count;
-    packed.count -= exact.count;
-    exact_behind.count = packed.count ? 0 : exact_spans(&a->shape, &behind);
+    quantized.spans += exact.count;
+    quantized.count -= exact.count;
+    exact_behind.count = quantized.count ? 0 : exact_spans(&a->shape, &behind);
     for (uint32_t i = 0; i < fours; i++)
         begin_block(&b[i], a, split->list, 4 * i, 4, dtype);
     if (two)
@@ -668,14 +668,14 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
         begin_block(&b[fours + two], a, split->list, heads - 1, 1, dtype);
     if (exact.count)
         attend_exact(b, a, &exact, &exact_behind, by, dtype);
-    if (packed.count)
-        attend_codes(b, a, &packed, &behind, by);
+    if (quantized.count)
+        attend_codes(b, a, &quantized, &behind, by);
     for (uint32_t i = 0; i < fours; i++)
-        end_block(&b[i], a, task, 4 * i, 4, dtype, packed.count);
+        end_block(&b[i], a, task, 4 * i, 4, dtype, quantized.count);
     if (two)
-        end_block(&b[fours], a, task, 4 * fours, 2, dtype, packed.count);
+        end_block(&b[fours], a, task, 4 * fours, 2, dtype, quantized.count);
     if (one)
-        end_block(&b[fours + two], a, task, heads - 1, 1, dtype, packed.count);
+        end_block(&b[fours + two], a, task, heads - 1, 1, dtype, quantized.count);
 }
 
 void KVF_SIMD_NAME(attend)(const void *args, uint32_t task)

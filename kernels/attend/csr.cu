@@ -92,7 +92,7 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
     const uint32_t first = (uint32_t)a.indptr[list], count = (uint32_t)a.indptr[list + 1] - first;
     const int32_t *pages = a.indices + first;
     const kvf_list_ends ends = kvf_list_ends_of(p, row);
-    const uint32_t packed = kvf_count_below(pages, count, ends.packed);
+    const uint32_t quantized = kvf_count_below(pages, count, ends.quantized);
     const uint32_t sink = kvf_count_below(pages, count, ends.sink);
     const uint32_t whole = kvf_count_below(pages, count, ends.whole);
     kvf_span *spans = a.spans + (size_t)list * a.spans_max;
@@ -105,12 +105,12 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
         const uint32_t of_sink = i < sink ? kvf_page_sink(p, page, tokens) : 0;
         if (i < sink)
             kvf_span_set(&spans[i], kvf_store_page(p, row->store, head, page), 0, of_sink);
-        if (i >= packed) {
-            kvf_span_set(&spans[sink + i - packed], kvf_row_page(p, row, page, head), 0, tokens);
+        if (i >= quantized) {
+            kvf_span_set(&spans[sink + i - quantized], kvf_row_page(p, row, page, head), 0, tokens);
         } else if (i >= whole) {
-            kvf_span *span = &spans[sink + count - packed + i - whole];
+            kvf_span *span = &spans[sink + count - quantized + i - whole];
             kvf_span_set(span, kvf_row_home(p, row, page, head), kvf_live_bits(of_sink, 0), tokens);
-            span->packed = 1;
+            span->quantized = 1;
         }
     }
     if (threadIdx.x == 0)

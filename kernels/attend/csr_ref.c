@@ -51,7 +51,7 @@ void kvf_csr_in_ref(const void *args, uint32_t task)
     const uint32_t count = (uint32_t)(a->indptr[task + 1] - a->indptr[task]);
     const int32_t *pages = a->indices + a->indptr[task];
     const kvf_list_ends ends = kvf_list_ends_of(p, row);
-    const uint32_t packed = count_below(pages, count, ends.packed);
+    const uint32_t quantized = count_below(pages, count, ends.quantized);
     const uint32_t sink = count_below(pages, count, ends.sink);
     const uint32_t whole = count_below(pages, count, ends.whole);
     kvf_span *spans = a->spans + (size_t)task * a->spans_max;
@@ -64,14 +64,14 @@ void kvf_csr_in_ref(const void *args, uint32_t task)
         if (i < sink)
             spans[i] = (kvf_span){.page = kvf_store_page(p, row->store, head, page),
                                   .count = kvf_page_sink(p, page, tokens)};
-        if (i >= packed)
-            spans[sink + i - packed] =
+        if (i >= quantized)
+            spans[sink + i - quantized] =
                 (kvf_span){.page = kvf_row_page(p, row, page, head), .count = tokens};
         else if (i >= whole)
-            spans[sink + count - packed + i - whole] =
+            spans[sink + count - quantized + i - whole] =
                 (kvf_span){.page = kvf_row_home(p, row, page, head),
                            .skip = kvf_live_bits(kvf_page_sink(p, page, tokens), 0),
                            .count = tokens,
-                           .packed = 1};
+                           .quantized = 1};
     }
 }

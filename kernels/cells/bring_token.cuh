@@ -3,24 +3,25 @@
 #define KVF_KERNELS_CELLS_BRING_TOKEN_CUH
 
 /*
- * A token out of its cell, in exact form, by a warp: for what fills regions on the GPU.
+ * A token out of its cell, in full precision, by a warp: for what fills regions on the GPU.
  *
  * Knows nothing of tags. Bits are those of bring_token.h.
  */
 
 #include "kernels.h"
 
-#include "move/packed.cuh"
+#include "move/quantized.cuh"
 
-/* Token `token` of a cell, which is in `page`. Half of the warp unpacks, and half repeats it. */
-template <bool is_packed>
+/* Token `token` of a cell, which is in `page`. Half of the warp dequantizes, and half repeats it.
+ * */
+template <bool is_quantized>
 static __device__ __forceinline__ void kvf_bring_token(const kvf_cells *c, const char *page,
                                                        uint32_t token, char *to)
 {
     const kvf_shape *s = &c->paging.shape;
     const uint32_t t = token % s->page_size, lane = threadIdx.x % KVF_WARP_LANES;
-    if constexpr (is_packed) {
-        packed_token_back(s, page, t, to, lane >= KVF_CODE_LANES);
+    if constexpr (is_quantized) {
+        quantized_token_back(s, page, t, to, lane >= KVF_CODE_LANES);
         return;
     }
     const size_t bytes = kvf_token_bytes(s);

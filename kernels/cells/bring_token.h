@@ -3,7 +3,7 @@
 #define KVF_KERNELS_CELLS_BRING_TOKEN_H
 
 /*
- * A token out of its cell, in exact form: for the host forms of what fills regions.
+ * A token out of its cell, in full precision: for the host forms of what fills regions.
  *
  * Knows nothing of tags.
  */
@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "cells_args.h"
-#include "packed.h"
+#include "quantized.h"
 
 /* Token `token` of a cell, which is in `page`. */
 static inline void kvf_bring_token(const kvf_cells *c, const char *page, uint32_t token, void *to)
@@ -19,10 +19,10 @@ static inline void kvf_bring_token(const kvf_cells *c, const char *page, uint32_
     const kvf_shape *s = &c->paging.shape;
     const uint32_t t = token % s->page_size;
     float x[KVF_HEAD_DIM_MAX];
-    if (s->pages == KVF_PAGES_BF16)
+    if (s->pages == KVF_PAGES_NATIVE)
         memcpy(to, kvf_page_key(s, page, t), kvf_token_bytes(s));
     else
-        kvf_unpack_token(s, page, t, to, x);
+        kvf_dequantize_token(s, page, t, to, x);
 }
 
 #endif

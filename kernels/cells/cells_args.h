@@ -23,8 +23,9 @@
  * A streaming head has its tokens in the cells as others have, and a *tail* in every region: first
  * and newest tokens, with tags. Its list is idle: it scores, chooses and keeps nothing.
  *
- * A cell has the home form of pages. Where that is packed, tokens are packed when they are written,
- * and what a region has of sink, window and tails is what comes back of them, in exact form.
+ * A cell has the storage format of pages. Where that is quantized, tokens are quantized when they
+ * are written, and what a region has of sink, window and tails is what comes back of them, in full
+ * precision.
  */
 
 #include "move/move_args.h"
@@ -116,12 +117,12 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
 }
 
 /* ---- write: new tokens of a layer, into their cells ----
- * The call is counted. Key and value to the cell, in home form, the code of what the cell has of
- * the key to its group; the token's count of writes rises, and the centroid of its stretch counts
- * no more. If any of the token's keys and values is not finite, its nonfinite bit is set and it is
- * all zeros, so that tokens before it, which do not see it, keep their answers. A slot below 0 is
- * left out, one behind the last cell is left out and counted. No slot is given twice. A task is
- * KVF_WRITE_TOKENS tokens. */
+ * The call is counted. Key and value to the cell, in storage format, the code of what the cell has
+ * of the key to its group; the token's count of writes rises, and the centroid of its stretch
+ * counts no more. If any of the token's keys and values is not finite, its nonfinite bit is set and
+ * it is all zeros, so that tokens before it, which do not see it, keep their answers. A slot below
+ * 0 is left out, one behind the last cell is left out and counted. No slot is given twice. A task
+ * is KVF_WRITE_TOKENS tokens. */
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
     const kvf_cells *cells;
@@ -169,8 +170,8 @@ KVF_INLINE uint32_t kvf_rows_expected(const kvf_rows_args *a, uint32_t row)
 
 /* ---- validate: what regions have of rows becomes true ----
  * Tokens of the sink (of what is sealed) and, where there are rings, of the window, whose tag is
- * not right, are brought from their cell, in exact form. The call is counted. One task per (row, KV
- * head). */
+ * not right, are brought from their cell, in full precision. The call is counted. One task per
+ * (row, KV head). */
 typedef struct kvf_validate_args {
     const kvf_cells *cells;
     kvf_pages pages; /* of the cells */
@@ -196,8 +197,9 @@ KVF_TASKS(average, kvf_average_args,
           kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES) * a->rows)
 
 /* ---- gather_window: tails of streaming heads become true, and what they attend to: tokens below
- * ring.sink and the newest ring.recent, in exact form. Without tails, which packed cells have,
- * spans lie in the cells. A list that is not idle has no spans. One task per (row, KV head). */
+ * ring.sink and the newest ring.recent, in full precision. Without tails, which quantized cells
+ * have, spans lie in the cells. A list that is not idle has no spans. One task per (row, KV head).
+ * */
 typedef struct kvf_gather_window_args {
     const kvf_cells *cells;
     kvf_pages pages; /* of the cells */
@@ -248,20 +250,22 @@ typedef struct kvf_clone_args {
 } kvf_clone_args;
 KVF_TASKS(clone, kvf_clone_args, a->tasks)
 
-/* ---- expand: blocks of chunks in exact form, where pages are packed ----
+/* ---- dequantize_chunks: blocks of chunks in full precision, where pages are quantized ----
  * Block b of row i to block i * blocks_each + b of `wide`, but for tokens behind the end of the
  * chunk. One task per (row, block, KV head). */
-typedef struct kvf_expand_args {
+typedef struct kvf_dequantize_chunks_args {
     kvf_paging paging;
     kvf_query_chunks chunks;
     uint32_t blocks_each; /* at least those of the longest */
-    void *const *blocks;  /* [chunks.count, blocks_max] in home form, as `rows` names them */
+    void *const *blocks;  /* [chunks.count, blocks_max] in storage format, as `rows` names them */
     char *wide;           /* [chunks.count, blocks_each] blocks */
-} kvf_expand_args;
-KVF_TASKS(expand, kvf_expand_args, a->chunks.count * a->blocks_each * a->paging.kv_heads)
+} kvf_dequantize_chunks_args;
+KVF_TASKS(dequantize_chunks, kvf_dequantize_chunks_args,
+          a->chunks.count * a->blocks_each * a->paging.kv_heads)
 
 /* Tokens of block `block` of row `row` that its chunk has or follows; 0: there is no such block. */
-KVF_INLINE uint32_t kvf_expand_tokens(const kvf_expand_args *a, uint32_t row, uint32_t block)
+KVF_INLINE uint32_t kvf_dequantize_chunks_tokens(const kvf_dequantize_chunks_args *a, uint32_t row,
+                                                 uint32_t block)
 {
     const kvf_query_chunk *chunk = &a->chunks.at[row];
     const uint32_t end = chunk->base + chunk->tokens, first = block * a->paging.block_size;
@@ -278,16 +282,16 @@ KVF_INLINE size_t kvf_cells_count(const kvf_cells *c)
 KVF_INLINE char *kvf_cell_home(const kvf_cells *c, uint32_t layer, uint32_t cell)
 {
     const size_t n = layer * kvf_cells_count(c) + cell;
-    return c->arenas[n / c->arena_cells] + n % c->arena_cells * kvf_home_block_bytes(&c->paging);
+    return c->arenas[n / c->arena_cells] + n % c->arena_cells * kvf_stored_block_bytes(&c->paging);
 }
 
-/* The page of a cell that token `token` of a KV head is in, in home form. */
+/* The page of a cell that token `token` of a KV head is in, in storage format. */
 KVF_INLINE char *kvf_cell_page(const kvf_cells *c, uint32_t layer, uint32_t cell, uint32_t head,
                                uint32_t token)
 {
     const kvf_paging *p = &c->paging;
-    return kvf_cell_home(c, layer, cell) + head * kvf_home_run_bytes(p) +
-           token / p->shape.page_size * kvf_home_page_bytes(&p->shape);
+    return kvf_cell_home(c, layer, cell) + head * kvf_stored_run_bytes(p) +
+           token / p->shape.page_size * kvf_stored_page_bytes(&p->shape);
 }
 
 KVF_INLINE uint32_t *kvf_cell_writes(const kvf_cells *c, uint32_t layer, uint32_t cell)

@@ -23,7 +23,7 @@ static __global__ void __launch_bounds__(THREADS)
     uint32_t *writes = kvf_cell_writes(c, layer, to);
     const uint4 *source = (const uint4 *)kvf_cell_home(c, layer, from);
     uint4 *target = (uint4 *)kvf_cell_home(c, layer, to);
-    for (size_t i = threadIdx.x; i < kvf_home_block_bytes(p) / sizeof *source; i += blockDim.x)
+    for (size_t i = threadIdx.x; i < kvf_stored_block_bytes(p) / sizeof *source; i += blockDim.x)
         target[i] = source[i];
     for (size_t i = threadIdx.x; i < scales; i += blockDim.x)
         all[to * scales + i] = all[from * scales + i];

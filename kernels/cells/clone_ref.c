@@ -19,7 +19,7 @@ void kvf_clone_ref(const void *args, uint32_t task)
     const size_t scales = (size_t)p->kv_heads * p->block_size;
     uint16_t *all = c->scales + layer * kvf_cells_count(c) * scales;
     uint32_t *writes = kvf_cell_writes(c, layer, to);
-    memcpy(kvf_cell_home(c, layer, to), kvf_cell_home(c, layer, from), kvf_home_block_bytes(p));
+    memcpy(kvf_cell_home(c, layer, to), kvf_cell_home(c, layer, from), kvf_stored_block_bytes(p));
     memcpy(all + to * scales, all + from * scales, scales * sizeof *all);
     *kvf_cell_nonfinite(c, layer, to) = *kvf_cell_nonfinite(c, layer, from);
     for (uint32_t t = 0; t < p->block_size; t++)

@@ -16,7 +16,7 @@
 #define WARPS   (THREADS / KVF_WARP_LANES)
 
 /* A warp brings token `t` of a span, unless it is there; 1 in its first lane if it was not. */
-template <bool is_packed>
+template <bool is_quantized>
 static __device__ __forceinline__ uint32_t bring(const kvf_gather_window_args &a, uint32_t cell,
                                                  uint32_t head, const kvf_span &span, uint32_t t,
                                                  kvf_cell_tag *tag)
@@ -28,16 +28,16 @@ static __device__ __forceinline__ uint32_t bring(const kvf_gather_window_args &a
     __syncwarp();
     if (is_there)
         return 0;
-    kvf_bring_token<is_packed>(c, kvf_cell_page(c, a.layer, cell, head, t), t,
-                               (char *)(uintptr_t)span.page +
-                                   t * kvf_token_bytes(&c->paging.shape));
+    kvf_bring_token<is_quantized>(c, kvf_cell_page(c, a.layer, cell, head, t), t,
+                                  (char *)(uintptr_t)span.page +
+                                      t * kvf_token_bytes(&c->paging.shape));
     if (lane == 0)
         *tag = wanted;
     return lane == 0;
 }
 
-template <bool is_packed>
-static __global__ void __launch_bounds__(THREADS, is_packed ? 3 : 8)
+template <bool is_quantized>
+static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
     gather_window_heads(const __grid_constant__ kvf_gather_window_args a)
 {
     const kvf_cells *c = a.cells;
@@ -64,8 +64,8 @@ static __global__ void __launch_bounds__(THREADS, is_packed ? 3 : 8)
             span.page = kvf_cell_home(c, a.layer, cells[page]) + head * kvf_run_bytes(p);
         for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->streaming.tails && t < span.count;
              t += WARPS)
-            sums += (uint64_t)bring<is_packed>(a, cells[page], head, span, t,
-                                               &c->streaming.tags[first + t])
+            sums += (uint64_t)bring<is_quantized>(a, cells[page], head, span, t,
+                                                  &c->streaming.tags[first + t])
                     << 32;
         if (threadIdx.x != 0)
             continue;
@@ -85,7 +85,7 @@ extern "C" int kvf_gather_window_cuda(const void *args, uint32_t tasks, void *st
     const dim3 grid(tasks), block(THREADS);
     if (tasks == 0)
         return cudaSuccess;
-    if (a->pages != KVF_PAGES_BF16)
+    if (a->pages != KVF_PAGES_NATIVE)
         return kvf_cuda_launch<gather_window_heads<true>>(grid, block, SHARED, (cudaStream_t)stream,
                                                           *a);
     return kvf_cuda_launch<gather_window_heads<false>>(grid, block, SHARED, (cudaStream_t)stream,

@@ -16,7 +16,7 @@
 
 /* A warp brings token `token` of the row to `to`, unless it is there; 1 in its first lane if it was
  * not. */
-template <bool is_packed>
+template <bool is_quantized>
 static __device__ __forceinline__ uint32_t bring(const kvf_validate_args &a, const uint32_t *cell,
                                                  uint32_t head, uint32_t token, kvf_cell_tag *tag,
                                                  char *to)
@@ -30,14 +30,14 @@ static __device__ __forceinline__ uint32_t bring(const kvf_validate_args &a, con
     __syncwarp();
     if (is_there)
         return 0;
-    kvf_bring_token<is_packed>(c, kvf_cell_page(c, a.layer, cell[block], head, t), t, to);
+    kvf_bring_token<is_quantized>(c, kvf_cell_page(c, a.layer, cell[block], head, t), t, to);
     if (lane == 0)
         *tag = wanted;
     return lane == 0;
 }
 
-template <bool is_packed>
-static __global__ void __launch_bounds__(THREADS, is_packed ? 4 : 8)
+template <bool is_quantized>
+static __global__ void __launch_bounds__(THREADS, is_quantized ? 4 : 8)
     validate_regions(const __grid_constant__ kvf_validate_args a)
 {
     const kvf_cells *c = a.cells;
@@ -54,13 +54,13 @@ static __global__ void __launch_bounds__(THREADS, is_packed ? 4 : 8)
         c->token_tags + kvf_region_head(c, c->region[number], a.layer, head) * kvf_cell_tokens(p);
     uint64_t brought = 0;
     for (uint32_t t = warp; t < row->store_count[head]; t += WARPS)
-        brought +=
-            bring<is_packed>(a, cell, head, t, &tags[t], kvf_store_token(p, row->store, head, t));
+        brought += bring<is_quantized>(a, cell, head, t, &tags[t],
+                                       kvf_store_token(p, row->store, head, t));
     for (uint32_t t = row->sealed * p->block_size + warp; row->ring && t < row->length; t += WARPS)
-        brought += bring<is_packed>(a, cell, head, t,
-                                    &tags[p->sink + t % (p->ring_blocks * p->block_size)],
-                                    kvf_row_run(p, row, t / p->block_size, head) +
-                                        t % p->block_size * kvf_token_bytes(&p->shape));
+        brought += bring<is_quantized>(a, cell, head, t,
+                                       &tags[p->sink + t % (p->ring_blocks * p->block_size)],
+                                       kvf_row_run(p, row, t / p->block_size, head) +
+                                           t % p->block_size * kvf_token_bytes(&p->shape));
     brought = kvf_block_sum(brought, kvf_shared());
     if (threadIdx.x == 0)
         kvf_counter_add(&c->counters[a.layer].tokens_brought, brought);
@@ -72,7 +72,7 @@ extern "C" int kvf_validate_cuda(const void *args, uint32_t tasks, void *stream)
     const dim3 grid(tasks), block(THREADS);
     if (tasks == 0)
         return cudaSuccess;
-    if (a->pages != KVF_PAGES_BF16)
+    if (a->pages != KVF_PAGES_NATIVE)
         return kvf_cuda_launch<validate_regions<true>>(grid, block, SHARED, (cudaStream_t)stream,
                                                        *a);
     return kvf_cuda_launch<validate_regions<false>>(grid, block, SHARED, (cudaStream_t)stream, *a);

@@ -4,13 +4,13 @@
  * New tokens into their cells on the GPU; see write_ref.c for the meaning.
  *
  * Knows nothing of rows. A block is 4 warps and one token: all of them copy keys and values to
- * mapped host memory, and half a warp encodes a head, which it packs first where pages are packed:
- * in shared memory, as a page of one token, whose parts then go to the cell. Bound: a prompt's
- * stores across the link; in decoding the launch itself. Exact.
+ * mapped host memory, and half a warp encodes a head, which it quantizes first where pages are
+ * quantized: in shared memory, as a page of one token, whose parts then go to the cell. Bound: a
+ * prompt's stores across the link; in decoding the launch itself. Exact.
  */
 
 #include "cuda_kernels.h"
-#include "move/packed.cuh"
+#include "move/quantized.cuh"
 
 #define THREADS 128u
 #define BLOCKS  8u /* of a multiprocessor, at least */
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         note(a, at, is_nonfinite);
 }
 
-/* ---- packed ---- */
+/* ---- quantized ---- */
 
 /* Whether a row of all heads has what is not finite; each thread its share. */
 static __device__ __forceinline__ bool look(const void *row, uint32_t count, kvf_dtype dtype)
@@ -136,7 +136,7 @@ static __device__ __forceinline__ bool look(const void *row, uint32_t count, kvf
 static __device__ __forceinline__ void load(float x[KVF_CODE_WORDS], const void *row,
                                             bool is_nonfinite, const kvf_shape *s)
 {
-    packed_load(x, row, s->dtype, s->head_dim / KVF_CODE_LANES);
+    quantized_load(x, row, s->dtype, s->head_dim / KVF_CODE_LANES);
     for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
         x[i] = 0.0f;
 }
@@ -147,7 +147,7 @@ static __device__ __forceinline__ void round_to(kvf_dtype dtype, float x[KVF_COD
 #pragma unroll
     for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
         uint32_t element;
-        kvf_element_set(&element, dtype, 0, kvf_packed_within(dtype, x[k]));
+        kvf_element_set(&element, dtype, 0, kvf_quantized_within(dtype, x[k]));
         x[k] = kvf_element_get(&element, dtype, 0);
     }
 }
@@ -161,7 +161,7 @@ static __host__ __device__ __forceinline__ kvf_shape shape_of_one(const kvf_shap
 }
 
 static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
-    write_packed(const __grid_constant__ kvf_write_args a)
+    write_quantized(const __grid_constant__ kvf_write_args a)
 {
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
@@ -177,23 +177,24 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
     const bool bad_key = look(k, count, s->dtype), bad_value = look(v, count, s->dtype);
     const bool is_nonfinite = kvf_block_sum(bad_key || bad_value, kvf_shared()) != 0;
     __syncthreads(); /* the room of the sum becomes that of pages */
-    char *page = kvf_shared() + part * kvf_home_page_bytes(&one);
+    char *page = kvf_shared() + part * kvf_stored_page_bytes(&one);
     for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
         const bool is_there = first + part < p->kv_heads;
         const uint32_t head = is_there ? first + part : 0;
         float x[KVF_CODE_WORDS];
         load(x, v + head * bytes, is_nonfinite, s);
-        packed_value(&one, page, 0, x, words);
+        quantized_value(&one, page, 0, x, words);
         load(x, k + head * bytes, is_nonfinite, s);
         kvf_code_rotate_lanes(x, words);
-        packed_int8(kvf_packed_key(&one, page, 0), kvf_packed_key_scale(&one, page, 0), x, words);
-        packed_rotate_back(x, words);
+        quantized_int8(kvf_quantized_key(&one, page, 0), kvf_quantized_key_scale(&one, page, 0), x,
+                       words);
+        quantized_rotate_back(x, words);
         round_to(s->dtype, x);
         encode(a, x, false, at, head, is_there);
         __syncwarp();
         if (is_there)
-            packed_move(s, kvf_cell_page(c, a.layer, at.cell, head, at.token),
-                        at.token % s->page_size, &one, page, 0);
+            quantized_move(s, kvf_cell_page(c, a.layer, at.cell, head, at.token),
+                           at.token % s->page_size, &one, page, 0);
         __syncwarp();
     }
     if (threadIdx.x == 0)
@@ -205,12 +206,12 @@ extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_write_args *a = (const kvf_write_args *)args;
     const dim3 grid(a->tokens), block(THREADS);
     const kvf_shape one = shape_of_one(&a->shape);
-    const size_t pages = HALVES * kvf_home_page_bytes(&one);
+    const size_t pages = HALVES * kvf_stored_page_bytes(&one);
     if (tasks == 0)
         return cudaSuccess;
-    if (a->shape.pages != KVF_PAGES_BF16)
-        return kvf_cuda_launch<write_packed>(grid, block, pages > SHARED ? pages : SHARED,
-                                             (cudaStream_t)stream, *a);
+    if (a->shape.pages != KVF_PAGES_NATIVE)
+        return kvf_cuda_launch<write_quantized>(grid, block, pages > SHARED ? pages : SHARED,
+                                                (cudaStream_t)stream, *a);
     switch (a->shape.dtype) {
     case KVF_BF16:
         return kvf_cuda_launch<write_tokens<kvf_bf16>>(grid, block, SHARED, (cudaStream_t)stream,

@@ -6,7 +6,7 @@
  * Knows nothing of rows.
  */
 
-#include "packed.h"
+#include "quantized.h"
 #include "score/code_key.h"
 #include "variants.h"
 #include "write_token.h"
@@ -24,8 +24,8 @@ static void put_code(const kvf_write_args *a, const void *key, const kvf_token_p
 }
 
 /* A token of a head, and the code of what comes back of it. */
-static void put_packed(const kvf_write_args *a, uint32_t index, const kvf_token_place *place,
-                       uint32_t head)
+static void put_quantized(const kvf_write_args *a, uint32_t index, const kvf_token_place *place,
+                          uint32_t head)
 {
     const kvf_shape *s = &a->cells->paging.shape;
     char *page = kvf_write_page(a, place, head);
@@ -33,8 +33,8 @@ static void put_packed(const kvf_write_args *a, uint32_t index, const kvf_token_
     _Alignas(float) char exact[2 * KVF_HEAD_DIM_MAX * sizeof(float)];
     float x[KVF_HEAD_DIM_MAX];
     kvf_write_exact(a, index, head, place, exact);
-    kvf_pack_token(s, page, t, exact, x);
-    kvf_unpack_token(s, page, t, exact, x);
+    kvf_quantize_token(s, page, t, exact, x);
+    kvf_dequantize_token(s, page, t, exact, x);
     put_code(a, exact, place, head);
 }
 
@@ -48,9 +48,9 @@ void kvf_write_ref(const void *args, uint32_t task)
         if (!kvf_write_token(a, i, &place))
             continue;
         for (uint32_t h = 0; h < p->kv_heads; h++)
-            if (p->shape.pages == KVF_PAGES_BF16)
+            if (p->shape.pages == KVF_PAGES_NATIVE)
                 put_code(a, place.is_nonfinite ? NULL : kvf_write_key(a, i, h), &place, h);
             else
-                put_packed(a, i, &place, h);
+                put_quantized(a, i, &place, h);
     }
 }

@@ -2,22 +2,22 @@
 
 /*
  * New tokens into their cells, 16 keys side by side: of any tokens and heads of a task. Bound:
- * arithmetic, of codes (code_keys_simd.h) and, where pages are packed, of packing (packed_simd.h);
- * else the bytes of keys and values are copied.
+ * arithmetic, of codes (code_keys_simd.h) and, where pages are quantized, of quantization
+ * (quantized_simd.h); else the bytes of keys and values are copied.
  *
- * Tokens of a batch are packed as a page of their own, whose parts are then laid in their cells.
+ * Tokens of a batch are quantized as a page of their own, whose parts are then laid in their cells.
  *
  * Knows nothing of rows. Exactness: the bits of write_ref.c.
  */
 
-#include "move/packed_simd.h"
+#include "move/quantized_simd.h"
 #include "score/code_keys_simd.h"
 #include "variants.h"
 #include "write_token.h"
 
-/* A page of as many tokens as a batch has, of any head; and their exact form. */
-#define PACKED_BYTES (KVF_CODE_LANES * (2 * KVF_HEAD_DIM_MAX + 64) + KVF_PACKED_ALIGN)
-#define EXACT_BYTES  (KVF_CODE_LANES * 2 * KVF_HEAD_DIM_MAX * sizeof(float))
+/* A page of as many tokens as a batch has, of any head; and their full precision. */
+#define QUANTIZED_BYTES (KVF_CODE_LANES * (2 * KVF_HEAD_DIM_MAX + 64) + KVF_QUANTIZED_ALIGN)
+#define EXACT_BYTES     (KVF_CODE_LANES * 2 * KVF_HEAD_DIM_MAX * sizeof(float))
 
 /* Keys whose codes are made together. */
 typedef struct batch {
@@ -25,7 +25,7 @@ typedef struct batch {
     const void *keys[KVF_CODE_LANES];
     uint32_t *words[KVF_CODE_LANES];
     uint16_t *scales[KVF_CODE_LANES];
-    /* where pages are packed */
+    /* where pages are quantized */
     char *pages[KVF_CODE_LANES];
     uint32_t tokens[KVF_CODE_LANES]; /* of their pages */
     _Alignas(64) char exact[EXACT_BYTES];
@@ -51,20 +51,20 @@ static void encode_batch(const kvf_write_args *a, batch *b)
 }
 
 /* Keys of the batch become what comes back of them. */
-static void pack_batch(const kvf_shape *s, batch *b)
+static void quantize_batch(const kvf_shape *s, batch *b)
 {
-    _Alignas(64) char page[PACKED_BYTES];
+    _Alignas(64) char page[QUANTIZED_BYTES];
     kvf_shape of_batch = *s;
     of_batch.page_size = KVF_CODE_LANES;
-    const kvf_packed_run run = {.exact = b->exact, .home = page};
+    const kvf_quantized_run run = {.exact = b->exact, .home = page};
     code_tile tile;
-    packed_rows rows;
-    pack_keys(&of_batch, &run, 0, b->count, &tile, &rows);
+    quantized_rows rows;
+    quantize_keys(&of_batch, &run, 0, b->count, &tile, &rows);
     for (uint32_t l = 0; l < b->count; l++)
-        pack_value(&of_batch, &run, l, rows.at[l]);
-    unpack_keys(&of_batch, &run, 0, b->count, &tile, &rows);
+        quantize_value(&of_batch, &run, l, rows.at[l]);
+    dequantize_keys(&of_batch, &run, 0, b->count, &tile, &rows);
     for (uint32_t l = 0; l < b->count; l++) {
-        kvf_packed_move(s, b->pages[l], b->tokens[l], &of_batch, page, l);
+        kvf_quantized_move(s, b->pages[l], b->tokens[l], &of_batch, page, l);
         store_row(s, b->exact + l * kvf_token_bytes(s), rows.at[l]);
     }
 }
@@ -72,8 +72,8 @@ static void pack_batch(const kvf_shape *s, batch *b)
 static void end_batch(const kvf_write_args *a, batch *b)
 {
     const kvf_shape *s = &a->cells->paging.shape;
-    if (s->pages != KVF_PAGES_BF16)
-        pack_batch(s, b);
+    if (s->pages != KVF_PAGES_NATIVE)
+        quantize_batch(s, b);
     encode_batch(a, b);
     b->count = 0;
 }
@@ -87,7 +87,7 @@ static void add(const kvf_write_args *a, batch *b, uint32_t index, const kvf_tok
     b->keys[l] = place->is_nonfinite ? zeros : kvf_write_key(a, index, head);
     b->words[l] = kvf_write_words(a, place, head);
     b->scales[l] = kvf_write_scale(a, place, head);
-    if (s->pages == KVF_PAGES_BF16)
+    if (s->pages == KVF_PAGES_NATIVE)
         return;
     char *exact = b->exact + l * kvf_token_bytes(s);
     kvf_write_exact(a, index, head, place, exact);

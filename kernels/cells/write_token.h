@@ -4,7 +4,7 @@
 
 /*
  * A new token into its cell, all but its codes: for the host forms of `write`. Where pages are
- * packed, who packs does it.
+ * quantized, who quantizes does it.
  *
  * Knows nothing of rows.
  */
@@ -44,7 +44,7 @@ static inline void kvf_note_nonfinite(uint64_t *nonfinite, uint32_t token, int i
         __atomic_fetch_and(nonfinite, ~bit, __ATOMIC_RELAXED);
 }
 
-/* Key and value of a head in exact form, one behind the other. */
+/* Key and value of a head in full precision, one behind the other. */
 static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint32_t head,
                                    const kvf_token_place *place, char *to)
 {
@@ -83,7 +83,7 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
     const int is_nonfinite = kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
                              kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype);
     *place = (kvf_token_place){.cell = cell, .token = token, .is_nonfinite = is_nonfinite};
-    for (uint32_t h = 0; p->shape.pages == KVF_PAGES_BF16 && h < p->kv_heads; h++)
+    for (uint32_t h = 0; p->shape.pages == KVF_PAGES_NATIVE && h < p->kv_heads; h++)
         kvf_write_exact(a, index, h, place,
                         kvf_write_page(a, place, h) + token % p->shape.page_size * 2 * bytes);
     kvf_note_nonfinite(kvf_cell_nonfinite(c, a->layer, cell), token, is_nonfinite);

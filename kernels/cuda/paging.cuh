@@ -134,7 +134,7 @@ static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *
     span->home = NULL;
     span->skip = skip;
     span->count = count;
-    span->packed = 0;
+    span->quantized = 0;
 }
 
 /* Chosen pages of a list and what resolve says of them, where arguments have it or in shared

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kept tokens of packed pages into the blocks that they seal, the specification. Knows nothing of
- * why these tokens.
+ * Kept tokens of quantized pages into the blocks that they seal, the specification. Knows nothing
+ * of why these tokens.
  */
 
-#include "packed_run.h"
+#include "quantized_run.h"
 #include "variants.h"
 
-static void carry_run(const kvf_carry_args *a, const kvf_packed_run *run)
+static void carry_run(const kvf_carry_args *a, const kvf_quantized_run *run)
 {
     const kvf_shape *s = &a->paging.shape;
     const uint32_t moved = kvf_carry_moved(a, run);
     float x[KVF_HEAD_DIM_MAX];
     for (uint32_t t = 0; t < a->paging.block_size; t++) {
-        char *page = run->home + t / s->page_size * kvf_home_page_bytes(s);
+        char *page = run->home + t / s->page_size * kvf_stored_page_bytes(s);
         char *exact = run->exact + t * kvf_token_bytes(s);
         if (t >= moved)
-            kvf_pack_token(s, page, t % s->page_size, exact, x);
+            kvf_quantize_token(s, page, t % s->page_size, exact, x);
         if (!(run->sink >> t & 1))
-            kvf_unpack_token(s, page, t % s->page_size, exact, x);
+            kvf_dequantize_token(s, page, t % s->page_size, exact, x);
     }
 }
 
@@ -27,7 +27,7 @@ void kvf_carry_ref(const void *args, uint32_t task)
 {
     const kvf_carry_args *a = args;
     for (uint32_t b = a->row->sealed_before; b < a->row->sealed; b++) {
-        const kvf_packed_run run = kvf_carry_run(a, task, b);
+        const kvf_quantized_run run = kvf_carry_run(a, task, b);
         carry_run(a, &run);
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chosen heads of rows, packed or put back, on the GPU; see heads_ref.c for the meaning.
+ * Chosen heads of rows, quantized or put back, on the GPU; see heads_ref.c for the meaning.
  *
  * Knows nothing of attention. Grid: (parts of KVF_HEADS_ROWS rows, jobs); the threads of a block
  * go over the words of its rows, 16 bytes at a time where both sides are aligned to that, else 2:

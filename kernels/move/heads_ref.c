@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chosen heads of rows, packed or put back, the specification. Knows nothing of attention.
+ * Chosen heads of rows, quantized or put back, the specification. Knows nothing of attention.
  */
 
 #include <string.h>

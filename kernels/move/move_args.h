@@ -142,7 +142,7 @@ KVF_INLINE kvf_span kvf_ring_span(const kvf_ring *r, char *blocks, uint32_t leng
     span.skip = from < end ? kvf_live_bits(end, 0) & ~kvf_live_bits(from, 0) : 0;
     span.count = kvf_min_u32(page_size, length - first);
     span.home = NULL;
-    span.packed = 0;
+    span.quantized = 0;
     return span;
 }
 
@@ -165,31 +165,31 @@ typedef struct kvf_repack_args {
 KVF_TASKS(repack, kvf_repack_args,
           a->tokens ? kvf_div_ceil_u32(a->first + a->tokens, a->shape.page_size) * a->kv_heads : 0)
 
-/* ---- narrow: sealed blocks of rows into home form ----
+/* ---- quantize: sealed blocks of rows into storage format ----
  * Blocks first .. first + count - 1 of those below `sealed` that the call seals, of every row: from
  * the ring, or from block b of `wide`, to the row's `pool`. Then tokens of the source that are not
- * of the sink become what the packed ones say, so that digests and attention see what is stored.
+ * of the sink become what the quantized ones say, so that digests and attention see what is stored.
  * The source of block sealed - 1 goes to the row's spare block as it was, if rings have one. One
  * task per (row, block, KV head).
  */
-typedef struct kvf_narrow_args {
+typedef struct kvf_quantize_args {
     kvf_paging paging;
     uint32_t rows;
     uint32_t count;
     uint32_t first;     /* of the row's blocks, if `wide` is given; else sealed_before */
-    char *wide;         /* [blocks_max] blocks in exact form; NULL = the ring */
+    char *wide;         /* [blocks_max] blocks in full precision; NULL = the ring */
     const kvf_row *row; /* [rows] */
-} kvf_narrow_args;
-KVF_TASKS(narrow, kvf_narrow_args, a->rows * a->count * a->paging.kv_heads)
+} kvf_quantize_args;
+KVF_TASKS(quantize, kvf_quantize_args, a->rows * a->count * a->paging.kv_heads)
 
-/* ---- widen: sealed blocks of one row in exact form ----
+/* ---- dequantize: sealed blocks of one row in full precision ----
  * Blocks first .. first + count - 1, which the row's table has in the pool: to block b of `wide`,
  * or to the ring if that is NULL. Tokens of the sink come from the store. If `view` is given it
  * becomes the row with `table`, which names `wide` for sealed blocks and the ring for the others,
  * and without slots: what reads it finds exact pages. Task 0 makes the view; one more per (block,
  * KV head).
  */
-typedef struct kvf_widen_args {
+typedef struct kvf_dequantize_args {
     kvf_paging paging;
     uint32_t first;
     uint32_t count;
@@ -198,32 +198,32 @@ typedef struct kvf_widen_args {
     void **table;       /* [blocks_max] out, or NULL */
     kvf_row *view;      /* [1] out, or NULL */
     const kvf_row *row; /* [1] */
-} kvf_widen_args;
-KVF_TASKS(widen, kvf_widen_args, 1 + a->count * a->paging.kv_heads)
+} kvf_dequantize_args;
+KVF_TASKS(dequantize, kvf_dequantize_args, 1 + a->count * a->paging.kv_heads)
 
-/* ---- carry: kept tokens of packed pages into the blocks that they seal ----
+/* ---- carry: kept tokens of quantized pages into the blocks that they seal ----
  * Blocks sealed_before .. sealed - 1 of a row, in its `pool`. Token i of KV head h there was token
- * id = ids[h * stride + i]. If id is of a block below `packed`, it moves as it was packed, out of
- * from[id / block_size]; else it is packed from block i / block_size of `wide`. Then tokens of
- * `wide` that are not of the sink become what the packed ones say. Ids ascend, so none is below i:
- * from[b] may be where block b goes, because a task takes one block after the other and reads a
- * place before it writes there. One task per KV head.
+ * id = ids[h * stride + i]. If id is of a block below `quantized`, it moves as it was quantized,
+ * out of from[id / block_size]; else it is quantized from block i / block_size of `wide`. Then
+ * tokens of `wide` that are not of the sink become what the quantized ones say. Ids ascend, so none
+ * is below i: from[b] may be where block b goes, because a task takes one block after the other and
+ * reads a place before it writes there. One task per KV head.
  */
 typedef struct kvf_carry_args {
     kvf_paging paging;
-    uint32_t packed;
+    uint32_t quantized;
     uint32_t stride;         /* row stride of ids */
-    const void *const *from; /* [packed] blocks in home form */
+    const void *const *from; /* [quantized] blocks in storage format */
     const uint32_t *ids;     /* [kv_heads, stride] */
-    char *wide;              /* [blocks_max] blocks in exact form */
+    char *wide;              /* [blocks_max] blocks in full precision */
     const kvf_row *row;      /* [1] */
 } kvf_carry_args;
 KVF_TASKS(carry, kvf_carry_args, a->paging.kv_heads)
 
-/* ---- read: listed pages in exact form ----
- * Page indices[i] of list l, indptr[l] <= i < indptr[l + 1], to page i of `out`, unpacked if it is
- * packed, with tokens of the sink out of the store. Tokens that the page has not are zeros. One
- * task per list.
+/* ---- read: listed pages in full precision ----
+ * Page indices[i] of list l, indptr[l] <= i < indptr[l + 1], to page i of `out`, dequantized if it
+ * is quantized, with tokens of the sink out of the store. Tokens that the page has not are zeros.
+ * One task per list.
  */
 typedef struct kvf_read_args {
     kvf_paging paging;

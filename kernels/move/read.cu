@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Listed pages in exact form, on the GPU; see read_ref.c for the meaning.
+ * Listed pages in full precision, on the GPU; see read_ref.c for the meaning.
  *
  * Knows nothing of who reads them. Grid: (parts of a list, lists); a block of threads takes every
- * PARTS-th page of its list. A packed one comes to shared memory 16 bytes per thread, because the
- * pool is across a link, and from there half a warp takes a token. Bound: the bytes of the pool
+ * PARTS-th page of its list. A quantized one comes to shared memory 16 bytes per thread, because
+ * the pool is across a link, and from there half a warp takes a token. Bound: the bytes of the pool
  * over that link. Bits are those of the reference.
  */
 
 #include "cuda_kernels.h"
-#include "packed.cuh"
+#include "quantized.cuh"
 
 #define THREADS 256u
 #define TOKENS  (THREADS / KVF_CODE_LANES)
@@ -22,17 +22,18 @@ static __device__ __forceinline__ void copy_bytes(void *to, const void *from, si
         ((uint4 *)to)[i] = kvf_load_once((const uint4 *)from + i);
 }
 
-/* Tokens of a packed page that are not of the sink. */
-static __device__ void unpack_page(const kvf_shape *s, const void *home, uint32_t sink, char *to)
+/* Tokens of a quantized page that are not of the sink. */
+static __device__ void dequantize_page(const kvf_shape *s, const void *home, uint32_t sink,
+                                       char *to)
 {
     __syncthreads();
-    packed_fetch((const char *)home, kvf_home_page_bytes(s));
+    quantized_fetch((const char *)home, kvf_stored_page_bytes(s));
     /* All half-warps go round alike, so that warps stay whole; what is too much is not written. */
     for (uint32_t first = 0; first < s->page_size; first += TOKENS) {
         const uint32_t t = first + threadIdx.x / KVF_CODE_LANES;
         const uint32_t at = kvf_min_u32(t, s->page_size - 1);
-        packed_token_back(s, kvf_shared(), at, to + at * kvf_token_bytes(s),
-                          t < sink || t >= s->page_size);
+        quantized_token_back(s, kvf_shared(), at, to + at * kvf_token_bytes(s),
+                             t < sink || t >= s->page_size);
     }
 }
 
@@ -48,10 +49,10 @@ static __global__ void __launch_bounds__(THREADS)
         const uint32_t page = (uint32_t)a.indices[i], count = kvf_row_tokens(p, row, page);
         const uint32_t sink = kvf_page_sink(p, page, count);
         char *to = (char *)a.out + (size_t)i * bytes;
-        if (kvf_row_is_packed(p, row, page)) {
+        if (kvf_row_is_quantized(p, row, page)) {
             copy_bytes(to, kvf_store_page(p, row->store, head, page), sink * token);
             if (sink < count)
-                unpack_page(&p->shape, kvf_row_home(p, row, page, head), sink, to);
+                dequantize_page(&p->shape, kvf_row_home(p, row, page, head), sink, to);
             continue;
         }
         copy_bytes(to, kvf_row_page(p, row, page, head), count * token);
@@ -67,6 +68,6 @@ extern "C" int kvf_read_cuda(const void *args, uint32_t tasks, void *stream)
     if (tasks == 0)
         return cudaSuccess;
     return kvf_cuda_launch<read_kernel>(dim3(PARTS, tasks), dim3(THREADS),
-                                        s->pages == KVF_PAGES_BF16 ? 0 : kvf_home_page_bytes(s),
+                                        s->pages == KVF_PAGES_NATIVE ? 0 : kvf_stored_page_bytes(s),
                                         (cudaStream_t)stream, *a);
 }

@@ -5,8 +5,8 @@
  *
  * Knows nothing of what else sealing does. A block of threads per run, a warp per page: its slot,
  * then its bytes. Pages of one launch differ, so no two warps want the same one; what a warp took
- * nobody else of the launch takes. Bound: bytes, from device memory to device memory; packed pages
- * come back from the pool, over the link.
+ * nobody else of the launch takes. Bound: bytes, from device memory to device memory; quantized
+ * pages come back from the pool, over the link.
  */
 
 #include "cuda/words.cuh"
@@ -25,7 +25,7 @@ static __device__ __forceinline__ void admit_page(const kvf_admit_args &a, const
     const uint32_t slot = kvf_slot_admit(p, t, page, row->use);
     if (slot == UINT32_MAX || !row->slots)
         return;
-    const uint32_t bytes = (uint32_t)kvf_home_page_bytes(&p->shape);
+    const uint32_t bytes = (uint32_t)kvf_stored_page_bytes(&p->shape);
     const char *from = kvf_admit_from(p, row, head, block, number);
     char *to = kvf_row_slot(p, row, head, slot);
     for (uint32_t at = 0; at < bytes; at += WORDS * KVF_WARP_LANES * 16)

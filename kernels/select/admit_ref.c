@@ -21,7 +21,7 @@ static void admit_page(const kvf_admit_args *a, const kvf_row *row, uint32_t hea
     const int32_t slot = kvf_admit_slot(p, &t, page, row->use);
     if (slot >= 0 && row->slots)
         memcpy(kvf_row_slot(p, row, head, (uint32_t)slot),
-               kvf_admit_from(p, row, head, block, number), kvf_home_page_bytes(&p->shape));
+               kvf_admit_from(p, row, head, block, number), kvf_stored_page_bytes(&p->shape));
 }
 
 void kvf_admit_ref(const void *args, uint32_t task)

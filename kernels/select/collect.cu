@@ -24,7 +24,7 @@ static __global__ void __launch_bounds__(THREADS)
     const kvf_paging *p = &a.paging;
     const uint32_t list = blockIdx.y, head = kvf_list_head(p, list % p->lists);
     const kvf_row *row = &a.row[list / p->lists];
-    const uint32_t bytes = (uint32_t)kvf_home_page_bytes(&p->shape), piece = WORDS * 512;
+    const uint32_t bytes = (uint32_t)kvf_stored_page_bytes(&p->shape), piece = WORDS * 512;
     const uint32_t first = blockIdx.x * WARPS + threadIdx.x / KVF_WARP_LANES;
     for (uint32_t i = first; row->slots && i < a.miss_count[list]; i += PARTS * WARPS) {
         const kvf_miss miss = a.misses[(size_t)list * a.ids_max + i];

@@ -18,6 +18,6 @@ void kvf_collect_ref(const void *args, uint32_t task)
     for (uint32_t i = 0; row->slots && i < a->miss_count[task]; i++) {
         const kvf_miss miss = a->misses[(size_t)task * a->ids_max + i];
         memcpy(kvf_row_slot(p, row, head, (uint32_t)miss.slot),
-               kvf_row_home(p, row, (uint32_t)miss.page, head), kvf_home_page_bytes(&p->shape));
+               kvf_row_home(p, row, (uint32_t)miss.page, head), kvf_stored_page_bytes(&p->shape));
     }
 }

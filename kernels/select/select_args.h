@@ -179,7 +179,7 @@ KVF_TASKS(resolve, kvf_resolve_args, a->rows ? a->paging.kv_heads : 0)
 /* ---- admit: pages of blocks that are sealed by this call into slots ----
  * A page takes a free slot of its bucket, or that of the page that was used longest ago, but not of
  * one that is admitted with it; if there is none it has no slot. Its bytes come from where the row
- * has them, in home form. A task is a KV head. */
+ * has them, in storage format. A task is a KV head. */
 typedef struct kvf_admit_args {
     kvf_paging paging;
     uint32_t rows;
@@ -188,16 +188,16 @@ typedef struct kvf_admit_args {
 } kvf_admit_args;
 KVF_TASKS(admit, kvf_admit_args, a->rows ? a->paging.kv_heads : 0)
 
-/* Packed pages are in the pool already, where the table may not name it yet; others are where the
- * window or a prompt's chunk has them. */
+/* Quantized pages are in the pool already, where the table may not name it yet; others are where
+ * the window or a prompt's chunk has them. */
 KVF_INLINE const char *kvf_admit_from(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                       uint32_t block, uint32_t number)
 {
-    const void *home = p->shape.pages != KVF_PAGES_BF16 && row->pool
+    const void *home = p->shape.pages != KVF_PAGES_NATIVE && row->pool
                            ? row->pool[block - row->sealed_before]
                            : row->blocks[block];
-    const char *from = (const char *)home + head * kvf_home_run_bytes(p);
-    return from + number * kvf_home_page_bytes(&p->shape);
+    const char *from = (const char *)home + head * kvf_stored_run_bytes(p);
+    return from + number * kvf_stored_page_bytes(&p->shape);
 }
 
 /* ---- select: topk, resolve and assemble of every list, one behind the other ----

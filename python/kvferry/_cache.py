@@ -590,7 +590,7 @@ class Sequence(Handle):
     def page_address(self, page: int, layer: int = 0, kv_head: int = 0) -> int:
         """Address of a page for the device: [page_size, 2, head_dim], key and value of each token.
 
-        0 if it has none: it is packed, or on disk.
+        0 if it has none: it is quantized, or on disk.
         Valid until the sequence appends; call it after `stream.wait()`.
         """
         s = self.cache.settings

@@ -54,7 +54,7 @@ HugePages = _enum("HugePages", "KVF_HUGE_PAGES_", "AUTO OFF REQUIRED")
 Isa = _enum("Isa", "KVF_ISA_", """REFERENCE=0 BASELINE=1 AVX2=2 AVX512=4 AVX512_BF16=8 NEON=16
     AVX_VNNI=32 AVX512_VNNI=64 ALL=0x7fffffff""", enum.IntFlag)
 Dtype = _enum("Dtype", "KVF_", "BF16 FP16 FP32")
-Pages = _enum("Pages", "KVF_PAGES_", "BF16 K8V8 K8V4")
+Pages = _enum("Pages", "KVF_PAGES_", "NATIVE K8V8 K8V4")
 Select = _enum("Select", "KVF_SELECT_",
                "HYBRID FULL STATIC DYNAMIC STREAMING QUEST ARKVALE ORACLE CUSTOM")
 Digest = _enum("Digest", "KVF_DIGEST_", "MINMAX CUBOID_MEAN MEAN CODES")

@@ -59,7 +59,7 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_str
                                   .slots = args->slots};
     KVF_TRY(KVF_ENQUEUE(stream, write, write));
     /* More tokens than rows: some are a prompt's, and make whole pages. */
-    return p->shape.pages == KVF_PAGES_BF16 && args->tokens > blocks->cells.regions &&
+    return p->shape.pages == KVF_PAGES_NATIVE && args->tokens > blocks->cells.regions &&
                    blocks->cells.ignores_writes != 1
                ? KVF_ENQUEUE(stream, lodge, write)
                : KVF_OK;
@@ -288,7 +288,7 @@ static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_ch
     return some;
 }
 
-/* The tokens of the chunks, in exact form on the device, where they are attended. */
+/* The tokens of the chunks, in full precision on the device, where they are attended. */
 static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                kvf_prefill_kernel_args *prefill, kvf_stream *stream)
 {
@@ -297,11 +297,11 @@ static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
     uint32_t each = 0;
     for (uint32_t i = 0; i < prefill->chunks.count; i++)
         each = kvf_max_u32(each, chunk_blocks(blocks, &prefill->chunks.at[i]));
-    const kvf_expand_args expand = {.paging = c->paging,
-                                    .chunks = prefill->chunks,
-                                    .blocks_each = each,
-                                    .blocks = c->blocks,
-                                    .wide = part->tables.wide};
+    const kvf_dequantize_chunks_args dequantize_chunks = {.paging = c->paging,
+                                                          .chunks = prefill->chunks,
+                                                          .blocks_each = each,
+                                                          .blocks = c->blocks,
+                                                          .wide = part->tables.wide};
     const kvf_stage_args stage = {.paging = c->paging,
                                   .rows = prefill->chunks.count,
                                   .count = each,
@@ -310,8 +310,8 @@ static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                   .counters = kvf_counters_device(part, layer)};
     prefill->blocks = (const void *const *)blocks->constants.wide;
     prefill->blocks_stride = each;
-    return kvf_packs_pages(part) ? KVF_ENQUEUE(stream, expand, expand)
-                                 : KVF_ENQUEUE(stream, stage, stage);
+    return kvf_quantizes_pages(part) ? KVF_ENQUEUE(stream, dequantize_chunks, dequantize_chunks)
+                                     : KVF_ENQUEUE(stream, stage, stage);
 }
 
 /* In one launch each. */

@@ -217,7 +217,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     const uint64_t lists = (uint64_t)cells->regions * cells->paging.lists;
     const uint64_t pool = (uint64_t)kvf_cells_count(cells) * cells->layers;
     /* At most one arena per block of the pool, and few bytes each. */
-    const size_t bytes = kvf_home_block_bytes(&cells->paging);
+    const size_t bytes = kvf_stored_block_bytes(&cells->paging);
     const uint64_t arenas = pool * bytes / (KVF_ARENA_BYTES_MAX / 2) + 1;
     KVF_CARVE(k, c->cells, 1);
     KVF_CARVE(k, c->arenas, arenas);

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "packed.h"
+#include "quantized.h"
 #include "score/codes.h"
 #include "settings.h"
 #include "sized.h"
@@ -226,28 +226,29 @@ const char *kvf_pages_name(kvf_pages pages)
     return names[pages];
 }
 
-/* Kernels of a GPU unpack pages in bf16, of some sizes of heads. */
+/* Kernels of a GPU dequantize pages in bf16, of some sizes of heads. */
 static kvf_status check_pages(const kvf_runtime *runtime, kvf_context *context,
                               const kvf_cache_config *c)
 {
 #define VALUE(d) d,
-    static const uint32_t sizes[] = {KVF_GPU_PACKED_DIMS(VALUE)};
+    static const uint32_t sizes[] = {KVF_GPU_QUANTIZED_DIMS(VALUE)};
 #undef VALUE
     bool is_taken = false;
-    if (c->pages == KVF_PAGES_BF16 || runtime->device->ops->kind == KVF_DEVICE_HOST)
+    if (c->pages == KVF_PAGES_NATIVE || runtime->device->ops->kind == KVF_DEVICE_HOST)
         return KVF_OK;
     if (c->dtype != KVF_BF16)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "pages = %s: the CUDA device unpacks pages in dtype = bf16 only; set that or "
+                 "pages = %s: the CUDA device dequantizes pages in dtype = bf16 only; set that or "
                  "pages = bf16, or use the host device",
                  kvf_pages_name(c->pages));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         is_taken = is_taken || c->head_dim == sizes[i];
     if (!is_taken)
-        KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "pages = %s: the CUDA device unpacks pages of head_dim 64 and 128, not %u; set "
-                 "pages = bf16, or use the host device",
-                 kvf_pages_name(c->pages), c->head_dim);
+        KVF_FAIL(
+            context, KVF_UNSUPPORTED,
+            "pages = %s: the CUDA device dequantizes pages of head_dim 64 and 128, not %u; set "
+            "pages = bf16, or use the host device",
+            kvf_pages_name(c->pages), c->head_dim);
     return KVF_OK;
 }
 
@@ -379,7 +380,7 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
                       .pages_max = blocks_max * block_pages,
                       .subs = c->sub_digests,
                       .sink = c->sink_tokens};
-    if (c->pages != KVF_PAGES_BF16) {
+    if (c->pages != KVF_PAGES_NATIVE) {
         p->spare_blocks = 1;
         dims->wide_blocks = blocks_max;
     }
@@ -503,7 +504,7 @@ static uint32_t bundle_blocks(const kvf_cache_config *c, size_t block)
 
 uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims *dims)
 {
-    const size_t block = kvf_home_block_bytes(&dims->paging);
+    const size_t block = kvf_stored_block_bytes(&dims->paging);
     kvf_dims d = *dims;
     d.bundle_blocks = bundle_blocks(config, block);
     return (uint64_t)page_frames_least(config, &d) *
@@ -514,7 +515,7 @@ uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims 
  * that has pages counts its own. */
 static kvf_status count_disk(kvf_context *context, const kvf_cache_config *c, kvf_dims *dims)
 {
-    const size_t block = kvf_home_block_bytes(&dims->paging);
+    const size_t block = kvf_stored_block_bytes(&dims->paging);
     const uint64_t in_memory = dims->block_count;
     dims->bundle_blocks = 1;
     if (!c->disk_path || kvf_config_has_heads(c, KVF_HEAD_STREAMING) ||
@@ -578,7 +579,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     KVF_TRY(divide_budget(context, policy, resolved, block_size, dims));
     count_lists(policy, resolved, block_size, dims);
     KVF_TRY(check_lists(runtime, context, resolved, dims));
-    /* Chunks attend where steps do; packed pages go through `wide` instead. */
+    /* Chunks attend where steps do; quantized pages go through `wide` instead. */
     if (dims->wide_blocks == 0 &&
         (runtime->seams.prefill_arena == 1 ||
          (runtime->seams.prefill_arena == 0 && kvf_transfer_moves(resolved->transfer))))

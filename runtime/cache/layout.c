@@ -272,7 +272,7 @@ kvf_transfer_config kvf_part_transfer_config(const kvf_part *part)
     const kvf_dims *d = &part->dims;
     const kvf_cache_config *c = &part->config;
     return (kvf_transfer_config){.method = c->transfer,
-                                 .page_bytes = kvf_home_page_bytes(&d->paging.shape),
+                                 .page_bytes = kvf_stored_page_bytes(&d->paging.shape),
                                  .pages_max = kvf_rows_max(c) * d->paging.lists * d->ids_max,
                                  .requests_max = KVF_FRAMES + 2, /* one per frame */
                                  .gather_threads = part->runtime->config.gather_threads,
@@ -346,8 +346,9 @@ static bool leave_out_prompts(kvf_cache *cache)
     bool was_there = false;
     for (uint32_t i = 0; i < cache->part_count; i++) {
         kvf_part *part = &cache->parts[i];
-        uint32_t *room = part->dims.by_block && !kvf_packs_pages(part) ? &part->dims.wide_blocks
-                                                                       : &part->dims.arena_blocks;
+        uint32_t *room = part->dims.by_block && !kvf_quantizes_pages(part)
+                             ? &part->dims.wide_blocks
+                             : &part->dims.arena_blocks;
         was_there |= *room != 0;
         *room = 0;
     }
@@ -378,10 +379,10 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     const kvf_paging *p = &d->paging;
     const uint64_t chosen = (uint64_t)kvf_rows_max(c) * p->lists * d->ids_max;
     kvf_carver pool = {0}, residency = {0}, slots = {0};
-    const size_t bundle = kvf_page_pool_bundle_bytes(kvf_home_block_bytes(p), d->bundle_blocks);
+    const size_t bundle = kvf_page_pool_bundle_bytes(kvf_stored_block_bytes(p), d->bundle_blocks);
     char *blocks;
     KVF_CARVE(&pool, blocks, d->page_frames ? d->page_frames : d->block_count,
-              d->page_frames ? bundle : kvf_home_block_bytes(p));
+              d->page_frames ? bundle : kvf_stored_block_bytes(p));
     const kvf_residency shape = kvf_part_residency(part);
     kvf_residency_needs(&shape, &residency, &slots);
     if (pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX || chosen > UINT32_MAX ||

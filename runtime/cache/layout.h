@@ -40,7 +40,7 @@ typedef struct kvf_tables {
     char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
     char *arena;  /* [arena_blocks, block bytes]; see prefill_arena.h */
-    char *wide;   /* [wide_blocks, block bytes] one row in exact form; see wide.h */
+    char *wide;   /* [wide_blocks, block bytes] one row in full precision; see wide.h */
     /* reservation digest */
     char *digests;     /* [rows, kv_heads, blocks_max, digest_bytes] boxes */
     char *codes;       /* [kv_heads, code_blocks, digest_bytes] of all rows, by block of the pool */
@@ -114,7 +114,7 @@ typedef struct kvf_tables {
     kvf_layer_counters *counters; /* [layers] where the control memory only takes copies */
     void **arena_pool;            /* [arena_blocks] */
     void **wide_table;            /* [wide_blocks] */
-    kvf_row *wide_view;           /* [1] if pages are packed */
+    kvf_row *wide_view;           /* [1] if pages are quantized */
 } kvf_tables;
 
 /* Host memory that the device sees: carved twice, from the address of either. */

@@ -57,8 +57,8 @@ struct kvf_dims {
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
     uint32_t recalls;       /* 1: rows know their recent choices, of which a refresh takes tokens */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
-    uint32_t wide_blocks;   /* room for a row in exact form, where pages are packed; under blocks of
-                               the caller the room of chunks; else 0 */
+    uint32_t wide_blocks;   /* room for a row in full precision, where pages are quantized; under
+                               blocks of   the caller the room of chunks; else 0 */
     uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
@@ -222,16 +222,16 @@ static inline bool kvf_moves_pages(const kvf_part *part)
 }
 
 /* Sealed pages have another form than those of the window. */
-static inline bool kvf_packs_pages(const kvf_part *part)
+static inline bool kvf_quantizes_pages(const kvf_part *part)
 {
-    return part->config.pages != KVF_PAGES_BF16;
+    return part->config.pages != KVF_PAGES_NATIVE;
 }
 
 /* Under blocks of the caller: tokens of window and tails are brought to their region, from memory
- * across a link, or because they are packed where they live. */
+ * across a link, or because they are quantized where they live. */
 static inline bool kvf_brings_tokens(const kvf_part *part)
 {
-    return kvf_moves_pages(part) || kvf_packs_pages(part);
+    return kvf_moves_pages(part) || kvf_quantizes_pages(part);
 }
 
 /* The device cache that it has, without addresses. */
@@ -244,7 +244,7 @@ static inline kvf_residency kvf_part_residency(const kvf_part *part)
                            .slots = p->slots,
                            .is_tagged = part->dims.by_block,
                            .slot_bytes =
-                               kvf_moves_pages(part) ? kvf_home_page_bytes(&p->shape) : 0};
+                               kvf_moves_pages(part) ? kvf_stored_page_bytes(&p->shape) : 0};
 }
 
 static inline uint32_t kvf_sealed_blocks(const kvf_part *part, uint32_t length)

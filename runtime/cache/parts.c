@@ -61,7 +61,7 @@ static kvf_status measure(kvf_cache *cache, kvf_cache_config config, page_bytes 
     config.host_bytes = 0;
     KVF_TRY(kvf_config_resolve(cache->runtime, &config, &resolved, &dims));
     const uint64_t least = kvf_config_memory_least(&config, &dims);
-    out->all = (uint64_t)dims.block_count * kvf_home_block_bytes(&dims.paging);
+    out->all = (uint64_t)dims.block_count * kvf_stored_block_bytes(&dims.paging);
     out->least = least < out->all ? least : out->all;
     return KVF_OK;
 }
@@ -215,7 +215,7 @@ static kvf_status take_pool(kvf_part *part)
 {
     const kvf_dims *d = &part->dims;
     kvf_host_memory_config memory = kvf_runtime_memory(part->runtime);
-    const size_t block = kvf_home_block_bytes(&d->paging);
+    const size_t block = kvf_stored_block_bytes(&d->paging);
     memory.lower = d->by_block ? "block_count" : memory.lower;
     if (!d->page_frames && part->config.disk_path)
         KVF_TRY(kvf_disk_folder_check(part->context, part->config.disk_path));

@@ -42,7 +42,7 @@ static void add_counters(const kvf_part *part, uint32_t index, kvf_stats *s)
     const kvf_layer_counters *c = &part->control.counters[index];
     const kvf_paging *p = &part->dims.paging;
     const uint64_t share = p->lists / p->kv_heads; /* lists of a KV head: mean over them */
-    const uint64_t page = kvf_home_page_bytes(&p->shape);
+    const uint64_t page = kvf_stored_page_bytes(&p->shape);
     s->tokens_attended += c->tokens_attended / share;
     s->pages_selected += c->pages_selected;
     s->hits += c->hits;

@@ -3,11 +3,12 @@
 #define KVF_RUNTIME_WIDE_H
 
 /*
- * Packed pages in exact form, for what looks at a row's tokens otherwise than a step's attention.
+ * Quantized pages in full precision, for what looks at a row's tokens otherwise than a step's
+ * attention.
  *
- * A part that packs pages has room for one row in exact form, `tables.wide`. Whoever needs it fills
- * it, in stream order, and it holds until the next one does: nothing of it is remembered. A *view*
- * is a row whose table names that room for sealed blocks, and which has no slots.
+ * A part that quantizes pages has room for one row in full precision, `tables.wide`. Whoever needs
+ * it fills it, in stream order, and it holds until the next one does: nothing of it is remembered.
+ * A *view* is a row whose table names that room for sealed blocks, and which has no slots.
  */
 
 #include "step.h"
@@ -22,7 +23,7 @@ KVF_CHECKED kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_r
 /* What kvf_wide_view gave. */
 static inline const kvf_row *kvf_wide_last(const kvf_step *step, uint32_t index)
 {
-    return kvf_packs_pages(step->part) ? step->part->tables.wide_view : step->row + index;
+    return kvf_quantizes_pages(step->part) ? step->part->tables.wide_view : step->row + index;
 }
 
 #endif

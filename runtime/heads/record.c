@@ -391,9 +391,9 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
     seal.pool[n] = kvf_page_pool_device(&part->pool, block);
     seal.block_of[n] = block.index;
     ++*sealing;
-    r->cache->counters[step->layer].bytes_to_host += kvf_home_block_bytes(&part->dims.paging);
+    r->cache->counters[step->layer].bytes_to_host += kvf_stored_block_bytes(&part->dims.paging);
     layer->sealed_before = layer->sealed;
-    if (kvf_packs_pages(part))
+    if (kvf_quantizes_pages(part))
         layer->spare = layer->sealed;
 }
 

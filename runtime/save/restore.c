@@ -66,7 +66,7 @@ static bool is_fixed(const kvf_cache *cache, const char *name)
         if (strcmp(name, fixed[i]) == 0)
             return true;
     if (strcmp(name, "pages") == 0 ||
-        (strcmp(name, "page_size") == 0 && cache->config.pages != KVF_PAGES_BF16))
+        (strcmp(name, "page_size") == 0 && cache->config.pages != KVF_PAGES_NATIVE))
         return true;
     return kvf_has_streaming_heads(cache) && strncmp(name, "streaming_", 10) == 0;
 }
@@ -80,7 +80,7 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
         char mine[128], theirs[128] = "nothing";
         if (strcmp(s->name, "pages") == 0) /* of a file that says nothing of them */
-            snprintf(theirs, sizeof theirs, "%s", kvf_pages_name(KVF_PAGES_BF16));
+            snprintf(theirs, sizeof theirs, "%s", kvf_pages_name(KVF_PAGES_NATIVE));
         if (is_free(cache, s->name) || s->kind == KVF_SETTING_TEXT)
             continue;
         (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
@@ -186,11 +186,11 @@ static kvf_status check_layer(const restoring *r, uint32_t index)
         KVF_FAIL(cache->context, KVF_FULL,
                  "tokens_max = %u: %s has %u tokens in layer %u; open the cache with more",
                  cache->config.tokens_max, r->file.path, l->length, index);
-    if (part && l->length && kvf_packs_pages(part) &&
+    if (part && l->length && kvf_quantizes_pages(part) &&
         l->sealed != kvf_sealed_blocks(part, l->length))
         KVF_FAIL(
             cache->context, KVF_INVALID,
-            "local_tokens = %u: %s has %u packed blocks in layer %u, this cache would have %u; "
+            "local_tokens = %u: %s has %u quantized blocks in layer %u, this cache would have %u; "
             "open a cache with the local_tokens that it was saved with",
             cache->config.local_tokens, r->file.path, l->sealed, index,
             kvf_sealed_blocks(part, l->length));

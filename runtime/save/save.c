@@ -107,9 +107,9 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
 {
     const kvf_cache_config *c = &cache->config;
     kvf_saved_head head = {
-        .version = has_forms(cache)             ? KVF_SAVED_FORMS
-                   : c->pages == KVF_PAGES_BF16 ? KVF_SAVED_VERSION
-                                                : KVF_SAVED_PACKED,
+        .version = has_forms(cache)               ? KVF_SAVED_FORMS
+                   : c->pages == KVF_PAGES_NATIVE ? KVF_SAVED_VERSION
+                                                  : KVF_SAVED_QUANTIZED,
         .note_bytes = args->note_bytes,
         .settings_bytes = (uint32_t)kvf_saved_settings_write(c, NULL, 0),
         .extent_bytes = extent_bytes,

@@ -77,7 +77,7 @@ uint32_t kvf_saved_blocks(const kvf_saved_head *head, const kvf_saved_layer *lay
 size_t kvf_saved_sealed_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer)
 {
     const kvf_shape shape = kvf_saved_shape(head);
-    return layer->heads * (head->block_size / head->page_size) * kvf_home_page_bytes(&shape);
+    return layer->heads * (head->block_size / head->page_size) * kvf_stored_page_bytes(&shape);
 }
 
 size_t kvf_saved_block_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer)
@@ -181,7 +181,7 @@ static bool is_geometry(const kvf_saved_head *h)
            h->head_dim <= KVF_HEAD_DIM_MAX && h->head_dim % 16 == 0 && h->dtype <= KVF_FP32 &&
            h->pages <= KVF_PAGES_K8V4 &&
            (h->version == KVF_SAVED_FORMS ||
-            (h->pages != KVF_PAGES_BF16) == (h->version == KVF_SAVED_PACKED)) &&
+            (h->pages != KVF_PAGES_NATIVE) == (h->version == KVF_SAVED_QUANTIZED)) &&
            h->page_size >= 1 && h->page_size <= KVF_PAGE_SIZE_MAX &&
            (h->page_size & (h->page_size - 1)) == 0 && h->block_size >= h->page_size &&
            h->block_size <= 64 && h->block_size % h->page_size == 0;
@@ -195,7 +195,7 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            (l->flags & ~(uint32_t)KVF_SAVED_FLAGS) == 0 && l->length <= COUNT_MAX &&
            (uint64_t)l->sealed * h->block_size <= l->length &&
            !(l->flags & KVF_SAVED_FRESH && l->heads && l->length) &&
-           !(l->flags & KVF_SAVED_SPARE && (l->sealed == 0 || h->pages == KVF_PAGES_BF16)) &&
+           !(l->flags & KVF_SAVED_SPARE && (l->sealed == 0 || h->pages == KVF_PAGES_NATIVE)) &&
            (lists == l->heads || lists == (uint64_t)l->heads * group) && l->slots <= COUNT_MAX &&
            l->skipped_slots <= COUNT_MAX && l->store_tokens <= COUNT_MAX &&
            l->query_window <= COUNT_MAX && l->ring_pages <= COUNT_MAX &&

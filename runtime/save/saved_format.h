@@ -6,7 +6,7 @@
  * The file of a saved sequence: a header, then the layers one after the other.
  *
  * A layer is its state (kvf_saved_image), then its blocks: sealed ones as they are in the pool, and
- * the others in exact form.
+ * the others in full precision.
  * Digests are there only if they tell of what happened: a resident refresh widens the box of a page
  * that it cannot read, and unless boxes are minmax that is another box than the page's. All others
  * follow from pages and static bits. The header says every size; it has a checksum over itself and
@@ -27,8 +27,8 @@
 #include "paging.h"
 
 #define KVF_SAVED_VERSION    1u
-#define KVF_SAVED_PACKED     2u /* version of a file of packed pages; otherwise the same */
-#define KVF_SAVED_FORMS      3u /* ... with forms of layers; its pages may be packed */
+#define KVF_SAVED_QUANTIZED  2u /* version of a file of quantized pages; otherwise the same */
+#define KVF_SAVED_FORMS      3u /* ... with forms of layers; its pages may be quantized */
 #define KVF_SAVED_MODEL_MAX  64u
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
@@ -37,8 +37,9 @@
 enum {
     KVF_SAVED_FRESH = 1, /* nothing was ever written: there is no state */
     KVF_SAVED_NEEDS_EXACT = 2,
-    KVF_SAVED_AUTO = 4,  /* static_ratio = auto */
-    KVF_SAVED_SPARE = 8, /* the newest sealed block is there as it was before it was packed, too */
+    KVF_SAVED_AUTO = 4, /* static_ratio = auto */
+    KVF_SAVED_SPARE =
+        8, /* the newest sealed block is there as it was before it was quantized, too */
     KVF_SAVED_RECENT = 16, /* recent choices are there */
     KVF_SAVED_FLAGS = 31,
 };
@@ -68,7 +69,7 @@ typedef struct kvf_saved_head {
     uint64_t header_bytes, data_bytes;
     uint32_t note_bytes, settings_bytes, extent_bytes, is_masked;
     uint32_t layers, kv_heads, query_heads, head_dim;
-    uint32_t dtype, page_size, block_size, pages; /* home form: kvf_pages */
+    uint32_t dtype, page_size, block_size, pages; /* storage format: kvf_pages */
     char model[KVF_SAVED_MODEL_MAX];              /* text of the caller */
     char library[16];                             /* version that wrote it */
 } kvf_saved_head;

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "bring.h"
-#include "packed.h"
+#include "quantized.h"
 #include "sequence.h"
 #include "snapshot.h"
 #include "wide.h"
@@ -25,7 +25,7 @@ typedef struct put_work {
     uint32_t *block_of;   /* [blocks] */
     uint32_t *chosen_at;  /* [kv_heads, pages] of an older file */
     kvf_digest_job *jobs; /* [job_blocks, block_jobs, kv_heads] */
-    kvf_row *row;         /* [3] of admit, of centroids, and of a part that packs pages */
+    kvf_row *row;         /* [3] of admit, of centroids, and of a part that quantizes pages */
 } put_work;
 
 typedef struct putting {
@@ -108,7 +108,7 @@ static kvf_status put_blocks(putting *p)
 
 /* ---- static set ---- */
 
-/* Token t of KV head `head`. Of packed pages the saved store has it exactly, if it had it. */
+/* Token t of KV head `head`. Of quantized pages the saved store has it exactly, if it had it. */
 static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
 {
     const kvf_paging *paging = &p->part->dims.paging;
@@ -120,15 +120,15 @@ static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
     const char *block =
         kvf_page_pool_host(&p->part->pool, p->layer->blocks[t / paging->block_size]);
     float x[KVF_HEAD_DIM_MAX];
-    if (!kvf_packs_pages(p->part))
+    if (!kvf_quantizes_pages(p->part))
         memcpy(to, block + head * kvf_run_bytes(paging) + in_block * token, token);
     else if (t < image->store_count[head] && image->store_index[entry] == t)
         memcpy(to, image->store + entry * token, token);
     else
-        kvf_unpack_token(s,
-                         block + head * kvf_home_run_bytes(paging) +
-                             in_block / s->page_size * kvf_home_page_bytes(s),
-                         in_block % s->page_size, to, x);
+        kvf_dequantize_token(s,
+                             block + head * kvf_stored_run_bytes(paging) +
+                                 in_block / s->page_size * kvf_stored_page_bytes(s),
+                             in_block % s->page_size, to, x);
 }
 
 /* The sink of sealed blocks, as if they had just been sealed. */
@@ -213,13 +213,13 @@ static kvf_status admit(const putting *p)
 
 /* ---- digests ---- */
 
-/* Blocks in exact form; packed ones where they will be unpacked. */
+/* Blocks in full precision; quantized ones where they will be dequantized. */
 static const char *exact_run(const putting *p, uint32_t block, uint32_t head)
 {
     const kvf_paging *paging = &p->part->dims.paging;
-    return kvf_packs_pages(p->part) ? p->part->tables.wide + block * kvf_block_bytes(paging) +
-                                          head * kvf_run_bytes(paging)
-                                    : kvf_row_run(paging, &p->row, block, head);
+    return kvf_quantizes_pages(p->part) ? p->part->tables.wide + block * kvf_block_bytes(paging) +
+                                              head * kvf_run_bytes(paging)
+                                        : kvf_row_run(paging, &p->row, block, head);
 }
 
 static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t first, uint32_t end)
@@ -255,7 +255,7 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
     const kvf_device_ops *ops = part->device->ops;
     const kvf_paging *paging = &part->dims.paging;
     const uint32_t most = job_blocks(part);
-    if (kvf_packs_pages(part)) {
+    if (kvf_quantizes_pages(part)) {
         *p->work.row = p->row;
         p->work.row->blocks = p->blocks_device;
     }
@@ -275,7 +275,7 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
                                         .jobs = jobs};
         const kvf_encode_args encode = {.shape = paging->shape, .job_count = count, .jobs = jobs};
         const kvf_row *view;
-        if (kvf_packs_pages(part))
+        if (kvf_quantizes_pages(part))
             KVF_TRY(kvf_wide_row(p->step, part, kvf_seen_device(&p->l->work, p->work.row), first,
                                  end - first, &view));
         KVF_TRY(kvf_has_codes(part) ? KVF_LAUNCH(p->step, encode, encode)

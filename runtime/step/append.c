@@ -15,7 +15,7 @@
 
 #include "bring.h"
 #include "prefill_arena.h"
-#include "prefill_packed.h"
+#include "prefill_quantized.h"
 
 /* ---- blocks and positions, on the host ---- */
 
@@ -147,7 +147,7 @@ kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault, uin
 {
     if (!step->is_recorded)
         step->cache->counters[step->layer].bytes_to_host +=
-            step->sealed_blocks * kvf_home_block_bytes(&step->part->dims.paging);
+            step->sealed_blocks * kvf_stored_block_bytes(&step->part->dims.paging);
     kvf_seal_args args;
     KVF_TRY(seal_rows(step, &args, chunk_fault, chunk_first));
     return put_digests(step, args.jobs);
@@ -204,17 +204,17 @@ kvf_status kvf_step_point_tables(kvf_step *step)
     return KVF_OK;
 }
 
-/* Where pages are packed a kernel of this stream does that, and digests are of what it leaves in
+/* Where pages are quantized a kernel of this stream does that, and digests are of what it leaves in
  * the ring. Whoever looks at a sealed block later finds it in the pool. */
-static kvf_status seal_packed(kvf_step *step)
+static kvf_status seal_quantized(kvf_step *step)
 {
-    const kvf_narrow_args args = {
+    const kvf_quantize_args args = {
         .paging = step->part->dims.paging, .rows = step->rows, .count = 1, .row = step->row};
     /* Rows of a replay are of all layers, and who made them has noted it. */
     for (uint32_t b = 0; b < step->rows && !step->is_recorded; b++)
         if (step->row_host[b].sealed_before < step->row_host[b].sealed)
             step->states[b]->spare = step->row_host[b].sealed;
-    KVF_TRY(KVF_LAUNCH(step, narrow, args));
+    KVF_TRY(KVF_LAUNCH(step, quantize, args));
     KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
     KVF_TRY(kvf_step_admit(step));
     return kvf_step_point_tables(step);
@@ -226,8 +226,8 @@ kvf_status kvf_step_seal(kvf_step *step)
     kvf_part *part = step->part;
     if (step->sealed_blocks == 0)
         return KVF_OK;
-    if (kvf_packs_pages(part))
-        return seal_packed(step);
+    if (kvf_quantizes_pages(part))
+        return seal_quantized(step);
     KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
     KVF_TRY(kvf_step_admit(step));
     KVF_TRY(ops->event_record(part->sealed, step->stream));
@@ -238,7 +238,7 @@ kvf_status kvf_step_seal(kvf_step *step)
 
 kvf_status kvf_step_flip(kvf_step *step)
 {
-    if (step->sealed_blocks == 0 || kvf_packs_pages(step->part))
+    if (step->sealed_blocks == 0 || kvf_quantizes_pages(step->part))
         return KVF_OK;
     KVF_TRY(step->part->device->ops->stream_wait_event(step->stream, step->part->written));
     return kvf_step_point_tables(step);
@@ -363,11 +363,11 @@ kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args)
 {
     kvf_layer *layer = step->states[0];
     const uint32_t base = layer->length - args->tokens;
-    KVF_TRY(kvf_packs_pages(step->part) ? kvf_prefill_packed(step, args, base)
-                                        : enqueue_blocks(step, args, base));
+    KVF_TRY(kvf_quantizes_pages(step->part) ? kvf_prefill_quantized(step, args, base)
+                                            : enqueue_blocks(step, args, base));
     KVF_TRY(keep_queries(step, args, layer));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->part, step->index)->append_ns));
-    if (kvf_packs_pages(step->part))
+    if (kvf_quantizes_pages(step->part))
         return KVF_OK; /* it has attended, too */
     return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
 }
@@ -377,8 +377,8 @@ static kvf_status enqueue_again(kvf_step *step, const kvf_prefill_args *args,
 {
     KVF_TRY(kvf_prefill_place(step));
     KVF_TRY(kvf_step_send(step));
-    return kvf_packs_pages(step->part) ? kvf_carry_packed(step, args, base, carried)
-                                       : enqueue_blocks(step, args, base);
+    return kvf_quantizes_pages(step->part) ? kvf_carry_quantized(step, args, base, carried)
+                                           : enqueue_blocks(step, args, base);
 }
 
 kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,

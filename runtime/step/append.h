@@ -31,7 +31,7 @@ KVF_CHECKED kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_arg
 KVF_CHECKED kvf_status kvf_prefill_place(kvf_step *step);
 /* All launches, with queries, keys and values of the part's heads. */
 KVF_CHECKED kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args);
-/* Where tokens that are kept were packed, in device memory; see carry in move_args.h. */
+/* Where tokens that are kept were quantized, in device memory; see carry in move_args.h. */
 typedef struct kvf_carried {
     const void *const *from; /* [blocks] */
     const uint32_t *ids;     /* [kv_heads, stride] */
@@ -41,7 +41,7 @@ typedef struct kvf_carried {
 
 /* A chunk of tokens that the layer has had before, without queries (args->q is NULL): what is
  * known of queries and of the footprint stays. They go to the blocks that the layer holds.
- * `carried` is looked at where pages are packed. */
+ * `carried` is looked at where pages are quantized. */
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
                                         const kvf_carried *carried, kvf_stream *stream);
 

@@ -13,10 +13,10 @@
  * A layer whose tokens are in a static set, or were, is built anew from its first page: bits and
  * digests of its pages say what left them.
  *
- * Where pages are packed, rows are taken from the layer in exact form (wide.h), in which the block
- * that was sealed last is as it came. They go to the sink and to the window. What is sealed again
- * moves as it was packed, in place likewise, so no token is packed twice but those that come back
- * to the window.
+ * Where pages are quantized, rows are taken from the layer in full precision (wide.h), in which the
+ * block that was sealed last is as it came. They go to the sink and to the window. What is sealed
+ * again moves as it was quantized, in place likewise, so no token is quantized twice but those that
+ * come back to the window.
  */
 
 #include "append.h"
@@ -30,12 +30,12 @@
 
 /* Arrays that the caller's memory is carved into. */
 typedef struct keep_work {
-    char *k, *v;   /* of one chunk */
-    char *queries; /* that stay */
-    char *ring;    /* copy of the ring */
-    void **blocks; /* [blocks_max] where blocks were, in exact form */
-    void **packed; /* [blocks_max] and packed ones, where pages are packed */
-    uint32_t *ids; /* [kv_heads, count] */
+    char *k, *v;      /* of one chunk */
+    char *queries;    /* that stay */
+    char *ring;       /* copy of the ring */
+    void **blocks;    /* [blocks_max] where blocks were, in full precision */
+    void **quantized; /* [blocks_max] and quantized ones, where pages are quantized */
+    uint32_t *ids;    /* [kv_heads, count] */
 } keep_work;
 
 typedef struct keeping {
@@ -69,7 +69,7 @@ static keep_work carve_work(const kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
     KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
     KVF_CARVE(k, w.blocks, p->blocks_max);
-    KVF_CARVE(k, w.packed, kvf_packs_pages(part) ? p->blocks_max : 0);
+    KVF_CARVE(k, w.quantized, kvf_quantizes_pages(part) ? p->blocks_max : 0);
     KVF_CARVE(k, w.ids, c->kv_heads, c->tokens_max);
     return w;
 }
@@ -226,17 +226,17 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
     return stay ? ops->copy(k->stream, row->queries, k->work.queries, stay * bytes) : KVF_OK;
 }
 
-/* Sealed blocks in exact form, and where they are; `packed` gets where they are packed. The row is
- * the step's. */
-static kvf_status unpack_blocks(kvf_step *step, const keeping *k, const kvf_row *row)
+/* Sealed blocks in full precision, and where they are; `quantized` gets where they are quantized.
+ * The row is the step's. */
+static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_row *row)
 {
     const kvf_paging *p = &step->part->dims.paging;
     const kvf_device_ops *ops = step->part->device->ops;
     char *wide = step->part->tables.wide;
-    const kvf_widen_args widen = {
+    const kvf_dequantize_args dequantize = {
         .paging = *p, .count = k->sealed, .wide = wide, .table = k->work.blocks, .row = step->row};
-    KVF_TRY(ops->copy(k->stream, k->work.packed, row->blocks, k->sealed * sizeof *row->blocks));
-    KVF_TRY(KVF_LAUNCH(step, widen, widen));
+    KVF_TRY(ops->copy(k->stream, k->work.quantized, row->blocks, k->sealed * sizeof *row->blocks));
+    KVF_TRY(KVF_LAUNCH(step, dequantize, dequantize));
     if (k->layer->spare == 0)
         return KVF_OK;
     return ops->copy(k->stream, wide + (k->layer->spare - 1) * kvf_block_bytes(p),
@@ -252,8 +252,8 @@ static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *r
     const uint32_t end = kvf_row_blocks(p, row);
     void **blocks = k->work.blocks;
     KVF_TRY(ops->copy(k->stream, k->work.ring, row->ring, p->ring_blocks * kvf_block_bytes(p)));
-    if (k->sealed && kvf_packs_pages(k->part))
-        KVF_TRY(unpack_blocks(step, k, row));
+    if (k->sealed && kvf_quantizes_pages(k->part))
+        KVF_TRY(dequantize_blocks(step, k, row));
     else if (k->sealed)
         KVF_TRY(ops->copy(k->stream, blocks, row->blocks, k->sealed * sizeof *blocks));
     return end > k->sealed
@@ -283,7 +283,7 @@ static keep_tables take_tables(kvf_step *step, uint32_t tail_blocks)
     keep_tables t;
     KVF_TAKE(step, t.tail, t.tail_device, tail_blocks);
     KVF_TAKE(step, t.count, t.count_device, step->part->config.kv_heads);
-    KVF_TAKE(step, step->row_host, step->row, kvf_packs_pages(step->part) ? 1 : 0);
+    KVF_TAKE(step, step->row_host, step->row, kvf_quantizes_pages(step->part) ? 1 : 0);
     return t;
 }
 
@@ -304,7 +304,7 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
         t.tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         t.count[h] = kvf_min_u32(p->sink, k->blocks * p->block_size);
-    if (kvf_packs_pages(part))
+    if (kvf_quantizes_pages(part))
         step->row_host[0] = row;
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(
@@ -344,7 +344,7 @@ static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
 static kvf_status append_rest(const keeping *k)
 {
     kvf_layer *layer = k->layer;
-    const kvf_carried carried = {.from = (const void *const *)k->work.packed,
+    const kvf_carried carried = {.from = (const void *const *)k->work.quantized,
                                  .ids = k->work.ids,
                                  .blocks = k->sealed,
                                  .stride = k->count};

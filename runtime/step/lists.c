@@ -106,7 +106,7 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
                        .lists = step->rows * part->dims.paging.kv_heads,
                        .kv_heads = part->dims.paging.kv_heads,
                        .pages_max = part->dims.spans_max - kvf_parted_pages(&part->dims.paging),
-                       .ascends = kvf_packs_pages(part),
+                       .ascends = kvf_quantizes_pages(part),
                        .indices_max = kvf_min_u32(lists->capacity, INT32_MAX)};
     if (!part->dims.needs_mirror)
         return KVF_OK;
@@ -172,7 +172,7 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
         return NULL; /* it streams */
     const kvf_paging *p = &part->dims.paging;
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
-    if (kvf_packs_pages(part) && page / p->block_pages < state->sealed)
+    if (kvf_quantizes_pages(part) && page / p->block_pages < state->sealed)
         return NULL;
     kvf_arena_wait_block(state, page / p->block_pages);
     const uint32_t index = page / p->block_pages;

@@ -15,7 +15,7 @@ KVF_CHECKED kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args 
                                         const kvf_page_lists *lists, kvf_stream *stream);
 KVF_CHECKED kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
                                         const kvf_page_lists *lists, kvf_stream *stream);
-/* To args->out, in exact form. */
+/* To args->out, in full precision. */
 KVF_CHECKED kvf_status kvf_lists_read(kvf_cache *cache, const kvf_decode_args *args,
                                       const kvf_page_lists *lists, kvf_stream *stream);
 /* Where a page is; the host waits if it is on its way. */

@@ -114,31 +114,32 @@ static kvf_status bring_window(kvf_step *step, const kvf_layer *layer, uint32_t 
     const uint32_t end = kvf_min_u32(sealed_before, kvf_row_blocks(p, row));
     if (row->sealed < sealed_before)
         KVF_TRY(kvf_arena_shorten(step, layer, row->sealed));
-    for (uint32_t b = row->sealed; b < end && !kvf_packs_pages(part); b++)
+    for (uint32_t b = row->sealed; b < end && !kvf_quantizes_pages(part); b++)
         KVF_TRY(part->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
                                         kvf_page_pool_device(&part->pool, layer->blocks[b]),
                                         kvf_block_bytes(p)));
     return KVF_OK;
 }
 
-/* The same of packed pages: the newest block that was sealed comes back as it was, the others
- * unpacked. Rows are on the device. */
-static kvf_status unpack_window(kvf_step *step, kvf_layer *layer)
+/* The same of quantized pages: the newest block that was sealed comes back as it was, the others
+ * dequantized. Rows are on the device. */
+static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
 {
     const kvf_part *part = step->part;
     const kvf_paging *p = &part->dims.paging;
     const kvf_row *row = &step->row_host[layer->index];
     const uint32_t end = kvf_min_u32(layer->sealed_before, kvf_row_blocks(p, row));
     for (uint32_t b = row->sealed; b < end; b++) {
-        const kvf_widen_args widen = {.paging = *p,
-                                      .first = b,
-                                      .count = 1,
-                                      .block = kvf_page_pool_device(&part->pool, layer->blocks[b]),
-                                      .row = step->row + layer->index};
+        const kvf_dequantize_args dequantize = {
+            .paging = *p,
+            .first = b,
+            .count = 1,
+            .block = kvf_page_pool_device(&part->pool, layer->blocks[b]),
+            .row = step->row + layer->index};
         KVF_TRY(b + 1 == layer->spare
                     ? part->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
                                               kvf_row_spare(p, row), kvf_block_bytes(p))
-                    : KVF_LAUNCH(step, widen, widen));
+                    : KVF_LAUNCH(step, dequantize, dequantize));
     }
     if (layer->spare > row->sealed)
         layer->spare = 0;
@@ -173,9 +174,9 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut 
     const kvf_table_args table = {
         .paging = part->dims.paging, .rows = step->rows, .row = step->row};
     KVF_TRY(kvf_step_send(step));
-    for (uint32_t i = 0; kvf_packs_pages(part) && i < step->cache->config.layers; i++)
+    for (uint32_t i = 0; kvf_quantizes_pages(part) && i < step->cache->config.layers; i++)
         if (sequence->layers[i].part == part)
-            KVF_TRY(unpack_window(step, &sequence->layers[i]));
+            KVF_TRY(dequantize_window(step, &sequence->layers[i]));
     KVF_TRY(KVF_LAUNCH(step, table, table));
     return drop(step);
 }
@@ -222,7 +223,7 @@ static kvf_status enqueue_again(kvf_step *step, uint32_t first, uint32_t end)
     if (first == 0)
         KVF_TRY(part->device->ops->fill(step->stream, step->row_host[0].store_count, 0,
                                         part->config.kv_heads * sizeof(uint32_t)));
-    if (kvf_packs_pages(part))
+    if (kvf_quantizes_pages(part))
         KVF_TRY(kvf_wide_row(step, part, step->row, first, end - first, &step->row));
     return step->sealed_blocks ? kvf_step_seal_again(step) : KVF_OK;
 }

@@ -56,15 +56,15 @@ check 'the same text, the same file' cmp text.tsv again.tsv
 try 0 $text --hot-share 1 --out - ; check 'all hot' sh -c '! grep -q 2 out'
 try 0 $text --hot-share 0.01 --out - ; check 'one at least' test "$(tr -cd 1 <out | wc -c)" -eq 1
 
-# On packed pages, as the cache that will have them: the same heads, and heat of its own.
-LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --pages k8v4 --out packed.tsv >out 2>err </dev/null
-check 'packed, the heads of layer 1 are hot' cmp layer_1.tsv packed.tsv
+# On quantized pages, as the cache that will have them: the same heads, and heat of its own.
+LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --pages k8v4 --out quantized.tsv >out 2>err </dev/null
+check 'quantized, the heads of layer 1 are hot' cmp layer_1.tsv quantized.tsv
 "$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 --pages k8v4 \
-    --head-mask packed.tsv --coarse-share 0 >masked.txt 2>err </dev/null
-check 'the same answers on packed pages' cmp plain.txt masked.txt
+    --head-mask quantized.tsv --coarse-share 0 >masked.txt 2>err </dev/null
+check 'the same answers on quantized pages' cmp plain.txt masked.txt
 "$kvferry" $tune --questions 4 --pages k8v4 --threads 1 --out - >one.tsv 2>err </dev/null
 "$kvferry" $tune --questions 4 --pages k8v4 --threads 3 --out - >three.tsv 2>err </dev/null
-check 'threads change nothing of packed ones' cmp one.tsv three.tsv
+check 'threads change nothing of quantized ones' cmp one.tsv three.tsv
 
 # mistakes
 try 2 tune --model x --text t --hot-share 0.5; says 'hot-share needs --heads'; silent

@@ -202,26 +202,26 @@ check 'on disk: later answers are those of the whole document' \
 json s.json '(lambda c: c["whole"] and c["hidden_disk_bytes"] == c["hidden_host_bytes"] > 0
     and c["hidden_disk_bytes"] % (400 * 4) == 0)(p["complete"])'
 
-# packed pages: in memory, on disk and in files the same; what keeps all, or gets all later, loses nothing
-packed="run --model $model -n 2 --ignore-eos --threads 2 --device $device --pages k8v4"
-try 0 $packed --select full --prompt-file text.txt --ask three.txt --emit-ids plain.ids
-try 0 $packed --select full --prompt-file text.txt --ask three.txt --emit-ids kept.ids --prune snapkv --keep 1 \
+# quantized pages: in memory, on disk and in files the same; what keeps all, or gets all later, loses nothing
+quantized="run --model $model -n 2 --ignore-eos --threads 2 --device $device --pages k8v4"
+try 0 $quantized --select full --prompt-file text.txt --ask three.txt --emit-ids plain.ids
+try 0 $quantized --select full --prompt-file text.txt --ask three.txt --emit-ids kept.ids --prune snapkv --keep 1 \
     --retention evict
-check 'keep 1 changes nothing of packed pages' cmp plain.ids kept.ids
+check 'keep 1 changes nothing of quantized pages' cmp plain.ids kept.ids
 for policy in 'snapkv --retention evict' 'structkv --retention evict' 'fastkv --retention offload'; do
-    pruned="$packed --prune $policy --keep 0.3 --prompt-file text.txt --ask three.txt"
+    pruned="$quantized --prune $policy --keep 0.3 --prompt-file text.txt --ask three.txt"
     try 0 $pruned --emit-ids memory.ids --save pruned.kvs --stats s.json
     json s.json 'p["tokens_full"] == 4 * 400'
     try 0 $pruned --emit-ids disk.ids --disk . --host-memory 1M --disk-bundle-bytes 4K
-    check "$policy: a disk changes nothing of packed pages" cmp memory.ids disk.ids
-    try 0 $packed --load pruned.kvs --ask three.txt --emit-ids loaded.ids
-    check "$policy: a file changes nothing of packed pages" cmp memory.ids loaded.ids
+    check "$policy: a disk changes nothing of quantized pages" cmp memory.ids disk.ids
+    try 0 $quantized --load pruned.kvs --ask three.txt --emit-ids loaded.ids
+    check "$policy: a file changes nothing of quantized pages" cmp memory.ids loaded.ids
 done
-try 0 $packed --select full --prune fastkv --keep 0.2 --propagate 0.3 --retention complete --prompt-file text.txt \
+try 0 $quantized --select full --prune fastkv --keep 0.2 --propagate 0.3 --retention complete --prompt-file text.txt \
     --ask three.txt --emit-ids complete.ids
-check 'later answers are those of the whole document in packed pages' \
+check 'later answers are those of the whole document in quantized pages' \
     sh -c 'tail -n +3 plain.ids >wanted; tail -n +3 complete.ids | cmp - wanted'
-try 0 $packed --prune snapkv --keep 0.5 --chunk 150 --evict patched --prompt-file text.txt
+try 0 $quantized --prune snapkv --keep 0.5 --chunk 150 --evict patched --prompt-file text.txt
 
 try 0 $run --prune fastkv --retention complete --ask two.txt --dry-run; says '^  pruning '; silent
 try 0 $run --prune fastkv --retention complete --ask two.txt --disk . --host-memory 1M --dry-run

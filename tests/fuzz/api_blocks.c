@@ -4,11 +4,11 @@
  * Calls of kvferry/blocks.h, for fuzz_api.c: tokens put anywhere, rows with any tables, lengths and
  * regions, chunks, copies, layers bound anew.
  *
- * Knows the public headers, and of what is inside what packing keeps of a token. What must hold for
- * every input: no crash, and nothing beyond an end is read; a call is refused or done; exactly the
- * rows that the header calls bad are NaN, and are counted; the others are finite, have the same
- * bits in other regions, and equal a naive dense attention, over what was packed where pages are,
- * where all tokens are attended; statistics add up. A broken promise aborts.
+ * Knows the public headers, and of what is inside what quantization keeps of a token. What must
+ * hold for every input: no crash, and nothing beyond an end is read; a call is refused or done;
+ * exactly the rows that the header calls bad are NaN, and are counted; the others are finite, have
+ * the same bits in other regions, and equal a naive dense attention, over what was quantized where
+ * pages are, where all tokens are attended; statistics add up. A broken promise aborts.
  */
 
 #include "fuzz_library.h"
@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-#include "packed.h"
+#include "quantized.h"
 
 enum {
     REGIONS = 3,
@@ -107,16 +107,16 @@ static uint32_t q_floats(const world *w)
 
 /* ---- tokens ---- */
 
-/* A token of the account becomes what packing keeps of it. */
-static void keep_packed(const world *w, float (*kv)[2 * DIM])
+/* A token of the account becomes what quantization keeps of it. */
+static void keep_quantized(const world *w, float (*kv)[2 * DIM])
 {
     const kvf_shape s = {KVF_FP32, DIM, 1, w->config.cache.pages};
     float x[DIM];
     uint64_t page[64];
-    PROMISE(kvf_home_page_bytes(&s) <= sizeof page);
+    PROMISE(kvf_stored_page_bytes(&s) <= sizeof page);
     for (uint32_t h = 0; h < w->config.cache.kv_heads; h++) {
-        kvf_pack_token(&s, page, 0, kv[h], x);
-        kvf_unpack_token(&s, page, 0, kv[h], x);
+        kvf_quantize_token(&s, page, 0, kv[h], x);
+        kvf_dequantize_token(&s, page, 0, kv[h], x);
     }
 }
 
@@ -133,8 +133,8 @@ static void account(world *w, uint32_t layer, uint32_t row, uint32_t at)
         for (uint32_t d = 0; d < 2 * DIM; d++)
             m->is_nonfinite[at] = m->is_nonfinite[at] || !isfinite(kv[d]);
     }
-    if (!m->is_nonfinite[at] && w->config.cache.pages != KVF_PAGES_BF16)
-        keep_packed(w, m->kv[at]);
+    if (!m->is_nonfinite[at] && w->config.cache.pages != KVF_PAGES_NATIVE)
+        keep_quantized(w, m->kv[at]);
 }
 
 /* w->slots and w->k, w->v to a layer. */
@@ -458,7 +458,8 @@ static kvf_blocks_config draw_config(world *w)
     c->static_ratio = 0.0f;
     c->digest = KVF_DIGEST_CODES;
     c->transfer = draw(w, 0, 1) ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_DIRECT;
-    c->pages = draw(w, 0, 1) ? (kvf_pages)draw(w, KVF_PAGES_K8V8, KVF_PAGES_K8V4) : KVF_PAGES_BF16;
+    c->pages =
+        draw(w, 0, 1) ? (kvf_pages)draw(w, KVF_PAGES_K8V8, KVF_PAGES_K8V4) : KVF_PAGES_NATIVE;
     bc.block_tokens = c->page_size > 32 || draw(w, 0, 1) ? 64 : 32;
     bc.block_count = draw(w, 3, BLOCKS);
     const uint32_t coarse = draw(w, 0, 31), streaming = draw(w, 0, 31);

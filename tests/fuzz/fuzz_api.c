@@ -170,7 +170,7 @@ static void forget(model *m)
 /* A call on some layer failed because the cache is full: back to where all of them were. */
 static void undo(world *w, model *m)
 {
-    if (!w->can_cut || m->is_pruned || w->config.pages != KVF_PAGES_BF16)
+    if (!w->can_cut || m->is_pruned || w->config.pages != KVF_PAGES_NATIVE)
         forget(m);
     else if (kvf_sequence_length(m->sequence, 0) > m->tokens)
         PROMISE(kvf_sequence_truncate(w->cache, m->sequence, m->tokens, w->stream) == KVF_OK);
@@ -284,7 +284,7 @@ static void check_dense(const world *w, const model *m, uint32_t layer, uint32_t
     static const double limits[] = {[KVF_BF16] = 0.08, [KVF_FP16] = 0.01, [KVF_FP32] = 1e-3};
     const kvf_cache_config *c = &w->config;
     float q[DIM_MAX], out[DIM_MAX];
-    if (m->is_pruned || w->has_rings || c->pages != KVF_PAGES_BF16)
+    if (m->is_pruned || w->has_rings || c->pages != KVF_PAGES_NATIVE)
         return;
     for (uint32_t h = 0; h < c->query_heads; h++) {
         head_of head = {w, m, layer, h / (c->query_heads / c->kv_heads), {0}};
@@ -461,9 +461,9 @@ static void cut(world *w)
         return;
     const uint32_t tokens = off < m->tokens ? m->tokens - off : 0;
     const uint32_t before = sealed(w, m->tokens), after = sealed(w, tokens);
-    if (tokens && after < before && w->config.pages != KVF_PAGES_BF16 &&
+    if (tokens && after < before && w->config.pages != KVF_PAGES_NATIVE &&
         (after + 1 < before || m->spare != before))
-        return; /* what comes back was packed */
+        return; /* what comes back was quantized */
     PROMISE(kvf_sequence_truncate(w->cache, m->sequence, tokens, w->stream) == KVF_OK);
     settle(w->stream);
     m->spare = after < before ? 0 : m->spare;
@@ -514,7 +514,7 @@ static void keep(world *w)
 static void check_token(const world *w, const model *m, uint32_t layer, uint32_t head,
                         uint32_t token, size_t at)
 {
-    static const float limits[] = {0.0f, 0.1f, 0.3f}; /* what packing may cost */
+    static const float limits[] = {0.0f, 0.1f, 0.3f}; /* what quantization may cost */
     static float k[KV_HEADS_MAX * DIM_MAX], v[KV_HEADS_MAX * DIM_MAX];
     const kvf_cache_config *c = &w->config;
     const uint32_t row = c->kv_heads * c->head_dim, dim = c->head_dim;
@@ -575,7 +575,7 @@ static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_
             result[d] +=
                 weight * (double)kvf_element_get(w->pages, c->dtype, (t * 2 + 1) * dim + d);
     }
-    /* Rounding to bf16, of outputs and of what is read of packed pages. */
+    /* Rounding to bf16, of outputs and of what is read of quantized pages. */
     const double limit = c->dtype == KVF_BF16 ? 0.08 : c->pages ? 0.02 : 0.005;
     for (uint32_t d = 0; d < dim; d++)
         PROMISE(fabs(result[d] / sum - (double)kvf_element_get(r->out, c->dtype, q + d)) < limit);

@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "check_support.h"
-#include "packed.h"
+#include "quantized.h"
 
 /* What a sum loses per term: tensor cores add 16 products and what was there, and cut off what is
  * below 2^-23 of the largest of the 17. */
@@ -42,10 +42,10 @@ static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double
     return b;
 }
 
-/* What a query loses that meets packed keys as two bf16 numbers, relative to itself. */
+/* What a query loses that meets quantized keys as two bf16 numbers, relative to itself. */
 static double query_error(const check *c, const kvf_shape *s)
 {
-    return c->cuda && s->pages != KVF_PAGES_BF16 ? 0x1p-17 : 0.0;
+    return c->cuda && s->pages != KVF_PAGES_NATIVE ? 0x1p-17 : 0.0;
 }
 
 /* And what its values are made of, relative to the largest: of int4 weights multiply codes, up to
@@ -88,30 +88,30 @@ static void *make_page(check *c, const kvf_shape *s, uint32_t count, uint64_t sk
     return page;
 }
 
-/* The same packed. Scales of tokens that do not count are NaN. */
-static void *make_packed(check *c, const kvf_shape *s, uint32_t count, uint64_t skip,
-                         check_data data)
+/* The same quantized. Scales of tokens that do not count are NaN. */
+static void *make_quantized(check *c, const kvf_shape *s, uint32_t count, uint64_t skip,
+                            check_data data)
 {
-    uint8_t *page = check_in(c, kvf_home_page_bytes(s)), *exact = malloc(kvf_page_bytes(s));
+    uint8_t *page = check_in(c, kvf_stored_page_bytes(s)), *exact = malloc(kvf_page_bytes(s));
     const uint64_t live = kvf_live_bits(count, skip);
     float x[KVF_HEAD_DIM_MAX];
     KVF_ASSERT(exact);
     check_fill(c, exact, s->dtype, kvf_page_bytes(s) / kvf_dtype_bytes(s->dtype), data);
     for (uint32_t t = 0; t < s->page_size; t++) {
-        kvf_pack_token(s, page, t, exact + t * kvf_token_bytes(s), x);
+        kvf_quantize_token(s, page, t, exact + t * kvf_token_bytes(s), x);
         if (live >> t & 1)
             continue;
-        memset(kvf_packed_key_scale(s, page, t), 0xff, 2);
-        memset(kvf_packed_value_scale(s, page, t), 0xff, kvf_packed_scale_bytes(s));
+        memset(kvf_quantized_key_scale(s, page, t), 0xff, 2);
+        memset(kvf_quantized_value_scale(s, page, t), 0xff, kvf_quantized_scale_bytes(s));
     }
     free(exact);
     return page;
 }
 
-static kvf_span make_span(check *c, const kvf_shape *s, bool is_packed, check_data data)
+static kvf_span make_span(check *c, const kvf_shape *s, bool is_quantized, check_data data)
 {
     /* Bytes that are here already, said to be on their way. */
-    kvf_span span = {.count = s->page_size, .packed = is_packed};
+    kvf_span span = {.count = s->page_size, .quantized = is_quantized};
     const bool has_home = check_below(c, 4) == 0;
     if (check_below(c, 4) == 0)
         span.count = check_below(c, s->page_size + 1);
@@ -130,18 +130,18 @@ static kvf_span make_span(check *c, const kvf_shape *s, bool is_packed, check_da
     default:
         break;
     }
-    span.page = span.packed ? make_packed(c, s, span.count, span.skip, data)
-                            : make_page(c, s, span.count, span.skip, data);
+    span.page = span.quantized ? make_quantized(c, s, span.count, span.skip, data)
+                               : make_page(c, s, span.count, span.skip, data);
     span.home = has_home ? span.page : NULL;
     return span;
 }
 
-/* The spans of a list: where pages are packed, exact ones before packed ones. */
+/* The spans of a list: where pages are quantized, exact ones before quantized ones. */
 static void make_spans(check *c, const kvf_shape *s, kvf_span *spans, uint32_t count,
                        check_data data)
 {
     uint32_t exact = count;
-    if (s->pages != KVF_PAGES_BF16)
+    if (s->pages != KVF_PAGES_NATIVE)
         exact = check_below(c, 2) ? check_below(c, count + 1) : 0;
     for (uint32_t i = 0; i < count; i++)
         spans[i] = make_span(c, s, i >= exact, data);
@@ -150,15 +150,15 @@ static void make_spans(check *c, const kvf_shape *s, kvf_span *spans, uint32_t c
 /* Norm of the largest key of a span, and magnitude of the largest value. */
 static void span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm, double *v_max)
 {
-    for (uint32_t t = 0; span->packed && t < s->page_size; t++) {
+    for (uint32_t t = 0; span->quantized && t < s->page_size; t++) {
         float x[KVF_HEAD_DIM_MAX];
-        kvf_unpack_key(s, span->page, t, x);
+        kvf_dequantize_key(s, span->page, t, x);
         *k_norm = fmax(*k_norm, check_norm(x, KVF_FP32, 1, s->head_dim));
-        kvf_unpack_value(s, span->page, t, x);
+        kvf_dequantize_value(s, span->page, t, x);
         for (uint32_t d = 0; d < s->head_dim; d++)
             *v_max = isfinite(x[d]) ? fmax(*v_max, fabs((double)x[d])) : *v_max;
     }
-    for (uint32_t t = 0; !span->packed && t < s->page_size; t++) {
+    for (uint32_t t = 0; !span->quantized && t < s->page_size; t++) {
         const void *value = kvf_page_value(s, span->page, t);
         *k_norm =
             fmax(*k_norm, check_norm(kvf_page_key(s, span->page, t), s->dtype, 1, s->head_dim));
@@ -227,7 +227,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
 /* Bytes of the page of a span. */
 static size_t span_bytes(const kvf_shape *s, const kvf_span *span)
 {
-    return span->packed ? kvf_home_page_bytes(s) : kvf_page_bytes(s);
+    return span->quantized ? kvf_stored_page_bytes(s) : kvf_page_bytes(s);
 }
 
 /* Nothing good in the place of a page that is on its way. */
@@ -239,11 +239,11 @@ static void poison(const kvf_shape *s, const kvf_span *spans, size_t count)
                            span_bytes(s, &spans[i]) / 2);
 }
 
-/* Some of the spans get a home; where pages are packed, only those that are. */
+/* Some of the spans get a home; where pages are quantized, only those that are. */
 static void send_home(check *c, const kvf_shape *s, kvf_span *spans, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (s->pages != KVF_PAGES_BF16 && !spans[i].packed)
+        if (s->pages != KVF_PAGES_NATIVE && !spans[i].quantized)
             spans[i].home = NULL;
         if (spans[i].home)
             spans[i].page = check_out(c, span_bytes(s, &spans[i]));
@@ -316,11 +316,11 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
                    b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
 }
 
-/* A GPU unpacks some sizes of heads, in bf16. */
-static kvf_shape packed_shape(const check *c, uint32_t i)
+/* A GPU dequantizes some sizes of heads, in bf16. */
+static kvf_shape quantized_shape(const check *c, uint32_t i)
 {
 #define SIZE(d) d,
-    static const uint32_t sizes[] = {KVF_GPU_PACKED_DIMS(SIZE)};
+    static const uint32_t sizes[] = {KVF_GPU_QUANTIZED_DIMS(SIZE)};
 #undef SIZE
     const uint32_t count = c->cuda ? sizeof sizes / sizeof *sizes : CHECK_HEAD_DIMS;
     return (kvf_shape){c->cuda ? KVF_BF16 : (kvf_dtype)(i % 3),
@@ -334,17 +334,17 @@ void check_attend_step(check *c)
     for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
         for (uint32_t p = d % 2; p < CHECK_PAGE_SIZES; p += 2) {
             const kvf_shape s = {(kvf_dtype)((d + p / 2) % 3), check_head_dims[d],
-                                 check_page_sizes[p], KVF_PAGES_BF16};
+                                 check_page_sizes[p], KVF_PAGES_NATIVE};
             const check_data data = p % 3 ? DATA_NORMAL : (check_data)((d + p) % DATA_COUNT);
             step_case(c, &s, check_groups[(d * 5 + p) % CHECK_GROUPS], 32, data);
         }
     for (uint32_t i = 0; i < 6; i++) { /* every buffer is used several times */
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
-                             check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_BF16};
+                             check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
         step_case(c, &s, 1 + i * 5 % 16, 512, DATA_NORMAL);
     }
     for (uint32_t i = 0; i < 10; i++) {
-        const kvf_shape s = packed_shape(c, 3 * i);
+        const kvf_shape s = quantized_shape(c, 3 * i);
         step_case(c, &s, check_groups[i * 5 % CHECK_GROUPS], i % 4 ? 64 : 512, DATA_NORMAL);
     }
 }
@@ -357,17 +357,17 @@ void check_attend(check *c)
                 const uint32_t group = check_groups[i];
                 /* every dtype with every head_dim and page size; every group with every head_dim */
                 kvf_shape s = {(kvf_dtype)((p + group) % 3), check_head_dims[d],
-                               check_page_sizes[p], KVF_PAGES_BF16};
+                               check_page_sizes[p], KVF_PAGES_NATIVE};
                 check_data data =
                     group % 4 ? DATA_NORMAL : (check_data)((d + p + group) % DATA_COUNT);
                 attend_case(c, &s, group, 0, data);
             }
     for (uint32_t i = 0; i < 3 * DATA_COUNT; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), 64, 32, KVF_PAGES_BF16};
+        kvf_shape s = {(kvf_dtype)(i % 3), 64, 32, KVF_PAGES_NATIVE};
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
     }
     for (uint32_t i = 0; i < (c->cuda ? 4 : 4 * CHECK_HEAD_DIMS) * CHECK_PAGE_SIZES; i++) {
-        const kvf_shape s = packed_shape(c, i);
+        const kvf_shape s = quantized_shape(c, i);
         attend_case(c, &s, check_groups[i % CHECK_GROUPS],
                     i % 5     ? 0
                     : c->cuda ? 700
@@ -377,7 +377,7 @@ void check_attend(check *c)
     /* Every buffer of a kernel is used several times. */
     for (uint32_t i = 0; i < 3 * CHECK_HEAD_DIMS; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
-                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_BF16};
+                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
     }
 }
@@ -442,7 +442,7 @@ void check_merge(check *c)
 {
     for (uint32_t i = 0; i < 300; i++)
         merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS], 32,
-                                   KVF_PAGES_BF16});
+                                   KVF_PAGES_NATIVE});
 }
 
 /* No query of the launch attends to a token of its run of KVF_PREFILL_KEYS. */
@@ -512,7 +512,7 @@ void check_prefill(check *c)
     static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
     for (uint32_t i = 0; i < 60; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                       check_page_sizes[i % 4], KVF_PAGES_BF16};
+                       check_page_sizes[i % 4], KVF_PAGES_NATIVE};
         const uint32_t group = check_groups[i * 7 % CHECK_GROUPS];
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
         prefill_case(c,
@@ -527,7 +527,7 @@ void check_prefill(check *c)
     for (uint32_t i = 0; i < 60; i++) {
         kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
                                                check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                                               check_page_sizes[i % 4], KVF_PAGES_BF16},
+                                               check_page_sizes[i % 4], KVF_PAGES_NATIVE},
                                      .group = check_groups[i * 7 % CHECK_GROUPS]};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
         a.base = far[i / 3 % 5];
@@ -668,9 +668,9 @@ void check_observe(check *c)
 {
     for (uint32_t i = 0; i < 60; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_BF16};
+                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
         observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
     for (uint32_t i = 0; i < 3; i++) /* more than one chunk */
-        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8, KVF_PAGES_BF16}, 130, DATA_NORMAL);
+        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8, KVF_PAGES_NATIVE}, 130, DATA_NORMAL);
 }

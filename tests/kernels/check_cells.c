@@ -2,9 +2,9 @@
 
 /*
  * Kernels on cells against their references: write, rows, validate, average, gather_window,
- * scatter_heads, note, clone, poison, expand. Bit for bit, one after the other on one small store,
- * exact or packed, with rows that are bad among the others; what they mean is also said here in a
- * few lines.
+ * scatter_heads, note, clone, poison, dequantize_chunks. Bit for bit, one after the other on one
+ * small store, exact or quantized, with rows that are bad among the others; what they mean is also
+ * said here in a few lines.
  */
 
 #include <math.h>
@@ -12,15 +12,15 @@
 
 #include "check_support.h"
 #include "common/convert.h"
-#include "packed.h"
+#include "quantized.h"
 #include "score/codes.h"
 
 #define REGIONS 4u
 #define LAYERS  2u
 #define LAYER   1u
 
-#define EXACT_CASES  21u
-#define PACKED_CASES 21u
+#define EXACT_CASES     21u
+#define QUANTIZED_CASES 21u
 
 typedef struct world {
     kvf_cells *c;
@@ -39,10 +39,10 @@ static void *tracked(check *c, const char *name, size_t bytes)
 
 static kvf_paging make_paging(check *c, uint32_t index)
 {
-    const kvf_pages packed = index % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
+    const kvf_pages quantized = index % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
     kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % CHECK_HEAD_DIMS],
                               check_page_sizes[index % CHECK_PAGE_SIZES],
-                              index < EXACT_CASES ? KVF_PAGES_BF16 : packed},
+                              index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized},
                     .kv_heads = 1 + check_below(c, 3),
                     .group = 1};
     p.lists = p.kv_heads;
@@ -59,7 +59,7 @@ static void make_store(check *c, world *w)
 {
     kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
-    const size_t block = kvf_home_block_bytes(p), tokens = w->pool * p->block_size;
+    const size_t block = kvf_stored_block_bytes(p), tokens = w->pool * p->block_size;
     const uint32_t arenas = kvf_div_ceil_u32((uint32_t)w->pool, k->arena_cells);
     char **arena = check_in(c, arenas * sizeof *arena);
     char *pool = tracked(c, "pool", arenas * k->arena_cells * block);
@@ -83,7 +83,7 @@ static void make_regions(check *c, world *w)
     kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
     const size_t n = REGIONS * LAYERS, lists = n * p->lists, page = kvf_page_bytes(&p->shape);
-    if (check_below(c, 3) || p->shape.pages != KVF_PAGES_BF16)
+    if (check_below(c, 3) || p->shape.pages != KVF_PAGES_NATIVE)
         k->rings = tracked(c, "rings", n * p->ring_blocks * kvf_block_bytes(p));
     k->stores = tracked(c, "stores", lists * p->store_pages * page);
     k->clock = tracked(c, "clock", sizeof *k->clock);
@@ -188,16 +188,16 @@ static void make_world(check *c, world *w, uint32_t index)
     w->regions = check_in(c, REGIONS * sizeof *w->regions);
 }
 
-/* A token of a cell in exact form, by the words of packed.h. */
+/* A token of a cell in full precision, by the words of quantized.h. */
 static void take_exact(const world *w, uint32_t cell, uint32_t head, uint32_t t, void *to)
 {
     const kvf_shape *s = &w->c->paging.shape;
     const char *page = kvf_cell_page(w->c, LAYER, cell, head, t);
     float x[KVF_HEAD_DIM_MAX];
-    if (s->pages == KVF_PAGES_BF16)
+    if (s->pages == KVF_PAGES_NATIVE)
         memcpy(to, kvf_page_key(s, page, t % s->page_size), kvf_token_bytes(s));
     else
-        kvf_unpack_token(s, page, t % s->page_size, to, x);
+        kvf_dequantize_token(s, page, t % s->page_size, to, x);
 }
 
 /* All that a cell has of a KV head, into `to`. */
@@ -209,8 +209,8 @@ static const char *exact_run(const world *w, uint32_t cell, uint32_t head, char 
     return to;
 }
 
-/* Token `index` of a call, which is written, is what its cell has; packed by the words of packed.h.
- */
+/* Token `index` of a call, which is written, is what its cell has; quantized by the words of
+ * quantized.h. */
 static void look_at_token(check *c, const world *w, const kvf_write_args *a, uint32_t index)
 {
     const kvf_paging *p = &w->c->paging;
@@ -224,9 +224,9 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         memcpy(want, (const char *)a->k + index * a->k_stride * element + h * bytes, bytes);
         memcpy(want + bytes, (const char *)a->v + index * a->v_stride * element + h * bytes, bytes);
-        if (s->pages != KVF_PAGES_BF16) {
-            kvf_pack_token(s, page, t % s->page_size, want, x);
-            kvf_unpack_token(s, page, t % s->page_size, want, x);
+        if (s->pages != KVF_PAGES_NATIVE) {
+            kvf_quantize_token(s, page, t % s->page_size, want, x);
+            kvf_dequantize_token(s, page, t % s->page_size, want, x);
         }
         take_exact(w, cell, h, t, got);
         check_bits(c, "a token of a cell", got, want, 2 * bytes);
@@ -519,22 +519,23 @@ static void step(check *c, world *w)
         check_fail(c, "call %u is not counted", calls);
 }
 
-/* Rows of chunks have their tokens in exact form, up to their ends. */
-static void expand(check *c, const world *w, const kvf_query_chunks *chunks)
+/* Rows of chunks have their tokens in full precision, up to their ends. */
+static void dequantize_chunks(check *c, const world *w, const kvf_query_chunks *chunks)
 {
     const kvf_cells *k = w->c;
     const kvf_paging *p = &k->paging;
     const size_t token = kvf_token_bytes(&p->shape), blocks = chunks->count * p->blocks_max;
-    const kvf_expand_args a = {.paging = *p,
-                               .chunks = *chunks,
-                               .blocks_each = p->blocks_max,
-                               .blocks = k->blocks,
-                               .wide = check_changed(c, "wide", blocks * kvf_block_bytes(p))};
-    CHECK_BOTH(c, expand, &a);
+    const kvf_dequantize_chunks_args a = {
+        .paging = *p,
+        .chunks = *chunks,
+        .blocks_each = p->blocks_max,
+        .blocks = k->blocks,
+        .wide = check_changed(c, "wide", blocks * kvf_block_bytes(p))};
+    CHECK_BOTH(c, dequantize_chunks, &a);
     for (uint32_t t = 0; t < chunks->at[0].base + chunks->at[0].tokens; t++)
         for (uint32_t h = 0; h < p->kv_heads; h++) {
             take_exact(w, k->cell[t / p->block_size], h, t % p->block_size, w->exact);
-            check_bits(c, "a token in exact form",
+            check_bits(c, "a token in full precision",
                        a.wide + t / p->block_size * kvf_block_bytes(p) + h * kvf_run_bytes(p) +
                            t % p->block_size * token,
                        w->exact, token);
@@ -565,8 +566,8 @@ static void chunk(check *c, world *w)
         check_fail(c, "a good chunk is bad");
     if (w->c->is_bad[1] != 1 || w->c->row[1].length != 0)
         check_fail(c, "a chunk of another length is good");
-    if (p->shape.pages != KVF_PAGES_BF16)
-        expand(c, w, &rows.chunks);
+    if (p->shape.pages != KVF_PAGES_NATIVE)
+        dequantize_chunks(c, w, &rows.chunks);
     const uint32_t cell = w->c->cell[b];
     nonfinite[cell] = ~UINT64_C(0) << token % p->block_size;
     CHECK_BOTH(c, rows, &rows);
@@ -636,6 +637,6 @@ static void cells_case(check *c, uint32_t index)
 
 void check_cells(check *c)
 {
-    for (uint32_t i = 0; i < EXACT_CASES + PACKED_CASES; i++)
+    for (uint32_t i = 0; i < EXACT_CASES + QUANTIZED_CASES; i++)
         cells_case(c, i);
 }

@@ -67,7 +67,7 @@ void check_digest(check *c)
         for (uint32_t kind = 0; kind < 3; kind++) {
             kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
                            check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % CHECK_PAGE_SIZES],
-                           KVF_PAGES_BF16};
+                           KVF_PAGES_NATIVE};
             const uint32_t sub = i / (3 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES);
             digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << sub),
                         i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
@@ -97,7 +97,7 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
                        uint32_t pages, check_data data)
 {
     kvf_score_args a = {
-        .shape = {dtype, head_dim, 32, KVF_PAGES_BF16}, .group = group, .subs = subs};
+        .shape = {dtype, head_dim, 32, KVF_PAGES_NATIVE}, .group = group, .subs = subs};
     if (!check_begin(c))
         return;
     a.lists = 1 + check_below(c, 2);
@@ -239,7 +239,7 @@ void check_repack(check *c)
     for (uint32_t i = 0; i < 36 * CHECK_HEAD_DIMS; i++)
         repack_case(c,
                     &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                                 check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % 4], KVF_PAGES_BF16},
+                                 check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % 4], KVF_PAGES_NATIVE},
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
 
@@ -292,7 +292,7 @@ void check_take(check *c)
     static const uint32_t counts[] = {0, 1, 7, 63, 64, 65, 200};
     for (uint32_t i = 0; i < 12 * CHECK_HEAD_DIMS; i++) {
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 12],
-                             check_page_sizes[i / 3 % 4], KVF_PAGES_BF16};
+                             check_page_sizes[i / 3 % 4], KVF_PAGES_NATIVE};
         take_case(c, &s, counts[i % 7]);
     }
 }

@@ -20,7 +20,7 @@
 /* The score of a minmax box is at least q.k for every key in it, up to the rounding of two sums. */
 static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
 {
-    const kvf_shape s = {dtype, D, P, KVF_PAGES_BF16};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE};
     if (!check_begin(c))
         return;
     check_describe(c, "score bounds keys, %s, subs=%u", check_dtype_name(dtype), subs);
@@ -105,14 +105,14 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
 
 static void attention_properties(check *c, kvf_dtype dtype)
 {
-    const kvf_shape s = {dtype, D, P, KVF_PAGES_BF16};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE};
     const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_token_bytes(&s);
     if (!check_begin(c))
         return;
     check_describe(c, "attention, %s", check_dtype_name(dtype));
     void *q = check_in(c, bytes);
     kvf_span *spans = check_in(c, SPANS * sizeof *spans);
-    kvf_span *packed = check_in(c, SPANS * sizeof *packed);
+    kvf_span *quantized = check_in(c, SPANS * sizeof *quantized);
     check_fill(c, q, dtype, (size_t)GROUP * D, DATA_NORMAL);
     for (uint32_t i = 0; i < SPANS; i++) {
         uint8_t *page = check_in(c, kvf_page_bytes(&s)), *dense = check_in(c, kvf_page_bytes(&s));
@@ -122,12 +122,12 @@ static void attention_properties(check *c, kvf_dtype dtype)
                               .count = P - i % 3,
                               .skip = check_random(c),
                               .home = check_below(c, 2) ? page : NULL};
-        packed[i] = (kvf_span){.page = dense, .home = spans[i].home ? dense : NULL};
+        quantized[i] = (kvf_span){.page = dense, .home = spans[i].home ? dense : NULL};
         for (uint32_t t = 0; t < spans[i].count; t++) {
             if (spans[i].skip >> t & 1)
                 continue;
-            memcpy(dense + packed[i].count * token, kvf_page_key(&s, page, t), token);
-            packed[i].count++;
+            memcpy(dense + quantized[i].count * token, kvf_page_key(&s, page, t), token);
+            quantized[i].count++;
         }
     }
     void *out[4];
@@ -143,7 +143,7 @@ static void attention_properties(check *c, kvf_dtype dtype)
     check_bits(c, "two passes: out", out[1], out[0], bytes);
     check_bits(c, "two passes: lse", lse[1], lse[0], GROUP * sizeof *lse[0]);
     x.two_passes = false;
-    x.spans = packed;
+    x.spans = quantized;
     run_attention(c, &s, &x, out[2], lse[2]);
     /* neighbours in the element type */
     const double one_rounding = dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 1e-5;
@@ -165,7 +165,7 @@ static void attention_properties(check *c, kvf_dtype dtype)
 /* The last row of prefill attends to what attend attends to over all pages. */
 static void prefill_is_dense(check *c, kvf_dtype dtype)
 {
-    const kvf_shape s = {dtype, D, P, KVF_PAGES_BF16};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE};
     if (!check_begin(c))
         return;
     check_describe(c, "prefill = attend, %s", check_dtype_name(dtype));
@@ -212,7 +212,7 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
 static void chunks_are_single_ones(check *c, uint32_t index)
 {
     const kvf_shape s = {(kvf_dtype)(index % 3), check_head_dims[index % CHECK_HEAD_DIMS],
-                         check_page_sizes[index % 4], KVF_PAGES_BF16};
+                         check_page_sizes[index % 4], KVF_PAGES_NATIVE};
     kvf_prefill_kernel_args a = {.shape = s, .kv_heads = 2, .group = 1 + index * 5 % 6};
     enum { PAGES_MOST = 160 };
     if (!check_begin(c))

@@ -56,7 +56,7 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->block_jobs = p->block_pages;
     p->shape.page_size = p->block_size / p->block_pages;
     p->shape.pages = config->pages;
-    p->spare_blocks = config->pages != KVF_PAGES_BF16;
+    p->spare_blocks = config->pages != KVF_PAGES_NATIVE;
     p->kv_heads = 1 + check_below(c, 3);
     p->group = 1 + check_below(c, 4);
     p->lists = p->kv_heads * (config->by_kv_head || check_below(c, 2) ? 1 : p->group);
@@ -79,7 +79,7 @@ static void make_blocks(check *c, const kvf_paging *p, kvf_row *row,
 {
     const uint32_t tokens = p->blocks_max * p->block_size;
     const uint32_t most = kvf_min_u32(config->pool_blocks, p->blocks_max);
-    const size_t block = kvf_home_block_bytes(p);
+    const size_t block = kvf_stored_block_bytes(p);
     row->length =
         check_below(c, 3) ? tokens - check_below(c, p->block_size) : 1 + check_below(c, tokens);
     const uint32_t blocks = kvf_row_blocks(p, row);
@@ -124,7 +124,7 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
         const uint32_t token = i < sink ? i : sink + (uint32_t)chosen[i - sink];
         index[i] = token;
         bits[token / p->block_size] |= UINT64_C(1) << token % p->block_size;
-        if (p->shape.pages == KVF_PAGES_BF16)
+        if (p->shape.pages == KVF_PAGES_NATIVE)
             store_row(p, row, head, i, token);
     }
     row->store_count[head] = count;
@@ -134,7 +134,7 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
 static void make_cache(check *c, check_rows *w, const check_rows_config *config)
 {
     kvf_paging *p = &w->p;
-    const size_t bytes = kvf_home_page_bytes(&p->shape);
+    const size_t bytes = kvf_stored_page_bytes(&p->shape);
     p->pool_pages = config->rows * config->pool_blocks * p->block_pages;
     if (config->all_fit)
         p->slots = (uint32_t)kvf_round_up(p->pool_pages, KVF_SLOT_WAYS);
@@ -169,7 +169,7 @@ static void fill_slots(check *c, const check_rows *w, kvf_row *row, uint32_t num
             *word = kvf_slot_word(page, USE - 1 - check_below(c, 50), 0);
             if (row->slots)
                 memcpy(kvf_row_slot(p, row, h, slot), kvf_row_home(p, row, i, h),
-                       kvf_home_page_bytes(&p->shape));
+                       kvf_stored_page_bytes(&p->shape));
         }
     row->step = 40;
     row->chosen_at = check_out(c, (size_t)p->kv_heads * p->pages_max * sizeof *row->chosen_at);

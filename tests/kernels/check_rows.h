@@ -22,7 +22,7 @@ typedef struct check_rows_config {
     bool without_slots;   /* pages are attended where they live */
     bool all_fit;         /* there is a slot for every page */
     uint32_t statics_max; /* tokens of a static set; 0: random */
-    kvf_pages pages;      /* home form of sealed blocks; in stores the tokens are noise then */
+    kvf_pages pages;      /* storage format of sealed blocks; in stores the tokens are noise then */
     uint32_t pool_blocks; /* distinct blocks of the pool; a row's share them if they are fewer */
 } check_rows_config;
 

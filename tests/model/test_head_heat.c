@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The heat of heads: against plain arithmetic on the pages of a cache, packed ones too; that
+ * The heat of heads: against plain arithmetic on the pages of a cache, quantized ones too; that
  * looking changes no bit; that threads do not either; and that there is none where all tokens are
  * attended anyway.
  */
@@ -180,7 +180,7 @@ static kvf_status expect_and_see(void *user, const kvf_attention_view *view)
 
 static void heat_is_what_streaming_loses(void **state)
 {
-    static const kvf_pages forms[] = {KVF_PAGES_BF16, KVF_PAGES_K8V8, KVF_PAGES_K8V4};
+    static const kvf_pages forms[] = {KVF_PAGES_NATIVE, KVF_PAGES_K8V8, KVF_PAGES_K8V4};
     static run r;
     (void)state;
     for (uint32_t form = 0; form < 3; form++) {
@@ -200,9 +200,9 @@ static void heat_is_what_streaming_loses(void **state)
 static void looking_changes_no_bit(void **state)
 {
     static run plain, seen;
-    run_open(&plain, 64, 1, KVF_PAGES_BF16);
+    run_open(&plain, 64, 1, KVF_PAGES_NATIVE);
     run_steps(&plain, NULL, NULL);
-    run_open(&seen, 64, 1, KVF_PAGES_BF16);
+    run_open(&seen, 64, 1, KVF_PAGES_NATIVE);
     run_steps(&seen, kvf_head_heat_see, seen.heat);
     assert_memory_equal(plain.logits, seen.logits, sizeof plain.logits);
     for (uint32_t i = 0; i < CELLS; i++)
@@ -227,7 +227,7 @@ static void threads_change_no_bit(void **state)
 static void a_full_budget_has_no_heat(void **state)
 {
     static run r;
-    run_open(&r, PROMPT + STEPS + 2 * PAGE, 2, KVF_PAGES_BF16);
+    run_open(&r, PROMPT + STEPS + 2 * PAGE, 2, KVF_PAGES_NATIVE);
     run_steps(&r, kvf_head_heat_see, r.heat);
     for (uint32_t i = 0; i < CELLS; i++)
         if (r.heats[i] > 1e-10) /* rounding in fp32, squared */
@@ -238,7 +238,7 @@ static void a_full_budget_has_no_heat(void **state)
 static void a_gpu_shows_nothing(void **state)
 {
     run r;
-    run_open(&r, 64, 1, KVF_PAGES_BF16);
+    run_open(&r, 64, 1, KVF_PAGES_NATIVE);
     assert_int_equal(kvf_transformer_observe(r.rig.transformer, kvf_head_heat_see, r.heat),
                      KVF_UNSUPPORTED);
     assert_int_equal(kvf_transformer_observe(r.rig.transformer, NULL, NULL), KVF_OK);

@@ -212,11 +212,11 @@ class Attention(Base):
         self.assertGreater(b.page_address(0), 0)
         self.assertEqual(b.position(700), 700)
 
-    def test_packed_pages_are_read_in_exact_form(self):
+    def test_quantized_pages_are_read_in_exact_form(self):
         config = dict(static_ratio=0, budget_tokens=128, page_size=8)
-        exact, packed = self.cache(**config), self.cache(pages="k8v8", **config)
+        exact, quantized = self.cache(**config), self.cache(pages="k8v8", **config)
         prompt, token = self.qkv(700), self.qkv(1)
-        for cache, most in ((exact, 0), (packed, 0.05)):
+        for cache, most in ((exact, 0), (quantized, 0.05)):
             sequence = cache.sequence()
             cache.prefill(sequence, *prompt)
             lists = cache.select_pages(sequence, *token, cache.page_lists())

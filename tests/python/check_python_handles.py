@@ -252,7 +252,7 @@ class Blocks(Base):
             kvferry.Blocks.plan_for(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
                                     head_dim=32, tokens_max=64, select="hybrid")
 
-    def test_packed_pages(self):
+    def test_quantized_pages(self):
         """A step and a chunk attend to the same tokens, which are near those that were put, and a block
         takes less host memory."""
         shape = dict(block_count=8, layers=1, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
@@ -273,9 +273,9 @@ class Blocks(Base):
         self.close_to(step, chunk)
         lost = np.abs(step - dense(q, k, v)).max()
         self.assertTrue(1e-4 < lost < 0.2, lost)
-        exact, packed = (kvferry.Blocks.plan_for(self.runtime, pages=pages, **dict(shape, block_count=4096)).host_bytes
+        exact, quantized = (kvferry.Blocks.plan_for(self.runtime, pages=pages, **dict(shape, block_count=4096)).host_bytes
                          for pages in ("bf16", "k8v4"))
-        self.assertGreater(exact, 3.9 * packed) # in bf16 half of that
+        self.assertGreater(exact, 3.9 * quantized) # in bf16 half of that
 
     def test_kinds_of_heads(self):
         """A coarse head has a mean of head_dim + 2 bytes for every 64 tokens of a block."""

@@ -95,7 +95,7 @@ class SameTokens(Case):
 
 
 class PackedPages(Case):
-    """With a budget of the whole context tokens follow from what was packed, whatever the scheduler does."""
+    """With a budget of the whole context tokens follow from what was quantized, whatever the scheduler does."""
 
     def ask(self, calls, ours, **changes):
         return self.ran(Engine(calls, {"budget": FULL, "host_memory": "32MiB", **ours},
@@ -303,8 +303,8 @@ class Budget(Case):
             self.assertGreater(engine.counters["vllm:num_preemptions"], 3)
         self.assertGreater(told[0].summed("pages_voided"), 0)
 
-    def test_nor_with_packed_pages(self):
-        """Nor does it where tokens of the window are unpacked on their way to the device."""
+    def test_nor_with_quantized_pages(self):
+        """Nor does it where tokens of the window are dequantized on their way to the device."""
         many = [prompts()[i % 12] for i in range(40)]
         calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(beginnings())]
         told = self.both(calls, {"pages": "k8v4"}, max_num_batched_tokens=64, num_gpu_blocks_override=41,

@@ -265,7 +265,7 @@ kvf_cache_config test_config_small(void)
     const char *digest = getenv("KVF_TEST_DIGEST");
     if (digest && strcmp(digest, "codes") == 0)
         c.digest = KVF_DIGEST_CODES;
-    /* And some with packed pages. */
+    /* And some with quantized pages. */
     const char *pages = getenv("KVF_TEST_PAGES");
     if (pages && strcmp(pages, "k8v4") == 0)
         c.pages = KVF_PAGES_K8V4;

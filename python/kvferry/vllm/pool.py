@@ -163,7 +163,7 @@ class Pool:
                 "in %d requests at once of up to %d%s; host memory %d MiB, device memory %d MiB and %d MiB "
                 "in vLLM's blocks" % (
                     __version__, self.runtime.device_name, s.budget_tokens, s.page_size,
-                    "" if s.pages == Pages.BF16 else " in " + Pages(s.pages).name.lower(),
+                    "" if s.pages == Pages.NATIVE else " in " + Pages(s.pages).name.lower(),
                     Select(s.select).name.lower(),
                     "" if mask is None else ", " + _heads.describe(mask), blocks, self._block_tokens,
                     blocks * self._block_tokens,

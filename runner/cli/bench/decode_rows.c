@@ -29,12 +29,12 @@ void decode_row_names(const decode_case *c, cli_cell *row)
         cli_cell_real(&row[DECODE_HOT], c->hot_heads);
 }
 
-/* A token of a page: packed ones by what the pool has for it. */
+/* A token of a page: quantized ones by what the pool has for it. */
 static double page_token_bytes(const decode_case *c, double exact)
 {
     const kvf_cache_config *config = kvf_cache_settings(c->cache);
     const double tokens = (double)config->host_tokens_max * config->layers * config->kv_heads;
-    return config->pages == KVF_PAGES_BF16 || config->disk_path || config->head_mask
+    return config->pages == KVF_PAGES_NATIVE || config->disk_path || config->head_mask
                ? exact
                : (double)kvf_cache_memory(c->cache)->host_kv_bytes / tokens;
 }

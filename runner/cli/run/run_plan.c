@@ -140,7 +140,7 @@ static uint64_t token_bytes_of(cli_run *run)
     c.host_bytes = c.disk_bytes = 0;
     c.head_mask = NULL;
     c.host_tokens_max = TOKENS;
-    if (c.pages == KVF_PAGES_BF16 ||
+    if (c.pages == KVF_PAGES_NATIVE ||
         kvf_cache_plan_make(run->runtime, &c, &plan, NULL) != KVF_OK) /* opening says why */
         return 2 * (uint64_t)c.layers * c.kv_heads * c.head_dim * kvf_dtype_bytes(c.dtype);
     return plan.host_kv_bytes / TOKENS;

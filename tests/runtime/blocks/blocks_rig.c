@@ -25,8 +25,8 @@ kvf_blocks_config rig_config(void)
     bc.cache.tokens_max = RIG_TOKENS;
     bc.cache.budget_tokens = test_on_cuda() ? 96 : 128;
     bc.cache.prefill_chunk_max = RIG_TOKENS;
-    if (test_on_cuda() && bc.cache.pages != KVF_PAGES_BF16)
-        bc.cache.dtype = KVF_BF16; /* a GPU unpacks no other type */
+    if (test_on_cuda() && bc.cache.pages != KVF_PAGES_NATIVE)
+        bc.cache.dtype = KVF_BF16; /* a GPU dequantizes no other type */
     bc.block_tokens = 32;
     bc.block_count = 40;
     return bc;
@@ -153,7 +153,7 @@ static void make_requests(rig *r, uint64_t seed)
         q->chunk = 1 + test_random_below(&r->random, 150);
         q->ids = test_alloc(r->table_stride * sizeof *q->ids);
         make_tokens(r, i, seed);
-        if (r->config.cache.pages != KVF_PAGES_BF16)
+        if (r->config.cache.pages != KVF_PAGES_NATIVE)
             lossless_make(&q->tokens, r->config.cache.pages);
     }
 }

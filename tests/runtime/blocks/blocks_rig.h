@@ -72,8 +72,8 @@ void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc,
 void rig_open_again(rig *r, uint64_t device_bytes);
 void rig_close(rig *r);
 
-/* Where pages are packed, tokens are such that packing does not change them. Now they are any, and
- * sequences have not given their outputs. */
+/* Where pages are quantized, tokens are such that quantization does not change them. Now they are
+ * any, and sequences have not given their outputs. */
 void rig_take_any_tokens(rig *r, uint64_t seed);
 
 /* A small geometry with codes: 2 layers, 2 KV heads, group 2, pages of 8, blocks of 32. */

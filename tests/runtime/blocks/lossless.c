@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tokens that packing does not change; see the header. Knows nothing of blocks.
+ * Tokens that quantization does not change; see the header. Knows nothing of blocks.
  */
 
 #include "lossless.h"
@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "packed.h"
+#include "quantized.h"
 
 #define WIDTH 64u
 
@@ -47,20 +47,20 @@ static void make_key(const kvf_shape *s, float *x)
         length += x[i] * x[i];
     const float size = s->dtype == KVF_BF16 ? sqrtf(length) : fabsf(x[largest_of(x, WIDTH)]);
     to_int8(x, exp2f(rintf(log2f(size / 127.0f))), most[s->dtype]);
-    kvf_packed_rotate_back(x, WIDTH);
+    kvf_quantized_rotate_back(x, WIDTH);
 }
 
 /* 16 numbers one after the other, of which a group has the first and the last. */
 static void make_group(float *x)
 {
     uint32_t low = 0, high = 0;
-    for (uint32_t i = 1; i < KVF_PACKED_GROUP; i++) {
+    for (uint32_t i = 1; i < KVF_QUANTIZED_GROUP; i++) {
         low = x[i] < x[low] ? i : low;
         high = x[i] > x[high] ? i : high;
     }
     const float unit = exp2f(rintf(log2f((x[high] - x[low]) / 15.0f)));
     const float least = between(-120.0f, nearbyintf(x[low] / unit), 100.0f);
-    for (uint32_t i = 0; i < KVF_PACKED_GROUP; i++) {
+    for (uint32_t i = 0; i < KVF_QUANTIZED_GROUP; i++) {
         const float code = i == low    ? 0.0f
                            : i == high ? 15.0f
                                        : between(0.0f, nearbyintf(x[i] / unit) - least, 15.0f);
@@ -74,7 +74,7 @@ static void make_value(const kvf_shape *s, float *x)
         to_int8(x, exp2f(rintf(log2f(fabsf(x[largest_of(x, WIDTH)]) / 127.0f))), 127.0f);
         return;
     }
-    for (uint32_t i = 0; i < WIDTH; i += KVF_PACKED_GROUP)
+    for (uint32_t i = 0; i < WIDTH; i += KVF_QUANTIZED_GROUP)
         make_group(x + i);
 }
 
@@ -93,11 +93,11 @@ static void expect_no_loss(const kvf_shape *s, const void *key, const void *valu
     const size_t bytes = kvf_row_bytes(s);
     _Alignas(64) char exact[2 * WIDTH * sizeof(float)], back[sizeof exact], page[512];
     float x[WIDTH];
-    assert_true(kvf_home_page_bytes(s) <= sizeof page);
+    assert_true(kvf_stored_page_bytes(s) <= sizeof page);
     memcpy(exact, key, bytes);
     memcpy(exact + bytes, value, bytes);
-    kvf_pack_token(s, page, 0, exact, x);
-    kvf_unpack_token(s, page, 0, back, x);
+    kvf_quantize_token(s, page, 0, exact, x);
+    kvf_dequantize_token(s, page, 0, back, x);
     assert_memory_equal(back, exact, 2 * bytes);
 }
 

@@ -32,9 +32,9 @@ static void bits_are_those_of_sequences(void **state)
         rig r;
         bc.cache.select = i < 6 ? KVF_SELECT_DYNAMIC : selects[i % 3];
         bc.cache.transfer = methods[i / 2 % method_count()];
-        if (bc.cache.pages == KVF_PAGES_BF16 || !test_on_cuda())
+        if (bc.cache.pages == KVF_PAGES_NATIVE || !test_on_cuda())
             bc.cache.dtype = dtypes[i % 3];
-        if (bc.cache.pages != KVF_PAGES_BF16 && i % 2)
+        if (bc.cache.pages != KVF_PAGES_NATIVE && i % 2)
             bc.cache.pages = KVF_PAGES_K8V8;
         bc.cache.page_size = 1u << i % 7;
         bc.cache.budget_tokens = test_on_cuda() ? 128 : 192;
@@ -122,7 +122,7 @@ static void where_chunks_end_changes_no_bit(void **state)
         kvf_blocks_config bc = rig_coarse_config();
         rig r;
         bc.cache.head_mask = rig_all_kinds;
-        if (bc.cache.pages == KVF_PAGES_BF16 || !test_on_cuda())
+        if (bc.cache.pages == KVF_PAGES_NATIVE || !test_on_cuda())
             bc.cache.dtype = dtypes[i];
         test_seed_print("blocks", 123);
         rig_open(&r, &rc, &bc, 1, 123);
@@ -202,7 +202,7 @@ static void poison_cells(rig *r)
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t b = 0; b < part->dims.block_count; b++)
         memset(kvf_page_pool_host(&part->pool, (kvf_block){b}), 0xff,
-               kvf_home_block_bytes(&part->dims.paging));
+               kvf_stored_block_bytes(&part->dims.paging));
 }
 
 /* The prompt of a request in chunks. Returns bytes_prompt; outputs are those of the sequence. */
@@ -401,7 +401,8 @@ int main(void)
         cmocka_unit_test(a_write_voids_centroids_and_tails),
     };
     int failed = cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
-    if (rig_config().cache.pages == KVF_PAGES_BF16) /* packed cells are unpacked by `expand` */
+    if (rig_config().cache.pages ==
+        KVF_PAGES_NATIVE) /* quantized cells are dequantized by `dequantize_chunks` */
         failed += cmocka_run_group_tests_name("chunks of blocks", chunks, NULL, NULL);
     if (!test_on_cuda()) /* the host device has no graphs */
         return failed + cmocka_run_group_tests_name("blocks that are deaf", deaf, NULL, NULL);

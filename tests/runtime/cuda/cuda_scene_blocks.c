@@ -130,5 +130,6 @@ static kvf_status play_blocks(stage *st, const scene *s, float *out)
     return status;
 }
 
-const scene packed_blocks_scene = {"packed blocks", play_blocks, "pages=k8v4 dtype=bf16", NULL};
+const scene quantized_blocks_scene = {"quantized blocks", play_blocks, "pages=k8v4 dtype=bf16",
+                                      NULL};
 const scene blocks_scene = {"blocks", play_blocks, "", NULL};

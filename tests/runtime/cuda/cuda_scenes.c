@@ -59,8 +59,8 @@ static void *upload(stage *st, kvf_stream *stream, const void *from, size_t byte
     return p;
 }
 
-/* To floats that bf16 has: as pairs of bf16, which scenes with packed pages take them for, they are
- * zeros and numbers. */
+/* To floats that bf16 has: as pairs of bf16, which scenes with quantized pages take them for, they
+ * are zeros and numbers. */
 static void *upload_pairs(stage *st, kvf_stream *stream, void *values, size_t bytes)
 {
     uint32_t *bits = values;
@@ -504,7 +504,7 @@ const scene record_masked_scene = {
     "recorded decode with a head mask", play_recording,
     "transfer=mapped refresh_interval=128 head_mask=1000 streaming_sink=4 streaming_recent=16",
     NULL};
-const scene prune_scene = {"packed pages, pruned", play_prune,
+const scene prune_scene = {"quantized pages, pruned", play_prune,
                            "pages=k8v4 dtype=bf16 observe_window=4", NULL};
 const scene chunks_scene = {"prompt by chunks", play_chunks, "local_tokens=1", NULL};
 const scene truncate_scene = {"truncate", play_truncate, "", NULL};

@@ -69,6 +69,6 @@ uint64_t scene_count_calls(stage *st, const scene *s, float *wanted);
 extern const scene memory_scene, gather_scene, mapped_scene, batch_scene, each_scene,
     verified_scene, refresh_scene, custom_scene, given_scene, pages_scene, record_scene,
     record_masked_scene, stats_scene, prune_scene, chunks_scene, truncate_scene, disk_scene,
-    link_scene, blocks_scene, packed_blocks_scene;
+    link_scene, blocks_scene, quantized_blocks_scene;
 
 #endif

@@ -250,7 +250,7 @@ int main(void)
         SCENE(stats_scene),
         SCENE(link_scene),
         SCENE(blocks_scene),
-        SCENE(packed_blocks_scene),
+        SCENE(quantized_blocks_scene),
         WAITS(blocks_scene),
         WAITS(stats_scene),
     };

@@ -53,7 +53,7 @@ typedef enum turn { NONE, FORK, CUT, REPLACE, SECOND, STREAM } turn;
     X(refresh, KVF_REFRESH_RESIDENT, KVF_REFRESH_EXACT)                                            \
     X(verify, 0, 0, 4)                                                                             \
     X(origin, PLAIN, MASKED, FASTKV, STRUCTKV, SNAPKV)                                             \
-    X(pages, KVF_PAGES_K8V4, KVF_PAGES_BF16, KVF_PAGES_K8V8)                                       \
+    X(pages, KVF_PAGES_K8V4, KVF_PAGES_NATIVE, KVF_PAGES_K8V8)                                     \
     X(turn, NONE, FORK, CUT, REPLACE, SECOND, STREAM)
 
 #define FIELD(name, ...) uint32_t name;
@@ -116,7 +116,7 @@ static kvf_cache_config config_of(const draw *d, test_random *r)
     c.tokens_max = TOKENS;
     c.prefill_chunk_max = LONG;
     c.page_size = d->page;
-    /* A GPU has packed pages of few shapes. */
+    /* A GPU has quantized pages of few shapes. */
     if (!test_on_cuda() || (d->dtype == KVF_BF16 && (d->dim == 64 || d->dim == 128)))
         c.pages = (kvf_pages)d->pages;
     c.select = (kvf_select)d->select;

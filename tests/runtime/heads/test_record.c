@@ -260,9 +260,9 @@ static void replays_of(kinship kin, uint64_t seed)
         const bool can_cut = !ways[i].mask || !memchr(ways[i].mask, 0, sizeof mask_of_none);
         run_both(&cc, kin == CUT_FORKS && !can_cut ? FORKS : kin, seed + i, ways[i].name);
     }
-    kvf_cache_config packed = config_of(KVF_SELECT_HYBRID);
-    packed.pages = KVF_PAGES_K8V4;
-    run_both(&packed, kin, seed, "packed pages");
+    kvf_cache_config quantized = config_of(KVF_SELECT_HYBRID);
+    quantized.pages = KVF_PAGES_K8V4;
+    run_both(&quantized, kin, seed, "quantized pages");
     kvf_cache_config filled = config_of(KVF_SELECT_HYBRID);
     filled.fill = KVF_FILL_TOKENS;
     run_both(&filled, kin, seed, "filled with tokens");
@@ -304,7 +304,7 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, .mask = NULL},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 2 * 5, .mask = NULL},
         {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, .mask = NULL},
-        /* pack, the six, ring, attend, merge, unpack */
+        /* quantize, the six, ring, attend, merge, dequantize */
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, .mask = mask_of_both_kinds},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, .mask = mask_of_two_parts},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, .mask = mask_of_none},

@@ -117,7 +117,7 @@ static void *calls(void *argument)
     save_and_restore(c, s);
     kvf_sequence_destroy(fork);
     kvf_sequence_destroy(s);
-    for (uint32_t i = 0; c->scene.pages == KVF_PAGES_BF16 && kvf_prune_policy_at(i); i++)
+    for (uint32_t i = 0; c->scene.pages == KVF_PAGES_NATIVE && kvf_prune_policy_at(i); i++)
         kvf_sequence_destroy(fill(c, kvf_prune_policy_at(i)));
     test_world_close(&c->w);
     c->is_done = true;
@@ -149,9 +149,11 @@ static size_t on_a_stack(size_t bytes, void *(*run)(void *), void *argument)
 static void callers_with_little_stack(void **state)
 {
     static const scene scenes[] = {
-        {KVF_SELECT_HYBRID, KVF_FP32, KVF_PAGES_BF16}, {KVF_SELECT_FULL, KVF_BF16, KVF_PAGES_BF16},
-        {KVF_SELECT_HYBRID, KVF_BF16, KVF_PAGES_K8V4}, {KVF_SELECT_QUEST, KVF_FP16, KVF_PAGES_BF16},
-        {KVF_SELECT_ORACLE, KVF_BF16, KVF_PAGES_BF16},
+        {KVF_SELECT_HYBRID, KVF_FP32, KVF_PAGES_NATIVE},
+        {KVF_SELECT_FULL, KVF_BF16, KVF_PAGES_NATIVE},
+        {KVF_SELECT_HYBRID, KVF_BF16, KVF_PAGES_K8V4},
+        {KVF_SELECT_QUEST, KVF_FP16, KVF_PAGES_NATIVE},
+        {KVF_SELECT_ORACLE, KVF_BF16, KVF_PAGES_NATIVE},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         caller c = {.scene = scenes[i], .config = test_config_small()};

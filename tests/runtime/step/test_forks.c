@@ -340,7 +340,7 @@ static void families_equal_single_sequences(void **state)
         c.coarse_share = 0.3f;
         c.refresh = rows[i].refresh;
         c.pages = rows[i].pages;
-        c.head_dim = rows[i].pages == KVF_PAGES_BF16 ? 32 : 64; /* that the CUDA device has */
+        c.head_dim = rows[i].pages == KVF_PAGES_NATIVE ? 32 : 64; /* that the CUDA device has */
         c.device_bytes = rows[i].is_roomy ? UINT64_C(1) << 30 : 0;
         if (rows[i].is_on_disk) {
             c.disk_path = "/tmp";

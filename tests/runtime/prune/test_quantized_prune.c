@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pruning where pages are packed: what is kept has the bits that it had, and everything else is as
- * ever.
+ * Pruning where pages are quantized: what is kept has the bits that it had, and everything else is
+ * as ever.
  *
  * The yardstick is a sequence that is given the kept tokens alone: as they came, but for those that
- * come back to sink or window out of packed pages, which are what had been packed. Scores are those
- * of a cache of exact pages that holds what a step would see. Then runs of the library are compared
- * with each other, bit for bit.
+ * come back to sink or window out of quantized pages, which are what had been quantized. Scores are
+ * those of a cache of exact pages that holds what a step would see. Then runs of the library are
+ * compared with each other, bit for bit.
  */
 
 #include <string.h>
@@ -16,13 +16,13 @@
 
 #include "disk_rig.h"
 #include "heap.h"
-#include "packed.h"
 #include "prune_rig.h"
+#include "quantized.h"
 #include "retain_world.h"
 
 static const kvf_pages forms[] = {KVF_PAGES_K8V8, KVF_PAGES_K8V4};
 
-/* A GPU unpacks in bf16; and the emulated one is slow. */
+/* A GPU dequantizes in bf16; and the emulated one is slow. */
 static kvf_dtype dtype_here(uint32_t i)
 {
     return test_on_cuda() ? KVF_BF16 : (kvf_dtype)(i % 3);
@@ -40,14 +40,14 @@ static uint32_t between(test_random *r, uint32_t low, uint32_t high)
 
 /* ---- what is kept ---- */
 
-/* A key with its value, and what a packed page makes of them. */
-static void pack_and_back(const kvf_shape *s, void *token)
+/* A key with its value, and what a quantized page makes of them. */
+static void quantize_and_back(const kvf_shape *s, void *token)
 {
     _Alignas(64) char page[64 + 4 * KVF_HEAD_DIM_MAX];
     const kvf_shape one = {s->dtype, s->head_dim, 1, s->pages};
     float x[KVF_HEAD_DIM_MAX];
-    kvf_pack_token(&one, page, 0, token, x);
-    kvf_unpack_token(&one, page, 0, token, x);
+    kvf_quantize_token(&one, page, 0, token, x);
+    kvf_dequantize_token(&one, page, 0, token, x);
 }
 
 /* Keeping some tokens of a layer. */
@@ -69,7 +69,7 @@ static void kept_token(const test_world *w, const test_tokens *t, const keeping 
     memcpy(token, (char *)test_k(t, 0, id) + head * row, row);
     memcpy(token + row, (char *)test_v(t, 0, id) + head * row, row);
     if (id >= p->sink && id < x->exact && (i < p->sink || !is_sealed))
-        pack_and_back(&p->shape, token);
+        quantize_and_back(&p->shape, token);
 }
 
 /* A fresh sequence of kept tokens. */
@@ -97,13 +97,13 @@ static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const k
     return s;
 }
 
-/* Positions, and packed pages after the sink, whose own tokens nobody reads there. */
+/* Positions, and quantized pages after the sink, whose own tokens nobody reads there. */
 static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence *b)
 {
     const kvf_part *part = &w->cache->parts[0];
     const kvf_paging *p = &part->dims.paging;
     const kvf_layer *x = &a->layers[0], *y = &b->layers[0];
-    const size_t bytes = kvf_home_block_bytes(p);
+    const size_t bytes = kvf_stored_block_bytes(p);
     test_wait(w);
     assert_int_equal(x->length, y->length);
     assert_int_equal(x->sealed, y->sealed);
@@ -275,7 +275,7 @@ static float *scores_of(test_world *w, kvf_sequence *s, uint32_t candidates)
     return out;
 }
 
-/* Scores are those of what a step would attend to: exact sink and window, and packed pages. */
+/* Scores are those of what a step would attend to: exact sink and window, and quantized pages. */
 static void scores_are_of_what_steps_see(void **state)
 {
     const uint64_t seed = test_seed(2339);
@@ -296,11 +296,11 @@ static void scores_are_of_what_steps_see(void **state)
                 char *k = (char *)test_k(&t, 0, id) + h * row, *v = test_v(&t, 0, id);
                 memcpy(token, k, row);
                 memcpy(token + row, v + h * row, row);
-                pack_and_back(&p->shape, token);
+                quantize_and_back(&p->shape, token);
                 memcpy(k, token, row);
                 memcpy(v + h * row, token + row, row);
             }
-        c.pages = KVF_PAGES_BF16;
+        c.pages = KVF_PAGES_NATIVE;
         test_world_open(&plain, NULL, &c);
         s = test_sequence(&plain);
         test_prefill(&plain, s, &t, &(test_range){.count = n, .chunk = 70}, NULL);
@@ -426,7 +426,7 @@ static void whatever_comes_next_changes_no_bit(void **state)
         kvf_sequence *fork = NULL;
         rig r;
         if (i == EXACT)
-            c.pages = KVF_PAGES_BF16;
+            c.pages = KVF_PAGES_NATIVE;
         c.transfer = test_transfer(KVF_TRANSFER_GATHER);
         open_prompt(&r, &c, x, 0.4f);
         kvf_sequence *s = run_prompt(&r);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Decode attention to exact and to packed pages: processor time of one thread.
+ * Decode attention to exact and to quantized pages: processor time of one thread.
  *
  * 8 lists of 4 query heads attend to 512 tokens each, head_dim 128, in pages of 4 tokens that lie
- * anywhere among 64 MiB of exact ones, or what these are packed. The forms take turns, round after
- * round; each figure is the median over the rounds, with the 10th and 90th percentile.
+ * anywhere among 64 MiB of exact ones, or what these are quantized. The forms take turns, round
+ * after round; each figure is the median over the rounds, with the 10th and 90th percentile.
  */
 
 #include <stdio.h>
@@ -16,7 +16,7 @@
 #include "bench_report.h"
 #include "common/random.h"
 #include "kernels.h"
-#include "packed.h"
+#include "quantized.h"
 
 #define LISTS     8u
 #define GROUP     4u
@@ -45,14 +45,14 @@ static void *memory(size_t bytes)
     return p;
 }
 
-static void pack(form *f, const char *exact)
+static void quantize(form *f, const char *exact)
 {
     const kvf_shape *s = &f->shape;
     float x[KVF_HEAD_DIM_MAX];
-    f->pool = memory(PAGES * kvf_home_page_bytes(s));
+    f->pool = memory(PAGES * kvf_stored_page_bytes(s));
     for (uint32_t i = 0; i < PAGES * PAGE_SIZE; i++)
-        kvf_pack_token(s, f->pool + i / PAGE_SIZE * kvf_home_page_bytes(s), i % PAGE_SIZE,
-                       exact + i * kvf_token_bytes(s), x);
+        kvf_quantize_token(s, f->pool + i / PAGE_SIZE * kvf_stored_page_bytes(s), i % PAGE_SIZE,
+                           exact + i * kvf_token_bytes(s), x);
 }
 
 static double now_ns(void)
@@ -66,11 +66,11 @@ static double attend(const kvf_kernels *kernels, const form *f, const kvf_attend
                      kvf_span *spans, uint64_t seed)
 {
     kvf_attend_args a = *shared;
-    const size_t page = kvf_home_page_bytes(&f->shape);
+    const size_t page = kvf_stored_page_bytes(&f->shape);
     for (uint32_t i = 0; i < LISTS * CHOSEN; i++)
         spans[i] = (kvf_span){.page = f->pool + kvf_random_next(&seed) % PAGES * page,
                               .count = PAGE_SIZE,
-                              .packed = f->shape.pages != KVF_PAGES_BF16};
+                              .quantized = f->shape.pages != KVF_PAGES_NATIVE};
     a.shape = f->shape;
     a.spans = spans;
     const double start = now_ns();
@@ -82,7 +82,7 @@ static double attend(const kvf_kernels *kernels, const form *f, const kvf_attend
 int main(void)
 {
     kvf_kernels kernels;
-    form forms[FORMS] = {{{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_BF16}, "bf16", NULL, {0}},
+    form forms[FORMS] = {{{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_NATIVE}, "bf16", NULL, {0}},
                          {{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_K8V8}, "k8v8", NULL, {0}},
                          {{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_K8V4}, "k8v4", NULL, {0}}};
     const size_t rows = (size_t)LISTS * GROUP, parts = rows * CHOSEN / SPLIT;
@@ -96,7 +96,7 @@ int main(void)
     bench_fill(q, rows * HEAD_DIM * 2, 2);
     forms[0].pool = exact;
     for (uint32_t f = 1; f < FORMS; f++)
-        pack(&forms[f], exact);
+        quantize(&forms[f], exact);
     for (uint32_t i = 0; i < LISTS; i++)
         count[i] = CHOSEN;
     const kvf_attend_args shared = {.lists = LISTS,
@@ -115,7 +115,7 @@ int main(void)
         double p[3];
         bench_percentiles(forms[f].ns, ROUNDS, p);
         printf("%s  %7.1f us (%.1f to %.1f), %zu bytes a token\n", forms[f].name, p[1] * 1e-3,
-               p[0] * 1e-3, p[2] * 1e-3, kvf_home_page_bytes(&forms[f].shape) / PAGE_SIZE);
+               p[0] * 1e-3, p[2] * 1e-3, kvf_stored_page_bytes(&forms[f].shape) / PAGE_SIZE);
     }
     return 0; /* memory goes with the process */
 }

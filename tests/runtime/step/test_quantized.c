@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Packed pages: what a cache attends to is what was packed, and everything else is as ever.
+ * Quantized pages: what a cache attends to is what was quantized, and everything else is as ever.
  *
- * The yardstick is the naive model, whose keys and values are packed and unpacked once their block
- * is sealed. Then runs of the library are compared with each other, bit for bit. What packing loses
- * is the business of kernels' tests; transfer methods, threads, batches and forks are that of
- * test_bits and test_sequences, which run once more with KVF_TEST_PAGES on the host device.
+ * The yardstick is the naive model, whose keys and values are quantized and dequantized once their
+ * block is sealed. Then runs of the library are compared with each other, bit for bit. What
+ * quantization loses is the business of kernels' tests; transfer methods, threads, batches and
+ * forks are that of test_bits and test_sequences, which run once more with KVF_TEST_PAGES on the
+ * host device.
  */
 
 #include <math.h>
@@ -16,11 +17,11 @@
 #include "disk_rig.h"
 #include "forms.h"
 #include "naive.h"
-#include "packed.h"
+#include "quantized.h"
 
 static const kvf_pages forms[] = {KVF_PAGES_K8V8, KVF_PAGES_K8V4};
 
-/* A GPU unpacks in bf16, heads of 64 and 128; and the emulated one is slow. */
+/* A GPU dequantizes in bf16, heads of 64 and 128; and the emulated one is slow. */
 static kvf_dtype dtype_here(kvf_dtype dtype)
 {
     return test_on_cuda() ? KVF_BF16 : dtype;
@@ -33,7 +34,7 @@ static uint32_t turns_here(uint32_t turns)
 
 /* ---- against the definition ---- */
 
-/* The token as a packed page has it, in place. */
+/* The token as a quantized page has it, in place. */
 static void repack(const kvf_shape *s, const void *k, const void *v, float *key, float *value)
 {
     _Alignas(64) char page[64 + 4 * KVF_HEAD_DIM_MAX];
@@ -41,10 +42,10 @@ static void repack(const kvf_shape *s, const void *k, const void *v, float *key,
     float x[KVF_HEAD_DIM_MAX];
     memcpy(token, k, kvf_row_bytes(s));
     memcpy(token + kvf_row_bytes(s), v, kvf_row_bytes(s));
-    kvf_pack_token(s, page, 0, token, x);
-    kvf_unpack_key(s, page, 0, key);
-    kvf_packed_rotate_back(key, s->head_dim);
-    kvf_unpack_value(s, page, 0, value);
+    kvf_quantize_token(s, page, 0, token, x);
+    kvf_dequantize_key(s, page, 0, key);
+    kvf_quantized_rotate_back(key, s->head_dim);
+    kvf_dequantize_value(s, page, 0, value);
 }
 
 /* Sealed tokens first .. end - 1 of the model but those of the sink. */
@@ -81,14 +82,14 @@ static void compare_layer(const test_scenario *sc, const test_trace *trace, cons
     naive_open(&n, c, &(kvf_cache_plan){0});
     naive_result_open(&r, c);
     const size_t width = (size_t)c->query_heads * c->head_dim;
-    uint32_t packed = 0;
+    uint32_t quantized = 0;
     for (uint32_t i = 0; i < sc->prompt + sc->steps; i++) {
         const uint32_t length = i + 1;
         const uint32_t sealed =
             length < c->local_tokens ? 0 : (length - c->local_tokens) / block * block;
         naive_append(&n, layer, test_q(t, layer, i), test_k(t, layer, i), test_v(t, layer, i));
-        seal(&n, c, t, layer, packed, sealed);
-        packed = sealed;
+        seal(&n, c, t, layer, quantized, sealed);
+        quantized = sealed;
         naive_dense(&n, layer, test_q(t, layer, i), length, r.out, r.lse);
         const char *out = i < sc->prompt ? trace->prefill : trace->out;
         const size_t row = i < sc->prompt ? (size_t)layer * sc->prompt + i
@@ -106,8 +107,8 @@ static void compare_layer(const test_scenario *sc, const test_trace *trace, cons
 }
 
 /* Every token of a prompt, and every step, attends to sink and window as they came and to the rest
- * as it was packed. */
-static void what_was_packed_is_attended(void **state)
+ * as it was quantized. */
+static void what_was_quantized_is_attended(void **state)
 {
     const uint64_t seed = test_seed(1301);
     static const struct {
@@ -155,7 +156,7 @@ static void what_was_packed_is_attended(void **state)
 
 /* ---- bits ---- */
 
-static kvf_cache_config packed_config(uint32_t i)
+static kvf_cache_config quantized_config(uint32_t i)
 {
     kvf_cache_config c = test_config_small();
     c.pages = forms[i % 2];
@@ -173,7 +174,7 @@ static void chunks_change_no_bit(void **state)
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_HYBRID, KVF_SELECT_QUEST};
     static const uint32_t chunks[] = {1, 31, 97};
     for (uint32_t i = 0; i < turns_here(3); i++) {
-        test_scenario sc = {.cc = packed_config(i),
+        test_scenario sc = {.cc = quantized_config(i),
                             .tokens = {.seed = seed + i, .sharpness = 2.5f, .topics = 6},
                             .prompt = 150,
                             .steps = 40,
@@ -195,7 +196,7 @@ static void short_cuts_change_no_bit(void **state)
 {
     const uint64_t seed = test_seed(1307);
     for (uint32_t i = 0; i < turns_here(4); i++) {
-        kvf_cache_config c = packed_config(i);
+        kvf_cache_config c = quantized_config(i);
         const kvf_runtime_config rc = test_runtime_config();
         const uint32_t prompt = 140 + 7 * i, drafts = 32 - i;
         test_world w;
@@ -230,7 +231,7 @@ static void short_cuts_change_no_bit(void **state)
 static void a_file_changes_no_bit(void **state)
 {
     for (uint32_t i = 0; i < turns_here(4); i++) {
-        kvf_cache_config c = packed_config(i);
+        kvf_cache_config c = quantized_config(i);
         c.select = i % 2 ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID;
         test_world w;
         test_tokens t;
@@ -238,10 +239,10 @@ static void a_file_changes_no_bit(void **state)
         kvf_sequence *a = test_sequence(&w);
         save_prefill(&w, a, &t, SAVE_PROMPT);
         free(save_decode(&w, a, &t, SAVE_PROMPT, 20));
-        assert_int_equal(save_now(&w, a, save_path("packed"), NULL), KVF_OK);
+        assert_int_equal(save_now(&w, a, save_path("quantized"), NULL), KVF_OK);
         void *wanted = save_decode(&w, a, &t, SAVE_PROMPT + 20, 40);
         kvf_sequence_destroy(a);
-        a = save_restore(&w, save_path("packed"), 1);
+        a = save_restore(&w, save_path("quantized"), 1);
         save_expect(wanted, &w, a, &t, SAVE_PROMPT + 20, 40);
         test_close(&w, &t);
     }
@@ -251,7 +252,7 @@ static void a_file_changes_no_bit(void **state)
 static void a_file_has_the_newest_block_as_it_was(void **state)
 {
     for (uint32_t i = 0; i < turns_here(2); i++) {
-        kvf_cache_config c = packed_config(i);
+        kvf_cache_config c = quantized_config(i);
         c.select = KVF_SELECT_DYNAMIC;
         test_world w;
         test_tokens t;
@@ -260,11 +261,11 @@ static void a_file_has_the_newest_block_as_it_was(void **state)
         const uint32_t held = c.local_tokens + (SAVE_PROMPT - c.local_tokens) / block * block - 1;
         kvf_sequence *a = test_sequence(&w);
         save_prefill(&w, a, &t, SAVE_PROMPT);
-        assert_int_equal(save_now(&w, a, save_path("packed"), NULL), KVF_OK);
+        assert_int_equal(save_now(&w, a, save_path("quantized"), NULL), KVF_OK);
         test_ok(&w, kvf_sequence_truncate(w.cache, a, held, w.stream));
         void *wanted = save_decode(&w, a, &t, held, 20);
         kvf_sequence_destroy(a);
-        a = save_restore(&w, save_path("packed"), 1);
+        a = save_restore(&w, save_path("quantized"), 1);
         test_ok(&w, kvf_sequence_truncate(w.cache, a, held, w.stream));
         save_expect(wanted, &w, a, &t, held, 20);
         test_close(&w, &t);
@@ -284,7 +285,7 @@ static void a_disk_changes_no_bit(void **state)
         kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
         save_prefill(&w.tier, a, &w.t, DISK_PROMPT);
         save_prefill(&w.plain, b, &w.t, DISK_PROMPT);
-        disk_same_steps(&w, a, b, DISK_PROMPT, 2 * DISK_STEPS, "packed");
+        disk_same_steps(&w, a, b, DISK_PROMPT, 2 * DISK_STEPS, "quantized");
         disk_worlds_close(&w);
     }
 }
@@ -296,7 +297,7 @@ static void transfer_methods_change_no_bit(void **state)
                                            KVF_TRANSFER_EACH, KVF_TRANSFER_BATCH,
                                            KVF_TRANSFER_AUTO};
     for (uint32_t i = 0; i < 2; i++) {
-        test_scenario sc = {.cc = packed_config(i),
+        test_scenario sc = {.cc = quantized_config(i),
                             .tokens = {.seed = test_seed(1307) + i, .sharpness = 2.5f, .topics = 6},
                             .prompt = 120,
                             .steps = 24,
@@ -495,7 +496,7 @@ static void listed_pages_are_what_steps_attend_to(void **state)
 {
     const uint64_t seed = test_seed(1321);
     for (uint32_t i = 0; i < turns_here(5); i++) {
-        kvf_cache_config c = packed_config(i);
+        kvf_cache_config c = quantized_config(i);
         test_random r = {seed + i};
         lister l = {0};
         c.layers = 1;
@@ -526,7 +527,7 @@ static void listed_pages_are_what_steps_attend_to(void **state)
                 assert_true(test_distance(l.out, l.wanted, c.dtype, c.query_heads * c.head_dim) <=
                             test_tolerance(c.dtype));
         }
-        assert_null(kvf_page_address(l.s, 0, 0, 3)); /* packed */
+        assert_null(kvf_page_address(l.s, 0, 0, 3)); /* quantized */
         assert_non_null(
             kvf_page_address(l.s, 0, 0, (LISTS_PROMPT + LISTS_STEPS) / c.page_size - 1));
         lister_close(&l);
@@ -535,7 +536,7 @@ static void listed_pages_are_what_steps_attend_to(void **state)
 
 static void lists_of_anything_else_are_refused(void **state)
 {
-    kvf_cache_config c = packed_config(1);
+    kvf_cache_config c = quantized_config(1);
     lister l = {0};
     c.layers = 1;
     c.select = KVF_SELECT_DYNAMIC;
@@ -573,28 +574,29 @@ static void restored_as(const kvf_cache_config *c, const char *text)
     test_world_close(&w);
 }
 
-/* A file comes back to a cache of its own form only, with as many blocks packed. */
+/* A file comes back to a cache of its own form only, with as many blocks quantized. */
 static void files_of_another_form_are_refused(void **state)
 {
-    for (uint32_t packed = 0; packed < 2; packed++) {
-        kvf_cache_config c = packed_config(1);
+    for (uint32_t quantized = 0; quantized < 2; quantized++) {
+        kvf_cache_config c = quantized_config(1);
         test_world w;
         test_tokens t;
-        c.pages = packed ? KVF_PAGES_K8V4 : KVF_PAGES_BF16;
+        c.pages = quantized ? KVF_PAGES_K8V4 : KVF_PAGES_NATIVE;
         test_open(&w, &t, &c, &(test_tokens_spec){.count = 100, .seed = 1319, .sharpness = 2});
         kvf_sequence *s = test_sequence(&w);
         save_prefill(&w, s, &t, 100);
         assert_int_equal(save_now(&w, s, save_path("form"), NULL), KVF_OK);
         test_close(&w, &t);
-        c.pages = packed ? KVF_PAGES_BF16 : KVF_PAGES_K8V8;
-        restored_as(&c, packed ? "was saved with pages = k8v4, this cache has bf16; open a cache "
-                                 "with that"
-                               : "was saved with pages = bf16, this cache has k8v8; open a cache "
-                                 "with that");
+        c.pages = quantized ? KVF_PAGES_NATIVE : KVF_PAGES_K8V8;
+        restored_as(&c, quantized
+                            ? "was saved with pages = k8v4, this cache has bf16; open a cache "
+                              "with that"
+                            : "was saved with pages = bf16, this cache has k8v8; open a cache "
+                              "with that");
         c.pages = KVF_PAGES_K8V4;
         c.local_tokens = 60;
         c.budget_tokens = 200;
-        if (packed)
+        if (quantized)
             restored_as(&c, "local_tokens = 60: ");
     }
 }
@@ -613,20 +615,21 @@ static void refused(const kvf_cache_config *c, const char *text)
 
 static void a_gpu_refuses_some(void **state)
 {
-    kvf_cache_config c = packed_config(1);
+    kvf_cache_config c = quantized_config(1);
     c.dtype = KVF_FP16;
-    refused(&c, "pages = k8v4: the CUDA device unpacks pages in dtype = bf16 only; set that or "
+    refused(&c, "pages = k8v4: the CUDA device dequantizes pages in dtype = bf16 only; set that or "
                 "pages = bf16, or use the host device");
     c.dtype = KVF_BF16;
     c.head_dim = 96;
-    refused(&c, "pages = k8v4: the CUDA device unpacks pages of head_dim 64 and 128, not 96; set "
-                "pages = bf16, or use the host device");
+    refused(&c,
+            "pages = k8v4: the CUDA device dequantizes pages of head_dim 64 and 128, not 96; set "
+            "pages = bf16, or use the host device");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_was_packed_is_attended),
+        cmocka_unit_test(what_was_quantized_is_attended),
         cmocka_unit_test(chunks_change_no_bit),
         cmocka_unit_test(short_cuts_change_no_bit),
         cmocka_unit_test(a_file_changes_no_bit),
@@ -638,7 +641,7 @@ int main(void)
         cmocka_unit_test(lists_of_anything_else_are_refused),
     };
     const struct CMUnitTest on_cuda[] = {
-        cmocka_unit_test(what_was_packed_is_attended),
+        cmocka_unit_test(what_was_quantized_is_attended),
         cmocka_unit_test(chunks_change_no_bit),
         cmocka_unit_test(short_cuts_change_no_bit),
         cmocka_unit_test(a_file_changes_no_bit),

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A chunk where pages are packed; see the header.
+ * A chunk where pages are quantized; see the header.
  *
- * Knows nothing of packing beyond its two kernels. The row is made exact first (wide.h), and the
- * chunk is appended to that: blocks that it seals beside the earlier ones, the rest in the ring.
- * Then queries go in groups that see equally many sealed blocks, as many as a block has tokens, and
- * in front of each group the next block is packed, which leaves in the row what was packed. So
- * attention is the one of other caches, over one page table.
+ * Knows nothing of quantization beyond its two kernels. The row is made exact first (wide.h), and
+ * the chunk is appended to that: blocks that it seals beside the earlier ones, the rest in the
+ * ring. Then queries go in groups that see equally many sealed blocks, as many as a block has
+ * tokens, and in front of each group the next block is quantized, which leaves in the row what was
+ * quantized. So attention is the one of other caches, over one page table.
  */
 
-#include "prefill_packed.h"
+#include "prefill_quantized.h"
 
 #include "wide.h"
 
-/* Earlier blocks in exact form, if somebody attends to them, and those that this call seals of what
- * is in the window. */
+/* Earlier blocks in full precision, if somebody attends to them, and those that this call seals of
+ * what is in the window. */
 static kvf_status make_wide(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
                             const kvf_row **view)
 {
@@ -30,16 +30,16 @@ static kvf_status make_wide(kvf_step *step, const kvf_prefill_args *args, uint32
 }
 
 /* Blocks first .. end - 1, which the call seals. */
-static kvf_status pack(kvf_step *step, uint32_t first, uint32_t end)
+static kvf_status quantize(kvf_step *step, uint32_t first, uint32_t end)
 {
     const kvf_part *part = step->part;
-    const kvf_narrow_args args = {.paging = part->dims.paging,
-                                  .rows = 1,
-                                  .count = end - first,
-                                  .first = first,
-                                  .wide = part->tables.wide,
-                                  .row = step->row};
-    return first < end ? KVF_LAUNCH(step, narrow, args) : KVF_OK;
+    const kvf_quantize_args args = {.paging = part->dims.paging,
+                                    .rows = 1,
+                                    .count = end - first,
+                                    .first = first,
+                                    .wide = part->tables.wide,
+                                    .row = step->row};
+    return first < end ? KVF_LAUNCH(step, quantize, args) : KVF_OK;
 }
 
 /* Tokens first .. end - 1 of the row. */
@@ -56,24 +56,24 @@ static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t 
     return kvf_chunk_attend(step, &group, first, part->tables.wide_table);
 }
 
-static kvf_status pack_and_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+static kvf_status quantize_and_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
     const kvf_part *part = step->part;
     const kvf_row *row = &step->row_host[0];
     const uint32_t end = base + args->tokens, block = part->dims.paging.block_size;
-    uint32_t packed = row->sealed_before;
+    uint32_t quantized = row->sealed_before;
     for (uint32_t first = base, next; args->q && first < end; first = next) {
         /* Up to the token whose step seals one more. */
         const uint32_t sealed = kvf_sealed_blocks(part, first + 1);
         next = kvf_min_u32(end, part->config.local_tokens + (sealed + 1) * block - 1);
-        KVF_TRY(pack(step, packed, sealed));
+        KVF_TRY(quantize(step, quantized, sealed));
         KVF_TRY(attend(step, args, base, first, next));
-        packed = sealed;
+        quantized = sealed;
     }
-    return pack(step, packed, row->sealed);
+    return quantize(step, quantized, row->sealed);
 }
 
-/* Its sealed blocks, from their exact form. */
+/* Its sealed blocks, from their full precision. */
 static kvf_status seal(kvf_step *step, const kvf_row *view, uint32_t base)
 {
     const kvf_row *row = step->row;
@@ -83,7 +83,7 @@ static kvf_status seal(kvf_step *step, const kvf_row *view, uint32_t base)
     return status == KVF_OK ? kvf_step_admit(step) : status;
 }
 
-kvf_status kvf_prefill_packed(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
     kvf_layer *layer = step->states[0];
     const kvf_row *view;
@@ -92,17 +92,17 @@ kvf_status kvf_prefill_packed(kvf_step *step, const kvf_prefill_args *args, uint
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(make_wide(step, args, base, &view));
     KVF_TRY(kvf_chunk_repack(step, args, base, step->part->tables.wide_table));
-    KVF_TRY(pack_and_attend(step, args, base));
+    KVF_TRY(quantize_and_attend(step, args, base));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);
 }
 
-kvf_status kvf_carry_packed(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
-                            const kvf_carried *carried)
+kvf_status kvf_carry_quantized(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                               const kvf_carried *carried)
 {
     const kvf_part *part = step->part;
     const kvf_carry_args carry = {.paging = part->dims.paging,
-                                  .packed = carried->blocks,
+                                  .quantized = carried->blocks,
                                   .stride = carried->stride,
                                   .from = carried->from,
                                   .ids = carried->ids,

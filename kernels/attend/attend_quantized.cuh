@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_ATTEND_ATTEND_PACKED_CUH
-#define KVF_KERNELS_ATTEND_ATTEND_PACKED_CUH
+#ifndef KVF_KERNELS_ATTEND_ATTEND_QUANTIZED_CUH
+#define KVF_KERNELS_ATTEND_ATTEND_QUANTIZED_CUH
 
 /*
- * One split of attention whose last spans are packed pages, on the tensor cores, in bf16.
+ * One split of attention whose last spans are quantized pages, on the tensor cores, in bf16.
  *
  * Knows nothing of passes or other splits. Exact spans come first and go the way of attend.cuh;
- * what a warp has of them then becomes its state for the packed ones. Those it walks by chunks of
- * 16 tokens too, through a ring in shared memory whose slots hold codes as they are stored, and
+ * what a warp has of them then becomes its state for the quantized ones. Those it walks by chunks
+ * of 16 tokens too, through a ring in shared memory whose slots hold codes as they are stored, and
  * codes become bf16, which holds them exactly, in registers. A rotated query enters as two bf16
- * numbers, which keep 17 bits of it, and so does a weight. A scale goes to the logit of its key
- * and to the weight of its value; where a value has scales by group, weights are made per group,
- * and minima are one product more: weights by tokens x minima by groups.
+ * numbers, which keep 17 bits of it, and so does a weight. A scale goes to the logit of its key and
+ * to the weight of its value; where a value has scales by group, weights are made per group, and
+ * minima are one product more: weights by tokens x minima by groups.
  *
  * Channels may come in any order, as long as both sides of a product have the same. In the first
  * product lane 4 * g + i reads 16 channels of token g in one piece, and the query is in that order.
@@ -23,7 +23,7 @@
  */
 
 #include "attend.cuh"
-#include "packed.h"
+#include "quantized.h"
 #include "score/codes.cuh"
 
 #define BRING 8u
@@ -33,7 +33,7 @@
  * values are in int4. */
 template <uint32_t D, bool NIBBLES> struct code_ring {
     static const uint32_t value_row = NIBBLES ? D / 2 : D;
-    static const uint32_t groups = NIBBLES ? D / KVF_PACKED_GROUP : 0;
+    static const uint32_t groups = NIBBLES ? D / KVF_QUANTIZED_GROUP : 0;
     static const uint32_t value_scales = NIBBLES ? 2 : 1; /* pairs need not lie in one piece */
     static const uint32_t values = CHUNK * D;
     static const uint32_t scales = values + CHUNK * value_row;
@@ -59,10 +59,10 @@ static __host__ __device__ __forceinline__ uint32_t warp_bytes(const kvf_attend_
     const uint32_t exact = ring_slots<D>(a, warps) * ring<D>::slot_bytes;
     const uint32_t tokens = kvf_min_u32(a->split, a->spans_max) * a->shape.page_size;
     const uint32_t chunks = kvf_div_ceil_u32(kvf_div_ceil_u32(tokens, CHUNK), warps);
-    const uint32_t packed =
+    const uint32_t quantized =
         kvf_min_u32(code_ring<D, NIBBLES>::slots, chunks) * code_ring<D, NIBBLES>::slot_bytes;
     const uint32_t part = part_floats<D>(a->sub.count) * (uint32_t)sizeof(float);
-    return kvf_max_u32(exact, kvf_max_u32(packed, part));
+    return kvf_max_u32(exact, kvf_max_u32(quantized, part));
 }
 
 /* ---- codes to numbers ---- */
@@ -350,7 +350,7 @@ static __device__ __forceinline__ void add_minima(float o[4], const float s[2][4
     uint32_t high[2], low[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        const bool is_there = g < D / KVF_PACKED_GROUP;
+        const bool is_there = g < D / KVF_QUANTIZED_GROUP;
         const float x = is_there ? half_at(&scales[i][0][2 * g + 1]) : 0.0f;
         const float y = is_there ? half_at(&scales[i][1][2 * g + 1]) : 0.0f;
         high[i] = kvf_pair<kvf_bf16>(x, y);
@@ -405,7 +405,7 @@ static __device__ __forceinline__ void soften_codes(warp_rows<D> *r, float minim
     minima[2 * side + 1] *= factor;
 }
 
-/* The packed chunks of one warp, in order. */
+/* The quantized chunks of one warp, in order. */
 template <uint32_t D, bool NIBBLES>
 static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[4],
                                                   const kvf_attend_args *a, const kvf_split *split,
@@ -517,16 +517,16 @@ static __device__ __forceinline__ uint32_t exact_spans(const kvf_split *split)
     uint32_t first = 0, found = KVF_WARP_LANES;
     for (; first < split->count && found == KVF_WARP_LANES; first += KVF_WARP_LANES) {
         const uint32_t i = first + lane;
-        const bool is_exact = i < split->count && !split->spans[i].packed;
+        const bool is_exact = i < split->count && !split->spans[i].quantized;
         found = (uint32_t)__popc(__ballot_sync(KVF_FULL_WARP, is_exact));
     }
     return first ? first - KVF_WARP_LANES + found : 0;
 }
 
-/* Packed pages that are not here yet are brought to their place. */
+/* Quantized pages that are not here yet are brought to their place. */
 static __device__ __forceinline__ void bring_codes(const kvf_attend_args *a, const kvf_split *split)
 {
-    const uint32_t words = (uint32_t)kvf_home_page_bytes(&a->shape) / 16;
+    const uint32_t words = (uint32_t)kvf_stored_page_bytes(&a->shape) / 16;
     const uint32_t all = split->count * words;
     for (uint32_t first = threadIdx.x; first < all; first += BRING * blockDim.x) {
         uint4 data[BRING];
@@ -547,7 +547,8 @@ static __device__ __forceinline__ void bring_codes(const kvf_attend_args *a, con
     __syncthreads();
 }
 
-/* As do_chunks. With `brings` spans that have a home are packed, and their pages not here yet. */
+/* As do_chunks. With `brings` spans that have a home are quantized, and their pages not here yet.
+ * */
 template <uint32_t D, bool NIBBLES>
 static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const kvf_split &split,
                                                 bool brings)
@@ -556,14 +557,14 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
     const uint32_t warps = blockDim.x / KVF_WARP_LANES;
     float *rotated = (float *)kvf_shared();
     char *own = kvf_shared() + front_bytes<D>(&a) + warp * warp_bytes<D, NIBBLES>(&a, warps);
-    kvf_split exact = split, packed = split;
+    kvf_split exact = split, quantized = split;
     float minima[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     warp_rows<D> r;
     if (brings)
         bring_codes(&a, &split);
     exact.count = exact_spans(&split);
-    packed.spans += exact.count;
-    packed.count -= exact.count;
+    quantized.spans += exact.count;
+    quantized.count -= exact.count;
     begin_rows<D>(&r);
     if (exact.count) {
         walk<kvf_bf16, D, false>(&r, &a, &exact, kvf_shared(), own, lane, warp, warps);
@@ -571,7 +572,7 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
         __syncthreads();
     }
     rotate_group<D>(rotated, &a, split.list);
-    walk_codes<D, NIBBLES>(&r, minima, &a, &packed, rotated, own, lane);
+    walk_codes<D, NIBBLES>(&r, minima, &a, &quantized, rotated, own, lane);
     float *parts = (float *)kvf_shared();
     kvf_async_wait<0>();
     __syncthreads();

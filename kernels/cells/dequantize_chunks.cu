@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks of chunks in exact form, on the GPU; see expand_ref.c for the meaning.
+ * Blocks of chunks in full precision, on the GPU; see dequantize_chunks_ref.c for the meaning.
  *
  * Knows nothing of who reads them. A block of threads is a run, which comes to shared memory 16
  * bytes per thread, because cells are across a link, and from there half a warp takes a token.
@@ -9,36 +9,36 @@
  */
 
 #include "cuda_kernels.h"
-#include "move/packed.cuh"
+#include "move/quantized.cuh"
 
 #define THREADS 256u
 #define TOKENS  (THREADS / KVF_CODE_LANES)
 
 static __global__ void __launch_bounds__(THREADS, 2)
-    expand_cells(const __grid_constant__ kvf_expand_args a)
+    dequantize_chunks_cells(const __grid_constant__ kvf_dequantize_chunks_args a)
 {
     const kvf_paging *p = &a.paging;
     const uint32_t head = blockIdx.x % p->kv_heads, place = blockIdx.x / p->kv_heads;
     const uint32_t row = place / a.blocks_each, block = place % a.blocks_each;
-    const uint32_t tokens = kvf_expand_tokens(&a, row, block);
-    const size_t token = kvf_token_bytes(&p->shape), all = kvf_home_run_bytes(p);
+    const uint32_t tokens = kvf_dequantize_chunks_tokens(&a, row, block);
+    const size_t token = kvf_token_bytes(&p->shape), all = kvf_stored_run_bytes(p);
     if (tokens == 0)
         return;
     const char *from = (const char *)a.blocks[(size_t)row * p->blocks_max + block] + head * all;
     char *to = a.wide + place * kvf_block_bytes(p) + head * kvf_run_bytes(p);
-    packed_fetch(from, all);
+    quantized_fetch(from, all);
     /* A block has an even number of tokens, so warps stay whole. */
     for (uint32_t t = threadIdx.x / KVF_CODE_LANES; t < p->block_size; t += TOKENS)
-        packed_token_back(&p->shape,
-                          kvf_shared() + t / p->shape.page_size * kvf_home_page_bytes(&p->shape),
-                          t % p->shape.page_size, to + t * token, t >= tokens);
+        quantized_token_back(
+            &p->shape, kvf_shared() + t / p->shape.page_size * kvf_stored_page_bytes(&p->shape),
+            t % p->shape.page_size, to + t * token, t >= tokens);
 }
 
-extern "C" int kvf_expand_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_dequantize_chunks_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    const kvf_expand_args *a = (const kvf_expand_args *)args;
+    const kvf_dequantize_chunks_args *a = (const kvf_dequantize_chunks_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<expand_cells>(dim3(tasks), dim3(THREADS), kvf_home_run_bytes(&a->paging),
-                                         (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<dequantize_chunks_cells>(
+        dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
 }

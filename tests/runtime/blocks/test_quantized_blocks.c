@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Packed pages under the caller's block tables, of any tokens: outputs follow from tokens alone,
- * and a block takes less memory. test_blocks.c runs once more with tokens that packing does not
- * change, against sequences.
+ * Quantized pages under the caller's block tables, of any tokens: outputs follow from tokens alone,
+ * and a block takes less memory. test_blocks.c runs once more with tokens that quantization does
+ * not change, against sequences.
  */
 
 #include "blocks_rig.h"
@@ -52,7 +52,7 @@ static void outputs_follow_from_tokens_alone(void **state)
         bc.cache.pages = i < 2 ? KVF_PAGES_K8V4 : KVF_PAGES_K8V8;
         bc.cache.dtype = dtypes[i];
         bc.cache.transfer = test_transfer(KVF_TRANSFER_DIRECT);
-        test_seed_print("packed blocks", 130 + i);
+        test_seed_print("quantized blocks", 130 + i);
         rc.threads = 1;
         rig_open(&one, &rc, &bc, 3, 130 + i);
         record(&one, 130 + i);
@@ -85,7 +85,7 @@ static kvf_blocks_plan plan_of(kvf_runtime *runtime, kvf_pages pages, uint32_t p
 
 /* Of heads of 128 in bf16: 896 and 1,088 bytes for the 2,048 of a page of 4, and the more in slots;
  * window and sink, codes and what of a block is on the device stay, and there is room for one row
- * in exact form. */
+ * in full precision. */
 static void a_block_takes_less_memory(void **state)
 {
     const kvf_runtime_config rc = test_runtime_config();
@@ -94,7 +94,7 @@ static void a_block_takes_less_memory(void **state)
     kvf_runtime *runtime = NULL;
     (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    const kvf_blocks_plan exact = plan_of(runtime, KVF_PAGES_BF16, 4);
+    const kvf_blocks_plan exact = plan_of(runtime, KVF_PAGES_NATIVE, 4);
     const kvf_blocks_plan bytes = plan_of(runtime, KVF_PAGES_K8V8, 4);
     const kvf_blocks_plan halves = plan_of(runtime, KVF_PAGES_K8V4, 4);
     const uint64_t pages = (uint64_t)RIG_LAYERS * bc.cache.kv_heads * 4096 * bc.block_tokens / 4;
@@ -107,8 +107,8 @@ static void a_block_takes_less_memory(void **state)
     kvf_runtime_close(runtime);
 }
 
-/* Kernels of a GPU unpack one type and two sizes of heads. */
-static void what_a_gpu_does_not_unpack_is_refused(void **state)
+/* Kernels of a GPU dequantize one type and two sizes of heads. */
+static void what_a_gpu_does_not_dequantize_is_refused(void **state)
 {
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
@@ -135,10 +135,10 @@ int main(void)
         cmocka_unit_test(a_block_takes_less_memory),
     };
     const struct CMUnitTest gpu[] = {
-        cmocka_unit_test(what_a_gpu_does_not_unpack_is_refused),
+        cmocka_unit_test(what_a_gpu_does_not_dequantize_is_refused),
     };
-    const int failed = cmocka_run_group_tests_name("packed blocks", tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests_name("quantized blocks", tests, NULL, NULL);
     if (!test_on_cuda())
         return failed;
-    return failed + cmocka_run_group_tests_name("packed blocks of a GPU", gpu, NULL, NULL);
+    return failed + cmocka_run_group_tests_name("quantized blocks of a GPU", gpu, NULL, NULL);
 }

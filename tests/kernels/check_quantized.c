@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Packed pages: narrow, widen, read and carry against their references, bit for bit; that what is
- * carried is what was packed; and what packing may lose.
+ * Quantized pages: quantize, dequantize, read and carry against their references, bit for bit; that
+ * what is carried is what was quantized; and what quantization may lose.
  *
  * A code is half a step off at most. The step of int8 is the bf16 number above m / 127, m the
  * largest magnitude, so at most m / 127 * (1 + 2^-7). That of int4 is (largest - minimum) / 15 in
@@ -13,9 +13,9 @@
 #include <string.h>
 
 #include "check_rows.h"
-#include "packed.h"
+#include "quantized.h"
 
-/* Rows of packed pages, or of such in another form. False: this case is left out. */
+/* Rows of quantized pages, or of such in another form. False: this case is left out. */
 static bool begin_rows(check *c, check_rows *w, uint32_t rows, const char *what)
 {
     if (!check_begin(c))
@@ -23,7 +23,7 @@ static bool begin_rows(check *c, check_rows *w, uint32_t rows, const char *what)
     const uint32_t blocks_max = 1 + check_below(c, 12);
     kvf_pages pages = check_below(c, 2) ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
     if (strcmp(what, "read") == 0 && c->cases % 4 == 0)
-        pages = KVF_PAGES_BF16;
+        pages = KVF_PAGES_NATIVE;
     check_rows_make(c, w,
                     &(check_rows_config){
                         .rows = rows, .blocks_max = blocks_max, .pages = pages, .pool_blocks = 8});
@@ -31,7 +31,7 @@ static bool begin_rows(check *c, check_rows *w, uint32_t rows, const char *what)
     return true;
 }
 
-/* Numbers where narrow reads them, and in every third case a few that are none. */
+/* Numbers where quantize reads them, and in every third case a few that are none. */
 static void fill_exact(check *c, const kvf_shape *s, void *to, size_t bytes, check_data data)
 {
     const uint32_t count = (uint32_t)(bytes / kvf_dtype_bytes(s->dtype));
@@ -46,10 +46,10 @@ static void fill_ring(check *c, const check_rows *w, check_data data)
         fill_exact(c, &w->p.shape, w->row[b].ring, kvf_ring_size(&w->p), data);
 }
 
-/* Every row has pool blocks of its own, which narrow writes. */
+/* Every row has pool blocks of its own, which quantize writes. */
 static void give_pool(check *c, const check_rows *w)
 {
-    const size_t block = kvf_home_block_bytes(&w->p);
+    const size_t block = kvf_stored_block_bytes(&w->p);
     for (uint32_t b = 0; b < w->rows; b++) {
         kvf_row *row = &w->row[b];
         const uint32_t count = row->sealed - row->sealed_before;
@@ -62,17 +62,17 @@ static void give_pool(check *c, const check_rows *w)
     }
 }
 
-static void narrow_case(check *c, uint32_t rows, bool from_ring, check_data data)
+static void quantize_case(check *c, uint32_t rows, bool from_ring, check_data data)
 {
     check_rows w;
-    if (!begin_rows(c, &w, rows, "narrow"))
+    if (!begin_rows(c, &w, rows, "quantize"))
         return;
     fill_ring(c, &w, data);
     for (uint32_t b = 0; b < rows; b++) /* a step seals one block of a row, which is in its ring */
         if (from_ring && w.row[b].sealed)
             w.row[b].sealed_before = w.row[b].sealed - 1;
     give_pool(c, &w);
-    kvf_narrow_args a = {.paging = w.p, .rows = rows, .count = 1, .row = w.row};
+    kvf_quantize_args a = {.paging = w.p, .rows = rows, .count = 1, .row = w.row};
     if (!from_ring) {
         const size_t bytes = w.p.blocks_max * kvf_block_bytes(&w.p);
         a.first = w.row->sealed_before;
@@ -80,27 +80,28 @@ static void narrow_case(check *c, uint32_t rows, bool from_ring, check_data data
         a.wide = check_changed(c, "wide", bytes);
         fill_exact(c, &w.p.shape, a.wide, bytes, data);
     }
-    CHECK_BOTH(c, narrow, &a);
+    CHECK_BOTH(c, quantize, &a);
 }
 
-/* Scales of a packed block become numbers, as those that narrow makes are. */
+/* Scales of a quantized block become numbers, as those that quantize makes are. */
 static void sound_scales(const kvf_paging *p, const void *block)
 {
     const kvf_shape *s = &p->shape;
-    const uint32_t count = s->page_size * (1 + kvf_packed_scale_bytes(s) / 2);
+    const uint32_t count = s->page_size * (1 + kvf_quantized_scale_bytes(s) / 2);
     for (uint32_t i = 0; i < p->kv_heads * p->block_pages; i++)
         for (uint32_t k = 0; k < count; k++)
-            kvf_packed_key_scale(s, kvf_offset(block, i * kvf_home_page_bytes(s)), 0)[k] &= 0x3fffu;
+            kvf_quantized_key_scale(s, kvf_offset(block, i * kvf_stored_page_bytes(s)), 0)[k] &=
+                0x3fffu;
 }
 
-static void widen_case(check *c, bool to_ring)
+static void dequantize_case(check *c, bool to_ring)
 {
     check_rows w;
-    if (!begin_rows(c, &w, 1, "widen"))
+    if (!begin_rows(c, &w, 1, "dequantize"))
         return;
     for (uint32_t b = 0; b < w.row->sealed; b++)
         sound_scales(&w.p, w.row->blocks[b]);
-    kvf_widen_args a = {.paging = w.p, .row = w.row};
+    kvf_dequantize_args a = {.paging = w.p, .row = w.row};
     a.first = check_below(c, w.row->sealed + 1);
     a.count = w.row->sealed - a.first;
     if (to_ring) {
@@ -112,20 +113,20 @@ static void widen_case(check *c, bool to_ring)
         a.table = check_changed(c, "table", w.p.blocks_max * sizeof *a.table);
         a.view = check_changed(c, "view", sizeof *a.view);
     }
-    CHECK_BOTH(c, widen, &a);
+    CHECK_BOTH(c, dequantize, &a);
 }
 
-void check_narrow(check *c)
+void check_quantize(check *c)
 {
     for (uint32_t i = 0; i < 24; i++)
-        narrow_case(c, i % 2 ? 1 + i % 3 : 1, i % 2,
-                    i % 3 ? DATA_NORMAL : (check_data)(i / 3 % DATA_COUNT));
+        quantize_case(c, i % 2 ? 1 + i % 3 : 1, i % 2,
+                      i % 3 ? DATA_NORMAL : (check_data)(i / 3 % DATA_COUNT));
 }
 
-void check_widen(check *c)
+void check_dequantize(check *c)
 {
     for (uint32_t i = 0; i < 16; i++)
-        widen_case(c, i % 4 == 3);
+        dequantize_case(c, i % 4 == 3);
 }
 
 /* Some pages of every row, and what is read of them. */
@@ -142,7 +143,7 @@ static void read_case(check *c, uint32_t rows)
         const kvf_row *row = &w.row[l / p->kv_heads];
         indptr[l] = end;
         end += (int32_t)check_subset(c, kvf_row_pages(p, row), p->pages_max, indices + end);
-        for (uint32_t b = 0; b < row->sealed && p->shape.pages != KVF_PAGES_BF16; b++)
+        for (uint32_t b = 0; b < row->sealed && p->shape.pages != KVF_PAGES_NATIVE; b++)
             sound_scales(p, row->blocks[b]);
     }
     indptr[lists] = end;
@@ -175,33 +176,34 @@ static uint32_t *kept_ids(check *c, uint32_t kv_heads, uint32_t count, uint32_t 
     return ids;
 }
 
-/* The page of token t of a block in home form, or the same of all its bytes. */
+/* The page of token t of a block in storage format, or the same of all its bytes. */
 static const void *page_of(const kvf_paging *p, const void *block, uint32_t head, uint32_t t)
 {
-    return kvf_offset(block, head * kvf_home_run_bytes(p) + t % p->block_size / p->shape.page_size *
-                                                                kvf_home_page_bytes(&p->shape));
+    return kvf_offset(block, head * kvf_stored_run_bytes(p) + t % p->block_size /
+                                                                  p->shape.page_size *
+                                                                  kvf_stored_page_bytes(&p->shape));
 }
 
-/* A carried token is where it was packed, byte for byte, in a copy of what was there. */
+/* A carried token is where it was quantized, byte for byte, in a copy of what was there. */
 static void expect_carried(check *c, const kvf_carry_args *a, const char *before, const char *after,
                            uint32_t head, uint32_t i)
 {
     const kvf_paging *p = &a->paging;
     const kvf_shape *s = &p->shape;
-    const size_t block = kvf_home_block_bytes(p);
+    const size_t block = kvf_stored_block_bytes(p);
     const uint32_t id = a->ids[head * a->stride + i];
-    if (id / p->block_size >= a->packed)
+    if (id / p->block_size >= a->quantized)
         return;
     const void *from = page_of(p, before + id / p->block_size * block, head, id);
     const void *to = page_of(p, after + i / p->block_size * block, head, i);
     const uint32_t t = i % s->page_size, u = id % s->page_size;
-    check_bits(c, "key", kvf_packed_key(s, to, t), kvf_packed_key(s, from, u), s->head_dim);
-    check_bits(c, "value", kvf_packed_value(s, to, t), kvf_packed_value(s, from, u),
-               kvf_packed_value_bytes(s));
-    check_bits(c, "scale of a key", kvf_packed_key_scale(s, to, t),
-               kvf_packed_key_scale(s, from, u), 2);
-    check_bits(c, "scale of a value", kvf_packed_value_scale(s, to, t),
-               kvf_packed_value_scale(s, from, u), kvf_packed_scale_bytes(s));
+    check_bits(c, "key", kvf_quantized_key(s, to, t), kvf_quantized_key(s, from, u), s->head_dim);
+    check_bits(c, "value", kvf_quantized_value(s, to, t), kvf_quantized_value(s, from, u),
+               kvf_quantized_value_bytes(s));
+    check_bits(c, "scale of a key", kvf_quantized_key_scale(s, to, t),
+               kvf_quantized_key_scale(s, from, u), 2);
+    check_bits(c, "scale of a value", kvf_quantized_value_scale(s, to, t),
+               kvf_quantized_value_scale(s, from, u), kvf_quantized_scale_bytes(s));
 }
 
 /* In place: block b of what the row was is where its block b goes. */
@@ -211,20 +213,21 @@ static void carry_case(check *c, check_data data)
     if (!begin_rows(c, &w, 1, "carry"))
         return;
     kvf_row *row = w.row;
-    const size_t block = kvf_home_block_bytes(&w.p), bytes = w.p.blocks_max * kvf_block_bytes(&w.p);
+    const size_t block = kvf_stored_block_bytes(&w.p),
+                 bytes = w.p.blocks_max * kvf_block_bytes(&w.p);
     const uint32_t count = row->sealed * w.p.block_size;
-    kvf_carry_args a = {.paging = w.p, .packed = check_below(c, w.p.blocks_max + 1), .row = row};
-    const uint32_t blocks = kvf_max_u32(a.packed, row->sealed);
+    kvf_carry_args a = {.paging = w.p, .quantized = check_below(c, w.p.blocks_max + 1), .row = row};
+    const uint32_t blocks = kvf_max_u32(a.quantized, row->sealed);
     char *pool = check_changed(c, "pool", blocks * block + 1),
          *before = check_in(c, blocks * block);
-    const void **from = check_in(c, a.packed * sizeof *from);
+    const void **from = check_in(c, a.quantized * sizeof *from);
     void **to = check_in(c, row->sealed * sizeof *to);
     check_noise(c, pool, blocks * block);
     for (uint32_t b = 0; b < blocks; b++)
         sound_scales(&w.p, pool + b * block);
     if (blocks)
         memcpy(before, pool, blocks * block);
-    for (uint32_t b = 0; b < a.packed; b++)
+    for (uint32_t b = 0; b < a.quantized; b++)
         from[b] = pool + b * block;
     for (uint32_t b = row->sealed_before; b < row->sealed; b++)
         to[b - row->sealed_before] = pool + b * block;
@@ -275,7 +278,7 @@ static void near(check *c, const char *what, const float *got, const float *want
 {
     for (uint32_t i = 0; i < count; i++)
         if (!(fabs((double)got[i] - (double)want[i]) <= error))
-            check_fail(c, "%s %u is %g, packed from %g; at most %g off", what, i, (double)got[i],
+            check_fail(c, "%s %u is %g, quantized from %g; at most %g off", what, i, (double)got[i],
                        (double)want[i], error);
 }
 
@@ -286,20 +289,20 @@ static void loss_case(check *c, kvf_shape s, check_data data)
     check_describe(c, "loss of pages %d, %s d=%u P=%u data=%d", (int)s.pages,
                    check_dtype_name(s.dtype), s.head_dim, s.page_size, (int)data);
     const uint32_t t = check_below(c, s.page_size), d = s.head_dim;
-    void *token = check_in(c, kvf_token_bytes(&s)), *page = check_in(c, kvf_home_page_bytes(&s));
+    void *token = check_in(c, kvf_token_bytes(&s)), *page = check_in(c, kvf_stored_page_bytes(&s));
     float x[KVF_HEAD_DIM_MAX], y[KVF_HEAD_DIM_MAX];
     check_fill(c, token, s.dtype, 2 * d, data);
-    kvf_pack_token(&s, page, t, token, x);
+    kvf_quantize_token(&s, page, t, token, x);
     for (uint32_t i = 0; i < d; i++)
         y[i] = kvf_element_get(token, s.dtype, i);
     kvf_code_rotate(y, d);
-    kvf_unpack_key(&s, page, t, x);
+    kvf_dequantize_key(&s, page, t, x);
     const kvf_shape bytes = {s.dtype, d, s.page_size, KVF_PAGES_K8V8};
     near(c, "rotated key", x, y, d, step_of(&bytes, y, d));
     for (uint32_t i = 0; i < d; i++)
         y[i] = kvf_element_get(token, s.dtype, d + i);
-    const uint32_t group = s.pages == KVF_PAGES_K8V4 ? KVF_PACKED_GROUP : d;
-    kvf_unpack_value(&s, page, t, x);
+    const uint32_t group = s.pages == KVF_PAGES_K8V4 ? KVF_QUANTIZED_GROUP : d;
+    kvf_dequantize_value(&s, page, t, x);
     for (uint32_t i = 0; i < d; i += group)
         near(c, "value", x + i, y + i, kvf_min_u32(group, d - i),
              step_of(&s, y + i, kvf_min_u32(group, d - i)));
@@ -311,20 +314,20 @@ static void nothing_case(check *c, kvf_shape s, float bad, uint32_t channel)
     if (!check_begin(c))
         return;
     check_describe(c, "%g in channel %u, pages %d", (double)bad, channel, (int)s.pages);
-    void *token = check_in(c, kvf_token_bytes(&s)), *page = check_in(c, kvf_home_page_bytes(&s));
+    void *token = check_in(c, kvf_token_bytes(&s)), *page = check_in(c, kvf_stored_page_bytes(&s));
     float x[KVF_HEAD_DIM_MAX];
     static const float zeros[KVF_HEAD_DIM_MAX];
     check_fill(c, token, s.dtype, 2 * s.head_dim, DATA_NORMAL);
     kvf_element_set(token, s.dtype, channel, bad);
-    kvf_pack_token(&s, page, 0, token, x);
+    kvf_quantize_token(&s, page, 0, token, x);
     if (channel < s.head_dim)
-        kvf_unpack_key(&s, page, 0, x);
+        kvf_dequantize_key(&s, page, 0, x);
     else
-        kvf_unpack_value(&s, page, 0, x);
+        kvf_dequantize_value(&s, page, 0, x);
     near(c, "channel", x, zeros, s.head_dim, 0.0);
 }
 
-void check_packed(check *c)
+void check_quantized(check *c)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     for (uint32_t i = 0; i < 6 * CHECK_HEAD_DIMS; i++)

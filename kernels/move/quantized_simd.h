@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_MOVE_PACKED_SIMD_H
-#define KVF_KERNELS_MOVE_PACKED_SIMD_H
+#ifndef KVF_KERNELS_MOVE_QUANTIZED_SIMD_H
+#define KVF_KERNELS_MOVE_QUANTIZED_SIMD_H
 
 /*
- * Tokens of packed pages, up to KVF_CODE_LANES of a run side by side, with the bits of packed.h.
+ * Tokens of quantized pages, up to KVF_CODE_LANES of a run side by side, with the bits of
+ * quantized.h.
  *
  * Knows runs, not where they come from. Keys are rotated as codes_simd.h does it, a lane per token,
  * and turned to rows of channels for everything else; values stay rows.
  */
 
-#include "packed.h"
-#include "packed_run.h"
+#include "quantized.h"
+#include "quantized_run.h"
 #include "score/codes_simd.h"
 
 /* Numbers of so many tokens, or their codes as integers. */
-typedef struct packed_rows {
+typedef struct quantized_rows {
     _Alignas(64) float at[KVF_CODE_LANES][KVF_HEAD_DIM_MAX];
-} packed_rows;
+} quantized_rows;
 
 /* Adding it rounds to an integer, which is in the low bits then. */
 #define ROUNDER 0x1.8p23f
@@ -27,13 +28,13 @@ KVF_ALWAYS_INLINE uint32_t tokens_at(const kvf_paging *p, uint32_t first)
     return kvf_min_u32(KVF_CODE_LANES, p->block_size - first);
 }
 
-KVF_ALWAYS_INLINE char *page_of(const kvf_shape *s, const kvf_packed_run *run, uint32_t t)
+KVF_ALWAYS_INLINE char *page_of(const kvf_shape *s, const kvf_quantized_run *run, uint32_t t)
 {
-    return run->home + t / s->page_size * kvf_home_page_bytes(s);
+    return run->home + t / s->page_size * kvf_stored_page_bytes(s);
 }
 
 /* Rows to a tile, or a tile to rows. */
-KVF_ALWAYS_INLINE void rows_to_tile(code_tile *tile, const packed_rows *rows, uint32_t head_dim)
+KVF_ALWAYS_INLINE void rows_to_tile(code_tile *tile, const quantized_rows *rows, uint32_t head_dim)
 {
     const void *from[KVF_CODE_LANES];
     for (uint32_t r = 0; r < KVF_CODE_LANES; r++)
@@ -41,7 +42,7 @@ KVF_ALWAYS_INLINE void rows_to_tile(code_tile *tile, const packed_rows *rows, ui
     code_tile_put(tile, from, KVF_FP32, head_dim);
 }
 
-KVF_ALWAYS_INLINE void tile_to_rows(packed_rows *rows, const code_tile *tile, uint32_t head_dim)
+KVF_ALWAYS_INLINE void tile_to_rows(quantized_rows *rows, const code_tile *tile, uint32_t head_dim)
 {
     const void *from[VF_TRANSPOSE];
     for (uint32_t i = 0; i < head_dim; i += VF_TRANSPOSE) {
@@ -87,8 +88,8 @@ static inline void round_keys(float *x, uint16_t *scales, uint32_t head_dim)
     }
 }
 
-static inline void pack_keys(const kvf_shape *s, const kvf_packed_run *run, uint32_t first,
-                             uint32_t count, code_tile *tile, packed_rows *rows)
+static inline void quantize_keys(const kvf_shape *s, const kvf_quantized_run *run, uint32_t first,
+                                 uint32_t count, code_tile *tile, quantized_rows *rows)
 {
     const void *from[KVF_CODE_LANES];
     uint16_t scales[KVF_CODE_LANES];
@@ -101,14 +102,14 @@ static inline void pack_keys(const kvf_shape *s, const kvf_packed_run *run, uint
     for (uint32_t r = 0; r < count; r++) {
         const uint32_t t = (first + r) % s->page_size;
         const char *page = page_of(s, run, first + r);
-        store_bytes(kvf_packed_key(s, page, t), rows->at[r], s->head_dim);
-        *kvf_packed_key_scale(s, page, t) = scales[r];
+        store_bytes(kvf_quantized_key(s, page, t), rows->at[r], s->head_dim);
+        *kvf_quantized_key_scale(s, page, t) = scales[r];
     }
 }
 
-static inline uint16_t pack_bytes(void *to, float *x, uint32_t count)
+static inline uint16_t quantize_bytes(void *to, float *x, uint32_t count)
 {
-    const float largest = kvf_packed_largest(x, count);
+    const float largest = kvf_quantized_largest(x, count);
     const int is_flat = !(largest > 0.0f && largest <= FLT_MAX);
     const uint16_t scale = is_flat ? 0 : kvf_bf16_up(largest / 127.0f);
     const vf unit = vf_set(kvf_bf16_to_float(scale));
@@ -119,13 +120,13 @@ static inline uint16_t pack_bytes(void *to, float *x, uint32_t count)
     return scale;
 }
 
-/* KVF_PACKED_GROUP channels, which are finite and become codes. */
-static inline void pack_halves(uint8_t *to, uint16_t *scales, float *x)
+/* KVF_QUANTIZED_GROUP channels, which are finite and become codes. */
+static inline void quantize_halves(uint8_t *to, uint16_t *scales, float *x)
 {
-    const uint32_t half = KVF_PACKED_GROUP / 2;
+    const uint32_t half = KVF_QUANTIZED_GROUP / 2;
     vf least = vf_load(x), most = least;
     float low[VF_LANES], high[VF_LANES];
-    for (uint32_t i = VF_LANES; i < KVF_PACKED_GROUP; i += VF_LANES) {
+    for (uint32_t i = VF_LANES; i < KVF_QUANTIZED_GROUP; i += VF_LANES) {
         least = vf_min(least, vf_load(x + i));
         most = vf_max(most, vf_load(x + i));
     }
@@ -135,13 +136,13 @@ static inline void pack_halves(uint8_t *to, uint16_t *scales, float *x)
         low[0] = low[l] < low[0] ? low[l] : low[0];
         high[0] = high[l] > high[0] ? high[l] : high[0];
     }
-    const uint32_t steps = kvf_packed_steps(low[0], high[0]);
+    const uint32_t steps = kvf_quantized_steps(low[0], high[0]);
     scales[0] = (uint16_t)steps;
     scales[1] = (uint16_t)(steps >> 16);
     const vf scale = vf_set(kvf_fp16_to_float(scales[0]));
     const vf minimum = vf_set(kvf_fp16_to_float(scales[1]));
     const vu is_sound = (vu)(scale > vf_zero());
-    for (uint32_t i = 0; i < KVF_PACKED_GROUP; i += VF_LANES) {
+    for (uint32_t i = 0; i < KVF_QUANTIZED_GROUP; i += VF_LANES) {
         const vf code = vf_min(vf_sub(vf_load(x + i), minimum) / scale, vf_set(15.0f));
         vu_store(x + i, (vu)vf_add(vf_max(code, vf_zero()), vf_set(ROUNDER)) & is_sound & 15u);
     }
@@ -150,23 +151,24 @@ static inline void pack_halves(uint8_t *to, uint16_t *scales, float *x)
     store_bytes(to, x, half);
 }
 
-static inline void pack_value(const kvf_shape *s, const kvf_packed_run *run, uint32_t t, float *x)
+static inline void quantize_value(const kvf_shape *s, const kvf_quantized_run *run, uint32_t t,
+                                  float *x)
 {
     const char *page = page_of(s, run, t);
-    uint8_t *to = kvf_packed_value(s, page, t % s->page_size);
-    uint16_t *scales = kvf_packed_value_scale(s, page, t % s->page_size);
+    uint8_t *to = kvf_quantized_value(s, page, t % s->page_size);
+    uint16_t *scales = kvf_quantized_value_scale(s, page, t % s->page_size);
     vf_widen_row(x, run->exact + t * kvf_token_bytes(s) + kvf_row_bytes(s), s->dtype, s->head_dim);
     if (s->pages == KVF_PAGES_K8V8) {
-        *scales = pack_bytes(to, x, s->head_dim);
+        *scales = quantize_bytes(to, x, s->head_dim);
         return;
     }
-    if (!(kvf_packed_largest(x, s->head_dim) <= FLT_MAX))
+    if (!(kvf_quantized_largest(x, s->head_dim) <= FLT_MAX))
         memset(x, 0, s->head_dim * sizeof *x);
-    for (uint32_t i = 0; i < s->head_dim; i += KVF_PACKED_GROUP, scales += 2)
-        if (s->head_dim - i >= KVF_PACKED_GROUP)
-            pack_halves(to + i / 2, scales, x + i);
+    for (uint32_t i = 0; i < s->head_dim; i += KVF_QUANTIZED_GROUP, scales += 2)
+        if (s->head_dim - i >= KVF_QUANTIZED_GROUP)
+            quantize_halves(to + i / 2, scales, x + i);
         else
-            kvf_pack_int4(to + i / 2, scales, x + i, s->head_dim - i);
+            kvf_quantize_int4(to + i / 2, scales, x + i, s->head_dim - i);
 }
 
 /* ---- and back ---- */
@@ -177,14 +179,14 @@ KVF_ALWAYS_INLINE void scale_bytes(float *x, const void *from, float scale, uint
         vf_store(x + i, vf_mul(vf_set(scale), vf_load_i8((const int8_t *)from + i)));
 }
 
-static inline void unpack_keys(const kvf_shape *s, const kvf_packed_run *run, uint32_t first,
-                               uint32_t count, code_tile *tile, packed_rows *rows)
+static inline void dequantize_keys(const kvf_shape *s, const kvf_quantized_run *run, uint32_t first,
+                                   uint32_t count, code_tile *tile, quantized_rows *rows)
 {
     for (uint32_t r = 0; r < KVF_CODE_LANES; r++) {
         const uint32_t token = first + kvf_min_u32(r, count - 1), t = token % s->page_size;
         const char *page = page_of(s, run, token);
-        scale_bytes(rows->at[r], kvf_packed_key(s, page, t),
-                    kvf_bf16_to_float(*kvf_packed_key_scale(s, page, t)), s->head_dim);
+        scale_bytes(rows->at[r], kvf_quantized_key(s, page, t),
+                    kvf_bf16_to_float(*kvf_quantized_key_scale(s, page, t)), s->head_dim);
     }
     rows_to_tile(tile, rows, s->head_dim);
     code_tile_turn(tile, s->head_dim);
@@ -192,10 +194,10 @@ static inline void unpack_keys(const kvf_shape *s, const kvf_packed_run *run, ui
     tile_to_rows(rows, tile, s->head_dim);
 }
 
-/* KVF_PACKED_GROUP channels. */
-KVF_ALWAYS_INLINE void unpack_halves(float *x, const uint8_t *from, const uint16_t *scales)
+/* KVF_QUANTIZED_GROUP channels. */
+KVF_ALWAYS_INLINE void dequantize_halves(float *x, const uint8_t *from, const uint16_t *scales)
 {
-    const uint32_t half = KVF_PACKED_GROUP / 2;
+    const uint32_t half = KVF_QUANTIZED_GROUP / 2;
     const vf scale = vf_set(kvf_fp16_to_float(scales[0]));
     const vf minimum = vf_set(kvf_fp16_to_float(scales[1]));
     for (uint32_t i = 0; i < half; i += VF_LANES) {
@@ -207,43 +209,45 @@ KVF_ALWAYS_INLINE void unpack_halves(float *x, const uint8_t *from, const uint16
     }
 }
 
-static inline void unpack_value(const kvf_shape *s, const kvf_packed_run *run, uint32_t t, float *x)
+static inline void dequantize_value(const kvf_shape *s, const kvf_quantized_run *run, uint32_t t,
+                                    float *x)
 {
     const char *page = page_of(s, run, t);
-    const uint8_t *from = kvf_packed_value(s, page, t % s->page_size);
-    const uint16_t *scales = kvf_packed_value_scale(s, page, t % s->page_size);
+    const uint8_t *from = kvf_quantized_value(s, page, t % s->page_size);
+    const uint16_t *scales = kvf_quantized_value_scale(s, page, t % s->page_size);
     if (s->pages == KVF_PAGES_K8V8) {
         scale_bytes(x, from, kvf_bf16_to_float(*scales), s->head_dim);
         return;
     }
-    for (uint32_t i = 0; i < s->head_dim; i += KVF_PACKED_GROUP, scales += 2)
-        if (s->head_dim - i >= KVF_PACKED_GROUP)
-            unpack_halves(x + i, from + i / 2, scales);
+    for (uint32_t i = 0; i < s->head_dim; i += KVF_QUANTIZED_GROUP, scales += 2)
+        if (s->head_dim - i >= KVF_QUANTIZED_GROUP)
+            dequantize_halves(x + i, from + i / 2, scales);
         else
-            kvf_unpack_int4(from + i / 2, scales, x + i, s->head_dim - i);
+            kvf_dequantize_int4(from + i / 2, scales, x + i, s->head_dim - i);
 }
 
 /* Within the finite numbers of the element type, in place, then stored. */
 static inline void store_row(const kvf_shape *s, void *to, float *x)
 {
-    const vf most = vf_set(kvf_packed_within(s->dtype, FLT_MAX)), least = vf_zero() - most;
+    const vf most = vf_set(kvf_quantized_within(s->dtype, FLT_MAX)), least = vf_zero() - most;
     for (uint32_t i = 0; i < s->head_dim; i += VF_LANES)
         vf_store(x + i, vf_max(least, vf_min(most, vf_load(x + i))));
     vf_round_row(to, s->dtype, x, s->head_dim);
 }
 
-/* `count` tokens in exact form; those of the sink are left alone. */
-static inline void unpack_tokens(const kvf_shape *s, const kvf_packed_run *run, uint32_t first,
-                                 uint32_t count, code_tile *tile, packed_rows *rows)
+/* `count` tokens in full precision; those of the sink are left alone. */
+static inline void dequantize_tokens(const kvf_shape *s, const kvf_quantized_run *run,
+                                     uint32_t first, uint32_t count, code_tile *tile,
+                                     quantized_rows *rows)
 {
-    unpack_keys(s, run, first, count, tile, rows);
+    dequantize_keys(s, run, first, count, tile, rows);
     for (uint32_t r = 0; r < count; r++) {
         const uint32_t t = first + r;
         char *to = run->exact + t * kvf_token_bytes(s);
         if (run->sink >> t & 1)
             continue;
         store_row(s, to, rows->at[r]);
-        unpack_value(s, run, t, rows->at[r]);
+        dequantize_value(s, run, t, rows->at[r]);
         store_row(s, to + kvf_row_bytes(s), rows->at[r]);
     }
 }
