@@ -22,8 +22,8 @@ OFFLOAD = ["offload/" + room for room in ("base", "file", "device", "memory", "p
 CLI = ["runner/cli/" + room for room in ("base", "output", "text", "prune", "run", "chat", "tune",
                                           "bench", "plan", "cache", "info")]
 # Rooms of the core, from below: each sees those before it.
-CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
-                                       "blocks", "save", "entry")]
+CORE = ["runtime/" + room for room in ("handle", "cache", "launch", "select", "step", "prune", "heads",
+                                       "blocks", "save", "api")]
 MAY_SEE = {
     "include": [],
     "include/common": ["include"],

@@ -8,7 +8,7 @@
  * work is done. A call that is refused has changed nothing.
  */
 
-#include "entry.h"
+#include "api.h"
 
 #include "append.h"
 #include "bring.h"

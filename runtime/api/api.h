@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_RUNTIME_ENTRY_H
-#define KVF_RUNTIME_ENTRY_H
+#ifndef KVF_RUNTIME_API_H
+#define KVF_RUNTIME_API_H
 
 /*
  * How every call of the user begins and ends. One thread at a time uses a cache: asserted in debug

@@ -49,7 +49,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
 
 static void bad_runtime_settings_are_named(void **state)
 {
-    refusals_check(&(refusals){.path = "tests/runtime/machine/runtime.refusals", .call = open_row});
+    refusals_check(&(refusals){.path = "tests/runtime/handle/runtime.refusals", .call = open_row});
     kvf_runtime_config c = test_runtime_config();
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};

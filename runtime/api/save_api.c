@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "entry.h"
+#include "api.h"
 #include "extents.h"
 #include "plain_file.h"
 #include "saving.h"

@@ -6,9 +6,9 @@
 
 #include <math.h>
 
+#include "api.h"
 #include "cache.h"
 #include "complete.h"
-#include "entry.h"
 #include "policies.h"
 #include "pruner.h"
 #include "sized.h"

@@ -5,9 +5,9 @@
  * known here: kernels look at it.
  */
 
+#include "api.h"
 #include "block_store.h"
 #include "cache.h"
-#include "entry.h"
 #include "sized.h"
 
 #define INNER offsetof(kvf_blocks_config, cache)
