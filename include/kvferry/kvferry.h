@@ -455,7 +455,7 @@ typedef struct kvf_cache_config {
     kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
     /** Form of sealed pages in memory, in slots, on disk, in saved files and on their way; default
-     * BF16. Sink and local window stay as they came. A block is quantized once, when it is
+     * NATIVE. Sink and local window stay as they came. A block is quantized once, when it is
      * sealed, and whatever looks at its tokens from then on, digests too, sees what was quantized.
      * A token of a prompt sees what a decode step would: exact keys and values within its local
      * window, quantized ones before it. So results do not depend on chunks. A token that is not
