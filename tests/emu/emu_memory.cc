@@ -339,11 +339,14 @@ namespace emu
 {
 
 /* Is there memory at all? What is not mapped, or lies where no heap, stack or library does, is a
- * number and no address. */
+ * number and no address; so is a small number of 32 bits beside what padding happens to hold, the
+ * upper half of an old address: no object lies in the first page of a multiple of 4 GiB, where a
+ * thread's heap has its own words. */
 static bool is_memory(uintptr_t pointer)
 {
     unsigned char is_in_core;
     return pointer >= (uintptr_t)0x500000000000u && pointer < (uintptr_t)0x800000000000u &&
+           (uint32_t)pointer >= PAGE_BYTES &&
            mincore((void *)(pointer / PAGE_BYTES * PAGE_BYTES), 1, &is_in_core) == 0;
 }
 
