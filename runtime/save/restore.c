@@ -71,6 +71,14 @@ static bool is_fixed(const kvf_cache *cache, const char *name)
     return kvf_has_streaming_heads(cache) && strncmp(name, "streaming_", 10) == 0;
 }
 
+/* The value of a setting in a file that is older than the setting. */
+static const char *unsaid(const char *name)
+{
+    return strcmp(name, "pages") == 0  ? kvf_pages_name(KVF_PAGES_NATIVE)
+           : strcmp(name, "fill") == 0 ? "pages"
+                                       : "nothing";
+}
+
 /* *is_exact: no setting differs that a sequence depends on. */
 static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *is_exact)
 {
@@ -78,9 +86,8 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     const char *settings = r->file.header.settings;
     const kvf_setting *s;
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
-        char mine[128], theirs[128] = "nothing";
-        if (strcmp(s->name, "pages") == 0) /* of a file that says nothing of them */
-            snprintf(theirs, sizeof theirs, "%s", kvf_pages_name(KVF_PAGES_NATIVE));
+        char mine[128], theirs[128];
+        snprintf(theirs, sizeof theirs, "%s", unsaid(s->name));
         if (is_free(cache, s->name) || s->kind == KVF_SETTING_TEXT)
             continue;
         (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
