@@ -252,7 +252,8 @@ class Budget(Case):
         with open(given, "w", encoding="utf-8") as out:
             out.write(" ".join(map(str, ids)))
         subprocess.run([os.environ["KVF_COMMAND"], "run", "--model", model, "--token-ids", given,
-                        "--tokens", "40", "--ignore-eos", "--emit-ids", told, *option],
+                        "--budget", "512", "--tokens", "40", "--ignore-eos", "--emit-ids", told,
+                        *option],
                        capture_output=True, check=True)
         with open(told, encoding="utf-8") as ids_told:
             wanted = [int(line) for line in ids_told]
