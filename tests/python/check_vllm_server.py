@@ -218,7 +218,8 @@ class Server(Case):
         cls.served = Serving(
             "server", os.environ["KVF_HF_MODEL"],
             {"budget": 512, "host_memory": "512MiB", "log_interval": 1, "verify_interval": 4,
-             "transfer": "mapped"}, "--max-num-seqs", "8", "--max-model-len", "4096").wait()
+             "transfer": "mapped", "device_memory": "64MiB"}, # too little for all pages of a long prompt
+            "--max-num-seqs", "8", "--max-model-len", "4096").wait()
         import openai
         cls.client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.served.port,
                                    api_key="none", timeout=LIMIT, max_retries=0)
