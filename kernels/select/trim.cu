@@ -54,7 +54,8 @@ static __global__ void __launch_bounds__(KVF_WARP_LANES)
         const uint32_t so_far = tokens + kvf_warp_scan(tied); /* by all lanes */
         const bool stays = own > key || (is_tied && so_far <= room);
         const uint32_t flags = __ballot_sync(KVF_FULL_WARP, stays);
-        if (stays) /* all lanes have read theirs */
+        __syncwarp(); /* all lanes have read theirs */
+        if (stays)
             ids[kept + (uint32_t)__popc(flags & kvf_lanes_below())] = id;
         kept += (uint32_t)__popc(flags);
         tokens += kvf_warp_sum(tied);
