@@ -228,10 +228,10 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *sinks
 
 static bool is_same(const kvf_layer_form *a, const kvf_layer_form *b, uint32_t heads)
 {
-    bool is_same = a->scale == b->scale && a->cap == b->cap && !a->told == !b->told;
-    for (uint32_t h = 0; is_same && a->told && h < heads; h++)
-        is_same = a->told[h] == b->told[h];
-    return is_same;
+    bool same = a->scale == b->scale && a->cap == b->cap && !a->told == !b->told;
+    for (uint32_t h = 0; same && a->told && h < heads; h++)
+        same = a->told[h] == b->told[h];
+    return same;
 }
 
 /* Tokens of a layer were made under its form. */

@@ -24,8 +24,8 @@ static void print_help(FILE *file)
         "usage: kvferry plan --vllm MODEL --gpu 80GiB --host 512GiB [OPTION...]\n"
         "\n"
         "  How many requests of how many tokens a vLLM with kvferry has room for, before anything\n"
-        "  is loaded. It is python3 -m kvferry.vllm, which has the options: pip install kvferry\n"
-        "  for it, and kvferry plan --vllm --help.\n",
+        "  is loaded. It is python3 -m kvferry.vllm of kvferry's Python package, which has the\n"
+        "  options: kvferry plan --vllm --help.\n",
         file);
 }
 

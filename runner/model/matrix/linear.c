@@ -290,16 +290,17 @@ static uint32_t panels_of(const linear_args *args)
     return args->panel_count * groups_of(&args->call);
 }
 
-/* The call of the group that task @p index of panels is for; false where there is no such group. */
-static bool group_find(const linear_args *all, uint32_t *index, linear_args *one)
+/* The call of the group that task @p index of panels is for, in @p one; NULL where there is no such
+ * group. Without groups it is the call itself. */
+static const linear_args *group_find(const linear_args *all, uint32_t *index, linear_args *one)
 {
     const kvf_linear_groups *groups = all->call.groups;
-    *one = *all;
     if (!groups)
-        return true;
+        return all;
     const uint32_t group = *index / all->panel_count;
     if (group >= groups->count)
-        return false;
+        return NULL;
+    *one = *all;
     const size_t first = groups->first[group];
     *index %= all->panel_count;
     for (uint32_t i = 0; i < all->call.part_count; i++)
@@ -309,7 +310,7 @@ static bool group_find(const linear_args *all, uint32_t *index, linear_args *one
     one->call.y += first * all->y_stride;
     if (all->narrow_bytes != 0)
         one->narrow_x += first * all->narrow_bytes;
-    return true;
+    return one;
 }
 
 /* Where a panel of the call lies. */
@@ -409,16 +410,17 @@ static void vector_panel_whole(const linear_args *args, const panel *p)
 /* One task is one panel. */
 static void vector_task(const void *raw, uint32_t task)
 {
-    linear_args args;
-    if (!group_find(raw, &task, &args))
+    linear_args one;
+    const linear_args *args = group_find(raw, &task, &one);
+    if (!args)
         return;
-    panel p = panel_find(&args, task, true);
-    if (is_whole(args.engine, p.part))
-        vector_panel_whole(&args, &p);
+    panel p = panel_find(args, task, true);
+    if (is_whole(args->engine, p.part))
+        vector_panel_whole(args, &p);
     else
-        vector_panel_fp32(&args, &p);
-    for (uint32_t row = 0; row < args.call.rows; row++)
-        add_bias(&p, args.call.y + (size_t)row * args.y_stride + p.y_offset);
+        vector_panel_fp32(args, &p);
+    for (uint32_t row = 0; row < args->call.rows; row++)
+        add_bias(&p, args->call.y + (size_t)row * args->y_stride + p.y_offset);
 }
 
 static void *panel_scratch(const linear_args *args, uint32_t task)
@@ -490,18 +492,19 @@ static bool panel_multiply(const linear_args *args, const panel *p, uint32_t tas
 static void matrix_task(const void *raw, uint32_t task)
 {
     const linear_args *all = raw;
-    linear_args args;
+    linear_args one;
     for (uint32_t next = task; next < panels_of(all); next += all->tasks) {
         uint32_t index = next;
-        if (!group_find(all, &index, &args))
+        const linear_args *args = group_find(all, &index, &one);
+        if (!args)
             return;
-        panel p = panel_find(&args, index, false);
-        if (!panel_multiply(&args, &p, task)) {
-            atomic_store(&args.engine->failed, true);
+        panel p = panel_find(args, index, false);
+        if (!panel_multiply(args, &p, task)) {
+            atomic_store(&args->engine->failed, true);
             return;
         }
-        for (uint32_t row = 0; row < args.call.rows; row++)
-            add_bias(&p, args.call.y + (size_t)row * args.y_stride + p.y_offset);
+        for (uint32_t row = 0; row < args->call.rows; row++)
+            add_bias(&p, args->call.y + (size_t)row * args->y_stride + p.y_offset);
     }
 }
 
@@ -561,10 +564,10 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
         narrow = narrow || narrows(&args, part);
         whole = whole || is_whole(engine, part);
     }
-    if (vector && whole)
+    if (vector && whole) {
         args.narrow_bytes = call->parts[0]->inputs / KVF_WHOLE_COLUMNS * sizeof(kvf_whole_block);
-    if (vector && whole)
         KVF_TRY(kvf_stream_launch(stream, whole_task, &args, sizeof args, call->rows));
+    }
     if (vector)
         return kvf_stream_launch(stream, vector_task, &args, sizeof args, panels_of(&args));
     if (narrow)

@@ -26,15 +26,15 @@ void kvf_experts_choose(const kvf_model_config *model, const float *logits, uint
     const uint32_t used = model->experts_used;
     choose_best(logits, model->experts, used, chosen);
     const float largest = logits[chosen[0]];
-    float all = 0.0f, best = 0.0f;
-    for (uint32_t i = 0; i < model->experts; i++)
-        all += expf(logits[i] - largest);
+    float sum = 0.0f;
     for (uint32_t i = 0; i < used; i++) {
         shares[i] = expf(logits[chosen[i]] - largest);
-        best += shares[i];
+        sum += model->experts_normed ? shares[i] : 0.0f;
     }
+    for (uint32_t i = 0; i < model->experts && !model->experts_normed; i++)
+        sum += expf(logits[i] - largest);
     for (uint32_t i = 0; i < used; i++)
-        shares[i] /= model->experts_normed ? best : all;
+        shares[i] /= sum;
 }
 
 void kvf_experts_group(const uint32_t *chosen, uint32_t count, uint32_t experts, uint32_t *places,
