@@ -229,7 +229,7 @@ static __device__ __forceinline__ void chunk_logits(float s[2][4], const char *q
     }
 }
 
-/* Behind chunk_logits, where there is a cap. */
+/* After chunk_logits, where there is a cap. */
 static __device__ __forceinline__ void cap_logits(float s[2][4], float cap)
 {
 #pragma unroll

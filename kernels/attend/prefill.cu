@@ -217,7 +217,7 @@ static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char 
     }
 }
 
-/* Behind tile_logits, where there is a cap. */
+/* After tile_logits, where there is a cap. */
 template <uint32_t D> static __device__ __forceinline__ void cap_logits(warp_state<D> *w, float cap)
 {
 #pragma unroll

@@ -17,8 +17,8 @@
  * copies of pages in the device cache, which belong to cells and not to rows.
  *
  * With coarse heads a stretch is whole within a block of the caller: of KVF_CENTROID_TOKENS /
- * block_size cells, the first of which is a multiple of that. So its mean belongs to these cells,
- * too, and is made again when a step ranks it and a token of it was written since.
+ * block_size cells, the first of which is a multiple of that. So its centroid belongs to these
+ * cells, too, and is made again when a step ranks it and a token of it was written since.
  *
  * A streaming head has its tokens in the cells as others have, and a *tail* in every region: first
  * and newest tokens, with tags. Its list is idle: it scores, chooses and keeps nothing.
@@ -55,7 +55,7 @@ typedef struct kvf_cells {
     uint32_t local_tokens;
     uint32_t dynamic_pages; /* 0, or the policy takes all pages: what every row chooses, at most */
     uint32_t all_pages;
-    uint32_t ignores_writes; /* 1: writes are not counted, 2: means stay; which only a test wants */
+    uint32_t ignores_writes; /* 1: counts no writes, 2: centroids stay; for tests alone */
     char *const *arenas;
     uint16_t *scales;    /* [layers, cells, kv_heads, block_size] */
     uint32_t *writes;    /* [layers, cells, block_size] */
@@ -181,9 +181,9 @@ typedef struct kvf_validate_args {
 } kvf_validate_args;
 KVF_TASKS(validate, kvf_validate_args, a->rows * a->kv_heads)
 
-/* ---- average: means of the stretches that coarse heads of rows rank, where tokens were written
- * since. A stretch that several rows have is made once, by whichever comes first; all have the same
- * codes. A task is KVF_AVERAGE_STRETCHES stretches of a row. */
+/* ---- average: centroids of the stretches that coarse heads of rows rank, where tokens were
+ * written since. A stretch that several rows have is made once, by whichever comes first; all have
+ * the same codes. A task is KVF_AVERAGE_STRETCHES stretches of a row. */
 #define KVF_AVERAGE_STRETCHES 32u
 typedef struct kvf_average_args {
     const kvf_cells *cells;

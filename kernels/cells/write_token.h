@@ -44,7 +44,7 @@ static inline void kvf_note_nonfinite(uint64_t *nonfinite, uint32_t token, int i
         __atomic_fetch_and(nonfinite, ~bit, __ATOMIC_RELAXED);
 }
 
-/* Key and value of a head in full precision, one behind the other. */
+/* Key and value of a head in full precision, one after the other. */
 static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint32_t head,
                                    const kvf_token_place *place, char *to)
 {

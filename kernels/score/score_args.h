@@ -301,7 +301,7 @@ KVF_INLINE uint32_t kvf_score_codes_sharers(const kvf_score_codes_args *a, uint3
     return end - first;
 }
 
-/* ---- means: one key for a stretch ----
+/* ---- centroids: one key for a stretch ----
  * A *stretch* is KVF_CENTROID_TOKENS consecutive tokens of a KV head. Its centroid, of the rotated
  * keys as their codes have them, is head_dim levels and a scale: per channel the sum of scale *
  * level over the tokens, in order, in fp32; x = that sum / 64; then levels as those of a query, x_i

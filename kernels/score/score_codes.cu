@@ -4,7 +4,7 @@
  * The weights that queries give the tokens of a tile, on the GPU, by int8 tensor cores.
  *
  * Knows nothing of keys, nor of other tiles. A block is one tile of one list, or of the lists that
- * have it in common; blocks past the end of a list, and of lists whose tile another block weighs,
+ * have it in common; blocks past the end of a list, and of lists whose tile another block scores,
  * leave at once. A warp takes a code group at a time: the rows of A are 16 tokens. Lane 4g + c has
  * 16 bytes of shared memory, the words 4s + c of the four tokens 4g .. 4g + 3, and looks up four
  * levels at a time, a nibble each; the order of channels that this gives is the order in which the
@@ -16,10 +16,10 @@
  * side, all of them on their way at once, 32 KiB at head_dim 128; where they are and what is
  * skipped is looked up for all 8 together, and queries are in registers. A list of four heads or
  * less, alone, uses the eight columns for two code groups: the one's queries are zeros in four of
- * them, and the other's in the rest, so that no lane weighs what nobody asked for. What is in
+ * them, and the other's in the rest, so that no lane scores what nobody asked for. What is in
  * common is read once and takes turns, as many heads as a product has columns: two forks of a group
  * of four cost the products of one. Otherwise, and under a cap, a block is 8 warps, logits go to
- * shared memory, and behind a barrier every warp weighs 128 tokens of each head; each list reads
+ * shared memory, and after a barrier every warp scores 128 tokens of each head; each list reads
  * the tile again, out of the cache.
  *
  * Bound: one read of the codes, 34 bytes per token at head_dim 128, and 2 bytes written per page
@@ -754,7 +754,7 @@ score_codes_held(const kvf_score_codes_args &a, const tile &t, const columns &co
     }
 }
 
-/* The block's tile, of the list that it is of; false if it is none, or another block weighs it. */
+/* The block's tile, of the list that it is of; false if it is none, or another block scores it. */
 static __device__ __forceinline__ bool find_tile(const kvf_score_codes_args &a, uint32_t list,
                                                  bool is_alone, tile *t, uint32_t *sharers)
 {

@@ -69,9 +69,9 @@ typedef struct kvf_topk_args {
 KVF_TASKS(topk, kvf_topk_args, a->lists)
 
 /* ---- trim: of chosen pages, as many as there is room for by their tokens ----
- * Of ids[l, 0 .. id_count[l]), ascending, those are left that come first by score, ties by the
- * lower id, and together have no more tokens outside the static store than kvf_row_room full pages
- * have; all where a row attends to all. Scores are not NaN. One task per list. */
+ * The ids [l, 0 .. id_count[l]), which ascend, that are left come first by score, ties by the lower
+ * id, and together have no more tokens outside the static store than kvf_row_room full pages have;
+ * all are left where a row attends to all. Scores are not NaN. One task per list. */
 typedef struct kvf_trim_args {
     kvf_paging paging; /* lists == kv_heads */
     uint32_t rows;

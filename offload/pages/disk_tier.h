@@ -74,10 +74,9 @@ typedef struct kvf_disk_tier {
     kvf_disk_file file;
     kvf_io *io;
     char *tables;
-    kvf_bundle *bundles; /* [bundles] */
-    uint32_t
-        *page_frames; /* [page frames] bundle that lies there; KVF_DISK_NONE, KVF_DISK_COMING */
-    uint32_t *wanted; /* [page frames] bundles to bring */
+    kvf_bundle *bundles;   /* [bundles] */
+    uint32_t *page_frames; /* [page frames] its bundle; KVF_DISK_NONE, KVF_DISK_COMING */
+    uint32_t *wanted;      /* [page frames] bundles to bring */
     uint32_t wanted_count;
     bool is_crowded;
     bool has_read; /* this call */

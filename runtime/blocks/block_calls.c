@@ -115,7 +115,7 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows
     return KVF_LAUNCH(step, validate, validate);
 }
 
-/* What coarse heads score first. */
+/* Centroids, which coarse heads score first. */
 static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
 {
     const kvf_paging *p = &blocks->cells.paging;

@@ -486,8 +486,8 @@ static kvf_status check_disk(kvf_context *context, const kvf_cache_config *c)
     return KVF_OK;
 }
 
-/* Berths of bundles that one call may need: a row that is looked at in full, or the newest blocks
- * of every layer of a sequence. */
+/* Page frames of bundles that one call may need: a row that is looked at in full, or the newest
+ * blocks of every layer of a sequence. */
 static uint32_t page_frames_least(const kvf_cache_config *c, const kvf_dims *d)
 {
     const uint32_t row = kvf_div_ceil_u32(d->paging.blocks_max, d->bundle_blocks) + 2;

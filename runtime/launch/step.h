@@ -53,11 +53,10 @@ typedef struct kvf_step {
     uint32_t is_fused;
 
     /* per list, on the device, in the frame */
-    const void *const *digests; /* of score lists: boxes, or the head's codes of all blocks */
-    const uint32_t *const
-        *block_of; /* of score lists, where there are codes: see kvf_score_codes_args */
-    const uint64_t *const *bits; /* of score lists, of a cache with codes */
-    const uint32_t *pages;       /* of score lists */
+    const void *const *digests;      /* of score lists: boxes, or the head's codes of all blocks */
+    const uint32_t *const *block_of; /* of score lists, where there are codes; see score_args.h */
+    const uint64_t *const *bits;     /* of score lists, of a cache with codes */
+    const uint32_t *pages;           /* of score lists */
     struct {
         const int8_t *const *centroids;
         const uint16_t *const *scales;
@@ -66,8 +65,7 @@ typedef struct kvf_step {
         const uint32_t *blocks;            /* sealed */
         const uint64_t *const *unfiltered; /* bits of the row; `bits` has those that are left */
     } coarse; /* heads, of a part that has centroids; a hot head has count 0 and NULL */
-    const uint32_t
-        *order; /* of rows, of a cache with codes: see kvf_score_codes_args and share.h */
+    const uint32_t *order; /* of rows, of a cache with codes; see score_args.h and share.h */
     const uint32_t *common;
     uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */
     kvf_cell_centroids cell_centroids; /* where `cell` is not NULL */

@@ -15,9 +15,9 @@
 #include "page_pool.h"
 #include "plain_file.h"
 
-#define BLOCK  4096u
-#define BLOCKS 120u
-#define BERTHS 8u
+#define BLOCK       4096u
+#define BLOCKS      120u
+#define PAGE_FRAMES 8u
 
 typedef struct tiered {
     rig r;
@@ -40,7 +40,7 @@ static void open_pool(tiered *t, uint32_t bundle_blocks)
                                            .arena_bytes_max = 5 * BLOCK * bundle_blocks};
     const kvf_page_pool_disk disk = {.folder = "/tmp",
                                      .bundle_blocks = bundle_blocks,
-                                     .page_frames = BERTHS,
+                                     .page_frames = PAGE_FRAMES,
                                      .groups = 1,
                                      .settle = settle,
                                      .user = t};
@@ -145,18 +145,18 @@ static void neighbours_share_a_bundle(void **state)
 static void a_crowd_is_refused(void **state)
 {
     tiered t;
-    kvf_block blocks[BERTHS + 1];
+    kvf_block blocks[PAGE_FRAMES + 1];
     open_pool(&t, 1);
     kvf_disk_tier_call(t.pool.tier);
-    for (uint32_t i = 0; i <= BERTHS; i++) {
+    for (uint32_t i = 0; i <= PAGE_FRAMES; i++) {
         RIG_OK(kvf_page_pool_acquire(&t.pool, &blocks[i]));
         want(&t, blocks[i]);
     }
     assert_int_equal(kvf_disk_tier_bring(t.pool.tier), KVF_FULL);
-    for (uint32_t i = 0; i < BERTHS; i++)
+    for (uint32_t i = 0; i < PAGE_FRAMES; i++)
         want(&t, blocks[i]);
     RIG_OK(kvf_disk_tier_bring(t.pool.tier));
-    want(&t, blocks[BERTHS]);
+    want(&t, blocks[PAGE_FRAMES]);
     assert_int_equal(kvf_disk_tier_bring(t.pool.tier), KVF_FULL);
     assert_non_null(kvf_page_pool_host(&t.pool, blocks[0]));
     close_pool(&t);
@@ -205,16 +205,16 @@ static void requests_to_others(void **state)
     uint32_t failed = 0;
     open_pool(&t, 1);
     const int first = open("/dev/null", O_RDONLY | O_CLOEXEC), other = mkstemp(path);
-    for (uint32_t i = 0; i < 4 * BERTHS; i++) {
+    for (uint32_t i = 0; i < 4 * PAGE_FRAMES; i++) {
         kvf_disk_tier_call(t.pool.tier);
-        if (i == 2 * BERTHS) /* whatever the tier has is below */
+        if (i == 2 * PAGE_FRAMES) /* whatever the tier has is below */
             for (int file = 3; file < first; file++)
                 assert_int_equal(dup2(other, file), file);
         RIG_OK(kvf_page_pool_acquire(&t.pool, &blocks[i]));
         want(&t, blocks[i]);
         const kvf_status status = kvf_disk_tier_bring(t.pool.tier);
         failed += status != KVF_OK;
-        assert_true(status == KVF_OK || (status == KVF_SYSTEM && i >= 2 * BERTHS));
+        assert_true(status == KVF_OK || (status == KVF_SYSTEM && i >= 2 * PAGE_FRAMES));
         if (status != KVF_OK)
             break;
         kvf_disk_tier_write(t.pool.tier, kvf_page_pool_bundle(&t.pool, blocks[i]));
@@ -239,12 +239,13 @@ static bool may(const void *user, uint32_t page_frame)
 
 static void what_is_used_stays(void **state)
 {
-    kvf_disk_use uses[BERTHS] = {0};
+    kvf_disk_use uses[PAGE_FRAMES] = {0};
     kvf_disk_turn turn = {0};
-    uint32_t bundles[BERTHS], pinned = 2;
+    uint32_t bundles[PAGE_FRAMES], pinned = 2;
     uint64_t call = 1;
-    kvf_disk_policy p = {.page_frames = BERTHS, .bundles = bundles, .uses = uses, .groups = &turn};
-    for (uint32_t i = 0; i < BERTHS; i++) {
+    kvf_disk_policy p = {
+        .page_frames = PAGE_FRAMES, .bundles = bundles, .uses = uses, .groups = &turn};
+    for (uint32_t i = 0; i < PAGE_FRAMES; i++) {
         bundles[i] = i;
         kvf_disk_policy_use(&p, i, 0, call);
     }

@@ -83,7 +83,7 @@ def sees_windows_alone(model: Any) -> bool:
 def check_choice(*, use_mla: bool, model: Any, has_sliding_window: bool = False, use_sparse: bool = False,
                  use_mm_prefix: bool = False, use_non_causal: bool = False, use_rswa: bool = False,
                  block_size: Any = None, attn_type: Any = "decoder", **_: Any) -> None:
-    """What vLLM says of a layer of a ModelConfig when it chooses a backend, as for validate_configuration."""
+    """The words of vLLM for a layer of a ModelConfig when it chooses a backend, as for validate_configuration."""
     if use_mla or use_sparse:
         refuse("multi-head latent attention (MLA)" if use_mla else "sparse attention of the model's own",
                "take another model; for models with an indexer vLLM has HiSparse")
@@ -102,7 +102,7 @@ def check_choice(*, use_mla: bool, model: Any, has_sliding_window: bool = False,
 
 def check_layer(attn_type: Any, model: Any, *, alibi_slopes: Any = None, sliding_window: Any = None,
                 shares: Any = None) -> None:
-    """What concerns a layer of a ModelConfig, as vLLM hands it to an attention implementation."""
+    """A layer of a ModelConfig, as vLLM hands it to an attention implementation."""
     kind = getattr(attn_type, "value", attn_type)
     if kind != "decoder":
         refuse("attention of type %s" % kind, "decoders attend to their own keys alone")
