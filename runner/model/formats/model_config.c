@@ -192,6 +192,18 @@ static void check_activation(config_reader *reader, bool has_gelu)
 
 static const char scale_field[] = "query_pre_attn_scalar";
 
+/* Gemma's queries are divided by the root of a number of its own instead of head_dim's. */
+static void read_query_scale(config_reader *reader, kvf_model_config *config)
+{
+    config->query_scale = 1;
+    if (!config->architecture->scales_embedding)
+        return;
+    double scalar = config_positive(reader, reader->root, scale_field, 256);
+    if (scalar < 1 || scalar > 1 << 20)
+        config_reject(reader, scale_field, json_get(reader->root, scale_field), "1 to 1048576");
+    config->query_scale = (float)sqrt(config->head_dim / scalar);
+}
+
 static void check_unsupported(config_reader *reader, kvf_model_config *config)
 {
     static const char *const of_experts[] = {"num_experts", "num_local_experts"};
@@ -430,10 +442,7 @@ static void read_geometry(config_reader *reader, kvf_model_config *config)
         config_reject(reader, "rms_norm_eps", json_get(root, "rms_norm_eps"), "below 1");
     config->tied_embeddings =
         config_bool(reader, root, "tie_word_embeddings", config->architecture->is_tied);
-    config->query_scale = 1;
-    if (config->architecture->scales_embedding)
-        config->query_scale =
-            (float)sqrt(config->head_dim / config_positive(reader, root, scale_field, 256));
+    read_query_scale(reader, config);
 }
 
 static void read_dtype(config_reader *reader, kvf_model_config *config)
