@@ -146,7 +146,7 @@ static inline bool kvf_has_coarse_heads(const kvf_cache *cache, uint32_t layer)
     return false;
 }
 
-/* Some pages are on disk. */
+/* Not every page has an address. */
 static inline bool kvf_has_tier(const kvf_cache *cache)
 {
     for (uint32_t i = 0; i < cache->part_count; i++)

@@ -3,8 +3,8 @@
 #define KVF_RUNTIME_PART_H
 
 /*
- * A part: the pages of layers with the same number of heads, on the device, in host memory and on
- * disk, and the tables to choose among them, fetch and attend.
+ * A part: the pages of layers with the same number of heads, on the device and in the host's pool,
+ * and the tables to choose among them, fetch and attend.
  *
  * A part is addressed by rows, and knows no sequence. A row is a layer of something that grows; its
  * block table and its counts are a kvf_layer, which whoever owns the rows keeps and hands in, at
@@ -63,8 +63,8 @@ struct kvf_dims {
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
     uint32_t code_blocks;   /* whose codes are on the device: all of the pool, or none */
-    uint32_t bundle_blocks; /* blocks that go to the disk together; 1 without a disk tier */
-    uint32_t page_frames;   /* bundles in memory; 0 = there is no disk tier */
+    uint32_t bundle_blocks; /* blocks that come and go together; 1 if the pool does not spill */
+    uint32_t page_frames;   /* bundles in memory; 0 = all blocks, the pool does not spill */
 };
 
 /* The host's half of a row. */
@@ -99,7 +99,7 @@ typedef struct kvf_layer {
     uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
     uint32_t spare;         /* blocks[spare - 1] is in the spare block as it was; 0: none is */
     uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
-    uint64_t arrivals;      /* of the disk tier when the page table was sent; see bring.h */
+    uint64_t arrivals;      /* of the pool when the page table was sent; see bring.h */
 } kvf_layer;
 
 /* Arguments of one call: built on the host, copied to the device in stream order. */
@@ -144,10 +144,10 @@ struct kvf_part {
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
     kvf_event *written; /* on the write-back stream */
-    kvf_event *chosen;  /* of a disk tier: what a step chose is known; addresses were read */
+    kvf_event *chosen;  /* if the pool spills: a choice is known; addresses were read */
     kvf_event *placed;
-    uint32_t places_used; /* of control.places */
-    uint64_t pages_from_disk;
+    uint32_t places_used;   /* of control.places */
+    uint64_t pages_brought; /* of choices, which had none in memory */
     kvf_prefill_arena arena;
 };
 

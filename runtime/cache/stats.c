@@ -89,7 +89,7 @@ static void add_part(const kvf_part *part, kvf_stats *s)
     s->bytes_from_disk += disk.bytes_read;
     s->bytes_to_disk += disk.bytes_written;
     s->disk_wait_ns += disk.wait_ns;
-    s->pages_from_disk += part->pages_from_disk;
+    s->pages_from_disk += part->pages_brought;
 }
 
 /* Layers first .. end-1. */
@@ -129,7 +129,7 @@ static kvf_status clear_part(const kvf_cache *cache, kvf_part *part)
         }
     }
     kvf_transfer_stats_reset(part->transfer);
-    part->pages_from_disk = 0;
+    part->pages_brought = 0;
     kvf_page_pool_stats_reset(&part->pool);
     return copy_counters(cache, part, kvf_counters_device(part, 0), part->control_device.counters);
 }

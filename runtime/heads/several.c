@@ -8,7 +8,7 @@
  * first leave alone what the sequence has once: they seal no block, refresh no static set, are not
  * verified, and follow none of these. So what a row sees is what it would see in a call of its own,
  * and it gives the same bits. A call that is refused has changed nothing; one whose pages could not
- * be read from disk takes its tokens back.
+ * be brought takes its tokens back.
  */
 
 #include "append.h"

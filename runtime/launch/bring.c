@@ -79,6 +79,9 @@ static uint64_t latest(const kvf_part *part, const kvf_layer *layer, uint32_t fi
     return most;
 }
 
+/* kvf_step.is_late: 1, or the host has not looked yet. */
+#define UNASKED 2u
+
 /* The tier's groups are layers; what nobody has read yet is of a group of its own. */
 #define UNREAD 0u
 
@@ -171,13 +174,6 @@ kvf_status kvf_bring_note(kvf_step *step)
                : KVF_OK;
 }
 
-kvf_status kvf_bring_note_chosen(kvf_step *step)
-{
-    if (kvf_page_pool_spills(&step->part->pool) && step->part->dims.needs_mirror)
-        KVF_TRY(copy_misses(step));
-    return kvf_bring_note(step);
-}
-
 kvf_status kvf_bring_wait(kvf_step *step)
 {
     const kvf_part *part = step->part;
@@ -231,7 +227,7 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
             if (why == PART) {
                 set_apart(step, c, l, at, layer->blocks[block]);
             } else if (why == WANT) {
-                step->part->pages_from_disk +=
+                step->part->pages_brought +=
                     !kvf_page_pool_device(&part->pool, layer->blocks[block]);
                 kvf_page_pool_want(&step->part->pool, layer->blocks[block], step->index + 1);
             } else {
@@ -273,18 +269,90 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
     return KVF_OK;
 }
 
-kvf_status kvf_bring_ask(kvf_step *step)
+static kvf_status ask_chosen(kvf_step *step)
 {
-    if (!kvf_page_pool_spills(&step->part->pool))
-        return KVF_OK;
-    KVF_TRY(kvf_bring_wait(step));
     const chosen c = where(step->part);
+    KVF_TRY(kvf_bring_wait(step));
     return ask_pages(step, &c);
+}
+
+kvf_status kvf_bring_chosen(kvf_step *step)
+{
+    const kvf_part *part = step->part;
+    if (!kvf_page_pool_spills(&part->pool))
+        return KVF_OK;
+    if (part->dims.needs_mirror)
+        KVF_TRY(copy_misses(step));
+    KVF_TRY(kvf_bring_note(step));
+    if (!kvf_moves_pages(part))
+        return ask_chosen(step);
+    step->is_late = UNASKED; /* hits are attended before the host looks at the misses */
+    return KVF_OK;
+}
+
+/* Where pages stay, a span that is still being read is attended with those that move. */
+typedef struct late_spans {
+    kvf_span *spans;
+    const uint32_t *span_count, *id_count;
+    const uint8_t *late;
+    uint32_t lists, ids_max, spans_max;
+} late_spans;
+
+static void give_home(const void *raw, uint32_t task)
+{
+    const late_spans *s = raw;
+    (void)task;
+    for (uint32_t l = 0; l < s->lists; l++) {
+        kvf_span *spans = s->spans + (size_t)l * s->spans_max + s->span_count[l] - s->id_count[l];
+        for (uint32_t i = 0; i < s->id_count[l]; i++)
+            if (s->late[(size_t)l * s->ids_max + i])
+                spans[i].home = spans[i].page;
+    }
+}
+
+kvf_status kvf_bring_mark(kvf_step *step)
+{
+    const kvf_part *part = step->part;
+    if (!step->is_late || kvf_moves_pages(part))
+        return KVF_OK;
+    const kvf_tables *t = &part->tables;
+    const late_spans s = {.spans = t->spans,
+                          .span_count = t->span_count,
+                          .id_count = t->now.id_count,
+                          .late = part->control.late,
+                          .lists = step->rows * part->dims.paging.lists,
+                          .ids_max = part->dims.ids_max,
+                          .spans_max = part->dims.spans_max};
+    return step->stream->device->ops->host_call(step->stream, give_home, &s, sizeof s);
 }
 
 kvf_status kvf_bring_late(kvf_step *step)
 {
-    return step->is_late ? rest(step) : KVF_OK;
+    return rest(step);
+}
+
+/* Misses that were set apart: those in memory (0), or those that were not (1). */
+static kvf_choice set_of(const kvf_part *part, uint32_t late)
+{
+    const kvf_control *seen = &part->control_device;
+    const size_t lists = part->dims.paging.lists;
+    const size_t first = late * part->config.sequences_max * lists;
+    kvf_choice c = part->tables.now;
+    c.misses = seen->parted + first * c.ids_max;
+    c.miss_count = seen->part_count + first;
+    c.from += late * kvf_rows_max(&part->config) * lists * c.ids_max;
+    c.to += late * kvf_rows_max(&part->config) * lists * c.ids_max;
+    c.fetch_count += late;
+    return c;
+}
+
+kvf_status kvf_bring_misses(kvf_step *step, kvf_choice *out)
+{
+    const kvf_part *part = step->part;
+    const bool is_first = step->is_late == UNASKED;
+    KVF_TRY(is_first ? ask_chosen(step) : rest(step));
+    *out = !is_first ? set_of(part, 1) : step->is_late ? set_of(part, 0) : part->tables.now;
+    return KVF_OK;
 }
 
 void kvf_bring_drop(kvf_step *step)

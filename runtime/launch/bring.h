@@ -3,12 +3,12 @@
 #define KVF_RUNTIME_BRING_H
 
 /*
- * Blocks of a disk tier that a phase reads: into memory, and their addresses into the page tables.
+ * Blocks that a phase reads become addressable: into memory, and their addresses into page tables.
  *
  * Knows nothing of why they are read. Every phase that reads or writes blocks of the pool asks
  * here first, and the call that it belongs to keeps them. A page table may hold old addresses of
- * blocks that nobody asked for; nobody reads those. All functions do nothing in a cache without a
- * tier. A failure has changed nothing but what is in memory.
+ * blocks that nobody asked for; nobody reads those. All functions do nothing if the pool does
+ * not spill. A failure has changed nothing but what is in memory.
  */
 
 #include "step.h"
@@ -23,18 +23,16 @@ KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step, bool (*is_wanted)(const kv
 KVF_CHECKED kvf_status kvf_bring_blocks(kvf_part *part, const kvf_block *blocks, uint32_t count);
 /* Blocks that were just acquired, or are to be written again. */
 KVF_CHECKED kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t count);
-/* In stream order: what the host will look at is complete, ids and misses of this step or lists;
- * then until that is so. */
-KVF_CHECKED kvf_status kvf_bring_note_chosen(kvf_step *step);
+/* In stream order: lists that the host will look at are complete; then until that is so. */
 KVF_CHECKED kvf_status kvf_bring_note(kvf_step *step);
 KVF_CHECKED kvf_status kvf_bring_wait(kvf_step *step);
-/* Pages that the step's lists chose and attention or the transfer will read are asked for, and page
- * tables say where it will be. Waits for the choice, not for what was enqueued since. With
- * step->is_late some of it is still being read: then control.late says what, where pages stay, or
- * control.parted has the misses in two parts, what may be moved at once and the rest. */
-KVF_CHECKED kvf_status kvf_bring_ask(kvf_step *step);
-/* The rest of it, if the step is late. */
+/* After the choice of a step. While step->is_late, pages that it chose may not be addressable. */
+KVF_CHECKED kvf_status kvf_bring_chosen(kvf_step *step);
+/* Where pages stay: spans of late pages are attended as those of misses are; waiting for them. */
+KVF_CHECKED kvf_status kvf_bring_mark(kvf_step *step);
 KVF_CHECKED kvf_status kvf_bring_late(kvf_step *step);
+/* Where pages move, while some are late: misses that are addressable now and were not before. */
+KVF_CHECKED kvf_status kvf_bring_misses(kvf_step *step, kvf_choice *out);
 /* After a failure of something else: no read is left in flight. */
 void kvf_bring_drop(kvf_step *step);
 /* Pages of lists as of kvf_page_lists, of KV heads of every row, which the host can read by now. */

@@ -75,8 +75,8 @@ typedef struct kvf_step {
 
     const uint64_t *masks; /* of the chosen pages; NULL = none */
     uint32_t ticket;       /* of the transfer */
-    uint32_t is_late;      /* 1: pages that the step chose are still being read from disk */
-    uint32_t is_undone;    /* 1: the disk failed; what was enqueued is to be taken back */
+    uint32_t is_late;      /* > 0: pages that the step chose are not addressable yet; see bring.h */
+    uint32_t is_undone;    /* 1: blocks did not come; what was enqueued is to be taken back */
 } kvf_step;
 
 static inline const kvf_layer_form *kvf_step_form(const kvf_step *step)

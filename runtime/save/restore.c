@@ -4,7 +4,7 @@
  * A sequence from a file: whether its cache can have it, its bytes, and its tables.
  *
  * Knows nothing of decoding. Sealed blocks are read straight into the pool, or through a buffer
- * into its disk tier. Nothing is enqueued before every byte was read and checked, so a file that is
+ * if it spills. Nothing is enqueued before every byte was read and checked, so a file that is
  * damaged leaves no trace.
  */
 
@@ -31,7 +31,7 @@ typedef struct restoring {
     kvf_host_memory memory;
     size_t granule;
     struct iovec *pieces;
-    kvf_piece_block *piece_blocks; /* [pieces] with a disk tier */
+    kvf_piece_block *piece_blocks; /* [pieces] if a pool spills */
     size_t piece_count;
     kvf_event *done;
 } restoring;
@@ -306,10 +306,10 @@ static void add_piece(restoring *r, void *at, size_t bytes)
         r->pieces[r->piece_count++] = (struct iovec){at, bytes};
 }
 
-/* One of a disk tier has no address yet. */
+/* One of a pool that spills has no address yet. */
 static void add_block(restoring *r, kvf_page_pool *pool, kvf_block block, size_t bytes)
 {
-    if (!pool->tier) {
+    if (!kvf_page_pool_spills(pool)) {
         add_piece(r, kvf_page_pool_host(pool, block), bytes);
         return;
     }

@@ -242,10 +242,10 @@ static void add_piece(kvf_save *save, void *at, size_t bytes)
         save->pieces[save->piece_count++] = (struct iovec){at, bytes};
 }
 
-/* One that may be on disk has no address that lasts. */
+/* One of a pool that spills has no address that lasts. */
 static void add_block(kvf_save *save, kvf_page_pool *pool, kvf_block block, size_t bytes)
 {
-    if (!pool->tier) {
+    if (!kvf_page_pool_spills(pool)) {
         add_piece(save, kvf_page_pool_host(pool, block), bytes);
         return;
     }

@@ -16,7 +16,7 @@
 #include "plain_file.h"
 #include "snapshot.h"
 
-/* A piece of the bytes of a sequence that has no address, because it may be on disk. */
+/* A piece of the bytes of a sequence that has no address that lasts: its pool spills. */
 typedef struct kvf_piece_block {
     kvf_page_pool *pool;
     kvf_block block;
@@ -37,7 +37,7 @@ struct kvf_save {
 
     kvf_block **blocks; /* [layers] held, of the layer's part */
     struct iovec *pieces;
-    kvf_piece_block *piece_blocks; /* [pieces] with a disk tier */
+    kvf_piece_block *piece_blocks; /* [pieces] if a pool spills */
     size_t piece_count;
 
     kvf_event *taken;

@@ -359,8 +359,9 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
         KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
     KVF_TRY(image->digests ? send_digests(&p, image) : put_digests(&p, image));
     KVF_TRY(put_centroids(&p));
-    /* With a disk tier the next layer may take the page frames of this one's blocks. */
-    if (part->pool.tier)
-        KVF_TRY(part->device->ops->event_record(done, step->stream));
-    return part->pool.tier ? part->device->ops->event_wait(done) : KVF_OK;
+    /* The next layer may take the memory of this one's blocks. */
+    if (!kvf_page_pool_spills(&part->pool))
+        return KVF_OK;
+    KVF_TRY(part->device->ops->event_record(done, step->stream));
+    return part->device->ops->event_wait(done);
 }

@@ -14,8 +14,8 @@ KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer
                                         const uint32_t *positions);
 /* KVF_FULL: the pool has no block left. */
 KVF_CHECKED kvf_status kvf_append_full(const kvf_part *part);
-/* Host blocks for those that `tokens` more tokens seal; a failure leaves none acquired. With a disk
- * tier acquire brings them into memory, to be written; reserve does not. */
+/* Host blocks for those that `tokens` more tokens seal; a failure leaves none acquired.
+ * Acquire makes them addressable, to be written; reserve does not. */
 KVF_CHECKED kvf_status kvf_append_reserve(kvf_layer *layer, uint32_t tokens);
 KVF_CHECKED kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens);
 /* Undo acquire, for blocks layer->sealed .. end-1. */

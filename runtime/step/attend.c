@@ -5,8 +5,8 @@
  * dense attention.
  *
  * Knows nothing of how pages were chosen. Hits are attended while misses are on their way, and what
- * is in memory neither moves nor is attended after a read from disk, but for pages that share a
- * split; because splits are fixed and merged in order, that changes no bit.
+ * is addressable is attended before what is late, but for pages that share a split; because splits
+ * are fixed and merged in order, that changes no bit.
  */
 
 #include "attend.h"
@@ -33,20 +33,18 @@ static kvf_status resolve(kvf_step *step)
     return KVF_LAUNCH(step, resolve, args);
 }
 
-static kvf_status submit(kvf_step *step, const kvf_choice *c, uint32_t flight)
+static kvf_status submit(kvf_step *step, const kvf_choice *c)
 {
     const kvf_part *part = step->part;
-    const size_t first =
-        (size_t)flight * kvf_rows_max(&part->config) * part->dims.paging.lists * c->ids_max;
     const kvf_fetch_args fetch = {.paging = part->dims.paging,
                                   .rows = step->rows,
                                   .ids_max = c->ids_max,
                                   .row = step->row,
                                   .misses = c->misses,
                                   .miss_count = c->miss_count,
-                                  .from = c->from + first,
-                                  .to = c->to + first,
-                                  .count = c->fetch_count + flight};
+                                  .from = c->from,
+                                  .to = c->to,
+                                  .count = c->fetch_count};
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch));
     if (!step->is_recorded)
@@ -74,41 +72,6 @@ static kvf_status assemble_spans(kvf_step *step)
                                         .span_count = t->span_count,
                                         .counters = kvf_counters_device(part, step->index)};
     return KVF_LAUNCH(step, assemble, assemble);
-}
-
-/* Where pages stay, a span that is still being read is attended with those that move. */
-typedef struct late_spans {
-    kvf_span *spans;
-    const uint32_t *span_count, *id_count;
-    const uint8_t *late;
-    uint32_t lists, ids_max, spans_max;
-} late_spans;
-
-static void give_home(const void *raw, uint32_t task)
-{
-    const late_spans *s = raw;
-    (void)task;
-    for (uint32_t l = 0; l < s->lists; l++) {
-        kvf_span *chosen = s->spans + (size_t)l * s->spans_max + s->span_count[l] - s->id_count[l];
-        for (uint32_t i = 0; i < s->id_count[l]; i++)
-            if (s->late[(size_t)l * s->ids_max + i])
-                chosen[i].home = chosen[i].page;
-    }
-}
-
-/* On a device that shares host memory, as none else leaves pages where they are. */
-static kvf_status part_spans(kvf_step *step)
-{
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const late_spans s = {.spans = t->spans,
-                          .span_count = t->span_count,
-                          .id_count = t->now.id_count,
-                          .late = part->control.late,
-                          .lists = step->rows * part->dims.paging.lists,
-                          .ids_max = part->dims.ids_max,
-                          .spans_max = part->dims.spans_max};
-    return step->stream->device->ops->host_call(step->stream, give_home, &s, sizeof s);
 }
 
 /* All of it in one launch. */
@@ -157,15 +120,11 @@ kvf_status kvf_step_place(kvf_step *step)
     if (step->is_fused)
         return select_at_once(step);
     KVF_TRY(resolve(step));
-    KVF_TRY(kvf_bring_note_chosen(step));
-    /* With a disk tier and slots, hits are attended before the host looks at the misses. */
-    const kvf_choice *now = &step->part->tables.now;
-    if (!kvf_moves_pages(step->part))
-        KVF_TRY(kvf_bring_ask(step));
-    else if (!step->part->pool.tier)
-        KVF_TRY(submit(step, now, 0));
+    KVF_TRY(kvf_bring_chosen(step));
+    if (kvf_moves_pages(step->part) && !step->is_late)
+        KVF_TRY(submit(step, &step->part->tables.now));
     KVF_TRY(assemble_spans(step));
-    return step->is_late ? part_spans(step) : KVF_OK;
+    return kvf_bring_mark(step);
 }
 
 static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a, kvf_pass pass)
@@ -223,32 +182,18 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
     return KVF_LAUNCH(step, merge, args);
 }
 
-/* Misses that were set apart: those in memory (0), or those that were not (1). */
-static kvf_status fetch_some(kvf_step *step, uint32_t is_late)
+/* Late pages, and misses in their slots: hits did not wait for them. */
+static kvf_status arrive(kvf_step *step)
 {
     const kvf_part *part = step->part;
-    const kvf_control *seen = &part->control_device;
-    const size_t first = (size_t)is_late * part->config.sequences_max * part->dims.paging.lists;
-    kvf_choice choice = part->tables.now;
-    choice.misses = seen->parted + first * choice.ids_max;
-    choice.miss_count = seen->part_count + first;
-    KVF_TRY(submit(step, &choice, is_late));
-    return kvf_transfer_join(part->transfer, step->ticket, step->stream);
-}
-
-/* Misses into their slots. With a disk tier those that are in memory move while the others are
- * read. */
-static kvf_status fetch(kvf_step *step)
-{
-    const kvf_part *part = step->part;
-    if (part->pool.tier) {
-        KVF_TRY(kvf_bring_ask(step));
-        if (step->is_late) {
-            KVF_TRY(fetch_some(step, 0));
-            KVF_TRY(kvf_bring_late(step));
-            return fetch_some(step, 1);
-        }
-        KVF_TRY(submit(step, &part->tables.now, 0));
+    if (!kvf_moves_pages(part))
+        return kvf_bring_late(step);
+    while (step->is_late) {
+        kvf_choice misses;
+        KVF_TRY(kvf_bring_misses(step, &misses));
+        KVF_TRY(submit(step, &misses));
+        if (step->is_late)
+            KVF_TRY(kvf_transfer_join(part->transfer, step->ticket, step->stream));
     }
     return kvf_transfer_join(part->transfer, step->ticket, step->stream);
 }
@@ -268,13 +213,9 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
                              .lse = lse};
     if (step->is_fused)
         return attend_at_once(step, &a);
-    if (kvf_moves_pages(part)) {
+    if (kvf_moves_pages(part) || step->is_late) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
-        KVF_TRY(fetch(step));
-        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
-    } else if (step->is_late) {
-        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
-        KVF_TRY(kvf_bring_late(step));
+        KVF_TRY(arrive(step));
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
     } else {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));

@@ -5,7 +5,7 @@
  *
  * Knows the order of the phases and nothing of their insides. Everything is enqueued; what depends
  * on data stays on the device. A call that is refused has changed nothing; one whose pages could
- * not be read from disk takes its tokens back.
+ * not be brought takes its tokens back.
  */
 
 #include "decode.h"
@@ -87,7 +87,7 @@ void kvf_decode_take(kvf_step *step)
     kvf_step_lists(step);
 }
 
-/* ---- with a disk tier ---- */
+/* ---- rows that are read whole ---- */
 
 /* The choice, or the check, looks at every key of the row. */
 static bool looks_at_all(const kvf_part *part, const kvf_layer *layer)
@@ -110,7 +110,7 @@ static kvf_status bring_rows(kvf_step *step)
         return KVF_OK;
     for (uint32_t b = 0; b < step->rows; b++)
         leaves |= looks_at_all(step->part, step->states[b]);
-    if (step->part->pool.tier && leaves)
+    if (kvf_page_pool_spills(&step->part->pool) && leaves)
         KVF_TRY(kvf_arena_leave_rows(step));
     return kvf_bring_rows(step, reads_all);
 }

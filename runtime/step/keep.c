@@ -368,7 +368,7 @@ static kvf_status append_rest(const keeping *k)
 static kvf_status bring(const keeping *k)
 {
     kvf_step step;
-    if (!k->part->pool.tier)
+    if (!kvf_page_pool_spills(&k->part->pool))
         return KVF_OK;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
     step.part = k->part;

@@ -4,7 +4,7 @@
  * Selection on its own: page lists out, and given page lists attended to, or copied.
  *
  * Knows nothing of kernels of others. Lists name pages of a (sequence, layer); nothing is fetched,
- * because the caller's kernel reads pages where kvf_page_address says. With a disk tier the host
+ * because the caller's kernel reads pages where kvf_page_address says. If the pool spills, the host
  * waits for the lists, and what they name is in memory until the next call.
  */
 
@@ -122,7 +122,7 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
                      c->lists * sizeof *c->last_page_len);
 }
 
-/* ---- with a disk tier ---- */
+/* ---- pages of the lists ---- */
 
 /* Listed pages come into memory. Whoever lists it must be done. */
 static kvf_status bring_listed(kvf_step *step, const kvf_page_lists *lists)
@@ -177,7 +177,7 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
     kvf_arena_wait_block(state, page / p->block_pages);
     const uint32_t index = page / p->block_pages;
     const char *ring = part->tables.rings + (size_t)state->row * kvf_ring_size(p);
-    /* A block on disk has none. */
+    /* One that is not in memory has none. */
     const char *block = index < state->sealed
                             ? kvf_page_pool_device(&part->pool, state->blocks[index])
                             : ring + index % p->ring_blocks * kvf_block_bytes(p);

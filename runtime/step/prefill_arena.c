@@ -32,7 +32,7 @@ static kvf_status leave(kvf_step *step, kvf_part *part)
         return KVF_OK;
     const kvf_row row = kvf_step_row(part, a->owner);
     const uint32_t first = a->first, count = a->end - a->first;
-    a->owner->arrivals = 0; /* addresses that are old by now, with a disk tier */
+    a->owner->arrivals = 0; /* addresses may be old by now */
     a->owner = NULL;
     KVF_TRY(wait_written(step, part));
     if (count == 0)
