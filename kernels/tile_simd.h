@@ -17,23 +17,26 @@
 #include "cap_simd.h"
 #include "paging.h"
 
-#define TILE_KEYS 64u
-#define TILE_ROWS 48u
-#define STRIP     6u
+#define TILE_KEYS  64u
+#define TILE_ROWS  48u
+#define TILE_WIDTH 256u /* channels; rows that are wider come in half as many */
+#define STRIP      6u
+
+/* Rows of a tile: what they take of the stack and the cache is the same at any width. */
+KVF_INLINE uint32_t tile_rows(uint32_t head_dim)
+{
+    return head_dim > TILE_WIDTH ? TILE_ROWS * TILE_WIDTH / KVF_HEAD_DIM_MAX : TILE_ROWS;
+}
 
 /* Queries in strips: element d of row r is at [r / 6][d][r % 6]; rows beyond the count are zero. */
 typedef struct query_strips {
-    _Alignas(64) float at[TILE_ROWS * KVF_HEAD_DIM_MAX];
+    _Alignas(64) float at[TILE_ROWS * TILE_WIDTH];
 } query_strips;
 
 /* Logits, then weights. */
 typedef struct tile_scores {
     _Alignas(64) float at[TILE_ROWS][TILE_KEYS];
 } tile_scores;
-
-typedef struct key_panels {
-    _Alignas(64) float at[TILE_KEYS * KVF_HEAD_DIM_MAX];
-} key_panels;
 
 KVF_ALWAYS_INLINE void strips_put(query_strips *q, uint32_t row, const void *from,
                                   const kvf_shape *s, float scale)
@@ -56,21 +59,21 @@ KVF_ALWAYS_INLINE void strips_finish(query_strips *q, uint32_t rows, const kvf_s
             q->at[(size_t)(row / STRIP) * STRIP * s->head_dim + d * STRIP + row % STRIP] = 0.0f;
 }
 
-/* Keys, transposed: element d of key j is at [j / VF_PAIR][d][j % VF_PAIR]. Repeats the last row.
+/* Keys, transposed: element d of key j is at k[j / VF_PAIR][d][j % VF_PAIR]. Repeats the last row.
  */
-KVF_ALWAYS_INLINE void panels_put_keys(key_panels *k, const void **rows, uint32_t count,
+KVF_ALWAYS_INLINE void panels_put_keys(float *k, const void **rows, uint32_t count,
                                        const kvf_shape *s, const kvf_dtype dtype)
 {
     for (uint32_t j = count; j % VF_PAIR; j++)
         rows[j] = rows[count - 1];
     for (uint32_t j = 0; j < count; j += VF_TRANSPOSE) {
-        float *to = k->at + (size_t)(j / VF_PAIR) * VF_PAIR * s->head_dim + j % VF_PAIR;
+        float *to = k + (size_t)(j / VF_PAIR) * VF_PAIR * s->head_dim + j % VF_PAIR;
         for (uint32_t d = 0; d < s->head_dim; d += VF_TRANSPOSE)
             vf_transpose_keys(to + (size_t)d * VF_PAIR, VF_PAIR, rows + j, dtype, d);
     }
     /* Whole panels are multiplied: fill what the last one lacks. */
     for (uint32_t j = (uint32_t)kvf_round_up(count, VF_TRANSPOSE); j % VF_PAIR; j += VF_TRANSPOSE) {
-        float *to = k->at + (size_t)(j / VF_PAIR) * VF_PAIR * s->head_dim + j % VF_PAIR;
+        float *to = k + (size_t)(j / VF_PAIR) * VF_PAIR * s->head_dim + j % VF_PAIR;
         for (uint32_t d = 0; d < s->head_dim; d += VF_TRANSPOSE)
             vf_transpose_keys(to + (size_t)d * VF_PAIR, VF_PAIR, rows + j, dtype, d);
     }
@@ -105,13 +108,13 @@ KVF_ALWAYS_INLINE void multiply_strip(float *c, size_t c_row, const float *a, co
 }
 
 /* Logits of all strips from `strip` on against `keys` keys. */
-KVF_ALWAYS_INLINE void tile_logits(tile_scores *s, const query_strips *q, const key_panels *k,
+KVF_ALWAYS_INLINE void tile_logits(tile_scores *s, const query_strips *q, const float *k,
                                    uint32_t strip, uint32_t rows, uint32_t keys, uint32_t head_dim)
 {
     for (uint32_t j = 0; j < keys; j += VF_PAIR)
         for (uint32_t i = strip; i * STRIP < rows; i++)
             multiply_strip(&s->at[i * STRIP][j], TILE_KEYS, q->at + (size_t)i * STRIP * head_dim, 1,
-                           STRIP, k->at + (size_t)j * head_dim, head_dim, 0);
+                           STRIP, k + (size_t)j * head_dim, head_dim, 0);
 }
 
 /* -infinity from `visible` to the end of the last vector of `keys`; returns the largest entry. */

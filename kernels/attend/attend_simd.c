@@ -334,12 +334,12 @@ KVF_ALWAYS_INLINE void prefetch_ahead(ahead *a, uint32_t lines)
     }
 }
 
-/* `count` numbers in fp16, of which STEPS_MAX are written. */
+/* `count` numbers in fp16; whole vectors are written. */
 KVF_ALWAYS_INLINE void widen_steps(float *to, const uint16_t *from, uint32_t count)
 {
     uint16_t half[STEPS_MAX] = {0};
     memcpy(half, from, count * sizeof *half);
-    for (uint32_t i = 0; i < STEPS_MAX; i += VF_LANES)
+    for (uint32_t i = 0; i < count; i += VF_LANES)
         vf_store(to + i, vf_load_fp16(half + i));
 }
 

@@ -4,10 +4,11 @@
  * Causal attention of a chunk, vectorised. Bound it aims at: the core's fp32 multiply-adds.
  *
  * Knows nothing beyond prefill_ref.c. Query rows (token, head of the group) go in blocks of
- * TILE_ROWS against tiles of TILE_KEYS keys; keys and values of a tile are widened to fp32 once per
- * block, keys transposed on the way, and both products run on strips of six rows (tile_simd.h).
- * Softmax is online, a tile at a time, in powers of two. Exactness: fp32 products and sums,
- * exponentials to 3e-7; |q.k| must stay below FLT_MAX. About 250 KiB of stack.
+ * TILE_ROWS against tiles of TILE_KEYS keys, half as many of both where heads are wide; keys and
+ * values of a tile are widened to fp32 once per block, keys transposed on the way, and both
+ * products run on strips of six rows (tile_simd.h). Softmax is online, a tile at a time, in powers
+ * of two. Exactness: fp32 products and sums, exponentials to 3e-7; |q.k| must stay below FLT_MAX.
+ * About 250 KiB of stack.
  */
 
 #include <math.h>
@@ -17,17 +18,24 @@
 
 _Static_assert(KVF_PREFILL_TILE % TILE_KEYS == 0, "keys of a tile are summed together");
 
+/* Keys of a tile. */
+KVF_INLINE uint32_t tile_keys(uint32_t head_dim)
+{
+    return head_dim > TILE_WIDTH ? TILE_KEYS * TILE_WIDTH / KVF_HEAD_DIM_MAX : TILE_KEYS;
+}
+
 typedef struct row_block {
     query_strips q;
-    key_panels keys;
-    key_panels values; /* [column panel][key][VF_PAIR] */
+    _Alignas(64) float keys[TILE_KEYS * TILE_WIDTH];   /* see panels_put_keys */
+    _Alignas(64) float values[TILE_KEYS * TILE_WIDTH]; /* [column panel][tile_keys][VF_PAIR] */
     tile_scores s;
-    _Alignas(64) float o[TILE_ROWS * KVF_HEAD_DIM_MAX]; /* [row][columns] */
+    _Alignas(64) float o[TILE_ROWS * TILE_WIDTH]; /* [row][columns] */
     float top[TILE_ROWS];
     float sum[TILE_ROWS];
     uint32_t limit[TILE_ROWS]; /* last key that the row sees; ascending */
     size_t at[TILE_ROWS];      /* row in q, out and lse */
     uint32_t rows;
+    uint32_t tile_keys;
     uint32_t columns; /* head_dim, rounded up to whole panels */
     uint32_t sink;
     uint32_t window; /* 0 = all */
@@ -38,7 +46,7 @@ KVF_ALWAYS_INLINE void put_values(row_block *b, const void *const *rows, uint32_
                                   const kvf_shape *s, const kvf_dtype dtype)
 {
     for (uint32_t d = 0; d < s->head_dim; d += VF_LANES) {
-        float *to = b->values.at + (size_t)(d / VF_PAIR) * VF_PAIR * TILE_KEYS + d % VF_PAIR;
+        float *to = b->values + (size_t)(d / VF_PAIR) * VF_PAIR * b->tile_keys + d % VF_PAIR;
         for (uint32_t j = 0; j < count; j++)
             vf_store(to + (size_t)j * VF_PAIR, vf_load_as(rows[j], dtype, d));
     }
@@ -57,7 +65,7 @@ KVF_ALWAYS_INLINE void load_tile(row_block *b, const kvf_prefill_kernel_args *a,
         keys[j] = kvf_page_key(s, page, token % s->page_size);
         values[j] = kvf_page_value(s, page, token % s->page_size);
     }
-    panels_put_keys(&b->keys, keys, count, s, dtype);
+    panels_put_keys(b->keys, keys, count, s, dtype);
     put_values(b, values, count, s, dtype);
 }
 
@@ -98,7 +106,7 @@ KVF_ALWAYS_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count,
     uint32_t strip = 0;
     while (b->limit[kvf_min_u32(strip * STRIP + STRIP - 1, b->rows - 1)] < first)
         strip++;
-    tile_logits(&b->s, &b->q, &b->keys, strip, b->rows, count, head_dim);
+    tile_logits(&b->s, &b->q, b->keys, strip, b->rows, count, head_dim);
     for (uint32_t row = strip * STRIP; b->cap > 0.0f && row < b->rows; row++)
         cap_logits(b->s.at[row], count, b->cap);
     for (uint32_t row = strip * STRIP; row < kvf_round_up(b->rows, STRIP); row++)
@@ -106,7 +114,7 @@ KVF_ALWAYS_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count,
     for (uint32_t d = 0; d < b->columns; d += VF_PAIR)
         for (uint32_t i = strip; i * STRIP < b->rows; i++)
             multiply_strip(b->o + (size_t)i * STRIP * b->columns + d, b->columns,
-                           b->s.at[i * STRIP], TILE_KEYS, 1, b->values.at + (size_t)d * TILE_KEYS,
+                           b->s.at[i * STRIP], TILE_KEYS, 1, b->values + (size_t)d * b->tile_keys,
                            count, 1);
 }
 
@@ -115,6 +123,7 @@ KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *
 {
     const uint32_t head_dim = a->shape.head_dim;
     b->rows = rows;
+    b->tile_keys = tile_keys(head_dim);
     b->sink = a->sink;
     b->window = a->window;
     b->cap = a->cap * KVF_LOG2E;
@@ -135,8 +144,8 @@ KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *
     memset(b->o, 0, kvf_round_up(rows, STRIP) * b->columns * sizeof *b->o);
     /* A half panel at the end of a row of 80 with 16 lanes: its second vector stays zero. */
     if (b->columns != head_dim)
-        memset(b->values.at + (size_t)(b->columns - VF_PAIR) * TILE_KEYS, 0,
-               (size_t)VF_PAIR * TILE_KEYS * sizeof *b->values.at);
+        memset(b->values + (size_t)(b->columns - VF_PAIR) * b->tile_keys, 0,
+               (size_t)VF_PAIR * b->tile_keys * sizeof *b->values);
 }
 
 KVF_ALWAYS_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
@@ -162,15 +171,16 @@ KVF_ALWAYS_INLINE void prefill_task(const kvf_prefill_kernel_args *a, uint32_t t
     const uint32_t kv_head = task / tiles;
     const uint32_t token = task % tiles * KVF_PREFILL_ROWS;
     const uint32_t end = kvf_min_u32(a->tokens, token + KVF_PREFILL_ROWS) * a->group;
+    const uint32_t most = tile_rows(a->shape.head_dim), step = tile_keys(a->shape.head_dim);
     row_block b;
-    for (uint32_t row = token * a->group; row < end; row += TILE_ROWS) {
-        begin_block(&b, a, kv_head, row, kvf_min_u32(TILE_ROWS, end - row));
+    for (uint32_t row = token * a->group; row < end; row += most) {
+        begin_block(&b, a, kv_head, row, kvf_min_u32(most, end - row));
         const uint32_t keys = b.limit[b.rows - 1] + 1;
-        for (uint32_t first = 0; first < keys; first += TILE_KEYS) {
+        for (uint32_t first = 0; first < keys; first += step) {
             /* The first row's window begins earliest. */
-            if (a->window && first >= a->sink && first + TILE_KEYS - 1 + a->window <= b.limit[0])
+            if (a->window && first >= a->sink && first + step - 1 + a->window <= b.limit[0])
                 continue;
-            const uint32_t count = kvf_min_u32(TILE_KEYS, keys - first);
+            const uint32_t count = kvf_min_u32(step, keys - first);
             load_tile(&b, a, kv_head, first, count, dtype);
             attend_tile(&b, first, count, a->shape.head_dim);
         }

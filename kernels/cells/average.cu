@@ -11,7 +11,7 @@
 #include "cuda_kernels.h"
 #include "score/centroids.cuh"
 
-static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
+static __global__ void __launch_bounds__(KVF_GPU_HEAD_DIM_MAX)
     average_cells(const __grid_constant__ kvf_average_args a)
 {
     const kvf_cells *c = a.cells;

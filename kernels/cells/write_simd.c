@@ -36,7 +36,7 @@ static const float zeros[KVF_HEAD_DIM_MAX]; /* a key of any type */
 static void encode_batch(const kvf_write_args *a, batch *b)
 {
     const uint32_t head_dim = a->cells->paging.shape.head_dim;
-    uint32_t words[KVF_CODE_WORDS * KVF_CODE_LANES];
+    uint32_t words[KVF_HEAD_DIM_MAX];
     uint16_t scales[KVF_CODE_LANES];
     code_tile tile;
     for (uint32_t l = b->count; l < KVF_CODE_LANES; l++)

@@ -18,7 +18,7 @@
 #define KVF_PLAIN_ROWS    16u
 #define KVF_PLAIN_TOKENS  128u
 #define KVF_PLAIN_PARTS   (KVF_PLAIN_THREADS / KVF_PLAIN_ROWS)
-#define KVF_PLAIN_ITEMS   (KVF_PLAIN_ROWS * KVF_HEAD_DIM_MAX / 4 / KVF_PLAIN_THREADS)
+#define KVF_PLAIN_ITEMS   (KVF_PLAIN_ROWS * KVF_GPU_HEAD_DIM_MAX / 4 / KVF_PLAIN_THREADS)
 
 typedef struct kvf_plain_shared {
     float s[KVF_PLAIN_ROWS][KVF_PLAIN_TOKENS]; /* logits in units of ln 2, then weights */

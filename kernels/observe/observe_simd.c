@@ -25,7 +25,7 @@ typedef struct chunk {
 
 typedef struct tile {
     query_strips q;
-    key_panels keys;
+    _Alignas(64) float keys[TILE_KEYS * KVF_HEAD_DIM_MAX]; /* see panels_put_keys */
     tile_scores s;
     uint32_t rows;
     uint32_t keys_live;
@@ -120,8 +120,8 @@ KVF_ALWAYS_INLINE uint32_t spans_logits(tile *t, const kvf_observe_args *a, cons
         add_span(t, a, c, next);
     if (t->keys_live == 0)
         return next;
-    panels_put_keys(&t->keys, t->key, t->keys_live, &a->shape, dtype);
-    tile_logits(&t->s, &t->q, &t->keys, 0, t->rows, t->keys_live, a->shape.head_dim);
+    panels_put_keys(t->keys, t->key, t->keys_live, &a->shape, dtype);
+    tile_logits(&t->s, &t->q, t->keys, 0, t->rows, t->keys_live, a->shape.head_dim);
     for (uint32_t r = 0; a->cap > 0.0f && !a->is_raw && r < t->rows; r++)
         cap_logits(t->s.at[r], t->keys_live, a->cap * KVF_LOG2E);
     for (uint32_t r = 0; r < t->rows; r++) {
@@ -174,12 +174,12 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
-    const uint32_t rows = kvf_observe_heads(a) * a->window;
+    const uint32_t rows = kvf_observe_heads(a) * a->window, most = tile_rows(a->shape.head_dim);
     tile t;
     if (c.first >= c.end)
         return;
-    for (uint32_t first = 0; first < rows; first += TILE_ROWS)
-        stats_rows(&t, a, &c, task, first, kvf_min_u32(TILE_ROWS, rows - first));
+    for (uint32_t first = 0; first < rows; first += most)
+        stats_rows(&t, a, &c, task, first, kvf_min_u32(most, rows - first));
 }
 
 /* A row's part of a score: a logit x gives share * e^(x - base), a product itself weight * x. */
@@ -281,6 +281,7 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
     const int by_head = a->group_reduce == KVF_GROUP_MAX;
+    const uint32_t most = tile_rows(a->shape.head_dim);
     const uint32_t all = kvf_observe_heads(a) * a->window;
     const uint32_t part = by_head ? a->window : all; /* rows that are summed */
     float total[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];
@@ -295,8 +296,8 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
         float head_sum[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];
         if (by_head)
             memset(head_sum, 0, tokens * sizeof *head_sum);
-        for (uint32_t first = begin; first < begin + part; first += TILE_ROWS)
-            score_rows(&t, a, &c, first, kvf_min_u32(TILE_ROWS, begin + part - first),
+        for (uint32_t first = begin; first < begin + part; first += most)
+            score_rows(&t, a, &c, first, kvf_min_u32(most, begin + part - first),
                        by_head ? head_sum : to);
         if (by_head)
             fold_head(head_sum, to, tokens, begin == 0);

@@ -11,7 +11,7 @@
 #include "cuda_kernels.h"
 #include "score/centroids.cuh"
 
-static __global__ void __launch_bounds__(KVF_HEAD_DIM_MAX)
+static __global__ void __launch_bounds__(KVF_GPU_HEAD_DIM_MAX)
     centroids_of(const __grid_constant__ kvf_centroids_args a)
 {
     const kvf_paging *p = &a.paging;

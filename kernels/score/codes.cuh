@@ -15,6 +15,8 @@
 #include "codes.h"
 #include "cuda/cuda.cuh"
 
+#define KVF_CODE_WORDS (KVF_GPU_HEAD_DIM_MAX / KVF_CODE_LANES) /* that the longest row has */
+
 /* Words in the block that word k of a row is in: the highest bit in which they differ. */
 static __device__ __forceinline__ uint32_t kvf_code_block_words(uint32_t k, uint32_t words)
 {

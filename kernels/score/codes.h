@@ -9,7 +9,7 @@
  * one fixed order, rounded after every operation and never fused, with subnormals: whoever follows
  * it gets the same bits.
  *
- * Rotation, of a key or a query z of head_dim channels (a multiple of 16, at most 256):
+ * Rotation, of a key or a query z of head_dim channels (a multiple of 16, at most 512):
  *     the sign of z_i flips where kvf_code_sign(i) has its top bit set;
  *     blocks of kvf_code_block channels, the largest power of two that is left, from the front
  *     (128 whole, 96 = 64 + 32, 80 = 64 + 16), each by stages of stride 1, 2, 4, ..:
@@ -27,9 +27,8 @@
 
 #include "paging.h"
 
-#define KVF_CODE_TOKENS 32u /* tokens of a code group */
-#define KVF_CODE_LANES  16u /* tokens whose words lie side by side; channels of a word */
-#define KVF_CODE_WORDS  (KVF_HEAD_DIM_MAX / KVF_CODE_LANES)
+#define KVF_CODE_TOKENS 32u         /* tokens of a code group */
+#define KVF_CODE_LANES  16u         /* tokens whose words lie side by side; channels of a word */
 #define KVF_CODE_FLAT   0xaaaaaaaau /* a word of +3 */
 #define KVF_CODE_EDGE   0.9815f
 #define KVF_CODE_BIAS   10 /* level + bias is 0, 7, 13 or 20 */
@@ -83,7 +82,8 @@ KVF_INLINE uint32_t kvf_code_block(uint32_t left)
 /* 1 / sqrt(block), to nearest. */
 KVF_INLINE float kvf_code_unit(uint32_t block)
 {
-    return block == 256   ? 0x1p-4f
+    return block == 512   ? 0x1.6a09e6p-5f
+           : block == 256 ? 0x1p-4f
            : block == 128 ? 0x1.6a09e6p-4f
            : block == 64  ? 0x1p-3f
            : block == 32  ? 0x1.6a09e6p-3f

@@ -244,7 +244,7 @@ typedef struct tile {
 /* Queries that are weighed together: words of all heads side by side, so that every address in the
  * loop over them is one register and a constant. */
 typedef struct queries {
-    query_word at[KVF_CODE_WORDS][HEADS];
+    query_word at[KVF_HEAD_DIM_MAX / KVF_CODE_LANES][HEADS];
     int32_t bias[HEADS]; /* what KVF_CODE_BIAS adds to each of their products */
     float scale[HEADS];
 } queries;

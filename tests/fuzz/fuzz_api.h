@@ -169,12 +169,12 @@ static inline void draw_heads(world *w, kvf_cache_config *c)
 /* What answers follow from. */
 static inline void draw_policy(world *w, kvf_cache_config *c)
 {
-    static const uint32_t dims[] = {16, 32, 48, 64, 80, 128};
+    static const uint32_t dims[] = {16, 32, 48, 64, 80, 128, 512};
     c->layers = draw(w, 1, LAYERS_MAX);
     c->kv_heads = draw(w, 1, KV_HEADS_MAX);
     const uint32_t group = draw(w, 0, 255);
     c->query_heads = c->kv_heads * (group < 240 ? 1 + group % 4 : GROUP_MAX);
-    c->head_dim = dims[draw(w, 0, 5)];
+    c->head_dim = dims[draw(w, 0, 6)];
     c->dtype = (kvf_dtype)draw(w, 0, KVF_FP32);
     c->pages = (kvf_pages)draw(w, 0, KVF_PAGES_K8V4);
     c->tokens_max = draw(w, 140, TOKENS_MAX - 5);

@@ -16,7 +16,7 @@
 
 #include "fuzz_input.h"
 
-#define FUZZ_DIM_MAX 128
+#define FUZZ_DIM_MAX 512
 
 #define PROMISE(condition)                                                                         \
     do {                                                                                           \

@@ -322,7 +322,7 @@ static kvf_shape quantized_shape(const check *c, uint32_t i)
 #define SIZE(d) d,
     static const uint32_t sizes[] = {KVF_GPU_QUANTIZED_DIMS(SIZE)};
 #undef SIZE
-    const uint32_t count = c->cuda ? sizeof sizes / sizeof *sizes : CHECK_HEAD_DIMS;
+    const uint32_t count = c->cuda ? sizeof sizes / sizeof *sizes : check_dims(c);
     return (kvf_shape){c->cuda ? KVF_BF16 : (kvf_dtype)(i % 3),
                        c->cuda ? sizes[i % count] : check_head_dims[i % count],
                        check_page_sizes[i / count % CHECK_PAGE_SIZES],
@@ -331,7 +331,7 @@ static kvf_shape quantized_shape(const check *c, uint32_t i)
 
 void check_attend_step(check *c)
 {
-    for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
+    for (uint32_t d = 0; d < check_dims(c); d++)
         for (uint32_t p = d % 2; p < CHECK_PAGE_SIZES; p += 2) {
             const kvf_shape s = {(kvf_dtype)((d + p / 2) % 3), check_head_dims[d],
                                  check_page_sizes[p], KVF_PAGES_NATIVE};
@@ -339,7 +339,7 @@ void check_attend_step(check *c)
             step_case(c, &s, check_groups[(d * 5 + p) % CHECK_GROUPS], 32, data);
         }
     for (uint32_t i = 0; i < 6; i++) { /* every buffer is used several times */
-        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
+        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % check_dims(c)],
                              check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
         step_case(c, &s, 1 + i * 5 % 16, 512, DATA_NORMAL);
     }
@@ -351,7 +351,7 @@ void check_attend_step(check *c)
 
 void check_attend(check *c)
 {
-    for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
+    for (uint32_t d = 0; d < check_dims(c); d++)
         for (uint32_t p = 0; p < CHECK_PAGE_SIZES; p++)
             for (uint32_t i = 0; i < CHECK_GROUPS; i++) {
                 const uint32_t group = check_groups[i];
@@ -366,7 +366,7 @@ void check_attend(check *c)
         kvf_shape s = {(kvf_dtype)(i % 3), 64, 32, KVF_PAGES_NATIVE};
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
     }
-    for (uint32_t i = 0; i < (c->cuda ? 4 : 4 * CHECK_HEAD_DIMS) * CHECK_PAGE_SIZES; i++) {
+    for (uint32_t i = 0; i < (c->cuda ? 4 : 4 * check_dims(c)) * CHECK_PAGE_SIZES; i++) {
         const kvf_shape s = quantized_shape(c, i);
         attend_case(c, &s, check_groups[i % CHECK_GROUPS],
                     i % 5     ? 0
@@ -375,7 +375,7 @@ void check_attend(check *c)
                     i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
     /* Every buffer of a kernel is used several times. */
-    for (uint32_t i = 0; i < 3 * CHECK_HEAD_DIMS; i++) {
+    for (uint32_t i = 0; i < 3 * check_dims(c); i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
                        check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
@@ -441,7 +441,7 @@ static void merge_case(check *c, const kvf_shape *shape)
 void check_merge(check *c)
 {
     for (uint32_t i = 0; i < 300; i++)
-        merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS], 32,
+        merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)], 32,
                                    KVF_PAGES_NATIVE});
 }
 
@@ -511,7 +511,7 @@ void check_prefill(check *c)
 {
     static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
                        check_page_sizes[i % 4], KVF_PAGES_NATIVE};
         const uint32_t group = check_groups[i * 7 % CHECK_GROUPS];
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
@@ -526,7 +526,7 @@ void check_prefill(check *c)
     static const uint32_t sinks[] = {0, 1, 64, 70, 128, 1000}, far[] = {0, 40, 150, 333, 448};
     for (uint32_t i = 0; i < 60; i++) {
         kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
-                                               check_head_dims[i / 3 % CHECK_HEAD_DIMS],
+                                               check_head_dims[i / 3 % check_dims(c)],
                                                check_page_sizes[i % 4], KVF_PAGES_NATIVE},
                                      .group = check_groups[i * 7 % CHECK_GROUPS]};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
@@ -667,7 +667,7 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
 void check_observe(check *c)
 {
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
                        check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
         observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }

@@ -40,7 +40,7 @@ static void *tracked(check *c, const char *name, size_t bytes)
 static kvf_paging make_paging(check *c, uint32_t index)
 {
     const kvf_pages quantized = index % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
-    kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % CHECK_HEAD_DIMS],
+    kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % check_dims(c)],
                               check_page_sizes[index % CHECK_PAGE_SIZES],
                               index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized},
                     .kv_heads = 1 + check_below(c, 3),

@@ -16,9 +16,9 @@
 #include "common/convert.h"
 #include "score/codes.h"
 
-/* Every form of a block, and head sizes of no model. */
-static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 16, 48, 112, 192, 240, 32};
-#define HEAD_DIMS (sizeof head_dims / sizeof *head_dims)
+/* Every form of a block, and head sizes of no model; the last ones are the host device's. */
+static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 16, 48, 112, 192, 240, 32, 512, 496};
+#define HEAD_DIMS (sizeof head_dims / sizeof *head_dims - (c->cuda ? 2 : 0))
 
 /* A number that no key should have, in one of `rows` rows. */
 static void damage(check *c, void *x, kvf_dtype dtype, uint32_t rows, uint32_t head_dim)

@@ -103,7 +103,7 @@ static void ring_case(check *c, uint32_t index)
     if (!check_begin(c))
         return;
     kvf_ring_args a = {
-        .ring = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % CHECK_HEAD_DIMS],
+        .ring = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % check_dims(c)],
                            check_page_sizes[index % 4], KVF_PAGES_NATIVE},
                  .heads = 1 + check_below(c, 4),
                  .sink = sinks[index % 5],

@@ -63,12 +63,12 @@ static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, 
 
 void check_digest(check *c)
 {
-    for (uint32_t i = 0; i < 9 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES; i++)
+    for (uint32_t i = 0; i < 9 * check_dims(c) * CHECK_PAGE_SIZES; i++)
         for (uint32_t kind = 0; kind < 3; kind++) {
-            kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                           check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % CHECK_PAGE_SIZES],
+            kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
+                           check_page_sizes[i / (3 * check_dims(c)) % CHECK_PAGE_SIZES],
                            KVF_PAGES_NATIVE};
-            const uint32_t sub = i / (3 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES);
+            const uint32_t sub = i / (3 * check_dims(c) * CHECK_PAGE_SIZES);
             digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << sub),
                         i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
         }
@@ -137,9 +137,9 @@ void check_score(check *c)
 {
     static const uint32_t pages[] = {0, 1, 2, 7, 40, 255, 256, 257, 600};
     for (uint32_t g = 0; g < CHECK_GROUPS; g++)
-        for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
+        for (uint32_t d = 0; d < check_dims(c); d++)
             for (uint32_t sub = 0; sub < 3; sub++) {
-                const uint32_t group = check_groups[g], i = (g * CHECK_HEAD_DIMS + d) * 3 + sub;
+                const uint32_t group = check_groups[g], i = (g * check_dims(c) + d) * 3 + sub;
                 score_case(c, (kvf_dtype)(i % 3), check_head_dims[d], group, 1u << sub,
                            pages[group > 4 ? i % 5 : i % 9],
                            i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
@@ -236,10 +236,10 @@ static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint3
 void check_repack(check *c)
 {
     static const uint32_t tokens[] = {0, 1, 7, 8, 33, 64, 100};
-    for (uint32_t i = 0; i < 36 * CHECK_HEAD_DIMS; i++)
+    for (uint32_t i = 0; i < 36 * check_dims(c); i++)
         repack_case(c,
-                    &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
-                                 check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % 4], KVF_PAGES_NATIVE},
+                    &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
+                                 check_page_sizes[i / (3 * check_dims(c)) % 4], KVF_PAGES_NATIVE},
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
 
@@ -290,7 +290,7 @@ static void take_case(check *c, const kvf_shape *shape, uint32_t count)
 void check_take(check *c)
 {
     static const uint32_t counts[] = {0, 1, 7, 63, 64, 65, 200};
-    for (uint32_t i = 0; i < 12 * CHECK_HEAD_DIMS; i++) {
+    for (uint32_t i = 0; i < 12 * check_dims(c); i++) {
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 12],
                              check_page_sizes[i / 3 % 4], KVF_PAGES_NATIVE};
         take_case(c, &s, counts[i % 7]);

@@ -634,7 +634,7 @@ static void compare_case(check *c, uint32_t heads)
     if (!check_begin(c))
         return;
     a.shape.dtype = (kvf_dtype)check_below(c, 3);
-    a.shape.head_dim = check_head_dims[check_below(c, CHECK_HEAD_DIMS)];
+    a.shape.head_dim = check_head_dims[check_below(c, check_dims(c))];
     check_describe(c, "compare, %s d=%u heads=%u", check_dtype_name(a.shape.dtype),
                    a.shape.head_dim, heads);
     const size_t count = (size_t)heads * a.shape.head_dim;

@@ -211,7 +211,7 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
 /* Chunks of several rows in one launch have the bits of a launch each. */
 static void chunks_are_single_ones(check *c, uint32_t index)
 {
-    const kvf_shape s = {(kvf_dtype)(index % 3), check_head_dims[index % CHECK_HEAD_DIMS],
+    const kvf_shape s = {(kvf_dtype)(index % 3), check_head_dims[index % check_dims(c)],
                          check_page_sizes[index % 4], KVF_PAGES_NATIVE};
     kvf_prefill_kernel_args a = {.shape = s, .kv_heads = 2, .group = 1 + index * 5 % 6};
     enum { PAGES_MOST = 160 };

@@ -330,7 +330,7 @@ static void nothing_case(check *c, kvf_shape s, float bad, uint32_t channel)
 void check_quantized(check *c)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
-    for (uint32_t i = 0; i < 6 * CHECK_HEAD_DIMS; i++)
+    for (uint32_t i = 0; i < 6 * check_dims(c); i++)
         for (uint32_t kind = 0; kind < 2; kind++) {
             const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 6],
                                  check_page_sizes[i % CHECK_PAGE_SIZES],

@@ -48,7 +48,7 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     kvf_paging *p = &w->p;
     const bool large = config->blocks_max > 100;
     p->shape.dtype = (kvf_dtype)check_below(c, 3);
-    p->shape.head_dim = large ? 64 : check_head_dims[check_below(c, CHECK_HEAD_DIMS)];
+    p->shape.head_dim = large ? 64 : check_head_dims[check_below(c, check_dims(c))];
     p->block_size = large ? 8 : 8u << check_below(c, 4);
     p->block_pages = check_below(c, 2) ? 1 : kvf_min_u32(p->block_size, 1u << check_below(c, 7));
     if (config->by_token)

@@ -19,10 +19,15 @@
 #define FILL_BYTE   0xf7 /* a NaN in no element type, and no plausible result */
 #define PRINTED_MAX 20u
 
-const uint32_t check_head_dims[CHECK_HEAD_DIMS] = {64, 80, 96, 128, 256, 32};
+const uint32_t check_head_dims[CHECK_HEAD_DIMS] = {64, 80, 96, 128, 256, 32, 512};
 const uint32_t check_groups[CHECK_GROUPS] = {
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 29, 32, 48, 71, KVF_GROUP_MAX_HEADS};
 const uint32_t check_page_sizes[CHECK_PAGE_SIZES] = {8, 16, 32, 64, 1, 2, 4};
+
+uint32_t check_dims(const check *c)
+{
+    return c->cuda ? CHECK_HEAD_DIMS - 1 : CHECK_HEAD_DIMS;
+}
 
 const char *check_dtype_name(kvf_dtype dtype)
 {
@@ -176,8 +181,8 @@ static float draw(check *c, kvf_dtype dtype, check_data data, float constant)
     switch (data) {
     case DATA_EQUAL:
         return constant;
-    case DATA_LARGE: /* (1e18)^2 * 256 < FLT_MAX */
-        return sign * (dtype == KVF_FP16 ? 65504.0f : 1e18f) * (0.5f + 0.5f * unit);
+    case DATA_LARGE: /* (7e17)^2 * 512 < FLT_MAX */
+        return sign * (dtype == KVF_FP16 ? 65504.0f : 7e17f) * (0.5f + 0.5f * unit);
     case DATA_TINY:
         return sign * unit * (dtype == KVF_FP16 ? 6e-5f : 1e-38f);
     case DATA_ZERO:

@@ -117,8 +117,8 @@ class Models(Case):
                 self.refused("%s.*%s" % (model, why), kvferry.hf.use, made)
         compiled = torch.compile(make())
         self.refused("OptimizedModule has no generate; .*before torch.compile", kvferry.hf.use, compiled)
-        wide = make(head_dim=512)
-        self.refused("head_dim = 512: must be .* to 256", cache_of, wide, error=kvferry.Invalid)
+        wide = make(head_dim=1024)
+        self.refused("head_dim = 1024: must be .* to 512", cache_of, wide, error=kvferry.Invalid)
 
     def test_refused_when_compiled(self):
         """There keys are rebuilt without a sign, but the layer has not attended when the pass ends."""

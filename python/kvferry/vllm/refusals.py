@@ -11,7 +11,7 @@ from .._errors import Unsupported
 # Drafts that need no layer of attention of their own.
 DRAFTS = ("ngram",)
 BLOCK_TOKENS = 32 # a block has a multiple of them
-HEAD_DIM_MAX = 256 # the library's
+HEAD_DIM_MAX = 256 # on a GPU
 OTHER = "take another model, or vLLM's own attention"
 
 

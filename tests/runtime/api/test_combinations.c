@@ -42,7 +42,7 @@ typedef enum turn { NONE, FORK, CUT, REPLACE, SECOND, STREAM } turn;
     X(reduce, KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_MAX, KVF_GROUP_SUM)                                \
     X(fill, KVF_FILL_TOKENS, KVF_FILL_PAGES)                                                       \
     X(dtype, KVF_BF16, KVF_FP16, KVF_FP32)                                                         \
-    X(dim, 32, 64, 80, 96, 128, 256)                                                               \
+    X(dim, 32, 64, 80, 96, 128, 256, 512)                                                          \
     X(group, 1, 2, 3, 4, 7, 16)                                                                    \
     X(heads, 1, 2, 3)                                                                              \
     X(layers, 1, 2, 3)                                                                             \
@@ -89,6 +89,8 @@ static draw draw_round(uint32_t n, test_random *r)
         d.heads = 1;
         d.layers = 1 + d.layers / 2;
     }
+    if (test_on_cuda()) /* see kvf_cache_config.head_dim */
+        d.dim = d.dim > 256 ? 256 : d.dim;
     if (d.dim > 128 || d.group > 7)
         d.heads = 1;
     return d;

@@ -124,7 +124,7 @@ static void full_budget_is_dense(void **state)
 static void head_dims_are_multiples_of_16(void **state)
 {
     const uint64_t seed = test_seed(53);
-    for (uint32_t i = 0; i < 16 && !test_on_cuda(); i++) {
+    for (uint32_t i = 0; i < KVF_HEAD_DIM_MAX / 16 && !test_on_cuda(); i++) {
         const geometry g = {(kvf_dtype)(i % 3), 16 * (i + 1), 1, 1 + i % 4, 4, 1};
         char what[64];
         snprintf(what, sizeof what, "head_dim %u", g.head_dim);
@@ -135,7 +135,7 @@ static void head_dims_are_multiples_of_16(void **state)
 /* A GPU refuses what it has no matrix products for. */
 static void a_gpu_takes_some_head_dims(void **state)
 {
-    static const uint32_t head_dims[] = {16, 48, 112, 192, 240};
+    static const uint32_t head_dims[] = {16, 48, 112, 192, 240, 512};
     const kvf_cache_config small = test_config_small();
     test_world w;
     test_world_open(&w, NULL, &small);
