@@ -196,6 +196,8 @@ typedef struct kvf_blocks_decode_args {
 
 /**
  * One query per row, of its newest token: score, select, fetch, attend.
+ * A layer of the model that attends to keys of another one calls it, and kvf_blocks_extend, with
+ * the layer of those keys, after that one's put of this pass, and selects for itself.
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */

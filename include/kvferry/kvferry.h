@@ -703,6 +703,9 @@ typedef struct kvf_prefill_args {
 
 /**
  * Append a chunk to one layer and attend densely and causally over all tokens of the layer so far.
+ * With k and v NULL these are queries alone, of the newest @p tokens tokens of the layer, for a
+ * layer of the model that attends to keys of another one: nothing is appended, positions is NULL,
+ * and the form is that of the layer with the keys. Quantized pages refuse them.
  *
  * @return KVF_OK; KVF_FULL if tokens_max or the page pool is exhausted (nothing was appended);
  *         KVF_INVALID; KVF_NOT_FINITE if an earlier chunk or step brought NaN
@@ -750,6 +753,13 @@ typedef struct kvf_decode_args {
  * with a disk tier, and those of layers with streaming heads, go one by one in all.
  * kvf_sequence_truncate takes tokens back. Recorded steps and page lists have one token of a
  * sequence, and so has a cache with a disk tier and streaming heads: KVF_UNSUPPORTED.
+ *
+ * With k and v NULL a step has queries alone, one of each sequence, for a layer of the model that
+ * attends to keys of another one: `layer` is the one with the keys, after its own step at this
+ * position. Nothing is appended; the queries select for themselves, out of the budget that every
+ * step has, so outputs have the bits of a layer that holds copies of the keys. A static set is that
+ * of the layer with the keys, and so is the form. The layer's own steps give what they would
+ * without them. Not in recorded steps, with streaming heads or select = ORACLE.
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.

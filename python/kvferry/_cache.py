@@ -179,6 +179,7 @@ class Cache(Handle):
         positions  [tokens] integers, ascending; None = contiguous
         tokens     only where k has no shape (Buffer)
 
+        k = v = None: queries alone, of the newest tokens, for a layer that attends to keys of this one.
         More than prefill_chunk_max tokens go in several calls of the library; if one of them fails, the
         tokens of those before stay. Returns out.
         """
@@ -187,17 +188,19 @@ class Cache(Handle):
     def _prefill(self, sequence: "Sequence", q: Any, k: Any, v: Any, out: Any, layer: int,
                  tokens: Optional[int], positions: Any, stream: Optional[Stream],
                  after: Optional[Callable[[int, int], int]]) -> Any:
-        tokens = _count(k, tokens)
+        tokens = _count(q if k is None else k, tokens)
         for name, array in (("q", q), ("v", v), ("out", out)):
             if len(getattr(array, "shape", ())) == 3 and array.shape[0] != tokens:
                 raise Invalid("%s has %d tokens: it must have as many as k, %d" % (
                     name, array.shape[0], tokens))
-        stream, waits = self.runtime._stream_for(stream, k)
+        stream, waits = self.runtime._stream_for(stream, q if k is None else k)
         if q is not None and out is None:
             out = _like(q, "q")
         _, owner = positions_address(positions, tokens)
         most = self.settings.prefill_chunk_max
         with self._node.lock:
+            if k is None and tokens > most:
+                raise Invalid("%d queries alone: a chunk has at most prefill_chunk_max = %d" % (tokens, most))
             for first in range(0, tokens, most):
                 many = min(most, tokens - first)
                 part = [_slice(a, first, many, tokens) for a in (q, k, v, out, owner)]
@@ -210,7 +213,7 @@ class Cache(Handle):
         s, kept, handle = self.settings, list(part), stream._node.check()
         args = PrefillArgs(sequence=sequence._of(self), layer=self._layer(layer), tokens=tokens)
         wide, narrow = (tokens, s.query_heads, s.head_dim), (tokens, s.kv_heads, s.head_dim)
-        args.k, args.v = (self._read(a, n, narrow, kept) for a, n in ((k, "k"), (v, "v")))
+        args.k, args.v = (a if a is None else self._read(a, n, narrow, kept) for a, n in ((k, "k"), (v, "v")))
         if q is not None:
             args.q, args.out = self._read(q, "q", wide, kept), self._read(out, "out", wide, kept, True)
         args.positions = positions.ctypes.data if positions is not None else None
@@ -240,6 +243,7 @@ class Cache(Handle):
 
         Pages of the caller take the place of those by digest; as many are attended to as the budget has
         room for, beside window, sink and static set. They need select="dynamic" or "hybrid".
+        k = v = None: queries alone, for a layer that attends to keys of this one.
         One sequence may leave the batch dimension out. Returns out.
         """
         runtime = self.runtime
@@ -258,8 +262,8 @@ class Cache(Handle):
             args.layer = self._layer(layer)
             address = reader.address
             args.q = address(q, "q", wide)
-            args.k = address(k, "k", narrow)
-            args.v = address(v, "v", narrow)
+            args.k = None if k is None else address(k, "k", narrow)
+            args.v = None if v is None else address(v, "v", narrow)
             args.out = address(out, "out", wide, True)
             args.positions, owner = positions_address(positions, wide[0]) if positions is not None \
                 else _NOTHING

@@ -274,9 +274,47 @@ kvf_status kvf_given_check(const kvf_cache *cache, const float *scores, const in
     return KVF_OK;
 }
 
+/* Queries alone: they attend to tokens that the layer has. */
+static bool has_queries_alone(const void *q, const void *k, const void *v)
+{
+    return q && !k && !v;
+}
+
+static kvf_status check_queries(kvf_cache *cache, uint32_t layer, const uint32_t *positions)
+{
+    if (positions)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "positions is set with queries alone: their tokens have positions; leave it NULL");
+    if (kvf_streaming_count(cache, layer))
+        KVF_FAIL(
+            cache->context, KVF_UNSUPPORTED,
+            "head_mask has streaming heads in layer %u, whose rings take queries with keys and "
+            "values only; open the cache without them",
+            layer);
+    return KVF_OK;
+}
+
+static kvf_status check_prefill_queries(kvf_cache *cache, const kvf_prefill_args *args)
+{
+    const uint32_t length = args->sequence->layers[args->layer].length;
+    KVF_TRY(check_queries(cache, args->layer, args->positions));
+    if (cache->config.pages != KVF_PAGES_NATIVE)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "pages = %s: a chunk of queries alone would see newer tokens quantized than one "
+                 "with keys and values does; open the cache with pages bf16",
+                 kvf_pages_name(cache->config.pages));
+    if (args->tokens > length)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "tokens = %u: queries alone are of the newest tokens, and layer %u has %u; append "
+                 "them first",
+                 args->tokens, args->layer, length);
+    return KVF_OK;
+}
+
 static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
 {
-    if (!args->k || !args->v)
+    const bool asks = has_queries_alone(args->q, args->k, args->v);
+    if (!asks && (!args->k || !args->v))
         KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the keys and values");
     if (args->q && !args->out)
         KVF_FAIL(cache->context, KVF_INVALID, "out is NULL with q set; pass both or q = NULL");
@@ -286,8 +324,9 @@ static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
                  "tokens = %u: a chunk has 1 to prefill_chunk_max = %u; split it", args->tokens,
                  cache->config.prefill_chunk_max);
     KVF_TRY(kvf_sequence_check(cache, args->sequence));
-    KVF_TRY(kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
-                             args->positions));
+    KVF_TRY(asks ? check_prefill_queries(cache, args)
+                 : kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
+                                    args->positions));
     return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
 }
 
@@ -358,6 +397,16 @@ static kvf_status check_out(kvf_cache *cache, const kvf_decode_args *args)
     return KVF_OK;
 }
 
+/* Every sequence has tokens to read. */
+static kvf_status check_tokens_there(kvf_cache *cache, const kvf_decode_args *args)
+{
+    for (uint32_t b = 0; b < args->batch; b++)
+        if (args->sequences[b]->layers[args->layer].length == 0)
+            KVF_FAIL(cache->context, KVF_INVALID, "sequences[%u] has no tokens in layer %u", b,
+                     args->layer);
+    return KVF_OK;
+}
+
 static kvf_status check_append(kvf_cache *cache, const kvf_decode_args *args)
 {
     uint32_t row = 0;
@@ -383,8 +432,25 @@ kvf_status kvf_prefill_sized(kvf_cache *cache, const kvf_prefill_args *args, siz
     if (status == KVF_OK)
         status = check_prefill(cache, &own);
     if (status == KVF_OK)
-        status = kvf_heads_prefill(cache, &own, stream);
+        status = own.k ? kvf_heads_prefill(cache, &own, stream)
+                       : kvf_prefill_queries(cache, &own, stream);
     return kvf_leave(cache, status);
+}
+
+static kvf_status decode_queries(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    KVF_TRY(check_queries(cache, args->layer, args->positions));
+    KVF_TRY(check_single(cache, args, "queries alone are of"));
+    KVF_TRY(check_tokens_there(cache, args));
+    if (cache->recording)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "k and v are NULL: a recorded step appends; enqueue steps of queries alone");
+    if (kvf_select_find(cache->config.select)->by_token)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "k and v are NULL with select = %s, which looks with queries of tokens that it "
+                 "appends; use another policy",
+                 kvf_select_name(cache->config.select));
+    return kvf_heads_decode_queries(cache, args, stream);
 }
 
 static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
@@ -392,6 +458,8 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     KVF_TRY(kvf_stream_check(cache->device, stream));
     KVF_TRY(check_step(cache, args));
     KVF_TRY(check_out(cache, args));
+    if (has_queries_alone(args->q, args->k, args->v))
+        return decode_queries(cache, args, stream);
     if (cache->recording) {
         KVF_TRY(check_single(cache, args, "a recorded step has"));
         return kvf_recording_decode(cache->recording, args, stream);
@@ -563,16 +631,6 @@ kvf_status kvf_select_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache,
                      on_lists(select_pages, cache, args, args_size, lists, lists_size, stream));
-}
-
-/* Every sequence has tokens to read. */
-static kvf_status check_tokens_there(kvf_cache *cache, const kvf_decode_args *args)
-{
-    for (uint32_t b = 0; b < args->batch; b++)
-        if (args->sequences[b]->layers[args->layer].length == 0)
-            KVF_FAIL(cache->context, KVF_INVALID, "sequences[%u] has no tokens in layer %u", b,
-                     args->layer);
-    return KVF_OK;
 }
 
 /* Lists of what is there, and room for what comes of them. */

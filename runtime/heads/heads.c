@@ -131,6 +131,15 @@ static kvf_status enqueue_step(kvf_step *step, const kvf_decode_args *args, cons
     return KVF_OK;
 }
 
+kvf_status kvf_heads_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
+                                    kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    const kvf_due nothing = {0};
+    KVF_TRY(kvf_decode_prepare_queries(&step, args, stream));
+    return kvf_decode_end(&step, args, enqueue_step(&step, args, &nothing));
+}
+
 kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     kvf_step step = {.cache = cache};

@@ -15,6 +15,9 @@ KVF_CHECKED kvf_status kvf_heads_prefill(kvf_cache *cache, const kvf_prefill_arg
                                          kvf_stream *stream);
 KVF_CHECKED kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args,
                                         kvf_stream *stream);
+/* Queries alone, of a layer without streaming heads. */
+KVF_CHECKED kvf_status kvf_heads_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
+                                                kvf_stream *stream);
 
 /* The same with args->tokens: as many calls as there are tokens, to the bit. */
 KVF_CHECKED kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_decode_args *args,

@@ -372,6 +372,29 @@ kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args)
     return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
 }
 
+/* Blocks of the layer where a chunk of it finds them, and no new ones. */
+static kvf_status enqueue_queries(kvf_step *step, const kvf_prefill_args *args)
+{
+    const uint32_t base = step->states[0]->length - args->tokens;
+    KVF_TRY(kvf_prefill_place(step));
+    KVF_TRY(kvf_step_send(step));
+    if (step->part->dims.arena_blocks)
+        KVF_TRY(kvf_arena_fill(step));
+    return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
+}
+
+kvf_status kvf_prefill_queries(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+{
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    kvf_step_at(&step, args->layer, &args->sequence, 1);
+    const kvf_status status = kvf_bring(&step, step.states[0], 0, UINT32_MAX);
+    if (status != KVF_OK)
+        return kvf_step_refuse(&step, status);
+    kvf_step_rows(&step);
+    return kvf_step_end(&step, enqueue_queries(&step, args));
+}
+
 static kvf_status enqueue_again(kvf_step *step, const kvf_prefill_args *args,
                                 const kvf_carried *carried, uint32_t base)
 {

@@ -31,6 +31,9 @@ KVF_CHECKED kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_arg
 KVF_CHECKED kvf_status kvf_prefill_place(kvf_step *step);
 /* All launches, with queries, keys and values of the part's heads. */
 KVF_CHECKED kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args);
+/* A whole chunk of queries alone, of the layer's newest tokens; arguments were checked. */
+KVF_CHECKED kvf_status kvf_prefill_queries(kvf_cache *cache, const kvf_prefill_args *args,
+                                           kvf_stream *stream);
 /* Where tokens that are kept were quantized, in device memory; see carry in move_args.h. */
 typedef struct kvf_carried {
     const void *const *from; /* [blocks] */

@@ -125,7 +125,7 @@ static kvf_status take_back(kvf_step *step, const kvf_decode_args *args, kvf_sta
     kvf_context_error(cache->context, &error);
     kvf_status status = kvf_residency_clear(&part->residency, step->stream);
     KVF_TRY(kvf_step_end(step, status));
-    for (uint32_t b = 0; b < args->batch && status == KVF_OK; b++)
+    for (uint32_t b = 0; args->k && b < args->batch && status == KVF_OK; b++)
         status = kvf_truncate_layer(cache, args->sequences[b], args->layer, step->stream);
     if (status != KVF_OK)
         return cache->broken = status;
@@ -152,6 +152,25 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
     kvf_decode_take(step);
     if (due->refreshes)
         kvf_step_rows_after(step);
+    return KVF_OK;
+}
+
+kvf_status kvf_decode_prepare_queries(kvf_step *step, const kvf_decode_args *args,
+                                      kvf_stream *stream)
+{
+    KVF_TRY(kvf_step_begin(step->cache, stream, step));
+    kvf_step_at(step, args->layer, args->sequences, args->batch);
+    const kvf_status status = bring_rows(step);
+    if (status != KVF_OK)
+        return kvf_step_refuse(step, status);
+    kvf_layer_host_counters *counters = &step->cache->counters[step->layer];
+    for (uint32_t b = 0; b < step->rows; b++)
+        counters->held += (uint64_t)step->states[b]->length * step->cache->config.kv_heads;
+    counters->steps += step->rows;
+    kvf_decode_take(step);
+    /* The layer's own steps go on as if nobody had asked. */
+    for (uint32_t b = 0; b < step->rows; b++)
+        step->row_host[b].chosen_at = NULL;
     return KVF_OK;
 }
 

@@ -29,6 +29,9 @@ void kvf_decode_take(kvf_step *step);
  * refusal has changed nothing. */
 KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
                                           kvf_stream *stream, kvf_due *due);
+/* The same for queries alone: rows of what the layers have. */
+KVF_CHECKED kvf_status kvf_decode_prepare_queries(kvf_step *step, const kvf_decode_args *args,
+                                                  kvf_stream *stream);
 /* The frame is filled: send it. */
 KVF_CHECKED kvf_status kvf_decode_send(kvf_step *step);
 
