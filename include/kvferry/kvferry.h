@@ -224,7 +224,6 @@ static inline void kvf_runtime_config_init(kvf_runtime_config *config)
  * @param error    filled on failure; may be NULL
  * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED, KVF_OUT_OF_MEMORY, KVF_SYSTEM; of the CUDA device
  *         also KVF_OUT_OF_DEVICE_MEMORY, KVF_DEVICE_FAILED
- *
  * Thread: any; two runtimes are independent.
  */
 KVF_API KVF_CHECKED kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
@@ -250,7 +249,6 @@ KVF_API const kvf_error *kvf_runtime_error(const kvf_runtime *runtime);
 /**
  * Describe machine, device and build as one JSON object: devices, NUMA nodes, links, huge pages,
  * memlock, CPU features, optional parts present or absent with the way to get them.
- *
  * @param text      receives a NUL-terminated string, at most @p capacity bytes; may be NULL if 0
  * @param needed    receives the bytes a whole answer takes, NUL included
  * @return KVF_OK; KVF_FULL if the text was cut
@@ -264,7 +262,6 @@ KVF_API KVF_CHECKED kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *
  *
  * @return KVF_OK, also where there is nothing to measure (the host device, calibrate = 0);
  *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY, KVF_PIN_FAILED, KVF_DEVICE_FAILED
- *
  * Thread: any. Waits for what it measures.
  */
 KVF_API KVF_CHECKED kvf_status kvf_runtime_calibrate(kvf_runtime *runtime);
@@ -324,7 +321,6 @@ typedef void (*kvf_task_fn)(const void *args, uint32_t task);
  *
  * @param args         copied, @p args_bytes (at most 256)
  * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED
- *
  * Stream: enqueues; blocks only while the stream's queue (1024 entries) is full.
  */
 KVF_API KVF_CHECKED kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn fn,
@@ -671,7 +667,6 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
  *         prune policy has chosen (evict), and with streaming heads
- *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_truncate(kvf_cache *cache, kvf_sequence *sequence,
@@ -703,13 +698,11 @@ typedef struct kvf_prefill_args {
 
 /**
  * Append a chunk to one layer and attend densely and causally over all tokens of the layer so far.
- * With k and v NULL these are queries alone, of the newest @p tokens tokens of the layer, for a
- * layer of the model that attends to keys of another one: nothing is appended, positions is NULL,
- * and the form is that of the layer with the keys. Quantized pages refuse them.
+ * With k and v NULL: queries alone, of the layer's newest @p tokens tokens, for a layer of the
+ * model that attends to keys of this one; see kvf_decode. Quantized pages refuse them.
  *
  * @return KVF_OK; KVF_FULL if tokens_max or the page pool is exhausted (nothing was appended);
  *         KVF_INVALID; KVF_NOT_FINITE if an earlier chunk or step brought NaN
- *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
 KVF_API KVF_CHECKED kvf_status kvf_prefill_sized(kvf_cache *cache, const kvf_prefill_args *args,
@@ -755,11 +748,10 @@ typedef struct kvf_decode_args {
  * sequence, and so has a cache with a disk tier and streaming heads: KVF_UNSUPPORTED.
  *
  * With k and v NULL a step has queries alone, one of each sequence, for a layer of the model that
- * attends to keys of another one: `layer` is the one with the keys, after its own step at this
- * position. Nothing is appended; the queries select for themselves, out of the budget that every
- * step has, so outputs have the bits of a layer that holds copies of the keys. A static set is that
- * of the layer with the keys, and so is the form. The layer's own steps give what they would
- * without them. Not in recorded steps, with streaming heads or select = ORACLE.
+ * attends to keys of another one: `layer` has the keys, and its own step was before. Nothing is
+ * appended, positions are NULL. The queries select for themselves, with the bits of a layer of
+ * copies; static set and form are the owner's, whose steps give what they would without them. Not
+ * in recorded steps, with streaming heads or select = ORACLE.
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.
@@ -778,7 +770,6 @@ typedef struct kvf_decode_args {
  * pages for KV heads by score: else KVF_UNSUPPORTED.
  *
  * @return as kvf_prefill
- *
  * Stream: enqueues on @p stream; does not wait. On a GPU, transfers that a thread of the host takes
  * part in (gather, each, batch; auto where it was measured to pay) are waited for until they are
  * enqueued, so what is on @p stream must be able to go on by itself. Memory: allocates nothing.
@@ -907,7 +898,6 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
  * the page has not are zeros. The others are ignored.
  * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
  * @return as kvf_attend_pages
- *
  * Stream: enqueues on @p stream; with a disk tier the call waits for the lists, and until their
  * pages are in memory.
  */
