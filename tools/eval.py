@@ -10,6 +10,7 @@ usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--repor
        eval.py --build FOLDER --data FOLDER [--draws K] [the options of --ruler]
        eval.py --build FOLDER --niah [--model DIR] [--lengths N...] [--depths N] [--samples N]
                [--row 'NAME FIELD=VALUE...']... [--out FOLDER]
+       eval.py --build FOLDER --papers [WORD...]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), asks the
 kvferry command under all rows (eval_run.py), and writes eval.md, eval.svg and, not for the repository, every figure
@@ -26,6 +27,7 @@ import sys
 import tempfile
 
 import eval_niah
+import eval_papers
 import eval_ruler
 import eval_texts
 import real_model
@@ -165,6 +167,8 @@ def main():
     parser.add_argument("--draws", type=int, default=1, metavar="K",
                         help="with --data: answers to each problem, for rows with a temperature")
     parser.add_argument("--niah", action="store_true", help="a needle by depth and length instead")
+    parser.add_argument("--papers", nargs="*", metavar="WORD", help="the commands of docs/papers.md "
+                        "instead: all, or those of papers, tables and figures with one of these words")
     parser.add_argument("--depths", type=int, default=eval_niah.DEPTHS, help="with --niah: how many")
     parser.add_argument("--model", help="with --ruler or --niah: a Hugging Face folder or GGUF file")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="TOKENS",
@@ -193,6 +197,8 @@ def main():
     program = os.path.join(ROOT, args.build, "runner", "cli", "kvferry")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
+    if args.papers is not None:
+        sys.exit(eval_papers.main(args.build, args.papers))
     if args.ruler or args.niah:
         try:
             name = "niah" if args.niah else "sets" if args.data else "ruler"
