@@ -185,15 +185,12 @@ KVF_INLINE uint32_t kvf_cover_tokens(const kvf_paging *p, uint32_t resident)
 }
 
 /* ---- pack: a new static store out of the old one and of pages. Ids are positions in the spans of
- * `cover`. Updates bits; pages whose bits changed get a digest job if they can be read (resident ==
- * 0, or in a slot), else their digest is widened by the returning keys. Unused jobs have page NULL.
- * With jobs_max == 0 digests do not depend on bits, and only those change. One task per KV head. */
+ * `cover`. Updates bits; digests do not depend on them. One task per KV head. */
 typedef struct kvf_pack_args {
     kvf_paging paging;
     uint32_t resident;
     uint32_t spans_max;
     uint32_t ids_max;
-    uint32_t jobs_max;  /* per KV head, >= 2 * static tokens or pages_max; or 0 */
     const kvf_row *row; /* [1]; its store is the old one */
     const kvf_span *spans;
     const uint32_t *span_index;
@@ -202,7 +199,6 @@ typedef struct kvf_pack_args {
     char *store;              /* new ones, as in kvf_row */
     uint32_t *store_index;
     uint32_t *store_count;
-    kvf_digest_job *jobs; /* [kv_heads, jobs_max] out */
     kvf_layer_counters *counters;
 } kvf_pack_args;
 KVF_TASKS(pack, kvf_pack_args, a->paging.kv_heads)

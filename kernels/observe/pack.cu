@@ -7,9 +7,8 @@
  * block merges THREADS at a time: the thread of step d of a merge finds by bisection how many of
  * the d entries before it come from either run, and a running sum over the block gives the places
  * of live entries. Every block of a head follows the whole merge and moves the rows of every
- * PARTS-th round; the first one writes indices, bits, jobs and boxes as well, so no two write the
- * same. Bound: the rows taken, read and written once, over the link where pages are not
- * resident. Exact.
+ * PARTS-th round; the first one writes indices and bits as well, so no two write the same. Bound:
+ * the rows taken, read and written once, over the link where pages are not resident. Exact.
  */
 
 #include "common/convert.h"
@@ -19,21 +18,10 @@
 #define THREADS 256u
 #define PARTS   8u
 
-/* A page whose box is widened by the old entries first .. end-1 that are not in `bits`. */
-typedef struct widening {
-    uint64_t bits;
-    uint32_t page;
-    uint32_t first;
-    uint32_t end;
-} widening;
-
 typedef struct shared_state {
     uint32_t scratch[KVF_BLOCK_SCRATCH];
     uint32_t pages[THREADS + 1]; /* of this round's steps, after the last page of the one before */
-    union {
-        kvf_row_move moves[THREADS];
-        widening widenings[THREADS];
-    };
+    kvf_row_move moves[THREADS];
 } shared_state;
 
 /* One KV head of one launch. */
@@ -49,7 +37,6 @@ typedef struct packing {
     uint32_t *new_index; /* [new_count] */
     uint32_t new_count;
     uint32_t from_pages; /* entries */
-    uint32_t jobs;
 } packing;
 
 /* How many of the first d steps of a merge take from the first run, of n; the other has m.
@@ -153,31 +140,8 @@ static __device__ void add_entries(packing *k, shared_state *s, uint32_t steps, 
     }
 }
 
-/* A warp takes a page; lanes are channels, entries go in order because of the signs of zeros. */
-static __device__ void widen(const packing *k, const widening *w)
-{
-    const kvf_paging *p = &k->a->paging;
-    const uint32_t dim = p->shape.head_dim, page_size = p->shape.page_size;
-    uint16_t *digest = (uint16_t *)(void *)kvf_row_digest(p, k->a->row, w->page, k->head);
-    for (uint32_t i = w->first; i < w->end; i++) {
-        const uint32_t t = k->old_index[i] % page_size;
-        uint16_t *lo = digest + t / (page_size / p->subs) * 2 * dim, *hi = lo + dim;
-        if (w->bits >> t & 1)
-            continue;
-        for (uint32_t c = threadIdx.x % KVF_WARP_LANES; c < dim; c += KVF_WARP_LANES) {
-            const float x = kvf_element_get(old_row(k, i), p->shape.dtype, c);
-            if (x < kvf_bf16_to_float(lo[c]))
-                lo[c] = kvf_bf16_down(x);
-            if (x > kvf_bf16_to_float(hi[c]))
-                hi[c] = kvf_bf16_up(x);
-        }
-    }
-}
-
-/* Bits of a page whose first old entry is i and whose first new one is j; *end is after its old
- * entries. Counted after the sink. */
-static __device__ uint64_t bits_of(const packing *k, uint32_t page, uint32_t i, uint32_t j,
-                                   uint32_t *end)
+/* Bits of a page whose first new entry is j, counted after the sink. */
+static __device__ uint64_t bits_of(const packing *k, uint32_t page, uint32_t j)
 {
     const kvf_paging *p = &k->a->paging;
     const uint32_t page_size = p->shape.page_size;
@@ -185,15 +149,11 @@ static __device__ uint64_t bits_of(const packing *k, uint32_t page, uint32_t i, 
                     kvf_live_bits(page_size, 0);
     for (j += k->sink; j < k->new_count && k->new_index[j] / page_size == page; j++)
         bits |= UINT64_C(1) << k->new_index[j] % page_size;
-    i += k->sink;
-    while (i < k->old_count && k->old_index[i] / page_size == page)
-        i++;
-    *end = i;
     return bits;
 }
 
 /* Old and new entries merged by page. The thread of a page's first step looks after the page. */
-static __device__ void refresh_bits(packing *k, shared_state *s)
+static __device__ void refresh_bits(const packing *k, shared_state *s)
 {
     const kvf_pack_args *a = k->a;
     const kvf_paging *p = &a->paging;
@@ -201,13 +161,11 @@ static __device__ void refresh_bits(packing *k, shared_state *s)
     const uint32_t n = k->old_count - k->sink, m = k->new_count - k->sink;
     const uint32_t *old_index = k->old_index + k->sink, *new_index = k->new_index + k->sink;
     uint64_t *all = kvf_row_bits(p, a->row, k->head);
-    kvf_digest_job *jobs = a->jobs + (size_t)k->head * a->jobs_max;
     for (uint32_t first = 0; first < n + m; first += THREADS) {
         const uint32_t d = first + threadIdx.x;
-        uint32_t i = 0, j = 0, page = UINT32_MAX, end = 0, more;
-        uint64_t bits = 0;
+        uint32_t j = 0, page = UINT32_MAX;
         if (d < n + m) {
-            i = merge_split(d, n, m, [=](uint32_t x, uint32_t y) {
+            const uint32_t i = merge_split(d, n, m, [=](uint32_t x, uint32_t y) {
                 return old_index[x] / page_size <= new_index[y] / page_size;
             });
             j = d - i;
@@ -219,39 +177,15 @@ static __device__ void refresh_bits(packing *k, shared_state *s)
         __syncthreads();
         s->pages[threadIdx.x + 1] = page;
         __syncthreads();
-        bool is_changed = d < n + m && s->pages[threadIdx.x] != page;
-        if (is_changed) {
+        if (d < n + m && s->pages[threadIdx.x] != page) {
             /* Other threads change other pages of the same block meanwhile. */
             uint64_t *block = &all[page / p->block_pages];
             const uint64_t old = kvf_page_skip(p, kvf_load_relaxed(block), page);
-            bits = bits_of(k, page, i, j, &end);
-            is_changed = old != bits;
-            if (is_changed)
+            const uint64_t bits = bits_of(k, page, j);
+            if (old != bits)
                 atomicXor((unsigned long long *)block, (unsigned long long)(old ^ bits)
                                                            << page % p->block_pages * page_size);
-            is_changed = is_changed && a->jobs_max;
         }
-        const bool is_far =
-            is_changed && a->resident && !kvf_row_is_recent(p, a->row, k->head, page);
-        const uint32_t job = k->jobs + kvf_block_scan(is_changed && !is_far, &more, s->scratch);
-        if (is_changed && !is_far) {
-            KVF_ASSERT(job < a->jobs_max);
-            kvf_job_set(&jobs[job],
-                        a->resident ? kvf_row_nearest(p, a->row, k->head, page)
-                                    : kvf_row_page(p, a->row, page, k->head),
-                        kvf_row_digest(p, a->row, page, k->head), bits, page_size);
-        }
-        k->jobs += more;
-        const uint32_t place = kvf_block_scan(is_far, &more, s->scratch);
-        if (is_far) {
-            s->widenings[place].bits = bits;
-            s->widenings[place].page = page;
-            s->widenings[place].first = k->sink + i;
-            s->widenings[place].end = end;
-        }
-        __syncthreads();
-        for (uint32_t w = threadIdx.x / KVF_WARP_LANES; w < more; w += THREADS / KVF_WARP_LANES)
-            widen(k, &s->widenings[w]);
         __syncthreads();
     }
 }
@@ -276,22 +210,18 @@ static __global__ void __launch_bounds__(THREADS, 2)
     k.new_index = a.store_index + head * kvf_store_tokens(p);
     k.new_count = 0;
     k.from_pages = 0;
-    k.jobs = 0;
     KVF_ASSERT(k.sink <= k.old_count);
     add_entries(&k, s, k.sink, true);
     add_entries(&k, s, k.count, false);
     if (blockIdx.x != 0)
         return;
     refresh_bits(&k, s);
-    for (uint32_t i = k.jobs + threadIdx.x; i < a.jobs_max; i += blockDim.x)
-        kvf_job_set(&a.jobs[(size_t)head * a.jobs_max + i], NULL, NULL, 0, 0);
     const uint64_t from_pages = kvf_block_sum(k.from_pages, s->scratch);
     if (threadIdx.x != 0)
         return;
     a.store_count[head] = k.new_count;
     if (!a.resident)
         kvf_counter_add(&a.counters->bytes_refresh, from_pages * kvf_token_bytes(&p->shape) +
-                                                        k.jobs * kvf_page_bytes(&p->shape) / 2 +
                                                         a.row->sealed * kvf_run_bytes(p) / 2);
 }
 

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A new static store out of the old one and of pages, and the digests that follow from it.
+ * A new static store out of the old one and of pages.
  *
- * Knows nothing of scores. The old store stays as it was, because other tasks of the step may read
- * it. After it: bit t of a page is set iff its token is in the new store, and entries ascend. A box
- * of minmax that is widened by a returning key is the box that a rebuild would give.
+ * Knows nothing of scores and digests. The old store stays as it was, because other tasks of the
+ * step may read it. After it: bit t of a page is set iff its token is in the new store, and entries
+ * ascend.
  */
 
 #include <stdbool.h>
 #include <string.h>
 
-#include "common/convert.h"
 #include "variants.h"
 
 /* One KV head of one launch. */
@@ -23,7 +22,6 @@ typedef struct packing {
     const uint32_t *old_index;
     uint32_t new_count;
     uint32_t *new_index;
-    uint32_t jobs;
     uint64_t bytes; /* read from host pages */
 } packing;
 
@@ -86,51 +84,13 @@ static void add_chosen(packing *k)
     }
 }
 
-static void widen(const packing *k, uint32_t entry, uint32_t page)
-{
-    const kvf_paging *p = &k->a->paging;
-    const uint32_t dim = p->shape.head_dim;
-    const uint32_t sub = k->old_index[entry] % p->shape.page_size / (p->shape.page_size / p->subs);
-    uint16_t *lo = (uint16_t *)(void *)kvf_row_digest(p, k->a->row, page, k->head) + sub * 2 * dim;
-    uint16_t *hi = lo + dim;
-    for (uint32_t c = 0; c < dim; c++) {
-        const float x = kvf_element_get(old_row(k, entry), p->shape.dtype, c);
-        if (x < kvf_bf16_to_float(lo[c]))
-            lo[c] = kvf_bf16_down(x);
-        if (x > kvf_bf16_to_float(hi[c]))
-            hi[c] = kvf_bf16_up(x);
-    }
-}
-
-/* The page's bits changed; old entries of it are first .. end-1. */
-static void refresh_digest(packing *k, uint32_t page, uint64_t bits, uint32_t first, uint32_t end)
-{
-    const kvf_pack_args *a = k->a;
-    const kvf_paging *p = &a->paging;
-    if (a->resident && !kvf_row_is_recent(p, a->row, k->head, page)) {
-        for (uint32_t i = first; i < end; i++)
-            if (!(bits >> k->old_index[i] % p->shape.page_size & 1))
-                widen(k, i, page);
-        return;
-    }
-    KVF_ASSERT(k->jobs < a->jobs_max);
-    a->jobs[(size_t)k->head * a->jobs_max + k->jobs++] =
-        (kvf_digest_job){.page = a->resident ? kvf_row_nearest(p, a->row, k->head, page)
-                                             : kvf_row_page(p, a->row, page, k->head),
-                         .digest = kvf_row_digest(p, a->row, page, k->head),
-                         .skip = bits,
-                         .count = p->shape.page_size};
-    k->bytes += a->resident ? 0 : kvf_page_bytes(&p->shape) / 2;
-}
-
 /* Old and new entries page by page. */
-static void refresh_bits(packing *k)
+static void refresh_bits(const packing *k)
 {
     const kvf_paging *p = &k->a->paging;
     const uint32_t page_size = p->shape.page_size;
     uint32_t i = k->sink, j = k->sink;
     while (i < k->old_count || j < k->new_count) {
-        const uint32_t first = i;
         uint32_t page = UINT32_MAX;
         if (i < k->old_count)
             page = k->old_index[i] / page_size;
@@ -145,8 +105,6 @@ static void refresh_bits(packing *k)
             bits |= UINT64_C(1) << k->new_index[j] % page_size;
         const uint64_t old = kvf_row_skip(p, k->a->row, k->head, page);
         kvf_row_bits(p, k->a->row, k->head)[page / p->block_pages] ^= (old ^ bits) << shift;
-        if (old != bits && k->a->jobs_max)
-            refresh_digest(k, page, bits, first, i);
     }
 }
 
@@ -167,8 +125,6 @@ void kvf_pack_ref(const void *args, uint32_t task)
     add_chosen(&k);
     refresh_bits(&k);
     a->store_count[task] = k.new_count;
-    for (uint32_t i = k.jobs; i < a->jobs_max; i++)
-        a->jobs[(size_t)task * a->jobs_max + i] = (kvf_digest_job){0};
     if (!a->resident)
         k.bytes += a->row->sealed * kvf_run_bytes(p) / 2;
     __atomic_fetch_add(&a->counters->bytes_refresh, k.bytes, __ATOMIC_RELAXED);

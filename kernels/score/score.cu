@@ -166,6 +166,7 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
     const uint32_t end = kvf_min_u32(pages, first_page + KVF_SCORE_PAGES) * a.subs;
     const size_t box_bytes = 4 * (size_t)head_dim;
     const char *digests = (const char *)a.digests[list];
+    const uint64_t *bits = a.bits ? a.bits[list] : NULL;
     uint4 *queries = (uint4 *)kvf_shared();
     loads x;
     for (uint32_t turn = warp;; turn += WARPS) {
@@ -188,7 +189,8 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
         for (uint32_t i = 0; i < 2; i++) {
             const bool mine = kvf_bf16_to_float((uint16_t)x.lo[0][i].x) >
                               kvf_bf16_to_float((uint16_t)x.hi[0][i].x);
-            is_empty[i] = __shfl_sync(KVF_FULL_WARP, (int)mine, (int)(lane & ~3u)) != 0;
+            is_empty[i] = __shfl_sync(KVF_FULL_WARP, (int)mine, (int)(lane & ~3u)) != 0 ||
+                          !kvf_score_counts(&a, bits, kvf_min_u32(row + 8 * i, boxes - 1) / a.subs);
         }
         float sum[HEAD_BLOCKS][4] = {};
         for (uint32_t span = 0; span * SPAN < head_dim; span += SPANS) {

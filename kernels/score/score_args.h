@@ -39,7 +39,9 @@ KVF_TASKS(digest, kvf_digest_args, a->job_count)
 
 /* ---- score: queries against digests ----
  * scores[l, g, p] = max over sub-boxes of sum_d max(q_d lo_d, q_d hi_d), fp32, for p < pages[l];
- * -INFINITY if every sub-box of the page is empty. Rows beyond pages[l] are not written.
+ * -INFINITY if every sub-box of the page is empty, or bits of the list say that each of its tokens
+ * is attended elsewhere. Boxes hold these tokens: a page that lost some to a static set would rank
+ * below whole ones, however well the rest fits. Rows beyond pages[l] are not written.
  * A task is KVF_SCORE_PAGES consecutive pages of one list.
  */
 #define KVF_SCORE_PAGES 256u
@@ -48,14 +50,23 @@ typedef struct kvf_score_args {
     kvf_shape shape;
     uint32_t subs;
     uint32_t lists;
-    uint32_t group;             /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
-    kvf_subgroup sub;           /* heads that take part */
-    uint32_t pages_max;         /* row stride of scores, >= every pages[l] */
-    const void *q;              /* [lists, group, head_dim] dtype */
-    const void *const *digests; /* [lists] -> [pages, subs, 2, head_dim] bf16 */
-    const uint32_t *pages;      /* [lists] */
-    float *scores;              /* [lists, group, pages_max] */
+    uint32_t group;              /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
+    kvf_subgroup sub;            /* heads that take part */
+    uint32_t pages_max;          /* row stride of scores, >= every pages[l] */
+    uint32_t block_size;         /* tokens of an entry of bits */
+    const void *q;               /* [lists, group, head_dim] dtype */
+    const void *const *digests;  /* [lists] -> [pages, subs, 2, head_dim] bf16 */
+    const uint64_t *const *bits; /* [lists] -> [blocks]; NULL: only boxes tell */
+    const uint32_t *pages;       /* [lists] */
+    float *scores;               /* [lists, group, pages_max] */
 } kvf_score_args;
+
+/* Whether bits of a list, or NULL, leave a token of a page. */
+KVF_INLINE bool kvf_score_counts(const kvf_score_args *a, const uint64_t *bits, uint32_t page)
+{
+    const uint32_t page_size = a->shape.page_size, pages = a->block_size / page_size;
+    return !bits || kvf_live_bits(page_size, bits[page / pages] >> page % pages * page_size);
+}
 KVF_TASKS(score, kvf_score_args, kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES) * a->lists)
 
 /* ---- reduce: scores of query heads into scores of lists ----

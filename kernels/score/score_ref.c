@@ -3,7 +3,8 @@
 /*
  * Scores of pages, the specification: an upper bound of q.k over the keys of each box.
  *
- * Knows nothing of which pages are candidates. A box is empty iff its first channel has lo > hi.
+ * Knows nothing of which pages are candidates beyond bits. A box is empty iff its first channel has
+ * lo > hi.
  */
 
 #include <math.h>
@@ -34,6 +35,7 @@ void kvf_score_ref(const void *args, uint32_t task)
     const uint32_t first = task % tiles * KVF_SCORE_PAGES;
     const uint32_t end = kvf_min_u32(a->pages[list], first + KVF_SCORE_PAGES);
     const uint32_t head_dim = a->shape.head_dim;
+    const uint64_t *bits = a->bits ? a->bits[list] : NULL;
     const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
     for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const size_t row = (size_t)list * a->group + g;
@@ -42,7 +44,7 @@ void kvf_score_ref(const void *args, uint32_t task)
             const uint16_t *digest =
                 kvf_offset(a->digests[list], p * kvf_digest_bytes(head_dim, a->subs));
             float best = -INFINITY;
-            for (uint32_t box = 0; box < a->subs; box++) {
+            for (uint32_t box = 0; box < a->subs && kvf_score_counts(a, bits, p); box++) {
                 float x =
                     box_score(digest + (size_t)box * 2 * head_dim, q, a->shape.dtype, head_dim);
                 best = x > best ? x : best;

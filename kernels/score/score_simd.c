@@ -95,9 +95,10 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
         score_boxes(&x, rows, head_dim, box, sums + b * rows);
     }
     float *out = a->scores + ((size_t)list * a->group + first) * a->pages_max + page;
+    const uint64_t *bits = a->bits ? a->bits[list] : NULL;
     for (uint32_t p = 0; p < count; p++) {
         float best[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-        for (uint32_t sub = 0; sub < a->subs; sub++) {
+        for (uint32_t sub = 0; sub < a->subs && kvf_score_counts(a, bits, page + p); sub++) {
             const uint32_t b = p * a->subs + sub;
             const uint16_t *lo = digest + b * box_elements;
             if (kvf_bf16_to_float(lo[0]) > kvf_bf16_to_float(lo[head_dim]))

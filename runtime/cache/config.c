@@ -452,12 +452,9 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     dims->observe_max = c->observe_window  ? observed
                         : dims->tokens_max ? kvf_min_u32(p->query_window, observed)
                                            : 0;
-    /* Codes do not depend on what is in the static set. */
-    if (c->digest != KVF_DIGEST_CODES)
-        dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
     dims->chunk_blocks = c->prefill_chunk_max / p->block_size + p->ring_blocks + 1;
     const uint32_t sealed = kvf_max_u32(c->sequences_max, dims->chunk_blocks) * p->block_jobs;
-    dims->jobs_max = (uint64_t)kvf_max_u32(sealed, dims->pack_jobs) * p->kv_heads;
+    dims->jobs_max = (uint64_t)sealed * p->kv_heads;
 }
 
 /* All runs of a row, or the pages of its recent choices. */

@@ -54,7 +54,6 @@ struct kvf_dims {
     uint32_t chunk_blocks;  /* that a prefill call seals */
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
-    uint32_t pack_jobs;     /* of which per KV head in a refresh */
     uint32_t recalls;       /* 1: rows know their recent choices, of which a refresh takes tokens */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t wide_blocks;   /* room for a row in full precision, where pages are quantized; under

@@ -280,7 +280,7 @@ void kvf_step_lists(kvf_step *step)
     uint32_t *pages, *choose_pages;
     KVF_TAKE(step, digests, step->digests, lists);
     KVF_TAKE(step, block_of, step->block_of, kvf_has_codes(part) ? lists : 0);
-    KVF_TAKE(step, bits, step->bits, kvf_has_codes(part) ? lists : 0);
+    KVF_TAKE(step, bits, step->bits, kvf_has_codes(part) || part->dims.static_tokens ? lists : 0);
     KVF_TAKE(step, pages, step->pages, lists);
     KVF_TAKE(step, choose_pages, step->choose_pages, chosen);
     kvf_step_share(step, kvf_step_rows_at_once(step, &step->cache->runtime->properties));
@@ -293,10 +293,10 @@ void kvf_step_lists(kvf_step *step)
         const kvf_row *row = &step->row_host[b];
         const uint32_t head = kvf_list_head(p, list);
         digests[l] = row->codes ? kvf_row_codes(p, row, 0, head) : kvf_row_digest(p, row, 0, head);
-        if (block_of && bits) {
+        if (block_of)
             block_of[l] = row->block_of;
+        if (bits)
             bits[l] = kvf_row_bits(p, row, head);
-        }
         pages[l] = kvf_row_sealed_pages(p, row);
     }
     take_coarse(step, bits);

@@ -55,7 +55,7 @@ typedef struct kvf_step {
     /* per list, on the device, in the frame */
     const void *const *digests;      /* of score lists: boxes, or the head's codes of all blocks */
     const uint32_t *const *block_of; /* of score lists, where there are codes; see score_args.h */
-    const uint64_t *const *bits;     /* of score lists, of a cache with codes */
+    const uint64_t *const *bits;     /* of score lists; NULL: no token is left out */
     const uint32_t *pages;           /* of score lists */
     struct {
         const int8_t *const *centroids;

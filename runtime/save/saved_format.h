@@ -59,7 +59,7 @@ typedef struct kvf_saved_layer {
     uint32_t queries_from; /* those before it are lost */
     uint32_t kept;         /* tokens that an eviction chose */
     uint32_t static_from, share_from, exact_from; /* as in kvf_layer */
-    uint32_t digest_bytes; /* of a head's part of a block; 0 = they follow from pages */
+    uint32_t digest_bytes; /* of a head's part of a block, in older files; 0 = none */
 } kvf_saved_layer;
 
 typedef struct kvf_saved_head {
@@ -98,7 +98,7 @@ typedef struct kvf_saved_image {
     uint64_t *bits;        /* [heads, sealed] */
     uint32_t *share;       /* [2] */
     char *queries;         /* [query_window, heads * group, row bytes] */
-    char *digests;         /* [heads, sealed, digest_bytes] */
+    char *digests;         /* [heads, sealed, digest_bytes]: older files; not looked at */
     char *spare;           /* [heads, block bytes] of one head */
     uint32_t *chosen_at;   /* [heads, pages of sealed blocks] as in kvf_row */
 } kvf_saved_image;

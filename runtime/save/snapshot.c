@@ -8,16 +8,6 @@
 
 /* ---- out of a cache ---- */
 
-/* Of a head's part of a block, if they do not follow from pages and static bits. */
-static uint32_t saved_digest_bytes(const kvf_part *part)
-{
-    const bool is_centroid =
-        part->config.digest == KVF_DIGEST_MEAN || part->config.digest == KVF_DIGEST_CUBOID_MEAN;
-    return is_centroid && part->config.refresh == KVF_REFRESH_RESIDENT
-               ? part->dims.paging.digest_bytes
-               : 0;
-}
-
 void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
 {
     const kvf_part *part = state->part;
@@ -42,7 +32,6 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .static_from = state->static_from,
         .share_from = state->share_from,
         .exact_from = state->needs_exact ? state->exact_from : 0,
-        .digest_bytes = saved_digest_bytes(part),
     };
 }
 
@@ -59,7 +48,7 @@ static void copy(copier *c, void *to, const void *from, size_t bytes)
 
 /* Bytes of the arrays of a row that are copied whole. */
 typedef struct row_bytes {
-    size_t count, index, store, queries, recent, bits, digests;
+    size_t count, index, store, queries, recent, bits;
 } row_bytes;
 
 static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
@@ -72,7 +61,6 @@ static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
         .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape),
         .recent = (size_t)l->sealed * p->block_pages * sizeof(uint32_t),
         .bits = l->sealed * sizeof(uint64_t),
-        .digests = (size_t)l->sealed * l->digest_bytes,
     };
 }
 
@@ -96,8 +84,6 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_s
     copy(&c, image->store, row.store, bytes.store);
     for (uint32_t h = 0; image->bits && h < p->kv_heads; h++)
         copy(&c, image->bits + (size_t)h * l->sealed, kvf_row_bits(p, &row, h), bytes.bits);
-    for (uint32_t h = 0; image->digests && h < p->kv_heads; h++)
-        copy(&c, image->digests + h * bytes.digests, kvf_row_digest(p, &row, 0, h), bytes.digests);
     if (image->share)
         copy(&c, image->share, row.share, 2 * sizeof *row.share);
     if (image->spare)
@@ -194,7 +180,7 @@ bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *l)
 {
     const kvf_paging *p = &part->dims.paging;
     return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
-           l->query_window == p->query_window && l->digest_bytes == saved_digest_bytes(part) &&
+           l->query_window == p->query_window &&
            (l->flags & KVF_SAVED_AUTO) == (part->tables.share ? KVF_SAVED_AUTO : 0u);
 }
 

@@ -222,7 +222,7 @@ static const char *exact_run(const putting *p, uint32_t block, uint32_t head)
                                         : kvf_row_run(paging, &p->row, block, head);
 }
 
-static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t first, uint32_t end)
+static void make_jobs(const putting *p, uint32_t first, uint32_t end)
 {
     const kvf_paging *paging = &p->part->dims.paging;
     const uint32_t tokens = paging->block_size / paging->block_jobs;
@@ -235,21 +235,11 @@ static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t f
                     .digest = p->row.codes
                                   ? kvf_row_codes(paging, &p->row, p->layer->blocks[b].index, h)
                                   : kvf_row_digest(paging, &p->row, b * paging->block_jobs + j, h),
-                    .skip = image->bits[(size_t)h * p->layer->sealed + b] >> j * tokens &
-                            kvf_live_bits(tokens, 0),
+                    .skip = kvf_sink_bits(paging, b) >> j * tokens & kvf_live_bits(tokens, 0),
                     .count = tokens};
 }
 
-static kvf_status send_digests(const putting *p, const kvf_saved_image *image)
-{
-    const kvf_paging *paging = &p->part->dims.paging;
-    const size_t bytes = (size_t)p->layer->sealed * paging->digest_bytes;
-    for (uint32_t h = 0; h < paging->kv_heads; h++)
-        KVF_TRY(send(p, kvf_row_digest(paging, &p->row, 0, h), image->digests + h * bytes, bytes));
-    return KVF_OK;
-}
-
-static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
+static kvf_status put_digests(const putting *p)
 {
     const kvf_part *part = p->part;
     const kvf_device_ops *ops = part->device->ops;
@@ -265,7 +255,7 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
             KVF_TRY(ops->event_record(p->done, p->step->stream));
             KVF_TRY(ops->event_wait(p->done));
         }
-        make_jobs(p, image, first, end);
+        make_jobs(p, first, end);
         const uint32_t count = (end - first) * paging->block_jobs * paging->kv_heads;
         const kvf_digest_job *jobs = kvf_seen_device(&p->l->work, p->work.jobs);
         const kvf_digest_args digest = {.shape = paging->shape,
@@ -357,7 +347,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
                          kvf_row_bytes(&paging->shape)));
     if (l->is_exact && p.row.share)
         KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
-    KVF_TRY(image->digests ? send_digests(&p, image) : put_digests(&p, image));
+    KVF_TRY(put_digests(&p));
     KVF_TRY(put_centroids(&p));
     /* The next layer may take the memory of this one's blocks. */
     if (!kvf_page_pool_spills(&part->pool))

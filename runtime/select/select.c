@@ -156,8 +156,10 @@ kvf_status kvf_select_score(kvf_step *step)
                                   .lists = step->rows * p->lists,
                                   .group = policy->per_query_head ? 1 : p->group,
                                   .pages_max = step->stride,
+                                  .block_size = p->block_size,
                                   .q = step->q,
                                   .digests = step->digests,
+                                  .bits = step->bits,
                                   .pages = step->pages,
                                   .scores = part->tables.scores};
     KVF_TRY(KVF_LAUNCH(step, score, score));

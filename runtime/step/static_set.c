@@ -5,7 +5,7 @@
  *
  * Knows nothing of pages beyond static bits and digests. A refresh looks at the attention of the
  * last queries, takes the best tokens per KV head into the store that is not in force, sets the
- * bits of their pages, and makes the boxes anew of pages whose bits changed. Host pages stay as
+ * bits of their pages; boxes stay as they were, those of whole pages. Host pages stay as
  * they are. The first refresh after a prefill is exact: it looks at all tokens.
  */
 
@@ -94,7 +94,6 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .resident = all->resident,
                                 .spans_max = part->dims.cover_max,
                                 .ids_max = part->dims.tokens_max,
-                                .jobs_max = part->dims.pack_jobs,
                                 .row = kvf_wide_last(step, all->index),
                                 .spans = t->cover.spans,
                                 .span_index = t->cover.span_index,
@@ -103,15 +102,8 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .store = after->store,
                                 .store_index = after->store_index,
                                 .store_count = after->store_count,
-                                .jobs = t->jobs,
                                 .counters = kvf_counters_device(part, step->index)};
-    const kvf_digest_args digest = {.shape = p->shape,
-                                    .kind = part->config.digest,
-                                    .subs = p->subs,
-                                    .job_count = p->kv_heads * args.jobs_max,
-                                    .jobs = args.jobs};
-    KVF_TRY(KVF_LAUNCH(step, pack, args));
-    return kvf_has_codes(part) ? KVF_OK : KVF_LAUNCH(step, digest, digest);
+    return KVF_LAUNCH(step, pack, args);
 }
 
 /* The newest queries of a row, as many as the local window has. */

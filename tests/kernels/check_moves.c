@@ -123,6 +123,19 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
     a.q = q;
     a.digests = digests;
     a.pages = counts;
+    a.block_size = check_below(c, 2) ? 32 : 64;
+    if (check_below(c, 2)) { /* whole pages are left out, and parts, which change nothing */
+        const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
+        for (uint32_t i = 0; i < a.lists; i++) {
+            const uint32_t blocks = kvf_div_ceil_u32(counts[i] * 32, a.block_size);
+            uint64_t *words = check_in(c, blocks * sizeof *words);
+            for (uint32_t b = 0; b < blocks; b++)
+                words[b] =
+                    check_below(c, 3) ? check_random(c) : check_below(c, 4) * 0x55555555ffffffff;
+            bits[i] = words;
+        }
+        a.bits = bits;
+    }
     float *out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = a.scores = check_out(c, rows * a.pages_max * sizeof(float));

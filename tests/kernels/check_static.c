@@ -169,8 +169,6 @@ static void pack_case(check *c, uint32_t blocks_max, uint32_t statics_max)
                        .resident = resident,
                        .spans_max = t.cover.spans_max,
                        .ids_max = t.ids_max,
-                       .jobs_max =
-                           check_below(c, 6) ? kvf_min_u32(2 * w.statics_max, p->pages_max) : 0,
                        .row = row,
                        .spans = t.cover.spans,
                        .span_index = t.cover.span_index,
@@ -179,14 +177,11 @@ static void pack_case(check *c, uint32_t blocks_max, uint32_t statics_max)
                        .counters = w.counters};
     const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
     const size_t index_bytes = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t);
-    const size_t jobs_bytes = (size_t)p->kv_heads * a.jobs_max * sizeof *a.jobs;
     a.store = check_changed(c, "store", store_bytes);
     a.store_index = check_changed(c, "store_index", index_bytes);
     a.store_count = check_changed(c, "store_count", p->kv_heads * sizeof(uint32_t));
-    a.jobs = check_changed(c, "jobs", jobs_bytes);
     check_track(c, "counters", a.counters, sizeof *a.counters);
     check_track(c, "bits", row->bits, p->kv_heads * p->blocks_max * sizeof *row->bits);
-    check_track(c, "digests", row->digests, (size_t)p->kv_heads * p->blocks_max * p->digest_bytes);
     CHECK_BOTH(c, pack, &a);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         pack_properties(c, &a, h);

@@ -331,8 +331,7 @@ uint32_t naive_sealed(const naive *n, uint32_t layer)
                : 0;
 }
 
-/* Box of the tokens of one sub-box of a page that are neither sink nor static. 0 if there are none.
- */
+/* Box of the tokens of one sub-box of a page that are not in the sink. 0 if there are none. */
 static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t first,
                   double *lo, double *hi)
 {
@@ -345,7 +344,7 @@ static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32
         for (int pass = 0; pass < 2; pass++)
             for (uint32_t i = first; i < first + tokens; i++) {
                 const uint32_t t = l->order[(size_t)kv_head * n->c.tokens_max + i];
-                if (t < n->c.sink_tokens || l->fixed[(size_t)kv_head * n->c.tokens_max + t])
+                if (t < n->c.sink_tokens)
                     continue;
                 const float x = key(n, l, kv_head, t)[d];
                 if (pass == 0) {
@@ -373,12 +372,23 @@ static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32
     return 1;
 }
 
+/* Tokens of a page that are neither sink nor static. */
+static uint32_t tokens_left(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t page)
+{
+    const size_t row = (size_t)kv_head * n->c.tokens_max;
+    uint32_t left = 0;
+    for (uint32_t i = page * n->c.page_size; i < (page + 1) * n->c.page_size; i++)
+        left += l->order[row + i] >= n->c.sink_tokens && !l->fixed[row + l->order[row + i]];
+    return left;
+}
+
 static double page_score(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t page,
                          const float *q)
 {
     double lo[256], hi[256], best = -INFINITY;
     const uint32_t tokens = n->c.page_size / n->c.sub_digests;
-    for (uint32_t sub = 0; sub < n->c.sub_digests; sub++) {
+    const uint32_t boxes = tokens_left(n, l, kv_head, page) ? n->c.sub_digests : 0;
+    for (uint32_t sub = 0; sub < boxes; sub++) {
         if (!box_of(n, l, kv_head, page * n->c.page_size + sub * tokens, lo, hi))
             continue;
         double sum = 0.0;
@@ -518,7 +528,7 @@ void naive_scores(const naive *n, uint32_t layer, naive_heads heads, const void 
                 scores[p] += test_cap(layer) > 0.0 ? test_logit(&n->c, layer, row[p]) : row[p];
         }
     }
-    /* A page is out only if no head has a box of it; a softmax then gave it exactly 0. */
+    /* A page is out only if no token of it is left; a softmax then gave it exactly 0. */
     for (uint32_t p = 0; p < pages && softmax; p++)
         if (scores[p] == 0.0)
             scores[p] = -INFINITY;
