@@ -9,8 +9,8 @@ command that makes them small. A command finds in its environment
     TEXT   another manual, without questions
     OUT    a folder for what it writes
 
-and `kvferry` and `./dev eval` of the build. Of statistics (--stats json) the figures are shown that the
-row's third cell names; of anything else, the last lines. Knows the page and how to run it, not what
+and `kvferry` and `./dev eval` of the build. Figures of statistics (--stats json) are shown where the
+row's third cell names them, and the last lines of any other output. Knows the page and how to run it, not what
 must come out: the page says what came out.
 """
 import json

@@ -343,9 +343,10 @@ def markdown(facts, told, about=None):
     """about: in place of what is said of RULER"""
     settings = ["`%s`: %s" % (name, settings or "as the library has it")
                 for name, settings in facts["rows"].items()]
+    drawn = eval_sets.repeated(told, names_of(told)) if about else []
     return "\n".join(
         ["# Data sets" if about else "# Tasks of RULER under selections", "",
-         "Model: %s." % facts["model"], ""] + summary(told) + eval_sets.repeated(told, names_of(told)) + [""] +
+         "Model: %s." % facts["model"], ""] + summary(told) + drawn + [""] +
         (about or LEGEND).split("\n") + ["Rows: " + "; ".join(settings) + ".", ""] +
         [text for names in asked_alike(told) for text in table(told, names) + [""]] +
         ["Machine: %s; %.0f CPU minutes. Made with `%s`." % (

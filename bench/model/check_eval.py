@@ -21,6 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_footprint  # noqa: E402
 import eval_niah  # noqa: E402
+import eval_papers  # noqa: E402
 import eval_report  # noqa: E402
 import eval_ruler  # noqa: E402
 import eval_ruler_texts  # noqa: E402
@@ -404,6 +405,21 @@ def check_ruler_parts(folder):
           eval_ruler.table([told], ["more"])[2] == "| vt | 700 | 4 | 4 | yes | 100 |  | 100 | 10 |")
 
 
+def check_papers():
+    """Every row of the page has four cells and a result, and figures are found by their paths."""
+    with open(eval_papers.PAGE, encoding="utf-8") as f:
+        page = f.read()
+    cells = [line.strip("|").split(" | ") for line in page.split("\n") if line.startswith("| ")]
+    check("rows of papers", all(len(c) == 4 and (c[3].strip() or "as figure" in c[1]) for c in cells))
+    rows = eval_papers.rows(page)
+    check("commands of papers", len({r[0] for r in rows}) == 5 and len(rows) > 20)
+    check("none without its data", not any("FOLDER" in r[2] for r in rows))
+    said = 'a\n{"kvferry": "0", "a": {"b": 0.25}, "layers": [{"c": 1.0}, {"c": null}]}\n'
+    check("figures by path", eval_papers.shown(said, ["a.b", "layers[].c"]) ==
+          ["a.b 0.25; layers[].c 1.00 -"])
+    check("lines of others", eval_papers.shown("a\nb\n", []) == ["a", "b"])
+
+
 def check_written(folder, documents, rows, lengths):
     """A table has a line for each row, and there are figures and a picture."""
     out = os.path.join(folder, "results")
@@ -479,6 +495,7 @@ def main():
         check_niah(texts[0][0].replace(" . ", ". "))
     check_report()
     check_ruler_report()
+    check_papers()
     with tempfile.TemporaryDirectory() as folder:
         check_ruler_parts(folder)
         check_footprint(folder)
