@@ -96,7 +96,7 @@ def draw(made, rows, path):
                                          for y, depth in enumerate(depths)] + ["EOD"]
         script += ["set title '%s, %.0f of 100'" % (row.method.replace("_", " "),
                                                    100 * sum(found.values()) / len(found)),
-                   "plot $m%d using 1:2:3 with image" % k]
+                   "plot $m%d using 1:2:3 with image pixels" % k]
     gnuplot(script)
 
 
