@@ -392,7 +392,7 @@ class Arrays(Base):
         self.refuse("q is .*contiguous", q=np.zeros((1, 8, 32), np.float32)[:, ::2])
         self.refuse("out is .*writable", out=np.frombuffer(bytes(512), np.float32).reshape(1, 4, 32))
         self.refuse("k is int: it must be", k=3)
-        self.refuse("k is NoneType", k=None)
+        self.refuse("k or v is NULL", k=None)
         self.refuse("lse is .*float64", lse=np.zeros((1, 4)))
         self.refuse("positions has 2 numbers", positions=[1, 2])
         for wrong in (-1, 0.5, 2**32):
