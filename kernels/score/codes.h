@@ -70,10 +70,17 @@ KVF_INLINE uint32_t kvf_code_sign(uint32_t channel)
     return u & 0x80000000u;
 }
 
+/* Channels of the longest row: a GPU's loops over its blocks unroll, and hold registers. */
+#ifdef __CUDACC__
+#define KVF_CODE_CHANNELS KVF_GPU_HEAD_DIM_MAX
+#else
+#define KVF_CODE_CHANNELS KVF_HEAD_DIM_MAX
+#endif
+
 /* Channels of the next block when `left` are left. */
 KVF_INLINE uint32_t kvf_code_block(uint32_t left)
 {
-    uint32_t block = KVF_HEAD_DIM_MAX;
+    uint32_t block = KVF_CODE_CHANNELS;
     while (block > left)
         block /= 2;
     return block;
@@ -82,12 +89,12 @@ KVF_INLINE uint32_t kvf_code_block(uint32_t left)
 /* 1 / sqrt(block), to nearest. */
 KVF_INLINE float kvf_code_unit(uint32_t block)
 {
-    return block == 512   ? 0x1.6a09e6p-5f
-           : block == 256 ? 0x1p-4f
-           : block == 128 ? 0x1.6a09e6p-4f
-           : block == 64  ? 0x1p-3f
-           : block == 32  ? 0x1.6a09e6p-3f
-                          : 0x1p-2f;
+    return KVF_CODE_CHANNELS >= 512 && block == 512 ? 0x1.6a09e6p-5f
+           : block == 256                           ? 0x1p-4f
+           : block == 128                           ? 0x1.6a09e6p-4f
+           : block == 64                            ? 0x1p-3f
+           : block == 32                            ? 0x1.6a09e6p-3f
+                                                    : 0x1p-2f;
 }
 
 /*

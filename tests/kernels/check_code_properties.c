@@ -254,10 +254,11 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
 void check_codes(check *c)
 {
     static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 48, 512};
-    for (uint32_t i = 0; i < 7; i++)
+    const uint32_t dims = c->cuda ? 6 : 7; /* the last one is the host device's */
+    for (uint32_t i = 0; i < dims; i++)
         for (uint32_t repeat = 0; repeat < 10; repeat++)
             rotation_keeps_products(c, head_dims[i]);
-    for (uint32_t i = 0; i < 21; i++) {
+    for (uint32_t i = 0; i < 3 * dims; i++) {
         context x = {.dtype = (kvf_dtype)(i % 3), .head_dim = head_dims[i / 3]};
         if (!check_begin(c))
             continue;

@@ -130,8 +130,8 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
             const uint32_t blocks = kvf_div_ceil_u32(counts[i] * 32, a.block_size);
             uint64_t *words = check_in(c, blocks * sizeof *words);
             for (uint32_t b = 0; b < blocks; b++)
-                words[b] =
-                    check_below(c, 3) ? check_random(c) : check_below(c, 4) * 0x55555555ffffffff;
+                words[b] = check_below(c, 3) ? check_random(c)
+                                             : check_below(c, 4) * UINT64_C(0x55555555ffffffff);
             bits[i] = words;
         }
         a.bits = bits;
