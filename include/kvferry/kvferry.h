@@ -135,8 +135,7 @@ KVF_API const char *kvf_version(void);
 
 /*
  * Enums whose values have names are lists X(name, value, text, meaning): `text` is the value on the
- * command line, in statistics and for kvf_setting (setting.h). Values never change; they count from
- * 0 on.
+ * command line, in statistics and for kvf_setting (setting.h). Values never change, from 0 on.
  */
 
 /* ---- runtime ---- */
@@ -224,6 +223,7 @@ static inline void kvf_runtime_config_init(kvf_runtime_config *config)
  * @param error    filled on failure; may be NULL
  * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED, KVF_OUT_OF_MEMORY, KVF_SYSTEM; of the CUDA device
  *         also KVF_OUT_OF_DEVICE_MEMORY, KVF_DEVICE_FAILED
+ *
  * Thread: any; two runtimes are independent.
  */
 KVF_API KVF_CHECKED kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
@@ -235,12 +235,10 @@ KVF_API void kvf_runtime_close(kvf_runtime *runtime);
 
 /**
  * The last error of the calling thread, if it came from this runtime or from anything opened from
- * it; else KVF_OK with an empty text. A failure in stream order is the error of whoever waits for
- * it. Never NULL.
+ * it; else KVF_OK with an empty text, never NULL. A failure in stream order comes to whoever waits.
  *
  * It is the thread's alone, and valid until a call of this thread on any runtime fails again, or
- * the thread ends; closing the runtime does not change it. Copy it for another thread, or for
- * later.
+ * the thread ends; closing the runtime does not change it. Copy it to keep it or hand it on.
  *
  * @param runtime  NULL: the last error, from whichever runtime; also of calls that were given NULL
  */
@@ -249,6 +247,7 @@ KVF_API const kvf_error *kvf_runtime_error(const kvf_runtime *runtime);
 /**
  * Describe machine, device and build as one JSON object: devices, NUMA nodes, links, huge pages,
  * memlock, CPU features, optional parts present or absent with the way to get them.
+ *
  * @param text      receives a NUL-terminated string, at most @p capacity bytes; may be NULL if 0
  * @param needed    receives the bytes a whole answer takes, NUL included
  * @return KVF_OK; KVF_FULL if the text was cut
@@ -262,6 +261,7 @@ KVF_API KVF_CHECKED kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *
  *
  * @return KVF_OK, also where there is nothing to measure (the host device, calibrate = 0);
  *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY, KVF_PIN_FAILED, KVF_DEVICE_FAILED
+ *
  * Thread: any. Waits for what it measures.
  */
 KVF_API KVF_CHECKED kvf_status kvf_runtime_calibrate(kvf_runtime *runtime);
@@ -298,8 +298,7 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
 /**
  * Use a stream of the caller.
  *
- * @param native   a cudaStream_t of the runtime's device; it stays the caller's, and outlives @p
- * out
+ * @param native   a cudaStream_t of the runtime's device; the caller's, it outlives @p out
  * @param out      destroy it with kvf_stream_destroy, which waits for the stream's work and leaves
  *                 the stream itself alone
  * @return KVF_OK, KVF_OUT_OF_MEMORY, KVF_UNSUPPORTED on the host device
@@ -321,6 +320,7 @@ typedef void (*kvf_task_fn)(const void *args, uint32_t task);
  *
  * @param args         copied, @p args_bytes (at most 256)
  * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED
+ *
  * Stream: enqueues; blocks only while the stream's queue (1024 entries) is full.
  */
 KVF_API KVF_CHECKED kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn fn,
@@ -650,9 +650,8 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
 
 /**
  * Cut the newest tokens off: in every layer those at positions below @p tokens stay. With
- * contiguous positions that is the length that is left. Sealed pages, their digests and what is
- * resident stay as they are; a page that is cut is in the local window again. Forks are not
- * affected.
+ * contiguous positions that is the length that is left. Forks, sealed pages, their digests and what
+ * is resident stay as they are; a page that is cut is in the local window again.
  *
  * The calls after it run as if those tokens had never been there, bit for bit: outputs, selection,
  * and the rhythm of refreshes and verification. Hits and misses differ, where pages have come to
@@ -667,6 +666,7 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
  *         prune policy has chosen (evict), and with streaming heads
+ *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_truncate(kvf_cache *cache, kvf_sequence *sequence,
@@ -703,6 +703,7 @@ typedef struct kvf_prefill_args {
  *
  * @return KVF_OK; KVF_FULL if tokens_max or the page pool is exhausted (nothing was appended);
  *         KVF_INVALID; KVF_NOT_FINITE if an earlier chunk or step brought NaN
+ *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
 KVF_API KVF_CHECKED kvf_status kvf_prefill_sized(kvf_cache *cache, const kvf_prefill_args *args,
@@ -770,6 +771,7 @@ typedef struct kvf_decode_args {
  * pages for KV heads by score: else KVF_UNSUPPORTED.
  *
  * @return as kvf_prefill
+ *
  * Stream: enqueues on @p stream; does not wait. On a GPU, transfers that a thread of the host takes
  * part in (gather, each, batch; auto where it was measured to pay) are waited for until they are
  * enqueued, so what is on @p stream must be able to go on by itself. Memory: allocates nothing.
@@ -844,10 +846,8 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * each once. The cache needs static_ratio 0, because page lists cannot name single tokens, a policy
  * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads. Where
  * pages are quantized (kvf_cache_config.pages) the caller's kernel attends to what kvf_read_pages
- * gives.
- * With a disk tier the call waits until the listed pages are in memory. There they stay until the
- * next call on the cache, and for what was enqueued on @p stream before it if that call is enqueued
- * on @p stream, too.
+ * gives. With a disk tier the call waits until listed pages are in memory. There they stay until
+ * the next call on the cache, and for work that was on @p stream before it if it goes there, too.
  * @return as kvf_decode; KVF_UNSUPPORTED with the setting that is in the way
  */
 KVF_API KVF_CHECKED kvf_status kvf_select_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
@@ -873,9 +873,8 @@ KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t laye
 
 /**
  * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended;
- * page_scores and page_ids are NULL.
- * Quantized pages are attended as a step does, and the sink as it came. With a disk tier the call
- * waits for the lists, and until their pages are in memory.
+ * page_scores and page_ids are NULL. Quantized pages are attended as a step does, the sink as it
+ * came. With a disk tier the call waits for the lists, and until their pages are in memory.
  */
 KVF_API KVF_CHECKED kvf_status kvf_attend_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
                                                       size_t args_size, const kvf_page_lists *lists,
@@ -898,6 +897,7 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
  * the page has not are zeros. The others are ignored.
  * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
  * @return as kvf_attend_pages
+ *
  * Stream: enqueues on @p stream; with a disk tier the call waits for the lists, and until their
  * pages are in memory.
  */

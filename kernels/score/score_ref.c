@@ -43,8 +43,9 @@ void kvf_score_ref(const void *args, uint32_t task)
         for (uint32_t p = first; p < end; p++) {
             const uint16_t *digest =
                 kvf_offset(a->digests[list], p * kvf_digest_bytes(head_dim, a->subs));
+            const uint32_t boxes = kvf_score_counts(a, bits, p) ? a->subs : 0;
             float best = -INFINITY;
-            for (uint32_t box = 0; box < a->subs && kvf_score_counts(a, bits, p); box++) {
+            for (uint32_t box = 0; box < boxes; box++) {
                 float x =
                     box_score(digest + (size_t)box * 2 * head_dim, q, a->shape.dtype, head_dim);
                 best = x > best ? x : best;

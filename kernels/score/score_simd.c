@@ -98,7 +98,8 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
     const uint64_t *bits = a->bits ? a->bits[list] : NULL;
     for (uint32_t p = 0; p < count; p++) {
         float best[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-        for (uint32_t sub = 0; sub < a->subs && kvf_score_counts(a, bits, page + p); sub++) {
+        const uint32_t subs = kvf_score_counts(a, bits, page + p) ? a->subs : 0;
+        for (uint32_t sub = 0; sub < subs; sub++) {
             const uint32_t b = p * a->subs + sub;
             const uint16_t *lo = digest + b * box_elements;
             if (kvf_bf16_to_float(lo[0]) > kvf_bf16_to_float(lo[head_dim]))

@@ -60,9 +60,16 @@ static void note_due(const kvf_part *part, kvf_layer *layer, kvf_due *due)
     due->verifies += layer->is_verified;
 }
 
-void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
+/* A row attends, to all that its layer has by now. */
+static void count_row(kvf_step *step, const kvf_layer *layer)
 {
     kvf_layer_host_counters *counters = &step->cache->counters[step->layer];
+    counters->held += (uint64_t)layer->length * step->cache->config.kv_heads;
+    counters->steps++;
+}
+
+void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
+{
     *due = (kvf_due){0};
     for (uint32_t b = 0; b < step->rows; b++) {
         kvf_layer *layer = step->states[b];
@@ -73,10 +80,9 @@ void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
         if (step->part)
             note_due(step->part, layer, due);
         layer->steps++;
-        counters->held += (uint64_t)layer->length * step->cache->config.kv_heads;
+        count_row(step, layer);
         kvf_footprint_append(step->cache, args->sequences[b], step->layer, 1);
     }
-    counters->steps += step->rows;
 }
 
 void kvf_decode_take(kvf_step *step)
@@ -163,14 +169,11 @@ kvf_status kvf_decode_prepare_queries(kvf_step *step, const kvf_decode_args *arg
     const kvf_status status = bring_rows(step);
     if (status != KVF_OK)
         return kvf_step_refuse(step, status);
-    kvf_layer_host_counters *counters = &step->cache->counters[step->layer];
     for (uint32_t b = 0; b < step->rows; b++)
-        counters->held += (uint64_t)step->states[b]->length * step->cache->config.kv_heads;
-    counters->steps += step->rows;
+        count_row(step, step->states[b]);
     kvf_decode_take(step);
-    /* The layer's own steps go on as if nobody had asked. */
     for (uint32_t b = 0; b < step->rows; b++)
-        step->row_host[b].chosen_at = NULL;
+        step->row_host[b].chosen_at = NULL; /* the layer's own steps go on as if nobody had asked */
     return KVF_OK;
 }
 

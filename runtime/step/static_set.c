@@ -4,9 +4,9 @@
  * The static set: which tokens of a row are kept on the device one by one, and when they change.
  *
  * Knows nothing of pages beyond static bits and digests. A refresh looks at the attention of the
- * last queries, takes the best tokens per KV head into the store that is not in force, sets the
- * bits of their pages; boxes stay as they were, those of whole pages. Host pages stay as
- * they are. The first refresh after a prefill is exact: it looks at all tokens.
+ * last queries, takes the best tokens per KV head into the store that is not in force, and sets the
+ * bits of their pages. Boxes, which are those of whole pages, and host pages stay as they are. The
+ * first refresh after a prefill is exact: it looks at all tokens.
  */
 
 #include "static_set.h"
