@@ -23,6 +23,22 @@ static uint32_t list_at(const head_lists *h, uint32_t i)
     return i / h->per * h->a->paging.lists + h->head * h->per + i % h->per;
 }
 
+/* Slots that pages of a list have. Their words are anywhere: all are on their way from memory
+ * before the first is looked at. */
+static void look_for(const head_lists *h, uint32_t list)
+{
+    const kvf_resolve_args *a = h->a;
+    const kvf_row *row = &a->row[list / a->paging.lists];
+    const kvf_slot_tables t = kvf_slot_tables_of(&a->paging, row, h->head);
+    const size_t first = (size_t)list * a->ids_max;
+    for (size_t at = first; at < first + a->id_count[list]; at++) {
+        const uint32_t page = kvf_row_pool_page(&a->paging, row, (uint32_t)a->ids[at]);
+        a->slot_of_id[at] = t.slot_of_page[page];
+        if (a->slot_of_id[at] >= 0)
+            __builtin_prefetch(&t.words[a->slot_of_id[at]], 1);
+    }
+}
+
 /* Hits of one list, and pages that were written again since they were brought: these come anew, to
  * where they are. Returns how many. */
 static uint32_t look_up(const head_lists *h, uint32_t list)
@@ -33,15 +49,14 @@ static uint32_t look_up(const head_lists *h, uint32_t list)
     uint32_t voided = 0;
     for (uint32_t i = 0; i < a->id_count[list]; i++) {
         const size_t at = (size_t)list * a->ids_max + i;
-        const uint32_t page = kvf_row_pool_page(&a->paging, row, (uint32_t)a->ids[at]);
-        const int32_t slot = t.slot_of_page[page];
-        a->slot_of_id[at] = slot;
+        const int32_t slot = a->slot_of_id[at];
         if (slot < 0)
             continue;
         if (kvf_slot_age(t.words[slot], row->use) == 0) {
             a->missed[at] = kvf_slot_is_coming(t.words[slot]) ? KVF_MISSED_LATE : 0;
             continue;
         }
+        const uint32_t page = kvf_slot_page(t.words[slot]);
         const uint32_t tag = kvf_row_page_tag(&a->paging, row, page);
         a->missed[at] = t.tags && t.tags[slot] != tag;
         t.words[slot] = kvf_slot_word(page, row->use, a->missed[at]);
@@ -90,6 +105,8 @@ void kvf_resolve_ref(const void *args, uint32_t task)
     const kvf_resolve_args *a = args;
     const head_lists h = {.a = a, .head = task, .per = a->paging.lists / a->paging.kv_heads};
     uint32_t voided = 0;
+    for (uint32_t i = 0; i < a->rows * h.per; i++)
+        look_for(&h, list_at(&h, i));
     for (uint32_t i = 0; i < a->rows * h.per; i++)
         voided += look_up(&h, list_at(&h, i));
     for (uint32_t i = 0; i < a->rows * h.per; i++)
