@@ -45,13 +45,20 @@ try 0 plan --help; prints 'usage: kvferry plan --vllm MODEL'
 try 2 plan --gpu 80GiB; says 'usage: kvferry plan --vllm MODEL'; silent
 # The Python that it finds is told all its words.
 mkdir path
-printf '#!/bin/sh\nprintf "%%s|" "$@"\n' >path/python3
+printf '#!/bin/sh\nshift 2\nprintf "%%s|" "$@"\n' >path/python3
 chmod +x path/python3
 usual=$PATH
 PATH=$PWD/path:$usual
 try 0 plan --vllm 'a model' --gpu 80GiB budget=512
 PATH=$usual
-prints '^-m|kvferry.vllm|a model|--gpu|80GiB|budget=512|'
+prints '^a model|--gpu|80GiB|budget=512|'
+# A Python without the package: -S leaves out all that was installed.
+printf '#!/bin/sh\nexec "%s" -S "$@"\n' "$(python3 -c 'import sys; print(sys.executable)')" >path/python3
+PATH=$PWD/path:$usual
+try 1 plan --vllm x
+PATH=$usual
+says "cannot import kvferry.vllm: .*No module named 'kvferry'"
+silent
 # shellcheck disable=SC2123 # where no program is
 PATH=$PWD/none
 try 1 plan --vllm x

@@ -15,7 +15,17 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const calculator[] = {"python3", "-m", "kvferry.vllm"};
+/* The module as `python3 -m` runs it; a Python that lacks it says so in a line. */
+static const char *const calculator[] = {
+    "python3", "-c",
+    "import runpy, sys\n"
+    "try:\n"
+    "    runpy.run_module('kvferry.vllm', run_name='__main__', alter_sys=True)\n"
+    "except ImportError as error:\n"
+    "    sys.exit('kvferry: %s cannot import kvferry.vllm: %s. Install the Python package of "
+    "kvferry '\n"
+    "             'for it (docs/python.md), or put a python3 that has it first in PATH'\n"
+    "             % (sys.executable, error))\n"};
 enum { CALCULATOR_WORDS = sizeof calculator / sizeof *calculator };
 
 static void print_help(FILE *file)
