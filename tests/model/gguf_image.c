@@ -369,5 +369,7 @@ char *gguf_image_blocks(const gguf_type *type, size_t count)
         for (size_t block = 0; strcmp(scales[i].name, type->name) == 0 && block < count; block++)
             for (size_t k = 0; k < 2 && scales[i].halves[k] >= 0; k++)
                 bytes[block * type->bytes + (size_t)scales[i].halves[k] + 1] &= (char)0xbf;
+    for (size_t block = 0; type->index == GGUF_MXFP4 && block < count; block++)
+        bytes[block * type->bytes] &= 0x7f;
     return bytes;
 }

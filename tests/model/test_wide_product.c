@@ -17,7 +17,7 @@
 
 #define GUARD       7.25f
 #define GUARD_WIDTH 3u
-#define TYPES_MAX   32u
+#define TYPES_MAX   40u
 
 typedef struct kind {
     const gguf_type *blocks; /* NULL: elements of `dtype` */
@@ -39,7 +39,7 @@ static uint32_t find_kinds(kind *kinds)
         if (type && type->index != GGUF_PLAIN)
             kinds[count++] = (kind){.blocks = type};
     }
-    assert_int_equal(count, 3 + 8);
+    assert_int_equal(count, 3 + 9);
     return count;
 }
 
