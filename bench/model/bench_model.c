@@ -40,7 +40,7 @@ static kvf_status open_all(bench_model *m, const char *path, kvf_transformer_opt
     options->weights = m->weights;
     KVF_TRY(kvf_transformer_open(options, &m->transformer, error));
     kvf_transformer_geometry(options, cache);
-    return kvf_cache_open(m->runtime, cache, &m->cache, error);
+    return kvf_transformer_cache_open(m->transformer, cache, &m->cache, error);
 }
 
 bool bench_model_open(bench_model *m, const char *path, const char *random_config, uint32_t chunk,

@@ -155,7 +155,7 @@ static kvf_status use_mask(long_run *r, kvf_cache_config *cc)
         status = kvf_head_mask_read(r->mask, cc->layers, cc->kv_heads, -1.0, mask, &error);
     cc->head_mask = mask;
     if (status == KVF_OK)
-        status = kvf_cache_open(r->m.runtime, cc, &r->m.cache, &error);
+        status = kvf_transformer_cache_open(r->m.transformer, cc, &r->m.cache, &error);
     if (status != KVF_OK)
         fprintf(stderr, "long_answer: %s\n", error.text);
     free(mask);

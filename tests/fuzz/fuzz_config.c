@@ -26,6 +26,8 @@ static void check_config(const kvf_model_config *config)
     for (uint32_t i = 0; config->window && i < config->layers * config->kv_heads; i++)
         fuzz_require(config->window_mask[i] <= 1);
     fuzz_require(isfinite(config->query_scale) && config->query_scale > 0);
+    fuzz_require(isfinite(config->swiglu_limit) && isfinite(config->swiglu_alpha));
+    fuzz_require((config->swiglu_limit > 0) == config->architecture->clamps_swiglu);
     kvf_rope_table table;
     kvf_rope_table_make(config, &table);
     fuzz_require(table.count == config->head_dim / 2);

@@ -167,9 +167,20 @@ static const char *const layer_names[][2] = {
     {"mlp.experts.0.gate_proj.weight", "ffn_gate_exps.weight"},
     {"mlp.experts.0.up_proj.weight", "ffn_up_exps.weight"},
     {"mlp.experts.0.down_proj.weight", "ffn_down_exps.weight"},
+    /* gpt-oss: */
+    {"mlp.router.weight", "ffn_gate_inp.weight"},
+    {"mlp.router.bias", "ffn_gate_inp.bias"},
+    {"mlp.experts.gate_proj.weight", "ffn_gate_exps.weight"},
+    {"mlp.experts.gate_proj.bias", "ffn_gate_exps.bias"},
+    {"mlp.experts.up_proj.weight", "ffn_up_exps.weight"},
+    {"mlp.experts.up_proj.bias", "ffn_up_exps.bias"},
+    {"mlp.experts.down_proj.weight", "ffn_down_exps.weight"},
+    {"mlp.experts.down_proj.bias", "ffn_down_exps.bias"},
+    {"self_attn.o_proj.bias", "attn_output.bias"},
+    {"self_attn.sinks", "attn_sinks.weight"},
 };
 
-/* Gemma's, which has four norms and not two. */
+/* Gemma's, which has four norms and not two; the first is gpt-oss's too. */
 static const char *const gemma_names[][2] = {
     {"post_attention_layernorm.weight", "post_attention_norm.weight"},
     {"pre_feedforward_layernorm.weight", "ffn_norm.weight"},
@@ -218,8 +229,13 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
     const bool is_gemma = strcmp(config->architecture->family, "gemma3") == 0;
     const float more = is_gemma && from->rank == 1 ? 1.0f : 0.0f; /* to weights of norms */
     name_in_gguf(from->name, name, sizeof name);
-    if (is_gemma)
+    if (is_gemma || config->architecture->has_sinks)
         rename_norms(from->name, name, sizeof name);
+    if (from->blocks) {
+        gguf_image_tensor(image, name, from->blocks->id, from->rank, from->shape, from->data,
+                          (size_t)from->bytes);
+        return;
+    }
     const kvf_dtype dtype = type == IMAGE_F32 ? KVF_FP32 : type == IMAGE_F16 ? KVF_FP16 : KVF_BF16;
     const bool is_llama = strcmp(config->architecture->family, "llama") == 0 ||
                           strcmp(config->architecture->family, "mistral") == 0;
@@ -227,7 +243,8 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
                            : strstr(name, "attn_q.weight") ? config->query_heads
                            : strstr(name, "attn_k.weight") ? config->kv_heads
                                                            : 0;
-    const uint64_t rows = from->rank == 2 ? from->shape[0] : 1;
+    const uint64_t rows =
+        (from->rank > 1 ? from->shape[0] : 1) * (from->rank > 2 ? from->shape[1] : 1);
     const uint64_t columns = from->shape[from->rank - 1];
     const size_t size = (size_t)(rows * columns) * kvf_dtype_bytes(dtype);
     char *bytes = malloc(size);
@@ -310,7 +327,7 @@ static void add_rope(gguf_image *image, const char *family, const kvf_model_conf
     }
 }
 
-void gguf_image_model(gguf_image *image, const kvf_model_config *config, const kvf_weights *weights,
+void gguf_image_model(gguf_image *image, const kvf_model_config *config, kvf_weights *weights,
                       uint32_t type)
 {
     const char *family = config->architecture->family;
@@ -333,17 +350,21 @@ void gguf_image_model(gguf_image *image, const kvf_model_config *config, const k
     add_count(image, family, "attention.value_length", config->head_dim);
     add_real(image, family, "attention.layer_norm_rms_epsilon", config->norm_eps);
     add_rope(image, family, config);
-    if (config->architecture->has_local_rope) {
+    if (config->architecture->has_local_rope)
         add_real(image, family, "rope.freq_base_swa", config->local_theta);
+    if (config->architecture->window_pattern)
         add_count(image, family, "attention.sliding_window", config->window);
-    }
     for (size_t i = 0; i < kvf_weights_count(weights); i++) {
         const kvf_tensor *tensor = kvf_weights_at(weights, i);
+        const bool is_single =
+            strstr(tensor->name, ".experts.") && !config->architecture->has_sinks;
+        const bool is_f32 = tensor->rank == 1 || strstr(tensor->name, ".bias") ||
+                            strstr(tensor->name, ".mlp.gate.") || strstr(tensor->name, ".router.");
+        assert_int_equal(kvf_weights_load(weights, tensor, 1, NULL), KVF_OK);
         if (strstr(tensor->name, ".experts.0."))
             add_experts(image, config, weights, tensor, type);
-        else if (!strstr(tensor->name, ".experts."))
-            add_tensor(image, config, tensor,
-                       tensor->rank == 1 || strstr(tensor->name, ".mlp.gate.") ? IMAGE_F32 : type);
+        else if (!is_single)
+            add_tensor(image, config, tensor, is_f32 ? IMAGE_F32 : type);
     }
 }
 

@@ -51,8 +51,9 @@ void gguf_image_write(const gguf_image *image, const char *directory, const char
 void gguf_image_free(gguf_image *image);
 
 /** Fields and tensors of a model: vectors and routers in F32, matrices in @p type, one of the plain
- * three, which must hold them exactly. Rows are in the order of the format. */
-void gguf_image_model(gguf_image *image, const kvf_model_config *config, const kvf_weights *weights,
+ * three, which must hold them exactly, or as the blocks that they are. Rows are in the order of the
+ * format. */
+void gguf_image_model(gguf_image *image, const kvf_model_config *config, kvf_weights *weights,
                       uint32_t type);
 
 /** Random blocks of a type, freed with free: the highest exponent bit of every scale is 0, so that

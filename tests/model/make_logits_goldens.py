@@ -23,6 +23,7 @@ import tempfile
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -55,11 +56,16 @@ GEMMA3 = dict(COMMON, model_type="gemma3_text", architectures=["Gemma3ForCausalL
               tie_word_embeddings=True)
 del GEMMA3["hidden_act"], GEMMA3["rope_theta"]
 LOCAL = dict(rope_type="default", rope_theta=1000.0)
+# Biases of gate and up reach the clamps.
+GPTOSS = dict(COMMON, model_type="gpt_oss", architectures=["GptOssForCausalLM"],
+              intermediate_size=96, num_local_experts=8, num_experts_per_tok=3, sliding_window=40,
+              attention_bias=True, tie_word_embeddings=False)
 # Short original lengths, so that the scaling shows within the prompt.
 LLAMA3_ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=64)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)
 LINEAR = dict(rope_type="linear", factor=4.0)
+UNTRUNCATED = dict(YARN, beta_fast=32.0, beta_slow=1.0, truncate=False)
 
 MODELS = {
     "llama-bf16": dict(LLAMA, torch_dtype="bfloat16", rope_scaling=LLAMA3_ROPE,
@@ -99,6 +105,11 @@ MODELS = {
                           norm_topk_prob=True, tie_word_embeddings=True),
     "qwen3moe-shares": dict(QWEN3MOE, torch_dtype="float32", rope_scaling=None,
                             norm_topk_prob=False, tie_word_embeddings=True),
+    "gptoss-bf16": dict(GPTOSS, torch_dtype="bfloat16", rope_scaling=UNTRUNCATED),
+    "gptoss-fp32": dict(GPTOSS, torch_dtype="float32", rope_scaling=UNTRUNCATED,
+                        num_hidden_layers=4, swiglu_limit=1.5),
+    "gptoss-mxfp4": dict(GPTOSS, torch_dtype="float32", rope_scaling=UNTRUNCATED,
+                         quantization_config=dict(quant_method="mxfp4")),
 }
 
 
@@ -125,8 +136,12 @@ def numbers(name, shape, fine):
         else:
             values = (z >> np.uint64(56)).astype(np.float64) / 128.0 - 1.0
         scale = 1.0
-        if name.endswith(".bias"):
+        if name.endswith("gate_up_proj_bias"):
+            scale = 8.0
+        elif name.endswith("bias"):
             scale = 0.5
+        elif name.endswith("sinks"):
+            scale = 4.0
         elif "embed_tokens" not in name:
             while scale * scale * shape[1] > 3.0:
                 scale /= 2.0
@@ -134,10 +149,11 @@ def numbers(name, shape, fine):
     return torch.from_numpy(values.reshape(shape).astype(np.float32))
 
 
-def numbers_of(name, shape, fine):
-    """The same for a parameter, which may hold tensors of the file: those of all experts."""
+def numbers_of(name, shape, fine, joined):
+    """The same for a parameter, which may hold tensors of the file: those of all experts, unless
+    files have them `joined` too."""
     at = name.find(".experts.") + len(".experts.")
-    if at < len(".experts."):
+    if at < len(".experts.") or joined:
         return numbers(name, shape, fine)
     roles = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
     one = (shape[1] // len(roles), shape[2])
@@ -145,16 +161,40 @@ def numbers_of(name, shape, fine):
                                    for role in roles]) for expert in range(shape[0])])
 
 
+def bytes_of(name, shape):
+    """Blocks of MXFP4, or their scales: 2^-6 and 2^-5."""
+    z = stream(name, int(np.prod(shape)))
+    z = (z >> np.uint64(63)) + np.uint64(121) if name.endswith("_scales") else z >> np.uint64(56)
+    return torch.from_numpy(z.reshape(shape).astype(np.uint8))
+
+
+def pack_experts(folder):
+    """Experts of a directory in MXFP4, which Transformers unpacks."""
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    for name in [n for n in tensors if n.endswith("up_proj") or n.endswith("down_proj")]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        for end, more in (("_blocks", (16,)), ("_scales", ())):
+            tensors[name + end] = bytes_of(name + end, (experts, outputs, inputs // 32) + more)
+    save_file(tensors, path, {"format": "pt"})
+
+
 def write_random_model(config, folder):
     """As a Hugging Face directory: `to(dtype)` in memory would round the rotary frequencies too."""
     dtype = getattr(torch, config["torch_dtype"])
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**plain), dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            exact = numbers_of(name, tuple(parameter.shape), dtype == torch.float32)
+            exact = numbers_of(name, tuple(parameter.shape), dtype == torch.float32,
+                               config["model_type"] == "gpt_oss")
             parameter.copy_(exact)
             assert torch.equal(parameter.float(), exact), name
     model.save_pretrained(folder)
+    if plain != config:
+        pack_experts(folder)
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(config, f)
 
 
 def load(folder, dtype):

@@ -16,6 +16,7 @@ static uint32_t or_else(uint32_t value, uint32_t otherwise)
 void model_shape_text(const model_shape *s, char text[MODEL_TEXT_BYTES])
 {
     char experts[128] = "", window[64] = "";
+    const bool is_gpt = s->family && strcmp(s->family, "GptOss") == 0;
     const uint32_t inner = or_else(s->intermediate, 192);
     if (s->experts)
         snprintf(experts, sizeof experts,
@@ -31,11 +32,12 @@ void model_shape_text(const model_shape *s, char text[MODEL_TEXT_BYTES])
                  " \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
                  " \"vocab_size\": %u, \"hidden_act\": \"silu\","
                  " \"max_position_embeddings\": 512, \"rope_theta\": 10000.0,"
-                 " \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s,"
+                 " \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s,%s"
                  " \"torch_dtype\": \"bfloat16\"}",
                  s->family ? s->family : "Qwen3", or_else(s->hidden, 128), experts, window, inner,
                  s->layers, or_else(s->heads, 4), or_else(s->kv_heads, 2), or_else(s->head_dim, 64),
-                 or_else(s->vocab, 200), s->is_untied ? "false" : "true");
+                 or_else(s->vocab, 200), s->is_untied ? "false" : "true",
+                 is_gpt ? " \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2.0}," : "");
     assert_in_range(bytes, 1, MODEL_TEXT_BYTES - 1);
 }
 
@@ -93,7 +95,8 @@ void model_rig_transformer(model_rig *r, const kvf_transformer_options *options,
 void model_rig_cache(model_rig *r, const kvf_cache_config *config)
 {
     kvf_error error = {0};
-    expect(kvf_cache_open(r->runtime, config, &r->cache, &error), &error, "kvf_cache_open");
+    expect(kvf_transformer_cache_open(r->transformer, config, &r->cache, &error), &error,
+           "kvf_transformer_cache_open");
 }
 
 void model_rig_close(model_rig *r)

@@ -515,6 +515,11 @@ static void norm_and_rope_and_swiglu(void **state)
     assert_true(y[0] == 0.0f && y[1] == 200.0f && fabsf(y[2]) < 1e-30f);
     kvf_geglu((const float[]){1.0f, 30.0f, -30.0f}, up, 3, y); /* torch: gelu(1, 'tanh') */
     assert_true(fabsf(y[0] - 5.0f * 0.8411920f) < 1e-5f && y[1] == 60.0f && y[2] == 0.0f);
+    float clamped[4];
+    const float gates[] = {1.0f, 30.0f, -100.0f, NAN}, ups[] = {0.5f, 20.0f, -20.0f, 1.0f};
+    kvf_swiglu_clamped(gates, ups, 4, 7.0f, 1.702f, clamped); /* of 1.5 sigmoid(1.702) */
+    assert_true(fabsf(clamped[0] - 1.5f * 0.8457958f) < 1e-5f && isnan(clamped[3]));
+    assert_true(fabsf(clamped[1] - 8.0f * 7.0f) < 1e-3f && fabsf(clamped[2]) < 1e-30f);
 }
 
 /* Of every instruction set, in any number. e^x is off by what rounds in x: 2^-24 of it, twice. */

@@ -300,7 +300,9 @@ int main(void)
     static golden of_host[] = {
         RANDOM("gemma3-bf16", 2),   RANDOM("gemma3-fp32", 1),   AS_GGUF("gemma3-fp32"),
         RANDOM("qwen3moe-bf16", 2), RANDOM("qwen3moe-fp32", 3), RANDOM("qwen3moe-shares", 1),
-        AS_GGUF("qwen3moe-bf16"),   AS_GGUF("qwen3moe-fp32"),
+        AS_GGUF("qwen3moe-bf16"),   AS_GGUF("qwen3moe-fp32"),   RANDOM("gptoss-bf16", 2),
+        RANDOM("gptoss-fp32", 1),   RANDOM("gptoss-mxfp4", 2),  AS_GGUF("gptoss-bf16"),
+        AS_GGUF("gptoss-mxfp4"),
     };
     /* Where weights came from is nothing to a GPU: it gets the first two of the GGUF files. It
      * never widens them, either. */
@@ -322,7 +324,7 @@ int main(void)
     static golden wide_recall;
     wide_recall = recall;
     wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
-    struct CMUnitTest tests[36] = {{0}};
+    struct CMUnitTest tests[40] = {{0}};
     size_t count = 0;
     for (; count < sizeof random / sizeof random[0] - left_out; count++)
         tests[count] = (struct CMUnitTest){.name = random[count].name,

@@ -249,6 +249,42 @@ static void reads_gemma(void **state)
     assert_true(fabs((double)table.inv_freq[32] - 1 / sqrt(3000.0)) < 1e-8);
 }
 
+/* gpt-oss-20b, with defaults where it has them. */
+static void reads_gpt_oss(void **state)
+{
+    kvf_model_config c;
+    config_fields gpt = llama31;
+    set_field(&gpt, "architectures", "[\"GptOssForCausalLM\"]");
+    set_field(&gpt, "hidden_size", "2880");
+    set_field(&gpt, "intermediate_size", "2880");
+    set_field(&gpt, "num_hidden_layers", "5");
+    set_field(&gpt, "num_attention_heads", "64");
+    set_field(&gpt, "num_local_experts", "32");
+    set_field(&gpt, "num_experts_per_tok", "4");
+    set_field(&gpt, "attention_bias", "true");
+    set_field(&gpt, "sliding_window", "128");
+    set_field(&gpt, "rope_theta", NULL);
+    set_field(&gpt, "rope_scaling",
+              "{\"beta_fast\":32.0,\"beta_slow\":1.0,\"factor\":32.0,\"rope_type\":\"yarn\","
+              "\"original_max_position_embeddings\":4096,\"truncate\":false}");
+    set_field(&gpt, "quantization_config", "{\"quant_method\":\"mxfp4\"}");
+    expect_ok(&gpt, &c);
+    assert_string_equal(c.architecture->family, "gpt-oss");
+    assert_true(c.head_dim == 64 && c.kv_heads == 8 && c.intermediate_size == 2880);
+    assert_true(c.experts == 32 && c.experts_used == 4 && c.experts_normed);
+    assert_true(c.swiglu_limit == 7.0f && c.swiglu_alpha == 1.702f && c.query_scale == 1.0f);
+    assert_true(c.rope.kind == KVF_ROPE_YARN && c.rope.theta == 150000 && !c.rope.truncate);
+    assert_true(fabs(c.rope.attention_factor - (0.1 * log(32.0) + 1)) < 1e-12);
+    assert_int_equal(c.positions_max, 131072);
+    assert_int_equal(c.window, 128);
+    for (uint32_t layer = 0; layer < 5; layer++)
+        assert_true(kvf_model_layer_has_window(&c, layer) == (layer % 2 == 0));
+    set_field(&gpt, "swiglu_limit", "1.5");
+    set_field(&gpt, "swiglu_alpha", "1");
+    expect_ok(&gpt, &c);
+    assert_true(c.swiglu_limit == 1.5f && c.swiglu_alpha == 1.0f);
+}
+
 /* Model cards give only the factor; published files give the length too. */
 static void context_follows_scaling(void **state)
 {
@@ -477,10 +513,15 @@ static void reads_directories(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_llama),           cmocka_unit_test(reads_other_families),
-        cmocka_unit_test(reads_gemma),           cmocka_unit_test(context_follows_scaling),
-        cmocka_unit_test(joins_end_ids),         cmocka_unit_test(refuses_what_it_cannot_run),
-        cmocka_unit_test(reads_numbers_exactly), cmocka_unit_test(frequencies_match),
+        cmocka_unit_test(reads_llama),
+        cmocka_unit_test(reads_other_families),
+        cmocka_unit_test(reads_gemma),
+        cmocka_unit_test(reads_gpt_oss),
+        cmocka_unit_test(context_follows_scaling),
+        cmocka_unit_test(joins_end_ids),
+        cmocka_unit_test(refuses_what_it_cannot_run),
+        cmocka_unit_test(reads_numbers_exactly),
+        cmocka_unit_test(frequencies_match),
         cmocka_unit_test(reads_directories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,18 +26,21 @@ typedef struct rig {
 static void rig_open(rig *r, const char *family, uint32_t layers)
 {
     kvf_cache_config cc;
-    model_rig_make(&r->model,
-                   &(model_shape){.family = family,
-                                  .layers = layers,
-                                  .hidden = 64,
-                                  .intermediate = 96,
-                                  .heads = 2,
-                                  .kv_heads = 1,
-                                  .head_dim = 32,
-                                  .vocab = VOCAB,
-                                  .window = strcmp(family, "Gemma3") == 0 ? WINDOW : 0,
-                                  .experts = strcmp(family, "Qwen3Moe") == 0 ? EXPERTS : 0},
-                   0);
+    model_rig_make(
+        &r->model,
+        &(model_shape){.family = family,
+                       .layers = layers,
+                       .hidden = 64,
+                       .intermediate = 96,
+                       .heads = 2,
+                       .kv_heads = 1,
+                       .head_dim = 32,
+                       .vocab = VOCAB,
+                       .window = strncmp(family, "G", 1) == 0 ? WINDOW : 0,
+                       .experts = strcmp(family, "Qwen3Moe") == 0 || strcmp(family, "GptOss") == 0
+                                      ? EXPERTS
+                                      : 0},
+        0);
     kvf_transformer_options options = model_rig_options(&r->model);
     options.chunk_max = TOKENS;
     options.batch_max = BATCH_MAX;
@@ -155,6 +158,12 @@ static void so_are_rows_with_windows(void **state)
     wide_rows_are_single_ones("Gemma3");
 }
 
+/* Sinks and biases too. */
+static void so_are_rows_of_gpt_oss(void **state)
+{
+    wide_rows_are_single_ones("GptOss");
+}
+
 int main(void)
 {
     const struct CMUnitTest anywhere[] = {
@@ -165,6 +174,7 @@ int main(void)
         /* which a GPU refuses */
         cmocka_unit_test(so_are_rows_of_experts),
         cmocka_unit_test(so_are_rows_with_windows),
+        cmocka_unit_test(so_are_rows_of_gpt_oss),
     };
     kvf_runtime_config device;
     fixture_device(&device);

@@ -29,7 +29,7 @@ static void describe_runner(cli_json *j)
     cli_json_bool(j, "blocks_in_whole_numbers", kvf_whole_kernel_choose(KVF_ISA_ALL) != NULL);
     cli_json_text(j, "line_editing", cli_line_editing());
     cli_json_text(j, "families",
-                  "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3");
+                  "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3, gpt-oss");
     cli_json_end(j, '}');
 }
 

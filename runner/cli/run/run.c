@@ -75,7 +75,8 @@ static kvf_status open_cache(cli_run *run, kvf_error *error)
     cli_memory_watch watch;
     cli_memory_watch_begin(&watch, "pinning memory",
                            cli_memory_plan_total(&run->plan) - run->plan.weight_bytes);
-    kvf_status status = kvf_cache_open(run->runtime, &run->options.cache, &run->cache, error);
+    kvf_status status =
+        kvf_transformer_cache_open(run->transformer, &run->options.cache, &run->cache, error);
     cli_memory_watch_end(&watch);
     if (status == KVF_OK)
         status = run->batch.rows ? KVF_OK : kvf_sequence_create(run->cache, &run->sequence);

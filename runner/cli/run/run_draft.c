@@ -97,7 +97,7 @@ kvf_status cli_run_draft_open(cli_run *run, kvf_error *error)
         return KVF_OK;
     KVF_TRY(cli_weights_convert(d->weights, run->runtime, error));
     KVF_TRY(kvf_transformer_open(&options, &d->transformer, error));
-    KVF_TRY(kvf_cache_open(run->runtime, &d->config, &d->cache, error));
+    KVF_TRY(kvf_transformer_cache_open(d->transformer, &d->config, &d->cache, error));
     if (kvf_sequence_create(d->cache, &d->sequence) != KVF_OK)
         return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
     d->session = (kvf_session){.runtime = run->runtime,

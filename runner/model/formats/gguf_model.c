@@ -35,11 +35,16 @@ static void read_architecture(gguf_writer *w, const kvf_architecture **out)
     w->family = *out ? (*out)->gguf : "";
 }
 
-bool gguf_is_router(gguf_string name)
+static bool ends_with(gguf_string name, const char *end)
 {
-    static const char end[] = ".ffn_gate_inp.weight";
-    const size_t size = sizeof end - 1;
+    const size_t size = strlen(end);
     return name.size > size && memcmp(name.bytes + name.size - size, end, size) == 0;
+}
+
+bool gguf_keeps_type(const gguf_tensor *tensor)
+{
+    return tensor->rank == 1 || ends_with(tensor->name, ".ffn_gate_inp.weight") ||
+           ends_with(tensor->name, ".bias");
 }
 
 /* One plain type for all matrices keeps it; anything else becomes BF16. */
@@ -48,7 +53,7 @@ static kvf_dtype common_dtype(const gguf *file)
     const gguf_type *common = NULL;
     for (size_t i = 0; i < gguf_tensor_count(file); i++) {
         const gguf_tensor *tensor = gguf_tensor_at(file, i);
-        if (tensor->rank == 1 || gguf_is_router(tensor->name))
+        if (gguf_keeps_type(tensor))
             continue;
         if (tensor->type->numbers != 1 || (common && common != tensor->type))
             return KVF_BF16;
@@ -135,15 +140,17 @@ static void put_mlp(gguf_writer *w, const kvf_architecture *architecture)
         const double experts = gguf_real(w, gguf_family_key(w, "expert_count", key), 0);
         if (experts != 0)
             gguf_refuse(w, key,
-                        "mixtures of experts are supported in qwen3moe only, use that or a "
-                        "dense model");
+                        "mixtures of experts are supported in qwen3moe and gpt-oss only, use "
+                        "those or a dense model");
         gguf_put(w, ",\"intermediate_size\":%u",
                  gguf_count(w, gguf_family_key(w, "feed_forward_length", key), 0));
         return;
     }
-    static const char *const counts[][2] = {{"expert_feed_forward_length", "moe_intermediate_size"},
-                                            {"expert_count", "num_experts"},
-                                            {"expert_used_count", "num_experts_per_tok"}};
+    const char *const counts[][2] = {{"expert_feed_forward_length", architecture->has_more_biases
+                                                                        ? "intermediate_size"
+                                                                        : "moe_intermediate_size"},
+                                     {"expert_count", "num_experts"},
+                                     {"expert_used_count", "num_experts_per_tok"}};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         gguf_put(w, ",\"%s\":%u", counts[i][1],
                  gguf_count(w, gguf_family_key(w, counts[i][0], key), 0));
@@ -192,11 +199,11 @@ static void put_rope(gguf_writer *w, const kvf_architecture *architecture)
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (gguf_find(w->file, gguf_family_key(w, numbers[i][0], key)))
             gguf_put(w, ",\"%s\":%.17g", numbers[i][1], gguf_real(w, key, NAN));
-    gguf_put(w, "}");
+    gguf_put(w, "%s}", architecture->has_sinks ? ",\"truncate\":false" : "");
 }
 
-/* Windows of Gemma, and its scale of attention, which no field has: in the model of 62 layers it
- * is that of a share of the hidden size. */
+/* Windows; and Gemma's scale of attention, which no field has: in the model of 62 layers it is that
+ * of a share of the hidden size. */
 static void put_windows(gguf_writer *w, const gguf_model *model, uint32_t width)
 {
     enum { LAYERS_OF_27B = 62 };
@@ -206,9 +213,10 @@ static void put_windows(gguf_writer *w, const gguf_model *model, uint32_t width)
     gguf_put(w, ",\"sliding_window_pattern\":%u",
              gguf_count(w, gguf_family_key(w, "attention.sliding_window_pattern", key),
                         model->architecture->window_pattern));
-    gguf_put(w, ",\"query_pre_attn_scalar\":%u",
-             model->layers == LAYERS_OF_27B ? width / model->query_heads
-                                            : read_head_dim(w, model, width));
+    if (model->architecture->scales_embedding)
+        gguf_put(w, ",\"query_pre_attn_scalar\":%u",
+                 model->layers == LAYERS_OF_27B ? width / model->query_heads
+                                                : read_head_dim(w, model, width));
 }
 
 /* Ids of tokens that begin and end texts. */

@@ -38,8 +38,9 @@ KVF_CHECKED kvf_status gguf_take_value(gguf_cursor *c, gguf_string key, gguf_val
  * what a converter of the model would write only where the runner does not look, or it is refused.
  */
 
-/** Whether a tensor chooses experts: it keeps its type, whatever that of the model is. */
-bool gguf_is_router(gguf_string name);
+/** Whether a tensor keeps its type, whatever that of the model is: a vector, biases, or what
+ * chooses experts. */
+bool gguf_keeps_type(const gguf_tensor *tensor);
 
 /** A tensor that divides the frequencies of RoPE. */
 #define GGUF_ROPE_FACTORS "rope_freqs.weight"

@@ -14,14 +14,10 @@
 #include "gguf_parts.h"
 #include "weights_parts.h"
 
-#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define THREADS_MAX   64u
 #define PIECE_NUMBERS (16u * GGUF_BLOCK_MAX) /* widened at once, on the stack */
-#define NAME_BYTES    80u                    /* of the longest Hugging Face name, and zero */
 
 /* ---- names ---- */
 
@@ -33,6 +29,8 @@ typedef enum layer_rule {
     IF_EXPERTS,
     IF_AFTER,
     IF_BEFORE,
+    IF_MORE_BIASES,
+    IF_SINKS,
 } layer_rule;
 
 typedef struct name_row {
@@ -54,15 +52,23 @@ static const name_row in_layer[] = {
     {"ffn_norm.weight", "post_attention_layernorm.weight", IF_BEFORE},
     {"ffn_norm.weight", "pre_feedforward_layernorm.weight", IF_AFTER},
     {"post_attention_norm.weight", "post_attention_layernorm.weight", IF_AFTER},
+    {"post_attention_norm.weight", "post_attention_layernorm.weight", IF_SINKS},
     {"post_ffw_norm.weight", "post_feedforward_layernorm.weight", IF_AFTER},
     {"ffn_gate.weight", "mlp.gate_proj.weight", IF_DENSE},
     {"ffn_up.weight", "mlp.up_proj.weight", IF_DENSE},
     {"ffn_down.weight", "mlp.down_proj.weight", IF_DENSE},
+    {"ffn_gate_inp.weight", "mlp.router.weight", IF_MORE_BIASES},
     {"ffn_gate_inp.weight", "mlp.gate.weight", IF_EXPERTS},
     /* All experts of a layer, one after the other; folders have a name for each. */
     {"ffn_gate_exps.weight", "mlp.experts.gate_proj.weight", IF_EXPERTS},
     {"ffn_up_exps.weight", "mlp.experts.up_proj.weight", IF_EXPERTS},
     {"ffn_down_exps.weight", "mlp.experts.down_proj.weight", IF_EXPERTS},
+    {"ffn_gate_inp.bias", "mlp.router.bias", IF_MORE_BIASES},
+    {"ffn_gate_exps.bias", "mlp.experts.gate_proj.bias", IF_MORE_BIASES},
+    {"ffn_up_exps.bias", "mlp.experts.up_proj.bias", IF_MORE_BIASES},
+    {"ffn_down_exps.bias", "mlp.experts.down_proj.bias", IF_MORE_BIASES},
+    {"attn_output.bias", "self_attn.o_proj.bias", IF_MORE_BIASES},
+    {"attn_sinks.weight", "self_attn.sinks", IF_SINKS},
 };
 
 static const name_row outside[] = {
@@ -86,6 +92,10 @@ static bool rule_holds(layer_rule rule, const kvf_architecture *architecture)
         return architecture->has_norms_after;
     case IF_BEFORE:
         return !architecture->has_norms_after;
+    case IF_MORE_BIASES:
+        return architecture->has_more_biases;
+    case IF_SINKS:
+        return architecture->has_sinks;
     default:
         return true;
     }
@@ -119,7 +129,7 @@ static gguf_string rest_of_layer(gguf_string name, uint32_t *layer)
 }
 
 /* Writes the Hugging Face name; false if the model has no such tensor. */
-static bool translate(const gguf_model *model, gguf_string name, char out[NAME_BYTES])
+static bool translate(const gguf_model *model, gguf_string name, char out[WEIGHT_NAME_BYTES])
 {
     uint32_t layer;
     const gguf_string rest = rest_of_layer(name, &layer);
@@ -131,36 +141,71 @@ static bool translate(const gguf_model *model, gguf_string name, char out[NAME_B
     if (!row)
         return false;
     if (is_inside)
-        snprintf(out, NAME_BYTES, "model.layers.%u.%s", layer, row->hf);
+        snprintf(out, WEIGHT_NAME_BYTES, "model.layers.%u.%s", layer, row->hf);
     else
-        snprintf(out, NAME_BYTES, "%s", row->hf);
+        snprintf(out, WEIGHT_NAME_BYTES, "%s", row->hf);
     return true;
 }
 
-/* ---- opening ---- */
+/* ---- loading ---- */
 
-static bool ends_with(const char *name, const char *end)
+/* Where row @p row of the result is in the file. */
+static uint64_t source_row(const weight_entry *entry, uint64_t row)
 {
-    const size_t size = strlen(name), tail = strlen(end);
-    return size >= tail && strcmp(name + size - tail, end) == 0;
+    if (entry->turned_heads == 0)
+        return row;
+    const uint64_t size = entry->tensor.shape[0] / entry->turned_heads, half = size / 2;
+    const uint64_t head = row / size, i = row % size;
+    return head * size + 2 * (i % half) + i / half;
 }
+
+static void widen_row(const weight_entry *entry, const char *from, char *to)
+{
+    const gguf_type *type = entry->type;
+    const uint64_t columns = entry->tensor.shape[entry->tensor.rank - 1];
+    float piece[PIECE_NUMBERS];
+    for (uint64_t done = 0; done < columns; done += PIECE_NUMBERS) {
+        const uint64_t rest = columns - done;
+        const size_t count = (size_t)(rest < PIECE_NUMBERS ? rest : PIECE_NUMBERS);
+        type->widen(from + done / type->numbers * type->bytes, count / type->numbers, piece);
+        for (size_t i = 0; i < count; i++)
+            kvf_element_set(to, entry->tensor.dtype, done + i, piece[i]);
+    }
+}
+
+static void fill(const weight_entry *entry, uint64_t first, uint64_t last, char *to)
+{
+    const kvf_tensor *tensor = &entry->tensor;
+    uint64_t rows = 1;
+    for (uint32_t i = 0; i + 1 < tensor->rank; i++)
+        rows *= tensor->shape[i];
+    const uint64_t from_bytes = entry->source_bytes / rows, to_bytes = tensor->bytes / rows;
+    for (uint64_t row = first; row < last; row++) {
+        const char *from = entry->source + source_row(entry, row) * from_bytes;
+        if (tensor->blocks)
+            memcpy(to + row * to_bytes, from, to_bytes);
+        else
+            widen_row(entry, from, to + row * to_bytes);
+    }
+}
+
+/* ---- opening ---- */
 
 /* Heads whose rows change places; 0 = none. */
 static uint32_t turned_heads(const gguf_model *model, const char *name)
 {
     if (!model->architecture->gguf_turns_neighbours)
         return 0;
-    return ends_with(name, ".q_proj.weight")   ? model->query_heads
-           : ends_with(name, ".k_proj.weight") ? model->kv_heads
-                                               : 0;
+    return weights_name_ends(name, ".q_proj.weight")   ? model->query_heads
+           : weights_name_ends(name, ".k_proj.weight") ? model->kv_heads
+                                                       : 0;
 }
 
 /* The type of a vector or of a matrix once it is loaded. */
 static kvf_dtype loaded_dtype(const gguf_model *model, const gguf_tensor *from)
 {
     const bool is_plain = from->type->numbers == 1;
-    const bool keeps = from->rank == 1 || gguf_is_router(from->name);
-    return keeps && is_plain ? gguf_model_dtype(from->type) : model->dtype;
+    return gguf_keeps_type(from) && is_plain ? gguf_model_dtype(from->type) : model->dtype;
 }
 
 static kvf_status make_entry(const kvf_weights *weights, const gguf_model *model,
@@ -168,7 +213,7 @@ static kvf_status make_entry(const kvf_weights *weights, const gguf_model *model
                              kvf_error *error)
 {
     kvf_tensor *tensor = &entry->tensor;
-    *entry = (weight_entry){.source = from->data, .source_bytes = from->bytes};
+    *entry = (weight_entry){.source = from->data, .source_bytes = from->bytes, .fill = fill};
     tensor->name = name;
     tensor->dtype = loaded_dtype(model, from);
     tensor->rank = from->rank;
@@ -197,7 +242,7 @@ static kvf_status add_tensors(kvf_weights *weights, const gguf_model *model, kvf
 {
     for (size_t i = 0; i < gguf_tensor_count(weights->gguf); i++) {
         const gguf_tensor *from = gguf_tensor_at(weights->gguf, i);
-        char *name = weights->names + weights->count * NAME_BYTES;
+        char *name = weights->names + weights->count * WEIGHT_NAME_BYTES;
         if (gguf_string_is(from->name, GGUF_ROPE_FACTORS))
             continue; /* part of the configuration */
         if (!translate(model, from->name, name))
@@ -218,94 +263,8 @@ kvf_status gguf_weights_open(kvf_weights *weights, kvf_error *error)
     const size_t count = gguf_tensor_count(weights->gguf);
     KVF_TRY(gguf_model_read(weights->gguf, &model, error));
     KVF_TRY(weights_reserve(weights, count, error));
-    weights->names = model_alloc_zero(&weights->allocator, count, NAME_BYTES);
+    weights->names = model_alloc_zero(&weights->allocator, count, WEIGHT_NAME_BYTES);
     if (!weights->names)
-        return model_out_of_memory(error, count * NAME_BYTES, "names of tensors");
+        return model_out_of_memory(error, count * WEIGHT_NAME_BYTES, "names of tensors");
     return add_tensors(weights, &model, error);
-}
-
-/* ---- loading ---- */
-
-typedef struct load_task {
-    const weight_entry *entry;
-    char *to;
-    uint64_t rows, columns;
-    uint64_t first, last; /* rows of this task */
-} load_task;
-
-/* Where row @p row of the result is in the file. */
-static uint64_t source_row(const load_task *task, uint64_t row)
-{
-    if (task->entry->turned_heads == 0)
-        return row;
-    const uint64_t size = task->rows / task->entry->turned_heads, half = size / 2;
-    const uint64_t head = row / size, i = row % size;
-    return head * size + 2 * (i % half) + i / half;
-}
-
-static void widen_row(const load_task *task, const char *from, char *to)
-{
-    const gguf_type *type = task->entry->type;
-    float piece[PIECE_NUMBERS];
-    for (uint64_t done = 0; done < task->columns; done += PIECE_NUMBERS) {
-        const uint64_t rest = task->columns - done;
-        const size_t count = (size_t)(rest < PIECE_NUMBERS ? rest : PIECE_NUMBERS);
-        type->widen(from + done / type->numbers * type->bytes, count / type->numbers, piece);
-        for (size_t i = 0; i < count; i++)
-            kvf_element_set(to, task->entry->tensor.dtype, done + i, piece[i]);
-    }
-}
-
-static void *load_rows(void *argument)
-{
-    const load_task *task = argument;
-    const kvf_tensor *tensor = &task->entry->tensor;
-    const uint64_t from_bytes = task->entry->source_bytes / task->rows;
-    const uint64_t to_bytes = tensor->bytes / task->rows;
-    for (uint64_t row = task->first; row < task->last; row++) {
-        const char *from = task->entry->source + source_row(task, row) * from_bytes;
-        char *to = task->to + row * to_bytes;
-        if (tensor->blocks)
-            memcpy(to, from, to_bytes);
-        else
-            widen_row(task, from, to);
-    }
-    return NULL;
-}
-
-/* All rows, shared among threads; those that cannot be started are done here. */
-static void load_all(const load_task *whole, uint32_t threads)
-{
-    pthread_t ids[THREADS_MAX];
-    load_task tasks[THREADS_MAX];
-    uint32_t started = 0, count = threads < THREADS_MAX ? threads : THREADS_MAX;
-    if (count > whole->rows)
-        count = (uint32_t)whole->rows;
-    for (uint32_t i = 0; i < count; i++) {
-        tasks[i] = *whole;
-        tasks[i].first = whole->rows * i / count;
-        tasks[i].last = whole->rows * (i + 1) / count;
-    }
-    while (started + 1 < count &&
-           pthread_create(&ids[started], NULL, load_rows, &tasks[started]) == 0)
-        started++;
-    for (uint32_t i = started; i < count; i++)
-        load_rows(&tasks[i]);
-    for (uint32_t i = 0; i < started; i++)
-        pthread_join(ids[i], NULL);
-}
-
-kvf_status gguf_weights_load(kvf_weights *weights, weight_entry *entry, uint32_t threads,
-                             kvf_error *error)
-{
-    kvf_tensor *tensor = &entry->tensor;
-    load_task task = {.entry = entry, .rows = 1, .columns = tensor->shape[tensor->rank - 1]};
-    for (uint32_t i = 0; i + 1 < tensor->rank; i++)
-        task.rows *= tensor->shape[i];
-    task.to = model_alloc(&weights->allocator, (size_t)tensor->bytes);
-    if (!task.to)
-        return model_out_of_memory(error, (size_t)tensor->bytes, tensor->name);
-    load_all(&task, threads > 0 ? threads : 1);
-    tensor->data = task.to;
-    return KVF_OK;
 }

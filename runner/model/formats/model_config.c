@@ -57,6 +57,20 @@ static const kvf_architecture architectures[] = {
      .window_pattern = 6,
      .is_tied = true,
      .rope_theta = 1e6},
+    {.name = "GptOssForCausalLM",
+     .gguf = "gpt-oss",
+     .family = "gpt-oss",
+     .qkv_bias = true,
+     .has_windows = true,
+     .has_experts = true,
+     .has_sinks = true,
+     .has_more_biases = true,
+     .clamps_swiglu = true,
+     .head_dim = 64,
+     .window_pattern = 2,
+     .experts_normed = true,
+     .has_rope_scaling = true,
+     .rope_theta = 150000},
 };
 
 #define ARCHITECTURES (sizeof architectures / sizeof *architectures)
@@ -146,7 +160,8 @@ bool config_bool(config_reader *reader, const json_value *object, const char *fi
 
 /* ---- what is refused ---- */
 
-#define NO_EXPERTS "mixtures of experts are supported in Qwen3-MoE only, use that or a dense model"
+#define NO_EXPERTS                                                                                 \
+    "mixtures of experts are supported in Qwen3-MoE and gpt-oss only, use those or a dense model"
 
 /* Fields that change the computation; unset, false and 0 are fine. */
 static const struct {
@@ -156,7 +171,8 @@ static const struct {
     {"quantization_config",
      "quantised weights are not supported, use the bf16, fp16 or fp32 model"},
     {"compression_config", "compressed weights are not supported, use the bf16 model"},
-    {"attention_bias", "attention biases outside Qwen2 are not supported, use a model without"},
+    {"attention_bias",
+     "attention biases outside Qwen2 and gpt-oss are not supported, use a model without"},
     {"mlp_bias", "biases in the MLP are not supported, use a model without"},
     {"use_sliding_window",
      "sliding windows are not supported, set it to false or use another model"},
@@ -178,6 +194,16 @@ static bool is_unset(const json_value *value)
     return !value || value->kind == JSON_FALSE ||
            (json_is_number(value) && json_number(value) == 0) ||
            ((value->kind == JSON_OBJECT || value->kind == JSON_ARRAY) && value->size == 0);
+}
+
+/* gpt-oss has biases everywhere, and experts in MXFP4, which weights.h finds by their names. */
+static bool is_part_of(const kvf_architecture *architecture, const char *field,
+                       const json_value *value)
+{
+    if (strcmp(field, "attention_bias") == 0)
+        return architecture->has_more_biases;
+    return strcmp(field, "quantization_config") == 0 && architecture->has_more_biases &&
+           json_is_string(json_get_set(value, "quant_method"), "mxfp4");
 }
 
 static void check_activation(config_reader *reader, bool has_gelu)
@@ -214,7 +240,7 @@ static void check_unsupported(config_reader *reader, kvf_model_config *config)
     }
     for (size_t i = 0; i < sizeof must_be_unset / sizeof *must_be_unset; i++) {
         const json_value *value = json_get_set(reader->root, must_be_unset[i].field);
-        if (!is_unset(value))
+        if (!is_unset(value) && !is_part_of(config->architecture, must_be_unset[i].field, value))
             config_refuse(reader, must_be_unset[i].field, value, must_be_unset[i].fix);
     }
     const json_value *scalar = json_get_set(reader->root, scale_field);
@@ -395,6 +421,15 @@ static void read_kv_heads(config_reader *reader, kvf_model_config *config)
                       "at most 1024 are supported");
 }
 
+/* A number above 0 of fp32. */
+static float read_single(config_reader *reader, const char *field, double fallback)
+{
+    const double value = config_positive(reader, reader->root, field, fallback);
+    if (value > 1e6)
+        config_reject(reader, field, json_get(reader->root, field), "at most 1000000");
+    return (float)value;
+}
+
 /* Transformers writes num_local_experts, older files have num_experts. */
 static void read_experts(config_reader *reader, kvf_model_config *config)
 {
@@ -408,7 +443,12 @@ static void read_experts(config_reader *reader, kvf_model_config *config)
         config->experts < KVF_EXPERTS_USED_MAX ? config->experts : KVF_EXPERTS_USED_MAX;
     config->experts_used =
         config_u32(reader, root, "num_experts_per_tok", (config_range){.min = 1, .max = most});
-    config->experts_normed = config_bool(reader, root, "norm_topk_prob", false);
+    config->experts_normed =
+        config_bool(reader, root, "norm_topk_prob", config->architecture->experts_normed);
+    if (config->architecture->clamps_swiglu) {
+        config->swiglu_limit = read_single(reader, "swiglu_limit", 7);
+        config->swiglu_alpha = read_single(reader, "swiglu_alpha", 1.702);
+    }
     if (config_u32(reader, root, every,
                    (config_range){.max = 1024, .fallback = 1, .optional = true}) != 1)
         config_refuse(reader, every, json_get(root, every),
@@ -419,12 +459,14 @@ static void read_geometry(config_reader *reader, kvf_model_config *config)
 {
     const json_value *root = reader->root;
     const bool has_experts = config->architecture->has_experts;
+    /* Where there is no other MLP, the field is that of experts. */
+    const bool has_field = has_experts && !config->architecture->has_more_biases;
     config->vocab_size =
         config_u32(reader, root, "vocab_size", (config_range){.min = 1, .max = 1u << 24});
     config->hidden_size =
         config_u32(reader, root, "hidden_size", (config_range){.min = 1, .max = 1u << 20});
     config->intermediate_size =
-        config_u32(reader, root, has_experts ? "moe_intermediate_size" : "intermediate_size",
+        config_u32(reader, root, has_field ? "moe_intermediate_size" : "intermediate_size",
                    (config_range){.min = 1, .max = 1u << 22});
     if (has_experts)
         read_experts(reader, config);

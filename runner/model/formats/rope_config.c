@@ -190,6 +190,8 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
         config_reject(reader, field, scaling, "null or an object");
         return;
     }
+    if (!scaling && config->architecture->has_rope_scaling)
+        config_reject(reader, field, NULL, "there: this architecture has a RoPE scaling");
     if (scaling)
         check_keys(reader, scaling);
     check_partial(reader, reader->root);

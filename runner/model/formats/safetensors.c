@@ -24,8 +24,16 @@ typedef struct tensor_reader {
     const weight_file *file;
     uint64_t data_start;
     uint64_t data_bytes;
+    uint32_t element; /* bytes of one of the tensor that is read */
     kvf_error *error;
 } tensor_reader;
+
+/* Bytes may be part of experts in MXFP4, as their names say. */
+static bool is_bytes(const json_value *entry)
+{
+    return json_is_string(json_get(entry, "dtype"), "U8") &&
+           (weights_name_ends(entry->key, "_blocks") || weights_name_ends(entry->key, "_scales"));
+}
 
 static kvf_status read_dtype(const tensor_reader *reader, const json_value *entry, kvf_dtype *out)
 {
@@ -56,7 +64,7 @@ static kvf_status read_shape(const tensor_reader *reader, const json_value *entr
                           "%s: tensor %.120s: shape must be an array of at most %u sizes",
                           reader->file->name, entry->key, KVF_TENSOR_RANK_MAX);
     tensor->rank = shape->size;
-    uint64_t bytes = kvf_dtype_bytes(tensor->dtype);
+    uint64_t bytes = reader->element;
     uint32_t axis = 0;
     for (const json_value *size = json_first(shape); size; size = json_next(shape, size)) {
         if (size->kind != JSON_INTEGER)
@@ -97,7 +105,7 @@ static kvf_status read_offsets(const tensor_reader *reader, const json_value *en
                           " bytes, but its shape and dtype need %" PRIu64,
                           reader->file->name, entry->key, end - begin, tensor->bytes);
     tensor->data = reader->file->bytes.bytes + reader->data_start + begin;
-    if ((uintptr_t)tensor->data % kvf_dtype_bytes(tensor->dtype) != 0)
+    if ((uintptr_t)tensor->data % reader->element != 0)
         return model_fail(reader->error, KVF_UNSUPPORTED,
                           "%s: tensor %.120s starts at byte %" PRIu64
                           ", which is not a multiple of its element size; save the file again with "
@@ -106,9 +114,9 @@ static kvf_status read_offsets(const tensor_reader *reader, const json_value *en
     return KVF_OK;
 }
 
-static kvf_status read_tensor(const tensor_reader *reader, const json_value *entry,
-                              kvf_tensor *tensor)
+static kvf_status read_tensor(tensor_reader *reader, const json_value *entry, weight_entry *out)
 {
+    kvf_tensor *tensor = &out->tensor;
     if (entry->kind != JSON_OBJECT)
         return model_fail(reader->error, KVF_CORRUPT, "%s: tensor %.120s is %s, not an object",
                           reader->file->name, entry->key, json_kind_name(entry));
@@ -116,10 +124,15 @@ static kvf_status read_tensor(const tensor_reader *reader, const json_value *ent
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s has a zero byte in its name", reader->file->name,
                           entry->key);
-    *tensor = (kvf_tensor){.name = entry->key};
-    KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
+    *out = (weight_entry){.tensor.name = entry->key, .is_bytes = is_bytes(entry)};
+    if (!out->is_bytes)
+        KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
+    reader->element = out->is_bytes ? 1 : (uint32_t)kvf_dtype_bytes(tensor->dtype);
     KVF_TRY(read_shape(reader, entry, tensor));
-    return read_offsets(reader, entry, tensor);
+    KVF_TRY(read_offsets(reader, entry, tensor));
+    out->source = tensor->data;
+    out->source_bytes = tensor->bytes;
+    return KVF_OK;
 }
 
 /* ---- one file ---- */
@@ -160,11 +173,7 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
     for (const json_value *entry = json_first(root); entry; entry = json_next(root, entry)) {
         if (strcmp(entry->key, "__metadata__") == 0)
             continue;
-        weight_entry *out = &weights->entries[weights->count];
-        *out = (weight_entry){0};
-        KVF_TRY(read_tensor(&reader, entry, &out->tensor));
-        out->source = out->tensor.data;
-        out->source_bytes = out->tensor.bytes;
+        KVF_TRY(read_tensor(&reader, entry, &weights->entries[weights->count]));
         weights->count++;
     }
     return KVF_OK;
@@ -282,7 +291,8 @@ static kvf_status open_shards(kvf_weights *weights, const char *directory, const
     for (size_t i = 0; i < weights->files_count; i++)
         KVF_TRY(map_shard(&weights->files[i], index_path, error));
     KVF_TRY(read_files(weights, error));
-    return check_map(weights, map, index_path, error);
+    KVF_TRY(check_map(weights, map, index_path, error));
+    return joined_experts_split(weights, error);
 }
 
 static kvf_status open_index(kvf_weights *weights, const char *directory, const char *path,
@@ -306,7 +316,8 @@ static kvf_status open_single(kvf_weights *weights, const char *path, kvf_error 
     KVF_TRY(reserve_files(weights, 1, error));
     KVF_TRY(add_file(weights, path, error));
     KVF_TRY(model_map(path, &weights->files[0].bytes, error));
-    return read_files(weights, error);
+    KVF_TRY(read_files(weights, error));
+    return joined_experts_split(weights, error);
 }
 
 kvf_status safetensors_open(kvf_weights *weights, const char *directory, kvf_error *error)
@@ -328,5 +339,6 @@ kvf_status safetensors_open_memory(kvf_weights *weights, const void *bytes, size
     KVF_TRY(reserve_files(weights, 1, error));
     KVF_TRY(add_file(weights, "safetensors in memory", error));
     weights->files[0].bytes = (model_mapping){.bytes = bytes, .size = size};
-    return read_files(weights, error);
+    KVF_TRY(read_files(weights, error));
+    return joined_experts_split(weights, error);
 }

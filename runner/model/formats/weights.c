@@ -10,9 +10,12 @@
 #include "weights_parts.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define THREADS_MAX 64u
 
 const char *kvf_weights_dtype_name(kvf_dtype dtype)
 {
@@ -73,8 +76,9 @@ static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
     return status;
 }
 
-kvf_status weights_finish(kvf_weights *weights, kvf_error *error)
+kvf_status weights_sort(kvf_weights *weights, kvf_error *error)
 {
+    weights->bytes = 0;
     if (weights->count != 0)
         qsort(weights->entries, weights->count, sizeof *weights->entries, compare_names);
     for (size_t i = 0; i < weights->count; i++) {
@@ -83,7 +87,62 @@ kvf_status weights_finish(kvf_weights *weights, kvf_error *error)
         if (i > 0 && strcmp(weights->entries[i - 1].tensor.name, name) == 0)
             return model_fail(error, KVF_CORRUPT, "tensor %.120s is in more than one file", name);
     }
+    return KVF_OK;
+}
+
+kvf_status weights_finish(kvf_weights *weights, kvf_error *error)
+{
+    KVF_TRY(weights_sort(weights, error));
     return check_overlaps(weights, error);
+}
+
+/* ---- loading ---- */
+
+typedef struct load_task {
+    const weight_entry *entry;
+    char *to;
+    uint64_t first, last; /* rows of this task */
+} load_task;
+
+static void *load_rows(void *argument)
+{
+    const load_task *task = argument;
+    task->entry->fill(task->entry, task->first, task->last, task->to);
+    return NULL;
+}
+
+/* All rows, shared among threads; those that cannot be started are done here. */
+static void load_all(const weight_entry *entry, uint64_t rows, char *to, uint32_t threads)
+{
+    pthread_t ids[THREADS_MAX];
+    load_task tasks[THREADS_MAX];
+    uint32_t started = 0, count = threads < THREADS_MAX ? threads : THREADS_MAX;
+    if (count > rows)
+        count = (uint32_t)rows;
+    for (uint32_t i = 0; i < count; i++)
+        tasks[i] = (load_task){entry, to, rows * i / count, rows * (i + 1) / count};
+    while (started + 1 < count &&
+           pthread_create(&ids[started], NULL, load_rows, &tasks[started]) == 0)
+        started++;
+    for (uint32_t i = started; i < count; i++)
+        load_rows(&tasks[i]);
+    for (uint32_t i = 0; i < started; i++)
+        pthread_join(ids[i], NULL);
+}
+
+static kvf_status load(kvf_weights *weights, weight_entry *entry, uint32_t threads,
+                       kvf_error *error)
+{
+    kvf_tensor *tensor = &entry->tensor;
+    uint64_t rows = 1;
+    for (uint32_t i = 0; i + 1 < tensor->rank; i++)
+        rows *= tensor->shape[i];
+    char *to = model_alloc(&weights->allocator, (size_t)tensor->bytes);
+    if (!to)
+        return model_out_of_memory(error, (size_t)tensor->bytes, tensor->name);
+    load_all(entry, rows, to, threads > 0 ? threads : 1);
+    tensor->data = to;
+    return KVF_OK;
 }
 
 /* ---- public ---- */
@@ -147,7 +206,7 @@ static weight_entry *entry_of(const kvf_tensor *tensor)
 kvf_status kvf_weights_load(kvf_weights *weights, const kvf_tensor *tensor, uint32_t threads,
                             kvf_error *error)
 {
-    return tensor->data ? KVF_OK : gguf_weights_load(weights, entry_of(tensor), threads, error);
+    return tensor->data ? KVF_OK : load(weights, entry_of(tensor), threads, error);
 }
 
 const void *kvf_weights_source(const kvf_tensor *tensor, uint64_t *bytes)

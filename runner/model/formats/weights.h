@@ -11,9 +11,10 @@
  * handed out lies inside its mapping or in memory of its own, overlaps no other, is aligned to its
  * element, and has bytes = product of shape x element size, or of its blocks. Tensors that a GGUF
  * file holds in another type than the model's, or in another order, are widened or put in order by
- * kvf_weights_load, in memory of its own. The model's type is F32, F16 or BF16 if all matrices of
- * the file are of it, else BF16. Vectors and routers of experts stay in their type, and after
- * kvf_weights_keep_packed quantised matrices do.
+ * kvf_weights_load, in memory of its own; so are experts of gpt-oss, which a directory joins. The
+ * model's type is F32, F16 or BF16 if all matrices of
+ * the file are of it, else BF16. Vectors, biases and routers of experts stay in their type, and
+ * after kvf_weights_keep_packed quantised matrices do, those of a directory always.
  *
  * A file that another process truncates while it is mapped kills this one with SIGBUS; nothing
  * short of copying the weights prevents that.

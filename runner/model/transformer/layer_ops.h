@@ -24,7 +24,12 @@ void kvf_rope_rotate(float *x, size_t count, const float *cosine, const float *s
 /** y[i] = silu(gate[i]) up[i]; y may be gate or up. The specification for devices. */
 void kvf_swiglu(const float *gate, const float *up, size_t count, float *y);
 
-/** The same with GELU by tanh, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
+/** The same with clamps, of gpt-oss: gate' = min(gate, limit) and up' = up within -limit and limit
+ * give (up' + 1) gate' sigmoid(alpha gate'). */
+void kvf_swiglu_clamped(const float *gate, const float *up, size_t count, float limit, float alpha,
+                        float *y);
+
+/** kvf_swiglu with GELU by tanh, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
 void kvf_geglu(const float *gate, const float *up, size_t count, float *y);
 
 /** Elements of @p dtype to and from fp32; narrowing rounds to nearest even. */

@@ -46,6 +46,12 @@ uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t 
  * model's. */
 void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_config *cache);
 
+/** Open a cache of this geometry, whose layers attend as this model does.
+ * @return as kvf_cache_open */
+KVF_CHECKED kvf_status kvf_transformer_cache_open(const kvf_transformer *transformer,
+                                                  const kvf_cache_config *config, kvf_cache **out,
+                                                  kvf_error *error);
+
 /**
  * Find every weight, check its shape, reserve the buffers.
  *

@@ -126,6 +126,9 @@ static void activate_task(const void *raw, uint32_t task)
     float *y = (float *)t->buffers.activated + row * width + first;
     if (t->model.architecture->has_gelu)
         kvf_geglu(gate, gate + width, count, y);
+    else if (t->model.architecture->clamps_swiglu)
+        kvf_swiglu_clamped(gate, gate + width, count, t->model.swiglu_limit, t->model.swiglu_alpha,
+                           y);
     else
         host_of(t)->kernels->swiglu(gate, gate + width, count, y);
 }

@@ -86,6 +86,26 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
     }
 }
 
+kvf_status kvf_transformer_cache_open(const kvf_transformer *t, const kvf_cache_config *config,
+                                      kvf_cache **out, kvf_error *error)
+{
+    kvf_runtime *runtime = t->options.runtime;
+    KVF_TRY(kvf_cache_open(runtime, config, out, error));
+    for (uint32_t layer = 0; t->model.architecture->has_sinks && layer < t->model.layers; layer++) {
+        kvf_form form;
+        kvf_form_init(&form);
+        form.sinks = t->layers[layer].sinks;
+        const kvf_status status = kvf_cache_form(*out, layer, &form);
+        if (status == KVF_OK)
+            continue;
+        model_fail(error, status, "%s", kvf_runtime_error(runtime)->text);
+        kvf_cache_close(*out);
+        *out = NULL;
+        return status;
+    }
+    return KVF_OK;
+}
+
 /* ---- weights ---- */
 
 /* Where binding stands: one pass over the names serves norms, biases and matrices alike. */
@@ -155,6 +175,18 @@ static const char *layer_name(char name[NAME_MAX_BYTES], uint32_t layer, const c
     return name;
 }
 
+/* Vectors of all experts of a layer, [experts, outputs], as biases of @p to. */
+static void bind_expert_biases(binder *b, const char *name, kvf_linear *to, uint32_t outputs)
+{
+    const uint32_t experts = b->t->model.experts;
+    const kvf_tensor *tensor = bind_tensor(b, name, 2, (uint64_t[]){experts, outputs});
+    if (!tensor)
+        return;
+    kvf_numbers_widen(tensor->data, tensor->dtype, (size_t)experts * outputs, b->next);
+    for (uint32_t i = 0; i < experts; i++, b->next += outputs)
+        to[i].bias = b->next;
+}
+
 /* One role of all experts of a layer: one tensor, as in GGUF files, or one for each. */
 static void bind_experts(binder *b, uint32_t layer, const char *role, kvf_linear *to,
                          uint32_t outputs, uint32_t inputs)
@@ -170,6 +202,9 @@ static void bind_experts(binder *b, uint32_t layer, const char *role, kvf_linear
                                  .dtype = all->dtype,
                                  .outputs = outputs,
                                  .inputs = inputs};
+        snprintf(rest, sizeof rest, "mlp.experts.%s.bias", role);
+        if (b->t->model.architecture->has_more_biases)
+            bind_expert_biases(b, layer_name(name, layer, rest), to, outputs);
         return;
     }
     for (uint32_t i = 0; i < experts && b->status == KVF_OK; i++) {
@@ -200,7 +235,12 @@ static void bind_mlp(binder *b, uint32_t index)
         *l->down = bind_linear(b, layer_name(n, index, "mlp.down_proj.weight"), hidden, inner);
         return;
     }
-    l->router = bind_linear(b, layer_name(n, index, "mlp.gate.weight"), m->experts, hidden);
+    if (m->architecture->has_more_biases) {
+        l->router = bind_linear(b, layer_name(n, index, "mlp.router.weight"), m->experts, hidden);
+        l->router.bias = bind_vector(b, layer_name(n, index, "mlp.router.bias"), m->experts);
+    } else {
+        l->router = bind_linear(b, layer_name(n, index, "mlp.gate.weight"), m->experts, hidden);
+    }
     const uint64_t before = b->t->weight_bytes;
     bind_experts(b, index, "gate_proj", l->gate, inner, hidden);
     bind_experts(b, index, "up_proj", l->up, inner, hidden);
@@ -242,6 +282,10 @@ static void bind_layer(binder *b, uint32_t index)
         l->key.bias = bind_vector(b, layer_name(n, index, "self_attn.k_proj.bias"), kv);
         l->value.bias = bind_vector(b, layer_name(n, index, "self_attn.v_proj.bias"), kv);
     }
+    if (m->architecture->has_more_biases)
+        l->output.bias = bind_vector(b, layer_name(n, index, "self_attn.o_proj.bias"), hidden);
+    if (m->architecture->has_sinks)
+        l->sinks = bind_vector(b, layer_name(n, index, "self_attn.sinks"), m->query_heads);
     if (m->architecture->qk_norm) {
         l->query_norm = bind_norm(b, layer_name(n, index, "self_attn.q_norm.weight"), m->head_dim,
                                   m->query_scale);
@@ -264,7 +308,6 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
 {
     const kvf_model_config *m = &t->model;
     binder b = {.t = t, .next = t->vectors, .error = error, .status = KVF_OK};
-    kvf_weights_keep_packed(t->options.weights);
     t->embedding = bind_linear(&b, embedding_name(t), m->vocab_size, m->hidden_size);
     t->final_norm = bind_norm(&b, "model.norm.weight", m->hidden_size, 1);
     for (uint32_t layer = 0; layer < m->layers; layer++)
@@ -296,6 +339,9 @@ static size_t vector_count(const kvf_model_config *m)
     const size_t norms = m->architecture->has_norms_after ? 4 : 2;
     size_t layer = norms * (size_t)m->hidden_size + 2u * (size_t)m->head_dim + query_width(m) +
                    2u * (size_t)kv_width(m);
+    if (m->architecture->has_more_biases)
+        layer += m->hidden_size + m->query_heads +
+                 m->experts * (1u + 2u * (size_t)m->intermediate_size + m->hidden_size);
     return m->hidden_size + m->layers * layer;
 }
 
@@ -323,7 +369,7 @@ static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
     return t->ops->open(t, error);
 }
 
-/* Some families are computed on the host only. */
+/* Some families and types are computed on the host only. */
 static kvf_status check_device(const kvf_transformer_options *options, kvf_error *error)
 {
     const kvf_model_config *m = options->model;
@@ -339,6 +385,15 @@ static kvf_status check_device(const kvf_transformer_options *options, kvf_error
                           "architectures is %s, which is computed on the host only; run this model "
                           "with --device host",
                           m->architecture->name);
+    for (size_t i = 0; i < kvf_weights_count(options->weights); i++) {
+        const kvf_tensor *tensor = kvf_weights_at(options->weights, i);
+        if (tensor->blocks && tensor->blocks->index == GGUF_MXFP4)
+            return model_fail(
+                error, KVF_UNSUPPORTED,
+                "tensor %.120s is MXFP4, which is computed on the host only; run this "
+                "model with --device host",
+                tensor->name);
+    }
     return KVF_OK;
 }
 
@@ -349,6 +404,7 @@ kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_tran
     if (options->chunk_max == 0 || options->batch_max == 0)
         return model_fail(error, KVF_INVALID, "chunk_max is %u and batch_max %u; give at least 1",
                           options->chunk_max, options->batch_max);
+    kvf_weights_keep_packed(options->weights);
     KVF_TRY(check_device(options, error));
     kvf_transformer *t = calloc(1, sizeof *t);
     if (!t)

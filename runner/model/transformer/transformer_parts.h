@@ -19,6 +19,7 @@ typedef struct transformer_layer {
     const float *key_norm;        /* [head_dim], or NULL */
     const float *attention_after; /* [hidden] of what attention adds, or NULL */
     const float *mlp_after;       /* [hidden] of what the MLP adds, or NULL */
+    const float *sinks;           /* [query_heads], or NULL */
     bool turns_locally;           /* by the angles of layers with windows */
     kvf_linear query, key, value, output;
     kvf_linear router;            /* [experts, hidden], where there are experts */
