@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train small tokenizers of each family's kind and write what HF `tokenizers` does with hostile text.
 
-usage: make_tokenizer_goldens.py [--check]     needs the `tokenizers` package, no network
+usage: make_tokenizer_goldens.py [--check | NAME...]     needs the `tokenizers` package, no network
 
 Writes into goldens/:
   fragments.txt          one JSON string per line: what hostile strings are made of
@@ -189,6 +189,9 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?" + UPPER + "*" + LOWER + r"+|[^\r\n\p{L}\p{N}]?" + UPPER + "+" + LOWER
           + r"*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+SUFFIX = CONTRACTIONS.rstrip("|") + "?"
+O200K = (TEKKEN.replace(LOWER + "+|", LOWER + "+" + SUFFIX + "|")
+         .replace(LOWER + r"*|\p{N}|", LOWER + "*" + SUFFIX + r"|\p{N}{1,3}|"))
 
 
 def byte_level(pattern):
@@ -257,6 +260,15 @@ def tekken(corpus):
                           first=["<unk>", "<s>", "</s>", "[INST]", "[/INST]"])
     tokenizer.post_processor = bos("<s>", 1)
     return edited(tokenizer, lambda data: data["model"].update(ignore_merges=True))
+
+
+def o200k(corpus):
+    """As gpt-oss has it."""
+    tokenizer = train_bpe(byte_level(O200K), corpus)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.add_special_tokens(special("<|startoftext|>", "<|endoftext|>", "<|return|>",
+                                         "<|channel|>", "<|start|>", "<|end|>", "<|message|>"))
+    return edited(tokenizer, lambda data: None)
 
 
 def gpt2(corpus):
@@ -361,7 +373,7 @@ def words_split(corpus):
     return word_level(pre_tokenizers.WhitespaceSplit(), corpus)
 
 
-FAMILIES = {"llama3": llama3, "qwen2": qwen2, "tekken": tekken, "gpt2": gpt2, "words": words,
+FAMILIES = {"llama3": llama3, "qwen2": qwen2, "tekken": tekken, "o200k": o200k, "gpt2": gpt2, "words": words,
             "words_split": words_split, "llama2": llama2, "mistral": mistral, "gemma": gemma,
             "metaspace": metaspace}
 
@@ -410,7 +422,8 @@ def main():
         return check(ranges)
     write("fragments.txt", "".join(json.dumps(f) + "\n" for f in FRAGMENTS))
     write("assigned.txt", "".join("%x-%x\n" % (a, b) for a, b in ranges))
-    for name, build in FAMILIES.items():
+    for name in sys.argv[1:] or FAMILIES:
+        build = FAMILIES[name]
         tokenizer, data = build(make_corpus(ranges))
         write(name + ".tokenizer.json",
               json.dumps(data, ensure_ascii=True, separators=(",", ":")) + "\n")

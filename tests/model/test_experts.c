@@ -6,6 +6,7 @@
  */
 
 #include "experts.h"
+#include "gguf_image.h"
 #include "model_fixture.h"
 #include "model_rig.h"
 #include "random_model.h"
@@ -230,6 +231,29 @@ static void a_gpu_refuses(void **state)
     model_rig_close(&r);
 }
 
+static void a_gpu_refuses_mxfp4(void **state)
+{
+    kvf_error error = {0};
+    model_rig r = {0};
+    gguf_image image = {0};
+    char path[1024], *blocks = gguf_image_blocks(gguf_type_find(GGUF_MXFP4_ID), 128 * 200 / 32);
+    model_rig_make(&r, &(model_shape){.layers = 1}, 1);
+    gguf_image_model(&image, &r.model, r.weights, IMAGE_BF16);
+    gguf_image other = {.fields = image.fields, .field_count = image.field_count};
+    gguf_image_tensor(&other, "token_embd.weight", GGUF_MXFP4_ID, 2, (uint64_t[]){200, 128}, blocks,
+                      128 * 200 / 32 * 17);
+    gguf_image_write(&other, r.directory, "model.gguf");
+    snprintf(path, sizeof path, "%s/model.gguf", r.directory);
+    fixture_expect(open_with(path, &error), &error, KVF_UNSUPPORTED,
+                   "tensor model.embed_tokens.weight is MXFP4, which is computed on the host only; "
+                   "run this model with --device host");
+    other.fields = (kvf_text){0};
+    gguf_image_free(&other);
+    gguf_image_free(&image);
+    free(blocks);
+    model_rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest on_host[] = {
@@ -237,7 +261,8 @@ int main(void)
         cmocka_unit_test(groups_by_expert),           cmocka_unit_test(others_are_not_read),
         cmocka_unit_test(says_which_expert_is_wrong),
     };
-    const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_refuses)};
+    const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_refuses),
+                                        cmocka_unit_test(a_gpu_refuses_mxfp4)};
     kvf_runtime_config device;
     fixture_device(&device);
     return device.device == KVF_DEVICE_HOST ? cmocka_run_group_tests(on_host, NULL, NULL)

@@ -380,7 +380,8 @@ static void encodes_as_its_directory(void **state)
                  {"qwen2", "deepseek-r1-qwen", NULL, false},
                  {"qwen2", "kormo", NULL, true},
                  {"qwen2", "megrez", NULL, true},
-                 {"tekken", "tekken", "<s>", false}};
+                 {"tekken", "tekken", "<s>", false},
+                 {"o200k", "gpt-4o", NULL, false}};
     char *directory = fixture_directory_create();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char path[1024];

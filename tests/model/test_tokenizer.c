@@ -160,6 +160,11 @@ static void tekken_is_exact(void **state)
     matches_golden("tekken");
 }
 
+static void o200k_is_exact(void **state)
+{
+    matches_golden("o200k");
+}
+
 static void sentence_piece_is_exact(void **state)
 {
     static const char *const names[] = {"llama2", "mistral", "gemma", "metaspace"};
@@ -452,6 +457,7 @@ int main(void)
         cmocka_unit_test(llama3_is_exact),
         cmocka_unit_test(qwen2_is_exact),
         cmocka_unit_test(tekken_is_exact),
+        cmocka_unit_test(o200k_is_exact),
         cmocka_unit_test(gpt2_is_exact),
         cmocka_unit_test(sentence_piece_is_exact),
         cmocka_unit_test(words_are_exact),

@@ -27,6 +27,11 @@ enum { KIND_UNKNOWN = 2, KIND_CONTROL = 3, KIND_USER_DEFINED = 4 };
 #define TEKKEN_WORDS                                                                               \
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*|"       \
     "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define O200K_WORDS                                                                                \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?" UPPER      \
+    "+" LOWER "*" CONTRACTIONS                                                                     \
+    "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
 /* A pipeline by the file's name for it, tokenizer.ggml.pre. */
 typedef struct pipeline {
@@ -64,6 +69,7 @@ static const pipeline pipelines[] = {
     {.pre = "kormo", .split = QWEN2_WORDS},
     {.pre = "megrez", .split = QWEN2_WORDS},
     {.pre = "tekken", .split = TEKKEN_WORDS, .ignore_merges = true, .adds_bos = true},
+    {.pre = "gpt-4o", .split = O200K_WORDS},
     DIGITS("smollm"),
     DIGITS("refact"),
     DIGITS("minerva-7b"),
