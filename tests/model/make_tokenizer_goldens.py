@@ -267,7 +267,8 @@ def o200k(corpus):
     tokenizer = train_bpe(byte_level(O200K), corpus)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.add_special_tokens(special("<|startoftext|>", "<|endoftext|>", "<|return|>",
-                                         "<|channel|>", "<|start|>", "<|end|>", "<|message|>"))
+                                         "<|channel|>", "<|start|>", "<|end|>", "<|message|>",
+                                         "<|call|>"))
     return edited(tokenizer, lambda data: None)
 
 

@@ -10,6 +10,7 @@
  * and nothing else; so does `before`, if there is one.
  */
 
+#include "chat_channels.h"
 #include "commands.h"
 #include "common/clock.h"
 #include "interrupt.h"
@@ -318,6 +319,19 @@ static void count_answer(conversation *c, uint32_t fed)
         kvf_draft_cut(c->run->draft.of, c->now_count);
 }
 
+/* A template of channels is told the answer alone: its thoughts would be part of the answer. */
+static const char *without_thoughts(const cli_run *run, kvf_text *text)
+{
+    if (!text->bytes)
+        return "";
+    if (!kvf_channels_of(run->tokenizer).known)
+        return text->bytes;
+    const kvf_thought parts = kvf_thought_split(text->bytes, text->size, false);
+    const size_t first = (size_t)(parts.answer - text->bytes);
+    text->bytes[first + parts.answer_size] = '\0';
+    return text->bytes + first;
+}
+
 static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *error)
 {
     cli_run *run = c->run;
@@ -338,7 +352,7 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     if (status == KVF_OK)
         status = note_fed(c, t, &generated, error);
     if (status == KVF_OK)
-        status = add_message(c, KVF_ROLE_ASSISTANT, text.bytes ? text.bytes : "", error);
+        status = add_message(c, KVF_ROLE_ASSISTANT, without_thoughts(run, &text), error);
     if (status == KVF_OK && a->stop == KVF_STOP_LENGTH && tokens < run->options.tokens)
         fprintf(stderr, "kvferry: the context of %u tokens is full; /clear begins anew\n",
                 cli_run_prompt_tokens(run));

@@ -10,6 +10,7 @@
  * after it.
  */
 
+#include "chat_channels.h"
 #include "stop_text.h"
 #include "tokenizer.h"
 
@@ -22,6 +23,7 @@ typedef struct cli_printer {
     kvf_text *copy; /* what was printed, freed with NULL as allocator; NULL = nobody asks */
 
     kvf_token_stream stream;
+    kvf_channels channels;
     cli_stop_filter filter;
     bool started;
     bool failed; /* standard output did not take it, or memory was short; told on stderr */

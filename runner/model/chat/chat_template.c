@@ -7,6 +7,8 @@
 
 #include "chat_template.h"
 
+#include "chat_channels.h"
+
 #include <string.h>
 
 const char *kvf_chat_role_name(unsigned role)
@@ -326,6 +328,9 @@ kvf_status kvf_chat_check(const kvf_chat_format *format, const kvf_tokenizer *to
         status = check_markers(format, tokenizer, text.bytes, error);
     if (status == KVF_OK && mark)
         status = find_end(tokenizer, mark + 1, end, error);
+    const kvf_channels channels = kvf_channels_of(tokenizer);
+    if (channels.known && *end == channels.end) /* which ends thoughts, too */
+        *end = channels.call;
     kvf_text_free(allocator, &text);
     return status;
 }
