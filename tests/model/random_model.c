@@ -31,6 +31,7 @@ typedef struct model_plan {
     size_t count;
     kvf_dtype dtype;
     bool packs_experts;
+    bool has_pictures; /* names are those of a model that reads pictures */
 } model_plan;
 
 random_stream random_stream_of(const char *name)
@@ -232,6 +233,7 @@ static bool write_header(FILE *file, const model_plan *plan)
     uint64_t offset = 0;
     for (size_t i = 0; i < plan->count; i++) {
         const tensor_plan *t = &plan->tensors[i];
+        const bool is_of_text = plan->has_pictures && strncmp(t->name, "vision", 6) != 0;
         uint64_t end = offset + tensor_count(t) * element_bytes(t, plan->dtype);
         char columns[64] = "";
         for (uint32_t axis = 1, used = 0; axis < t->rank; axis++)
@@ -239,8 +241,9 @@ static bool write_header(FILE *file, const model_plan *plan)
                                        (unsigned long long)t->shape[axis]);
         size += (size_t)snprintf(
             text + size, capacity - size,
-            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu%s],\"data_offsets\":[%llu,%llu]}",
-            i ? "," : "", t->name, t->is_bytes ? "U8" : kvf_weights_dtype_name(plan->dtype),
+            "%s\"%s%s\":{\"dtype\":\"%s\",\"shape\":[%llu%s],\"data_offsets\":[%llu,%llu]}",
+            i ? "," : "", is_of_text ? "language_model." : "", t->name,
+            t->is_bytes ? "U8" : kvf_weights_dtype_name(plan->dtype),
             (unsigned long long)t->shape[0], columns, (unsigned long long)offset,
             (unsigned long long)end);
         offset = end;
@@ -286,15 +289,19 @@ bool random_model_write(const char *directory, const char *config_text)
         fprintf(stderr, "%s\n", error.text);
         return false;
     }
-    model_plan plan = {.dtype = m.dtype, .packs_experts = strstr(config_text, "\"mxfp4\"")};
+    model_plan plan = {.dtype = m.dtype,
+                       .packs_experts = strstr(config_text, "\"mxfp4\""),
+                       .has_pictures = m.architecture->has_text_config};
     plan.tensors =
-        calloc(3u + (size_t)m.layers * (16u + 3u * (size_t)m.experts), sizeof *plan.tensors);
+        calloc(4u + (size_t)m.layers * (16u + 3u * (size_t)m.experts), sizeof *plan.tensors);
     if (!plan.tensors)
         return false;
     plan_add(&plan, -1, "model.embed_tokens.weight", m.vocab_size, m.hidden_size);
     for (uint32_t layer = 0; layer < m.layers; layer++)
         plan_layer(&plan, &m, (int)layer);
     plan_add(&plan, -1, "model.norm.weight", m.hidden_size, 0);
+    if (plan.has_pictures)
+        plan_add(&plan, -1, "vision_tower.weight", 2, 2);
     if (!m.tied_embeddings)
         plan_add(&plan, -1, "lm_head.weight", m.vocab_size, m.hidden_size);
     char path[4096];

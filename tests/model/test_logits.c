@@ -44,6 +44,7 @@ typedef struct golden {
     bool as_gguf;               /* the model is read from a GGUF file */
     const char *said, *instead; /* of config.json, once the weights are written; NULL = as it is */
     bool has_head_only;         /* the embedding is there by the name of the head */
+    bool reads_pictures;        /* it is part of a model that does */
 } golden;
 
 static void check(kvf_status status, const kvf_error *error)
@@ -237,6 +238,19 @@ static void rename_embedding(const char *directory)
     free(bytes);
 }
 
+/* The same model as part of one that reads pictures. */
+static char *as_text_config(char *config)
+{
+    static const char front[] =
+        "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"text_config\": ";
+    const size_t size = sizeof front + strlen(config) + 1;
+    char *whole = malloc(size);
+    assert_non_null(whole);
+    snprintf(whole, size, "%s%s}", front, config);
+    free(config);
+    return whole;
+}
+
 static void compare_random(void **state)
 {
     const golden *g = *state;
@@ -245,6 +259,8 @@ static void compare_random(void **state)
     size_t bytes;
     char *config = fixture_read(path, &bytes);
     char *directory = fixture_directory_create();
+    if (g->reads_pictures)
+        config = as_text_config(config);
     assert_true(random_model_write(directory, config));
     if (g->has_head_only)
         rename_embedding(directory);
@@ -302,7 +318,7 @@ int main(void)
         RANDOM("qwen3moe-bf16", 2), RANDOM("qwen3moe-fp32", 3), RANDOM("qwen3moe-shares", 1),
         AS_GGUF("qwen3moe-bf16"),   AS_GGUF("qwen3moe-fp32"),   RANDOM("gptoss-bf16", 2),
         RANDOM("gptoss-fp32", 1),   RANDOM("gptoss-mxfp4", 2),  AS_GGUF("gptoss-bf16"),
-        AS_GGUF("gptoss-mxfp4"),
+        AS_GGUF("gptoss-mxfp4"),    RANDOM("gemma3-fp32", 2),
     };
     /* Where weights came from is nothing to a GPU: it gets the first two of the GGUF files. It
      * never widens them, either. */
@@ -331,6 +347,7 @@ int main(void)
                                            .test_func = compare_random,
                                            .initial_state = &random[count]};
     of_weights[2].has_head_only = true;
+    of_host[sizeof of_host / sizeof *of_host - 1].reads_pictures = true;
     for (size_t i = 0; i < 3; i++)
         tests[count++] = (struct CMUnitTest){.name = of_weights_names[i],
                                              .test_func = compare_random,

@@ -249,6 +249,27 @@ static void reads_gemma(void **state)
     assert_true(fabs((double)table.inv_freq[32] - 1 / sqrt(3000.0)) < 1e-8);
 }
 
+/* Gemma 3 4B, whose directory says what is not the default. */
+static void reads_the_text_model_of_pictures(void **state)
+{
+    static const char text[] =
+        "{\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"eos_token_id\":[1,106],"
+        "\"text_config\":{\"hidden_size\":2560,\"intermediate_size\":10240,\"eos_token_id\":1,"
+        "\"model_type\":\"gemma3_text\",\"num_hidden_layers\":34,\"sliding_window\":1024,"
+        "\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"}},\"bos_token_id\":2,"
+        "\"torch_dtype\":\"float16\",\"vision_config\":{\"hidden_size\":1152}}";
+    kvf_model_config c;
+    kvf_error error = {0};
+    if (kvf_model_config_parse(text, strlen(text), NULL, 0, NULL, &c, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    assert_true(c.hidden_size == 2560 && c.layers == 34 && c.head_dim == 256);
+    assert_true(c.query_heads == 8 && c.kv_heads == 4 && c.vocab_size == 262208);
+    assert_true(c.positions_max == 1048576 && c.window == 1024 && c.tied_embeddings);
+    assert_true(c.rope.theta == 1e6 && c.rope.factor == 8 && c.local_theta == 1e4);
+    assert_true(c.query_scale == 1.0f && c.dtype == KVF_FP16 && c.bos_id == 2);
+    assert_true(c.eos_count == 2 && c.eos_ids[1] == 106);
+}
+
 /* gpt-oss-20b, with defaults where it has them. */
 static void reads_gpt_oss(void **state)
 {
@@ -517,6 +538,7 @@ int main(void)
         cmocka_unit_test(reads_other_families),
         cmocka_unit_test(reads_gemma),
         cmocka_unit_test(reads_gpt_oss),
+        cmocka_unit_test(reads_the_text_model_of_pictures),
         cmocka_unit_test(context_follows_scaling),
         cmocka_unit_test(joins_end_ids),
         cmocka_unit_test(refuses_what_it_cannot_run),

@@ -23,6 +23,15 @@
 #define CONFIG_BYTES_MAX (16u << 20)
 #define WINDOW_MAX       (1u << 20) /* of kvf_cache_config.streaming_recent */
 
+#define GEMMA3(called, more)                                                                       \
+    {                                                                                              \
+        .name = (called), more, .family = "gemma3", .qk_norm = true, .has_windows = true,          \
+        .has_norms_after = true, .norms_add_one = true, .has_gelu = true,                          \
+        .scales_embedding = true, .has_local_rope = true, .query_heads = 8, .kv_heads = 4,         \
+        .vocab_size = 262208, .positions = 131072, .head_dim = 256, .window_pattern = 6,           \
+        .is_tied = true, .rope_theta = 1e6                                                         \
+    }
+
 /* To add an architecture without a new operation, add a row. */
 static const kvf_architecture architectures[] = {
     {.name = "LlamaForCausalLM",
@@ -43,20 +52,8 @@ static const kvf_architecture architectures[] = {
      .family = "qwen3moe",
      .qk_norm = true,
      .has_experts = true},
-    {.name = "Gemma3ForCausalLM",
-     .gguf = "gemma3",
-     .family = "gemma3",
-     .qk_norm = true,
-     .has_windows = true,
-     .has_norms_after = true,
-     .norms_add_one = true,
-     .has_gelu = true,
-     .scales_embedding = true,
-     .has_local_rope = true,
-     .head_dim = 256,
-     .window_pattern = 6,
-     .is_tied = true,
-     .rope_theta = 1e6},
+    GEMMA3("Gemma3ForCausalLM", .gguf = "gemma3"),
+    GEMMA3("Gemma3ForConditionalGeneration", .has_text_config = true),
     {.name = "GptOssForCausalLM",
      .gguf = "gpt-oss",
      .family = "gpt-oss",
@@ -189,6 +186,17 @@ static const struct {
     {"no_rope_layers", "layers without RoPE are not supported, use another model"},
 };
 
+/* The object that has a field: the whole model, or the text model that is part of it. */
+static const json_value *holder_of(const config_reader *reader, const char *field)
+{
+    return json_get_set(reader->whole, field) ? reader->whole : reader->root;
+}
+
+static const json_value *get_anywhere(const config_reader *reader, const char *field)
+{
+    return json_get_set(holder_of(reader, field), field);
+}
+
 static bool is_unset(const json_value *value)
 {
     return !value || value->kind == JSON_FALSE ||
@@ -239,7 +247,7 @@ static void check_unsupported(config_reader *reader, kvf_model_config *config)
             config_refuse(reader, of_experts[i], value, NO_EXPERTS);
     }
     for (size_t i = 0; i < sizeof must_be_unset / sizeof *must_be_unset; i++) {
-        const json_value *value = json_get_set(reader->root, must_be_unset[i].field);
+        const json_value *value = get_anywhere(reader, must_be_unset[i].field);
         if (!is_unset(value) && !is_part_of(config->architecture, must_be_unset[i].field, value))
             config_refuse(reader, must_be_unset[i].field, value, must_be_unset[i].fix);
     }
@@ -281,6 +289,10 @@ static void read_architecture(config_reader *reader, kvf_model_config *config)
     }
     if (!config->architecture)
         config_refuse(reader, "architectures", list + 1, fix);
+    else if (config->architecture->has_text_config)
+        reader->root = json_get_set(reader->whole, "text_config");
+    if (!reader->root || reader->root->kind != JSON_OBJECT)
+        config_reject(reader, "text_config", reader->root, "an object");
 }
 
 /* ---- windows ---- */
@@ -385,6 +397,14 @@ static void read_windows(config_reader *reader, kvf_model_config *config)
 
 /* ---- geometry ---- */
 
+/* A field that may be absent where the architecture has a default, which is not 0. */
+static config_range or_else(config_range range, uint32_t fallback)
+{
+    range.optional = fallback != 0;
+    range.fallback = fallback;
+    return range;
+}
+
 static void read_head_dim(config_reader *reader, kvf_model_config *config)
 {
     const json_value *value = json_get_set(reader->root, "head_dim");
@@ -409,6 +429,8 @@ static void read_kv_heads(config_reader *reader, kvf_model_config *config)
     range.optional =
         config->architecture->has_one_kv_head_each || json_get(root, "num_key_value_heads");
     range.fallback = config->query_heads;
+    if (config->architecture->kv_heads && !json_get_set(root, "num_key_value_heads"))
+        range = or_else(range, config->architecture->kv_heads);
     config->kv_heads = config_u32(reader, root, "num_key_value_heads", range);
     if (config->query_heads % config->kv_heads != 0)
         config_reject(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
@@ -458,11 +480,13 @@ static void read_experts(config_reader *reader, kvf_model_config *config)
 static void read_geometry(config_reader *reader, kvf_model_config *config)
 {
     const json_value *root = reader->root;
-    const bool has_experts = config->architecture->has_experts;
+    const kvf_architecture *own = config->architecture;
+    const bool has_experts = own->has_experts;
     /* Where there is no other MLP, the field is that of experts. */
-    const bool has_field = has_experts && !config->architecture->has_more_biases;
+    const bool has_field = has_experts && !own->has_more_biases;
     config->vocab_size =
-        config_u32(reader, root, "vocab_size", (config_range){.min = 1, .max = 1u << 24});
+        config_u32(reader, root, "vocab_size",
+                   or_else((config_range){.min = 1, .max = 1u << 24}, own->vocab_size));
     config->hidden_size =
         config_u32(reader, root, "hidden_size", (config_range){.min = 1, .max = 1u << 20});
     config->intermediate_size =
@@ -473,24 +497,25 @@ static void read_geometry(config_reader *reader, kvf_model_config *config)
     config->layers =
         config_u32(reader, root, "num_hidden_layers", (config_range){.min = 1, .max = 1024});
     config->query_heads =
-        config_u32(reader, root, "num_attention_heads", (config_range){.min = 1, .max = 16384});
-    config->positions_max = config_u32(reader, root, "max_position_embeddings",
-                                       (config_range){.min = 1, .max = INT32_MAX});
+        config_u32(reader, root, "num_attention_heads",
+                   or_else((config_range){.min = 1, .max = 16384}, own->query_heads));
+    config->positions_max =
+        config_u32(reader, root, "max_position_embeddings",
+                   or_else((config_range){.min = 1, .max = INT32_MAX}, own->positions));
     config->positions_by = "max_position_embeddings";
     read_kv_heads(reader, config);
     read_head_dim(reader, config);
     config->norm_eps = config_positive(reader, root, "rms_norm_eps", 1e-6);
     if (config->norm_eps >= 1)
         config_reject(reader, "rms_norm_eps", json_get(root, "rms_norm_eps"), "below 1");
-    config->tied_embeddings =
-        config_bool(reader, root, "tie_word_embeddings", config->architecture->is_tied);
+    config->tied_embeddings = config_bool(reader, root, "tie_word_embeddings", own->is_tied);
     read_query_scale(reader, config);
 }
 
 static void read_dtype(config_reader *reader, kvf_model_config *config)
 {
-    const char *field = json_get_set(reader->root, "dtype") ? "dtype" : "torch_dtype";
-    const json_value *value = json_get_set(reader->root, field);
+    const char *field = get_anywhere(reader, "dtype") ? "dtype" : "torch_dtype";
+    const json_value *value = get_anywhere(reader, field);
     config->dtype = KVF_BF16;
     config->dtype_known = value;
     if (!value || json_is_string(value, "bfloat16"))
@@ -523,15 +548,15 @@ static void add_eos(config_reader *reader, kvf_model_config *config, const json_
 
 static void read_special_ids(config_reader *reader, kvf_model_config *config)
 {
-    const json_value *eos = json_get_set(reader->root, "eos_token_id");
+    const json_value *eos = get_anywhere(reader, "eos_token_id");
     if (eos && eos->kind == JSON_ARRAY) {
         for (const json_value *id = json_first(eos); id; id = json_next(eos, id))
             add_eos(reader, config, id);
     } else if (eos) {
         add_eos(reader, config, eos);
     }
-    if (json_get_set(reader->root, "bos_token_id")) {
-        config->bos_id = config_u32(reader, reader->root, "bos_token_id",
+    if (get_anywhere(reader, "bos_token_id")) {
+        config->bos_id = config_u32(reader, holder_of(reader, "bos_token_id"), "bos_token_id",
                                     (config_range){.min = 0, .max = config->vocab_size - 1});
         config->bos_known = true;
     }
@@ -548,7 +573,8 @@ static kvf_status parse(const char *file, const char *text, size_t bytes,
 {
     json_document *document;
     KVF_TRY(json_parse(text, bytes, file, allocator, &document, error));
-    config_reader reader = {.root = json_root(document), .file = file, .error = error};
+    config_reader reader = {
+        .root = json_root(document), .whole = json_root(document), .file = file, .error = error};
     if (reader.root->kind != JSON_OBJECT)
         reader.status = model_fail(error, KVF_CORRUPT, "%s holds %s, not an object", file,
                                    json_kind_name(reader.root));

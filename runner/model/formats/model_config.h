@@ -39,15 +39,17 @@ typedef struct kvf_architecture {
     bool has_sinks;       /**< a logit per query head that joins the denominators of attention */
     bool has_more_biases; /**< o_proj, the router and experts have biases too */
     bool clamps_swiglu;   /**< see kvf_swiglu_clamped */
+    bool has_text_config; /**< the fields are those of text_config; see text_part.h */
     bool gguf_turns_neighbours; /**< RoPE in GGUF files turns channels 2i and 2i + 1 of a head */
     /* Defaults of Transformers where config.json says nothing: */
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
-    uint32_t head_dim;         /**< 0 = hidden_size / query heads */
-    uint32_t window_pattern;   /**< every so many layers one has no window; 0 = none has */
-    bool is_tied;              /**< tie_word_embeddings */
-    bool experts_normed;       /**< norm_topk_prob */
-    bool has_rope_scaling;     /**< one of its own, so the field is required */
-    double rope_theta;         /**< 0 = 10000 */
+    uint32_t query_heads, kv_heads, vocab_size, positions; /**< 0 = the field is required */
+    uint32_t head_dim;                                     /**< 0 = hidden_size / query heads */
+    uint32_t window_pattern; /**< every so many layers one has no window; 0 = none has */
+    bool is_tied;            /**< tie_word_embeddings */
+    bool experts_normed;     /**< norm_topk_prob */
+    bool has_rope_scaling;   /**< one of its own, so the field is required */
+    double rope_theta;       /**< 0 = 10000 */
 } kvf_architecture;
 
 /** By the name in GGUF files, [size], NULL if it is not supported; and "supported are …" with all

@@ -7,6 +7,7 @@
  * entry is added only if its shape, its type and its place in the file agree.
  */
 
+#include "text_part.h"
 #include "weights_parts.h"
 
 #include <inttypes.h>
@@ -124,7 +125,7 @@ static kvf_status read_tensor(tensor_reader *reader, const json_value *entry, we
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s has a zero byte in its name", reader->file->name,
                           entry->key);
-    *out = (weight_entry){.tensor.name = entry->key, .is_bytes = is_bytes(entry)};
+    *out = (weight_entry){.tensor.name = text_part_name(entry->key), .is_bytes = is_bytes(entry)};
     if (!out->is_bytes)
         KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
     reader->element = out->is_bytes ? 1 : (uint32_t)kvf_dtype_bytes(tensor->dtype);
@@ -198,6 +199,13 @@ static kvf_status add_file(kvf_weights *weights, const char *name, kvf_error *er
     return KVF_OK;
 }
 
+/* After all checks of what the files say. */
+static kvf_status finish(kvf_weights *weights, kvf_error *error)
+{
+    text_part_keep(weights);
+    return joined_experts_split(weights, error);
+}
+
 static kvf_status read_files(kvf_weights *weights, kvf_error *error)
 {
     for (size_t i = 0; i < weights->files_count; i++)
@@ -255,8 +263,9 @@ static kvf_status check_map(const kvf_weights *weights, const json_value *map,
 {
     for (const json_value *shard = json_first(map); shard; shard = json_next(map, shard)) {
         const weight_file *file = find_shard(weights, shard->as.string);
-        const kvf_tensor *tensor =
-            strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
+        const kvf_tensor *tensor = strlen(shard->key) == shard->key_size
+                                       ? kvf_weights_get(weights, text_part_name(shard->key))
+                                       : NULL;
         if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes.bytes > file->bytes.size)
             return model_fail(error, KVF_CORRUPT,
                               "%s: tensor %.120s is not in %.120s, where weight_map says it is",
@@ -292,7 +301,7 @@ static kvf_status open_shards(kvf_weights *weights, const char *directory, const
         KVF_TRY(map_shard(&weights->files[i], index_path, error));
     KVF_TRY(read_files(weights, error));
     KVF_TRY(check_map(weights, map, index_path, error));
-    return joined_experts_split(weights, error);
+    return finish(weights, error);
 }
 
 static kvf_status open_index(kvf_weights *weights, const char *directory, const char *path,
@@ -317,7 +326,7 @@ static kvf_status open_single(kvf_weights *weights, const char *path, kvf_error 
     KVF_TRY(add_file(weights, path, error));
     KVF_TRY(model_map(path, &weights->files[0].bytes, error));
     KVF_TRY(read_files(weights, error));
-    return joined_experts_split(weights, error);
+    return finish(weights, error);
 }
 
 kvf_status safetensors_open(kvf_weights *weights, const char *directory, kvf_error *error)
@@ -340,5 +349,5 @@ kvf_status safetensors_open_memory(kvf_weights *weights, const void *bytes, size
     KVF_TRY(add_file(weights, "safetensors in memory", error));
     weights->files[0].bytes = (model_mapping){.bytes = bytes, .size = size};
     KVF_TRY(read_files(weights, error));
-    return joined_experts_split(weights, error);
+    return finish(weights, error);
 }
