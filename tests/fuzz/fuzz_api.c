@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bytes become calls on a crowded cache: batches, several tokens of a sequence, forks, cuts, files,
- * page lists and pruned prompts, under any settings of moving pages, threads and disk;
- * at the end also calls on single layers, calls that must be refused, and what is not finite. Every
- * fourth input is one of block tables (api_blocks.c).
+ * Bytes become calls on a crowded cache: batches, several tokens of a sequence, queries alone,
+ * forks, cuts, files, page lists and pruned prompts, under any settings of moving pages, threads and
+ * disk; at the end also calls on single layers, calls that must be refused, and what is not finite.
+ * Every fourth input is one of block tables (api_blocks.c).
  *
  * Knows the public headers. Every sequence has a twin that is alone in a plain cache, which has the
  * same settings but for those that change no answer. A fork's twin plays its parent's calls again,
@@ -55,6 +55,44 @@ static kvf_status step(kvf_cache *cache, kvf_sequence *s, uint32_t layer, rows *
     const kvf_status status = kvf_decode(cache, &args, stream);
     settle(stream);
     return status;
+}
+
+/* ---- queries alone: of the newest tokens, in the last layer ---- */
+
+static int can_ask_alone(const world *w)
+{
+    return w->asks_alone && !w->has_rings && w->config.select != KVF_SELECT_ORACLE;
+}
+
+static void fill_alone(const world *w, rows *r, uint32_t row, uint32_t token)
+{
+    const uint32_t layer = w->config.layers - 1, q = w->config.query_heads * w->config.head_dim;
+    fill(w, r, row, layer, token);
+    fill_row(r->q, w->config.dtype, (size_t)row * q, q, seed_of(layer, token) + 11);
+}
+
+static void step_alone(const world *w, kvf_cache *cache, kvf_sequence **sequences, uint32_t count,
+                       rows *r, kvf_stream *stream)
+{
+    const kvf_decode_args args = {.layer = w->config.layers - 1,
+                                  .batch = count,
+                                  .sequences = sequences,
+                                  .q = r->q,
+                                  .out = r->out,
+                                  .lse = r->lse,
+                                  .page_ids = r->given ? r->page_ids : NULL,
+                                  .page_stride = r->given};
+    PROMISE(kvf_decode(cache, &args, stream) == KVF_OK);
+    settle(stream);
+}
+
+static void prefill_alone(const world *w, kvf_cache *cache, kvf_sequence *s, uint32_t tokens,
+                          rows *r, kvf_stream *stream)
+{
+    const kvf_prefill_args args = {
+        .sequence = s, .layer = w->config.layers - 1, .tokens = tokens, .q = r->q, .out = r->out};
+    PROMISE(kvf_prefill(cache, &args, stream) == KVF_OK);
+    settle(stream);
 }
 
 /* Where a pruned prompt goes. */
@@ -298,6 +336,17 @@ static void check_dense(const world *w, const model *m, uint32_t layer, uint32_t
     }
 }
 
+static void chunk_alone(world *w, const model *m, uint32_t tokens)
+{
+    for (uint32_t t = 0; t < tokens; t++) {
+        fill_alone(w, &w->alone, t, m->token[m->tokens + t]);
+        fill_alone(w, &w->theirs, t, m->token[m->tokens + t]);
+    }
+    prefill_alone(w, w->cache, m->sequence, tokens, &w->alone, w->stream);
+    prefill_alone(w, m->plain, m->twin, tokens, &w->theirs, w->plain_stream);
+    PROMISE(!memcmp(w->alone.out, w->theirs.out, tokens * row_bytes(w)));
+}
+
 static void chunk(world *w)
 {
     model *m = pick(w);
@@ -329,6 +378,8 @@ static void chunk(world *w)
         if (what == ASK)
             check_dense(w, m, l, tokens - 1, m->tokens + tokens);
     }
+    if (can_ask_alone(w) && w->config.pages == KVF_PAGES_NATIVE)
+        chunk_alone(w, m, tokens);
     note(w, m, what, tokens);
 }
 
@@ -440,10 +491,26 @@ static int is_done(world *w, const batch *b, kvf_status status)
     return status == KVF_OK;
 }
 
+/* A row for each sequence, and its twin's. */
+static void decode_alone(world *w, batch *b)
+{
+    const uint32_t heads = w->config.query_heads;
+    for (uint32_t i = 0; i < b->count; i++)
+        fill_alone(w, &w->alone, i, b->members[i]->token[b->members[i]->tokens - 1]);
+    step_alone(w, w->cache, b->sequences, b->count, &w->alone, w->stream);
+    for (uint32_t i = 0; i < b->count; i++) {
+        model *m = b->members[i];
+        fill_alone(w, &w->theirs, 0, m->token[m->tokens - 1]);
+        step_alone(w, m->plain, &m->twin, 1, &w->theirs, w->plain_stream);
+        PROMISE(!memcmp((char *)w->alone.out + i * row_bytes(w), w->theirs.out, row_bytes(w)));
+        PROMISE(!memcmp(w->alone.lse + i * heads, w->theirs.lse, heads * sizeof(float)));
+    }
+}
+
 static void decode(world *w)
 {
     const int is_single = (w->config.disk_path && w->has_rings) || draw(w, 0, 1);
-    const batch b = draw_batch(w, is_single ? 1 : w->config.tokens_per_step_max);
+    batch b = draw_batch(w, is_single ? 1 : w->config.tokens_per_step_max);
     for (uint32_t l = 0; b.count && l < w->config.layers; l++) {
         kvf_decode_args args = call_of(w, &b, l);
         args.tokens = is_single ? NULL : b.tokens;
@@ -451,6 +518,8 @@ static void decode(world *w)
             return;
     }
     step_twins(w, &b, 1);
+    if (b.count && can_ask_alone(w))
+        decode_alone(w, &b);
 }
 
 static void cut(world *w)
@@ -758,6 +827,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     w->plain_runtime = fuzz_runtime(1);
     w->forms = size ? data[size - 1] : 0;
     w->gives = fuzz_gives(data, size);
+    w->asks_alone = size && data[size / 2] % 2;
     PROMISE(kvf_stream_create(w->plain_runtime, &w->plain_stream) == KVF_OK);
     if (!draw(w, 0, 3))
         fuzz_blocks(w->in, w->runtime, w->stream);

@@ -74,6 +74,7 @@ typedef struct world {
     uint32_t chunk; /* of a prompt that is evicted chunk by chunk */
     uint32_t forms; /* see fuzz_form_of */
     int gives;      /* steps are told which pages to select */
+    int asks_alone; /* queries alone follow steps and chunks */
     int can_cut, has_rings, has_lists;
     int is_wild;     /* layers may have other lengths than what is accounted */
     int is_poisoned; /* a NaN went in: KVF_NOT_FINITE may come from any call, and nothing is
@@ -81,7 +82,7 @@ typedef struct world {
     uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
     uint32_t next; /* number of the next token */
     model models[SEQUENCES];
-    rows mine[LAYERS_MAX], theirs;
+    rows mine[LAYERS_MAX], theirs, alone;
     int32_t indptr[LISTS_MAX + 1], indices[LISTED_MAX], last_page_len[LISTS_MAX];
     float pages[LISTED_MAX * 2 * DIM_MAX];
 } world;
