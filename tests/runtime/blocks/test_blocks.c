@@ -187,6 +187,7 @@ static void given_pages_have_the_bits_of_sequences(void **state)
         r.captures = test_on_cuda() && i % 4 < 2;
         rig_serve(&r, 1);
         assert_true(r.compared > 100);
+        assert_true(!r.captures || r.replays > 40);
         assert_int_equal(rig_stats(&r).bad_rows, 0);
         assert_true(rig_stats(&r).pages_selected > 0);
         rig_close(&r);
