@@ -108,9 +108,11 @@ static void fill(const model_rig *r, const char *part, uint16_t number)
         uint64_t header;
         memcpy(&header, bytes, sizeof header);
         const kvf_tensor *lowest = tensor;
-        for (size_t j = 0; j < kvf_weights_count(r->weights); j++)
-            if ((uintptr_t)kvf_weights_at(r->weights, j)->data < (uintptr_t)lowest->data)
-                lowest = kvf_weights_at(r->weights, j);
+        for (size_t j = 0; j < kvf_weights_count(r->weights); j++) {
+            const kvf_tensor *other = kvf_weights_at(r->weights, j);
+            if (other->data && (uintptr_t)other->data < (uintptr_t)lowest->data)
+                lowest = other; /* joined experts are in no place yet */
+        }
         char *to = bytes + 8 + header + ((const char *)tensor->data - (const char *)lowest->data);
         for (uint64_t at = 0; at < tensor->bytes; at += sizeof number)
             memcpy(to + at, &number, sizeof number);
@@ -215,6 +217,30 @@ static void says_which_expert_is_wrong(void **state)
     model_rig_close(&r);
 }
 
+/* A sink that is no number is refused by the cache, and none stays open. */
+static void sinks_are_numbers(void **state)
+{
+    kvf_error error = {0};
+    kvf_cache_config cc;
+    model_rig r = {0};
+    model_rig_make(&r, &(model_shape){.family = "GptOss", .layers = 2, .window = 8, .experts = 4},
+                   1);
+    fill(&r, "layers.1.self_attn.sinks", 0x7fc0);
+    char *directory = r.directory;
+    r.directory = NULL;
+    model_rig_close(&r);
+    model_rig_read(&r, directory, 1);
+    r.directory = directory;
+    kvf_transformer_options options = model_rig_options(&r);
+    options.chunk_max = options.batch_max = 1;
+    model_rig_transformer(&r, &options, &cc);
+    cc.tokens_max = 64;
+    fixture_expect(kvf_transformer_cache_open(r.transformer, &cc, &r.cache, &error), &error,
+                   KVF_INVALID, "sinks[0] = nan: must be a number");
+    assert_null(r.cache);
+    model_rig_close(&r);
+}
+
 static void a_gpu_refuses(void **state)
 {
     kvf_error error = {0};
@@ -259,7 +285,7 @@ int main(void)
     const struct CMUnitTest on_host[] = {
         cmocka_unit_test(chooses_the_likeliest),      cmocka_unit_test(chooses_each_once),
         cmocka_unit_test(groups_by_expert),           cmocka_unit_test(others_are_not_read),
-        cmocka_unit_test(says_which_expert_is_wrong),
+        cmocka_unit_test(says_which_expert_is_wrong), cmocka_unit_test(sinks_are_numbers),
     };
     const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_refuses),
                                         cmocka_unit_test(a_gpu_refuses_mxfp4)};
