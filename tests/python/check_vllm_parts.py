@@ -73,6 +73,7 @@ def engine(**changes):
     """A VllmConfig as far as it is read; `part__field` is a field of a part."""
     parts = {
         "": dict(kv_transfer_config=None, speculative_config=None),
+        "device": dict(device_type="cuda"),
         "cache": dict(cache_dtype="auto", enable_prefix_caching=True),
         "parallel": dict(decode_context_parallel_size=1, prefill_context_parallel_size=1,
                          use_ubatching=False),
@@ -341,6 +342,8 @@ class Refusals(unittest.TestCase):
                 ("drafts by eagle",
                  {"speculative_config": types.SimpleNamespace(method="eagle")})):
             self.refused(text, refusals.check_engine, engine(**bad))
+        wide = {"model__hf_text_config": types.SimpleNamespace(per_layer_config={"5": {"head_dim": 512}})}
+        refusals.check_engine(engine(device__device_type="cpu", **wide))
 
     @staticmethod
     def model(**fields):

@@ -11,7 +11,7 @@ from .._errors import Unsupported
 # Drafts that need no layer of attention of their own.
 DRAFTS = ("ngram",)
 BLOCK_TOKENS = 32 # a block has a multiple of them
-HEAD_DIM_MAX = 256 # on a GPU
+HEAD_DIM_MAX = {"cpu": 512, "cuda": 256} # elements, by type of device
 OTHER = "take another model, or vLLM's own attention"
 
 
@@ -38,7 +38,7 @@ def check_engine(config: Any) -> None:
                "it copies blocks, and keys are not in them; start with --no-enable-prefix-caching")
     if getattr(config.model_config, "rswa_window", None) is not None:
         refuse("reference sliding windows", "take another model")
-    check_model(config.model_config)
+    check_model(config.model_config, config.device_config.device_type)
     drafts = config.speculative_config
     if drafts is not None and drafts.method not in DRAFTS:
         refuse("drafts by %s" % drafts.method, "take %s" % " or ".join(DRAFTS))
@@ -55,13 +55,15 @@ def why_not_captured(verify_interval: int, sleeps: bool, machine: dict) -> Optio
     return None
 
 
-def check_model(model: Any) -> None:
-    """Of a ModelConfig, what its layers will be refused for, so that no advice leads to another refusal."""
+def check_model(model: Any, device: str = "cuda") -> None:
+    """Of a ModelConfig, what its layers will be refused for on a type of device, so that no advice leads to another
+    refusal."""
     text = model.hf_text_config
     if getattr(text, "num_kv_shared_layers", None):
         refuse("layers that share the keys of another layer", OTHER)
-    if _widest(text) > HEAD_DIM_MAX:
-        refuse("heads of %d elements in layers that see everything (%d at most)" % (_widest(text), HEAD_DIM_MAX), OTHER)
+    widest, most = _widest(text), HEAD_DIM_MAX[device]
+    if widest > most:
+        refuse("heads of %d elements in layers that see everything (%d at most)" % (widest, most), OTHER)
 
 
 def _widest(text: Any) -> int:
