@@ -97,8 +97,8 @@ def main(build, words):
             print("== %s, %s\n   %s" % (paper, what, command), flush=True)
             line = command.replace("./dev eval", "%s tools/eval.py --build %s" % (sys.executable, build))
             begin = time.monotonic()
-            done = subprocess.run(["bash", "-o", "errexit", "-c", line], cwd=ROOT, env=around, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT)
+            done = subprocess.run(["timeout", str(LIMIT), "bash", "-o", "errexit", "-c", line], cwd=ROOT,
+                                  env=around, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             if done.returncode:
                 failed.append(what)
             lines = shown(done.stdout, [] if done.returncode else figures)
