@@ -5,7 +5,8 @@ A layer of pages hands keys and values out as `Stored`, which only this attentio
 else a model does with them is refused. Every other key belongs to a cache of Transformers or to none,
 and is attended as Transformers does without kvferry.
 
-Knows no model and no pages. Invariant: a Stored key is attended at once, as it is, or not at all.
+Knows no model and no pages. Invariant: a Stored key is attended at once, as it is, or not at all; then
+by layers that share it, as their configuration says.
 """
 import functools
 import sys
@@ -85,16 +86,27 @@ def stored(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _handed_out(layer: Any, key: torch.Tensor, value: torch.Tensor) -> tuple:
+    """The keys and values of this pass, which a layer of pages has attended, for another layer of the model."""
+    if not layer.lends or not torch.compiler.is_compiling() and (
+            layer.lent is None or key is not layer.lent[0]() or value is not layer.lent[1]()):
+        raise layer.refusal("its keys are attended twice in a pass, or with other values")
+    if torch.compiler.is_compiling():
+        return key, value
+    with torch._C.DisableTorchFunctionSubclass():
+        return key.as_subclass(torch.Tensor), value.as_subclass(torch.Tensor)
+
+
 # ---- operators: opaque to torch.compile ----
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-            cache: torch.Tensor, layer: int, scale: float, sinks: Optional[torch.Tensor],
+            cache: torch.Tensor, layer: int, shared: bool, scale: float, sinks: Optional[torch.Tensor],
             cap: Optional[float]) -> torch.Tensor:
-    return caches[int(cache)]._attend(q, k, v, mask, layer, Form(scale, sinks, cap))
+    return caches[int(cache)]._attend(q, k, v, mask, layer, shared, Form(scale, sinks, cap))
 
 
 def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-              cache: torch.Tensor, layer: int, scale: float, sinks: Optional[torch.Tensor],
+              cache: torch.Tensor, layer: int, shared: bool, scale: float, sinks: Optional[torch.Tensor],
               cap: Optional[float]) -> torch.Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
 
@@ -116,8 +128,8 @@ def _backward(*args: Any) -> None:
 
 
 _library = torch.library.Library("kvferry", "DEF")
-_library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor cache, int layer, float scale, "
-                "Tensor? sinks, float? cap) -> Tensor")
+_library.define("attend(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor cache, int layer, bool shared, "
+                "float scale, Tensor? sinks, float? cap) -> Tensor")
 _library.define("begin(Tensor(a!) cache, int module, SymInt wanted) -> ()")
 _library.define("end(Tensor(a!) cache, int module, Tensor made) -> ()")
 for _device in ("CPU", "CUDA"):
@@ -159,10 +171,13 @@ def _eager(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
 def _dense(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
            mask: Optional[torch.Tensor], **kwargs: Any) -> tuple:
     """Layers that keep their own cache, with the mask that `_make_mask` left to them."""
-    if mask is not None and mask.ndim < 3:
+    # Where keys are shared, a prompt's queries may be its newest alone: SDPA takes them for its first ones.
+    is_cut = mask is None and 1 < query.shape[2] < key.shape[2] and \
+        getattr(module, "is_kv_shared_layer", False) and getattr(module, "is_causal", True)
+    if is_cut or mask is not None and mask.ndim < 3:
         mask = sdpa_mask(query.shape[0], query.shape[2], key.shape[2],
                          q_offset=key.shape[2] - query.shape[2],
-                         attention_mask=mask if mask.ndim == 2 else None, device=query.device)
+                         attention_mask=None if is_cut or mask.ndim < 2 else mask, device=query.device)
     if kwargs.get("s_aux") is not None or kwargs.get("softcap") is not None or \
             not _is_for_sdpa(type(module).__module__):
         return _eager(module, query, key, value, mask, kwargs)
@@ -178,12 +193,15 @@ def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch
         raise no("output_attentions: weights over pages are never in one place",
                  "load the model with attn_implementation='eager'")
     layer = getattr(key, "kvferry_layer", None)
+    if attention_mask is not None and attention_mask.ndim == 5:
+        attention_mask = _unfolded(attention_mask)
     if layer is None:
         return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout,
                       **kwargs)
-    if layer.waiting is None or getattr(value, "kvferry_layer", None) is not layer:
-        raise layer.refusal("its keys are attended twice in a pass, or with other values")
-    key, value = layer.waiting
+    if getattr(value, "kvferry_layer", None) is not layer:
+        raise layer.refusal("its keys are attended with other values")
+    shared = layer.waiting is None
+    key, value = _handed_out(layer, key, value) if shared else layer.waiting
     layer.waiting = None
     if torch.is_autocast_enabled(query.device.type): # as SDPA does
         query, key, value = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (query, key, value))
@@ -194,14 +212,27 @@ def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch
         raise no("dropout", "call model.eval() first")
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    if query.shape[2] != key.shape[2] or attention_mask is None and not causal:
+    # The cache knows whether fewer queries are the newest ones.
+    if query.shape[2] != key.shape[2] and not (shared and query.shape[2] < key.shape[2]) or \
+            attention_mask is None and not causal:
         raise layer.refusal("its attention is not causal")
     if key.shape != value.shape or query.shape[3] != key.shape[3]:
         raise layer.refusal("queries, keys and values have %d, %d and %d elements" % (
             query.shape[3], key.shape[3], value.shape[3]))
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return torch.ops.kvferry.attend(query, key, value, attention_mask, layer.number, layer.index,
-                                    scale, kwargs.get("s_aux"), kwargs.get("softcap")), None
+                                    shared, scale, kwargs.get("s_aux"), kwargs.get("softcap")), None
+
+
+def _folded(mask: torch.Tensor) -> torch.Tensor:
+    """A mask of columns in a form that stays whole when its queries, dimension 2 of other masks, are cut.
+    Five dimensions, because a mask of four with one query would look the same."""
+    return mask[:, None, None, :, None] if mask.ndim == 2 else mask.new_empty(1, 1, 1, 0, 1)
+
+
+def _unfolded(mask: torch.Tensor) -> torch.Tensor:
+    """What `_folded` was given; no columns stand for "no padding"."""
+    return mask[:, 0, 0, :, 0] if mask.shape[3] else mask[0, 0, 0, :, 0]
 
 
 def _make_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
@@ -214,8 +245,10 @@ def _make_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0
         not isinstance(q_offset, torch.Tensor) and kv_length == q_offset + q_length
     file = type(kwargs.get("config")).__module__.replace("configuration_", "modeling_")
     if ours and mask_function is causal_mask_function and allow_is_causal_skip and _is_for_sdpa(file):
-        return torch.ones(1, dtype=torch.bool, device=device) if attention_mask is None else \
-            attention_mask
+        made = torch.ones(1, dtype=torch.bool, device=device) if attention_mask is None else attention_mask
+        config = kwargs.get("config")
+        return _folded(made) if config is not None and made.ndim < 3 and getattr(
+            config.get_text_config(decoder=True), "num_kv_shared_layers", None) else made
     of_others = sdpa_mask if _is_for_sdpa(file) else eager_mask
     return of_others(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,
                      mask_function=mask_function, attention_mask=attention_mask,

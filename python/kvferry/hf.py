@@ -60,6 +60,8 @@ _TOKENS_MAX = 32768
 _MASK_QUERIES = 1024 # looked at together
 _PADDING_QUERIES = 64 # likewise
 _STEP_TOKENS = 16 # of a sequence, that one decode call takes
+_SHARED = "it attends with keys of another layer"
+_NOT_ATTENDED = "it did not attend to pages in this pass"
 _NAMES = ("cache", "past_key_values") # of a cache among arguments, as versions call it
 
 _runtimes: Dict[str, Runtime] = {}
@@ -149,10 +151,7 @@ def _text(model: Any) -> Any:
 
 def _must_fit(model: Any) -> None:
     """Refuses what the class or the configuration of a model shows; a pass shows the rest."""
-    config, name = _text(model), type(model).__name__
-    for i, mode in enumerate(getattr(config, "kv_sharing_modes", None) or ()):
-        if mode == "reuse" and config.layer_types[i] == "full_attention":
-            raise no("%s, layer %d: it attends with keys of another layer" % (name, i), WITHOUT)
+    name = type(model).__name__
     if not isinstance(model, torch.nn.Module):
         return
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
@@ -179,6 +178,8 @@ class _Layer(_caches.CacheLayerMixin):
         self.number, self.index, self.at = number, index, at # at: among all layers of the model
         self.tokens_max, self.columns = tokens_max, 0
         self.waiting: Optional[tuple] = None # keys and values of this pass that nobody has attended
+        self.lends = False # other layers of the model attend to its keys after it
+        self.lent: Optional[tuple] = None # weak references to what it handed out last, if it lends
 
     @property
     def is_initialized(self) -> bool:
@@ -206,7 +207,10 @@ class _Layer(_caches.CacheLayerMixin):
         if self.waiting is not None:
             raise self.refusal("keys come again before those that came were attended")
         self.waiting = key_states, value_states
-        return _attention.stored(self, key_states), _attention.stored(self, value_states)
+        handed = _attention.stored(self, key_states), _attention.stored(self, value_states)
+        if self.lends and not torch.compiler.is_compiling():
+            self.lent = weakref.ref(handed[0]), weakref.ref(handed[1])
+        return handed
 
     def get_seq_length(self) -> int:
         return self.columns
@@ -241,15 +245,14 @@ def _name_of_the_cache(model: Any) -> str:
                 name == _NAMES[-1])
 
 
-def _causal_columns(mask: torch.Tensor, columns: int) -> torch.Tensor:
-    """[rows, columns] that are no padding, of a causal mask [rows, heads, queries, columns]."""
-    queries, keys = mask.shape[2:]
+def _causal_columns(mask: torch.Tensor, columns: int, queries: int) -> torch.Tensor:
+    """[rows, columns] that are no padding, of a causal mask [rows, heads, queries, columns] of the newest."""
     seen = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] == 0
-    is_causal, order = keys == columns + queries, torch.arange(keys, device=mask.device)
+    is_causal, order = mask.shape[2:] == (queries, columns), torch.arange(columns, device=mask.device)
     for at in range(0, queries if is_causal else 0, _MASK_QUERIES):
         part = mask[:, :, at:at + _MASK_QUERIES]
         allowed = part if mask.dtype == torch.bool else part == 0
-        wanted = order <= columns + at + torch.arange(part.shape[2], device=mask.device)[:, None]
+        wanted = order <= columns - queries + at + torch.arange(part.shape[2], device=mask.device)[:, None]
         is_causal = bool((allowed == (wanted & seen[:, None])[:, None]).all()) and (
             mask.dtype == torch.bool or bool((part[~allowed] <= torch.finfo(mask.dtype).min / 2).all()))
         if not is_causal:
@@ -275,6 +278,24 @@ def _attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, vali
         out[late] = (scores.softmax(2)[..., :len(keys)] @ v).transpose(0, 1).to(out.dtype)
 
 
+def _attend_to_prompt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: Optional[torch.Tensor],
+                      scale: float, out: torch.Tensor) -> None:
+    """The newest queries of a first prompt, over keys and values that are all at hand: out[queries, heads]."""
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    keys, first = k.shape[1], k.shape[1] - q.shape[1]
+    order = torch.arange(keys, device=q.device)
+    k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
+    for at in range(first, keys, _MASK_QUERIES):
+        end = min(at + _MASK_QUERIES, keys)
+        mask = order[:end] <= order[at:end, None]
+        if valid is not None:
+            mask &= valid[:end]
+        part = torch.nn.functional.scaled_dot_product_attention(
+            q[None, :, at - first:end - first], k[None, :, :end], v[None, :, :end], attn_mask=mask,
+            scale=scale)[0].transpose(0, 1)
+        out[at - first:end - first] = part.masked_fill(~mask.any(1)[:, None, None], 0)
+
+
 class _Pass(NamedTuple):
     """A forward pass, as its first layer sees it: what counts once the last layer has attended."""
     mask: Optional[torch.Tensor]
@@ -282,6 +303,13 @@ class _Pass(NamedTuple):
     gaps: Optional[torch.Tensor]
     columns: int
     held: List[int]
+
+
+class _Turn(NamedTuple):
+    """One layer of the model that attends to pages."""
+    layer: int # whose pages
+    at: int # the layer's own place among all of them
+    shared: bool # it has no keys of its own
 
 
 _NEVER = _Pass(None, None, None, 0, []) # one that failed before its first layer attended
@@ -306,7 +334,8 @@ class Cache(_caches.DynamicCache):
 
     Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back. With
     prompt lookup and assisted decoding candidates are steps, so tokens are those without, to rounding;
-    with a static set, which a cut does not bring back, they attend densely. Encoder-decoders take
+    with a static set, which a cut does not bring back, and where layers attend with keys of another layer,
+    they attend densely. Encoder-decoders take
     EncoderDecoderCache(cache, DynamicCache()). `save` and `restore` keep a
     prompt for a later process. Several turns, chunks (prefill_chunk_size), beams and streamers work as with
     any cache. `copy.copy` and `copy.deepcopy` fork what it holds: beside it, if sequences_max leaves room,
@@ -340,10 +369,25 @@ class Cache(_caches.DynamicCache):
         self._name = type(model).__name__
         number = _registered(self)
         self._paged: List[_Layer] = []
+        self._order: List[_Turn] = [] # of a pass
+        modes = getattr(config, "kv_sharing_modes", None) or [None] * len(layers)
         for i, layer in enumerate(layers):
             if type(layer) is _caches.DynamicLayer:
                 layers[i] = _Layer(number, len(self._paged), i, self._settings["tokens_max"])
                 self._paged.append(layers[i])
+                self._order.append(_Turn(layers[i].index, i, False))
+            elif modes[i] == "reuse":
+                owner = next((layers[j] for j in reversed(range(i)) if modes[j] == "store" and
+                              config.layer_types[j] == config.layer_types[i]), None)
+                if isinstance(owner, _Layer):
+                    owner.lends = True
+                    self._order.append(_Turn(owner.index, i, True))
+                elif owner is None and config.layer_types[i] == "full_attention":
+                    raise no("%s, layer %d: %s" % (self._name, i, _SHARED), WITHOUT)
+        self._shares = any(turn.shared for turn in self._order)
+        if prune is not None and self._shares:
+            raise no("%s has layers that attend with keys of another layer, which would be pruned by what "
+                     "that one looks at" % self._name, "leave prune out")
         if not self._paged:
             raise no("%s has no layer of full attention alone, but %s" % (
                 self._name, ", ".join(sorted({type(layer).__name__ for layer in layers}))), WITHOUT)
@@ -621,15 +665,17 @@ class Cache(_caches.DynamicCache):
             return
         self._outer, self._candidates = None, 0
         for layer in self._paged:
-            if layer.waiting is not None or layer.index >= self._turn:
-                raise layer.refusal("it did not attend to pages in this pass")
+            if layer.waiting is not None:
+                raise layer.refusal(_NOT_ATTENDED)
+        if self._turn < len(self._order):
+            raise self.refusal(self._order[self._turn].at, _NOT_ATTENDED)
         self._count()
 
     def _settle(self) -> None:
         """Takes back what a pass has left that did not reach its end."""
         if self._outer is not None or self._pass is not None:
             for layer in self.layers:
-                if not isinstance(layer, _Layer) and (not isinstance(layer, _caches.CacheLayerMixin) or
+                if not isinstance(layer, (_Layer, _caches.DummyLayer)) and (not isinstance(layer, _caches.CacheLayerMixin) or
                                                       layer.get_seq_length() != self._columns):
                     raise no("a pass was interrupted, and layers with a window or linear attention "
                              "cannot take it back", "call reset(), or begin again with another Cache")
@@ -674,7 +720,7 @@ class Cache(_caches.DynamicCache):
         if self._pass is not None:
             raise self._paged[0].refusal("it is attended again before the pass ends, or a pass was "
                                          "interrupted, after which the cache needs a reset()")
-        valid, gaps = self._new_columns(mask, rows, tokens), None
+        valid, gaps = self._new_columns(mask, rows, tokens, tokens), None
         if valid is not None or self._gaps is not None:
             gaps = torch.ones(
                 rows, self._columns, dtype=torch.bool, device="cpu") if self._gaps is None else self._gaps
@@ -686,9 +732,10 @@ class Cache(_caches.DynamicCache):
                 if self._held[i] and not valid[i, -1]:
                     raise no("row %d ends in padding after tokens of an earlier pass" % i,
                              "pad on the left")
-        self._pass = _Pass(mask, valid, gaps, self._columns + tokens, held)
+        self._pass, self._turn = _Pass(mask, valid, gaps, self._columns + tokens, held), 0
 
-    def _new_columns(self, mask: Optional[torch.Tensor], rows: int, tokens: int) -> Optional[torch.Tensor]:
+    def _new_columns(self, mask: Optional[torch.Tensor], rows: int, tokens: int,
+                     queries: int) -> Optional[torch.Tensor]:
         """[rows, tokens] of a mask, None if all are tokens. What it says of older columns must not change."""
         columns = self._columns
         seen = None
@@ -698,7 +745,7 @@ class Cache(_caches.DynamicCache):
                               "holds and %d new" % (mask.shape[1], columns + tokens, tokens))
             seen = mask.bool().expand(rows, -1)
         elif mask is not None and mask.ndim == 4:
-            seen = _causal_columns(mask, columns).expand(rows, -1)
+            seen = _causal_columns(mask, columns + tokens, queries).expand(rows, -1)
         seen = None if seen is None or bool(seen.all()) else seen.cpu()
         before = None if self._gaps is None or bool(self._gaps.all()) else self._gaps
         old = None if seen is None else seen[:, :columns]
@@ -709,31 +756,36 @@ class Cache(_caches.DynamicCache):
         new = None if seen is None else seen[:, columns:]
         return None if new is None or bool(new.all()) else new
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                mask: Optional[torch.Tensor], layer: int, form: _attention.Form) -> torch.Tensor:
-        """[rows, tokens, heads, head_dim] of [rows, heads, tokens, head_dim]."""
-        rows, _, tokens, _ = q.shape
-        if layer and layer != self._turn:
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
+                layer: int, shared: bool, form: _attention.Form) -> torch.Tensor:
+        """[rows, queries, heads, head_dim] of [rows, heads, queries, head_dim]."""
+        rows, _, tokens, _ = k.shape
+        if (layer or shared) and (self._pass is None or self._turn == len(self._order) or
+                                  self._order[self._turn][::2] != (layer, shared)):
             raise self._paged[layer].refusal("it attends out of turn")
         if self._cache is None:
             self._open(q, k, form.scale)
         if rows != len(self._rows):
             raise Invalid("kvferry.hf: %d rows came to a cache of %d; make a Cache per batch" % (
                 rows, len(self._rows)))
-        if layer == 0:
+        if layer == 0 and not shared:
             self._first_layer(mask, rows, tokens)
         self._same(q, k, mask, layer, tokens)
-        self._form(layer, form)
+        self._form(layer, form, shared)
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         valid = self._pass.valid
         if tokens == 1 and valid is None:
-            out = self._cache.decode(self._rows, q[:, 0], k[:, 0], v[:, 0], layer=layer)[:, None]
+            k, v = (None, None) if shared else (k[:, 0], v[:, 0])
+            out = self._cache.decode(self._rows, q[:, 0], k, v, layer=layer)[:, None]
         else:
-            out = torch.zeros_like(q) if valid is not None else torch.empty_like(q)
+            out = torch.zeros_like(q) if valid is not None or shared else torch.empty_like(q)
             for i in range(rows):
-                self._append(i, q[i], k[i], v[i], out[i], layer, form)
-        self._turn = layer + 1
-        if self._turn == len(self._paged) and self._outer is None:
+                if shared:
+                    self._ask(i, q[i], k[i], v[i], out[i], layer, form)
+                else:
+                    self._append(i, q[i], k[i], v[i], out[i], layer, form)
+        self._turn += 1
+        if self._turn == len(self._order) and self._outer is None:
             self._count()
         return out
 
@@ -754,16 +806,19 @@ class Cache(_caches.DynamicCache):
         if mask is first or mask is not None and first is not None and mask.shape == first.shape and \
                 mask.data_ptr() == first.data_ptr():
             return
-        valid, wanted = self._new_columns(mask, q.shape[0], tokens), self._pass.valid
+        valid, wanted = self._new_columns(mask, q.shape[0], tokens, q.shape[2]), self._pass.valid
         if (valid is None) != (wanted is None) or valid is not None and not torch.equal(valid, wanted):
             raise self._paged[layer].refusal("its mask is not that of the first layer")
 
-    def _form(self, layer: int, form: _attention.Form) -> None:
+    def _form(self, layer: int, form: _attention.Form, shared: bool) -> None:
         """Before a layer's first token. Where sinks have changed since, pages refuse them."""
         if not 0 < form.scale < float("inf"):
             raise self._paged[layer].refusal("scores are multiplied by %g" % form.scale)
         sinks = form.sinks
         known = form._replace(sinks=None if sinks is None else (sinks.data_ptr(), sinks._version))
+        if shared and (self._known.get(layer) != known or sinks is not None or form.cap):
+            raise self.refusal(self._order[self._turn].at, _SHARED + ", and with a scale, a soft cap or sinks "
+                               "of its own")
         if self._known.get(layer) != known:
             given = {"scale": form.scale, "soft_cap": form.cap or 0.0,
                      "sinks": None if sinks is None else sinks.detach().float().cpu().tolist()}
@@ -795,10 +850,33 @@ class Cache(_caches.DynamicCache):
         if of is not None:
             out[of] = result
 
+    def _ask(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+             layer: int, form: _attention.Form) -> None:
+        """Queries of a layer that has the keys of another one, which has appended the row's tokens."""
+        row, valid, tokens = self._rows[i], self._pass.valid, k.shape[0]
+        if q.shape[0] not in (tokens, self._candidates + 1):
+            raise self.refusal(self._order[self._turn].at, "%d queries come to %d new keys, and the pass "
+                               "wants logits of %d" % (q.shape[0], tokens, self._candidates + 1))
+        valid = None if valid is None or bool(valid[i].all()) else valid[i].to(q.device)
+        if not self._held[i]:
+            return _attend_to_prompt(q, k, v, valid, form.scale, out)
+        of = slice(None) if valid is None else valid[-q.shape[0]:].nonzero()[:, 0]
+        asked, most = q[of], self._cache.settings.prefill_chunk_max
+        if asked.shape[0] > most:
+            raise self.refusal(self._order[self._turn].at, "%s, which take %d queries at once behind the first "
+                               "pass, and %d came; make the Cache with prefill_chunk_max = %d, or hand over "
+                               "fewer tokens at once" % (_SHARED, most, asked.shape[0], asked.shape[0]))
+        if self._pass.held[i] == self._held[i] + 1: # its one token was a step
+            out[of] = self._cache.decode(row, asked, None, None, layer=layer)
+        else:
+            out[of] = self._cache.prefill(row, asked, None, None, layer=layer)
+
     def _steps(self, i: int, tokens: int) -> int:
         """Newest tokens of a row's pass that are decode steps; what is left is read as a prompt."""
         if tokens == 1:
             return 1
+        if self._shares: # queries alone are of the newest token, and all of a pass come together
+            return 0
         if self._pruner is not None and not self._held[i] or self._cache.plan.static_tokens:
             return 0
         # Behind the first pass a candidate follows the token that was chosen last.
