@@ -23,8 +23,8 @@ import real_model
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ["torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate==1.15.0",
             "numpy==2.4.6", "fastapi==0.165.0", "uvicorn==0.54.0", "openai==3.54.0"]
-TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_ways.py", "check_hf_models.py --shard 1/2",
-         "check_hf_models.py --shard 2/2"]
+TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_shared.py", "check_hf_ways.py",
+         "check_hf_models.py --shard 1/2", "check_hf_models.py --shard 2/2"]
 TRIES = 3  # registries time out
 UNPACK = """
 import copy, sys, torch

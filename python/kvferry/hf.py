@@ -21,7 +21,7 @@ torch's SDPA, or the model's own attention where that has sinks or a soft cap of
 Knows the interfaces of Transformers 5 (AttentionInterface, AttentionMaskInterface, cache layers) and
 no model. Invariants: a row of a batch holds its own tokens only, never padding; a layer's length
 counts columns as Transformers does, with padding; in a pass every layer of pages stores and attends once,
-in order, and lengths change when the last one has: a pass that does anything else raises, one that ends
+and so does every layer without keys that attends to them, in order, and lengths change when the last one has: a pass that does anything else raises, one that ends
 early has not been.
 """
 import copy
@@ -46,6 +46,7 @@ from ._cache import Cache as _PagedCache
 from ._cache import Sequence
 from ._errors import Full, Invalid, Unsupported
 from ._hf_attention import NAME, WITHOUT, no
+from ._hf_prompt import attend_from_padding, attend_to_prompt, causal_columns
 from ._prune import Policy, Pruner
 from ._runtime import Runtime
 from ._save import saved
@@ -57,8 +58,6 @@ __all__ = ["Cache", "use"]
 # Policies that hand every token on to the next layer: a model of Transformers cannot drop rows.
 PRUNE_POLICIES = ("full", "streaming", "h2o", "snapkv", "pyramidkv")
 _TOKENS_MAX = 32768
-_MASK_QUERIES = 1024 # looked at together
-_PADDING_QUERIES = 64 # likewise
 _STEP_TOKENS = 16 # of a sequence, that one decode call takes
 _SHARED = "it attends with keys of another layer"
 _NOT_ATTENDED = "it did not attend to pages in this pass"
@@ -179,7 +178,7 @@ class _Layer(_caches.CacheLayerMixin):
         self.tokens_max, self.columns = tokens_max, 0
         self.waiting: Optional[tuple] = None # keys and values of this pass that nobody has attended
         self.lends = False # other layers of the model attend to its keys after it
-        self.lent: Optional[tuple] = None # weak references to what it handed out last, if it lends
+        self.lent: Optional[tuple] = None # weak references to what it handed out last, if so
 
     @property
     def is_initialized(self) -> bool:
@@ -243,57 +242,6 @@ def _registered(cache: "Cache") -> torch.Tensor:
 def _name_of_the_cache(model: Any) -> str:
     return next(name for name in _NAMES if name in inspect.signature(model.forward).parameters or
                 name == _NAMES[-1])
-
-
-def _causal_columns(mask: torch.Tensor, columns: int, queries: int) -> torch.Tensor:
-    """[rows, columns] that are no padding, of a causal mask [rows, heads, queries, columns] of the newest."""
-    seen = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] == 0
-    is_causal, order = mask.shape[2:] == (queries, columns), torch.arange(columns, device=mask.device)
-    for at in range(0, queries if is_causal else 0, _MASK_QUERIES):
-        part = mask[:, :, at:at + _MASK_QUERIES]
-        allowed = part if mask.dtype == torch.bool else part == 0
-        wanted = order <= columns - queries + at + torch.arange(part.shape[2], device=mask.device)[:, None]
-        is_causal = bool((allowed == (wanted & seen[:, None])[:, None]).all()) and (
-            mask.dtype == torch.bool or bool((part[~allowed] <= torch.finfo(mask.dtype).min / 2).all()))
-        if not is_causal:
-            break
-    if not is_causal:
-        raise no("the mask is not causal (an image, a window, packed sequences, a bias, or a mask of 4 "
-                 "dimensions that was passed)", "pass a mask of [rows, tokens] or none, or " + WITHOUT)
-    return seen
-
-
-def _attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor,
-                         out: torch.Tensor, form: _attention.Form) -> None:
-    """Queries of padding after the first token of a prompt: nobody needs them, but logits show them."""
-    padding, keys = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0], valid.nonzero()[:, 0]
-    k, v = (x[keys].transpose(0, 1).float().repeat_interleave(q.shape[1] // k.shape[1], 0) for x in (k, v))
-    for late in padding.split(_PADDING_QUERIES) if len(padding) else ():
-        scores = q[late].transpose(0, 1).float() @ k.transpose(1, 2) * form.scale
-        if form.cap is not None:
-            scores = torch.tanh(scores / form.cap) * form.cap
-        scores = scores.masked_fill(keys >= late[:, None], -torch.inf)
-        if form.sinks is not None: # a score that has no token
-            scores = torch.cat([scores, form.sinks.float()[:, None, None].expand(-1, len(late), 1)], 2)
-        out[late] = (scores.softmax(2)[..., :len(keys)] @ v).transpose(0, 1).to(out.dtype)
-
-
-def _attend_to_prompt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: Optional[torch.Tensor],
-                      scale: float, out: torch.Tensor) -> None:
-    """The newest queries of a first prompt, over keys and values that are all at hand: out[queries, heads]."""
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    keys, first = k.shape[1], k.shape[1] - q.shape[1]
-    order = torch.arange(keys, device=q.device)
-    k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
-    for at in range(first, keys, _MASK_QUERIES):
-        end = min(at + _MASK_QUERIES, keys)
-        mask = order[:end] <= order[at:end, None]
-        if valid is not None:
-            mask &= valid[:end]
-        part = torch.nn.functional.scaled_dot_product_attention(
-            q[None, :, at - first:end - first], k[None, :, :end], v[None, :, :end], attn_mask=mask,
-            scale=scale)[0].transpose(0, 1)
-        out[at - first:end - first] = part.masked_fill(~mask.any(1)[:, None, None], 0)
 
 
 class _Pass(NamedTuple):
@@ -745,7 +693,7 @@ class Cache(_caches.DynamicCache):
                               "holds and %d new" % (mask.shape[1], columns + tokens, tokens))
             seen = mask.bool().expand(rows, -1)
         elif mask is not None and mask.ndim == 4:
-            seen = _causal_columns(mask, columns + tokens, queries).expand(rows, -1)
+            seen = causal_columns(mask, columns + tokens, queries).expand(rows, -1)
         seen = None if seen is None or bool(seen.all()) else seen.cpu()
         before = None if self._gaps is None or bool(self._gaps.all()) else self._gaps
         old = None if seen is None else seen[:, :columns]
@@ -834,7 +782,7 @@ class Cache(_caches.DynamicCache):
             if not len(of):
                 return
             if not self._held[i]:
-                _attend_from_padding(q, k, v, valid[i].to(q.device), out, form)
+                attend_from_padding(q, k, v, valid[i].to(q.device), out, form)
             q, k, v = q[of], k[of], v[of]
             result = torch.empty_like(q)
         dense = q.shape[0] - self._steps(i, q.shape[0])
@@ -859,7 +807,7 @@ class Cache(_caches.DynamicCache):
                                "wants logits of %d" % (q.shape[0], tokens, self._candidates + 1))
         valid = None if valid is None or bool(valid[i].all()) else valid[i].to(q.device)
         if not self._held[i]:
-            return _attend_to_prompt(q, k, v, valid, form.scale, out)
+            return attend_to_prompt(q, k, v, valid, form.scale, out)
         of = slice(None) if valid is None else valid[-q.shape[0]:].nonzero()[:, 0]
         asked, most = q[of], self._cache.settings.prefill_chunk_max
         if asked.shape[0] > most:

@@ -26,10 +26,6 @@ MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
        "topk_group": 1}
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
           "qk_rope_head_dim": 16, "v_head_dim": 32}
-GEMMA3N = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCABULARY,
-           "hidden_size_per_layer_input": 16, "laurel_rank": 8, "altup_num_inputs": 2,
-           "activation_sparsity_pattern": [0.0] * 4, **WINDOWS}
-SHARED = "attends with keys of another layer"
 REBUILT = "what the cache hands out goes into"
 NO_INTERFACE = "does not attend through the attention interface"
 
@@ -102,7 +98,6 @@ class Models(Case):
                 ("GPTNeoXJapaneseForCausalLM", "GPTNeoXJapaneseConfig", DENSE, NO_INTERFACE),
                 ("BloomForCausalLM", "BloomConfig", {"hidden_size": 64, "n_layer": 2, "n_head": 4,
                                                      "vocab_size": VOCABULARY}, NO_INTERFACE),
-                ("Gemma3nForCausalLM", "Gemma3nTextConfig", {**SMALL, **GEMMA3N}, SHARED),
                 ("MiniMaxForCausalLM", "MiniMaxConfig", {
                     **SMALL, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"] * 2},
                  "keeps a cache of its own kind"),
@@ -262,17 +257,6 @@ class EncoderDecoders(Case):
 
 class WithoutOurCache(Case):
     """The name alone answers as Transformers does."""
-
-    def test_a_model_that_cuts_its_masks(self):
-        model = peaky("Gemma4ForCausalLM", "Gemma4TextConfig", **{
-            **SMALL, "sliding_window": 24, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
-            "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16,
-            "layer_types": ["sliding_attention", "full_attention"] * 3, "global_head_dim": 64})
-        got = steps(model, prompt(2, 60))
-        model.set_attn_implementation("sdpa")
-        torch.testing.assert_close(got[1], steps(model, prompt(2, 60))[1], rtol=1e-4, atol=1e-4)
-        model.set_attn_implementation("kvferry")
-        self.refused("Gemma4ForCausalLM, layer 5: it " + SHARED, kvferry.hf.Cache, model)
 
     def test_static_cache(self):
         model = sharpened(make())

@@ -2,11 +2,12 @@
 """Every architecture of the installed Transformers that writes text: equal to eager, or refused by name.
 
 A tiny random model of each (tiny_models.py) reads 300 tokens and writes some, with eager attention and
-with kvferry, whose budget is the whole context. Logits may differ by rounding, tokens not at all. What
-kvferry refuses says why in its own words; any other error, and kvferry never asked to attend, is a
-fault, and so is a class that does not run as a tiny model and is not in the list of those. docs/python.md
-has the outcomes in a table, which this test compares and --write makes anew. With another Transformers
-than that of the table a class may have another outcome, or be new: it must be right or refused, too.
+with kvferry, whose budget is the whole context. Logits may differ by rounding, tokens not at all; a small
+budget attends to that much. What kvferry refuses says why in its own words; any other error, and kvferry
+never asked to attend, is a fault, and so is a class that does not run as a tiny model and is not in the
+list of those. docs/python.md has the outcomes in a table, which this test compares and --write makes anew.
+With another Transformers than that of the table a class may have another outcome, or be new: it must be
+right or refused, too.
 
 usage: check_hf_models.py [--write] [--shard I/N] [CLASS...]
 """
@@ -36,7 +37,7 @@ import tiny_models
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "python.md")
 BEGIN, END = "<!-- models: check_hf_models.py --write -->", "<!-- end of models -->"
 PROMPT, NEW, SEED = 300, 6, 5
-FULL = 1024
+FULL, SMALL = 1024, 96
 # Of the standard deviation of a logit. Sums of another order differ by 1e-6 of their terms, and some
 # layers multiply that; attention to other tokens shows in 1e-1.
 TOLERANCE = 1e-3
@@ -162,7 +163,22 @@ def try_family(name):
             return outcome, what + text
         if first[0] == "refused":
             return first
-    return first
+    return small(model) or first
+
+
+def small(model):
+    """("wrong", text) of a model that is right, if it does not run with less than the context."""
+    try:
+        kvferry.hf.use(model, SMALL, tokens_max=FULL, local_tokens=32)
+        _, logits, cache = generate(model, prompt())
+    except Exception as error:
+        return "wrong", "with a small budget: " + told_of(error)
+    finally:
+        model.__dict__.pop("generate", None)
+    attended = cache.stats()["tokens_attended"] / cache.stats()["steps"] / cache._cache.settings.kv_heads
+    if not logits.isfinite().all() or not attended < SMALL + NEW:
+        return "wrong", "with a small budget: %d tokens were attended, or logits are not finite" % attended
+    return None
 
 
 # -- one process per core, because a model may end its process --
