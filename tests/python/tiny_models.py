@@ -56,7 +56,7 @@ LATENT = {"num_key_value_heads": LAYERS, "head_dim": 16}
 
 PARTIAL = ("sliding_attention", "linear_attention", "chunked_attention", "conv")
 _MIXED = ["linear_attention", "full_attention"] * 2
-# What a family needs besides, by its class of configurations: fields, "inner.field" of an inner one.
+# What a family needs besides, by its class of configurations: fields.
 OWN = {
     "BambaConfig": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 32},
     "BailingHybridConfig": {"layer_types": _MIXED},
@@ -101,6 +101,10 @@ VARIANTS = {
     "GPTBigCodeForCausalLM with n_head = 48": (
         "GPTBigCodeForCausalLM", {"n_head": 48, "n_embd": 48 * 16}),
     "Gemma4ForCausalLM with num_kv_shared_layers": ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}),
+    "Gemma4ForConditionalGeneration with num_kv_shared_layers": (
+        "Gemma4ForConditionalGeneration", {"text_config.num_kv_shared_layers": 2}),
+    "Gemma4UnifiedForConditionalGeneration with num_kv_shared_layers": (
+        "Gemma4UnifiedForConditionalGeneration", {"text_config.num_kv_shared_layers": 2}),
     "Gemma3nForCausalLM with num_kv_shared_layers = 0": (
         "Gemma3nForCausalLM", {"num_kv_shared_layers": 0}),
     "FalconForCausalLM with alibi": ("FalconForCausalLM", {"alibi": True}),
@@ -154,7 +158,7 @@ def make(name, seed):
 
 
 def _shrunk(kind, **own):
-    """An instance of a class of configurations; own: fields that stay as they are."""
+    """An instance of a class of configurations; own: fields that stay as they are, "inner.field" too."""
     given: dict = {}
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     place = LAST + 1
@@ -168,10 +172,11 @@ def _shrunk(kind, **own):
     if "qk_rope_head_dim" in fields:
         given.update((name, value) for name, value in LATENT.items() if name in fields)
     given.update(OWN.get(kind.__name__, {}))
-    given.update(own)
+    given.update((name, value) for name, value in own.items() if "." not in name)
     for name, inner in vars(_default(kind)).items():
         if isinstance(inner, transformers.PretrainedConfig) and name in fields and name not in given:
-            given[name] = _shrunk(type(inner))
+            given[name] = _shrunk(type(inner), **{field[len(name) + 1:]: value for field, value in own.items()
+                                                  if field.startswith(name + ".")})
     made = kind(**given)
     kinds = getattr(made, "layer_types", None)
     if "layer_types" in fields and "layer_types" not in given and kinds:
