@@ -513,7 +513,7 @@ class Cache(_caches.DynamicCache):
         Each file is there whole or not at all. model: what the keys are of, at most 63 bytes; `restore`
         compares.
         """
-        if len(self._paged) != len(self.layers):
+        if self._others():
             raise no("layers with a window or linear attention keep caches that cannot be saved",
                       "save models whose layers all have full attention")
         if self._cache is None:
@@ -619,12 +619,17 @@ class Cache(_caches.DynamicCache):
             raise self.refusal(self._order[self._turn].at, _NOT_ATTENDED)
         self._count()
 
+    def _others(self) -> list:
+        """Layers that keep a cache of Transformers."""
+        none = getattr(_caches, "DummyLayer", _Layer)
+        return [layer for layer in self.layers if not isinstance(layer, (_Layer, none))]
+
     def _settle(self) -> None:
         """Takes back what a pass has left that did not reach its end."""
         if self._outer is not None or self._pass is not None:
-            for layer in self.layers:
-                if not isinstance(layer, (_Layer, _caches.DummyLayer)) and (not isinstance(layer, _caches.CacheLayerMixin) or
-                                                      layer.get_seq_length() != self._columns):
+            for layer in self._others():
+                if not isinstance(layer, _caches.CacheLayerMixin) or \
+                        layer.get_seq_length() != self._columns:
                     raise no("a pass was interrupted, and layers with a window or linear attention "
                              "cannot take it back", "call reset(), or begin again with another Cache")
             for row, held in zip(self._rows, self._held):

@@ -7,7 +7,9 @@ prompts come; with a small one a layer that shares keys gives the bits of a laye
 usage: check_hf_shared.py [TEST...]
 """
 import copy
+import os
 import sys
+import tempfile
 import unittest
 
 try:
@@ -122,6 +124,28 @@ class Equal(Case):
             further = torch.cat([said, prompt(1, 9)], 1)
             other = copy.deepcopy(cache)
             self.assertTrue(torch.equal(*(steps(model, further, each, NEW)[1] for each in (cache, other))))
+
+    def test_a_file_and_an_interrupted_pass(self):
+        """Where all layers have full attention."""
+        model = made("Gemma 4", layer_types=["full_attention"] * 6)
+        cache, ids = self.equal(model, prompt(1, 60)), prompt(1, 9)
+        prefill = cache._cache.prefill
+
+        def stops(row, q, k, v, *arguments, layer):
+            if k is None:
+                raise KeyboardInterrupt
+            return prefill(row, q, k, v, *arguments, layer=layer)
+
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            cache.save(os.path.join(folder, "cache.kvs"))
+            again = cache_of(model, tokens_max=512)
+            again.restore(os.path.join(folder, "cache.kvs"))
+            wanted = model(ids, past_key_values=again).logits
+            cache._cache.prefill = stops
+            with self.assertRaises(KeyboardInterrupt):
+                model(ids, past_key_values=cache)
+            cache._cache.prefill = prefill
+            self.assertTrue(torch.equal(model(ids, past_key_values=cache).logits, wanted))
 
     def test_compiled(self):
         for name, model in self.each():
