@@ -318,11 +318,14 @@ def check_widened(folder):
 
 
 def check_experts(folder):
-    """In blocks, and in F32; a GPU refuses them."""
+    """In blocks, and in F32; a GPU refuses them, and `auto` takes the host."""
     if ON_CUDA:
-        done, _ = run_ids(folder, write(folder, "model.gguf", Experts(True).file()[0]))
-        check("experts on a GPU: " + done.stderr,
-              done.returncode == 1 and "num_experts is %d" % EXPERTS in done.stderr)
+        path, says = write(folder, "model.gguf", Experts(True).file()[0]), "num_experts is %d" % EXPERTS
+        done, _ = run_ids(folder, path)
+        check("experts on a GPU: " + done.stderr, done.returncode == 1 and says in done.stderr)
+        where = {device: run(path, "--prompt", "a1a", "-n", "8", "--device", device) for device in ("host", "auto")}
+        check("experts on auto: " + where["auto"].stderr, where["auto"].returncode == 0 and
+              "on the host device: " + says in where["auto"].stderr and where["auto"].stdout == where["host"].stdout)
         return
     done, _ = check_logits(folder, Experts(True), "experts of many types", 2e-2)
     check_bytes(folder, done)

@@ -53,6 +53,23 @@ static void load_weights(const cli_run *run)
     cli_progress_end(&progress);
 }
 
+kvf_status cli_runtime_open(cli_run *run, kvf_error *error)
+{
+    kvf_runtime_config *config = &run->options.runtime;
+    kvf_error why = {0};
+    KVF_TRY(kvf_runtime_open(config, &run->runtime, error));
+    if (config->device != KVF_DEVICE_AUTO || kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
+        return KVF_OK;
+    kvf_weights_keep_packed(run->weights);
+    if (kvf_transformer_on_gpu(&run->model, run->weights, &why) == KVF_OK)
+        return KVF_OK;
+    fprintf(stderr, "kvferry: on the host device: %.*s\n", (int)strcspn(why.text, ";"), why.text);
+    kvf_runtime_close(run->runtime);
+    run->runtime = NULL;
+    config->device = KVF_DEVICE_HOST;
+    return kvf_runtime_open(config, &run->runtime, error);
+}
+
 kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime, kvf_error *error)
 {
     cli_progress progress;
@@ -233,7 +250,7 @@ static int prepare(cli_run *run, kvf_error *error)
 {
     kvf_status status = cli_run_read_input(run, error);
     if (status == KVF_OK && !run->runtime)
-        status = kvf_runtime_open(&run->options.runtime, &run->runtime, error);
+        status = cli_runtime_open(run, error);
     if (status == KVF_OK)
         status = cli_saved_check(run, error);
     if (status == KVF_OK)

@@ -227,6 +227,10 @@ KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,
 /** Tokens of the longest prompt. */
 uint32_t cli_run_prompt_tokens(const cli_run *run);
 
+/** A runtime on the device of the options; with `auto`, on one that computes the model.
+ * @return as kvf_runtime_open */
+KVF_CHECKED kvf_status cli_runtime_open(cli_run *run, kvf_error *error);
+
 /** What a file holds in another type or order than is needed. @return KVF_OK also if interrupted */
 KVF_CHECKED kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime,
                                            kvf_error *error);

@@ -369,12 +369,9 @@ static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
     return t->ops->open(t, error);
 }
 
-/* Some families and types are computed on the host only. */
-static kvf_status check_device(const kvf_transformer_options *options, kvf_error *error)
+kvf_status kvf_transformer_on_gpu(const kvf_model_config *m, const kvf_weights *weights,
+                                  kvf_error *error)
 {
-    const kvf_model_config *m = options->model;
-    if (ops_of(options->runtime)->is_host)
-        return KVF_OK;
     if (m->experts)
         return model_fail(error, KVF_UNSUPPORTED,
                           "num_experts is %u: experts are computed on the host only; run this "
@@ -385,8 +382,8 @@ static kvf_status check_device(const kvf_transformer_options *options, kvf_error
                           "architectures is %s, which is computed on the host only; run this model "
                           "with --device host",
                           m->architecture->name);
-    for (size_t i = 0; i < kvf_weights_count(options->weights); i++) {
-        const kvf_tensor *tensor = kvf_weights_at(options->weights, i);
+    for (size_t i = 0; i < kvf_weights_count(weights); i++) {
+        const kvf_tensor *tensor = kvf_weights_at(weights, i);
         if (tensor->blocks && tensor->blocks->index == GGUF_MXFP4)
             return model_fail(
                 error, KVF_UNSUPPORTED,
@@ -405,7 +402,8 @@ kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_tran
         return model_fail(error, KVF_INVALID, "chunk_max is %u and batch_max %u; give at least 1",
                           options->chunk_max, options->batch_max);
     kvf_weights_keep_packed(options->weights);
-    KVF_TRY(check_device(options, error));
+    if (!ops_of(options->runtime)->is_host)
+        KVF_TRY(kvf_transformer_on_gpu(options->model, options->weights, error));
     kvf_transformer *t = calloc(1, sizeof *t);
     if (!t)
         return model_out_of_memory(error, sizeof *t, "the transformer");
