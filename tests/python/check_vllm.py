@@ -596,10 +596,10 @@ class Refusals(Case):
             "budget_tokens = 5: at least": {"additional_config": {"kvferry": {"budget": 5}}},
             "head_mask = /nowhere: ": {"additional_config": {"kvferry": {"head_mask": "/nowhere"}}},
             "head_dim = 72: ": {"model": variant("head 72", head_dim=72, num_attention_heads=4), **kvferry},
-            "query_heads = 32: with kv_heads = 1 a group has 32 heads": {"model": variant("group 32", num_attention_heads=32,
-                                                               num_key_value_heads=1), **kvferry},
+            "query_heads = 256: with kv_heads = 1 a group has 256 heads": {
+                "model": variant("group 256", num_attention_heads=256, num_key_value_heads=1), **kvferry},
             "block_size = 48: a block has a multiple of 32 tokens": {"block_size": 48, **kvferry},
-            "block_tokens = 32: coarse heads score means of 64": {
+            "block_tokens = 32: coarse heads score centroids of 64": {
                 "additional_config": {"kvferry": {"head_mask": mask}}}}
         for method in ("draft_model", "eagle"):
             wanted["drafts by %s: take ngram" % method] = {**kvferry, "speculative_config": {
