@@ -2,9 +2,9 @@
 
 /*
  * Bytes become calls on a crowded cache: batches, several tokens of a sequence, queries alone,
- * forks, cuts, files, page lists and pruned prompts, under any settings of moving pages, threads and
- * disk; at the end also calls on single layers, calls that must be refused, and what is not finite.
- * Every fourth input is one of block tables (api_blocks.c).
+ * forks, cuts, files, page lists and pruned prompts, under any settings of moving pages, threads
+ * and disk; at the end also calls on single layers, calls that must be refused, and what is not
+ * finite. Every fourth input is one of block tables (api_blocks.c).
  *
  * Knows the public headers. Every sequence has a twin that is alone in a plain cache, which has the
  * same settings but for those that change no answer. A fork's twin plays its parent's calls again,
