@@ -15,7 +15,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "bench_fill.h"
 #include "bench_report.h"
 #include "bench_team.h"
 #include "common/random.h"

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "bench_fill.h"
 #include "bench_report.h"
+#include "bench_team.h"
 #include "common/random.h"
 #include "kernels.h"
 #include "quantized.h"

@@ -3,7 +3,8 @@
 #define KVF_BENCH_TEAM_H
 
 /*
- * A few threads that run one function at the same time, and how long they took.
+ * A few threads that run one function at the same time, and how long they took; and the
+ * numbers that they read.
  *
  * Knows nothing of kernels. Two clocks: `wall` is what a user waits; `busy` is the processor time
  * of the slowest thread, which is the wall time of a machine that does nothing else.
@@ -11,7 +12,10 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#include "common/random.h"
 
 #define TEAM_MAX 64u
 
@@ -41,5 +45,19 @@ team_times team_run(team *t, team_fn fn, void *arg);
 
 /* One call on the caller's thread alone. */
 team_times team_alone(team_fn fn, void *arg);
+
+/*
+ * Numbers that benchmarks of attention read. It knows bf16 only: what is filled has 16-bit
+ * elements.
+ */
+
+/* bf16 numbers of magnitude 0.5 to 1, random sign. */
+static inline void bench_fill(void *to, size_t bytes, uint64_t seed)
+{
+    uint64_t *p = to;
+    for (size_t i = 0; i < bytes / 8; i++)
+        p[i] =
+            (kvf_random_next(&seed) & UINT64_C(0x807f807f807f807f)) | UINT64_C(0x3f003f003f003f00);
+}
 
 #endif

@@ -4,7 +4,7 @@
  * Reads small files of proc and sysfs and changes nothing.
  */
 
-#include "host_headroom.h"
+#include "topology.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * struct no byte after its size is read or written.
  */
 
-#include "sized.h"
+#include "settings.h"
 
 #include <string.h>
 

@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 #include "common/text.h"
-#include "host_headroom.h"
 #include "host_stream.h"
+#include "topology.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

@@ -18,7 +18,6 @@
 #include "link_measure.h"
 #include "plain_file.h"
 #include "settings.h"
-#include "sized.h"
 
 #define ALIGN      4096u
 #define PART       ((size_t)16 << 20) /* of the file, written at once when it is made */

@@ -15,7 +15,6 @@
 
 #include "common/clock.h"
 #include "settings.h"
-#include "sized.h"
 #include "transfer.h"
 
 #define MIB       ((uint64_t)1 << 20)

@@ -15,7 +15,7 @@
  */
 
 #include "device.h"
-#include "host_headroom.h"
+#include "topology.h"
 
 #define KVF_ARENA_BYTES_MAX ((size_t)1 << 30)
 

@@ -2,7 +2,7 @@
 
 /* Histories of the disk tier; see the header. */
 
-#include "disk_policy.h"
+#include "disk_tier.h"
 
 #define NONE   UINT32_MAX
 #define LATEST 0x8000u

@@ -7,7 +7,7 @@
  * and no slot are all ones throughout.
  */
 
-#include "residency.h"
+#include "page_pool.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
  * nothing of rings or requests.
  */
 
-#include "gather.h"
+#include "transfer.h"
 
 #include "host_team.h"
 

@@ -13,14 +13,10 @@
 #include "append.h"
 #include "bring.h"
 #include "cache.h"
-#include "calls.h"
-#include "fork.h"
+#include "decode.h"
 #include "heads.h"
-#include "lists.h"
-#include "record.h"
-#include "sequence.h"
-#include "sized.h"
-#include "truncate.h"
+#include "retain.h"
+#include "settings.h"
 
 kvf_status kvf_enter(kvf_cache *cache)
 {

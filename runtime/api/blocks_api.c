@@ -8,7 +8,7 @@
 #include "api.h"
 #include "block_store.h"
 #include "cache.h"
-#include "sized.h"
+#include "settings.h"
 
 #define INNER offsetof(kvf_blocks_config, cache)
 

@@ -8,10 +8,9 @@
 
 #include "api.h"
 #include "cache.h"
-#include "complete.h"
 #include "policies.h"
 #include "pruner.h"
-#include "sized.h"
+#include "settings.h"
 
 static kvf_status check_cache(const kvf_cache *cache)
 {

@@ -7,11 +7,11 @@
 #include <string.h>
 
 #include "api.h"
+#include "cache.h"
 #include "extents.h"
 #include "plain_file.h"
 #include "saving.h"
-#include "sequence.h"
-#include "sized.h"
+#include "settings.h"
 
 static const kvf_save_args save_defaults = {0};
 static const kvf_restore_args restore_defaults = {.exact = 1};

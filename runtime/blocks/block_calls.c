@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#include "attend.h"
+#include "decode.h"
 #include "select.h"
 
 static kvf_part *part_of(const kvf_blocks *blocks)

@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 #include "cache.h"
-#include "calls.h"
+#include "heads.h"
 #include "rings.h"
 #include "score/codes.h"
 

@@ -14,7 +14,7 @@
 
 #include "layout.h"
 #include "rings.h"
-#include "sized.h"
+#include "settings.h"
 
 /* ---- memory ---- */
 

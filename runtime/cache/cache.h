@@ -3,7 +3,8 @@
 #define KVF_RUNTIME_CACHE_H
 
 /*
- * A cache: settings, sequences, the order of its calls, and the parts that have their pages.
+ * A cache: settings, sequences (begun, ended, cleared, checked), the order of its calls, and the
+ * parts that have their pages.
  *
  * A part has the pages of layers with equally many retrieval heads: of a cache without a head mask
  * there is one, with all of them. With one there is a part for every number r > 0 of retrieval
@@ -14,7 +15,6 @@
 
 #include <stdatomic.h>
 
-#include "cache.h"
 #include "footprint.h"
 #include "part.h"
 
@@ -67,7 +67,7 @@ struct kvf_cache {
     kvf_cache_plan plan;
     char *disk_path;    /* the settings' own */
     uint8_t *head_mask; /* likewise, or NULL */
-    size_t frame_bytes; /* of the largest call; see calls.h */
+    size_t frame_bytes; /* of the largest call; see kvf_calls_plan */
 
     uint64_t device_beside; /* bytes on the device that its owner has besides */
     char *device_memory[3]; /* what tables are carved from: kv, digest, table */
@@ -195,5 +195,28 @@ void kvf_stats_reset(kvf_cache *cache);
 /* As at open: nothing was counted, and what is on the device is not looked at. After a failure the
  * device may still be told so while kernels count. */
 KVF_CHECKED kvf_status kvf_stats_clear(kvf_cache *cache);
+
+/*
+ * Sequences: begun, ended, cleared, checked.
+ */
+
+/* KVF_FULL if none is free. */
+KVF_CHECKED kvf_status kvf_sequence_begin(kvf_cache *cache, kvf_sequence **out);
+void kvf_sequence_end(kvf_sequence *sequence);
+/* The sequence is empty again, as if it had just begun; later calls overwrite what they need in the
+ * cache's order. */
+KVF_CHECKED kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence);
+
+/* One layer is empty again, likewise. */
+void kvf_layer_clear(kvf_layer *layer);
+
+/* `to` holds what `from` does, in its own arrays; blocks are not copied. */
+void kvf_layer_copy(kvf_layer *to, const kvf_layer *from);
+
+KVF_CHECKED kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence);
+KVF_CHECKED kvf_status kvf_layer_check(kvf_cache *cache, uint32_t layer);
+/* Whether a key or value was not finite, and the refusal of what comes after it. */
+bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
+KVF_CHECKED kvf_status kvf_sequence_fail(kvf_cache *cache, uint32_t layer, uint32_t token);
 
 #endif

@@ -17,7 +17,6 @@
 #include "quantized.h"
 #include "score/codes.h"
 #include "settings.h"
-#include "sized.h"
 #include "slots.h"
 
 #define TOKENS_MAX    (1u << 26)

@@ -39,8 +39,8 @@ typedef struct kvf_tables {
     /* of a row: reservation kv */
     char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
-    char *arena;  /* [arena_blocks, block bytes]; see prefill_arena.h */
-    char *wide;   /* [wide_blocks, block bytes] one row in full precision; see wide.h */
+    char *arena;  /* [arena_blocks, block bytes]; see append.h */
+    char *wide;   /* [wide_blocks, block bytes] one row in full precision; see step.h */
     /* reservation digest */
     char *digests;     /* [rows, kv_heads, blocks_max, digest_bytes] boxes */
     char *codes;       /* [kv_heads, code_blocks, digest_bytes] of all rows, by block of the pool */

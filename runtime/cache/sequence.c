@@ -7,7 +7,7 @@
  * writes them later in the order of the cache's work, after every reader that is still enqueued.
  */
 
-#include "sequence.h"
+#include "cache.h"
 
 #include <string.h>
 

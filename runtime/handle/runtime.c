@@ -15,7 +15,6 @@
 
 #include "link_measure.h"
 #include "settings.h"
-#include "sized.h"
 
 #include <kvferry/disk.h>
 #include <kvferry/link.h>

@@ -8,14 +8,12 @@
  * cannot disagree.
  */
 
-#include "calls.h"
-
-#include "fork.h"
 #include "heads.h"
+
+#include "append.h"
+#include "decode.h"
 #include "layout.h"
-#include "prefill_arena.h"
 #include "retain.h"
-#include "static_set.h"
 
 /* A step that refreshes the static set of every row; page lists, scores and seeds take less of it.
  * */

@@ -8,13 +8,12 @@
  * writes their pieces of one frame, seals what the step seals, and launches the graph.
  */
 
-#include "record.h"
+#include "heads.h"
 
 #include <string.h>
 
 #include "append.h"
-#include "prefill_arena.h"
-#include "sequence.h"
+#include "cache.h"
 
 /* ---- making and unmaking ---- */
 

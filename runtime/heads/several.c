@@ -13,7 +13,7 @@
 
 #include "append.h"
 #include "heads.h"
-#include "truncate.h"
+#include "retain.h"
 
 /* Tokens of one sequence may be in one step: nothing that belongs to a sequence has to be in order
  * token by token, but its slots (see kvf_step_turn). */

@@ -9,7 +9,7 @@
  * blocks before it in common too, and one look is enough to know.
  */
 
-#include "share.h"
+#include "step.h"
 
 /* The first `blocks` blocks of both rows are the same. */
 static bool is_common(const kvf_step *step, uint32_t a, uint32_t b, uint32_t blocks)

@@ -9,8 +9,6 @@
 
 #include "step.h"
 
-#include "share.h"
-
 kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
 {
     const kvf_device_ops *ops = cache->device->ops;
@@ -302,4 +300,29 @@ void kvf_step_lists(kvf_step *step)
     take_coarse(step, bits);
     for (uint32_t i = 0; i < chosen; i++)
         choose_pages[i] = kvf_row_sealed_pages(p, &step->row_host[i / part->dims.choose_lists]);
+}
+
+/* Quantized pages in full precision; see the header. Knows nothing of who reads them. */
+
+kvf_status kvf_wide_row(const kvf_step *step, const kvf_part *part, const kvf_row *row,
+                        uint32_t first, uint32_t count, const kvf_row **view)
+{
+    const kvf_tables *t = &part->tables;
+    const kvf_dequantize_args args = {.paging = part->dims.paging,
+                                      .first = first,
+                                      .count = count,
+                                      .wide = t->wide,
+                                      .table = t->wide_table,
+                                      .view = t->wide_view,
+                                      .row = row};
+    *view = t->wide_view;
+    return KVF_LAUNCH(step, dequantize, args);
+}
+
+kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_row **view)
+{
+    *view = step->row + index;
+    return kvf_quantizes_pages(step->part)
+               ? kvf_wide_row(step, step->part, *view, 0, step->row_host[index].sealed, view)
+               : KVF_OK;
 }

@@ -3,7 +3,8 @@
 #define KVF_RUNTIME_STEP_H
 
 /*
- * One call on its way: the frame that carries its arguments, its rows, and the stream.
+ * One call on its way: the frame that carries its arguments, its rows with what they share, and the
+ * stream.
  *
  * Knows nothing of what the call does. Everything a launch reads on the device was put into the
  * frame before kvf_step_send, or is written by earlier launches of the same stream.
@@ -65,7 +66,7 @@ typedef struct kvf_step {
         const uint32_t *blocks;            /* sealed */
         const uint64_t *const *unfiltered; /* bits of the row; `bits` has those that are left */
     } coarse; /* heads, of a part that has centroids; a hot head has count 0 and NULL */
-    const uint32_t *order; /* of rows, of a cache with codes; see score_args.h and share.h */
+    const uint32_t *order; /* of rows, of a cache with codes; see score_args.h and kvf_step_share */
     const uint32_t *common;
     uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */
     kvf_cell_centroids cell_centroids; /* where `cell` is not NULL */
@@ -141,5 +142,42 @@ KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
 
 /* Tables of a row that hold another sequence's data are cleared, in stream order. */
 KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state);
+
+/*
+ * Rows of a step that have sealed blocks in common: forks, and tokens of one sequence. What is a
+ * function of the tokens of a block alone, as codes and pages are, is the same for all of them.
+ *
+ * Knows tables of blocks, and nothing of who forked from whom.
+ */
+
+/* How many rows one look should serve at most. A tile that is scored for many rows is one task;
+ * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
+uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
+
+/* step->order and step->common, for rows that are known, of `most` rows at once, >= 1; and
+ * step->shares. */
+void kvf_step_share(kvf_step *step, uint32_t most);
+
+/*
+ * Quantized pages in full precision, for what looks at a row's tokens otherwise than a step's
+ * attention.
+ *
+ * A part that quantizes pages has room for one row in full precision, `tables.wide`. Whoever needs
+ * it fills it, in stream order, and it holds until the next one does: nothing of it is remembered.
+ * A *view* is a row whose table names that room for sealed blocks, and which has no slots.
+ */
+
+/* Blocks first .. first + count - 1 of a row on the device, whose table names the pool. *view gets
+ * the view of the row. */
+KVF_CHECKED kvf_status kvf_wide_row(const kvf_step *step, const kvf_part *part, const kvf_row *row,
+                                    uint32_t first, uint32_t count, const kvf_row **view);
+/* Row `index` of the step with all its sealed blocks; the row itself where pages are exact. */
+KVF_CHECKED kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_row **view);
+
+/* What kvf_wide_view gave. */
+static inline const kvf_row *kvf_wide_last(const kvf_step *step, uint32_t index)
+{
+    return kvf_quantizes_pages(step->part) ? step->part->tables.wide_view : step->row + index;
+}
 
 #endif

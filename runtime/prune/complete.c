@@ -8,11 +8,10 @@
  * Work that was enqueued names slots and not handles, so it may still run.
  */
 
-#include "complete.h"
+#include "pruner.h"
 
-#include "fork.h"
-#include "sequence.h"
-#include "truncate.h"
+#include "cache.h"
+#include "retain.h"
 
 /* Where a layer ends. */
 static uint32_t end_of(const kvf_layer *layer)

@@ -12,7 +12,7 @@
 
 #include "plain_file.h"
 #include "runtime.h"
-#include "sized.h"
+#include "settings.h"
 
 /* Pinned memory comes in pieces below 1 GiB. */
 #define PIECE_BYTES   ((uint64_t)512 << 20)

@@ -17,7 +17,6 @@
 
 #include "kernels.h"
 #include "settings.h"
-#include "sized.h"
 
 /* The baseline of the others, which leaves pruning to streaming heads or retrieval. */
 static void keep_all(const kvf_prune_view *view, kvf_prune_answer *answer)

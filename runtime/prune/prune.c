@@ -12,10 +12,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "cache.h"
 #include "common/clock.h"
 #include "policies.h"
 #include "pruner.h"
-#include "sequence.h"
 
 /* ---- slots ---- */
 

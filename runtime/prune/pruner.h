@@ -3,7 +3,8 @@
 #define KVF_PRUNE_PRUNER_H
 
 /*
- * A pruner: the buffers that measuring and deciding need, and how far each prompt has come.
+ * A pruner: the buffers that measuring and deciding need, and how far each prompt has come. And the
+ * whole form of a sequence that was pruned.
  *
  * Knows no policy by name and no model. Everything is reserved at open. `scores` holds what was
  * measured last, in device memory; the host reads it at `scores_host`, which is the same memory
@@ -127,5 +128,20 @@ KVF_CHECKED kvf_status kvf_prune_evict(kvf_prune *prune, kvf_sequence *sequence,
 /* A layer of a prompt is done: `kept` tokens per KV head of it; after the last one the prompt
  * counts in the statistics and the slot is free. */
 void kvf_prune_advance(kvf_prune *prune, kvf_prune_slot *slot, uint32_t kept);
+
+/*
+ * A pruned sequence and its whole form: made from the layers that lost nothing, filled by the
+ * caller, and then in the place of the pruned one.
+ *
+ * Knows no policy, no pruner and no model. Invariant: until the end the pruned sequence is not
+ * touched, and the end cannot fail half-way.
+ */
+
+/* What kvferry/prune.h says of kvf_complete_begin and kvf_complete_end. */
+KVF_CHECKED kvf_status kvf_whole_begin(kvf_cache *cache, kvf_sequence *sequence,
+                                       uint32_t first_layer, uint32_t tokens, kvf_stream *stream,
+                                       kvf_sequence **whole);
+KVF_CHECKED kvf_status kvf_whole_end(kvf_cache *cache, kvf_sequence *sequence, kvf_sequence *whole,
+                                     kvf_stream *stream);
 
 #endif

@@ -17,9 +17,7 @@
 
 #include "append.h"
 #include "cache.h"
-#include "prefill_arena.h"
 #include "saving.h"
-#include "sequence.h"
 #include "streaming_heads.h"
 
 typedef struct restoring {

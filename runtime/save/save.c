@@ -15,10 +15,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "append.h"
+#include "cache.h"
 #include "host_team.h"
 #include "plain_file.h"
-#include "prefill_arena.h"
-#include "sequence.h"
 #include "streaming_heads.h"
 
 /* ---- memory ---- */

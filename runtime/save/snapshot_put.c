@@ -11,10 +11,10 @@
 #include <string.h>
 
 #include "bring.h"
+#include "cache.h"
 #include "quantized.h"
-#include "sequence.h"
 #include "snapshot.h"
-#include "wide.h"
+#include "step.h"
 
 #define JOBS_MAX 16384u
 

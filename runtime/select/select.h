@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_SELECT_H
 
 /*
- * Choosing pages for the lists of a step.
+ * Choosing pages for the lists of a step, and scores of single tokens.
  *
  * A way to choose enqueues kernels that write ids. It knows nothing of residency, transfer or
  * attention, and no policy: select_policy.h says which way a policy takes.
@@ -26,5 +26,29 @@ KVF_CHECKED kvf_status kvf_select_choose(kvf_step *step);
 /* select_oracle.c, select_custom.c */
 KVF_CHECKED kvf_status kvf_choose_tokens(kvf_step *step);
 KVF_CHECKED kvf_status kvf_choose_by_function(kvf_step *step);
+
+/*
+ * Scores of single tokens of one row of a step.
+ */
+
+/* Attention of the last `window` queries of a row over its tokens, into token_score. */
+typedef struct kvf_observation {
+    uint32_t index;        /* row of the step */
+    uint32_t resident;     /* see kvf_cover_args */
+    uint32_t take_tokens;  /* 0 = the row's share */
+    const void *q;         /* [window, query heads, head_dim] */
+    const uint32_t *limit; /* on the device, [window]; NULL = limit_first */
+    uint32_t window;
+    uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
+} kvf_observation;
+KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
+/* Arguments that all launches over a cover share. */
+kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident);
+KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
+/* Row stride of token_score after it. */
+uint32_t kvf_token_stride(const kvf_part *part, uint32_t resident);
+/* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
+KVF_CHECKED kvf_status kvf_step_top_tokens(kvf_step *step, uint32_t resident, int32_t *ids,
+                                           uint32_t *count);
 
 #endif

@@ -7,7 +7,6 @@
  */
 
 #include "select.h"
-#include "token_scores.h"
 
 static kvf_status choose_row(kvf_step *step, uint32_t index)
 {

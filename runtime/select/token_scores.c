@@ -7,9 +7,9 @@
  * Knows nothing of what the tokens are for.
  */
 
-#include "token_scores.h"
+#include "select.h"
 
-#include "wide.h"
+#include "step.h"
 
 kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 {

@@ -14,8 +14,6 @@
 #include <string.h>
 
 #include "bring.h"
-#include "prefill_arena.h"
-#include "prefill_quantized.h"
 
 /* ---- blocks and positions, on the host ---- */
 

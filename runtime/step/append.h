@@ -4,7 +4,7 @@
 
 /*
  * The host's side of appending to one layer of one sequence: limits, blocks, positions. Shared by
- * prefill and decode. Knows nothing of streams.
+ * prefill and decode. And what chunks append, seal and attend to, with the prefill arena.
  */
 
 #include "step.h"
@@ -69,5 +69,59 @@ KVF_CHECKED kvf_status kvf_step_admit(kvf_step *step);
 /* Page tables of the step's rows: sealed blocks in the pool, the others in the ring. */
 KVF_CHECKED kvf_status kvf_step_point_tables(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
+
+/*
+ * A chunk where pages are quantized: of a prompt, or of tokens that are kept.
+ *
+ * Invariant: token i attends to what a decode step of it would find: blocks that are sealed once it
+ * is appended as they are quantized, and the others and the sink exactly. So chunks change nothing.
+ */
+
+/* Append a chunk whose first token is number `base`, seal what leaves the window, and attend,
+ * unless the chunk has no queries. */
+KVF_CHECKED kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args,
+                                             uint32_t base);
+/* Append kept tokens of the layer once more: the chunk has them in full precision, without queries.
+ * What was quantized moves as it is, where it is sealed again. */
+KVF_CHECKED kvf_status kvf_carry_quantized(kvf_step *step, const kvf_prefill_args *args,
+                                           uint32_t base, const kvf_carried *carried);
+
+/*
+ * The prefill arena: device memory for the sealed blocks of one layer of one sequence, so that
+ * chunks of that layer attend to memory of the device, and its blocks are written back meanwhile.
+ *
+ * Present where pages are moved to be attended, unless device_bytes leaves no room for it.
+ * Block b of the owner is block b of the arena. Invariants: of the owner, page tables name the
+ * arena for blocks first .. end-1 and the pool for blocks below first; of everybody else they name
+ * the pool. A chunk attends with first == 0. Whoever leaves has waited for its write-back.
+ */
+
+/* The arena belongs to this layer from now on; the page tables of the owner before it go to the
+ * pool. Call it before the bookkeeping of new blocks: `sealed` blocks lie in the pool. */
+KVF_CHECKED kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed);
+/* The owner's blocks below `first` come to the arena: from their slots, or over the link, once for
+ * however many queries look at them. */
+KVF_CHECKED kvf_status kvf_arena_fill(kvf_step *step);
+/* The layer, if it is the owner, has only `sealed` blocks left. Blocks behind them may be written
+ * on the step's stream. */
+KVF_CHECKED kvf_status kvf_arena_shorten(kvf_step *step, const kvf_layer *layer, uint32_t sealed);
+/* The blocks that this call of the owner seals: the page tables will name the arena for them.
+ * Before kvf_step_send. */
+void kvf_arena_place(kvf_step *step);
+/* After they are complete: on their way to the pool. */
+KVF_CHECKED kvf_status kvf_arena_write_back(kvf_step *step);
+/* The owner leaves if it is a row of the step. */
+KVF_CHECKED kvf_status kvf_arena_leave_rows(kvf_step *step);
+/* The owner leaves if it is a layer of this sequence. */
+KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequence *sequence);
+/* Whoever it is leaves, and no write-back is left in flight: the pool of the part may be written on
+ * the step's stream. */
+KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step, kvf_part *part);
+/* The host waits if this block is still on its way. */
+void kvf_arena_wait_block(const kvf_layer *layer, uint32_t block);
+
+/* Blocks to the pool on the write-back stream: from[i] to to[i], neighbours in one copy. */
+KVF_CHECKED kvf_status kvf_write_back(kvf_part *part, void *const *to, const void *const *from,
+                                      uint32_t count);
 
 #endif

@@ -9,11 +9,10 @@
  * are fixed and merged in order, that changes no bit.
  */
 
-#include "attend.h"
+#include "decode.h"
 
 #include "bring.h"
 #include "select.h"
-#include "token_scores.h"
 
 static kvf_status resolve(kvf_step *step)
 {

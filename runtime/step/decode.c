@@ -11,12 +11,9 @@
 #include "decode.h"
 
 #include "append.h"
-#include "attend.h"
 #include "bring.h"
-#include "prefill_arena.h"
+#include "retain.h"
 #include "select.h"
-#include "static_set.h"
-#include "truncate.h"
 
 /* ---- bookkeeping on the host ---- */
 

@@ -8,11 +8,11 @@
  * so that the child's static set, which is chosen among them, is the one its parent would choose.
  */
 
-#include "fork.h"
+#include "retain.h"
 
-#include "prefill_arena.h"
+#include "append.h"
+#include "cache.h"
 #include "rings.h"
-#include "sequence.h"
 
 typedef struct copier {
     kvf_step *step;

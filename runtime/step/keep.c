@@ -13,18 +13,17 @@
  * A layer whose tokens are in a static set, or were, is built anew from its first page: bits and
  * digests of its pages say what left them.
  *
- * Where pages are quantized, rows are taken from the layer in full precision (wide.h), in which the
- * block that was sealed last is as it came. They go to the sink and to the window. What is sealed
- * again moves as it was quantized, in place likewise, so no token is quantized twice but those that
- * come back to the window.
+ * Where pages are quantized, rows are taken from the layer in full precision (kvf_wide_row), in
+ * which the block that was sealed last is as it came. They go to the sink and to the window. What
+ * is sealed again moves as it was quantized, in place likewise, so no token is quantized twice but
+ * those that come back to the window.
  */
 
 #include "append.h"
 #include "bring.h"
-#include "prefill_arena.h"
+#include "cache.h"
 #include "retain.h"
-#include "sequence.h"
-#include "wide.h"
+#include "step.h"
 
 #define CHUNK_TOKENS 512u
 

@@ -8,12 +8,10 @@
  * waits for the lists, and what they name is in memory until the next call.
  */
 
-#include "lists.h"
-
-#include "attend.h"
-#include "bring.h"
 #include "decode.h"
-#include "prefill_arena.h"
+
+#include "append.h"
+#include "bring.h"
 #include "select.h"
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)

@@ -11,10 +11,10 @@
  */
 
 #include "bring.h"
+#include "cache.h"
 #include "retain.h"
-#include "sequence.h"
+#include "select.h"
 #include "step.h"
-#include "token_scores.h"
 
 /* One call: `observe` is common to all its launches, for its whole window. */
 typedef struct scoring {

@@ -8,7 +8,7 @@
  * every call, and they are brought again: from device memory if they have slots.
  */
 
-#include "prefill_arena.h"
+#include "append.h"
 
 #include "writeback.h"
 

@@ -3,16 +3,16 @@
 /*
  * A chunk where pages are quantized; see the header.
  *
- * Knows nothing of quantization beyond its two kernels. The row is made exact first (wide.h), and
- * the chunk is appended to that: blocks that it seals beside the earlier ones, the rest in the
+ * Knows nothing of quantization beyond its two kernels. The row is made exact first (kvf_wide_row),
+ * and the chunk is appended to that: blocks that it seals beside the earlier ones, the rest in the
  * ring. Then queries go in groups that see equally many sealed blocks, as many as a block has
  * tokens, and in front of each group the next block is quantized, which leaves in the row what was
  * quantized. So attention is the one of other caches, over one page table.
  */
 
-#include "prefill_quantized.h"
+#include "append.h"
 
-#include "wide.h"
+#include "step.h"
 
 /* Earlier blocks in full precision, if somebody attends to them, and those that this call seals of
  * what is in the window. */

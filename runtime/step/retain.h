@@ -3,12 +3,13 @@
 #define KVF_RUNTIME_RETAIN_H
 
 /*
- * Pruning's operations on a cache: look at the tokens of a layer, keep some of them, seed the
- * static set, forget everything.
+ * Tokens that a sequence has: look at those of a layer, keep some of them, seed the static set, cut
+ * the newest off, begin a second sequence with them.
  *
  * Knows no policy. All functions enqueue on the stream and follow the cache's order like any other
  * call; arrays said to be of the host are copied before they return. Invariants of cache.h hold
- * after every call. The cache has no streaming heads and is not being recorded.
+ * after every call. The cache has no streaming heads, but in a fork, and is not
+ * being recorded.
  */
 
 #include "kvferry/prune.h"
@@ -60,5 +61,28 @@ void kvf_keep_take(kvf_step *step); /* what it has in its frame */
 KVF_CHECKED kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
                                          const uint32_t *ids, uint32_t count, void *work,
                                          kvf_stream *stream);
+
+/*
+ * A second sequence from the same tokens.
+ */
+
+/* The parent was checked. A failure after the first copy breaks the cache. */
+KVF_CHECKED kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
+                                kvf_sequence **out);
+
+/* Arrays of a fork in its frame: a row per layer. */
+void kvf_fork_take(kvf_step *step);
+
+/*
+ * Cutting the newest tokens off a sequence of a cache without streaming heads.
+ */
+
+/* Tokens at positions below `tokens` stay in every layer; arguments but `tokens` were checked. */
+KVF_CHECKED kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
+                                    kvf_stream *stream);
+/* The newest token of one layer, whose other tokens stay as they are. A static set that it has
+ * helped to choose stays too. */
+KVF_CHECKED kvf_status kvf_truncate_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                                          kvf_stream *stream);
 
 #endif

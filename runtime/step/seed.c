@@ -8,10 +8,10 @@
  */
 
 #include "bring.h"
+#include "cache.h"
+#include "decode.h"
 #include "retain.h"
-#include "sequence.h"
-#include "static_set.h"
-#include "token_scores.h"
+#include "select.h"
 
 /* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)

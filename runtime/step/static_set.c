@@ -9,10 +9,10 @@
  * first refresh after a prefill is exact: it looks at all tokens.
  */
 
-#include "static_set.h"
+#include "decode.h"
 
-#include "token_scores.h"
-#include "wide.h"
+#include "select.h"
+#include "step.h"
 
 void kvf_step_rows_after(kvf_step *step)
 {

@@ -12,14 +12,12 @@
  * chosen is dissolved: the next step chooses another with all keys, as after a prefill.
  */
 
-#include "truncate.h"
+#include "retain.h"
 
 #include "append.h"
 #include "bring.h"
-#include "fork.h"
-#include "prefill_arena.h"
-#include "sequence.h"
-#include "wide.h"
+#include "cache.h"
+#include "step.h"
 
 #define ALL_LAYERS UINT32_MAX
 

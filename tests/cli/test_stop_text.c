@@ -6,7 +6,7 @@
  */
 
 #include "common/random.h"
-#include "stop_text.h"
+#include "printer.h"
 #include "unit.h"
 
 static void push(cli_stop_filter *filter, const char *bytes, size_t size, kvf_text *out)

@@ -7,7 +7,7 @@
  * runs, and go on while a prompt is read.
  */
 
-#include "draft_model.h"
+#include "generate.h"
 #include "generate_batch.h"
 #include "prune_run_rig.h"
 

@@ -8,7 +8,6 @@
 #include "common/text.h"
 #include "offload_rig.h"
 #include "page_pool.h"
-#include "residency.h"
 #include "sweep.h"
 #include "transfer.h"
 

@@ -6,7 +6,7 @@
  * it came.
  */
 
-#include "residency.h"
+#include "page_pool.h"
 
 #include "offload_rig.h"
 #include "slots.h"

@@ -16,7 +16,7 @@
 
 #include "common/random.h"
 #include "forms.h"
-#include "residency.h"
+#include "page_pool.h"
 
 kvf_runtime_seams test_seams;
 

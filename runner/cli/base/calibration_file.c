@@ -6,7 +6,7 @@
  * every open.
  */
 
-#include "calibration_file.h"
+#include "commands.h"
 
 #include <errno.h>
 #include <stdbool.h>

@@ -4,8 +4,11 @@
 
 /*
  * The commands, in the order of the help. `cli_<name>_main` is in the room of that name, or in
- * that of the command that it is a form of; it returns the exit status.
+ * that of the command that it is a form of; it returns the exit status. And the calibration that
+ * they share.
  */
+
+#include <kvferry/kvferry.h>
 
 #define CLI_COMMAND_LIST(X)                                                                        \
     X(run, "read a prompt, generate tokens, with the KV cache in host memory")                     \
@@ -21,5 +24,17 @@
 #define CLI_COMMAND_MAIN(name, meaning) int cli_##name##_main(int argc, char **argv);
 CLI_COMMAND_LIST(CLI_COMMAND_MAIN)
 #undef CLI_COMMAND_MAIN
+
+/*
+ * Where the command keeps what calibration measured. The library reads no environment, so this
+ * does.
+ */
+
+#define CLI_CALIBRATION_BYTES 1024u
+
+/** Set config->calibration_path: as it was given, NULL for "-", by default kvferry/links in the
+ * user's cache folder, which is made if it is not there. @p path [CLI_CALIBRATION_BYTES] holds the
+ * default as long as the configuration is used. */
+void cli_calibration_choose(kvf_runtime_config *config, char *path);
 
 #endif

@@ -464,3 +464,91 @@ int cli_parse(cli_command *c, int argc, char **argv, void *options)
     }
     return take_words(c, argc, argv, options);
 }
+
+/* The walk over a sweep; see the header. */
+
+uint32_t cli_axis_count(const char *values)
+{
+    uint32_t count = 1;
+    while ((values = strchr(values, ',')) != NULL) {
+        values++;
+        count++;
+    }
+    return count;
+}
+
+void cli_axis_at(const char *values, uint64_t index, char word[CLI_WORD_BYTES])
+{
+    for (; index > 0; index--)
+        values = strchr(values, ',') + 1;
+    snprintf(word, CLI_WORD_BYTES, "%.*s", (int)strcspn(values, ","), values);
+}
+
+uint64_t cli_axes_product(const cli_axis *axes, uint32_t count)
+{
+    uint64_t product = 1;
+    for (uint32_t i = 0; i < count; i++)
+        product *= cli_axis_count(axes[i].values);
+    return product;
+}
+
+void cli_axes_set(const cli_axis *axes, uint32_t count, uint64_t index, void *options)
+{
+    for (uint32_t i = count; i-- > 0;) {
+        const uint32_t values = cli_axis_count(axes[i].values);
+        char word[CLI_WORD_BYTES];
+        cli_axis_at(axes[i].values, index % values, word);
+        const int is_set =
+            kvf_setting_parse(&axes[i].option->is, word, (char *)options + axes[i].option->base);
+        KVF_ASSERT(is_set);
+        (void)is_set;
+        index /= values;
+    }
+}
+
+/*
+ * What a misspelt word was meant to be.
+ *
+ * It knows words only. Invariant: a suggestion differs in fewer letters than the word has.
+ */
+
+#define WORD_MAX 32u
+
+/* Levenshtein distance, one row at a time. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    if (n > WORD_MAX || m > WORD_MAX)
+        return WORD_MAX;
+    size_t row[WORD_MAX + 1];
+    for (size_t j = 0; j <= m; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= m; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            if (best > row[j] + 1)
+                best = row[j] + 1;
+            if (best > row[j - 1] + 1)
+                best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+const char *cli_suggest(const char *word, const char *const *names)
+{
+    const char *nearest = NULL;
+    size_t least = strlen(word) / 2 + 1;
+    for (; *names; names++) {
+        size_t d = distance(word, *names);
+        if (d < least) {
+            least = d;
+            nearest = *names;
+        }
+    }
+    return nearest;
+}

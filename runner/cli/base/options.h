@@ -3,7 +3,8 @@
 #define KVF_CLI_OPTIONS_H
 
 /*
- * The options of every subcommand: rows in; a filled struct, messages and help out.
+ * The options of every subcommand: rows in; a filled struct, messages and help out. And axes of a
+ * sweep, which are options with several values.
  *
  * A row says what kvf_setting says of a field, here of the subcommand's own struct of options; the
  * library's settings become rows by themselves. It knows text and ranges, not what an option is
@@ -116,5 +117,32 @@ const char *cli_suggest(const char *word, const char *const *names);
 /** Words of a text after an indent, in lines of at most 100 columns. @p column is where the line
  * is. */
 void cli_print_words(FILE *file, int indent, int *column, const char *text);
+
+/*
+ * Axes of a sweep: options with several values, as text separated by commas, and the walk over all
+ * their combinations.
+ *
+ * It knows lists, not what is measured. Invariant: every value of a list is one of its option.
+ */
+
+#define CLI_AXES_MAX 16u
+
+typedef struct cli_axis {
+    const cli_option *option;
+    const char *values;
+} cli_axis;
+
+/** How many values a list has. */
+uint32_t cli_axis_count(const char *values);
+
+#define CLI_WORD_BYTES 64u
+/** One value of a list. */
+void cli_axis_at(const char *values, uint64_t index, char word[CLI_WORD_BYTES]);
+
+/** Combinations of @p count axes. */
+uint64_t cli_axes_product(const cli_axis *axes, uint32_t count);
+
+/** Set the fields of @p options to combination @p index; the last axis turns fastest. */
+void cli_axes_set(const cli_axis *axes, uint32_t count, uint64_t index, void *options);
 
 #endif

@@ -6,8 +6,8 @@
  * The commands of `kvferry bench`. @return exit status
  */
 
-#include "axes.h"
-#include "table.h"
+#include "options.h"
+#include "output.h"
 
 #include <kvferry/disk.h>
 #include <kvferry/link.h>

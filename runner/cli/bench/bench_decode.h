@@ -4,8 +4,8 @@
 
 /* The command line of `kvferry bench decode`. Knows no results. */
 
-#include "axes.h"
-#include "table.h"
+#include "options.h"
+#include "output.h"
 
 #include <kvferry/kvferry.h>
 

@@ -14,9 +14,8 @@
 #include "bench.h"
 #include "bench_decode.h"
 
-#include "calibration_file.h"
+#include "commands.h"
 #include "common/clock.h"
-#include "interrupt.h"
 #include "progress.h"
 
 #include <kvferry/link.h>

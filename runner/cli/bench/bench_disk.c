@@ -11,7 +11,6 @@
 #include "bench.h"
 
 #include "common/percentile.h"
-#include "interrupt.h"
 #include "progress.h"
 
 #include <stdlib.h>

@@ -9,10 +9,9 @@
  */
 
 #include "bench.h"
-#include "calibration_file.h"
+#include "commands.h"
 #include "common/clock.h"
 #include "common/percentile.h"
-#include "interrupt.h"
 #include "progress.h"
 
 #include <math.h>

@@ -19,7 +19,7 @@
 #include <kvferry/save.h>
 
 #include "options.h"
-#include "table.h"
+#include "output.h"
 
 #define NAMES_MAX 256u
 

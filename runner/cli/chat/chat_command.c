@@ -13,7 +13,6 @@
 #include "chat_channels.h"
 #include "commands.h"
 #include "common/clock.h"
-#include "interrupt.h"
 #include "line_input.h"
 #include "progress.h"
 #include "run.h"

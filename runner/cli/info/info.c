@@ -2,7 +2,6 @@
 
 /* `kvferry info`: asks the library about machine and build. What it says is info_report.c's. */
 
-#include "calibration_file.h"
 #include "commands.h"
 #include "info_report.h"
 #include "options.h"

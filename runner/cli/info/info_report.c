@@ -11,10 +11,10 @@
 
 #include "common/text.h"
 #include "json.h"
-#include "json_writer.h"
 #include "line_input.h"
 #include "linear.h"
 #include "matmul.h"
+#include "output.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 
 /* Bars of eighths of a character; see the header. */
 
-#include "bars.h"
+#include "output.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,10 +3,10 @@
 /*
  * The JSON writer.
  *
- * It knows text. Invariant: as in json_writer.h.
+ * It knows text. Invariant: as in output.h.
  */
 
-#include "json_writer.h"
+#include "output.h"
 
 #include <limits.h>
 #include <math.h>

@@ -3,11 +3,11 @@
 /*
  * Writes next to the path and renames.
  *
- * It knows files. Invariant: as in output_file.h; a full disk shows at fclose at the latest, and is
+ * It knows files. Invariant: as in output.h; a full disk shows at fclose at the latest, and is
  * checked there.
  */
 
-#include "output_file.h"
+#include "output.h"
 
 #include <errno.h>
 #include <stdlib.h>

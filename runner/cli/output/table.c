@@ -5,9 +5,7 @@
  * are left out of what people read.
  */
 
-#include "table.h"
-
-#include "json_writer.h"
+#include "output.h"
 
 #include <math.h>
 #include <stdlib.h>

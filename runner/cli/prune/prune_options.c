@@ -2,7 +2,7 @@
 
 /* Options of pruning; see the header. */
 
-#include "prune_options.h"
+#include "prune_settings.h"
 
 #include "prune_file.h"
 

@@ -2,10 +2,9 @@
 
 /* Prompts of a batch; see the header. */
 
-#include "batch_input.h"
+#include "prompt.h"
 
 #include "chat_template.h"
-#include "json_lines.h"
 
 #include <stdlib.h>
 #include <string.h>

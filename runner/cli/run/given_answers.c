@@ -2,9 +2,7 @@
 
 /* Finished answers; see the header. */
 
-#include "given_answers.h"
-
-#include "json_lines.h"
+#include "prompt.h"
 
 #include <math.h>
 #include <stdlib.h>

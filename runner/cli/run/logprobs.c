@@ -2,7 +2,7 @@
 
 /* Log-probabilities of an answer; see the header. */
 
-#include "logprobs.h"
+#include "run.h"
 
 #include "sampling.h"
 

@@ -10,12 +10,9 @@
 
 #include "run.h"
 
-#include "calibration_file.h"
 #include "commands.h"
 #include "common/clock.h"
-#include "interrupt.h"
 #include "progress.h"
-#include "saved_prompt.h"
 
 #include <stdlib.h>
 #include <string.h>

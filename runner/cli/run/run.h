@@ -7,24 +7,49 @@
  *
  * run.c opens and closes, run_input.c reads, run_plan.c says what it will take, run_draft.c has a
  * model that guesses, run_prune.c prunes, run_tokens.c generates, run_batch.c generates many
- * answers at once, run_score.c scores a text and run_rescore.c answers, run_report.c tells.
+ * answers at once, run_score.c scores a text or answers, run_report.c tells.
  * Invariant: a run that is zero or half open can be closed.
  */
 
 #include <kvferry/save.h>
 
-#include "batch_input.h"
 #include "completion.h"
-#include "draft_model.h"
 #include "generate.h"
-#include "given_answers.h"
-#include "json_writer.h"
-#include "logprobs.h"
 #include "memory_plan.h"
-#include "output_file.h"
+#include "output.h"
 #include "prompt.h"
 #include "run_options.h"
 #include "tokenizer.h"
+
+/*
+ * Log-probabilities of an answer's tokens, in nats, as they were chosen.
+ *
+ * It knows logits, not where they come from. Invariant: one entry per token that was added.
+ */
+
+#define CLI_LIKELY_MAX 20u
+
+typedef struct cli_likely {
+    uint32_t id;
+    float logprob;
+} cli_likely;
+
+/** Zero-initialise but for `top`. */
+typedef struct cli_logprobs {
+    uint32_t top; /* likeliest tokens that are told beside each, at most CLI_LIKELY_MAX */
+    uint32_t count, capacity;
+    float *model;       /* [capacity] of softmax(logits) */
+    float *drawn;       /* [capacity] of what the token was drawn from */
+    cli_likely *likely; /* [capacity, top] of softmax(logits); ties to the lower id */
+} cli_logprobs;
+
+/** A token that was chosen from logits [vocab_size] with probability e^drawn. @return false if out
+ * of memory */
+bool cli_logprobs_add(cli_logprobs *logprobs, const float *logits, uint32_t vocab_size, uint32_t id,
+                      double drawn);
+/** Members `logprobs`, `draw_logprobs` if @p has_drawn, and `top_logprobs` if any are wanted. */
+void cli_logprobs_write(cli_json *json, const cli_logprobs *logprobs, bool has_drawn);
+void cli_logprobs_free(cli_logprobs *logprobs);
 
 /* What one question, or the one continuation, took. */
 typedef struct cli_answer {
@@ -183,7 +208,7 @@ kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after);
  * interrupted */
 KVF_CHECKED kvf_status cli_run_score(cli_run *run, kvf_error *error);
 
-/* Scoring answers, run_rescore.c. */
+/* Scoring answers, run_score.c. */
 
 /** Members of a line: what an answer's tokens are worth now, and the difference. @return false if
  * out of memory */
@@ -314,5 +339,39 @@ bool cli_run_print_score(const cli_run *run);
 int cli_run_command(int argc, char **argv,
                     int (*parse)(int argc, char **argv, cli_command *command, cli_run_options *out),
                     kvf_status (*work)(cli_run *run, kvf_error *error));
+
+/*
+ * `--save` and `--load`: a prompt that was prefilled once.
+ *
+ * A file's note is the ids of its prompt, and its model is the fingerprint of the one that runs. It
+ * knows files and ids, not how a prompt is prefilled. Invariant: what is loaded is the beginning of
+ * the prompt.
+ */
+
+/** With --load: sets run->loaded.prompt, the prompt of the file, and run->loaded.tokens, how many
+ * of its tokens the sequence has; a last one may wait to be fed. Needs model and weights; opens the
+ * runtime.
+ * @return KVF_OK; KVF_INVALID; as kvf_runtime_open and kvf_saved_read */
+KVF_CHECKED kvf_status cli_saved_read(cli_run *run, kvf_error *error);
+
+/** The prompt begins with what is loaded, or is what was saved if none was given.
+ * @return KVF_OK; KVF_INVALID says which token differs */
+KVF_CHECKED kvf_status cli_saved_match(cli_run *run, kvf_error *error);
+
+/** With --save: the file can be written, as far as can be said. Needs the runtime.
+ * @return KVF_OK, KVF_UNSUPPORTED, KVF_SYSTEM */
+KVF_CHECKED kvf_status cli_saved_check(const cli_run *run, kvf_error *error);
+
+/** With --load: the sequence of the run becomes the file's. @return as kvf_sequence_restore */
+KVF_CHECKED kvf_status cli_saved_load(cli_run *run, kvf_error *error);
+
+/** With --load: host tokens that its sequence takes, window included; else 0. */
+uint64_t cli_saved_room(const cli_run *run);
+
+/** With --save, after the prefill: the file is on its way. @return as kvf_sequence_save */
+KVF_CHECKED kvf_status cli_saved_begin(cli_run *run, kvf_error *error);
+
+/** Wait for it, if it is. @return false after a message */
+bool cli_saved_end(cli_run *run);
 
 #endif

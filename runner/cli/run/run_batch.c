@@ -9,11 +9,9 @@
 
 #include "chat_template.h"
 #include "common/clock.h"
-#include "interrupt.h"
 #include "printer.h"
 #include "progress.h"
 #include "run.h"
-#include "saved_prompt.h"
 
 #include <stdlib.h>
 

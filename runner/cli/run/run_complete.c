@@ -9,7 +9,6 @@
  */
 
 #include "common/clock.h"
-#include "interrupt.h"
 #include "progress.h"
 #include "run.h"
 

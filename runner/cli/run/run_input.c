@@ -8,8 +8,6 @@
 
 #include "run.h"
 
-#include "saved_prompt.h"
-
 /* Answers at once on the host, at most, where nothing else is asked for: rows that meet weights
  * which are widened once. With more of them a step takes longer, and all answers no shorter. */
 #define HOST_ROWS 16u

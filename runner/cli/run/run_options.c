@@ -4,8 +4,8 @@
 
 #include "run_options.h"
 
-#include "draft.h"
-#include "logprobs.h"
+#include "generate.h"
+#include "run.h"
 
 #include <string.h>
 

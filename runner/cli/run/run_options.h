@@ -11,9 +11,9 @@
 
 #include "chat_prompt.h"
 #include "options.h"
-#include "prune_options.h"
+#include "printer.h"
+#include "prune_settings.h"
 #include "sampling.h"
-#include "stop_text.h"
 
 /* How tokens after what the cache has are read. */
 typedef enum cli_extend {

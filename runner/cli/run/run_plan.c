@@ -8,7 +8,6 @@
 #include "run.h"
 
 #include "common/text.h"
-#include "saved_prompt.h"
 
 /* Tokens of a prefill chunk: enough rows for matrix products to be bound by arithmetic, few enough
  * that hidden states stay small next to the weights and Ctrl-C is heard soon. */

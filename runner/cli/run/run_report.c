@@ -9,7 +9,7 @@
 
 #include "common/percentile.h"
 #include "common/text.h"
-#include "json_writer.h"
+#include "output.h"
 #include "progress.h"
 #include "run.h"
 

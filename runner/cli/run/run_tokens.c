@@ -8,10 +8,9 @@
  */
 
 #include "common/clock.h"
-#include "interrupt.h"
 #include "printer.h"
 #include "progress.h"
-#include "saved_prompt.h"
+#include "run.h"
 
 #include <unistd.h>
 

@@ -2,7 +2,7 @@
 
 /* Prompts from files and to files; see the header. */
 
-#include "saved_prompt.h"
+#include "run.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 
 /* Texts that end an answer; see the header. */
 
-#include "stop_text.h"
+#include "printer.h"
 
 #include <string.h>
 

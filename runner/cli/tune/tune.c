@@ -10,10 +10,9 @@
 
 #include "tune.h"
 
-#include "calibration_file.h"
 #include "commands.h"
 #include "head_mask.h"
-#include "interrupt.h"
+#include "progress.h"
 #include "run.h"
 
 #include <stdlib.h>

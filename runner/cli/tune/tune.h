@@ -15,9 +15,9 @@
  */
 
 #include "memory_plan.h"
-#include "output_file.h"
+#include "output.h"
 #include "prune_file.h"
-#include "prune_options.h"
+#include "prune_settings.h"
 #include "tokenizer.h"
 #include "transformer.h"
 

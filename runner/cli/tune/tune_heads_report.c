@@ -9,7 +9,7 @@
 
 #include "tune.h"
 
-#include "bars.h"
+#include "output.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -14,7 +14,6 @@
 
 #include "tune.h"
 
-#include "interrupt.h"
 #include "progress.h"
 #include <kvferry/prune.h>
 

@@ -12,7 +12,7 @@
 
 #include "tune.h"
 
-#include "interrupt.h"
+#include "progress.h"
 #include <kvferry/prune.h>
 
 #include <stdlib.h>

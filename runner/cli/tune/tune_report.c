@@ -8,7 +8,7 @@
 
 #include "tune.h"
 
-#include "bars.h"
+#include "output.h"
 
 double cli_tune_share(const cli_tune *tune, const kvf_prune_settings *s, uint32_t layer)
 {

@@ -8,7 +8,7 @@
  * after one that was all right, and after another one token longer than what of it was.
  */
 
-#include "draft.h"
+#include "generate.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
  * beside.
  */
 
-#include "draft_model.h"
+#include "generate.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -15,7 +15,6 @@
 
 #include "cache.h"
 #include "retain.h"
-#include "sequence.h"
 #include "slots.h"
 
 #define ALIVE  4u

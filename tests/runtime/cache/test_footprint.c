@@ -10,8 +10,8 @@
 
 #include "harness.h"
 
+#include "cache.h"
 #include "retain.h"
-#include "sequence.h"
 
 #define PAGE   8u
 #define LOCAL  16u

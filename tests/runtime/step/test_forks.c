@@ -13,7 +13,7 @@
 
 #include "extents.h"
 #include "harness.h"
-#include "share.h"
+#include "step.h"
 
 enum {
     MEMBERS = 16,

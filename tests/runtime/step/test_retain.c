@@ -8,8 +8,8 @@
  * Looks inside, because pruning does. Outputs are compared bit for bit.
  */
 
+#include "cache.h"
 #include "retain_world.h"
-#include "sequence.h"
 
 #include <math.h>
 

@@ -7,8 +7,8 @@
  * Looks inside, because pruning does.
  */
 
+#include "cache.h"
 #include "retain_world.h"
-#include "sequence.h"
 
 #include <math.h>
 
