@@ -7,7 +7,7 @@
  * sums over lanes are formed for as many at once. With VNNI bytes are multiplied: centroids as
  * centroid + BIAS, and the bias times the sum of the query is subtracted once. Elsewhere they
  * become 16-bit numbers. Products are added in 32 bits, and all sums are below 2^24, so floats hold
- * them. Exactness: the bits of score_centroids_ref.c.
+ * them. Exactness: the bits of coarse_ref.c.
  */
 
 #include "common/convert.h"
