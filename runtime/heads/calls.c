@@ -5,7 +5,7 @@
  *
  * Knows nothing of what a call does with it: the functions that take room from a frame are run once
  * over a dry one, with as many rows and pages as there may be. So a frame and what is put into it
- * cannot disagree.
+ * cannot disagree. The arrays of streaming heads are few, and added up.
  */
 
 #include "heads.h"
@@ -22,7 +22,7 @@ static void take_decode(kvf_step *step)
     kvf_decode_take(step);
     if (step->part)
         kvf_step_rows_after(step);
-    kvf_heads_take_step_dry(step);
+    step->frame->host.bytes += kvf_streaming_frame_bytes(step->cache, step->rows, false);
 }
 
 static void take_chunk(kvf_step *step)
@@ -31,7 +31,7 @@ static void take_chunk(kvf_step *step)
         kvf_step_rows(step);
     if (step->part && step->part->dims.arena_blocks)
         kvf_arena_place(step);
-    kvf_heads_take_chunk_dry(step);
+    step->frame->host.bytes += kvf_streaming_frame_bytes(step->cache, 1, true);
 }
 
 static void take_keep(kvf_step *step)

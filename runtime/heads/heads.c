@@ -15,15 +15,6 @@
 
 /* ---- chunks ---- */
 
-void kvf_heads_take_chunk_dry(kvf_step *step)
-{
-    kvf_heads_call call = {.step = step};
-    if (!step->cache->rings)
-        return;
-    kvf_heads_take_jobs(&call);
-    kvf_streaming_take_most(&call);
-}
-
 static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args)
 {
     kvf_prefill_args own = *args;
@@ -62,15 +53,6 @@ kvf_status kvf_heads_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf
 }
 
 /* ---- steps ---- */
-
-void kvf_heads_take_step_dry(kvf_step *step)
-{
-    kvf_heads_call call = {.step = step, .rows = step->rows};
-    if (!step->cache->rings)
-        return;
-    kvf_heads_take_jobs(&call);
-    kvf_streaming_take_rows(&call);
-}
 
 kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args)
 {

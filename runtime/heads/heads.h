@@ -27,9 +27,6 @@ KVF_CHECKED kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_deco
 /* Room of a step's streaming heads in the frame, after that of the part; nothing where there
  * are none. */
 kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args);
-/* As much as any chunk, and any step of so many rows, has in its frame: for dry steps. */
-void kvf_heads_take_chunk_dry(kvf_step *step);
-void kvf_heads_take_step_dry(kvf_step *step);
 /* All launches of a step. */
 KVF_CHECKED kvf_status kvf_heads_enqueue_step(kvf_heads_call *call, const kvf_decode_args *args,
                                               const kvf_due *due);

@@ -64,8 +64,7 @@ static size_t measure(kvf_recording *r, kvf_part *part)
     kvf_step step = call_step(r, 0, &frame, NULL);
     step.part = part;
     kvf_decode_take(&step);
-    kvf_heads_take_step_dry(&step);
-    return frame.host.bytes;
+    return frame.host.bytes + kvf_streaming_frame_bytes(r->cache, r->batch, false);
 }
 
 /* Of a handle, which may have gone on as another sequence. */

@@ -87,8 +87,6 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
     kvf_heads_job *jobs;
     KVF_TAKE(call->step, heads, call->heads, count);
     KVF_TAKE(call->step, jobs, call->pack_jobs.jobs, KVF_HEADS_JOBS_MAX);
-    if (!heads)
-        return;
     memcpy(heads, call->step->cache->places[call->step->layer].heads, count * sizeof *heads);
     call->pack_jobs.rows = call->rows;
     call->unpack_jobs = call->pack_jobs;
@@ -163,11 +161,24 @@ static chunk_tables take_tables(kvf_step *step, uint32_t pages, uint32_t window_
     return t;
 }
 
-void kvf_streaming_take_most(const kvf_heads_call *call)
+size_t kvf_streaming_frame_bytes(const kvf_cache *cache, uint32_t rows, bool is_chunk)
 {
-    kvf_streaming_chunk unused;
-    (void)take_tables(call->step, rings_of(call)->chunk_blocks, rings_of(call)->window_blocks,
-                      &unused);
+    const kvf_rings *z = cache->rings;
+    if (!z)
+        return 0;
+    const size_t pages = is_chunk ? z->chunk_blocks * sizeof(void *) : 0;
+    const size_t window = is_chunk ? z->window_blocks * sizeof(void *) : 0;
+    const size_t arrays[] = {cache->config.kv_heads * sizeof(uint32_t),
+                             KVF_HEADS_JOBS_MAX * sizeof(kvf_heads_job),
+                             rows * sizeof(kvf_row),
+                             pages,
+                             window,
+                             pages,
+                             pages};
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        bytes += kvf_round_up(arrays[i], KVF_CARVE_ALIGN);
+    return bytes;
 }
 
 /* Pages after those that stand in front of `window`, which are whole tiles; see the top. */
@@ -281,7 +292,7 @@ void kvf_streaming_take_rows(kvf_heads_call *call)
     const kvf_step *step = call->step;
     kvf_row *row;
     KVF_TAKE(call->step, row, call->row, call->rows);
-    for (uint32_t b = 0; row && b < call->rows; b++)
+    for (uint32_t b = 0; b < call->rows; b++)
         row[b] = row_of(step->states[b]);
 }
 

@@ -42,8 +42,7 @@ typedef struct kvf_packed_heads {
 } kvf_packed_heads;
 kvf_packed_heads kvf_heads_packed(const kvf_heads_call *call, bool is_streaming);
 
-/* Into the frame, before it is sent: what pack and unpack move. A step may be dry in what takes. Of
- * a cache with rings. */
+/* Into the frame, before it is sent: what pack and unpack move. Of a cache with rings. */
 void kvf_heads_take_jobs(kvf_heads_call *call);
 KVF_CHECKED kvf_status kvf_heads_pack(const kvf_heads_call *call);
 KVF_CHECKED kvf_status kvf_heads_unpack(const kvf_heads_call *call);
@@ -60,8 +59,9 @@ typedef struct kvf_streaming_chunk {
     const kvf_row *row;        /* on the device */
 } kvf_streaming_chunk;
 kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call);
-/* As much as a chunk may take, in a dry step. */
-void kvf_streaming_take_most(const kvf_heads_call *call);
+/* Bytes of a frame that the arrays of so many rows of a batch take, or of the largest chunk (one
+ * row); 0 without rings. */
+size_t kvf_streaming_frame_bytes(const kvf_cache *cache, uint32_t rows, bool is_chunk);
 KVF_CHECKED kvf_status kvf_streaming_prefill(const kvf_heads_call *call,
                                              const kvf_streaming_chunk *chunk);
 
