@@ -28,9 +28,7 @@ typedef struct restoring {
     bool is_exact;
     kvf_host_memory memory;
     size_t granule;
-    struct iovec *pieces;
-    kvf_piece_block *piece_blocks; /* [pieces] if a pool spills */
-    size_t piece_count;
+    kvf_pieces pieces;
     kvf_event *done;
 } restoring;
 
@@ -286,33 +284,13 @@ static kvf_status take_memory(restoring *r)
         pieces += 2 + sealed_of(r, i);
     }
     r->granule = kvf_round_up(most, 64);
-    r->pieces = kvf_alloc(r->cache->context, pieces, sizeof *r->pieces);
-    r->piece_blocks = kvf_alloc(r->cache->context, pieces, sizeof *r->piece_blocks);
-    if (!r->pieces || !r->piece_blocks)
+    r->pieces.of = kvf_alloc(r->cache->context, pieces, sizeof *r->pieces.of);
+    r->pieces.blocks = kvf_alloc(r->cache->context, pieces, sizeof *r->pieces.blocks);
+    if (!r->pieces.of || !r->pieces.blocks)
         KVF_FAIL(r->cache->context, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of %s", pieces,
                  r->file.path);
     KVF_TRY(r->cache->device->ops->event_create(r->cache->device, &r->done));
     return kvf_granules_create(r->cache, r->granule, h->head->layers, &r->memory);
-}
-
-static void add_piece(restoring *r, void *at, size_t bytes)
-{
-    struct iovec *last = r->piece_count ? &r->pieces[r->piece_count - 1] : NULL;
-    if (last && last->iov_base && (char *)last->iov_base + last->iov_len == at)
-        last->iov_len += bytes;
-    else if (bytes)
-        r->pieces[r->piece_count++] = (struct iovec){at, bytes};
-}
-
-/* One of a pool that spills has no address yet. */
-static void add_block(restoring *r, kvf_page_pool *pool, kvf_block block, size_t bytes)
-{
-    if (!kvf_page_pool_spills(pool)) {
-        add_piece(r, kvf_page_pool_host(pool, block), bytes);
-        return;
-    }
-    r->piece_blocks[r->piece_count] = (kvf_piece_block){pool, block};
-    r->pieces[r->piece_count++] = (struct iovec){NULL, bytes};
 }
 
 /* Blocks of the pool for a layer, as if so many tokens were appended. */
@@ -322,16 +300,16 @@ static kvf_status take_blocks(restoring *r, uint32_t index)
     kvf_layer *layer = &r->sequence->layers[index];
     char *const state = layer_memory(r, index).host;
     const size_t state_bytes = kvf_saved_image_bytes(h->head, &h->layers[index]);
-    add_piece(r, state, state_bytes);
+    kvf_pieces_add(&r->pieces, state, state_bytes);
     if (!layer->part)
         return KVF_OK;
     KVF_TRY(kvf_append_reserve(layer, h->layers[index].length));
     layer->length = h->layers[index].length;
     layer->sealed = sealed_of(r, index);
     for (uint32_t b = 0; b < layer->sealed; b++)
-        add_block(r, &layer->part->pool, layer->blocks[b],
-                  kvf_saved_sealed_bytes(h->head, &h->layers[index]));
-    add_piece(r, state + state_bytes, tail_bytes(r, index));
+        kvf_pieces_add_block(&r->pieces, &layer->part->pool, layer->blocks[b],
+                             kvf_saved_sealed_bytes(h->head, &h->layers[index]));
+    kvf_pieces_add(&r->pieces, state + state_bytes, tail_bytes(r, index));
     return KVF_OK;
 }
 
@@ -355,8 +333,8 @@ static kvf_status read_layers(restoring *r)
     KVF_TRY(wait_pools(r));
     for (uint32_t i = 0; i < h->head->layers; i++)
         KVF_TRY(take_blocks(r, i));
-    KVF_TRY(kvf_saved_fill(&r->file, r->pieces, r->piece_count,
-                           kvf_has_tier(r->cache) ? r->piece_blocks : NULL));
+    KVF_TRY(kvf_saved_fill(&r->file, r->pieces.of, r->pieces.count,
+                           kvf_has_tier(r->cache) ? r->pieces.blocks : NULL));
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_saved_image image = image_of(r, i, &tail);
@@ -451,8 +429,8 @@ kvf_status kvf_restore(kvf_cache *cache, const kvf_restore_args *args, kvf_strea
     if (r.memory.arenas)
         kvf_host_memory_destroy(cache->context, &r.memory);
     cache->device->ops->event_destroy(r.done);
-    kvf_free(cache->context, r.piece_blocks);
-    kvf_free(cache->context, r.pieces);
+    kvf_free(cache->context, r.pieces.blocks);
+    kvf_free(cache->context, r.pieces.of);
     kvf_saved_close(&r.file);
     if (status == KVF_OK)
         *out = r.sequence;

@@ -233,30 +233,10 @@ static kvf_status take(kvf_save *save, kvf_sequence *sequence, kvf_stream *strea
 
 /* ---- the thread ---- */
 
-static void add_piece(kvf_save *save, void *at, size_t bytes)
-{
-    struct iovec *last = save->piece_count ? &save->pieces[save->piece_count - 1] : NULL;
-    if (last && last->iov_base && (char *)last->iov_base + last->iov_len == at)
-        last->iov_len += bytes;
-    else if (bytes)
-        save->pieces[save->piece_count++] = (struct iovec){at, bytes};
-}
-
-/* One of a pool that spills has no address that lasts. */
-static void add_block(kvf_save *save, kvf_page_pool *pool, kvf_block block, size_t bytes)
-{
-    if (!kvf_page_pool_spills(pool)) {
-        add_piece(save, kvf_page_pool_host(pool, block), bytes);
-        return;
-    }
-    save->piece_blocks[save->piece_count] = (kvf_piece_block){pool, block};
-    save->pieces[save->piece_count++] = (struct iovec){NULL, bytes};
-}
-
 static kvf_status get_block(void *user, size_t piece, size_t offset, size_t bytes, char *buffer)
 {
     const kvf_save *save = user;
-    const kvf_piece_block *b = &save->piece_blocks[piece];
+    const kvf_piece_block *b = &save->pieces.blocks[piece];
     return kvf_page_pool_copy_out(b->pool, save->cache->context, b->block, offset, bytes, buffer);
 }
 
@@ -268,10 +248,11 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
         const size_t sealed = kvf_saved_sealed_bytes(h->head, &h->layers[i]);
         char *const image = layer_memory(save, i).host;
         const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]);
-        add_piece(save, image, bytes);
+        kvf_pieces_add(&save->pieces, image, bytes);
         for (uint32_t b = 0; b < h->layers[i].sealed; b++)
-            add_block(save, &sequence->layers[i].part->pool, save->blocks[i][b], sealed);
-        add_piece(save, image + bytes, open_blocks(save, i) * block);
+            kvf_pieces_add_block(&save->pieces, &sequence->layers[i].part->pool, save->blocks[i][b],
+                                 sealed);
+        kvf_pieces_add(&save->pieces, image + bytes, open_blocks(save, i) * block);
     }
 }
 
@@ -320,7 +301,7 @@ static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
                            .user = save};
     KVF_TRY(kvf_file_reserve(save->cache->context, save->path, file->file,
                              h->head->header_bytes + h->head->data_bytes));
-    KVF_TRY(kvf_extents_write(&e, save->pieces, save->piece_count));
+    KVF_TRY(kvf_extents_write(&e, save->pieces.of, save->pieces.count));
     kvf_saved_seal_header(h);
     KVF_TRY(write_header(save, io, file->file));
     return kvf_new_file_commit(file);
@@ -364,9 +345,9 @@ static kvf_status create(kvf_save *save, const kvf_save_args *args)
         pieces += 2 + save->header.layers[i].sealed;
     save->path = kvf_alloc(save->cache->context, length, 1);
     save->blocks = kvf_alloc(save->cache->context, layers, sizeof *save->blocks);
-    save->pieces = kvf_alloc(save->cache->context, pieces, sizeof *save->pieces);
-    save->piece_blocks = kvf_alloc(save->cache->context, pieces, sizeof *save->piece_blocks);
-    if (!save->path || !save->blocks || !save->pieces || !save->piece_blocks)
+    save->pieces.of = kvf_alloc(save->cache->context, pieces, sizeof *save->pieces.of);
+    save->pieces.blocks = kvf_alloc(save->cache->context, pieces, sizeof *save->pieces.blocks);
+    if (!save->path || !save->blocks || !save->pieces.of || !save->pieces.blocks)
         KVF_FAIL(own, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of a sequence", pieces);
     memcpy(save->path, args->path, length);
     KVF_TRY(save->cache->device->ops->event_create(save->cache->device, &save->taken));
@@ -388,8 +369,8 @@ static void release(kvf_save *save)
     if (save->memory.arenas)
         kvf_host_memory_destroy(cache->context, &save->memory);
     cache->device->ops->event_destroy(save->taken);
-    kvf_free(save->cache->context, save->piece_blocks);
-    kvf_free(save->cache->context, save->pieces);
+    kvf_free(save->cache->context, save->pieces.blocks);
+    kvf_free(save->cache->context, save->pieces.of);
     kvf_free(save->cache->context, save->blocks);
     kvf_free(save->cache->context, save->path);
     kvf_free(save->cache->context, save->buffer);

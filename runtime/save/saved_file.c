@@ -92,6 +92,25 @@ kvf_status kvf_saved_open(const kvf_runtime *runtime, const char *path, kvf_save
     return read_header(out);
 }
 
+void kvf_pieces_add(kvf_pieces *pieces, void *at, size_t bytes)
+{
+    struct iovec *last = pieces->count ? &pieces->of[pieces->count - 1] : NULL;
+    if (last && last->iov_base && (char *)last->iov_base + last->iov_len == at)
+        last->iov_len += bytes;
+    else if (bytes)
+        pieces->of[pieces->count++] = (struct iovec){at, bytes};
+}
+
+void kvf_pieces_add_block(kvf_pieces *pieces, kvf_page_pool *pool, kvf_block block, size_t bytes)
+{
+    if (!kvf_page_pool_spills(pool)) {
+        kvf_pieces_add(pieces, kvf_page_pool_host(pool, block), bytes);
+        return;
+    }
+    pieces->blocks[pieces->count] = (kvf_piece_block){pool, block};
+    pieces->of[pieces->count++] = (struct iovec){NULL, bytes};
+}
+
 static kvf_status put_block(void *user, size_t piece, size_t offset, size_t bytes, char *buffer)
 {
     const kvf_piece_block *b = (const kvf_piece_block *)user + piece;

@@ -22,6 +22,17 @@ typedef struct kvf_piece_block {
     kvf_block block;
 } kvf_piece_block;
 
+/* Bytes of a sequence, one after the other, as they lie in a file. */
+typedef struct kvf_pieces {
+    struct iovec *of;
+    kvf_piece_block *blocks; /* [count] if a pool spills */
+    size_t count;
+} kvf_pieces;
+/* There is room for them. Neighbours in memory become one. */
+void kvf_pieces_add(kvf_pieces *pieces, void *at, size_t bytes);
+/* One of a pool that spills has no address that lasts. */
+void kvf_pieces_add_block(kvf_pieces *pieces, kvf_page_pool *pool, kvf_block block, size_t bytes);
+
 struct kvf_save {
     kvf_cache *cache;
     char *path;
@@ -36,9 +47,7 @@ struct kvf_save {
     uint32_t generation;
 
     kvf_block **blocks; /* [layers] held, of the layer's part */
-    struct iovec *pieces;
-    kvf_piece_block *piece_blocks; /* [pieces] if a pool spills */
-    size_t piece_count;
+    kvf_pieces pieces;
 
     kvf_event *taken;
     pthread_t thread;
