@@ -12,7 +12,7 @@
  *     DOT(family, op)      those of them that live on products of bytes: built for more sets
  *
  * The files of an operation in parts (observe_stats, observe_score) have the name before the
- * underscore.
+ * underscore; those of operations of one idea have its name (`kernel_shared` in meson.build).
  */
 #define KVF_KERNEL_LIST(PLAIN, SIMD)                                                               \
     SIMD(score, digest)                                                                            \
