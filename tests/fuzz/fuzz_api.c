@@ -378,7 +378,7 @@ static void chunk(world *w)
         if (what == ASK)
             check_dense(w, m, l, tokens - 1, m->tokens + tokens);
     }
-    if (can_ask_alone(w) && w->config.pages == KVF_PAGES_NATIVE)
+    if (can_ask_alone(w) && w->config.pages == KVF_PAGES_NATIVE && tokens <= 8) /* slow */
         chunk_alone(w, m, tokens);
     note(w, m, what, tokens);
 }
