@@ -63,6 +63,8 @@ typedef struct rows {
     uint32_t given;                                                /* of each list; 0 = none */
 } rows;
 
+enum { ROW_MAX = 512 }; /* elements of a token's queries */
+
 typedef struct world {
     fuzz_input in;
     kvf_runtime *runtime, *plain_runtime;
@@ -176,6 +178,8 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
     const uint32_t group = draw(w, 0, 255);
     c->query_heads = c->kv_heads * (group < 240 ? 1 + group % 4 : GROUP_MAX);
     c->head_dim = dims[draw(w, 0, 6)];
+    if (c->query_heads * c->head_dim > ROW_MAX) /* references take minutes for both at once */
+        c->head_dim = kvf_max_u32(ROW_MAX / c->query_heads / 16 * 16, 16);
     c->dtype = (kvf_dtype)draw(w, 0, KVF_FP32);
     c->pages = (kvf_pages)draw(w, 0, KVF_PAGES_K8V4);
     c->tokens_max = draw(w, 140, TOKENS_MAX - 5);
