@@ -16,6 +16,7 @@
 
 #include "commands.h"
 #include "common/clock.h"
+#include "interrupt.h"
 #include "progress.h"
 
 #include <kvferry/link.h>

@@ -11,6 +11,7 @@
 #include "bench.h"
 
 #include "common/percentile.h"
+#include "interrupt.h"
 #include "progress.h"
 
 #include <stdlib.h>

@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "common/clock.h"
 #include "common/percentile.h"
+#include "interrupt.h"
 #include "progress.h"
 
 #include <math.h>

@@ -13,6 +13,7 @@
 #include "chat_channels.h"
 #include "commands.h"
 #include "common/clock.h"
+#include "interrupt.h"
 #include "line_input.h"
 #include "progress.h"
 #include "run.h"

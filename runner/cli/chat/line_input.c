@@ -4,7 +4,7 @@
 
 #include "line_input.h"
 
-#include "progress.h"
+#include "interrupt.h"
 
 #include <errno.h>
 #include <poll.h>

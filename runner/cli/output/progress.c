@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Draws bars, and listens to signals.
+ * Draws bars.
  *
  * It knows terminals that understand carriage return and "erase line". Invariant: at most ten draws
  * a second.
@@ -9,8 +9,6 @@
 
 #include "progress.h"
 
-#include <signal.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,54 +138,4 @@ void cli_memory_watch_end(cli_memory_watch *watch)
     pthread_cond_destroy(&watch->wake);
     pthread_mutex_destroy(&watch->mutex);
     cli_progress_end(&watch->progress);
-}
-
-/*
- * The signal handler of the command.
- *
- * It holds the one mutable global of the project, because a signal handler can reach nothing else.
- * Invariant: the handler only sets the global, and is gone after the first signal of its number.
- */
-
-static volatile sig_atomic_t caught; /* the signal, 0 = none */
-
-static void note(int number)
-{
-    caught = number;
-}
-
-static void watch(int number)
-{
-    struct sigaction action = {.sa_handler = note, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
-    struct sigaction before;
-    sigemptyset(&action.sa_mask);
-    /* What nohup and the like ignore stays ignored. */
-    if (number != SIGINT && sigaction(number, NULL, &before) == 0 && before.sa_handler == SIG_IGN)
-        return;
-    sigaction(number, &action, NULL);
-}
-
-void cli_interrupt_watch(void)
-{
-    if (cli_interrupt_ends())
-        return;
-    caught = 0;
-    watch(SIGINT);
-    watch(SIGTERM);
-    watch(SIGHUP);
-}
-
-bool cli_interrupted(void)
-{
-    return caught != 0;
-}
-
-bool cli_interrupt_ends(void)
-{
-    return caught == SIGTERM || caught == SIGHUP;
-}
-
-int cli_interrupt_status(void)
-{
-    return 128 + (caught ? (int)caught : SIGINT);
 }

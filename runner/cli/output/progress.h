@@ -3,8 +3,7 @@
 #define KVF_CLI_PROGRESS_H
 
 /*
- * While something takes long: a bar on standard error, nothing when that is no terminal, and
- * whether the user wants it to end.
+ * A bar on standard error while something takes long; nothing when that is no terminal.
  *
  * It knows shares of a whole, not what the whole is. Invariant: after cli_progress_end the line is
  * clean again.
@@ -47,18 +46,5 @@ typedef struct cli_memory_watch {
 
 void cli_memory_watch_begin(cli_memory_watch *watch, const char *title, uint64_t bytes);
 void cli_memory_watch_end(cli_memory_watch *watch);
-
-/*
- * Ctrl-C, and signals by which schedulers and containers end a process (SIGTERM, SIGHUP), as a
- * question that is asked between chunks and tokens. A second one ends the process.
- */
-
-/** From now on; an earlier Ctrl-C is forgotten, an earlier SIGTERM or SIGHUP is not. */
-void cli_interrupt_watch(void);
-bool cli_interrupted(void);
-/** Not only what is being done is to end, but the command. */
-bool cli_interrupt_ends(void);
-/** Exit status of what was interrupted: 128 and the number of the signal. */
-int cli_interrupt_status(void);
 
 #endif

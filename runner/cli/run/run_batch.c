@@ -9,6 +9,7 @@
 
 #include "chat_template.h"
 #include "common/clock.h"
+#include "interrupt.h"
 #include "printer.h"
 #include "progress.h"
 #include "run.h"

@@ -9,6 +9,7 @@
  */
 
 #include "common/clock.h"
+#include "interrupt.h"
 #include "progress.h"
 #include "run.h"
 

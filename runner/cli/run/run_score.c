@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/percentile.h"
+#include "interrupt.h"
 #include "progress.h"
 #include "run.h"
 

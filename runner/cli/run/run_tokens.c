@@ -8,6 +8,7 @@
  */
 
 #include "common/clock.h"
+#include "interrupt.h"
 #include "printer.h"
 #include "progress.h"
 #include "run.h"

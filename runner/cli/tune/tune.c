@@ -12,7 +12,7 @@
 
 #include "commands.h"
 #include "head_mask.h"
-#include "progress.h"
+#include "interrupt.h"
 #include "run.h"
 
 #include <stdlib.h>

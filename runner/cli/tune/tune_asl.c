@@ -14,7 +14,7 @@
 
 #include "tune.h"
 
-#include "progress.h"
+#include "interrupt.h"
 #include <kvferry/prune.h>
 
 #include <math.h>

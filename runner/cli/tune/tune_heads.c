@@ -13,6 +13,7 @@
 #include "generate.h"
 #include "head_heat.h"
 #include "head_mask.h"
+#include "interrupt.h"
 #include "progress.h"
 #include "tune.h"
 

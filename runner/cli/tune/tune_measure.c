@@ -14,6 +14,7 @@
 
 #include "tune.h"
 
+#include "interrupt.h"
 #include "progress.h"
 #include <kvferry/prune.h>
 

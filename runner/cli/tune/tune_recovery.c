@@ -12,7 +12,7 @@
 
 #include "tune.h"
 
-#include "progress.h"
+#include "interrupt.h"
 #include <kvferry/prune.h>
 
 #include <stdlib.h>

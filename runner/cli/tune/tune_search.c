@@ -22,6 +22,7 @@
 #include "common/clock.h"
 #include "common/percentile.h"
 #include "generate.h"
+#include "interrupt.h"
 #include "progress.h"
 #include "tune.h"
 
