@@ -4,7 +4,7 @@
 
 /*
  * The kernels of the CUDA device: for every operation of the table a launcher kvf_<op>_cuda, in
- * `kernels/<family>/<op>.cu`.
+ * `kernels/<family>/<op>.cu`, or in the file of its idea (list.h).
  *
  * A launcher takes the same arguments as the reference, chooses grid and block from what the host
  * knows (shapes and maxima, never counts that live on the device), enqueues, and returns a

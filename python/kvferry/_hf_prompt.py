@@ -33,7 +33,7 @@ def causal_columns(mask: torch.Tensor, columns: int, queries: int) -> torch.Tens
 
 
 def attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor,
-                         out: torch.Tensor, form: Form) -> None:
+                        out: torch.Tensor, form: Form) -> None:
     """Queries of padding after the first token of a prompt: nobody needs them, but logits show them."""
     padding, keys = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0], valid.nonzero()[:, 0]
     k, v = (x[keys].transpose(0, 1).float().repeat_interleave(q.shape[1] // k.shape[1], 0) for x in (k, v))
@@ -48,7 +48,7 @@ def attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid
 
 
 def attend_to_prompt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: Optional[torch.Tensor],
-                      scale: float, out: torch.Tensor) -> None:
+                     scale: float, out: torch.Tensor) -> None:
     """The newest queries of a first prompt, over keys and values that are all at hand: out[queries, heads]."""
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     keys, first = k.shape[1], k.shape[1] - q.shape[1]

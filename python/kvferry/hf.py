@@ -20,9 +20,9 @@ torch's SDPA, or the model's own attention where that has sinks or a soft cap of
 
 Knows the interfaces of Transformers 5 (AttentionInterface, AttentionMaskInterface, cache layers) and
 no model. Invariants: a row of a batch holds its own tokens only, never padding; a layer's length
-counts columns as Transformers does, with padding; in a pass every layer of pages stores and attends once,
-and so does every layer without keys that attends to them, in order, and lengths change when the last one has: a pass that does anything else raises, one that ends
-early has not been.
+counts columns as Transformers does, with padding; in a pass every layer of pages stores and attends
+once, and so does every layer without keys that attends to them, in order; lengths change when the last
+one has: a pass that does anything else raises, one that ends early has not been.
 """
 import copy
 import functools
@@ -816,7 +816,7 @@ class Cache(_caches.DynamicCache):
         of = slice(None) if valid is None else valid[-q.shape[0]:].nonzero()[:, 0]
         asked, most = q[of], self._cache.settings.prefill_chunk_max
         if asked.shape[0] > most:
-            raise self.refusal(self._order[self._turn].at, "%s, which take %d queries at once behind the first "
+            raise self.refusal(self._order[self._turn].at, "%s, which take %d queries at once after the first "
                                "pass, and %d came; make the Cache with prefill_chunk_max = %d, or hand over "
                                "fewer tokens at once" % (_SHARED, most, asked.shape[0], asked.shape[0]))
         if self._pass.held[i] == self._held[i] + 1: # its one token was a step

@@ -174,7 +174,7 @@ KVF_CHECKED kvf_status kvf_wide_row(const kvf_step *step, const kvf_part *part, 
 /* Row `index` of the step with all its sealed blocks; the row itself where pages are exact. */
 KVF_CHECKED kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_row **view);
 
-/* What kvf_wide_view gave. */
+/* The view that kvf_wide_view gave. */
 static inline const kvf_row *kvf_wide_last(const kvf_step *step, uint32_t index)
 {
     return kvf_quantizes_pages(step->part) ? step->part->tables.wide_view : step->row + index;

@@ -137,7 +137,7 @@ void kvf_prune_advance(kvf_prune *prune, kvf_prune_slot *slot, uint32_t kept);
  * touched, and the end cannot fail half-way.
  */
 
-/* What kvferry/prune.h says of kvf_complete_begin and kvf_complete_end. */
+/* kvf_complete_begin and kvf_complete_end of kvferry/prune.h. */
 KVF_CHECKED kvf_status kvf_whole_begin(kvf_cache *cache, kvf_sequence *sequence,
                                        uint32_t first_layer, uint32_t tokens, kvf_stream *stream,
                                        kvf_sequence **whole);

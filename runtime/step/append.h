@@ -82,7 +82,7 @@ KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
 KVF_CHECKED kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args,
                                              uint32_t base);
 /* Append kept tokens of the layer once more: the chunk has them in full precision, without queries.
- * What was quantized moves as it is, where it is sealed again. */
+ * Quantized tokens move as they are, where their page is sealed again. */
 KVF_CHECKED kvf_status kvf_carry_quantized(kvf_step *step, const kvf_prefill_args *args,
                                            uint32_t base, const kvf_carried *carried);
 

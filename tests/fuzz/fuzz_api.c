@@ -71,8 +71,8 @@ static void fill_alone(const world *w, rows *r, uint32_t row, uint32_t token)
     fill_row(r->q, w->config.dtype, (size_t)row * q, q, seed_of(layer, token) + 11);
 }
 
-static void step_alone(const world *w, kvf_cache *cache, kvf_sequence **sequences, uint32_t count,
-                       rows *r, kvf_stream *stream)
+static void step_alone(const world *w, kvf_cache *cache, kvf_sequence *const *sequences,
+                       uint32_t count, rows *r, kvf_stream *stream)
 {
     const kvf_decode_args args = {.layer = w->config.layers - 1,
                                   .batch = count,
@@ -378,7 +378,7 @@ static void chunk(world *w)
         if (what == ASK)
             check_dense(w, m, l, tokens - 1, m->tokens + tokens);
     }
-    if (can_ask_alone(w) && w->config.pages == KVF_PAGES_NATIVE && tokens <= 8) /* slow */
+    if (can_ask_alone(w) && w->config.pages == KVF_PAGES_NATIVE)
         chunk_alone(w, m, tokens);
     note(w, m, what, tokens);
 }
@@ -492,7 +492,7 @@ static int is_done(world *w, const batch *b, kvf_status status)
 }
 
 /* A row for each sequence, and its twin's. */
-static void decode_alone(world *w, batch *b)
+static void decode_alone(world *w, const batch *b)
 {
     const uint32_t heads = w->config.query_heads;
     for (uint32_t i = 0; i < b->count; i++)
@@ -510,7 +510,7 @@ static void decode_alone(world *w, batch *b)
 static void decode(world *w)
 {
     const int is_single = (w->config.disk_path && w->has_rings) || draw(w, 0, 1);
-    batch b = draw_batch(w, is_single ? 1 : w->config.tokens_per_step_max);
+    const batch b = draw_batch(w, is_single ? 1 : w->config.tokens_per_step_max);
     for (uint32_t l = 0; b.count && l < w->config.layers; l++) {
         kvf_decode_args args = call_of(w, &b, l);
         args.tokens = is_single ? NULL : b.tokens;

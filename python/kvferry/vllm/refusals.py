@@ -11,7 +11,7 @@ from .._errors import Unsupported
 # Drafts that need no layer of attention of their own.
 DRAFTS = ("ngram",)
 BLOCK_TOKENS = 32 # a block has a multiple of them
-HEAD_DIM_MAX = {"cpu": 512, "cuda": 256} # elements, by type of device
+HEAD_DIM_MAX, HEAD_DIM_MAX_CPU = 256, 512 # elements
 OTHER = "take another model, or vLLM's own attention"
 
 
@@ -56,12 +56,12 @@ def why_not_captured(verify_interval: int, sleeps: bool, machine: dict) -> Optio
 
 
 def check_model(model: Any, device: str = "cuda") -> None:
-    """Of a ModelConfig, what its layers will be refused for on a type of device, so that no advice leads to another
-    refusal."""
+    """Refuse, for a ModelConfig on a type of device, whatever its layers will be refused for, so that no advice leads
+    to another refusal."""
     text = model.hf_text_config
     if getattr(text, "num_kv_shared_layers", None):
         refuse("layers that share the keys of another layer", OTHER)
-    widest, most = _widest(text), HEAD_DIM_MAX[device]
+    widest, most = _widest(text), HEAD_DIM_MAX_CPU if device == "cpu" else HEAD_DIM_MAX
     if widest > most:
         refuse("heads of %d elements in layers that see everything (%d at most)" % (widest, most), OTHER)
 

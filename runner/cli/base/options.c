@@ -507,7 +507,7 @@ void cli_axes_set(const cli_axis *axes, uint32_t count, uint64_t index, void *op
 }
 
 /*
- * What a misspelt word was meant to be.
+ * Suggestions for a misspelt word.
  *
  * It knows words only. Invariant: a suggestion differs in fewer letters than the word has.
  */

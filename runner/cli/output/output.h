@@ -69,7 +69,7 @@ typedef struct cli_column {
     int decimals; /* of table and md */
 } cli_column;
 
-/* Of a list of columns, X(NUMBER, name, head, KIND, decimals): their numbers, and their rows. */
+/* Numbers and rows of a list of columns, X(NUMBER, name, head, KIND, decimals). */
 #define CLI_COLUMN_NUMBER(number, ...)                     number,
 #define CLI_COLUMN_ROW(number, name, head, kind, decimals) {name, head, CLI_CELL_##kind, decimals},
 

@@ -81,14 +81,14 @@ typedef struct cli_prune_options {
 
 /** The options of pruning; @p base is where cli_prune_options is. */
 void cli_prune_add(cli_command *command, size_t base);
-/** Of these, the settings which a layer is found with. */
+/** Those of them which a layer is found with. */
 void cli_prune_add_found_with(cli_command *command, size_t base);
 /** The options of head masks; @p cache is where kvf_cache_config is. */
 void cli_prune_add_mask(cli_command *command, size_t base, size_t cache);
 
 void cli_prune_options_init(cli_prune_options *options);
 
-/** What can be said without a model. @return false after a message on stderr */
+/** The checks that need no model. @return false after a message on stderr */
 bool cli_prune_check(const cli_prune_options *options, const cli_command *command);
 
 /**

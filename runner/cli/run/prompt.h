@@ -68,13 +68,13 @@ KVF_CHECKED kvf_status cli_json_lines(const char *path, cli_line_fn fn, void *us
                                       kvf_error *error);
 
 /*
- * What a batch has to answer: prompts from a file of JSON lines, or one prompt several times.
+ * Prompts of a batch: from a file of JSON lines, or one prompt several times.
  *
  * It knows files and fields, not what runs them. Invariant: every id of a token is one that the
  * model has, settings are in their ranges, and no two lines have the same id.
  */
 
-/* What results say of a prompt. */
+/* A prompt, as results name it. */
 typedef struct cli_job {
     char *name;      /* "id" of the line if that is a text, or NULL */
     uint64_t number; /* if it is a number, or the number of the line */

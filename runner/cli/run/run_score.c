@@ -62,8 +62,8 @@ kvf_status cli_run_score(cli_run *run, kvf_error *error)
 }
 
 /*
- * What finished answers are worth to the model under another selection, and how far that is from
- * what they were worth when they were drawn.
+ * Log-probabilities of finished answers under another selection, and their distance to those at
+ * which they were drawn.
  *
  * It knows log-probabilities, not how they come about. Invariant: a difference is of one token, the
  * answer's minus this run's; a token for which either has no finite number is not compared.
