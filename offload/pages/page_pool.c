@@ -27,12 +27,14 @@ static void carve(kvf_page_pool *pool, kvf_carver *carver)
     KVF_CARVE(carver, pool->references, pool->block_count);
 }
 
-uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks)
+uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks,
+                                   uint32_t page_frames, uint32_t groups)
 {
     kvf_page_pool pool = {.block_count = block_count, .bundle_blocks = bundle_blocks};
     kvf_carver carver = {0};
     carve(&pool, &carver);
-    return carver.bytes;
+    return carver.bytes +
+           (page_frames ? kvf_disk_tier_table_bytes(bundle_count(&pool), page_frames, groups) : 0);
 }
 
 size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks)
@@ -43,8 +45,8 @@ size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks)
 static kvf_status take_tables(kvf_page_pool *pool)
 {
     const uint32_t bundles = bundle_count(pool);
-    pool->tables = kvf_alloc(pool->context, 1,
-                             kvf_page_pool_table_bytes(pool->block_count, pool->bundle_blocks));
+    pool->tables = kvf_alloc(
+        pool->context, 1, kvf_page_pool_table_bytes(pool->block_count, pool->bundle_blocks, 0, 0));
     if (!pool->tables)
         KVF_FAIL(pool->context, KVF_OUT_OF_MEMORY, "no memory for the tables of %u host blocks",
                  pool->block_count);
@@ -234,6 +236,11 @@ void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block)
                        kvf_disk_tier_device(pool->tier, kvf_page_pool_bundle(pool, block)));
     const kvf_arena *arena = &pool->memory.arenas[block.index / pool->blocks_per_arena];
     return arena->device + (size_t)(block.index % pool->blocks_per_arena) * pool->block_bytes;
+}
+
+void *kvf_page_pool_lasting(const kvf_page_pool *pool, kvf_block block)
+{
+    return pool->tier ? NULL : kvf_page_pool_host(pool, block);
 }
 
 void *kvf_page_pool_place(const kvf_page_pool *pool, kvf_block block)

@@ -69,8 +69,10 @@ KVF_CHECKED kvf_status kvf_page_pool_create_on_disk(kvf_context *context, kvf_de
                                                     size_t block_bytes, uint32_t block_count,
                                                     kvf_page_pool *out);
 void kvf_page_pool_destroy(kvf_page_pool *pool);
-/* Bytes of its tables, besides the blocks. */
-uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks);
+/* Bytes of its tables, besides the blocks. Without a disk: bundles of 1 block, and 0 page frames.
+ */
+uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks,
+                                   uint32_t page_frames, uint32_t groups);
 /* Bytes of a bundle, in memory and in the file. */
 size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks);
 
@@ -87,6 +89,9 @@ uint32_t kvf_page_pool_references(const kvf_page_pool *pool, kvf_block block);
 /* Addresses for the CPU and for the device; NULL if the block is not in memory. */
 void *kvf_page_pool_host(const kvf_page_pool *pool, kvf_block block);
 void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block);
+/* For the CPU, as long as the block is held; NULL if it has no address that lasts. Its bytes can be
+ * copied then. */
+void *kvf_page_pool_lasting(const kvf_page_pool *pool, kvf_block block);
 
 /* ---- the door: blocks of a pool that is larger than its memory ----
  * Such a block is addressable from the bring after it was wanted until the next call; disk_tier.h

@@ -397,8 +397,7 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     plan->host_kv_bytes += pool.bytes;
     plan->host_staging_bytes += staging_host;
     plan->host_table_bytes +=
-        kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks) +
-        (bundles ? kvf_disk_tier_table_bytes(bundles, d->page_frames, c->layers + 1) : 0);
+        kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks, d->page_frames, c->layers + 1);
     plan->device_kv_bytes += slots.bytes;
     plan->device_table_bytes += residency.bytes + staging_device;
     plan->prompt_bytes += (uint64_t)(d->arena_blocks + d->wide_blocks) * kvf_block_bytes(p);

@@ -4,8 +4,8 @@
  * A sequence from a file: whether its cache can have it, its bytes, and its tables.
  *
  * Knows nothing of decoding. Sealed blocks are read straight into the pool, or through a buffer
- * if it spills. Nothing is enqueued before every byte was read and checked, so a file that is
- * damaged leaves no trace.
+ * where they have no address. Nothing is enqueued before every byte was read and checked, so a file
+ * that is damaged leaves no trace.
  */
 
 #include <math.h>
@@ -333,8 +333,7 @@ static kvf_status read_layers(restoring *r)
     KVF_TRY(wait_pools(r));
     for (uint32_t i = 0; i < h->head->layers; i++)
         KVF_TRY(take_blocks(r, i));
-    KVF_TRY(kvf_saved_fill(&r->file, r->pieces.of, r->pieces.count,
-                           kvf_has_tier(r->cache) ? r->pieces.blocks : NULL));
+    KVF_TRY(kvf_saved_fill(&r->file, &r->pieces));
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_saved_image image = image_of(r, i, &tail);

@@ -297,7 +297,7 @@ static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
                            .extent_bytes = save->extent_bytes,
                            .offset = h->head->header_bytes,
                            .checksums = h->checksums,
-                           .move = kvf_has_tier(save->cache) ? get_block : NULL,
+                           .move = save->pieces.has_blocks ? get_block : NULL,
                            .user = save};
     KVF_TRY(kvf_file_reserve(save->cache->context, save->path, file->file,
                              h->head->header_bytes + h->head->data_bytes));

@@ -103,10 +103,12 @@ void kvf_pieces_add(kvf_pieces *pieces, void *at, size_t bytes)
 
 void kvf_pieces_add_block(kvf_pieces *pieces, kvf_page_pool *pool, kvf_block block, size_t bytes)
 {
-    if (!kvf_page_pool_spills(pool)) {
-        kvf_pieces_add(pieces, kvf_page_pool_host(pool, block), bytes);
+    void *at = kvf_page_pool_lasting(pool, block);
+    if (at) {
+        kvf_pieces_add(pieces, at, bytes);
         return;
     }
+    pieces->has_blocks = true;
     pieces->blocks[pieces->count] = (kvf_piece_block){pool, block};
     pieces->of[pieces->count++] = (struct iovec){NULL, bytes};
 }
@@ -117,8 +119,7 @@ static kvf_status put_block(void *user, size_t piece, size_t offset, size_t byte
     return kvf_page_pool_copy_in(b->pool, b->block, offset, bytes, buffer);
 }
 
-kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces, size_t count,
-                          kvf_piece_block *blocks)
+kvf_status kvf_saved_fill(const kvf_saved_file *f, const kvf_pieces *pieces)
 {
     kvf_io *io = NULL;
     KVF_TRY(kvf_saved_engine(f->runtime, f->context, &io));
@@ -129,9 +130,9 @@ kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces, s
                            .extent_bytes = f->header.head->extent_bytes,
                            .offset = f->header.head->header_bytes,
                            .checksums = f->header.checksums,
-                           .move = blocks ? put_block : NULL,
-                           .user = blocks};
-    const kvf_status status = kvf_extents_read(&e, pieces, count);
+                           .move = pieces->has_blocks ? put_block : NULL,
+                           .user = pieces->blocks};
+    const kvf_status status = kvf_extents_read(&e, pieces->of, pieces->count);
     kvf_io_close(io);
     return status;
 }

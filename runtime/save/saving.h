@@ -16,7 +16,7 @@
 #include "plain_file.h"
 #include "snapshot.h"
 
-/* A piece of the bytes of a sequence that has no address that lasts: its pool spills. */
+/* A piece of the bytes of a sequence that has no address that lasts. */
 typedef struct kvf_piece_block {
     kvf_page_pool *pool;
     kvf_block block;
@@ -25,12 +25,12 @@ typedef struct kvf_piece_block {
 /* Bytes of a sequence, one after the other, as they lie in a file. */
 typedef struct kvf_pieces {
     struct iovec *of;
-    kvf_piece_block *blocks; /* [count] if a pool spills */
+    kvf_piece_block *blocks; /* [count] of those without an address */
     size_t count;
+    bool has_blocks; /* there are such */
 } kvf_pieces;
 /* There is room for them. Neighbours in memory become one. */
 void kvf_pieces_add(kvf_pieces *pieces, void *at, size_t bytes);
-/* One of a pool that spills has no address that lasts. */
 void kvf_pieces_add_block(kvf_pieces *pieces, kvf_page_pool *pool, kvf_block block, size_t bytes);
 
 struct kvf_save {
@@ -83,10 +83,8 @@ KVF_CHECKED kvf_status kvf_saved_open(const kvf_runtime *runtime, const char *pa
 /* An engine for such files, with errors in `context`. */
 KVF_CHECKED kvf_status kvf_saved_engine(const kvf_runtime *runtime, kvf_context *context,
                                         kvf_io **out);
-/* The layers' bytes into pieces, checked; `blocks` [pieces] are those without an address, NULL if
- * all have one. */
-KVF_CHECKED kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces,
-                                      size_t count, kvf_piece_block *blocks);
+/* The layers' bytes into pieces, checked. */
+KVF_CHECKED kvf_status kvf_saved_fill(const kvf_saved_file *f, const kvf_pieces *pieces);
 /* ... and only checked. */
 KVF_CHECKED kvf_status kvf_saved_check(const kvf_saved_file *f);
 void kvf_saved_close(kvf_saved_file *f);

@@ -106,6 +106,7 @@ static void test_fresh_order(void **state)
         RIG_OK(kvf_page_pool_acquire(&pool, &block));
         assert_int_equal(block.index, i);
         assert_ptr_equal(kvf_page_pool_host(&pool, block), first + i * BLOCK_BYTES);
+        assert_ptr_equal(kvf_page_pool_lasting(&pool, block), first + i * BLOCK_BYTES);
     }
     kvf_page_pool_destroy(&pool);
     rig_close(&r);
