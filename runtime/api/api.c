@@ -27,7 +27,7 @@ kvf_status kvf_enter(kvf_cache *cache)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "two threads use one cache at once; give each thread a cache, or take a lock");
     for (uint32_t i = 0; !cache->broken && i < cache->part_count; i++)
-        kvf_bring_again(&cache->parts[i]);
+        kvf_page_pool_call(&cache->parts[i].pool);
     if (cache->broken == KVF_OK)
         return KVF_OK;
     return kvf_leave(cache, kvf_fail(cache->context, cache->broken, 0,
@@ -463,7 +463,7 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     KVF_TRY(check_append(cache, args));
     if (!args->tokens)
         return kvf_heads_decode(cache, args, stream);
-    if (kvf_has_tier(cache) && kvf_has_streaming_heads(cache))
+    if (cache->plan.disk_bytes && kvf_has_streaming_heads(cache))
         KVF_TRY(check_single(cache, args, "a cache with disk_path and streaming heads takes"));
     return kvf_heads_decode_several(cache, args, stream);
 }
@@ -497,7 +497,7 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s needs the host in every step; use a policy that runs on the device",
                  kvf_select_name(cache->config.select));
-    if (kvf_has_tier(cache))
+    if (cache->plan.disk_bytes)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "disk_path = %s needs the host in every step; enqueue every step, or open the "
                  "cache without disk_path",

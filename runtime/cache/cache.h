@@ -146,15 +146,6 @@ static inline bool kvf_has_coarse_heads(const kvf_cache *cache, uint32_t layer)
     return false;
 }
 
-/* Not every page has an address. */
-static inline bool kvf_has_tier(const kvf_cache *cache)
-{
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        if (kvf_page_pool_spills(&cache->parts[i].pool))
-            return true;
-    return false;
-}
-
 /* The caller's settings, as this library knows them; everything else takes such. */
 KVF_CHECKED kvf_status kvf_config_read(kvf_context *context, const kvf_cache_config *config,
                                        kvf_cache_config *own);

@@ -593,6 +593,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  (unsigned long long)resolved->host_tokens_max, resolved->layers, UINT32_MAX - 1);
     dims->block_count = (uint32_t)blocks;
     KVF_TRY(count_disk(context, resolved, dims));
+    dims->step_tokens = dims->page_frames ? 1 : resolved->tokens_per_step_max;
     KVF_TRY(count_slots(context, resolved, dims));
     if (resolved->digest == KVF_DIGEST_CODES)
         dims->code_blocks = dims->block_count;

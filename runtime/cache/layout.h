@@ -18,7 +18,7 @@ typedef struct kvf_dims kvf_dims;
 typedef struct kvf_part kvf_part;
 
 /* Pages that lists choose, and the way of those that have no slot. `flights` of them are under way
- * at once: 1, or 2 if the pool spills. */
+ * at once: 1, or 2 where the host brings pages (bring.h). */
 typedef struct kvf_choice {
     uint32_t ids_max;      /* most pages that a list chooses */
     int32_t *ids;          /* [R, lists, ids_max] */
@@ -120,13 +120,14 @@ typedef struct kvf_tables {
 /* Host memory that the device sees: carved twice, from the address of either. */
 typedef struct kvf_control {
     kvf_layer_counters *counters; /* [layers] */
-    /* Only if the pool spills: */
+    /* Only where the host brings pages: */
     void **places;        /* [S, blocks_max] addresses for page tables */
     uint8_t *late;        /* [S, lists, ids_max] where pages stay: 1 = it is not addressable yet */
     kvf_miss *parted;     /* [2, S, lists, ids_max] where they move: those that are, and the rest */
     uint32_t *part_count; /* [2, S, lists] */
     /* What the host reads and writes of the device, where it cannot do so in place: of a custom
-     * choice, of page lists that are checked, or of what a step misses if the pool spills. */
+     * choice, of page lists that are checked, or of what a step misses where the host brings pages.
+     */
     struct {
         uint32_t *choose;       /* [R, lists] */
         float *scores;          /* [R, lists, pages_max] */

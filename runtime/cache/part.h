@@ -45,6 +45,7 @@ struct kvf_dims {
     uint32_t ids_max;       /* most pages a list chooses */
     uint32_t spans_max;     /* per list */
     uint32_t splits_max;
+    uint32_t step_tokens;   /* of a sequence in one step, at most; 1 where the host brings pages */
     uint32_t choose_lists;  /* lists that are chosen for, per row: lists, or 1 */
     uint32_t window_pages;  /* most pages that are not sealed */
     uint32_t tokens_max;    /* ids of tokens per KV head: static set, auto, oracle; 0 = unused */
@@ -61,8 +62,8 @@ struct kvf_dims {
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
     uint32_t code_blocks;   /* whose codes are on the device: all of the pool, or none */
-    uint32_t bundle_blocks; /* blocks that come and go together; 1 if the pool does not spill */
-    uint32_t page_frames;   /* bundles in memory; 0 = all blocks, the pool does not spill */
+    uint32_t bundle_blocks; /* blocks that come and go together */
+    uint32_t page_frames;   /* bundles in memory; 0 = all blocks are there, none come and go */
 };
 
 /* The host's half of a row. */
@@ -142,7 +143,7 @@ struct kvf_part {
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
     kvf_event *written; /* on the write-back stream */
-    kvf_event *chosen;  /* if the pool spills: a choice is known; addresses were read */
+    kvf_event *chosen;  /* where the host brings pages: a choice is known; addresses were read */
     kvf_event *placed;
     uint32_t places_used;   /* of control.places */
     uint64_t pages_brought; /* of choices, which had none in memory */

@@ -20,7 +20,7 @@
 static bool can_share(const kvf_cache *cache, uint32_t layer)
 {
     const kvf_part *part = cache->places[layer].part;
-    return part && !kvf_page_pool_spills(&part->pool) && kvf_streaming_count(cache, layer) == 0;
+    return part && part->dims.step_tokens > 1 && kvf_streaming_count(cache, layer) == 0;
 }
 
 /* The next token's effect on the sequence. */

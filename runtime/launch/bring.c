@@ -102,9 +102,14 @@ kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t first, uint32_t 
 }
 
 kvf_status kvf_bring_rows(kvf_step *step,
-                          bool (*is_wanted)(const kvf_part *part, const kvf_layer *layer))
+                          bool (*is_wanted)(const kvf_part *part, const kvf_layer *layer),
+                          kvf_status (*before)(kvf_step *step))
 {
-    for (uint32_t b = 0; kvf_page_pool_spills(&step->part->pool) && b < step->rows; b++)
+    if (!kvf_page_pool_spills(&step->part->pool))
+        return KVF_OK;
+    if (before)
+        KVF_TRY(before(step));
+    for (uint32_t b = 0; b < step->rows; b++)
         if (!is_wanted || is_wanted(step->part, step->states[b]))
             KVF_TRY(kvf_bring(step, step->states[b], 0, UINT32_MAX));
     return KVF_OK;
@@ -125,9 +130,12 @@ kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t cou
     return KVF_OK;
 }
 
-void kvf_bring_again(kvf_part *part)
+kvf_status kvf_bring_wait(kvf_part *part, kvf_stream *stream)
 {
-    kvf_page_pool_call(&part->pool);
+    if (!kvf_page_pool_spills(&part->pool))
+        return KVF_OK;
+    KVF_TRY(part->device->ops->event_record(part->chosen, stream));
+    return part->device->ops->event_wait(part->chosen);
 }
 
 /* ---- what a step chose ---- */
@@ -164,20 +172,6 @@ static kvf_status copy_misses(const kvf_step *step)
                       lists * now->ids_max * sizeof *now->misses));
     return ops->copy(step->stream, part->control_device.mirror.miss_count, now->miss_count,
                      lists * sizeof *now->miss_count);
-}
-
-kvf_status kvf_bring_note(kvf_step *step)
-{
-    const kvf_part *part = step->part;
-    return kvf_page_pool_spills(&part->pool)
-               ? part->device->ops->event_record(part->chosen, step->stream)
-               : KVF_OK;
-}
-
-kvf_status kvf_bring_wait(kvf_step *step)
-{
-    const kvf_part *part = step->part;
-    return kvf_page_pool_spills(&part->pool) ? part->device->ops->event_wait(part->chosen) : KVF_OK;
 }
 
 static uint32_t list_length(const chosen *c, uint32_t list)
@@ -272,7 +266,7 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
 static kvf_status ask_chosen(kvf_step *step)
 {
     const chosen c = where(step->part);
-    KVF_TRY(kvf_bring_wait(step));
+    KVF_TRY(step->part->device->ops->event_wait(step->part->chosen));
     return ask_pages(step, &c);
 }
 
@@ -283,7 +277,7 @@ kvf_status kvf_bring_chosen(kvf_step *step)
         return KVF_OK;
     if (part->dims.needs_mirror)
         KVF_TRY(copy_misses(step));
-    KVF_TRY(kvf_bring_note(step));
+    KVF_TRY(part->device->ops->event_record(part->chosen, step->stream));
     if (!kvf_moves_pages(part))
         return ask_chosen(step);
     step->is_late = UNASKED; /* hits are attended before the host looks at the misses */
@@ -362,8 +356,15 @@ void kvf_bring_drop(kvf_step *step)
     step->is_late = 0;
 }
 
-kvf_status kvf_bring_listed(kvf_step *step, const int32_t *indptr, const int32_t *indices)
+kvf_status kvf_bring_listed(kvf_step *step, const kvf_page_lists *lists,
+                            kvf_status (*find)(kvf_step *step, const kvf_page_lists *lists,
+                                               const int32_t **indptr, const int32_t **indices))
 {
-    const chosen c = {.indptr = indptr, .ids = indices};
-    return kvf_page_pool_spills(&step->part->pool) ? ask_pages(step, &c) : KVF_OK;
+    chosen c = {0};
+    if (!kvf_page_pool_spills(&step->part->pool))
+        return KVF_OK;
+    KVF_TRY(find(step, lists, &c.indptr, &c.ids));
+    KVF_TRY(ask_pages(step, &c));
+    step->cache->order.is_listed = 1;
+    return KVF_OK;
 }

@@ -16,16 +16,18 @@
 /* Sealed blocks first .. end - 1 of a row. `end` may be UINT32_MAX: all that are sealed and do
  * not lie in the prefill arena. */
 KVF_CHECKED kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t first, uint32_t end);
-/* All blocks of the step's rows that `is_wanted` wants; NULL = of every row. */
-KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step, bool (*is_wanted)(const kvf_part *part,
-                                                                        const kvf_layer *layer));
+/* All blocks of the step's rows that `is_wanted` wants; NULL = of every row. `before`, if any, is
+ * called first. */
+KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step,
+                                      bool (*is_wanted)(const kvf_part *part,
+                                                        const kvf_layer *layer),
+                                      kvf_status (*before)(kvf_step *step));
 /* Blocks whose addresses the caller looks up itself. */
 KVF_CHECKED kvf_status kvf_bring_blocks(kvf_part *part, const kvf_block *blocks, uint32_t count);
 /* Blocks that were just acquired, or are to be written again. */
 KVF_CHECKED kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t count);
-/* In stream order: lists that the host will look at are complete; then until that is so. */
-KVF_CHECKED kvf_status kvf_bring_note(kvf_step *step);
-KVF_CHECKED kvf_status kvf_bring_wait(kvf_step *step);
+/* Until whatever the stream has so far is done: blocks that it uses may go, lists can be read. */
+KVF_CHECKED kvf_status kvf_bring_wait(kvf_part *part, kvf_stream *stream);
 /* After the choice of a step. While step->is_late, pages that it chose may not be addressable. */
 KVF_CHECKED kvf_status kvf_bring_chosen(kvf_step *step);
 /* Where pages stay: spans of late pages are attended as those of misses are; waiting for them. */
@@ -35,11 +37,12 @@ KVF_CHECKED kvf_status kvf_bring_late(kvf_step *step);
 KVF_CHECKED kvf_status kvf_bring_misses(kvf_step *step, kvf_choice *out);
 /* After a failure of something else: no read is left in flight. */
 void kvf_bring_drop(kvf_step *step);
-/* Pages of lists as of kvf_page_lists, of KV heads of every row, which the host can read by now. */
-KVF_CHECKED kvf_status kvf_bring_listed(kvf_step *step, const int32_t *indptr,
-                                        const int32_t *indices);
-/* Blocks that this call wanted may go: whatever it enqueued was waited for, or ended with
- * kvf_step_end. */
-void kvf_bring_again(kvf_part *part);
+/* Pages of lists, of KV heads of every row, for the caller too. `find` waits for the lists, checks
+ * them, and says where the host reads them. */
+KVF_CHECKED kvf_status kvf_bring_listed(kvf_step *step, const kvf_page_lists *lists,
+                                        kvf_status (*find)(kvf_step *step,
+                                                           const kvf_page_lists *lists,
+                                                           const int32_t **indptr,
+                                                           const int32_t **indices));
 
 #endif

@@ -203,7 +203,7 @@ kvf_status kvf_step_end(kvf_step *step, kvf_status status)
 
 kvf_status kvf_step_refuse(kvf_step *step, kvf_status status)
 {
-    const kvf_status ended = kvf_has_tier(step->cache) ? kvf_step_end(step, KVF_OK) : KVF_OK;
+    const kvf_status ended = kvf_step_end(step, KVF_OK);
     return ended == KVF_OK ? status : ended;
 }
 

@@ -329,7 +329,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     KVF_TRY(kvf_step_clear(step, l->state));
     p.row = kvf_step_row(part, l->state);
     p.blocks_device = p.row.blocks;
-    kvf_bring_again(part);
+    kvf_page_pool_call(&part->pool);
     const kvf_status status = kvf_bring_blocks(part, p.layer->blocks, p.layer->sealed);
     step->is_undone = status != KVF_OK;
     KVF_TRY(status);
@@ -350,8 +350,5 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     KVF_TRY(put_digests(&p));
     KVF_TRY(put_centroids(&p));
     /* The next layer may take the memory of this one's blocks. */
-    if (!kvf_page_pool_spills(&part->pool))
-        return KVF_OK;
-    KVF_TRY(part->device->ops->event_record(done, step->stream));
-    return part->device->ops->event_wait(done);
+    return kvf_bring_wait(part, step->stream);
 }

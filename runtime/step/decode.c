@@ -113,9 +113,7 @@ static kvf_status bring_rows(kvf_step *step)
         return KVF_OK;
     for (uint32_t b = 0; b < step->rows; b++)
         leaves |= looks_at_all(step->part, step->states[b]);
-    if (kvf_page_pool_spills(&step->part->pool) && leaves)
-        KVF_TRY(kvf_arena_leave_rows(step));
-    return kvf_bring_rows(step, reads_all);
+    return kvf_bring_rows(step, reads_all, leaves ? kvf_arena_leave_rows : NULL);
 }
 
 /* A read of the step failed: its tokens go, and with the slots that were to get it all

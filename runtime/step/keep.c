@@ -316,12 +316,17 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
     return ops->event_wait(step->frame->done); /* the ids are the caller's */
 }
 
+/* All blocks are brought, until the call ends: tokens are taken from any of them. */
 static kvf_status start(const keeping *k)
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
     step.part = k->part;
-    return kvf_step_end(&step, enqueue_start(&step, k));
+    kvf_status status = kvf_bring(&step, k->layer, 0, UINT32_MAX);
+    if (status == KVF_OK)
+        status = own_blocks(k);
+    return status == KVF_OK ? kvf_step_end(&step, enqueue_start(&step, k))
+                            : kvf_step_refuse(&step, status);
 }
 
 static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
@@ -363,17 +368,6 @@ static kvf_status append_rest(const keeping *k)
     return KVF_OK;
 }
 
-/* All blocks, until the call ends: tokens are taken from any of them. */
-static kvf_status bring(const keeping *k)
-{
-    kvf_step step;
-    if (!kvf_page_pool_spills(&k->part->pool))
-        return KVF_OK;
-    KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
-    step.part = k->part;
-    return kvf_step_refuse(&step, kvf_bring(&step, k->layer, 0, UINT32_MAX));
-}
-
 static kvf_status shorten(keeping *k)
 {
     kvf_part *part = k->part;
@@ -383,8 +377,6 @@ static kvf_status shorten(keeping *k)
     k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(part, k->count));
     if (layer->static_from)
         k->blocks = 0;
-    KVF_TRY(bring(k));
-    KVF_TRY(own_blocks(k));
     KVF_TRY(start(k));
     note_positions(k);
     layer->static_from = 0;

@@ -4,8 +4,8 @@
  * Selection on its own: page lists out, and given page lists attended to, or copied.
  *
  * Knows nothing of kernels of others. Lists name pages of a (sequence, layer); nothing is fetched,
- * because the caller's kernel reads pages where kvf_page_address says. If the pool spills, the host
- * waits for the lists, and what they name is in memory until the next call.
+ * because the caller's kernel reads pages where kvf_page_address says: what lists name is in memory
+ * until the next call.
  */
 
 #include "decode.h"
@@ -122,17 +122,16 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
 
 /* ---- pages of the lists ---- */
 
-/* Listed pages come into memory. Whoever lists it must be done. */
-static kvf_status bring_listed(kvf_step *step, const kvf_page_lists *lists)
+/* As kvf_bring_listed wants it. */
+static kvf_status find(kvf_step *step, const kvf_page_lists *lists, const int32_t **indptr,
+                       const int32_t **indices)
 {
     lists_check c;
-    if (!kvf_page_pool_spills(&step->part->pool))
-        return KVF_OK;
     KVF_TRY(see_lists(step, lists, &c));
-    KVF_TRY(kvf_bring_note(step));
-    KVF_TRY(kvf_bring_wait(step));
-    KVF_TRY(check_lists(&c));
-    return kvf_bring_listed(step, c.indptr, c.indices);
+    KVF_TRY(kvf_bring_wait(step->part, step->stream));
+    *indptr = c.indptr;
+    *indices = c.indices;
+    return check_lists(&c);
 }
 
 /* ---- selection ---- */
@@ -145,7 +144,7 @@ static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, co
     const kvf_csr_args csr = csr_args(step, lists);
     KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->part, step->index)->select_ns));
-    return bring_listed(step, lists);
+    return kvf_bring_listed(step, lists, find);
 }
 
 kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
@@ -154,9 +153,7 @@ kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    const kvf_status status = kvf_decode_end(&step, args, enqueue_select(&step, args, &due, lists));
-    cache->order.is_listed = status == KVF_OK && kvf_has_tier(cache);
-    return status;
+    return kvf_decode_end(&step, args, enqueue_select(&step, args, &due, lists));
 }
 
 const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
@@ -250,7 +247,7 @@ static kvf_status use_lists(kvf_cache *cache, const kvf_decode_args *args,
     kvf_step_at(&step, args->layer, args->sequences, args->batch);
     step.q = args->q;
     kvf_step_rows(&step);
-    const kvf_status status = bring_listed(&step, lists);
+    const kvf_status status = kvf_bring_listed(&step, lists, find);
     return status == KVF_OK ? kvf_step_end(&step, enqueue(&step, args, lists))
                             : kvf_step_refuse(&step, status);
 }

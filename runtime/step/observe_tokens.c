@@ -211,7 +211,7 @@ kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
         return KVF_OK;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     kvf_step_at(&step, args->layer, &sequence, 1);
-    const kvf_status status = kvf_bring_rows(&step, NULL);
+    const kvf_status status = kvf_bring_rows(&step, NULL, NULL);
     if (status != KVF_OK)
         return kvf_step_refuse(&step, status);
     kvf_step_rows(&step);

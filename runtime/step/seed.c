@@ -50,7 +50,7 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
         kvf_step step;
         KVF_TRY(kvf_step_begin(cache, stream, &step));
         kvf_step_at(&step, layer, &sequence, 1);
-        const kvf_status status = kvf_bring_rows(&step, NULL);
+        const kvf_status status = kvf_bring_rows(&step, NULL, NULL);
         if (status != KVF_OK)
             return kvf_step_refuse(&step, status);
         state->is_due = 1;

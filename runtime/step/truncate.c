@@ -291,11 +291,11 @@ kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t token
         const uint32_t length = length_after(sequence, i, &c);
         if (length == 0 || layer->static_from <= length)
             continue;
-        kvf_bring_again(layer->part);
+        kvf_page_pool_call(&layer->part->pool);
         KVF_TRY(dissolve(sequence, i, stream));
     }
     for (uint32_t i = 0; i < cache->part_count; i++)
-        kvf_bring_again(&cache->parts[i]);
+        kvf_page_pool_call(&cache->parts[i].pool);
     return cut_all(cache, sequence, &c, stream);
 }
 

@@ -50,11 +50,11 @@ void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops 
     kvf_runtime_config rc = test_runtime_config();
     test_seams.io_engine = engine;
     test_world_open(&w->tier, &rc, &config);
-    assert_true(kvf_has_tier(w->tier.cache));
+    assert_true(w->tier.cache->plan.disk_bytes > 0);
     config.disk_path = NULL;
     config.host_bytes = config.disk_bundle_bytes = 0;
     test_world_open(&w->plain, NULL, &config);
-    assert_false(kvf_has_tier(w->plain.cache));
+    assert_int_equal(w->plain.cache->plan.disk_bytes, 0);
     test_tokens_make(
         &w->t, &config,
         &(test_tokens_spec){

@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "bring.h"
 #include "cache.h"
 #include "retain.h"
 
@@ -295,7 +294,7 @@ static void tokens_are_kept_of_pages_on_disk(void **state)
         test_world *world = side ? &w.plain : &w.tier;
         void *work = test_alloc(kvf_keep_work_bytes(world->cache));
         for (uint32_t layer = 0; layer < w.t.layers; layer++) {
-            kvf_bring_again(&world->cache->parts[0]); /* as a public call does */
+            kvf_page_pool_call(&world->cache->parts[0].pool); /* as a public call does */
             test_ok(world, kvf_sequence_keep(world->cache, side ? b : a, layer, ids, PROMPT / 2,
                                              work, world->stream));
         }
