@@ -77,7 +77,7 @@ uint32_t kvf_disk_policy_next(const kvf_disk_policy *p, uint32_t most, kvf_disk_
 #define KVF_DISK_NONE         UINT32_MAX
 #define KVF_DISK_COMING       (UINT32_MAX - 1) /* a read is on its way into that page frame */
 #define KVF_DISK_BUNDLE_MIN   ((size_t)128 << 10)
-#define KVF_DISK_BERTHS_LEAST 4u
+#define KVF_DISK_FRAMES_LEAST 4u
 
 typedef struct kvf_disk_tier_config {
     const char *folder;

@@ -489,7 +489,7 @@ static uint32_t page_frames_least(const kvf_cache_config *c, const kvf_dims *d)
     const uint32_t row = kvf_div_ceil_u32(d->paging.blocks_max, d->bundle_blocks) + 2;
     const uint32_t ends =
         c->layers * (kvf_div_ceil_u32(d->paging.ring_blocks, d->bundle_blocks) + 1);
-    return kvf_max_u32(kvf_max_u32(row, ends), KVF_DISK_BERTHS_LEAST);
+    return kvf_max_u32(kvf_max_u32(row, ends), KVF_DISK_FRAMES_LEAST);
 }
 
 static uint32_t bundle_blocks(const kvf_cache_config *c, size_t block)

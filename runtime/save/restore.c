@@ -262,14 +262,14 @@ static kvf_seen layer_memory(const restoring *r, uint32_t index)
     return kvf_granule(&r->memory, r->granule, index);
 }
 
-static kvf_saved_image image_of(const restoring *r, uint32_t index, char **tail)
+static kvf_snapshot snapshot_of(const restoring *r, uint32_t index, char **tail)
 {
     const kvf_saved_header *h = &r->file.header;
     kvf_carver carver = {.base = layer_memory(r, index).host};
-    kvf_saved_image image;
-    kvf_saved_carve_image(h->head, &h->layers[index], &carver, &image);
+    kvf_snapshot snapshot;
+    kvf_snapshot_carve(h->head, &h->layers[index], &carver, &snapshot);
     *tail = carver.base + carver.bytes;
-    return image;
+    return snapshot;
 }
 
 static kvf_status take_memory(restoring *r)
@@ -278,7 +278,7 @@ static kvf_status take_memory(restoring *r)
     size_t most = 64, pieces = 1;
     for (uint32_t i = 0; i < h->head->layers; i++) {
         const kvf_part *part = r->cache->places[i].part;
-        const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]) + tail_bytes(r, i) +
+        const size_t bytes = kvf_snapshot_bytes(h->head, &h->layers[i]) + tail_bytes(r, i) +
                              (part ? kvf_snapshot_work_bytes(part, &h->layers[i]) : 0);
         most = bytes > most ? bytes : most;
         pieces += 2 + sealed_of(r, i);
@@ -299,7 +299,7 @@ static kvf_status take_blocks(restoring *r, uint32_t index)
     const kvf_saved_header *h = &r->file.header;
     kvf_layer *layer = &r->sequence->layers[index];
     char *const state = layer_memory(r, index).host;
-    const size_t state_bytes = kvf_saved_image_bytes(h->head, &h->layers[index]);
+    const size_t state_bytes = kvf_snapshot_bytes(h->head, &h->layers[index]);
     kvf_pieces_add(&r->pieces, state, state_bytes);
     if (!layer->part)
         return KVF_OK;
@@ -336,12 +336,12 @@ static kvf_status read_layers(restoring *r)
     KVF_TRY(kvf_saved_fill(&r->file, &r->pieces));
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
-        const kvf_saved_image image = image_of(r, i, &tail);
+        const kvf_snapshot snapshot = snapshot_of(r, i, &tail);
         const kvf_part *part = r->cache->places[i].part;
         KVF_TRY(
-            kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &image));
+            kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &snapshot));
         if (part && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&
-            !kvf_snapshot_fits(part, &h->layers[i], &image))
+            !kvf_snapshot_fits(part, &h->layers[i], &snapshot))
             KVF_FAIL(r->cache->context, KVF_CORRUPT,
                      "%s: layer %u has static tokens that its settings do not give; save it again",
                      r->file.path, i);
@@ -352,12 +352,12 @@ static kvf_status read_layers(restoring *r)
 /* ---- into the cache ---- */
 
 static void put_positions(kvf_layer *layer, const kvf_saved_layer *saved,
-                          const kvf_saved_image *image)
+                          const kvf_snapshot *snapshot)
 {
     layer->length = saved->length;
     layer->steps = saved->steps;
-    if (image->positions)
-        memcpy(layer->positions, image->positions, saved->length * sizeof *image->positions);
+    if (snapshot->positions)
+        memcpy(layer->positions, snapshot->positions, saved->length * sizeof *snapshot->positions);
 }
 
 static kvf_status put_layer(restoring *r, kvf_step *step, uint32_t index)
@@ -365,19 +365,19 @@ static kvf_status put_layer(restoring *r, kvf_step *step, uint32_t index)
     kvf_layer *state = &r->sequence->layers[index];
     const kvf_saved_layer *saved = &r->file.header.layers[index];
     char *tail;
-    const kvf_saved_image image = image_of(r, index, &tail);
+    const kvf_snapshot snapshot = snapshot_of(r, index, &tail);
     const kvf_seen memory = layer_memory(r, index);
     const kvf_snapshot_layer layer = {.state = state,
                                       .is_exact = r->is_exact,
                                       .saved = saved,
-                                      .image = &image,
+                                      .snapshot = &snapshot,
                                       .tail = tail,
                                       .work = memory,
                                       .used =
                                           (uint64_t)(tail - memory.host) + tail_bytes(r, index)};
-    put_positions(state, saved, &image);
-    if (image.ring)
-        KVF_TRY(r->cache->device->ops->copy(r->stream, state->ring, image.ring,
+    put_positions(state, saved, &snapshot);
+    if (snapshot.ring)
+        KVF_TRY(r->cache->device->ops->copy(r->stream, state->ring, snapshot.ring,
                                             kvf_ring_bytes(r->cache, index)));
     return state->part ? kvf_snapshot_put(step, &layer, r->done) : KVF_OK;
 }

@@ -50,14 +50,14 @@ static kvf_seen layer_memory(const kvf_save *save, uint32_t layer)
     return kvf_granule(&save->memory, save->granule, layer);
 }
 
-/* The image of a layer; *tail is where its open blocks begin. */
-static kvf_saved_image image_of(const kvf_save *save, uint32_t layer, char **tail)
+/* The snapshot of a layer; *tail is where its open blocks begin. */
+static kvf_snapshot snapshot_of(const kvf_save *save, uint32_t layer, char **tail)
 {
     kvf_carver carver = {.base = layer_memory(save, layer).host};
-    kvf_saved_image image;
-    kvf_saved_carve_image(save->header.head, &save->header.layers[layer], &carver, &image);
+    kvf_snapshot snapshot;
+    kvf_snapshot_carve(save->header.head, &save->header.layers[layer], &carver, &snapshot);
     *tail = carver.base + carver.bytes;
-    return image;
+    return snapshot;
 }
 
 static uint32_t open_blocks(const kvf_save *save, uint32_t layer)
@@ -137,7 +137,7 @@ static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
     for (uint32_t i = 0; i < head.layers; i++) {
         kvf_saved_layer l;
         describe_layer(save, args->sequence, i, &l);
-        data += kvf_saved_image_bytes(&head, &l);
+        data += kvf_snapshot_bytes(&head, &l);
         data += kvf_saved_blocks_bytes(&head, &l);
     }
     const uint64_t extents = kvf_extent_count(data, head.extent_bytes);
@@ -169,7 +169,7 @@ static kvf_status take_memory(kvf_save *save)
     const uint32_t layers = h->head->layers;
     size_t most = 64;
     for (uint32_t i = 0; i < layers; i++) {
-        const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]) +
+        const size_t bytes = kvf_snapshot_bytes(h->head, &h->layers[i]) +
                              open_blocks(save, i) * kvf_saved_block_bytes(h->head, &h->layers[i]);
         most = bytes > most ? bytes : most;
     }
@@ -207,13 +207,14 @@ static kvf_status enqueue_take(kvf_save *save, kvf_step *step, kvf_sequence *seq
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *state = &sequence->layers[i];
         char *tail;
-        const kvf_saved_image image = image_of(save, i, &tail);
-        if (image.positions)
-            memcpy(image.positions, state->positions, state->length * sizeof *image.positions);
-        if (image.ring)
-            KVF_TRY(ops->copy(step->stream, image.ring, state->ring, kvf_ring_bytes(cache, i)));
+        const kvf_snapshot snapshot = snapshot_of(save, i, &tail);
+        if (snapshot.positions)
+            memcpy(snapshot.positions, state->positions,
+                   state->length * sizeof *snapshot.positions);
+        if (snapshot.ring)
+            KVF_TRY(ops->copy(step->stream, snapshot.ring, state->ring, kvf_ring_bytes(cache, i)));
         if (state->part)
-            KVF_TRY(kvf_snapshot_take(step, state, &save->header.layers[i], &image, tail));
+            KVF_TRY(kvf_snapshot_take(step, state, &save->header.layers[i], &snapshot, tail));
     }
     return KVF_OK;
 }
@@ -246,18 +247,18 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
     for (uint32_t i = 0; i < h->head->layers; i++) {
         const size_t block = kvf_saved_block_bytes(h->head, &h->layers[i]);
         const size_t sealed = kvf_saved_sealed_bytes(h->head, &h->layers[i]);
-        char *const image = layer_memory(save, i).host;
-        const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]);
-        kvf_pieces_add(&save->pieces, image, bytes);
+        char *const memory = layer_memory(save, i).host;
+        const size_t bytes = kvf_snapshot_bytes(h->head, &h->layers[i]);
+        kvf_pieces_add(&save->pieces, memory, bytes);
         for (uint32_t b = 0; b < h->layers[i].sealed; b++)
             kvf_pieces_add_block(&save->pieces, &sequence->layers[i].part->pool, save->blocks[i][b],
                                  sealed);
-        kvf_pieces_add(&save->pieces, image + bytes, open_blocks(save, i) * block);
+        kvf_pieces_add(&save->pieces, memory + bytes, open_blocks(save, i) * block);
     }
 }
 
 /* Bytes that the stream filled: nothing of another sequence, and only numbers. */
-static kvf_status finish_images(kvf_save *save)
+static kvf_status finish_snapshots(kvf_save *save)
 {
     const kvf_saved_header *h = &save->header;
     if (*save->fault >> 44 == save->generation)
@@ -265,11 +266,11 @@ static kvf_status finish_images(kvf_save *save)
                  "a key or value of the sequence is NaN or infinite; it was not saved");
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
-        const kvf_saved_image image = image_of(save, i, &tail);
-        if (image.ring)
-            kvf_streaming_scrub(save->cache, i, h->layers[i].length, image.ring);
+        const kvf_snapshot snapshot = snapshot_of(save, i, &tail);
+        if (snapshot.ring)
+            kvf_streaming_scrub(save->cache, i, h->layers[i].length, snapshot.ring);
         if (h->layers[i].heads && !(h->layers[i].flags & KVF_SAVED_FRESH))
-            kvf_snapshot_scrub(h->head, &h->layers[i], &image, tail);
+            kvf_snapshot_scrub(h->head, &h->layers[i], &snapshot, tail);
     }
     return KVF_OK;
 }
@@ -312,7 +313,7 @@ static kvf_status save_now(kvf_save *save)
     kvf_io *io = NULL;
     kvf_new_file file = {.file = -1};
     KVF_TRY(save->cache->device->ops->event_wait(save->taken));
-    KVF_TRY(finish_images(save));
+    KVF_TRY(finish_snapshots(save));
     KVF_TRY(kvf_saved_engine(save->cache->runtime, save->cache->context, &io));
     kvf_status status = kvf_new_file_open(save->cache->context, save->path, &file);
     if (status == KVF_OK)

@@ -32,15 +32,15 @@ kvf_shape kvf_saved_shape(const kvf_saved_head *head)
                        .pages = (kvf_pages)head->pages};
 }
 
-void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l, kvf_carver *k,
-                           kvf_saved_image *out)
+void kvf_snapshot_carve(const kvf_saved_head *head, const kvf_saved_layer *l, kvf_carver *k,
+                        kvf_snapshot *out)
 {
     const kvf_shape shape = kvf_saved_shape(head);
     const uint64_t token = kvf_token_bytes(&shape), run = head->block_size * token;
     const uint64_t group = head->query_heads / head->kv_heads;
     const uint64_t heads = l->flags & KVF_SAVED_FRESH ? 0 : l->heads;
     const uint64_t lists = heads ? l->lists : 0;
-    kvf_saved_image i;
+    kvf_snapshot i;
     int32_t *skipped;
     KVF_CARVE(k, i.positions, l->length);
     KVF_CARVE(k, i.by_step, heads ? l->length : 0);
@@ -62,10 +62,10 @@ void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l,
         *out = i;
 }
 
-uint64_t kvf_saved_image_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer)
+uint64_t kvf_snapshot_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer)
 {
     kvf_carver carver = {0};
-    kvf_saved_carve_image(head, layer, &carver, NULL);
+    kvf_snapshot_carve(head, layer, &carver, NULL);
     return carver.bytes;
 }
 
@@ -100,7 +100,7 @@ uint64_t kvf_saved_data_bytes(const kvf_saved_header *header)
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < head->layers && bytes <= KVF_CARVE_MAX; i++) {
         const kvf_saved_layer *l = &header->layers[i];
-        bytes += kvf_saved_image_bytes(head, l);
+        bytes += kvf_snapshot_bytes(head, l);
         bytes += kvf_saved_blocks_bytes(head, l);
     }
     return bytes;

@@ -5,7 +5,7 @@
 /*
  * The file of a saved sequence: a header, then the layers one after the other.
  *
- * A layer is its state (kvf_saved_image), then its blocks: sealed ones as they are in the pool, and
+ * A layer is its state (kvf_snapshot), then its blocks: sealed ones as they are in the pool, and
  * the others in full precision.
  * Digests are there only if they tell of what happened: a resident refresh widens the box of a page
  * that it cannot read, and unless boxes are minmax that is another box than the page's. All others
@@ -87,7 +87,7 @@ typedef struct kvf_saved_header {
 } kvf_saved_header;
 
 /* State of a layer besides its blocks. An array that it does not have is NULL. */
-typedef struct kvf_saved_image {
+typedef struct kvf_snapshot {
     uint32_t *positions;   /* [length] */
     uint8_t *by_step;      /* [length] as in kvf_layer */
     char *ring;            /* [ring_pages, streaming, run bytes] */
@@ -101,12 +101,12 @@ typedef struct kvf_saved_image {
     char *digests;         /* [heads, sealed, digest_bytes]: older files; not looked at */
     char *spare;           /* [heads, block bytes] of one head */
     uint32_t *chosen_at;   /* [heads, pages of sealed blocks] as in kvf_row */
-} kvf_saved_image;
+} kvf_snapshot;
 
 kvf_shape kvf_saved_shape(const kvf_saved_head *head); /* of a page */
-void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *layer,
-                           kvf_carver *carver, kvf_saved_image *out);
-uint64_t kvf_saved_image_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
+void kvf_snapshot_carve(const kvf_saved_head *head, const kvf_saved_layer *layer,
+                        kvf_carver *carver, kvf_snapshot *out);
+uint64_t kvf_snapshot_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
 /* Blocks of a layer, and the bytes of one that is sealed and of one that is not. */
 uint32_t kvf_saved_blocks(const kvf_saved_head *head, const kvf_saved_layer *layer);
 size_t kvf_saved_sealed_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);

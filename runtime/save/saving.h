@@ -7,7 +7,7 @@
  *
  * A save takes its own copy of whatever later calls write, in the order of the cache's work, and
  * holds the sealed blocks, which nobody writes while they are held; a thread of its own writes the
- * file. What an image of a layer is, snapshot.h says.
+ * file. What a snapshot of a layer is, snapshot.h says.
  */
 
 #include <kvferry/save.h>
@@ -61,7 +61,7 @@ KVF_CHECKED kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *arg
 /* Waits for the thread, releases what is held, and hands its error to the cache's context. */
 KVF_CHECKED kvf_status kvf_save_end(kvf_save *save);
 
-/* Where image and what follows it are for layer `index`, in memory of equal granules. */
+/* Where snapshot and what follows it are for layer `index`, in memory of equal granules. */
 kvf_seen kvf_granule(const kvf_host_memory *memory, size_t granule, uint32_t index);
 KVF_CHECKED kvf_status kvf_granules_create(kvf_cache *cache, size_t granule, uint32_t count,
                                            kvf_host_memory *out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Layers of a sequence as images; see the header. Knows no file. */
+/* Layers of a sequence as snapshots; see the header. Knows no file. */
 
 #include "snapshot.h"
 
@@ -65,7 +65,7 @@ static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
 }
 
 kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_saved_layer *l,
-                             const kvf_saved_image *image, char *tail)
+                             const kvf_snapshot *snapshot, char *tail)
 {
     const kvf_part *part = state->part;
     const kvf_paging *p = &part->dims.paging;
@@ -74,22 +74,22 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_s
     copier c = {.step = step, .status = KVF_OK};
     if (l->flags & KVF_SAVED_FRESH)
         return KVF_OK;
-    if (image->by_step)
-        memcpy(image->by_step, state->by_step, l->length);
-    for (uint32_t h = 0; image->chosen_at && h < p->kv_heads; h++)
-        copy(&c, image->chosen_at + h * bytes.recent / sizeof(uint32_t),
+    if (snapshot->by_step)
+        memcpy(snapshot->by_step, state->by_step, l->length);
+    for (uint32_t h = 0; snapshot->chosen_at && h < p->kv_heads; h++)
+        copy(&c, snapshot->chosen_at + h * bytes.recent / sizeof(uint32_t),
              row.chosen_at + (size_t)h * p->pages_max, bytes.recent);
-    copy(&c, image->store_count, row.store_count, bytes.count);
-    copy(&c, image->store_index, row.store_index, bytes.index);
-    copy(&c, image->store, row.store, bytes.store);
-    for (uint32_t h = 0; image->bits && h < p->kv_heads; h++)
-        copy(&c, image->bits + (size_t)h * l->sealed, kvf_row_bits(p, &row, h), bytes.bits);
-    if (image->share)
-        copy(&c, image->share, row.share, 2 * sizeof *row.share);
-    if (image->spare)
-        copy(&c, image->spare, kvf_row_spare(p, &row), kvf_block_bytes(p));
+    copy(&c, snapshot->store_count, row.store_count, bytes.count);
+    copy(&c, snapshot->store_index, row.store_index, bytes.index);
+    copy(&c, snapshot->store, row.store, bytes.store);
+    for (uint32_t h = 0; snapshot->bits && h < p->kv_heads; h++)
+        copy(&c, snapshot->bits + (size_t)h * l->sealed, kvf_row_bits(p, &row, h), bytes.bits);
+    if (snapshot->share)
+        copy(&c, snapshot->share, row.share, 2 * sizeof *row.share);
+    if (snapshot->spare)
+        copy(&c, snapshot->spare, kvf_row_spare(p, &row), kvf_block_bytes(p));
     if (l->queries)
-        copy(&c, image->queries, row.queries, bytes.queries);
+        copy(&c, snapshot->queries, row.queries, bytes.queries);
     for (uint32_t b = l->sealed; b < kvf_row_blocks(p, &row); b++)
         copy(&c, tail + (b - l->sealed) * kvf_block_bytes(p), kvf_row_ring_block(p, &row, b),
              kvf_block_bytes(p));
@@ -97,7 +97,7 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_s
 }
 
 void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *l,
-                        const kvf_saved_image *image, char *tail)
+                        const kvf_snapshot *snapshot, char *tail)
 {
     const kvf_shape shape = kvf_saved_shape(head);
     const size_t token = kvf_token_bytes(&shape), run = head->block_size * token;
@@ -107,17 +107,17 @@ void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *l,
         memset(tail + (blocks - 1 - l->sealed) * kvf_saved_block_bytes(head, l) + h * run +
                    last * token,
                0, run - last * token);
-    for (uint32_t h = 0; image->store_count && h < l->heads; h++) {
-        const size_t first = (size_t)h * l->store_tokens + image->store_count[h];
-        const size_t rest = l->store_tokens - image->store_count[h];
-        memset(image->store_index + first, 0, rest * sizeof *image->store_index);
-        memset(image->store + first * token, 0, rest * token);
+    for (uint32_t h = 0; snapshot->store_count && h < l->heads; h++) {
+        const size_t first = (size_t)h * l->store_tokens + snapshot->store_count[h];
+        const size_t rest = l->store_tokens - snapshot->store_count[h];
+        memset(snapshot->store_index + first, 0, rest * sizeof *snapshot->store_index);
+        memset(snapshot->store + first * token, 0, rest * token);
     }
-    if (image->queries && l->queries < l->query_window)
-        memset(image->queries + l->queries * row, 0, (l->query_window - l->queries) * row);
+    if (snapshot->queries && l->queries < l->query_window)
+        memset(snapshot->queries + l->queries * row, 0, (l->query_window - l->queries) * row);
 }
 
-/* ---- numbers of an image ---- */
+/* ---- numbers of a snapshot ---- */
 
 static bool ascends(const uint32_t *numbers, uint32_t count, uint32_t end)
 {
@@ -157,18 +157,18 @@ static bool are_bits(const uint64_t *bits, uint32_t blocks, uint32_t block_size,
 }
 
 static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
-                        const kvf_saved_image *image, uint8_t *seen)
+                        const kvf_snapshot *snapshot, uint8_t *seen)
 {
     const uint32_t tokens = l->sealed * head->block_size, pages = tokens / head->page_size;
     for (uint32_t i = 0; i < l->lists; i++)
-        if (image->page_of_slot &&
-            !are_slots(image->page_of_slot + (size_t)i * l->slots, l->slots, pages, seen))
+        if (snapshot->page_of_slot &&
+            !are_slots(snapshot->page_of_slot + (size_t)i * l->slots, l->slots, pages, seen))
             return false;
     for (uint32_t h = 0; h < l->heads; h++) {
-        const uint32_t count = image->store_count[h];
+        const uint32_t count = snapshot->store_count[h];
         const uint32_t *index =
-            l->store_tokens ? image->store_index + (size_t)h * l->store_tokens : NULL;
-        const uint64_t *bits = l->sealed ? image->bits + (size_t)h * l->sealed : NULL;
+            l->store_tokens ? snapshot->store_index + (size_t)h * l->store_tokens : NULL;
+        const uint64_t *bits = l->sealed ? snapshot->bits + (size_t)h * l->sealed : NULL;
         if (count > l->store_tokens || !ascends(index, count, tokens) ||
             !are_bits(bits, l->sealed, head->block_size, index, count))
             return false;
@@ -184,27 +184,27 @@ bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *l)
            (l->flags & KVF_SAVED_AUTO) == (part->tables.share ? KVF_SAVED_AUTO : 0u);
 }
 
-bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *l, const kvf_saved_image *image)
+bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *l, const kvf_snapshot *snapshot)
 {
     const kvf_paging *p = &part->dims.paging;
     const uint32_t sink = kvf_min_u32(p->sink, l->sealed * p->block_size);
     for (uint32_t h = 0; sink && h < l->heads; h++) /* indices ascend */
-        if (image->store_count[h] < sink ||
-            image->store_index[(size_t)h * l->store_tokens + sink - 1] != sink - 1)
+        if (snapshot->store_count[h] < sink ||
+            snapshot->store_index[(size_t)h * l->store_tokens + sink - 1] != sink - 1)
             return false;
-    return !image->share || (image->share[0] <= kvf_store_tokens(p) - p->sink &&
-                             image->share[1] <= part->dims.ids_max);
+    return !snapshot->share || (snapshot->share[0] <= kvf_store_tokens(p) - p->sink &&
+                                snapshot->share[1] <= part->dims.ids_max);
 }
 
 kvf_status kvf_snapshot_check(kvf_context *context, const char *path, const kvf_saved_head *head,
-                              const kvf_saved_layer *l, const kvf_saved_image *image)
+                              const kvf_saved_layer *l, const kvf_snapshot *snapshot)
 {
-    bool is_right = !image->positions || ascends(image->positions, l->length, UINT32_MAX);
+    bool is_right = !snapshot->positions || ascends(snapshot->positions, l->length, UINT32_MAX);
     if (is_right && l->heads && !(l->flags & KVF_SAVED_FRESH)) {
         uint8_t *seen = kvf_alloc(context, (size_t)l->sealed * head->block_size + 1, 1);
         if (!seen)
             KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory to check the tables of %s", path);
-        is_right = check_state(head, l, image, seen);
+        is_right = check_state(head, l, snapshot, seen);
         kvf_free(context, seen);
     }
     if (!is_right)

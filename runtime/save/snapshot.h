@@ -3,12 +3,12 @@
 #define KVF_RUNTIME_SNAPSHOT_H
 
 /*
- * One layer of a sequence, out of a part and into one: what a fork would copy, as an image.
+ * One layer of a sequence, out of a part and into one: what a fork would copy, as a snapshot.
  *
- * Knows no file and no head mask. Sealed blocks are not part of an image: they do not change while
- * somebody holds them. Digests are built anew from pages and static bits, by the kernels that built
- * them first. Everything is enqueued in the cache's order; images are memory that the host and the
- * device see.
+ * Knows no file and no head mask. Sealed blocks are not part of a snapshot: they do not change
+ * while somebody holds them. Digests are built anew from pages and static bits, by the kernels that
+ * built them first. Everything is enqueued in the cache's order; snapshots are memory that the host
+ * and the device see.
  */
 
 #include "saved_format.h"
@@ -26,39 +26,40 @@ static inline void *kvf_seen_device(const kvf_seen *m, const void *host)
 
 /* Counts of a layer and of its state. */
 void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out);
-/* State and blocks that are not sealed, to `image` and `tail`; `layer` is described. Positions and
- * rings of streaming heads are not touched. */
+/* State and blocks that are not sealed, to `snapshot` and `tail`; `layer` is described. Positions
+ * and rings of streaming heads are not touched. */
 KVF_CHECKED kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state,
-                                         const kvf_saved_layer *layer, const kvf_saved_image *image,
+                                         const kvf_saved_layer *layer, const kvf_snapshot *snapshot,
                                          char *tail);
-/* What an image holds beyond its counts, or a tail beyond its tokens, is of other sequences: 0. */
+/* What a snapshot holds beyond its counts, or a tail beyond its tokens, is of other sequences: 0.
+ */
 void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *layer,
-                        const kvf_saved_image *image, char *tail);
+                        const kvf_snapshot *snapshot, char *tail);
 
-/* KVF_CORRUPT unless the numbers of an image can be used as they are. */
+/* KVF_CORRUPT unless the numbers of a snapshot can be used as they are. */
 KVF_CHECKED kvf_status kvf_snapshot_check(kvf_context *context, const char *path,
                                           const kvf_saved_head *head, const kvf_saved_layer *layer,
-                                          const kvf_saved_image *image);
+                                          const kvf_snapshot *snapshot);
 
 /* Whether state of this shape can be put as it is. */
 bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *layer);
-/* Of an image that is checked and not fresh: the sink of this cache is in the store, and the share
- * that static_ratio = auto chose is one that it has room for. */
+/* Of a snapshot that is checked and not fresh: the sink of this cache is in the store, and the
+ * share that static_ratio = auto chose is one that it has room for. */
 bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *layer,
-                       const kvf_saved_image *image);
+                       const kvf_snapshot *snapshot);
 
 /* How a layer is put into its part. */
 typedef struct kvf_snapshot_layer {
     kvf_layer *state;
     uint32_t is_exact; /* 1: state as saved; 0: as if the tokens had just been appended */
     const kvf_saved_layer *saved;
-    const kvf_saved_image *image;
+    const kvf_snapshot *snapshot;
     const char *tail; /* blocks that will not be sealed, in `work` */
-    kvf_seen work;    /* image and tail lie there, and from `used` on there is room for more */
+    kvf_seen work;    /* snapshot and tail lie there, and from `used` on there is room for more */
     uint64_t used;
 } kvf_snapshot_layer;
 
-/* Bytes of work after image and tail. */
+/* Bytes of work after snapshot and tail. */
 uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer);
 /* Positions, length, and blocks[0 .. sealed) with their bytes are there. `done` is used to wait
  * where work is written again. The step's stream still reads `work` on return. */

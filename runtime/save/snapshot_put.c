@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * An image of a layer into a cache; see snapshot.h.
+ * A snapshot of a layer into a cache; see snapshot.h.
  *
- * Tables are made on the host and copied whole. With other settings than those of the image the
+ * Tables are made on the host and copied whole. With other settings than those of the snapshot the
  * layer is as if its tokens had just been appended: the sink is in the store, no page was chosen
  * yet, and the next step refreshes the static set.
  */
@@ -20,7 +20,7 @@
 
 /* Arrays made on the host for the device. */
 typedef struct put_work {
-    kvf_saved_image made; /* of a layer that is not put as it was saved */
+    kvf_snapshot made;    /* of a layer that is not put as it was saved */
     void **blocks;        /* [blocks] where blocks are */
     uint32_t *block_of;   /* [blocks] */
     uint32_t *chosen_at;  /* [kv_heads, pages] of an older file */
@@ -97,8 +97,8 @@ static kvf_status put_blocks(putting *p)
                      p->l->tail + (b - p->layer->sealed) * kvf_block_bytes(paging),
                      kvf_block_bytes(paging)));
     if (p->layer->spare)
-        KVF_TRY(
-            send(p, kvf_row_spare(paging, &p->row), p->l->image->spare, kvf_block_bytes(paging)));
+        KVF_TRY(send(p, kvf_row_spare(paging, &p->row), p->l->snapshot->spare,
+                     kvf_block_bytes(paging)));
     KVF_TRY(send(p, p->blocks_device, p->work.blocks, blocks * sizeof *p->work.blocks));
     p->row.blocks = p->work.blocks;
     for (uint32_t b = 0; b < p->layer->sealed; b++)
@@ -114,7 +114,7 @@ static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
     const kvf_paging *paging = &p->part->dims.paging;
     const kvf_shape *s = &paging->shape;
     const kvf_saved_layer *saved = p->l->saved;
-    const kvf_saved_image *image = p->l->image;
+    const kvf_snapshot *snapshot = p->l->snapshot;
     const size_t token = kvf_token_bytes(s), entry = (size_t)head * saved->store_tokens + t;
     const uint32_t in_block = t % paging->block_size;
     const char *block =
@@ -122,8 +122,8 @@ static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
     float x[KVF_HEAD_DIM_MAX];
     if (!kvf_quantizes_pages(p->part))
         memcpy(to, block + head * kvf_run_bytes(paging) + in_block * token, token);
-    else if (t < image->store_count[head] && image->store_index[entry] == t)
-        memcpy(to, image->store + entry * token, token);
+    else if (t < snapshot->store_count[head] && snapshot->store_index[entry] == t)
+        memcpy(to, snapshot->store + entry * token, token);
     else
         kvf_dequantize_token(s,
                              block + head * kvf_stored_run_bytes(paging) +
@@ -132,7 +132,7 @@ static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
 }
 
 /* The sink of sealed blocks, as if they had just been sealed. */
-static void make_state(putting *p, kvf_saved_image *made)
+static void make_state(putting *p, kvf_snapshot *made)
 {
     const kvf_part *part = p->part;
     const kvf_paging *paging = &part->dims.paging;
@@ -149,17 +149,18 @@ static void make_state(putting *p, kvf_saved_image *made)
     }
 }
 
-static kvf_status put_state(putting *p, const kvf_saved_image *image)
+static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
 {
     const kvf_paging *paging = &p->part->dims.paging;
     const size_t tokens = paging->kv_heads * kvf_store_tokens(paging);
     const size_t sealed = p->layer->sealed;
-    KVF_TRY(send(p, p->row.store_count, image->store_count,
+    KVF_TRY(send(p, p->row.store_count, snapshot->store_count,
                  paging->kv_heads * sizeof *p->row.store_count));
-    KVF_TRY(send(p, p->row.store_index, image->store_index, tokens * sizeof *p->row.store_index));
-    KVF_TRY(send(p, p->row.store, image->store, tokens * kvf_token_bytes(&paging->shape)));
+    KVF_TRY(
+        send(p, p->row.store_index, snapshot->store_index, tokens * sizeof *p->row.store_index));
+    KVF_TRY(send(p, p->row.store, snapshot->store, tokens * kvf_token_bytes(&paging->shape)));
     for (uint32_t h = 0; sealed && h < paging->kv_heads; h++)
-        KVF_TRY(send(p, kvf_row_bits(paging, &p->row, h), image->bits + h * sealed,
+        KVF_TRY(send(p, kvf_row_bits(paging, &p->row, h), snapshot->bits + h * sealed,
                      sealed * sizeof *p->row.bits));
     return KVF_OK;
 }
@@ -174,7 +175,7 @@ static const uint32_t *recent_of_slots(const putting *p)
     const uint32_t per = saved->lists / saved->heads;
     memset(p->work.chosen_at, 0, (size_t)saved->heads * pages * sizeof *p->work.chosen_at);
     for (uint32_t i = 0; i < saved->lists * saved->slots; i++) {
-        const int32_t page = p->l->image->page_of_slot[i];
+        const int32_t page = p->l->snapshot->page_of_slot[i];
         if (page >= 0)
             p->work.chosen_at[(size_t)(i / saved->slots / per) * pages + (uint32_t)page] =
                 saved->steps + 1;
@@ -186,7 +187,7 @@ static kvf_status put_recent(const putting *p)
 {
     const kvf_paging *paging = &p->part->dims.paging;
     const size_t pages = (size_t)p->layer->sealed * paging->block_pages;
-    const uint32_t *from = p->l->image->chosen_at;
+    const uint32_t *from = p->l->snapshot->chosen_at;
     if (!p->row.chosen_at || pages == 0)
         return KVF_OK;
     if (!from)
@@ -300,12 +301,12 @@ static void put_counts(const putting *p)
     kvf_layer *layer = p->layer;
     layer->store = 0;
     layer->kept = saved->kept;
-    layer->spare = p->l->image->spare ? layer->sealed : 0;
+    layer->spare = p->l->snapshot->spare ? layer->sealed : 0;
     memset(layer->by_step, 0, layer->length);
     if (!p->l->is_exact)
         return;
     for (uint32_t i = 0; i < layer->length; i++)
-        layer->by_step[i] = p->l->image->by_step[i] != 0;
+        layer->by_step[i] = p->l->snapshot->by_step[i] != 0;
     layer->queries = saved->queries;
     layer->queries_from = saved->queries_from;
     layer->since_refresh = saved->since_refresh;
@@ -334,19 +335,19 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     step->is_undone = status != KVF_OK;
     KVF_TRY(status);
     KVF_TRY(put_blocks(&p));
-    const kvf_saved_image *image = l->is_exact ? l->image : &p.work.made;
+    const kvf_snapshot *snapshot = l->is_exact ? l->snapshot : &p.work.made;
     if (!l->is_exact)
         make_state(&p, &p.work.made);
-    KVF_TRY(put_state(&p, image));
+    KVF_TRY(put_state(&p, snapshot));
     KVF_TRY(admit(&p));
     if (l->is_exact)
         KVF_TRY(put_recent(&p));
     if (l->is_exact && l->saved->queries)
-        KVF_TRY(send(&p, p.row.queries, l->image->queries,
+        KVF_TRY(send(&p, p.row.queries, l->snapshot->queries,
                      (size_t)paging->query_window * paging->kv_heads * paging->group *
                          kvf_row_bytes(&paging->shape)));
     if (l->is_exact && p.row.share)
-        KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
+        KVF_TRY(send(&p, p.row.share, l->snapshot->share, 2 * sizeof *p.row.share));
     KVF_TRY(put_digests(&p));
     KVF_TRY(put_centroids(&p));
     /* The next layer may take the memory of this one's blocks. */

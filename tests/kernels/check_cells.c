@@ -542,7 +542,7 @@ static void dequantize_chunks(check *c, const world *w, const kvf_query_chunks *
         }
 }
 
-/* A row of known length: a token that is not finite spoils what sees it. The next one has another
+/* A row of known length: a token that is not finite poisons what sees it. The next one has another
  * length. */
 static void chunk(check *c, world *w)
 {
