@@ -17,7 +17,7 @@
  */
 
 #include "attend/attend_args.h"
-#include "cells/cells_args.h"
+#include "blocks/blocks_args.h"
 #include "list.h"
 #include "move/move_args.h"
 #include "observe/observe_args.h"

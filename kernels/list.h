@@ -64,16 +64,16 @@
     PLAIN(move, writeback)                                                                         \
     PLAIN(move, frame)                                                                             \
     PLAIN(move, stamp)                                                                             \
-    SIMD(cells, write)                                                                             \
-    PLAIN(cells, lodge)                                                                            \
-    PLAIN(cells, rows)                                                                             \
-    PLAIN(cells, validate)                                                                         \
-    PLAIN(cells, average)                                                                          \
-    PLAIN(cells, gather_window)                                                                    \
-    PLAIN(cells, scatter_heads)                                                                    \
-    PLAIN(cells, poison)                                                                           \
-    PLAIN(cells, clone)                                                                            \
-    SIMD(cells, dequantize_chunks)                                                                 \
+    SIMD(blocks, write)                                                                            \
+    PLAIN(blocks, lodge)                                                                           \
+    PLAIN(blocks, rows)                                                                            \
+    PLAIN(blocks, validate)                                                                        \
+    PLAIN(blocks, average)                                                                         \
+    PLAIN(blocks, gather_window)                                                                   \
+    PLAIN(blocks, scatter_heads)                                                                   \
+    PLAIN(blocks, poison)                                                                          \
+    PLAIN(blocks, clone)                                                                           \
+    SIMD(blocks, dequantize_chunks)                                                                \
     SIMD(observe, observe_stats)                                                                   \
     SIMD(observe, observe_score)                                                                   \
     SIMD(observe, pool)                                                                            \

@@ -265,7 +265,7 @@ typedef struct kvf_layer_counters {
     double recall_sum;
     double error_max;
     uint32_t static_min, static_max;
-    uint64_t tokens_put, tokens_brought, pages_voided, bad_rows, bad_slots; /* see cells_args.h */
+    uint64_t tokens_put, tokens_brought, pages_voided, bad_rows, bad_slots; /* see blocks_args.h */
 } kvf_layer_counters;
 
 /* ---- where things of a row are ---- */

@@ -102,31 +102,32 @@ typedef struct kvf_encode_args {
 KVF_TASKS(encode, kvf_encode_args, a->job_count)
 
 /* ---- codes under a block table of the caller ----
- * A *cell* is a block that a table names (cells/cells_args.h). Its code groups are in two places:
- * words in memory of the caller, who numbers larger blocks of id_cells cells each, and scales of
- * ours. [ids][id_cells, kv_heads, block_size / 32][2, head_dim / 16, 16] words, `stride` bytes from
- * id to id. */
-typedef struct kvf_cell_codes {
+ * A *physical block* is a block that a table names (blocks/blocks_args.h). Its code groups are in
+ * two places: words in memory of the caller, who numbers larger blocks of id_blocks physical blocks
+ * each, and scales of ours. [ids][id_blocks, kv_heads, block_size / 32][2, head_dim / 16, 16]
+ * words, `stride` bytes from id to id. */
+typedef struct kvf_physical_codes {
     char *words;
-    uint16_t *scales; /* [cells, kv_heads, block_size] of the layer */
+    uint16_t *scales; /* [blocks, kv_heads, block_size] of the layer */
     size_t stride;
-    uint32_t id_cells;
+    uint32_t id_blocks;
     uint32_t kv_heads;
-} kvf_cell_codes;
+} kvf_physical_codes;
 
-/* Words of the group that token `token` of a cell is in. */
-KVF_INLINE char *kvf_cell_words(const kvf_cell_codes *c, uint32_t head_dim, uint32_t block_size,
-                                uint32_t cell, uint32_t head, uint32_t token)
+/* Words of the group that token `token` of a physical block is in. */
+KVF_INLINE char *kvf_physical_words(const kvf_physical_codes *c, uint32_t head_dim,
+                                    uint32_t block_size, uint32_t block, uint32_t head,
+                                    uint32_t token)
 {
-    const size_t run = (size_t)(cell % c->id_cells) * c->kv_heads + head;
-    return c->words + cell / c->id_cells * c->stride + run * block_size * (head_dim / 4) +
+    const size_t run = (size_t)(block % c->id_blocks) * c->kv_heads + head;
+    return c->words + block / c->id_blocks * c->stride + run * block_size * (head_dim / 4) +
            (size_t)(token / 32) * 8 * head_dim;
 }
 
-KVF_INLINE uint16_t *kvf_cell_scales(const kvf_cell_codes *c, uint32_t block_size, uint32_t cell,
-                                     uint32_t head)
+KVF_INLINE uint16_t *kvf_physical_scales(const kvf_physical_codes *c, uint32_t block_size,
+                                         uint32_t block, uint32_t head)
 {
-    return c->scales + ((size_t)cell * c->kv_heads + head) * block_size;
+    return c->scales + ((size_t)block * c->kv_heads + head) * block_size;
 }
 
 /* Words and scales of a code group. */
@@ -221,9 +222,9 @@ typedef struct kvf_score_codes_args {
     const void *const *codes;        /* [lists] -> code groups of blocks, whole, 64-byte aligned: */
     const uint32_t *const *block_of; /* [lists] -> [blocks] those of block b lie block_of[l][b]
                                         blocks after codes[l]; or */
-    const uint32_t *cell;            /* [rows, cell_stride]: block b of list l has the codes of */
-    uint32_t cell_stride;            /* cell[l / kv_heads][b], head l % kv_heads; NULL = as above */
-    kvf_cell_codes cells;
+    const uint32_t *physical; /* [rows, physical_stride]: block b of list l has the codes of */
+    uint32_t physical_stride; /* physical[l / kv_heads][b], head l % kv_heads; NULL = as above */
+    kvf_physical_codes physical_codes;
     uint32_t row_lists;          /* with an order */
     const uint32_t *order;       /* [lists / row_lists]; NULL = no codes in common */
     const uint32_t *common;      /* likewise */
@@ -263,21 +264,25 @@ KVF_INLINE uint32_t kvf_left_blocks(const uint64_t *bits, uint32_t blocks, uint3
     return left;
 }
 
-/* [blocks]: the block, or cell, that has the codes of each block of a list. */
+/* [blocks]: the block, or physical block, that has the codes of each block of a list. */
 KVF_INLINE const uint32_t *kvf_score_codes_blocks(const kvf_score_codes_args *a, uint32_t list)
 {
-    return a->cell ? a->cell + (size_t)(list / a->cells.kv_heads) * a->cell_stride
-                   : a->block_of[list];
+    return a->physical
+               ? a->physical + (size_t)(list / a->physical_codes.kv_heads) * a->physical_stride
+               : a->block_of[list];
 }
 
-/* The code group of a token under a block table of the caller, whose block is `cell`. */
-KVF_INLINE kvf_code_group kvf_score_codes_cell_group(const kvf_score_codes_args *a, uint32_t list,
-                                                     uint32_t cell, uint32_t token)
+/* The code group of a token under a block table of the caller, whose block is `block`. */
+KVF_INLINE kvf_code_group kvf_score_codes_physical_group(const kvf_score_codes_args *a,
+                                                         uint32_t list, uint32_t block,
+                                                         uint32_t token)
 {
-    const uint32_t head = list % a->cells.kv_heads, t = token % a->block_size / 32 * 32;
+    const uint32_t head = list % a->physical_codes.kv_heads, t = token % a->block_size / 32 * 32;
     kvf_code_group group;
-    group.words = kvf_cell_words(&a->cells, a->head_dim, a->block_size, cell, head, t);
-    group.scales = (const char *)(kvf_cell_scales(&a->cells, a->block_size, cell, head) + t);
+    group.words =
+        kvf_physical_words(&a->physical_codes, a->head_dim, a->block_size, block, head, t);
+    group.scales =
+        (const char *)(kvf_physical_scales(&a->physical_codes, a->block_size, block, head) + t);
     return group;
 }
 
@@ -285,8 +290,8 @@ KVF_INLINE kvf_code_group kvf_score_codes_group(const kvf_score_codes_args *a, u
                                                 uint32_t token)
 {
     const uint32_t block = kvf_score_codes_blocks(a, list)[token / a->block_size];
-    if (a->cell)
-        return kvf_score_codes_cell_group(a, list, block, token);
+    if (a->physical)
+        return kvf_score_codes_physical_group(a, list, block, token);
     return kvf_group_of_block((const char *)a->codes[list], block, a->head_dim, a->block_size,
                               token);
 }
@@ -374,15 +379,15 @@ KVF_INLINE uint16_t *kvf_row_centroid_scale(const kvf_paging *p, const kvf_row *
 #define KVF_CENTROIDS_PER_TASK 512u
 
 /* Means under a block table of the caller: those of each coarse head of a layer lie together, by
- * the cell that their stretch begins in. */
-typedef struct kvf_cell_centroids {
+ * the physical block that their stretch begins in. */
+typedef struct kvf_physical_centroids {
     const int8_t *centroids; /* [coarse heads, stretches, head_dim] */
     const uint16_t *scales;  /* [coarse heads, stretches] */
     const uint32_t *number;  /* [kv_heads] which of the coarse heads it is */
     uint32_t kv_heads;
-    uint32_t stretches; /* of all cells */
-    uint32_t cells;     /* of a stretch */
-} kvf_cell_centroids;
+    uint32_t stretches; /* of all physical blocks */
+    uint32_t blocks;    /* of a stretch */
+} kvf_physical_centroids;
 
 typedef struct kvf_score_centroids_args {
     uint32_t head_dim;
@@ -393,10 +398,10 @@ typedef struct kvf_score_centroids_args {
     const float *q_scale;           /* [lists, group] */
     const int8_t *const *centroids; /* [lists] -> [count, head_dim], 16-byte aligned; or */
     const uint16_t *const *scale;   /* [lists] -> [count] fp16; or */
-    const uint32_t *cell; /* [rows, cell_stride]: centroid i of list l is that of stretch i + 1,
-                             head l % kv_heads, of row l / kv_heads; NULL = as above */
-    uint32_t cell_stride;
-    kvf_cell_centroids cells;
+    const uint32_t *physical; /* [rows, physical_stride]: centroid i of list l is that of stretch i
+                             + 1, head l % kv_heads, of row l / kv_heads; NULL = as above */
+    uint32_t physical_stride;
+    kvf_physical_centroids physical_centroids;
     const uint32_t *count; /* [lists] */
     float *scores;         /* [lists, group, stride] */
 } kvf_score_centroids_args;
@@ -413,15 +418,16 @@ KVF_INLINE kvf_centroid kvf_centroid_at(const kvf_score_centroids_args *a, uint3
                                         uint32_t i)
 {
     kvf_centroid place;
-    if (!a->cell) {
+    if (!a->physical) {
         place.centroid = a->centroids[list] + (size_t)i * a->head_dim;
         place.scale = a->scale[list] + i;
         return place;
     }
-    const kvf_cell_centroids *c = &a->cells;
+    const kvf_physical_centroids *c = &a->physical_centroids;
     const uint32_t row = list / c->kv_heads;
-    const uint32_t cell = a->cell[(size_t)row * a->cell_stride + (size_t)(i + 1) * c->cells];
-    const size_t at = (size_t)c->number[list % c->kv_heads] * c->stretches + cell / c->cells;
+    const uint32_t block =
+        a->physical[(size_t)row * a->physical_stride + (size_t)(i + 1) * c->blocks];
+    const size_t at = (size_t)c->number[list % c->kv_heads] * c->stretches + block / c->blocks;
     place.centroid = c->centroids + at * a->head_dim;
     place.scale = c->scales + at;
     return place;

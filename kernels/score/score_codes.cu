@@ -463,11 +463,11 @@ static __device__ __forceinline__ void find_groups(const kvf_score_codes_args &a
     if (t.tokens < KVF_SCORE_CODES_TOKENS)
         for (uint32_t k = 0; k < OWN; k++)
             o->skips[k] |= past_end(t, o->first + k);
-    if (a.cell) {
+    if (a.physical) {
 #pragma unroll
         for (uint32_t k = 0; k < OWN; k++)
-            group[k] =
-                kvf_score_codes_cell_group(&a, t.codes, block[k], (index + k) * KVF_CODE_TOKENS);
+            group[k] = kvf_score_codes_physical_group(&a, t.codes, block[k],
+                                                      (index + k) * KVF_CODE_TOKENS);
         return;
     }
 #pragma unroll
@@ -807,7 +807,7 @@ static __global__ void __launch_bounds__(HELD_WARPS *KVF_WARP_LANES,
     const uint32_t list = PAIRED ? blockIdx.y : kvf_score_codes_list(&a, blockIdx.y);
     const uint32_t *blocks = kvf_score_codes_blocks(&a, list);
     const uint64_t *bits = a.bits[list];
-    const char *codes = a.cell ? nullptr : (const char *)a.codes[list];
+    const char *codes = a.physical ? nullptr : (const char *)a.codes[list];
     if (!find_tile(a, list, PAIRED, &t, &sharers))
         return;
     float *parts = (float *)kvf_shared();

@@ -329,7 +329,7 @@ static kvf_code_group *find_codes(tile *t, uint32_t list, kvf_code_group *at)
     const size_t bytes = kvf_code_bytes(a->head_dim), words = kvf_code_scales(a->head_dim);
     const uint32_t size = a->block_size;
     t->at = at;
-    if (!a->cell && size == KVF_CODE_TOKENS) { /* mostly: without a branch for each */
+    if (!a->physical && size == KVF_CODE_TOKENS) { /* mostly: without a branch for each */
         const uint32_t *block_of = a->block_of[list] + t->first / size;
         const char *codes = a->codes[list];
         for (uint32_t i = 0; i < t->groups; i++, at++) {

@@ -189,9 +189,9 @@ static kvf_status check_rows(const kvf_blocks *blocks, uint32_t layer, const kvf
         KVF_FAIL(context, KVF_INVALID, "table or lengths is NULL; pass the rows");
     if (!q || !out)
         KVF_FAIL(context, KVF_INVALID, "q or out is NULL; pass queries and room for the outputs");
-    if (rows->rows == 0 || rows->rows > blocks->cells.regions)
+    if (rows->rows == 0 || rows->rows > blocks->physical.regions)
         KVF_FAIL(context, KVF_INVALID, "rows = %u: 1 to sequences_max = %u", rows->rows,
-                 blocks->cells.regions);
+                 blocks->physical.regions);
     KVF_TRY(check_bound(blocks, layer));
     return kvf_buffers_check(blocks->cache, q, NULL, NULL, out);
 }
@@ -220,7 +220,7 @@ kvf_status kvf_blocks_decode_sized(kvf_blocks *blocks, const kvf_blocks_decode_a
 static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_blocks_extend_args *args)
 {
     kvf_context *context = blocks->cache->context;
-    const uint32_t most = blocks->cells.tokens_max;
+    const uint32_t most = blocks->physical.tokens_max;
     const uint32_t *starts = args->starts, *contexts = args->contexts;
     if (!starts || !contexts)
         KVF_FAIL(context, KVF_INVALID, "starts or contexts is NULL; pass them in host memory");
@@ -278,7 +278,7 @@ static kvf_status copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t 
                        kvf_stream *stream)
 {
     kvf_context *context = blocks->cache->context;
-    const uint32_t ids = blocks->cells.ids;
+    const uint32_t ids = blocks->physical.ids;
     if (count && (!from || !to))
         KVF_FAIL(context, KVF_INVALID, "from or to is NULL; pass ids in host memory");
     for (uint32_t i = 0; i < count; i++)

@@ -21,33 +21,33 @@ static kvf_part *part_of(const kvf_blocks *blocks)
     return &blocks->cache->parts[0];
 }
 
-static kvf_cell_codes codes_of(const kvf_blocks *blocks, uint32_t layer)
+static kvf_physical_codes codes_of(const kvf_blocks *blocks, uint32_t layer)
 {
-    const kvf_cells *c = &blocks->cells;
-    const size_t scales = kvf_cells_count(c) * c->paging.kv_heads * c->paging.block_size;
-    return (kvf_cell_codes){.words = blocks->bindings[layer].codes,
-                            .scales = c->scales + layer * scales,
-                            .stride = blocks->bindings[layer].stride,
-                            .id_cells = c->id_cells,
-                            .kv_heads = c->paging.kv_heads};
+    const kvf_physical_blocks *c = &blocks->physical;
+    const size_t scales = kvf_physical_count(c) * c->paging.kv_heads * c->paging.block_size;
+    return (kvf_physical_codes){.words = blocks->bindings[layer].codes,
+                                .scales = c->scales + layer * scales,
+                                .stride = blocks->bindings[layer].stride,
+                                .id_blocks = c->id_blocks,
+                                .kv_heads = c->paging.kv_heads};
 }
 
-static kvf_cell_centroids centroids_of(const kvf_blocks *blocks, uint32_t layer)
+static kvf_physical_centroids centroids_of(const kvf_blocks *blocks, uint32_t layer)
 {
-    const kvf_cells *c = &blocks->cells;
-    return (kvf_cell_centroids){.centroids = c->coarse.centroids,
-                                .scales = c->coarse.scales,
-                                .number = c->coarse.number + (size_t)layer * c->paging.kv_heads,
-                                .kv_heads = c->paging.kv_heads,
-                                .stretches = c->coarse.stretches,
-                                .cells = kvf_stretch_cells(c)};
+    const kvf_physical_blocks *c = &blocks->physical;
+    return (kvf_physical_centroids){.centroids = c->coarse.centroids,
+                                    .scales = c->coarse.scales,
+                                    .number = c->coarse.number + (size_t)layer * c->paging.kv_heads,
+                                    .kv_heads = c->paging.kv_heads,
+                                    .stretches = c->coarse.stretches,
+                                    .blocks = kvf_stretch_blocks(c)};
 }
 
 kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
 {
-    const kvf_paging *p = &blocks->cells.paging;
+    const kvf_paging *p = &blocks->physical.paging;
     const size_t row = (size_t)p->kv_heads * p->shape.head_dim;
-    const kvf_write_args write = {.cells = blocks->constants.cells,
+    const kvf_write_args write = {.blocks = blocks->constants.physical,
                                   .codes = codes_of(blocks, args->layer),
                                   .shape = p->shape,
                                   .layer = args->layer,
@@ -59,8 +59,8 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_str
                                   .slots = args->slots};
     KVF_TRY(KVF_ENQUEUE(stream, write, write));
     /* More tokens than rows: some are a prompt's, and make whole pages. */
-    return p->shape.pages == KVF_PAGES_NATIVE && args->tokens > blocks->cells.regions &&
-                   blocks->cells.ignores_writes != 1
+    return p->shape.pages == KVF_PAGES_NATIVE && args->tokens > blocks->physical.regions &&
+                   blocks->physical.ignores_writes != 1
                ? KVF_ENQUEUE(stream, lodge, write)
                : KVF_OK;
 }
@@ -70,7 +70,7 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_str
 static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, const void *q,
                         kvf_stream *stream)
 {
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     kvf_step step = {.cache = blocks->cache,
                      .stream = stream,
                      .part = part_of(blocks),
@@ -83,7 +83,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                      .is_fused = blocks->cache->runtime->properties.can_capture,
                      .bits = blocks->constants.list_bits,
                      .pages = c->pages,
-                     .cell = c->cell,
+                     .physical = c->physical,
                      .codes = codes_of(blocks, layer),
                      .choose_pages = c->pages};
     if (c->paging.stretches_max == 0)
@@ -92,25 +92,25 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
     step.coarse.take = c->coarse.take;
     step.coarse.blocks = c->coarse.blocks;
     step.coarse.unfiltered = c->coarse.unfiltered;
-    step.cell_centroids = centroids_of(blocks, layer);
+    step.physical_centroids = centroids_of(blocks, layer);
     return step;
 }
 
 /* Rows, and what their regions have of them. */
 static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows *rows)
 {
-    const kvf_rows_args make = {.cells = blocks->constants.cells,
+    const kvf_rows_args make = {.blocks = blocks->constants.physical,
                                 .layer = step->layer,
                                 .rows = rows->rows,
                                 .table_stride = rows->table_stride,
                                 .table = rows->table,
                                 .lengths = rows->lengths,
                                 .regions = rows->regions};
-    const kvf_validate_args validate = {.cells = make.cells,
-                                        .pages = blocks->cells.paging.shape.pages,
+    const kvf_validate_args validate = {.blocks = make.blocks,
+                                        .pages = blocks->physical.paging.shape.pages,
                                         .layer = step->layer,
                                         .rows = rows->rows,
-                                        .kv_heads = blocks->cells.paging.kv_heads};
+                                        .kv_heads = blocks->physical.paging.kv_heads};
     KVF_TRY(KVF_LAUNCH(step, rows, make));
     return KVF_LAUNCH(step, validate, validate);
 }
@@ -118,8 +118,8 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows
 /* Centroids, which coarse heads score first. */
 static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
 {
-    const kvf_paging *p = &blocks->cells.paging;
-    const kvf_average_args args = {.cells = blocks->constants.cells,
+    const kvf_paging *p = &blocks->physical.paging;
+    const kvf_average_args args = {.blocks = blocks->constants.physical,
                                    .codes = step->codes,
                                    .layer = step->layer,
                                    .rows = step->rows,
@@ -133,7 +133,7 @@ static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
 static kvf_poison_args poison_of(const kvf_blocks *blocks, uint32_t rows, void *out, float *lse)
 {
     const kvf_cache_config *c = &blocks->cache->config;
-    return (kvf_poison_args){.is_bad = blocks->cells.is_bad,
+    return (kvf_poison_args){.is_bad = blocks->physical.is_bad,
                              .rows = rows,
                              .heads = c->query_heads,
                              .head_dim = c->head_dim,
@@ -147,7 +147,7 @@ static kvf_poison_args poison_of(const kvf_blocks *blocks, uint32_t rows, void *
 /* The layer's row of `streaming`, on the device; NULL: no head of it streams. */
 static const uint32_t *streaming_of(const kvf_blocks *blocks, uint32_t layer)
 {
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     const size_t first = (size_t)layer * c->paging.kv_heads;
     return c->streaming.number &&
                    memchr(blocks->kinds + first, KVF_HEAD_STREAMING, c->paging.kv_heads)
@@ -159,7 +159,7 @@ static const uint32_t *streaming_of(const kvf_blocks *blocks, uint32_t layer)
 static kvf_status scatter_heads(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, void *out,
                                 float *lse, kvf_stream *stream)
 {
-    const kvf_paging *p = &blocks->cells.paging;
+    const kvf_paging *p = &blocks->physical.paging;
     const kvf_scatter_heads_args args = {.streaming = streaming_of(blocks, layer),
                                          .rows = rows,
                                          .kv_heads = p->kv_heads,
@@ -176,9 +176,9 @@ static kvf_status scatter_heads(const kvf_blocks *blocks, uint32_t layer, uint32
 static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, void *out,
                                float *lse)
 {
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     const kvf_block_tails *t = &blocks->tails;
-    const kvf_gather_window_args gather_window = {.cells = blocks->constants.cells,
+    const kvf_gather_window_args gather_window = {.blocks = blocks->constants.physical,
                                                   .pages = c->paging.shape.pages,
                                                   .layer = step->layer,
                                                   .rows = step->rows,
@@ -222,7 +222,7 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
 static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
                                 const kvf_prefill_kernel_args *all, uint32_t i, kvf_stream *stream)
 {
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     const kvf_paging *p = &c->paging;
     const kvf_query_chunk *chunk = &all->chunks.at[i];
     const size_t heads = (size_t)p->kv_heads * p->group, row = heads * kvf_row_bytes(&p->shape);
@@ -269,7 +269,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
 
 static uint32_t chunk_blocks(const kvf_blocks *blocks, const kvf_query_chunk *chunk)
 {
-    return kvf_div_ceil_u32(chunk->base + chunk->tokens, blocks->cells.paging.block_size);
+    return kvf_div_ceil_u32(chunk->base + chunk->tokens, blocks->physical.paging.block_size);
 }
 
 /* Chunks from `first` on that one launch takes. They share room for a row, where there is one. */
@@ -293,7 +293,7 @@ static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                kvf_prefill_kernel_args *prefill, kvf_stream *stream)
 {
     const kvf_part *part = part_of(blocks);
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     uint32_t each = 0;
     for (uint32_t i = 0; i < prefill->chunks.count; i++)
         each = kvf_max_u32(each, chunk_blocks(blocks, &prefill->chunks.at[i]));
@@ -319,9 +319,9 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
                                  uint32_t row, const kvf_query_chunks *chunks, kvf_stream *stream)
 {
     const kvf_block_rows *rows = args->rows;
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     const kvf_paging *p = &c->paging;
-    const kvf_rows_args make = {.cells = blocks->constants.cells,
+    const kvf_rows_args make = {.blocks = blocks->constants.physical,
                                 .layer = args->layer,
                                 .rows = chunks->count,
                                 .table_stride = rows->table_stride,
@@ -366,8 +366,10 @@ kvf_status kvf_block_prefill(kvf_blocks *blocks, const kvf_blocks_extend_args *a
 
 kvf_status kvf_block_clone(kvf_blocks *blocks, uint32_t from, uint32_t to, kvf_stream *stream)
 {
-    const kvf_cells *c = &blocks->cells;
-    const kvf_clone_args clone = {
-        .cells = blocks->constants.cells, .from = from, .to = to, .tasks = c->layers * c->id_cells};
+    const kvf_physical_blocks *c = &blocks->physical;
+    const kvf_clone_args clone = {.blocks = blocks->constants.physical,
+                                  .from = from,
+                                  .to = to,
+                                  .tasks = c->layers * c->id_blocks};
     return KVF_ENQUEUE(stream, clone, clone);
 }

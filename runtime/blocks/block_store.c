@@ -155,9 +155,9 @@ static kvf_status set_dims(kvf_blocks *blocks)
 /* Coarse heads of all layers; `number`, if it is not NULL, gets theirs. */
 static uint32_t number_coarse(const kvf_blocks *blocks, uint32_t *number)
 {
-    const kvf_paging *p = &blocks->cells.paging;
+    const kvf_paging *p = &blocks->physical.paging;
     uint32_t count = 0;
-    for (uint32_t i = 0; p->stretches_max && i < blocks->cells.layers * p->kv_heads; i++) {
+    for (uint32_t i = 0; p->stretches_max && i < blocks->physical.layers * p->kv_heads; i++) {
         const bool is_coarse = kvf_is_coarse(blocks->cache, i / p->kv_heads, i % p->kv_heads);
         if (number)
             number[i] = is_coarse ? count : UINT32_MAX;
@@ -169,7 +169,7 @@ static uint32_t number_coarse(const kvf_blocks *blocks, uint32_t *number)
 /* Likewise of streaming heads; 0 is none, so they count from 1. */
 static uint32_t number_streaming(const kvf_blocks *blocks, uint32_t *number)
 {
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     uint32_t count = 0;
     for (uint32_t i = 0; blocks->kinds && i < c->layers * c->paging.kv_heads; i++) {
         const bool streams = blocks->kinds[i] == KVF_HEAD_STREAMING;
@@ -185,54 +185,56 @@ static void describe(kvf_blocks *blocks)
     const kvf_cache *cache = blocks->cache;
     const kvf_dims *d = &cache->parts[0].dims;
     const kvf_cache_config *c = &cache->parts[0].config;
-    blocks->cells = (kvf_cells){.paging = d->paging,
-                                .regions = c->sequences_max,
-                                .layers = c->layers,
-                                .ids = blocks->config.block_count,
-                                .id_cells = blocks->config.block_tokens / d->paging.block_size,
-                                .tokens_max = c->tokens_max,
-                                .budget_tokens = c->budget_tokens,
-                                .budget_share = c->budget_share,
-                                .coarse_share = c->coarse_share,
-                                .local_tokens = c->local_tokens,
-                                .dynamic_pages = d->dynamic_pages,
-                                .all_pages = cache->parts[0].policy->all_pages,
-                                .ignores_writes = cache->runtime->seams.ignores_writes};
+    blocks->physical =
+        (kvf_physical_blocks){.paging = d->paging,
+                              .regions = c->sequences_max,
+                              .layers = c->layers,
+                              .ids = blocks->config.block_count,
+                              .id_blocks = blocks->config.block_tokens / d->paging.block_size,
+                              .tokens_max = c->tokens_max,
+                              .budget_tokens = c->budget_tokens,
+                              .budget_share = c->budget_share,
+                              .coarse_share = c->coarse_share,
+                              .local_tokens = c->local_tokens,
+                              .dynamic_pages = d->dynamic_pages,
+                              .all_pages = cache->parts[0].policy->all_pages,
+                              .ignores_writes = cache->runtime->seams.ignores_writes};
     if (d->paging.stretches_max)
-        blocks->cells.coarse.stretches =
-            (uint32_t)kvf_cells_count(&blocks->cells) / kvf_stretch_cells(&blocks->cells);
-    blocks->cells.streaming.heads = number_streaming(blocks, NULL);
-    if (blocks->cells.streaming.heads) {
+        blocks->physical.coarse.stretches =
+            (uint32_t)kvf_physical_count(&blocks->physical) / kvf_stretch_blocks(&blocks->physical);
+    blocks->physical.streaming.heads = number_streaming(blocks, NULL);
+    if (blocks->physical.streaming.heads) {
         kvf_rings rings;
         kvf_rings_measure(c, &d->paging, &rings);
-        blocks->cells.streaming.ring = rings.ring;
-        blocks->cells.streaming.ring.heads = 1;
+        blocks->physical.streaming.ring = rings.ring;
+        blocks->physical.streaming.ring.heads = 1;
         blocks->tails.split = rings.split;
     }
 }
 
 static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_constants *c)
 {
-    const kvf_cells *cells = &blocks->cells;
-    const uint64_t lists = (uint64_t)cells->regions * cells->paging.lists;
-    const uint64_t pool = (uint64_t)kvf_cells_count(cells) * cells->layers;
+    const kvf_physical_blocks *physical = &blocks->physical;
+    const uint64_t lists = (uint64_t)physical->regions * physical->paging.lists;
+    const uint64_t pool = (uint64_t)kvf_physical_count(physical) * physical->layers;
     /* At most one arena per block of the pool, and few bytes each. */
-    const size_t bytes = kvf_stored_block_bytes(&cells->paging);
+    const size_t bytes = kvf_stored_block_bytes(&physical->paging);
     const uint64_t arenas = pool * bytes / (KVF_ARENA_BYTES_MAX / 2) + 1;
-    KVF_CARVE(k, c->cells, 1);
+    KVF_CARVE(k, c->physical, 1);
     KVF_CARVE(k, c->arenas, arenas);
     KVF_CARVE(k, c->list_bits, lists);
-    KVF_CARVE(k, c->bits, cells->paging.kv_heads, cells->paging.blocks_max);
-    KVF_CARVE(k, c->coarse, cells->paging.stretches_max ? cells->layers : 0,
-              cells->paging.kv_heads);
-    KVF_CARVE(k, c->streaming, cells->streaming.heads ? cells->layers : 0, cells->paging.kv_heads);
+    KVF_CARVE(k, c->bits, physical->paging.kv_heads, physical->paging.blocks_max);
+    KVF_CARVE(k, c->coarse, physical->paging.stretches_max ? physical->layers : 0,
+              physical->paging.kv_heads);
+    KVF_CARVE(k, c->streaming, physical->streaming.heads ? physical->layers : 0,
+              physical->paging.kv_heads);
     KVF_CARVE(k, c->wide, blocks->cache->parts[0].dims.wide_blocks);
 }
 
 /* A region's tails of streaming heads, and room to attend with them. */
 static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
 {
-    kvf_cells *c = &blocks->cells;
+    kvf_physical_blocks *c = &blocks->physical;
     const kvf_paging *p = &c->paging;
     kvf_block_tails *t = &blocks->tails;
     const uint64_t lists = c->streaming.heads ? (uint64_t)c->regions * p->lists : 0;
@@ -252,7 +254,7 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
 }
 
 /* A step's tables of coarse heads. */
-static void carve_stretches(kvf_cells *c, kvf_carver *k)
+static void carve_stretches(kvf_physical_blocks *c, kvf_carver *k)
 {
     const uint64_t lists = c->paging.stretches_max ? (uint64_t)c->regions * c->paging.lists : 0;
     KVF_CARVE(k, c->coarse.count, lists);
@@ -264,9 +266,9 @@ static void carve_stretches(kvf_cells *c, kvf_carver *k)
 /* Returns the bytes of the caller's blocks among them. */
 static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
 {
-    kvf_cells *c = &blocks->cells;
+    kvf_physical_blocks *c = &blocks->physical;
     const kvf_paging *p = &c->paging;
-    const uint64_t pool = (uint64_t)kvf_cells_count(c) * c->layers;
+    const uint64_t pool = (uint64_t)kvf_physical_count(c) * c->layers;
     const uint64_t lists = (uint64_t)c->regions * p->lists;
     KVF_CARVE(k, c->scales, pool, p->kv_heads, p->block_size);
     KVF_CARVE(k, c->writes, pool, p->block_size);
@@ -278,10 +280,10 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     const uint64_t blocks_bytes = k->bytes;
     carve_constants(blocks, k, &blocks->constants);
     KVF_CARVE(k, c->clock, 1);
-    KVF_CARVE(k, c->token_tags, lists, c->layers, kvf_cell_tokens(p));
+    KVF_CARVE(k, c->token_tags, lists, c->layers, kvf_region_tokens(p));
     KVF_CARVE(k, c->row, c->regions);
     KVF_CARVE(k, c->blocks, c->regions, p->blocks_max);
-    KVF_CARVE(k, c->cell, c->regions, p->blocks_max);
+    KVF_CARVE(k, c->physical, c->regions, p->blocks_max);
     KVF_CARVE(k, c->store_count, lists);
     KVF_CARVE(k, c->pages, lists);
     KVF_CARVE(k, c->region, c->regions);
@@ -295,7 +297,7 @@ static kvf_status plan(kvf_blocks *blocks)
 {
     const kvf_cache *cache = blocks->cache;
     const kvf_cache_plan *inner = &cache->plan;
-    const kvf_cells *c = &blocks->cells;
+    const kvf_physical_blocks *c = &blocks->physical;
     kvf_carver k = {0};
     const uint64_t per_block = carve(blocks, &k);
     const uint64_t lists = (uint64_t)c->regions * c->paging.lists;
@@ -354,7 +356,7 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
     (void)carve(blocks, &beside);
     blocks->cache->device_beside = beside.bytes;
     KVF_TRY(kvf_calls_plan(blocks->cache, r));
-    blocks->cells.paging = blocks->cache->parts[0].dims.paging; /* with its slots */
+    blocks->physical.paging = blocks->cache->parts[0].dims.paging; /* with its slots */
     return plan(blocks);
 }
 
@@ -364,7 +366,7 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
 static void point_regions(kvf_blocks *blocks)
 {
     const kvf_part *part = &blocks->cache->parts[0];
-    kvf_cells *c = &blocks->cells;
+    kvf_physical_blocks *c = &blocks->physical;
     c->rings = part->tables.rings;
     c->stores = part->tables.stores;
     c->slots = part->residency.slot_memory;
@@ -373,7 +375,7 @@ static void point_regions(kvf_blocks *blocks)
     c->slot_tags = part->residency.tags;
     c->choose = part->tables.choose;
     c->counters = kvf_counters_device(part, 0);
-    c->arena_cells = part->pool.blocks_per_arena;
+    c->arena_blocks = part->pool.blocks_per_arena;
     c->arenas = blocks->constants.arenas;
     c->bits = blocks->constants.bits;
     c->coarse.number = blocks->constants.coarse;
@@ -387,8 +389,8 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
 {
     const kvf_part *part = &blocks->cache->parts[0];
     const kvf_paging *p = &part->dims.paging;
-    const uint32_t lists = blocks->cells.regions * p->lists;
-    *to->cells = blocks->cells;
+    const uint32_t lists = blocks->physical.regions * p->lists;
+    *to->physical = blocks->physical;
     for (uint32_t i = 0; i < part->pool.memory.arena_count; i++)
         to->arenas[i] = part->pool.memory.arenas[i].device;
     for (uint32_t b = 0; b < part->dims.wide_blocks; b++)
@@ -417,7 +419,7 @@ static kvf_status initialise(kvf_blocks *blocks, const kvf_host_memory *stage)
     fill_constants(blocks, &constants);
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &stream));
     kvf_status status =
-        ops->copy(stream, blocks->constants.cells, stage->arenas[0].device, k.bytes);
+        ops->copy(stream, blocks->constants.physical, stage->arenas[0].device, k.bytes);
     if (status == KVF_OK)
         status = ops->stream_wait(stream);
     ops->stream_destroy(stream);

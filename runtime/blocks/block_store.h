@@ -5,19 +5,19 @@
 /*
  * Pages under block tables of the caller: what kvf_blocks is made of, and its calls.
  *
- * It stands on one part of a cache that has no sequences: the pool, whose blocks (cells) lie where
- * the caller's ids say; slots, rings and stores of its rows, which are regions here; and the tables
- * of a step. Rows are made on the device (kernel `rows`), from tables and lengths that the host
- * never sees, and what regions have is proven there (kernel `validate`).
+ * It stands on one part of a cache that has no sequences: the pool, whose blocks (physical blocks)
+ * lie where the caller's ids say; slots, rings and stores of its rows, which are regions here; and
+ * the tables of a step. Rows are made on the device (kernel `rows`), from tables and lengths that
+ * the host never sees, and what regions have is proven there (kernel `validate`).
  *
- * Invariant: a tag of a region that agrees with its cell's count of writes stands for what
- * the cell has of its tokens.
+ * Invariant: a tag of a region that agrees with its physical block's count of writes stands for
+ * what the physical block has of its tokens.
  */
 
 #include <kvferry/blocks.h>
 
+#include "blocks/blocks_args.h"
 #include "cache.h"
-#include "cells/cells_args.h"
 
 /* Where the codes of a layer are. */
 typedef struct kvf_block_binding {
@@ -28,11 +28,11 @@ typedef struct kvf_block_binding {
 /* Arguments that are the same in all calls: written once, on the host, and copied. With coarse
  * heads rows say list_bits anew. */
 typedef struct kvf_block_constants {
-    kvf_cells *cells;
+    kvf_physical_blocks *physical;
     char **arenas;
     const uint64_t **list_bits; /* [sequences_max * kv_heads] */
     uint64_t *bits;             /* [kv_heads, blocks_max] */
-    uint32_t *coarse;           /* [layers, kv_heads], see kvf_cells */
+    uint32_t *coarse;           /* [layers, kv_heads], see kvf_physical_blocks */
     uint32_t *streaming;        /* likewise */
     void **wide;                /* [wide_blocks] what chunks attend to; see kvf_block_prefill */
 } kvf_block_constants;
@@ -54,7 +54,7 @@ struct kvf_blocks {
     kvf_cache *cache; /* its settings, its order of calls, its one part */
     kvf_blocks_config config;
     kvf_blocks_plan plan;
-    kvf_cells cells;               /* as the device has them */
+    kvf_physical_blocks physical;  /* as the device has them */
     kvf_block_constants constants; /* of the device */
     kvf_block_tails tails;         /* likewise; without streaming heads all NULL */
     uint8_t *kinds;                /* [layers, kv_heads] head_mask as it was given, or NULL */

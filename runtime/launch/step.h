@@ -69,9 +69,9 @@ typedef struct kvf_step {
     const uint32_t *order; /* of rows, of a cache with codes; see score_args.h and kvf_step_share */
     const uint32_t *common;
     uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */
-    kvf_cell_centroids cell_centroids; /* where `cell` is not NULL */
-    const uint32_t *cell;              /* see kvf_score_codes_args; NULL = codes are at `digests` */
-    kvf_cell_codes codes;
+    kvf_physical_centroids physical_centroids; /* where `block` is not NULL */
+    const uint32_t *physical; /* see kvf_score_codes_args; NULL = codes are at `digests` */
+    kvf_physical_codes codes;
     const uint32_t *choose_pages; /* of lists that are chosen for */
 
     const uint64_t *masks; /* of the chosen pages; NULL = none */

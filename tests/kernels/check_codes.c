@@ -206,26 +206,28 @@ static void compare_masses(check *c, const kvf_score_codes_args *a, uint16_t *co
     }
 }
 
-/* The same codes in cells, in another order, words and scales apart: nothing may change. */
-static kvf_score_codes_args put_in_cells(check *c, const kvf_score_codes_args *a)
+/* The same codes in physical blocks, in another order, words and scales apart: nothing may change.
+ */
+static kvf_score_codes_args put_in_blocks(check *c, const kvf_score_codes_args *a)
 {
     const uint32_t blocks = kvf_div_ceil_u32(a->pages_max * a->page_size, a->block_size);
-    const uint32_t id_cells = 1 + check_below(c, 3);
-    const uint32_t ids = kvf_div_ceil_u32(blocks, id_cells), cells = ids * id_cells;
+    const uint32_t id_blocks = 1 + check_below(c, 3);
+    const uint32_t ids = kvf_div_ceil_u32(blocks, id_blocks), physical_blocks = ids * id_blocks;
     const size_t code_bytes = (size_t)a->lists * a->block_size * a->head_dim / 4;
     kvf_score_codes_args to = *a;
-    uint32_t *cell = check_in(c, blocks * sizeof *cell);
+    uint32_t *physical = check_in(c, blocks * sizeof *physical);
     to.codes = NULL;
     to.block_of = NULL;
-    to.cell = cell;
-    to.cell_stride = blocks;
-    to.cells.id_cells = id_cells;
-    to.cells.kv_heads = a->lists; /* the lists are the heads of one row */
-    to.cells.stride = id_cells * code_bytes + 16 * check_below(c, 3);
-    to.cells.words = check_in(c, ids * to.cells.stride);
-    to.cells.scales = check_in(c, (size_t)cells * a->lists * a->block_size * sizeof(uint16_t));
+    to.physical = physical;
+    to.physical_stride = blocks;
+    to.physical_codes.id_blocks = id_blocks;
+    to.physical_codes.kv_heads = a->lists; /* the lists are the heads of one row */
+    to.physical_codes.stride = id_blocks * code_bytes + 16 * check_below(c, 3);
+    to.physical_codes.words = check_in(c, ids * to.physical_codes.stride);
+    to.physical_codes.scales =
+        check_in(c, (size_t)physical_blocks * a->lists * a->block_size * sizeof(uint16_t));
     for (uint32_t b = 0; b < blocks; b++)
-        cell[b] = cells - 1 - b;
+        physical[b] = physical_blocks - 1 - b;
     for (uint32_t l = 0; l < a->lists; l++)
         for (uint32_t t = 0; t < a->pages[l] * a->page_size; t += KVF_CODE_TOKENS) {
             const kvf_code_group from = kvf_score_codes_group(a, l, t),
@@ -285,15 +287,15 @@ static void score_codes_case(check *c, uint32_t head_dim, uint32_t page_size, ui
     check_elements(c, "top", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0,
                    a.cap > 0.0f ? 1e-6 : 0.0);
     compare_masses(c, &a, mass, sum);
-    kvf_score_codes_args apart = put_in_cells(c, &a);
+    kvf_score_codes_args apart = put_in_blocks(c, &a);
     apart.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
     apart.top = check_out(c, rows * a.tiles_max * sizeof(float));
     apart.sum = check_out(c, rows * a.tiles_max * sizeof(float));
     CHECK_RUN(c, c->var, score_codes, &apart, 0);
     forget_masses(&apart);
-    check_bits(c, "mass of cells", apart.mass, mass[1], rows * a.pages_max * sizeof(uint16_t));
-    check_bits(c, "top of cells", apart.top, top[1], rows * a.tiles_max * sizeof(float));
-    check_bits(c, "sum of cells", apart.sum, sum[1], rows * a.tiles_max * sizeof(float));
+    check_bits(c, "mass by table", apart.mass, mass[1], rows * a.pages_max * sizeof(uint16_t));
+    check_bits(c, "top by table", apart.top, top[1], rows * a.tiles_max * sizeof(float));
+    check_bits(c, "sum by table", apart.sum, sum[1], rows * a.tiles_max * sizeof(float));
 }
 
 /* The front of list l of `a` gets the codes that list `from` of `b` has. */
@@ -620,17 +622,18 @@ static void make_centroids(check *c, kvf_score_centroids_args *a, bool is_extrem
     a->scale = scale;
 }
 
-/* Those of cells, in any order, and some by several rows; a head without any has no number. */
-static void make_cell_centroids(check *c, kvf_score_centroids_args *a, uint32_t *count,
-                                bool is_extreme)
+/* Those of physical blocks, in any order, and some by several rows; a head without any has no
+ * number. */
+static void make_physical_centroids(check *c, kvf_score_centroids_args *a, uint32_t *count,
+                                    bool is_extreme)
 {
     const uint32_t per = 1 + check_below(c, 2), all = 1 + check_below(c, 40);
     const uint32_t heads = a->lists % 2 ? 1 : 2;
     uint32_t *number = check_in(c, heads * sizeof *number), numbers = 0;
-    a->cell_stride = (a->stride + 1) * per;
-    uint32_t *cell = check_in(c, a->lists / heads * a->cell_stride * sizeof *cell);
-    for (uint32_t i = 0; i < a->lists / heads * a->cell_stride; i += per)
-        cell[i] = check_below(c, all) * per;
+    a->physical_stride = (a->stride + 1) * per;
+    uint32_t *physical = check_in(c, a->lists / heads * a->physical_stride * sizeof *physical);
+    for (uint32_t i = 0; i < a->lists / heads * a->physical_stride; i += per)
+        physical[i] = check_below(c, all) * per;
     for (uint32_t h = 0; h < heads; h++) {
         number[h] = h == 0 || check_below(c, 2) ? numbers++ : UINT32_MAX;
         for (uint32_t l = h; number[h] == UINT32_MAX && l < a->lists; l += heads)
@@ -640,13 +643,13 @@ static void make_cell_centroids(check *c, kvf_score_centroids_args *a, uint32_t 
     uint16_t *scales = check_in(c, numbers * all * sizeof *scales);
     fill_centroids(c, centroids, (size_t)numbers * all * a->head_dim, scales, (size_t)numbers * all,
                    is_extreme);
-    a->cell = cell;
-    a->cells = (kvf_cell_centroids){.centroids = centroids,
-                                    .scales = scales,
-                                    .number = number,
-                                    .kv_heads = heads,
-                                    .stretches = all,
-                                    .cells = per};
+    a->physical = physical;
+    a->physical_centroids = (kvf_physical_centroids){.centroids = centroids,
+                                                     .scales = scales,
+                                                     .number = number,
+                                                     .kv_heads = heads,
+                                                     .stretches = all,
+                                                     .blocks = per};
 }
 
 static void score_centroids_case(check *c, uint32_t head_dim, uint32_t group, bool is_extreme)
@@ -656,15 +659,15 @@ static void score_centroids_case(check *c, uint32_t head_dim, uint32_t group, bo
     kvf_score_centroids_args a = {
         .head_dim = head_dim, .lists = 1 + check_below(c, 4), .group = group};
     a.stride = 1 + check_below(c, 3 * KVF_CENTROIDS_PER_TASK);
-    const bool by_cell = check_below(c, 3) == 0;
+    const bool by_table = check_below(c, 3) == 0;
     check_describe(c, "d=%u G=%u lists=%u stride=%u%s%s", head_dim, group, a.lists, a.stride,
-                   is_extreme ? " extreme" : "", by_cell ? " by cell" : "");
+                   is_extreme ? " extreme" : "", by_table ? " by table" : "");
     uint32_t *count = check_in(c, a.lists * sizeof *count);
     for (uint32_t l = 0; l < a.lists; l++)
         count[l] = check_below(c, 3) ? check_below(c, a.stride + 1) : l ? 0 : a.stride;
     a.count = count;
-    if (by_cell)
-        make_cell_centroids(c, &a, count, is_extreme);
+    if (by_table)
+        make_physical_centroids(c, &a, count, is_extreme);
     else
         make_centroids(c, &a, is_extreme);
     kvf_score_codes_args queries = {.head_dim = head_dim, .lists = a.lists, .group = group};

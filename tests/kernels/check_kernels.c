@@ -72,9 +72,9 @@ static const struct {
     {"observe", "profile", check_profile, 1},
     {"observe", "cover", check_cover, 1},
     {"observe", "pack", check_pack, 1},
-    {"cells", "cells", check_cells, 1},
+    {"blocks", "blocks", check_blocks, 1},
     {"move", "stage", check_stage, 1},
-    {"cells", "lodge", check_lodge, 1},
+    {"blocks", "lodge", check_lodge, 1},
 };
 
 #define DOT_NAME(family, op) "," #op

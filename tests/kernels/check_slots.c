@@ -342,11 +342,12 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
     const size_t element = kvf_dtype_bytes(w->p.shape.dtype), bytes = element * w->p.shape.head_dim;
     uint32_t all = 0, without = 0;
     are_inverse(w);
-    oldest_went(w, *a->cells->clock - 1);
+    oldest_went(w, *a->blocks->clock - 1);
     for (uint32_t i = 0; i < a->tokens; i++)
         for (uint32_t h = 0; h < HEADS; h++) {
             const uint32_t page = kvf_lodge_page(a, i);
-            if (page == UINT32_MAX || (a->cells->streaming.number && a->cells->streaming.number[h]))
+            if (page == UINT32_MAX ||
+                (a->blocks->streaming.number && a->blocks->streaming.number[h]))
                 continue;
             const int32_t slot = w->slot_of_page[(size_t)h * w->p.pool_pages + page];
             all++;
@@ -358,7 +359,7 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
                 const size_t from = ((size_t)(i + t) * row + h * w->p.shape.head_dim) * element;
                 memcpy(want, kvf_offset(a->k, from), bytes);
                 memcpy(want + bytes, kvf_offset(a->v, from), bytes);
-                if (a->cells->nonfinite[a->slots[i] / w->p.block_size] >>
+                if (a->blocks->nonfinite[a->slots[i] / w->p.block_size] >>
                         (a->slots[i] % w->p.block_size + t) &
                     1)
                     memset(want, 0, sizeof want);
@@ -384,23 +385,23 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
              *streaming = check_in(c, HEADS * sizeof *streaming);
     uint64_t *nonfinite = check_in(c, blocks * sizeof *nonfinite);
     int64_t *of = check_in(c, most * sizeof *of);
-    kvf_cells *cells = check_in(c, sizeof *cells);
+    kvf_physical_blocks *physical = check_in(c, sizeof *physical);
     const size_t bytes = most * row * kvf_dtype_bytes(w.p.shape.dtype) + 2;
     const size_t shift = check_below(c, 2) * 2; /* rows need no alignment */
     char *k = check_in(c, bytes), *v = check_in(c, bytes);
-    *cells = (kvf_cells){.paging = w.p,
-                         .layers = 1,
-                         .ids = blocks,
-                         .id_cells = 1,
-                         .writes = w.writes,
-                         .nonfinite = nonfinite,
-                         .streaming.number = check_below(c, 2) ? streaming : NULL,
-                         .slots = w.slots,
-                         .slot_of_page = w.slot_of_page,
-                         .slot_words = w.words,
-                         .slot_tags = w.tags,
-                         .clock = clock};
-    kvf_write_args a = {.cells = cells,
+    *physical = (kvf_physical_blocks){.paging = w.p,
+                                      .layers = 1,
+                                      .ids = blocks,
+                                      .id_blocks = 1,
+                                      .writes = w.writes,
+                                      .nonfinite = nonfinite,
+                                      .streaming.number = check_below(c, 2) ? streaming : NULL,
+                                      .slots = w.slots,
+                                      .slot_of_page = w.slot_of_page,
+                                      .slot_words = w.words,
+                                      .slot_tags = w.tags,
+                                      .clock = clock};
+    kvf_write_args a = {.blocks = physical,
                         .codes = {.kv_heads = HEADS},
                         .shape = w.p.shape,
                         .k = k + shift,

@@ -173,7 +173,7 @@ void check_cover(check *c);
 void check_pack(check *c);
 void check_heads(check *c);
 void check_ring(check *c);
-void check_cells(check *c);
+void check_blocks(check *c);
 void check_properties(check *c);
 
 /* Times of a layer's kernels; op NULL: all. json may be NULL. */

@@ -196,8 +196,8 @@ static void given_pages_have_the_bits_of_sequences(void **state)
 
 /* ---- what chunks read across a link ---- */
 
-/* Every cell, but what is put after this; a token that is read there again is NaN. */
-static void poison_cells(rig *r)
+/* Every physical block, but what is put after this; a token that is read there again is NaN. */
+static void poison_blocks(rig *r)
 {
     const kvf_part *part = &r->blocks->cache->parts[0];
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
@@ -217,13 +217,13 @@ static uint64_t read_prompt(rig *r, uint32_t chunk, uint32_t poisons)
         if (rig_pass(r, &q, 1))
             fail_msg("chunks of %u: %u outputs differ at %u", chunk, r->differs, q->length);
         if (poisons)
-            poison_cells(r);
+            poison_blocks(r);
     }
     rig_drop(r, q);
     return rig_stats(r).bytes_prompt - before;
 }
 
-/* Bytes that chunks attend to of cells, if each has its tokens' pages once. */
+/* Bytes that chunks attend to of physical blocks, if each has its tokens' pages once. */
 static uint64_t every_page_once(const rig *r, uint32_t chunk)
 {
     const kvf_cache_config *c = &r->config.cache;
@@ -348,7 +348,8 @@ static void a_write_voids_centroids_and_tails(void **state)
     kvf_blocks_config bc = rig_coarse_config();
     bc.cache.head_mask = none_hot;
     bc.cache.layers = 1;
-    bc.cache.transfer = KVF_TRANSFER_MAPPED; /* into tails; else they are read in the cells */
+    bc.cache.transfer =
+        KVF_TRANSFER_MAPPED; /* into tails; else they are read in the physical blocks */
     assert_int_equal(serve_in_turn(bc, 9, 0, &unused), 0);
     assert_true(serve_in_turn(bc, 9, 1, &unused) > 0);
 }
@@ -397,13 +398,13 @@ int main(void)
     const struct CMUnitTest captured[] = {
         cmocka_unit_test(a_capture_of_the_caller_has_the_same_bits),
     };
-    /* Kernels of both devices note writes alike: check_cells.c. */
+    /* Kernels of both devices note writes alike: check_blocks.c. */
     const struct CMUnitTest deaf[] = {
         cmocka_unit_test(a_write_voids_centroids_and_tails),
     };
     int failed = cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
     if (rig_config().cache.pages ==
-        KVF_PAGES_NATIVE) /* quantized cells are dequantized by `dequantize_chunks` */
+        KVF_PAGES_NATIVE) /* quantized physical blocks are dequantized by `dequantize_chunks` */
         failed += cmocka_run_group_tests_name("chunks of blocks", chunks, NULL, NULL);
     if (!test_on_cuda()) /* the host device has no graphs */
         return failed + cmocka_run_group_tests_name("blocks that are deaf", deaf, NULL, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * New tokens into their cells, the specification.
+ * New tokens into their physical blocks, the specification.
  *
  * Knows nothing of rows.
  */
@@ -15,7 +15,7 @@
 static void put_code(const kvf_write_args *a, const void *key, const kvf_token_place *place,
                      uint32_t head)
 {
-    const kvf_paging *p = &a->cells->paging;
+    const kvf_paging *p = &a->blocks->paging;
     const uint32_t head_dim = p->shape.head_dim;
     float x[KVF_HEAD_DIM_MAX];
     for (uint32_t i = 0; i < head_dim; i++)
@@ -27,7 +27,7 @@ static void put_code(const kvf_write_args *a, const void *key, const kvf_token_p
 static void put_quantized(const kvf_write_args *a, uint32_t index, const kvf_token_place *place,
                           uint32_t head)
 {
-    const kvf_shape *s = &a->cells->paging.shape;
+    const kvf_shape *s = &a->blocks->paging.shape;
     char *page = kvf_write_page(a, place, head);
     const uint32_t t = place->token % s->page_size;
     _Alignas(float) char exact[2 * KVF_HEAD_DIM_MAX * sizeof(float)];
@@ -41,7 +41,7 @@ static void put_quantized(const kvf_write_args *a, uint32_t index, const kvf_tok
 void kvf_write_ref(const void *args, uint32_t task)
 {
     const kvf_write_args *a = args;
-    const kvf_paging *p = &a->cells->paging;
+    const kvf_paging *p = &a->blocks->paging;
     kvf_write_count(a, task);
     for (uint32_t i = task * KVF_WRITE_TOKENS; i < kvf_write_end(a, task); i++) {
         kvf_token_place place;

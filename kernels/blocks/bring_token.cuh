@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_CELLS_BRING_TOKEN_CUH
-#define KVF_KERNELS_CELLS_BRING_TOKEN_CUH
+#ifndef KVF_KERNELS_BLOCKS_BRING_TOKEN_CUH
+#define KVF_KERNELS_BLOCKS_BRING_TOKEN_CUH
 
 /*
- * A token out of its cell, in full precision, by a warp: for what fills regions on the GPU.
+ * A token out of its physical block, in full precision, by a warp: for what fills regions on the
+ * GPU.
  *
  * Knows nothing of tags. Bits are those of bring_token.h.
  */
@@ -12,11 +13,12 @@
 
 #include "move/quantized.cuh"
 
-/* Token `token` of a cell, which is in `page`. Half of the warp dequantizes, and half repeats it.
+/* Token `token` of a physical block, which is in `page`. Half of the warp dequantizes, and half
+ * repeats it.
  * */
 template <bool is_quantized>
-static __device__ __forceinline__ void kvf_bring_token(const kvf_cells *c, const char *page,
-                                                       uint32_t token, char *to)
+static __device__ __forceinline__ void kvf_bring_token(const kvf_physical_blocks *c,
+                                                       const char *page, uint32_t token, char *to)
 {
     const kvf_shape *s = &c->paging.shape;
     const uint32_t t = token % s->page_size, lane = threadIdx.x % KVF_WARP_LANES;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * New tokens into their cells, 16 keys side by side: of any tokens and heads of a task. Bound:
- * arithmetic, of codes (code_keys_simd.h) and, where pages are quantized, of quantization
+ * New tokens into their physical blocks, 16 keys side by side: of any tokens and heads of a task.
+ * Bound: arithmetic, of codes (code_keys_simd.h) and, where pages are quantized, of quantization
  * (quantized_simd.h); else the bytes of keys and values are copied.
  *
- * Tokens of a batch are quantized as a page of their own, whose parts are then laid in their cells.
+ * Tokens of a batch are quantized as a page of their own, whose parts are then laid in their
+ * physical blocks.
  *
  * Knows nothing of rows. Exactness: the bits of write_ref.c.
  */
@@ -35,7 +36,7 @@ static const float zeros[KVF_HEAD_DIM_MAX]; /* a key of any type */
 
 static void encode_batch(const kvf_write_args *a, batch *b)
 {
-    const uint32_t head_dim = a->cells->paging.shape.head_dim;
+    const uint32_t head_dim = a->blocks->paging.shape.head_dim;
     uint32_t words[KVF_HEAD_DIM_MAX];
     uint16_t scales[KVF_CODE_LANES];
     code_tile tile;
@@ -71,7 +72,7 @@ static void quantize_batch(const kvf_shape *s, batch *b)
 
 static void end_batch(const kvf_write_args *a, batch *b)
 {
-    const kvf_shape *s = &a->cells->paging.shape;
+    const kvf_shape *s = &a->blocks->paging.shape;
     if (s->pages != KVF_PAGES_NATIVE)
         quantize_batch(s, b);
     encode_batch(a, b);
@@ -82,7 +83,7 @@ static void end_batch(const kvf_write_args *a, batch *b)
 static void add(const kvf_write_args *a, batch *b, uint32_t index, const kvf_token_place *place,
                 uint32_t head)
 {
-    const kvf_shape *s = &a->cells->paging.shape;
+    const kvf_shape *s = &a->blocks->paging.shape;
     const uint32_t l = b->count++;
     b->keys[l] = place->is_nonfinite ? zeros : kvf_write_key(a, index, head);
     b->words[l] = kvf_write_words(a, place, head);
@@ -106,7 +107,7 @@ void KVF_SIMD_NAME(write)(const void *args, uint32_t task)
         kvf_token_place place;
         if (!kvf_write_token(a, i, &place))
             continue;
-        for (uint32_t h = 0; h < a->cells->paging.kv_heads; h++) {
+        for (uint32_t h = 0; h < a->blocks->paging.kv_heads; h++) {
             add(a, &b, i, &place, h);
             if (b.count == KVF_CODE_LANES)
                 end_batch(a, &b);

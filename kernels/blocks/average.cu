@@ -12,34 +12,35 @@
 #include "score/centroids.cuh"
 
 static __global__ void __launch_bounds__(KVF_GPU_HEAD_DIM_MAX)
-    average_cells(const __grid_constant__ kvf_average_args a)
+    average_blocks(const __grid_constant__ kvf_average_args a)
 {
-    const kvf_cells *c = a.cells;
+    const kvf_physical_blocks *c = a.blocks;
     const uint32_t parts = kvf_div_ceil_u32(a.stretches_max, KVF_AVERAGE_STRETCHES);
-    const uint32_t number = blockIdx.x / parts, per = kvf_stretch_cells(c);
+    const uint32_t number = blockIdx.x / parts, per = kvf_stretch_blocks(c);
     const uint32_t first = 1 + blockIdx.x % parts * KVF_AVERAGE_STRETCHES;
-    const uint32_t *cells = c->cell + (size_t)number * c->paging.blocks_max;
+    const uint32_t *physical = c->physical + (size_t)number * c->paging.blocks_max;
     const uint32_t end =
-        kvf_min_u32(1 + kvf_cells_ranked(c, number), first + KVF_AVERAGE_STRETCHES);
+        kvf_min_u32(1 + kvf_physical_ranked(c, number), first + KVF_AVERAGE_STRETCHES);
     float *const all = (float *)kvf_shared();
-    uint32_t *const ours = (uint32_t *)(all + a.head_dim); /* cells; UINT32_MAX: another's */
+    uint32_t *const ours =
+        (uint32_t *)(all + a.head_dim); /* physical blocks; UINT32_MAX: another's */
     /* A thread claims a stretch, or several where heads are small. */
     for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x) {
-        const uint32_t cell = cells[(size_t)i * per];
-        const bool is_ours = atomicExch(kvf_cell_is_centroid(c, a.layer, cell), 1u) == 0;
-        ours[i - first] = is_ours ? cell : UINT32_MAX;
+        const uint32_t block = physical[(size_t)i * per];
+        const bool is_ours = atomicExch(kvf_physical_is_centroid(c, a.layer, block), 1u) == 0;
+        ours[i - first] = is_ours ? block : UINT32_MAX;
     }
     __syncthreads();
     const uint32_t heads = c->paging.kv_heads;
     for (uint32_t i = 0; first < end && i < (end - first) * heads; i++) {
-        const uint32_t cell = ours[i / heads];
+        const uint32_t block = ours[i / heads];
         const uint32_t coarse = c->coarse.number[a.layer * heads + i % heads];
         float x = 0.0f;
-        if (cell == UINT32_MAX || coarse == UINT32_MAX)
+        if (block == UINT32_MAX || coarse == UINT32_MAX)
             continue;
         for (uint32_t g = 0; g < KVF_CENTROID_GROUPS; g++)
-            x = kvf_centroid_add(x, kvf_stretch_group(&a, cell, i % heads, g), a.head_dim);
-        const size_t at = (size_t)coarse * c->coarse.stretches + cell / kvf_stretch_cells(c);
+            x = kvf_centroid_add(x, kvf_stretch_group(&a, block, i % heads, g), a.head_dim);
+        const size_t at = (size_t)coarse * c->coarse.stretches + block / kvf_stretch_blocks(c);
         const uint16_t scale = kvf_centroid_end(c->coarse.centroids + at * a.head_dim + threadIdx.x,
                                                 x, all, a.head_dim);
         if (threadIdx.x == 0)
@@ -54,7 +55,7 @@ extern "C" int kvf_average_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t head_dim = a->head_dim;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<average_cells>(dim3(tasks), dim3(head_dim),
-                                          (head_dim + KVF_AVERAGE_STRETCHES) * sizeof(float),
-                                          (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<average_blocks>(dim3(tasks), dim3(head_dim),
+                                           (head_dim + KVF_AVERAGE_STRETCHES) * sizeof(float),
+                                           (cudaStream_t)stream, *a);
 }

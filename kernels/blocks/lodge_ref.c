@@ -3,7 +3,8 @@
 /*
  * Pages of new tokens into slots, the specification and the only host form.
  *
- * Knows nothing of rows, and nothing of what cells hold: bytes come from where the caller has them.
+ * Knows nothing of rows, and nothing of what physical blocks hold: bytes come from where the caller
+ * has them.
  */
 
 #include "select/find_slot.h"
@@ -13,7 +14,7 @@
 static void lodge(const kvf_write_args *a, const kvf_row *row, uint32_t head, uint32_t page,
                   uint32_t first)
 {
-    const kvf_paging *p = &a->cells->paging;
+    const kvf_paging *p = &a->blocks->paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
     const int32_t slot = kvf_admit_slot(p, &t, page, row->use - 1);
     if (slot < 0)
@@ -30,8 +31,8 @@ static void lodge(const kvf_write_args *a, const kvf_row *row, uint32_t head, ui
 void kvf_lodge_ref(const void *args, uint32_t task)
 {
     const kvf_write_args *a = args;
-    const kvf_cells *c = a->cells;
-    const kvf_row row = kvf_cells_slots(c);
+    const kvf_physical_blocks *c = a->blocks;
+    const kvf_row row = kvf_physical_slots(c);
     if (c->streaming.number && c->streaming.number[a->layer * c->paging.kv_heads + task])
         return;
     for (uint32_t i = 0; i < a->tokens; i++) {

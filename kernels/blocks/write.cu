@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * New tokens into their cells on the GPU; see write_ref.c for the meaning.
+ * New tokens into their physical blocks on the GPU; see write_ref.c for the meaning.
  *
  * Knows nothing of rows. A block is 4 warps and one token: all of them copy keys and values to
  * mapped host memory, and half a warp encodes a head, which it quantizes first where pages are
- * quantized: in shared memory, as a page of one token, whose parts then go to the cell. Bound: a
- * prompt's stores across the link; in decoding the launch itself. Exact.
+ * quantized: in shared memory, as a page of one token, whose parts then go to the physical block.
+ * Bound: a prompt's stores across the link; in decoding the launch itself. Exact.
  */
 
 #include "cuda_kernels.h"
@@ -19,14 +19,14 @@
 
 /* Where the token of a block is. */
 typedef struct token_place {
-    uint32_t cell, token;
+    uint32_t block, token;
     bool is_there; /* else it is left out */
 } token_place;
 
 /* The call is counted, too. */
 static __device__ __forceinline__ token_place place_of(const kvf_write_args &a)
 {
-    const kvf_cells *c = a.cells;
+    const kvf_physical_blocks *c = a.blocks;
     const uint32_t size = c->paging.block_size;
     const int64_t slot = a.slots[blockIdx.x];
     token_place at = {0, 0, false};
@@ -34,12 +34,12 @@ static __device__ __forceinline__ token_place place_of(const kvf_write_args &a)
         ++*c->clock;
     if (slot < 0)
         return at;
-    if ((uint64_t)slot >= kvf_cells_count(c) * size) {
+    if ((uint64_t)slot >= kvf_physical_count(c) * size) {
         if (threadIdx.x == 0)
             kvf_counter_add(&c->counters[a.layer].bad_slots, 1);
         return at;
     }
-    at.cell = (uint32_t)((uint64_t)slot / size);
+    at.block = (uint32_t)((uint64_t)slot / size);
     at.token = (uint32_t)((uint64_t)slot % size);
     at.is_there = true;
     return at;
@@ -49,15 +49,16 @@ static __device__ __forceinline__ token_place place_of(const kvf_write_args &a)
 static __device__ __forceinline__ void note(const kvf_write_args &a, const token_place &at,
                                             bool is_nonfinite)
 {
-    const kvf_cells *c = a.cells;
-    unsigned long long *nonfinite = (unsigned long long *)kvf_cell_nonfinite(c, a.layer, at.cell);
+    const kvf_physical_blocks *c = a.blocks;
+    unsigned long long *nonfinite =
+        (unsigned long long *)kvf_physical_nonfinite(c, a.layer, at.block);
     if (is_nonfinite)
         atomicOr(nonfinite, 1ull << at.token);
     else
         atomicAnd(nonfinite, ~(1ull << at.token));
-    kvf_cell_writes(c, a.layer, at.cell)[at.token] += c->ignores_writes != 1;
+    kvf_physical_writes(c, a.layer, at.block)[at.token] += c->ignores_writes != 1;
     if (c->paging.stretches_max && !c->ignores_writes)
-        atomicExch(kvf_cell_is_centroid(c, a.layer, at.cell), 0u);
+        atomicExch(kvf_physical_is_centroid(c, a.layer, at.block), 0u);
     kvf_counter_add(&c->counters[a.layer].tokens_put, 1);
 }
 
@@ -66,17 +67,17 @@ static __device__ __forceinline__ void encode(const kvf_write_args &a, float x[K
                                               bool is_nonfinite, const token_place &at,
                                               uint32_t head, bool is_there)
 {
-    const kvf_paging *p = &a.cells->paging;
+    const kvf_paging *p = &a.blocks->paging;
     const uint32_t head_dim = p->shape.head_dim, words = head_dim / KVF_CODE_LANES;
-    uint32_t *to =
-        (uint32_t *)kvf_cell_words(&a.codes, head_dim, p->block_size, at.cell, head, at.token) +
-        kvf_code_word(head_dim, at.token % KVF_CODE_TOKENS, 0);
+    uint32_t *to = (uint32_t *)kvf_physical_words(&a.codes, head_dim, p->block_size, at.block, head,
+                                                  at.token) +
+                   kvf_code_word(head_dim, at.token % KVF_CODE_TOKENS, 0);
     for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
         x[i] = 0.0f;
     kvf_code_rotate_lanes(x, words);
     const uint16_t scale = kvf_code_encode_lanes(is_there ? to : NULL, x, words, head_dim);
     if (is_there && threadIdx.x % KVF_CODE_LANES == 0)
-        kvf_cell_scales(&a.codes, p->block_size, at.cell, head)[at.token] = scale;
+        kvf_physical_scales(&a.codes, p->block_size, at.block, head)[at.token] = scale;
 }
 
 static __device__ __forceinline__ void clear(const kvf_paging *p, char *to, size_t bytes)
@@ -90,7 +91,7 @@ template <typename T>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     write_tokens(const __grid_constant__ kvf_write_args a)
 {
-    const kvf_cells *c = a.cells;
+    const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
     const size_t bytes = kvf_row_bytes(&p->shape);
     const token_place at = place_of(a);
@@ -98,7 +99,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         return;
     const T *k = (const T *)a.k + blockIdx.x * a.k_stride;
     const T *v = (const T *)a.v + blockIdx.x * a.v_stride;
-    char *const home = kvf_cell_home(c, a.layer, at.cell) + at.token * 2 * bytes;
+    char *const home = kvf_physical_home(c, a.layer, at.block) + at.token * 2 * bytes;
     bool bad = false;
     char *to = home;
     for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p)) {
@@ -163,7 +164,7 @@ static __host__ __device__ __forceinline__ kvf_shape shape_of_one(const kvf_shap
 static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
     write_quantized(const __grid_constant__ kvf_write_args a)
 {
-    const kvf_cells *c = a.cells;
+    const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
     const kvf_shape *s = &p->shape, one = shape_of_one(s);
     const uint32_t count = p->kv_heads * s->head_dim, words = s->head_dim / KVF_CODE_LANES;
@@ -193,7 +194,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
         encode(a, x, false, at, head, is_there);
         __syncwarp();
         if (is_there)
-            quantized_move(s, kvf_cell_page(c, a.layer, at.cell, head, at.token),
+            quantized_move(s, kvf_physical_page(c, a.layer, at.block, head, at.token),
                            at.token % s->page_size, &one, page, 0);
         __syncwarp();
     }

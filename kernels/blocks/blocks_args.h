@@ -1,31 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_CELLS_ARGS_H
-#define KVF_KERNELS_CELLS_ARGS_H
+#ifndef KVF_KERNELS_BLOCKS_ARGS_H
+#define KVF_KERNELS_BLOCKS_ARGS_H
 
 /*
  * Contracts, arguments and tasks: tokens under block tables of the caller.
  * See kernels.h for what holds for every kernel.
  *
- * A *cell* is a block that the caller's table names: id_cells of them, one behind the other, are
- * what the caller calls a block. Cell c of a layer always lies at the same place of the pool, has
- * the same codes and scales, and counts of writes: writes[c][t] rises whenever token t is written.
+ * A *physical block* is a block that the caller's table names: id_blocks of them, one behind the
+ * other, are what the caller calls a block. Physical block c of a layer always lies at the same
+ * place of the pool, has the same codes and scales, and counts of writes: writes[c][t] rises
+ * whenever token t is written.
  *
  * A *region* is room on the device for one row: a ring for the window, a store for the sink. What
- * lies there has a tag: the cell that it came from, and how often its tokens had been written. It
- * counts iff the row's table names that cell there and the counts are what they were. So nobody has
- * to tell a region that its row, a block, or what a block holds has changed. The same holds for
- * copies of pages in the device cache, which belong to cells and not to rows.
+ * lies there has a tag: the physical block that it came from, and how often its tokens had been
+ * written. It counts iff the row's table names that physical block there and the counts are what
+ * they were. So nobody has to tell a region that its row, a block, or what a block holds has
+ * changed. The same holds for copies of pages in the device cache, which belong to physical blocks
+ * and not to rows.
  *
  * With coarse heads a stretch is whole within a block of the caller: of KVF_CENTROID_TOKENS /
- * block_size cells, the first of which is a multiple of that. So its centroid belongs to these
- * cells, too, and is made again when a step ranks it and a token of it was written since.
+ * block_size physical blocks, the first of which is a multiple of that. So its centroid belongs to
+ * these physical blocks, too, and is made again when a step ranks it and a token of it was written
+ * since.
  *
- * A streaming head has its tokens in the cells as others have, and a *tail* in every region: first
- * and newest tokens, with tags. Its list is idle: it scores, chooses and keeps nothing.
+ * A streaming head has its tokens in the physical blocks as others have, and a *tail* in every
+ * region: first and newest tokens, with tags. Its list is idle: it scores, chooses and keeps
+ * nothing.
  *
- * A cell has the storage format of pages. Where that is quantized, tokens are quantized when they
- * are written, and what a region has of sink, window and tails is what comes back of them, in full
- * precision.
+ * A physical block has the storage format of pages. Where that is quantized, tokens are quantized
+ * when they are written, and what a region has of sink, window and tails is what comes back of
+ * them, in full precision.
  */
 
 #include "move/move_args.h"
@@ -34,20 +38,20 @@
 
 #include <string.h>
 
-typedef struct kvf_cell_tag {
-    uint32_t cell;   /* + 1; 0 = nothing */
+typedef struct kvf_physical_tag {
+    uint32_t block;  /* + 1; 0 = nothing */
     uint32_t writes; /* of all tokens that it covers, added up */
-} kvf_cell_tag;
+} kvf_physical_tag;
 
 /* One description of all of it, in device memory; its arrays are, too. rows of a call <= regions.
- * cells = ids * id_cells; lists == kv_heads. */
-typedef struct kvf_cells {
+ * blocks = ids * id_blocks; lists == kv_heads. */
+typedef struct kvf_physical_blocks {
     kvf_paging paging; /* of a row */
     uint32_t regions;
     uint32_t layers;
-    uint32_t ids;         /* blocks of the caller */
-    uint32_t id_cells;    /* cells of each */
-    uint32_t arena_cells; /* of the pool: cell c of layer l is number l * cells + c */
+    uint32_t ids;          /* blocks of the caller */
+    uint32_t id_blocks;    /* physical blocks of each */
+    uint32_t arena_blocks; /* of the pool: physical block c of layer l is number l * blocks + c */
     uint32_t tokens_max;
     uint32_t budget_tokens;
     float budget_share; /* of a row's tokens, if that is more */
@@ -57,12 +61,12 @@ typedef struct kvf_cells {
     uint32_t all_pages;
     uint32_t ignores_writes; /* 1: counts no writes, 2: centroids stay; for tests alone */
     char *const *arenas;
-    uint16_t *scales;    /* [layers, cells, kv_heads, block_size] */
-    uint32_t *writes;    /* [layers, cells, block_size] */
-    uint64_t *nonfinite; /* [layers, cells] bit t: token t is not finite */
+    uint16_t *scales;    /* [layers, blocks, kv_heads, block_size] */
+    uint32_t *writes;    /* [layers, blocks, block_size] */
+    uint64_t *nonfinite; /* [layers, blocks] bit t: token t is not finite */
 
     struct {
-        uint32_t stretches;     /* of all cells */
+        uint32_t stretches;     /* of all physical blocks */
         const uint32_t *number; /* [layers, kv_heads] of a coarse head, or UINT32_MAX */
         int8_t *centroids;      /* [coarse heads, stretches, head_dim] */
         uint16_t *scales;       /* [coarse heads, stretches] */
@@ -80,17 +84,18 @@ typedef struct kvf_cells {
         uint32_t heads;         /* of all layers */
         kvf_ring ring;          /* of a tail, which has one head; its pages are runs */
         char *tails;            /* [regions, heads, blocks of ring, run bytes]; NULL = they are
-                                   attended in the cells */
-        kvf_cell_tag *tags;     /* [regions, heads, tokens of ring] */
+                                   attended in the physical blocks */
+        kvf_physical_tag *tags; /* [regions, heads, tokens of ring] */
     } streaming;                /* heads, where `number` is not NULL */
 
     /* of a region */
-    char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the cells */
+    char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the physical
+                     blocks */
     char *stores; /* [regions, layers, kv_heads, store_pages, page bytes] */
-    kvf_cell_tag *token_tags; /* [regions, layers, kv_heads, kvf_cell_tokens()] */
+    kvf_physical_tag *token_tags; /* [regions, layers, kv_heads, kvf_region_tokens()] */
 
-    /* of all rows: the device cache of pages, see slots.h. Cell c of layer l is block l * cells + c
-     * of the pool. */
+    /* of all rows: the device cache of pages, see slots.h. Physical block c of layer l is block l *
+     * blocks + c of the pool. */
     char *slots; /* NULL = no bytes */
     int32_t *slot_of_page;
     uint64_t *slot_words;
@@ -100,7 +105,7 @@ typedef struct kvf_cells {
     /* of one call */
     kvf_row *row;                 /* [regions] */
     void **blocks;                /* [regions, blocks_max] */
-    uint32_t *cell;               /* [regions, blocks_max] of what is sealed */
+    uint32_t *physical;           /* [regions, blocks_max] of what is sealed */
     uint32_t *store_count;        /* [regions, kv_heads] */
     uint64_t *bits;               /* [kv_heads, blocks_max] of the sink, the same for all rows */
     uint32_t *pages;              /* [regions * lists] that may be chosen */
@@ -108,33 +113,33 @@ typedef struct kvf_cells {
     uint32_t *region;             /* [regions] that the row has */
     uint32_t *is_bad;             /* [regions] 0, or 1 + the first token without an answer */
     kvf_layer_counters *counters; /* [layers] added to, atomically */
-} kvf_cells;
+} kvf_physical_blocks;
 
 /* Tokens of a region that are kept one by one: the sink, then the ring. */
-KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
+KVF_INLINE uint32_t kvf_region_tokens(const kvf_paging *p)
 {
     return p->sink + p->ring_blocks * p->block_size;
 }
 
-/* ---- write: new tokens of a layer, into their cells ----
- * The call is counted. Key and value to the cell, in storage format, the code of what the cell has
- * of the key to its group; the token's count of writes rises, and the centroid of its stretch
- * counts no more. If any of the token's keys and values is not finite, its nonfinite bit is set and
- * it is all zeros, so that tokens before it, which do not see it, keep their answers. A slot below
- * 0 is left out, one behind the last cell is left out and counted. No slot is given twice. A task
- * is KVF_WRITE_TOKENS tokens. */
+/* ---- write: new tokens of a layer, into their physical blocks ----
+ * The call is counted. Key and value to the physical block, in storage format, the code of what the
+ * physical block has of the key to its group; the token's count of writes rises, and the centroid
+ * of its stretch counts no more. If any of the token's keys and values is not finite, its nonfinite
+ * bit is set and it is all zeros, so that tokens before it, which do not see it, keep their
+ * answers. A slot below 0 is left out, one behind the last physical block is left out and counted.
+ * No slot is given twice. A task is KVF_WRITE_TOKENS tokens. */
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
-    const kvf_cells *cells;
-    kvf_cell_codes codes;
-    kvf_shape shape; /* of the cells */
+    const kvf_physical_blocks *blocks;
+    kvf_physical_codes codes;
+    kvf_shape shape; /* of the physical blocks */
     uint32_t layer;
     uint32_t tokens;
     const void *k; /* [tokens] rows of [kv_heads, head_dim], k_stride elements apart */
     const void *v;
     size_t k_stride;
     size_t v_stride;
-    const int64_t *slots; /* [tokens] cell * block_size + token */
+    const int64_t *slots; /* [tokens] physical block * block_size + token */
 } kvf_write_args;
 KVF_TASKS(write, kvf_write_args, kvf_div_ceil_u32(a->tokens, KVF_WRITE_TOKENS))
 
@@ -149,9 +154,10 @@ KVF_TASKS(lodge, kvf_write_args, a->codes.kv_heads)
  * or not that of its chunk; a table that is shorter than the length; an id that there is not; a
  * region that there is not, or that an earlier row with a length has; a token that is not finite.
  * It is counted, and is_bad says so. With chunks, a row that is bad because of a token behind the
- * first is as any row; the blocks of others are all the layer's first cell. A task is a row. */
+ * first is as any row; the blocks of others are all the layer's first physical block. A task is a
+ * row. */
 typedef struct kvf_rows_args {
-    const kvf_cells *cells;
+    const kvf_physical_blocks *blocks;
     uint32_t layer;
     uint32_t rows;
     uint32_t table_stride;
@@ -170,11 +176,11 @@ KVF_INLINE uint32_t kvf_rows_expected(const kvf_rows_args *a, uint32_t row)
 
 /* ---- validate: what regions have of rows becomes true ----
  * Tokens of the sink (of what is sealed) and, where there are rings, of the window, whose tag is
- * not right, are brought from their cell, in full precision. The call is counted. One task per
- * (row, KV head). */
+ * not right, are brought from their physical block, in full precision. The call is counted. One
+ * task per (row, KV head). */
 typedef struct kvf_validate_args {
-    const kvf_cells *cells;
-    kvf_pages pages; /* of the cells */
+    const kvf_physical_blocks *blocks;
+    kvf_pages pages; /* of the physical blocks */
     uint32_t layer;
     uint32_t rows;
     uint32_t kv_heads;
@@ -186,23 +192,24 @@ KVF_TASKS(validate, kvf_validate_args, a->rows * a->kv_heads)
  * the same codes. A task is KVF_AVERAGE_STRETCHES stretches of a row. */
 #define KVF_AVERAGE_STRETCHES 32u
 typedef struct kvf_average_args {
-    const kvf_cells *cells;
-    kvf_cell_codes codes;
+    const kvf_physical_blocks *blocks;
+    kvf_physical_codes codes;
     uint32_t layer;
     uint32_t rows;
-    uint32_t stretches_max; /* of the paging of cells, as head_dim */
+    uint32_t stretches_max; /* of the paging of physical blocks, as head_dim */
     uint32_t head_dim;
 } kvf_average_args;
 KVF_TASKS(average, kvf_average_args,
           kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES) * a->rows)
 
 /* ---- gather_window: tails of streaming heads become true, and what they attend to: tokens below
- * ring.sink and the newest ring.recent, in full precision. Without tails, which quantized cells
- * have, spans lie in the cells. A list that is not idle has no spans. One task per (row, KV head).
+ * ring.sink and the newest ring.recent, in full precision. Without tails, which quantized physical
+ * blocks have, spans lie in the physical blocks. A list that is not idle has no spans. One task per
+ * (row, KV head).
  * */
 typedef struct kvf_gather_window_args {
-    const kvf_cells *cells;
-    kvf_pages pages; /* of the cells */
+    const kvf_physical_blocks *blocks;
+    kvf_pages pages; /* of the physical blocks */
     uint32_t layer;
     uint32_t rows;
     uint32_t kv_heads;
@@ -241,12 +248,12 @@ typedef struct kvf_poison_args {
 KVF_TASKS(poison, kvf_poison_args, a->rows)
 
 /* ---- clone: one block of the caller's onto another, in all layers, but for the words of codes.
- * Its tokens count as written. A task is a cell of a layer. */
+ * Its tokens count as written. A task is a physical block of a layer. */
 typedef struct kvf_clone_args {
-    const kvf_cells *cells;
+    const kvf_physical_blocks *blocks;
     uint32_t from; /* ids */
     uint32_t to;
-    uint32_t tasks; /* layers * id_cells */
+    uint32_t tasks; /* layers * id_blocks */
 } kvf_clone_args;
 KVF_TASKS(clone, kvf_clone_args, a->tasks)
 
@@ -274,51 +281,55 @@ KVF_INLINE uint32_t kvf_dequantize_chunks_tokens(const kvf_dequantize_chunks_arg
 
 /* ---- where things are ---- */
 
-KVF_INLINE size_t kvf_cells_count(const kvf_cells *c)
+KVF_INLINE size_t kvf_physical_count(const kvf_physical_blocks *c)
 {
-    return (size_t)c->ids * c->id_cells;
+    return (size_t)c->ids * c->id_blocks;
 }
 
-KVF_INLINE char *kvf_cell_home(const kvf_cells *c, uint32_t layer, uint32_t cell)
+KVF_INLINE char *kvf_physical_home(const kvf_physical_blocks *c, uint32_t layer, uint32_t block)
 {
-    const size_t n = layer * kvf_cells_count(c) + cell;
-    return c->arenas[n / c->arena_cells] + n % c->arena_cells * kvf_stored_block_bytes(&c->paging);
+    const size_t n = layer * kvf_physical_count(c) + block;
+    return c->arenas[n / c->arena_blocks] +
+           n % c->arena_blocks * kvf_stored_block_bytes(&c->paging);
 }
 
-/* The page of a cell that token `token` of a KV head is in, in storage format. */
-KVF_INLINE char *kvf_cell_page(const kvf_cells *c, uint32_t layer, uint32_t cell, uint32_t head,
-                               uint32_t token)
+/* The page of a physical block that token `token` of a KV head is in, in storage format. */
+KVF_INLINE char *kvf_physical_page(const kvf_physical_blocks *c, uint32_t layer, uint32_t block,
+                                   uint32_t head, uint32_t token)
 {
     const kvf_paging *p = &c->paging;
-    return kvf_cell_home(c, layer, cell) + head * kvf_stored_run_bytes(p) +
+    return kvf_physical_home(c, layer, block) + head * kvf_stored_run_bytes(p) +
            token / p->shape.page_size * kvf_stored_page_bytes(&p->shape);
 }
 
-KVF_INLINE uint32_t *kvf_cell_writes(const kvf_cells *c, uint32_t layer, uint32_t cell)
+KVF_INLINE uint32_t *kvf_physical_writes(const kvf_physical_blocks *c, uint32_t layer,
+                                         uint32_t block)
 {
-    return c->writes + (layer * kvf_cells_count(c) + cell) * c->paging.block_size;
+    return c->writes + (layer * kvf_physical_count(c) + block) * c->paging.block_size;
 }
 
-KVF_INLINE uint64_t *kvf_cell_nonfinite(const kvf_cells *c, uint32_t layer, uint32_t cell)
+KVF_INLINE uint64_t *kvf_physical_nonfinite(const kvf_physical_blocks *c, uint32_t layer,
+                                            uint32_t block)
 {
-    return c->nonfinite + layer * kvf_cells_count(c) + cell;
+    return c->nonfinite + layer * kvf_physical_count(c) + block;
 }
 
-/* Cells of a stretch. */
-KVF_INLINE uint32_t kvf_stretch_cells(const kvf_cells *c)
+/* Physical blocks of a stretch. */
+KVF_INLINE uint32_t kvf_stretch_blocks(const kvf_physical_blocks *c)
 {
     return KVF_CENTROID_TOKENS / c->paging.block_size;
 }
 
-/* The centroid of the stretch that a cell is in. */
-KVF_INLINE uint32_t *kvf_cell_is_centroid(const kvf_cells *c, uint32_t layer, uint32_t cell)
+/* The centroid of the stretch that a physical block is in. */
+KVF_INLINE uint32_t *kvf_physical_is_centroid(const kvf_physical_blocks *c, uint32_t layer,
+                                              uint32_t block)
 {
     return c->coarse.is_centroid + (size_t)layer * c->coarse.stretches +
-           cell / kvf_stretch_cells(c);
+           block / kvf_stretch_blocks(c);
 }
 
 /* Stretches that coarse heads of row `number` of the call rank: 1, 2, ... of the row. */
-KVF_INLINE uint32_t kvf_cells_ranked(const kvf_cells *c, uint32_t number)
+KVF_INLINE uint32_t kvf_physical_ranked(const kvf_physical_blocks *c, uint32_t number)
 {
     uint32_t count = 0;
     for (uint32_t l = 0; l < c->paging.lists; l++)
@@ -326,64 +337,64 @@ KVF_INLINE uint32_t kvf_cells_ranked(const kvf_cells *c, uint32_t number)
     return count;
 }
 
-/* Code group `g` of head `head` of the stretch that begins in a cell. */
-KVF_INLINE kvf_code_group kvf_stretch_group(const kvf_average_args *a, uint32_t cell, uint32_t head,
-                                            uint32_t g)
+/* Code group `g` of head `head` of the stretch that begins in a physical block. */
+KVF_INLINE kvf_code_group kvf_stretch_group(const kvf_average_args *a, uint32_t block,
+                                            uint32_t head, uint32_t g)
 {
-    const kvf_paging *p = &a->cells->paging;
+    const kvf_paging *p = &a->blocks->paging;
     const uint32_t token = g * (KVF_CENTROID_TOKENS / KVF_CENTROID_GROUPS);
-    const uint32_t of = cell + token / p->block_size, t = token % p->block_size;
+    const uint32_t of = block + token / p->block_size, t = token % p->block_size;
     kvf_code_group group;
-    group.words = kvf_cell_words(&a->codes, p->shape.head_dim, p->block_size, of, head, t);
-    group.scales = (const char *)(kvf_cell_scales(&a->codes, p->block_size, of, head) + t);
+    group.words = kvf_physical_words(&a->codes, p->shape.head_dim, p->block_size, of, head, t);
+    group.scales = (const char *)(kvf_physical_scales(&a->codes, p->block_size, of, head) + t);
     return group;
 }
 
-/* The tag that tokens first .. first + count - 1 of a cell have today. */
-KVF_INLINE kvf_cell_tag kvf_cell_tag_of(const kvf_cells *c, uint32_t layer, uint32_t cell,
-                                        uint32_t first, uint32_t count)
+/* The tag that tokens first .. first + count - 1 of a physical block have today. */
+KVF_INLINE kvf_physical_tag kvf_physical_tag_of(const kvf_physical_blocks *c, uint32_t layer,
+                                                uint32_t block, uint32_t first, uint32_t count)
 {
-    const uint32_t *writes = kvf_cell_writes(c, layer, cell) + first;
-    kvf_cell_tag tag;
-    tag.cell = cell + 1;
+    const uint32_t *writes = kvf_physical_writes(c, layer, block) + first;
+    kvf_physical_tag tag;
+    tag.block = block + 1;
     tag.writes = 0;
     for (uint32_t i = 0; i < count; i++)
         tag.writes += writes[i];
     return tag;
 }
 
-KVF_INLINE uint32_t kvf_cell_tag_is(const kvf_cell_tag *a, kvf_cell_tag b)
+KVF_INLINE uint32_t kvf_physical_tag_is(const kvf_physical_tag *a, kvf_physical_tag b)
 {
-    return a->cell == b.cell && a->writes == b.writes;
+    return a->block == b.block && a->writes == b.writes;
 }
 
 /* Number of a region's (layer, KV head). */
-KVF_INLINE size_t kvf_region_head(const kvf_cells *c, uint32_t region, uint32_t layer,
+KVF_INLINE size_t kvf_region_head(const kvf_physical_blocks *c, uint32_t region, uint32_t layer,
                                   uint32_t head)
 {
     return ((size_t)region * c->layers + layer) * c->paging.kv_heads + head;
 }
 
 /* Blocks, and tokens, that a tail has room for. */
-KVF_INLINE uint32_t kvf_tail_blocks(const kvf_cells *c)
+KVF_INLINE uint32_t kvf_tail_blocks(const kvf_physical_blocks *c)
 {
     return c->streaming.ring.sink_blocks + c->streaming.ring.ring_blocks;
 }
 
-KVF_INLINE uint32_t kvf_tail_tokens(const kvf_cells *c)
+KVF_INLINE uint32_t kvf_tail_tokens(const kvf_physical_blocks *c)
 {
     return kvf_tail_blocks(c) * c->paging.block_size;
 }
 
 /* Page of a row that span i of a tail is. */
-KVF_INLINE uint32_t kvf_tail_page(const kvf_cells *c, uint32_t length, uint32_t i)
+KVF_INLINE uint32_t kvf_tail_page(const kvf_physical_blocks *c, uint32_t length, uint32_t i)
 {
     const uint32_t sinks = c->streaming.ring.sink_blocks;
     return i < sinks ? i : kvf_ring_first(&c->streaming.ring, length) + (i - sinks);
 }
 
 /* A row that knows where slots are, and nothing else. */
-KVF_INLINE kvf_row kvf_cells_slots(const kvf_cells *c)
+KVF_INLINE kvf_row kvf_physical_slots(const kvf_physical_blocks *c)
 {
     kvf_row row;
     memset(&row, 0, sizeof row); /* in C and in C++ */
@@ -399,28 +410,29 @@ KVF_INLINE kvf_row kvf_cells_slots(const kvf_cells *c)
 /* The page of the pool that the tokens from `first` on of a call of write make, or UINT32_MAX. */
 KVF_INLINE uint32_t kvf_lodge_page(const kvf_write_args *a, uint32_t first)
 {
-    const uint64_t cells = kvf_cells_count(a->cells), block = a->cells->paging.block_size;
+    const uint64_t blocks = kvf_physical_count(a->blocks), block = a->blocks->paging.block_size;
     const uint32_t size = a->shape.page_size;
     const int64_t slot = a->slots[first];
-    if (first + size > a->tokens || slot < 0 || (uint64_t)slot >= cells * block || slot % size)
+    if (first + size > a->tokens || slot < 0 || (uint64_t)slot >= blocks * block || slot % size)
         return UINT32_MAX;
     for (uint32_t t = 1; t < size; t++)
         if (a->slots[first + t] != slot + (int64_t)t)
             return UINT32_MAX;
-    return (uint32_t)((a->layer * cells * block + (uint64_t)slot) / size);
+    return (uint32_t)((a->layer * blocks * block + (uint64_t)slot) / size);
 }
 
 /* Whether token `index` of the call is not finite, so that it is zeros. It was written. */
 KVF_INLINE uint32_t kvf_lodge_is_nonfinite(const kvf_write_args *a, uint32_t index)
 {
-    const uint32_t block = a->cells->paging.block_size;
+    const uint32_t block = a->blocks->paging.block_size;
     const uint64_t slot = (uint64_t)a->slots[index];
-    return *kvf_cell_nonfinite(a->cells, a->layer, (uint32_t)(slot / block)) >> slot % block & 1;
+    return *kvf_physical_nonfinite(a->blocks, a->layer, (uint32_t)(slot / block)) >> slot % block &
+           1;
 }
 
 /* The row that a table and a length make, with room of `region`; `number` is that of the call. */
-KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t number,
-                                 uint32_t region, uint32_t length)
+KVF_INLINE kvf_row kvf_physical_row(const kvf_physical_blocks *c, uint32_t layer, uint32_t number,
+                                    uint32_t region, uint32_t length)
 {
     const kvf_paging *p = &c->paging;
     const size_t n = (size_t)region * c->layers + layer;
@@ -431,14 +443,14 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     const double share = (double)c->budget_share * (double)length;
     const uint32_t budget = kvf_max_u32(c->budget_tokens, (uint32_t)(share + 0.5));
     const uint32_t rest = budget > fixed ? budget - fixed : 0;
-    kvf_row row = kvf_cells_slots(c);
+    kvf_row row = kvf_physical_slots(c);
     row.blocks = c->blocks + (size_t)number * p->blocks_max;
     row.ring = c->rings ? c->rings + n * p->ring_blocks * kvf_block_bytes(p) : NULL;
     row.bits = c->bits;
     row.store = c->stores + n * p->kv_heads * store;
     row.store_count = c->store_count + (size_t)number * p->kv_heads;
-    row.block_of = c->cell + (size_t)number * p->blocks_max;
-    row.block_first = layer * (uint32_t)kvf_cells_count(c);
+    row.block_of = c->physical + (size_t)number * p->blocks_max;
+    row.block_first = layer * (uint32_t)kvf_physical_count(c);
     row.chosen_pages =
         c->all_pages || c->dynamic_pages == 0 ? c->dynamic_pages : rest / p->shape.page_size;
     row.length = length;
@@ -451,10 +463,10 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
 /* Whether the call says that a row is bad, before its table is looked at. */
 KVF_INLINE uint32_t kvf_rows_is_bad(const kvf_rows_args *a, uint32_t row)
 {
-    const kvf_cells *c = a->cells;
+    const kvf_physical_blocks *c = a->blocks;
     const int32_t length = a->lengths[row];
     const int32_t region = a->regions ? a->regions[row] : (int32_t)row;
-    const uint32_t id_tokens = c->id_cells * c->paging.block_size;
+    const uint32_t id_tokens = c->id_blocks * c->paging.block_size;
     if (length < 0 || (uint32_t)length > c->tokens_max ||
         kvf_div_ceil_u32((uint32_t)length, id_tokens) > a->table_stride)
         return 1;
@@ -468,13 +480,13 @@ KVF_INLINE uint32_t kvf_rows_is_bad(const kvf_rows_args *a, uint32_t row)
     return 0;
 }
 
-/* Cell of block `block` of a row, or UINT32_MAX if its id is none. */
-KVF_INLINE uint32_t kvf_rows_cell(const kvf_rows_args *a, uint32_t row, uint32_t block)
+/* Physical block of block `block` of a row, or UINT32_MAX if its id is none. */
+KVF_INLINE uint32_t kvf_rows_physical(const kvf_rows_args *a, uint32_t row, uint32_t block)
 {
-    const kvf_cells *c = a->cells;
-    const int32_t id = a->table[(size_t)row * a->table_stride + block / c->id_cells];
+    const kvf_physical_blocks *c = a->blocks;
+    const int32_t id = a->table[(size_t)row * a->table_stride + block / c->id_blocks];
     return id < 0 || (uint32_t)id >= c->ids ? UINT32_MAX
-                                            : (uint32_t)id * c->id_cells + block % c->id_cells;
+                                            : (uint32_t)id * c->id_blocks + block % c->id_blocks;
 }
 
 /* The outputs of row `task` that are no answers. */
@@ -493,7 +505,7 @@ KVF_INLINE kvf_query_chunk kvf_poisoned(const kvf_poison_args *a, uint32_t task)
 }
 
 /* Which stretches a list ranks, and the bits that it scores tokens by: what filtering leaves. */
-KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at,
+KVF_INLINE void kvf_rows_stretches(const kvf_physical_blocks *c, uint32_t layer, size_t at,
                                    const kvf_row *row, uint32_t list)
 {
     const kvf_paging *p = &c->paging;
@@ -509,7 +521,7 @@ KVF_INLINE void kvf_rows_stretches(const kvf_cells *c, uint32_t layer, size_t at
 }
 
 /* The pages that its lists are asked for. */
-KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t number,
+KVF_INLINE void kvf_rows_list(const kvf_physical_blocks *c, uint32_t layer, uint32_t number,
                               const kvf_row *row, uint32_t list)
 {
     const kvf_paging *p = &c->paging;

@@ -31,7 +31,7 @@ static __device__ __forceinline__ void copy_row(char *to, const char *from, uint
 static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const kvf_row *row,
                                                   uint32_t head, uint32_t page)
 {
-    const kvf_paging *p = &a.cells->paging;
+    const kvf_paging *p = &a.blocks->paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
     const uint32_t first = blockIdx.x, bytes = (uint32_t)kvf_row_bytes(&p->shape);
     const size_t element = kvf_dtype_bytes(p->shape.dtype);
@@ -53,11 +53,11 @@ static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     lodge_pages(const __grid_constant__ kvf_write_args a)
 {
-    const kvf_cells *c = a.cells;
+    const kvf_physical_blocks *c = a.blocks;
     const uint32_t page = kvf_lodge_page(&a, blockIdx.x);
     if (page == UINT32_MAX)
         return;
-    const kvf_row row = kvf_cells_slots(c);
+    const kvf_row row = kvf_physical_slots(c);
     for (uint32_t h = threadIdx.x / KVF_WARP_LANES; h < c->paging.kv_heads;
          h += THREADS / KVF_WARP_LANES)
         if (!c->streaming.number || !c->streaming.number[a.layer * c->paging.kv_heads + h])

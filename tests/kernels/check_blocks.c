@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on cells against their references: write, rows, validate, average, gather_window,
- * scatter_heads, note, clone, poison, dequantize_chunks. Bit for bit, one after the other on one
- * small store, exact or quantized, with rows that are bad among the others; what they mean is also
- * said here in a few lines.
+ * Kernels on physical blocks against their references: write, rows, validate, average,
+ * gather_window, scatter_heads, note, clone, poison, dequantize_chunks. Bit for bit, one after the
+ * other on one small store, exact or quantized, with rows that are bad among the others; what they
+ * mean is also said here in a few lines.
  */
 
 #include <math.h>
@@ -23,11 +23,11 @@
 #define QUANTIZED_CASES 21u
 
 typedef struct world {
-    kvf_cells *c;
-    kvf_cell_codes codes;
-    char *exact; /* [64 tokens] of one KV head, for looks at cells */
-    uint32_t cells, lists;
-    size_t pool; /* cells of all layers */
+    kvf_physical_blocks *c;
+    kvf_physical_codes codes;
+    char *exact; /* [64 tokens] of one KV head, for looks at physical blocks */
+    uint32_t blocks, lists;
+    size_t pool; /* physical blocks of all layers */
     int32_t *table, *lengths, *regions;
     uint32_t table_stride;
 } world;
@@ -57,22 +57,22 @@ static kvf_paging make_paging(check *c, uint32_t index)
 
 static void make_store(check *c, world *w)
 {
-    kvf_cells *k = w->c;
+    kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
     const size_t block = kvf_stored_block_bytes(p), tokens = w->pool * p->block_size;
-    const uint32_t arenas = kvf_div_ceil_u32((uint32_t)w->pool, k->arena_cells);
+    const uint32_t arenas = kvf_div_ceil_u32((uint32_t)w->pool, k->arena_blocks);
     char **arena = check_in(c, arenas * sizeof *arena);
-    char *pool = tracked(c, "pool", arenas * k->arena_cells * block);
+    char *pool = tracked(c, "pool", arenas * k->arena_blocks * block);
     for (uint32_t i = 0; i < arenas; i++)
-        arena[i] = pool + (arenas - 1 - i) * k->arena_cells * block;
+        arena[i] = pool + (arenas - 1 - i) * k->arena_blocks * block;
     k->arenas = arena;
     k->scales = tracked(c, "scales", tokens * p->kv_heads * sizeof *k->scales);
     k->writes = tracked(c, "writes", tokens * sizeof *k->writes);
     k->nonfinite = tracked(c, "nonfinite", w->pool * sizeof *k->nonfinite);
-    w->codes = (kvf_cell_codes){
+    w->codes = (kvf_physical_codes){
         .scales = k->scales + LAYER * tokens / LAYERS * p->kv_heads,
-        .stride = k->id_cells * (size_t)p->kv_heads * p->block_size * p->shape.head_dim / 4 + 32,
-        .id_cells = k->id_cells,
+        .stride = k->id_blocks * (size_t)p->kv_heads * p->block_size * p->shape.head_dim / 4 + 32,
+        .id_blocks = k->id_blocks,
         .kv_heads = p->kv_heads};
     w->codes.words = tracked(c, "words", k->ids * w->codes.stride);
     w->exact = check_out(c, kvf_run_bytes(p));
@@ -80,17 +80,17 @@ static void make_store(check *c, world *w)
 
 static void make_regions(check *c, world *w)
 {
-    kvf_cells *k = w->c;
+    kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
     const size_t n = REGIONS * LAYERS, lists = n * p->lists, page = kvf_page_bytes(&p->shape);
     if (check_below(c, 3) || p->shape.pages != KVF_PAGES_NATIVE)
         k->rings = tracked(c, "rings", n * p->ring_blocks * kvf_block_bytes(p));
     k->stores = tracked(c, "stores", lists * p->store_pages * page);
     k->clock = tracked(c, "clock", sizeof *k->clock);
-    k->token_tags = tracked(c, "token_tags", lists * kvf_cell_tokens(p) * sizeof *k->token_tags);
+    k->token_tags = tracked(c, "token_tags", lists * kvf_region_tokens(p) * sizeof *k->token_tags);
     k->row = tracked(c, "row", REGIONS * sizeof *k->row);
     k->blocks = tracked(c, "blocks", REGIONS * p->blocks_max * sizeof *k->blocks);
-    k->cell = tracked(c, "cell", REGIONS * p->blocks_max * sizeof *k->cell);
+    k->physical = tracked(c, "physical", REGIONS * p->blocks_max * sizeof *k->physical);
     k->store_count = tracked(c, "store_count", w->lists * sizeof *k->store_count);
     k->bits = check_in(c, p->kv_heads * p->blocks_max * sizeof *k->bits);
     k->pages = tracked(c, "pages", w->lists * sizeof *k->pages);
@@ -103,16 +103,16 @@ static void make_regions(check *c, world *w)
 /* Some heads of some worlds are coarse; a stretch is whole in a block of the caller. */
 static void make_coarse(check *c, world *w)
 {
-    kvf_cells *k = w->c;
+    kvf_physical_blocks *k = w->c;
     kvf_paging *p = &k->paging;
     const uint32_t heads = LAYERS * p->kv_heads, per = KVF_CENTROID_TOKENS / p->block_size;
-    if (k->id_cells % per || check_below(c, 3) == 0)
+    if (k->id_blocks % per || check_below(c, 3) == 0)
         return;
     uint32_t *coarse = check_in(c, heads * sizeof *coarse), count = 0;
     for (uint32_t i = 0; i < heads; i++)
         coarse[i] = check_below(c, 3) ? count++ : UINT32_MAX;
     p->stretches_max = kvf_stretches(p->block_size, p->blocks_max);
-    k->coarse.stretches = w->cells / per;
+    k->coarse.stretches = w->blocks / per;
     k->coarse.number = coarse;
     k->coarse_share = (float)check_below(c, 4) / 10;
     k->coarse.centroids =
@@ -132,7 +132,7 @@ static void make_coarse(check *c, world *w)
 /* Heads of some worlds stream; none of these is coarse. */
 static void make_streaming(check *c, world *w)
 {
-    kvf_cells *k = w->c;
+    kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
     const uint32_t heads = LAYERS * p->kv_heads;
     if (check_below(c, 3) == 0)
@@ -160,39 +160,39 @@ static void make_streaming(check *c, world *w)
 
 static void make_world(check *c, world *w, uint32_t index)
 {
-    kvf_cells *k = w->c = check_in(c, sizeof *k);
-    *k = (kvf_cells){.paging = make_paging(c, index),
-                     .regions = REGIONS,
-                     .layers = LAYERS,
-                     .ids = 9,
-                     .id_cells = 1 + check_below(c, 2),
-                     .arena_cells = 5,
-                     .budget_tokens = 100 + check_below(c, 100),
-                     .budget_share = (float)check_below(c, 3) / 2,
-                     .local_tokens = check_below(c, 33),
-                     .dynamic_pages = 8};
+    kvf_physical_blocks *k = w->c = check_in(c, sizeof *k);
+    *k = (kvf_physical_blocks){.paging = make_paging(c, index),
+                               .regions = REGIONS,
+                               .layers = LAYERS,
+                               .ids = 9,
+                               .id_blocks = 1 + check_below(c, 2),
+                               .arena_blocks = 5,
+                               .budget_tokens = 100 + check_below(c, 100),
+                               .budget_share = (float)check_below(c, 3) / 2,
+                               .local_tokens = check_below(c, 33),
+                               .dynamic_pages = 8};
     kvf_paging *p = &k->paging;
-    p->blocks_max = p->block_size == 32 ? 6 * k->id_cells : 8;
+    p->blocks_max = p->block_size == 32 ? 6 * k->id_blocks : 8;
     p->pages_max = p->blocks_max * p->block_pages;
     k->tokens_max = p->blocks_max * p->block_size - check_below(c, 20);
-    w->cells = k->ids * k->id_cells;
-    w->pool = (size_t)w->cells * LAYERS;
+    w->blocks = k->ids * k->id_blocks;
+    w->pool = (size_t)w->blocks * LAYERS;
     w->lists = REGIONS * p->lists;
     make_store(c, w);
     make_regions(c, w);
     make_coarse(c, w);
     make_streaming(c, w);
-    w->table_stride = kvf_div_ceil_u32(p->blocks_max, k->id_cells);
+    w->table_stride = kvf_div_ceil_u32(p->blocks_max, k->id_blocks);
     w->table = check_in(c, REGIONS * w->table_stride * sizeof *w->table);
     w->lengths = check_in(c, REGIONS * sizeof *w->lengths);
     w->regions = check_in(c, REGIONS * sizeof *w->regions);
 }
 
-/* A token of a cell in full precision, by the words of quantized.h. */
-static void take_exact(const world *w, uint32_t cell, uint32_t head, uint32_t t, void *to)
+/* A token of a physical block in full precision, by the words of quantized.h. */
+static void take_exact(const world *w, uint32_t block, uint32_t head, uint32_t t, void *to)
 {
     const kvf_shape *s = &w->c->paging.shape;
-    const char *page = kvf_cell_page(w->c, LAYER, cell, head, t);
+    const char *page = kvf_physical_page(w->c, LAYER, block, head, t);
     float x[KVF_HEAD_DIM_MAX];
     if (s->pages == KVF_PAGES_NATIVE)
         memcpy(to, kvf_page_key(s, page, t % s->page_size), kvf_token_bytes(s));
@@ -200,23 +200,23 @@ static void take_exact(const world *w, uint32_t cell, uint32_t head, uint32_t t,
         kvf_dequantize_token(s, page, t % s->page_size, to, x);
 }
 
-/* All that a cell has of a KV head, into `to`. */
-static const char *exact_run(const world *w, uint32_t cell, uint32_t head, char *to)
+/* All that a physical block has of a KV head, into `to`. */
+static const char *exact_run(const world *w, uint32_t block, uint32_t head, char *to)
 {
     const kvf_paging *p = &w->c->paging;
     for (uint32_t t = 0; t < p->block_size; t++)
-        take_exact(w, cell, head, t, to + t * kvf_token_bytes(&p->shape));
+        take_exact(w, block, head, t, to + t * kvf_token_bytes(&p->shape));
     return to;
 }
 
-/* Token `index` of a call, which is written, is what its cell has; quantized by the words of
- * quantized.h. */
+/* Token `index` of a call, which is written, is what its physical block has; quantized by the words
+ * of quantized.h. */
 static void look_at_token(check *c, const world *w, const kvf_write_args *a, uint32_t index)
 {
     const kvf_paging *p = &w->c->paging;
     const kvf_shape *s = &p->shape;
     const size_t bytes = kvf_row_bytes(s), element = kvf_dtype_bytes(s->dtype);
-    const uint32_t cell = (uint32_t)(a->slots[index] / p->block_size);
+    const uint32_t block = (uint32_t)(a->slots[index] / p->block_size);
     const uint32_t t = (uint32_t)(a->slots[index] % p->block_size);
     _Alignas(64) char want[2 * KVF_HEAD_DIM_MAX * sizeof(float)], got[sizeof want];
     _Alignas(64) char page[KVF_PAGE_SIZE_MAX * 640];
@@ -228,8 +228,8 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
             kvf_quantize_token(s, page, t % s->page_size, want, x);
             kvf_dequantize_token(s, page, t % s->page_size, want, x);
         }
-        take_exact(w, cell, h, t, got);
-        check_bits(c, "a token of a cell", got, want, 2 * bytes);
+        take_exact(w, block, h, t, got);
+        check_bits(c, "a token of a block", got, want, 2 * bytes);
     }
 }
 
@@ -237,9 +237,9 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
 static void write_tokens(check *c, world *w, uint32_t with_nonfinite, check_data data)
 {
     const kvf_paging *p = &w->c->paging;
-    const uint32_t all = w->cells * p->block_size, step = 1 + check_below(c, 3);
+    const uint32_t all = w->blocks * p->block_size, step = 1 + check_below(c, 3);
     const uint32_t tokens = all / step, row = p->kv_heads * p->shape.head_dim;
-    kvf_write_args a = {.cells = w->c,
+    kvf_write_args a = {.blocks = w->c,
                         .codes = w->codes,
                         .shape = p->shape,
                         .layer = LAYER,
@@ -265,8 +265,8 @@ static void write_tokens(check *c, world *w, uint32_t with_nonfinite, check_data
             look_at_token(c, w, &a, i); /* one that is nonfinite is among the first */
 }
 
-/* Codes of a cell are those that `encode` gives for its keys. */
-static void compare_codes(check *c, const world *w, uint32_t cell)
+/* Codes of a physical block are those that `encode` gives for its keys. */
+static void compare_codes(check *c, const world *w, uint32_t block)
 {
     const kvf_paging *p = &w->c->paging;
     const uint32_t head_dim = p->shape.head_dim;
@@ -274,20 +274,20 @@ static void compare_codes(check *c, const world *w, uint32_t cell)
     char *digest = check_out(c, kvf_code_bytes(head_dim) * (p->block_size / KVF_CODE_TOKENS));
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         *job = (kvf_digest_job){
-            .page = exact_run(w, cell, h, w->exact), .digest = digest, .count = p->block_size};
+            .page = exact_run(w, block, h, w->exact), .digest = digest, .count = p->block_size};
         const kvf_encode_args a = {.shape = p->shape, .job_count = 1, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &a, 0);
         for (uint32_t t = 0; t < p->block_size; t++) {
             const char *want = digest + t / KVF_CODE_TOKENS * kvf_code_bytes(head_dim);
             const uint32_t in_group = t % KVF_CODE_TOKENS;
-            const char *got = kvf_cell_words(&w->codes, head_dim, p->block_size, cell, h, t);
-            if (kvf_cell_writes(w->c, LAYER, cell)[t] == 0)
+            const char *got = kvf_physical_words(&w->codes, head_dim, p->block_size, block, h, t);
+            if (kvf_physical_writes(w->c, LAYER, block)[t] == 0)
                 continue;
             for (uint32_t i = 0; i < head_dim / KVF_CODE_LANES; i++) {
                 const size_t at = 4 * kvf_code_word(head_dim, in_group, i);
                 check_bits(c, "a word", got + at, want + at, 4);
             }
-            check_bits(c, "a scale", kvf_cell_scales(&w->codes, p->block_size, cell, h) + t,
+            check_bits(c, "a scale", kvf_physical_scales(&w->codes, p->block_size, block, h) + t,
                        want + kvf_code_scales(head_dim) + in_group * sizeof(uint16_t),
                        sizeof(uint16_t));
         }
@@ -327,7 +327,7 @@ static void make_rows(check *c, world *w)
     }
 }
 
-/* A good row names the cells of its table; a bad one nothing. */
+/* A good row names the physical blocks of its table; a bad one nothing. */
 static void look_at_rows(check *c, const world *w)
 {
     const kvf_paging *p = &w->c->paging;
@@ -336,9 +336,9 @@ static void look_at_rows(check *c, const world *w)
         if (row->length != (w->c->is_bad[b] ? 0 : (uint32_t)w->lengths[b]))
             check_fail(c, "row %u has length %u of %d", b, row->length, w->lengths[b]);
         for (uint32_t i = 0; i < row->sealed; i++) {
-            const int32_t id = w->table[b * w->table_stride + i / w->c->id_cells];
-            const uint32_t cell = (uint32_t)id * w->c->id_cells + i % w->c->id_cells;
-            if (row->blocks[i] != kvf_cell_home(w->c, LAYER, cell))
+            const int32_t id = w->table[b * w->table_stride + i / w->c->id_blocks];
+            const uint32_t block = (uint32_t)id * w->c->id_blocks + i % w->c->id_blocks;
+            if (row->blocks[i] != kvf_physical_home(w->c, LAYER, block))
                 check_fail(c, "row %u block %u is not id %d", b, i, id);
         }
         for (uint32_t h = 0; h < p->kv_heads; h++)
@@ -348,7 +348,7 @@ static void look_at_rows(check *c, const world *w)
     }
 }
 
-/* Rings and stores hold what the cells hold. */
+/* Rings and stores hold what the physical blocks hold. */
 static void look_at_regions(check *c, const world *w)
 {
     const kvf_paging *p = &w->c->paging;
@@ -357,8 +357,8 @@ static void look_at_regions(check *c, const world *w)
         for (uint32_t h = 0; h < p->kv_heads; h++) {
             const kvf_row *row = &w->c->row[b];
             for (uint32_t t = 0; t < row->length && !kvf_row_is_idle(row, h); t++) {
-                const uint32_t cell = w->c->cell[b * p->blocks_max + t / p->block_size];
-                take_exact(w, cell, h, t % p->block_size, w->exact);
+                const uint32_t block = w->c->physical[b * p->blocks_max + t / p->block_size];
+                take_exact(w, block, h, t % p->block_size, w->exact);
                 if (t < row->store_count[h])
                     check_bits(c, "sink", kvf_store_token(p, row->store, h, t), w->exact, token);
                 if (t >= row->sealed * p->block_size)
@@ -370,11 +370,12 @@ static void look_at_regions(check *c, const world *w)
         }
 }
 
-/* Spans of a streaming head are its first and newest tokens, in order, as the cells have them. */
+/* Spans of a streaming head are its first and newest tokens, in order, as the physical blocks have
+ * them. */
 static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span *spans,
                          uint32_t count)
 {
-    const kvf_cells *k = w->c;
+    const kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
     const uint32_t b = list / p->lists, length = k->row[b].length,
                    recent = k->streaming.ring.recent;
@@ -388,8 +389,8 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
                 t++;
             if (t % p->block_size != j || t >= length)
                 check_fail(c, "list %u: span %u has token %u of its page, not %u", list, i, j, t);
-            const uint32_t cell = k->cell[b * p->blocks_max + t / p->block_size];
-            take_exact(w, cell, list % p->lists, j, w->exact);
+            const uint32_t block = k->physical[b * p->blocks_max + t / p->block_size];
+            take_exact(w, block, list % p->lists, j, w->exact);
             check_bits(c, "a token of a tail", (const char *)spans[i].page + j * token, w->exact,
                        token);
         }
@@ -402,10 +403,10 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
 /* Tails, and outputs as `scatter_heads` puts them. */
 static void stream(check *c, const world *w)
 {
-    const kvf_cells *k = w->c;
+    const kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
     const uint32_t rows = REGIONS, group = 2, heads = rows * p->kv_heads;
-    kvf_gather_window_args gather_window = {.cells = k,
+    kvf_gather_window_args gather_window = {.blocks = k,
                                             .pages = p->shape.pages,
                                             .layer = LAYER,
                                             .rows = rows,
@@ -445,7 +446,7 @@ static void stream(check *c, const world *w)
 /* Centroids of what rows rank are those that `centroids` makes of the same keys. */
 static void compare_centroids(check *c, const world *w)
 {
-    const kvf_cells *k = w->c;
+    const kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
     const uint32_t head_dim = p->shape.head_dim, per = KVF_CENTROID_TOKENS / p->block_size;
     kvf_digest_job *job = check_in(c, per * sizeof *job);
@@ -466,19 +467,19 @@ static void compare_centroids(check *c, const world *w)
     for (uint32_t n = 0; n < REGIONS * p->lists * p->stretches_max; n++) {
         const uint32_t list = n / p->stretches_max, i = n % p->stretches_max + 1;
         const uint32_t b = list / p->lists, head = list % p->lists;
-        const uint32_t *cell = k->cell + b * p->blocks_max + (size_t)i * per;
+        const uint32_t *physical = k->physical + b * p->blocks_max + (size_t)i * per;
         const uint32_t number = k->coarse.number[LAYER * p->kv_heads + head];
         if (i > k->coarse.count[list])
             continue;
         for (uint32_t j = 0; j < per; j++)
-            job[j] =
-                (kvf_digest_job){.page = exact_run(w, cell[j], head, runs + j * kvf_run_bytes(p)),
-                                 .digest = row->codes + j * kvf_code_bytes(head_dim),
-                                 .count = p->block_size};
+            job[j] = (kvf_digest_job){
+                .page = exact_run(w, physical[j], head, runs + j * kvf_run_bytes(p)),
+                .digest = row->codes + j * kvf_code_bytes(head_dim),
+                .count = p->block_size};
         const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &encode, 0);
         CHECK_RUN(c, c->ref, centroids, &centroids, 0);
-        const size_t at = (size_t)number * k->coarse.stretches + cell[0] / per;
+        const size_t at = (size_t)number * k->coarse.stretches + physical[0] / per;
         check_bits(c, "a mean", k->coarse.centroids + at * head_dim, row->centroids, head_dim);
         check_bits(c, "its scale", k->coarse.scales + at, row->centroid_scales, sizeof(uint16_t));
     }
@@ -486,19 +487,19 @@ static void compare_centroids(check *c, const world *w)
 
 static void step(check *c, world *w)
 {
-    const kvf_rows_args rows = {.cells = w->c,
+    const kvf_rows_args rows = {.blocks = w->c,
                                 .layer = LAYER,
                                 .rows = REGIONS,
                                 .table_stride = w->table_stride,
                                 .table = w->table,
                                 .lengths = w->lengths,
                                 .regions = check_below(c, 3) ? w->regions : NULL};
-    const kvf_validate_args validate = {.cells = w->c,
+    const kvf_validate_args validate = {.blocks = w->c,
                                         .pages = w->c->paging.shape.pages,
                                         .layer = LAYER,
                                         .rows = REGIONS,
                                         .kv_heads = w->c->paging.kv_heads};
-    const kvf_average_args average = {.cells = w->c,
+    const kvf_average_args average = {.blocks = w->c,
                                       .codes = w->codes,
                                       .layer = LAYER,
                                       .rows = REGIONS,
@@ -522,7 +523,7 @@ static void step(check *c, world *w)
 /* Rows of chunks have their tokens in full precision, up to their ends. */
 static void dequantize_chunks(check *c, const world *w, const kvf_query_chunks *chunks)
 {
-    const kvf_cells *k = w->c;
+    const kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
     const size_t token = kvf_token_bytes(&p->shape), blocks = chunks->count * p->blocks_max;
     const kvf_dequantize_chunks_args a = {
@@ -534,7 +535,7 @@ static void dequantize_chunks(check *c, const world *w, const kvf_query_chunks *
     CHECK_BOTH(c, dequantize_chunks, &a);
     for (uint32_t t = 0; t < chunks->at[0].base + chunks->at[0].tokens; t++)
         for (uint32_t h = 0; h < p->kv_heads; h++) {
-            take_exact(w, k->cell[t / p->block_size], h, t % p->block_size, w->exact);
+            take_exact(w, k->physical[t / p->block_size], h, t % p->block_size, w->exact);
             check_bits(c, "a token in full precision",
                        a.wide + t / p->block_size * kvf_block_bytes(p) + h * kvf_run_bytes(p) +
                            t % p->block_size * token,
@@ -548,19 +549,19 @@ static void chunk(check *c, world *w)
 {
     const kvf_paging *p = &w->c->paging;
     const uint32_t token = check_below(c, w->c->tokens_max), b = token / p->block_size;
-    uint64_t *nonfinite = w->c->nonfinite + LAYER * w->cells;
+    uint64_t *nonfinite = w->c->nonfinite + LAYER * w->blocks;
     for (uint32_t i = 0; i < 2 * w->table_stride; i++)
         w->table[i] = (int32_t)((1 + 2 * i) % w->c->ids);
     w->lengths[0] = w->lengths[1] = (int32_t)w->c->tokens_max;
     const kvf_rows_args rows = {
-        .cells = w->c,
+        .blocks = w->c,
         .layer = LAYER,
         .rows = 2,
         .table_stride = w->table_stride,
         .table = w->table,
         .lengths = w->lengths,
         .chunks = {2, {{0, 3, w->c->tokens_max - 3}, {3, 1, w->c->tokens_max - 2}}}};
-    memset(nonfinite, 0, w->cells * sizeof *nonfinite);
+    memset(nonfinite, 0, w->blocks * sizeof *nonfinite);
     CHECK_BOTH(c, rows, &rows);
     if (w->c->is_bad[0] || w->c->row[0].length != w->c->tokens_max)
         check_fail(c, "a good chunk is bad");
@@ -568,14 +569,14 @@ static void chunk(check *c, world *w)
         check_fail(c, "a chunk of another length is good");
     if (p->shape.pages != KVF_PAGES_NATIVE)
         dequantize_chunks(c, w, &rows.chunks);
-    const uint32_t cell = w->c->cell[b];
-    nonfinite[cell] = ~UINT64_C(0) << token % p->block_size;
+    const uint32_t block = w->c->physical[b];
+    nonfinite[block] = ~UINT64_C(0) << token % p->block_size;
     CHECK_BOTH(c, rows, &rows);
     if (w->c->is_bad[0] != token + 1)
         check_fail(c, "token %u is nonfinite, not %u", token, w->c->is_bad[0] - 1);
-    if (token && w->c->row[0].blocks[b] != kvf_cell_home(w->c, LAYER, cell))
+    if (token && w->c->row[0].blocks[b] != kvf_physical_home(w->c, LAYER, block))
         check_fail(c, "a chunk with an nonfinite token has lost its blocks");
-    nonfinite[cell] = 0;
+    nonfinite[block] = 0;
     w->table[0] = -1;
     CHECK_BOTH(c, rows, &rows);
     if (w->c->is_bad[0] != 1)
@@ -609,24 +610,24 @@ static void poison(check *c, const world *w)
             check_fail(c, "lse[%u] is %g", i, (double)a.lse[i]);
 }
 
-static void cells_case(check *c, uint32_t index)
+static void blocks_case(check *c, uint32_t index)
 {
     world w = {0};
     if (!check_begin(c))
         return;
     make_world(c, &w, index);
     const kvf_paging *p = &w.c->paging;
-    check_describe(c, "%s d=%u P=%u pages=%d heads=%u sink=%u id_cells=%u ring=%d stretches=%u",
+    check_describe(c, "%s d=%u P=%u pages=%d heads=%u sink=%u id_blocks=%u ring=%d stretches=%u",
                    check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
-                   (int)p->shape.pages, p->kv_heads, p->sink, w.c->id_cells, w.c->rings != NULL,
+                   (int)p->shape.pages, p->kv_heads, p->sink, w.c->id_blocks, w.c->rings != NULL,
                    p->stretches_max);
     write_tokens(c, &w, 0, index % 3 ? DATA_NORMAL : (check_data)(index / 3 % DATA_COUNT));
-    compare_codes(c, &w, check_below(c, w.cells));
+    compare_codes(c, &w, check_below(c, w.blocks));
     step(c, &w);
     step(c, &w); /* other rows, over what the first ones left */
     write_tokens(c, &w, index % 4 == 0, DATA_NORMAL);
     const kvf_clone_args clone = {
-        .cells = w.c, .from = 1, .to = 4, .tasks = LAYERS * w.c->id_cells};
+        .blocks = w.c, .from = 1, .to = 4, .tasks = LAYERS * w.c->id_blocks};
     CHECK_BOTH(c, clone, &clone);
     memcpy((char *)w.codes.words + clone.to * w.codes.stride,
            w.codes.words + clone.from * w.codes.stride, w.codes.stride); /* as the caller does */
@@ -635,8 +636,8 @@ static void cells_case(check *c, uint32_t index)
     chunk(c, &w);
 }
 
-void check_cells(check *c)
+void check_blocks(check *c)
 {
     for (uint32_t i = 0; i < EXACT_CASES + QUANTIZED_CASES; i++)
-        cells_case(c, i);
+        blocks_case(c, i);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_CELLS_EXPAND_RUN_H
-#define KVF_KERNELS_CELLS_EXPAND_RUN_H
+#ifndef KVF_KERNELS_BLOCKS_DEQUANTIZE_CHUNKS_RUN_H
+#define KVF_KERNELS_BLOCKS_DEQUANTIZE_CHUNKS_RUN_H
 
 /* The run of a task of dequantize_chunks, for every implementation on the host. Knows nothing of
  * numbers. */
 
-#include "cells_args.h"
+#include "blocks_args.h"
 #include "move/quantized_run.h"
 
 /* Returns its tokens; 0: the task has none. */

@@ -17,18 +17,18 @@
 
 /* A warp brings token `t` of a span, unless it is there; 1 in its first lane if it was not. */
 template <bool is_quantized>
-static __device__ __forceinline__ uint32_t bring(const kvf_gather_window_args &a, uint32_t cell,
+static __device__ __forceinline__ uint32_t bring(const kvf_gather_window_args &a, uint32_t block,
                                                  uint32_t head, const kvf_span &span, uint32_t t,
-                                                 kvf_cell_tag *tag)
+                                                 kvf_physical_tag *tag)
 {
-    const kvf_cells *c = a.cells;
+    const kvf_physical_blocks *c = a.blocks;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
-    const kvf_cell_tag wanted = kvf_cell_tag_of(c, a.layer, cell, t, 1);
-    const bool is_there = span.skip >> t & 1 || kvf_cell_tag_is(tag, wanted);
+    const kvf_physical_tag wanted = kvf_physical_tag_of(c, a.layer, block, t, 1);
+    const bool is_there = span.skip >> t & 1 || kvf_physical_tag_is(tag, wanted);
     __syncwarp();
     if (is_there)
         return 0;
-    kvf_bring_token<is_quantized>(c, kvf_cell_page(c, a.layer, cell, head, t), t,
+    kvf_bring_token<is_quantized>(c, kvf_physical_page(c, a.layer, block, head, t), t,
                                   (char *)(uintptr_t)span.page +
                                       t * kvf_token_bytes(&c->paging.shape));
     if (lane == 0)
@@ -40,18 +40,18 @@ template <bool is_quantized>
 static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
     gather_window_heads(const __grid_constant__ kvf_gather_window_args a)
 {
-    const kvf_cells *c = a.cells;
+    const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
     const uint32_t number = blockIdx.x / a.kv_heads, head = blockIdx.x % a.kv_heads;
     const uint32_t one = c->streaming.number[a.layer * a.kv_heads + head];
     const kvf_row *row = &c->row[number];
-    const uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
+    const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
     const uint32_t count = one ? kvf_ring_spans(&c->streaming.ring, row->length) : 0;
     const size_t tail = (size_t)c->region[number] * c->streaming.heads + (one ? one - 1 : 0);
     /* Without tails only to count from: spans get other pages below. */
     char *blocks = c->streaming.tails
                        ? c->streaming.tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
-                       : kvf_cell_home(c, a.layer, 0);
+                       : kvf_physical_home(c, a.layer, 0);
     uint64_t sums = 0; /* brought << 32 | attended */
     if (threadIdx.x == 0)
         a.span_count[blockIdx.x] = count;
@@ -61,10 +61,10 @@ static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
         const size_t first = tail * kvf_tail_tokens(c) +
                              (size_t)kvf_ring_block(&c->streaming.ring, page) * p->block_size;
         if (!c->streaming.tails)
-            span.page = kvf_cell_home(c, a.layer, cells[page]) + head * kvf_run_bytes(p);
+            span.page = kvf_physical_home(c, a.layer, physical[page]) + head * kvf_run_bytes(p);
         for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->streaming.tails && t < span.count;
              t += WARPS)
-            sums += (uint64_t)bring<is_quantized>(a, cells[page], head, span, t,
+            sums += (uint64_t)bring<is_quantized>(a, physical[page], head, span, t,
                                                   &c->streaming.tags[first + t])
                     << 32;
         if (threadIdx.x != 0)

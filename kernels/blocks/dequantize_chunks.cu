@@ -4,8 +4,8 @@
  * Blocks of chunks in full precision, on the GPU; see dequantize_chunks_ref.c for the meaning.
  *
  * Knows nothing of who reads them. A block of threads is a run, which comes to shared memory 16
- * bytes per thread, because cells are across a link, and from there half a warp takes a token.
- * Bound: the bytes of the cells over that link. Bits are those of the reference.
+ * bytes per thread, because physical blocks are across a link, and from there half a warp takes a
+ * token. Bound: the bytes of the physical blocks over that link. Bits are those of the reference.
  */
 
 #include "cuda_kernels.h"
@@ -15,7 +15,7 @@
 #define TOKENS  (THREADS / KVF_CODE_LANES)
 
 static __global__ void __launch_bounds__(THREADS, 2)
-    dequantize_chunks_cells(const __grid_constant__ kvf_dequantize_chunks_args a)
+    dequantize_chunks_blocks(const __grid_constant__ kvf_dequantize_chunks_args a)
 {
     const kvf_paging *p = &a.paging;
     const uint32_t head = blockIdx.x % p->kv_heads, place = blockIdx.x / p->kv_heads;
@@ -39,6 +39,6 @@ extern "C" int kvf_dequantize_chunks_cuda(const void *args, uint32_t tasks, void
     const kvf_dequantize_chunks_args *a = (const kvf_dequantize_chunks_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<dequantize_chunks_cells>(
+    return kvf_cuda_launch<dequantize_chunks_blocks>(
         dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
 }
