@@ -187,10 +187,10 @@ typedef struct kvf_paging {
     uint32_t subs;         /* boxes per digest */
     uint32_t sink;         /* tokens */
     uint32_t ring_blocks;
-    uint32_t spare_blocks;  /* after those of a ring: 1 if pages are quantized; see quantize */
-    uint32_t query_window;  /* queries kept */
-    uint32_t stretches_max; /* stride of centroids; 0 = there are none */
-    uint32_t extra_pages; /* beyond what has room: as many as other tokens leave holes; see trim */
+    uint32_t spare_blocks; /* after those of a ring: 1 if pages are quantized; see quantize */
+    uint32_t query_window; /* queries kept */
+    uint32_t segments_max; /* stride of centroids; 0 = there are none */
+    uint32_t extra_pages;  /* beyond what has room: as many as other tokens leave holes; see trim */
 } kvf_paging;
 
 /* One row during one call. Invariants: sealed_before <= sealed; sealed * block_size <= length. */
@@ -203,8 +203,8 @@ typedef struct kvf_row {
     size_t code_stride;
     uint32_t *block_of; /* [blocks_max] which of the pool a sealed block is, from block_first */
     uint32_t block_first;
-    int8_t *centroids;         /* [kv_heads, stretches_max, head_dim]; see score_args.h */
-    uint16_t *centroid_scales; /* [kv_heads, stretches_max] */
+    int8_t *centroids;         /* [kv_heads, segments_max, head_dim]; see score_args.h */
+    uint16_t *centroid_scales; /* [kv_heads, segments_max] */
     uint64_t *bits;         /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
     char *store;            /* [kv_heads, store_pages, page bytes]: sink, then the static set */
     uint32_t *store_index;  /* [kv_heads, store_pages * page_size] token of each entry, ascending */

@@ -511,7 +511,7 @@ typedef struct kvf_cache_config {
      * (kvf_select_pages), cut (kvf_sequence_truncate) or pruned: KVF_UNSUPPORTED. Verification and
      * times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the call. */
     const uint8_t *head_mask;
-    float coarse_share;        /**< of its stretches of 64 tokens, how many a coarse head scores by
+    float coarse_share;        /**< of its segments of 64 tokens, how many a coarse head scores by
                                   codes, to the nearest one: 0 to 1; default 0.1. Never fewer than
                                   hold twice the pages that it selects, and the first and those that
                                   the local window reaches into always. 1 = all: as a hot head */

@@ -18,7 +18,7 @@
  * changed. The same holds for copies of pages in the device cache, which belong to physical blocks
  * and not to rows.
  *
- * With coarse heads a stretch is whole within a block of the caller: of KVF_CENTROID_TOKENS /
+ * With coarse heads a segment is whole within a block of the caller: of KVF_CENTROID_TOKENS /
  * block_size physical blocks, the first of which is a multiple of that. So its centroid belongs to
  * these physical blocks, too, and is made again when a step ranks it and a token of it was written
  * since.
@@ -55,7 +55,7 @@ typedef struct kvf_physical_blocks {
     uint32_t tokens_max;
     uint32_t budget_tokens;
     float budget_share; /* of a row's tokens, if that is more */
-    float coarse_share; /* of the stretches that a coarse head ranks */
+    float coarse_share; /* of the segments that a coarse head ranks */
     uint32_t local_tokens;
     uint32_t dynamic_pages; /* 0, or the policy takes all pages: what every row chooses, at most */
     uint32_t all_pages;
@@ -66,17 +66,17 @@ typedef struct kvf_physical_blocks {
     uint64_t *nonfinite; /* [layers, blocks] bit t: token t is not finite */
 
     struct {
-        uint32_t stretches;     /* of all physical blocks */
+        uint32_t segments;      /* of all physical blocks */
         const uint32_t *number; /* [layers, kv_heads] of a coarse head, or UINT32_MAX */
-        int8_t *centroids;      /* [coarse heads, stretches, head_dim] */
-        uint16_t *scales;       /* [coarse heads, stretches] */
-        uint32_t *is_centroid; /* [layers, stretches] 1: centroids are of what the tokens are now */
-        uint32_t *count;       /* of one call, down to filtered: [regions * lists]; see kvf_step */
+        int8_t *centroids;      /* [coarse heads, segments, head_dim] */
+        uint16_t *scales;       /* [coarse heads, segments] */
+        uint32_t *is_centroid;  /* [layers, segments] 1: centroids are of what the tokens are now */
+        uint32_t *count;        /* of one call, down to filtered: [regions * lists]; see kvf_step */
         uint32_t *take;
         uint32_t *blocks;
         const uint64_t **unfiltered;
         uint64_t *filtered;     /* [regions * lists, blocks_max] */
-    } coarse;                   /* heads, where paging.stretches_max is not 0 */
+    } coarse;                   /* heads, where paging.segments_max is not 0 */
     const uint64_t **list_bits; /* [regions * lists] */
 
     struct {
@@ -124,7 +124,7 @@ KVF_INLINE uint32_t kvf_region_tokens(const kvf_paging *p)
 /* ---- write: new tokens of a layer, into their physical blocks ----
  * The call is counted. Key and value to the physical block, in storage format, the code of what the
  * physical block has of the key to its group; the token's count of writes rises, and the centroid
- * of its stretch counts no more. If any of the token's keys and values is not finite, its nonfinite
+ * of its segment counts no more. If any of the token's keys and values is not finite, its nonfinite
  * bit is set and it is all zeros, so that tokens before it, which do not see it, keep their
  * answers. A slot below 0 is left out, one behind the last physical block is left out and counted.
  * No slot is given twice. A task is KVF_WRITE_TOKENS tokens. */
@@ -187,20 +187,20 @@ typedef struct kvf_validate_args {
 } kvf_validate_args;
 KVF_TASKS(validate, kvf_validate_args, a->rows * a->kv_heads)
 
-/* ---- average: centroids of the stretches that coarse heads of rows rank, where tokens were
- * written since. A stretch that several rows have is made once, by whichever comes first; all have
- * the same codes. A task is KVF_AVERAGE_STRETCHES stretches of a row. */
-#define KVF_AVERAGE_STRETCHES 32u
+/* ---- average: centroids of the segments that coarse heads of rows rank, where tokens were
+ * written since. A segment that several rows have is made once, by whichever comes first; all have
+ * the same codes. A task is KVF_AVERAGE_SEGMENTS segments of a row. */
+#define KVF_AVERAGE_SEGMENTS 32u
 typedef struct kvf_average_args {
     const kvf_physical_blocks *blocks;
     kvf_physical_codes codes;
     uint32_t layer;
     uint32_t rows;
-    uint32_t stretches_max; /* of the paging of physical blocks, as head_dim */
+    uint32_t segments_max; /* of the paging of physical blocks, as head_dim */
     uint32_t head_dim;
 } kvf_average_args;
 KVF_TASKS(average, kvf_average_args,
-          kvf_div_ceil_u32(a->stretches_max, KVF_AVERAGE_STRETCHES) * a->rows)
+          kvf_div_ceil_u32(a->segments_max, KVF_AVERAGE_SEGMENTS) * a->rows)
 
 /* ---- gather_window: tails of streaming heads become true, and what they attend to: tokens below
  * ring.sink and the newest ring.recent, in full precision. Without tails, which quantized physical
@@ -314,21 +314,21 @@ KVF_INLINE uint64_t *kvf_physical_nonfinite(const kvf_physical_blocks *c, uint32
     return c->nonfinite + layer * kvf_physical_count(c) + block;
 }
 
-/* Physical blocks of a stretch. */
-KVF_INLINE uint32_t kvf_stretch_blocks(const kvf_physical_blocks *c)
+/* Physical blocks of a segment. */
+KVF_INLINE uint32_t kvf_segment_blocks(const kvf_physical_blocks *c)
 {
     return KVF_CENTROID_TOKENS / c->paging.block_size;
 }
 
-/* The centroid of the stretch that a physical block is in. */
+/* The centroid of the segment that a physical block is in. */
 KVF_INLINE uint32_t *kvf_physical_is_centroid(const kvf_physical_blocks *c, uint32_t layer,
                                               uint32_t block)
 {
-    return c->coarse.is_centroid + (size_t)layer * c->coarse.stretches +
-           block / kvf_stretch_blocks(c);
+    return c->coarse.is_centroid + (size_t)layer * c->coarse.segments +
+           block / kvf_segment_blocks(c);
 }
 
-/* Stretches that coarse heads of row `number` of the call rank: 1, 2, ... of the row. */
+/* Segments that coarse heads of row `number` of the call rank: 1, 2, ... of the row. */
 KVF_INLINE uint32_t kvf_physical_ranked(const kvf_physical_blocks *c, uint32_t number)
 {
     uint32_t count = 0;
@@ -337,8 +337,8 @@ KVF_INLINE uint32_t kvf_physical_ranked(const kvf_physical_blocks *c, uint32_t n
     return count;
 }
 
-/* Code group `g` of head `head` of the stretch that begins in a physical block. */
-KVF_INLINE kvf_code_group kvf_stretch_group(const kvf_average_args *a, uint32_t block,
+/* Code group `g` of head `head` of the segment that begins in a physical block. */
+KVF_INLINE kvf_code_group kvf_segment_group(const kvf_average_args *a, uint32_t block,
                                             uint32_t head, uint32_t g)
 {
     const kvf_paging *p = &a->blocks->paging;
@@ -504,15 +504,15 @@ KVF_INLINE kvf_query_chunk kvf_poisoned(const kvf_poison_args *a, uint32_t task)
     return one;
 }
 
-/* Which stretches a list ranks, and the bits that it scores tokens by: what filtering leaves. */
-KVF_INLINE void kvf_rows_stretches(const kvf_physical_blocks *c, uint32_t layer, size_t at,
-                                   const kvf_row *row, uint32_t list)
+/* Which segments a list ranks, and the bits that it scores tokens by: what filtering leaves. */
+KVF_INLINE void kvf_rows_segments(const kvf_physical_blocks *c, uint32_t layer, size_t at,
+                                  const kvf_row *row, uint32_t list)
 {
     const kvf_paging *p = &c->paging;
     const uint64_t *bits = c->bits + (size_t)list * p->blocks_max;
     uint32_t take = 0, count = 0;
     if (c->coarse.number[layer * p->kv_heads + list] != UINT32_MAX)
-        count = kvf_stretches_ranked(p, row, c->coarse_share, row->chosen_pages, &take);
+        count = kvf_segments_ranked(p, row, c->coarse_share, row->chosen_pages, &take);
     c->coarse.count[at] = count;
     c->coarse.take[at] = take;
     c->coarse.blocks[at] = row->sealed;
@@ -530,8 +530,8 @@ KVF_INLINE void kvf_rows_list(const kvf_physical_blocks *c, uint32_t layer, uint
     c->pages[at] = attends ? kvf_row_sealed_pages(p, row) : 0;
     c->choose[at] = attends ? kvf_row_choose(p, row) : 0;
     c->store_count[at] = attends ? kvf_min_u32(p->sink, row->sealed * p->block_size) : 0;
-    if (p->stretches_max)
-        kvf_rows_stretches(c, layer, at, row, list);
+    if (p->segments_max)
+        kvf_rows_segments(c, layer, at, row, list);
 }
 
 #endif

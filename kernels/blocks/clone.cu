@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x != 0)
         return;
     *kvf_physical_nonfinite(c, layer, to) = *kvf_physical_nonfinite(c, layer, from);
-    if (p->stretches_max && !c->ignores_writes)
+    if (p->segments_max && !c->ignores_writes)
         atomicExch(kvf_physical_is_centroid(c, layer, to), 0u);
 }
 

@@ -25,6 +25,6 @@ void kvf_clone_ref(const void *args, uint32_t task)
     *kvf_physical_nonfinite(c, layer, to) = *kvf_physical_nonfinite(c, layer, from);
     for (uint32_t t = 0; t < p->block_size; t++)
         writes[t] += c->ignores_writes != 1;
-    if (p->stretches_max && !c->ignores_writes)
+    if (p->segments_max && !c->ignores_writes)
         __atomic_store_n(kvf_physical_is_centroid(c, layer, to), 0, __ATOMIC_RELAXED);
 }

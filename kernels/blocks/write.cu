@@ -57,7 +57,7 @@ static __device__ __forceinline__ void note(const kvf_write_args &a, const token
     else
         atomicAnd(nonfinite, ~(1ull << at.token));
     kvf_physical_writes(c, a.layer, at.block)[at.token] += c->ignores_writes != 1;
-    if (c->paging.stretches_max && !c->ignores_writes)
+    if (c->paging.segments_max && !c->ignores_writes)
         atomicExch(kvf_physical_is_centroid(c, a.layer, at.block), 0u);
     kvf_counter_add(&c->counters[a.layer].tokens_put, 1);
 }

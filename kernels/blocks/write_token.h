@@ -88,7 +88,7 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
                         kvf_write_page(a, place, h) + token % p->shape.page_size * 2 * bytes);
     kvf_note_nonfinite(kvf_physical_nonfinite(c, a->layer, block), token, is_nonfinite);
     kvf_physical_writes(c, a->layer, block)[token] += c->ignores_writes != 1;
-    if (p->stretches_max && !c->ignores_writes)
+    if (p->segments_max && !c->ignores_writes)
         __atomic_store_n(kvf_physical_is_centroid(c, a->layer, block), 0, __ATOMIC_RELAXED);
     __atomic_fetch_add(&c->counters[a->layer].tokens_put, 1, __ATOMIC_RELAXED);
     return 1;

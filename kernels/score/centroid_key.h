@@ -3,7 +3,7 @@
 #define KVF_KERNELS_SCORE_CENTROID_KEY_H
 
 /*
- * The centroid of a stretch from its code groups, in plain C: the specification (see centroids in
+ * The centroid of a segment from its code groups, in plain C: the specification (see centroids in
  * score_args.h).
  *
  * Knows nothing of where groups and centroids lie. A product of a scale and a level is exact, so
@@ -33,7 +33,7 @@ static inline void kvf_centroid_add(float *x, kvf_code_group group, uint32_t hea
     }
 }
 
-/* From the sum of a stretch: levels to centroid [head_dim]; returns their scale. */
+/* From the sum of a segment: levels to centroid [head_dim]; returns their scale. */
 static inline uint16_t kvf_centroid_end(int8_t *centroid, float *x, uint32_t head_dim)
 {
     float largest = 0.0f;

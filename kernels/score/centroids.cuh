@@ -3,7 +3,7 @@
 #define KVF_KERNELS_SCORE_CENTROIDS_CUH
 
 /*
- * The centroid of a stretch from its code groups, by a block of head_dim threads; see
+ * The centroid of a segment from its code groups, by a block of head_dim threads; see
  * centroid_key.h for the meaning.
  *
  * Knows nothing of where groups and centroids lie. A thread is one channel. Exactness: the bits of
@@ -33,7 +33,7 @@ static __device__ __forceinline__ float kvf_centroid_add(float x, const kvf_code
     return x;
 }
 
-/* From the sum of a stretch, the thread's channel to *centroid; returns the scale, in all threads.
+/* From the sum of a segment, the thread's channel to *centroid; returns the scale, in all threads.
  * `all` is shared memory for head_dim numbers, which nobody reads any more. */
 static __device__ __forceinline__ uint16_t kvf_centroid_end(int8_t *centroid, float x, float *all,
                                                             uint32_t head_dim)

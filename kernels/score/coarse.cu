@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Coarse ranking on the GPU: centroids of stretches, queries against them, and the pages that
+ * Coarse ranking on the GPU: centroids of segments, queries against them, and the pages that
  * remain to be scored; see coarse_ref.c for the meaning.
  */
 
@@ -11,10 +11,10 @@
 #include "score/score_args.h"
 
 /*
- * Centroids of stretches, on the GPU.
+ * Centroids of segments, on the GPU.
  *
- * Knows nothing of keys. A block is one stretch of one KV head, a thread one channel of it
- * (centroids.cuh). Bound: a launch, for the few stretches of a call. Exactness: the bits of
+ * Knows nothing of keys. A block is one segment of one KV head, a thread one channel of it
+ * (centroids.cuh). Bound: a launch, for the few segments of a call. Exactness: the bits of
  * coarse_ref.c.
  */
 
@@ -22,11 +22,11 @@ static __global__ void __launch_bounds__(KVF_GPU_HEAD_DIM_MAX)
     centroids_of(const __grid_constant__ kvf_centroids_args a)
 {
     const kvf_paging *p = &a.paging;
-    const uint32_t per_row = p->kv_heads * a.stretches, head_dim = p->shape.head_dim;
+    const uint32_t per_row = p->kv_heads * a.segments, head_dim = p->shape.head_dim;
     const kvf_row *row = &a.row[blockIdx.x / per_row];
-    const uint32_t rest = blockIdx.x % per_row, head = rest / a.stretches;
-    const uint32_t i = kvf_stretches(p->block_size, row->sealed_before) + rest % a.stretches;
-    if (i >= kvf_stretches(p->block_size, row->sealed))
+    const uint32_t rest = blockIdx.x % per_row, head = rest / a.segments;
+    const uint32_t i = kvf_segments(p->block_size, row->sealed_before) + rest % a.segments;
+    if (i >= kvf_segments(p->block_size, row->sealed))
         return;
     float x = 0.0f;
     for (uint32_t g = 0; g < KVF_CENTROID_GROUPS; g++)
@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(FILTER_THREADS)
     const uint64_t *from = a.from[list];
     if (!from)
         return;
-    const uint32_t blocks = a.blocks[list], whole = kvf_stretches(a.block_size, blocks) * per;
+    const uint32_t blocks = a.blocks[list], whole = kvf_segments(a.block_size, blocks) * per;
     for (uint32_t b = threadIdx.x; b < blocks; b += FILTER_THREADS) {
         const bool stays =
             b < per || b >= whole ||

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Coarse ranking, the specification: centroids of stretches, queries against them, and the pages
+ * Coarse ranking, the specification: centroids of segments, queries against them, and the pages
  * that remain to be scored.
  */
 
@@ -12,7 +12,7 @@
 #include "variants.h"
 
 /*
- * Centroids of stretches, the specification.
+ * Centroids of segments, the specification.
  *
  * Knows nothing of keys: what codes say is all there is (centroid_key.h).
  */
@@ -21,13 +21,13 @@ void kvf_centroids_ref(const void *args, uint32_t task)
 {
     const kvf_centroids_args *a = args;
     const kvf_paging *p = &a->paging;
-    const uint32_t per_row = p->kv_heads * a->stretches, head_dim = p->shape.head_dim;
+    const uint32_t per_row = p->kv_heads * a->segments, head_dim = p->shape.head_dim;
     const kvf_row *row = &a->row[task / per_row];
-    const uint32_t head = task % per_row / a->stretches;
+    const uint32_t head = task % per_row / a->segments;
     const uint32_t i =
-        kvf_stretches(p->block_size, row->sealed_before) + task % per_row % a->stretches;
+        kvf_segments(p->block_size, row->sealed_before) + task % per_row % a->segments;
     float x[KVF_HEAD_DIM_MAX] = {0.0f};
-    if (i >= kvf_stretches(p->block_size, row->sealed))
+    if (i >= kvf_segments(p->block_size, row->sealed))
         return;
     for (uint32_t g = 0; g < KVF_CENTROID_GROUPS; g++)
         kvf_centroid_add(x,
@@ -76,7 +76,7 @@ void kvf_filter_ref(const void *args, uint32_t task)
     const uint32_t per = KVF_CENTROID_TOKENS / a->block_size;
     if (!from)
         return;
-    const uint32_t blocks = a->blocks[task], whole = kvf_stretches(a->block_size, blocks) * per;
+    const uint32_t blocks = a->blocks[task], whole = kvf_segments(a->block_size, blocks) * per;
     memcpy(bits, from, blocks * sizeof *bits);
     if (whole > per)
         memset(bits + per, 0xff, (whole - per) * sizeof *bits);

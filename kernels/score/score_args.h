@@ -317,40 +317,40 @@ KVF_INLINE uint32_t kvf_score_codes_sharers(const kvf_score_codes_args *a, uint3
     return end - first;
 }
 
-/* ---- centroids: one key for a stretch ----
- * A *stretch* is KVF_CENTROID_TOKENS consecutive tokens of a KV head. Its centroid, of the rotated
+/* ---- centroids: one key for a segment ----
+ * A *segment* is KVF_CENTROID_TOKENS consecutive tokens of a KV head. Its centroid, of the rotated
  * keys as their codes have them, is head_dim levels and a scale: per channel the sum of scale *
  * level over the tokens, in order, in fp32; x = that sum / 64; then levels as those of a query, x_i
  * * (127 / largest |x|), to nearest, ties to even, and the scale (largest |x| / 127) in fp16, at
  * most 65504. All zero if the largest is 0, or so small that 127 / largest is not finite.
  *
  * Because a centroid follows from codes alone, it is the same whatever the chunks, and after a
- * fork, a cut or a restore. A task is one stretch of one KV head of a row, of those whose last
+ * fork, a cut or a restore. A task is one segment of one KV head of a row, of those whose last
  * block this call seals; tasks beyond them do nothing. Same bits from every implementation.
  */
 #define KVF_CENTROID_TOKENS 64u
-#define KVF_CENTROID_GROUPS 2u /* code groups of a stretch */
+#define KVF_CENTROID_GROUPS 2u /* code groups of a segment */
 
 typedef struct kvf_centroids_args {
     kvf_paging paging;
     uint32_t rows;
-    uint32_t stretches; /* most that a row completes in this call */
+    uint32_t segments; /* most that a row completes in this call */
     const kvf_row *row;
 } kvf_centroids_args;
-KVF_TASKS(centroids, kvf_centroids_args, a->rows * a->paging.kv_heads * a->stretches)
+KVF_TASKS(centroids, kvf_centroids_args, a->rows * a->paging.kv_heads * a->segments)
 
-/* Whole stretches of so many blocks. */
-KVF_INLINE uint32_t kvf_stretches(uint32_t block_size, uint32_t blocks)
+/* Whole segments of so many blocks. */
+KVF_INLINE uint32_t kvf_segments(uint32_t block_size, uint32_t blocks)
 {
     return blocks / (KVF_CENTROID_TOKENS / block_size);
 }
 
-/* Stretches that a coarse head ranks: whole ones but the first; 0 if all are taken anyway. *take of
+/* Segments that a coarse head ranks: whole ones but the first; 0 if all are taken anyway. *take of
  * them are scored by codes: `share`, and never fewer than twice the tokens of `pages`. */
-KVF_INLINE uint32_t kvf_stretches_ranked(const kvf_paging *p, const kvf_row *row, float share,
-                                         uint32_t pages, uint32_t *take)
+KVF_INLINE uint32_t kvf_segments_ranked(const kvf_paging *p, const kvf_row *row, float share,
+                                        uint32_t pages, uint32_t *take)
 {
-    const uint32_t whole = kvf_stretches(p->block_size, row->sealed);
+    const uint32_t whole = kvf_segments(p->block_size, row->sealed);
     const uint32_t count = whole ? whole - 1 : 0;
     const uint64_t tokens = 2 * (uint64_t)pages * p->shape.page_size;
     const uint64_t twice = (tokens + KVF_CENTROID_TOKENS - 1) / KVF_CENTROID_TOKENS;
@@ -362,13 +362,13 @@ KVF_INLINE uint32_t kvf_stretches_ranked(const kvf_paging *p, const kvf_row *row
 KVF_INLINE int8_t *kvf_row_centroid(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                     uint32_t i)
 {
-    return row->centroids + ((size_t)head * p->stretches_max + i) * p->shape.head_dim;
+    return row->centroids + ((size_t)head * p->segments_max + i) * p->shape.head_dim;
 }
 
 KVF_INLINE uint16_t *kvf_row_centroid_scale(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                             uint32_t i)
 {
-    return row->centroid_scales + (size_t)head * p->stretches_max + i;
+    return row->centroid_scales + (size_t)head * p->segments_max + i;
 }
 
 /* ---- score_centroids: queries against centroids ----
@@ -379,14 +379,14 @@ KVF_INLINE uint16_t *kvf_row_centroid_scale(const kvf_paging *p, const kvf_row *
 #define KVF_CENTROIDS_PER_TASK 512u
 
 /* Means under a block table of the caller: those of each coarse head of a layer lie together, by
- * the physical block that their stretch begins in. */
+ * the physical block that their segment begins in. */
 typedef struct kvf_physical_centroids {
-    const int8_t *centroids; /* [coarse heads, stretches, head_dim] */
-    const uint16_t *scales;  /* [coarse heads, stretches] */
+    const int8_t *centroids; /* [coarse heads, segments, head_dim] */
+    const uint16_t *scales;  /* [coarse heads, segments] */
     const uint32_t *number;  /* [kv_heads] which of the coarse heads it is */
     uint32_t kv_heads;
-    uint32_t stretches; /* of all physical blocks */
-    uint32_t blocks;    /* of a stretch */
+    uint32_t segments; /* of all physical blocks */
+    uint32_t blocks;   /* of a segment */
 } kvf_physical_centroids;
 
 typedef struct kvf_score_centroids_args {
@@ -398,7 +398,7 @@ typedef struct kvf_score_centroids_args {
     const float *q_scale;           /* [lists, group] */
     const int8_t *const *centroids; /* [lists] -> [count, head_dim], 16-byte aligned; or */
     const uint16_t *const *scale;   /* [lists] -> [count] fp16; or */
-    const uint32_t *physical; /* [rows, physical_stride]: centroid i of list l is that of stretch i
+    const uint32_t *physical; /* [rows, physical_stride]: centroid i of list l is that of segment i
                              + 1, head l % kv_heads, of row l / kv_heads; NULL = as above */
     uint32_t physical_stride;
     kvf_physical_centroids physical_centroids;
@@ -427,7 +427,7 @@ KVF_INLINE kvf_centroid kvf_centroid_at(const kvf_score_centroids_args *a, uint3
     const uint32_t row = list / c->kv_heads;
     const uint32_t block =
         a->physical[(size_t)row * a->physical_stride + (size_t)(i + 1) * c->blocks];
-    const size_t at = (size_t)c->number[list % c->kv_heads] * c->stretches + block / c->blocks;
+    const size_t at = (size_t)c->number[list % c->kv_heads] * c->segments + block / c->blocks;
     place.centroid = c->centroids + at * a->head_dim;
     place.scale = c->scales + at;
     return place;
@@ -435,8 +435,8 @@ KVF_INLINE kvf_centroid kvf_centroid_at(const kvf_score_centroids_args *a, uint3
 
 /* ---- filter: what is left to score ----
  * Of a list l with from[l]: bits[l, b] = from[l][b] if block b < blocks[l] stays, else all ones, so
- * that none of its tokens counts. Blocks of stretch 0 stay, those after the last whole stretch,
- * and those of the stretches ids[l, i] + 1. A list whose from[l] is NULL is skipped. A task is one
+ * that none of its tokens counts. Blocks of segment 0 stay, those after the last whole segment,
+ * and those of the segments ids[l, i] + 1. A list whose from[l] is NULL is skipped. A task is one
  * list.
  */
 typedef struct kvf_filter_args {

@@ -39,8 +39,8 @@ static kvf_physical_centroids centroids_of(const kvf_blocks *blocks, uint32_t la
                                     .scales = c->coarse.scales,
                                     .number = c->coarse.number + (size_t)layer * c->paging.kv_heads,
                                     .kv_heads = c->paging.kv_heads,
-                                    .stretches = c->coarse.stretches,
-                                    .blocks = kvf_stretch_blocks(c)};
+                                    .segments = c->coarse.segments,
+                                    .blocks = kvf_segment_blocks(c)};
 }
 
 kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
@@ -86,7 +86,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                      .physical = c->physical,
                      .codes = codes_of(blocks, layer),
                      .choose_pages = c->pages};
-    if (c->paging.stretches_max == 0)
+    if (c->paging.segments_max == 0)
         return step;
     step.coarse.count = c->coarse.count;
     step.coarse.take = c->coarse.take;
@@ -123,9 +123,9 @@ static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
                                    .codes = step->codes,
                                    .layer = step->layer,
                                    .rows = step->rows,
-                                   .stretches_max = p->stretches_max,
+                                   .segments_max = p->segments_max,
                                    .head_dim = p->shape.head_dim};
-    return p->stretches_max && kvf_has_coarse_heads(step->cache, step->layer)
+    return p->segments_max && kvf_has_coarse_heads(step->cache, step->layer)
                ? KVF_LAUNCH(step, average, args)
                : KVF_OK;
 }

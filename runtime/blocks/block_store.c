@@ -123,7 +123,7 @@ static kvf_status own_kinds(kvf_blocks *blocks, kvf_cache_config *inner)
 static kvf_status check_heads(const kvf_blocks *blocks)
 {
     const kvf_cache *cache = blocks->cache;
-    if (cache->parts[0].dims.paging.stretches_max &&
+    if (cache->parts[0].dims.paging.segments_max &&
         blocks->config.block_tokens % KVF_CENTROID_TOKENS)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "block_tokens = %u: coarse heads score centroids of %u tokens of a block; set a "
@@ -157,7 +157,7 @@ static uint32_t number_coarse(const kvf_blocks *blocks, uint32_t *number)
 {
     const kvf_paging *p = &blocks->physical.paging;
     uint32_t count = 0;
-    for (uint32_t i = 0; p->stretches_max && i < blocks->physical.layers * p->kv_heads; i++) {
+    for (uint32_t i = 0; p->segments_max && i < blocks->physical.layers * p->kv_heads; i++) {
         const bool is_coarse = kvf_is_coarse(blocks->cache, i / p->kv_heads, i % p->kv_heads);
         if (number)
             number[i] = is_coarse ? count : UINT32_MAX;
@@ -199,9 +199,9 @@ static void describe(kvf_blocks *blocks)
                               .dynamic_pages = d->dynamic_pages,
                               .all_pages = cache->parts[0].policy->all_pages,
                               .ignores_writes = cache->runtime->seams.ignores_writes};
-    if (d->paging.stretches_max)
-        blocks->physical.coarse.stretches =
-            (uint32_t)kvf_physical_count(&blocks->physical) / kvf_stretch_blocks(&blocks->physical);
+    if (d->paging.segments_max)
+        blocks->physical.coarse.segments =
+            (uint32_t)kvf_physical_count(&blocks->physical) / kvf_segment_blocks(&blocks->physical);
     blocks->physical.streaming.heads = number_streaming(blocks, NULL);
     if (blocks->physical.streaming.heads) {
         kvf_rings rings;
@@ -224,7 +224,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->arenas, arenas);
     KVF_CARVE(k, c->list_bits, lists);
     KVF_CARVE(k, c->bits, physical->paging.kv_heads, physical->paging.blocks_max);
-    KVF_CARVE(k, c->coarse, physical->paging.stretches_max ? physical->layers : 0,
+    KVF_CARVE(k, c->coarse, physical->paging.segments_max ? physical->layers : 0,
               physical->paging.kv_heads);
     KVF_CARVE(k, c->streaming, physical->streaming.heads ? physical->layers : 0,
               physical->paging.kv_heads);
@@ -254,9 +254,9 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
 }
 
 /* A step's tables of coarse heads. */
-static void carve_stretches(kvf_physical_blocks *c, kvf_carver *k)
+static void carve_segments(kvf_physical_blocks *c, kvf_carver *k)
 {
-    const uint64_t lists = c->paging.stretches_max ? (uint64_t)c->regions * c->paging.lists : 0;
+    const uint64_t lists = c->paging.segments_max ? (uint64_t)c->regions * c->paging.lists : 0;
     KVF_CARVE(k, c->coarse.count, lists);
     KVF_CARVE(k, c->coarse.take, lists);
     KVF_CARVE(k, c->coarse.blocks, lists);
@@ -273,10 +273,10 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->scales, pool, p->kv_heads, p->block_size);
     KVF_CARVE(k, c->writes, pool, p->block_size);
     KVF_CARVE(k, c->nonfinite, pool);
-    KVF_CARVE(k, c->coarse.centroids, number_coarse(blocks, NULL), c->coarse.stretches,
+    KVF_CARVE(k, c->coarse.centroids, number_coarse(blocks, NULL), c->coarse.segments,
               p->shape.head_dim);
-    KVF_CARVE(k, c->coarse.scales, number_coarse(blocks, NULL), c->coarse.stretches);
-    KVF_CARVE(k, c->coarse.is_centroid, c->layers, c->coarse.stretches);
+    KVF_CARVE(k, c->coarse.scales, number_coarse(blocks, NULL), c->coarse.segments);
+    KVF_CARVE(k, c->coarse.is_centroid, c->layers, c->coarse.segments);
     const uint64_t blocks_bytes = k->bytes;
     carve_constants(blocks, k, &blocks->constants);
     KVF_CARVE(k, c->clock, 1);
@@ -288,7 +288,7 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->pages, lists);
     KVF_CARVE(k, c->region, c->regions);
     KVF_CARVE(k, c->is_bad, c->regions);
-    carve_stretches(c, k);
+    carve_segments(c, k);
     carve_tails(blocks, k);
     return blocks_bytes;
 }

@@ -33,8 +33,8 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     KVF_CARVE(&r->kv, t->wide, d->wide_blocks, block);
     KVF_CARVE(&r->digest, t->digests, kept - coded, p->kv_heads, p->blocks_max, p->digest_bytes);
     KVF_CARVE(&r->digest, t->codes, p->kv_heads, d->code_blocks, p->digest_bytes);
-    KVF_CARVE(&r->digest, t->centroids, kept, p->kv_heads, p->stretches_max, c->head_dim);
-    KVF_CARVE(&r->digest, t->centroid_scales, kept, p->kv_heads, p->stretches_max);
+    KVF_CARVE(&r->digest, t->centroids, kept, p->kv_heads, p->segments_max, c->head_dim);
+    KVF_CARVE(&r->digest, t->centroid_scales, kept, p->kv_heads, p->segments_max);
     KVF_CARVE(&r->table, t->blocks, kept, p->blocks_max);
     KVF_CARVE(&r->table, t->block_of, kept, p->blocks_max);
     KVF_CARVE(&r->table, t->chosen_at, d->recalls ? kept : 0, p->kv_heads, p->pages_max);
@@ -88,10 +88,10 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->by_codes.top, coded, c->query_heads, tiles);
     KVF_CARVE(k, t->by_codes.sum, coded, c->query_heads, tiles);
     KVF_CARVE(k, t->reduced, s, d->choose_lists, scored);
-    const uint64_t ranking = p->stretches_max ? s : 0;
-    KVF_CARVE(k, t->coarse.scores, ranking, c->query_heads, p->stretches_max);
-    KVF_CARVE(k, t->coarse.ranked, ranking, p->lists, p->stretches_max);
-    KVF_CARVE(k, t->coarse.ids, ranking, p->lists, p->stretches_max);
+    const uint64_t ranking = p->segments_max ? s : 0;
+    KVF_CARVE(k, t->coarse.scores, ranking, c->query_heads, p->segments_max);
+    KVF_CARVE(k, t->coarse.ranked, ranking, p->lists, p->segments_max);
+    KVF_CARVE(k, t->coarse.ids, ranking, p->lists, p->segments_max);
     KVF_CARVE(k, t->coarse.count, ranking, p->lists);
     KVF_CARVE(k, t->coarse.bits, ranking, p->lists, p->blocks_max);
     KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);

@@ -44,8 +44,8 @@ typedef struct kvf_tables {
     /* reservation digest */
     char *digests;     /* [rows, kv_heads, blocks_max, digest_bytes] boxes */
     char *codes;       /* [kv_heads, code_blocks, digest_bytes] of all rows, by block of the pool */
-    int8_t *centroids; /* [rows, kv_heads, stretches_max, head_dim] */
-    uint16_t *centroid_scales; /* [rows, kv_heads, stretches_max] */
+    int8_t *centroids; /* [rows, kv_heads, segments_max, head_dim] */
+    uint16_t *centroid_scales; /* [rows, kv_heads, segments_max] */
     /* reservation table, with all that follows */
     void **blocks;         /* [rows, blocks_max] */
     uint32_t *block_of;    /* [rows, blocks_max] which block of the pool each is */
@@ -69,9 +69,9 @@ typedef struct kvf_tables {
     } by_codes;
     float *reduced; /* [R, chosen, pages_max] */
     struct {
-        float *scores;   /* [R, query_heads, stretches_max] */
-        float *ranked;   /* [R, lists, stretches_max] */
-        int32_t *ids;    /* [R, lists, stretches_max] */
+        float *scores;   /* [R, query_heads, segments_max] */
+        float *ranked;   /* [R, lists, segments_max] */
+        int32_t *ids;    /* [R, lists, segments_max] */
         uint32_t *count; /* [R, lists] */
         uint64_t *bits;  /* [R, lists, blocks_max] of tokens that are left to score by codes */
     } coarse;            /* heads */

@@ -121,7 +121,7 @@ static void note_coarse(kvf_cache *cache)
         kvf_part *part = cache->places[i].part;
         if (part && part->policy->scores_pages && kvf_has_coarse_heads(cache, i)) {
             kvf_paging *p = &part->dims.paging;
-            p->stretches_max = kvf_stretches(p->block_size, p->blocks_max);
+            p->segments_max = kvf_segments(p->block_size, p->blocks_max);
         }
     }
 }

@@ -93,7 +93,7 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
     const size_t rows = (size_t)part->config.sequences_max * part->config.layers;
     const size_t stored = state->store * rows + n; /* two stores per row */
     const size_t runs = (size_t)p->kv_heads * p->blocks_max;
-    const size_t centroids = (size_t)p->kv_heads * p->stretches_max; /* no coarse head: none */
+    const size_t centroids = (size_t)p->kv_heads * p->segments_max; /* no coarse head: none */
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
                          kvf_dtype_bytes(p->shape.dtype);
@@ -230,10 +230,10 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state)
 }
 
 /* Of a coarse head of the row. */
-static uint32_t stretches_ranked(const kvf_part *part, const kvf_row *row, uint32_t *take)
+static uint32_t segments_ranked(const kvf_part *part, const kvf_row *row, uint32_t *take)
 {
     const uint32_t pages = row->share ? part->dims.dynamic_pages : row->chosen_pages;
-    return kvf_stretches_ranked(&part->dims.paging, row, part->config.coarse_share, pages, take);
+    return kvf_segments_ranked(&part->dims.paging, row, part->config.coarse_share, pages, take);
 }
 
 /* Tables of coarse heads; `bits` of theirs become those that filtering leaves. */
@@ -241,7 +241,7 @@ static void take_coarse(kvf_step *step, const uint64_t **bits)
 {
     const kvf_part *part = step->part;
     const kvf_paging *p = &part->dims.paging;
-    const uint32_t lists = p->stretches_max ? step->rows * p->lists : 0;
+    const uint32_t lists = p->segments_max ? step->rows * p->lists : 0;
     const int8_t **centroids;
     const uint16_t **scales;
     uint32_t *count, *take, *blocks;
@@ -259,7 +259,7 @@ static void take_coarse(kvf_step *step, const uint64_t **bits)
         centroids[l] = kvf_row_centroid(p, row, head, 1);
         scales[l] = kvf_row_centroid_scale(p, row, head, 1);
         take[l] = 0;
-        count[l] = is_coarse ? stretches_ranked(part, row, &take[l]) : 0;
+        count[l] = is_coarse ? segments_ranked(part, row, &take[l]) : 0;
         blocks[l] = row->sealed;
         unfiltered[l] = count[l] ? bits[l] : NULL;
         if (count[l])

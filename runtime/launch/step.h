@@ -61,7 +61,7 @@ typedef struct kvf_step {
     struct {
         const int8_t *const *centroids;
         const uint16_t *const *scales;
-        const uint32_t *count;             /* ranked: whole stretches but the first */
+        const uint32_t *count;             /* ranked: whole segments but the first */
         const uint32_t *take;              /* of these, the best that are scored by codes */
         const uint32_t *blocks;            /* sealed */
         const uint64_t *const *unfiltered; /* bits of the row; `bits` has those that are left */

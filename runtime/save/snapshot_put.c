@@ -279,17 +279,17 @@ static kvf_status put_digests(const putting *p)
 static kvf_status put_centroids(const putting *p)
 {
     const kvf_paging *paging = &p->part->dims.paging;
-    if (paging->stretches_max == 0)
+    if (paging->segments_max == 0)
         return KVF_OK;
     kvf_row *row = p->work.row + 1; /* the device may still read the other one */
     *row = p->row;
     row->sealed_before = 0;
     const kvf_centroids_args centroids = {.paging = *paging,
                                           .rows = 1,
-                                          .stretches =
-                                              kvf_stretches(paging->block_size, p->row.sealed),
+                                          .segments =
+                                              kvf_segments(paging->block_size, p->row.sealed),
                                           .row = kvf_seen_device(&p->l->work, row)};
-    return centroids.stretches ? KVF_LAUNCH(p->step, centroids, centroids) : KVF_OK;
+    return centroids.segments ? KVF_LAUNCH(p->step, centroids, centroids) : KVF_OK;
 }
 
 /* ---- all of it ---- */

@@ -9,7 +9,7 @@
 
 #include "select.h"
 
-/* Coarse heads: which stretches are scored by codes, and bits that skip all others. */
+/* Coarse heads: which segments are scored by codes, and bits that skip all others. */
 static kvf_status filter(kvf_step *step)
 {
     const kvf_part *part = step->part;
@@ -18,7 +18,7 @@ static kvf_status filter(kvf_step *step)
     const kvf_score_centroids_args score_centroids = {.head_dim = p->shape.head_dim,
                                                       .lists = step->rows * p->lists,
                                                       .group = p->group,
-                                                      .stride = p->stretches_max,
+                                                      .stride = p->segments_max,
                                                       .q = t->by_codes.rotated,
                                                       .q_scale = t->by_codes.scale,
                                                       .centroids = step->coarse.centroids,
@@ -59,7 +59,7 @@ static kvf_status filter(kvf_step *step)
                                     .ids = top.ids,
                                     .id_count = top.id_count,
                                     .bits = t->coarse.bits};
-    if (!p->stretches_max || !kvf_has_coarse_heads(step->cache, step->layer))
+    if (!p->segments_max || !kvf_has_coarse_heads(step->cache, step->layer))
         return KVF_OK;
     KVF_TRY(KVF_LAUNCH(step, score_centroids, score_centroids));
     KVF_TRY(KVF_LAUNCH(step, reduce, reduce));

@@ -126,12 +126,12 @@ static kvf_status put_digests(kvf_step *step, const kvf_digest_job *jobs)
     const uint32_t per_row = step->rows == 1 ? step->sealed_blocks : 1;
     const kvf_centroids_args centroids = {.paging = *p,
                                           .rows = step->rows,
-                                          .stretches = kvf_stretches(p->block_size, per_row) + 1,
+                                          .segments = kvf_segments(p->block_size, per_row) + 1,
                                           .row = step->row};
     if (!kvf_has_codes(part))
         return KVF_LAUNCH(step, digest, digest);
     KVF_TRY(KVF_LAUNCH(step, encode, encode));
-    return p->stretches_max ? KVF_LAUNCH(step, centroids, centroids) : KVF_OK;
+    return p->segments_max ? KVF_LAUNCH(step, centroids, centroids) : KVF_OK;
 }
 
 kvf_status kvf_step_seal_again(kvf_step *step)

@@ -52,9 +52,9 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
         if (!from->codes)
             copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h),
                  (size_t)from->sealed * p->digest_bytes);
-        if (p->stretches_max == 0)
+        if (p->segments_max == 0)
             continue;
-        const size_t whole = kvf_stretches(p->block_size, from->sealed);
+        const size_t whole = kvf_segments(p->block_size, from->sealed);
         copy(c, kvf_row_centroid(p, to, h, 0), kvf_row_centroid(p, from, h, 0),
              whole * p->shape.head_dim);
         copy(c, kvf_row_centroid_scale(p, to, h, 0), kvf_row_centroid_scale(p, from, h, 0),

@@ -100,7 +100,7 @@ static void make_regions(check *c, world *w)
     k->counters = tracked(c, "counters", LAYERS * sizeof *k->counters);
 }
 
-/* Some heads of some worlds are coarse; a stretch is whole in a block of the caller. */
+/* Some heads of some worlds are coarse; a segment is whole in a block of the caller. */
 static void make_coarse(check *c, world *w)
 {
     kvf_physical_blocks *k = w->c;
@@ -111,16 +111,16 @@ static void make_coarse(check *c, world *w)
     uint32_t *coarse = check_in(c, heads * sizeof *coarse), count = 0;
     for (uint32_t i = 0; i < heads; i++)
         coarse[i] = check_below(c, 3) ? count++ : UINT32_MAX;
-    p->stretches_max = kvf_stretches(p->block_size, p->blocks_max);
-    k->coarse.stretches = w->blocks / per;
+    p->segments_max = kvf_segments(p->block_size, p->blocks_max);
+    k->coarse.segments = w->blocks / per;
     k->coarse.number = coarse;
     k->coarse_share = (float)check_below(c, 4) / 10;
     k->coarse.centroids =
-        tracked(c, "centroids", (size_t)count * k->coarse.stretches * p->shape.head_dim + 1);
+        tracked(c, "centroids", (size_t)count * k->coarse.segments * p->shape.head_dim + 1);
     k->coarse.scales =
-        tracked(c, "centroid_scales", (count * k->coarse.stretches + 1) * sizeof(uint16_t));
+        tracked(c, "centroid_scales", (count * k->coarse.segments + 1) * sizeof(uint16_t));
     k->coarse.is_centroid =
-        tracked(c, "is_centroid", LAYERS * k->coarse.stretches * sizeof *k->coarse.is_centroid);
+        tracked(c, "is_centroid", LAYERS * k->coarse.segments * sizeof *k->coarse.is_centroid);
     k->coarse.count = tracked(c, "centroid_count", w->lists * sizeof *k->coarse.count);
     k->coarse.take = tracked(c, "centroid_take", w->lists * sizeof *k->coarse.take);
     k->coarse.blocks = tracked(c, "centroid_blocks", w->lists * sizeof *k->coarse.blocks);
@@ -460,12 +460,12 @@ static void compare_centroids(check *c, const world *w)
                      .centroids = check_out(c, head_dim),
                      .centroid_scales = check_out(c, sizeof(uint16_t)),
                      .sealed = per};
-    kvf_centroids_args centroids = {.paging = *p, .rows = 1, .stretches = 1, .row = row};
-    centroids.paging.kv_heads = centroids.paging.stretches_max = centroids.paging.block_jobs = 1;
+    kvf_centroids_args centroids = {.paging = *p, .rows = 1, .segments = 1, .row = row};
+    centroids.paging.kv_heads = centroids.paging.segments_max = centroids.paging.block_jobs = 1;
     centroids.paging.digest_bytes =
         p->block_size / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(head_dim);
-    for (uint32_t n = 0; n < REGIONS * p->lists * p->stretches_max; n++) {
-        const uint32_t list = n / p->stretches_max, i = n % p->stretches_max + 1;
+    for (uint32_t n = 0; n < REGIONS * p->lists * p->segments_max; n++) {
+        const uint32_t list = n / p->segments_max, i = n % p->segments_max + 1;
         const uint32_t b = list / p->lists, head = list % p->lists;
         const uint32_t *physical = k->physical + b * p->blocks_max + (size_t)i * per;
         const uint32_t number = k->coarse.number[LAYER * p->kv_heads + head];
@@ -479,7 +479,7 @@ static void compare_centroids(check *c, const world *w)
         const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &encode, 0);
         CHECK_RUN(c, c->ref, centroids, &centroids, 0);
-        const size_t at = (size_t)number * k->coarse.stretches + physical[0] / per;
+        const size_t at = (size_t)number * k->coarse.segments + physical[0] / per;
         check_bits(c, "a mean", k->coarse.centroids + at * head_dim, row->centroids, head_dim);
         check_bits(c, "its scale", k->coarse.scales + at, row->centroid_scales, sizeof(uint16_t));
     }
@@ -503,7 +503,7 @@ static void step(check *c, world *w)
                                       .codes = w->codes,
                                       .layer = LAYER,
                                       .rows = REGIONS,
-                                      .stretches_max = w->c->paging.stretches_max,
+                                      .segments_max = w->c->paging.segments_max,
                                       .head_dim = w->c->paging.shape.head_dim};
     const uint32_t calls = *w->c->clock;
     make_rows(c, w);
@@ -512,7 +512,7 @@ static void step(check *c, world *w)
     CHECK_BOTH(c, validate, &validate);
     look_at_regions(c, w);
     CHECK_BOTH(c, average, &average);
-    if (average.stretches_max)
+    if (average.segments_max)
         compare_centroids(c, w);
     if (w->c->streaming.number)
         stream(c, w);
@@ -617,10 +617,10 @@ static void blocks_case(check *c, uint32_t index)
         return;
     make_world(c, &w, index);
     const kvf_paging *p = &w.c->paging;
-    check_describe(c, "%s d=%u P=%u pages=%d heads=%u sink=%u id_blocks=%u ring=%d stretches=%u",
+    check_describe(c, "%s d=%u P=%u pages=%d heads=%u sink=%u id_blocks=%u ring=%d segments=%u",
                    check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
                    (int)p->shape.pages, p->kv_heads, p->sink, w.c->id_blocks, w.c->rings != NULL,
-                   p->stretches_max);
+                   p->segments_max);
     write_tokens(c, &w, 0, index % 3 ? DATA_NORMAL : (check_data)(index / 3 % DATA_COUNT));
     compare_codes(c, &w, check_below(c, w.blocks));
     step(c, &w);

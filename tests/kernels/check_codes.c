@@ -548,7 +548,7 @@ static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
     if (!check_begin(c))
         return;
     const uint32_t block = 32u << check_below(c, 2), per = KVF_CENTROID_TOKENS / block;
-    kvf_centroids_args a = {.rows = 1 + check_below(c, 3), .stretches = 3};
+    kvf_centroids_args a = {.rows = 1 + check_below(c, 3), .segments = 3};
     kvf_paging *p = &a.paging;
     *p = (kvf_paging){.shape = {KVF_BF16, head_dim, 4, KVF_PAGES_NATIVE},
                       .kv_heads = 1 + check_below(c, 3),
@@ -556,13 +556,13 @@ static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
                       .block_jobs = 1,
                       .digest_bytes = block / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(head_dim),
                       .blocks_max = 8 * per + check_below(c, 2),
-                      .stretches_max = 8};
+                      .segments_max = 8};
     uint32_t all;
     const uint32_t *block_of = make_block_of(c, p->blocks_max, &all);
     check_describe(c, "d=%u block=%u rows=%u heads=%u%s", head_dim, block, a.rows, p->kv_heads,
                    is_extreme ? " extreme" : "");
-    const size_t centroids = (size_t)p->kv_heads * p->stretches_max * head_dim;
-    const size_t scales = (size_t)p->kv_heads * p->stretches_max * sizeof(uint16_t);
+    const size_t centroids = (size_t)p->kv_heads * p->segments_max * head_dim;
+    const size_t scales = (size_t)p->kv_heads * p->segments_max * sizeof(uint16_t);
     int8_t *mean[2] = {check_out(c, a.rows * centroids), check_out(c, a.rows * centroids)};
     uint16_t *scale[2] = {check_out(c, a.rows * scales), check_out(c, a.rows * scales)};
     kvf_row *row[2] = {check_in(c, a.rows * sizeof **row), check_in(c, a.rows * sizeof **row)};
@@ -648,7 +648,7 @@ static void make_physical_centroids(check *c, kvf_score_centroids_args *a, uint3
                                                      .scales = scales,
                                                      .number = number,
                                                      .kv_heads = heads,
-                                                     .stretches = all,
+                                                     .segments = all,
                                                      .blocks = per};
 }
 

@@ -4,7 +4,7 @@
  * Coarse heads: which pages they may choose, against plain arithmetic on codes; that nothing else
  * changes; and that the same tokens give the same bits, however they came.
  *
- * A head that scores all of its stretches is a hot head, bit for bit.
+ * A head that scores all of its segments is a hot head, bit for bit.
  */
 
 #include "forms.h"
@@ -55,7 +55,7 @@ static test_scenario scenario_of(const uint8_t *mask, float share)
                            .chunk = 128};
 }
 
-static void all_stretches_are_all_hot(void **state)
+static void all_segments_are_all_hot(void **state)
 {
     /* The emulated device is slow: three cases with all types. */
     for (uint32_t i = 0; i < (TEST_SANITIZED && test_on_cuda() ? 3 : 6); i++) {
@@ -160,9 +160,9 @@ static void mean_of(const test_tokens *t, uint32_t layer, uint32_t head, uint32_
         mean[c] = rint(mean[c] * 127.0 / largest) * (largest / 127.0);
 }
 
-/* What the ranked stretches 1 .. count have: the mean over the group of softmax. */
-static void mass_of_stretches(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t query,
-                              uint32_t count, double *weight)
+/* What the ranked segments 1 .. count have: the mean over the group of softmax. */
+static void mass_of_segments(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t query,
+                             uint32_t count, double *weight)
 {
     const kvf_cache_config c = {.head_dim = DIM};
     double mean[16][DIM], logit[16];
@@ -191,7 +191,7 @@ static void mass_of_stretches(const test_tokens *t, uint32_t layer, uint32_t hea
     }
 }
 
-/* Stretches that stay have at least as much mass as those left out, but for the rounding of a query
+/* Segments that stay have at least as much mass as those left out, but for the rounding of a query
  * to int8, which moves a logit by about 1%. */
 static void expect_best(const seen_view *v, const double *weight, uint32_t count, uint32_t take,
                         uint32_t token)
@@ -208,7 +208,7 @@ static void expect_best(const seen_view *v, const double *weight, uint32_t count
     }
     assert_int_equal(kept, take);
     if (most > least * 1.3)
-        fail_msg("token %u: a stretch of %g was left out, one of %g was not", token, most, least);
+        fail_msg("token %u: a segment of %g was left out, one of %g was not", token, most, least);
 }
 
 static void what_is_left_out_follows_from_codes(void **state)
@@ -246,7 +246,7 @@ static void what_is_left_out_follows_from_codes(void **state)
                 for (uint32_t p = 0; p < v->pages; p++) /* the first, and after the last */
                     if (p < 16 || p >= 16 * whole)
                         assert_true(v->scores[p] > -INFINITY);
-                mass_of_stretches(&t, layer, h, token, count, weight);
+                mass_of_segments(&t, layer, h, token, count, weight);
                 expect_best(v, weight, count, take, token);
                 filtered += take < count;
             }
@@ -308,7 +308,7 @@ static void forks_and_cuts_change_no_bit(void **state)
     run_steps(&w, s, &t, FIRST, LATER, want);
     run_steps(&w, fork, &t, FIRST, LATER, got);
     assert_memory_equal(want, got, bytes);
-    for (uint32_t cut = 1; cut <= LATER; cut += 41) { /* within a block, a stretch, and beyond */
+    for (uint32_t cut = 1; cut <= LATER; cut += 41) { /* within a block, a segment, and beyond */
         test_ok(&w, kvf_sequence_truncate(w.cache, fork, FIRST + LATER - cut, w.stream));
         const size_t at = bytes / LATER * (LATER - cut);
         memset(got + at, 0, bytes - at);
@@ -435,7 +435,7 @@ static void centroids_are_part_of_the_plan(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_stretches_are_all_hot),
+        cmocka_unit_test(all_segments_are_all_hot),
         cmocka_unit_test(hot_heads_keep_their_bits),
         cmocka_unit_test(what_is_left_out_follows_from_codes),
         cmocka_unit_test(the_way_changes_no_bit),

@@ -88,7 +88,7 @@ const save_case save_cases[] = {
     {"arkvale", "select=arkvale verify_interval=3"},
     {"streaming", "select=streaming observe_window=32"},
     {"head mask", "layers=3 refresh_interval=5 head_mask=101100" RINGS},
-    /* As few stretches as may be are scored by codes. */
+    /* As few segments as may be are scored by codes. */
     {"coarse heads beside others",
      "digest=codes select=dynamic budget_tokens=64 coarse_share=0 head_mask=2012" RINGS},
     {"coarse heads", "digest=codes budget_tokens=64 coarse_share=0 head_mask=1222" RINGS},

@@ -68,7 +68,7 @@ static void continues_from_little(void **state)
     check_case(&save_cases[0], 1, 0);
     check_case(&save_cases[1], 0, 5);
     check_case(&save_cases[12], 3, 1);
-    check_case(&save_cases[13], 330, 11); /* long enough that coarse heads leave stretches out */
+    check_case(&save_cases[13], 330, 11); /* long enough that coarse heads leave segments out */
     check_case(&save_cases[14], 330, 11);
 }
 
