@@ -491,7 +491,7 @@ static bool may_write(const void *user, uint32_t page_frame)
     return b->call < t->call && b->is_dirty && !b->is_writing && b->written_call < t->settled;
 }
 
-kvf_status kvf_disk_tier_settle(kvf_disk_tier *t)
+static kvf_status settle(kvf_disk_tier *t)
 {
     if (t->settled == t->call)
         return KVF_OK;
@@ -552,7 +552,7 @@ static kvf_status take_page_frame(kvf_disk_tier *t, uint32_t *out)
 {
     if (take_free(t, out))
         return KVF_OK;
-    KVF_TRY(kvf_disk_tier_settle(t));
+    KVF_TRY(settle(t));
     const kvf_status status = make_room(t, out);
     if (status == KVF_FULL && take_free(t, out)) /* what was to come there failed */
         return KVF_OK;

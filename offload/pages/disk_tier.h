@@ -154,8 +154,6 @@ uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t page_frames, uint3
 
 /* A new call: what the one before wanted may go. */
 void kvf_disk_tier_call(kvf_disk_tier *tier);
-/* Earlier calls are done, as far as is known after `settle`. */
-KVF_CHECKED kvf_status kvf_disk_tier_settle(kvf_disk_tier *tier);
 /* This call uses the bundle, for a group below config.groups. It is in memory after the next bring.
  */
 void kvf_disk_tier_want(kvf_disk_tier *tier, uint32_t bundle, uint32_t group);

@@ -86,57 +86,33 @@ static kvf_status open_tier(kvf_page_pool *pool, const kvf_page_pool_disk *disk)
     return kvf_disk_tier_open(pool->context, &config, &pool->tier);
 }
 
-/* `out` is where the pool stays: a tier knows its memory by that address. */
-static kvf_status create(kvf_page_pool *out, kvf_device *device,
-                         const kvf_host_memory_config *memory, const kvf_page_pool_disk *disk)
+kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
+                                const kvf_host_memory_config *memory,
+                                const kvf_page_pool_disk *disk, size_t block_bytes,
+                                uint32_t block_count, kvf_page_pool *out)
 {
     kvf_host_memory_config config = *memory;
-    config.granule = out->block_bytes;
-    config.bytes = (uint64_t)out->block_bytes * out->block_count;
-    if (disk) {
-        config.granule = kvf_page_pool_bundle_bytes(out->block_bytes, disk->bundle_blocks);
-        config.bytes = (uint64_t)config.granule * disk->page_frames;
-    }
-    out->blocks_per_arena = (uint32_t)(kvf_arena_bytes(&config) / out->block_bytes);
+    memset(out, 0, sizeof *out);
+    KVF_TRY(check(context, block_bytes, block_count));
+    KVF_ASSERT(!disk || (disk->bundle_blocks > 0 && block_count % disk->bundle_blocks == 0));
+    *out = (kvf_page_pool){.context = context,
+                           .block_bytes = block_bytes,
+                           .block_count = block_count,
+                           .bundle_blocks = disk ? disk->bundle_blocks : 1,
+                           .free_head = NONE};
+    config.granule =
+        disk ? kvf_page_pool_bundle_bytes(block_bytes, disk->bundle_blocks) : block_bytes;
+    config.bytes = (uint64_t)config.granule * (disk ? disk->page_frames : block_count);
+    out->blocks_per_arena = (uint32_t)(kvf_arena_bytes(&config) / block_bytes);
     kvf_status status = take_tables(out);
     if (status == KVF_OK)
-        status = kvf_host_memory_create(out->context, device, &config, &out->memory);
+        status = kvf_host_memory_create(context, device, &config, &out->memory);
     if (status == KVF_OK && disk)
         status = open_tier(out, disk);
     if (status != KVF_OK)
         kvf_page_pool_destroy(out);
     KVF_ASSERT_WALK(status != KVF_OK || kvf_page_pool_is_valid(out));
     return status;
-}
-
-kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
-                                const kvf_host_memory_config *memory, size_t block_bytes,
-                                uint32_t block_count, kvf_page_pool *out)
-{
-    memset(out, 0, sizeof *out);
-    KVF_TRY(check(context, block_bytes, block_count));
-    *out = (kvf_page_pool){.context = context,
-                           .block_bytes = block_bytes,
-                           .block_count = block_count,
-                           .bundle_blocks = 1,
-                           .free_head = NONE};
-    return create(out, device, memory, NULL);
-}
-
-kvf_status kvf_page_pool_create_on_disk(kvf_context *context, kvf_device *device,
-                                        const kvf_host_memory_config *memory,
-                                        const kvf_page_pool_disk *disk, size_t block_bytes,
-                                        uint32_t block_count, kvf_page_pool *out)
-{
-    memset(out, 0, sizeof *out);
-    KVF_TRY(check(context, block_bytes, block_count));
-    KVF_ASSERT(disk->bundle_blocks > 0 && block_count % disk->bundle_blocks == 0);
-    *out = (kvf_page_pool){.context = context,
-                           .block_bytes = block_bytes,
-                           .block_count = block_count,
-                           .bundle_blocks = disk->bundle_blocks,
-                           .free_head = NONE};
-    return create(out, device, memory, disk);
 }
 
 void kvf_page_pool_destroy(kvf_page_pool *pool)

@@ -58,16 +58,12 @@ typedef struct kvf_page_pool_disk {
     void *user;
 } kvf_page_pool_disk;
 
+/* `disk` NULL: all blocks lie in memory. Else block_count is a multiple of disk->bundle_blocks. The
+ * pool stays at `out`: a tier knows its memory by that address. */
 KVF_CHECKED kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
                                             const kvf_host_memory_config *memory,
-                                            size_t block_bytes, uint32_t block_count,
-                                            kvf_page_pool *out);
-/* block_count is a multiple of disk->bundle_blocks. */
-KVF_CHECKED kvf_status kvf_page_pool_create_on_disk(kvf_context *context, kvf_device *device,
-                                                    const kvf_host_memory_config *memory,
-                                                    const kvf_page_pool_disk *disk,
-                                                    size_t block_bytes, uint32_t block_count,
-                                                    kvf_page_pool *out);
+                                            const kvf_page_pool_disk *disk, size_t block_bytes,
+                                            uint32_t block_count, kvf_page_pool *out);
 void kvf_page_pool_destroy(kvf_page_pool *pool);
 /* Bytes of its tables, besides the blocks. Without a disk: bundles of 1 block, and 0 page frames.
  */

@@ -220,8 +220,8 @@ static kvf_status take_pool(kvf_part *part)
     if (!d->page_frames && part->config.disk_path)
         KVF_TRY(kvf_disk_folder_check(part->context, part->config.disk_path));
     if (!d->page_frames)
-        return kvf_page_pool_create(part->context, part->device, &memory, block, d->block_count,
-                                    &part->pool);
+        return kvf_page_pool_create(part->context, part->device, &memory, NULL, block,
+                                    d->block_count, &part->pool);
     const kvf_page_pool_disk disk = {.folder = part->config.disk_path,
                                      .engine = part->runtime->seams.io_engine,
                                      .bundle_blocks = d->bundle_blocks,
@@ -231,8 +231,8 @@ static kvf_status take_pool(kvf_part *part)
                                      .user = part};
     KVF_TRY(part->device->ops->event_create(part->device, &part->chosen));
     KVF_TRY(part->device->ops->event_create(part->device, &part->placed));
-    return kvf_page_pool_create_on_disk(part->context, part->device, &memory, &disk, block,
-                                        d->block_count, &part->pool);
+    return kvf_page_pool_create(part->context, part->device, &memory, &disk, block, d->block_count,
+                                &part->pool);
 }
 
 static kvf_status take_pages(kvf_part *part)

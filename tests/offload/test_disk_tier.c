@@ -46,8 +46,8 @@ static void open_pool(tiered *t, uint32_t bundle_blocks)
                                      .user = t};
     rig_open(&t->r, &(rig_config){0});
     t->settled = 0;
-    RIG_OK(kvf_page_pool_create_on_disk(t->r.context, t->r.device, &memory, &disk, BLOCK, BLOCKS,
-                                        &t->pool));
+    RIG_OK(
+        kvf_page_pool_create(t->r.context, t->r.device, &memory, &disk, BLOCK, BLOCKS, &t->pool));
 }
 
 static void close_pool(tiered *t)

@@ -31,7 +31,7 @@ static kvf_status open_all(everything *e, rig_fault *fault, kvf_transfer method)
     KVF_TRY(kvf_device_open(e->context, rig_kind(), &device, &e->device));
     kvf_host_memory_config memory = {
         .node = -1, .touch_threads = 2, .arena_bytes_max = 6u << 20, .lower = "bytes"};
-    KVF_TRY(kvf_page_pool_create(e->context, e->device, &memory, 1u << 20, 17, &e->pool));
+    KVF_TRY(kvf_page_pool_create(e->context, e->device, &memory, NULL, 1u << 20, 17, &e->pool));
     const kvf_residency shape = {
         .device = e->device, .heads = 4, .pages = 64, .slots = 32, .slot_bytes = 4096};
     KVF_TRY(kvf_residency_create(&shape, &e->residency));

@@ -60,7 +60,7 @@ static void test_random(void **state)
     rig_open(&r, NULL);
     kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
-    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, BLOCK_BYTES, BLOCKS, &pool));
+    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, NULL, BLOCK_BYTES, BLOCKS, &pool));
     model m = {.free_count = BLOCKS};
     rig_random random = rig_seed("page pool", 11);
     uint32_t full = 0;
@@ -99,7 +99,7 @@ static void test_fresh_order(void **state)
     rig_open(&r, NULL);
     kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
-    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, BLOCK_BYTES, BLOCKS, &pool));
+    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, NULL, BLOCK_BYTES, BLOCKS, &pool));
     char *first = kvf_page_pool_host(&pool, (kvf_block){0});
     for (uint32_t i = 0; i < BLOCKS; i++) {
         kvf_block block;
@@ -119,7 +119,7 @@ static void test_walk_sees_damage(void **state)
     rig_open(&r, NULL);
     kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
-    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, BLOCK_BYTES, 8, &pool));
+    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, NULL, BLOCK_BYTES, 8, &pool));
     assert_true(kvf_page_pool_is_valid(&pool));
     pool.next[3] = 2; /* a ring */
     assert_false(kvf_page_pool_is_valid(&pool));
@@ -142,17 +142,17 @@ static void test_bad_sizes(void **state)
     kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
     kvf_error error;
-    assert_int_equal(kvf_page_pool_create(r.context, r.device, &memory, 100, 4, &pool),
+    assert_int_equal(kvf_page_pool_create(r.context, r.device, &memory, NULL, 100, 4, &pool),
                      KVF_INVALID);
     assert_non_null(strstr(rig_error(&r, &error), "multiple of 64"));
-    assert_int_equal(kvf_page_pool_create(r.context, r.device, &memory, 4096, 0, &pool),
+    assert_int_equal(kvf_page_pool_create(r.context, r.device, &memory, NULL, 4096, 0, &pool),
                      KVF_INVALID);
     assert_int_equal(
-        kvf_page_pool_create(r.context, r.device, &memory, ((size_t)1 << 30) + 64, 1, &pool),
+        kvf_page_pool_create(r.context, r.device, &memory, NULL, ((size_t)1 << 30) + 64, 1, &pool),
         KVF_INVALID);
     /* More than any machine has: refused by preflight, before anything is mapped. */
     assert_int_equal(
-        kvf_page_pool_create(r.context, r.device, &memory, (size_t)1 << 30, 1u << 20, &pool),
+        kvf_page_pool_create(r.context, r.device, &memory, NULL, (size_t)1 << 30, 1u << 20, &pool),
         KVF_OUT_OF_MEMORY);
     assert_non_null(strstr(rig_error(&r, &error), "1.00 PiB"));
     assert_null(pool.context);

@@ -48,7 +48,7 @@ static void open_ferry(ferry *f, kvf_transfer method)
     RIG_OK(kvf_context_create(NULL, NULL, NULL, &f->context));
     RIG_OK(kvf_device_open(f->context, KVF_DEVICE_CUDA, &device, &f->device));
     f->ops = f->device->ops;
-    RIG_OK(kvf_page_pool_create(f->context, f->device, &memory, BYTES, PAGES, &f->pool));
+    RIG_OK(kvf_page_pool_create(f->context, f->device, &memory, NULL, BYTES, PAGES, &f->pool));
     for (uint32_t p = 0; p < PAGES; p++)
         memset(kvf_page_pool_host(&f->pool, (kvf_block){p}), (int)p + 1, BYTES);
     assert_int_equal(cudaHostAlloc(&block, 2 * PAGES * BYTES, cudaHostAllocMapped), cudaSuccess);

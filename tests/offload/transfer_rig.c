@@ -34,7 +34,8 @@ void transfer_open_memory(rig *r, const plan *p, bench_memory *m)
                                    .huge_pages = KVF_HUGE_PAGES_OFF,
                                    .touch_threads = 1,
                                    .arena_bytes_max = 64 * p->page_bytes};
-    RIG_OK(kvf_page_pool_create(r->context, r->device, &pool, p->page_bytes, SOURCES, &m->pool));
+    RIG_OK(
+        kvf_page_pool_create(r->context, r->device, &pool, NULL, p->page_bytes, SOURCES, &m->pool));
     RIG_OK(r->ops->memory_alloc(r->device, REQUESTS * plan_region_bytes(p), &memory));
     m->slots = memory;
     m->mirror = rig_shared(r, REQUESTS * plan_region_bytes(p));
