@@ -28,7 +28,7 @@ check 'tune --heads ends with 0' test $? -eq 0
 printf '2\t2\n1\t1\n2\t2\n2\t2\n' >layer_1.tsv
 check 'the heads of layer 1 are hot' cmp layer_1.tsv hot.tsv
 prints '^the model foresees [34] of 4 answers$'; prints '^hot heads: 2 of 8$'; prints '█ █$'; prints '· ·$'
-check 'these two have nearly all heat' awk '/a third/ { found = $3 + 0 > 99 } END { exit !found }' out
+check 'these two have nearly all sensitivity' awk '/a third/ { found = $3 + 0 > 99 } END { exit !found }' out
 check 'no line is wider than 80 columns' sh -c '! LC_ALL=C.UTF-8 grep -E "^.{81}" out'
 
 # With so many coarse heads the answers are those of a cache without a mask.
@@ -56,7 +56,7 @@ check 'the same text, the same file' cmp text.tsv again.tsv
 try 0 $text --hot-share 1 --out - ; check 'all hot' sh -c '! grep -q 2 out'
 try 0 $text --hot-share 0.01 --out - ; check 'one at least' test "$(tr -cd 1 <out | wc -c)" -eq 1
 
-# On quantized pages, as the cache that will have them: the same heads, and heat of its own.
+# On quantized pages, as the cache that will have them: the same heads, and sensitivity of its own.
 LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --pages k8v4 --out quantized.tsv >out 2>err </dev/null
 check 'quantized, the heads of layer 1 are hot' cmp layer_1.tsv quantized.tsv
 "$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 --pages k8v4 \

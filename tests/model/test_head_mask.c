@@ -2,7 +2,7 @@
 
 /*
  * Head masks from files: 0 and 1 as they are, numbers by rank with ties, and every kind of file
- * that is not a mask; and the hottest heads, to a file and back.
+ * that is not a mask; and the most sensitive heads, to a file and back.
  */
 
 #include "head_mask.h"
@@ -76,27 +76,27 @@ static void numbers_by_rank(void **state)
     expect_mask("1e300\t1e-300\t1e9999\n1e-9999\t.5\t5.\n", 0.5, "101001");
 }
 
-static void expect_hottest(const double heat[6], double share, const char *want)
+static void expect_most_sensitive(const double sensitivity[6], double share, const char *want)
 {
     uint8_t mask[6];
     kvf_text text = {0};
     kvf_error error = {.text = ""};
-    assert_int_equal(kvf_head_mask_hottest(heat, 2, 3, share, mask, &error), KVF_OK);
+    assert_int_equal(kvf_head_mask_most_sensitive(sensitivity, 2, 3, share, mask, &error), KVF_OK);
     assert_int_equal(kvf_head_mask_write(mask, 2, 3, &text, &error), KVF_OK);
     assert_int_equal(text.size, 12);
     expect_mask(text.bytes, -1.0, want);
     kvf_text_free(NULL, &text);
 }
 
-static void the_hottest_are_hot(void **state)
+static void the_most_sensitive_are_hot(void **state)
 {
-    const double heat[6] = {0.3, 0.1, 0.9, 0.5, 0.1, 0.2};
-    expect_hottest(heat, 0.001, "221222"); /* one at least */
-    expect_hottest(heat, 1.0 / 3.0, "221122");
-    expect_hottest(heat, 0.41, "221122");      /* 2.46 heads */
-    expect_hottest(heat, 2.5 / 6.0, "121122"); /* halves are rounded up */
-    expect_hottest(heat, 5.0 / 6.0, "111121"); /* of equal ones the first */
-    expect_hottest(heat, 1.0, "111111");
+    const double sensitivity[6] = {0.3, 0.1, 0.9, 0.5, 0.1, 0.2};
+    expect_most_sensitive(sensitivity, 0.001, "221222"); /* one at least */
+    expect_most_sensitive(sensitivity, 1.0 / 3.0, "221122");
+    expect_most_sensitive(sensitivity, 0.41, "221122");      /* 2.46 heads */
+    expect_most_sensitive(sensitivity, 2.5 / 6.0, "121122"); /* halves are rounded up */
+    expect_most_sensitive(sensitivity, 5.0 / 6.0, "111121"); /* of equal ones the first */
+    expect_most_sensitive(sensitivity, 1.0, "111111");
 }
 
 static kvf_status read_row(void *user, char *change, size_t size, kvf_error *error)
@@ -137,8 +137,10 @@ static void bad_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(zeros_and_ones),      cmocka_unit_test(numbers_by_rank),
-        cmocka_unit_test(the_hottest_are_hot), cmocka_unit_test(refuses_what_is_no_mask),
+        cmocka_unit_test(zeros_and_ones),
+        cmocka_unit_test(numbers_by_rank),
+        cmocka_unit_test(the_most_sensitive_are_hot),
+        cmocka_unit_test(refuses_what_is_no_mask),
         cmocka_unit_test(bad_arguments),
     };
     return cmocka_run_group_tests_name("model: head masks", tests, make_file, remove_file);

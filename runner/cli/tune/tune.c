@@ -153,7 +153,7 @@ static void close_tune(cli_tune *tune)
     free(tune->questions);
     free(tune->pruned);
     free(tune->hidden);
-    free(tune->heat);
+    free(tune->sensitivity);
     free(tune->mask);
     free(tune->figures);
     kvf_token_ids_free(NULL, &tune->prompts);

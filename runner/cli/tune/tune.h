@@ -75,7 +75,7 @@ typedef struct cli_tune {
     uint32_t full_right;    /* questions that full attention answers */
     double *figures;        /* what the arrays of `tuning` lie in */
     float *hidden, *pruned; /* [samples, hidden_size], [hidden_size] */
-    double *heat;           /* [layers, kv_heads] */
+    double *sensitivity;    /* [layers, kv_heads] */
     uint8_t *mask;          /* likewise */
     uint32_t foreseen;      /* answers */
     cli_tuning tuning;
@@ -143,7 +143,7 @@ KVF_CHECKED kvf_status cli_tune_search(cli_tune *tune, kvf_error *error);
 /** How the cache is, when hot heads are looked for. */
 void cli_tune_heads_cache(const cli_tune *tune, kvf_cache_config *config);
 
-/** Find hot heads; fills heat and mask. @return KVF_OK also when interrupted */
+/** Find hot heads; fills sensitivity and mask. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_tune_heads(cli_tune *tune, kvf_error *error);
 
 /** What was found, for people: shares, and a map. */

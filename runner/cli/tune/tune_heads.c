@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which heads are hot: their heat (head_heat.h) over answers to hidden questions, or over text.
+ * Which heads are hot: their sensitivity (head_sensitivity.h) over answers to hidden questions, or
+ * over text.
  *
  * Every piece is read once. Each of its questions is decoded on a fork, then the right answer,
  * token by token; the steps that say the answer are looked at. Without questions it is the last
@@ -11,8 +12,8 @@
  */
 
 #include "generate.h"
-#include "head_heat.h"
 #include "head_mask.h"
+#include "head_sensitivity.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "tune.h"
@@ -25,7 +26,7 @@
 typedef struct heads_run {
     cli_tune *tune;
     kvf_session session;
-    kvf_head_heat *heat;
+    kvf_head_sensitivity *sensitivity;
     kvf_sampler *sampler; /* greedy */
     kvf_sequence *piece, *fork;
     cli_progress progress;
@@ -46,8 +47,8 @@ static kvf_status feed(const heads_run *r, kvf_sequence *sequence, uint32_t id, 
                        kvf_error *error)
 {
     const kvf_session *s = &r->session;
-    kvf_status status =
-        kvf_transformer_observe(s->transformer, looks ? kvf_head_heat_see : NULL, r->heat);
+    kvf_status status = kvf_transformer_observe(
+        s->transformer, looks ? kvf_head_sensitivity_see : NULL, r->sensitivity);
     if (status == KVF_OK)
         status = kvf_transformer_decode(s->transformer, s->cache, &sequence, &id, 1,
                                         looks && r->tune->options.questions > 0, s->stream);
@@ -103,7 +104,7 @@ static kvf_status ask(heads_run *r, const tune_question *q, kvf_error *error)
                                     error);
     if (status == KVF_OK)
         status = say(r, q, &answer, &is_foreseen, error);
-    kvf_head_heat_take(r->heat, r->tune->heat);
+    kvf_head_sensitivity_take(r->sensitivity, r->tune->sensitivity);
     r->tune->foreseen += is_foreseen;
     drop(r, &r->fork);
     kvf_token_ids_free(NULL, &answer);
@@ -134,7 +135,7 @@ static kvf_status read_on(heads_run *r, uint32_t piece, kvf_error *error)
     for (uint32_t i = tokens - TEXT_STEPS; status == KVF_OK && i < tokens && !cli_interrupted();
          i++)
         status = feed(r, r->piece, ids[i], true, error);
-    kvf_head_heat_take(r->heat, r->tune->heat);
+    kvf_head_sensitivity_take(r->sensitivity, r->tune->sensitivity);
     drop(r, &r->piece);
     cli_progress_at(&r->progress, ++r->done);
     return status;
@@ -159,8 +160,8 @@ static kvf_status conclude(cli_tune *tune, uint32_t count, kvf_error *error)
 {
     const size_t heads = (size_t)tune->model.layers * tune->model.kv_heads;
     for (size_t i = 0; i < heads; i++) {
-        tune->heat[i] /= count;
-        if (!isfinite(tune->heat[i]))
+        tune->sensitivity[i] /= count;
+        if (!isfinite(tune->sensitivity[i]))
             return model_fail(error, KVF_NOT_FINITE,
                               "the output of KV head %zu of layer %zu is not finite; the weights "
                               "may be damaged, or too large for their type",
@@ -172,8 +173,8 @@ static kvf_status conclude(cli_tune *tune, uint32_t count, kvf_error *error)
                           "--tokens, lines that the model understands with --hide, or "
                           "--questions 0",
                           tune->question_count);
-    return kvf_head_mask_hottest(tune->heat, tune->model.layers, tune->model.kv_heads,
-                                 tune->options.hot_share, tune->mask, error);
+    return kvf_head_mask_most_sensitive(tune->sensitivity, tune->model.layers, tune->model.kv_heads,
+                                        tune->options.hot_share, tune->mask, error);
 }
 
 static kvf_status run_all(heads_run *r, kvf_error *error)
@@ -199,18 +200,19 @@ kvf_status cli_tune_heads(cli_tune *tune, kvf_error *error)
                                .transformer = tune->transformer,
                                .cache = tune->cache,
                                .stream = tune->stream}};
-    tune->heat = calloc(heads, sizeof *tune->heat);
+    tune->sensitivity = calloc(heads, sizeof *tune->sensitivity);
     tune->mask = calloc(heads, sizeof *tune->mask);
-    if (!tune->heat || !tune->mask)
-        return model_out_of_memory(error, heads * sizeof *tune->heat, "the heat of heads");
+    if (!tune->sensitivity || !tune->mask)
+        return model_out_of_memory(error, heads * sizeof *tune->sensitivity,
+                                   "the sensitivity of heads");
     KVF_TRY(check_room(tune, error));
     KVF_TRY(kvf_sampler_create(tune->model.vocab_size, 1, &r.sampler, error));
-    kvf_status status =
-        kvf_head_heat_open(tune->runtime, &tune->model, tune->cache, tune->stream, &r.heat, error);
+    kvf_status status = kvf_head_sensitivity_open(tune->runtime, &tune->model, tune->cache,
+                                                  tune->stream, &r.sensitivity, error);
     if (status == KVF_OK)
         status = run_all(&r, error);
     (void)!kvf_transformer_observe(tune->transformer, NULL, NULL);
-    kvf_head_heat_close(r.heat);
+    kvf_head_sensitivity_close(r.sensitivity);
     kvf_sampler_destroy(r.sampler);
     tune->interrupted = cli_interrupted();
     return status;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Hot heads, for people: what shares of the heads hold of all heat, and a map of layers and heads.
+ * Hot heads, for people: what shares of the heads hold of all sensitivity, and a map of layers and
+ * heads.
  *
- * It knows heat and the mask, not how they came about. Invariant: no line is wider than 80 columns
- * for models of up to 70 KV heads.
+ * It knows sensitivity and the mask, not how they came about. Invariant: no line is wider than 80
+ * columns for models of up to 70 KV heads.
  */
 
 #include "tune.h"
@@ -17,7 +18,7 @@
 
 #define WIDE_HEADS 35u /* more stand close together */
 
-/* Hot heads by their share of all heat; the last one is below all others. */
+/* Hot heads by their share of all sensitivity; the last one is below all others. */
 static const double levels[] = {0.1, 0.01, 0.001, 0.0};
 static const char *const marks[] = {"█", "▓", "▒", "░"};
 static const char *const ascii_marks[] = {"@", "#", "+", "-"};
@@ -31,15 +32,16 @@ static int descending(const void *a, const void *b)
 static void print_shares(const double *sorted, size_t heads, double all, FILE *file)
 {
     static const double shares[] = {0.0, 0.1, 0.2, 1.0 / 3, 0.5};
-    static const char *const names[] = {"the hottest", "a tenth", "a fifth", "a third", "half"};
+    static const char *const names[] = {"the most sensitive", "a tenth", "a fifth", "a third",
+                                        "half"};
     double sum = 0.0;
     size_t done = 0;
-    fputs("\n  of the heads       hold of all heat\n", file);
+    fputs("\n  of the heads         hold of all sensitivity\n", file);
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
         const size_t count = (size_t)floor(shares[i] * (double)heads + 0.5);
         for (; done < (count ? count : 1); done++)
             sum += sorted[done];
-        fprintf(file, "  %-17s  %15.1f%%\n", names[i], 100.0 * sum / all);
+        fprintf(file, "  %-19s  %22.1f%%\n", names[i], 100.0 * sum / all);
     }
 }
 
@@ -58,7 +60,7 @@ static void print_map(const cli_tune *tune, double all, FILE *file)
         for (uint32_t head = 0; head < heads; head++) {
             const size_t i = (size_t)layer * heads + head;
             size_t level = 0;
-            while (tune->heat[i] < levels[level] * all)
+            while (tune->sensitivity[i] < levels[level] * all)
                 level++;
             fprintf(file, "%s%s", head ? gap : "", tune->mask[i] == 1 ? mark[level] : cold);
         }
@@ -72,7 +74,7 @@ void cli_tune_heads_print(const cli_tune *tune, FILE *file)
     double *sorted = malloc(heads * sizeof *sorted), all = 0.0;
     uint32_t hot = 0;
     for (size_t i = 0; i < heads; i++) {
-        all += tune->heat[i];
+        all += tune->sensitivity[i];
         hot += tune->mask[i] == 1;
     }
     fprintf(file, "%s: %u layers of %u KV heads; %u samples of %u tokens\n", tune->options.model,
@@ -82,7 +84,7 @@ void cli_tune_heads_print(const cli_tune *tune, FILE *file)
                 tune->question_count);
     fprintf(file, "hot heads: %u of %zu\n", hot, heads);
     if (sorted) {
-        memcpy(sorted, tune->heat, heads * sizeof *sorted);
+        memcpy(sorted, tune->sensitivity, heads * sizeof *sorted);
         qsort(sorted, heads, sizeof *sorted, descending);
         print_shares(sorted, heads, all, file);
     }

@@ -191,13 +191,14 @@ static kvf_status choose(const mask_reader *r, uint8_t *mask)
     return mark_first(r->values, heads, 1.0, share_of(r->sparsity, heads), 0, mask, r->error);
 }
 
-kvf_status kvf_head_mask_hottest(const double *heat, uint32_t layers, uint32_t kv_heads,
-                                 double share, uint8_t *mask, kvf_error *error)
+kvf_status kvf_head_mask_most_sensitive(const double *sensitivity, uint32_t layers,
+                                        uint32_t kv_heads, double share, uint8_t *mask,
+                                        kvf_error *error)
 {
     const size_t heads = (size_t)layers * kv_heads;
     const size_t hot = share_of(share, heads);
     memset(mask, 2, heads);
-    return mark_first(heat, heads, -1.0, hot ? hot : 1, 1, mask, error);
+    return mark_first(sensitivity, heads, -1.0, hot ? hot : 1, 1, mask, error);
 }
 
 kvf_status kvf_head_mask_write(const uint8_t *mask, uint32_t layers, uint32_t kv_heads,

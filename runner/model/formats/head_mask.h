@@ -29,17 +29,18 @@ KVF_CHECKED kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uin
                                           double sparsity, uint8_t *mask, kvf_error *error);
 
 /**
- * The hottest heads are hot, the others coarse.
+ * The most sensitive heads are hot, the others coarse.
  *
- * @param heat   [layers, kv_heads] how much each head needs its long context
+ * @param sensitivity   [layers, kv_heads] how much each head needs its long context
  * @param share  of hot heads, above 0 and at most 1: round(share x layers x kv_heads) of them,
  *               halves rounded up, but one at least; of equal ones the lower layer, then the lower
  *               head, first
  * @param mask   receives [layers, kv_heads] of 1 and 2
  * @return KVF_OK; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_head_mask_hottest(const double *heat, uint32_t layers, uint32_t kv_heads,
-                                             double share, uint8_t *mask, kvf_error *error);
+KVF_CHECKED kvf_status kvf_head_mask_most_sensitive(const double *sensitivity, uint32_t layers,
+                                                    uint32_t kv_heads, double share, uint8_t *mask,
+                                                    kvf_error *error);
 
 /** Append a mask to @p text, as kvf_head_mask_read reads it without a sparsity. */
 KVF_CHECKED kvf_status kvf_head_mask_write(const uint8_t *mask, uint32_t layers, uint32_t kv_heads,

@@ -7,7 +7,7 @@
  * so the same steps give the same bits, whatever the number of threads.
  */
 
-#include "head_heat.h"
+#include "head_sensitivity.h"
 
 #include "common/base.h"
 #include "common/carve.h"
@@ -18,7 +18,7 @@
 
 #define PARTIAL_SUMS 8u
 
-struct kvf_head_heat {
+struct kvf_head_sensitivity {
     kvf_runtime *runtime;
     const kvf_model_config *model;
     kvf_cache *cache;
@@ -33,7 +33,7 @@ struct kvf_head_heat {
     uint32_t steps;
 };
 
-static size_t lay_out(kvf_head_heat *h, void *base)
+static size_t lay_out(kvf_head_sensitivity *h, void *base)
 {
     const kvf_model_config *m = h->model;
     const size_t width = (size_t)m->query_heads * m->head_dim;
@@ -51,25 +51,27 @@ static size_t lay_out(kvf_head_heat *h, void *base)
     return k.bytes;
 }
 
-kvf_status kvf_head_heat_open(kvf_runtime *runtime, const kvf_model_config *model, kvf_cache *cache,
-                              kvf_stream *stream, kvf_head_heat **out, kvf_error *error)
+kvf_status kvf_head_sensitivity_open(kvf_runtime *runtime, const kvf_model_config *model,
+                                     kvf_cache *cache, kvf_stream *stream,
+                                     kvf_head_sensitivity **out, kvf_error *error)
 {
-    kvf_head_heat *h = calloc(1, sizeof *h);
+    kvf_head_sensitivity *h = calloc(1, sizeof *h);
     *out = h;
     if (!h)
-        return model_out_of_memory(error, sizeof *h, "the heat of heads");
-    *h = (kvf_head_heat){.runtime = runtime, .model = model, .cache = cache, .stream = stream};
+        return model_out_of_memory(error, sizeof *h, "the sensitivity of heads");
+    *h = (kvf_head_sensitivity){
+        .runtime = runtime, .model = model, .cache = cache, .stream = stream};
     const size_t bytes = lay_out(h, NULL);
     if (kvf_memory_alloc(runtime, bytes, &h->memory) != KVF_OK) {
-        kvf_head_heat_close(h);
+        kvf_head_sensitivity_close(h);
         *out = NULL;
-        return model_out_of_memory(error, bytes, "the heat of heads");
+        return model_out_of_memory(error, bytes, "the sensitivity of heads");
     }
     lay_out(h, h->memory);
     return KVF_OK;
 }
 
-void kvf_head_heat_close(kvf_head_heat *h)
+void kvf_head_sensitivity_close(kvf_head_sensitivity *h)
 {
     if (!h)
         return;
@@ -78,7 +80,7 @@ void kvf_head_heat_close(kvf_head_heat *h)
 }
 
 /* The sink, and newest pages: together no more tokens than the budget. */
-static void list_pages(kvf_head_heat *h, uint32_t length)
+static void list_pages(kvf_head_sensitivity *h, uint32_t length)
 {
     const kvf_cache_config *c = kvf_cache_settings(h->cache);
     const uint32_t pages = kvf_div_ceil_u32(length, c->page_size);
@@ -96,7 +98,7 @@ static void list_pages(kvf_head_heat *h, uint32_t length)
     }
 }
 
-static kvf_status stream(kvf_head_heat *h, const kvf_attention_view *view)
+static kvf_status stream(kvf_head_sensitivity *h, const kvf_attention_view *view)
 {
     const kvf_decode_args args = {.layer = view->layer,
                                   .batch = 1,
@@ -124,7 +126,7 @@ static double dot(const float *a, const float *b, size_t count)
 }
 
 /* The loss of the layer's output by each KV head, squared. */
-static void project(kvf_head_heat *h, const kvf_linear *w)
+static void project(kvf_head_sensitivity *h, const kvf_linear *w)
 {
     const uint32_t heads = h->model->kv_heads;
     const size_t part = w->inputs / heads;
@@ -142,9 +144,9 @@ static void project(kvf_head_heat *h, const kvf_linear *w)
     }
 }
 
-kvf_status kvf_head_heat_see(void *heat, const kvf_attention_view *view)
+kvf_status kvf_head_sensitivity_see(void *sensitivity, const kvf_attention_view *view)
 {
-    kvf_head_heat *h = heat;
+    kvf_head_sensitivity *h = sensitivity;
     const kvf_model_config *m = h->model;
     const size_t width = view->output->inputs;
     if (view->batch != 1)
@@ -162,7 +164,7 @@ kvf_status kvf_head_heat_see(void *heat, const kvf_attention_view *view)
     return KVF_OK;
 }
 
-void kvf_head_heat_take(kvf_head_heat *h, double *sums)
+void kvf_head_sensitivity_take(kvf_head_sensitivity *h, double *sums)
 {
     const size_t heads = (size_t)h->model->layers * h->model->kv_heads;
     for (size_t i = 0; i < heads && h->steps; i++)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The heat of heads: against plain arithmetic on the pages of a cache, quantized ones too; that
- * looking changes no bit; that threads do not either; and that there is none where all tokens are
- * attended anyway.
+ * The sensitivity of heads: against plain arithmetic on the pages of a cache, quantized ones too;
+ * that looking changes no bit; that threads do not either; and that there is none where all tokens
+ * are attended anyway.
  */
 
-#include "head_heat.h"
+#include "head_sensitivity.h"
 #include "layer_ops.h"
 #include "model_rig.h"
 #include "unit.h"
@@ -19,11 +19,11 @@ enum { PAGES = (PROMPT + STEPS) / PAGE + 1, PAGE_FLOATS = PAGE * 2 * DIM };
 
 typedef struct run {
     model_rig rig;
-    kvf_head_heat *heat;
+    kvf_head_sensitivity *sensitivity;
     kvf_sequence *sequence;
     float *pages; /* [PAGES, HEADS, PAGE, 2, DIM] */
     double expected[CELLS];
-    double heats[CELLS];
+    double sensitivities[CELLS];
     float logits[STEPS][VOCAB];
 } run;
 
@@ -59,8 +59,8 @@ static void run_open(run *r, uint32_t budget, uint32_t threads, kvf_pages pages)
     cc.budget_tokens = budget;
     cc.pages = pages;
     model_rig_cache(&r->rig, &cc);
-    assert_int_equal(kvf_head_heat_open(r->rig.runtime, &r->rig.model, r->rig.cache, r->rig.stream,
-                                        &r->heat, &error),
+    assert_int_equal(kvf_head_sensitivity_open(r->rig.runtime, &r->rig.model, r->rig.cache,
+                                               r->rig.stream, &r->sensitivity, &error),
                      KVF_OK);
     model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "sequence");
     model_rig_must(&r->rig,
@@ -73,7 +73,7 @@ static void run_close(run *r)
 {
     kvf_transformer_forget(r->rig.transformer);
     kvf_sequence_destroy(r->sequence);
-    kvf_head_heat_close(r->heat);
+    kvf_head_sensitivity_close(r->sensitivity);
     kvf_memory_free(r->rig.runtime, r->pages);
     model_rig_close(&r->rig);
 }
@@ -99,7 +99,7 @@ static void run_steps(run *r, kvf_attention_fn see, void *user)
         model_rig_must(m, kvf_stream_wait(m->stream), "wait");
         memcpy(r->logits[step], kvf_transformer_logits(m->transformer, 0), sizeof r->logits[step]);
     }
-    kvf_head_heat_take(r->heat, r->heats);
+    kvf_head_sensitivity_take(r->sensitivity, r->sensitivities);
 }
 
 /* ---- plain arithmetic ---- */
@@ -175,10 +175,10 @@ static kvf_status expect_and_see(void *user, const kvf_attention_view *view)
             r->expected[view->layer * HEADS + head] += lost * lost / size / STEPS;
         }
     }
-    return kvf_head_heat_see(r->heat, view);
+    return kvf_head_sensitivity_see(r->sensitivity, view);
 }
 
-static void heat_is_what_streaming_loses(void **state)
+static void sensitivity_is_what_streaming_loses(void **state)
 {
     static const kvf_pages forms[] = {KVF_PAGES_NATIVE, KVF_PAGES_K8V8, KVF_PAGES_K8V4};
     static run r;
@@ -188,10 +188,11 @@ static void heat_is_what_streaming_loses(void **state)
         run_steps(&r, expect_and_see, &r);
         for (uint32_t i = 0; i < CELLS; i++) {
             if (!(r.expected[i] > 1e-9))
-                fail_msg("cell %u: %g is no heat", i, r.expected[i]);
+                fail_msg("cell %u: %g is no sensitivity", i, r.expected[i]);
             /* Outputs in fp32 differ by 1e-6 of their size, and o - o' is a tenth of that. */
-            if (fabs(r.heats[i] - r.expected[i]) > 1e-4 * r.expected[i])
-                fail_msg("form %u, cell %u: %g instead of %g", form, i, r.heats[i], r.expected[i]);
+            if (fabs(r.sensitivities[i] - r.expected[i]) > 1e-4 * r.expected[i])
+                fail_msg("form %u, cell %u: %g instead of %g", form, i, r.sensitivities[i],
+                         r.expected[i]);
         }
         run_close(&r);
     }
@@ -203,10 +204,10 @@ static void looking_changes_no_bit(void **state)
     run_open(&plain, 64, 1, KVF_PAGES_NATIVE);
     run_steps(&plain, NULL, NULL);
     run_open(&seen, 64, 1, KVF_PAGES_NATIVE);
-    run_steps(&seen, kvf_head_heat_see, seen.heat);
+    run_steps(&seen, kvf_head_sensitivity_see, seen.sensitivity);
     assert_memory_equal(plain.logits, seen.logits, sizeof plain.logits);
     for (uint32_t i = 0; i < CELLS; i++)
-        assert_true(plain.heats[i] == 0.0 && seen.heats[i] > 0.0);
+        assert_true(plain.sensitivities[i] == 0.0 && seen.sensitivities[i] > 0.0);
     run_close(&plain);
     run_close(&seen);
 }
@@ -215,23 +216,23 @@ static void threads_change_no_bit(void **state)
 {
     static run one, two;
     run_open(&one, 64, 1, KVF_PAGES_K8V4);
-    run_steps(&one, kvf_head_heat_see, one.heat);
+    run_steps(&one, kvf_head_sensitivity_see, one.sensitivity);
     run_open(&two, 64, 3, KVF_PAGES_K8V4);
-    run_steps(&two, kvf_head_heat_see, two.heat);
+    run_steps(&two, kvf_head_sensitivity_see, two.sensitivity);
     assert_memory_equal(one.logits, two.logits, sizeof one.logits);
-    assert_memory_equal(one.heats, two.heats, sizeof one.heats);
+    assert_memory_equal(one.sensitivities, two.sensitivities, sizeof one.sensitivities);
     run_close(&one);
     run_close(&two);
 }
 
-static void a_full_budget_has_no_heat(void **state)
+static void a_full_budget_has_no_sensitivity(void **state)
 {
     static run r;
     run_open(&r, PROMPT + STEPS + 2 * PAGE, 2, KVF_PAGES_NATIVE);
-    run_steps(&r, kvf_head_heat_see, r.heat);
+    run_steps(&r, kvf_head_sensitivity_see, r.sensitivity);
     for (uint32_t i = 0; i < CELLS; i++)
-        if (r.heats[i] > 1e-10) /* rounding in fp32, squared */
-            fail_msg("cell %u: %g", i, r.heats[i]);
+        if (r.sensitivities[i] > 1e-10) /* rounding in fp32, squared */
+            fail_msg("cell %u: %g", i, r.sensitivities[i]);
     run_close(&r);
 }
 
@@ -239,8 +240,9 @@ static void a_gpu_shows_nothing(void **state)
 {
     run r;
     run_open(&r, 64, 1, KVF_PAGES_NATIVE);
-    assert_int_equal(kvf_transformer_observe(r.rig.transformer, kvf_head_heat_see, r.heat),
-                     KVF_UNSUPPORTED);
+    assert_int_equal(
+        kvf_transformer_observe(r.rig.transformer, kvf_head_sensitivity_see, r.sensitivity),
+        KVF_UNSUPPORTED);
     assert_int_equal(kvf_transformer_observe(r.rig.transformer, NULL, NULL), KVF_OK);
     run_close(&r);
 }
@@ -248,10 +250,10 @@ static void a_gpu_shows_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest on_host[] = {
-        cmocka_unit_test(heat_is_what_streaming_loses),
+        cmocka_unit_test(sensitivity_is_what_streaming_loses),
         cmocka_unit_test(looking_changes_no_bit),
         cmocka_unit_test(threads_change_no_bit),
-        cmocka_unit_test(a_full_budget_has_no_heat),
+        cmocka_unit_test(a_full_budget_has_no_sensitivity),
     };
     const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_shows_nothing)};
     if (is_on_gpu())
