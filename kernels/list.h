@@ -21,7 +21,7 @@
     SIMD(score, encode)                                                                            \
     SIMD(score, rotate)                                                                            \
     SIMD(score, score_codes)                                                                       \
-    SIMD(score, fold)                                                                              \
+    SIMD(score, reduce_mass)                                                                       \
     PLAIN(score, centroids)                                                                        \
     SIMD(score, score_centroids)                                                                   \
     PLAIN(score, filter)                                                                           \

@@ -12,7 +12,7 @@ from gpu_job import Job, output_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Kernels of a step, as the profiler names them.
-STEP_KERNELS = "append_kernel|rotate_rows|score_codes_tile|score_codes_pages|fold_pages|select_list|step_chunks|step_plain"
+STEP_KERNELS = "append_kernel|rotate_rows|score_codes_tile|score_codes_pages|reduce_mass_pages|select_list|step_chunks|step_plain"
 # How large the cases are: on a GPU, and where the emulator only shows that they run.
 LARGE = {"context": 131072, "dense": 4096, "layers": 32, "batch": 16, "shape": "llama-3.1-8b", "tokens": 48,
          "divide": 1, "decode": ["--steps", "20"]}

@@ -124,7 +124,11 @@ KVF_INLINE float kvf_observe_weight(const kvf_observe_args *a, uint32_t w)
  * j+width/2], times `scale` unless that is 0; out[r, j] = x, or out + x, or the larger of the two.
  * One task per row.
  */
-typedef enum kvf_pool_fold { KVF_FOLD_SET, KVF_FOLD_ADD, KVF_FOLD_MAX } kvf_pool_fold;
+typedef enum kvf_pool_combine {
+    KVF_COMBINE_SET,
+    KVF_COMBINE_ADD,
+    KVF_COMBINE_MAX
+} kvf_pool_combine;
 
 typedef struct kvf_pool_args {
     uint32_t rows;
@@ -133,7 +137,7 @@ typedef struct kvf_pool_args {
     uint32_t width; /* odd */
     uint32_t average;
     uint32_t out_stride; /* 0 = stride */
-    kvf_pool_fold fold;
+    kvf_pool_combine combine;
     float scale; /* 0 = none */
     const float *in;
     float *out; /* not in, unless width is 1 */

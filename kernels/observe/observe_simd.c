@@ -270,7 +270,7 @@ static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
 }
 
 /* The larger, head after head, into out; `is_first`: there is nothing yet. */
-static void fold_head(const float *head, float *out, size_t tokens, int is_first)
+static void take_larger(const float *head, float *out, size_t tokens, int is_first)
 {
     for (size_t i = 0; i < tokens; i++)
         out[i] = is_first || head[i] > out[i] ? head[i] : out[i];
@@ -300,7 +300,7 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
             score_rows(&t, a, &c, first, kvf_min_u32(most, begin + part - first),
                        by_head ? head_sum : to);
         if (by_head)
-            fold_head(head_sum, to, tokens, begin == 0);
+            take_larger(head_sum, to, tokens, begin == 0);
     }
     for (size_t i = 0; a->accumulates && i < tokens; i++)
         out[i] += total[i];

@@ -34,9 +34,9 @@ static __global__ void __launch_bounds__(THREADS) pool_row(const __grid_constant
     float x = a.average ? sum / (float)a.width : top;
     if (a.scale != 0.0f)
         x *= a.scale;
-    if (a.fold == KVF_FOLD_ADD)
+    if (a.combine == KVF_COMBINE_ADD)
         x += *out;
-    else if (a.fold == KVF_FOLD_MAX)
+    else if (a.combine == KVF_COMBINE_MAX)
         x = *out > x ? *out : x;
     *out = x;
 }

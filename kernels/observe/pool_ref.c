@@ -3,21 +3,21 @@
 /*
  * Smoothing of scores along tokens, the specification. Knows nothing of heads. Windows are centred;
  * outside the row there is zero for the average, which always divides by the full width, and
- * nothing for the maximum. The score that is there already is read only if the fold asks for it.
+ * nothing for the maximum. The score that is there already is read only if it is combined with it.
  */
 
 #include <math.h>
 
 #include "variants.h"
 
-static float fold(const kvf_pool_args *a, double x, float old)
+static float combine(const kvf_pool_args *a, double x, float old)
 {
     if (a->scale != 0.0f)
         x *= (double)a->scale;
     const float y = (float)x;
-    if (a->fold == KVF_FOLD_ADD)
+    if (a->combine == KVF_COMBINE_ADD)
         return (float)((double)old + x);
-    return a->fold == KVF_FOLD_MAX && old > y ? old : y;
+    return a->combine == KVF_COMBINE_MAX && old > y ? old : y;
 }
 
 void kvf_pool_ref(const void *args, uint32_t task)
@@ -36,6 +36,6 @@ void kvf_pool_ref(const void *args, uint32_t task)
             top = in[i] > top ? in[i] : top;
         }
         const double x = a->average ? sum / a->width : (double)top;
-        out[j] = fold(a, x, a->fold == KVF_FOLD_SET ? 0.0f : out[j]);
+        out[j] = combine(a, x, a->combine == KVF_COMBINE_SET ? 0.0f : out[j]);
     }
 }

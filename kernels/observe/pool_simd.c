@@ -11,14 +11,14 @@
 #include "variants.h"
 
 /* out[0 .. count) takes the pooled values x. */
-KVF_ALWAYS_INLINE void fold(const kvf_pool_args *a, const float *x, float *out, uint32_t count)
+KVF_ALWAYS_INLINE void combine(const kvf_pool_args *a, const float *x, float *out, uint32_t count)
 {
     const float scale = a->scale != 0.0f ? a->scale : 1.0f;
     for (uint32_t i = 0; i < count; i++) {
         float y = x[i] * scale;
-        if (a->fold == KVF_FOLD_ADD)
+        if (a->combine == KVF_COMBINE_ADD)
             y += out[i];
-        else if (a->fold == KVF_FOLD_MAX)
+        else if (a->combine == KVF_COMBINE_MAX)
             y = out[i] > y ? out[i] : y;
         out[i] = y;
     }
@@ -35,7 +35,7 @@ static void pool_one(const kvf_pool_args *a, const float *in, float *out, uint32
         top = in[i] > top ? in[i] : top;
     }
     const float x = a->average ? sum * (1.0f / (float)a->width) : top; /* as below */
-    fold(a, &x, out + j, 1);
+    combine(a, &x, out + j, 1);
 }
 
 void KVF_SIMD_NAME(pool)(const void *args, uint32_t task)
@@ -56,7 +56,7 @@ void KVF_SIMD_NAME(pool)(const void *args, uint32_t task)
         }
         float x[VF_LANES];
         vf_store(x, a->average ? vf_mul(sum, vf_set(1.0f / (float)a->width)) : top);
-        fold(a, x, out + j, VF_LANES);
+        combine(a, x, out + j, VF_LANES);
     }
     for (; j < a->count; j++)
         pool_one(a, in, out, j);

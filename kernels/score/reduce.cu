@@ -52,7 +52,7 @@ static __device__ __forceinline__ float weight_of(const kvf_reduce_args &a, floa
 }
 
 static __global__ void __launch_bounds__(FOLD_THREADS)
-    fold_rows(const __grid_constant__ kvf_reduce_args a)
+    reduce_rows(const __grid_constant__ kvf_reduce_args a)
 {
     const uint32_t page = blockIdx.x * FOLD_THREADS + threadIdx.x, output = blockIdx.y;
     kvf_wait_for_earlier();
@@ -161,7 +161,7 @@ extern "C" int kvf_reduce_cuda(const void *args, uint32_t tasks, void *stream)
     if (a->outputs == 0 || a->pages_max == 0)
         return cudaSuccess;
     if (a->kind != KVF_GROUP_MEAN_SOFTMAX)
-        return kvf_cuda_launch_early<fold_rows>(
+        return kvf_cuda_launch_early<reduce_rows>(
             dim3(kvf_div_ceil_u32(a->pages_max, FOLD_THREADS), a->outputs), dim3(FOLD_THREADS), 0,
             (cudaStream_t)stream, *a);
     const uint64_t scores = (uint64_t)a->rows * a->pages_max;

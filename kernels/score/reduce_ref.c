@@ -40,7 +40,7 @@ static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, 
     }
 }
 
-static float fold(const kvf_reduce_args *a, const float *rows, uint32_t page)
+static float reduce_page(const kvf_reduce_args *a, const float *rows, uint32_t page)
 {
     double sum = 0.0;
     float top = -INFINITY;
@@ -60,7 +60,7 @@ void kvf_reduce_ref(const void *args, uint32_t task)
     float *out = a->out + (size_t)task * a->pages_max;
     if (a->kind != KVF_GROUP_MEAN_SOFTMAX) {
         for (uint32_t p = 0; p < pages; p++)
-            out[p] = fold(a, rows, p);
+            out[p] = reduce_page(a, rows, p);
         return;
     }
     for (uint32_t p = 0; p < pages; p++)
@@ -68,9 +68,9 @@ void kvf_reduce_ref(const void *args, uint32_t task)
     for (uint32_t r = 0; r < a->rows; r++)
         add_softmax(a, rows + (size_t)r * a->pages_max, out, pages);
     for (uint32_t p = 0; p < pages; p++)
-        if (isinf(fold(&(kvf_reduce_args){.kind = KVF_GROUP_MAX,
-                                          .rows = a->rows,
-                                          .pages_max = a->pages_max},
-                       rows, p)))
+        if (isinf(reduce_page(&(kvf_reduce_args){.kind = KVF_GROUP_MAX,
+                                                 .rows = a->rows,
+                                                 .pages_max = a->pages_max},
+                              rows, p)))
             out[p] = -INFINITY;
 }

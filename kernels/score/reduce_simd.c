@@ -110,8 +110,8 @@ static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, 
     }
 }
 
-static void fold_rows(const kvf_reduce_args *a, const float *rows, float *out, uint32_t pages,
-                      const int sum)
+static void reduce_rows(const kvf_reduce_args *a, const float *rows, float *out, uint32_t pages,
+                        const int sum)
 {
     for (uint32_t p = 0; p < pages; p += VF_LANES) {
         vf x = vf_zero();
@@ -132,7 +132,7 @@ void KVF_SIMD_NAME(reduce)(const void *args, uint32_t task)
     const float *rows = a->scores + (size_t)task * a->rows * a->pages_max;
     float *out = a->out + (size_t)task * a->pages_max;
     if (a->kind != KVF_GROUP_MEAN_SOFTMAX) {
-        fold_rows(a, rows, out, pages, a->kind == KVF_GROUP_SUM);
+        reduce_rows(a, rows, out, pages, a->kind == KVF_GROUP_SUM);
         return;
     }
     memset(out, 0, pages * sizeof *out);

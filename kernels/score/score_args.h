@@ -198,9 +198,10 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  * of the first of them scores it for all, by one look at its codes; what would be the tasks of the
  * others does not. Skipped tokens are each row's own. The bits are those without an order. The cost
  * of softmax over the whole context: no second look at the codes. Two bytes per page and query head
- * leave this kernel and come back in fold, and eight per tile and head; one exponential per token
- * and head here, one per tile and head there, and no logarithm. At pages of one token, a group of 4
- * and head_dim 128 that is 8 bytes written and read beside 34 of codes; at pages of 8, one byte.
+ * leave this kernel and come back in reduce_mass, and eight per tile and head; one exponential per
+ * token and head here, one per tile and head there, and no logarithm. At pages of one token, a
+ * group of 4 and head_dim 128 that is 8 bytes written and read beside 34 of codes; at pages of 8,
+ * one byte.
  */
 #define KVF_SCORE_CODES_TOKENS 1024u
 #define KVF_SCORE_CODES_TILES  2u  /* of a task, at least: more in long lists, */
@@ -452,7 +453,7 @@ typedef struct kvf_filter_args {
 } kvf_filter_args;
 KVF_TASKS(filter, kvf_filter_args, a->lists)
 
-/* ---- fold: masses of query heads into scores of pages ----
+/* ---- reduce_mass: masses of query heads into scores of pages ----
  * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a
  * page of tile i weighs mass * exp(top_i - M) / S, and its score for one head is top_i + ln mass.
  * out[l, p] for p < pages[l] is, over the group's heads in order: MEAN_SOFTMAX: the mean of the
@@ -460,15 +461,15 @@ KVF_TASKS(filter, kvf_filter_args, a->lists)
  * blocks none of whose tokens counts, whose masses are not looked at. A mass of 0 was too small for
  * bf16; its logarithm counts as that of 2^-126.
  *
- * Damage does not spread: a top is taken within +-KVF_FOLD_TOP_MAX, a sum or mass within 0 ..
- * KVF_FOLD_MASS_MAX, NaN as the least; a row whose S is below 1/2, which no sound one is, weighs
- * nothing. A task is KVF_FOLD_PAGES consecutive pages of one list.
+ * Damage does not spread: a top is taken within +-KVF_REDUCE_TOP_MAX, a sum or mass within 0 ..
+ * KVF_REDUCE_MASS_MAX, NaN as the least; a row whose S is below 1/2, which no sound one is, weighs
+ * nothing. A task is KVF_REDUCE_PAGES consecutive pages of one list.
  */
-#define KVF_FOLD_TOP_MAX  0x1p120f
-#define KVF_FOLD_MASS_MAX 0x1p100f
-#define KVF_FOLD_PAGES    8192u
+#define KVF_REDUCE_TOP_MAX  0x1p120f
+#define KVF_REDUCE_MASS_MAX 0x1p100f
+#define KVF_REDUCE_PAGES    8192u
 
-typedef struct kvf_fold_args {
+typedef struct kvf_reduce_mass_args {
     kvf_group_reduce kind;
     uint32_t page_size;
     uint32_t block_size; /* 32 or 64 tokens, >= page_size */
@@ -482,8 +483,9 @@ typedef struct kvf_fold_args {
     const uint64_t *const *bits; /* [lists] -> [blocks], those that `score_codes` had */
     const uint32_t *pages;       /* [lists] */
     float *out;                  /* [lists, pages_max] */
-} kvf_fold_args;
-KVF_TASKS(fold, kvf_fold_args, kvf_div_ceil_u32(a->pages_max, KVF_FOLD_PAGES) * a->lists)
+} kvf_reduce_mass_args;
+KVF_TASKS(reduce_mass, kvf_reduce_mass_args,
+          kvf_div_ceil_u32(a->pages_max, KVF_REDUCE_PAGES) * a->lists)
 
 /* Pages of a tile. */
 KVF_INLINE uint32_t kvf_tile_pages(uint32_t page_size)

@@ -104,25 +104,25 @@ static kvf_status score_by_codes(kvf_step *step)
                                               .mass = t->by_codes.mass,
                                               .top = t->by_codes.top,
                                               .sum = t->by_codes.sum};
-    const kvf_fold_args fold = {.kind = part->config.group_reduce,
-                                .page_size = page_size,
-                                .block_size = p->block_size,
-                                .lists = score_codes.lists,
-                                .group = p->group,
-                                .pages_max = step->stride,
-                                .tiles_max = score_codes.tiles_max,
-                                .mass = t->by_codes.mass,
-                                .top = t->by_codes.top,
-                                .sum = t->by_codes.sum,
-                                .bits = step->bits,
-                                .pages = step->pages,
-                                .out = t->reduced};
+    const kvf_reduce_mass_args reduce = {.kind = part->config.group_reduce,
+                                         .page_size = page_size,
+                                         .block_size = p->block_size,
+                                         .lists = score_codes.lists,
+                                         .group = p->group,
+                                         .pages_max = step->stride,
+                                         .tiles_max = score_codes.tiles_max,
+                                         .mass = t->by_codes.mass,
+                                         .top = t->by_codes.top,
+                                         .sum = t->by_codes.sum,
+                                         .bits = step->bits,
+                                         .pages = step->pages,
+                                         .out = t->reduced};
     /* Policies with other lists than KV heads have boxes of their own. */
     KVF_ASSERT(p->lists == p->kv_heads && part->dims.choose_lists == p->lists);
     KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
     KVF_TRY(filter(step));
     KVF_TRY(KVF_LAUNCH(step, score_codes, score_codes));
-    return KVF_LAUNCH(step, fold, fold);
+    return KVF_LAUNCH(step, reduce_mass, reduce);
 }
 
 /* The caller's scores, or its pages as scores. */

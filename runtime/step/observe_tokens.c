@@ -150,20 +150,20 @@ static kvf_status put_heads(const scoring *s, uint32_t member)
     const uint32_t group = s->step->part->dims.paging.group;
     const size_t count = s->args->candidates - s->args->begin;
     kvf_pool_args a = pool_args(s, s->args->heads + member * count, group * count);
-    a.fold = s->args->accumulates ? KVF_FOLD_ADD : KVF_FOLD_SET;
+    a.combine = s->args->accumulates ? KVF_COMBINE_ADD : KVF_COMBINE_SET;
     return KVF_LAUNCH(s->step, pool, a);
 }
 
 /* Pool, and reduce into `out`, which has something already if `is_there`. */
-static kvf_status fold_member(const scoring *s, float *out, bool is_there)
+static kvf_status combine_member(const scoring *s, float *out, bool is_there)
 {
     const kvf_scores_args *args = s->args;
     kvf_pool_args a = pool_args(s, out, args->candidates - args->begin);
     a.width = args->pool_width;
     a.average = args->pool == KVF_POOL_AVERAGE;
     if (is_there)
-        a.fold =
-            args->group_reduce == KVF_GROUP_MAX && s->members > 1 ? KVF_FOLD_MAX : KVF_FOLD_ADD;
+        a.combine = args->group_reduce == KVF_GROUP_MAX && s->members > 1 ? KVF_COMBINE_MAX
+                                                                          : KVF_COMBINE_ADD;
     if (s->members > 1 && args->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
         a.scale = 1.0f / (float)s->members;
     return KVF_LAUNCH(s->step, pool, a);
@@ -175,7 +175,7 @@ static kvf_status add_work(const scoring *s)
     kvf_pool_args a = pool_args(s, s->args->out, 0);
     a.stride = a.count;
     a.in = s->work;
-    a.fold = KVF_FOLD_ADD;
+    a.combine = KVF_COMBINE_ADD;
     return KVF_LAUNCH(s->step, pool, a);
 }
 
@@ -197,7 +197,7 @@ static kvf_status enqueue(scoring *s)
         KVF_TRY(score_member(s, m));
         if (args->heads)
             KVF_TRY(put_heads(s, m));
-        KVF_TRY(fold_member(s, out, m > 0 || (args->accumulates && !is_apart)));
+        KVF_TRY(combine_member(s, out, m > 0 || (args->accumulates && !is_apart)));
     }
     return is_apart ? add_work(s) : KVF_OK;
 }

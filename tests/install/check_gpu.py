@@ -116,7 +116,7 @@ class Calls(unittest.TestCase):
     def test_sanitizer_looks_at_what_failed(self):
         kept = self.kept()
         kept.add("kernels", {"name": "kernels topk", "command": "check --op topk", "status": "failed"})
-        kept.add("kernels", {"name": "kernels fold", "command": "check --op fold", "status": "ok"})
+        kept.add("kernels", {"name": "kernels reduce_mass", "command": "check --op reduce_mass", "status": "ok"})
         names = [j.name for j in gpu.jobs_of("sanitizer", self.tree, self.folder, kept)]
         self.assertEqual(names, ["memcheck of kernels topk", "racecheck of kernels topk"])
 

@@ -14,7 +14,7 @@ import gpu_aims
 def results(device="NVIDIA H100", slower=1.0):
     """As if every aim were met with a tenth to spare, or missed where `slower` is 2."""
     def kernels():
-        for op in ("append", "score_codes", "fold", "select", "attend, all here"):
+        for op in ("append", "score_codes", "reduce_mass", "select", "attend, all here"):
             for batch in (1, 4, 16):
                 yield {"op": op, "batch": batch, "us": 7 * slower, "times_floor": 1.05 * slower}
 

@@ -340,22 +340,22 @@ static kvf_score_codes_args score_codes_args(const layers *d, uint32_t first, ui
                                   .sum = d->sum + row * tiles};
 }
 
-static kvf_fold_args fold_args(const layers *d, uint32_t first, uint32_t rows)
+static kvf_reduce_mass_args reduce_mass_args(const layers *d, uint32_t first, uint32_t rows)
 {
     const kvf_score_codes_args score_codes = score_codes_args(d, first, rows);
-    return (kvf_fold_args){.kind = KVF_GROUP_MEAN_SOFTMAX,
-                           .page_size = PAGE,
-                           .block_size = BLOCK,
-                           .lists = score_codes.lists,
-                           .group = GROUP,
-                           .pages_max = d->pages,
-                           .tiles_max = score_codes.tiles_max,
-                           .mass = score_codes.mass,
-                           .top = score_codes.top,
-                           .sum = score_codes.sum,
-                           .bits = score_codes.bits,
-                           .pages = score_codes.pages,
-                           .out = d->scores + (size_t)first * HEADS * d->pages};
+    return (kvf_reduce_mass_args){.kind = KVF_GROUP_MEAN_SOFTMAX,
+                                  .page_size = PAGE,
+                                  .block_size = BLOCK,
+                                  .lists = score_codes.lists,
+                                  .group = GROUP,
+                                  .pages_max = d->pages,
+                                  .tiles_max = score_codes.tiles_max,
+                                  .mass = score_codes.mass,
+                                  .top = score_codes.top,
+                                  .sum = score_codes.sum,
+                                  .bits = score_codes.bits,
+                                  .pages = score_codes.pages,
+                                  .out = d->scores + (size_t)first * HEADS * d->pages};
 }
 
 static kvf_select_args select_args(const layers *d, uint32_t first, uint32_t rows)
@@ -528,7 +528,7 @@ static void time_launches(layers *d, const char *op, kvf_task_fn fn, kvf_task_fn
 TIMED(append, "append", append, kvf_append_args, d->rows / batch)
 TIMED(rotate, "rotate", rotate, kvf_rotate_args, d->rows / batch)
 TIMED(score_codes, "score_codes", score_codes, kvf_score_codes_args, d->rows / batch)
-TIMED(fold, "fold", fold, kvf_fold_args, d->rows / batch)
+TIMED(reduce_mass, "reduce_mass", reduce_mass, kvf_reduce_mass_args, d->rows / batch)
 TIMED(select, "select", select, kvf_select_args, d->rows / batch)
 TIMED(hits, "attend, all here", attend_step, kvf_attend_step_args, d->rows / batch)
 TIMED(some, "attend, 1/8 missed", attend_step, kvf_attend_step_args, d->rows / batch)
@@ -556,7 +556,9 @@ static void time_step(layers *d, const char *op, uint32_t batch)
         {"score_codes",
          time_score_codes,
          {codes + GROUP * scored * bf16 + tiles, 0, dots * d->tokens}},
-        {"fold", time_fold, {GROUP * scored * bf16 + tiles + scored * fp32, 0, GROUP * scored}},
+        {"reduce_mass",
+         time_reduce_mass,
+         {GROUP * scored * bf16 + tiles + scored * fp32, 0, GROUP * scored}},
         {"select", time_select, {scored * fp32 + lists * SPANS * sizeof(kvf_span), 0, scored}},
         {"attend", time_hits, {attended + 2 * q, 0, 2 * dots * BUDGET}},
         {"attend", time_some, {attended + 2 * q, attended / MISS_EVERY, 2 * dots * BUDGET}},

@@ -211,21 +211,21 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
                                     .mass = check_out(c, (size_t)GROUP * pages * sizeof(uint16_t)),
                                     .top = check_out(c, (size_t)GROUP * tiles * sizeof(float)),
                                     .sum = check_out(c, (size_t)GROUP * tiles * sizeof(float))};
-    const kvf_fold_args f = {.kind = kind,
-                             .page_size = page_size,
-                             .block_size = BLOCK,
-                             .lists = 1,
-                             .group = GROUP,
-                             .pages_max = pages,
-                             .tiles_max = tiles,
-                             .mass = w.mass,
-                             .top = w.top,
-                             .sum = w.sum,
-                             .bits = w.bits,
-                             .pages = count,
-                             .out = check_out(c, pages * sizeof(float))};
+    const kvf_reduce_mass_args f = {.kind = kind,
+                                    .page_size = page_size,
+                                    .block_size = BLOCK,
+                                    .lists = 1,
+                                    .group = GROUP,
+                                    .pages_max = pages,
+                                    .tiles_max = tiles,
+                                    .mass = w.mass,
+                                    .top = w.top,
+                                    .sum = w.sum,
+                                    .bits = w.bits,
+                                    .pages = count,
+                                    .out = check_out(c, pages * sizeof(float))};
     CHECK_RUN(c, c->var, score_codes, &w, false);
-    CHECK_RUN(c, c->var, fold, &f, false);
+    CHECK_RUN(c, c->var, reduce_mass, &f, false);
     double all[GROUP], total = 0.0;
     for (uint32_t h = 0; h < GROUP; h++)
         all[h] = weight_of(x, bits, h, 0, TOKENS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on codes against their references: encode, rotate, score_codes, fold; centroids,
+ * Kernels on codes against their references: encode, rotate, score_codes, reduce_mass; centroids,
  * score_centroids, filter.
  *
  * Codes, scales, queries in int8 and the largest logits have the same bits everywhere. Where there
@@ -424,7 +424,8 @@ void check_score_codes(check *c)
 }
 
 /* Tops of ordinary logits; with `is_damaged` also what no tile should have. */
-static void make_tiles(check *c, const kvf_fold_args *a, float *top, float *sum, bool is_damaged)
+static void make_tiles(check *c, const kvf_reduce_mass_args *a, float *top, float *sum,
+                       bool is_damaged)
 {
     static const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -1.0f, 0.0f};
     for (size_t i = 0; i < (size_t)a->lists * a->group * a->tiles_max; i++) {
@@ -441,7 +442,7 @@ static void make_tiles(check *c, const kvf_fold_args *a, float *top, float *sum,
 
 /* Masses: a page of a tile without tokens has none; the heads of a page agree on that. Those of
  * blocks none of whose tokens counts are never looked at, so they are anything. */
-static void make_masses(check *c, const kvf_fold_args *a, uint16_t *mass, const float *top,
+static void make_masses(check *c, const kvf_reduce_mass_args *a, uint16_t *mass, const float *top,
                         bool is_damaged)
 {
     static const uint16_t odd[] = {0x7fc0, 0x7f80, 0xff80, 0x7f7f, 0x8000, 0x0001};
@@ -465,7 +466,7 @@ static void make_masses(check *c, const kvf_fold_args *a, uint16_t *mass, const 
 }
 
 /* Whether a page has a mass that no sound page has: what it scores is its own business. */
-static bool is_heavy(const kvf_fold_args *a, size_t list, uint32_t page)
+static bool is_heavy(const kvf_reduce_mass_args *a, size_t list, uint32_t page)
 {
     const uint64_t bits = a->bits[list][page / (a->block_size / a->page_size)];
     for (uint32_t g = 0; g < a->group; g++)
@@ -477,7 +478,8 @@ static bool is_heavy(const kvf_fold_args *a, size_t list, uint32_t page)
 
 /* A logarithm and a top cancel at most to the error of the larger, about 90 * 2^-23 per head; a
  * weight is a product of exponentials of at most -88, in 2^-23, and a sum over tiles and heads. */
-static void compare_scores(check *c, const kvf_fold_args *a, const float *got, const float *want)
+static void compare_scores(check *c, const kvf_reduce_mass_args *a, const float *got,
+                           const float *want)
 {
     const bool is_centroid = a->kind == KVF_GROUP_MEAN_SOFTMAX;
     for (size_t l = 0; l < a->lists; l++)
@@ -492,15 +494,15 @@ static void compare_scores(check *c, const kvf_fold_args *a, const float *got, c
         }
 }
 
-static void fold_case(check *c, kvf_group_reduce kind, uint32_t page_size, uint32_t group,
-                      bool is_damaged)
+static void reduce_mass_case(check *c, kvf_group_reduce kind, uint32_t page_size, uint32_t group,
+                             bool is_damaged)
 {
-    kvf_fold_args a = {.kind = kind, .page_size = page_size, .group = group};
+    kvf_reduce_mass_args a = {.kind = kind, .page_size = page_size, .group = group};
     if (!check_begin(c))
         return;
     a.block_size = page_size > 32 ? 64 : 32u << check_below(c, 2);
     a.lists = 1 + check_below(c, 2);
-    a.pages_max = 1 + check_below(c, check_below(c, 8) ? 3000 : 2 * KVF_FOLD_PAGES);
+    a.pages_max = 1 + check_below(c, check_below(c, 8) ? 3000 : 2 * KVF_REDUCE_PAGES);
     a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
     check_describe(c, "kind=%d P=%u block=%u G=%u lists=%u pages=%u%s", (int)kind, page_size,
                    a.block_size, group, a.lists, a.pages_max, is_damaged ? " damaged" : "");
@@ -528,17 +530,17 @@ static void fold_case(check *c, kvf_group_reduce kind, uint32_t page_size, uint3
     const size_t count = (size_t)a.lists * a.pages_max;
     for (int i = 0; i < 2; i++) {
         out[i] = a.out = check_out(c, count * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, fold, &a, i);
+        CHECK_RUN(c, i ? c->var : c->ref, reduce_mass, &a, i);
     }
     compare_scores(c, &a, out[1], out[0]);
 }
 
-void check_fold(check *c)
+void check_reduce_mass(check *c)
 {
     for (uint32_t p = 0; p < 7; p++)
         for (uint32_t i = 0; i < 18; i++)
-            fold_case(c, (kvf_group_reduce)(i % 3), 1u << p,
-                      check_groups[(p + 5 * i) % CHECK_GROUPS], i >= 12);
+            reduce_mass_case(c, (kvf_group_reduce)(i % 3), 1u << p,
+                             check_groups[(p + 5 * i) % CHECK_GROUPS], i >= 12);
 }
 
 /* ---- centroids, score_centroids, filter ---- */

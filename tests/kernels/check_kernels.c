@@ -37,7 +37,7 @@ static const struct {
     {"score", "encode", check_encode, 1},
     {"score", "rotate", check_rotate, 1},
     {"score", "score_codes", check_score_codes, 2},
-    {"score", "fold", check_fold, 1},
+    {"score", "reduce_mass", check_reduce_mass, 1},
     {"score", "codes", check_codes, 1},
     {"score", "centroids", check_centroids, 1},
     {"score", "score_centroids", check_score_centroids, 1},

@@ -189,10 +189,10 @@ void check_pool(check *c)
         a.rows = 1 + check_below(c, 3);
         a.stride = a.count + check_below(c, 4);
         a.out_stride = check_below(c, 2) ? a.count + check_below(c, 4) : 0;
-        a.fold = (kvf_pool_fold)check_below(c, 3);
+        a.combine = (kvf_pool_combine)check_below(c, 3);
         a.scale = check_below(c, 2) ? 0.25f + (float)check_below(c, 3) : 0.0f;
-        check_describe(c, "rows=%u count=%u width=%u average=%u fold=%d scale=%g", a.rows, a.count,
-                       a.width, a.average, (int)a.fold, (double)a.scale);
+        check_describe(c, "rows=%u count=%u width=%u average=%u combine=%d scale=%g", a.rows,
+                       a.count, a.width, a.average, (int)a.combine, (double)a.scale);
         const size_t all = (size_t)a.rows * a.stride;
         const size_t written = (size_t)a.rows * (a.out_stride ? a.out_stride : a.stride);
         float *in = check_in(c, all * sizeof *in);
@@ -207,7 +207,8 @@ void check_pool(check *c)
         }
         /* 13 terms of at most 120, divided by their number; a quarter to 2.25 of it is a product
          * that is rounded, and a sum with it is rounded again. */
-        const double rounded = a.scale != 0.0f && a.fold == KVF_FOLD_ADD ? 300.0 * 0x1p-23 : 0.0;
+        const double rounded =
+            a.scale != 0.0f && a.combine == KVF_COMBINE_ADD ? 300.0 * 0x1p-23 : 0.0;
         const double average = a.average ? 300.0 * (a.width + 2) * 0x1p-24 : 0.0;
         check_elements(c, "out", out[1], out[0], KVF_FP32, written, average + rounded, 0.0);
     }

@@ -140,7 +140,7 @@ void check_reduce(check *c);
 void check_encode(check *c);
 void check_rotate(check *c);
 void check_score_codes(check *c);
-void check_fold(check *c);
+void check_reduce_mass(check *c);
 void check_centroids(check *c);
 void check_score_centroids(check *c);
 void check_filter(check *c);

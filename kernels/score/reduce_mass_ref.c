@@ -20,7 +20,7 @@ static double tame(float x, float least, float most)
 
 static double tame_top(float top)
 {
-    return tame(top, -KVF_FOLD_TOP_MAX, KVF_FOLD_TOP_MAX);
+    return tame(top, -KVF_REDUCE_TOP_MAX, KVF_REDUCE_TOP_MAX);
 }
 
 typedef struct row {
@@ -28,18 +28,18 @@ typedef struct row {
     double sum; /* S */
 } row;
 
-static row row_of(const kvf_fold_args *a, size_t head, uint32_t tiles)
+static row row_of(const kvf_reduce_mass_args *a, size_t head, uint32_t tiles)
 {
     const float *top = a->top + head * a->tiles_max, *sum = a->sum + head * a->tiles_max;
     row r = {.top = tame_top(-INFINITY)};
     for (uint32_t i = 0; i < tiles; i++)
         r.top = fmax(r.top, tame_top(top[i]));
     for (uint32_t i = 0; i < tiles; i++)
-        r.sum += tame(sum[i], 0.0f, KVF_FOLD_MASS_MAX) * exp(tame_top(top[i]) - r.top);
+        r.sum += tame(sum[i], 0.0f, KVF_REDUCE_MASS_MAX) * exp(tame_top(top[i]) - r.top);
     return r;
 }
 
-static float score(const kvf_fold_args *a, const row *rows, uint32_t list, uint32_t page)
+static float score(const kvf_reduce_mass_args *a, const row *rows, uint32_t list, uint32_t page)
 {
     const uint32_t tile = page / kvf_tile_pages(a->page_size);
     float sum = 0.0f, best = -INFINITY;
@@ -48,7 +48,7 @@ static float score(const kvf_fold_args *a, const row *rows, uint32_t list, uint3
         const size_t head = (size_t)list * a->group + g;
         const float raw = kvf_bf16_to_float(a->mass[head * a->pages_max + page]);
         const double top = tame_top(a->top[head * a->tiles_max + tile]);
-        const double mass = tame(raw, 0.0f, KVF_FOLD_MASS_MAX);
+        const double mass = tame(raw, 0.0f, KVF_REDUCE_MASS_MAX);
         double one = top + log(fmax(mass, 0x1p-126));
         if (a->kind == KVF_GROUP_MEAN_SOFTMAX)
             one = rows[g].sum < 0.5 ? 0.0 : mass * exp(top - rows[g].top) / rows[g].sum / a->group;
@@ -59,18 +59,18 @@ static float score(const kvf_fold_args *a, const row *rows, uint32_t list, uint3
     return !any ? -INFINITY : a->kind == KVF_GROUP_MAX ? best : sum;
 }
 
-void kvf_fold_ref(const void *args, uint32_t task)
+void kvf_reduce_mass_ref(const void *args, uint32_t task)
 {
-    const kvf_fold_args *a = args;
-    const uint32_t parts = kvf_div_ceil_u32(a->pages_max, KVF_FOLD_PAGES);
+    const kvf_reduce_mass_args *a = args;
+    const uint32_t parts = kvf_div_ceil_u32(a->pages_max, KVF_REDUCE_PAGES);
     const uint32_t list = task / parts, pages = a->pages[list];
-    const uint32_t first = task % parts * KVF_FOLD_PAGES;
+    const uint32_t first = task % parts * KVF_REDUCE_PAGES;
     row rows[KVF_GROUP_MAX_HEADS];
     if (first >= pages)
         return;
     for (uint32_t g = 0; g < a->group; g++)
         rows[g] = row_of(a, (size_t)list * a->group + g, kvf_tiles(pages, a->page_size));
-    for (uint32_t p = first; p < kvf_min_u32(pages, first + KVF_FOLD_PAGES); p++) {
+    for (uint32_t p = first; p < kvf_min_u32(pages, first + KVF_REDUCE_PAGES); p++) {
         const uint64_t bits = a->bits[list][p / (a->block_size / a->page_size)];
         a->out[(size_t)list * a->pages_max + p] =
             kvf_block_counts(bits, a->block_size) ? score(a, rows, list, p) : -INFINITY;

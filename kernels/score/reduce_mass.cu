@@ -7,7 +7,7 @@
  * anew: eight bytes per tile and head, out of the cache. The factors that the pages of a tile share
  * of a head, the exponential, is found once per tile of the part. Then a thread is eight pages, 16
  * bytes per head, the first of them asked for before sums are known; a page alone where rows are
- * not aligned for that. Damaged numbers are made harmless as in fold_ref.c.
+ * not aligned for that. Damaged numbers are made harmless as in reduce_mass_ref.c.
  *
  * Bound: one read of the masses, 2 * group + 4 bytes per page. The chain of waits: the list's
  * length, its tiles with the first masses, shares; two barriers. Exactness: exp2f and logf in fp32;
@@ -38,7 +38,7 @@ static __device__ __forceinline__ float tame(float x, float least, float most)
 
 static __device__ __forceinline__ float tame_top(float x)
 {
-    return tame(x, -KVF_FOLD_TOP_MAX, KVF_FOLD_TOP_MAX);
+    return tame(x, -KVF_REDUCE_TOP_MAX, KVF_REDUCE_TOP_MAX);
 }
 
 struct row {
@@ -49,11 +49,12 @@ struct row {
 #define FRONT 4u /* tiles of a lane that are asked for at once */
 
 /* By one warp. */
-static __device__ __forceinline__ row find_row(const kvf_fold_args &a, size_t head, uint32_t tiles)
+static __device__ __forceinline__ row find_row(const kvf_reduce_mass_args &a, size_t head,
+                                               uint32_t tiles)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, rest = lane + FRONT * KVF_WARP_LANES;
     const float *top = a.top + head * a.tiles_max, *sum = a.sum + head * a.tiles_max;
-    row r = {-KVF_FOLD_TOP_MAX, 0.0f};
+    row r = {-KVF_REDUCE_TOP_MAX, 0.0f};
     float tops[FRONT], sums[FRONT], all = 0.0f;
 #pragma unroll
     for (uint32_t k = 0; k < FRONT; k++) {
@@ -71,9 +72,10 @@ static __device__ __forceinline__ row find_row(const kvf_fold_args &a, size_t he
         r.top = fmaxf(r.top, __shfl_xor_sync(KVF_FULL_WARP, r.top, step));
 #pragma unroll
     for (uint32_t k = 0; k < FRONT; k++)
-        all += tame(sums[k], 0.0f, KVF_FOLD_MASS_MAX) * exp2f((tame_top(tops[k]) - r.top) * LOG2E);
+        all +=
+            tame(sums[k], 0.0f, KVF_REDUCE_MASS_MAX) * exp2f((tame_top(tops[k]) - r.top) * LOG2E);
     for (uint32_t i = rest; i < tiles; i += KVF_WARP_LANES)
-        all += tame(sum[i], 0.0f, KVF_FOLD_MASS_MAX) * exp2f((tame_top(top[i]) - r.top) * LOG2E);
+        all += tame(sum[i], 0.0f, KVF_REDUCE_MASS_MAX) * exp2f((tame_top(top[i]) - r.top) * LOG2E);
 #pragma unroll
     for (int step = KVF_WARP_LANES / 2; step; step /= 2)
         all += __shfl_xor_sync(KVF_FULL_WARP, all, step);
@@ -84,7 +86,7 @@ static __device__ __forceinline__ row find_row(const kvf_fold_args &a, size_t he
 /* Shared by all pages of a tile for a head: a factor of their masses, or a term beside the
  * logarithm of these. */
 template <kvf_group_reduce KIND>
-static __device__ __forceinline__ float find_share(const kvf_fold_args &a, const row &r,
+static __device__ __forceinline__ float find_share(const kvf_reduce_mass_args &a, const row &r,
                                                    size_t head, uint32_t tile)
 {
     const float top = tame_top(a.top[head * a.tiles_max + tile]);
@@ -115,8 +117,8 @@ template <uint32_t N> struct masses {
 
 /* Bit i: a token of the block of page + i counts. */
 template <uint32_t N>
-static __device__ __forceinline__ uint32_t find_counting(const kvf_fold_args &a, uint32_t page,
-                                                         uint32_t end)
+static __device__ __forceinline__ uint32_t find_counting(const kvf_reduce_mass_args &a,
+                                                         uint32_t page, uint32_t end)
 {
     const uint32_t shift = (a.block_size == 64 ? 6 : 5) - kvf_page_shift(a.page_size);
     const uint64_t *bits = a.bits[blockIdx.y];
@@ -148,11 +150,11 @@ template <kvf_group_reduce KIND, uint32_t N> struct scores {
             const float raw = mass.get(i);
             any |= (uint32_t)(raw >= 0.0f) << i;
             if (KIND == KVF_GROUP_MEAN_SOFTMAX)
-                score[i] += tame(raw, 0.0f, KVF_FOLD_MASS_MAX) * share;
+                score[i] += tame(raw, 0.0f, KVF_REDUCE_MASS_MAX) * share;
             else if (KIND == KVF_GROUP_MAX)
-                score[i] = fmaxf(score[i], share + logf(tame(raw, 0x1p-126f, KVF_FOLD_MASS_MAX)));
+                score[i] = fmaxf(score[i], share + logf(tame(raw, 0x1p-126f, KVF_REDUCE_MASS_MAX)));
             else
-                score[i] += share + logf(tame(raw, 0x1p-126f, KVF_FOLD_MASS_MAX));
+                score[i] += share + logf(tame(raw, 0x1p-126f, KVF_REDUCE_MASS_MAX));
         }
     }
     __device__ __forceinline__ float get(uint32_t i, uint32_t counting) const
@@ -166,7 +168,7 @@ template <kvf_group_reduce KIND, uint32_t N> struct scores {
 /* A thread has N pages of a tile at a time. N > 1: rows of masses and scores are aligned to it. */
 template <kvf_group_reduce KIND, uint32_t N>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
-    fold_pages(const __grid_constant__ kvf_fold_args a, uint32_t part)
+    reduce_mass_pages(const __grid_constant__ kvf_reduce_mass_args a, uint32_t part)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t list = blockIdx.y, first = blockIdx.x * part;
@@ -234,7 +236,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 
 /* Pages of a block: few, so that all multiprocessors have some, while what a block does before its
  * first page is little beside it. */
-static uint32_t part_of(const kvf_fold_args *a)
+static uint32_t part_of(const kvf_reduce_mass_args *a)
 {
     const uint32_t most = a->group > KVF_SUBGROUP_HEADS ? PART : PART_LARGE; /* shared memory */
     uint32_t part = a->tiles_max > 256 ? most : PART;
@@ -243,7 +245,8 @@ static uint32_t part_of(const kvf_fold_args *a)
     return part;
 }
 
-template <kvf_group_reduce KIND> static int launch(const kvf_fold_args *a, cudaStream_t stream)
+template <kvf_group_reduce KIND>
+static int launch(const kvf_reduce_mass_args *a, cudaStream_t stream)
 {
     const uint32_t part = part_of(a);
     const dim3 grid(kvf_div_ceil_u32(a->pages_max, part), a->lists);
@@ -251,14 +254,14 @@ template <kvf_group_reduce KIND> static int launch(const kvf_fold_args *a, cudaS
     const size_t tiles = kvf_div_ceil_u32(part, kvf_tile_pages(a->page_size)) + 1;
     const size_t shared = a->group * (sizeof(row) + tiles * sizeof(float));
     if ((a->pages_max * sizeof *a->mass | (uintptr_t)a->mass | (uintptr_t)a->out) % 16 == 0)
-        return kvf_cuda_launch_early<fold_pages<KIND, AT_ONCE>>(grid, block, shared, stream, *a,
-                                                                part);
-    return kvf_cuda_launch_early<fold_pages<KIND, 1>>(grid, block, shared, stream, *a, part);
+        return kvf_cuda_launch_early<reduce_mass_pages<KIND, AT_ONCE>>(grid, block, shared, stream,
+                                                                       *a, part);
+    return kvf_cuda_launch_early<reduce_mass_pages<KIND, 1>>(grid, block, shared, stream, *a, part);
 }
 
-extern "C" int kvf_fold_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_reduce_mass_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    const kvf_fold_args *a = (const kvf_fold_args *)args;
+    const kvf_reduce_mass_args *a = (const kvf_reduce_mass_args *)args;
     (void)tasks;
     if (a->lists == 0 || a->pages_max == 0)
         return cudaSuccess;
