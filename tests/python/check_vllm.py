@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 from vllm_case import Case, main, stock, vllm_alone
@@ -217,9 +218,33 @@ class Linear(Case):
     def ask(self, ours, **changes):
         """Chunks, then requests that come and go, more than have room at once."""
         many = [prompts()[i % 12] for i in range(40)]
-        return self.ran(Engine([answer(prompts()), ("abort", [many], {"every": 4})], ours,
-                               model=self.model, enable_prefix_caching=False, max_model_len=1024,
-                               max_num_batched_tokens=256, **changes))
+        return self.run_with(ours, [answer(prompts()), ("abort", [many], {"every": 4})], enable_prefix_caching=False,
+                             max_model_len=1024, **changes)
+
+    def run_with(self, ours, calls, **changes):
+        return self.ran(Engine(calls, ours, **{"model": self.model, "max_num_batched_tokens": 256,
+                                               "enable_prefix_caching": True, **changes}))
+
+    def test_prefixes_are_shared(self):
+        """Whole blocks, and with a smaller unit blocks in whose middle a request goes on: vLLM copies them, and
+        pages follow, under either runner. Texts that go on after one, or after a part of it."""
+        self.model, base = linear_model(), (prompts()[-1] * 3)[:1400]
+        texts = [base, base[:1300] + base[:50], base + base[:300]]
+        calls = [answer(texts[:1]), answer(texts[1:]), answer(texts[::-1])]
+        full, small = ({"budget": budget, "local_tokens": 32, "host_memory": "512MiB"} for budget in (FULL, 128))
+        alone = self.run_with(None, calls, enable_prefix_caching=False)
+        blocks, parts = {"num_gpu_blocks_override": 60}, {"num_gpu_blocks_override": 60, "prefix_match_unit": 32}
+        told = [self.run_with(ours, calls, **how) for ours, how in (
+            (full, blocks), (full, {**parts, "second": True}), ({**small, "transfer": "direct"}, blocks),
+            ({**small, "transfer": "mapped"}, parts))]
+        found = [[0], [1248, 1248], [1248, 1248, 1248]], [[0], [1248, 1376], [1696, 1344, 1376]]
+        for engine, wanted, cached in zip(told, [alone.results] * 2 + [told[2].results] * 2, found * 2):
+            self.assertEqual([one["tokens"] for one in engine.results], [one["tokens"] for one in wanted])
+            self.assertEqual([one["cached"] for one in engine.results], cached)
+            self.assertEqual(engine.results[0]["tokens"], engine.results[2]["tokens"][-1:])
+        self.assertNotEqual(told[2].results, told[0].results)
+        self.assertGreater(told[3].summed("page_hits"), 1000)
+        self.assertLessEqual(told[3].summed("tokens_attended"), told[3].summed("steps") * 128 * 4)
 
     def test_other_layers_are_vllm_s(self):
         self.model = linear_model()
@@ -490,12 +515,41 @@ class Folders(unittest.TestCase):
             self.assertEqual(os.listdir(folder), [])
 
 
-class Sleep(unittest.TestCase):
-    """Whose word it is. Its effect: Runners.test_sleep."""
+class Calls(unittest.TestCase):
+    """Who sleeps, and who copies blocks. The effect: Runners.test_sleep, Linear.test_prefixes_are_shared."""
+
+    def test_a_runner(self):
+        """A copy is followed if it holds tokens of a request that begins."""
+        from kvferry.vllm.calls import follow
+        told = []
+
+        class Runner:
+            vllm_config = object()
+            kv_cache_config = types.SimpleNamespace(kv_cache_groups=[
+                types.SimpleNamespace(layer_names=names) for names in (["states"], ["ours"])])
+
+            def update_requests(self, output):
+                told.append("updated")
+
+        class Pool:
+            config, layers = Runner.vllm_config, {"ours": None}
+            copy = staticmethod(told.append)
+
+        pool, other = Pool(), Pool()
+        other.config = object()
+        for one in (pool, other, pool):
+            follow(one, Runner)
+        runs = types.SimpleNamespace(new_block_ids=[None, ([], [12])])
+        for copies, wanted in ((None, []), ([(1, 2), (3, 4), (5, 12), (6, 13)], [[(3, 4), (5, 12)]])):
+            told.clear()
+            Runner().update_requests(types.SimpleNamespace(
+                kv_cache_block_copies=copies, scheduled_cached_reqs=runs,
+                scheduled_new_reqs=[types.SimpleNamespace(block_ids=([0, 2], [7, 4]))]))
+            self.assertEqual(told, ["updated", *wanted])
 
     def test_a_mechanism_of_sleep_mode(self):
         """Pages go before or beside vLLM's blocks, and come back after them."""
-        from kvferry.vllm.sleep import follow
+        from kvferry.vllm.calls import follow
         told = []
 
         class Theirs:
@@ -536,8 +590,12 @@ class Sleep(unittest.TestCase):
 
     def test_vllm_s_mechanism_is_such(self):
         from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+        from vllm.v1.worker import gpu_model_runner
         from vllm.v1.worker.cpu_worker import CPUWorker
-        for theirs, names in ((CuMemBackend, ("suspend", "resume", "discard")), (CPUWorker, ("sleep", "wake_up"))):
+        from vllm.v1.worker.gpu import model_runner
+        for theirs, names in ((CuMemBackend, ("suspend", "resume", "discard")), (CPUWorker, ("sleep", "wake_up")),
+                              (gpu_model_runner.GPUModelRunner, ("_update_states",)),
+                              (model_runner.GPUModelRunner, ("update_requests",))):
             self.assertTrue(all(name in vars(theirs) for name in names))
 
 
@@ -564,8 +622,6 @@ class Refusals(Case):
             "that see everything in several groups": {
                 "model": windowed_model(1), "attention_backend": None, "load_format": "dummy",
                 "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
-            "prefix caching of models with linear or Mamba layers": {
-                "model": linear_model(), "load_format": "dummy"},
             "no setting budgets: did you mean budget": {
                 "additional_config": {"kvferry": {"budgets": 5}}},
             "no disk: a block may be any request's next": {
@@ -631,4 +687,4 @@ class Refusals(Case):
 
 
 if __name__ == "__main__":
-    main((SameTokens, PackedPages, NotFinite, Windows, Linear, Budget, Runners, Replays, Folders, Sleep, Refusals))
+    main((SameTokens, PackedPages, NotFinite, Windows, Linear, Budget, Runners, Replays, Folders, Calls, Refusals))

@@ -32,7 +32,7 @@ FAMILIES = """
     FlexOlmoForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM
     Gemma2ForCausalLM Gemma3ForCausalLM Gemma3nForCausalLM Gemma4ForCausalLM GemmaForCausalLM
     Glm4ForCausalLM GlmForCausalLM GptOssForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
-    GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM Lfm2MoeForCausalLM
+    GraniteMoeHybridForCausalLM GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM Lfm2MoeForCausalLM
     Llama4ForCausalLM LlamaForCausalLM Mamba2ForCausalLM MiniCPM3ForCausalLM Ministral3ForCausalLM
     MistralForCausalLM MixtralForCausalLM NemotronForCausalLM OPTForCausalLM Olmo2ForCausalLM
     Olmo3ForCausalLM OlmoForCausalLM OlmoeForCausalLM Phi3ForCausalLM PhiForCausalLM Qwen2ForCausalLM
@@ -56,9 +56,10 @@ ADVICE = (
     ("backend_per_kind", {"attention_backend": None,
                           "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
      "by `backend_per_kind`, windows by vLLM"),
-    ("--no-enable-prefix-caching", {"enable_prefix_caching": False}, "with `--no-enable-prefix-caching`"),
 )
-ALONE = ("enable_prefix_caching",) # of these settings those that change answers of vLLM alone
+# Beginnings of prompts are found in steps of so many tokens, in blocks of any size.
+PREFIXES, NO_PREFIXES = {"enable_prefix_caching": True, "prefix_match_unit": 32}, {"enable_prefix_caching": False}
+VLLM_S_OWN = "with `--no-enable-prefix-caching`, without which vLLM alone has other answers as well"
 
 
 # ---- a process that tries some ----
@@ -70,17 +71,20 @@ def prompts():
 
 
 def answers_of(settings):
-    """Answers of an engine, which is gone afterwards: per token (itself, {token: logarithm} of the likeliest)."""
+    """Answers of an engine, which is gone afterwards: per token (itself, {token: logarithm} of the likeliest). Prompts
+    are asked twice; where there is a prefix cache, the second time they begin in it."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
     llm = None
     try:
         llm = LLM(**settings)
         asked = vllm_engine.sampling(max_tokens=NEW, logprobs=LIKELIEST)
+        made = [one for _ in range(2)
+                for one in llm.generate([{"prompt_token_ids": ids} for ids in prompts()], asked, use_tqdm=False)]
+        if settings["enable_prefix_caching"] and not made[-1].num_cached_tokens:
+            raise RuntimeError("nothing came from the prefix cache")
         return [[(token, {other: one.logprob for other, one in likely.items()})
-                 for token, likely in zip(made.outputs[0].token_ids, made.outputs[0].logprobs)]
-                for made in llm.generate([{"prompt_token_ids": ids} for ids in prompts()], asked,
-                                         use_tqdm=False)]
+                 for token, likely in zip(one.outputs[0].token_ids, one.outputs[0].logprobs)] for one in made]
     finally:
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
@@ -109,23 +113,27 @@ def attempt_in(folder, dtype):
     """(outcome, words) of a model in a type."""
     plain = {"model": folder, "enforce_eager": True, "dtype": dtype, "skip_tokenizer_init": True,
              "max_num_seqs": 4, "max_model_len": TOKENS, "max_num_batched_tokens": TOKENS,
-             "num_gpu_blocks_override": 64, "gpu_memory_utilization": 0.1, "seed": 0}
+             "num_gpu_blocks_override": 64, "gpu_memory_utilization": 0.1, "seed": 0, "block_size": 32}
     wanted, why, ways = None, "", []
     try:
-        wanted = answers_of(plain)
+        wanted = answers_of({**plain, **NO_PREFIXES})
     except Exception as error: # pylint: disable=broad-exception-caught
         why = str(error) # it may be refused all the same
     settings = {**plain, "attention_backend": "CUSTOM", "additional_config": {"kvferry": {"budget": TOKENS,
                                                                                          "host_memory": "2GiB"}}}
     while True:
         try:
-            told = answers_of({**settings, **{name: value for _, more, _ in ways for name, value in more.items()}})
+            asked = {**settings, **{name: value for _, more, _ in ways for name, value in more.items()}}
+            told = answers_of({**asked, **PREFIXES})
             if wanted is None:
                 return "not tried", why
-            alone = {name: value for _, more, _ in ways for name, value in more.items() if name in ALONE}
-            wanted = answers_of({**plain, **alone}) if alone else wanted
-            how = ", ".join(["served", *(words for *_, words in ways)])
-            return ("right", how) if are_alike(told, wanted, CLOSE[dtype]) else ("wrong", "%s, with other answers" % how)
+            how, close = ", ".join(["served", *(words for *_, words in ways)]), CLOSE[dtype]
+            if are_alike(told, wanted, close):
+                return "right", how
+            if (are_alike(told, answers_of({**plain, **PREFIXES}), close)
+                    and are_alike(answers_of({**asked, **NO_PREFIXES}), wanted, close)):
+                return "right", "%s, %s" % (how, VLLM_S_OWN)
+            return "wrong", "%s, with other answers" % how
         except Exception as error: # pylint: disable=broad-exception-caught
             text = str(error)
             if not isinstance(error, kvferry.Error) and "kvferry" not in text:

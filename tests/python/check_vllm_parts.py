@@ -321,8 +321,7 @@ class Refusals(unittest.TestCase):
 
     def test_engines(self):
         for good in ({}, {"cache__cache_dtype": "bfloat16"},
-                     {"speculative_config": types.SimpleNamespace(method="ngram")},
-                     {"model__is_hybrid": True, "cache__enable_prefix_caching": False}):
+                     {"speculative_config": types.SimpleNamespace(method="ngram")}):
             refusals.check_engine(engine(**good))
         for text, bad in (
                 ("KV connectors", {"kv_transfer_config": "any"}),
@@ -330,8 +329,6 @@ class Refusals(unittest.TestCase):
                 ("context parallelism", {"parallel__decode_context_parallel_size": 2}),
                 ("context parallelism", {"parallel__prefill_context_parallel_size": 2}),
                 ("micro-batches", {"parallel__use_ubatching": True}),
-                ("prefix caching of models with linear or Mamba layers: .*--no-enable-prefix-caching",
-                 {"model__is_hybrid": True}),
                 ("reference sliding windows", {"model__rswa_window": 8}),
                 ("share the keys", {"model__hf_text_config": types.SimpleNamespace(num_kv_shared_layers=15)}),
                 ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(

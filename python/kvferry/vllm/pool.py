@@ -8,7 +8,7 @@ import functools
 import logging
 import sys
 import time
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
@@ -22,10 +22,10 @@ from ..capi import BlocksPlan, BlocksStats, Pages, Select
 from . import estimate as _estimate
 from . import heads as _heads
 from . import options as _options
+from .calls import follow
 from .memory import Asked, Card, Sums, blocks_that_fit, divide_own
 from .metrics import Written, values_of
 from .refusals import refuse
-from .sleep import follow
 from .verify import Recall
 
 log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
@@ -33,6 +33,7 @@ log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 MIB = 1 << 20
 GPU_LISTS = 65535 # of a call: a launch takes so many
 COUNTED = [name for name, *_ in BlocksStats._fields_]
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner") # the first has CPUs' as well
 TELL_SECONDS = 1.0 # between readings of a GPU's counters: each waits for it
 
 
@@ -135,8 +136,7 @@ class Pool:
             sequences_max=own.regions, device_bytes="auto" if own.device_bytes is None else own.device_bytes,
             **self._shape)
         self._reserve()
-        teller = _teller_of_sleep(self.config)
-        if teller is not None:
+        for teller in _tellers(self.config):
             follow(self, teller)
         self._stream = None if self.runtime.on_cuda else Stream(self.runtime)
         log.info("%s", self.describe())
@@ -153,6 +153,15 @@ class Pool:
         if self.blocks is not None and not is_plain:
             sinks = None if impl.sinks is None else impl.sinks.detach().float().cpu().numpy()
             self.blocks.form(index, scale=impl.scale, sinks=sinks, soft_cap=impl.soft_cap)
+
+    def copy(self, pairs: List[Tuple[int, int]]) -> None:
+        """Pages of blocks onto those of others, as vLLM does it with their codes."""
+        if pairs:
+            assert self.blocks is not None
+            stream = self.stream()
+            self.blocks.copy(pairs, stream)
+            if self._stream is not None:
+                stream.wait()
 
     def describe(self) -> str:
         """What is in force, in a line."""
@@ -313,8 +322,13 @@ def look() -> tuple:
     return free + torch.cuda.memory_reserved(), total
 
 
+def _tellers(config: Any) -> List[type]:
+    """Whose objects make an engine sleep, and copy its blocks."""
+    runners = [vars(sys.modules[name])["GPUModelRunner"] for name in RUNNERS if name in sys.modules]
+    return [one for one in [_teller_of_sleep(config), *runners] if one is not None]
+
+
 def _teller_of_sleep(config: Any) -> Optional[type]:
-    """Whose objects make an engine sleep; None: it does not."""
     if current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker # pylint: disable=import-outside-toplevel
         return CPUWorker

@@ -33,9 +33,6 @@ def check_engine(config: Any) -> None:
         refuse("context parallelism", "take tensor or pipeline parallelism")
     if parallel.use_ubatching:
         refuse("micro-batches (enable_dbo)", "start without them")
-    if config.model_config.is_hybrid and cache.enable_prefix_caching:
-        refuse("prefix caching of models with linear or Mamba layers",
-               "it copies blocks, and keys are not in them; start with --no-enable-prefix-caching")
     if getattr(config.model_config, "rswa_window", None) is not None:
         refuse("reference sliding windows", "take another model")
     check_model(config.model_config, config.device_config.device_type)
