@@ -5,14 +5,15 @@
 /*
  * Pages, and rows of pages: what most kernels are about.
  *
- * A page is [page_size, 2, head_dim] in `dtype`, contiguous: key and value of a token lie side by
- * side, so pages that follow each other are one longer run of tokens. That is its full precision.
+ * A page is [page_size, head_dim + value_dim] in `dtype`, contiguous: key and value of a token lie
+ * side by side, so pages that follow each other are one longer run of tokens. That is its full
+ * precision.
  * Where pages are quantized, sealed pages have the form of quantized.h in the pool and in slots,
  * their *storage format*; else it is the exact one.
  *
  * A page is what is selected, moved and kept in a slot. A *block* is what is allocated, sealed and
- * written back: `block_size` tokens of all KV heads, [kv_heads, block_size, 2, head_dim], so that a
- * KV head's part of it, a *run*, is block_pages pages.
+ * written back: `block_size` tokens of all KV heads, [kv_heads, block_size, head_dim + value_dim],
+ * so that a KV head's part of it, a *run*, is block_pages pages.
  *
  * A *row* is one layer of one sequence, described by a kvf_row whose pointers are device memory. A
  * *list* is a row's pages for one KV head (lists == kv_heads) or one query head (lists == query
@@ -72,18 +73,31 @@ typedef struct kvf_shape {
     uint32_t head_dim;  /* a multiple of 16, at most KVF_HEAD_DIM_MAX */
     uint32_t page_size; /* 1, 2, 4 ... 64 tokens */
     kvf_pages pages;    /* storage format of sealed pages */
+    uint32_t value_dim; /* likewise, at most head_dim; 0 = head_dim */
 } kvf_shape;
 
-/* Bytes of a key, or of a value. */
+/* Channels of a value, and of an output. */
+KVF_INLINE uint32_t kvf_value_dim(const kvf_shape *s)
+{
+    return s->value_dim ? s->value_dim : s->head_dim;
+}
+
+/* Bytes of a key, or of a query. */
 KVF_INLINE size_t kvf_row_bytes(const kvf_shape *s)
 {
     return (size_t)s->head_dim * kvf_dtype_bytes(s->dtype);
 }
 
+/* Bytes of a value, or of an output. */
+KVF_INLINE size_t kvf_value_bytes(const kvf_shape *s)
+{
+    return (size_t)kvf_value_dim(s) * kvf_dtype_bytes(s->dtype);
+}
+
 /* Bytes of a token: its key, then its value. */
 KVF_INLINE size_t kvf_token_bytes(const kvf_shape *s)
 {
-    return 2 * kvf_row_bytes(s);
+    return kvf_row_bytes(s) + kvf_value_bytes(s);
 }
 
 KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
@@ -99,20 +113,20 @@ KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
     32u /* channels of a value that share a scale and a minimum, in int4                           \
          */
 
-KVF_INLINE uint32_t kvf_quantized_groups(uint32_t head_dim)
+KVF_INLINE uint32_t kvf_quantized_groups(uint32_t value_dim)
 {
-    return kvf_div_ceil_u32(head_dim, KVF_QUANTIZED_GROUP);
+    return kvf_div_ceil_u32(value_dim, KVF_QUANTIZED_GROUP);
 }
 
 /* Bytes of a value without its scales, and of these. */
 KVF_INLINE uint32_t kvf_quantized_value_bytes(const kvf_shape *s)
 {
-    return s->pages == KVF_PAGES_K8V4 ? s->head_dim / 2 : s->head_dim;
+    return s->pages == KVF_PAGES_K8V4 ? kvf_value_dim(s) / 2 : kvf_value_dim(s);
 }
 
 KVF_INLINE uint32_t kvf_quantized_scale_bytes(const kvf_shape *s)
 {
-    return s->pages == KVF_PAGES_K8V4 ? 4 * kvf_quantized_groups(s->head_dim) : 2;
+    return s->pages == KVF_PAGES_K8V4 ? 4 * kvf_quantized_groups(kvf_value_dim(s)) : 2;
 }
 
 /* Bytes of a page in its storage format. */

@@ -131,18 +131,19 @@ KVF_INLINE void kvf_quantize_int4(uint8_t *to, uint16_t *scales, const float *x,
 
 KVF_INLINE void kvf_quantize_value(const kvf_shape *s, void *page, uint32_t t, float *x)
 {
+    const uint32_t value_dim = kvf_value_dim(s);
     uint8_t *to = kvf_quantized_value(s, page, t);
     uint16_t *scales = kvf_quantized_value_scale(s, page, t);
     if (s->pages == KVF_PAGES_K8V8) {
-        *scales = kvf_quantize_int8((int8_t *)to, x, s->head_dim);
+        *scales = kvf_quantize_int8((int8_t *)to, x, value_dim);
         return;
     }
-    if (!(kvf_quantized_largest(x, s->head_dim) <= FLT_MAX))
-        for (uint32_t i = 0; i < s->head_dim; i++)
+    if (!(kvf_quantized_largest(x, value_dim) <= FLT_MAX))
+        for (uint32_t i = 0; i < value_dim; i++)
             x[i] = 0.0f;
-    for (uint32_t i = 0; i < s->head_dim; i += KVF_QUANTIZED_GROUP)
+    for (uint32_t i = 0; i < value_dim; i += KVF_QUANTIZED_GROUP)
         kvf_quantize_int4(to + i / 2, scales + 2 * (i / KVF_QUANTIZED_GROUP), x + i,
-                          kvf_min_u32(KVF_QUANTIZED_GROUP, s->head_dim - i));
+                          kvf_min_u32(KVF_QUANTIZED_GROUP, value_dim - i));
 }
 
 /* Token t of a page from its exact key, after which its value lies. `x` [head_dim] is for work. */
@@ -154,7 +155,7 @@ KVF_INLINE void kvf_quantize_token(const kvf_shape *s, void *page, uint32_t t, c
     kvf_code_rotate(x, s->head_dim);
     *kvf_quantized_key_scale(s, page, t) =
         kvf_quantize_int8(kvf_quantized_key(s, page, t), x, s->head_dim);
-    for (uint32_t i = 0; i < s->head_dim; i++)
+    for (uint32_t i = 0; i < kvf_value_dim(s); i++)
         x[i] = kvf_element_get(exact, s->dtype, s->head_dim + i);
     kvf_quantize_value(s, page, t, x);
 }
@@ -182,17 +183,18 @@ KVF_INLINE void kvf_dequantize_int4(const uint8_t *from, const uint16_t *scales,
 
 KVF_INLINE void kvf_dequantize_value(const kvf_shape *s, const void *page, uint32_t t, float *x)
 {
+    const uint32_t value_dim = kvf_value_dim(s);
     const uint8_t *from = kvf_quantized_value(s, page, t);
     const uint16_t *scales = kvf_quantized_value_scale(s, page, t);
     if (s->pages == KVF_PAGES_K8V8) {
         const float scale = kvf_bf16_to_float(*scales);
-        for (uint32_t i = 0; i < s->head_dim; i++)
+        for (uint32_t i = 0; i < value_dim; i++)
             x[i] = scale * (float)(int8_t)from[i];
         return;
     }
-    for (uint32_t i = 0; i < s->head_dim; i += KVF_QUANTIZED_GROUP)
+    for (uint32_t i = 0; i < value_dim; i += KVF_QUANTIZED_GROUP)
         kvf_dequantize_int4(from + i / 2, scales + 2 * (i / KVF_QUANTIZED_GROUP), x + i,
-                            kvf_min_u32(KVF_QUANTIZED_GROUP, s->head_dim - i));
+                            kvf_min_u32(KVF_QUANTIZED_GROUP, value_dim - i));
 }
 
 /* The rotation backwards: it is its own inverse but for the order of signs. */
@@ -212,9 +214,10 @@ KVF_INLINE float kvf_quantized_within(kvf_dtype dtype, float x)
     return x > most ? most : x < -most ? -most : x;
 }
 
-KVF_INLINE void kvf_quantized_store(const kvf_shape *s, void *to, size_t first, const float *x)
+KVF_INLINE void kvf_quantized_store(const kvf_shape *s, void *to, size_t first, const float *x,
+                                    uint32_t count)
 {
-    for (uint32_t i = 0; i < s->head_dim; i++)
+    for (uint32_t i = 0; i < count; i++)
         kvf_element_set(to, s->dtype, first + i, kvf_quantized_within(s->dtype, x[i]));
 }
 
@@ -224,9 +227,9 @@ KVF_INLINE void kvf_dequantize_token(const kvf_shape *s, const void *page, uint3
 {
     kvf_dequantize_key(s, page, t, x);
     kvf_quantized_rotate_back(x, s->head_dim);
-    kvf_quantized_store(s, exact, 0, x);
+    kvf_quantized_store(s, exact, 0, x, s->head_dim);
     kvf_dequantize_value(s, page, t, x);
-    kvf_quantized_store(s, exact, s->head_dim, x);
+    kvf_quantized_store(s, exact, s->head_dim, x, kvf_value_dim(s));
 }
 
 #endif

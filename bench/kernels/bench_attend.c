@@ -34,7 +34,7 @@
 #define RING_PAGES    192u /* 3 MiB */
 #define ROUNDS_MAX    200u
 
-static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_NATIVE};
+static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_NATIVE, 0};
 
 typedef struct state {
     kvf_kernels kernels;

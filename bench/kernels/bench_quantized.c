@@ -82,9 +82,9 @@ static double attend(const kvf_kernels *kernels, const form *f, const kvf_attend
 int main(void)
 {
     kvf_kernels kernels;
-    form forms[FORMS] = {{{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_NATIVE}, "bf16", NULL, {0}},
-                         {{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_K8V8}, "k8v8", NULL, {0}},
-                         {{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_K8V4}, "k8v4", NULL, {0}}};
+    form forms[FORMS] = {{{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_NATIVE, 0}, "bf16", NULL, {0}},
+                         {{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_K8V8, 0}, "k8v8", NULL, {0}},
+                         {{KVF_BF16, HEAD_DIM, PAGE_SIZE, KVF_PAGES_K8V4, 0}, "k8v4", NULL, {0}}};
     const size_t rows = (size_t)LISTS * GROUP, parts = rows * CHOSEN / SPLIT;
     if (kvf_kernels_init(&kernels, KVF_ISA_ALL) != KVF_OK)
         return 1;

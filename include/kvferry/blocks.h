@@ -142,14 +142,15 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t laye
 KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer,
                                                const kvf_form *form);
 
-/** New tokens of one layer. Rows of k and v are [kv_heads, head_dim], contiguous. */
+/** New tokens of one layer. Rows of k are [kv_heads, head_dim], of v [kv_heads, value_dim],
+ * contiguous. */
 typedef struct kvf_put_args {
     uint32_t layer;
     uint32_t tokens;
     const void *k;   /**< device: [tokens] rows, after RoPE */
     const void *v;   /**< device: [tokens] rows */
     size_t k_stride; /**< elements from row to row; 0 = kv_heads * head_dim */
-    size_t v_stride;
+    size_t v_stride; /**< likewise, kv_heads * value_dim */
     const int64_t *slots; /**< device: [tokens] id * block_tokens + offset; below 0: left out */
 } kvf_put_args;
 
@@ -186,7 +187,8 @@ typedef struct kvf_blocks_decode_args {
     uint32_t layer;
     const kvf_block_rows *rows;
     const void *q;            /**< device: [rows, query_heads, head_dim] */
-    void *out;                /**< device: the same; zeros for a row of length 0 */
+    void *out;                /**< device: [rows, query_heads, value_dim]; zeros for a row of
+                                   length 0 */
     float *lse;               /**< device: [rows, query_heads] natural log; may be NULL */
     const float *page_scores; /**< device: [rows, kv_heads, page_stride] the caller's own selection
                                    as kvf_decode takes it, of pages of the row; NULL = by digest */
@@ -221,7 +223,7 @@ typedef struct kvf_blocks_extend_args {
                                    must be contexts[i] and the queries of row i: else its output
                                    is NaN (bad_rows) */
     const void *q;            /**< device: [starts[rows], query_heads, head_dim] */
-    void *out;                /**< device: the same */
+    void *out;                /**< device: [starts[rows], query_heads, value_dim] */
     float *lse; /**< device: [starts[rows], query_heads] natural log; may be NULL. Beside that of a
                      step of the same query it tells which share of its attention weights the step
                      attended to: e^(lse of the step - lse) */

@@ -532,6 +532,8 @@ typedef struct kvf_cache_config {
     uint64_t disk_bytes;        /**< most that the file may take; 0 = what host_tokens_max needs */
     uint32_t disk_bundle_bytes; /**< neighbouring pages of a layer that are read and written
                                    together have at least so many bytes; 0 = 128 KiB */
+    uint32_t reserved;          /**< 0 */
+    uint32_t value_dim; /**< head_dim less a multiple of 32, and on a GPU 0: as head_dim; default */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init_sized(kvf_cache_config *config, size_t size);
@@ -690,10 +692,10 @@ typedef struct kvf_prefill_args {
     uint32_t tokens; /**< of this chunk: 1 … prefill_chunk_max */
     const void *q;   /**< [tokens, query_heads, head_dim]; NULL = append only */
     const void *k;   /**< [tokens, kv_heads, head_dim], after RoPE */
-    const void *v;   /**< [tokens, kv_heads, head_dim] */
+    const void *v;   /**< [tokens, kv_heads, value_dim] */
     /** [tokens] on the host, ascending, below UINT32_MAX, copied; NULL = contiguous. */
     const uint32_t *positions;
-    void *out; /**< [tokens, query_heads, head_dim]; unused if q is NULL */
+    void *out; /**< [tokens, query_heads, value_dim]; unused if q is NULL */
 } kvf_prefill_args;
 
 /**
@@ -724,9 +726,9 @@ typedef struct kvf_decode_args {
     kvf_sequence *const *sequences; /**< [batch] on the host, copied */
     const void *q;                  /**< [rows, query_heads, head_dim] */
     const void *k;                  /**< [rows, kv_heads, head_dim], after RoPE */
-    const void *v;                  /**< [rows, kv_heads, head_dim] */
+    const void *v;                  /**< [rows, kv_heads, value_dim] */
     const uint32_t *positions;      /**< [rows] on the host, copied; NULL = last + 1 */
-    void *out;                      /**< [rows, query_heads, head_dim] */
+    void *out;                      /**< [rows, query_heads, value_dim] */
     float *lse;                     /**< [rows, query_heads] natural log; may be NULL */
     const uint32_t *tokens;         /**< [batch] on the host, copied: new tokens of each sequence,
                                          1 … tokens_per_step_max; NULL = one of each */
@@ -861,7 +863,7 @@ static inline KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kv
 }
 
 /**
- * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
+ * Address of a page: [page_size, head_dim + value_dim], key and value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
  * Sealed pages that are quantized (kvf_cache_config.pages) have no address: NULL; kvf_read_pages
  * copies them. Valid until the sequence appends; with a disk tier, until the next call on the
@@ -891,7 +893,7 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
  * cache: for a kernel of the caller where pages are quantized, or that wants them in one place.
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
- *                 as [page_size, 2, head_dim] at i: [indptr's last entry, page_size, 2, head_dim],
+ *                 as [page_size, head_dim + value_dim] at i, one after the other,
  *                 in device memory. Tokens of the sink and of the local window are as they came,
  *                 quantized ones what a step attends to, rounded to the element type; those that
  * the page has not are zeros. The others are ignored.

@@ -95,8 +95,8 @@ static inline void kvf_restore_args_init(kvf_restore_args *args)
 }
 
 /**
- * Make a sequence from a file. Geometry (layers, heads, head_dim, dtype, head_mask and what
- * streaming heads keep) must be that of the file, and so must the form of every layer
+ * Make a sequence from a file. Geometry (layers, heads, head_dim, value_dim, dtype, head_mask
+ * and what streaming heads keep) must be that of the file, and so must the form of every layer
  * (kvf_cache_form): give it before. A page of 64 tokens does not go together with smaller ones.
  * With `exact` every setting that decides what is attended must be too. Without it the sequence is
  * as if its tokens had been appended without queries: the next step chooses a static set anew.
@@ -121,6 +121,7 @@ typedef struct kvf_saved {
     uint32_t note_bytes;
     char model[64];
     char library[16]; /**< version of kvferry that wrote it */
+    uint32_t value_dim;
 } kvf_saved;
 
 /**

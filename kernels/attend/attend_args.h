@@ -102,7 +102,7 @@ typedef struct kvf_attend_args {
     const void *q;              /* [lists, group, head_dim] dtype */
     const kvf_span *spans;      /* [lists, spans_max] */
     const uint32_t *span_count; /* [lists] */
-    float *partial_o;           /* [lists, splits_max = ceil(spans_max/split), group, head_dim] */
+    float *partial_o;           /* [lists, splits_max = ceil(spans_max/split), group, value_dim] */
     float *partial_lse;         /* [lists, splits_max, group] */
 } kvf_attend_args;
 KVF_TASKS(attend, kvf_attend_args, kvf_div_ceil_u32(a->spans_max, a->split) * a->lists)
@@ -121,9 +121,9 @@ typedef struct kvf_merge_args {
     uint32_t splits_max;
     uint32_t split;
     const uint32_t *span_count; /* [lists] */
-    const float *partial_o;     /* [lists, splits_max, group, head_dim] */
+    const float *partial_o;     /* [lists, splits_max, group, value_dim] */
     const float *partial_lse;   /* [lists, splits_max, group] */
-    void *out;                  /* [lists, group, head_dim] dtype */
+    void *out;                  /* [lists, group, value_dim] dtype */
     float *lse;                 /* [lists, group]; may be NULL */
     const float *sinks; /* [heads]: row r of lists x group is of head r % heads; NULL = none */
     uint32_t heads;
@@ -197,7 +197,7 @@ typedef struct kvf_prefill_kernel_args {
     float cap;
     const void *q;             /* [tokens, kv_heads, group, head_dim] dtype */
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
-    void *out;                 /* as q */
+    void *out;                 /* [tokens, kv_heads, group, value_dim] dtype */
     float *lse;                /* [tokens, kv_heads, group]; may be NULL */
     uint32_t blocks_stride;    /* pages from the blocks of a chunk to those of the next */
     kvf_query_chunks chunks;   /* count = 0: one, of `tokens` after `base` */
@@ -237,7 +237,7 @@ KVF_INLINE kvf_prefill_kernel_args kvf_prefill_one(const kvf_prefill_kernel_args
     one.tokens = chunk.tokens;
     one.base = chunk.base;
     one.q = (const char *)a->q + first * kvf_row_bytes(&a->shape);
-    one.out = (char *)a->out + first * kvf_row_bytes(&a->shape);
+    one.out = (char *)a->out + first * kvf_value_bytes(&a->shape);
     one.lse = a->lse ? a->lse + first : NULL;
     one.blocks = kvf_prefill_blocks(a, i);
     one.chunks.count = 0;
@@ -250,7 +250,7 @@ KVF_INLINE kvf_prefill_kernel_args kvf_prefill_one(const kvf_prefill_kernel_args
 typedef struct kvf_compare_args {
     kvf_shape shape;
     uint32_t heads;
-    const void *out; /* [heads, head_dim] dtype */
+    const void *out; /* [heads, value_dim] dtype */
     const void *dense;
     const float *lse; /* [heads] */
     const float *dense_lse;

@@ -41,7 +41,7 @@ static void get_value(const kvf_shape *s, const kvf_span *span, uint32_t t, floa
 {
     if (span->quantized)
         kvf_dequantize_value(s, span->page, t, v);
-    for (uint32_t d = 0; !span->quantized && d < s->head_dim; d++)
+    for (uint32_t d = 0; !span->quantized && d < kvf_value_dim(s); d++)
         v[d] = kvf_element_get(kvf_page_value(s, span->page, t), s->dtype, d);
 }
 
@@ -82,11 +82,11 @@ static void attend_row(const kvf_attend_args *a, const kvf_split *split, const v
             float v[KVF_HEAD_DIM_MAX];
             get_value(s, span, t, v);
             sum += weight;
-            for (uint32_t d = 0; d < s->head_dim; d++)
+            for (uint32_t d = 0; d < kvf_value_dim(s); d++)
                 acc[d] += weight * (double)v[d];
         }
     }
-    for (uint32_t d = 0; d < s->head_dim; d++)
+    for (uint32_t d = 0; d < kvf_value_dim(s); d++)
         o[d] = sum > 0.0 ? (float)(acc[d] / sum) : 0.0f;
     *lse = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;
 }
@@ -102,7 +102,7 @@ void kvf_attend_ref(const void *args, uint32_t task)
         const void *q =
             kvf_offset(a->q, ((size_t)split.list * a->group + g) * kvf_row_bytes(&a->shape));
         const size_t row = (size_t)task * a->group + g;
-        attend_row(a, &split, q, a->partial_o + row * a->shape.head_dim, a->partial_lse + row);
+        attend_row(a, &split, q, a->partial_o + row * kvf_value_dim(&a->shape), a->partial_lse + row);
     }
 }
 

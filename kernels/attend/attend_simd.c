@@ -202,7 +202,7 @@ typedef struct scaling {
 /* Products become logits, and weights under the running maximum; o and sum are rescaled if it grew,
  * and with `by_code` the sums of quantized pages. */
 KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scaling by,
-                              uint32_t head_dim, const int by_code)
+                              uint32_t value_dim, const int by_code)
 {
     const uint32_t count = keys * rows;
     const uint32_t padded = (count + VF_LANES - 1) / VF_LANES * VF_LANES;
@@ -223,9 +223,9 @@ KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scal
             continue;
         float factor[VF_LANES];
         vf_store(factor, vf_exp2(vf_set(b->top[g] - base[g])));
-        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
+        for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(b->o[g] + d, vf_mul(vf_load(b->o[g] + d), vf_set(factor[0])));
-        for (uint32_t d = 0; by_code && d < head_dim; d += VF_LANES)
+        for (uint32_t d = 0; by_code && d < value_dim; d += VF_LANES)
             vf_store(b->sums[g] + d, vf_mul(vf_load(b->sums[g] + d), vf_set(factor[0])));
         b->sum[g] *= factor[0];
         b->top[g] = top[g];
@@ -252,6 +252,7 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
                                   const kvf_dtype dtype, const kvf_shape *s, const live_list *list,
                                   uint32_t d, const live_list *next)
 {
+    const uint32_t value_dim = kvf_value_dim(s);
     const size_t row_bytes = kvf_row_bytes(s), column = d * (dtype == KVF_FP32 ? 4u : 2u);
     vf2 acc[4];
     for (uint32_t g = 0; g < rows; g++)
@@ -264,7 +265,7 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
         if (next && j < next->count)
             prefetch_lines(next->key[j] + row_bytes + column, pairs);
         for (uint32_t p = 0; p < pairs; p++) {
-            vf2 x = vf_load2(v, dtype, d + p * VF_PAIR, s->head_dim - d - p * VF_PAIR);
+            vf2 x = vf_load2(v, dtype, d + p * VF_PAIR, value_dim - d - p * VF_PAIR);
             for (uint32_t g = 0; g < rows; g++) {
                 vf weight = vf_set(b->s[j * rows + g]);
                 acc[g * pairs + p].a = vf_fma(weight, x.a, acc[g * pairs + p].a);
@@ -284,16 +285,16 @@ KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtyp
                                    const kvf_shape *s, const live_list *list, scaling by,
                                    const live_list *next)
 {
-    const uint32_t keys = ACCUMULATORS / rows;
+    const uint32_t keys = ACCUMULATORS / rows, value_dim = kvf_value_dim(s);
     for (uint32_t j = 0; j < list->count; j += keys)
         dot_keys(b, rows, dtype, s, list->key + j, b->s + j * rows,
                  next && j < next->count ? next->key + j : NULL);
-    soften(b, rows, list->count, by, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
+    soften(b, rows, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
     const uint32_t pairs = 4 / rows, step = pairs * VF_PAIR;
     uint32_t d = 0;
-    for (; d + step <= s->head_dim; d += step)
+    for (; d + step <= value_dim; d += step)
         add_values(b, rows, pairs, dtype, s, list, d, next);
-    for (; d < s->head_dim; d += VF_PAIR)
+    for (; d < value_dim; d += VF_PAIR)
         add_values(b, rows, 1, dtype, s, list, d, next);
 }
 
@@ -359,7 +360,7 @@ KVF_ALWAYS_INLINE void list_quantized(live_list *list, const kvf_shape *s, const
             list->key_scale[n] = kvf_bf16_to_float(*kvf_quantized_key_scale(s, page, t));
             list->value_scale[n] = kvf_bf16_to_float(*scales);
             if (s->pages == KVF_PAGES_K8V4)
-                widen_steps(list->steps[n], scales, 2 * kvf_quantized_groups(s->head_dim));
+                widen_steps(list->steps[n], scales, 2 * kvf_quantized_groups(kvf_value_dim(s)));
         }
     }
     list->count = n;
@@ -470,26 +471,26 @@ static void add_short(block *b, uint32_t rows, const live_list *list, uint32_t f
 KVF_ALWAYS_INLINE void attend_quantized(block *b, const uint32_t rows, const kvf_shape *s,
                                         const live_list *list, scaling by, ahead *a)
 {
-    const uint32_t keys = ACCUMULATORS / rows, head_dim = s->head_dim;
+    const uint32_t keys = ACCUMULATORS / rows, value_dim = kvf_value_dim(s);
     const uint32_t lines = kvf_div_ceil_u32(a->count * a->lines, (list->count + keys - 1) / keys);
     for (uint32_t j = 0; j < list->count; j += keys)
-        dot_codes(b, rows, head_dim, list->key + j, b->s + j * rows, a, lines);
+        dot_codes(b, rows, s->head_dim, list->key + j, b->s + j * rows, a, lines);
     scale_rows(b->s, rows, list->key_scale, list->count);
-    soften(b, rows, list->count, by, (head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
+    soften(b, rows, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
     uint32_t d = 0;
     if (s->pages == KVF_PAGES_K8V8) {
         const uint32_t vectors = ACCUMULATORS / rows, step = vectors * VF_LANES;
         scale_rows(b->s, rows, list->value_scale, list->count);
-        for (; d + step <= head_dim; d += step)
+        for (; d + step <= value_dim; d += step)
             add_int8(b, rows, vectors, list, d);
-        for (; d < head_dim; d += VF_LANES)
+        for (; d < value_dim; d += VF_LANES)
             add_int8(b, rows, 1, list, d);
         return;
     }
-    for (; d + KVF_QUANTIZED_GROUP <= head_dim; d += KVF_QUANTIZED_GROUP)
+    for (; d + KVF_QUANTIZED_GROUP <= value_dim; d += KVF_QUANTIZED_GROUP)
         for (uint32_t at = 0; at < KVF_QUANTIZED_GROUP / 2; at += VF_LANES)
             add_int4(b, rows, list, d, at, KVF_QUANTIZED_GROUP / 2);
-    if (d < head_dim)
+    if (d < value_dim)
         add_short(b, rows, list, d);
 }
 
@@ -587,21 +588,21 @@ KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint3
                                  uint32_t first, const uint32_t rows, const kvf_dtype dtype,
                                  const bool by_code)
 {
-    const uint32_t head_dim = a->shape.head_dim;
+    const uint32_t value_dim = kvf_value_dim(&a->shape);
     for (uint32_t g = 0; g < rows; g++) {
         const size_t row = (size_t)task * a->group + a->sub.first + first + g;
         const bool any = !(b->sum[g] <= 0.0f);
         const float inverse = any ? 1.0f / b->sum[g] : 0.0f;
         float o[KVF_HEAD_DIM_MAX];
-        for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {
+        for (uint32_t d = 0; d < value_dim; d += VF_PAIR) {
             vf2 x = {vf_load(b->o[g] + d), vf_load(b->o[g] + d + VF_LANES)};
             x.a = vf_mul(x.a, vf_set(inverse));
             x.b = vf_mul(x.b, vf_set(inverse));
             vf_store2(o + d, dtype, x);
         }
-        for (uint32_t d = 0; by_code && d < head_dim; d++)
+        for (uint32_t d = 0; by_code && d < value_dim; d++)
             o[d] += b->sums[g][d] * inverse;
-        memcpy(a->partial_o + row * head_dim, o, head_dim * sizeof *o);
+        memcpy(a->partial_o + row * value_dim, o, value_dim * sizeof *o);
         a->partial_lse[row] = any ? b->top[g] * KVF_LN2 + logf(b->sum[g]) : -INFINITY;
     }
 }

@@ -14,7 +14,7 @@ void kvf_compare_ref(const void *args, uint32_t task)
 {
     const kvf_compare_args *a = args;
     (void)task;
-    for (size_t i = 0; i < (size_t)a->heads * a->shape.head_dim; i++) {
+    for (size_t i = 0; i < (size_t)a->heads * kvf_value_dim(&a->shape); i++) {
         const double x = (double)kvf_element_get(a->out, a->shape.dtype, i);
         const double error = fabs(x - (double)kvf_element_get(a->dense, a->shape.dtype, i));
         if (error > a->counters->error_max)

@@ -12,7 +12,7 @@
 
 static void merge_row(const kvf_merge_args *a, uint32_t list, uint32_t g, uint32_t splits)
 {
-    const uint32_t d_count = a->shape.head_dim;
+    const uint32_t d_count = kvf_value_dim(&a->shape);
     const size_t row = (size_t)list * a->group + g;
     const double sink = (double)kvf_merge_sink(a, row);
     double top = sink, sum = 0.0;

@@ -38,16 +38,16 @@ static void add_row(float *to, const float *from, float weight, uint32_t count)
 /* Heads first .. first + heads - 1 of a list, at most KVF_SUBGROUP_HEADS. */
 static void merge_heads(const kvf_merge_args *a, uint32_t list, uint32_t first, uint32_t heads)
 {
-    const uint32_t head_dim = a->shape.head_dim, group = a->group;
+    const uint32_t value_dim = kvf_value_dim(&a->shape), group = a->group;
     const uint32_t splits = kvf_div_ceil_u32(a->span_count[list], a->split);
     const size_t part = (size_t)list * a->splits_max * group + first;
     const size_t out = (size_t)list * group + first;
-    const float *lse = a->partial_lse + part, *o = a->partial_o + part * head_dim;
+    const float *lse = a->partial_lse + part, *o = a->partial_o + part * value_dim;
     group_state x;
     for (uint32_t g = 0; g < heads; g++) {
         const float sink = kvf_merge_sink(a, out + g);
         x.top[g] = sink;
-        memset(x.o[g], 0, head_dim * sizeof *x.o[g]);
+        memset(x.o[g], 0, value_dim * sizeof *x.o[g]);
         for (uint32_t s = 0; s < splits; s++)
             x.top[g] = lse[s * group + g] > x.top[g] ? lse[s * group + g] : x.top[g];
         x.sum[g] = sink == -INFINITY ? 0.0f : expf(sink - x.top[g]);
@@ -59,17 +59,17 @@ static void merge_heads(const kvf_merge_args *a, uint32_t list, uint32_t first, 
             if (lse[s * group + g] == -INFINITY)
                 continue;
             x.sum[g] += weights[g];
-            add_row(x.o[g], o + ((size_t)s * group + g) * head_dim, weights[g], head_dim);
+            add_row(x.o[g], o + ((size_t)s * group + g) * value_dim, weights[g], value_dim);
         }
     }
     for (uint32_t g = 0; g < heads; g++) {
         const size_t row = out + g;
         const int any = !(x.sum[g] <= 0.0f);
         const vf inverse = vf_set(any ? 1.0f / x.sum[g] : 0.0f);
-        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
+        for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(x.o[g] + d, vf_mul(vf_load(x.o[g] + d), inverse));
-        vf_round_row(kvf_offset_mut(a->out, row * kvf_row_bytes(&a->shape)), a->shape.dtype, x.o[g],
-                     head_dim);
+        vf_round_row(kvf_offset_mut(a->out, row * kvf_value_bytes(&a->shape)), a->shape.dtype, x.o[g],
+                     value_dim);
         if (a->lse)
             a->lse[row] = any ? x.top[g] + logf(x.sum[g]) : -INFINITY;
     }

@@ -58,11 +58,11 @@ static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
         double weight = exp(logit(a, r, j) - top);
         const void *v = kvf_page_value(s, page_of(a, r->kv_head, j), j % s->page_size);
         sum += weight;
-        for (uint32_t d = 0; d < s->head_dim; d++)
+        for (uint32_t d = 0; d < kvf_value_dim(s); d++)
             acc[d] += weight * (double)kvf_element_get(v, s->dtype, d);
     }
-    for (uint32_t d = 0; d < s->head_dim; d++)
-        kvf_element_set(a->out, s->dtype, r->row * s->head_dim + d,
+    for (uint32_t d = 0; d < kvf_value_dim(s); d++)
+        kvf_element_set(a->out, s->dtype, r->row * kvf_value_dim(s) + d,
                         sum > 0.0 ? (float)(acc[d] / sum) : 0.0f);
     if (a->lse)
         a->lse[r->row] = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;

@@ -36,7 +36,7 @@ typedef struct row_block {
     size_t at[TILE_ROWS];      /* row in q, out and lse */
     uint32_t rows;
     uint32_t tile_keys;
-    uint32_t columns; /* head_dim, rounded up to whole panels */
+    uint32_t columns; /* value_dim, rounded up to whole panels */
     uint32_t sink;
     uint32_t window; /* 0 = all */
     float cap;       /* of logits in units of ln 2; 0 = none */
@@ -45,7 +45,7 @@ typedef struct row_block {
 KVF_ALWAYS_INLINE void put_values(row_block *b, const void *const *rows, uint32_t count,
                                   const kvf_shape *s, const kvf_dtype dtype)
 {
-    for (uint32_t d = 0; d < s->head_dim; d += VF_LANES) {
+    for (uint32_t d = 0; d < kvf_value_dim(s); d += VF_LANES) {
         float *to = b->values + (size_t)(d / VF_PAIR) * VF_PAIR * b->tile_keys + d % VF_PAIR;
         for (uint32_t j = 0; j < count; j++)
             vf_store(to + (size_t)j * VF_PAIR, vf_load_as(rows[j], dtype, d));
@@ -121,13 +121,13 @@ KVF_ALWAYS_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count,
 KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
                                    uint32_t first_row, uint32_t rows)
 {
-    const uint32_t head_dim = a->shape.head_dim;
+    const uint32_t value_dim = kvf_value_dim(&a->shape);
     b->rows = rows;
-    b->tile_keys = tile_keys(head_dim);
+    b->tile_keys = tile_keys(a->shape.head_dim);
     b->sink = a->sink;
     b->window = a->window;
     b->cap = a->cap * KVF_LOG2E;
-    b->columns = (uint32_t)kvf_round_up(head_dim, VF_PAIR);
+    b->columns = (uint32_t)kvf_round_up(value_dim, VF_PAIR);
     for (uint32_t r = 0; r < rows; r++) {
         const uint32_t token = (first_row + r) / a->group, g = (first_row + r) % a->group;
         b->limit[r] = a->base + token;
@@ -143,22 +143,22 @@ KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *
     }
     memset(b->o, 0, kvf_round_up(rows, STRIP) * b->columns * sizeof *b->o);
     /* A half panel at the end of a row of 80 with 16 lanes: its second vector stays zero. */
-    if (b->columns != head_dim)
+    if (b->columns != value_dim)
         memset(b->values + (size_t)(b->columns - VF_PAIR) * b->tile_keys, 0,
                (size_t)VF_PAIR * b->tile_keys * sizeof *b->values);
 }
 
 KVF_ALWAYS_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
 {
-    const uint32_t head_dim = a->shape.head_dim;
+    const uint32_t value_dim = kvf_value_dim(&a->shape);
     for (uint32_t r = 0; r < b->rows; r++) {
         float *o = b->o + (size_t)r * b->columns;
         const int any = !(b->sum[r] <= 0.0f);
         const vf inverse = vf_set(any ? 1.0f / b->sum[r] : 0.0f);
-        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
+        for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(o + d, vf_mul(vf_load(o + d), inverse));
-        vf_round_row(kvf_offset_mut(a->out, b->at[r] * kvf_row_bytes(&a->shape)), a->shape.dtype, o,
-                     head_dim);
+        vf_round_row(kvf_offset_mut(a->out, b->at[r] * kvf_value_bytes(&a->shape)), a->shape.dtype, o,
+                     value_dim);
         if (a->lse)
             a->lse[b->at[r]] = any ? b->top[r] * KVF_LN2 + logf(b->sum[r]) : -INFINITY;
     }

@@ -136,7 +136,7 @@ typedef struct kvf_write_args {
     uint32_t layer;
     uint32_t tokens;
     const void *k; /* [tokens] rows of [kv_heads, head_dim], k_stride elements apart */
-    const void *v;
+    const void *v; /* [tokens] rows of [kv_heads, value_dim] */
     size_t k_stride;
     size_t v_stride;
     const int64_t *slots; /* [tokens] physical block * block_size + token */
@@ -225,8 +225,8 @@ typedef struct kvf_scatter_heads_args {
     uint32_t rows;
     uint32_t kv_heads;
     uint32_t group;
-    uint32_t row_bytes;    /* of a query head, a multiple of 4 */
-    const void *from;      /* [rows, kv_heads, group, head_dim] */
+    uint32_t row_bytes;    /* of an output of a head, a multiple of 4 */
+    const void *from;      /* [rows, kv_heads, group, value_dim] */
     const float *from_lse; /* [rows, kv_heads, group] */
     void *out;             /* as `from` */
     float *lse;            /* as from_lse; may be NULL */
@@ -239,9 +239,9 @@ typedef struct kvf_poison_args {
     const uint32_t *is_bad; /* [rows] */
     uint32_t rows;
     uint32_t heads;
-    uint32_t head_dim;
+    uint32_t value_dim;
     kvf_dtype dtype;
-    void *out;               /* [rows, or tokens of chunks, heads, head_dim] */
+    void *out;               /* [rows, or tokens of chunks, heads, value_dim] */
     float *lse;              /* [likewise, heads]; may be NULL */
     kvf_query_chunks chunks; /* of rows; count = 0: a token each */
 } kvf_poison_args;

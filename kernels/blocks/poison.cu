@@ -19,8 +19,8 @@ static __global__ void __launch_bounds__(THREADS)
 {
     const kvf_query_chunk bad = kvf_poisoned(&a, blockIdx.x);
     const size_t first = (size_t)bad.first * a.heads, count = (size_t)bad.tokens * a.heads;
-    for (size_t i = threadIdx.x; i < count * a.head_dim; i += blockDim.x)
-        kvf_element_set(a.out, a.dtype, first * a.head_dim + i, NAN);
+    for (size_t i = threadIdx.x; i < count * a.value_dim; i += blockDim.x)
+        kvf_element_set(a.out, a.dtype, first * a.value_dim + i, NAN);
     for (size_t i = threadIdx.x; a.lse && i < count; i += blockDim.x)
         a.lse[first + i] = NAN;
 }

@@ -15,8 +15,8 @@ void kvf_poison_ref(const void *args, uint32_t task)
     const kvf_poison_args *a = args;
     const kvf_query_chunk bad = kvf_poisoned(a, task);
     const size_t first = (size_t)bad.first * a->heads, count = (size_t)bad.tokens * a->heads;
-    for (size_t i = 0; i < count * a->head_dim; i++)
-        kvf_element_set(a->out, a->dtype, first * a->head_dim + i, NAN);
+    for (size_t i = 0; i < count * a->value_dim; i++)
+        kvf_element_set(a->out, a->dtype, first * a->value_dim + i, NAN);
     for (size_t i = 0; a->lse && i < count; i++)
         a->lse[first + i] = NAN;
 }

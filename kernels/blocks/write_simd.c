@@ -66,7 +66,7 @@ static void quantize_batch(const kvf_shape *s, batch *b)
     dequantize_keys(&of_batch, &run, 0, b->count, &tile, &rows);
     for (uint32_t l = 0; l < b->count; l++) {
         kvf_quantized_move(s, b->pages[l], b->tokens[l], &of_batch, page, l);
-        store_row(s, b->exact + l * kvf_token_bytes(s), rows.at[l]);
+        store_row(s, b->exact + l * kvf_token_bytes(s), rows.at[l], s->head_dim);
     }
 }
 

@@ -31,7 +31,7 @@ static inline const void *kvf_write_key(const kvf_write_args *a, uint32_t index,
 static inline const void *kvf_write_value(const kvf_write_args *a, uint32_t index, uint32_t head)
 {
     const size_t element = kvf_dtype_bytes(a->shape.dtype);
-    const size_t at = index * a->v_stride + (size_t)head * a->blocks->paging.shape.head_dim;
+    const size_t at = index * a->v_stride + (size_t)head * kvf_value_dim(&a->blocks->paging.shape);
     return kvf_offset(a->v, at * element);
 }
 
@@ -48,13 +48,13 @@ static inline void kvf_note_nonfinite(uint64_t *nonfinite, uint32_t token, int i
 static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint32_t head,
                                    const kvf_token_place *place, char *to)
 {
-    const size_t bytes = kvf_row_bytes(&a->blocks->paging.shape);
+    const kvf_shape *s = &a->blocks->paging.shape;
     if (place->is_nonfinite) {
-        memset(to, 0, 2 * bytes);
+        memset(to, 0, kvf_token_bytes(s));
         return;
     }
-    memcpy(to, kvf_write_key(a, index, head), bytes);
-    memcpy(to + bytes, kvf_write_value(a, index, head), bytes);
+    memcpy(to, kvf_write_key(a, index, head), kvf_row_bytes(s));
+    memcpy(to + kvf_row_bytes(s), kvf_write_value(a, index, head), kvf_value_bytes(s));
 }
 
 /* The page that a token of a head goes to. */
@@ -69,7 +69,7 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
 {
     const kvf_physical_blocks *c = a->blocks;
     const kvf_paging *p = &c->paging;
-    const size_t bytes = kvf_row_bytes(&p->shape);
+    const size_t bytes = kvf_row_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
     const int64_t slot = a->slots[index];
     if (slot < 0)
         return 0;
@@ -81,11 +81,11 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
     const uint32_t token = (uint32_t)((uint64_t)slot % p->block_size);
     const void *k = kvf_write_key(a, index, 0), *v = kvf_write_value(a, index, 0);
     const int is_nonfinite = kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
-                             kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype);
+                             kvf_has_no_finite(v, p->kv_heads * value_bytes, p->shape.dtype);
     *place = (kvf_token_place){.block = block, .token = token, .is_nonfinite = is_nonfinite};
     for (uint32_t h = 0; p->shape.pages == KVF_PAGES_NATIVE && h < p->kv_heads; h++)
         kvf_write_exact(a, index, h, place,
-                        kvf_write_page(a, place, h) + token % p->shape.page_size * 2 * bytes);
+                        kvf_write_page(a, place, h) + token % p->shape.page_size * kvf_token_bytes(&p->shape));
     kvf_note_nonfinite(kvf_physical_nonfinite(c, a->layer, block), token, is_nonfinite);
     kvf_physical_writes(c, a->layer, block)[token] += c->ignores_writes != 1;
     if (p->segments_max && !c->ignores_writes)

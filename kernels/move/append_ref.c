@@ -17,7 +17,7 @@ void kvf_append_ref(const void *args, uint32_t task)
     const kvf_append_args *a = args;
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[task];
-    const size_t bytes = kvf_row_bytes(&p->shape);
+    const size_t bytes = kvf_row_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
     for (uint32_t i = 0; i < a->choose_lists; i++)
         a->choose[task * a->choose_lists + i] = kvf_row_choose(p, row);
     if (!a->k)
@@ -34,13 +34,13 @@ void kvf_append_ref(const void *args, uint32_t task)
     if (t == 0)
         row->blocks[index] = block;
     const void *k = kvf_offset(a->k, task * p->kv_heads * bytes);
-    const void *v = kvf_offset(a->v, task * p->kv_heads * bytes);
+    const void *v = kvf_offset(a->v, task * p->kv_heads * value_bytes);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
-        char *to = block + h * kvf_run_bytes(p) + t * 2 * bytes;
+        char *to = block + h * kvf_run_bytes(p) + t * kvf_token_bytes(&p->shape);
         memcpy(to, kvf_offset(k, h * bytes), bytes);
-        memcpy(to + bytes, kvf_offset(v, h * bytes), bytes);
+        memcpy(to + bytes, kvf_offset(v, h * value_bytes), value_bytes);
     }
     if (kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
-        kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype))
+        kvf_has_no_finite(v, p->kv_heads * value_bytes, p->shape.dtype))
         kvf_row_fault(row, token);
 }

@@ -21,7 +21,7 @@ typedef struct kvf_append_args {
     const kvf_row *row; /* [rows] */
     const void *q;      /* [rows, kv_heads, group, head_dim] */
     const void *k;      /* [rows, kv_heads, head_dim]; NULL = nothing is appended */
-    const void *v;
+    const void *v;      /* [rows, kv_heads, value_dim] */
     uint32_t *choose; /* [rows * choose_lists] out */
     uint32_t choose_lists;
 } kvf_append_args;
@@ -90,7 +90,7 @@ typedef struct kvf_ring_args {
     const uint32_t *head; /* [ring.heads] of kv_heads; NULL = 0, 1, ... */
     const kvf_row *row;   /* [rows]: ring, fault, fault_key, length; nothing else is looked at */
     const void *k;        /* [rows, kv_heads, head_dim] */
-    const void *v;
+    const void *v;        /* [rows, kv_heads, value_dim] */
     kvf_span *spans;      /* [rows * ring.heads, spans_max] out */
     uint32_t *span_count; /* [rows * ring.heads] out */
 } kvf_ring_args;
@@ -158,7 +158,7 @@ typedef struct kvf_repack_args {
     uint32_t tokens;
     uint32_t first;      /* row in blocks[0] of the first token, < page_size */
     const void *k;       /* [tokens, kv_heads, head_dim] dtype */
-    const void *v;       /* [tokens, kv_heads, head_dim] dtype */
+    const void *v;       /* [tokens, kv_heads, value_dim] dtype */
     void *const *blocks; /* [ceil((first + tokens) / page_size)] */
     uint32_t *fault;     /* [1] */
 } kvf_repack_args;
@@ -231,7 +231,7 @@ typedef struct kvf_read_args {
     const kvf_row *row;    /* [rows] */
     const int32_t *indptr; /* [rows * kv_heads + 1] */
     const int32_t *indices;
-    void *out; /* [indptr[rows * kv_heads], page_size, 2, head_dim] */
+    void *out; /* [indptr[rows * kv_heads], page_size, head_dim + value_dim] */
 } kvf_read_args;
 KVF_TASKS(read, kvf_read_args, a->rows * a->paging.kv_heads)
 
@@ -250,7 +250,7 @@ typedef struct kvf_take_args {
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
     const uint32_t *ids;       /* [kv_heads, stride] */
     void *k;                   /* [count, kv_heads, head_dim] dtype */
-    void *v;
+    void *v;                   /* [count, kv_heads, value_dim] dtype */
 } kvf_take_args;
 KVF_TASKS(take, kvf_take_args, kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS) * a->kv_heads)
 

@@ -154,21 +154,22 @@ static inline void quantize_halves(uint8_t *to, uint16_t *scales, float *x)
 static inline void quantize_value(const kvf_shape *s, const kvf_quantized_run *run, uint32_t t,
                                   float *x)
 {
+    const uint32_t value_dim = kvf_value_dim(s);
     const char *page = page_of(s, run, t);
     uint8_t *to = kvf_quantized_value(s, page, t % s->page_size);
     uint16_t *scales = kvf_quantized_value_scale(s, page, t % s->page_size);
-    vf_widen_row(x, run->exact + t * kvf_token_bytes(s) + kvf_row_bytes(s), s->dtype, s->head_dim);
+    vf_widen_row(x, run->exact + t * kvf_token_bytes(s) + kvf_row_bytes(s), s->dtype, value_dim);
     if (s->pages == KVF_PAGES_K8V8) {
-        *scales = quantize_bytes(to, x, s->head_dim);
+        *scales = quantize_bytes(to, x, value_dim);
         return;
     }
-    if (!(kvf_quantized_largest(x, s->head_dim) <= FLT_MAX))
-        memset(x, 0, s->head_dim * sizeof *x);
-    for (uint32_t i = 0; i < s->head_dim; i += KVF_QUANTIZED_GROUP, scales += 2)
-        if (s->head_dim - i >= KVF_QUANTIZED_GROUP)
+    if (!(kvf_quantized_largest(x, value_dim) <= FLT_MAX))
+        memset(x, 0, value_dim * sizeof *x);
+    for (uint32_t i = 0; i < value_dim; i += KVF_QUANTIZED_GROUP, scales += 2)
+        if (value_dim - i >= KVF_QUANTIZED_GROUP)
             quantize_halves(to + i / 2, scales, x + i);
         else
-            kvf_quantize_int4(to + i / 2, scales, x + i, s->head_dim - i);
+            kvf_quantize_int4(to + i / 2, scales, x + i, value_dim - i);
 }
 
 /* ---- and back ---- */
@@ -212,27 +213,28 @@ KVF_ALWAYS_INLINE void dequantize_halves(float *x, const uint8_t *from, const ui
 static inline void dequantize_value(const kvf_shape *s, const kvf_quantized_run *run, uint32_t t,
                                     float *x)
 {
+    const uint32_t value_dim = kvf_value_dim(s);
     const char *page = page_of(s, run, t);
     const uint8_t *from = kvf_quantized_value(s, page, t % s->page_size);
     const uint16_t *scales = kvf_quantized_value_scale(s, page, t % s->page_size);
     if (s->pages == KVF_PAGES_K8V8) {
-        scale_bytes(x, from, kvf_bf16_to_float(*scales), s->head_dim);
+        scale_bytes(x, from, kvf_bf16_to_float(*scales), value_dim);
         return;
     }
-    for (uint32_t i = 0; i < s->head_dim; i += KVF_QUANTIZED_GROUP, scales += 2)
-        if (s->head_dim - i >= KVF_QUANTIZED_GROUP)
+    for (uint32_t i = 0; i < value_dim; i += KVF_QUANTIZED_GROUP, scales += 2)
+        if (value_dim - i >= KVF_QUANTIZED_GROUP)
             dequantize_halves(x + i, from + i / 2, scales);
         else
-            kvf_dequantize_int4(from + i / 2, scales, x + i, s->head_dim - i);
+            kvf_dequantize_int4(from + i / 2, scales, x + i, value_dim - i);
 }
 
 /* Within the finite numbers of the element type, in place, then stored. */
-static inline void store_row(const kvf_shape *s, void *to, float *x)
+static inline void store_row(const kvf_shape *s, void *to, float *x, uint32_t count)
 {
     const vf most = vf_set(kvf_quantized_within(s->dtype, FLT_MAX)), least = vf_zero() - most;
-    for (uint32_t i = 0; i < s->head_dim; i += VF_LANES)
+    for (uint32_t i = 0; i < count; i += VF_LANES)
         vf_store(x + i, vf_max(least, vf_min(most, vf_load(x + i))));
-    vf_round_row(to, s->dtype, x, s->head_dim);
+    vf_round_row(to, s->dtype, x, count);
 }
 
 /* `count` tokens in full precision; those of the sink are left alone. */
@@ -246,9 +248,9 @@ static inline void dequantize_tokens(const kvf_shape *s, const kvf_quantized_run
         char *to = run->exact + t * kvf_token_bytes(s);
         if (run->sink >> t & 1)
             continue;
-        store_row(s, to, rows->at[r]);
+        store_row(s, to, rows->at[r], s->head_dim);
         dequantize_value(s, run, t, rows->at[r]);
-        store_row(s, to + kvf_row_bytes(s), rows->at[r]);
+        store_row(s, to + kvf_row_bytes(s), rows->at[r], kvf_value_dim(s));
     }
 }
 

@@ -12,9 +12,9 @@
 #include "fault.h"
 #include "variants.h"
 
-static int row_is_finite(const kvf_shape *s, const void *row)
+static int row_is_finite(const kvf_shape *s, const void *row, uint32_t count)
 {
-    for (uint32_t d = 0; d < s->head_dim; d++)
+    for (uint32_t d = 0; d < count; d++)
         if (!isfinite(kvf_element_get(row, s->dtype, d)))
             return 0;
     return 1;
@@ -30,12 +30,13 @@ void kvf_repack_ref(const void *args, uint32_t task)
     const uint32_t end = kvf_min_u32(s->page_size, a->first + a->tokens - block * s->page_size);
     for (uint32_t row = begin; row < end; row++) {
         const uint32_t token = block * s->page_size + row - a->first;
-        const size_t from = ((size_t)token * a->kv_heads + head) * kvf_row_bytes(s);
-        const void *k = kvf_offset(a->k, from), *v = kvf_offset(a->v, from);
+        const size_t from = (size_t)token * a->kv_heads + head;
+        const void *k = kvf_offset(a->k, from * kvf_row_bytes(s));
+        const void *v = kvf_offset(a->v, from * kvf_value_bytes(s));
         uint8_t *to = page + row * kvf_token_bytes(s);
         memcpy(to, k, kvf_row_bytes(s));
-        memcpy(to + kvf_row_bytes(s), v, kvf_row_bytes(s));
-        if (!row_is_finite(s, k) || !row_is_finite(s, v))
+        memcpy(to + kvf_row_bytes(s), v, kvf_value_bytes(s));
+        if (!row_is_finite(s, k, s->head_dim) || !row_is_finite(s, v, kvf_value_dim(s)))
             kvf_fault_note(a->fault, token);
     }
 }

@@ -19,18 +19,19 @@
 static bool append(const kvf_ring_args *a, uint32_t row, uint32_t head)
 {
     const kvf_shape *s = &a->ring.shape;
-    const size_t bytes = kvf_row_bytes(s);
+    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
     const size_t at = (size_t)row * a->kv_heads + (a->head ? a->head[head] : head);
     const uint32_t token = a->row[row].length - 1;
-    const void *k = kvf_offset(a->k, at * bytes), *v = kvf_offset(a->v, at * bytes);
+    const void *k = kvf_offset(a->k, at * bytes), *v = kvf_offset(a->v, at * value_bytes);
     char *to = kvf_ring_page(&a->ring, a->row[row].ring, token / s->page_size, head) +
-               token % s->page_size * 2 * bytes;
+               token % s->page_size * kvf_token_bytes(s);
     bool is_finite = true;
     memcpy(to, k, bytes);
-    memcpy(to + bytes, v, bytes);
+    memcpy(to + bytes, v, value_bytes);
     for (uint32_t d = 0; d < s->head_dim; d++)
-        is_finite = is_finite && isfinite(kvf_element_get(k, s->dtype, d)) &&
-                    isfinite(kvf_element_get(v, s->dtype, d));
+        is_finite = is_finite && isfinite(kvf_element_get(k, s->dtype, d));
+    for (uint32_t d = 0; d < kvf_value_dim(s); d++)
+        is_finite = is_finite && isfinite(kvf_element_get(v, s->dtype, d));
     return is_finite;
 }
 

@@ -78,7 +78,7 @@ static void add_chosen(packing *k)
             i++;
         } else {
             add_entry(k, token, page_row);
-            k->bytes += a->resident ? 0 : 2 * kvf_row_bytes(&a->paging.shape);
+            k->bytes += a->resident ? 0 : kvf_token_bytes(&a->paging.shape);
             j++;
         }
     }
@@ -126,6 +126,6 @@ void kvf_pack_ref(const void *args, uint32_t task)
     refresh_bits(&k);
     a->store_count[task] = k.new_count;
     if (!a->resident)
-        k.bytes += a->row->sealed * kvf_run_bytes(p) / 2;
+        k.bytes += a->row->sealed * p->block_size * kvf_row_bytes(&p->shape);
     __atomic_fetch_add(&a->counters->bytes_refresh, k.bytes, __ATOMIC_RELAXED);
 }

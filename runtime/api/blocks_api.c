@@ -140,16 +140,17 @@ kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer, const kvf_form *f
 static kvf_status check_strides(const kvf_blocks *blocks, const kvf_put_args *args)
 {
     const kvf_cache_config *c = &blocks->cache->config;
-    const size_t row = (size_t)c->kv_heads * c->head_dim;
     const struct {
-        const char *name;
-        size_t stride;
-    } strides[] = {{"k_stride", args->k_stride}, {"v_stride", args->v_stride}};
+        const char *name, *dim;
+        size_t stride, row;
+    } strides[] = {
+        {"k_stride", "head_dim", args->k_stride, (size_t)c->kv_heads * c->head_dim},
+        {"v_stride", "value_dim", args->v_stride, (size_t)c->kv_heads * c->value_dim}};
     for (size_t i = 0; i < 2; i++)
-        if (strides[i].stride && strides[i].stride < row)
+        if (strides[i].stride && strides[i].stride < strides[i].row)
             KVF_FAIL(blocks->cache->context, KVF_INVALID,
-                     "%s = %zu: a token has kv_heads * head_dim = %zu elements; 0 means just those",
-                     strides[i].name, strides[i].stride, row);
+                     "%s = %zu: a token has kv_heads * %s = %zu elements; 0 means just those",
+                     strides[i].name, strides[i].stride, strides[i].dim, strides[i].row);
     return KVF_OK;
 }
 

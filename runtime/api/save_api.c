@@ -101,11 +101,13 @@ kvf_status kvf_sequence_restore(kvf_cache *cache, const kvf_restore_args *args, 
 static void describe(const kvf_saved_file *file, kvf_saved *out)
 {
     const kvf_saved_head *head = file->header.head;
+    const kvf_shape shape = kvf_saved_shape(head);
     *out = (kvf_saved){.bytes = file->bytes,
                        .layers = head->layers,
                        .query_heads = head->query_heads,
                        .kv_heads = head->kv_heads,
                        .head_dim = head->head_dim,
+                       .value_dim = kvf_value_dim(&shape),
                        .dtype = (kvf_dtype)head->dtype,
                        .page_size = head->page_size,
                        .note_bytes = head->note_bytes};

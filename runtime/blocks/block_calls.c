@@ -46,7 +46,8 @@ static kvf_physical_centroids centroids_of(const kvf_blocks *blocks, uint32_t la
 kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
 {
     const kvf_paging *p = &blocks->physical.paging;
-    const size_t row = (size_t)p->kv_heads * p->shape.head_dim;
+    const size_t keys = (size_t)p->kv_heads * p->shape.head_dim;
+    const size_t values = (size_t)p->kv_heads * kvf_value_dim(&p->shape);
     const kvf_write_args write = {.blocks = blocks->constants.physical,
                                   .codes = codes_of(blocks, args->layer),
                                   .shape = p->shape,
@@ -54,8 +55,8 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_str
                                   .tokens = args->tokens,
                                   .k = args->k,
                                   .v = args->v,
-                                  .k_stride = args->k_stride ? args->k_stride : row,
-                                  .v_stride = args->v_stride ? args->v_stride : row,
+                                  .k_stride = args->k_stride ? args->k_stride : keys,
+                                  .v_stride = args->v_stride ? args->v_stride : values,
                                   .slots = args->slots};
     KVF_TRY(KVF_ENQUEUE(stream, write, write));
     /* More tokens than rows: some are a prompt's, and make whole pages. */
@@ -136,7 +137,7 @@ static kvf_poison_args poison_of(const kvf_blocks *blocks, uint32_t rows, void *
     return (kvf_poison_args){.is_bad = blocks->physical.is_bad,
                              .rows = rows,
                              .heads = c->query_heads,
-                             .head_dim = c->head_dim,
+                             .value_dim = c->value_dim,
                              .dtype = c->dtype,
                              .out = out,
                              .lse = lse};
@@ -164,7 +165,7 @@ static kvf_status scatter_heads(const kvf_blocks *blocks, uint32_t layer, uint32
                                          .rows = rows,
                                          .kv_heads = p->kv_heads,
                                          .group = p->group,
-                                         .row_bytes = (uint32_t)kvf_row_bytes(&p->shape),
+                                         .row_bytes = (uint32_t)kvf_value_bytes(&p->shape),
                                          .from = blocks->tails.out,
                                          .from_lse = blocks->tails.lse,
                                          .out = out,
@@ -225,7 +226,8 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
     const kvf_physical_blocks *c = &blocks->physical;
     const kvf_paging *p = &c->paging;
     const kvf_query_chunk *chunk = &all->chunks.at[i];
-    const size_t heads = (size_t)p->kv_heads * p->group, row = heads * kvf_row_bytes(&p->shape);
+    const size_t heads = (size_t)p->kv_heads * p->group;
+    const size_t row = heads * kvf_row_bytes(&p->shape), out = heads * kvf_value_bytes(&p->shape);
     kvf_prefill_kernel_args piece = *all;
     piece.chunks.count = 0;
     piece.sink = c->streaming.ring.sink;
@@ -239,7 +241,7 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
         piece.base = chunk->base + done;
         piece.q = (const char *)all->q + first * row;
         KVF_TRY(KVF_ENQUEUE(stream, prefill, piece));
-        KVF_TRY(scatter_heads(blocks, layer, piece.tokens, (char *)all->out + first * row,
+        KVF_TRY(scatter_heads(blocks, layer, piece.tokens, (char *)all->out + first * out,
                               all->lse ? all->lse + first * heads : NULL, stream));
     }
     return KVF_OK;

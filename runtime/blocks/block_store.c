@@ -241,13 +241,13 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     const uint64_t all = (uint64_t)c->regions * c->streaming.heads, used = lists ? 1 : 0;
     const uint32_t run = kvf_tail_blocks(c);
     const uint64_t splits = lists ? lists * kvf_div_ceil_u32(run, t->split) : 0;
-    const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_row_bytes(&p->shape);
+    const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_value_bytes(&p->shape);
     const uint64_t kept = kvf_brings_tokens(&blocks->cache->parts[0]) ? all : 0;
     KVF_CARVE(k, c->streaming.tails, kept, run, kvf_run_bytes(p));
     KVF_CARVE(k, c->streaming.tags, kept, kvf_tail_tokens(c));
     KVF_CARVE(k, t->spans, lists, run);
     KVF_CARVE(k, t->span_count, lists);
-    KVF_CARVE(k, t->partial_o, splits, p->group, p->shape.head_dim);
+    KVF_CARVE(k, t->partial_o, splits, p->group, kvf_value_dim(&p->shape));
     KVF_CARVE(k, t->partial_lse, splits, p->group);
     KVF_CARVE(k, t->out, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads, row);
     KVF_CARVE(k, t->lse, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads);

@@ -43,9 +43,9 @@ typedef struct kvf_block_tails {
     uint32_t split;       /* spans per split */
     kvf_span *spans;      /* [regions * kv_heads, blocks of a tail] */
     uint32_t *span_count; /* [regions * kv_heads] */
-    float *partial_o;     /* [splits, group, head_dim] */
+    float *partial_o;     /* [splits, group, value_dim] */
     float *partial_lse;   /* [splits, group] */
-    char *out;            /* [regions or a piece, query_heads, head_dim] */
+    char *out;            /* [regions or a piece, query_heads, value_dim] */
     float *lse;           /* [as out, query_heads] */
 } kvf_block_tails;
 

@@ -104,6 +104,8 @@ static const kvf_setting rows[] = {
     {FIELD(kv_heads), COUNT(1, 1024), .meaning = "KV heads of a layer"},
     {FIELD(head_dim), COUNT(16, KVF_HEAD_DIM_MAX),
      .meaning = "elements of a head, a multiple of 16; on a GPU 32, 64, 80, 96, 128 or 256"},
+    {FIELD(value_dim), COUNT(0, KVF_HEAD_DIM_MAX),
+     .meaning = "elements of a value, head_dim less a multiple of 32; 0 = head_dim; host device"},
     {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys, values and queries"},
     {FIELD(softmax_scale), .kind = KVF_SETTING_REAL, .high = FLT_MAX,
      .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
@@ -179,6 +181,11 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
         KVF_FAIL(context, KVF_INVALID, "%s", text);
     if (c->head_dim % 16)
         KVF_FAIL(context, KVF_INVALID, "head_dim = %u: must be a multiple of 16", c->head_dim);
+    if (c->value_dim > c->head_dim || (c->value_dim && (c->head_dim - c->value_dim) % 32))
+        KVF_FAIL(context, KVF_INVALID,
+                 "value_dim = %u: must be head_dim = %u less a multiple of 32, or 0 for head_dim; "
+                 "pad values, or keys and queries, with zeros",
+                 c->value_dim, c->head_dim);
     if (c->query_heads % c->kv_heads)
         KVF_FAIL(
             context, KVF_INVALID,
@@ -214,6 +221,12 @@ static kvf_status check_head_dim(const kvf_runtime *runtime, kvf_context *contex
                  "head_dim = %u: the CUDA device takes 32, 64, 80, 96, 128 and 256; use the host "
                  "device",
                  c->head_dim);
+    if (runtime->device->ops->kind != KVF_DEVICE_HOST && c->value_dim &&
+        c->value_dim != c->head_dim)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "value_dim = %u: the CUDA device takes values as wide as keys, head_dim = %u; pad "
+                 "them with zeros, or use the host device",
+                 c->value_dim, c->head_dim);
     return KVF_OK;
 }
 
@@ -288,6 +301,8 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
         c->head_mask = NULL;
     if (c->softmax_scale == 0.0f)
         c->softmax_scale = 1.0f / sqrtf((float)c->head_dim);
+    if (c->value_dim == 0)
+        c->value_dim = c->head_dim;
     if (c->host_tokens_max == 0)
         c->host_tokens_max = (uint64_t)c->sequences_max * c->tokens_max;
     if (policy->static_use == KVF_STATIC_NONE)
@@ -365,6 +380,7 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     const uint32_t blocks_max = kvf_div_ceil_u32(c->tokens_max, block_size);
     *p = (kvf_paging){.shape = {.dtype = c->dtype,
                                 .head_dim = c->head_dim,
+                                .value_dim = c->value_dim,
                                 .page_size = c->page_size,
                                 .pages = c->pages},
                       .kv_heads = c->kv_heads,

@@ -114,11 +114,11 @@ static void carve_step(kvf_part *part, kvf_carver *k)
     kvf_tables *t = &part->tables;
     KVF_CARVE(k, t->spans, lists, d->spans_max);
     KVF_CARVE(k, t->span_count, lists);
-    KVF_CARVE(k, t->partial_o, splits, c->query_heads, c->head_dim);
+    KVF_CARVE(k, t->partial_o, splits, c->query_heads, c->value_dim);
     KVF_CARVE(k, t->partial_lse, splits, c->query_heads);
     KVF_CARVE(k, t->lse, s, c->query_heads);
     const uint64_t verified = c->verify_interval ? c->query_heads : 0;
-    KVF_CARVE(k, t->verify_out, verified, c->head_dim, kvf_dtype_bytes(c->dtype));
+    KVF_CARVE(k, t->verify_out, verified, c->value_dim, kvf_dtype_bytes(c->dtype));
     KVF_CARVE(k, t->verify_lse, verified);
     KVF_CARVE(k, t->jobs, d->jobs_max);
     KVF_CARVE(k, t->chunk_fault, 1);

@@ -82,10 +82,10 @@ typedef struct kvf_tables {
     /* attending */
     kvf_span *spans;      /* [R, lists, spans_max] */
     uint32_t *span_count; /* [R, lists] */
-    float *partial_o;     /* [splits, query_heads, head_dim] of a step, or of a row to verify */
+    float *partial_o;     /* [splits, query_heads, value_dim] of a step, or of a row to verify */
     float *partial_lse;   /* [splits, query_heads] */
     float *lse;           /* [R, query_heads] */
-    char *verify_out;     /* [query_heads, head_dim] */
+    char *verify_out;     /* [query_heads, value_dim] */
     float *verify_lse;    /* [query_heads] */
 
     /* one row looked at in full; see kvf_cover_args */

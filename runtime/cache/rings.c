@@ -97,18 +97,19 @@ static void carve_call(kvf_cache *cache, kvf_carver *k)
     kvf_rings *z = cache->rings;
     const uint64_t rows = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
     const uint64_t row = kvf_row_bytes(&z->ring.shape);
+    const uint64_t value = kvf_value_bytes(&z->ring.shape);
     const uint64_t lists = (uint64_t)c->sequences_max * z->streaming_max;
     const uint64_t splits = lists * kvf_div_ceil_u32(z->blocks, z->split);
     for (uint32_t kind = 0; kind < 2; kind++) {
         KVF_CARVE(k, z->q[kind], rows, z->packed[kind], z->group, row);
         KVF_CARVE(k, z->k[kind], rows, z->packed[kind], row);
-        KVF_CARVE(k, z->v[kind], rows, z->packed[kind], row);
-        KVF_CARVE(k, z->out[kind], rows, z->packed[kind], z->group, row);
+        KVF_CARVE(k, z->v[kind], rows, z->packed[kind], value);
+        KVF_CARVE(k, z->out[kind], rows, z->packed[kind], z->group, value);
         KVF_CARVE(k, z->lse[kind], c->sequences_max, z->packed[kind], z->group);
     }
     KVF_CARVE(k, z->spans, lists, z->blocks);
     KVF_CARVE(k, z->span_count, lists);
-    KVF_CARVE(k, z->partial_o, splits, z->group, c->head_dim);
+    KVF_CARVE(k, z->partial_o, splits, z->group, c->value_dim);
     KVF_CARVE(k, z->partial_lse, splits, z->group);
     KVF_CARVE(k, z->chunk_fault, 1);
 }

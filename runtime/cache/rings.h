@@ -35,8 +35,8 @@ struct kvf_rings {
     char *hidden;  /* [streaming_max, page bytes] zeros, as it came: pages that no query sees */
     char *q[2];    /* [rows, packed, group, head_dim]: of retrieval heads, of streaming heads */
     char *k[2];    /* [rows, packed, head_dim] */
-    char *v[2];    /* [rows, packed, head_dim] */
-    char *out[2];  /* [rows, packed, group, head_dim] */
+    char *v[2];    /* [rows, packed, value_dim] */
+    char *out[2];  /* [rows, packed, group, value_dim] */
     float *lse[2]; /* [sequences_max, packed, group] */
     kvf_span *spans;
     uint32_t *span_count;

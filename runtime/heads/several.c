@@ -88,18 +88,18 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
                                  uint32_t first, uint32_t end)
 {
     const kvf_cache_config *c = &cache->config;
-    const size_t key = (size_t)c->head_dim * kvf_dtype_bytes(c->dtype) * c->kv_heads * first;
-    const size_t query = key / c->kv_heads * c->query_heads;
+    const size_t key = (size_t)first * c->head_dim * kvf_dtype_bytes(c->dtype);
+    const size_t value = (size_t)first * c->value_dim * kvf_dtype_bytes(c->dtype);
     const size_t given = (size_t)first * c->kv_heads * args->page_stride;
     return (kvf_decode_args){
         .layer = args->layer,
         .batch = end - first,
         .sequences = cache->row_sequences + first,
-        .q = (const char *)args->q + query,
-        .k = (const char *)args->k + key,
-        .v = (const char *)args->v + key,
+        .q = (const char *)args->q + key * c->query_heads,
+        .k = (const char *)args->k + key * c->kv_heads,
+        .v = (const char *)args->v + value * c->kv_heads,
         .positions = args->positions ? args->positions + first : NULL,
-        .out = (char *)args->out + query,
+        .out = (char *)args->out + value * c->query_heads,
         .lse = args->lse ? args->lse + (size_t)first * c->query_heads : NULL,
         .page_scores = args->page_scores ? args->page_scores + given : NULL,
         .page_ids = args->page_ids ? args->page_ids + given : NULL,

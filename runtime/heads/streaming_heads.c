@@ -82,7 +82,7 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
 {
     const kvf_rings *z = rings_of(call);
     const uint32_t count = call->step->cache->config.kv_heads;
-    const size_t row = kvf_row_bytes(&z->ring.shape);
+    const size_t row = kvf_row_bytes(&z->ring.shape), value = kvf_value_bytes(&z->ring.shape);
     uint32_t *heads;
     kvf_heads_job *jobs;
     KVF_TAKE(call->step, heads, call->heads, count);
@@ -100,13 +100,13 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
         if (kind && !call->is_chunk)
             continue; /* a step appends to the ring from the caller's keys and values */
         jobs[n++] = pack(job_of(call, kind, row), call->k, h.k);
-        jobs[n++] = pack(job_of(call, kind, row), call->v, h.v);
+        jobs[n++] = pack(job_of(call, kind, value), call->v, h.v);
     }
     call->pack_jobs.job_count = n;
     call->unpack_jobs.jobs = call->pack_jobs.jobs + n;
     for (int kind = 0; kind < 2 && call->q; kind++) {
         const kvf_packed_heads h = kvf_heads_packed(call, kind);
-        jobs[n++] = unpack(job_of(call, kind, z->group * row), h.out, call->out);
+        jobs[n++] = unpack(job_of(call, kind, z->group * value), h.out, call->out);
         if (call->lse)
             jobs[n++] = unpack(job_of(call, kind, z->group * sizeof(float)), h.lse, call->lse);
     }

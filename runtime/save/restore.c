@@ -57,7 +57,7 @@ static bool is_free(const kvf_cache *cache, const char *name)
 /* Settings that must be equal whatever `exact` says. */
 static bool is_fixed(const kvf_cache *cache, const char *name)
 {
-    static const char *const fixed[] = {"layers", "query_heads", "kv_heads", "head_dim", "dtype"};
+    static const char *const fixed[] = {"layers", "query_heads", "kv_heads", "head_dim", "value_dim", "dtype"};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (strcmp(name, fixed[i]) == 0)
             return true;
@@ -68,11 +68,14 @@ static bool is_fixed(const kvf_cache *cache, const char *name)
 }
 
 /* The value of a setting in a file that is older than the setting. */
-static const char *unsaid(const char *name)
+static void put_unsaid(const char *settings, const char *name, char *value, size_t capacity)
 {
-    return strcmp(name, "pages") == 0  ? kvf_pages_name(KVF_PAGES_NATIVE)
-           : strcmp(name, "fill") == 0 ? "pages"
-                                       : "nothing";
+    const char *text = strcmp(name, "pages") == 0  ? kvf_pages_name(KVF_PAGES_NATIVE)
+                       : strcmp(name, "fill") == 0 ? "pages"
+                                                   : "nothing";
+    snprintf(value, capacity, "%s", text);
+    if (strcmp(name, "value_dim") == 0)
+        (void)kvf_saved_setting(settings, "head_dim", value, capacity);
 }
 
 /* *is_exact: no setting differs that a sequence depends on. */
@@ -83,9 +86,9 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     const kvf_setting *s;
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
         char mine[128], theirs[128];
-        snprintf(theirs, sizeof theirs, "%s", unsaid(s->name));
         if (is_free(cache, s->name) || s->kind == KVF_SETTING_TEXT)
             continue;
+        put_unsaid(settings, s->name, theirs, sizeof theirs);
         (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
         kvf_setting_show(s, &cache->config, mine, sizeof mine);
         if (strcmp(mine, theirs) == 0)
@@ -204,6 +207,7 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
 {
     kvf_cache *cache = r->cache;
     const kvf_saved_header *h = &r->file.header;
+    const kvf_shape shape = kvf_saved_shape(h->head);
     KVF_TRY(check_model(r, args->model));
     r->is_exact = true;
     KVF_TRY(compare_settings(r, args->exact, &r->is_exact));
@@ -216,7 +220,8 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
                  h->head->page_size);
     if (h->head->layers != cache->config.layers || h->head->kv_heads != cache->config.kv_heads ||
         h->head->query_heads != cache->config.query_heads ||
-        h->head->head_dim != cache->config.head_dim || h->head->dtype != cache->config.dtype ||
+        h->head->head_dim != cache->config.head_dim ||
+        kvf_value_dim(&shape) != cache->config.value_dim || h->head->dtype != cache->config.dtype ||
         h->head->pages != cache->config.pages)
         KVF_FAIL(cache->context, KVF_CORRUPT, "%s: its header contradicts its settings",
                  r->file.path);

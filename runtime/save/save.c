@@ -107,7 +107,8 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
 {
     const kvf_cache_config *c = &cache->config;
     kvf_saved_head head = {
-        .version = has_forms(cache)               ? KVF_SAVED_FORMS
+        .version = c->value_dim != c->head_dim    ? KVF_SAVED_VALUES
+                   : has_forms(cache)             ? KVF_SAVED_FORMS
                    : c->pages == KVF_PAGES_NATIVE ? KVF_SAVED_VERSION
                                                   : KVF_SAVED_QUANTIZED,
         .note_bytes = args->note_bytes,
@@ -117,7 +118,8 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
         .layers = c->layers,
         .kv_heads = c->kv_heads,
         .query_heads = c->query_heads,
-        .head_dim = c->head_dim,
+        .head_dim = (uint16_t)c->head_dim,
+        .value_dim = c->value_dim == c->head_dim ? 0 : (uint16_t)c->value_dim,
         .dtype = c->dtype,
         .page_size = c->page_size,
         .pages = c->pages,

@@ -28,6 +28,7 @@ kvf_shape kvf_saved_shape(const kvf_saved_head *head)
 {
     return (kvf_shape){.dtype = (kvf_dtype)head->dtype,
                        .head_dim = head->head_dim,
+                       .value_dim = head->value_dim,
                        .page_size = head->page_size,
                        .pages = (kvf_pages)head->pages};
 }
@@ -115,7 +116,7 @@ void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
     KVF_CARVE(&k, h.head, 1);
     KVF_CARVE(&k, h.layers, layers);
     KVF_CARVE(&k, h.mask, head->is_masked ? layers : 0, heads);
-    KVF_CARVE(&k, h.forms, head->version == KVF_SAVED_FORMS ? layers : 0, 2 + head->query_heads);
+    KVF_CARVE(&k, h.forms, head->version >= KVF_SAVED_FORMS ? layers : 0, 2 + head->query_heads);
     KVF_CARVE(&k, h.settings, head->settings_bytes);
     KVF_CARVE(&k, h.checksums, extents);
     KVF_CARVE(&k, h.note, head->note_bytes);
@@ -159,11 +160,11 @@ kvf_status kvf_saved_measure(kvf_context *context, const char *path, const void 
     if (head.byte_order != BYTE_ORDER_MARK)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "%s was saved by a machine of another byte order; save it on this one", path);
-    if (head.version < KVF_SAVED_VERSION || head.version > KVF_SAVED_FORMS)
+    if (head.version < KVF_SAVED_VERSION || head.version > KVF_SAVED_VALUES)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "%s has format version %u: this library reads %u to %u; save it again with this "
                  "one",
-                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_FORMS);
+                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_VALUES);
     if (head.header_bytes < sizeof head || head.header_bytes > HEADER_BYTES_MAX ||
         head.header_bytes % KVF_SAVED_HEAD_ALIGN != 0)
         KVF_FAIL(context, KVF_CORRUPT,
@@ -179,8 +180,10 @@ static bool is_geometry(const kvf_saved_head *h)
            h->query_heads % h->kv_heads == 0 && h->query_heads >= h->kv_heads &&
            h->query_heads / h->kv_heads <= KVF_GROUP_MAX_HEADS && h->head_dim >= 16 &&
            h->head_dim <= KVF_HEAD_DIM_MAX && h->head_dim % 16 == 0 && h->dtype <= KVF_FP32 &&
+           (h->value_dim != 0) == (h->version == KVF_SAVED_VALUES) &&
+           h->value_dim < h->head_dim && (h->head_dim - h->value_dim) % 32 == 0 &&
            h->pages <= KVF_PAGES_K8V4 &&
-           (h->version == KVF_SAVED_FORMS ||
+           (h->version >= KVF_SAVED_FORMS ||
             (h->pages != KVF_PAGES_NATIVE) == (h->version == KVF_SAVED_QUANTIZED)) &&
            h->page_size >= 1 && h->page_size <= KVF_PAGE_SIZE_MAX &&
            (h->page_size & (h->page_size - 1)) == 0 && h->block_size >= h->page_size &&

@@ -29,6 +29,7 @@
 #define KVF_SAVED_VERSION    1u
 #define KVF_SAVED_QUANTIZED  2u /* version of a file of quantized pages; otherwise the same */
 #define KVF_SAVED_FORMS      3u /* ... with forms of layers; its pages may be quantized */
+#define KVF_SAVED_VALUES     4u /* ... and with values of another width than keys */
 #define KVF_SAVED_MODEL_MAX  64u
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
@@ -68,7 +69,8 @@ typedef struct kvf_saved_head {
     uint64_t checksum; /* of the header, this field 0 */
     uint64_t header_bytes, data_bytes;
     uint32_t note_bytes, settings_bytes, extent_bytes, is_masked;
-    uint32_t layers, kv_heads, query_heads, head_dim;
+    uint32_t layers, kv_heads, query_heads;
+    uint16_t head_dim, value_dim; /* value_dim 0 = head_dim, always before KVF_SAVED_VALUES */
     uint32_t dtype, page_size, block_size, pages; /* storage format: kvf_pages */
     char model[KVF_SAVED_MODEL_MAX];              /* text of the caller */
     char library[16];                             /* version that wrote it */

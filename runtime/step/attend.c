@@ -229,19 +229,18 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
     const kvf_paging *p = &part->dims.paging;
     const uint32_t heads = part->config.query_heads;
     const size_t first = (size_t)index * heads;
-    const size_t bytes = first * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     const kvf_attention a = {.shape = kvf_run_shape(p),
                              .lists = p->kv_heads,
                              .group = p->group,
                              .spans_max = part->dims.cover_max,
-                             .q = (const char *)step->q + bytes,
+                             .q = (const char *)step->q + first * kvf_row_bytes(&p->shape),
                              .spans = t->cover.spans,
                              .span_count = t->cover.span_count,
                              .out = t->verify_out,
                              .lse = t->verify_lse};
     const kvf_compare_args compare = {.shape = p->shape,
                                       .heads = heads,
-                                      .out = (const char *)out + bytes,
+                                      .out = (const char *)out + first * kvf_value_bytes(&p->shape),
                                       .dense = a.out,
                                       .lse = lse + first,
                                       .dense_lse = a.lse,

@@ -61,10 +61,10 @@ static keep_work carve_work(const kvf_part *part, kvf_carver *k)
 {
     const kvf_cache_config *c = &part->config;
     const kvf_paging *p = &part->dims.paging;
-    const uint64_t row = kvf_row_bytes(&p->shape);
+    const uint64_t row = kvf_row_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
     keep_work w;
     KVF_CARVE(k, w.k, chunk_tokens(part), c->kv_heads, row);
-    KVF_CARVE(k, w.v, chunk_tokens(part), c->kv_heads, row);
+    KVF_CARVE(k, w.v, chunk_tokens(part), c->kv_heads, value);
     KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
     KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
     KVF_CARVE(k, w.blocks, p->blocks_max);

@@ -47,12 +47,12 @@ static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t 
                          uint32_t first, uint32_t end)
 {
     const kvf_part *part = step->part;
-    const size_t at =
-        (size_t)(first - base) * part->config.query_heads * kvf_row_bytes(&part->dims.paging.shape);
+    const kvf_shape *s = &part->dims.paging.shape;
+    const size_t row = (size_t)(first - base) * part->config.query_heads;
     kvf_prefill_args group = *args;
     group.tokens = end - first;
-    group.q = (const char *)args->q + at;
-    group.out = (char *)args->out + at;
+    group.q = (const char *)args->q + row * kvf_row_bytes(s);
+    group.out = (char *)args->out + row * kvf_value_bytes(s);
     return kvf_chunk_attend(step, &group, first, part->tables.wide_table);
 }
 

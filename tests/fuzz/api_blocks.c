@@ -110,7 +110,7 @@ static uint32_t q_floats(const world *w)
 /* A token of the account becomes what quantization keeps of it. */
 static void keep_quantized(const world *w, float (*kv)[2 * DIM])
 {
-    const kvf_shape s = {KVF_FP32, DIM, 1, w->config.cache.pages};
+    const kvf_shape s = {KVF_FP32, DIM, 1, w->config.cache.pages, 0};
     float x[DIM];
     uint64_t page[64];
     PROMISE(kvf_stored_page_bytes(&s) <= sizeof page);

@@ -84,7 +84,8 @@ static void *make_page(check *c, const kvf_shape *s, uint32_t count, uint64_t sk
     check_fill(c, page, s->dtype, kvf_page_bytes(s) / kvf_dtype_bytes(s->dtype), data);
     for (uint32_t t = 0; t < s->page_size; t++)
         if (!(live >> t & 1))
-            check_fill_nan(page + t * kvf_token_bytes(s), s->dtype, 2 * s->head_dim);
+            check_fill_nan(page + t * kvf_token_bytes(s), s->dtype,
+                           s->head_dim + kvf_value_dim(s));
     return page;
 }
 
@@ -155,14 +156,14 @@ static void span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm
         kvf_dequantize_key(s, span->page, t, x);
         *k_norm = fmax(*k_norm, check_norm(x, KVF_FP32, 1, s->head_dim));
         kvf_dequantize_value(s, span->page, t, x);
-        for (uint32_t d = 0; d < s->head_dim; d++)
+        for (uint32_t d = 0; d < kvf_value_dim(s); d++)
             *v_max = isfinite(x[d]) ? fmax(*v_max, fabs((double)x[d])) : *v_max;
     }
     for (uint32_t t = 0; !span->quantized && t < s->page_size; t++) {
         const void *value = kvf_page_value(s, span->page, t);
         *k_norm =
             fmax(*k_norm, check_norm(kvf_page_key(s, span->page, t), s->dtype, 1, s->head_dim));
-        for (uint32_t d = 0; d < s->head_dim; d++) {
+        for (uint32_t d = 0; d < kvf_value_dim(s); d++) {
             const double v = fabs(check_value(value, s->dtype, d));
             *v_max = isfinite(v) ? fmax(*v_max, v) : *v_max;
         }
@@ -170,12 +171,14 @@ static void span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm
 }
 
 /* `tokens` of a split at least: 0 for a few spans. */
-static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t tokens_min,
+static void attend_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t tokens_min,
                         check_data data)
 {
-    kvf_attend_args a = {.shape = *shape, .group = group};
+    kvf_attend_args a = {.group = group};
+    const kvf_shape *shape = &a.shape;
     if (!check_begin(c))
         return;
+    a.shape = check_values(c, keys);
     a.pass = (kvf_pass)check_below(c, 3);
     a.lists = 1 + check_below(c, 2);
     a.spans_max = 1 + check_below(c, 5);
@@ -187,8 +190,9 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     a.cap = check_cap(c);
     a.sub = check_subgroup(c, group);
-    check_describe(c, "%s d=%u P=%u G=%u+%u/%u pass=%d lists=%u spans=%u split=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.sub.first,
+    check_describe(c, "%s d=%u/%u P=%u G=%u+%u/%u pass=%d lists=%u spans=%u split=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
+                   shape->page_size, a.sub.first,
                    a.sub.count, group, (int)a.pass, a.lists, a.spans_max, a.split, (int)data);
     const size_t rows = (size_t)a.lists * group;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
@@ -209,7 +213,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
     a.spans = spans;
     a.span_count = counts;
     for (int i = 0; i < 2; i++) {
-        o[i] = a.partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));
+        o[i] = a.partial_o = check_out(c, part_rows * kvf_value_dim(shape) * sizeof(float));
         lse[i] = a.partial_lse = check_out(c, part_rows * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, attend, &a, i);
     }
@@ -218,7 +222,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, tokens, query_error(c, shape));
     b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
-    check_elements(c, "partial_o", o[1], o[0], KVF_FP32, part_rows * shape->head_dim,
+    check_elements(c, "partial_o", o[1], o[0], KVF_FP32, part_rows * kvf_value_dim(shape),
                    b.out + 0x1p-126, 0.0);
     check_elements(c, "partial_lse", lse[1], lse[0], KVF_FP32, part_rows,
                    b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
@@ -251,20 +255,23 @@ static void send_home(check *c, const kvf_shape *s, kvf_span *spans, size_t coun
     poison(s, spans, count);
 }
 
-static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t split_tokens,
+static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t split_tokens,
                       check_data data)
 {
-    kvf_attend_step_args a = {.attend = {.shape = *shape, .group = group}};
+    kvf_attend_step_args a = {.attend = {.group = group}};
     kvf_attend_args *t = &a.attend;
+    const kvf_shape *shape = &t->shape;
     if (!check_begin(c))
         return;
+    t->shape = check_values(c, keys);
     t->lists = 1 + check_below(c, 3);
     t->split = kvf_max_u32(1, split_tokens / shape->page_size);
     t->spans_max = 1 + check_below(c, kvf_min_u32(5 * t->split, 400));
     t->scale = 1.0f / sqrtf((float)shape->head_dim);
     t->cap = check_cap(c);
-    check_describe(c, "%s d=%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
+    check_describe(c, "%s d=%u/%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
+                   shape->page_size, group,
                    t->lists, t->spans_max, t->split, (int)data);
     const size_t rows = (size_t)t->lists * group, all = (size_t)t->lists * t->spans_max;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
@@ -290,9 +297,9 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
     for (int i = 0; i < 2; i++) {
         if (i)
             poison(shape, spans, all);
-        out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
+        out[i] = a.out = check_out(c, rows * kvf_value_bytes(shape));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
-        t->partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));
+        t->partial_o = check_out(c, part_rows * kvf_value_dim(shape) * sizeof(float));
         t->partial_lse = check_out(c, part_rows * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, attend_step, &a, i);
     }
@@ -310,7 +317,7 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          t->scale, tokens, query_error(c, shape));
     b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
-    check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
+    check_elements(c, "out", out[1], out[0], shape->dtype, rows * kvf_value_dim(shape),
                    b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
     check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
                    b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
@@ -326,7 +333,8 @@ static kvf_shape quantized_shape(const check *c, uint32_t i)
     return (kvf_shape){c->cuda ? KVF_BF16 : (kvf_dtype)(i % 3),
                        c->cuda ? sizes[i % count] : check_head_dims[i % count],
                        check_page_sizes[i / count % CHECK_PAGE_SIZES],
-                       i / (count * CHECK_PAGE_SIZES) % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4};
+                       i / (count * CHECK_PAGE_SIZES) % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4,
+                       0};
 }
 
 void check_attend_step(check *c)
@@ -334,13 +342,13 @@ void check_attend_step(check *c)
     for (uint32_t d = 0; d < check_dims(c); d++)
         for (uint32_t p = d % 2; p < CHECK_PAGE_SIZES; p += 2) {
             const kvf_shape s = {(kvf_dtype)((d + p / 2) % 3), check_head_dims[d],
-                                 check_page_sizes[p], KVF_PAGES_NATIVE};
+                                 check_page_sizes[p], KVF_PAGES_NATIVE, 0};
             const check_data data = p % 3 ? DATA_NORMAL : (check_data)((d + p) % DATA_COUNT);
             step_case(c, &s, check_groups[(d * 5 + p) % CHECK_GROUPS], 32, data);
         }
     for (uint32_t i = 0; i < 6; i++) { /* every buffer is used several times */
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % check_dims(c)],
-                             check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
+                             check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE, 0};
         step_case(c, &s, 1 + i * 5 % 16, 512, DATA_NORMAL);
     }
     for (uint32_t i = 0; i < 10; i++) {
@@ -357,13 +365,13 @@ void check_attend(check *c)
                 const uint32_t group = check_groups[i];
                 /* every dtype with every head_dim and page size; every group with every head_dim */
                 kvf_shape s = {(kvf_dtype)((p + group) % 3), check_head_dims[d],
-                               check_page_sizes[p], KVF_PAGES_NATIVE};
+                               check_page_sizes[p], KVF_PAGES_NATIVE, 0};
                 check_data data =
                     group % 4 ? DATA_NORMAL : (check_data)((d + p + group) % DATA_COUNT);
                 attend_case(c, &s, group, 0, data);
             }
     for (uint32_t i = 0; i < 3 * DATA_COUNT; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), 64, 32, KVF_PAGES_NATIVE};
+        kvf_shape s = {(kvf_dtype)(i % 3), 64, 32, KVF_PAGES_NATIVE, 0};
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
     }
     for (uint32_t i = 0; i < (c->cuda ? 4 : 4 * check_dims(c)) * CHECK_PAGE_SIZES; i++) {
@@ -377,7 +385,7 @@ void check_attend(check *c)
     /* Every buffer of a kernel is used several times. */
     for (uint32_t i = 0; i < 3 * check_dims(c); i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
-                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
+                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE, 0};
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
     }
 }
@@ -392,29 +400,31 @@ static const float *make_sinks(check *c, uint32_t heads)
     return check_below(c, 3) ? NULL : sinks;
 }
 
-static void merge_case(check *c, const kvf_shape *shape)
+static void merge_case(check *c, const kvf_shape *keys)
 {
-    kvf_merge_args a = {.shape = *shape};
+    kvf_merge_args a = {.lists = 0};
+    const kvf_shape *shape = &a.shape;
     if (!check_begin(c))
         return;
+    a.shape = check_values(c, keys);
     a.lists = 1 + check_below(c, 3);
     a.group = check_groups[check_below(c, CHECK_GROUPS)];
     a.splits_max = 1 + check_below(c, 9);
     a.split = 1 + check_below(c, 4);
-    check_describe(c, "%s d=%u G=%u lists=%u splits=%u", check_dtype_name(shape->dtype),
-                   shape->head_dim, a.group, a.lists, a.splits_max);
+    check_describe(c, "%s d=%u/%u G=%u lists=%u splits=%u", check_dtype_name(shape->dtype),
+                   shape->head_dim, kvf_value_dim(shape), a.group, a.lists, a.splits_max);
     const size_t rows = (size_t)a.lists * a.group, parts = rows * a.splits_max;
     uint32_t *counts = check_in(c, a.lists * sizeof *counts);
-    float *o = check_in(c, parts * shape->head_dim * sizeof *o);
+    float *o = check_in(c, parts * kvf_value_dim(shape) * sizeof *o);
     float *lse = check_in(c, parts * sizeof *lse);
     for (uint32_t i = 0; i < a.lists; i++)
         counts[i] = check_below(c, a.splits_max * a.split + 1);
-    check_fill(c, o, KVF_FP32, parts * shape->head_dim, DATA_NORMAL);
+    check_fill(c, o, KVF_FP32, parts * kvf_value_dim(shape), DATA_NORMAL);
     for (size_t i = 0; i < parts; i++) {
         lse[i] = (float)(check_normal(c) * (check_below(c, 4) ? 3.0 : 1e4));
         if (check_below(c, 4) == 0) {
             lse[i] = -INFINITY;
-            check_fill_nan(o + i * shape->head_dim, KVF_FP32, shape->head_dim);
+            check_fill_nan(o + i * kvf_value_dim(shape), KVF_FP32, kvf_value_dim(shape));
         }
     }
     a.span_count = counts;
@@ -426,14 +436,14 @@ static void merge_case(check *c, const kvf_shape *shape)
     void *out[2];
     float *out_lse[2];
     for (int i = 0; i < 2; i++) {
-        out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
+        out[i] = a.out = check_out(c, rows * kvf_value_bytes(shape));
         out_lse[i] = check_out(c, rows * sizeof(float));
         a.lse = with_lse ? out_lse[i] : NULL;
         CHECK_RUN(c, i ? c->var : c->ref, merge, &a, i);
     }
     /* lse - top is rounded before the exponential: |lse| up to 5e4, in units of ln 2 */
     const double weight = 5e4 * 0x1p-23;
-    check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
+    check_elements(c, "out", out[1], out[0], shape->dtype, rows * kvf_value_dim(shape),
                    12.0 * weight + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
     check_elements(c, "lse", out_lse[1], out_lse[0], KVF_FP32, rows, 1e-5, 0x1p-22);
 }
@@ -442,7 +452,7 @@ void check_merge(check *c)
 {
     for (uint32_t i = 0; i < 300; i++)
         merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)], 32,
-                                   KVF_PAGES_NATIVE});
+                                   KVF_PAGES_NATIVE, 0});
 }
 
 /* No query of the launch attends to a token of its run of KVF_PREFILL_KEYS. */
@@ -459,15 +469,18 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     const uint32_t group = a.group, tokens = a.tokens, base = a.base;
     if (!check_begin(c))
         return;
+    a.shape = check_values(c, &given->shape);
     a.kv_heads = 1 + check_below(c, 2);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     a.cap = check_cap(c);
-    check_describe(c, "%s d=%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u window=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
+    check_describe(c, "%s d=%u/%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u window=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
+                   shape->page_size, group,
                    a.kv_heads, tokens, base, a.sink, a.window, (int)data);
     const size_t rows = (size_t)tokens * a.kv_heads * group;
     const uint32_t pages = kvf_div_ceil_u32(base + tokens, shape->page_size);
-    const size_t half = (size_t)shape->page_size * shape->head_dim;
+    const size_t token = shape->head_dim + kvf_value_dim(shape);
+    const size_t elements = shape->page_size * token * a.kv_heads;
     const void **blocks = check_in(c, pages * sizeof *blocks);
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     double k_norm = 0.0, v_max = 0.0;
@@ -475,18 +488,18 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     for (uint32_t b = 0; b < pages; b++) {
         uint8_t *block = check_in(c, a.kv_heads * kvf_page_bytes(shape));
         blocks[b] = block;
-        check_fill(c, block, shape->dtype, 2 * half * a.kv_heads, data);
+        check_fill(c, block, shape->dtype, elements, data);
         k_norm =
-            fmax(k_norm, check_norm(block, shape->dtype, (size_t)2 * shape->page_size * a.kv_heads,
-                                    shape->head_dim));
-        for (size_t k = 0; k < 2 * half * a.kv_heads; k++)
+            fmax(k_norm, check_norm(block, shape->dtype, (size_t)shape->page_size * a.kv_heads,
+                                    (uint32_t)token));
+        for (size_t k = 0; k < elements; k++)
             v_max = fmax(v_max, fabs(check_value(block, shape->dtype, k)));
         for (uint32_t t = 0; t < shape->page_size; t++)
             for (uint32_t h = 0; h < a.kv_heads; h++)
                 if (b * shape->page_size + t >= base + tokens ||
                     is_unread(&a, b * shape->page_size + t))
                     check_fill_nan(block + h * kvf_page_bytes(shape) + t * kvf_token_bytes(shape),
-                                   shape->dtype, 2 * shape->head_dim);
+                                   shape->dtype, (uint32_t)token);
     }
     void *out[2];
     float *lse[2];
@@ -494,14 +507,14 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     a.blocks = blocks;
     a.sinks = make_sinks(c, a.kv_heads * group);
     for (int i = 0; i < 2; i++) {
-        out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
+        out[i] = a.out = check_out(c, rows * kvf_value_bytes(shape));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, prefill, &a, i);
     }
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, base + tokens, 0.0);
     b.out += weight_error(c, shape->dtype, 1, base + tokens) * v_max;
-    check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
+    check_elements(c, "out", out[1], out[0], shape->dtype, rows * kvf_value_dim(shape),
                    b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
     check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
                    b.logit + (double)(base + tokens + 16) * 0x1p-23, 0x1p-22);
@@ -512,7 +525,7 @@ void check_prefill(check *c)
     static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
     for (uint32_t i = 0; i < 60; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                       check_page_sizes[i % 4], KVF_PAGES_NATIVE};
+                       check_page_sizes[i % 4], KVF_PAGES_NATIVE, 0};
         const uint32_t group = check_groups[i * 7 % CHECK_GROUPS];
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
         prefill_case(c,
@@ -527,7 +540,7 @@ void check_prefill(check *c)
     for (uint32_t i = 0; i < 60; i++) {
         kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
                                                check_head_dims[i / 3 % check_dims(c)],
-                                               check_page_sizes[i % 4], KVF_PAGES_NATIVE},
+                                               check_page_sizes[i % 4], KVF_PAGES_NATIVE, 0},
                                      .group = check_groups[i * 7 % CHECK_GROUPS]};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
         a.base = far[i / 3 % 5];
@@ -611,11 +624,13 @@ static void observe_extras(check *c, kvf_observe_args *a)
         a->token_first = check_below(c, a->spans_max * a->shape.page_size);
 }
 
-static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, check_data data)
+static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, check_data data)
 {
-    kvf_observe_args a = {.shape = *shape, .spans_max = spans_max};
+    kvf_observe_args a = {.spans_max = spans_max};
+    const kvf_shape *shape = &a.shape;
     if (!check_begin(c))
         return;
+    a.shape = check_values(c, keys);
     a.kv_heads = 1 + check_below(c, 2);
     a.group = check_groups[check_below(c, spans_max > 10 ? 4 : CHECK_GROUPS)];
     a.window =
@@ -626,9 +641,10 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     a.cap = check_cap(c);
     observe_extras(c, &a);
     check_describe(c,
-                   "%s d=%u P=%u G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d "
+                   "%s d=%u/%u P=%u G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d "
                    "mean=%u weighted=%u raw=%u adds=%u ring=%u",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.group_first,
+                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
+                   shape->page_size, a.group_first,
                    a.group_count, a.group, a.window, a.window_total, a.kv_heads, spans_max,
                    (int)a.group_reduce, (int)data, a.window_mean, a.is_weighted, a.is_raw,
                    a.accumulates, a.ring_slots);
@@ -668,9 +684,9 @@ void check_observe(check *c)
 {
     for (uint32_t i = 0; i < 60; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE};
+                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE, 0};
         observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
     for (uint32_t i = 0; i < 3; i++) /* more than one chunk */
-        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8, KVF_PAGES_NATIVE}, 130, DATA_NORMAL);
+        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8, KVF_PAGES_NATIVE, 0}, 130, DATA_NORMAL);
 }

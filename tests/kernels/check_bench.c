@@ -41,7 +41,7 @@
 #define TIMES      21u
 #define ROWS_MAX   32u
 
-static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE, KVF_PAGES_NATIVE};
+static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE, KVF_PAGES_NATIVE, 0};
 
 /* What is computed on. All of [rows] or [rows, lists] unless said otherwise. */
 typedef struct layers {

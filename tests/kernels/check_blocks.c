@@ -42,9 +42,10 @@ static kvf_paging make_paging(check *c, uint32_t index)
     const kvf_pages quantized = index % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
     kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % check_dims(c)],
                               check_page_sizes[index % CHECK_PAGE_SIZES],
-                              index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized},
+                              index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized, 0},
                     .kv_heads = 1 + check_below(c, 3),
                     .group = 1};
+    p.shape = check_values(c, &p.shape);
     p.lists = p.kv_heads;
     p.block_size = p.shape.page_size > 32 ? 64 : 32;
     p.block_pages = p.block_size / p.shape.page_size;
@@ -215,7 +216,8 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
 {
     const kvf_paging *p = &w->c->paging;
     const kvf_shape *s = &p->shape;
-    const size_t bytes = kvf_row_bytes(s), element = kvf_dtype_bytes(s->dtype);
+    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
+    const size_t element = kvf_dtype_bytes(s->dtype);
     const uint32_t block = (uint32_t)(a->slots[index] / p->block_size);
     const uint32_t t = (uint32_t)(a->slots[index] % p->block_size);
     _Alignas(64) char want[2 * KVF_HEAD_DIM_MAX * sizeof(float)], got[sizeof want];
@@ -223,13 +225,14 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
     float x[KVF_HEAD_DIM_MAX];
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         memcpy(want, (const char *)a->k + index * a->k_stride * element + h * bytes, bytes);
-        memcpy(want + bytes, (const char *)a->v + index * a->v_stride * element + h * bytes, bytes);
+        memcpy(want + bytes,
+               (const char *)a->v + index * a->v_stride * element + h * value_bytes, value_bytes);
         if (s->pages != KVF_PAGES_NATIVE) {
             kvf_quantize_token(s, page, t % s->page_size, want, x);
             kvf_dequantize_token(s, page, t % s->page_size, want, x);
         }
         take_exact(w, block, h, t, got);
-        check_bits(c, "a token of a block", got, want, 2 * bytes);
+        check_bits(c, "a token of a block", got, want, kvf_token_bytes(s));
     }
 }
 
@@ -239,13 +242,14 @@ static void write_tokens(check *c, world *w, uint32_t with_nonfinite, check_data
     const kvf_paging *p = &w->c->paging;
     const uint32_t all = w->blocks * p->block_size, step = 1 + check_below(c, 3);
     const uint32_t tokens = all / step, row = p->kv_heads * p->shape.head_dim;
+    const uint32_t values = p->kv_heads * kvf_value_dim(&p->shape);
     kvf_write_args a = {.blocks = w->c,
                         .codes = w->codes,
                         .shape = p->shape,
                         .layer = LAYER,
                         .tokens = tokens,
                         .k_stride = row + 8 * check_below(c, 2),
-                        .v_stride = row};
+                        .v_stride = values};
     void *k = check_in(c, tokens * a.k_stride * kvf_dtype_bytes(p->shape.dtype));
     void *v = check_in(c, tokens * a.v_stride * kvf_dtype_bytes(p->shape.dtype));
     int64_t *slots = check_in(c, tokens * sizeof *slots);
@@ -254,8 +258,11 @@ static void write_tokens(check *c, world *w, uint32_t with_nonfinite, check_data
     for (uint32_t i = 0; i < tokens; i++)
         slots[i] = check_below(c, 20) ? (int64_t)((tokens - 1 - i) * step) : -1;
     slots[check_below(c, tokens)] = (int64_t)all + check_below(c, 3);
-    if (with_nonfinite)
-        kvf_element_set(check_below(c, 2) ? k : v, p->shape.dtype, check_below(c, row), NAN);
+    if (with_nonfinite) {
+        const uint32_t of_value = check_below(c, 2);
+        kvf_element_set(of_value ? v : k, p->shape.dtype, check_below(c, of_value ? values : row),
+                        NAN);
+    }
     a.k = k;
     a.v = v;
     a.slots = slots;
@@ -588,7 +595,7 @@ static void poison(check *c, const world *w)
     kvf_poison_args a = {.is_bad = w->c->is_bad,
                          .rows = REGIONS,
                          .heads = 1 + check_below(c, 3),
-                         .head_dim = 16,
+                         .value_dim = 16,
                          .dtype = w->c->paging.shape.dtype};
     uint32_t from[4 * REGIONS] = {0}, tokens = 0; /* of every output: 1 + its first bad token */
     const uint32_t are_chunks = check_below(c, 2);
@@ -602,7 +609,7 @@ static void poison(check *c, const world *w)
         a.chunks.at[i] = one;
     }
     a.chunks.count = are_chunks ? REGIONS : 0;
-    a.out = tracked(c, "out", (size_t)tokens * a.heads * a.head_dim * kvf_dtype_bytes(a.dtype));
+    a.out = tracked(c, "out", (size_t)tokens * a.heads * a.value_dim * kvf_dtype_bytes(a.dtype));
     a.lse = tracked(c, "lse", (size_t)tokens * a.heads * sizeof *a.lse);
     CHECK_BOTH(c, poison, &a);
     for (uint32_t i = 0; i < tokens * a.heads; i++)

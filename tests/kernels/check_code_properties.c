@@ -70,7 +70,7 @@ typedef struct context {
 /* Keys with a common part and a few large channels, as real ones have. */
 static void make_context(check *c, context *x)
 {
-    const kvf_shape s = {x->dtype, x->head_dim, BLOCK, KVF_PAGES_NATIVE};
+    const kvf_shape s = {x->dtype, x->head_dim, BLOCK, KVF_PAGES_NATIVE, 0};
     const uint32_t d = x->head_dim, jobs = TOKENS / BLOCK;
     const size_t bytes = BLOCK / KVF_CODE_TOKENS * kvf_code_bytes(d);
     kvf_digest_job *job = check_in(c, jobs * sizeof *job);

@@ -38,7 +38,7 @@ static void encode_case(check *c, kvf_dtype dtype, uint32_t head_dim, check_data
     if (!check_begin(c))
         return;
     const uint32_t jobs = 1 + check_below(c, 4), block = 32u << check_below(c, 2);
-    const kvf_shape s = {dtype, head_dim, block, KVF_PAGES_NATIVE};
+    const kvf_shape s = {dtype, head_dim, block, KVF_PAGES_NATIVE, 0};
     kvf_encode_args a = {.shape = s, .job_count = jobs};
     check_describe(c, "%s d=%u block=%u data=%d", check_dtype_name(dtype), head_dim, block,
                    (int)data);
@@ -552,7 +552,7 @@ static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
     const uint32_t block = 32u << check_below(c, 2), per = KVF_CENTROID_TOKENS / block;
     kvf_centroids_args a = {.rows = 1 + check_below(c, 3), .segments = 3};
     kvf_paging *p = &a.paging;
-    *p = (kvf_paging){.shape = {KVF_BF16, head_dim, 4, KVF_PAGES_NATIVE},
+    *p = (kvf_paging){.shape = {KVF_BF16, head_dim, 4, KVF_PAGES_NATIVE, 0},
                       .kv_heads = 1 + check_below(c, 3),
                       .block_size = block,
                       .block_jobs = 1,

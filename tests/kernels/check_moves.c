@@ -16,12 +16,14 @@
 #include "check_support.h"
 #include "common/convert.h"
 
-static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, uint32_t subs,
+static void digest_case(check *c, const kvf_shape *keys, kvf_digest_kind kind, uint32_t subs,
                         check_data data)
 {
-    kvf_digest_args a = {.shape = *shape, .kind = kind, .subs = subs};
+    kvf_digest_args a = {.kind = kind, .subs = subs};
+    const kvf_shape *shape = &a.shape;
     if (!check_begin(c))
         return;
+    a.shape = check_values(c, keys);
     a.job_count = 1 + check_below(c, 4);
     check_describe(c, "%s d=%u P=%u kind=%d subs=%u jobs=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, (int)kind,
@@ -67,7 +69,7 @@ void check_digest(check *c)
         for (uint32_t kind = 0; kind < 3; kind++) {
             kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
                            check_page_sizes[i / (3 * check_dims(c)) % CHECK_PAGE_SIZES],
-                           KVF_PAGES_NATIVE};
+                           KVF_PAGES_NATIVE, 0};
             const uint32_t sub = i / (3 * check_dims(c) * CHECK_PAGE_SIZES);
             digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << sub),
                         i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
@@ -97,7 +99,7 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
                        uint32_t pages, check_data data)
 {
     kvf_score_args a = {
-        .shape = {dtype, head_dim, 32, KVF_PAGES_NATIVE}, .group = group, .subs = subs};
+        .shape = {dtype, head_dim, 32, KVF_PAGES_NATIVE, 0}, .group = group, .subs = subs};
     if (!check_begin(c))
         return;
     a.lists = 1 + check_below(c, 2);
@@ -204,30 +206,35 @@ void check_copy(check *c)
             copy_case(c, rows[i], 300, 256, stream, stream * 64);
 }
 
-static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint32_t faults)
+static void repack_case(check *c, const kvf_shape *keys, uint32_t tokens, uint32_t faults)
 {
-    kvf_repack_args a = {.shape = *shape, .tokens = tokens};
+    kvf_repack_args a = {.tokens = tokens};
+    const kvf_shape *shape = &a.shape;
     if (!check_begin(c))
         return;
+    a.shape = check_values(c, keys);
     a.kv_heads = 1 + check_below(c, 3);
     a.first = check_below(c, shape->page_size);
     check_describe(c, "%s d=%u P=%u heads=%u tokens=%u first=%u faults=%u",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.kv_heads,
                    tokens, a.first, faults);
     const uint32_t blocks = kvf_div_ceil_u32(a.first + tokens, shape->page_size);
-    const size_t elements = (size_t)tokens * a.kv_heads * shape->head_dim;
+    const uint32_t heads = tokens * a.kv_heads;
+    const uint32_t elements[] = {heads * shape->head_dim, heads * kvf_value_dim(shape)};
     const size_t block_bytes = a.kv_heads * kvf_page_bytes(shape);
     void *input[2];
     void **targets = check_in(c, blocks * sizeof *targets);
     for (int i = 0; i < 2; i++) {
-        input[i] = check_in(c, elements * kvf_dtype_bytes(shape->dtype));
-        check_fill(c, input[i], shape->dtype, elements, (check_data)check_below(c, DATA_COUNT));
+        input[i] = check_in(c, elements[i] * kvf_dtype_bytes(shape->dtype));
+        check_fill(c, input[i], shape->dtype, elements[i], (check_data)check_below(c, DATA_COUNT));
     }
-    for (uint32_t i = 0; i < faults && elements; i++)
-        kvf_element_set(input[check_below(c, 2)], shape->dtype, check_below(c, (uint32_t)elements),
+    for (uint32_t i = 0; i < faults && heads; i++) {
+        const uint32_t of = check_below(c, 2);
+        kvf_element_set(input[of], shape->dtype, check_below(c, elements[of]),
                         check_below(c, 2)   ? NAN
                         : check_below(c, 2) ? INFINITY
                                             : -INFINITY);
+    }
     a.k = input[0];
     a.v = input[1];
     a.blocks = targets;
@@ -242,7 +249,7 @@ static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint3
     }
     check_bits(c, "pages", out[1], out[0], blocks * block_bytes);
     check_bits(c, "fault", fault[1], fault[0], sizeof *fault[0]);
-    if ((*fault[0] != UINT32_MAX) != (faults != 0 && elements != 0))
+    if ((*fault[0] != UINT32_MAX) != (faults != 0 && heads != 0))
         check_fail(c, "%u faults, reference reports %u", faults, *fault[0]);
 }
 
@@ -252,15 +259,17 @@ void check_repack(check *c)
     for (uint32_t i = 0; i < 36 * check_dims(c); i++)
         repack_case(c,
                     &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                                 check_page_sizes[i / (3 * check_dims(c)) % 4], KVF_PAGES_NATIVE},
+                                 check_page_sizes[i / (3 * check_dims(c)) % 4], KVF_PAGES_NATIVE, 0},
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
 
-static void take_case(check *c, const kvf_shape *shape, uint32_t count)
+static void take_case(check *c, const kvf_shape *keys, uint32_t count)
 {
-    kvf_take_args a = {.shape = *shape, .count = count};
+    kvf_take_args a = {.count = count};
+    const kvf_shape *shape = &a.shape;
     if (!check_begin(c))
         return;
+    a.shape = check_values(c, keys);
     a.kv_heads = 1 + check_below(c, 3);
     a.stride = count + check_below(c, 4);
     const uint32_t pages = 1 + check_below(c, 20), tokens = pages * shape->page_size;
@@ -277,26 +286,28 @@ static void take_case(check *c, const kvf_shape *shape, uint32_t count)
     uint32_t *ids = check_in(c, (size_t)a.kv_heads * a.stride * sizeof *ids);
     for (size_t i = 0; i < (size_t)a.kv_heads * a.stride; i++)
         ids[i] = check_below(c, tokens);
-    const size_t bytes = (size_t)count * a.kv_heads * kvf_row_bytes(shape);
+    const size_t tokens_heads = (size_t)count * a.kv_heads;
+    const size_t bytes = tokens_heads * kvf_row_bytes(shape);
+    const size_t value_bytes = tokens_heads * kvf_value_bytes(shape);
     void *k[2], *v[2];
     a.blocks = blocks;
     a.ids = ids;
     for (int i = 0; i < 2; i++) {
         k[i] = a.k = check_out(c, bytes);
-        v[i] = a.v = check_out(c, bytes);
+        v[i] = a.v = check_out(c, value_bytes);
         CHECK_RUN(c, i ? c->var : c->ref, take, &a, i);
     }
     check_bits(c, "k", k[1], k[0], bytes);
-    check_bits(c, "v", v[1], v[0], bytes);
+    check_bits(c, "v", v[1], v[0], value_bytes);
     for (uint32_t n = 0; n < 8 && count; n++) { /* and what it means */
         const uint32_t i = check_below(c, count), h = check_below(c, a.kv_heads);
         const uint32_t id = ids[(size_t)h * a.stride + i];
         const void *page = kvf_offset(blocks[id / shape->page_size], h * kvf_page_bytes(shape));
-        const size_t at = ((size_t)i * a.kv_heads + h) * kvf_row_bytes(shape);
-        check_bits(c, "key of a token", kvf_offset(k[1], at),
+        const size_t at = (size_t)i * a.kv_heads + h;
+        check_bits(c, "key of a token", kvf_offset(k[1], at * kvf_row_bytes(shape)),
                    kvf_page_key(shape, page, id % shape->page_size), kvf_row_bytes(shape));
-        check_bits(c, "value of a token", kvf_offset(v[1], at),
-                   kvf_page_value(shape, page, id % shape->page_size), kvf_row_bytes(shape));
+        check_bits(c, "value of a token", kvf_offset(v[1], at * kvf_value_bytes(shape)),
+                   kvf_page_value(shape, page, id % shape->page_size), kvf_value_bytes(shape));
     }
 }
 
@@ -305,7 +316,7 @@ void check_take(check *c)
     static const uint32_t counts[] = {0, 1, 7, 63, 64, 65, 200};
     for (uint32_t i = 0; i < 12 * check_dims(c); i++) {
         const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 12],
-                             check_page_sizes[i / 3 % 4], KVF_PAGES_NATIVE};
+                             check_page_sizes[i / 3 % 4], KVF_PAGES_NATIVE, 0};
         take_case(c, &s, counts[i % 7]);
     }
 }

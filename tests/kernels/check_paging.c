@@ -96,12 +96,15 @@ static void append_case(check *c, bool is_select)
     const uint32_t shift = check_below(c, 3) ? 0 : 1 + check_below(c, 7);
     const uint32_t bad = check_below(c, 2) ? w.rows : check_below(c, w.rows);
     void *k = make_tensor(c, p->shape.dtype, count, shift);
-    void *v = make_tensor(c, p->shape.dtype, count, shift);
+    const size_t values = (size_t)w.rows * p->kv_heads * kvf_value_dim(&p->shape);
+    void *v = make_tensor(c, p->shape.dtype, values, shift);
     kvf_append_args a = {.paging = *p, .rows = w.rows, .row = w.row};
-    if (bad < w.rows)
-        kvf_element_set(check_below(c, 2) ? k : v, p->shape.dtype,
-                        count / w.rows * bad + check_below(c, (uint32_t)(count / w.rows)),
+    if (bad < w.rows) {
+        const bool of_value = check_below(c, 2);
+        const size_t row = (of_value ? values : count) / w.rows;
+        kvf_element_set(of_value ? v : k, p->shape.dtype, row * bad + check_below(c, (uint32_t)row),
                         odd[check_below(c, 3)]);
+    }
     a.q = make_tensor(c, p->shape.dtype, count * p->group, shift);
     a.k = is_select ? NULL : k;
     a.v = is_select ? NULL : v;
@@ -635,9 +638,10 @@ static void compare_case(check *c, uint32_t heads)
         return;
     a.shape.dtype = (kvf_dtype)check_below(c, 3);
     a.shape.head_dim = check_head_dims[check_below(c, check_dims(c))];
-    check_describe(c, "compare, %s d=%u heads=%u", check_dtype_name(a.shape.dtype),
-                   a.shape.head_dim, heads);
-    const size_t count = (size_t)heads * a.shape.head_dim;
+    a.shape = check_values(c, &a.shape);
+    check_describe(c, "compare, %s d=%u/%u heads=%u", check_dtype_name(a.shape.dtype),
+                   a.shape.head_dim, kvf_value_dim(&a.shape), heads);
+    const size_t count = (size_t)heads * kvf_value_dim(&a.shape);
     void *out = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
     void *dense = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
     float *lse = check_in(c, heads * sizeof *lse), *dense_lse = check_in(c, heads * sizeof *lse);

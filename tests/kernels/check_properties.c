@@ -20,7 +20,7 @@
 /* The score of a minmax box is at least q.k for every key in it, up to the rounding of two sums. */
 static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
 {
-    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE, 0};
     if (!check_begin(c))
         return;
     check_describe(c, "score bounds keys, %s, subs=%u", check_dtype_name(dtype), subs);
@@ -105,7 +105,7 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
 
 static void attention_properties(check *c, kvf_dtype dtype)
 {
-    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE, 0};
     const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_token_bytes(&s);
     if (!check_begin(c))
         return;
@@ -165,7 +165,7 @@ static void attention_properties(check *c, kvf_dtype dtype)
 /* The last row of prefill attends to what attend attends to over all pages. */
 static void prefill_is_dense(check *c, kvf_dtype dtype)
 {
-    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE};
+    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE, 0};
     if (!check_begin(c))
         return;
     check_describe(c, "prefill = attend, %s", check_dtype_name(dtype));
@@ -212,7 +212,7 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
 static void chunks_are_single_ones(check *c, uint32_t index)
 {
     const kvf_shape s = {(kvf_dtype)(index % 3), check_head_dims[index % check_dims(c)],
-                         check_page_sizes[index % 4], KVF_PAGES_NATIVE};
+                         check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0};
     kvf_prefill_kernel_args a = {.shape = s, .kv_heads = 2, .group = 1 + index * 5 % 6};
     enum { PAGES_MOST = 160 };
     if (!check_begin(c))

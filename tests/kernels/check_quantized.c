@@ -282,30 +282,32 @@ static void near(check *c, const char *what, const float *got, const float *want
                        (double)want[i], error);
 }
 
-static void loss_case(check *c, kvf_shape s, check_data data)
+static void loss_case(check *c, const kvf_shape *keys, check_data data)
 {
     if (!check_begin(c))
         return;
-    check_describe(c, "loss of pages %d, %s d=%u P=%u data=%d", (int)s.pages,
-                   check_dtype_name(s.dtype), s.head_dim, s.page_size, (int)data);
-    const uint32_t t = check_below(c, s.page_size), d = s.head_dim;
+    const kvf_shape s = check_values(c, keys);
+    check_describe(c, "loss of pages %d, %s d=%u/%u P=%u data=%d", (int)s.pages,
+                   check_dtype_name(s.dtype), s.head_dim, kvf_value_dim(&s), s.page_size,
+                   (int)data);
+    const uint32_t t = check_below(c, s.page_size), d = s.head_dim, values = kvf_value_dim(&s);
     void *token = check_in(c, kvf_token_bytes(&s)), *page = check_in(c, kvf_stored_page_bytes(&s));
     float x[KVF_HEAD_DIM_MAX], y[KVF_HEAD_DIM_MAX];
-    check_fill(c, token, s.dtype, 2 * d, data);
+    check_fill(c, token, s.dtype, d + values, data);
     kvf_quantize_token(&s, page, t, token, x);
     for (uint32_t i = 0; i < d; i++)
         y[i] = kvf_element_get(token, s.dtype, i);
     kvf_code_rotate(y, d);
     kvf_dequantize_key(&s, page, t, x);
-    const kvf_shape bytes = {s.dtype, d, s.page_size, KVF_PAGES_K8V8};
+    const kvf_shape bytes = {s.dtype, d, s.page_size, KVF_PAGES_K8V8, 0};
     near(c, "rotated key", x, y, d, step_of(&bytes, y, d));
-    for (uint32_t i = 0; i < d; i++)
+    for (uint32_t i = 0; i < values; i++)
         y[i] = kvf_element_get(token, s.dtype, d + i);
-    const uint32_t group = s.pages == KVF_PAGES_K8V4 ? KVF_QUANTIZED_GROUP : d;
+    const uint32_t group = s.pages == KVF_PAGES_K8V4 ? KVF_QUANTIZED_GROUP : values;
     kvf_dequantize_value(&s, page, t, x);
-    for (uint32_t i = 0; i < d; i += group)
-        near(c, "value", x + i, y + i, kvf_min_u32(group, d - i),
-             step_of(&s, y + i, kvf_min_u32(group, d - i)));
+    for (uint32_t i = 0; i < values; i += group)
+        near(c, "value", x + i, y + i, kvf_min_u32(group, values - i),
+             step_of(&s, y + i, kvf_min_u32(group, values - i)));
 }
 
 /* Zeros, whatever else the token has. */
@@ -334,10 +336,10 @@ void check_quantized(check *c)
         for (uint32_t kind = 0; kind < 2; kind++) {
             const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 6],
                                  check_page_sizes[i % CHECK_PAGE_SIZES],
-                                 kind ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4};
+                                 kind ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4, 0};
             /* Values beyond fp16 are cut off in int4. */
             const check_data data = (check_data)(i % DATA_COUNT);
-            loss_case(c, s, data == DATA_LARGE && !kind ? DATA_NORMAL : data);
+            loss_case(c, &s, data == DATA_LARGE && !kind ? DATA_NORMAL : data);
             nothing_case(c, s, bad[i % 3], i % 2 * s.head_dim + i % s.head_dim);
         }
 }

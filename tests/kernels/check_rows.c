@@ -56,6 +56,8 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->block_jobs = p->block_pages;
     p->shape.page_size = p->block_size / p->block_pages;
     p->shape.pages = config->pages;
+    p->shape.value_dim = 0;
+    p->shape = check_values(c, &p->shape);
     p->spare_blocks = config->pages != KVF_PAGES_NATIVE;
     p->kv_heads = 1 + check_below(c, 3);
     p->group = 1 + check_below(c, 4);

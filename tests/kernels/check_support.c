@@ -46,6 +46,14 @@ uint32_t check_below(check *c, uint32_t n)
     return kvf_random_below(&c->state, n);
 }
 
+kvf_shape check_values(check *c, const kvf_shape *shape)
+{
+    kvf_shape s = *shape;
+    if (!c->cuda && check_below(c, 2))
+        s.value_dim = s.head_dim - 32 * check_below(c, (s.head_dim + 31) / 32);
+    return s;
+}
+
 kvf_subgroup check_subgroup(check *c, uint32_t group)
 {
     kvf_subgroup sub = {.first = check_below(c, group)};

@@ -44,7 +44,7 @@ static uint32_t between(test_random *r, uint32_t low, uint32_t high)
 static void quantize_and_back(const kvf_shape *s, void *token)
 {
     _Alignas(64) char page[64 + 4 * KVF_HEAD_DIM_MAX];
-    const kvf_shape one = {s->dtype, s->head_dim, 1, s->pages};
+    const kvf_shape one = {s->dtype, s->head_dim, 1, s->pages, 0};
     float x[KVF_HEAD_DIM_MAX];
     kvf_quantize_token(&one, page, 0, token, x);
     kvf_dequantize_token(&one, page, 0, token, x);

@@ -52,7 +52,7 @@ static void repack(const kvf_shape *s, const void *k, const void *v, float *key,
 static void seal(naive *n, const kvf_cache_config *c, const test_tokens *t, uint32_t layer,
                  uint32_t first, uint32_t end)
 {
-    const kvf_shape s = {c->dtype, c->head_dim, 1, c->pages};
+    const kvf_shape s = {c->dtype, c->head_dim, 1, c->pages, 0};
     const size_t bytes = kvf_row_bytes(&s);
     for (uint32_t i = kvf_max_u32(first, c->sink_tokens); i < end; i++)
         for (uint32_t h = 0; h < c->kv_heads; h++) {
@@ -401,7 +401,7 @@ static void attended_token(const lister *l, uint32_t head, uint32_t token, float
 {
     const kvf_cache_config *c = &l->w.config;
     const kvf_layer *layer = &l->s->layers[0];
-    const kvf_shape s = {c->dtype, c->head_dim, 1, c->pages};
+    const kvf_shape s = {c->dtype, c->head_dim, 1, c->pages, 0};
     const char *k = (const char *)test_k(&l->t, 0, token) + head * kvf_row_bytes(&s);
     const char *v = (const char *)test_v(&l->t, 0, token) + head * kvf_row_bytes(&s);
     if (token >= c->sink_tokens && token < layer->sealed * layer->part->dims.paging.block_size) {
