@@ -135,11 +135,17 @@ const void *test_seen(const void *address, size_t bytes)
     return copy;
 }
 
-/* Row of one kind: direction of the topic (if any) plus noise, times `gain`. */
-static void fill_row(const test_tokens *t, const float *topic, test_random *r, float gain,
-                     void *base, size_t at)
+uint32_t test_value_dim(const kvf_cache_config *c)
 {
-    for (uint32_t d = 0; d < t->head_dim; d++) {
+    return c->value_dim ? c->value_dim : c->head_dim;
+}
+
+/* Row number `row` of one kind: direction of the topic (if any) plus noise, times `gain`. */
+static void fill_row(const test_tokens *t, const float *topic, test_random *r, float gain,
+                     void *base, size_t row, uint32_t width)
+{
+    const size_t at = row * width;
+    for (uint32_t d = 0; d < width; d++) {
         float x = test_random_normal(r);
         if (topic)
             x = 0.6f * x + 1.2f * topic[d];
@@ -166,11 +172,11 @@ static void fill_layer(test_tokens *t, const test_tokens_spec *spec, uint32_t la
                 spec->topics ? topics + ((size_t)h * spec->topics + key_topic) * d : NULL;
             const float *qt =
                 spec->topics ? topics + ((size_t)h * spec->topics + query_topic) * d : NULL;
-            fill_row(t, kt, &r, 1.0f, t->k, (row * t->kv_heads + h) * d);
-            fill_row(t, NULL, &r, 1.0f, t->v, (row * t->kv_heads + h) * d);
+            fill_row(t, kt, &r, 1.0f, t->k, row * t->kv_heads + h, d);
+            fill_row(t, NULL, &r, 1.0f, t->v, row * t->kv_heads + h, t->value_dim);
             for (uint32_t g = 0; g < group; g++)
                 fill_row(t, qt, &r, spec->sharpness, t->q,
-                         (row * t->query_heads + (size_t)h * group + g) * d);
+                         row * t->query_heads + (size_t)h * group + g, d);
         }
     }
     test_release(topics);
@@ -183,11 +189,12 @@ void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_toke
                        .query_heads = c->query_heads,
                        .kv_heads = c->kv_heads,
                        .head_dim = c->head_dim,
+                       .value_dim = test_value_dim(c),
                        .count = spec->count};
     const size_t rows = (size_t)t->layers * t->count, size = test_dtype_bytes(t->dtype);
     t->q = test_alloc(rows * t->query_heads * t->head_dim * size);
     t->k = test_alloc(rows * t->kv_heads * t->head_dim * size);
-    t->v = test_alloc(rows * t->kv_heads * t->head_dim * size);
+    t->v = test_alloc(rows * t->kv_heads * t->value_dim * size);
     for (uint32_t layer = 0; layer < t->layers; layer++)
         fill_layer(t, spec, layer);
 }
@@ -200,27 +207,27 @@ void test_tokens_free(test_tokens *t)
     *t = (test_tokens){0};
 }
 
-static void *row_of(const test_tokens *t, void *base, uint32_t heads, uint32_t layer,
+static void *row_of(const test_tokens *t, void *base, uint32_t elements, uint32_t layer,
                     uint32_t token)
 {
     assert_true(layer < t->layers && token < t->count);
     const size_t row = (size_t)layer * t->count + token;
-    return (char *)base + row * heads * t->head_dim * test_dtype_bytes(t->dtype);
+    return (char *)base + row * elements * test_dtype_bytes(t->dtype);
 }
 
 void *test_q(const test_tokens *t, uint32_t layer, uint32_t token)
 {
-    return row_of(t, t->q, t->query_heads, layer, token);
+    return row_of(t, t->q, t->query_heads * t->head_dim, layer, token);
 }
 
 void *test_k(const test_tokens *t, uint32_t layer, uint32_t token)
 {
-    return row_of(t, t->k, t->kv_heads, layer, token);
+    return row_of(t, t->k, t->kv_heads * t->head_dim, layer, token);
 }
 
 void *test_v(const test_tokens *t, uint32_t layer, uint32_t token)
 {
-    return row_of(t, t->v, t->kv_heads, layer, token);
+    return row_of(t, t->v, t->kv_heads * t->value_dim, layer, token);
 }
 
 void test_branches_make(test_tokens branch[2], const kvf_cache_config *c, uint32_t count,
@@ -237,7 +244,7 @@ void test_branches_make(test_tokens branch[2], const kvf_cache_config *c, uint32
         memcpy(test_k(&branch[1], layer, 0), test_k(&branch[0], layer, 0),
                common * c->kv_heads * size);
         memcpy(test_v(&branch[1], layer, 0), test_v(&branch[0], layer, 0),
-               common * c->kv_heads * size);
+               common * c->kv_heads * test_value_dim(c) * test_dtype_bytes(c->dtype));
     }
 }
 
@@ -458,7 +465,7 @@ kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uin
 void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const test_range *range,
                   void *out)
 {
-    const size_t row = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    const size_t row = (size_t)t->query_heads * t->value_dim * test_dtype_bytes(t->dtype);
     void *scratch = out ? NULL : test_alloc(range->count * row);
     char *base = out ? out : scratch;
     for (uint32_t done = 0; done < range->count;) {
@@ -495,7 +502,7 @@ void test_run(const test_scenario *sc, test_trace *trace)
     test_tokens_make(&t, &sc->cc, &spec);
     test_world_open(&w, sc->rc, &sc->cc);
     const uint32_t layers = sc->cc.layers, heads = sc->cc.query_heads;
-    const size_t row = (size_t)heads * sc->cc.head_dim * test_dtype_bytes(sc->cc.dtype);
+    const size_t row = (size_t)heads * test_value_dim(&sc->cc) * test_dtype_bytes(sc->cc.dtype);
     *trace = (test_trace){.dtype = sc->cc.dtype,
                           .out_bytes = row * sc->steps * layers,
                           .prefill_bytes = row * sc->prompt * layers,

@@ -50,10 +50,10 @@ uint64_t test_seed_print(const char *test, uint64_t seed); /* the seed */
 /* ---- tokens of one sequence: q, k, v of every layer, in the dtype of the cache ---- */
 typedef struct test_tokens {
     kvf_dtype dtype;
-    uint32_t layers, query_heads, kv_heads, head_dim, count;
+    uint32_t layers, query_heads, kv_heads, head_dim, value_dim, count;
     void *q; /* [layers, count, query_heads, head_dim] */
     void *k; /* [layers, count, kv_heads, head_dim] */
-    void *v;
+    void *v; /* [layers, count, kv_heads, value_dim] */
 } test_tokens;
 
 typedef struct test_tokens_spec {
@@ -64,6 +64,7 @@ typedef struct test_tokens_spec {
         topics; /* 0: keys are independent; else keys and queries drift among so many directions */
 } test_tokens_spec;
 
+uint32_t test_value_dim(const kvf_cache_config *c);
 void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_tokens_spec *spec);
 void test_tokens_free(test_tokens *t);
 /* Two token strings that agree in the first `common` tokens. */
@@ -135,7 +136,7 @@ kvf_prefill_args test_chunk_args(kvf_sequence *s, const test_tokens *t, uint32_t
 kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uint32_t layer,
                                uint32_t token, void *out);
 
-/* One token of one layer of one sequence; enqueues only. out is [query_heads, head_dim]. */
+/* One token of one layer of one sequence; enqueues only. out is [query_heads, value_dim]. */
 void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t layer,
                  uint32_t token, void *out, float *lse);
 
@@ -149,8 +150,8 @@ typedef struct test_scenario {
 
 typedef struct test_trace {
     size_t out_bytes, prefill_bytes, lse_count;
-    void *out;     /* [steps, layers, query_heads, head_dim] */
-    void *prefill; /* [layers, prompt, query_heads, head_dim] */
+    void *out;     /* [steps, layers, query_heads, value_dim] */
+    void *prefill; /* [layers, prompt, query_heads, value_dim] */
     float *lse;    /* [steps, layers, query_heads] */
     kvf_dtype dtype;
     kvf_stats stats;

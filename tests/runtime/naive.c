@@ -106,6 +106,8 @@ double naive_top(const double *scores, uint32_t count, uint32_t k, unsigned char
 void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan *plan)
 {
     *n = (naive){.c = *settings, .plan = *plan, .border = 1.0};
+    if (n->c.value_dim == 0)
+        n->c.value_dim = settings->head_dim;
     n->group = settings->query_heads / settings->kv_heads;
     const size_t tokens = settings->tokens_max, d = settings->head_dim, kv = settings->kv_heads;
     n->lists = settings->select == KVF_SELECT_QUEST ? settings->query_heads : settings->kv_heads;
@@ -117,7 +119,7 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
         l->index = i;
         l->q = calloc(tokens * settings->query_heads * d, sizeof *l->q);
         l->k = calloc(tokens * kv * d, sizeof *l->k);
-        l->v = calloc(tokens * kv * d, sizeof *l->v);
+        l->v = calloc(tokens * kv * n->c.value_dim, sizeof *l->v);
         l->has_q = calloc(tokens, 1);
         l->fixed = calloc(kv * tokens, 1);
         l->order = calloc(kv * tokens, sizeof *l->order);
@@ -155,7 +157,7 @@ void naive_copy(naive *to, const naive *from)
         const naive_layer *b = &from->layers[i];
         memcpy(a->q, b->q, tokens * from->c.query_heads * d * sizeof *a->q);
         memcpy(a->k, b->k, tokens * kv * d * sizeof *a->k);
-        memcpy(a->v, b->v, tokens * kv * d * sizeof *a->v);
+        memcpy(a->v, b->v, tokens * kv * from->c.value_dim * sizeof *a->v);
         memcpy(a->has_q, b->has_q, tokens);
         memcpy(a->fixed, b->fixed, kv * tokens);
         memcpy(a->order, b->order, kv * tokens * sizeof *a->order);
@@ -172,13 +174,14 @@ void naive_copy(naive *to, const naive *from)
 
 static void append_row(naive *n, naive_layer *l, const void *q, const void *k, const void *v)
 {
-    const size_t kv_row = (size_t)n->c.kv_heads * n->c.head_dim;
+    const size_t k_row = (size_t)n->c.kv_heads * n->c.head_dim;
+    const size_t v_row = (size_t)n->c.kv_heads * n->c.value_dim;
     const size_t q_row = (size_t)n->c.query_heads * n->c.head_dim;
     assert(l->length < n->c.tokens_max);
-    for (size_t i = 0; i < kv_row; i++) {
-        l->k[l->length * kv_row + i] = element(k, n->c.dtype, i);
-        l->v[l->length * kv_row + i] = element(v, n->c.dtype, i);
-    }
+    for (size_t i = 0; i < k_row; i++)
+        l->k[l->length * k_row + i] = element(k, n->c.dtype, i);
+    for (size_t i = 0; i < v_row; i++)
+        l->v[l->length * v_row + i] = element(v, n->c.dtype, i);
     l->has_q[l->length] = q != NULL;
     for (size_t i = 0; q && i < q_row; i++)
         l->q[l->length * q_row + i] = element(q, n->c.dtype, i);
@@ -237,10 +240,10 @@ static double softmax_row(const naive *n, const naive_layer *l, uint32_t head, c
 static void mix_values(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t length,
                        const double *weights, double *out)
 {
-    memset(out, 0, n->c.head_dim * sizeof *out);
+    memset(out, 0, n->c.value_dim * sizeof *out);
     for (uint32_t t = 0; t < length; t++) {
-        const float *v = l->v + ((size_t)t * n->c.kv_heads + kv_head) * n->c.head_dim;
-        for (uint32_t d = 0; d < n->c.head_dim && weights[t] != 0.0; d++)
+        const float *v = l->v + ((size_t)t * n->c.kv_heads + kv_head) * n->c.value_dim;
+        for (uint32_t d = 0; d < n->c.value_dim && weights[t] != 0.0; d++)
             out[d] += weights[t] * (double)v[d];
     }
 }
@@ -264,7 +267,7 @@ void naive_dense(const naive *n, uint32_t layer, const void *q, uint32_t length,
     assert(weights);
     for (uint32_t h = 0; h < n->c.query_heads; h++) {
         lse[h] = softmax_row(n, l, h, qf + (size_t)h * n->c.head_dim, length, NULL, weights);
-        mix_values(n, l, h / n->group, length, weights, out + (size_t)h * n->c.head_dim);
+        mix_values(n, l, h / n->group, length, weights, out + (size_t)h * n->c.value_dim);
     }
     free(weights);
     free(qf);
@@ -293,9 +296,9 @@ void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned 
             r->recall[h] += m[t] ? weights[t] : 0.0;
             r->attended += h % (n->c.query_heads / n->lists) == 0 && m[t];
         }
-        mix_values(n, l, h / n->group, l->length, weights, r->dense + (size_t)h * n->c.head_dim);
+        mix_values(n, l, h / n->group, l->length, weights, r->dense + (size_t)h * n->c.value_dim);
         r->lse[h] = softmax_row(n, l, h, row, l->length, m, weights);
-        mix_values(n, l, h / n->group, l->length, weights, r->out + (size_t)h * n->c.head_dim);
+        mix_values(n, l, h / n->group, l->length, weights, r->out + (size_t)h * n->c.value_dim);
     }
     r->attended /= n->lists / n->c.kv_heads;
     free(weights);
@@ -304,7 +307,7 @@ void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned 
 
 void naive_result_open(naive_result *r, const kvf_cache_config *c)
 {
-    const size_t heads = c->query_heads, d = c->head_dim;
+    const size_t heads = c->query_heads, d = c->value_dim ? c->value_dim : c->head_dim;
     r->out = calloc(heads * d, sizeof(double));
     r->dense = calloc(heads * d, sizeof(double));
     r->lse = calloc(heads, sizeof(double));

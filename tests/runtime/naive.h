@@ -26,7 +26,7 @@
 typedef struct naive_layer {
     uint32_t index;
     uint32_t length;
-    float *q, *k, *v;     /* [tokens_max, heads, head_dim] */
+    float *q, *k, *v;     /* [tokens_max, heads, head_dim], of v value_dim */
     unsigned char *has_q; /* [tokens_max] */
     unsigned char *fixed; /* [kv_heads, tokens_max] 1 = in the static set */
     uint32_t *order;      /* [kv_heads, tokens_max] token at each place of a page */
@@ -53,10 +53,10 @@ typedef struct naive {
 /* What one decode step of one layer gives. Arrays are the naive model's, valid until the next step.
  */
 typedef struct naive_result {
-    double *out;       /* [query_heads, head_dim] */
+    double *out;       /* [query_heads, value_dim] */
     double *lse;       /* [query_heads] */
     double *recall;    /* [query_heads] */
-    double *dense;     /* [query_heads, head_dim] */
+    double *dense;     /* [query_heads, value_dim] */
     uint64_t attended; /* tokens, over KV heads; with lists per query head the mean of a group */
     uint64_t pages;
 } naive_result;

@@ -15,20 +15,20 @@
 
 typedef struct geometry {
     kvf_dtype dtype;
-    uint32_t head_dim, kv_heads, group, page_size, layers;
+    uint32_t head_dim, kv_heads, group, page_size, layers, value_dim;
 } geometry;
 
 /* Every value of every dimension at least once with every dtype. */
 static const geometry geometries[] = {
-    {KVF_FP32, 64, 2, 2, 8, 1},   {KVF_BF16, 64, 1, 4, 16, 2},   {KVF_FP16, 64, 2, 1, 32, 1},
-    {KVF_BF16, 80, 2, 3, 8, 1},   {KVF_FP32, 80, 1, 5, 32, 1},   {KVF_FP16, 80, 1, 2, 64, 1},
-    {KVF_FP16, 96, 1, 7, 8, 1},   {KVF_FP32, 96, 2, 1, 64, 1},   {KVF_BF16, 96, 1, 6, 32, 1},
-    {KVF_BF16, 128, 2, 4, 32, 1}, {KVF_FP32, 128, 1, 8, 16, 1},  {KVF_FP16, 128, 3, 2, 16, 1},
-    {KVF_FP16, 256, 1, 4, 8, 1},  {KVF_BF16, 256, 1, 16, 64, 1}, {KVF_FP32, 256, 2, 2, 32, 1},
-    {KVF_BF16, 64, 2, 3, 1, 2},   {KVF_FP32, 96, 1, 2, 2, 1},    {KVF_FP16, 128, 2, 4, 4, 1},
-    {KVF_BF16, 32, 2, 3, 4, 1},   {KVF_FP16, 32, 1, 8, 16, 1},   {KVF_FP32, 32, 1, 1, 1, 1},
-    {KVF_BF16, 128, 1, 48, 8, 1}, {KVF_FP16, 64, 1, 71, 16, 1},  {KVF_FP32, 64, 2, 29, 4, 2},
-    {KVF_BF16, 64, 1, 128, 1, 1},
+    {KVF_FP32, 64, 2, 2, 8, 1, 0},   {KVF_BF16, 64, 1, 4, 16, 2, 0},   {KVF_FP16, 64, 2, 1, 32, 1, 0},
+    {KVF_BF16, 80, 2, 3, 8, 1, 0},   {KVF_FP32, 80, 1, 5, 32, 1, 0},   {KVF_FP16, 80, 1, 2, 64, 1, 0},
+    {KVF_FP16, 96, 1, 7, 8, 1, 0},   {KVF_FP32, 96, 2, 1, 64, 1, 0},   {KVF_BF16, 96, 1, 6, 32, 1, 0},
+    {KVF_BF16, 128, 2, 4, 32, 1, 0}, {KVF_FP32, 128, 1, 8, 16, 1, 0},  {KVF_FP16, 128, 3, 2, 16, 1, 0},
+    {KVF_FP16, 256, 1, 4, 8, 1, 0},  {KVF_BF16, 256, 1, 16, 64, 1, 0}, {KVF_FP32, 256, 2, 2, 32, 1, 0},
+    {KVF_BF16, 64, 2, 3, 1, 2, 0},   {KVF_FP32, 96, 1, 2, 2, 1, 0},    {KVF_FP16, 128, 2, 4, 4, 1, 0},
+    {KVF_BF16, 32, 2, 3, 4, 1, 0},   {KVF_FP16, 32, 1, 8, 16, 1, 0},   {KVF_FP32, 32, 1, 1, 1, 1, 0},
+    {KVF_BF16, 128, 1, 48, 8, 1, 0}, {KVF_FP16, 64, 1, 71, 16, 1, 0},  {KVF_FP32, 64, 2, 29, 4, 2, 0},
+    {KVF_BF16, 64, 1, 128, 1, 1, 0},
 };
 
 static kvf_cache_config config_of(const geometry *g)
@@ -38,6 +38,7 @@ static kvf_cache_config config_of(const geometry *g)
     c.kv_heads = g->kv_heads;
     c.query_heads = g->kv_heads * g->group;
     c.head_dim = g->head_dim;
+    c.value_dim = g->value_dim;
     c.dtype = g->dtype;
     c.page_size = g->page_size;
     c.tokens_max = 256;
@@ -69,7 +70,7 @@ static void check_against_dense(const test_scenario *sc, const test_trace *trace
     naive_open(&n, &sc->cc, &(kvf_cache_plan){0});
     naive_result_open(&r, &sc->cc);
     const uint32_t heads = sc->cc.query_heads;
-    const size_t width = (size_t)heads * sc->cc.head_dim, size = test_dtype_bytes(sc->cc.dtype);
+    const size_t width = (size_t)heads * test_value_dim(&sc->cc), size = test_dtype_bytes(sc->cc.dtype);
     const double tolerance = test_tolerance(sc->cc.dtype);
     for (uint32_t layer = 0; layer < sc->cc.layers; layer++)
         for (uint32_t i = 0; i < spec.count; i++) {
@@ -125,10 +126,26 @@ static void head_dims_are_multiples_of_16(void **state)
 {
     const uint64_t seed = test_seed(53);
     for (uint32_t i = 0; i < KVF_HEAD_DIM_MAX / 16 && !test_on_cuda(); i++) {
-        const geometry g = {(kvf_dtype)(i % 3), 16 * (i + 1), 1, 1 + i % 4, 4, 1};
+        const geometry g = {(kvf_dtype)(i % 3), 16 * (i + 1), 1, 1 + i % 4, 4, 1, 0};
         char what[64];
         snprintf(what, sizeof what, "head_dim %u", g.head_dim);
         run_against_dense(config_of(&g), seed + i, what);
+    }
+}
+
+/* The host device takes values that are narrower than keys. */
+static void values_are_narrower(void **state)
+{
+    static const geometry narrow[] = {
+        {KVF_BF16, 192, 2, 4, 4, 2, 128}, {KVF_FP32, 192, 1, 3, 16, 1, 128},
+        {KVF_FP16, 80, 2, 2, 8, 1, 48},   {KVF_FP32, 48, 1, 1, 1, 1, 16},
+        {KVF_BF16, 512, 1, 2, 32, 1, 32}, {KVF_FP16, 128, 1, 16, 64, 1, 96}};
+    const uint64_t seed = test_seed(54);
+    for (uint32_t i = 0; i < sizeof narrow / sizeof *narrow && !test_on_cuda(); i++) {
+        char what[64];
+        snprintf(what, sizeof what, "head_dim %u, value_dim %u", narrow[i].head_dim,
+                 narrow[i].value_dim);
+        run_against_dense(config_of(&narrow[i]), seed + i, what);
     }
 }
 
@@ -140,7 +157,7 @@ static void a_gpu_takes_some_head_dims(void **state)
     test_world w;
     test_world_open(&w, NULL, &small);
     for (size_t i = 0; i < sizeof head_dims / sizeof *head_dims; i++) {
-        const geometry g = {(kvf_dtype)(i % 3), head_dims[i], 1, 2, 8, 1};
+        const geometry g = {(kvf_dtype)(i % 3), head_dims[i], 1, 2, 8, 1, 0};
         const kvf_cache_config c = config_of(&g);
         kvf_error error = {0};
         kvf_cache_plan plan;
@@ -312,6 +329,7 @@ int main(void)
         cmocka_unit_test(full_budget_is_dense),
         cmocka_unit_test(bad_forms_are_named),
         cmocka_unit_test(head_dims_are_multiples_of_16),
+        cmocka_unit_test(values_are_narrower),
         cmocka_unit_test(a_gpu_takes_some_head_dims),
         cmocka_unit_test(full_selection_is_dense_whatever_the_budget),
         cmocka_unit_test(decode_from_the_first_token),
