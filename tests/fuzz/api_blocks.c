@@ -330,7 +330,7 @@ static void check_output(const world *w, const call *c, uint32_t layer, uint32_t
         const int streams = w->kinds[layer * cc->kv_heads + kv_head] == 0;
         if (has_answer && tokens &&
             (streams ? tokens <= cc->streaming_sink + cc->streaming_recent : is_dense))
-            fuzz_check_dense(w->q + first, DIM, tokens, token_at,
+            fuzz_check_dense(w->q + first, DIM, DIM, tokens, token_at,
                              &(head_of){w, c, layer, row, kv_head}, &form, w->out + first, 1e-4);
     }
 }

@@ -306,11 +306,11 @@ static const float *token_at(void *user, uint32_t token)
     const kvf_cache_config *c = &h->w->config;
     static float row[KV_HEADS_MAX * DIM_MAX];
     for (uint32_t i = 0; i < 2; i++) {
-        fill_row(row, c->dtype, 0, c->kv_heads * c->head_dim,
+        const uint32_t dim = i ? c->value_dim : c->head_dim;
+        fill_row(row, c->dtype, 0, c->kv_heads * dim,
                  seed_of(h->layer, h->m->token[token]) + 1 + i);
-        for (uint32_t d = 0; d < c->head_dim; d++)
-            h->kv[i * c->head_dim + d] =
-                kvf_element_get(row, c->dtype, h->kv_head * c->head_dim + d);
+        for (uint32_t d = 0; d < dim; d++)
+            h->kv[i * c->head_dim + d] = kvf_element_get(row, c->dtype, h->kv_head * dim + d);
     }
     return h->kv;
 }
@@ -326,13 +326,14 @@ static void check_dense(const world *w, const model *m, uint32_t layer, uint32_t
         return;
     for (uint32_t h = 0; h < c->query_heads; h++) {
         head_of head = {w, m, layer, h / (c->query_heads / c->kv_heads), {0}};
-        for (uint32_t d = 0; d < c->head_dim; d++) {
-            const size_t at = ((size_t)row * c->query_heads + h) * c->head_dim + d;
-            q[d] = kvf_element_get(w->mine[layer].q, c->dtype, at);
-            out[d] = kvf_element_get(w->mine[layer].out, c->dtype, at);
-        }
+        const size_t number = (size_t)row * c->query_heads + h;
+        for (uint32_t d = 0; d < c->head_dim; d++)
+            q[d] = kvf_element_get(w->mine[layer].q, c->dtype, number * c->head_dim + d);
+        for (uint32_t d = 0; d < c->value_dim; d++)
+            out[d] = kvf_element_get(w->mine[layer].out, c->dtype, number * c->value_dim + d);
         const fuzz_form form = fuzz_form_of(w->forms, c->head_dim, layer, h);
-        fuzz_check_dense(q, c->head_dim, tokens, token_at, &head, &form, out, limits[c->dtype]);
+        fuzz_check_dense(q, c->head_dim, c->value_dim, tokens, token_at, &head, &form, out,
+                         limits[c->dtype]);
     }
 }
 
@@ -586,17 +587,19 @@ static void check_token(const world *w, const model *m, uint32_t layer, uint32_t
     static const float limits[] = {0.0f, 0.1f, 0.3f}; /* what quantization may cost */
     static float k[KV_HEADS_MAX * DIM_MAX], v[KV_HEADS_MAX * DIM_MAX];
     const kvf_cache_config *c = &w->config;
-    const uint32_t row = c->kv_heads * c->head_dim, dim = c->head_dim;
+    const uint32_t dim = c->head_dim, value_dim = c->value_dim;
     const int is_there = token <= m->tokens;
     const float limit = is_there ? limits[c->pages] : 0.0f;
     if (is_there) {
-        fill_row(k, c->dtype, 0, row, seed_of(layer, m->token[token]) + 1);
-        fill_row(v, c->dtype, 0, row, seed_of(layer, m->token[token]) + 2);
+        fill_row(k, c->dtype, 0, c->kv_heads * dim, seed_of(layer, m->token[token]) + 1);
+        fill_row(v, c->dtype, 0, c->kv_heads * value_dim, seed_of(layer, m->token[token]) + 2);
     }
     for (uint32_t d = 0; d < dim; d++) {
         const float key = is_there ? kvf_element_get(k, c->dtype, head * dim + d) : 0.0f;
-        const float value = is_there ? kvf_element_get(v, c->dtype, head * dim + d) : 0.0f;
         PROMISE(fabsf(kvf_element_get(w->pages, c->dtype, at + d) - key) <= limit);
+    }
+    for (uint32_t d = 0; d < value_dim; d++) {
+        const float value = is_there ? kvf_element_get(v, c->dtype, head * value_dim + d) : 0.0f;
         PROMISE(fabsf(kvf_element_get(w->pages, c->dtype, at + dim + d) - value) <= limit);
     }
 }
@@ -617,7 +620,7 @@ static void check_read(const world *w, const batch *b, uint32_t layer)
                 if (!m->is_pruned)
                     check_token(w, m, layer, list % c->kv_heads,
                                 (uint32_t)w->indices[i] * c->page_size + t,
-                                ((size_t)i * c->page_size + t) * 2 * c->head_dim);
+                                ((size_t)i * c->page_size + t) * (c->head_dim + c->value_dim));
             }
     }
 }
@@ -628,7 +631,8 @@ static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_
     const kvf_cache_config *c = &w->config;
     const rows *r = &w->mine[layer];
     const uint32_t list = row * c->kv_heads + head / (c->query_heads / c->kv_heads);
-    const uint32_t dim = c->head_dim, number = row * c->query_heads + head;
+    const uint32_t dim = c->head_dim, value_dim = c->value_dim, token = dim + value_dim;
+    const uint32_t number = row * c->query_heads + head;
     const size_t q = (size_t)number * dim, first = (size_t)w->indptr[list] * c->page_size;
     const size_t end = (size_t)(w->indptr[list + 1] - 1) * c->page_size;
     const fuzz_form form = fuzz_form_of(w->forms, dim, layer, head);
@@ -637,17 +641,18 @@ static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_
         double logit = 0;
         for (uint32_t d = 0; d < dim; d++)
             logit += (double)kvf_element_get(r->q, c->dtype, q + d) *
-                     (double)kvf_element_get(w->pages, c->dtype, t * 2 * dim + d);
+                     (double)kvf_element_get(w->pages, c->dtype, t * token + d);
         const double weight = exp(fuzz_logit(&form, logit) - 20); /* logits are below 58 */
         sum += weight;
-        for (uint32_t d = 0; d < dim; d++)
-            result[d] +=
-                weight * (double)kvf_element_get(w->pages, c->dtype, (t * 2 + 1) * dim + d);
+        for (uint32_t d = 0; d < value_dim; d++)
+            result[d] += weight * (double)kvf_element_get(w->pages, c->dtype, t * token + dim + d);
     }
     /* Rounding to bf16, of outputs and of what is read of quantized pages. */
     const double limit = c->dtype == KVF_BF16 ? 0.08 : c->pages ? 0.02 : 0.005;
-    for (uint32_t d = 0; d < dim; d++)
-        PROMISE(fabs(result[d] / sum - (double)kvf_element_get(r->out, c->dtype, q + d)) < limit);
+    for (uint32_t d = 0; d < value_dim; d++) {
+        const size_t at = (size_t)number * value_dim + d;
+        PROMISE(fabs(result[d] / sum - (double)kvf_element_get(r->out, c->dtype, at)) < limit);
+    }
     PROMISE(fabs(log(sum) + 20 - (double)r->lse[number]) < 0.05);
 }
 

@@ -115,9 +115,10 @@ static inline void fill(const world *w, rows *r, uint32_t row, uint32_t layer, u
 {
     const kvf_cache_config *c = &w->config;
     const uint32_t q = c->query_heads * c->head_dim, k = c->kv_heads * c->head_dim;
+    const uint32_t v = c->kv_heads * c->value_dim;
     fill_row(r->q, c->dtype, (size_t)row * q, q, seed_of(layer, token));
     fill_row(r->k, c->dtype, (size_t)row * k, k, seed_of(layer, token) + 1);
-    fill_row(r->v, c->dtype, (size_t)row * k, k, seed_of(layer, token) + 2);
+    fill_row(r->v, c->dtype, (size_t)row * v, v, seed_of(layer, token) + 2);
     r->given = w->gives ? GIVEN : 0;
     const uint32_t ids = c->kv_heads * r->given;
     if (row < SEQUENCES * STEP_MAX)
@@ -125,10 +126,11 @@ static inline void fill(const world *w, rows *r, uint32_t row, uint32_t layer, u
                       c->tokens_max / c->page_size);
 }
 
+/* Of outputs. */
 static inline size_t row_bytes(const world *w)
 {
     const kvf_cache_config *c = &w->config;
-    return (size_t)c->query_heads * c->head_dim * kvf_dtype_bytes(c->dtype);
+    return (size_t)c->query_heads * c->value_dim * kvf_dtype_bytes(c->dtype);
 }
 
 static inline void settle(kvf_stream *stream)
@@ -180,6 +182,9 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
     c->head_dim = dims[draw(w, 0, 6)];
     if (c->query_heads * c->head_dim > ROW_MAX) /* references take minutes for both at once */
         c->head_dim = kvf_max_u32(ROW_MAX / c->query_heads / 16 * 16, 16);
+    c->value_dim = c->head_dim; /* by the last byte, as forms, so that the others mean the same */
+    if (w->forms / 2 % 3 == 0)
+        c->value_dim -= w->forms / 6 % ((c->head_dim + 31) / 32) * 32;
     c->dtype = (kvf_dtype)draw(w, 0, KVF_FP32);
     c->pages = (kvf_pages)draw(w, 0, KVF_PAGES_K8V4);
     c->tokens_max = draw(w, 140, TOKENS_MAX - 5);

@@ -89,9 +89,9 @@ static inline kvf_form fuzz_layer_form(uint32_t byte, const kvf_cache_config *c,
 /* The key of a token and, after it, its value, of one head. */
 typedef const float *(*fuzz_token_fn)(void *user, uint32_t token);
 
-/* Attention of `q` over the first `tokens` tokens, in double, against `out`. */
-static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t tokens,
-                                    fuzz_token_fn token_of, void *user, const fuzz_form *form,
+/* Attention of `q` over the first `tokens` tokens, in double, against `out` [value_dim]. */
+static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t value_dim,
+                                    uint32_t tokens, fuzz_token_fn token_of, void *user, const fuzz_form *form,
                                     const float *out, double limit)
 {
     double top = form->sink, sum = form->sink > -INFINITY, result[FUZZ_DIM_MAX] = {0};
@@ -105,10 +105,10 @@ static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t token
         top = fmax(top, logit);
         const double weight = exp(logit - top);
         sum = sum * scale + weight;
-        for (uint32_t d = 0; d < dim; d++)
+        for (uint32_t d = 0; d < value_dim; d++)
             result[d] = result[d] * scale + weight * (double)value[d];
     }
-    for (uint32_t d = 0; d < dim; d++)
+    for (uint32_t d = 0; d < value_dim; d++)
         PROMISE(fabs(result[d] / sum - (double)out[d]) < limit);
 }
 

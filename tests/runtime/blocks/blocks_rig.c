@@ -44,6 +44,18 @@ static size_t k_bytes(const rig *r)
     return c->kv_heads * c->head_dim * test_dtype_bytes(c->dtype);
 }
 
+static size_t v_bytes(const rig *r)
+{
+    const kvf_cache_config *c = &r->config.cache;
+    return c->kv_heads * test_value_dim(c) * test_dtype_bytes(c->dtype);
+}
+
+static size_t out_bytes(const rig *r)
+{
+    const kvf_cache_config *c = &r->config.cache;
+    return c->query_heads * test_value_dim(c) * test_dtype_bytes(c->dtype);
+}
+
 /* ---- what steps are given ---- */
 
 rig_form rig_gives;
@@ -86,16 +98,16 @@ static const int32_t *ids_of(const rig *r)
 static void run_layer(rig *r, rig_request *q, kvf_cache *cache, kvf_sequence *s, uint32_t layer)
 {
     const uint32_t heads = r->config.cache.query_heads;
-    char *out = q->out + (size_t)layer * q->count * q_bytes(r);
+    char *out = q->out + (size_t)layer * q->count * out_bytes(r);
     float *lse = q->lse + (size_t)layer * q->count * heads;
     for (uint32_t i = 0; i < q->prompt; i += q->chunk) {
         const uint32_t n = kvf_min_u32(q->chunk, q->prompt - i);
         const kvf_prefill_args a =
-            test_chunk_args(s, &q->tokens, layer, i, n, out + i * q_bytes(r));
+            test_chunk_args(s, &q->tokens, layer, i, n, out + i * out_bytes(r));
         test_expect(r->runtime, kvf_prefill(cache, &a, r->stream), KVF_OK);
     }
     for (uint32_t i = q->prompt; i < q->count; i++) {
-        kvf_decode_args a = test_step_args(&s, &q->tokens, layer, i, out + i * q_bytes(r));
+        kvf_decode_args a = test_step_args(&s, &q->tokens, layer, i, out + i * out_bytes(r));
         a.lse = lse + (size_t)i * heads;
         if (r->form != RIG_NOTHING) {
             give_row(r, layer, i + 1, 0);
@@ -121,7 +133,7 @@ static void run_sequences(rig *r)
         rig_request *q = &r->request[i];
         const size_t rows = (size_t)cc->layers * q->count;
         kvf_sequence *s = NULL;
-        q->out = test_alloc(rows * q_bytes(r));
+        q->out = test_alloc(rows * out_bytes(r));
         q->lse = test_alloc(rows * cc->query_heads * sizeof *q->lse);
         test_expect(r->runtime, kvf_sequence_create(cache, &s), KVF_OK);
         for (uint32_t layer = 0; layer < cc->layers; layer++)
@@ -214,9 +226,9 @@ void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc,
     run_sequences(r);
     open_blocks(r);
     r->q = test_alloc(tokens * q_bytes(r));
-    r->out = test_alloc(tokens * q_bytes(r));
+    r->out = test_alloc(tokens * out_bytes(r));
     r->k = test_alloc(tokens * k_bytes(r));
-    r->v = test_alloc(tokens * k_bytes(r));
+    r->v = test_alloc(tokens * v_bytes(r));
     r->lse = test_alloc(RIG_REQUESTS * c->query_heads * sizeof *r->lse);
     r->slots = test_alloc(tokens * sizeof *r->slots);
     r->table = test_alloc(2 * RIG_REQUESTS * r->table_stride * sizeof *r->table);
@@ -288,7 +300,7 @@ static void put_tokens(rig *r, uint32_t layer, uint32_t first, uint32_t tokens)
     const kvf_put_args put = {.layer = layer,
                               .tokens = tokens,
                               .k = r->k + first * k_bytes(r),
-                              .v = r->v + first * k_bytes(r),
+                              .v = r->v + first * v_bytes(r),
                               .slots = r->slots + first};
     test_expect(r->runtime, kvf_blocks_put(r->blocks, &put, r->stream), KVF_OK);
 }
@@ -301,7 +313,7 @@ static void lay_out(rig *r, const rig_request *q, uint32_t layer, uint32_t first
         r->slots[at + i] = slot_of(r, q, first + i);
         memcpy(r->q + (at + i) * q_bytes(r), test_q(&q->tokens, layer, first + i), q_bytes(r));
         memcpy(r->k + (at + i) * k_bytes(r), test_k(&q->tokens, layer, first + i), k_bytes(r));
-        memcpy(r->v + (at + i) * k_bytes(r), test_v(&q->tokens, layer, first + i), k_bytes(r));
+        memcpy(r->v + (at + i) * v_bytes(r), test_v(&q->tokens, layer, first + i), v_bytes(r));
     }
 }
 
@@ -334,13 +346,13 @@ static void compare(rig *r, const rig_request *q, uint32_t layer, uint32_t token
     const uint32_t heads = r->config.cache.query_heads;
     const size_t row = (size_t)layer * q->count + q->length;
     if (r->records) {
-        memcpy(q->out + row * q_bytes(r), r->out + at * q_bytes(r), tokens * q_bytes(r));
+        memcpy(q->out + row * out_bytes(r), r->out + at * out_bytes(r), tokens * out_bytes(r));
         if (lse)
             memcpy(q->lse + row * heads, lse, heads * sizeof *lse);
         return;
     }
     r->compared += tokens;
-    if (memcmp(r->out + at * q_bytes(r), q->out + row * q_bytes(r), tokens * q_bytes(r)) != 0 ||
+    if (memcmp(r->out + at * out_bytes(r), q->out + row * out_bytes(r), tokens * out_bytes(r)) != 0 ||
         (lse && memcmp(lse, q->lse + row * heads, heads * sizeof *lse) != 0))
         r->differs++;
 }

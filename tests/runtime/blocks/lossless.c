@@ -27,10 +27,10 @@ static float between(float low, float x, float high)
 }
 
 /* Whole units, the largest channel 127 of them and the others at most `most`; zero is positive. */
-static void to_int8(float *x, float unit, float most)
+static void to_int8(float *x, uint32_t count, float unit, float most)
 {
-    const uint32_t top = largest_of(x, WIDTH);
-    for (uint32_t i = 0; i < WIDTH; i++)
+    const uint32_t top = largest_of(x, count);
+    for (uint32_t i = 0; i < count; i++)
         x[i] = unit * ((i == top ? copysignf(127.0f, x[i])
                                  : between(-most, nearbyintf(x[i] / unit), most)) +
                        0.0f);
@@ -46,7 +46,7 @@ static void make_key(const kvf_shape *s, float *x)
     for (uint32_t i = 0; i < WIDTH; i++)
         length += x[i] * x[i];
     const float size = s->dtype == KVF_BF16 ? sqrtf(length) : fabsf(x[largest_of(x, WIDTH)]);
-    to_int8(x, exp2f(rintf(log2f(size / 127.0f))), most[s->dtype]);
+    to_int8(x, WIDTH, exp2f(rintf(log2f(size / 127.0f))), most[s->dtype]);
     kvf_quantized_rotate_back(x, WIDTH);
 }
 
@@ -70,47 +70,49 @@ static void make_group(float *x)
 
 static void make_value(const kvf_shape *s, float *x)
 {
+    const uint32_t count = kvf_value_dim(s);
     if (s->pages == KVF_PAGES_K8V8) {
-        to_int8(x, exp2f(rintf(log2f(fabsf(x[largest_of(x, WIDTH)]) / 127.0f))), 127.0f);
+        to_int8(x, count, exp2f(rintf(log2f(fabsf(x[largest_of(x, count)]) / 127.0f))), 127.0f);
         return;
     }
-    for (uint32_t i = 0; i < WIDTH; i += KVF_QUANTIZED_GROUP)
+    for (uint32_t i = 0; i < count; i += KVF_QUANTIZED_GROUP)
         make_group(x + i);
 }
 
-static void make_row(const kvf_shape *s, void *row, void (*make)(const kvf_shape *, float *))
+static void make_row(const kvf_shape *s, void *row, uint32_t count,
+                     void (*make)(const kvf_shape *, float *))
 {
     float x[WIDTH];
-    for (uint32_t i = 0; i < WIDTH; i++)
+    for (uint32_t i = 0; i < count; i++)
         x[i] = kvf_element_get(row, s->dtype, i);
     make(s, x);
-    for (uint32_t i = 0; i < WIDTH; i++)
+    for (uint32_t i = 0; i < count; i++)
         kvf_element_set(row, s->dtype, i, x[i]);
 }
 
 static void expect_no_loss(const kvf_shape *s, const void *key, const void *value)
 {
-    const size_t bytes = kvf_row_bytes(s);
+    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
     _Alignas(64) char exact[2 * WIDTH * sizeof(float)], back[sizeof exact], page[512];
     float x[WIDTH];
     assert_true(kvf_stored_page_bytes(s) <= sizeof page);
     memcpy(exact, key, bytes);
-    memcpy(exact + bytes, value, bytes);
+    memcpy(exact + bytes, value, value_bytes);
     kvf_quantize_token(s, page, 0, exact, x);
     kvf_dequantize_token(s, page, 0, back, x);
-    assert_memory_equal(back, exact, 2 * bytes);
+    assert_memory_equal(back, exact, bytes + value_bytes);
 }
 
 void lossless_make(test_tokens *t, kvf_pages pages)
 {
-    const kvf_shape s = {t->dtype, t->head_dim, 1, pages, 0};
+    const kvf_shape s = {t->dtype, t->head_dim, 1, pages, t->value_dim};
     const size_t rows = (size_t)t->layers * t->count * t->kv_heads;
     assert_int_equal(t->head_dim, WIDTH);
     for (size_t i = 0; i < rows; i++) {
         char *key = (char *)t->k + i * kvf_row_bytes(&s);
-        char *value = (char *)t->v + i * kvf_row_bytes(&s);
-        make_row(&s, key, make_key);
-        make_row(&s, value, make_value);
+        char *value = (char *)t->v + i * kvf_value_bytes(&s);
+        make_row(&s, key, WIDTH, make_key);
+        make_row(&s, value, t->value_dim, make_value);
         expect_no_loss(&s, key, value);
     }
 }

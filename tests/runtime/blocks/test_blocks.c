@@ -36,6 +36,7 @@ static void bits_are_those_of_sequences(void **state)
             bc.cache.dtype = dtypes[i % 3];
         if (bc.cache.pages != KVF_PAGES_NATIVE && i % 2)
             bc.cache.pages = KVF_PAGES_K8V8;
+        bc.cache.value_dim = i % 4 == 2 && !test_on_cuda() ? 32 : 0;
         bc.cache.page_size = 1u << i % 7;
         bc.cache.budget_tokens = test_on_cuda() ? 128 : 192;
         bc.cache.budget_share = i < 6 && i % 2 ? 0.6f : 0.0f;
@@ -64,7 +65,7 @@ static const uint8_t none_hot[] = {0, 0, 2, 0};
 static uint32_t differing(const rig *a, const rig *b)
 {
     const size_t rows = a->config.cache.layers, row = a->config.cache.query_heads *
-                                                      a->config.cache.head_dim *
+                                                      test_value_dim(&a->config.cache) *
                                                       test_dtype_bytes(a->config.cache.dtype);
     uint32_t n = 0;
     for (uint32_t i = 0; i < a->requests; i++)
@@ -90,6 +91,7 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
         bc.cache.budget_tokens = i == 1 ? 144 : 64;
         bc.cache.dtype = i ? KVF_BF16 : KVF_FP32; /* the emulated device's case is not the first */
         bc.cache.streaming_sink = i == 3 ? 0 : 6;
+        bc.cache.value_dim = i % 2 && !test_on_cuda() ? 32 : 0;
         if (i == 2) /* two sub-groups */
             bc.cache.query_heads = 20 * bc.cache.kv_heads;
         bc.block_tokens = i == 2 ? 128 : 64;

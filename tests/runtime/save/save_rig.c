@@ -79,7 +79,7 @@ const save_case save_cases[] = {
     {"codes", "digest=codes"},
     {"pages of 1", "digest=codes page_size=1 dtype=bf16"},
     {"pages of 64", "page_size=64 local_tokens=8 sub_digests=2 budget_tokens=224 tokens_max=1024"},
-    {"dynamic", "digest=codes select=dynamic page_size=4 dtype=fp16"},
+    {"dynamic", "digest=codes select=dynamic page_size=4 dtype=fp16 head_dim=80"},
     {"exact refresh", "refresh=exact digest=cuboid-mean refresh_interval=7"},
     {"auto ratio", "static_ratio=auto refresh_interval=5"},
     {"static", "select=static refresh_interval=6"},
@@ -116,7 +116,7 @@ void save_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t
 
 size_t save_decode_bytes(const test_tokens *t, uint32_t count)
 {
-    return (size_t)count * t->layers * t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    return (size_t)count * t->layers * t->query_heads * t->value_dim * test_dtype_bytes(t->dtype);
 }
 
 void save_expect(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
@@ -131,7 +131,7 @@ void save_expect(void *wanted, test_world *w, kvf_sequence *s, const test_tokens
 void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
                   uint32_t count)
 {
-    const size_t row = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    const size_t row = (size_t)t->query_heads * t->value_dim * test_dtype_bytes(t->dtype);
     const size_t bytes = save_decode_bytes(t, count);
     char *out = malloc(bytes), *rows = test_alloc(bytes);
     assert_non_null(out);

@@ -32,7 +32,7 @@ kvf_cache_config save_config(const save_case *c);
 
 /* Tokens first .. first + count - 1 of every layer. */
 void save_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t count);
-/* Steps; *out [count, layers, query_heads, head_dim] is the caller's to free. */
+/* Steps; *out [count, layers, query_heads, value_dim] is the caller's to free. */
 void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
                   uint32_t count);
 size_t save_decode_bytes(const test_tokens *t, uint32_t count);
