@@ -8,7 +8,7 @@ import ctypes
 import os
 import sys
 from ctypes import addressof, byref
-from typing import Any, Callable, List, Optional, Sequence as Many, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence as Many, Union
 
 import numpy as np
 
@@ -93,6 +93,18 @@ class PageLists:
         self.indptr, self.indices, self.last_page_len = indptr, indices, last_page_len
 
 
+class _Shapes(NamedTuple):
+    q: tuple
+    k: tuple
+    v: tuple
+    out: tuple
+
+
+def _shapes(s: CacheConfig, rows: int) -> _Shapes:
+    return _Shapes((rows, s.query_heads, s.head_dim), (rows, s.kv_heads, s.head_dim),
+                   (rows, s.kv_heads, s.value_dim), (rows, s.query_heads, s.value_dim))
+
+
 class Cache(Handle):
     """A KV cache: pages in host memory, digests and pages used lately on the device.
 
@@ -103,7 +115,7 @@ class Cache(Handle):
     select      a policy by name, or a function `select(view: SelectView)` that returns page ids
     preset      "prkv": the policy after that paper (docs/run.md says what differs)
     head_mask   [layers, kv_heads]: 1 = hot head, 2 = coarse head, 0 = streaming head
-    settings    see `kvferry.settings("cache")`: budget_tokens, page_size, sequences_max, ...
+    settings    see `kvferry.settings("cache")`: budget_tokens, page_size, value_dim, ...
 
     Calls take NumPy arrays, torch tensors, Buffers, or anything with DLPack, and copy none of them.
     They must be contiguous. With a stream a call returns at once and the arrays are kept alive until
@@ -174,8 +186,8 @@ class Cache(Handle):
         """Append tokens to one layer, and attend densely and causally over all of it so far.
 
         q          [tokens, query_heads, head_dim]; None = append only
-        k, v       [tokens, kv_heads, head_dim], keys after RoPE
-        out        [tokens, query_heads, head_dim]; made if None
+        k, v       [tokens, kv_heads, head_dim], keys after RoPE; of v value_dim
+        out        [tokens, query_heads, value_dim]; made if None
         positions  [tokens] integers, ascending; None = contiguous
         tokens     only where k has no shape (Buffer)
 
@@ -195,7 +207,7 @@ class Cache(Handle):
                     name, array.shape[0], tokens))
         stream, waits = self.runtime._stream_for(stream, q if k is None else k)
         if q is not None and out is None:
-            out = _like(q, "q")
+            out = _like(q, "q", self.settings.value_dim)
         _, owner = positions_address(positions, tokens)
         most = self.settings.prefill_chunk_max
         with self._node.lock:
@@ -212,10 +224,12 @@ class Cache(Handle):
         q, k, v, out, positions = part
         s, kept, handle = self.settings, list(part), stream._node.check()
         args = PrefillArgs(sequence=sequence._of(self), layer=self._layer(layer), tokens=tokens)
-        wide, narrow = (tokens, s.query_heads, s.head_dim), (tokens, s.kv_heads, s.head_dim)
-        args.k, args.v = (a if a is None else self._read(a, n, narrow, kept) for a, n in ((k, "k"), (v, "v")))
+        shapes = _shapes(s, tokens)
+        args.k, args.v = (a if a is None else self._read(a, n, shape, kept)
+                          for a, n, shape in ((k, "k", shapes.k), (v, "v", shapes.v)))
         if q is not None:
-            args.q, args.out = self._read(q, "q", wide, kept), self._read(out, "out", wide, kept, True)
+            args.q = self._read(q, "q", shapes.q, kept)
+            args.out = self._read(out, "out", shapes.out, kept, True)
         args.positions = positions.ctypes.data if positions is not None else None
         status = lib.kvf_prefill_sized(self._node.check(), *sized(args), handle)
         if not status:
@@ -231,8 +245,8 @@ class Cache(Handle):
 
         sequences  one, or a list of distinct ones: the batch
         q          [rows, query_heads, head_dim]; rows = batch
-        k, v       [rows, kv_heads, head_dim], keys after RoPE
-        out        [rows, query_heads, head_dim]; made if None
+        k, v       [rows, kv_heads, head_dim], keys after RoPE; of v value_dim
+        out        [rows, query_heads, value_dim]; made if None
         positions  [rows] integers; None = the last + 1
         lse        float32[rows, query_heads], receives the natural log of the sum; may be None
         tokens     new tokens of each sequence, 1 to tokens_per_step_max; rows = their sum, one
@@ -251,24 +265,25 @@ class Cache(Handle):
         if stream is None or stream.runtime is not runtime:
             stream, waits = runtime._stream_for(stream, q)
         if out is None:
-            out = _like(q, "q")
+            out = _like(q, "q", self.settings.value_dim)
         with self._node.lock:
             args, reader = self._args, self._reader
             kept = [q, k, v, out]
-            wide, narrow = self._rows(sequences, kept)
+            shapes = self._rows(sequences, kept)
             args.tokens = None
             if tokens is not None:
-                wide, narrow = self._several(tokens, wide[0], kept)
+                shapes = self._several(tokens, shapes.q[0], kept)
+            rows = shapes.q[0]
             args.layer = self._layer(layer)
             address = reader.address
-            args.q = address(q, "q", wide)
-            args.k = None if k is None else address(k, "k", narrow)
-            args.v = None if v is None else address(v, "v", narrow)
-            args.out = address(out, "out", wide, True)
-            args.positions, owner = positions_address(positions, wide[0]) if positions is not None \
+            args.q = address(q, "q", shapes.q)
+            args.k = None if k is None else address(k, "k", shapes.k)
+            args.v = None if v is None else address(v, "v", shapes.v)
+            args.out = address(out, "out", shapes.out, True)
+            args.positions, owner = positions_address(positions, rows) if positions is not None \
                 else _NOTHING
-            args.lse = None if lse is None else reader.any_address(lse, "lse", wide[:2], FLOAT32, True)
-            self._give(wide[0], page_scores, page_ids, kept)
+            args.lse = None if lse is None else reader.any_address(lse, "lse", shapes.q[:2], FLOAT32, True)
+            self._give(rows, page_scores, page_ids, kept)
             handle = self._node.handle or self._node.check()
             status = _decode(handle, self._args_address, _DECODE_BYTES, stream._node.check())
             if status:
@@ -280,8 +295,8 @@ class Cache(Handle):
                 reader.kept.clear()
         return self._done(stream, waits, out) if waits or runtime._errors else out
 
-    def _rows(self, sequences: Any, kept: list) -> tuple:
-        """Fill in the batch; shapes of what has query heads and of what has KV heads."""
+    def _rows(self, sequences: Any, kept: list) -> _Shapes:
+        """Fill in the batch."""
         args = self._args
         if type(sequences) is Sequence:
             sequences._of(self)
@@ -294,21 +309,18 @@ class Cache(Handle):
         args.batch = batch
         shapes = self._shapes.get(batch)
         if shapes is None:
-            s = self.settings
-            shapes = self._shapes[batch] = ((batch, s.query_heads, s.head_dim),
-                                            (batch, s.kv_heads, s.head_dim))
+            shapes = self._shapes[batch] = _shapes(self.settings, batch)
         return shapes
 
-    def _several(self, tokens: Many[int], batch: int, kept: list) -> tuple:
-        """Fill in the tokens of each sequence; shapes as of `_rows`."""
-        array, s = np.array(tokens, dtype=np.uint32), self.settings
+    def _several(self, tokens: Many[int], batch: int, kept: list) -> _Shapes:
+        """Fill in the tokens of each sequence."""
+        array = np.array(tokens, dtype=np.uint32)
         if array.shape != (batch,):
             raise Invalid("tokens has shape %s: it must have a number for each of %d sequences" % (
                 array.shape, batch))
         self._args.tokens = array.ctypes.data
         kept.append(array)
-        rows = int(array.sum(dtype=np.int64))
-        return (rows, s.query_heads, s.head_dim), (rows, s.kv_heads, s.head_dim)
+        return _shapes(self.settings, int(array.sum(dtype=np.int64)))
 
     def _give(self, rows: int, page_scores: Any, page_ids: Any, kept: list) -> None:
         """Fill in the caller's own selection."""
@@ -364,7 +376,7 @@ class Cache(Handle):
     def attend_pages(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, lists: PageLists,
                      out: Any = None, *, layer: int = 0, stream: Optional[Stream] = None) -> Any:
         """Attend over given page lists: the other half of `select_pages`. Returns out."""
-        out = _like(q, "q") if out is None else out
+        out = _like(q, "q", self.settings.value_dim) if out is None else out
         self._on_lists(lib.kvf_attend_pages_sized, sequences, q, None, None, out, lists, layer, None, stream)
         return out
 
@@ -372,7 +384,8 @@ class Cache(Handle):
                    layer: int = 0, stream: Optional[Stream] = None) -> Any:
         """Copy listed pages, whatever form they have in the cache: page indices[i] to out[i].
 
-        out  [capacity, page_size, 2, head_dim]: key and value of each token side by side
+        out  [capacity, page_size, head_dim + value_dim]: key and value of each token side by side; or
+             [capacity, page_size, 2, head_dim] where they are as wide
         """
         self._on_lists(lib.kvf_read_pages_sized, sequences, None, None, None, out, lists, layer, None, stream)
         return out
@@ -384,18 +397,20 @@ class Cache(Handle):
         with self._node.lock:
             args, kept = self._args, [q, k, v, out, lists, lists.indptr, lists.indices,
                                       lists.last_page_len]
-            wide, narrow = self._rows(sequences, kept)
-            rows = wide[0] * self.settings.kv_heads
+            shapes = self._rows(sequences, kept)
+            rows = shapes.q[0] * self.settings.kv_heads
             args.layer, args.lse, args.tokens = self._layer(layer), None, None
             row = PageListsRow(capacity=_count(lists.indices, None))
             s = self.settings
-            pages = (row.capacity, s.page_size, 2, s.head_dim)
-            for array, name, shape in ((q, "q", wide), (k, "k", narrow), (v, "v", narrow),
-                                       (out, "out", pages if q is None else wide)):
+            pages = (row.capacity, s.page_size, s.head_dim + s.value_dim)
+            if s.value_dim == s.head_dim and len(getattr(out, "shape", ())) == 4: # keys and values apart
+                pages = (row.capacity, s.page_size, 2, s.head_dim)
+            for array, name, shape in ((q, "q", shapes.q), (k, "k", shapes.k), (v, "v", shapes.v),
+                                       (out, "out", pages if q is None else shapes.out)):
                 setattr(args, name, None if array is None else self._read(array, name, shape, kept,
                                                                           name == "out"))
-            args.positions, owner = positions_address(positions, wide[0])
-            self._give(wide[0], page_scores, page_ids, kept)
+            args.positions, owner = positions_address(positions, shapes.q[0])
+            self._give(shapes.q[0], page_scores, page_ids, kept)
             for name, count in (("indptr", rows + 1), ("indices", row.capacity),
                                 ("last_page_len", rows)):
                 setattr(row, name, self._reader.any_address(getattr(lists, name), name, (count,),
@@ -488,13 +503,13 @@ def _slice(array: Any, first: int, many: int, of: int) -> Any:
     return array if array is None or many == of else array[first:first + many]
 
 
-def _like(array: Any, name: str) -> Any:
-    """Room for an output of the same kind, type and shape."""
+def _like(array: Any, name: str, width: int) -> Any:
+    """Room for an output of the same kind and type, whose rows have `width` elements."""
     if isinstance(array, np.ndarray):
-        return np.empty(array.shape, array.dtype)
+        return np.empty(array.shape[:-1] + (width,), array.dtype)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return torch.empty_like(array)
+        return array.new_empty(array.shape[:-1] + (width,))
     raise Invalid("out must be given where %s is neither a NumPy array nor a torch tensor" % name)
 
 
@@ -592,7 +607,7 @@ class Sequence(Handle):
             return lib.kvf_sequence_position(self._of(self.cache), layer, index)
 
     def page_address(self, page: int, layer: int = 0, kv_head: int = 0) -> int:
-        """Address of a page for the device: [page_size, 2, head_dim], key and value of each token.
+        """Address of a page for the device: [page_size, head_dim + value_dim], key and value of each token.
 
         0 if it has none: it is quantized, or on disk.
         Valid until the sequence appends; call it after `stream.wait()`.

@@ -86,6 +86,28 @@ def stored(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def expands(attention: type) -> None:
+    """Lets an attention with latent keys and values (MLA), whose class expands them by `expand_kv` after the
+    cache had them, expand those of this pass alone: pages have what it attends to."""
+    expand = getattr(attention, "expand_kv", None)
+    if expand is None or hasattr(expand, "kvferry_expands"):
+        return
+
+    @functools.wraps(expand)
+    def expand_kv(self: Any, latent: torch.Tensor, rotary: torch.Tensor) -> tuple:
+        layer = getattr(latent, "kvferry_layer", None)
+        if layer is None:
+            return expand(self, latent, rotary)
+        if layer.waiting is None or getattr(rotary, "kvferry_layer", None) is not layer:
+            raise layer.refusal("its latent keys are expanded twice in a pass, or with others")
+        layer.waiting = expand(self, *layer.waiting)
+        key, value = layer.waiting
+        return stored(layer, key), stored(layer, value)
+
+    expand_kv.kvferry_expands = True # type: ignore[attr-defined]
+    attention.expand_kv = expand_kv # type: ignore[attr-defined]
+
+
 def _handed_out(layer: Any, key: torch.Tensor, value: torch.Tensor) -> tuple:
     """The keys and values of this pass, which a layer of pages has attended, for another layer of the model."""
     if not layer.lends or not torch.compiler.is_compiling() and (
@@ -108,7 +130,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[to
 def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
               cache: torch.Tensor, layer: int, shared: bool, scale: float, sinks: Optional[torch.Tensor],
               cap: Optional[float]) -> torch.Tensor:
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
 def _begin(cache: torch.Tensor, module: int, wanted: int) -> None:
@@ -216,7 +238,7 @@ def _attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch
     if query.shape[2] != key.shape[2] and not (shared and query.shape[2] < key.shape[2]) or \
             attention_mask is None and not causal:
         raise layer.refusal("its attention is not causal")
-    if key.shape != value.shape or query.shape[3] != key.shape[3]:
+    if key.shape[:3] != value.shape[:3] or value.shape[3] > key.shape[3] or query.shape[3] != key.shape[3]:
         raise layer.refusal("queries, keys and values have %d, %d and %d elements" % (
             query.shape[3], key.shape[3], value.shape[3]))
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

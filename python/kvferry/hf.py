@@ -137,6 +137,7 @@ def _watch(model: Any) -> None:
                 _pass_begins not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_pass_begins, with_kwargs=True)
             module.register_forward_hook(_pass_ends, with_kwargs=True, always_call=True)
+        _attention.expands(type(module))
 
 
 def _implementation(model: Any) -> Any:
@@ -648,11 +649,13 @@ class Cache(_caches.DynamicCache):
         self._forms, self._known = dict(self._forms), {}
         return cache
 
-    def _open(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> None:
+    def _open(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
         if self._runtime is None:
             self._runtime = _runtime_of(q.device)
         settings = dict(self._settings, layers=len(self._paged), query_heads=q.shape[1],
                         kv_heads=k.shape[1], head_dim=k.shape[3], dtype=q.dtype, softmax_scale=scale)
+        if q.device.type == "cpu" and (k.shape[3] - v.shape[3]) % 32 == 0: # else values are padded
+            settings["value_dim"] = v.shape[3]
         settings.setdefault("sequences_max", len(self._saved) or q.shape[0])
         if settings["sequences_max"] == 1: # candidates come one row at a time
             settings.setdefault("tokens_per_step_max", _STEP_TOKENS)
@@ -711,27 +714,31 @@ class Cache(_caches.DynamicCache):
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
                 layer: int, shared: bool, form: _attention.Form) -> torch.Tensor:
-        """[rows, queries, heads, head_dim] of [rows, heads, queries, head_dim]."""
+        """[rows, queries, heads, elements of a value] of [rows, heads, queries, elements of a key]."""
         rows, _, tokens, _ = k.shape
         if (layer or shared) and (self._pass is None or self._turn == len(self._order) or
                                   self._order[self._turn][::2] != (layer, shared)):
             raise self._paged[layer].refusal("it attends out of turn")
         if self._cache is None:
-            self._open(q, k, form.scale)
+            self._open(q, k, v, form.scale)
         if rows != len(self._rows):
             raise Invalid("kvferry.hf: %d rows came to a cache of %d; make a Cache per batch" % (
                 rows, len(self._rows)))
         if layer == 0 and not shared:
             self._first_layer(mask, rows, tokens)
-        self._same(q, k, mask, layer, tokens)
+        self._same(q, k, v, mask, layer, tokens)
         self._form(layer, form, shared)
+        width, lacks = v.shape[3], self._cache.settings.value_dim - v.shape[3]
+        if lacks:
+            v = torch.nn.functional.pad(v, (0, lacks))
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         valid = self._pass.valid
         if tokens == 1 and valid is None:
             k, v = (None, None) if shared else (k[:, 0], v[:, 0])
             out = self._cache.decode(self._rows, q[:, 0], k, v, layer=layer)[:, None]
         else:
-            out = torch.zeros_like(q) if valid is not None or shared else torch.empty_like(q)
+            make = q.new_zeros if valid is not None or shared else q.new_empty
+            out = make(q.shape[:3] + v.shape[3:])
             for i in range(rows):
                 if shared:
                     self._ask(i, q[i], k[i], v[i], out[i], layer, form)
@@ -740,7 +747,7 @@ class Cache(_caches.DynamicCache):
         self._turn += 1
         if self._turn == len(self._order) and self._outer is None:
             self._count()
-        return out
+        return out[..., :width].contiguous() if lacks else out
 
     def _count(self) -> None:
         """The pass has been."""
@@ -748,14 +755,17 @@ class Cache(_caches.DynamicCache):
         self._grow(self._pass.columns)
         self._pass, self._turn = None, 0
 
-    def _same(self, q: torch.Tensor, k: torch.Tensor, mask: Optional[torch.Tensor], layer: int,
-              tokens: int) -> None:
+    def _same(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
+              layer: int, tokens: int) -> None:
         """A layer has the heads and the mask of the first one."""
         s, first = self._cache.settings, self._pass.mask
         if (q.shape[1], k.shape[1], k.shape[3]) != (s.query_heads, s.kv_heads, s.head_dim):
             raise self._paged[layer].refusal("%d query heads, %d KV heads of %d elements, where others have "
                                              "%d, %d of %d" % (q.shape[1], k.shape[1], k.shape[3],
                                                                s.query_heads, s.kv_heads, s.head_dim))
+        if v.shape[3] > s.value_dim:
+            raise self._paged[layer].refusal("values of %d elements, where others have %d" % (
+                v.shape[3], s.value_dim))
         if mask is first or mask is not None and first is not None and mask.shape == first.shape and \
                 mask.data_ptr() == first.data_ptr():
             return
@@ -789,7 +799,7 @@ class Cache(_caches.DynamicCache):
             if not self._held[i]:
                 attend_from_padding(q, k, v, valid[i].to(q.device), out, form)
             q, k, v = q[of], k[of], v[of]
-            result = torch.empty_like(q)
+            result = q.new_empty(q.shape[:2] + v.shape[2:])
         dense = q.shape[0] - self._steps(i, q.shape[0])
         if self._pruner is not None and not self._held[i] and dense > 1:
             self._prune_prompt(row, q, k, v, result, layer)

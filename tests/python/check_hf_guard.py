@@ -26,6 +26,8 @@ MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
        "topk_group": 1}
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
           "qk_rope_head_dim": 16, "v_head_dim": 32}
+JETMOE = {**DENSE, "kv_channels": 16, "num_key_value_heads": 2, "num_local_experts": 2,
+          "num_experts_per_tok": 2}
 REBUILT = "what the cache hands out goes into"
 NO_INTERFACE = "does not attend through the attention interface"
 
@@ -79,10 +81,7 @@ class Models(Case):
     def test_refused_in_the_first_pass(self):
         """Rebuilt keys, keys attended twice."""
         for name, fields, why in (
-                ("DeepseekV3", {**DENSE, **LATENT, **MOE, "n_shared_experts": 1,
-                                "first_k_dense_replace": 1}, REBUILT),
-                ("JetMoe", {**DENSE, "kv_channels": 16, "num_key_value_heads": 2, "num_local_experts": 2,
-                            "num_experts_per_tok": 2}, REBUILT),
+                ("JetMoe", JETMOE, REBUILT),
                 ("DiffLlama", SMALL, REBUILT),
                 ("Doge", DENSE, REBUILT)):
             with self.subTest(name):
@@ -119,14 +118,13 @@ class Models(Case):
         """There keys are rebuilt without a sign, but the layer has not attended when the pass ends."""
         for whole in (False, True): # of the module, what watches its passes included
             torch._dynamo.reset()
-            model = peaky("DeepseekV3ForCausalLM", "DeepseekV3Config", **{
-                **DENSE, **LATENT, **MOE, "first_k_dense_replace": 4})
+            model = peaky("JetMoeForCausalLM", "JetMoeConfig", **JETMOE)
             if whole:
                 model.compile(backend="aot_eager")
             else:
                 model.forward = torch.compile(model.forward, backend="aot_eager")
             with torch.no_grad():
-                self.refused("DeepseekV3ForCausalLM, layer 0: it did not attend to pages", model,
+                self.refused("JetMoeForCausalLM, layer 0: it did not attend to pages", model,
                              prompt(1, 40), past_key_values=cache_of(model, tokens_max=256))
 
     def with_forms(self, **more):
@@ -184,6 +182,65 @@ class Models(Case):
         self.equal(peaky("MiMoV2FlashForCausalLM", "MiMoV2FlashConfig", **{
             **SMALL, **MOE, **WINDOWS, "v_head_dim": 32,
             "layer_types": ["full_attention"] + ["sliding_attention"] * 3}))
+
+    def test_values_narrower_than_keys(self):
+        self.values(peaky("MiMoV2FlashForCausalLM", "MiMoV2FlashConfig", **{
+            **SMALL, **MOE, **WINDOWS, "head_dim": 64, "v_head_dim": 32,
+            "layer_types": ["full_attention"] + ["sliding_attention"] * 3}), (64, 32))
+
+    def values(self, model, widths):
+        settings = self.equal(model)._cache.settings
+        self.assertEqual((settings.head_dim, settings.value_dim), widths)
+
+    def test_latent_keys(self):
+        """MLA: pages have what it attends to. Values of any width: 48 - 32 is no multiple of 32."""
+        latent = {**DENSE, **LATENT, **MOE, "n_shared_experts": 1, "first_k_dense_replace": 1}
+        for name, fields, widths in (
+                ("DeepseekV3", {}, (48, 48)), ("DeepseekV3", {"v_head_dim": 16}, (48, 16)),
+                ("DeepseekV2", {"v_head_dim": 16, "topk_method": "greedy"}, (48, 16)),
+                ("Glm4MoeLite", {"v_head_dim": 16}, (48, 16))):
+            with self.subTest(name, **fields):
+                self.values(peaky(name + "ForCausalLM", name + "Config", **{**latent, **fields}), widths)
+
+    def latent(self):
+        return peaky("DeepseekV3ForCausalLM", "DeepseekV3Config", **{
+            **DENSE, **LATENT, **MOE, "n_shared_experts": 1, "first_k_dense_replace": 1, "v_head_dim": 16})
+
+    def test_latent_keys_of_batches_and_turns(self):
+        model, ids = self.latent(), prompt(3, 60)
+        for side in ("left", "right"):
+            mask = torch.ones_like(ids)
+            mask[1, :17 if side == "left" else 0] = 0
+            mask[2, 41 if side == "right" else 60:] = 0
+            further = torch.cat([mask, torch.ones(3, 12, dtype=mask.dtype)], 1)
+            logits = []
+            for own in ("eager", "kvferry"):
+                model.set_attn_implementation(own)
+                cache = cache_of(model, tokens_max=512) if own == "kvferry" else transformers.DynamicCache(
+                    config=model.config)
+                with torch.no_grad():
+                    first = model(ids, attention_mask=mask, past_key_values=cache).logits
+                    then = model(prompt(3, 12, seed=3), attention_mask=further, past_key_values=cache).logits
+                logits.append(torch.cat([first[mask.bool()], then.flatten(0, 1)]))
+            self.assertLess(float((logits[1] - logits[0]).abs().max() / logits[0].std()), 1e-3, side)
+
+    def test_latent_keys_compiled(self):
+        torch._dynamo.reset()
+        model, ids = self.latent(), prompt(1, 40)
+        wanted = steps(model, ids, cache_of(model, tokens_max=256))
+        model.forward = torch.compile(model.forward, backend="aot_eager")
+        got = steps(model, ids, cache_of(model, tokens_max=256))
+        self.assertEqual(got[0].tolist(), wanted[0].tolist())
+        self.assertLess(float((got[1] - wanted[1]).abs().max() / wanted[1].std()), 1e-3)
+
+    def test_latent_keys_expanded_with_others(self):
+        model = self.latent()
+        layer = model.model.layers[0].self_attn
+        own = layer.expand_kv
+        layer.expand_kv = lambda latent, rotary: own(latent, rotary.clone())
+        self.refused("what the cache hands out goes into clone", steps, model, prompt(1, 20), cache_of(model))
+        layer.expand_kv = lambda latent, rotary: own(latent, torch.zeros(1, 1, 20, 16))
+        self.refused("expanded twice in a pass, or with others", steps, model, prompt(1, 20), cache_of(model))
 
     def test_token_types_of_text(self):
         model = peaky("Gemma3ForConditionalGeneration", "Gemma3Config", text_config={**SMALL, **WINDOWS},
