@@ -147,10 +147,10 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t laye
 typedef struct kvf_put_args {
     uint32_t layer;
     uint32_t tokens;
-    const void *k;   /**< device: [tokens] rows, after RoPE */
-    const void *v;   /**< device: [tokens] rows */
-    size_t k_stride; /**< elements from row to row; 0 = kv_heads * head_dim */
-    size_t v_stride; /**< likewise, kv_heads * value_dim */
+    const void *k;        /**< device: [tokens] rows, after RoPE */
+    const void *v;        /**< device: [tokens] rows */
+    size_t k_stride;      /**< elements from row to row; 0 = kv_heads * head_dim */
+    size_t v_stride;      /**< likewise, kv_heads * value_dim */
     const int64_t *slots; /**< device: [tokens] id * block_tokens + offset; below 0: left out */
 } kvf_put_args;
 

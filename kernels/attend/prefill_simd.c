@@ -157,8 +157,8 @@ KVF_ALWAYS_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
         const vf inverse = vf_set(any ? 1.0f / b->sum[r] : 0.0f);
         for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(o + d, vf_mul(vf_load(o + d), inverse));
-        vf_round_row(kvf_offset_mut(a->out, b->at[r] * kvf_value_bytes(&a->shape)), a->shape.dtype, o,
-                     value_dim);
+        vf_round_row(kvf_offset_mut(a->out, b->at[r] * kvf_value_bytes(&a->shape)), a->shape.dtype,
+                     o, value_dim);
         if (a->lse)
             a->lse[b->at[r]] = any ? b->top[r] * KVF_LN2 + logf(b->sum[r]) : -INFINITY;
     }

@@ -85,7 +85,8 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
     *place = (kvf_token_place){.block = block, .token = token, .is_nonfinite = is_nonfinite};
     for (uint32_t h = 0; p->shape.pages == KVF_PAGES_NATIVE && h < p->kv_heads; h++)
         kvf_write_exact(a, index, h, place,
-                        kvf_write_page(a, place, h) + token % p->shape.page_size * kvf_token_bytes(&p->shape));
+                        kvf_write_page(a, place, h) +
+                            token % p->shape.page_size * kvf_token_bytes(&p->shape));
     kvf_note_nonfinite(kvf_physical_nonfinite(c, a->layer, block), token, is_nonfinite);
     kvf_physical_writes(c, a->layer, block)[token] += c->ignores_writes != 1;
     if (p->segments_max && !c->ignores_writes)

@@ -22,7 +22,7 @@ typedef struct kvf_append_args {
     const void *q;      /* [rows, kv_heads, group, head_dim] */
     const void *k;      /* [rows, kv_heads, head_dim]; NULL = nothing is appended */
     const void *v;      /* [rows, kv_heads, value_dim] */
-    uint32_t *choose; /* [rows * choose_lists] out */
+    uint32_t *choose;   /* [rows * choose_lists] out */
     uint32_t choose_lists;
 } kvf_append_args;
 KVF_TASKS(append, kvf_append_args, a->rows)

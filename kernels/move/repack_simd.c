@@ -57,8 +57,8 @@ void KVF_SIMD_NAME(repack)(const void *args, uint32_t task)
         const size_t from = (size_t)token * a->kv_heads + head;
         uint8_t *to = page + row * kvf_token_bytes(s);
         int keys = move_row(s, to, kvf_offset(a->k, from * row_bytes), s->head_dim);
-        int values = move_row(s, to + row_bytes, kvf_offset(a->v, from * value_bytes),
-                              kvf_value_dim(s));
+        int values =
+            move_row(s, to + row_bytes, kvf_offset(a->v, from * value_bytes), kvf_value_dim(s));
         if (!keys || !values)
             kvf_fault_note(a->fault, token);
     }

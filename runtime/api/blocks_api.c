@@ -143,9 +143,8 @@ static kvf_status check_strides(const kvf_blocks *blocks, const kvf_put_args *ar
     const struct {
         const char *name, *dim;
         size_t stride, row;
-    } strides[] = {
-        {"k_stride", "head_dim", args->k_stride, (size_t)c->kv_heads * c->head_dim},
-        {"v_stride", "value_dim", args->v_stride, (size_t)c->kv_heads * c->value_dim}};
+    } strides[] = {{"k_stride", "head_dim", args->k_stride, (size_t)c->kv_heads * c->head_dim},
+                   {"v_stride", "value_dim", args->v_stride, (size_t)c->kv_heads * c->value_dim}};
     for (size_t i = 0; i < 2; i++)
         if (strides[i].stride && strides[i].stride < strides[i].row)
             KVF_FAIL(blocks->cache->context, KVF_INVALID,

@@ -57,7 +57,8 @@ static bool is_free(const kvf_cache *cache, const char *name)
 /* Settings that must be equal whatever `exact` says. */
 static bool is_fixed(const kvf_cache *cache, const char *name)
 {
-    static const char *const fixed[] = {"layers", "query_heads", "kv_heads", "head_dim", "value_dim", "dtype"};
+    static const char *const fixed[] = {"layers",   "query_heads", "kv_heads",
+                                        "head_dim", "value_dim",   "dtype"};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (strcmp(name, fixed[i]) == 0)
             return true;

@@ -180,8 +180,7 @@ static bool is_geometry(const kvf_saved_head *h)
            h->query_heads % h->kv_heads == 0 && h->query_heads >= h->kv_heads &&
            h->query_heads / h->kv_heads <= KVF_GROUP_MAX_HEADS && h->head_dim >= 16 &&
            h->head_dim <= KVF_HEAD_DIM_MAX && h->head_dim % 16 == 0 && h->dtype <= KVF_FP32 &&
-           (h->value_dim != 0) == (h->version == KVF_SAVED_VALUES) &&
-           h->value_dim < h->head_dim &&
+           (h->value_dim != 0) == (h->version == KVF_SAVED_VALUES) && h->value_dim < h->head_dim &&
            (h->value_dim == 0 || (h->head_dim - h->value_dim) % 32 == 0) &&
            h->pages <= KVF_PAGES_K8V4 &&
            (h->version >= KVF_SAVED_FORMS ||

@@ -126,7 +126,7 @@ static inline void fill(const world *w, rows *r, uint32_t row, uint32_t layer, u
                       c->tokens_max / c->page_size);
 }
 
-/* Of outputs. */
+/* Bytes of a row of outputs. */
 static inline size_t row_bytes(const world *w)
 {
     const kvf_cache_config *c = &w->config;

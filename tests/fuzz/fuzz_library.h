@@ -91,8 +91,8 @@ typedef const float *(*fuzz_token_fn)(void *user, uint32_t token);
 
 /* Attention of `q` over the first `tokens` tokens, in double, against `out` [value_dim]. */
 static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t value_dim,
-                                    uint32_t tokens, fuzz_token_fn token_of, void *user, const fuzz_form *form,
-                                    const float *out, double limit)
+                                    uint32_t tokens, fuzz_token_fn token_of, void *user,
+                                    const fuzz_form *form, const float *out, double limit)
 {
     double top = form->sink, sum = form->sink > -INFINITY, result[FUZZ_DIM_MAX] = {0};
     for (uint32_t t = 0; t < tokens; t++) {

@@ -84,8 +84,7 @@ static void *make_page(check *c, const kvf_shape *s, uint32_t count, uint64_t sk
     check_fill(c, page, s->dtype, kvf_page_bytes(s) / kvf_dtype_bytes(s->dtype), data);
     for (uint32_t t = 0; t < s->page_size; t++)
         if (!(live >> t & 1))
-            check_fill_nan(page + t * kvf_token_bytes(s), s->dtype,
-                           s->head_dim + kvf_value_dim(s));
+            check_fill_nan(page + t * kvf_token_bytes(s), s->dtype, s->head_dim + kvf_value_dim(s));
     return page;
 }
 
@@ -192,8 +191,8 @@ static void attend_case(check *c, const kvf_shape *keys, uint32_t group, uint32_
     a.sub = check_subgroup(c, group);
     check_describe(c, "%s d=%u/%u P=%u G=%u+%u/%u pass=%d lists=%u spans=%u split=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, a.sub.first,
-                   a.sub.count, group, (int)a.pass, a.lists, a.spans_max, a.split, (int)data);
+                   shape->page_size, a.sub.first, a.sub.count, group, (int)a.pass, a.lists,
+                   a.spans_max, a.split, (int)data);
     const size_t rows = (size_t)a.lists * group;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.lists * a.spans_max * sizeof *spans);
@@ -271,8 +270,7 @@ static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t 
     t->cap = check_cap(c);
     check_describe(c, "%s d=%u/%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, group,
-                   t->lists, t->spans_max, t->split, (int)data);
+                   shape->page_size, group, t->lists, t->spans_max, t->split, (int)data);
     const size_t rows = (size_t)t->lists * group, all = (size_t)t->lists * t->spans_max;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     kvf_span *spans = check_in(c, all * sizeof *spans);
@@ -333,8 +331,7 @@ static kvf_shape quantized_shape(const check *c, uint32_t i)
     return (kvf_shape){c->cuda ? KVF_BF16 : (kvf_dtype)(i % 3),
                        c->cuda ? sizes[i % count] : check_head_dims[i % count],
                        check_page_sizes[i / count % CHECK_PAGE_SIZES],
-                       i / (count * CHECK_PAGE_SIZES) % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4,
-                       0};
+                       i / (count * CHECK_PAGE_SIZES) % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4, 0};
 }
 
 void check_attend_step(check *c)
@@ -475,8 +472,7 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     a.cap = check_cap(c);
     check_describe(c, "%s d=%u/%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u window=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, group,
-                   a.kv_heads, tokens, base, a.sink, a.window, (int)data);
+                   shape->page_size, group, a.kv_heads, tokens, base, a.sink, a.window, (int)data);
     const size_t rows = (size_t)tokens * a.kv_heads * group;
     const uint32_t pages = kvf_div_ceil_u32(base + tokens, shape->page_size);
     const size_t token = shape->head_dim + kvf_value_dim(shape);
@@ -489,9 +485,8 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
         uint8_t *block = check_in(c, a.kv_heads * kvf_page_bytes(shape));
         blocks[b] = block;
         check_fill(c, block, shape->dtype, elements, data);
-        k_norm =
-            fmax(k_norm, check_norm(block, shape->dtype, (size_t)shape->page_size * a.kv_heads,
-                                    (uint32_t)token));
+        k_norm = fmax(k_norm, check_norm(block, shape->dtype, (size_t)shape->page_size * a.kv_heads,
+                                         (uint32_t)token));
         for (size_t k = 0; k < elements; k++)
             v_max = fmax(v_max, fabs(check_value(block, shape->dtype, k)));
         for (uint32_t t = 0; t < shape->page_size; t++)
@@ -644,10 +639,9 @@ static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, ch
                    "%s d=%u/%u P=%u G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d "
                    "mean=%u weighted=%u raw=%u adds=%u ring=%u",
                    check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, a.group_first,
-                   a.group_count, a.group, a.window, a.window_total, a.kv_heads, spans_max,
-                   (int)a.group_reduce, (int)data, a.window_mean, a.is_weighted, a.is_raw,
-                   a.accumulates, a.ring_slots);
+                   shape->page_size, a.group_first, a.group_count, a.group, a.window,
+                   a.window_total, a.kv_heads, spans_max, (int)a.group_reduce, (int)data,
+                   a.window_mean, a.is_weighted, a.is_raw, a.accumulates, a.ring_slots);
     const size_t rows = (size_t)kvf_max_u32(a.window, a.ring_slots) * a.kv_heads * a.group;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *spans);

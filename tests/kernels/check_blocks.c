@@ -225,8 +225,8 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
     float x[KVF_HEAD_DIM_MAX];
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         memcpy(want, (const char *)a->k + index * a->k_stride * element + h * bytes, bytes);
-        memcpy(want + bytes,
-               (const char *)a->v + index * a->v_stride * element + h * value_bytes, value_bytes);
+        memcpy(want + bytes, (const char *)a->v + index * a->v_stride * element + h * value_bytes,
+               value_bytes);
         if (s->pages != KVF_PAGES_NATIVE) {
             kvf_quantize_token(s, page, t % s->page_size, want, x);
             kvf_dequantize_token(s, page, t % s->page_size, want, x);

@@ -259,7 +259,8 @@ void check_repack(check *c)
     for (uint32_t i = 0; i < 36 * check_dims(c); i++)
         repack_case(c,
                     &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                                 check_page_sizes[i / (3 * check_dims(c)) % 4], KVF_PAGES_NATIVE, 0},
+                                 check_page_sizes[i / (3 * check_dims(c)) % 4], KVF_PAGES_NATIVE,
+                                 0},
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
 

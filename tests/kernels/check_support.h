@@ -77,7 +77,7 @@ KVF_PRINTF(2, 3) void check_describe(check *c, const char *format, ...);
 void check_end(check *c);
 
 uint64_t check_random(check *c);
-uint32_t check_below(check *c, uint32_t n);            /* 0 .. n - 1 */
+uint32_t check_below(check *c, uint32_t n); /* 0 .. n - 1 */
 /* The shape, on the host often with values that are narrower than keys. */
 kvf_shape check_values(check *c, const kvf_shape *shape);
 kvf_subgroup check_subgroup(check *c, uint32_t group); /* mostly all of the group */

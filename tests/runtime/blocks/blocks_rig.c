@@ -352,7 +352,8 @@ static void compare(rig *r, const rig_request *q, uint32_t layer, uint32_t token
         return;
     }
     r->compared += tokens;
-    if (memcmp(r->out + at * out_bytes(r), q->out + row * out_bytes(r), tokens * out_bytes(r)) != 0 ||
+    if (memcmp(r->out + at * out_bytes(r), q->out + row * out_bytes(r), tokens * out_bytes(r)) !=
+            0 ||
         (lse && memcmp(lse, q->lse + row * heads, heads * sizeof *lse) != 0))
         r->differs++;
 }

@@ -20,14 +20,18 @@ typedef struct geometry {
 
 /* Every value of every dimension at least once with every dtype. */
 static const geometry geometries[] = {
-    {KVF_FP32, 64, 2, 2, 8, 1, 0},   {KVF_BF16, 64, 1, 4, 16, 2, 0},   {KVF_FP16, 64, 2, 1, 32, 1, 0},
-    {KVF_BF16, 80, 2, 3, 8, 1, 0},   {KVF_FP32, 80, 1, 5, 32, 1, 0},   {KVF_FP16, 80, 1, 2, 64, 1, 0},
-    {KVF_FP16, 96, 1, 7, 8, 1, 0},   {KVF_FP32, 96, 2, 1, 64, 1, 0},   {KVF_BF16, 96, 1, 6, 32, 1, 0},
-    {KVF_BF16, 128, 2, 4, 32, 1, 0}, {KVF_FP32, 128, 1, 8, 16, 1, 0},  {KVF_FP16, 128, 3, 2, 16, 1, 0},
-    {KVF_FP16, 256, 1, 4, 8, 1, 0},  {KVF_BF16, 256, 1, 16, 64, 1, 0}, {KVF_FP32, 256, 2, 2, 32, 1, 0},
-    {KVF_BF16, 64, 2, 3, 1, 2, 0},   {KVF_FP32, 96, 1, 2, 2, 1, 0},    {KVF_FP16, 128, 2, 4, 4, 1, 0},
-    {KVF_BF16, 32, 2, 3, 4, 1, 0},   {KVF_FP16, 32, 1, 8, 16, 1, 0},   {KVF_FP32, 32, 1, 1, 1, 1, 0},
-    {KVF_BF16, 128, 1, 48, 8, 1, 0}, {KVF_FP16, 64, 1, 71, 16, 1, 0},  {KVF_FP32, 64, 2, 29, 4, 2, 0},
+    {KVF_FP32, 64, 2, 2, 8, 1, 0},   {KVF_BF16, 64, 1, 4, 16, 2, 0},
+    {KVF_FP16, 64, 2, 1, 32, 1, 0},  {KVF_BF16, 80, 2, 3, 8, 1, 0},
+    {KVF_FP32, 80, 1, 5, 32, 1, 0},  {KVF_FP16, 80, 1, 2, 64, 1, 0},
+    {KVF_FP16, 96, 1, 7, 8, 1, 0},   {KVF_FP32, 96, 2, 1, 64, 1, 0},
+    {KVF_BF16, 96, 1, 6, 32, 1, 0},  {KVF_BF16, 128, 2, 4, 32, 1, 0},
+    {KVF_FP32, 128, 1, 8, 16, 1, 0}, {KVF_FP16, 128, 3, 2, 16, 1, 0},
+    {KVF_FP16, 256, 1, 4, 8, 1, 0},  {KVF_BF16, 256, 1, 16, 64, 1, 0},
+    {KVF_FP32, 256, 2, 2, 32, 1, 0}, {KVF_BF16, 64, 2, 3, 1, 2, 0},
+    {KVF_FP32, 96, 1, 2, 2, 1, 0},   {KVF_FP16, 128, 2, 4, 4, 1, 0},
+    {KVF_BF16, 32, 2, 3, 4, 1, 0},   {KVF_FP16, 32, 1, 8, 16, 1, 0},
+    {KVF_FP32, 32, 1, 1, 1, 1, 0},   {KVF_BF16, 128, 1, 48, 8, 1, 0},
+    {KVF_FP16, 64, 1, 71, 16, 1, 0}, {KVF_FP32, 64, 2, 29, 4, 2, 0},
     {KVF_BF16, 64, 1, 128, 1, 1, 0},
 };
 
@@ -70,7 +74,8 @@ static void check_against_dense(const test_scenario *sc, const test_trace *trace
     naive_open(&n, &sc->cc, &(kvf_cache_plan){0});
     naive_result_open(&r, &sc->cc);
     const uint32_t heads = sc->cc.query_heads;
-    const size_t width = (size_t)heads * test_value_dim(&sc->cc), size = test_dtype_bytes(sc->cc.dtype);
+    const size_t width = (size_t)heads * test_value_dim(&sc->cc),
+                 size = test_dtype_bytes(sc->cc.dtype);
     const double tolerance = test_tolerance(sc->cc.dtype);
     for (uint32_t layer = 0; layer < sc->cc.layers; layer++)
         for (uint32_t i = 0; i < spec.count; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Values that are narrower than keys (value_dim): whatever a cache does with them, it gives the bits
- * that a cache gives for the same values padded with zeros.
+ * Values that are narrower than keys (value_dim): whatever a cache does with them, it gives the
+ * bits that a cache gives for the same values padded with zeros.
  *
  * A story is told to both caches: a prompt in chunks, steps of one token and of several, a fork, a
  * file, a cut, and tokens that are kept. Knows nothing of how pages are laid out.
@@ -34,7 +34,8 @@ static void pad(test_tokens *wide, const test_tokens *narrow, const kvf_cache_co
     memcpy(wide->k, narrow->k, rows * c->kv_heads * c->head_dim * size);
     memset(wide->v, 0, rows * c->kv_heads * c->head_dim * size);
     for (size_t i = 0; i < rows * c->kv_heads; i++)
-        memcpy((char *)wide->v + i * c->head_dim * size, (const char *)narrow->v + i * value, value);
+        memcpy((char *)wide->v + i * c->head_dim * size, (const char *)narrow->v + i * value,
+               value);
 }
 
 static void open_sides(side x[2], kvf_cache_config c, uint64_t seed)
