@@ -530,8 +530,7 @@ typedef struct kvf_cache_config {
     const char *disk_path;
     uint64_t host_bytes;        /**< of sealed pages in memory; at least a layer of a sequence */
     uint64_t disk_bytes;        /**< most that the file may take; 0 = what host_tokens_max needs */
-    uint32_t disk_bundle_bytes; /**< neighbouring pages of a layer that are read and written
-                                   together have at least so many bytes; 0 = 128 KiB */
+    uint32_t disk_bundle_bytes; /**< least that is read and written together; 0 = 128 KiB */
     uint32_t reserved;          /**< 0 */
     uint32_t value_dim; /**< head_dim less a multiple of 32, and on a GPU 0: as head_dim; default */
 } kvf_cache_config;
@@ -893,10 +892,9 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
  * cache: for a kernel of the caller where pages are quantized, or that wants them in one place.
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
- *                 as [page_size, head_dim + value_dim] at i, one after the other,
- *                 in device memory. Tokens of the sink and of the local window are as they came,
- *                 quantized ones what a step attends to, rounded to the element type; those that
- * the page has not are zeros. The others are ignored.
+ *                 as [page_size, head_dim + value_dim] at i, in device memory. Tokens of sink and
+ *                 local window are as they came, quantized ones what a step attends to, rounded to
+ *                 the element type, and those that the page has not zeros. The others are ignored.
  * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
  * @return as kvf_attend_pages
  *
