@@ -196,7 +196,7 @@ typedef struct kvf_paging {
     uint32_t blocks_max;   /* stride of blocks, digests, bits */
     uint32_t pages_max;    /* of a row: blocks_max * block_pages */
     uint32_t store_pages;  /* pages of the static store per KV head */
-    uint32_t slots;        /* per KV head of a part, a multiple of KVF_SLOT_WAYS; see slots.h */
+    uint32_t slots;        /* per KV head of a KV group, a multiple of KVF_SLOT_WAYS; see slots.h */
     uint32_t pool_pages;   /* stride of slot_of_page: pages of the pool per KV head */
     uint32_t subs;         /* boxes per digest */
     uint32_t sink;         /* tokens */

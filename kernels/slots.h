@@ -8,8 +8,8 @@
  * A page is known by its KV head and its number in the pool: block of the pool times block_pages,
  * and the page of the block. So whoever has a block finds its pages in the same slots: forks,
  * tokens of one call, rows of block tables. A KV head has `slots` slots, shared by all rows and
- * layers of a part. slot_of_page[page] is a slot or -1, words[slot] a page and the call that used
- * it last; a page has the slot iff both say so.
+ * layers of a KV group. slot_of_page[page] is a slot or -1, words[slot] a page and the call that
+ * used it last; a page has the slot iff both say so.
  *
  * Slots lie in buckets of KVF_SLOT_WAYS. A page that needs a slot takes a free one of its bucket,
  * or the one that was used longest ago, never one that the same call uses; if all of a bucket are

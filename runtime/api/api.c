@@ -26,8 +26,8 @@ kvf_status kvf_enter(kvf_cache *cache)
     if (was_in_use)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "two threads use one cache at once; give each thread a cache, or take a lock");
-    for (uint32_t i = 0; !cache->broken && i < cache->part_count; i++)
-        kvf_page_pool_call(&cache->parts[i].pool);
+    for (uint32_t i = 0; !cache->broken && i < cache->kv_group_count; i++)
+        kvf_page_pool_call(&cache->kv_groups[i].pool);
     if (cache->broken == KVF_OK)
         return KVF_OK;
     return kvf_leave(cache, kvf_fail(cache->context, cache->broken, 0,
@@ -54,8 +54,8 @@ kvf_status kvf_enter_enqueueing(kvf_cache *cache, const kvf_stream *stream)
 
 kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 {
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        kvf_page_pool_tend(&cache->parts[i].pool);
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        kvf_page_pool_tend(&cache->kv_groups[i].pool);
     atomic_flag_clear_explicit(&cache->in_use, memory_order_release);
     return status;
 }
@@ -575,13 +575,13 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
     if (!lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
-    const kvf_part *part = &cache->parts[0];
-    if (part->dims.paging.lists != part->dims.paging.kv_heads || part->policy->by_token)
+    const kvf_kv_group *kv_group = &cache->kv_groups[0];
+    if (kv_group->dims.paging.lists != kv_group->dims.paging.kv_heads || kv_group->policy->by_token)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s does not choose whole pages per KV head; use another policy for page "
                  "lists",
                  kvf_select_name(cache->config.select));
-    if (part->dims.static_tokens)
+    if (kv_group->dims.static_tokens)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "static_ratio = %g: tokens outside pages cannot be said in page lists; open the "
                  "cache with static_ratio 0",

@@ -303,7 +303,7 @@ kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_t *from, const uint3
 
 static void read_stats(const kvf_blocks *blocks, kvf_blocks_stats *stats)
 {
-    const kvf_part *part = &blocks->cache->parts[0];
+    const kvf_kv_group *kv_group = &blocks->cache->kv_groups[0];
     kvf_stats s;
     kvf_stats_read(blocks->cache, &s);
     *stats = (kvf_blocks_stats){.tokens_attended = s.tokens_attended,
@@ -312,8 +312,8 @@ static void read_stats(const kvf_blocks *blocks, kvf_blocks_stats *stats)
                                 .misses = s.misses,
                                 .bytes_to_device = s.bytes_to_device,
                                 .bytes_prompt = s.bytes_prompt};
-    for (uint32_t i = 0; i < part->config.layers; i++) {
-        const kvf_layer_counters *c = &part->control.counters[i];
+    for (uint32_t i = 0; i < kv_group->config.layers; i++) {
+        const kvf_layer_counters *c = &kv_group->control.counters[i];
         stats->tokens_put += c->tokens_put;
         stats->pages_voided += c->pages_voided;
         stats->tokens_brought += c->tokens_brought;

@@ -16,9 +16,9 @@
 #include "decode.h"
 #include "select.h"
 
-static kvf_part *part_of(const kvf_blocks *blocks)
+static kvf_kv_group *kv_group_of(const kvf_blocks *blocks)
 {
-    return &blocks->cache->parts[0];
+    return &blocks->cache->kv_groups[0];
 }
 
 static kvf_physical_codes codes_of(const kvf_blocks *blocks, uint32_t layer)
@@ -74,7 +74,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
     const kvf_physical_blocks *c = &blocks->physical;
     kvf_step step = {.cache = blocks->cache,
                      .stream = stream,
-                     .part = part_of(blocks),
+                     .kv_group = kv_group_of(blocks),
                      .layer = layer,
                      .index = layer,
                      .rows = rows,
@@ -211,7 +211,7 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                   .out = t->out,
                                   .lse = t->lse,
                                   .sinks = kvf_step_form(step)->sinks,
-                                  .heads = step->part->config.query_heads};
+                                  .heads = step->kv_group->config.query_heads};
     KVF_TRY(KVF_LAUNCH(step, gather_window, gather_window));
     KVF_TRY(KVF_LAUNCH(step, attend, attend));
     KVF_TRY(KVF_LAUNCH(step, merge, merge));
@@ -257,7 +257,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
     step.given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(begin(blocks, &step, args->rows));
     KVF_TRY(average(blocks, &step));
-    if (step.part->policy->scores_pages)
+    if (step.kv_group->policy->scores_pages)
         KVF_TRY(kvf_select_score(&step));
     KVF_TRY(kvf_select_choose(&step));
     KVF_TRY(kvf_step_place(&step));
@@ -278,7 +278,7 @@ static uint32_t chunk_blocks(const kvf_blocks *blocks, const kvf_query_chunk *ch
 static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_chunks *all,
                                     uint32_t first)
 {
-    const uint32_t room = part_of(blocks)->dims.wide_blocks;
+    const uint32_t room = kv_group_of(blocks)->dims.wide_blocks;
     kvf_query_chunks some = {0};
     uint32_t most = 0; /* blocks of the longest */
     for (uint32_t i = first; i < all->count; i++) {
@@ -294,7 +294,7 @@ static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_ch
 static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                kvf_prefill_kernel_args *prefill, kvf_stream *stream)
 {
-    const kvf_part *part = part_of(blocks);
+    const kvf_kv_group *kv_group = kv_group_of(blocks);
     const kvf_physical_blocks *c = &blocks->physical;
     uint32_t each = 0;
     for (uint32_t i = 0; i < prefill->chunks.count; i++)
@@ -303,17 +303,17 @@ static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                                           .chunks = prefill->chunks,
                                                           .blocks_each = each,
                                                           .blocks = c->blocks,
-                                                          .wide = part->tables.wide};
+                                                          .wide = kv_group->tables.wide};
     const kvf_stage_args stage = {.paging = c->paging,
                                   .rows = prefill->chunks.count,
                                   .count = each,
                                   .row = c->row,
-                                  .to = part->tables.wide,
-                                  .counters = kvf_counters_device(part, layer)};
+                                  .to = kv_group->tables.wide,
+                                  .counters = kvf_counters_device(kv_group, layer)};
     prefill->blocks = (const void *const *)blocks->constants.wide;
     prefill->blocks_stride = each;
-    return kvf_quantizes_pages(part) ? KVF_ENQUEUE(stream, dequantize_chunks, dequantize_chunks)
-                                     : KVF_ENQUEUE(stream, stage, stage);
+    return kvf_quantizes_pages(kv_group) ? KVF_ENQUEUE(stream, dequantize_chunks, dequantize_chunks)
+                                         : KVF_ENQUEUE(stream, stage, stage);
 }
 
 /* In one launch each. */
@@ -347,7 +347,7 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
     for (uint32_t i = 0; i < chunks->count; i++)
         prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
-    if (part_of(blocks)->dims.wide_blocks)
+    if (kv_group_of(blocks)->dims.wide_blocks)
         KVF_TRY(stage_chunks(blocks, args->layer, &prefill, stream));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
     for (uint32_t i = 0; streaming_of(blocks, args->layer) && i < chunks->count; i++)

@@ -123,7 +123,7 @@ static kvf_status own_kinds(kvf_blocks *blocks, kvf_cache_config *inner)
 static kvf_status check_heads(const kvf_blocks *blocks)
 {
     const kvf_cache *cache = blocks->cache;
-    if (cache->parts[0].dims.paging.segments_max &&
+    if (cache->kv_groups[0].dims.paging.segments_max &&
         blocks->config.block_tokens % KVF_CENTROID_TOKENS)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "block_tokens = %u: coarse heads score centroids of %u tokens of a block; set a "
@@ -135,7 +135,7 @@ static kvf_status check_heads(const kvf_blocks *blocks)
 /* Memory that rows of a sequence have and regions lack is not reserved. */
 static kvf_status set_dims(kvf_blocks *blocks)
 {
-    kvf_dims *d = &blocks->cache->parts[0].dims;
+    kvf_dims *d = &blocks->cache->kv_groups[0].dims;
     kvf_paging *p = &d->paging;
     if (blocks->config.block_tokens % p->block_size)
         KVF_FAIL(blocks->cache->context, KVF_INVALID,
@@ -183,8 +183,8 @@ static uint32_t number_streaming(const kvf_blocks *blocks, uint32_t *number)
 static void describe(kvf_blocks *blocks)
 {
     const kvf_cache *cache = blocks->cache;
-    const kvf_dims *d = &cache->parts[0].dims;
-    const kvf_cache_config *c = &cache->parts[0].config;
+    const kvf_dims *d = &cache->kv_groups[0].dims;
+    const kvf_cache_config *c = &cache->kv_groups[0].config;
     blocks->physical =
         (kvf_physical_blocks){.paging = d->paging,
                               .regions = c->sequences_max,
@@ -197,7 +197,7 @@ static void describe(kvf_blocks *blocks)
                               .coarse_share = c->coarse_share,
                               .local_tokens = c->local_tokens,
                               .dynamic_pages = d->dynamic_pages,
-                              .all_pages = cache->parts[0].policy->all_pages,
+                              .all_pages = cache->kv_groups[0].policy->all_pages,
                               .ignores_writes = cache->runtime->seams.ignores_writes};
     if (d->paging.segments_max)
         blocks->physical.coarse.segments =
@@ -228,7 +228,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
               physical->paging.kv_heads);
     KVF_CARVE(k, c->streaming, physical->streaming.heads ? physical->layers : 0,
               physical->paging.kv_heads);
-    KVF_CARVE(k, c->wide, blocks->cache->parts[0].dims.wide_blocks);
+    KVF_CARVE(k, c->wide, blocks->cache->kv_groups[0].dims.wide_blocks);
 }
 
 /* A region's tails of streaming heads, and room to attend with them. */
@@ -242,7 +242,7 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     const uint32_t run = kvf_tail_blocks(c);
     const uint64_t splits = lists ? lists * kvf_div_ceil_u32(run, t->split) : 0;
     const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_value_bytes(&p->shape);
-    const uint64_t kept = kvf_brings_tokens(&blocks->cache->parts[0]) ? all : 0;
+    const uint64_t kept = kvf_brings_tokens(&blocks->cache->kv_groups[0]) ? all : 0;
     KVF_CARVE(k, c->streaming.tails, kept, run, kvf_run_bytes(p));
     KVF_CARVE(k, c->streaming.tags, kept, kvf_tail_tokens(c));
     KVF_CARVE(k, t->spans, lists, run);
@@ -315,7 +315,7 @@ static kvf_status plan(kvf_blocks *blocks)
     blocks->bytes = k.bytes;
     const uint64_t device =
         inner->device_kv_bytes + inner->device_digest_bytes + inner->device_table_bytes;
-    const kvf_residency shape = kvf_part_residency(&cache->parts[0]);
+    const kvf_residency shape = kvf_kv_group_residency(&cache->kv_groups[0]);
     kvf_carver tables = {0}, slots = {0};
     kvf_residency_needs(&shape, &tables, &slots);
     blocks->plan = (kvf_blocks_plan){
@@ -356,45 +356,45 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
     (void)carve(blocks, &beside);
     blocks->cache->device_beside = beside.bytes;
     KVF_TRY(kvf_calls_plan(blocks->cache, r));
-    blocks->physical.paging = blocks->cache->parts[0].dims.paging; /* with its slots */
+    blocks->physical.paging = blocks->cache->kv_groups[0].dims.paging; /* with its slots */
     return plan(blocks);
 }
 
 /* ---- memory ---- */
 
-/* Where the part has what regions need. */
+/* Where the KV group has what regions need. */
 static void point_regions(kvf_blocks *blocks)
 {
-    const kvf_part *part = &blocks->cache->parts[0];
+    const kvf_kv_group *kv_group = &blocks->cache->kv_groups[0];
     kvf_physical_blocks *c = &blocks->physical;
-    c->rings = part->tables.rings;
-    c->stores = part->tables.stores;
-    c->slots = part->residency.slot_memory;
-    c->slot_of_page = part->residency.slot_of_page;
-    c->slot_words = part->residency.words;
-    c->slot_tags = part->residency.tags;
-    c->choose = part->tables.choose;
-    c->counters = kvf_counters_device(part, 0);
-    c->arena_blocks = part->pool.blocks_per_arena;
+    c->rings = kv_group->tables.rings;
+    c->stores = kv_group->tables.stores;
+    c->slots = kv_group->residency.slot_memory;
+    c->slot_of_page = kv_group->residency.slot_of_page;
+    c->slot_words = kv_group->residency.words;
+    c->slot_tags = kv_group->residency.tags;
+    c->choose = kv_group->tables.choose;
+    c->counters = kvf_counters_device(kv_group, 0);
+    c->arena_blocks = kv_group->pool.blocks_per_arena;
     c->arenas = blocks->constants.arenas;
     c->bits = blocks->constants.bits;
     c->coarse.number = blocks->constants.coarse;
     c->streaming.number = blocks->constants.streaming;
     c->list_bits = blocks->constants.list_bits;
-    c->coarse.filtered = part->tables.coarse.bits;
+    c->coarse.filtered = kv_group->tables.coarse.bits;
 }
 
 /* Over host memory, with addresses of the device. */
 static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *to)
 {
-    const kvf_part *part = &blocks->cache->parts[0];
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = &blocks->cache->kv_groups[0];
+    const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t lists = blocks->physical.regions * p->lists;
     *to->physical = blocks->physical;
-    for (uint32_t i = 0; i < part->pool.memory.arena_count; i++)
-        to->arenas[i] = part->pool.memory.arenas[i].device;
-    for (uint32_t b = 0; b < part->dims.wide_blocks; b++)
-        to->wide[b] = part->tables.wide + b * kvf_block_bytes(p);
+    for (uint32_t i = 0; i < kv_group->pool.memory.arena_count; i++)
+        to->arenas[i] = kv_group->pool.memory.arenas[i].device;
+    for (uint32_t b = 0; b < kv_group->dims.wide_blocks; b++)
+        to->wide[b] = kv_group->tables.wide + b * kvf_block_bytes(p);
     for (uint32_t l = 0; l < lists; l++)
         to->list_bits[l] = blocks->constants.bits;
     if (to->coarse)

@@ -5,10 +5,10 @@
 /*
  * Pages under block tables of the caller: what kvf_blocks is made of, and its calls.
  *
- * It stands on one part of a cache that has no sequences: the pool, whose blocks (physical blocks)
- * lie where the caller's ids say; slots, rings and stores of its rows, which are regions here; and
- * the tables of a step. Rows are made on the device (kernel `rows`), from tables and lengths that
- * the host never sees, and what regions have is proven there (kernel `validate`).
+ * It stands on one KV group of a cache that has no sequences: the pool, whose blocks (physical
+ * blocks) lie where the caller's ids say; slots, rings and stores of its rows, which are regions
+ * here; and the tables of a step. Rows are made on the device (kernel `rows`), from tables and
+ * lengths that the host never sees, and what regions have is proven there (kernel `validate`).
  *
  * Invariant: a tag of a region that agrees with its physical block's count of writes stands for
  * what the physical block has of its tokens.
@@ -51,7 +51,7 @@ typedef struct kvf_block_tails {
 
 struct kvf_blocks {
     kvf_context *context;
-    kvf_cache *cache; /* its settings, its order of calls, its one part */
+    kvf_cache *cache; /* its settings, its order of calls, its one KV group */
     kvf_blocks_config config;
     kvf_blocks_plan plan;
     kvf_physical_blocks physical;  /* as the device has them */

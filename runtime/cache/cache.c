@@ -68,9 +68,9 @@ static void link_sequences(kvf_cache *cache)
         for (uint32_t i = 0; i < layers; i++) {
             const kvf_place *place = &cache->places[i];
             kvf_layer *layer = &sequence->layers[i];
-            layer->part = place->part;
+            layer->kv_group = place->kv_group;
             layer->index = place->index;
-            layer->row = place->part ? s * place->part->config.layers + place->index : 0;
+            layer->row = place->kv_group ? s * place->kv_group->config.layers + place->index : 0;
             layer->fault = cache->words_device.faults + s;
             if (kvf_streaming_count(cache, i))
                 layer->ring = cache->rings->layers[i].blocks + s * kvf_ring_bytes(cache, i);
@@ -91,8 +91,8 @@ kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
 {
     KVF_TRY(take_memory(cache, r));
     kvf_layout_carve(cache, r);
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        KVF_TRY(kvf_part_open(&cache->parts[i]));
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        KVF_TRY(kvf_kv_group_open(&cache->kv_groups[i]));
     KVF_TRY(take_order(cache));
     link_sequences(cache);
     kvf_forms_reset(cache);
@@ -133,7 +133,7 @@ kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config
     KVF_TRY(kvf_config_resolve(runtime, config, &cache->config, &dims));
     KVF_TRY(own_path(cache));
     cache->plan.block_size = dims.paging.block_size;
-    return kvf_parts_create(cache, config, &dims);
+    return kvf_kv_groups_create(cache, config, &dims);
 }
 
 void kvf_cache_destroy(kvf_cache *cache)
@@ -145,7 +145,7 @@ void kvf_cache_destroy(kvf_cache *cache)
     for (uint32_t i = 0; i < KVF_FRAMES; i++)
         if (order->frames[i].is_busy)
             (void)ops->event_wait(order->frames[i].done);
-    kvf_parts_destroy(cache);
+    kvf_kv_groups_destroy(cache);
     for (uint32_t i = KVF_FRAMES; i-- > 0;)
         ops->event_destroy(order->frames[i].done);
     if (cache->control_memory.arenas)

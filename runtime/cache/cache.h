@@ -4,19 +4,19 @@
 
 /*
  * A cache: settings, sequences (begun, ended, cleared, checked), the order of its calls, and the
- * parts that have their pages.
+ * KV groups that have their pages.
  *
- * A part has the pages of layers with equally many retrieval heads: of a cache without a head mask
- * there is one, with all of them. With one there is a part for every number r > 0 of retrieval
- * heads that a layer has, and streaming heads live in rings on the device (rings.h). A layer is in
- * one part at most, so what the host knows of a row is kept once, by its sequence: lengths,
- * positions and blocks, at the time of enqueueing.
+ * A KV group has the pages of layers with equally many retrieval heads: of a cache without a head
+ * mask there is one, with all of them. With one there is a KV group for every number r > 0 of
+ * retrieval heads that a layer has, and streaming heads live in rings on the device (rings.h). A
+ * layer is in one KV group at most, so what the host knows of a row is kept once, by its sequence:
+ * lengths, positions and blocks, at the time of enqueueing.
  */
 
 #include <stdatomic.h>
 
 #include "footprint.h"
-#include "part.h"
+#include "kv_group.h"
 
 typedef struct kvf_rings kvf_rings;
 
@@ -30,10 +30,10 @@ struct kvf_sequence {
 
 /* Where the heads of a layer are. */
 typedef struct kvf_place {
-    kvf_part *part;        /* NULL: all heads stream */
-    uint32_t index;        /* of the layer in the part */
-    const uint32_t *heads; /* [kv_heads] those of the part, then those that stream; NULL = the part
-                              has all, in order */
+    kvf_kv_group *kv_group; /* NULL: all heads stream */
+    uint32_t index;         /* of the layer in the KV group */
+    const uint32_t *heads;  /* [kv_heads] those of the KV group, then those that stream; NULL = the
+                               KV group  has all, in order */
 } kvf_place;
 
 /* How a layer attends; see kvf_form. */
@@ -41,7 +41,7 @@ typedef struct kvf_layer_form {
     float scale; /* not 0 */
     float cap;   /* 0 = none */
     const float
-        *sinks; /* on the device, of the part's query heads, then those that stream; or NULL */
+        *sinks; /* on the device, of the KV group's query heads, then those that stream; or NULL */
     const float *told; /* the same on the host, as they were given */
 } kvf_layer_form;
 
@@ -75,8 +75,8 @@ struct kvf_cache {
     char *host_memory;
     kvf_words words, words_device;
 
-    uint32_t part_count;
-    kvf_part *parts;
+    uint32_t kv_group_count;
+    kvf_kv_group *kv_groups;
     kvf_place *places; /* [layers] */
     kvf_rings *rings;  /* of streaming heads, or NULL */
 
@@ -109,7 +109,7 @@ void kvf_cache_destroy(kvf_cache *cache); /* NULL is fine, and half of a cache *
 void kvf_cache_hold(kvf_cache *cache);
 void kvf_cache_release(kvf_cache *cache);
 
-/* Which of the part's heads this one of the layer is; not below their number: it streams. */
+/* Which of the KV group's heads this one of the layer is; not below their number: it streams. */
 static inline uint32_t kvf_place_head(const kvf_place *place, uint32_t kv_head)
 {
     uint32_t head = place->heads ? 0 : kv_head;
@@ -127,7 +127,7 @@ static inline bool kvf_has_streaming_heads(const kvf_cache *cache)
 /* Kinds of KV heads, as kvf_cache_config.head_mask has them. */
 enum { KVF_HEAD_STREAMING, KVF_HEAD_HOT, KVF_HEAD_COARSE };
 
-/* Head `head` of a layer's part scores means first. */
+/* Head `head` of a layer's KV group scores means first. */
 static inline bool kvf_is_coarse(const kvf_cache *cache, uint32_t layer, uint32_t head)
 {
     const kvf_cache_config *c = &cache->config;
@@ -139,8 +139,8 @@ static inline bool kvf_is_coarse(const kvf_cache *cache, uint32_t layer, uint32_
 
 static inline bool kvf_has_coarse_heads(const kvf_cache *cache, uint32_t layer)
 {
-    const kvf_part *part = cache->places[layer].part;
-    for (uint32_t h = 0; part && h < part->config.kv_heads; h++)
+    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    for (uint32_t h = 0; kv_group && h < kv_group->config.kv_heads; h++)
         if (kvf_is_coarse(cache, layer, h))
             return true;
     return false;
@@ -167,11 +167,11 @@ void kvf_forms_reset(kvf_cache *cache);
  * no other. */
 KVF_CHECKED kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form);
 
-/* Places, parts and rings, without memory for pages. `config` is as the user gave it, `dims` are of
- * the cache's settings. */
-KVF_CHECKED kvf_status kvf_parts_create(kvf_cache *cache, const kvf_cache_config *config,
-                                        const kvf_dims *dims);
-void kvf_parts_destroy(kvf_cache *cache); /* half of them is fine */
+/* Places, KV groups and rings, without memory for pages. `config` is as the user gave it, `dims`
+ * are of the cache's settings. */
+KVF_CHECKED kvf_status kvf_kv_groups_create(kvf_cache *cache, const kvf_cache_config *config,
+                                            const kvf_dims *dims);
+void kvf_kv_groups_destroy(kvf_cache *cache); /* half of them is fine */
 
 /*
  * Statistics of a cache, in all and of one layer.

@@ -28,16 +28,16 @@ typedef struct holder {
 
 void kvf_footprint_shape(kvf_cache *cache, uint32_t layer)
 {
-    const kvf_part *part = cache->places[layer].part;
-    const uint32_t retrieval = part ? part->config.kv_heads : 0;
+    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    const uint32_t retrieval = kv_group ? kv_group->config.kv_heads : 0;
     kvf_footprint_layer *shape = &cache->footprint.layers[layer];
     *shape = (kvf_footprint_layer){.retrieval = retrieval,
                                    .streaming = cache->config.kv_heads - retrieval};
-    if (part)
-        shape->chosen = part->dims.static_tokens;
-    if (part && kvf_moves_pages(part)) {
-        const kvf_paging *p = &part->dims.paging;
-        const uint64_t rows = (uint64_t)cache->config.sequences_max * part->config.layers;
+    if (kv_group)
+        shape->chosen = kv_group->dims.static_tokens;
+    if (kv_group && kvf_moves_pages(kv_group)) {
+        const kvf_paging *p = &kv_group->dims.paging;
+        const uint64_t rows = (uint64_t)cache->config.sequences_max * kv_group->config.layers;
         shape->chosen += (uint64_t)p->slots * p->shape.page_size / rows;
     }
 }

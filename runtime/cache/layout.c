@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bytes of a cache and of its parts: where each array lies in its reservation, and what the plan
- * says about it.
+ * Bytes of a cache and of its KV groups: where each array lies in its reservation, and what the
+ * plan says about it.
  *
  * Knows nothing of what the arrays mean. The same functions plan, over bases of NULL, and carve:
  * both kvf_cache_plan_make and kvf_cache_open take their sizes from here, so a plan is exact.
@@ -15,18 +15,18 @@
 #include "slots.h"
 
 /* Per row of the cache: one (sequence, layer). */
-static void carve_rows(kvf_part *part, kvf_reservation *r)
+static void carve_rows(kvf_kv_group *kv_group, kvf_reservation *r)
 {
-    const kvf_cache_config *c = &part->config;
-    const kvf_dims *d = &part->dims;
+    const kvf_cache_config *c = &kv_group->config;
+    const kvf_dims *d = &kv_group->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
     const uint64_t page = kvf_page_bytes(&p->shape), block = kvf_block_bytes(p);
     /* Under blocks of the caller, what belongs to a row is its ring and one store. */
     const uint64_t kept = d->by_block ? 0 : rows;
-    const uint64_t ringed = kept || kvf_brings_tokens(part) ? rows : 0;
+    const uint64_t ringed = kept || kvf_brings_tokens(kv_group) ? rows : 0;
     const uint64_t coded = d->code_blocks ? kept : 0;
-    kvf_tables *t = &part->tables;
+    kvf_tables *t = &kv_group->tables;
     KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
     KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
@@ -47,11 +47,12 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
 }
 
 /* Room for what `s` rows choose. */
-static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, kvf_choice *choice)
+static void carve_choice(const kvf_kv_group *kv_group, kvf_carver *k, uint64_t s,
+                         kvf_choice *choice)
 {
-    const kvf_dims *d = &part->dims;
+    const kvf_dims *d = &kv_group->dims;
     const uint64_t lists = s * d->paging.lists, chosen = s * d->choose_lists;
-    const uint64_t moved = kvf_moves_pages(part) ? lists : 0;
+    const uint64_t moved = kvf_moves_pages(kv_group) ? lists : 0;
     const uint64_t flights = d->page_frames ? 2 : 1;
     choice->ids_max = d->ids_max;
     KVF_CARVE(k, choice->ids, lists, choice->ids_max);
@@ -68,18 +69,18 @@ static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, kvf_ch
 }
 
 /* Room to choose for as many rows as there may be. */
-static void carve_choices(kvf_part *part, kvf_carver *k)
+static void carve_choices(kvf_kv_group *kv_group, kvf_carver *k)
 {
-    const kvf_cache_config *c = &part->config;
-    const kvf_dims *d = &part->dims;
+    const kvf_cache_config *c = &kv_group->config;
+    const kvf_dims *d = &kv_group->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t s = kvf_rows_max(c);
     const kvf_select_policy *policy = kvf_select_find(c->select);
     const uint64_t scored = policy->scores_pages ? p->pages_max : 0;
-    kvf_tables *t = &part->tables;
-    carve_choice(part, k, s, &t->now);
+    kvf_tables *t = &kv_group->tables;
+    carve_choice(kv_group, k, s, &t->now);
     KVF_CARVE(k, t->choose, s, d->choose_lists);
-    const uint64_t by_codes = kvf_has_codes(part) ? scored : 0, coded = by_codes ? s : 0;
+    const uint64_t by_codes = kvf_has_codes(kv_group) ? scored : 0, coded = by_codes ? s : 0;
     const uint64_t tiles = kvf_tiles(p->pages_max, c->page_size);
     KVF_CARVE(k, t->scores, s, c->query_heads, scored - by_codes);
     KVF_CARVE(k, t->by_codes.rotated, coded, c->query_heads, c->head_dim);
@@ -100,10 +101,10 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
 }
 
 /* Room to attend, and the arguments of calls. */
-static void carve_step(kvf_part *part, kvf_carver *k)
+static void carve_step(kvf_kv_group *kv_group, kvf_carver *k)
 {
-    const kvf_cache_config *c = &part->config;
-    const kvf_dims *d = &part->dims;
+    const kvf_cache_config *c = &kv_group->config;
+    const kvf_dims *d = &kv_group->dims;
     const uint64_t s = kvf_rows_max(c), lists = s * d->paging.lists;
     /* Partial results: of a step, or of dense attention to verify one row. */
     const uint64_t dense =
@@ -111,7 +112,7 @@ static void carve_step(kvf_part *part, kvf_carver *k)
             ? kvf_div_ceil_u32(d->cover_max, kvf_split(d->cover_max, d->paging.block_size))
             : 0;
     const uint64_t splits = dense > s * d->splits_max ? dense : s * d->splits_max;
-    kvf_tables *t = &part->tables;
+    kvf_tables *t = &kv_group->tables;
     KVF_CARVE(k, t->spans, lists, d->spans_max);
     KVF_CARVE(k, t->span_count, lists);
     KVF_CARVE(k, t->partial_o, splits, c->query_heads, c->value_dim);
@@ -130,16 +131,16 @@ static void carve_step(kvf_part *part, kvf_carver *k)
 }
 
 /* Room to observe one row, and to attend to it densely. */
-static void carve_cover(kvf_part *part, kvf_carver *k)
+static void carve_cover(kvf_kv_group *kv_group, kvf_carver *k)
 {
-    const kvf_cache_config *c = &part->config;
-    const kvf_dims *d = &part->dims;
+    const kvf_cache_config *c = &kv_group->config;
+    const kvf_dims *d = &kv_group->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t heads = d->cover_max ? p->kv_heads : 0, seen = d->observe_max ? p->kv_heads : 0;
     const uint64_t taken = d->tokens_max ? p->kv_heads : 0;
     const uint64_t taken_b = c->static_ratio == KVF_STATIC_RATIO_AUTO ? taken : 0;
     const uint64_t chunks = kvf_div_ceil_u32(d->cover_max, KVF_OBSERVE_SPANS);
-    kvf_tables *t = &part->tables;
+    kvf_tables *t = &kv_group->tables;
     KVF_CARVE(k, t->cover.spans, heads, d->cover_max);
     KVF_CARVE(k, t->cover.span_index, heads, d->cover_max);
     KVF_CARVE(k, t->cover.span_count, heads);
@@ -157,13 +158,13 @@ static void carve_cover(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->tokens.count_b, taken_b);
 }
 
-static void carve_mirror(const kvf_part *part, kvf_carver *k, kvf_control *t)
+static void carve_mirror(const kvf_kv_group *kv_group, kvf_carver *k, kvf_control *t)
 {
-    const kvf_dims *d = &part->dims;
+    const kvf_dims *d = &kv_group->dims;
     const kvf_paging *p = &d->paging;
-    const uint64_t lists = (uint64_t)part->config.sequences_max * p->lists;
-    const uint64_t chosen = kvf_select_find(part->config.select)->calls_function
-                                ? (uint64_t)kvf_rows_max(&part->config) * p->lists
+    const uint64_t lists = (uint64_t)kv_group->config.sequences_max * p->lists;
+    const uint64_t chosen = kvf_select_find(kv_group->config.select)->calls_function
+                                ? (uint64_t)kvf_rows_max(&kv_group->config) * p->lists
                                 : 0;
     const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
     const uint64_t brought = d->page_frames ? lists : 0;
@@ -179,29 +180,29 @@ static void carve_mirror(const kvf_part *part, kvf_carver *k, kvf_control *t)
     KVF_CARVE(k, t->mirror.miss_count, brought);
 }
 
-static void carve_control(const kvf_part *part, kvf_carver *k, kvf_control *t)
+static void carve_control(const kvf_kv_group *kv_group, kvf_carver *k, kvf_control *t)
 {
-    const kvf_dims *d = &part->dims;
-    KVF_CARVE(k, t->counters, part->config.layers);
-    const uint64_t s = d->page_frames ? part->config.sequences_max : 0;
-    const uint64_t stay = kvf_moves_pages(part) ? 0 : s * d->paging.lists;
+    const kvf_dims *d = &kv_group->dims;
+    KVF_CARVE(k, t->counters, kv_group->config.layers);
+    const uint64_t s = d->page_frames ? kv_group->config.sequences_max : 0;
+    const uint64_t stay = kvf_moves_pages(kv_group) ? 0 : s * d->paging.lists;
     const uint64_t move = s * d->paging.lists - stay;
     KVF_CARVE(k, t->places, s, d->paging.blocks_max);
     KVF_CARVE(k, t->late, stay, d->ids_max);
     KVF_CARVE(k, t->parted, 2, move, d->ids_max);
     KVF_CARVE(k, t->part_count, 2, move);
-    if (part->dims.needs_mirror)
-        carve_mirror(part, k, t);
+    if (kv_group->dims.needs_mirror)
+        carve_mirror(kv_group, k, t);
 }
 
-static void carve_part(kvf_part *part, kvf_reservation *r)
+static void carve_kv_group(kvf_kv_group *kv_group, kvf_reservation *r)
 {
-    carve_rows(part, r);
-    carve_choices(part, &r->table);
-    carve_step(part, &r->table);
-    carve_cover(part, &r->table);
-    carve_control(part, &r->control, &part->control);
-    carve_control(part, &r->control_device, &part->control_device);
+    carve_rows(kv_group, r);
+    carve_choices(kv_group, &r->table);
+    carve_step(kv_group, &r->table);
+    carve_cover(kv_group, &r->table);
+    carve_control(kv_group, &r->control, &kv_group->control);
+    carve_control(kv_group, &r->control_device, &kv_group->control_device);
 }
 
 /* The host's tables of rows. */
@@ -209,7 +210,7 @@ static void carve_sequences(kvf_cache *cache, kvf_carver *k)
 {
     const kvf_cache_config *c = &cache->config;
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
-    const bool by_block = cache->part_count && cache->parts[0].dims.by_block;
+    const bool by_block = cache->kv_group_count && cache->kv_groups[0].dims.by_block;
     const uint64_t tokens = by_block ? 0 : c->tokens_max;
     const uint64_t most = kvf_div_ceil_u32((uint32_t)tokens, cache->plan.block_size);
     kvf_block *blocks;
@@ -262,21 +263,21 @@ void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r)
     carve_sequences(cache, &r->host);
     carve_frames(cache, r);
     kvf_rings_carve(cache, r);
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        carve_part(&cache->parts[i], r);
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        carve_kv_group(&cache->kv_groups[i], r);
     r->control.bytes = kvf_round_up(r->control.bytes, 4096);
 }
 
-kvf_transfer_config kvf_part_transfer_config(const kvf_part *part)
+kvf_transfer_config kvf_kv_group_transfer_config(const kvf_kv_group *kv_group)
 {
-    const kvf_dims *d = &part->dims;
-    const kvf_cache_config *c = &part->config;
+    const kvf_dims *d = &kv_group->dims;
+    const kvf_cache_config *c = &kv_group->config;
     return (kvf_transfer_config){.method = c->transfer,
                                  .page_bytes = kvf_stored_page_bytes(&d->paging.shape),
                                  .pages_max = kvf_rows_max(c) * d->paging.lists * d->ids_max,
                                  .requests_max = KVF_FRAMES + 2, /* one per frame */
-                                 .gather_threads = part->runtime->config.gather_threads,
-                                 .memory = kvf_runtime_memory(part->runtime)};
+                                 .gather_threads = kv_group->runtime->config.gather_threads,
+                                 .memory = kvf_runtime_memory(kv_group->runtime)};
 }
 
 uint64_t kvf_reservation_bytes(const kvf_reservation *r)
@@ -297,18 +298,18 @@ static kvf_status too_large(const kvf_cache *cache)
 
 /* ---- slots ---- */
 
-/* Bytes that a slot of every KV head of a part takes. */
-static uint64_t slot_cost(const kvf_part *part)
+/* Bytes that a slot of every KV head of a KV group takes. */
+static uint64_t slot_cost(const kvf_kv_group *kv_group)
 {
-    const kvf_residency r = kvf_part_residency(part);
+    const kvf_residency r = kvf_kv_group_residency(kv_group);
     const size_t words = sizeof *r.words + (r.is_tagged ? sizeof *r.tags : 0);
     return r.heads * (words + r.slot_bytes);
 }
 
-/* Slots that a part could use beyond those that it has. */
-static uint64_t slots_wanted(const kvf_part *part)
+/* Slots that a KV group could use beyond those that it has. */
+static uint64_t slots_wanted(const kvf_kv_group *kv_group)
 {
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     return kvf_round_up(p->pool_pages, KVF_SLOT_WAYS) - p->slots;
 }
 
@@ -344,38 +345,39 @@ static kvf_status check_device_bytes(const kvf_cache *cache)
 static bool leave_out_prompts(kvf_cache *cache)
 {
     bool was_there = false;
-    for (uint32_t i = 0; i < cache->part_count; i++) {
-        kvf_part *part = &cache->parts[i];
-        uint32_t *room = part->dims.by_block && !kvf_quantizes_pages(part)
-                             ? &part->dims.wide_blocks
-                             : &part->dims.arena_blocks;
+    for (uint32_t i = 0; i < cache->kv_group_count; i++) {
+        kvf_kv_group *kv_group = &cache->kv_groups[i];
+        uint32_t *room = kv_group->dims.by_block && !kvf_quantizes_pages(kv_group)
+                             ? &kv_group->dims.wide_blocks
+                             : &kv_group->dims.arena_blocks;
         was_there |= *room != 0;
         *room = 0;
     }
     return was_there;
 }
 
-/* Every part gets the same share of what it could use. */
+/* Every KV group gets the same share of what it could use. */
 static void share_slots(kvf_cache *cache, uint64_t bytes)
 {
     double wanted = 0.0;
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        wanted += (double)slots_wanted(&cache->parts[i]) * (double)slot_cost(&cache->parts[i]);
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        wanted +=
+            (double)slots_wanted(&cache->kv_groups[i]) * (double)slot_cost(&cache->kv_groups[i]);
     const double share = wanted > (double)bytes ? (double)bytes / wanted : 1.0;
-    for (uint32_t i = 0; i < cache->part_count; i++) {
-        kvf_part *part = &cache->parts[i];
-        const uint64_t more = (uint64_t)((double)slots_wanted(part) * share);
-        part->dims.paging.slots += (uint32_t)(more / KVF_SLOT_WAYS * KVF_SLOT_WAYS);
+    for (uint32_t i = 0; i < cache->kv_group_count; i++) {
+        kvf_kv_group *kv_group = &cache->kv_groups[i];
+        const uint64_t more = (uint64_t)((double)slots_wanted(kv_group) * share);
+        kv_group->dims.paging.slots += (uint32_t)(more / KVF_SLOT_WAYS * KVF_SLOT_WAYS);
     }
 }
 
-/* ---- parts ---- */
+/* ---- KV groups ---- */
 
-/* Memory of a part besides the carved arrays. */
-static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
+/* Memory of a KV group besides the carved arrays. */
+static kvf_status add_kv_group(kvf_cache *cache, const kvf_kv_group *kv_group)
 {
-    const kvf_cache_config *c = &part->config;
-    const kvf_dims *d = &part->dims;
+    const kvf_cache_config *c = &kv_group->config;
+    const kvf_dims *d = &kv_group->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t chosen = (uint64_t)kvf_rows_max(c) * p->lists * d->ids_max;
     kvf_carver pool = {0}, residency = {0}, slots = {0};
@@ -383,13 +385,13 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     char *blocks;
     KVF_CARVE(&pool, blocks, d->page_frames ? d->page_frames : d->block_count,
               d->page_frames ? bundle : kvf_stored_block_bytes(p));
-    const kvf_residency shape = kvf_part_residency(part);
+    const kvf_residency shape = kvf_kv_group_residency(kv_group);
     kvf_residency_needs(&shape, &residency, &slots);
     if (pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX || chosen > UINT32_MAX ||
         d->jobs_max > UINT32_MAX)
         return too_large(cache);
 
-    const kvf_transfer_config transfer = kvf_part_transfer_config(part);
+    const kvf_transfer_config transfer = kvf_kv_group_transfer_config(kv_group);
     const uint32_t bundles = d->page_frames ? d->block_count / d->bundle_blocks : 0;
     uint64_t staging_host = 0, staging_device = 0;
     kvf_cache_plan *plan = &cache->plan;
@@ -405,7 +407,7 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     const uint64_t resident = (uint64_t)p->slots * c->page_size / c->layers;
     if (plan->resident_tokens == 0 || resident < plan->resident_tokens)
         plan->resident_tokens = resident;
-    /* The same for all parts. */
+    /* The same for all KV groups. */
     plan->static_tokens = d->static_tokens;
     plan->dynamic_pages = kvf_min_u32(p->pages_max, d->dynamic_pages);
     plan->disk_bundle_bytes = kvf_max_u32(plan->disk_bundle_bytes, bundles ? (uint32_t)bundle : 0);
@@ -413,15 +415,15 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     return KVF_OK;
 }
 
-static kvf_status add_parts(kvf_cache *cache, const kvf_cache_plan *carved)
+static kvf_status add_kv_groups(kvf_cache *cache, const kvf_cache_plan *carved)
 {
     cache->plan = *carved;
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        KVF_TRY(add_part(cache, &cache->parts[i]));
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        KVF_TRY(add_kv_group(cache, &cache->kv_groups[i]));
     return KVF_OK;
 }
 
-/* Files of several parts; one alone was checked with its settings. */
+/* Files of several KV groups; one alone was checked with its settings. */
 static kvf_status check_files(const kvf_cache *cache)
 {
     const kvf_cache_config *c = &cache->config;
@@ -454,7 +456,7 @@ static kvf_status lay_out(kvf_cache *cache, kvf_reservation *r, kvf_cache_plan *
         .digest = cache->config.digest,
         .block_size = cache->plan.block_size,
     };
-    return add_parts(cache, carved);
+    return add_kv_groups(cache, carved);
 }
 
 kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
@@ -468,6 +470,6 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
     KVF_TRY(check_device_bytes(cache));
     const uint64_t total = device_total(cache);
     share_slots(cache, most > total ? most - total : 0);
-    KVF_TRY(add_parts(cache, &carved));
+    KVF_TRY(add_kv_groups(cache, &carved));
     return check_files(cache);
 }

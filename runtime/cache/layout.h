@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_LAYOUT_H
 
 /*
- * Arrays of a part by name, type and shape, and the reservations that they are carved from.
+ * Arrays of a KV group by name, type and shape, and the reservations that they are carved from.
  *
  * Knows nothing of who writes them. An array that these settings do not need is NULL. Shapes:
  * rows = sequences_max * layers, S = sequences_max, R = S * tokens_per_step_max, lists =
@@ -15,7 +15,7 @@
 #include "runtime.h"
 
 typedef struct kvf_dims kvf_dims;
-typedef struct kvf_part kvf_part;
+typedef struct kvf_kv_group kvf_kv_group;
 
 /* Pages that lists choose, and the way of those that have no slot. `flights` of them are under way
  * at once: 1, or 2 where the host brings pages (bring.h). */
@@ -157,6 +157,6 @@ void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r);
 
 uint64_t kvf_reservation_bytes(const kvf_reservation *r);
 
-kvf_transfer_config kvf_part_transfer_config(const kvf_part *part);
+kvf_transfer_config kvf_kv_group_transfer_config(const kvf_kv_group *kv_group);
 
 #endif

@@ -13,7 +13,7 @@
 #include "cache.h"
 
 typedef struct kvf_rings_layer {
-    uint32_t streaming; /* heads; the others are in the layer's part */
+    uint32_t streaming; /* heads; the others are in the layer's KV group */
     char *blocks;       /* [sequences_max, blocks, streaming, page bytes] */
 } kvf_rings_layer;
 

@@ -26,7 +26,7 @@ static void replace(kvf_layer *layer, const kvf_layer *by)
 {
     const kvf_layer before = *layer;
     *layer = *by;
-    layer->part = before.part;
+    layer->kv_group = before.kv_group;
     layer->index = before.index;
     layer->row = before.row;
     layer->ring = before.ring;
@@ -76,11 +76,11 @@ kvf_status kvf_sequence_begin(kvf_cache *cache, kvf_sequence **out)
 
 static void release_layer(kvf_layer *layer)
 {
-    kvf_part *part = layer->part;
-    if (part && part->arena.owner == layer)
-        part->arena.owner = NULL; /* its write-back may still run */
+    kvf_kv_group *kv_group = layer->kv_group;
+    if (kv_group && kv_group->arena.owner == layer)
+        kv_group->arena.owner = NULL; /* its write-back may still run */
     for (uint32_t p = 0; p < layer->sealed; p++)
-        kvf_page_pool_release(&part->pool, layer->blocks[p]);
+        kvf_page_pool_release(&kv_group->pool, layer->blocks[p]);
     layer->length = layer->sealed = 0;
 }
 

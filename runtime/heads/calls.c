@@ -20,38 +20,38 @@
 static void take_decode(kvf_step *step)
 {
     kvf_decode_take(step);
-    if (step->part)
+    if (step->kv_group)
         kvf_step_rows_after(step);
     step->frame->host.bytes += kvf_streaming_frame_bytes(step->cache, step->rows, false);
 }
 
 static void take_chunk(kvf_step *step)
 {
-    if (step->part)
+    if (step->kv_group)
         kvf_step_rows(step);
-    if (step->part && step->part->dims.arena_blocks)
+    if (step->kv_group && step->kv_group->dims.arena_blocks)
         kvf_arena_place(step);
     step->frame->host.bytes += kvf_streaming_frame_bytes(step->cache, 1, true);
 }
 
 static void take_keep(kvf_step *step)
 {
-    if (step->part)
+    if (step->kv_group)
         kvf_keep_take(step);
 }
 
-/* Rows of all layers, part by part. */
+/* Rows of all layers, KV group by KV group. */
 static void take_fork(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    for (uint32_t i = 0; i < cache->part_count; i++) {
-        step->rows = cache->parts[i].config.layers;
+    for (uint32_t i = 0; i < cache->kv_group_count; i++) {
+        step->rows = cache->kv_groups[i].config.layers;
         kvf_fork_take(step);
     }
 }
 
-/* Calls on a layer of this part; NULL: of one whose heads all stream. */
-static size_t measure(kvf_cache *cache, kvf_part *part)
+/* Calls on a layer of this KV group; NULL: of one whose heads all stream. */
+static size_t measure(kvf_cache *cache, kvf_kv_group *kv_group)
 {
     const uint32_t sequences = cache->config.sequences_max;
     const struct {
@@ -59,7 +59,7 @@ static size_t measure(kvf_cache *cache, kvf_part *part)
         uint32_t rows, sealed_blocks;
     } calls[] = {
         {take_decode, kvf_rows_max(&cache->config), sequences},
-        {take_chunk, 1, part ? part->dims.chunk_blocks : 0},
+        {take_chunk, 1, kv_group ? kv_group->dims.chunk_blocks : 0},
         {take_keep, 1, 0},
         {take_fork, 0, 0},
     };
@@ -67,7 +67,7 @@ static size_t measure(kvf_cache *cache, kvf_part *part)
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         kvf_frame frame = {0};
         kvf_step step = {.cache = cache,
-                         .part = part,
+                         .kv_group = kv_group,
                          .frame = &frame,
                          .rows = calls[i].rows,
                          .sealed_blocks = calls[i].sealed_blocks};
@@ -80,8 +80,8 @@ static size_t measure(kvf_cache *cache, kvf_part *part)
 kvf_status kvf_calls_plan(kvf_cache *cache, kvf_reservation *r)
 {
     cache->frame_bytes = measure(cache, NULL);
-    for (uint32_t i = 0; i < cache->part_count; i++) {
-        const size_t bytes = measure(cache, &cache->parts[i]);
+    for (uint32_t i = 0; i < cache->kv_group_count; i++) {
+        const size_t bytes = measure(cache, &cache->kv_groups[i]);
         cache->frame_bytes = bytes > cache->frame_bytes ? bytes : cache->frame_bytes;
     }
     return kvf_layout_plan(cache, r);

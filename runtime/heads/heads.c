@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chunks and decode steps: the part has the retrieval heads, rings have the streaming ones. Where a
- * layer has both, heads are packed apart and outputs are put together.
+ * Chunks and decode steps: the KV group has the retrieval heads, rings have the streaming ones.
+ * Where a layer has both, heads are packed apart and outputs are put together.
  *
- * Knows nothing of rings (streaming_heads.c) or of what a part does. A call that is refused has
- * changed nothing. Rings are written after the part, so that a step that is taken back, because
+ * Knows nothing of rings (streaming_heads.c) or of what a KV group does. A call that is refused has
+ * changed nothing. Rings are written after the KV group, so that a step that is taken back, because
  * its pages could not be read, has not touched them.
  */
 
@@ -25,7 +25,7 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args)
     call.k = args->k;
     call.v = args->v;
     call.out = args->out;
-    if (step->part)
+    if (step->kv_group)
         KVF_TRY(kvf_prefill_place(step));
     if (call.streaming) {
         kvf_heads_take_jobs(&call);
@@ -38,7 +38,7 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args)
     }
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(kvf_heads_pack(&call));
-    if (step->part)
+    if (step->kv_group)
         KVF_TRY(kvf_prefill_enqueue(step, &own));
     if (call.streaming)
         KVF_TRY(kvf_streaming_prefill(&call, &pages));
@@ -82,7 +82,7 @@ kvf_status kvf_heads_enqueue_step(kvf_heads_call *call, const kvf_decode_args *a
     own.lse = heads.lse;
     KVF_TRY(kvf_heads_pack(call));
     step->heads = call->heads;
-    if (step->part)
+    if (step->kv_group)
         KVF_TRY(kvf_decode_enqueue(step, &own, due));
     if (call->streaming)
         KVF_TRY(kvf_streaming_decode(call));

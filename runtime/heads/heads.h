@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_HEADS_H
 
 /*
- * Chunks of a prompt and decode steps of a layer: pages of the layer's part, rings of the heads
+ * Chunks of a prompt and decode steps of a layer: pages of the layer's KV group, rings of the heads
  * that stream, or both; once, or recorded and replayed; and the memory that a cache reserves for
  * them.
  */
@@ -24,7 +24,7 @@ KVF_CHECKED kvf_status kvf_heads_decode_queries(kvf_cache *cache, const kvf_deco
 KVF_CHECKED kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_decode_args *args,
                                                 kvf_stream *stream);
 
-/* Room of a step's streaming heads in the frame, after that of the part; nothing where there
+/* Room of a step's streaming heads in the frame, after that of the KV group; nothing where there
  * are none. */
 kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args);
 /* All launches of a step. */
@@ -38,9 +38,9 @@ void kvf_heads_note_step(kvf_step *step);
  * of a step (lengths, rows, pool addresses, heads to pack) is in one piece per recorded call. The
  * graph begins with a kernel that brings the next frame of pieces from a ring in host memory to
  * fixed places; everything after it reads those. Launches are sized by maxima, and counts are read
- * on the device. So a replay writes one frame and launches one graph, however many parts the cache
- * has. A graph seals nothing: blocks that leave the window, of all layers, are sealed by a few
- * launches before it.
+ * on the device. So a replay writes one frame and launches one graph, however many KV groups the
+ * cache has. A graph seals nothing: blocks that leave the window, of all layers, are sealed by a
+ * few launches before it.
  *
  * Invariants: frame `replays % KVF_REPLAYS` of the ring is written only after the replay that used
  * it is done; the device's turns equal `replays`.
@@ -61,8 +61,8 @@ struct kvf_recording {
     uint64_t *generations;         /* [batch] of the sequences */
     kvf_decode_args *calls;        /* [layers] as they were recorded */
     uint8_t *has_layer;            /* [layers] */
-    uint32_t *sealing;             /* [parts] rows that the next replay seals a block of */
-    uint32_t *uses;                /* [parts] number of the call that does */
+    uint32_t *sealing;             /* [kv_groups] rows that the next replay seals a block of */
+    uint32_t *uses;                /* [kv_groups] number of the call that does */
     kvf_host_memory ring; /* [KVF_REPLAYS, layers, call_bytes], then [KVF_REPLAYS, seal_bytes] */
     char *device;         /* [layers, call_bytes], then turns [layers] */
     char *seal_device;    /* [seal_bytes] of the same memory */

@@ -56,13 +56,14 @@ static kvf_step call_step(kvf_recording *r, uint32_t call, kvf_frame *frame, cha
                       .is_fused = 1};
 }
 
-/* As much of a frame as a recorded call on a layer of this part uses; NULL: where all heads stream.
+/* As much of a frame as a recorded call on a layer of this KV group uses; NULL: where all heads
+ * stream.
  */
-static size_t measure(kvf_recording *r, kvf_part *part)
+static size_t measure(kvf_recording *r, kvf_kv_group *kv_group)
 {
     kvf_frame frame;
     kvf_step step = call_step(r, 0, &frame, NULL);
-    step.part = part;
+    step.kv_group = kv_group;
     kvf_decode_take(&step);
     return frame.host.bytes + kvf_streaming_frame_bytes(r->cache, r->batch, false);
 }
@@ -76,13 +77,13 @@ static uint64_t generation_of(const kvf_sequence *sequence)
 static kvf_status take_lists(kvf_recording *r, kvf_sequence *const *sequences)
 {
     kvf_context *context = r->cache->context;
-    const uint32_t layers = r->cache->config.layers, parts = r->cache->part_count;
+    const uint32_t layers = r->cache->config.layers, kv_groups = r->cache->kv_group_count;
     r->sequences = kvf_alloc(context, r->batch, sizeof(kvf_sequence *));
     r->generations = kvf_alloc(context, r->batch, sizeof *r->generations);
     r->calls = kvf_alloc(context, layers, sizeof *r->calls);
     r->has_layer = kvf_alloc(context, layers, sizeof *r->has_layer);
-    r->sealing = kvf_alloc(context, parts + 1, sizeof *r->sealing);
-    r->uses = kvf_alloc(context, parts + 1, sizeof *r->uses);
+    r->sealing = kvf_alloc(context, kv_groups + 1, sizeof *r->sealing);
+    r->uses = kvf_alloc(context, kv_groups + 1, sizeof *r->uses);
     if (!r->sequences || !r->generations || !r->calls || !r->has_layer || !r->sealing || !r->uses)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a recording of %u layers", layers);
     for (uint32_t b = 0; b < r->batch; b++) {
@@ -99,8 +100,8 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
     const uint32_t layers = cache->config.layers;
     KVF_TRY(take_lists(r, sequences));
     r->call_bytes = measure(r, NULL);
-    for (uint32_t i = 0; i < cache->part_count; i++) {
-        const size_t bytes = measure(r, &cache->parts[i]);
+    for (uint32_t i = 0; i < cache->kv_group_count; i++) {
+        const size_t bytes = measure(r, &cache->kv_groups[i]);
         r->call_bytes = bytes > r->call_bytes ? bytes : r->call_bytes;
     }
     r->rows_max = layers * r->batch;
@@ -258,26 +259,26 @@ static kvf_layer *layer_of(const kvf_recording *r, uint32_t call, uint32_t row)
     return &r->sequences[row]->layers[r->calls[call].layer];
 }
 
-/* Blocks that the next step seals in a part, over all layers and rows. */
-static uint32_t blocks_to_seal(const kvf_recording *r, const kvf_part *part)
+/* Blocks that the next step seals in a KV group, over all layers and rows. */
+static uint32_t blocks_to_seal(const kvf_recording *r, const kvf_kv_group *kv_group)
 {
     uint32_t blocks = 0;
     for (uint32_t i = 0; i < r->count; i++)
         for (uint32_t b = 0; b < r->batch; b++) {
             const kvf_layer *layer = layer_of(r, i, b);
-            if (layer->part == part)
-                blocks += kvf_sealed_blocks(part, layer->length + 1) - layer->sealed;
+            if (layer->kv_group == kv_group)
+                blocks += kvf_sealed_blocks(kv_group, layer->length + 1) - layer->sealed;
         }
     return blocks;
 }
 
-/* A part whose pool lacks them, or NULL. */
-static const kvf_part *full_part(const kvf_recording *r)
+/* A KV group whose pool lacks them, or NULL. */
+static const kvf_kv_group *full_kv_group(const kvf_recording *r)
 {
-    for (uint32_t i = 0; i < r->cache->part_count; i++) {
-        const kvf_part *part = &r->cache->parts[i];
-        if (blocks_to_seal(r, part) > part->pool.free_count)
-            return part;
+    for (uint32_t i = 0; i < r->cache->kv_group_count; i++) {
+        const kvf_kv_group *kv_group = &r->cache->kv_groups[i];
+        if (blocks_to_seal(r, kv_group) > kv_group->pool.free_count)
+            return kv_group;
     }
     return NULL;
 }
@@ -304,10 +305,10 @@ static bool is_plain(const kvf_recording *r)
     for (uint32_t i = 0; i < r->count; i++)
         for (uint32_t b = 0; b < r->batch; b++) {
             const kvf_layer *layer = layer_of(r, i, b);
-            const kvf_part *part = layer->part;
-            if (part &&
-                (layer->is_fresh || kvf_verify_is_due(part, layer) ||
-                 kvf_refresh_is_due(part, layer, kvf_sealed_blocks(part, layer->length + 1))))
+            const kvf_kv_group *kv_group = layer->kv_group;
+            if (kv_group && (layer->is_fresh || kvf_verify_is_due(kv_group, layer) ||
+                             kvf_refresh_is_due(kv_group, layer,
+                                                kvf_sealed_blocks(kv_group, layer->length + 1))))
                 return false;
         }
     return true;
@@ -315,7 +316,7 @@ static bool is_plain(const kvf_recording *r)
 
 bool kvf_recording_can_replay(const kvf_recording *r)
 {
-    return is_alive(r) && is_plain(r) && has_room(r) && !full_part(r);
+    return is_alive(r) && is_plain(r) && has_room(r) && !full_kv_group(r);
 }
 
 static kvf_status check(kvf_recording *r)
@@ -329,8 +330,8 @@ static kvf_status check(kvf_recording *r)
     for (uint32_t i = 0; i < r->count; i++)
         for (uint32_t b = 0; b < r->batch; b++)
             KVF_TRY(kvf_append_check(cache, layer_of(r, i, b), 1, NULL));
-    if (full_part(r))
-        return kvf_append_full(full_part(r));
+    if (full_kv_group(r))
+        return kvf_append_full(full_kv_group(r));
     if (!is_plain(r))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this step refreshes a static set or is verified; enqueue it with kvf_decode "
@@ -338,30 +339,31 @@ static kvf_status check(kvf_recording *r)
     return KVF_OK;
 }
 
-/* The rows that a replay seals a block of, of all layers of a part, and where those blocks go. */
+/* The rows that a replay seals a block of, of all layers of a KV group, and where those blocks go.
+ */
 typedef struct seal_frame {
-    uint32_t first;     /* of the part, in the list */
+    uint32_t first;     /* of the KV group, in the list */
     kvf_row *rows;      /* [rows_max] */
     void **pool;        /* [rows_max] one per row */
     uint32_t *block_of; /* [rows_max] likewise */
     uint32_t most;      /* rows of one launch: as many as there are digest jobs for */
 } seal_frame;
 
-static seal_frame seal_frame_of(const kvf_recording *r, const kvf_part *part)
+static seal_frame seal_frame_of(const kvf_recording *r, const kvf_kv_group *kv_group)
 {
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     char *list = r->ring.arenas[0].host +
                  (size_t)KVF_REPLAYS * r->cache->config.layers * r->call_bytes +
                  turn_of(r) * r->seal_bytes;
     uint32_t first = 0;
-    for (const kvf_part *before = r->cache->parts; before < part; before++)
+    for (const kvf_kv_group *before = r->cache->kv_groups; before < kv_group; before++)
         first += before->config.layers * r->batch;
     char *const pool = list + r->rows_max * sizeof(kvf_row);
     return (seal_frame){.first = first,
                         .rows = (kvf_row *)(void *)list,
                         .pool = (void **)(void *)pool,
                         .block_of = (uint32_t *)(void *)(pool + r->rows_max * sizeof(void *)),
-                        .most = (uint32_t)part->dims.jobs_max / (p->block_jobs * p->kv_heads)};
+                        .most = (uint32_t)kv_group->dims.jobs_max / (p->block_jobs * p->kv_heads)};
 }
 
 /* Where the device sees a place of it. */
@@ -372,26 +374,26 @@ static const void *seal_seen(const kvf_recording *r, const seal_frame *seal, con
 
 static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer)
 {
-    kvf_part *part = step->part;
-    uint32_t *const sealing = &r->sealing[part - r->cache->parts];
+    kvf_kv_group *kv_group = step->kv_group;
+    uint32_t *const sealing = &r->sealing[kv_group - r->cache->kv_groups];
     if (layer->sealed == layer->sealed_before)
         return;
     KVF_ASSERT(layer->sealed == layer->sealed_before + 1); /* a step is one token */
-    const seal_frame seal = seal_frame_of(r, part);
+    const seal_frame seal = seal_frame_of(r, kv_group);
     const uint32_t n = seal.first + *sealing;
     const kvf_block block = layer->blocks[layer->sealed_before];
-    seal.rows[n] = kvf_step_row(part, layer);
+    seal.rows[n] = kvf_step_row(kv_group, layer);
     seal.rows[n].sealed_before = layer->sealed_before;
     seal.rows[n].job_first = *sealing % seal.most;
     seal.rows[n].pool = (void *const *)seal_seen(r, &seal, &seal.pool[n]);
     seal.rows[n].new_block_of = seal_seen(r, &seal, &seal.block_of[n]);
-    seal.rows[n].use = r->uses[part - r->cache->parts];
-    seal.pool[n] = kvf_page_pool_device(&part->pool, block);
+    seal.rows[n].use = r->uses[kv_group - r->cache->kv_groups];
+    seal.pool[n] = kvf_page_pool_device(&kv_group->pool, block);
     seal.block_of[n] = block.index;
     ++*sealing;
-    r->cache->counters[step->layer].bytes_to_host += kvf_stored_block_bytes(&part->dims.paging);
+    r->cache->counters[step->layer].bytes_to_host += kvf_stored_block_bytes(&kv_group->dims.paging);
     layer->sealed_before = layer->sealed;
-    if (kvf_quantizes_pages(part))
+    if (kvf_quantizes_pages(kv_group))
         layer->spare = layer->sealed;
 }
 
@@ -401,13 +403,13 @@ static void note_call(kvf_recording *r, uint32_t call)
     kvf_frame frame;
     kvf_due due;
     kvf_step step = next_step(r, call, &frame);
-    for (uint32_t b = 0; step.part && b < r->batch; b++) {
+    for (uint32_t b = 0; step.kv_group && b < r->batch; b++) {
         const kvf_status status = kvf_append_acquire(step.states[b], 1);
-        KVF_ASSERT(status == KVF_OK); /* full_part */
+        KVF_ASSERT(status == KVF_OK); /* full_kv_group */
     }
     kvf_decode_note(&step, &r->calls[call], &due);
     KVF_ASSERT(due.refreshes == 0 && due.verifies == 0); /* is_plain */
-    for (uint32_t b = 0; step.part && b < r->batch; b++)
+    for (uint32_t b = 0; step.kv_group && b < r->batch; b++)
         note_sealed(r, &step, step.states[b]);
     kvf_decode_take(&step);
     (void)kvf_heads_take_step(&step, &r->calls[call]);
@@ -416,9 +418,9 @@ static void note_call(kvf_recording *r, uint32_t call)
 
 static void note(kvf_recording *r)
 {
-    for (uint32_t i = 0; i < r->cache->part_count; i++) {
+    for (uint32_t i = 0; i < r->cache->kv_group_count; i++) {
         r->sealing[i] = 0;
-        r->uses[i] = ++r->cache->parts[i].residency.clock; /* a call before all others */
+        r->uses[i] = ++r->cache->kv_groups[i].residency.clock; /* a call before all others */
     }
     for (uint32_t i = 0; i < r->count; i++)
         note_call(r, i);
@@ -440,14 +442,14 @@ static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
     return KVF_OK;
 }
 
-static kvf_status seal_part(kvf_recording *r, kvf_part *part, kvf_stream *stream)
+static kvf_status seal_kv_group(kvf_recording *r, kvf_kv_group *kv_group, kvf_stream *stream)
 {
-    const seal_frame seal = seal_frame_of(r, part);
-    const uint32_t sealing = r->sealing[part - r->cache->parts];
+    const seal_frame seal = seal_frame_of(r, kv_group);
+    const uint32_t sealing = r->sealing[kv_group - r->cache->kv_groups];
     for (uint32_t done = 0; done < sealing; done += seal.most) {
         const uint32_t count = kvf_min_u32(seal.most, sealing - done);
         kvf_step step = {.cache = r->cache,
-                         .part = part,
+                         .kv_group = kv_group,
                          .stream = stream,
                          .rows = count,
                          .row = (kvf_row *)(void *)r->seal_device + seal.first + done,
@@ -465,14 +467,14 @@ static kvf_status seal_blocks(kvf_recording *r, kvf_stream *stream)
 {
     kvf_cache *cache = r->cache;
     uint32_t sealing = 0;
-    for (uint32_t i = 0; i < cache->part_count; i++)
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
         sealing += r->sealing[i];
     if (sealing == 0)
         return KVF_OK;
     KVF_TRY(cache->device->ops->copy(stream, r->seal_device,
-                                     seal_frame_of(r, &cache->parts[0]).rows, r->seal_bytes));
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        KVF_TRY(seal_part(r, &cache->parts[i], stream));
+                                     seal_frame_of(r, &cache->kv_groups[0]).rows, r->seal_bytes));
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        KVF_TRY(seal_kv_group(r, &cache->kv_groups[i], stream));
     return KVF_OK;
 }
 

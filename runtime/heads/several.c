@@ -19,19 +19,19 @@
  * token by token, but its slots (see kvf_step_turn). */
 static bool can_share(const kvf_cache *cache, uint32_t layer)
 {
-    const kvf_part *part = cache->places[layer].part;
-    return part && part->dims.step_tokens > 1 && kvf_streaming_count(cache, layer) == 0;
+    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    return kv_group && kv_group->dims.step_tokens > 1 && kvf_streaming_count(cache, layer) == 0;
 }
 
 /* The next token's effect on the sequence. */
 typedef enum effect { EFFECT_NONE, EFFECT_SEALS, EFFECT_ALONE } effect;
 
-static effect advance(const kvf_part *part, kvf_layer *at)
+static effect advance(const kvf_kv_group *kv_group, kvf_layer *at)
 {
     at->length++;
-    const uint32_t sealed = kvf_max_u32(at->sealed, kvf_sealed_blocks(part, at->length));
-    const bool seals = sealed > at->sealed, is_due = kvf_refresh_is_due(part, at, sealed);
-    const bool is_alone = is_due || kvf_verify_is_due(part, at);
+    const uint32_t sealed = kvf_max_u32(at->sealed, kvf_sealed_blocks(kv_group, at->length));
+    const bool seals = sealed > at->sealed, is_due = kvf_refresh_is_due(kv_group, at, sealed);
+    const bool is_alone = is_due || kvf_verify_is_due(kv_group, at);
     at->sealed = sealed;
     at->since_refresh = is_due ? 1 : at->since_refresh + 1;
     at->needs_exact = is_due ? 0 : at->needs_exact;
@@ -43,7 +43,7 @@ static effect advance(const kvf_part *part, kvf_layer *at)
 static uint32_t step_end(const kvf_cache *cache, uint32_t layer, uint32_t first, uint32_t rows)
 {
     kvf_sequence *const *sequences = cache->row_sequences;
-    const kvf_part *part = cache->places[layer].part;
+    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
     const bool shares = can_share(cache, layer);
     kvf_layer at = {0};
     effect last = EFFECT_NONE;
@@ -53,7 +53,7 @@ static uint32_t step_end(const kvf_cache *cache, uint32_t layer, uint32_t first,
             return r;
         if (!is_next)
             at = sequences[r]->layers[layer];
-        const effect now = shares ? advance(part, &at) : EFFECT_NONE;
+        const effect now = shares ? advance(kv_group, &at) : EFFECT_NONE;
         if (is_next && (now != EFFECT_NONE || last == EFFECT_ALONE))
             return r;
         last = now;
@@ -64,14 +64,14 @@ static uint32_t step_end(const kvf_cache *cache, uint32_t layer, uint32_t first,
 /* Before anything is appended. Blocks of the pool go to nobody else while this call lasts. */
 static kvf_status check_room(const kvf_cache *cache, const kvf_decode_args *args)
 {
-    const kvf_part *part = cache->places[args->layer].part;
+    const kvf_kv_group *kv_group = cache->places[args->layer].kv_group;
     uint64_t needed = 0;
-    for (uint32_t b = 0; part && b < args->batch; b++) {
+    for (uint32_t b = 0; kv_group && b < args->batch; b++) {
         const kvf_layer *layer = &args->sequences[b]->layers[args->layer];
-        const uint32_t sealed = kvf_sealed_blocks(part, layer->length + args->tokens[b]);
+        const uint32_t sealed = kvf_sealed_blocks(kv_group, layer->length + args->tokens[b]);
         needed += kvf_max_u32(sealed, layer->sealed) - layer->sealed;
     }
-    return part && needed > part->pool.free_count ? kvf_append_full(part) : KVF_OK;
+    return kv_group && needed > kv_group->pool.free_count ? kvf_append_full(kv_group) : KVF_OK;
 }
 
 static uint32_t list_rows(const kvf_cache *cache, const kvf_decode_args *args)

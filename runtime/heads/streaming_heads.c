@@ -3,7 +3,7 @@
 /*
  * Streaming heads: packing, rings, and attention over a sink and a window.
  *
- * Knows nothing of parts. Attention of a chunk does not know of the pages between sink and
+ * Knows nothing of KV groups. Attention of a chunk does not know of the pages between sink and
  * window: they are left out of its page table, and tokens after them are counted as if they
  * followed the sink's pages. Because whole pages are left out, and the window of the first query
  * begins after them, every distance between tokens that see each other stays what it is. Because
@@ -25,8 +25,10 @@ static const kvf_rings *rings_of(const kvf_heads_call *call)
 kvf_heads_call kvf_heads_call_of(kvf_step *step, uint32_t rows)
 {
     const uint32_t streaming = kvf_streaming_count(step->cache, step->layer);
-    return (kvf_heads_call){
-        .step = step, .streaming = streaming, .rows = rows, .is_mixed = streaming && step->part};
+    return (kvf_heads_call){.step = step,
+                            .streaming = streaming,
+                            .rows = rows,
+                            .is_mixed = streaming && step->kv_group};
 }
 
 static kvf_ring ring_of(const kvf_cache *cache, uint32_t layer)

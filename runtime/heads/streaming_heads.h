@@ -6,9 +6,9 @@
  * Heads of both kinds in one call: packed apart and put together again, and what the streaming ones
  * do in between.
  *
- * Knows rings and the frame of a call, and nothing of parts. A chunk is written next to the ring
- * and attended from there, and what the ring keeps of it is copied afterwards: so the ring need not
- * have room for a chunk, and what a query sees does not depend on how the prompt was cut.
+ * Knows rings and the frame of a call, and nothing of KV groups. A chunk is written next to the
+ * ring and attended from there, and what the ring keeps of it is copied afterwards: so the ring
+ * need not have room for a chunk, and what a query sees does not depend on how the prompt was cut.
  */
 
 #include "rings.h"

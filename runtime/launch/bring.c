@@ -15,14 +15,14 @@
  * misses is known by where its page comes from. */
 #define ABSENT ((void *)(uintptr_t)4096)
 
-static kvf_status failed(const kvf_part *part, kvf_status status)
+static kvf_status failed(const kvf_kv_group *kv_group, kvf_status status)
 {
     if (status != KVF_FULL)
         return status;
-    KVF_FAIL(part->context, KVF_FULL,
+    KVF_FAIL(kv_group->context, KVF_FULL,
              "host_bytes = %llu: this call needs more pages in memory at once; open the cache with "
              "more, or call it with fewer sequences",
-             (unsigned long long)part->config.host_bytes);
+             (unsigned long long)kv_group->config.host_bytes);
 }
 
 /* ---- page tables ---- */
@@ -30,50 +30,51 @@ static kvf_status failed(const kvf_part *part, kvf_status status)
 /* Room for the addresses of a row, which the device has read when it is given out again. */
 static kvf_status take_places(kvf_step *step, uint32_t count, void ***host, void ***seen)
 {
-    kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const uint32_t most = part->dims.paging.blocks_max * part->config.sequences_max;
-    if (part->places_used + count > most) {
-        KVF_TRY(ops->event_record(part->placed, step->stream));
-        KVF_TRY(ops->event_wait(part->placed));
-        part->places_used = 0;
+    kvf_kv_group *kv_group = step->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const uint32_t most = kv_group->dims.paging.blocks_max * kv_group->config.sequences_max;
+    if (kv_group->places_used + count > most) {
+        KVF_TRY(ops->event_record(kv_group->placed, step->stream));
+        KVF_TRY(ops->event_wait(kv_group->placed));
+        kv_group->places_used = 0;
     }
-    *host = part->control.places + part->places_used;
-    *seen = part->control_device.places + part->places_used;
-    part->places_used += count;
+    *host = kv_group->control.places + kv_group->places_used;
+    *seen = kv_group->control_device.places + kv_group->places_used;
+    kv_group->places_used += count;
     return KVF_OK;
 }
 
 static kvf_status send_table(kvf_step *step, kvf_layer *layer, uint32_t end)
 {
-    kvf_part *part = step->part;
+    kvf_kv_group *kv_group = step->kv_group;
     const size_t row = layer->row;
     void **host, **seen;
     KVF_TRY(take_places(step, end, &host, &seen));
     for (uint32_t b = 0; b < end; b++) {
-        void *block = kvf_page_pool_place(&part->pool, layer->blocks[b]);
+        void *block = kvf_page_pool_place(&kv_group->pool, layer->blocks[b]);
         host[b] = block ? block : ABSENT;
     }
-    layer->arrivals = kvf_page_pool_arrivals(&part->pool);
-    return part->device->ops->copy(step->stream,
-                                   part->tables.blocks + row * part->dims.paging.blocks_max, seen,
-                                   end * sizeof *seen);
+    layer->arrivals = kvf_page_pool_arrivals(&kv_group->pool);
+    return kv_group->device->ops->copy(
+        step->stream, kv_group->tables.blocks + row * kv_group->dims.paging.blocks_max, seen,
+        end * sizeof *seen);
 }
 
 /* Blocks below `end` that are not in the prefill arena. */
 static uint32_t in_pool(const kvf_layer *layer, uint32_t end)
 {
-    const kvf_prefill_arena *a = &layer->part->arena;
+    const kvf_prefill_arena *a = &layer->kv_group->arena;
     end = kvf_min_u32(end, layer->sealed);
     return a->owner == layer ? kvf_min_u32(end, a->first) : end;
 }
 
 /* The latest arrival among blocks that are in memory. */
-static uint64_t latest(const kvf_part *part, const kvf_layer *layer, uint32_t first, uint32_t end)
+static uint64_t latest(const kvf_kv_group *kv_group, const kvf_layer *layer, uint32_t first,
+                       uint32_t end)
 {
     uint64_t most = 0;
     for (uint32_t b = first; b < end; b++) {
-        const uint64_t arrival = kvf_page_pool_arrival(&part->pool, layer->blocks[b]);
+        const uint64_t arrival = kvf_page_pool_arrival(&kv_group->pool, layer->blocks[b]);
         most = arrival > most ? arrival : most;
     }
     return most;
@@ -89,53 +90,53 @@ static uint64_t latest(const kvf_part *part, const kvf_layer *layer, uint32_t fi
 
 kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t first, uint32_t end)
 {
-    kvf_part *part = state->part;
-    if (!kvf_page_pool_spills(&part->pool))
+    kvf_kv_group *kv_group = state->kv_group;
+    if (!kvf_page_pool_spills(&kv_group->pool))
         return KVF_OK;
     end = in_pool(state, end);
     for (uint32_t b = first; b < end; b++)
-        kvf_page_pool_want(&part->pool, state->blocks[b], state->index + 1);
-    KVF_TRY(failed(part, kvf_page_pool_bring(&part->pool)));
-    return latest(part, state, first, end) > state->arrivals
+        kvf_page_pool_want(&kv_group->pool, state->blocks[b], state->index + 1);
+    KVF_TRY(failed(kv_group, kvf_page_pool_bring(&kv_group->pool)));
+    return latest(kv_group, state, first, end) > state->arrivals
                ? send_table(step, state, in_pool(state, UINT32_MAX))
                : KVF_OK;
 }
 
 kvf_status kvf_bring_rows(kvf_step *step,
-                          bool (*is_wanted)(const kvf_part *part, const kvf_layer *layer),
+                          bool (*is_wanted)(const kvf_kv_group *kv_group, const kvf_layer *layer),
                           kvf_status (*before)(kvf_step *step))
 {
-    if (!kvf_page_pool_spills(&step->part->pool))
+    if (!kvf_page_pool_spills(&step->kv_group->pool))
         return KVF_OK;
     if (before)
         KVF_TRY(before(step));
     for (uint32_t b = 0; b < step->rows; b++)
-        if (!is_wanted || is_wanted(step->part, step->states[b]))
+        if (!is_wanted || is_wanted(step->kv_group, step->states[b]))
             KVF_TRY(kvf_bring(step, step->states[b], 0, UINT32_MAX));
     return KVF_OK;
 }
 
-kvf_status kvf_bring_blocks(kvf_part *part, const kvf_block *blocks, uint32_t count)
+kvf_status kvf_bring_blocks(kvf_kv_group *kv_group, const kvf_block *blocks, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        kvf_page_pool_want(&part->pool, blocks[i], UNREAD);
-    return failed(part, kvf_page_pool_bring(&part->pool));
+        kvf_page_pool_want(&kv_group->pool, blocks[i], UNREAD);
+    return failed(kv_group, kvf_page_pool_bring(&kv_group->pool));
 }
 
-kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t count)
+kvf_status kvf_bring_fresh(kvf_kv_group *kv_group, const kvf_block *blocks, uint32_t count)
 {
-    KVF_TRY(kvf_bring_blocks(part, blocks, count));
+    KVF_TRY(kvf_bring_blocks(kv_group, blocks, count));
     for (uint32_t i = 0; i < count; i++)
-        kvf_page_pool_write(&part->pool, blocks[i]);
+        kvf_page_pool_write(&kv_group->pool, blocks[i]);
     return KVF_OK;
 }
 
-kvf_status kvf_bring_wait(kvf_part *part, kvf_stream *stream)
+kvf_status kvf_bring_wait(kvf_kv_group *kv_group, kvf_stream *stream)
 {
-    if (!kvf_page_pool_spills(&part->pool))
+    if (!kvf_page_pool_spills(&kv_group->pool))
         return KVF_OK;
-    KVF_TRY(part->device->ops->event_record(part->chosen, stream));
-    return part->device->ops->event_wait(part->chosen);
+    KVF_TRY(kv_group->device->ops->event_record(kv_group->chosen, stream));
+    return kv_group->device->ops->event_wait(kv_group->chosen);
 }
 
 /* ---- what a step chose ---- */
@@ -149,13 +150,13 @@ typedef struct chosen {
     const kvf_miss *misses; /* likewise */
 } chosen;
 
-static chosen where(const kvf_part *part)
+static chosen where(const kvf_kv_group *kv_group)
 {
-    const kvf_choice *now = &part->tables.now;
-    if (part->dims.needs_mirror)
-        return (chosen){.count = part->control.mirror.miss_count,
-                        .misses = part->control.mirror.misses};
-    if (kvf_moves_pages(part))
+    const kvf_choice *now = &kv_group->tables.now;
+    if (kv_group->dims.needs_mirror)
+        return (chosen){.count = kv_group->control.mirror.miss_count,
+                        .misses = kv_group->control.mirror.misses};
+    if (kvf_moves_pages(kv_group))
         return (chosen){.count = now->miss_count, .misses = now->misses};
     return (chosen){.count = now->id_count, .ids = now->ids};
 }
@@ -163,14 +164,14 @@ static chosen where(const kvf_part *part)
 /* Two copies on the step's stream. A device that needs them gives every page a slot. */
 static kvf_status copy_misses(const kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_choice *now = &part->tables.now;
-    const size_t lists = (size_t)step->rows * part->dims.paging.lists;
-    KVF_ASSERT(kvf_moves_pages(part));
-    KVF_TRY(ops->copy(step->stream, part->control_device.mirror.misses, now->misses,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const kvf_choice *now = &kv_group->tables.now;
+    const size_t lists = (size_t)step->rows * kv_group->dims.paging.lists;
+    KVF_ASSERT(kvf_moves_pages(kv_group));
+    KVF_TRY(ops->copy(step->stream, kv_group->control_device.mirror.misses, now->misses,
                       lists * now->ids_max * sizeof *now->misses));
-    return ops->copy(step->stream, part->control_device.mirror.miss_count, now->miss_count,
+    return ops->copy(step->stream, kv_group->control_device.mirror.miss_count, now->miss_count,
                      lists * sizeof *now->miss_count);
 }
 
@@ -187,16 +188,16 @@ typedef enum glance { WANT, LOOK, PART } glance;
 /* A page that was chosen, `at` in its arrays, of list `l`. */
 static void set_apart(const kvf_step *step, const chosen *c, uint32_t l, size_t at, kvf_block block)
 {
-    const kvf_part *part = step->part;
-    const kvf_control *t = &part->control;
-    const uint32_t is_late = kvf_page_pool_is_coming(&part->pool, block);
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_control *t = &kv_group->control;
+    const uint32_t is_late = kvf_page_pool_is_coming(&kv_group->pool, block);
     if (!c->misses) {
         t->late[at] = (uint8_t)is_late;
         return;
     }
-    const size_t lists = (size_t)part->config.sequences_max * part->dims.paging.lists;
+    const size_t lists = (size_t)kv_group->config.sequences_max * kv_group->dims.paging.lists;
     const size_t list = is_late * lists + l;
-    t->parted[list * part->tables.now.ids_max + t->part_count[list]++] = c->misses[at];
+    t->parted[list * kv_group->tables.now.ids_max + t->part_count[list]++] = c->misses[at];
 }
 
 /*
@@ -205,14 +206,14 @@ static void set_apart(const kvf_step *step, const chosen *c, uint32_t l, size_t 
  */
 static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance why)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_layer *layer = step->states[row];
     uint64_t most = 0;
     for (uint32_t l = row * p->lists; l < (row + 1) * p->lists; l++)
         for (uint32_t i = 0; i < list_length(c, l); i++) {
             const size_t at =
-                (c->indptr ? (size_t)c->indptr[l] : (size_t)l * part->tables.now.ids_max) + i;
+                (c->indptr ? (size_t)c->indptr[l] : (size_t)l * kv_group->tables.now.ids_max) + i;
             const uint32_t page = (uint32_t)(c->ids ? c->ids[at] : c->misses[at].page);
             const uint32_t block = page / p->block_pages;
             KVF_ASSERT(c->indptr || block < layer->sealed);
@@ -221,11 +222,11 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
             if (why == PART) {
                 set_apart(step, c, l, at, layer->blocks[block]);
             } else if (why == WANT) {
-                step->part->pages_brought +=
-                    !kvf_page_pool_device(&part->pool, layer->blocks[block]);
-                kvf_page_pool_want(&step->part->pool, layer->blocks[block], step->index + 1);
+                step->kv_group->pages_brought +=
+                    !kvf_page_pool_device(&kv_group->pool, layer->blocks[block]);
+                kvf_page_pool_want(&step->kv_group->pool, layer->blocks[block], step->index + 1);
             } else {
-                const uint64_t arrival = latest(part, layer, block, block + 1);
+                const uint64_t arrival = latest(kv_group, layer, block, block + 1);
                 most = arrival > most ? arrival : most;
             }
         }
@@ -234,7 +235,7 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
 
 static kvf_status rest(kvf_step *step)
 {
-    const kvf_status status = failed(step->part, kvf_page_pool_bring(&step->part->pool));
+    const kvf_status status = failed(step->kv_group, kvf_page_pool_bring(&step->kv_group->pool));
     step->is_late = 0;
     step->is_undone = status != KVF_OK;
     return status;
@@ -242,10 +243,10 @@ static kvf_status rest(kvf_step *step)
 
 static kvf_status ask_pages(kvf_step *step, const chosen *c)
 {
-    kvf_part *part = step->part;
+    kvf_kv_group *kv_group = step->kv_group;
     for (uint32_t b = 0; b < step->rows; b++)
         (void)look(step, c, b, WANT);
-    step->is_late = kvf_page_pool_ask(&part->pool);
+    step->is_late = kvf_page_pool_ask(&kv_group->pool);
     if (!step->is_late || c->indptr)
         KVF_TRY(rest(step));
     for (uint32_t b = 0; b < step->rows; b++) {
@@ -255,9 +256,9 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
     }
     if (!step->is_late)
         return KVF_OK;
-    const size_t lists = (size_t)part->config.sequences_max * part->dims.paging.lists;
+    const size_t lists = (size_t)kv_group->config.sequences_max * kv_group->dims.paging.lists;
     if (c->misses)
-        memset(part->control.part_count, 0, 2 * lists * sizeof *part->control.part_count);
+        memset(kv_group->control.part_count, 0, 2 * lists * sizeof *kv_group->control.part_count);
     for (uint32_t b = 0; b < step->rows; b++)
         (void)look(step, c, b, PART);
     return KVF_OK;
@@ -265,20 +266,20 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
 
 static kvf_status ask_chosen(kvf_step *step)
 {
-    const chosen c = where(step->part);
-    KVF_TRY(step->part->device->ops->event_wait(step->part->chosen));
+    const chosen c = where(step->kv_group);
+    KVF_TRY(step->kv_group->device->ops->event_wait(step->kv_group->chosen));
     return ask_pages(step, &c);
 }
 
 kvf_status kvf_bring_chosen(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    if (!kvf_page_pool_spills(&part->pool))
+    const kvf_kv_group *kv_group = step->kv_group;
+    if (!kvf_page_pool_spills(&kv_group->pool))
         return KVF_OK;
-    if (part->dims.needs_mirror)
+    if (kv_group->dims.needs_mirror)
         KVF_TRY(copy_misses(step));
-    KVF_TRY(part->device->ops->event_record(part->chosen, step->stream));
-    if (!kvf_moves_pages(part))
+    KVF_TRY(kv_group->device->ops->event_record(kv_group->chosen, step->stream));
+    if (!kvf_moves_pages(kv_group))
         return ask_chosen(step);
     step->is_late = UNASKED; /* hits are attended before the host looks at the misses */
     return KVF_OK;
@@ -306,17 +307,17 @@ static void give_home(const void *raw, uint32_t task)
 
 kvf_status kvf_bring_mark(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    if (!step->is_late || kvf_moves_pages(part))
+    const kvf_kv_group *kv_group = step->kv_group;
+    if (!step->is_late || kvf_moves_pages(kv_group))
         return KVF_OK;
-    const kvf_tables *t = &part->tables;
+    const kvf_tables *t = &kv_group->tables;
     const late_spans s = {.spans = t->spans,
                           .span_count = t->span_count,
                           .id_count = t->now.id_count,
-                          .late = part->control.late,
-                          .lists = step->rows * part->dims.paging.lists,
-                          .ids_max = part->dims.ids_max,
-                          .spans_max = part->dims.spans_max};
+                          .late = kv_group->control.late,
+                          .lists = step->rows * kv_group->dims.paging.lists,
+                          .ids_max = kv_group->dims.ids_max,
+                          .spans_max = kv_group->dims.spans_max};
     return step->stream->device->ops->host_call(step->stream, give_home, &s, sizeof s);
 }
 
@@ -326,32 +327,34 @@ kvf_status kvf_bring_late(kvf_step *step)
 }
 
 /* Misses that were set apart: those in memory (0), or those that were not (1). */
-static kvf_choice set_of(const kvf_part *part, uint32_t late)
+static kvf_choice set_of(const kvf_kv_group *kv_group, uint32_t late)
 {
-    const kvf_control *seen = &part->control_device;
-    const size_t lists = part->dims.paging.lists;
-    const size_t first = late * part->config.sequences_max * lists;
-    kvf_choice c = part->tables.now;
+    const kvf_control *seen = &kv_group->control_device;
+    const size_t lists = kv_group->dims.paging.lists;
+    const size_t first = late * kv_group->config.sequences_max * lists;
+    kvf_choice c = kv_group->tables.now;
     c.misses = seen->parted + first * c.ids_max;
     c.miss_count = seen->part_count + first;
-    c.from += late * kvf_rows_max(&part->config) * lists * c.ids_max;
-    c.to += late * kvf_rows_max(&part->config) * lists * c.ids_max;
+    c.from += late * kvf_rows_max(&kv_group->config) * lists * c.ids_max;
+    c.to += late * kvf_rows_max(&kv_group->config) * lists * c.ids_max;
     c.fetch_count += late;
     return c;
 }
 
 kvf_status kvf_bring_misses(kvf_step *step, kvf_choice *out)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     const bool is_first = step->is_late == UNASKED;
     KVF_TRY(is_first ? ask_chosen(step) : rest(step));
-    *out = !is_first ? set_of(part, 1) : step->is_late ? set_of(part, 0) : part->tables.now;
+    *out = !is_first       ? set_of(kv_group, 1)
+           : step->is_late ? set_of(kv_group, 0)
+                           : kv_group->tables.now;
     return KVF_OK;
 }
 
 void kvf_bring_drop(kvf_step *step)
 {
-    const kvf_status status = step->is_late ? kvf_page_pool_bring(&step->part->pool) : KVF_OK;
+    const kvf_status status = step->is_late ? kvf_page_pool_bring(&step->kv_group->pool) : KVF_OK;
     (void)status; /* the other failure is told */
     step->is_late = 0;
 }
@@ -361,7 +364,7 @@ kvf_status kvf_bring_listed(kvf_step *step, const kvf_page_lists *lists,
                                                const int32_t **indptr, const int32_t **indices))
 {
     chosen c = {0};
-    if (!kvf_page_pool_spills(&step->part->pool))
+    if (!kvf_page_pool_spills(&step->kv_group->pool))
         return KVF_OK;
     KVF_TRY(find(step, lists, &c.indptr, &c.ids));
     KVF_TRY(ask_pages(step, &c));

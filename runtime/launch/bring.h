@@ -19,15 +19,17 @@ KVF_CHECKED kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t firs
 /* All blocks of the step's rows that `is_wanted` wants; NULL = of every row. `before`, if any, is
  * called first. */
 KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step,
-                                      bool (*is_wanted)(const kvf_part *part,
+                                      bool (*is_wanted)(const kvf_kv_group *kv_group,
                                                         const kvf_layer *layer),
                                       kvf_status (*before)(kvf_step *step));
 /* Blocks whose addresses the caller looks up itself. */
-KVF_CHECKED kvf_status kvf_bring_blocks(kvf_part *part, const kvf_block *blocks, uint32_t count);
+KVF_CHECKED kvf_status kvf_bring_blocks(kvf_kv_group *kv_group, const kvf_block *blocks,
+                                        uint32_t count);
 /* Blocks that were just acquired, or are to be written again. */
-KVF_CHECKED kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t count);
+KVF_CHECKED kvf_status kvf_bring_fresh(kvf_kv_group *kv_group, const kvf_block *blocks,
+                                       uint32_t count);
 /* Until whatever the stream has so far is done: blocks that it uses may go, lists can be read. */
-KVF_CHECKED kvf_status kvf_bring_wait(kvf_part *part, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_bring_wait(kvf_kv_group *kv_group, kvf_stream *stream);
 /* After the choice of a step. While step->is_late, pages that it chose may not be addressable. */
 KVF_CHECKED kvf_status kvf_bring_chosen(kvf_step *step);
 /* Where pages stay: spans of late pages are attended as those of misses are; waiting for them. */

@@ -46,8 +46,8 @@ uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties
     uint64_t blocks = 0;
     for (uint32_t b = 0; step->row_host && b < step->rows; b++)
         blocks += step->row_host[b].sealed;
-    const uint64_t tiles = blocks * step->part->dims.paging.block_size / KVF_SCORE_CODES_TOKENS *
-                           step->part->dims.paging.lists;
+    const uint64_t tiles = blocks * step->kv_group->dims.paging.block_size /
+                           KVF_SCORE_CODES_TOKENS * step->kv_group->dims.paging.lists;
     return kvf_max_u32(1, (uint32_t)(tiles / kvf_max_u32(1, wanted)));
 }
 
@@ -88,7 +88,7 @@ static void part_rows(uint32_t *common, uint32_t rows, uint32_t most)
 
 void kvf_step_share(kvf_step *step, uint32_t most)
 {
-    const uint32_t per_tile = KVF_SCORE_CODES_TOKENS / step->part->dims.paging.block_size;
+    const uint32_t per_tile = KVF_SCORE_CODES_TOKENS / step->kv_group->dims.paging.block_size;
     uint32_t *order, *common;
     KVF_TAKE(step, order, step->order, step->rows);
     KVF_TAKE(step, common, step->common, step->rows);

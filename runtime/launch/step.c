@@ -32,7 +32,7 @@ void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences,
 {
     const kvf_place *place = &step->cache->places[layer];
     step->layer = layer;
-    step->part = place->part;
+    step->kv_group = place->kv_group;
     step->index = place->index;
     step->rows = rows;
     step->states = step->cache->states;
@@ -77,20 +77,20 @@ const void *kvf_step_seen(const kvf_step *step, const void *array)
 }
 
 /* Pages of the budget beside sink, static set, and the window as it is. */
-static uint32_t chosen_pages(const kvf_part *part, const kvf_layer *state)
+static uint32_t chosen_pages(const kvf_kv_group *kv_group, const kvf_layer *state)
 {
-    if (part->policy->all_pages || part->dims.dynamic_pages == 0)
-        return part->dims.dynamic_pages;
-    const uint32_t taken = part->dims.static_tokens, rest = kvf_rest_tokens(part, state);
-    return taken < rest ? (rest - taken) / part->config.page_size : 0;
+    if (kv_group->policy->all_pages || kv_group->dims.dynamic_pages == 0)
+        return kv_group->dims.dynamic_pages;
+    const uint32_t taken = kv_group->dims.static_tokens, rest = kvf_rest_tokens(kv_group, state);
+    return taken < rest ? (rest - taken) / kv_group->config.page_size : 0;
 }
 
-kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
+kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
 {
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
     const size_t n = state->row;
-    const size_t rows = (size_t)part->config.sequences_max * part->config.layers;
+    const size_t rows = (size_t)kv_group->config.sequences_max * kv_group->config.layers;
     const size_t stored = state->store * rows + n; /* two stores per row */
     const size_t runs = (size_t)p->kv_heads * p->blocks_max;
     const size_t centroids = (size_t)p->kv_heads * p->segments_max; /* no coarse head: none */
@@ -102,7 +102,7 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
         .ring = t->rings + n * kvf_ring_size(p),
         .digests = t->digests ? t->digests + n * runs * p->digest_bytes : NULL,
         .codes = t->codes,
-        .code_stride = (size_t)part->dims.code_blocks * p->digest_bytes,
+        .code_stride = (size_t)kv_group->dims.code_blocks * p->digest_bytes,
         .block_of = t->block_of + n * p->blocks_max,
         .centroids = t->centroids ? t->centroids + n * centroids * p->shape.head_dim : NULL,
         .centroid_scales = t->centroid_scales ? t->centroid_scales + n * centroids : NULL,
@@ -111,24 +111,24 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
         .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
         .store_count = t->store_count + stored * p->kv_heads,
         .queries = t->queries + n * query,
-        .slot_of_page = part->residency.slot_of_page,
-        .slot_words = part->residency.words,
-        .slots = part->residency.slot_memory,
-        .use = part->residency.clock,
+        .slot_of_page = kv_group->residency.slot_of_page,
+        .slot_words = kv_group->residency.words,
+        .slots = kv_group->residency.slot_memory,
+        .use = kv_group->residency.clock,
         .step = state->steps,
         .chosen_at = t->chosen_at ? t->chosen_at + n * p->kv_heads * p->pages_max : NULL,
         .share = t->share ? t->share + n * 2 : NULL,
         .fault = state->fault,
         .fault_key = state->fault_key,
-        .static_tokens = part->dims.static_tokens,
-        .chosen_pages = chosen_pages(part, state),
+        .static_tokens = kv_group->dims.static_tokens,
+        .chosen_pages = chosen_pages(kv_group, state),
         .length = state->length,
         .sealed = state->sealed,
         .sealed_before = state->sealed,
         .query_slot = state->queries ? (state->queries - 1) % p->query_window : 0,
-        .query_count = kvf_kept_queries(part, state),
-        .attend_all = part->policy->all_pages ||
-                      state->length <= kvf_budget_tokens(&part->config, state->length),
+        .query_count = kvf_kept_queries(kv_group, state),
+        .attend_all = kv_group->policy->all_pages ||
+                      state->length <= kvf_budget_tokens(&kv_group->config, state->length),
     };
 }
 
@@ -145,8 +145,8 @@ static uint32_t blocks_to_seal(const kvf_step *step)
 
 void kvf_step_rows(kvf_step *step)
 {
-    kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     uint32_t job = 0;
     if (step->states)
         step->sealed_blocks = blocks_to_seal(step);
@@ -155,12 +155,12 @@ void kvf_step_rows(kvf_step *step)
     KVF_TAKE(step, step->block_of_host, step->new_block_of, step->sealed_blocks);
     if (!step->row_host)
         return;
-    ++part->residency.clock;
+    ++kv_group->residency.clock;
     step->stride = step->is_recorded ? p->pages_max : 1;
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_layer state = kvf_step_state(step, b);
         kvf_row *row = &step->row_host[b];
-        *row = kvf_step_row(part, &state);
+        *row = kvf_step_row(kv_group, &state);
         if (kvf_step_is_first(step, b))
             row->sealed_before = state.sealed_before;
         /* A query that this step brings and overwrites is not kept. */
@@ -172,7 +172,7 @@ void kvf_step_rows(kvf_step *step)
         row->new_block_of = step->new_block_of ? step->new_block_of + job : NULL;
         step->stride = kvf_max_u32(step->stride, kvf_row_sealed_pages(p, row));
         for (uint32_t i = row->sealed_before; i < row->sealed; i++, job++) {
-            step->pool_host[job] = kvf_page_pool_device(&part->pool, state.blocks[i]);
+            step->pool_host[job] = kvf_page_pool_device(&kv_group->pool, state.blocks[i]);
             step->block_of_host[job] = state.blocks[i].index;
         }
     }
@@ -215,32 +215,33 @@ kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum)
 
 kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state)
 {
-    kvf_part *part = state->part;
-    const kvf_paging *p = &part->dims.paging;
+    kvf_kv_group *kv_group = state->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     if (!state->is_fresh)
         return KVF_OK;
-    const kvf_row row = kvf_step_row(part, state);
+    const kvf_row row = kvf_step_row(kv_group, state);
     if (row.chosen_at)
-        KVF_TRY(part->device->ops->fill(step->stream, row.chosen_at, 0,
-                                        (size_t)p->kv_heads * p->pages_max * sizeof(uint32_t)));
-    KVF_TRY(
-        part->device->ops->fill(step->stream, row.store_count, 0, p->kv_heads * sizeof(uint32_t)));
+        KVF_TRY(kv_group->device->ops->fill(step->stream, row.chosen_at, 0,
+                                            (size_t)p->kv_heads * p->pages_max * sizeof(uint32_t)));
+    KVF_TRY(kv_group->device->ops->fill(step->stream, row.store_count, 0,
+                                        p->kv_heads * sizeof(uint32_t)));
     state->is_fresh = 0;
     return KVF_OK;
 }
 
 /* Of a coarse head of the row. */
-static uint32_t segments_ranked(const kvf_part *part, const kvf_row *row, uint32_t *take)
+static uint32_t segments_ranked(const kvf_kv_group *kv_group, const kvf_row *row, uint32_t *take)
 {
-    const uint32_t pages = row->share ? part->dims.dynamic_pages : row->chosen_pages;
-    return kvf_segments_ranked(&part->dims.paging, row, part->config.coarse_share, pages, take);
+    const uint32_t pages = row->share ? kv_group->dims.dynamic_pages : row->chosen_pages;
+    return kvf_segments_ranked(&kv_group->dims.paging, row, kv_group->config.coarse_share, pages,
+                               take);
 }
 
 /* Tables of coarse heads; `bits` of theirs become those that filtering leaves. */
 static void take_coarse(kvf_step *step, const uint64_t **bits)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t lists = p->segments_max ? step->rows * p->lists : 0;
     const int8_t **centroids;
     const uint16_t **scales;
@@ -259,26 +260,27 @@ static void take_coarse(kvf_step *step, const uint64_t **bits)
         centroids[l] = kvf_row_centroid(p, row, head, 1);
         scales[l] = kvf_row_centroid_scale(p, row, head, 1);
         take[l] = 0;
-        count[l] = is_coarse ? segments_ranked(part, row, &take[l]) : 0;
+        count[l] = is_coarse ? segments_ranked(kv_group, row, &take[l]) : 0;
         blocks[l] = row->sealed;
         unfiltered[l] = count[l] ? bits[l] : NULL;
         if (count[l])
-            bits[l] = part->tables.coarse.bits + (size_t)l * p->blocks_max;
+            bits[l] = kv_group->tables.coarse.bits + (size_t)l * p->blocks_max;
     }
 }
 
 void kvf_step_lists(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
-    const uint32_t lists = step->rows * p->lists, chosen = step->rows * part->dims.choose_lists;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const uint32_t lists = step->rows * p->lists, chosen = step->rows * kv_group->dims.choose_lists;
     const void **digests;
     const uint32_t **block_of;
     const uint64_t **bits;
     uint32_t *pages, *choose_pages;
     KVF_TAKE(step, digests, step->digests, lists);
-    KVF_TAKE(step, block_of, step->block_of, kvf_has_codes(part) ? lists : 0);
-    KVF_TAKE(step, bits, step->bits, kvf_has_codes(part) || part->dims.static_tokens ? lists : 0);
+    KVF_TAKE(step, block_of, step->block_of, kvf_has_codes(kv_group) ? lists : 0);
+    KVF_TAKE(step, bits, step->bits,
+             kvf_has_codes(kv_group) || kv_group->dims.static_tokens ? lists : 0);
     KVF_TAKE(step, pages, step->pages, lists);
     KVF_TAKE(step, choose_pages, step->choose_pages, chosen);
     kvf_step_share(step, kvf_step_rows_at_once(step, &step->cache->runtime->properties));
@@ -299,16 +301,16 @@ void kvf_step_lists(kvf_step *step)
     }
     take_coarse(step, bits);
     for (uint32_t i = 0; i < chosen; i++)
-        choose_pages[i] = kvf_row_sealed_pages(p, &step->row_host[i / part->dims.choose_lists]);
+        choose_pages[i] = kvf_row_sealed_pages(p, &step->row_host[i / kv_group->dims.choose_lists]);
 }
 
 /* Quantized pages in full precision; see the header. Knows nothing of who reads them. */
 
-kvf_status kvf_wide_row(const kvf_step *step, const kvf_part *part, const kvf_row *row,
+kvf_status kvf_wide_row(const kvf_step *step, const kvf_kv_group *kv_group, const kvf_row *row,
                         uint32_t first, uint32_t count, const kvf_row **view)
 {
-    const kvf_tables *t = &part->tables;
-    const kvf_dequantize_args args = {.paging = part->dims.paging,
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_dequantize_args args = {.paging = kv_group->dims.paging,
                                       .first = first,
                                       .count = count,
                                       .wide = t->wide,
@@ -322,7 +324,7 @@ kvf_status kvf_wide_row(const kvf_step *step, const kvf_part *part, const kvf_ro
 kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_row **view)
 {
     *view = step->row + index;
-    return kvf_quantizes_pages(step->part)
-               ? kvf_wide_row(step, step->part, *view, 0, step->row_host[index].sealed, view)
+    return kvf_quantizes_pages(step->kv_group)
+               ? kvf_wide_row(step, step->kv_group, *view, 0, step->row_host[index].sealed, view)
                : KVF_OK;
 }

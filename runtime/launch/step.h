@@ -24,9 +24,9 @@ typedef struct kvf_step {
     kvf_cache *cache;
     kvf_stream *stream;
     kvf_frame *frame;
-    kvf_part *part; /* whose pages it is about; NULL = all heads stream */
+    kvf_kv_group *kv_group; /* whose pages it is about; NULL = all heads stream */
     uint32_t layer;
-    uint32_t index;           /* of the layer in the part */
+    uint32_t index;           /* of the layer in the KV group */
     uint32_t rows;            /* tokens; those of a sequence follow each other */
     kvf_layer *const *states; /* [rows], in cache->states; NULL = the step is dry */
     kvf_row *row_host;        /* [rows], in the frame */
@@ -41,8 +41,9 @@ typedef struct kvf_step {
     void *const *pool;            /* pool_host on the device, for such a chunk */
     const void *q;
     kvf_given given;
-    const uint32_t *heads; /* of the layer, by those of the part, on the device; NULL = the same */
-    uint32_t stride;       /* of score rows: most sealed pages of a row, at least 1 */
+    const uint32_t
+        *heads;      /* of the layer, by those of the KV group, on the device; NULL = the same */
+    uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */
     /* 1: the step is recorded, or its frame is for a recording: sizes are maxima, so that they do
      * not change, and it seals nothing. Or its rows are what a replay seals. */
     uint32_t is_recorded;
@@ -65,7 +66,7 @@ typedef struct kvf_step {
         const uint32_t *take;              /* of these, the best that are scored by codes */
         const uint32_t *blocks;            /* sealed */
         const uint64_t *const *unfiltered; /* bits of the row; `bits` has those that are left */
-    } coarse; /* heads, of a part that has centroids; a hot head has count 0 and NULL */
+    } coarse; /* heads, of a KV group that has centroids; a hot head has count 0 and NULL */
     const uint32_t *order; /* of rows, of a cache with codes; see score_args.h and kvf_step_share */
     const uint32_t *common;
     uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */
@@ -118,7 +119,7 @@ kvf_layer kvf_step_state(const kvf_step *step, uint32_t row);
 uint32_t kvf_step_turn(const kvf_step *step, uint32_t first);
 
 /* Where the arrays of a row are, and what the host knows of it. */
-kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state);
+kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state);
 
 /* Rows of the step, from what the host knows after its bookkeeping. A dry step says how many pages
  * it seals. */
@@ -162,22 +163,25 @@ void kvf_step_share(kvf_step *step, uint32_t most);
  * Quantized pages in full precision, for what looks at a row's tokens otherwise than a step's
  * attention.
  *
- * A part that quantizes pages has room for one row in full precision, `tables.wide`. Whoever needs
- * it fills it, in stream order, and it holds until the next one does: nothing of it is remembered.
- * A *view* is a row whose table names that room for sealed blocks, and which has no slots.
+ * A KV group that quantizes pages has room for one row in full precision, `tables.wide`. Whoever
+ * needs it fills it, in stream order, and it holds until the next one does: nothing of it is
+ * remembered. A *view* is a row whose table names that room for sealed blocks, and which has no
+ * slots.
  */
 
 /* Blocks first .. first + count - 1 of a row on the device, whose table names the pool. *view gets
  * the view of the row. */
-KVF_CHECKED kvf_status kvf_wide_row(const kvf_step *step, const kvf_part *part, const kvf_row *row,
-                                    uint32_t first, uint32_t count, const kvf_row **view);
+KVF_CHECKED kvf_status kvf_wide_row(const kvf_step *step, const kvf_kv_group *kv_group,
+                                    const kvf_row *row, uint32_t first, uint32_t count,
+                                    const kvf_row **view);
 /* Row `index` of the step with all its sealed blocks; the row itself where pages are exact. */
 KVF_CHECKED kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_row **view);
 
 /* The view that kvf_wide_view gave. */
 static inline const kvf_row *kvf_wide_last(const kvf_step *step, uint32_t index)
 {
-    return kvf_quantizes_pages(step->part) ? step->part->tables.wide_view : step->row + index;
+    return kvf_quantizes_pages(step->kv_group) ? step->kv_group->tables.wide_view
+                                               : step->row + index;
 }
 
 #endif

@@ -112,7 +112,7 @@ kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream)
 static kvf_status bring(kvf_prune *prune, void *host, const void *from, size_t bytes,
                         kvf_stream *stream)
 {
-    if (!prune->cache->parts[0].dims.needs_mirror && host != prune->profile_host)
+    if (!prune->cache->kv_groups[0].dims.needs_mirror && host != prune->profile_host)
         return KVF_OK;
     char *to = prune->pinned_device + ((char *)host - prune->pinned);
     return prune->cache->device->ops->copy(stream, to, from, bytes);
@@ -120,7 +120,7 @@ static kvf_status bring(kvf_prune *prune, void *host, const void *from, size_t b
 
 static const float *readable(const kvf_prune *prune, const float *from)
 {
-    return prune->cache->parts[0].dims.needs_mirror ? prune->scores_host : from;
+    return prune->cache->kv_groups[0].dims.needs_mirror ? prune->scores_host : from;
 }
 
 static kvf_status wait_for(kvf_prune *prune, kvf_sequence *sequence, kvf_stream *stream)
@@ -440,12 +440,12 @@ static kvf_status seed(kvf_prune *prune, const kvf_prune_slot *slot, const kvf_p
 {
     const kvf_device_ops *ops = prune->cache->device->ops;
     const size_t count = (size_t)view->kv_heads * view->tokens;
-    if (prune->cache->parts[0].dims.static_tokens == 0)
+    if (prune->cache->kv_groups[0].dims.static_tokens == 0)
         return KVF_OK;
     KVF_TRY(take_scores(prune));
     mask_scores(prune, view, answer);
     KVF_TRY(kvf_prune_mark(prune, NULL, stream));
-    if (prune->cache->parts[0].dims.needs_mirror) {
+    if (prune->cache->kv_groups[0].dims.needs_mirror) {
         const char *from = prune->pinned_device + ((char *)prune->scores_host - prune->pinned);
         KVF_TRY(ops->copy(stream, prune->scores, from, count * sizeof(float)));
     }

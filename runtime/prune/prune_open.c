@@ -54,7 +54,8 @@ static void carve_pinned(kvf_prune *prune, kvf_carver *k)
     const kvf_prune_shape *shape = &prune->shape;
     KVF_CARVE(k, prune->clock, 1);
     KVF_CARVE(k, prune->profile_host, prune->needs & KVF_PRUNE_PROFILE ? shape->query_heads : 0);
-    KVF_CARVE(k, prune->scores_host, prune->cache->parts[0].dims.needs_mirror ? shape->kv_heads : 0,
+    KVF_CARVE(k, prune->scores_host,
+              prune->cache->kv_groups[0].dims.needs_mirror ? shape->kv_heads : 0,
               shape->tokens_max);
 }
 
@@ -172,7 +173,7 @@ static kvf_status take_device(kvf_prune *prune)
     KVF_TRY(ops->memory_alloc(prune->cache->device, carver.bytes, &base));
     prune->device_memory = base;
     carve_device(prune, &(kvf_carver){.base = prune->device_memory});
-    if (!prune->cache->parts[0].dims.needs_mirror)
+    if (!prune->cache->kv_groups[0].dims.needs_mirror)
         prune->scores_host = prune->scores;
     return KVF_OK;
 }

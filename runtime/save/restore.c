@@ -178,8 +178,8 @@ static kvf_status check_layer(const restoring *r, uint32_t index)
 {
     kvf_cache *cache = r->cache;
     const kvf_saved_layer *l = &r->file.header.layers[index];
-    const kvf_part *part = cache->places[index].part;
-    const uint32_t heads = part ? part->config.kv_heads : 0;
+    const kvf_kv_group *kv_group = cache->places[index].kv_group;
+    const uint32_t heads = kv_group ? kv_group->config.kv_heads : 0;
     if (l->heads != heads)
         KVF_FAIL(cache->context, KVF_CORRUPT,
                  "%s: layer %u has pages of %u heads, by its head_mask of %u; save it again",
@@ -193,14 +193,14 @@ static kvf_status check_layer(const restoring *r, uint32_t index)
         KVF_FAIL(cache->context, KVF_FULL,
                  "tokens_max = %u: %s has %u tokens in layer %u; open the cache with more",
                  cache->config.tokens_max, r->file.path, l->length, index);
-    if (part && l->length && kvf_quantizes_pages(part) &&
-        l->sealed != kvf_sealed_blocks(part, l->length))
+    if (kv_group && l->length && kvf_quantizes_pages(kv_group) &&
+        l->sealed != kvf_sealed_blocks(kv_group, l->length))
         KVF_FAIL(
             cache->context, KVF_INVALID,
             "local_tokens = %u: %s has %u quantized blocks in layer %u, this cache would have %u; "
             "open a cache with the local_tokens that it was saved with",
             cache->config.local_tokens, r->file.path, l->sealed, index,
-            kvf_sealed_blocks(part, l->length));
+            kvf_sealed_blocks(kv_group, l->length));
     return KVF_OK;
 }
 
@@ -232,13 +232,13 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
     }
     for (uint32_t i = 0; r->is_exact && i < h->head->layers; i++) {
         const kvf_saved_layer *l = &h->layers[i];
-        const kvf_part *part = cache->places[i].part;
+        const kvf_kv_group *kv_group = cache->places[i].kv_group;
         const bool is_fresh = l->flags & KVF_SAVED_FRESH;
-        if (!part || is_fresh)
+        if (!kv_group || is_fresh)
             continue;
         r->is_exact = h->head->page_size == cache->config.page_size &&
-                      kvf_snapshot_is_same(part, l) &&
-                      l->sealed == kvf_sealed_blocks(part, l->length);
+                      kvf_snapshot_is_same(kv_group, l) &&
+                      l->sealed == kvf_sealed_blocks(kv_group, l->length);
     }
     if (args->exact && !r->is_exact)
         KVF_FAIL(cache->context, KVF_INVALID,
@@ -252,8 +252,8 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
 
 static uint32_t sealed_of(const restoring *r, uint32_t index)
 {
-    const kvf_part *part = r->cache->places[index].part;
-    return part ? kvf_sealed_blocks(part, r->file.header.layers[index].length) : 0;
+    const kvf_kv_group *kv_group = r->cache->places[index].kv_group;
+    return kv_group ? kvf_sealed_blocks(kv_group, r->file.header.layers[index].length) : 0;
 }
 
 static size_t tail_bytes(const restoring *r, uint32_t index)
@@ -283,9 +283,9 @@ static kvf_status take_memory(restoring *r)
     const kvf_saved_header *h = &r->file.header;
     size_t most = 64, pieces = 1;
     for (uint32_t i = 0; i < h->head->layers; i++) {
-        const kvf_part *part = r->cache->places[i].part;
+        const kvf_kv_group *kv_group = r->cache->places[i].kv_group;
         const size_t bytes = kvf_snapshot_bytes(h->head, &h->layers[i]) + tail_bytes(r, i) +
-                             (part ? kvf_snapshot_work_bytes(part, &h->layers[i]) : 0);
+                             (kv_group ? kvf_snapshot_work_bytes(kv_group, &h->layers[i]) : 0);
         most = bytes > most ? bytes : most;
         pieces += 2 + sealed_of(r, i);
     }
@@ -307,13 +307,13 @@ static kvf_status take_blocks(restoring *r, uint32_t index)
     char *const state = layer_memory(r, index).host;
     const size_t state_bytes = kvf_snapshot_bytes(h->head, &h->layers[index]);
     kvf_pieces_add(&r->pieces, state, state_bytes);
-    if (!layer->part)
+    if (!layer->kv_group)
         return KVF_OK;
     KVF_TRY(kvf_append_reserve(layer, h->layers[index].length));
     layer->length = h->layers[index].length;
     layer->sealed = sealed_of(r, index);
     for (uint32_t b = 0; b < layer->sealed; b++)
-        kvf_pieces_add_block(&r->pieces, &layer->part->pool, layer->blocks[b],
+        kvf_pieces_add_block(&r->pieces, &layer->kv_group->pool, layer->blocks[b],
                              kvf_saved_sealed_bytes(h->head, &h->layers[index]));
     kvf_pieces_add(&r->pieces, state + state_bytes, tail_bytes(r, index));
     return KVF_OK;
@@ -326,8 +326,8 @@ static kvf_status wait_pools(restoring *r)
     kvf_step step;
     kvf_status status = KVF_OK;
     KVF_TRY(kvf_step_begin(cache, r->stream, &step));
-    for (uint32_t i = 0; status == KVF_OK && i < cache->part_count; i++)
-        status = kvf_arena_settle(&step, &cache->parts[i]);
+    for (uint32_t i = 0; status == KVF_OK && i < cache->kv_group_count; i++)
+        status = kvf_arena_settle(&step, &cache->kv_groups[i]);
     KVF_TRY(kvf_step_end(&step, status));
     KVF_TRY(cache->device->ops->event_record(r->done, r->stream));
     return cache->device->ops->event_wait(r->done);
@@ -343,11 +343,11 @@ static kvf_status read_layers(restoring *r)
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_snapshot snapshot = snapshot_of(r, i, &tail);
-        const kvf_part *part = r->cache->places[i].part;
+        const kvf_kv_group *kv_group = r->cache->places[i].kv_group;
         KVF_TRY(
             kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &snapshot));
-        if (part && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&
-            !kvf_snapshot_fits(part, &h->layers[i], &snapshot))
+        if (kv_group && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&
+            !kvf_snapshot_fits(kv_group, &h->layers[i], &snapshot))
             KVF_FAIL(r->cache->context, KVF_CORRUPT,
                      "%s: layer %u has static tokens that its settings do not give; save it again",
                      r->file.path, i);
@@ -385,7 +385,7 @@ static kvf_status put_layer(restoring *r, kvf_step *step, uint32_t index)
     if (snapshot.ring)
         KVF_TRY(r->cache->device->ops->copy(r->stream, state->ring, snapshot.ring,
                                             kvf_ring_bytes(r->cache, index)));
-    return state->part ? kvf_snapshot_put(step, &layer, r->done) : KVF_OK;
+    return state->kv_group ? kvf_snapshot_put(step, &layer, r->done) : KVF_OK;
 }
 
 static kvf_status put_layers(restoring *r)

@@ -74,7 +74,7 @@ static void describe_layer(const kvf_save *save, const kvf_sequence *sequence, u
     const kvf_cache *cache = save->cache;
     const kvf_layer *state = &sequence->layers[layer];
     *out = (kvf_saved_layer){.length = state->length};
-    if (state->part)
+    if (state->kv_group)
         kvf_snapshot_describe(state, out);
     if (state->ring) {
         out->streaming = kvf_streaming_count(cache, layer);
@@ -194,7 +194,7 @@ static kvf_status hold_blocks(kvf_save *save, kvf_sequence *sequence)
                      "no memory to hold %u blocks of layer %u", sealed, i);
         memcpy(save->blocks[i], state->blocks, sealed * sizeof(kvf_block));
         for (uint32_t b = 0; b < sealed; b++)
-            kvf_page_pool_share(&state->part->pool, save->blocks[i][b]);
+            kvf_page_pool_share(&state->kv_group->pool, save->blocks[i][b]);
     }
     return KVF_OK;
 }
@@ -215,7 +215,7 @@ static kvf_status enqueue_take(kvf_save *save, kvf_step *step, kvf_sequence *seq
                    state->length * sizeof *snapshot.positions);
         if (snapshot.ring)
             KVF_TRY(ops->copy(step->stream, snapshot.ring, state->ring, kvf_ring_bytes(cache, i)));
-        if (state->part)
+        if (state->kv_group)
             KVF_TRY(kvf_snapshot_take(step, state, &save->header.layers[i], &snapshot, tail));
     }
     return KVF_OK;
@@ -253,8 +253,8 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
         const size_t bytes = kvf_snapshot_bytes(h->head, &h->layers[i]);
         kvf_pieces_add(&save->pieces, memory, bytes);
         for (uint32_t b = 0; b < h->layers[i].sealed; b++)
-            kvf_pieces_add_block(&save->pieces, &sequence->layers[i].part->pool, save->blocks[i][b],
-                                 sealed);
+            kvf_pieces_add_block(&save->pieces, &sequence->layers[i].kv_group->pool,
+                                 save->blocks[i][b], sealed);
         kvf_pieces_add(&save->pieces, memory + bytes, open_blocks(save, i) * block);
     }
 }
@@ -364,7 +364,7 @@ static void release(kvf_save *save)
     for (uint32_t i = 0; save->blocks && i < cache->config.layers; i++) {
         if (!save->blocks[i])
             continue;
-        kvf_page_pool *pool = &cache->places[i].part->pool;
+        kvf_page_pool *pool = &cache->places[i].kv_group->pool;
         for (uint32_t b = 0; b < save->header.layers[i].sealed; b++)
             kvf_page_pool_release(pool, save->blocks[i][b]);
         kvf_free(save->cache->context, save->blocks[i]);

@@ -46,7 +46,7 @@ struct kvf_save {
     uint64_t *fault; /* of the sequence, as of the call */
     uint32_t generation;
 
-    kvf_block **blocks; /* [layers] held, of the layer's part */
+    kvf_block **blocks; /* [layers] held, of the layer's KV group */
     kvf_pieces pieces;
 
     kvf_event *taken;

@@ -10,8 +10,8 @@
 
 void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
 {
-    const kvf_part *part = state->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = state->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     *out = (kvf_saved_layer){
         .length = state->length,
         .sealed = state->sealed,
@@ -20,9 +20,9 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
-                 (part->tables.share ? KVF_SAVED_AUTO : 0u) |
+                 (kv_group->tables.share ? KVF_SAVED_AUTO : 0u) |
                  (state->spare ? KVF_SAVED_SPARE : 0u) |
-                 (part->tables.chosen_at ? KVF_SAVED_RECENT : 0u),
+                 (kv_group->tables.chosen_at ? KVF_SAVED_RECENT : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
@@ -51,9 +51,9 @@ typedef struct row_bytes {
     size_t count, index, store, queries, recent, bits;
 } row_bytes;
 
-static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
+static row_bytes bytes_of(const kvf_kv_group *kv_group, const kvf_saved_layer *l)
 {
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     return (row_bytes){
         .count = p->kv_heads * sizeof(uint32_t),
         .index = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t),
@@ -67,10 +67,10 @@ static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
 kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_saved_layer *l,
                              const kvf_snapshot *snapshot, char *tail)
 {
-    const kvf_part *part = state->part;
-    const kvf_paging *p = &part->dims.paging;
-    const kvf_row row = kvf_step_row(part, state);
-    const row_bytes bytes = bytes_of(part, l);
+    const kvf_kv_group *kv_group = state->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const kvf_row row = kvf_step_row(kv_group, state);
+    const row_bytes bytes = bytes_of(kv_group, l);
     copier c = {.step = step, .status = KVF_OK};
     if (l->flags & KVF_SAVED_FRESH)
         return KVF_OK;
@@ -176,24 +176,25 @@ static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
     return true;
 }
 
-bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *l)
+bool kvf_snapshot_is_same(const kvf_kv_group *kv_group, const kvf_saved_layer *l)
 {
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
            l->query_window == p->query_window &&
-           (l->flags & KVF_SAVED_AUTO) == (part->tables.share ? KVF_SAVED_AUTO : 0u);
+           (l->flags & KVF_SAVED_AUTO) == (kv_group->tables.share ? KVF_SAVED_AUTO : 0u);
 }
 
-bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *l, const kvf_snapshot *snapshot)
+bool kvf_snapshot_fits(const kvf_kv_group *kv_group, const kvf_saved_layer *l,
+                       const kvf_snapshot *snapshot)
 {
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t sink = kvf_min_u32(p->sink, l->sealed * p->block_size);
     for (uint32_t h = 0; sink && h < l->heads; h++) /* indices ascend */
         if (snapshot->store_count[h] < sink ||
             snapshot->store_index[(size_t)h * l->store_tokens + sink - 1] != sink - 1)
             return false;
     return !snapshot->share || (snapshot->share[0] <= kvf_store_tokens(p) - p->sink &&
-                                snapshot->share[1] <= part->dims.ids_max);
+                                snapshot->share[1] <= kv_group->dims.ids_max);
 }
 
 kvf_status kvf_snapshot_check(kvf_context *context, const char *path, const kvf_saved_head *head,

@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_SNAPSHOT_H
 
 /*
- * One layer of a sequence, out of a part and into one: what a fork would copy, as a snapshot.
+ * One layer of a sequence, out of a KV group and into one: what a fork would copy, as a snapshot.
  *
  * Knows no file and no head mask. Sealed blocks are not part of a snapshot: they do not change
  * while somebody holds them. Digests are built anew from pages and static bits, by the kernels that
@@ -42,13 +42,13 @@ KVF_CHECKED kvf_status kvf_snapshot_check(kvf_context *context, const char *path
                                           const kvf_snapshot *snapshot);
 
 /* Whether state of this shape can be put as it is. */
-bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *layer);
+bool kvf_snapshot_is_same(const kvf_kv_group *kv_group, const kvf_saved_layer *layer);
 /* Of a snapshot that is checked and not fresh: the sink of this cache is in the store, and the
  * share that static_ratio = auto chose is one that it has room for. */
-bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *layer,
+bool kvf_snapshot_fits(const kvf_kv_group *kv_group, const kvf_saved_layer *layer,
                        const kvf_snapshot *snapshot);
 
-/* How a layer is put into its part. */
+/* How a layer is put into its KV group. */
 typedef struct kvf_snapshot_layer {
     kvf_layer *state;
     uint32_t is_exact; /* 1: state as saved; 0: as if the tokens had just been appended */
@@ -60,7 +60,7 @@ typedef struct kvf_snapshot_layer {
 } kvf_snapshot_layer;
 
 /* Bytes of work after snapshot and tail. */
-uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer);
+uint64_t kvf_snapshot_work_bytes(const kvf_kv_group *kv_group, const kvf_saved_layer *layer);
 /* Positions, length, and blocks[0 .. sealed) with their bytes are there. `done` is used to wait
  * where work is written again. The step's stream still reads `work` on return. */
 KVF_CHECKED kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l,

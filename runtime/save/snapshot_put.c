@@ -25,12 +25,12 @@ typedef struct put_work {
     uint32_t *block_of;   /* [blocks] */
     uint32_t *chosen_at;  /* [kv_heads, pages] of an older file */
     kvf_digest_job *jobs; /* [job_blocks, block_jobs, kv_heads] */
-    kvf_row *row;         /* [3] of admit, of centroids, and of a part that quantizes pages */
+    kvf_row *row;         /* [3] of admit, of centroids, and of a KV group that quantizes pages */
 } put_work;
 
 typedef struct putting {
     kvf_step *step;
-    kvf_part *part;
+    kvf_kv_group *kv_group;
     const kvf_snapshot_layer *l;
     kvf_event *done;
     kvf_layer *layer;
@@ -39,16 +39,16 @@ typedef struct putting {
     put_work work;
 } putting;
 
-static uint32_t job_blocks(const kvf_part *part)
+static uint32_t job_blocks(const kvf_kv_group *kv_group)
 {
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     return kvf_max_u32(1, JOBS_MAX / (p->block_jobs * p->kv_heads));
 }
 
-static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_carver *k,
+static void carve_work(const kvf_kv_group *kv_group, const kvf_saved_layer *saved, kvf_carver *k,
                        put_work *w)
 {
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     const uint64_t blocks = kvf_div_ceil_u32(saved->length, p->block_size);
     const uint64_t tokens = kvf_store_tokens(p), bytes = kvf_token_bytes(&p->shape);
     *w = (put_work){0};
@@ -58,17 +58,18 @@ static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_c
     KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
     KVF_CARVE(k, w->blocks, blocks);
     KVF_CARVE(k, w->block_of, blocks);
-    KVF_CARVE(k, w->chosen_at, part->tables.chosen_at ? p->kv_heads : 0, blocks, p->block_pages);
-    const uint64_t most = job_blocks(part);
+    KVF_CARVE(k, w->chosen_at, kv_group->tables.chosen_at ? p->kv_heads : 0, blocks,
+              p->block_pages);
+    const uint64_t most = job_blocks(kv_group);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
     KVF_CARVE(k, w->row, 3);
 }
 
-uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer)
+uint64_t kvf_snapshot_work_bytes(const kvf_kv_group *kv_group, const kvf_saved_layer *layer)
 {
     kvf_carver carver = {0};
     put_work unused;
-    carve_work(part, layer, &carver, &unused);
+    carve_work(kv_group, layer, &carver, &unused);
     return carver.bytes;
 }
 
@@ -77,20 +78,20 @@ static kvf_status send(const putting *p, void *to, const void *from, size_t byte
 {
     if (!to || !bytes)
         return KVF_OK;
-    return p->part->device->ops->copy(p->step->stream, to, kvf_seen_device(&p->l->work, from),
-                                      bytes);
+    return p->kv_group->device->ops->copy(p->step->stream, to, kvf_seen_device(&p->l->work, from),
+                                          bytes);
 }
 
 /* ---- blocks ---- */
 
 static kvf_status put_blocks(putting *p)
 {
-    const kvf_part *part = p->part;
-    const kvf_paging *paging = &part->dims.paging;
+    const kvf_kv_group *kv_group = p->kv_group;
+    const kvf_paging *paging = &kv_group->dims.paging;
     const uint32_t blocks = kvf_row_blocks(paging, &p->row);
     for (uint32_t b = 0; b < blocks; b++)
         p->work.blocks[b] = b < p->layer->sealed
-                                ? kvf_page_pool_device(&part->pool, p->layer->blocks[b])
+                                ? kvf_page_pool_device(&kv_group->pool, p->layer->blocks[b])
                                 : kvf_row_ring_block(paging, &p->row, b);
     for (uint32_t b = p->layer->sealed; b < blocks; b++)
         KVF_TRY(send(p, p->work.blocks[b],
@@ -111,16 +112,16 @@ static kvf_status put_blocks(putting *p)
 /* Token t of KV head `head`. Of quantized pages the saved store has it exactly, if it had it. */
 static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
 {
-    const kvf_paging *paging = &p->part->dims.paging;
+    const kvf_paging *paging = &p->kv_group->dims.paging;
     const kvf_shape *s = &paging->shape;
     const kvf_saved_layer *saved = p->l->saved;
     const kvf_snapshot *snapshot = p->l->snapshot;
     const size_t token = kvf_token_bytes(s), entry = (size_t)head * saved->store_tokens + t;
     const uint32_t in_block = t % paging->block_size;
     const char *block =
-        kvf_page_pool_host(&p->part->pool, p->layer->blocks[t / paging->block_size]);
+        kvf_page_pool_host(&p->kv_group->pool, p->layer->blocks[t / paging->block_size]);
     float x[KVF_HEAD_DIM_MAX];
-    if (!kvf_quantizes_pages(p->part))
+    if (!kvf_quantizes_pages(p->kv_group))
         memcpy(to, block + head * kvf_run_bytes(paging) + in_block * token, token);
     else if (t < snapshot->store_count[head] && snapshot->store_index[entry] == t)
         memcpy(to, snapshot->store + entry * token, token);
@@ -134,8 +135,8 @@ static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
 /* The sink of sealed blocks, as if they had just been sealed. */
 static void make_state(putting *p, kvf_snapshot *made)
 {
-    const kvf_part *part = p->part;
-    const kvf_paging *paging = &part->dims.paging;
+    const kvf_kv_group *kv_group = p->kv_group;
+    const kvf_paging *paging = &kv_group->dims.paging;
     const uint32_t sealed = p->layer->sealed;
     const uint32_t sink = kvf_min_u32(paging->sink, sealed * paging->block_size);
     for (uint32_t h = 0; h < paging->kv_heads; h++) {
@@ -151,7 +152,7 @@ static void make_state(putting *p, kvf_snapshot *made)
 
 static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
 {
-    const kvf_paging *paging = &p->part->dims.paging;
+    const kvf_paging *paging = &p->kv_group->dims.paging;
     const size_t tokens = paging->kv_heads * kvf_store_tokens(paging);
     const size_t sealed = p->layer->sealed;
     KVF_TRY(send(p, p->row.store_count, snapshot->store_count,
@@ -171,7 +172,7 @@ static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
 static const uint32_t *recent_of_slots(const putting *p)
 {
     const kvf_saved_layer *saved = p->l->saved;
-    const uint32_t pages = p->layer->sealed * p->part->dims.paging.block_pages;
+    const uint32_t pages = p->layer->sealed * p->kv_group->dims.paging.block_pages;
     const uint32_t per = saved->lists / saved->heads;
     memset(p->work.chosen_at, 0, (size_t)saved->heads * pages * sizeof *p->work.chosen_at);
     for (uint32_t i = 0; i < saved->lists * saved->slots; i++) {
@@ -185,7 +186,7 @@ static const uint32_t *recent_of_slots(const putting *p)
 
 static kvf_status put_recent(const putting *p)
 {
-    const kvf_paging *paging = &p->part->dims.paging;
+    const kvf_paging *paging = &p->kv_group->dims.paging;
     const size_t pages = (size_t)p->layer->sealed * paging->block_pages;
     const uint32_t *from = p->l->snapshot->chosen_at;
     if (!p->row.chosen_at || pages == 0)
@@ -201,14 +202,14 @@ static kvf_status put_recent(const putting *p)
 /* Pages of the blocks into slots: what lies there of these blocks is of earlier owners. */
 static kvf_status admit(const putting *p)
 {
-    const kvf_admit_args args = {.paging = p->part->dims.paging,
+    const kvf_admit_args args = {.paging = p->kv_group->dims.paging,
                                  .rows = 1,
                                  .count = p->layer->sealed,
                                  .row = kvf_seen_device(&p->l->work, p->work.row + 2)};
     p->work.row[2] = p->row;
     p->work.row[2].blocks = p->blocks_device;
     p->work.row[2].sealed_before = 0;
-    p->work.row[2].use = ++p->part->residency.clock;
+    p->work.row[2].use = ++p->kv_group->residency.clock;
     return args.count ? KVF_LAUNCH(p->step, admit, args) : KVF_OK;
 }
 
@@ -217,15 +218,16 @@ static kvf_status admit(const putting *p)
 /* Blocks in full precision; quantized ones where they will be dequantized. */
 static const char *exact_run(const putting *p, uint32_t block, uint32_t head)
 {
-    const kvf_paging *paging = &p->part->dims.paging;
-    return kvf_quantizes_pages(p->part) ? p->part->tables.wide + block * kvf_block_bytes(paging) +
-                                              head * kvf_run_bytes(paging)
-                                        : kvf_row_run(paging, &p->row, block, head);
+    const kvf_paging *paging = &p->kv_group->dims.paging;
+    return kvf_quantizes_pages(p->kv_group)
+               ? p->kv_group->tables.wide + block * kvf_block_bytes(paging) +
+                     head * kvf_run_bytes(paging)
+               : kvf_row_run(paging, &p->row, block, head);
 }
 
 static void make_jobs(const putting *p, uint32_t first, uint32_t end)
 {
-    const kvf_paging *paging = &p->part->dims.paging;
+    const kvf_paging *paging = &p->kv_group->dims.paging;
     const uint32_t tokens = paging->block_size / paging->block_jobs;
     kvf_digest_job *job = p->work.jobs;
     for (uint32_t b = first; b < end; b++)
@@ -242,11 +244,11 @@ static void make_jobs(const putting *p, uint32_t first, uint32_t end)
 
 static kvf_status put_digests(const putting *p)
 {
-    const kvf_part *part = p->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_paging *paging = &part->dims.paging;
-    const uint32_t most = job_blocks(part);
-    if (kvf_quantizes_pages(part)) {
+    const kvf_kv_group *kv_group = p->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const kvf_paging *paging = &kv_group->dims.paging;
+    const uint32_t most = job_blocks(kv_group);
+    if (kvf_quantizes_pages(kv_group)) {
         *p->work.row = p->row;
         p->work.row->blocks = p->blocks_device;
     }
@@ -260,17 +262,17 @@ static kvf_status put_digests(const putting *p)
         const uint32_t count = (end - first) * paging->block_jobs * paging->kv_heads;
         const kvf_digest_job *jobs = kvf_seen_device(&p->l->work, p->work.jobs);
         const kvf_digest_args digest = {.shape = paging->shape,
-                                        .kind = part->config.digest,
+                                        .kind = kv_group->config.digest,
                                         .subs = paging->subs,
                                         .job_count = count,
                                         .jobs = jobs};
         const kvf_encode_args encode = {.shape = paging->shape, .job_count = count, .jobs = jobs};
         const kvf_row *view;
-        if (kvf_quantizes_pages(part))
-            KVF_TRY(kvf_wide_row(p->step, part, kvf_seen_device(&p->l->work, p->work.row), first,
-                                 end - first, &view));
-        KVF_TRY(kvf_has_codes(part) ? KVF_LAUNCH(p->step, encode, encode)
-                                    : KVF_LAUNCH(p->step, digest, digest));
+        if (kvf_quantizes_pages(kv_group))
+            KVF_TRY(kvf_wide_row(p->step, kv_group, kvf_seen_device(&p->l->work, p->work.row),
+                                 first, end - first, &view));
+        KVF_TRY(kvf_has_codes(kv_group) ? KVF_LAUNCH(p->step, encode, encode)
+                                        : KVF_LAUNCH(p->step, digest, digest));
     }
     return KVF_OK;
 }
@@ -278,7 +280,7 @@ static kvf_status put_digests(const putting *p)
 /* They follow from codes. */
 static kvf_status put_centroids(const putting *p)
 {
-    const kvf_paging *paging = &p->part->dims.paging;
+    const kvf_paging *paging = &p->kv_group->dims.paging;
     if (paging->segments_max == 0)
         return KVF_OK;
     kvf_row *row = p->work.row + 1; /* the device may still read the other one */
@@ -319,19 +321,19 @@ static void put_counts(const putting *p)
 
 kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_event *done)
 {
-    kvf_part *part = l->state->part;
-    const kvf_paging *paging = &part->dims.paging;
+    kvf_kv_group *kv_group = l->state->kv_group;
+    const kvf_paging *paging = &kv_group->dims.paging;
     kvf_carver carver = {.base = l->work.host + l->used};
-    putting p = {.step = step, .part = part, .l = l, .done = done, .layer = l->state};
+    putting p = {.step = step, .kv_group = kv_group, .l = l, .done = done, .layer = l->state};
     if (l->saved->flags & KVF_SAVED_FRESH)
         return KVF_OK;
-    carve_work(part, l->saved, &carver, &p.work);
+    carve_work(kv_group, l->saved, &carver, &p.work);
     put_counts(&p);
     KVF_TRY(kvf_step_clear(step, l->state));
-    p.row = kvf_step_row(part, l->state);
+    p.row = kvf_step_row(kv_group, l->state);
     p.blocks_device = p.row.blocks;
-    kvf_page_pool_call(&part->pool);
-    const kvf_status status = kvf_bring_blocks(part, p.layer->blocks, p.layer->sealed);
+    kvf_page_pool_call(&kv_group->pool);
+    const kvf_status status = kvf_bring_blocks(kv_group, p.layer->blocks, p.layer->sealed);
     step->is_undone = status != KVF_OK;
     KVF_TRY(status);
     KVF_TRY(put_blocks(&p));
@@ -351,5 +353,5 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     KVF_TRY(put_digests(&p));
     KVF_TRY(put_centroids(&p));
     /* The next layer may take the memory of this one's blocks. */
-    return kvf_bring_wait(part, step->stream);
+    return kvf_bring_wait(kv_group, step->stream);
 }

@@ -12,9 +12,9 @@
 /* Coarse heads: which segments are scored by codes, and bits that skip all others. */
 static kvf_status filter(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_score_centroids_args score_centroids = {.head_dim = p->shape.head_dim,
                                                       .lists = step->rows * p->lists,
                                                       .group = p->group,
@@ -29,7 +29,7 @@ static kvf_status filter(kvf_step *step)
                                                           step->physical_centroids,
                                                       .count = step->coarse.count,
                                                       .scores = t->coarse.scores};
-    const kvf_reduce_args reduce = {.kind = part->config.group_reduce,
+    const kvf_reduce_args reduce = {.kind = kv_group->config.group_reduce,
                                     .outputs = score_centroids.lists,
                                     .rows = p->group,
                                     .pages_max = score_centroids.stride,
@@ -70,13 +70,13 @@ static kvf_status filter(kvf_step *step)
 /* Two bits per channel of every token against rotated queries: masses of pages, then scores. */
 static kvf_status score_by_codes(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t page_size = p->shape.page_size;
     const kvf_rotate_args rotate = {.dtype = p->shape.dtype,
                                     .head_dim = p->shape.head_dim,
-                                    .rows = step->rows * part->config.query_heads,
+                                    .rows = step->rows * kv_group->config.query_heads,
                                     .scale = kvf_step_form(step)->scale,
                                     .q = step->q,
                                     .y = t->by_codes.rotated,
@@ -104,7 +104,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                               .mass = t->by_codes.mass,
                                               .top = t->by_codes.top,
                                               .sum = t->by_codes.sum};
-    const kvf_reduce_mass_args reduce = {.kind = part->config.group_reduce,
+    const kvf_reduce_mass_args reduce = {.kind = kv_group->config.group_reduce,
                                          .page_size = page_size,
                                          .block_size = p->block_size,
                                          .lists = score_codes.lists,
@@ -118,7 +118,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                          .pages = step->pages,
                                          .out = t->reduced};
     /* Policies with other lists than KV heads have boxes of their own. */
-    KVF_ASSERT(p->lists == p->kv_heads && part->dims.choose_lists == p->lists);
+    KVF_ASSERT(p->lists == p->kv_heads && kv_group->dims.choose_lists == p->lists);
     KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
     KVF_TRY(filter(step));
     KVF_TRY(KVF_LAUNCH(step, score_codes, score_codes));
@@ -128,8 +128,8 @@ static kvf_status score_by_codes(kvf_step *step)
 /* The caller's scores, or its pages as scores. */
 static kvf_status take_given(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_given_args args = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_given_args args = {.paging = kv_group->dims.paging,
                                  .rows = step->rows,
                                  .stride = step->stride,
                                  .given_stride = step->given.stride,
@@ -138,19 +138,19 @@ static kvf_status take_given(kvf_step *step)
                                  .row = step->row,
                                  .scores = step->given.scores,
                                  .ids = step->given.ids,
-                                 .out = part->tables.reduced};
-    KVF_ASSERT(kvf_takes_given(part->policy));
+                                 .out = kv_group->tables.reduced};
+    KVF_ASSERT(kvf_takes_given(kv_group->policy));
     return KVF_LAUNCH(step, given, args);
 }
 
 kvf_status kvf_select_score(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
-    const kvf_select_policy *policy = part->policy;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const kvf_select_policy *policy = kv_group->policy;
     if (step->given.scores || step->given.ids)
         return take_given(step);
-    if (kvf_has_codes(part))
+    if (kvf_has_codes(kv_group))
         return score_by_codes(step);
     const kvf_score_args score = {.shape = p->shape,
                                   .subs = p->subs,
@@ -162,59 +162,61 @@ kvf_status kvf_select_score(kvf_step *step)
                                   .digests = step->digests,
                                   .bits = step->bits,
                                   .pages = step->pages,
-                                  .scores = part->tables.scores};
+                                  .scores = kv_group->tables.scores};
     KVF_TRY(KVF_LAUNCH(step, score, score));
     if (policy->per_query_head)
         return KVF_OK;
-    const uint32_t outputs = step->rows * part->dims.choose_lists;
-    const kvf_reduce_args reduce = {.kind = part->config.group_reduce,
+    const uint32_t outputs = step->rows * kv_group->dims.choose_lists;
+    const kvf_reduce_args reduce = {.kind = kv_group->config.group_reduce,
                                     .outputs = outputs,
-                                    .rows = part->config.query_heads / part->dims.choose_lists,
+                                    .rows =
+                                        kv_group->config.query_heads / kv_group->dims.choose_lists,
                                     .pages_max = step->stride,
                                     .pages_step = 1,
                                     .scale = kvf_step_form(step)->scale,
                                     .cap = kvf_step_form(step)->cap,
                                     .scores = score.scores,
                                     .pages = step->choose_pages,
-                                    .out = part->tables.reduced};
+                                    .out = kv_group->tables.reduced};
     return KVF_LAUNCH(step, reduce, reduce);
 }
 
 bool kvf_ranks_late(const kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    return step->is_fused && part->policy->choose == KVF_CHOOSE_TOP &&
-           part->dims.choose_lists == part->dims.paging.lists && !part->dims.paging.extra_pages;
+    const kvf_kv_group *kv_group = step->kv_group;
+    return step->is_fused && kv_group->policy->choose == KVF_CHOOSE_TOP &&
+           kv_group->dims.choose_lists == kv_group->dims.paging.lists &&
+           !kv_group->dims.paging.extra_pages;
 }
 
 /* As many pages as give the tokens of full ones, where fill = tokens. */
 static kvf_status trim(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_trim_args args = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_trim_args args = {.paging = kv_group->dims.paging,
                                 .rows = step->rows,
                                 .stride = step->stride,
-                                .ids_max = part->tables.now.ids_max,
+                                .ids_max = kv_group->tables.now.ids_max,
                                 .row = step->row,
-                                .scores = part->tables.reduced,
-                                .ids = part->tables.now.ids,
-                                .id_count = part->tables.now.id_count};
+                                .scores = kv_group->tables.reduced,
+                                .ids = kv_group->tables.now.ids,
+                                .id_count = kv_group->tables.now.id_count};
     return args.paging.extra_pages ? KVF_LAUNCH(step, trim, args) : KVF_OK;
 }
 
 /* The best of each list by score, ascending. */
 static kvf_status choose_top(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
     const kvf_choice *c = &t->now;
-    const kvf_paging *p = &part->dims.paging;
-    const bool is_shared = part->dims.choose_lists < p->lists;
-    const kvf_topk_args top = {.lists = step->rows * part->dims.choose_lists,
+    const kvf_paging *p = &kv_group->dims.paging;
+    const bool is_shared = kv_group->dims.choose_lists < p->lists;
+    const kvf_topk_args top = {.lists = step->rows * kv_group->dims.choose_lists,
                                .stride = step->stride,
                                .ids_max = c->ids_max,
                                .work_stride = p->pages_max,
-                               .scores = part->policy->per_query_head ? t->scores : t->reduced,
+                               .scores = kv_group->policy->per_query_head ? t->scores : t->reduced,
                                .count = step->choose_pages,
                                .k = t->choose,
                                .ids = is_shared ? c->list_ids : c->ids,
@@ -238,14 +240,14 @@ static kvf_status choose_top(kvf_step *step)
 
 static kvf_status choose_newest(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_newest_args args = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_newest_args args = {.paging = kv_group->dims.paging,
                                   .rows = step->rows,
-                                  .ids_max = part->dims.ids_max,
+                                  .ids_max = kv_group->dims.ids_max,
                                   .row = step->row,
-                                  .choose = part->tables.choose,
-                                  .ids = part->tables.now.ids,
-                                  .id_count = part->tables.now.id_count};
+                                  .choose = kv_group->tables.choose,
+                                  .ids = kv_group->tables.now.ids,
+                                  .id_count = kv_group->tables.now.id_count};
     return KVF_LAUNCH(step, newest, args);
 }
 
@@ -257,5 +259,5 @@ kvf_status kvf_select_choose(kvf_step *step)
         [KVF_CHOOSE_TOKENS] = kvf_choose_tokens,
         [KVF_CHOOSE_FUNCTION] = kvf_choose_by_function,
     };
-    return ways[step->part->policy->choose](step);
+    return ways[step->kv_group->policy->choose](step);
 }

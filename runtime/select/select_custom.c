@@ -13,12 +13,12 @@
 
 /* Where the host reads and writes, and what it needs to know. The rows are those of the frame. */
 typedef struct custom_call {
-    const kvf_part *part;
+    const kvf_kv_group *kv_group;
     kvf_stream *stream;
     const kvf_row *row;
     uint32_t rows;
     uint32_t layer;
-    const uint32_t *heads; /* of the layer, by those of the part; NULL = the same */
+    const uint32_t *heads; /* of the layer, by those of the KV group; NULL = the same */
     uint32_t stride;
     const uint32_t *choose; /* [rows, lists] */
     const float *scores;    /* [rows, lists, stride] */
@@ -45,8 +45,8 @@ static kvf_status check_ids(kvf_context *context, const kvf_select_view *view, c
 static void choose_on_stream(const void *raw, uint32_t task)
 {
     const custom_call *call = raw;
-    const kvf_part *part = call->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = call->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     (void)task;
     for (uint32_t i = 0; i < call->rows * p->lists; i++) {
         const kvf_row *row = &call->row[i / p->lists];
@@ -61,11 +61,11 @@ static void choose_on_stream(const void *raw, uint32_t task)
                                                          : kvf_row_bits(p, row, head),
                                       .page_size = p->shape.page_size,
                                       .block_size = p->block_size};
-        int32_t *list = call->ids + (size_t)i * part->dims.ids_max;
-        uint32_t count = part->config.select_fn(part->config.select_user, &view, list);
-        const kvf_status status = check_ids(part->context, &view, list, count);
+        int32_t *list = call->ids + (size_t)i * kv_group->dims.ids_max;
+        uint32_t count = kv_group->config.select_fn(kv_group->config.select_user, &view, list);
+        const kvf_status status = check_ids(kv_group->context, &view, list, count);
         if (status != KVF_OK) {
-            part->device->ops->stream_fail(call->stream, status);
+            kv_group->device->ops->stream_fail(call->stream, status);
             count = 0;
         }
         call->id_count[i] = count;
@@ -75,40 +75,40 @@ static void choose_on_stream(const void *raw, uint32_t task)
 /* Copies of what the function reads; of what it writes, after it. */
 static kvf_status copy_in(kvf_step *step, const custom_call *call)
 {
-    const kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
     const size_t lists = (size_t)step->rows * p->lists;
-    KVF_TRY(ops->copy(step->stream, part->control_device.mirror.choose, t->choose,
+    KVF_TRY(ops->copy(step->stream, kv_group->control_device.mirror.choose, t->choose,
                       lists * sizeof *call->choose));
-    KVF_TRY(ops->copy(step->stream, part->control_device.mirror.scores, t->reduced,
+    KVF_TRY(ops->copy(step->stream, kv_group->control_device.mirror.scores, t->reduced,
                       lists * step->stride * sizeof *call->scores));
     const size_t bits = (size_t)p->lists * p->blocks_max;
     for (uint32_t b = 0; b < step->rows; b++)
-        KVF_TRY(ops->copy(step->stream, part->control_device.mirror.bits + b * bits,
+        KVF_TRY(ops->copy(step->stream, kv_group->control_device.mirror.bits + b * bits,
                           step->row_host[b].bits, bits * sizeof *call->bits));
     return KVF_OK;
 }
 
 static kvf_status copy_out(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_tables *t = &part->tables;
-    const size_t lists = (size_t)step->rows * part->dims.paging.lists;
-    KVF_TRY(ops->copy(step->stream, t->now.ids, part->control_device.mirror.ids,
-                      lists * part->dims.ids_max * sizeof(int32_t)));
-    return ops->copy(step->stream, t->now.id_count, part->control_device.mirror.id_count,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const kvf_tables *t = &kv_group->tables;
+    const size_t lists = (size_t)step->rows * kv_group->dims.paging.lists;
+    KVF_TRY(ops->copy(step->stream, t->now.ids, kv_group->control_device.mirror.ids,
+                      lists * kv_group->dims.ids_max * sizeof(int32_t)));
+    return ops->copy(step->stream, t->now.id_count, kv_group->control_device.mirror.id_count,
                      lists * sizeof(uint32_t));
 }
 
 kvf_status kvf_choose_by_function(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_tables *t = &part->tables;
-    custom_call call = {.part = part,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const kvf_tables *t = &kv_group->tables;
+    custom_call call = {.kv_group = kv_group,
                         .stream = step->stream,
                         .row = step->row_host,
                         .rows = step->rows,
@@ -119,13 +119,13 @@ kvf_status kvf_choose_by_function(kvf_step *step)
                         .scores = t->reduced,
                         .ids = t->now.ids,
                         .id_count = t->now.id_count};
-    if (!part->dims.needs_mirror)
+    if (!kv_group->dims.needs_mirror)
         return ops->host_call(step->stream, choose_on_stream, &call, sizeof call);
-    call.choose = part->control.mirror.choose;
-    call.scores = part->control.mirror.scores;
-    call.bits = part->control.mirror.bits;
-    call.ids = part->control.mirror.ids;
-    call.id_count = part->control.mirror.id_count;
+    call.choose = kv_group->control.mirror.choose;
+    call.scores = kv_group->control.mirror.scores;
+    call.bits = kv_group->control.mirror.bits;
+    call.ids = kv_group->control.mirror.ids;
+    call.id_count = kv_group->control.mirror.id_count;
     KVF_TRY(copy_in(step, &call));
     KVF_TRY(ops->host_call(step->stream, choose_on_stream, &call, sizeof call));
     return copy_out(step);

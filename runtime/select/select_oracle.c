@@ -10,14 +10,15 @@
 
 static kvf_status choose_row(kvf_step *step, uint32_t index)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[index];
-    const size_t query = (size_t)part->config.query_heads * part->config.head_dim *
-                         kvf_dtype_bytes(part->config.dtype);
+    const size_t query = (size_t)kv_group->config.query_heads * kv_group->config.head_dim *
+                         kvf_dtype_bytes(kv_group->config.dtype);
     const kvf_layer state = kvf_step_state(step, index);
-    const uint32_t take = row->attend_all ? part->dims.tokens_max : kvf_rest_tokens(part, &state);
+    const uint32_t take =
+        row->attend_all ? kv_group->dims.tokens_max : kvf_rest_tokens(kv_group, &state);
     const kvf_observation now = {.index = index,
                                  .take_tokens = take,
                                  .q = (const char *)step->q + index * query,
@@ -25,13 +26,13 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
                                  .window = 1};
     const size_t first = (size_t)index * p->lists;
     const kvf_mask_args mask = {.paging = *p,
-                                .ids_max = part->dims.ids_max,
-                                .tokens_max = part->dims.tokens_max,
+                                .ids_max = kv_group->dims.ids_max,
+                                .tokens_max = kv_group->dims.tokens_max,
                                 .tokens = t->tokens.ids,
                                 .token_count = t->tokens.count,
-                                .ids = t->now.ids + first * part->dims.ids_max,
+                                .ids = t->now.ids + first * kv_group->dims.ids_max,
                                 .id_count = t->now.id_count + first,
-                                .masks = t->masks + first * part->dims.ids_max};
+                                .masks = t->masks + first * kv_group->dims.ids_max};
     KVF_TRY(kvf_step_cover(step, &now));
     KVF_TRY(kvf_step_observe(step, &now));
     KVF_TRY(kvf_step_top_tokens(step, 0, t->tokens.ids, t->tokens.count));
@@ -42,6 +43,6 @@ kvf_status kvf_choose_tokens(kvf_step *step)
 {
     for (uint32_t b = 0; b < step->rows; b++)
         KVF_TRY(choose_row(step, b));
-    step->masks = step->part->tables.masks;
+    step->masks = step->kv_group->tables.masks;
     return KVF_OK;
 }

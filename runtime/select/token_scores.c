@@ -13,13 +13,13 @@
 
 kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
     const kvf_row *row;
     KVF_TRY(kvf_wide_view(step, o->index, &row));
-    const kvf_cover_args args = {.paging = part->dims.paging,
+    const kvf_cover_args args = {.paging = kv_group->dims.paging,
                                  .resident = o->resident,
-                                 .spans_max = part->dims.cover_max,
+                                 .spans_max = kv_group->dims.cover_max,
                                  .row = row,
                                  .spans = t->cover.spans,
                                  .span_index = t->cover.span_index,
@@ -34,13 +34,13 @@ kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 
 kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
     return (kvf_observe_args){.shape = resident ? p->shape : kvf_run_shape(p),
                               .kv_heads = p->kv_heads,
                               .group = p->group,
-                              .spans_max = part->dims.cover_max,
+                              .spans_max = kv_group->dims.cover_max,
                               .scale = kvf_step_form(step)->scale,
                               .cap = kvf_step_form(step)->cap,
                               .spans = t->cover.spans,
@@ -76,19 +76,19 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
     return KVF_OK;
 }
 
-uint32_t kvf_token_stride(const kvf_part *part, uint32_t resident)
+uint32_t kvf_token_stride(const kvf_kv_group *kv_group, uint32_t resident)
 {
-    return part->dims.cover_max * kvf_cover_tokens(&part->dims.paging, resident);
+    return kv_group->dims.cover_max * kvf_cover_tokens(&kv_group->dims.paging, resident);
 }
 
 kvf_status kvf_step_top_tokens(kvf_step *step, uint32_t resident, int32_t *ids, uint32_t *count)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const uint32_t stride = kvf_token_stride(part, resident);
-    const kvf_topk_args args = {.lists = part->config.kv_heads,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const uint32_t stride = kvf_token_stride(kv_group, resident);
+    const kvf_topk_args args = {.lists = kv_group->config.kv_heads,
                                 .stride = stride,
-                                .ids_max = part->dims.tokens_max,
+                                .ids_max = kv_group->dims.tokens_max,
                                 .work_stride = stride,
                                 .scores = t->tokens.score,
                                 .first = t->cover.first,

@@ -17,36 +17,36 @@
 
 /* ---- blocks and positions, on the host ---- */
 
-kvf_status kvf_append_full(const kvf_part *part)
+kvf_status kvf_append_full(const kvf_kv_group *kv_group)
 {
-    KVF_FAIL(part->context, KVF_FULL,
+    KVF_FAIL(kv_group->context, KVF_FULL,
              "host_tokens_max = %llu: all %u blocks of the pool are in use; destroy a sequence, or "
              "open the cache with more",
-             (unsigned long long)part->config.host_tokens_max, part->dims.block_count);
+             (unsigned long long)kv_group->config.host_tokens_max, kv_group->dims.block_count);
 }
 
 kvf_status kvf_append_reserve(kvf_layer *layer, uint32_t tokens)
 {
-    kvf_part *part = layer->part;
-    const uint32_t sealed = kvf_sealed_blocks(part, layer->length + tokens);
+    kvf_kv_group *kv_group = layer->kv_group;
+    const uint32_t sealed = kvf_sealed_blocks(kv_group, layer->length + tokens);
     for (uint32_t p = kvf_max_u32(layer->sealed, layer->held); p < sealed; p++) {
         const kvf_block before = p ? layer->blocks[p - 1] : KVF_BLOCK_NONE;
-        if (kvf_page_pool_acquire_near(&part->pool, before, &layer->blocks[p]) == KVF_OK)
+        if (kvf_page_pool_acquire_near(&kv_group->pool, before, &layer->blocks[p]) == KVF_OK)
             continue;
         kvf_append_release(layer, p);
-        return kvf_append_full(part);
+        return kvf_append_full(kv_group);
     }
     return KVF_OK;
 }
 
 kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens)
 {
-    const uint32_t sealed = kvf_sealed_blocks(layer->part, layer->length + tokens);
+    const uint32_t sealed = kvf_sealed_blocks(layer->kv_group, layer->length + tokens);
     KVF_TRY(kvf_append_reserve(layer, tokens));
     if (sealed <= layer->sealed)
         return KVF_OK;
     const kvf_status status =
-        kvf_bring_fresh(layer->part, layer->blocks + layer->sealed, sealed - layer->sealed);
+        kvf_bring_fresh(layer->kv_group, layer->blocks + layer->sealed, sealed - layer->sealed);
     if (status != KVF_OK)
         kvf_append_release(layer, sealed);
     return status;
@@ -55,7 +55,7 @@ kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens)
 void kvf_append_release(kvf_layer *layer, uint32_t end)
 {
     for (uint32_t p = end; p-- > kvf_max_u32(layer->sealed, layer->held);)
-        kvf_page_pool_release(&layer->part->pool, layer->blocks[p]);
+        kvf_page_pool_release(&layer->kv_group->pool, layer->blocks[p]);
 }
 
 kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
@@ -93,8 +93,9 @@ void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *position
     memset(layer->by_step + layer->length, 0, tokens);
     layer->length += tokens;
     /* While kept tokens are appended again, the front that stayed is sealed already. */
-    if (layer->part)
-        layer->sealed = kvf_max_u32(layer->sealed, kvf_sealed_blocks(layer->part, layer->length));
+    if (layer->kv_group)
+        layer->sealed =
+            kvf_max_u32(layer->sealed, kvf_sealed_blocks(layer->kv_group, layer->length));
 }
 
 /* ---- sealing ---- */
@@ -102,11 +103,11 @@ void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *position
 static kvf_status seal_rows(kvf_step *step, kvf_seal_args *args, const uint32_t *chunk_fault,
                             uint32_t chunk_first)
 {
-    const kvf_part *part = step->part;
-    *args = (kvf_seal_args){.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    *args = (kvf_seal_args){.paging = kv_group->dims.paging,
                             .rows = step->rows,
                             .row = step->row,
-                            .jobs = part->tables.jobs,
+                            .jobs = kv_group->tables.jobs,
                             .chunk_fault = chunk_fault,
                             .chunk_first = chunk_first};
     return KVF_LAUNCH(step, seal, *args);
@@ -114,10 +115,10 @@ static kvf_status seal_rows(kvf_step *step, kvf_seal_args *args, const uint32_t 
 
 static kvf_status put_digests(kvf_step *step, const kvf_digest_job *jobs)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_digest_args digest = {.shape = p->shape,
-                                    .kind = part->config.digest,
+                                    .kind = kv_group->config.digest,
                                     .subs = p->subs,
                                     .job_count = step->sealed_blocks * p->block_jobs * p->kv_heads,
                                     .jobs = jobs};
@@ -128,7 +129,7 @@ static kvf_status put_digests(kvf_step *step, const kvf_digest_job *jobs)
                                           .rows = step->rows,
                                           .segments = kvf_segments(p->block_size, per_row) + 1,
                                           .row = step->row};
-    if (!kvf_has_codes(part))
+    if (!kvf_has_codes(kv_group))
         return KVF_LAUNCH(step, digest, digest);
     KVF_TRY(KVF_LAUNCH(step, encode, encode));
     return p->segments_max ? KVF_LAUNCH(step, centroids, centroids) : KVF_OK;
@@ -138,14 +139,14 @@ kvf_status kvf_step_seal_again(kvf_step *step)
 {
     kvf_seal_args args;
     KVF_TRY(seal_rows(step, &args, NULL, 0));
-    return kvf_has_codes(step->part) ? KVF_OK : put_digests(step, args.jobs);
+    return kvf_has_codes(step->kv_group) ? KVF_OK : put_digests(step, args.jobs);
 }
 
 kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
     if (!step->is_recorded)
         step->cache->counters[step->layer].bytes_to_host +=
-            step->sealed_blocks * kvf_stored_block_bytes(&step->part->dims.paging);
+            step->sealed_blocks * kvf_stored_block_bytes(&step->kv_group->dims.paging);
     kvf_seal_args args;
     KVF_TRY(seal_rows(step, &args, chunk_fault, chunk_first));
     return put_digests(step, args.jobs);
@@ -153,9 +154,9 @@ kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault, uin
 
 kvf_status kvf_step_admit(kvf_step *step)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     /* A call has one row that seals much, or rows that seal a block at most. */
-    const kvf_admit_args args = {.paging = part->dims.paging,
+    const kvf_admit_args args = {.paging = kv_group->dims.paging,
                                  .rows = step->rows,
                                  .count = step->rows == 1 ? step->sealed_blocks : 1,
                                  .row = step->row};
@@ -166,25 +167,25 @@ kvf_status kvf_step_admit(kvf_step *step)
 
 static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)
 {
-    return kvf_row_ring_block(&step->part->dims.paging, &step->row_host[row], block);
+    return kvf_row_ring_block(&step->kv_group->dims.paging, &step->row_host[row], block);
 }
 
 /* Ring blocks to the pool on the write-back stream. Rows of a replay are of all layers, and go by
  * one launch. */
 static kvf_status write_back(kvf_step *step)
 {
-    kvf_part *part = step->part;
+    kvf_kv_group *kv_group = step->kv_group;
     if (step->is_recorded) {
         const kvf_writeback_args args = {
-            .paging = part->dims.paging, .rows = step->rows, .row = step->row};
-        return KVF_ENQUEUE(part->writeback, writeback, args);
+            .paging = kv_group->dims.paging, .rows = step->rows, .row = step->row};
+        return KVF_ENQUEUE(kv_group->writeback, writeback, args);
     }
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_row *row = &step->row_host[b];
         for (uint32_t p = row->sealed_before; p < row->sealed; p++) {
             const void *from = ring_block(step, b, p);
-            KVF_TRY(kvf_write_back(part, &step->pool_host[row->job_first + p - row->sealed_before],
-                                   &from, 1));
+            KVF_TRY(kvf_write_back(
+                kv_group, &step->pool_host[row->job_first + p - row->sealed_before], &from, 1));
         }
     }
     return KVF_OK;
@@ -196,7 +197,7 @@ kvf_status kvf_step_point_tables(kvf_step *step)
     for (uint32_t first = 0; first < step->rows; first = end) {
         end = kvf_step_turn(step, first);
         const kvf_table_args args = {
-            .paging = step->part->dims.paging, .rows = end - first, .row = step->row + first};
+            .paging = step->kv_group->dims.paging, .rows = end - first, .row = step->row + first};
         KVF_TRY(KVF_LAUNCH(step, table, args));
     }
     return KVF_OK;
@@ -207,7 +208,7 @@ kvf_status kvf_step_point_tables(kvf_step *step)
 static kvf_status seal_quantized(kvf_step *step)
 {
     const kvf_quantize_args args = {
-        .paging = step->part->dims.paging, .rows = step->rows, .count = 1, .row = step->row};
+        .paging = step->kv_group->dims.paging, .rows = step->rows, .count = 1, .row = step->row};
     /* Rows of a replay are of all layers, and who made them has noted it. */
     for (uint32_t b = 0; b < step->rows && !step->is_recorded; b++)
         if (step->row_host[b].sealed_before < step->row_host[b].sealed)
@@ -220,25 +221,25 @@ static kvf_status seal_quantized(kvf_step *step)
 
 kvf_status kvf_step_seal(kvf_step *step)
 {
-    const kvf_device_ops *ops = step->part->device->ops;
-    kvf_part *part = step->part;
+    const kvf_device_ops *ops = step->kv_group->device->ops;
+    kvf_kv_group *kv_group = step->kv_group;
     if (step->sealed_blocks == 0)
         return KVF_OK;
-    if (kvf_quantizes_pages(part))
+    if (kvf_quantizes_pages(kv_group))
         return seal_quantized(step);
     KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
     KVF_TRY(kvf_step_admit(step));
-    KVF_TRY(ops->event_record(part->sealed, step->stream));
-    KVF_TRY(ops->stream_wait_event(part->writeback, part->sealed));
+    KVF_TRY(ops->event_record(kv_group->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(kv_group->writeback, kv_group->sealed));
     KVF_TRY(write_back(step));
-    return ops->event_record(part->written, part->writeback);
+    return ops->event_record(kv_group->written, kv_group->writeback);
 }
 
 kvf_status kvf_step_flip(kvf_step *step)
 {
-    if (step->sealed_blocks == 0 || kvf_quantizes_pages(step->part))
+    if (step->sealed_blocks == 0 || kvf_quantizes_pages(step->kv_group))
         return KVF_OK;
-    KVF_TRY(step->part->device->ops->stream_wait_event(step->stream, step->part->written));
+    KVF_TRY(step->kv_group->device->ops->stream_wait_event(step->stream, step->kv_group->written));
     return kvf_step_point_tables(step);
 }
 
@@ -247,10 +248,10 @@ kvf_status kvf_step_flip(kvf_step *step)
 /* The last queries of a chunk go to the ring of queries; query number n is in slot n % window. */
 static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf_layer *layer)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const size_t bytes =
-        (size_t)part->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+        (size_t)kv_group->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     if (!args->q) {
         layer->queries = layer->queries_from = 0; /* what comes next does not follow what is kept */
         return KVF_OK;
@@ -261,8 +262,8 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
     while (i < args->tokens) {
         const uint32_t slot = (first + i) % p->query_window;
         const uint32_t run = kvf_min_u32(args->tokens - i, p->query_window - slot);
-        KVF_TRY(part->device->ops->copy(step->stream, step->row_host[0].queries + slot * bytes,
-                                        (const char *)args->q + i * bytes, run * bytes));
+        KVF_TRY(kv_group->device->ops->copy(step->stream, step->row_host[0].queries + slot * bytes,
+                                            (const char *)args->q + i * bytes, run * bytes));
         i += run;
     }
     return KVF_OK;
@@ -271,9 +272,9 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
 kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
                             void *const *blocks)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
-    uint32_t *fault = part->tables.chunk_fault;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
+    uint32_t *fault = kv_group->tables.chunk_fault;
     const kvf_repack_args a = {.shape = kvf_run_shape(p),
                                .kv_heads = p->kv_heads,
                                .tokens = args->tokens,
@@ -282,14 +283,14 @@ kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *args, uint32
                                .v = args->v,
                                .blocks = blocks + base / p->block_size,
                                .fault = fault};
-    KVF_TRY(part->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
+    KVF_TRY(kv_group->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
     return KVF_LAUNCH(step, repack, a);
 }
 
 kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
                             void *const *blocks)
 {
-    const kvf_paging *p = &step->part->dims.paging;
+    const kvf_paging *p = &step->kv_group->dims.paging;
     const kvf_prefill_kernel_args a = {.shape = kvf_run_shape(p),
                                        .kv_heads = p->kv_heads,
                                        .group = p->group,
@@ -308,7 +309,7 @@ kvf_status kvf_prefill_place(kvf_step *step)
 {
     kvf_layer *layer = step->states[0];
     KVF_TRY(kvf_step_clear(step, layer));
-    if (step->part->dims.arena_blocks == 0)
+    if (step->kv_group->dims.arena_blocks == 0)
         return KVF_OK;
     KVF_TRY(kvf_arena_take(step, layer, layer->sealed_before));
     kvf_arena_place(step);
@@ -318,22 +319,22 @@ kvf_status kvf_prefill_place(kvf_step *step)
 /* Blocks of the chunk, in the pool or the arena. */
 static kvf_status enqueue_blocks(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[0];
-    void **to = part->dims.arena_blocks ? step->arena_host : step->pool_host;
+    void **to = kv_group->dims.arena_blocks ? step->arena_host : step->pool_host;
     KVF_TRY(kvf_step_stamp(step, NULL));
-    if (part->dims.arena_blocks && args->q)
+    if (kv_group->dims.arena_blocks && args->q)
         KVF_TRY(kvf_arena_fill(step));
     /* Blocks that have tokens already move from the ring first. */
     for (uint32_t i = row->sealed_before; i < row->sealed && i * p->block_size < base; i++)
-        KVF_TRY(part->device->ops->copy(step->stream, to[i - row->sealed_before],
-                                        ring_block(step, 0, i), kvf_block_bytes(p)));
+        KVF_TRY(kv_group->device->ops->copy(step->stream, to[i - row->sealed_before],
+                                            ring_block(step, 0, i), kvf_block_bytes(p)));
     KVF_TRY(kvf_step_point_tables(step));
     KVF_TRY(kvf_chunk_repack(step, args, base, row->blocks));
-    KVF_TRY(kvf_step_seal_blocks(step, part->tables.chunk_fault, base));
+    KVF_TRY(kvf_step_seal_blocks(step, kv_group->tables.chunk_fault, base));
     KVF_TRY(kvf_step_admit(step));
-    return part->dims.arena_blocks ? kvf_arena_write_back(step) : KVF_OK;
+    return kv_group->dims.arena_blocks ? kvf_arena_write_back(step) : KVF_OK;
 }
 
 kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_args *args, kvf_stream *stream)
@@ -343,16 +344,16 @@ kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_args *args, kvf
     KVF_TRY(kvf_step_begin(step->cache, stream, step));
     kvf_step_at(step, args->layer, &args->sequence, 1);
     kvf_status status = KVF_OK;
-    if (step->part && args->q)
+    if (step->kv_group && args->q)
         status = kvf_bring(step, layer, 0, UINT32_MAX);
-    if (step->part && status == KVF_OK)
+    if (step->kv_group && status == KVF_OK)
         status = kvf_append_acquire(layer, args->tokens);
     if (status != KVF_OK)
         return kvf_step_refuse(step, status);
     kvf_append_note(layer, args->tokens, args->positions);
     kvf_footprint_append(step->cache, args->sequence, args->layer, args->tokens);
     kvf_layer_needs_exact(layer, base);
-    if (step->part)
+    if (step->kv_group)
         kvf_step_rows(step);
     return KVF_OK;
 }
@@ -361,11 +362,11 @@ kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args)
 {
     kvf_layer *layer = step->states[0];
     const uint32_t base = layer->length - args->tokens;
-    KVF_TRY(kvf_quantizes_pages(step->part) ? kvf_prefill_quantized(step, args, base)
-                                            : enqueue_blocks(step, args, base));
+    KVF_TRY(kvf_quantizes_pages(step->kv_group) ? kvf_prefill_quantized(step, args, base)
+                                                : enqueue_blocks(step, args, base));
     KVF_TRY(keep_queries(step, args, layer));
-    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->part, step->index)->append_ns));
-    if (kvf_quantizes_pages(step->part))
+    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->kv_group, step->index)->append_ns));
+    if (kvf_quantizes_pages(step->kv_group))
         return KVF_OK; /* it has attended, too */
     return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
 }
@@ -376,7 +377,7 @@ static kvf_status enqueue_queries(kvf_step *step, const kvf_prefill_args *args)
     const uint32_t base = step->states[0]->length - args->tokens;
     KVF_TRY(kvf_prefill_place(step));
     KVF_TRY(kvf_step_send(step));
-    if (step->part->dims.arena_blocks)
+    if (step->kv_group->dims.arena_blocks)
         KVF_TRY(kvf_arena_fill(step));
     return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
 }
@@ -398,8 +399,8 @@ static kvf_status enqueue_again(kvf_step *step, const kvf_prefill_args *args,
 {
     KVF_TRY(kvf_prefill_place(step));
     KVF_TRY(kvf_step_send(step));
-    return kvf_quantizes_pages(step->part) ? kvf_carry_quantized(step, args, base, carried)
-                                           : enqueue_blocks(step, args, base);
+    return kvf_quantizes_pages(step->kv_group) ? kvf_carry_quantized(step, args, base, carried)
+                                               : enqueue_blocks(step, args, base);
 }
 
 kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,

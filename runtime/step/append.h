@@ -13,7 +13,7 @@
 KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
                                         const uint32_t *positions);
 /* KVF_FULL: the pool has no block left. */
-KVF_CHECKED kvf_status kvf_append_full(const kvf_part *part);
+KVF_CHECKED kvf_status kvf_append_full(const kvf_kv_group *kv_group);
 /* Host blocks for those that `tokens` more tokens seal; a failure leaves none acquired.
  * Acquire makes them addressable, to be written; reserve does not. */
 KVF_CHECKED kvf_status kvf_append_reserve(kvf_layer *layer, uint32_t tokens);
@@ -23,13 +23,13 @@ void kvf_append_release(kvf_layer *layer, uint32_t end);
 /* Length, positions and sealed blocks after the tokens. */
 void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *positions);
 
-/* A chunk of a prompt; arguments were checked. Host bookkeeping, and what the part has in the
+/* A chunk of a prompt; arguments were checked. Host bookkeeping, and what the KV group has in the
  * frame; a refusal has changed nothing. */
 KVF_CHECKED kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_args *args,
                                            kvf_stream *stream);
 /* Where its blocks go; then the frame may be sent. */
 KVF_CHECKED kvf_status kvf_prefill_place(kvf_step *step);
-/* All launches, with queries, keys and values of the part's heads. */
+/* All launches, with queries, keys and values of the KV group's heads. */
 KVF_CHECKED kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args);
 /* A whole chunk of queries alone, of the layer's newest tokens; arguments were checked. */
 KVF_CHECKED kvf_status kvf_prefill_queries(kvf_cache *cache, const kvf_prefill_args *args,
@@ -114,14 +114,14 @@ KVF_CHECKED kvf_status kvf_arena_write_back(kvf_step *step);
 KVF_CHECKED kvf_status kvf_arena_leave_rows(kvf_step *step);
 /* The owner leaves if it is a layer of this sequence. */
 KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequence *sequence);
-/* Whoever it is leaves, and no write-back is left in flight: the pool of the part may be written on
- * the step's stream. */
-KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step, kvf_part *part);
+/* Whoever it is leaves, and no write-back is left in flight: the pool of the KV group may be
+ * written on the step's stream. */
+KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step, kvf_kv_group *kv_group);
 /* The host waits if this block is still on its way. */
 void kvf_arena_wait_block(const kvf_layer *layer, uint32_t block);
 
 /* Blocks to the pool on the write-back stream: from[i] to to[i], neighbours in one copy. */
-KVF_CHECKED kvf_status kvf_write_back(kvf_part *part, void *const *to, const void *const *from,
-                                      uint32_t count);
+KVF_CHECKED kvf_status kvf_write_back(kvf_kv_group *kv_group, void *const *to,
+                                      const void *const *from, uint32_t count);
 
 #endif

@@ -16,9 +16,9 @@
 
 static kvf_status resolve(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_choice *now = &part->tables.now;
-    const kvf_resolve_args args = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_choice *now = &kv_group->tables.now;
+    const kvf_resolve_args args = {.paging = kv_group->dims.paging,
                                    .rows = step->rows,
                                    .ids_max = now->ids_max,
                                    .row = step->row,
@@ -28,14 +28,14 @@ static kvf_status resolve(kvf_step *step)
                                    .missed = now->missed,
                                    .misses = now->misses,
                                    .miss_count = now->miss_count,
-                                   .counters = kvf_counters_device(part, step->index)};
+                                   .counters = kvf_counters_device(kv_group, step->index)};
     return KVF_LAUNCH(step, resolve, args);
 }
 
 static kvf_status submit(kvf_step *step, const kvf_choice *c)
 {
-    const kvf_part *part = step->part;
-    const kvf_fetch_args fetch = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_fetch_args fetch = {.paging = kv_group->dims.paging,
                                   .rows = step->rows,
                                   .ids_max = c->ids_max,
                                   .row = step->row,
@@ -47,19 +47,19 @@ static kvf_status submit(kvf_step *step, const kvf_choice *c)
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch));
     if (!step->is_recorded)
-        KVF_TRY(kvf_transfer_wait_room(part->transfer));
-    return kvf_transfer_submit(part->transfer, &request, step->stream, &step->ticket);
+        KVF_TRY(kvf_transfer_wait_room(kv_group->transfer));
+    return kvf_transfer_submit(kv_group->transfer, &request, step->stream, &step->ticket);
 }
 
 static kvf_status assemble_spans(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
     const kvf_choice *now = &t->now;
-    const kvf_assemble_args assemble = {.paging = part->dims.paging,
+    const kvf_assemble_args assemble = {.paging = kv_group->dims.paging,
                                         .rows = step->rows,
-                                        .ids_max = part->dims.ids_max,
-                                        .spans_max = part->dims.spans_max,
+                                        .ids_max = kv_group->dims.ids_max,
+                                        .spans_max = kv_group->dims.spans_max,
                                         .row = step->row,
                                         .arrival = KVF_ARRIVES_BY_FETCH,
                                         .ids = now->ids,
@@ -69,41 +69,41 @@ static kvf_status assemble_spans(kvf_step *step)
                                         .masks = step->masks,
                                         .spans = t->spans,
                                         .span_count = t->span_count,
-                                        .counters = kvf_counters_device(part, step->index)};
+                                        .counters = kvf_counters_device(kv_group, step->index)};
     return KVF_LAUNCH(step, assemble, assemble);
 }
 
 /* All of it in one launch. */
 static kvf_status select_at_once(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
     /* Each of several sub-groups would bring what the group misses. */
-    const bool is_large = part->dims.paging.group > KVF_SUBGROUP_HEADS;
-    const kvf_select_args select = {.paging = part->dims.paging,
-                                    .rows = step->rows,
-                                    .ids_max = part->dims.ids_max,
-                                    .spans_max = part->dims.spans_max,
-                                    .stride = step->stride,
-                                    .work_stride = part->dims.paging.pages_max,
-                                    .arrival = step->shares || is_large ? KVF_ARRIVES_FIRST
-                                                                        : KVF_ARRIVES_BY_ATTEND,
-                                    .row = step->row,
-                                    .scores = part->policy->per_query_head ? t->scores : t->reduced,
-                                    .count = step->choose_pages,
-                                    .k = kvf_ranks_late(step) ? t->choose : NULL,
-                                    .work = t->topk_work,
-                                    .arrived = t->arrived,
-                                    .ids = t->now.ids,
-                                    .id_count = t->now.id_count,
-                                    .slot_of_id = t->now.slot_of_id,
-                                    .missed = t->now.missed,
-                                    .misses = t->now.misses,
-                                    .miss_count = t->now.miss_count,
-                                    .masks = step->masks,
-                                    .spans = t->spans,
-                                    .span_count = t->span_count,
-                                    .counters = kvf_counters_device(part, step->index)};
+    const bool is_large = kv_group->dims.paging.group > KVF_SUBGROUP_HEADS;
+    const kvf_select_args select = {
+        .paging = kv_group->dims.paging,
+        .rows = step->rows,
+        .ids_max = kv_group->dims.ids_max,
+        .spans_max = kv_group->dims.spans_max,
+        .stride = step->stride,
+        .work_stride = kv_group->dims.paging.pages_max,
+        .arrival = step->shares || is_large ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
+        .row = step->row,
+        .scores = kv_group->policy->per_query_head ? t->scores : t->reduced,
+        .count = step->choose_pages,
+        .k = kvf_ranks_late(step) ? t->choose : NULL,
+        .work = t->topk_work,
+        .arrived = t->arrived,
+        .ids = t->now.ids,
+        .id_count = t->now.id_count,
+        .slot_of_id = t->now.slot_of_id,
+        .missed = t->now.missed,
+        .misses = t->now.misses,
+        .miss_count = t->now.miss_count,
+        .masks = step->masks,
+        .spans = t->spans,
+        .span_count = t->span_count,
+        .counters = kvf_counters_device(kv_group, step->index)};
     const kvf_collect_args collect = {.paging = select.paging,
                                       .rows = select.rows,
                                       .ids_max = select.ids_max,
@@ -120,15 +120,15 @@ kvf_status kvf_step_place(kvf_step *step)
         return select_at_once(step);
     KVF_TRY(resolve(step));
     KVF_TRY(kvf_bring_chosen(step));
-    if (kvf_moves_pages(step->part) && !step->is_late)
-        KVF_TRY(submit(step, &step->part->tables.now));
+    if (kvf_moves_pages(step->kv_group) && !step->is_late)
+        KVF_TRY(submit(step, &step->kv_group->tables.now));
     KVF_TRY(assemble_spans(step));
     return kvf_bring_mark(step);
 }
 
 static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a, kvf_pass pass)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     return (kvf_attend_args){.shape = a->shape,
                              .pass = pass,
                              .lists = a->lists,
@@ -140,8 +140,8 @@ static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a,
                              .q = a->q,
                              .spans = a->spans,
                              .span_count = a->span_count,
-                             .partial_o = part->tables.partial_o,
-                             .partial_lse = part->tables.partial_lse};
+                             .partial_o = kv_group->tables.partial_o,
+                             .partial_lse = kv_group->tables.partial_lse};
 }
 
 kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
@@ -156,15 +156,15 @@ static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
     const kvf_attend_step_args args = {.attend = attend_args(step, a, KVF_PASS_ALL),
                                        .out = a->out,
                                        .lse = a->lse,
-                                       .arrived = step->part->tables.arrived,
+                                       .arrived = step->kv_group->tables.arrived,
                                        .sinks = kvf_step_form(step)->sinks,
-                                       .heads = step->part->config.query_heads};
+                                       .heads = step->kv_group->config.query_heads};
     return KVF_LAUNCH(step, attend_step, args);
 }
 
 kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     const uint32_t split = kvf_split(a->spans_max, a->shape.page_size);
     const kvf_merge_args args = {.shape = a->shape,
                                  .lists = a->lists,
@@ -172,47 +172,47 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
                                  .splits_max = kvf_div_ceil_u32(a->spans_max, split),
                                  .split = split,
                                  .span_count = a->span_count,
-                                 .partial_o = part->tables.partial_o,
-                                 .partial_lse = part->tables.partial_lse,
+                                 .partial_o = kv_group->tables.partial_o,
+                                 .partial_lse = kv_group->tables.partial_lse,
                                  .out = a->out,
                                  .lse = a->lse,
                                  .sinks = kvf_step_form(step)->sinks,
-                                 .heads = part->config.query_heads};
+                                 .heads = kv_group->config.query_heads};
     return KVF_LAUNCH(step, merge, args);
 }
 
 /* Late pages, and misses in their slots: hits did not wait for them. */
 static kvf_status arrive(kvf_step *step)
 {
-    const kvf_part *part = step->part;
-    if (!kvf_moves_pages(part))
+    const kvf_kv_group *kv_group = step->kv_group;
+    if (!kvf_moves_pages(kv_group))
         return kvf_bring_late(step);
     while (step->is_late) {
         kvf_choice misses;
         KVF_TRY(kvf_bring_misses(step, &misses));
         KVF_TRY(submit(step, &misses));
         if (step->is_late)
-            KVF_TRY(kvf_transfer_join(part->transfer, step->ticket, step->stream));
+            KVF_TRY(kvf_transfer_join(kv_group->transfer, step->ticket, step->stream));
     }
-    return kvf_transfer_join(part->transfer, step->ticket, step->stream);
+    return kvf_transfer_join(kv_group->transfer, step->ticket, step->stream);
 }
 
 kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_attention a = {.shape = p->shape,
                              .lists = step->rows * p->lists,
                              .group = p->kv_heads * p->group / p->lists,
-                             .spans_max = part->dims.spans_max,
+                             .spans_max = kv_group->dims.spans_max,
                              .q = step->q,
-                             .spans = part->tables.spans,
-                             .span_count = part->tables.span_count,
+                             .spans = kv_group->tables.spans,
+                             .span_count = kv_group->tables.span_count,
                              .out = out,
                              .lse = lse};
     if (step->is_fused)
         return attend_at_once(step, &a);
-    if (kvf_moves_pages(part) || step->is_late) {
+    if (kvf_moves_pages(kv_group) || step->is_late) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
         KVF_TRY(arrive(step));
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
@@ -224,15 +224,15 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 
 kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, const float *lse)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
-    const uint32_t heads = part->config.query_heads;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const uint32_t heads = kv_group->config.query_heads;
     const size_t first = (size_t)index * heads;
     const kvf_attention a = {.shape = kvf_run_shape(p),
                              .lists = p->kv_heads,
                              .group = p->group,
-                             .spans_max = part->dims.cover_max,
+                             .spans_max = kv_group->dims.cover_max,
                              .q = (const char *)step->q + first * kvf_row_bytes(&p->shape),
                              .spans = t->cover.spans,
                              .span_count = t->cover.span_count,
@@ -244,7 +244,7 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
                                       .dense = a.out,
                                       .lse = lse + first,
                                       .dense_lse = a.lse,
-                                      .counters = kvf_counters_device(part, step->index)};
+                                      .counters = kvf_counters_device(kv_group, step->index)};
     KVF_TRY(kvf_step_cover(step, &(kvf_observation){.index = index}));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));

@@ -19,7 +19,7 @@
 
 static kvf_status acquire(kvf_step *step)
 {
-    for (uint32_t b = 0; step->part && b < step->rows; b++) {
+    for (uint32_t b = 0; step->kv_group && b < step->rows; b++) {
         /* Tokens after the first one of a sequence seal nothing. */
         const kvf_status status =
             kvf_step_is_first(step, b) ? kvf_append_acquire(step->states[b], 1) : KVF_OK;
@@ -28,31 +28,31 @@ static kvf_status acquire(kvf_step *step)
         while (b-- > 0) {
             kvf_layer *layer = step->states[b];
             if (kvf_step_is_first(step, b))
-                kvf_append_release(layer, kvf_sealed_blocks(step->part, layer->length + 1));
+                kvf_append_release(layer, kvf_sealed_blocks(step->kv_group, layer->length + 1));
         }
         return status;
     }
     return KVF_OK;
 }
 
-bool kvf_refresh_is_due(const kvf_part *part, const kvf_layer *layer, uint32_t sealed)
+bool kvf_refresh_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer, uint32_t sealed)
 {
-    return part->dims.static_tokens && sealed &&
-           (layer->needs_exact || layer->since_refresh >= part->config.refresh_interval);
+    return kv_group->dims.static_tokens && sealed &&
+           (layer->needs_exact || layer->since_refresh >= kv_group->config.refresh_interval);
 }
 
-bool kvf_verify_is_due(const kvf_part *part, const kvf_layer *layer)
+bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    return part->config.verify_interval && layer->steps % part->config.verify_interval == 0;
+    return kv_group->config.verify_interval && layer->steps % kv_group->config.verify_interval == 0;
 }
 
 /* The part of the step that pages have. */
-static void note_due(const kvf_part *part, kvf_layer *layer, kvf_due *due)
+static void note_due(const kvf_kv_group *kv_group, kvf_layer *layer, kvf_due *due)
 {
     layer->queries++;
-    layer->is_due = kvf_refresh_is_due(part, layer, layer->sealed);
+    layer->is_due = kvf_refresh_is_due(kv_group, layer, layer->sealed);
     layer->since_refresh = layer->is_due ? 1 : layer->since_refresh + 1;
-    layer->is_verified = kvf_verify_is_due(part, layer);
+    layer->is_verified = kvf_verify_is_due(kv_group, layer);
     due->refreshes += layer->is_due;
     due->verifies += layer->is_verified;
 }
@@ -74,8 +74,8 @@ void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
         kvf_append_note(layer, 1, args->positions ? args->positions + b : NULL);
         KVF_ASSERT(kvf_step_is_first(step, b) || layer->sealed == sealed);
         layer->by_step[layer->length - 1] = 1;
-        if (step->part)
-            note_due(step->part, layer, due);
+        if (step->kv_group)
+            note_due(step->kv_group, layer, due);
         layer->steps++;
         count_row(step, layer);
         kvf_footprint_append(step->cache, args->sequences[b], step->layer, 1);
@@ -84,7 +84,7 @@ void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
 
 void kvf_decode_take(kvf_step *step)
 {
-    if (!step->part)
+    if (!step->kv_group)
         return;
     kvf_step_rows(step);
     kvf_step_lists(step);
@@ -93,26 +93,27 @@ void kvf_decode_take(kvf_step *step)
 /* ---- rows that are read whole ---- */
 
 /* The choice, or the check, looks at every key of the row. */
-static bool looks_at_all(const kvf_part *part, const kvf_layer *layer)
+static bool looks_at_all(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    return part->policy->all_pages || part->policy->by_token || kvf_verify_is_due(part, layer);
+    return kv_group->policy->all_pages || kv_group->policy->by_token ||
+           kvf_verify_is_due(kv_group, layer);
 }
 
 /* A refresh does too: which pages of recent choices have no slot the host does not know. */
-static bool reads_all(const kvf_part *part, const kvf_layer *layer)
+static bool reads_all(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    return looks_at_all(part, layer) ||
-           kvf_refresh_is_due(part, layer, kvf_sealed_blocks(part, layer->length + 1));
+    return looks_at_all(kv_group, layer) ||
+           kvf_refresh_is_due(kv_group, layer, kvf_sealed_blocks(kv_group, layer->length + 1));
 }
 
 /* Rows of which all is read, before anything has changed. */
 static kvf_status bring_rows(kvf_step *step)
 {
     bool leaves = false; /* what is read after the refresh does not lie in the prefill arena */
-    if (!step->part)
+    if (!step->kv_group)
         return KVF_OK;
     for (uint32_t b = 0; b < step->rows; b++)
-        leaves |= looks_at_all(step->part, step->states[b]);
+        leaves |= looks_at_all(step->kv_group, step->states[b]);
     return kvf_bring_rows(step, reads_all, leaves ? kvf_arena_leave_rows : NULL);
 }
 
@@ -121,10 +122,10 @@ static kvf_status bring_rows(kvf_step *step)
 static kvf_status take_back(kvf_step *step, const kvf_decode_args *args, kvf_status failure)
 {
     kvf_cache *cache = step->cache;
-    kvf_part *part = step->part;
+    kvf_kv_group *kv_group = step->kv_group;
     kvf_error error;
     kvf_context_error(cache->context, &error);
-    kvf_status status = kvf_residency_clear(&part->residency, step->stream);
+    kvf_status status = kvf_residency_clear(&kv_group->residency, step->stream);
     KVF_TRY(kvf_step_end(step, status));
     for (uint32_t b = 0; args->k && b < args->batch && status == KVF_OK; b++)
         status = kvf_truncate_layer(cache, args->sequences[b], args->layer, step->stream);
@@ -174,7 +175,7 @@ kvf_status kvf_decode_prepare_queries(kvf_step *step, const kvf_decode_args *arg
 
 kvf_status kvf_decode_send(kvf_step *step)
 {
-    for (uint32_t b = 0; step->part && b < step->rows; b++)
+    for (uint32_t b = 0; step->kv_group && b < step->rows; b++)
         KVF_TRY(kvf_step_clear(step, step->states[b]));
     return kvf_step_send(step);
 }
@@ -190,15 +191,15 @@ static bool is_one_turn(const kvf_step *step)
  * after the first one of a sequence may need the room in the ring. */
 static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 {
-    const kvf_part *part = step->part;
-    const kvf_append_args a = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_append_args a = {.paging = kv_group->dims.paging,
                                .rows = step->rows,
                                .row = step->row,
                                .q = args->q,
                                .k = args->k,
                                .v = args->v,
-                               .choose = part->tables.choose,
-                               .choose_lists = part->dims.choose_lists};
+                               .choose = kv_group->tables.choose,
+                               .choose_lists = kv_group->dims.choose_lists};
     if (is_one_turn(step)) {
         KVF_TRY(KVF_LAUNCH(step, append, a));
         return kvf_step_seal(step);
@@ -221,7 +222,7 @@ static kvf_status refresh(kvf_step *step, uint64_t *clock)
 
 kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
 {
-    kvf_layer_counters *counters = kvf_counters_device(step->part, step->index);
+    kvf_layer_counters *counters = kvf_counters_device(step->kv_group, step->index);
     step->q = args->q;
     step->given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(kvf_step_stamp(step, NULL));
@@ -232,7 +233,7 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
     /* After a refresh, which may look at every page. */
     if (!step->is_recorded)
         KVF_TRY(kvf_arena_leave_rows(step));
-    if (step->part->policy->scores_pages) {
+    if (step->kv_group->policy->scores_pages) {
         KVF_TRY(kvf_select_score(step));
         KVF_TRY(kvf_step_stamp(step, &counters->score_ns));
     }
@@ -242,7 +243,7 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
 
 static kvf_status place_and_attend(kvf_step *step, void *out, float *lse)
 {
-    kvf_layer_counters *counters = kvf_counters_device(step->part, step->index);
+    kvf_layer_counters *counters = kvf_counters_device(step->kv_group, step->index);
     KVF_TRY(kvf_step_place(step));
     KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
     KVF_TRY(kvf_step_attend(step, out, lse));
@@ -251,8 +252,8 @@ static kvf_status place_and_attend(kvf_step *step, void *out, float *lse)
 
 kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
 {
-    const kvf_part *part = step->part;
-    float *lse = args->lse ? args->lse : part->tables.lse;
+    const kvf_kv_group *kv_group = step->kv_group;
+    float *lse = args->lse ? args->lse : kv_group->tables.lse;
     KVF_TRY(kvf_decode_select(step, args, due));
     KVF_TRY(place_and_attend(step, args->out, lse));
     for (uint32_t b = 0; due->verifies && b < step->rows; b++)

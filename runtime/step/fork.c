@@ -22,14 +22,14 @@ typedef struct copier {
 static void copy(copier *c, void *to, const void *from, size_t bytes)
 {
     if (c->status == KVF_OK && bytes)
-        c->status = c->step->part->device->ops->copy(c->step->stream, to, from, bytes);
+        c->status = c->step->kv_group->device->ops->copy(c->step->stream, to, from, bytes);
 }
 
 /* The tables of one layer; `to` and `from` have the same shape. */
 static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
 {
-    const kvf_part *part = c->step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = c->step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const size_t store = kvf_store_tokens(p) * p->kv_heads;
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t query =
@@ -72,7 +72,7 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
         kvf_layer_copy(to, from);
         for (uint32_t b = 0; b < from->sealed; b++) {
             to->blocks[b] = from->blocks[b];
-            kvf_page_pool_share(&from->part->pool, to->blocks[b]);
+            kvf_page_pool_share(&from->kv_group->pool, to->blocks[b]);
         }
     }
 }
@@ -84,31 +84,31 @@ void kvf_fork_take(kvf_step *step)
 
 static void copy_row(copier *c, const kvf_layer *to, const kvf_layer *from)
 {
-    const kvf_part *part = c->step->part;
-    const kvf_row target = kvf_step_row(part, to), source = kvf_step_row(part, from);
+    const kvf_kv_group *kv_group = c->step->kv_group;
+    const kvf_row target = kvf_step_row(kv_group, to), source = kvf_step_row(kv_group, from);
     if (from->is_fresh)
         return; /* nothing was ever written for it */
     copy_layer(c, &target, &source);
 }
 
-/* Layers of a part. Tokens that are not sealed lie in the child's own ring: sealed_before ==
+/* Layers of a KV group. Tokens that are not sealed lie in the child's own ring: sealed_before ==
  * sealed. */
-static kvf_status copy_part(kvf_step *step, kvf_part *part, const kvf_sequence *parent,
-                            const kvf_sequence *child)
+static kvf_status copy_kv_group(kvf_step *step, kvf_kv_group *kv_group, const kvf_sequence *parent,
+                                const kvf_sequence *child)
 {
     copier c = {.step = step, .status = KVF_OK};
-    step->part = part;
-    step->rows = part->config.layers;
+    step->kv_group = kv_group;
+    step->rows = kv_group->config.layers;
     kvf_fork_take(step);
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
         const kvf_layer *to = &child->layers[i];
-        if (to->part != part)
+        if (to->kv_group != kv_group)
             continue;
-        step->row_host[to->index] = kvf_step_row(part, to);
+        step->row_host[to->index] = kvf_step_row(kv_group, to);
         copy_row(&c, to, &parent->layers[i]);
     }
     const kvf_table_args table = {
-        .paging = part->dims.paging, .rows = part->config.layers, .row = step->row};
+        .paging = kv_group->dims.paging, .rows = kv_group->config.layers, .row = step->row};
     if (c.status == KVF_OK)
         c.status = kvf_step_send(step);
     return c.status == KVF_OK ? KVF_LAUNCH(step, table, table) : c.status;
@@ -133,8 +133,8 @@ static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     kvf_status status = kvf_arena_leave_sequence(&step, parent);
     share(cache, parent, child);
-    for (uint32_t i = 0; status == KVF_OK && i < cache->part_count; i++)
-        status = copy_part(&step, &cache->parts[i], parent, child);
+    for (uint32_t i = 0; status == KVF_OK && i < cache->kv_group_count; i++)
+        status = copy_kv_group(&step, &cache->kv_groups[i], parent, child);
     if (status == KVF_OK)
         status = copy_rings(&step, parent, child);
     return kvf_step_end(&step, status);

@@ -39,7 +39,7 @@ typedef struct keep_work {
 
 typedef struct keeping {
     kvf_cache *cache;
-    kvf_part *part;
+    kvf_kv_group *kv_group;
     kvf_sequence *sequence;
     kvf_stream *stream;
     kvf_layer *layer;
@@ -52,23 +52,23 @@ typedef struct keeping {
     keep_work work;
 } keeping;
 
-static uint32_t chunk_tokens(const kvf_part *part)
+static uint32_t chunk_tokens(const kvf_kv_group *kv_group)
 {
-    return kvf_min_u32(part->config.prefill_chunk_max, CHUNK_TOKENS);
+    return kvf_min_u32(kv_group->config.prefill_chunk_max, CHUNK_TOKENS);
 }
 
-static keep_work carve_work(const kvf_part *part, kvf_carver *k)
+static keep_work carve_work(const kvf_kv_group *kv_group, kvf_carver *k)
 {
-    const kvf_cache_config *c = &part->config;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_cache_config *c = &kv_group->config;
+    const kvf_paging *p = &kv_group->dims.paging;
     const uint64_t row = kvf_row_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
     keep_work w;
-    KVF_CARVE(k, w.k, chunk_tokens(part), c->kv_heads, row);
-    KVF_CARVE(k, w.v, chunk_tokens(part), c->kv_heads, value);
+    KVF_CARVE(k, w.k, chunk_tokens(kv_group), c->kv_heads, row);
+    KVF_CARVE(k, w.v, chunk_tokens(kv_group), c->kv_heads, value);
     KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
     KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
     KVF_CARVE(k, w.blocks, p->blocks_max);
-    KVF_CARVE(k, w.quantized, kvf_quantizes_pages(part) ? p->blocks_max : 0);
+    KVF_CARVE(k, w.quantized, kvf_quantizes_pages(kv_group) ? p->blocks_max : 0);
     KVF_CARVE(k, w.ids, c->kv_heads, c->tokens_max);
     return w;
 }
@@ -76,7 +76,7 @@ static keep_work carve_work(const kvf_part *part, kvf_carver *k)
 size_t kvf_keep_work_bytes(const kvf_cache *cache)
 {
     kvf_carver carver = {0};
-    (void)carve_work(&cache->parts[0], &carver);
+    (void)carve_work(&cache->kv_groups[0], &carver);
     return carver.bytes;
 }
 
@@ -84,15 +84,15 @@ size_t kvf_keep_work_bytes(const kvf_cache *cache)
 
 static kvf_status check_ids(const keeping *k)
 {
-    for (uint32_t h = 0; h < k->part->config.kv_heads; h++) {
+    for (uint32_t h = 0; h < k->kv_group->config.kv_heads; h++) {
         const uint32_t *ids = k->ids + (size_t)h * k->count;
         for (uint32_t i = 0; i < k->count; i++) {
             if (ids[i] >= k->length)
-                KVF_FAIL(k->part->context, KVF_INVALID,
+                KVF_FAIL(k->kv_group->context, KVF_INVALID,
                          "ids[%u] = %u of KV head %u: layer %u holds tokens 0 to %u", i, ids[i], h,
                          k->index, k->length - 1);
             if (i && ids[i] <= ids[i - 1])
-                KVF_FAIL(k->part->context, KVF_INVALID,
+                KVF_FAIL(k->kv_group->context, KVF_INVALID,
                          "ids[%u] = %u of KV head %u: must be above ids[%u] = %u; sort them, each "
                          "once",
                          i, ids[i], h, i - 1, ids[i - 1]);
@@ -103,7 +103,7 @@ static kvf_status check_ids(const keeping *k)
 
 static kvf_status check(const keeping *k)
 {
-    kvf_context *context = k->part->context;
+    kvf_context *context = k->kv_group->context;
     if (k->count == 0 || k->count > k->length)
         KVF_FAIL(context, KVF_INVALID,
                  "count = %u: layer %u holds %u tokens; keep 1 to all of them", k->count, k->index,
@@ -117,17 +117,17 @@ static kvf_status check(const keeping *k)
 /* Blocks with other references by fresh ones, which are in memory before anything changes. */
 static kvf_status replace_blocks(const keeping *k, uint32_t end, uint32_t shared)
 {
-    kvf_page_pool *pool = &k->part->pool;
+    kvf_page_pool *pool = &k->kv_group->pool;
     kvf_block *blocks = k->layer->blocks;
-    kvf_block *fresh = kvf_alloc(k->part->context, shared, sizeof *fresh);
+    kvf_block *fresh = kvf_alloc(k->kv_group->context, shared, sizeof *fresh);
     uint32_t n = 0;
     kvf_status status = KVF_OK;
     if (!fresh)
-        KVF_FAIL(k->part->context, KVF_OUT_OF_MEMORY, "no memory to list %u blocks", shared);
+        KVF_FAIL(k->kv_group->context, KVF_OUT_OF_MEMORY, "no memory to list %u blocks", shared);
     for (; n < shared && status == KVF_OK; n += status == KVF_OK)
         status = kvf_page_pool_acquire_near(pool, n ? fresh[n - 1] : KVF_BLOCK_NONE, &fresh[n]);
     if (status == KVF_OK)
-        status = kvf_bring_fresh(k->part, fresh, shared);
+        status = kvf_bring_fresh(k->kv_group, fresh, shared);
     while (status != KVF_OK && n > 0)
         kvf_page_pool_release(pool, fresh[--n]);
     n = 0;
@@ -137,25 +137,26 @@ static kvf_status replace_blocks(const keeping *k, uint32_t end, uint32_t shared
         kvf_page_pool_release(pool, blocks[p]);
         blocks[p] = fresh[n++];
     }
-    kvf_free(k->part->context, fresh);
+    kvf_free(k->kv_group->context, fresh);
     return status;
 }
 
 /* Blocks of pages that are written again and that another sequence has too get replaced. */
 static kvf_status own_blocks(const keeping *k)
 {
-    kvf_part *part = k->part;
-    const uint32_t end = kvf_sealed_blocks(part, k->count);
+    kvf_kv_group *kv_group = k->kv_group;
+    const uint32_t end = kvf_sealed_blocks(kv_group, k->count);
     kvf_block *blocks = k->layer->blocks;
     uint32_t shared = 0;
     for (uint32_t p = k->blocks; p < end; p++)
-        shared += kvf_page_pool_references(&part->pool, blocks[p]) > 1;
-    if (shared > part->pool.free_count)
+        shared += kvf_page_pool_references(&kv_group->pool, blocks[p]) > 1;
+    if (shared > kv_group->pool.free_count)
         KVF_FAIL(
-            part->context, KVF_FULL,
+            kv_group->context, KVF_FULL,
             "host_tokens_max = %llu: %u blocks are shared with a fork and %u are free; destroy "
             "a sequence, or open the cache with more",
-            (unsigned long long)part->config.host_tokens_max, shared, part->pool.free_count);
+            (unsigned long long)kv_group->config.host_tokens_max, shared,
+            kv_group->pool.free_count);
     return shared ? replace_blocks(k, end, shared) : KVF_OK;
 }
 
@@ -165,7 +166,7 @@ static kvf_status own_blocks(const keeping *k)
 static uint32_t common_front(const keeping *k)
 {
     uint32_t front = k->count;
-    for (uint32_t h = 0; h < k->part->config.kv_heads; h++) {
+    for (uint32_t h = 0; h < k->kv_group->config.kv_heads; h++) {
         const uint32_t *ids = k->ids + (size_t)h * k->count;
         uint32_t i = 0;
         while (i < front && ids[i] == i)
@@ -179,7 +180,7 @@ static uint32_t common_front(const keeping *k)
 static uint32_t common_end(const keeping *k, uint32_t most)
 {
     uint32_t end = kvf_min_u32(most, k->count);
-    for (uint32_t h = 0; h < k->part->config.kv_heads; h++) {
+    for (uint32_t h = 0; h < k->kv_group->config.kv_heads; h++) {
         const uint32_t *last = k->ids + (size_t)(h + 1) * k->count - 1;
         uint32_t i = 0;
         while (i < end && *(last - i) == k->length - 1 - i)
@@ -193,9 +194,9 @@ static uint32_t common_end(const keeping *k, uint32_t most)
 static void note_positions(const keeping *k)
 {
     uint32_t *positions = k->layer->positions;
-    for (uint32_t i = k->blocks * k->part->dims.paging.block_size; i < k->count; i++) {
+    for (uint32_t i = k->blocks * k->kv_group->dims.paging.block_size; i < k->count; i++) {
         uint32_t id = i;
-        for (uint32_t h = 0; h < k->part->config.kv_heads; h++)
+        for (uint32_t h = 0; h < k->kv_group->config.kv_heads; h++)
             id = kvf_max_u32(id, k->ids[(size_t)h * k->count + i]);
         positions[i] = positions[id];
     }
@@ -207,11 +208,11 @@ static void note_positions(const keeping *k)
  * too, and the others move to the first slots. */
 static kvf_status keep_queries(const keeping *k, const kvf_row *row)
 {
-    const kvf_device_ops *ops = k->part->device->ops;
-    const kvf_paging *p = &k->part->dims.paging;
-    const size_t bytes =
-        (size_t)k->part->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
-    const uint32_t all = kvf_kept_queries(k->part, k->layer);
+    const kvf_device_ops *ops = k->kv_group->device->ops;
+    const kvf_paging *p = &k->kv_group->dims.paging;
+    const size_t bytes = (size_t)k->kv_group->config.query_heads * p->shape.head_dim *
+                         kvf_dtype_bytes(p->shape.dtype);
+    const uint32_t all = kvf_kept_queries(k->kv_group, k->layer);
     const uint32_t stay = common_end(k, all);
     if (stay == all)
         return KVF_OK;
@@ -229,9 +230,9 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
  * The row is the step's. */
 static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_row *row)
 {
-    const kvf_paging *p = &step->part->dims.paging;
-    const kvf_device_ops *ops = step->part->device->ops;
-    char *wide = step->part->tables.wide;
+    const kvf_paging *p = &step->kv_group->dims.paging;
+    const kvf_device_ops *ops = step->kv_group->device->ops;
+    char *wide = step->kv_group->tables.wide;
     const kvf_dequantize_args dequantize = {
         .paging = *p, .count = k->sealed, .wide = wide, .table = k->work.blocks, .row = step->row};
     KVF_TRY(ops->copy(k->stream, k->work.quantized, row->blocks, k->sealed * sizeof *row->blocks));
@@ -246,12 +247,12 @@ static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_
 static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *row,
                               const void *tail)
 {
-    const kvf_device_ops *ops = step->part->device->ops;
-    const kvf_paging *p = &step->part->dims.paging;
+    const kvf_device_ops *ops = step->kv_group->device->ops;
+    const kvf_paging *p = &step->kv_group->dims.paging;
     const uint32_t end = kvf_row_blocks(p, row);
     void **blocks = k->work.blocks;
     KVF_TRY(ops->copy(k->stream, k->work.ring, row->ring, p->ring_blocks * kvf_block_bytes(p)));
-    if (k->sealed && kvf_quantizes_pages(k->part))
+    if (k->sealed && kvf_quantizes_pages(k->kv_group))
         KVF_TRY(dequantize_blocks(step, k, row));
     else if (k->sealed)
         KVF_TRY(ops->copy(k->stream, blocks, row->blocks, k->sealed * sizeof *blocks));
@@ -264,9 +265,9 @@ static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *r
 static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *row,
                                const void *counts)
 {
-    const kvf_part *part = step->part;
-    return part->device->ops->copy(k->stream, row->store_count, counts,
-                                   part->config.kv_heads * sizeof *row->store_count);
+    const kvf_kv_group *kv_group = step->kv_group;
+    return kv_group->device->ops->copy(k->stream, row->store_count, counts,
+                                       kv_group->config.kv_heads * sizeof *row->store_count);
 }
 
 /* Arrays in the frame: pages of the ring in their copy, and tokens of the sink that stay. */
@@ -281,29 +282,29 @@ static keep_tables take_tables(kvf_step *step, uint32_t tail_blocks)
 {
     keep_tables t;
     KVF_TAKE(step, t.tail, t.tail_device, tail_blocks);
-    KVF_TAKE(step, t.count, t.count_device, step->part->config.kv_heads);
-    KVF_TAKE(step, step->row_host, step->row, kvf_quantizes_pages(step->part) ? 1 : 0);
+    KVF_TAKE(step, t.count, t.count_device, step->kv_group->config.kv_heads);
+    KVF_TAKE(step, step->row_host, step->row, kvf_quantizes_pages(step->kv_group) ? 1 : 0);
     return t;
 }
 
 void kvf_keep_take(kvf_step *step)
 {
-    (void)take_tables(step, step->part->dims.paging.ring_blocks);
+    (void)take_tables(step, step->kv_group->dims.paging.ring_blocks);
 }
 
 static kvf_status enqueue_start(kvf_step *step, const keeping *k)
 {
-    kvf_part *part = k->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_paging *p = &part->dims.paging;
-    const kvf_row row = kvf_step_row(part, k->layer);
+    kvf_kv_group *kv_group = k->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const kvf_row row = kvf_step_row(kv_group, k->layer);
     const uint32_t end = kvf_row_blocks(p, &row);
     const keep_tables t = take_tables(step, end - k->sealed);
     for (uint32_t i = k->sealed; i < end; i++)
         t.tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         t.count[h] = kvf_min_u32(p->sink, k->blocks * p->block_size);
-    if (kvf_quantizes_pages(part))
+    if (kvf_quantizes_pages(kv_group))
         step->row_host[0] = row;
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(
@@ -321,7 +322,7 @@ static kvf_status start(const keeping *k)
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
-    step.part = k->part;
+    step.kv_group = k->kv_group;
     kvf_status status = kvf_bring(&step, k->layer, 0, UINT32_MAX);
     if (status == KVF_OK)
         status = own_blocks(k);
@@ -331,9 +332,9 @@ static kvf_status start(const keeping *k)
 
 static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
 {
-    const kvf_part *part = k->part;
-    const kvf_take_args args = {.shape = kvf_run_shape(&part->dims.paging),
-                                .kv_heads = part->config.kv_heads,
+    const kvf_kv_group *kv_group = k->kv_group;
+    const kvf_take_args args = {.shape = kvf_run_shape(&kv_group->dims.paging),
+                                .kv_heads = kv_group->config.kv_heads,
                                 .count = tokens,
                                 .stride = k->count,
                                 .blocks = (const void *const *)k->work.blocks,
@@ -354,7 +355,7 @@ static kvf_status append_rest(const keeping *k)
                                  .stride = k->count};
     while (layer->length < k->count) {
         const uint32_t first = layer->length;
-        const uint32_t tokens = kvf_min_u32(chunk_tokens(k->part), k->count - first);
+        const uint32_t tokens = kvf_min_u32(chunk_tokens(k->kv_group), k->count - first);
         KVF_TRY(take_chunk(k, first, tokens));
         KVF_TRY(kvf_append_again(k->cache,
                                  &(kvf_prefill_args){.sequence = k->sequence,
@@ -370,11 +371,11 @@ static kvf_status append_rest(const keeping *k)
 
 static kvf_status shorten(keeping *k)
 {
-    kvf_part *part = k->part;
+    kvf_kv_group *kv_group = k->kv_group;
     kvf_layer *layer = k->layer;
-    const uint32_t block_size = part->dims.paging.block_size;
+    const uint32_t block_size = kv_group->dims.paging.block_size;
     const uint32_t front = common_front(k) / block_size;
-    k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(part, k->count));
+    k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(kv_group, k->count));
     if (layer->static_from)
         k->blocks = 0;
     KVF_TRY(start(k));
@@ -388,7 +389,7 @@ static kvf_status shorten(keeping *k)
     KVF_TRY(append_rest(k));
     layer->held = 0;
     for (uint32_t p = layer->sealed; p < k->sealed; p++)
-        kvf_page_pool_release(&part->pool, layer->blocks[p]);
+        kvf_page_pool_release(&kv_group->pool, layer->blocks[p]);
     return KVF_OK;
 }
 
@@ -397,9 +398,9 @@ kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
 {
     KVF_TRY(kvf_layer_check(cache, layer));
     KVF_TRY(kvf_sequence_check(cache, sequence));
-    kvf_part *part = sequence->layers[layer].part;
+    kvf_kv_group *kv_group = sequence->layers[layer].kv_group;
     keeping k = {.cache = cache,
-                 .part = part,
+                 .kv_group = kv_group,
                  .sequence = sequence,
                  .stream = stream,
                  .layer = &sequence->layers[layer],
@@ -408,7 +409,7 @@ kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
                  .count = count,
                  .length = sequence->layers[layer].length,
                  .sealed = sequence->layers[layer].sealed,
-                 .work = carve_work(part, &(kvf_carver){.base = work})};
+                 .work = carve_work(kv_group, &(kvf_carver){.base = work})};
     KVF_TRY(check(&k));
     return count == k.length ? KVF_OK : shorten(&k); /* all, in order, is what there is */
 }

@@ -16,26 +16,26 @@
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
 {
-    const kvf_part *part = step->part;
-    return (kvf_csr_args){.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    return (kvf_csr_args){.paging = kv_group->dims.paging,
                           .rows = step->rows,
-                          .ids_max = part->dims.ids_max,
-                          .spans_max = part->dims.spans_max,
+                          .ids_max = kv_group->dims.ids_max,
+                          .spans_max = kv_group->dims.spans_max,
                           .row = step->row,
-                          .ids = part->tables.now.ids,
-                          .id_count = part->tables.now.id_count,
+                          .ids = kv_group->tables.now.ids,
+                          .id_count = kv_group->tables.now.id_count,
                           .indptr = lists->indptr,
                           .indices = lists->indices,
                           .last_page_len = lists->last_page_len,
-                          .spans = part->tables.spans,
-                          .span_count = part->tables.span_count};
+                          .spans = kv_group->tables.spans,
+                          .span_count = kv_group->tables.span_count};
 }
 
 uint32_t kvf_lists_pages_max(const kvf_cache *cache)
 {
     if (kvf_has_streaming_heads(cache))
         return 0; /* nothing can be listed */
-    const kvf_dims *d = &cache->parts[0].dims;
+    const kvf_dims *d = &cache->kv_groups[0].dims;
     const uint32_t sink_pages = kvf_div_ceil_u32(d->paging.sink, d->paging.shape.page_size);
     return kvf_min_u32(d->paging.pages_max, sink_pages + d->window_pages + d->ids_max);
 }
@@ -92,26 +92,27 @@ static void check_on_stream(const void *raw, uint32_t task)
 /* Where the host reads them once the stream has come here: in place, or in copies. */
 static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_check *c)
 {
-    const kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    const kvf_control *to = &part->control_device;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    const kvf_control *to = &kv_group->control_device;
     *c = (lists_check){.stream = step->stream,
                        .row = step->row_host,
                        .indptr = lists->indptr,
                        .indices = lists->indices,
                        .last_page_len = lists->last_page_len,
-                       .shape = part->dims.paging.shape,
-                       .lists = step->rows * part->dims.paging.kv_heads,
-                       .kv_heads = part->dims.paging.kv_heads,
-                       .pages_max = part->dims.spans_max - kvf_parted_pages(&part->dims.paging),
-                       .ascends = kvf_quantizes_pages(part),
+                       .shape = kv_group->dims.paging.shape,
+                       .lists = step->rows * kv_group->dims.paging.kv_heads,
+                       .kv_heads = kv_group->dims.paging.kv_heads,
+                       .pages_max =
+                           kv_group->dims.spans_max - kvf_parted_pages(&kv_group->dims.paging),
+                       .ascends = kvf_quantizes_pages(kv_group),
                        .indices_max = kvf_min_u32(lists->capacity, INT32_MAX)};
-    if (!part->dims.needs_mirror)
+    if (!kv_group->dims.needs_mirror)
         return KVF_OK;
     c->indices_max = kvf_min_u32(c->indices_max, c->lists * c->pages_max);
-    c->indptr = c->cleared = part->control.mirror.indptr;
-    c->indices = part->control.mirror.indices;
-    c->last_page_len = part->control.mirror.last_page_len;
+    c->indptr = c->cleared = kv_group->control.mirror.indptr;
+    c->indices = kv_group->control.mirror.indices;
+    c->last_page_len = kv_group->control.mirror.last_page_len;
     KVF_TRY(ops->copy(step->stream, to->mirror.indptr, lists->indptr,
                       (c->lists + 1) * sizeof *c->indptr));
     KVF_TRY(ops->copy(step->stream, to->mirror.indices, lists->indices,
@@ -128,7 +129,7 @@ static kvf_status find(kvf_step *step, const kvf_page_lists *lists, const int32_
 {
     lists_check c;
     KVF_TRY(see_lists(step, lists, &c));
-    KVF_TRY(kvf_bring_wait(step->part, step->stream));
+    KVF_TRY(kvf_bring_wait(step->kv_group, step->stream));
     *indptr = c.indptr;
     *indices = c.indices;
     return check_lists(&c);
@@ -143,7 +144,7 @@ static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, co
     KVF_TRY(kvf_decode_select(step, args, due));
     const kvf_csr_args csr = csr_args(step, lists);
     KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
-    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->part, step->index)->select_ns));
+    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->kv_group, step->index)->select_ns));
     return kvf_bring_listed(step, lists, find);
 }
 
@@ -161,20 +162,20 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
 {
     KVF_ASSERT(layer < sequence->cache->config.layers);
     const kvf_layer *state = &sequence->layers[layer];
-    const kvf_part *part = state->part;
-    const uint32_t head = part ? kvf_place_head(&sequence->cache->places[layer], kv_head) : 0;
-    if (!part || head >= part->config.kv_heads)
+    const kvf_kv_group *kv_group = state->kv_group;
+    const uint32_t head = kv_group ? kvf_place_head(&sequence->cache->places[layer], kv_head) : 0;
+    if (!kv_group || head >= kv_group->config.kv_heads)
         return NULL; /* it streams */
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_paging *p = &kv_group->dims.paging;
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
-    if (kvf_quantizes_pages(part) && page / p->block_pages < state->sealed)
+    if (kvf_quantizes_pages(kv_group) && page / p->block_pages < state->sealed)
         return NULL;
     kvf_arena_wait_block(state, page / p->block_pages);
     const uint32_t index = page / p->block_pages;
-    const char *ring = part->tables.rings + (size_t)state->row * kvf_ring_size(p);
+    const char *ring = kv_group->tables.rings + (size_t)state->row * kvf_ring_size(p);
     /* One that is not in memory has none. */
     const char *block = index < state->sealed
-                            ? kvf_page_pool_device(&part->pool, state->blocks[index])
+                            ? kvf_page_pool_device(&kv_group->pool, state->blocks[index])
                             : ring + index % p->ring_blocks * kvf_block_bytes(p);
     return block
                ? block + head * kvf_run_bytes(p) + page % p->block_pages * kvf_page_bytes(&p->shape)
@@ -186,10 +187,10 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
 /* `csr` then names the lists that were checked. */
 static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kvf_csr_args *csr)
 {
-    const kvf_control *copies = &step->part->control_device;
+    const kvf_control *copies = &step->kv_group->control_device;
     lists_check c;
     KVF_TRY(see_lists(step, lists, &c));
-    if (step->part->dims.needs_mirror) {
+    if (step->kv_group->dims.needs_mirror) {
         csr->indptr = copies->mirror.indptr;
         csr->indices = copies->mirror.indices;
         csr->last_page_len = copies->mirror.last_page_len;
@@ -200,13 +201,13 @@ static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kv
 static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
                                  const kvf_page_lists *lists)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     kvf_csr_args csr = csr_args(step, lists);
     const kvf_attention a = {.shape = p->shape,
                              .lists = step->rows * p->kv_heads,
                              .group = p->group,
-                             .spans_max = part->dims.spans_max,
+                             .spans_max = kv_group->dims.spans_max,
                              .q = args->q,
                              .spans = csr.spans,
                              .span_count = csr.span_count,
@@ -218,7 +219,7 @@ static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
     KVF_TRY(KVF_LAUNCH(step, csr_in, csr));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));
-    return kvf_step_stamp(step, &kvf_counters_device(part, step->index)->attend_ns);
+    return kvf_step_stamp(step, &kvf_counters_device(kv_group, step->index)->attend_ns);
 }
 
 static kvf_status enqueue_read(kvf_step *step, const kvf_decode_args *args,

@@ -37,7 +37,7 @@ size_t kvf_scores_work_floats(const kvf_cache *cache)
 static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
                                 const kvf_scores_args *args)
 {
-    const uint32_t kept = kvf_kept_queries(layer->part, layer);
+    const uint32_t kept = kvf_kept_queries(layer->kv_group, layer);
     if (args->window == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "window = 0: at least one query scores tokens");
     if (args->q) {
@@ -87,7 +87,7 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
 /* Arguments that all launches share. */
 static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args *args)
 {
-    const kvf_paging *p = &step->part->dims.paging;
+    const kvf_paging *p = &step->kv_group->dims.paging;
     const kvf_row *row = step->row_host;
     kvf_observe_args a = kvf_step_observe_args(step, 0);
     a.window_mean = args->window_mean;
@@ -112,9 +112,10 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
 static kvf_status score_member(scoring *s, uint32_t member)
 {
     kvf_step *step = s->step;
-    kvf_part *part = step->part;
-    const size_t bytes = (size_t)part->config.kv_heads * kvf_token_stride(part, 0) * sizeof(float);
-    KVF_TRY(part->device->ops->fill(step->stream, s->observe.score, 0, bytes));
+    kvf_kv_group *kv_group = step->kv_group;
+    const size_t bytes =
+        (size_t)kv_group->config.kv_heads * kvf_token_stride(kv_group, 0) * sizeof(float);
+    KVF_TRY(kv_group->device->ops->fill(step->stream, s->observe.score, 0, bytes));
     for (uint32_t piece = 0; piece < s->pieces; piece++) {
         const uint32_t first = piece * s->most;
         kvf_observe_args a =
@@ -134,9 +135,9 @@ static kvf_status score_member(scoring *s, uint32_t member)
 /* token_score of the candidates to rows of `out`, `stride` apart. */
 static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 {
-    const kvf_part *part = s->step->part;
-    return (kvf_pool_args){.rows = part->config.kv_heads,
-                           .stride = kvf_token_stride(part, 0),
+    const kvf_kv_group *kv_group = s->step->kv_group;
+    return (kvf_pool_args){.rows = kv_group->config.kv_heads,
+                           .stride = kvf_token_stride(kv_group, 0),
                            .count = s->args->candidates - s->args->begin,
                            .width = 1,
                            .out_stride = (uint32_t)stride,
@@ -147,7 +148,7 @@ static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 /* The unpooled scores of one head of every group. */
 static kvf_status put_heads(const scoring *s, uint32_t member)
 {
-    const uint32_t group = s->step->part->dims.paging.group;
+    const uint32_t group = s->step->kv_group->dims.paging.group;
     const size_t count = s->args->candidates - s->args->begin;
     kvf_pool_args a = pool_args(s, s->args->heads + member * count, group * count);
     a.combine = s->args->accumulates ? KVF_COMBINE_ADD : KVF_COMBINE_SET;
@@ -183,7 +184,7 @@ static kvf_status enqueue(scoring *s)
 {
     const kvf_scores_args *args = s->args;
     const bool by_max = args->group_reduce == KVF_GROUP_MAX;
-    const uint32_t group = s->step->part->dims.paging.group;
+    const uint32_t group = s->step->kv_group->dims.paging.group;
     s->most = kvf_observe_window_max(group);
     s->pieces = kvf_div_ceil_u32(args->window, s->most);
     s->members = group;

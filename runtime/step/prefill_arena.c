@@ -12,41 +12,42 @@
 
 #include "writeback.h"
 
-static char *block_of(const kvf_part *part, uint32_t index)
+static char *block_of(const kvf_kv_group *kv_group, uint32_t index)
 {
-    return part->tables.arena + index * kvf_block_bytes(&part->dims.paging);
+    return kv_group->tables.arena + index * kvf_block_bytes(&kv_group->dims.paging);
 }
 
-static kvf_status wait_written(kvf_step *step, kvf_part *part)
+static kvf_status wait_written(kvf_step *step, kvf_kv_group *kv_group)
 {
-    if (!part->arena.is_pending)
+    if (!kv_group->arena.is_pending)
         return KVF_OK;
-    part->arena.is_pending = 0;
-    return part->device->ops->stream_wait_event(step->stream, part->written);
+    kv_group->arena.is_pending = 0;
+    return kv_group->device->ops->stream_wait_event(step->stream, kv_group->written);
 }
 
-static kvf_status leave(kvf_step *step, kvf_part *part)
+static kvf_status leave(kvf_step *step, kvf_kv_group *kv_group)
 {
-    kvf_prefill_arena *a = &part->arena;
+    kvf_prefill_arena *a = &kv_group->arena;
     if (!a->owner)
         return KVF_OK;
-    const kvf_row row = kvf_step_row(part, a->owner);
+    const kvf_row row = kvf_step_row(kv_group, a->owner);
     const uint32_t first = a->first, count = a->end - a->first;
     a->owner->arrivals = 0; /* addresses may be old by now */
     a->owner = NULL;
-    KVF_TRY(wait_written(step, part));
+    KVF_TRY(wait_written(step, kv_group));
     if (count == 0)
         return KVF_OK;
-    return part->device->ops->copy(step->stream, row.blocks + first,
-                                   part->tables.arena_pool + first, count * sizeof *row.blocks);
+    return kv_group->device->ops->copy(step->stream, row.blocks + first,
+                                       kv_group->tables.arena_pool + first,
+                                       count * sizeof *row.blocks);
 }
 
 kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed)
 {
-    kvf_prefill_arena *a = &layer->part->arena;
+    kvf_prefill_arena *a = &layer->kv_group->arena;
     if (a->owner == layer)
         return KVF_OK;
-    KVF_TRY(kvf_arena_settle(step, layer->part));
+    KVF_TRY(kvf_arena_settle(step, layer->kv_group));
     a->owner = layer;
     a->first = a->end = sealed;
     return KVF_OK;
@@ -54,15 +55,15 @@ kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed)
 
 kvf_status kvf_arena_fill(kvf_step *step)
 {
-    kvf_part *part = step->part;
-    kvf_prefill_arena *a = &part->arena;
-    const kvf_stage_args args = {.paging = part->dims.paging,
+    kvf_kv_group *kv_group = step->kv_group;
+    kvf_prefill_arena *a = &kv_group->arena;
+    const kvf_stage_args args = {.paging = kv_group->dims.paging,
                                  .rows = 1,
                                  .count = a->first,
                                  .row = step->row,
-                                 .to = part->tables.arena,
-                                 .home = part->tables.arena_pool,
-                                 .counters = kvf_counters_device(part, step->index)};
+                                 .to = kv_group->tables.arena,
+                                 .home = kv_group->tables.arena_pool,
+                                 .counters = kvf_counters_device(kv_group, step->index)};
     if (a->first)
         KVF_TRY(KVF_LAUNCH(step, stage, args));
     a->first = 0;
@@ -71,12 +72,12 @@ kvf_status kvf_arena_fill(kvf_step *step)
 
 kvf_status kvf_arena_shorten(kvf_step *step, const kvf_layer *layer, uint32_t sealed)
 {
-    kvf_prefill_arena *a = &layer->part->arena;
+    kvf_prefill_arena *a = &layer->kv_group->arena;
     if (a->owner != layer)
         return KVF_OK;
     a->first = kvf_min_u32(a->first, sealed);
     a->end = sealed;
-    return wait_written(step, layer->part);
+    return wait_written(step, layer->kv_group);
 }
 
 void kvf_arena_place(kvf_step *step)
@@ -86,35 +87,35 @@ void kvf_arena_place(kvf_step *step)
     KVF_TAKE(step, step->arena_host, device, step->sealed_blocks);
     if (!step->arena_host)
         return;
-    KVF_ASSERT(step->rows == 1 && step->part->arena.end == row->sealed_before);
+    KVF_ASSERT(step->rows == 1 && step->kv_group->arena.end == row->sealed_before);
     for (uint32_t i = 0; i < step->sealed_blocks; i++)
-        step->arena_host[i] = block_of(step->part, row->sealed_before + i);
+        step->arena_host[i] = block_of(step->kv_group, row->sealed_before + i);
     row->pool = device;
 }
 
 kvf_status kvf_arena_write_back(kvf_step *step)
 {
-    kvf_part *part = step->part;
-    const kvf_device_ops *ops = part->device->ops;
-    kvf_prefill_arena *a = &part->arena;
+    kvf_kv_group *kv_group = step->kv_group;
+    const kvf_device_ops *ops = kv_group->device->ops;
+    kvf_prefill_arena *a = &kv_group->arena;
     if (step->sealed_blocks == 0)
         return KVF_OK;
-    KVF_TRY(ops->copy(step->stream, part->tables.arena_pool + a->end, (const void *)step->pool,
+    KVF_TRY(ops->copy(step->stream, kv_group->tables.arena_pool + a->end, (const void *)step->pool,
                       step->sealed_blocks * sizeof(void *)));
-    KVF_TRY(ops->event_record(part->sealed, step->stream));
-    KVF_TRY(ops->stream_wait_event(part->writeback, part->sealed));
-    KVF_TRY(kvf_write_back(part, step->pool_host, (const void *const *)step->arena_host,
+    KVF_TRY(ops->event_record(kv_group->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(kv_group->writeback, kv_group->sealed));
+    KVF_TRY(kvf_write_back(kv_group, step->pool_host, (const void *const *)step->arena_host,
                            step->sealed_blocks));
     a->end += step->sealed_blocks;
     a->is_pending = 1;
-    return ops->event_record(part->written, part->writeback);
+    return ops->event_record(kv_group->written, kv_group->writeback);
 }
 
 kvf_status kvf_arena_leave_rows(kvf_step *step)
 {
     for (uint32_t b = 0; b < step->rows; b++)
-        if (step->part->arena.owner == step->states[b])
-            return leave(step, step->part);
+        if (step->kv_group->arena.owner == step->states[b])
+            return leave(step, step->kv_group);
     return KVF_OK;
 }
 
@@ -122,30 +123,32 @@ kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequence *sequence
 {
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        if (layer->part && layer->part->arena.owner == layer)
-            KVF_TRY(leave(step, layer->part));
+        if (layer->kv_group && layer->kv_group->arena.owner == layer)
+            KVF_TRY(leave(step, layer->kv_group));
     }
     return KVF_OK;
 }
 
-kvf_status kvf_arena_settle(kvf_step *step, kvf_part *part)
+kvf_status kvf_arena_settle(kvf_step *step, kvf_kv_group *kv_group)
 {
-    KVF_TRY(leave(step, part));
-    return wait_written(step, part);
+    KVF_TRY(leave(step, kv_group));
+    return wait_written(step, kv_group);
 }
 
 void kvf_arena_wait_block(const kvf_layer *layer, uint32_t block)
 {
-    const kvf_part *part = layer->part;
-    const kvf_prefill_arena *a = &part->arena;
+    const kvf_kv_group *kv_group = layer->kv_group;
+    const kvf_prefill_arena *a = &kv_group->arena;
     if (a->owner == layer && block >= a->first && block < a->end)
-        (void)part->device->ops->event_wait(part->written); /* a failure shows in the stream */
+        (void)kv_group->device->ops->event_wait(
+            kv_group->written); /* a failure shows in the stream */
 }
 
 /* Blocks of one submission; a copy is cut into chunks that hold fewer anyway. */
 #define BLOCKS_MAX 64u
 
-kvf_status kvf_write_back(kvf_part *part, void *const *to, const void *const *from, uint32_t count)
+kvf_status kvf_write_back(kvf_kv_group *kv_group, void *const *to, const void *const *from,
+                          uint32_t count)
 {
     kvf_writeback_block blocks[BLOCKS_MAX];
     for (uint32_t i = 0; i < count;) {
@@ -153,8 +156,8 @@ kvf_status kvf_write_back(kvf_part *part, void *const *to, const void *const *fr
         for (; n < BLOCKS_MAX && i < count; n++, i++)
             blocks[n] = (kvf_writeback_block){.from = from[i], .to = to[i]};
         const kvf_writeback_job job = {
-            .blocks = blocks, .count = n, .block_bytes = kvf_block_bytes(&part->dims.paging)};
-        KVF_TRY(kvf_writeback_enqueue(part->writeback, &job, NULL));
+            .blocks = blocks, .count = n, .block_bytes = kvf_block_bytes(&kv_group->dims.paging)};
+        KVF_TRY(kvf_writeback_enqueue(kv_group->writeback, &job, NULL));
     }
     return KVF_OK;
 }

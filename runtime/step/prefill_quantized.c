@@ -19,25 +19,26 @@
 static kvf_status make_wide(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
                             const kvf_row **view)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[0];
-    KVF_TRY(kvf_wide_row(step, part, step->row, 0, args->q ? row->sealed_before : 0, view));
+    KVF_TRY(kvf_wide_row(step, kv_group, step->row, 0, args->q ? row->sealed_before : 0, view));
     for (uint32_t b = row->sealed_before; b < row->sealed && b * p->block_size < base; b++)
-        KVF_TRY(part->device->ops->copy(step->stream, part->tables.wide + b * kvf_block_bytes(p),
-                                        kvf_row_ring_block(p, row, b), kvf_block_bytes(p)));
+        KVF_TRY(kv_group->device->ops->copy(step->stream,
+                                            kv_group->tables.wide + b * kvf_block_bytes(p),
+                                            kvf_row_ring_block(p, row, b), kvf_block_bytes(p)));
     return KVF_OK;
 }
 
 /* Blocks first .. end - 1, which the call seals. */
 static kvf_status quantize(kvf_step *step, uint32_t first, uint32_t end)
 {
-    const kvf_part *part = step->part;
-    const kvf_quantize_args args = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_quantize_args args = {.paging = kv_group->dims.paging,
                                     .rows = 1,
                                     .count = end - first,
                                     .first = first,
-                                    .wide = part->tables.wide,
+                                    .wide = kv_group->tables.wide,
                                     .row = step->row};
     return first < end ? KVF_LAUNCH(step, quantize, args) : KVF_OK;
 }
@@ -46,26 +47,26 @@ static kvf_status quantize(kvf_step *step, uint32_t first, uint32_t end)
 static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
                          uint32_t first, uint32_t end)
 {
-    const kvf_part *part = step->part;
-    const kvf_shape *s = &part->dims.paging.shape;
-    const size_t row = (size_t)(first - base) * part->config.query_heads;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_shape *s = &kv_group->dims.paging.shape;
+    const size_t row = (size_t)(first - base) * kv_group->config.query_heads;
     kvf_prefill_args group = *args;
     group.tokens = end - first;
     group.q = (const char *)args->q + row * kvf_row_bytes(s);
     group.out = (char *)args->out + row * kvf_value_bytes(s);
-    return kvf_chunk_attend(step, &group, first, part->tables.wide_table);
+    return kvf_chunk_attend(step, &group, first, kv_group->tables.wide_table);
 }
 
 static kvf_status quantize_and_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     const kvf_row *row = &step->row_host[0];
-    const uint32_t end = base + args->tokens, block = part->dims.paging.block_size;
+    const uint32_t end = base + args->tokens, block = kv_group->dims.paging.block_size;
     uint32_t quantized = row->sealed_before;
     for (uint32_t first = base, next; args->q && first < end; first = next) {
         /* Up to the token whose step seals one more. */
-        const uint32_t sealed = kvf_sealed_blocks(part, first + 1);
-        next = kvf_min_u32(end, part->config.local_tokens + (sealed + 1) * block - 1);
+        const uint32_t sealed = kvf_sealed_blocks(kv_group, first + 1);
+        next = kvf_min_u32(end, kv_group->config.local_tokens + (sealed + 1) * block - 1);
         KVF_TRY(quantize(step, quantized, sealed));
         KVF_TRY(attend(step, args, base, first, next));
         quantized = sealed;
@@ -78,7 +79,7 @@ static kvf_status seal(kvf_step *step, const kvf_row *view, uint32_t base)
 {
     const kvf_row *row = step->row;
     step->row = view;
-    const kvf_status status = kvf_step_seal_blocks(step, step->part->tables.chunk_fault, base);
+    const kvf_status status = kvf_step_seal_blocks(step, step->kv_group->tables.chunk_fault, base);
     step->row = row;
     return status == KVF_OK ? kvf_step_admit(step) : status;
 }
@@ -91,7 +92,7 @@ kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args, u
         layer->spare = step->row_host[0].sealed;
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(make_wide(step, args, base, &view));
-    KVF_TRY(kvf_chunk_repack(step, args, base, step->part->tables.wide_table));
+    KVF_TRY(kvf_chunk_repack(step, args, base, step->kv_group->tables.wide_table));
     KVF_TRY(quantize_and_attend(step, args, base));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);
@@ -100,18 +101,18 @@ kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args, u
 kvf_status kvf_carry_quantized(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
                                const kvf_carried *carried)
 {
-    const kvf_part *part = step->part;
-    const kvf_carry_args carry = {.paging = part->dims.paging,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_carry_args carry = {.paging = kv_group->dims.paging,
                                   .quantized = carried->blocks,
                                   .stride = carried->stride,
                                   .from = carried->from,
                                   .ids = carried->ids,
-                                  .wide = part->tables.wide,
+                                  .wide = kv_group->tables.wide,
                                   .row = step->row};
     const kvf_row *view;
     KVF_ASSERT(!args->q);
     KVF_TRY(make_wide(step, args, base, &view));
-    KVF_TRY(kvf_chunk_repack(step, args, base, part->tables.wide_table));
+    KVF_TRY(kvf_chunk_repack(step, args, base, kv_group->tables.wide_table));
     KVF_TRY(KVF_LAUNCH(step, carry, carry));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);

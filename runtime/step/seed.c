@@ -16,24 +16,24 @@
 /* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)
 {
-    const kvf_part *part = step->part;
-    const kvf_pool_args args = {.rows = part->config.kv_heads,
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_pool_args args = {.rows = kv_group->config.kv_heads,
                                 .stride = step->row_host->length,
                                 .count = step->row_host->length,
                                 .width = 1,
-                                .out_stride = kvf_token_stride(part, 0),
+                                .out_stride = kvf_token_stride(kv_group, 0),
                                 .in = scores,
-                                .out = part->tables.tokens.score};
+                                .out = kv_group->tables.tokens.score};
     return KVF_LAUNCH(step, pool, args);
 }
 
 static kvf_status enqueue(kvf_step *step, const float *scores)
 {
-    kvf_part *part = step->part;
+    kvf_kv_group *kv_group = step->kv_group;
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(kvf_static_seed(step, 0, scores, put_scores));
-    return kvf_step_stamp(step, &kvf_counters_device(part, step->index)->refresh_ns);
+    return kvf_step_stamp(step, &kvf_counters_device(kv_group, step->index)->refresh_ns);
 }
 
 kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
@@ -44,7 +44,7 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
         KVF_FAIL(cache->context, KVF_INVALID, "scores is NULL; pass those of the layer's tokens");
     KVF_TRY(kvf_sequence_check(cache, sequence));
     kvf_layer *state = &sequence->layers[layer];
-    if (state->part->dims.static_tokens == 0)
+    if (state->kv_group->dims.static_tokens == 0)
         return KVF_OK;
     if (state->sealed > 0) {
         kvf_step step;

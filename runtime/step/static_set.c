@@ -16,13 +16,13 @@
 
 void kvf_step_rows_after(kvf_step *step)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     KVF_TAKE(step, step->row_after_host, step->row_after, step->rows);
     for (uint32_t b = 0; step->states && b < step->rows; b++) {
         kvf_layer *state = step->states[b];
         state->store ^= state->is_due;
         state->static_from = state->is_due ? state->length : state->static_from;
-        const kvf_row other = kvf_step_row(part, state);
+        const kvf_row other = kvf_step_row(kv_group, state);
         step->row_after_host[b] = step->row_host[b];
         step->row_after_host[b].store = other.store;
         step->row_after_host[b].store_index = other.store_index;
@@ -34,12 +34,12 @@ void kvf_step_rows_after(kvf_step *step)
 static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint32_t slot,
                                int32_t *ids, uint32_t *count)
 {
-    const kvf_part *part = step->part;
-    const size_t bytes = (size_t)part->config.query_heads * part->config.head_dim *
-                         kvf_dtype_bytes(part->config.dtype);
+    const kvf_kv_group *kv_group = step->kv_group;
+    const size_t bytes = (size_t)kv_group->config.query_heads * kv_group->config.head_dim *
+                         kvf_dtype_bytes(kv_group->config.dtype);
     kvf_observation one = *all;
     one.q = (const char *)all->q + slot * bytes;
-    one.limit = part->tables.cover.limit + slot;
+    one.limit = kv_group->tables.cover.limit + slot;
     one.window = 1;
     one.ring_slots = 0;
     KVF_TRY(kvf_step_observe(step, &one));
@@ -50,50 +50,50 @@ static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint3
  */
 static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_layer *layer)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
     const kvf_row *row = &step->row_host[all->index];
-    const uint32_t newest = row->query_slot, slots = part->dims.paging.query_window;
-    const kvf_overlap_args args = {.paging = part->dims.paging,
+    const uint32_t newest = row->query_slot, slots = kv_group->dims.paging.query_window;
+    const kvf_overlap_args args = {.paging = kv_group->dims.paging,
                                    .row = step->row + all->index,
-                                   .rest = part->dims.rest_tokens,
-                                   .ids_max = part->dims.tokens_max,
+                                   .rest = kv_group->dims.rest_tokens,
+                                   .ids_max = kv_group->dims.tokens_max,
                                    .a = t->tokens.ids,
                                    .a_count = t->tokens.count,
                                    .b = t->tokens.ids_b,
                                    .b_count = t->tokens.count_b,
                                    .choose =
-                                       t->choose + (size_t)all->index * part->dims.choose_lists,
-                                   .choose_lists = part->dims.choose_lists,
-                                   .counters = kvf_counters_device(part, step->index)};
+                                       t->choose + (size_t)all->index * kv_group->dims.choose_lists,
+                                   .choose_lists = kv_group->dims.choose_lists,
+                                   .counters = kvf_counters_device(kv_group, step->index)};
     kvf_observation whole = *all;
-    whole.take_tokens = part->dims.rest_tokens;
+    whole.take_tokens = kv_group->dims.rest_tokens;
     KVF_TRY(kvf_step_cover(step, &whole));
     if (all->window) {
         KVF_TRY(top_of_query(step, all, (newest + 1 + slots - all->window) % slots, t->tokens.ids,
                              t->tokens.count));
         KVF_TRY(top_of_query(step, all, newest, t->tokens.ids_b, t->tokens.count_b));
     } else { /* no query was kept, which says nothing about them */
-        const size_t bytes = part->config.kv_heads * sizeof(uint32_t);
-        KVF_TRY(part->device->ops->fill(step->stream, t->tokens.count, 0, bytes));
-        KVF_TRY(part->device->ops->fill(step->stream, t->tokens.count_b, 0, bytes));
+        const size_t bytes = kv_group->config.kv_heads * sizeof(uint32_t);
+        KVF_TRY(kv_group->device->ops->fill(step->stream, t->tokens.count, 0, bytes));
+        KVF_TRY(kv_group->device->ops->fill(step->stream, t->tokens.count_b, 0, bytes));
     }
-    if (all->window && row->sealed * part->dims.paging.block_size >
-                           part->dims.rest_tokens + part->config.sink_tokens)
+    if (all->window && row->sealed * kv_group->dims.paging.block_size >
+                           kv_group->dims.rest_tokens + kv_group->config.sink_tokens)
         layer->share_from = row->length;
     return KVF_LAUNCH(step, overlap, args);
 }
 
 static kvf_status pack(kvf_step *step, const kvf_observation *all)
 {
-    const kvf_part *part = step->part;
-    const kvf_tables *t = &part->tables;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *after = &step->row_after_host[all->index];
     const kvf_pack_args args = {.paging = *p,
                                 .resident = all->resident,
-                                .spans_max = part->dims.cover_max,
-                                .ids_max = part->dims.tokens_max,
+                                .spans_max = kv_group->dims.cover_max,
+                                .ids_max = kv_group->dims.tokens_max,
                                 .row = kvf_wide_last(step, all->index),
                                 .spans = t->cover.spans,
                                 .span_index = t->cover.span_index,
@@ -102,21 +102,21 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .store = after->store,
                                 .store_index = after->store_index,
                                 .store_count = after->store_count,
-                                .counters = kvf_counters_device(part, step->index)};
+                                .counters = kvf_counters_device(kv_group, step->index)};
     return KVF_LAUNCH(step, pack, args);
 }
 
 /* The newest queries of a row, as many as the local window has. */
 static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool resident)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     const kvf_row *row = &step->row_host[index];
-    const uint32_t slots = part->dims.paging.query_window;
+    const uint32_t slots = kv_group->dims.paging.query_window;
     kvf_observation o = {.index = index,
                          .resident = resident,
                          .q = row->queries,
-                         .limit = part->tables.cover.limit,
-                         .window = kvf_min_u32(row->query_count, part->config.local_tokens)};
+                         .limit = kv_group->tables.cover.limit,
+                         .window = kvf_min_u32(row->query_count, kv_group->config.local_tokens)};
     const uint32_t first = (row->query_slot + 1 + slots - o.window) % slots;
     if (o.window && o.window < slots &&
         first) { /* more are kept, for pruning, or a cut lost some */
@@ -131,20 +131,20 @@ static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool
 /* The best candidates of token_score, into the store that was not in force. */
 static kvf_status take_best(kvf_step *step, const kvf_observation *all)
 {
-    const kvf_part *part = step->part;
-    KVF_TRY(kvf_step_top_tokens(step, all->resident, part->tables.tokens.ids,
-                                part->tables.tokens.count));
+    const kvf_kv_group *kv_group = step->kv_group;
+    KVF_TRY(kvf_step_top_tokens(step, all->resident, kv_group->tables.tokens.ids,
+                                kv_group->tables.tokens.count));
     return pack(step, all);
 }
 
 kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
                            kvf_status (*put)(kvf_step *step, const float *scores))
 {
-    kvf_part *part = step->part;
+    kvf_kv_group *kv_group = step->kv_group;
     kvf_layer *layer = step->states[index];
     const kvf_observation all = newest_queries(step, index, false);
     step->cache->counters[step->layer].refreshes++;
-    if (part->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from)
+    if (kv_group->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from)
         KVF_TRY(choose_share(step, &all, layer));
     KVF_TRY(kvf_step_cover(step, &all));
     KVF_TRY(put(step, scores));
@@ -153,12 +153,12 @@ kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
 
 kvf_status kvf_static_refresh(kvf_step *step, uint32_t index)
 {
-    kvf_part *part = step->part;
+    kvf_kv_group *kv_group = step->kv_group;
     kvf_layer *layer = step->states[index];
     const bool chooses_share =
-        part->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from;
+        kv_group->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from;
     const bool is_exact =
-        layer->needs_exact || chooses_share || part->config.refresh == KVF_REFRESH_EXACT;
+        layer->needs_exact || chooses_share || kv_group->config.refresh == KVF_REFRESH_EXACT;
     const kvf_observation all = newest_queries(step, index, !is_exact);
     step->cache->counters[step->layer].refreshes++;
     layer->needs_exact = 0;

@@ -73,7 +73,7 @@ static uint32_t steps_of(const kvf_layer *layer, uint32_t first)
 /* Queries of the tokens that stay; the ring has overwritten those before. */
 static void cut_queries(kvf_layer *layer, uint32_t dropped)
 {
-    const uint32_t kept = kvf_kept_queries(layer->part, layer);
+    const uint32_t kept = kvf_kept_queries(layer->kv_group, layer);
     if (dropped < kept) {
         layer->queries_from = layer->queries - kept;
         layer->queries -= dropped;
@@ -85,10 +85,10 @@ static void cut_queries(kvf_layer *layer, uint32_t dropped)
 static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
 {
     kvf_layer *layer = &sequence->layers[index];
-    kvf_part *part = layer->part;
-    const uint32_t steps = steps_of(layer, length), sealed = kvf_sealed_blocks(part, length);
+    kvf_kv_group *kv_group = layer->kv_group;
+    const uint32_t steps = steps_of(layer, length), sealed = kvf_sealed_blocks(kv_group, length);
     for (uint32_t p = sealed; p < layer->sealed; p++)
-        kvf_page_pool_release(&part->pool, layer->blocks[p]);
+        kvf_page_pool_release(&kv_group->pool, layer->blocks[p]);
     cut_queries(layer, layer->length - length);
     layer->length = length;
     layer->sealed = sealed;
@@ -106,16 +106,16 @@ static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
 /* Blocks that are in the window again, from the pool. */
 static kvf_status bring_window(kvf_step *step, const kvf_layer *layer, uint32_t sealed_before)
 {
-    kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[layer->index];
     const uint32_t end = kvf_min_u32(sealed_before, kvf_row_blocks(p, row));
     if (row->sealed < sealed_before)
         KVF_TRY(kvf_arena_shorten(step, layer, row->sealed));
-    for (uint32_t b = row->sealed; b < end && !kvf_quantizes_pages(part); b++)
-        KVF_TRY(part->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
-                                        kvf_page_pool_device(&part->pool, layer->blocks[b]),
-                                        kvf_block_bytes(p)));
+    for (uint32_t b = row->sealed; b < end && !kvf_quantizes_pages(kv_group); b++)
+        KVF_TRY(kv_group->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
+                                            kvf_page_pool_device(&kv_group->pool, layer->blocks[b]),
+                                            kvf_block_bytes(p)));
     return KVF_OK;
 }
 
@@ -123,8 +123,8 @@ static kvf_status bring_window(kvf_step *step, const kvf_layer *layer, uint32_t 
  * dequantized. Rows are on the device. */
 static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
 {
-    const kvf_part *part = step->part;
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[layer->index];
     const uint32_t end = kvf_min_u32(layer->sealed_before, kvf_row_blocks(p, row));
     for (uint32_t b = row->sealed; b < end; b++) {
@@ -132,11 +132,11 @@ static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
             .paging = *p,
             .first = b,
             .count = 1,
-            .block = kvf_page_pool_device(&part->pool, layer->blocks[b]),
+            .block = kvf_page_pool_device(&kv_group->pool, layer->blocks[b]),
             .row = step->row + layer->index};
         KVF_TRY(b + 1 == layer->spare
-                    ? part->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
-                                              kvf_row_spare(p, row), kvf_block_bytes(p))
+                    ? kv_group->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
+                                                  kvf_row_spare(p, row), kvf_block_bytes(p))
                     : KVF_LAUNCH(step, dequantize, dequantize));
     }
     if (layer->spare > row->sealed)
@@ -147,62 +147,63 @@ static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
 static kvf_status drop(kvf_step *step)
 {
     const kvf_drop_args args = {
-        .paging = step->part->dims.paging, .rows = step->rows, .row = step->row};
+        .paging = step->kv_group->dims.paging, .rows = step->rows, .row = step->row};
     return KVF_LAUNCH(step, drop, args);
 }
 
-/* Every layer of the part is cut on the host as its rows are made. */
+/* Every layer of the KV group is cut on the host as its rows are made. */
 static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut *c)
 {
-    kvf_part *part = step->part;
-    step->rows = part->config.layers;
+    kvf_kv_group *kv_group = step->kv_group;
+    step->rows = kv_group->config.layers;
     kvf_fork_take(step);
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(sequence, i, c), sealed = layer->sealed;
-        if (layer->part != part)
+        if (layer->kv_group != kv_group)
             continue;
         layer->sealed_before = sealed;
         if (length && length < layer->length)
             cut_layer(sequence, i, length);
-        step->row_host[layer->index] = kvf_step_row(part, layer);
+        step->row_host[layer->index] = kvf_step_row(kv_group, layer);
         KVF_TRY(bring_window(step, layer, sealed));
     }
     /* Tokens that are not sealed lie in the ring: sealed_before == sealed. */
     const kvf_table_args table = {
-        .paging = part->dims.paging, .rows = step->rows, .row = step->row};
+        .paging = kv_group->dims.paging, .rows = step->rows, .row = step->row};
     KVF_TRY(kvf_step_send(step));
-    for (uint32_t i = 0; kvf_quantizes_pages(part) && i < step->cache->config.layers; i++)
-        if (sequence->layers[i].part == part)
+    for (uint32_t i = 0; kvf_quantizes_pages(kv_group) && i < step->cache->config.layers; i++)
+        if (sequence->layers[i].kv_group == kv_group)
             KVF_TRY(dequantize_window(step, &sequence->layers[i]));
     KVF_TRY(KVF_LAUNCH(step, table, table));
     return drop(step);
 }
 
 /* Blocks that come back to the window, of all layers, into memory. */
-static kvf_status bring_blocks(const kvf_part *part, const kvf_sequence *sequence, const cut *c)
+static kvf_status bring_blocks(const kvf_kv_group *kv_group, const kvf_sequence *sequence,
+                               const cut *c)
 {
     for (uint32_t i = 0; i < sequence->cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        if (layer->part != part)
+        if (layer->kv_group != kv_group)
             continue;
         const uint32_t length = length_after(sequence, i, c);
-        const uint32_t first = kvf_sealed_blocks(part, length);
+        const uint32_t first = kvf_sealed_blocks(kv_group, length);
         const uint32_t end =
-            kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, part->dims.paging.block_size));
+            kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, kv_group->dims.paging.block_size));
         if (length && first < end)
-            KVF_TRY(kvf_bring_blocks(layer->part, layer->blocks + first, end - first));
+            KVF_TRY(kvf_bring_blocks(layer->kv_group, layer->blocks + first, end - first));
     }
     return KVF_OK;
 }
 
-static kvf_status cut_on_device(kvf_part *part, kvf_sequence *sequence, const cut *c,
+static kvf_status cut_on_device(kvf_kv_group *kv_group, kvf_sequence *sequence, const cut *c,
                                 kvf_stream *stream)
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
-    step.part = part;
-    const kvf_status status = bring_blocks(part, sequence, c);
+    step.kv_group = kv_group;
+    const kvf_status status = bring_blocks(kv_group, sequence, c);
     if (status != KVF_OK)
         return kvf_step_refuse(&step, status);
     return kvf_step_end(&step, enqueue_cut(&step, sequence, c));
@@ -211,18 +212,18 @@ static kvf_status cut_on_device(kvf_part *part, kvf_sequence *sequence, const cu
 /* Blocks first .. end-1 as they were sealed: no bits but those of the sink. */
 static kvf_status enqueue_again(kvf_step *step, uint32_t first, uint32_t end)
 {
-    const kvf_part *part = step->part;
+    const kvf_kv_group *kv_group = step->kv_group;
     KVF_TAKE(step, step->row_host, step->row, step->rows);
-    step->row_host[0] = kvf_step_row(part, step->states[0]);
+    step->row_host[0] = kvf_step_row(kv_group, step->states[0]);
     step->row_host[0].sealed_before = first;
     step->row_host[0].sealed = end;
     step->sealed_blocks = end - first;
     KVF_TRY(kvf_step_send(step));
     if (first == 0)
-        KVF_TRY(part->device->ops->fill(step->stream, step->row_host[0].store_count, 0,
-                                        part->config.kv_heads * sizeof(uint32_t)));
-    if (kvf_quantizes_pages(part))
-        KVF_TRY(kvf_wide_row(step, part, step->row, first, end - first, &step->row));
+        KVF_TRY(kv_group->device->ops->fill(step->stream, step->row_host[0].store_count, 0,
+                                            kv_group->config.kv_heads * sizeof(uint32_t)));
+    if (kvf_quantizes_pages(kv_group))
+        KVF_TRY(kvf_wide_row(step, kv_group, step->row, first, end - first, &step->row));
     return step->sealed_blocks ? kvf_step_seal_again(step) : KVF_OK;
 }
 
@@ -231,7 +232,7 @@ static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *s
     kvf_layer *layer = &sequence->layers[index];
     uint32_t first = 0;
     do {
-        const uint32_t end = kvf_min_u32(first + layer->part->dims.chunk_blocks, layer->sealed);
+        const uint32_t end = kvf_min_u32(first + layer->kv_group->dims.chunk_blocks, layer->sealed);
         kvf_step step;
         KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
         kvf_step_at(&step, index, &sequence, 1);
@@ -248,13 +249,14 @@ static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *s
     return KVF_OK;
 }
 
-/* Some layer of the part has blocks that are in the window again. */
-static bool unseals(const kvf_part *part, const kvf_sequence *sequence, const cut *c)
+/* Some layer of the KV group has blocks that are in the window again. */
+static bool unseals(const kvf_kv_group *kv_group, const kvf_sequence *sequence, const cut *c)
 {
     for (uint32_t i = 0; i < sequence->cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(sequence, i, c);
-        if (layer->part == part && length && kvf_sealed_blocks(part, length) < layer->sealed)
+        if (layer->kv_group == kv_group && length &&
+            kvf_sealed_blocks(kv_group, length) < layer->sealed)
             return true;
     }
     return false;
@@ -264,9 +266,9 @@ static bool unseals(const kvf_part *part, const kvf_sequence *sequence, const cu
 static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, const cut *c,
                           kvf_stream *stream)
 {
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        if (unseals(&cache->parts[i], sequence, c))
-            KVF_TRY(cut_on_device(&cache->parts[i], sequence, c, stream));
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        if (unseals(&cache->kv_groups[i], sequence, c))
+            KVF_TRY(cut_on_device(&cache->kv_groups[i], sequence, c, stream));
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(sequence, i, c);
@@ -291,11 +293,11 @@ kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t token
         const uint32_t length = length_after(sequence, i, &c);
         if (length == 0 || layer->static_from <= length)
             continue;
-        kvf_page_pool_call(&layer->part->pool);
+        kvf_page_pool_call(&layer->kv_group->pool);
         KVF_TRY(dissolve(sequence, i, stream));
     }
-    for (uint32_t i = 0; i < cache->part_count; i++)
-        kvf_page_pool_call(&cache->parts[i].pool);
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        kvf_page_pool_call(&cache->kv_groups[i].pool);
     return cut_all(cache, sequence, &c, stream);
 }
 
@@ -305,7 +307,7 @@ kvf_status kvf_truncate_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t
     kvf_layer *layer = &sequence->layers[index];
     const uint32_t length = layer->length - 1;
     const cut c = {layer->positions[length], index};
-    if (layer->static_from > length && kvf_sealed_blocks(layer->part, length) < layer->sealed)
+    if (layer->static_from > length && kvf_sealed_blocks(layer->kv_group, length) < layer->sealed)
         KVF_TRY(dissolve(sequence, index, stream));
     layer->static_from = kvf_min_u32(layer->static_from, length);
     return cut_all(cache, sequence, &c, stream);

@@ -168,7 +168,7 @@ static void restore(uint32_t exact)
     kvf_restore_args_init(&args);
     args.path = world.path;
     args.exact = exact;
-    const uint32_t free_before = world.cache->parts[0].pool.free_count;
+    const uint32_t free_before = world.cache->kv_groups[0].pool.free_count;
     const kvf_status read = kvf_saved_read(world.runtime, world.path, 1, &saved, NULL, 0, &error);
     fuzz_require(read == KVF_OK || error.text[0]);
     const kvf_status status = kvf_sequence_restore(world.cache, &args, world.stream, &s);
@@ -179,7 +179,7 @@ static void restore(uint32_t exact)
         kvf_sequence_destroy(s);
     }
     fuzz_require(world.cache->broken == KVF_OK);
-    fuzz_require(world.cache->parts[0].pool.free_count == free_before);
+    fuzz_require(world.cache->kv_groups[0].pool.free_count == free_before);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

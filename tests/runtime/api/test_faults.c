@@ -83,7 +83,8 @@ static void cache_open_survives_every_failure(void **state)
 {
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_GATHER};
-    static const uint8_t mask[] = {0, 1, 1, 1}; /* streaming heads beside a part with the others */
+    static const uint8_t mask[] = {0, 1, 1,
+                                   1}; /* streaming heads beside a KV group with the others */
     const uint32_t step = sweep_step();
     for (uint32_t m = 0; m < 3; m++) {
         heap h = {0};

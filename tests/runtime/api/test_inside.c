@@ -122,14 +122,14 @@ static void check_invariants(herd *h)
 {
     kvf_cache *c = h->w.cache;
     test_wait(&h->w);
-    assert_true(kvf_page_pool_is_valid(&c->parts[0].pool));
-    assert_true(test_residency_is_valid(&c->parts[0].residency));
+    assert_true(kvf_page_pool_is_valid(&c->kv_groups[0].pool));
+    assert_true(test_residency_is_valid(&c->kv_groups[0].residency));
     for (uint32_t i = 0; i < ALIVE; i++)
         for (uint32_t layer = 0; h->s[i] && layer < c->config.layers; layer++) {
             const kvf_layer *l = &h->s[i]->layers[layer];
-            assert_int_equal(l->sealed, kvf_sealed_blocks(l->part, l->length));
+            assert_int_equal(l->sealed, kvf_sealed_blocks(l->kv_group, l->length));
             for (uint32_t p = 0; p < l->sealed; p++)
-                assert_true(kvf_page_pool_references(&c->parts[0].pool, l->blocks[p]) >= 1);
+                assert_true(kvf_page_pool_references(&c->kv_groups[0].pool, l->blocks[p]) >= 1);
         }
 }
 
@@ -172,7 +172,7 @@ static void invariants_hold_through_any_history(void **state)
         h->r = (test_random){seed + m};
         test_open(&h->w, &h->t, &cc,
                   &(test_tokens_spec){.count = 500, .seed = seed, .sharpness = 2.0f, .topics = 5});
-        const uint32_t blocks = h->w.cache->parts[0].pool.block_count;
+        const uint32_t blocks = h->w.cache->kv_groups[0].pool.block_count;
         for (uint32_t i = 0; i < test_afford(1500); i++) {
             one_change(h);
             if (i % 50 == 49)
@@ -183,7 +183,7 @@ static void invariants_hold_through_any_history(void **state)
             h->s[i] = NULL;
         }
         check_invariants(h);
-        assert_int_equal(h->w.cache->parts[0].pool.free_count, blocks);
+        assert_int_equal(h->w.cache->kv_groups[0].pool.free_count, blocks);
         test_close(&h->w, &h->t);
         test_release(h);
     }

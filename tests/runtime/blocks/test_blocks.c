@@ -201,11 +201,11 @@ static void given_pages_have_the_bits_of_sequences(void **state)
 /* Every physical block, but what is put after this; a token that is read there again is NaN. */
 static void poison_blocks(rig *r)
 {
-    const kvf_part *part = &r->blocks->cache->parts[0];
+    const kvf_kv_group *kv_group = &r->blocks->cache->kv_groups[0];
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
-    for (uint32_t b = 0; b < part->dims.block_count; b++)
-        memset(kvf_page_pool_host(&part->pool, (kvf_block){b}), 0xff,
-               kvf_stored_block_bytes(&part->dims.paging));
+    for (uint32_t b = 0; b < kv_group->dims.block_count; b++)
+        memset(kvf_page_pool_host(&kv_group->pool, (kvf_block){b}), 0xff,
+               kvf_stored_block_bytes(&kv_group->dims.paging));
 }
 
 /* The prompt of a request in chunks. Returns bytes_prompt; outputs are those of the sequence. */

@@ -48,7 +48,7 @@ static void side_open(side *x, const kvf_cache_config *cc, uint32_t arena, uint3
     x->w.runtime->seams.prefill_arena = arena;
     test_ok(&x->w, kvf_stream_create(x->w.runtime, &x->w.stream));
     test_ok(&x->w, kvf_cache_open(x->w.runtime, &fitting, &x->w.cache, NULL));
-    assert_int_equal(x->w.cache->parts[0].dims.arena_blocks != 0, arena == 1);
+    assert_int_equal(x->w.cache->kv_groups[0].dims.arena_blocks != 0, arena == 1);
     x->room = 24u << 20;
     x->out = test_alloc(x->room);
     assert_non_null(x->out);
@@ -96,7 +96,7 @@ static void compare_pages(history *h, uint32_t i)
         test_wait(&h->sides[k].w);
     for (uint32_t n = 0; n < 4 && pages; n++) {
         const uint32_t page = test_random_below(&h->r, pages), head = n % 2;
-        const size_t bytes = kvf_page_bytes(&h->sides[0].w.cache->parts[0].dims.paging.shape);
+        const size_t bytes = kvf_page_bytes(&h->sides[0].w.cache->kv_groups[0].dims.paging.shape);
         const void *one = kvf_page_address(h->sides[0].s[i], layer, head, page);
         const void *other = kvf_page_address(h->sides[1].s[i], layer, head, page);
         assert_memory_equal(test_seen(one, bytes), test_seen(other, bytes), bytes);
@@ -267,21 +267,21 @@ static void poison_pool(const kvf_sequence *s)
 {
     for (uint32_t l = 0; l < LAYERS; l++) {
         const kvf_layer *layer = &s->layers[l];
-        const kvf_part *part = layer->part;
-        const kvf_paging *p = &part->dims.paging;
+        const kvf_kv_group *kv_group = layer->kv_group;
+        const kvf_paging *p = &kv_group->dims.paging;
         for (uint32_t b = 0; b < layer->sealed; b++) {
             const uint32_t page = b * p->block_pages;
             /* It is written back; of a streaming head there is none. */
             assert_true(kvf_page_address(s, l, 0, page) || kvf_page_address(s, l, 1, page));
-            memset(kvf_page_pool_host(&part->pool, layer->blocks[b]), 0xff, kvf_block_bytes(p));
+            memset(kvf_page_pool_host(&kv_group->pool, layer->blocks[b]), 0xff, kvf_block_bytes(p));
         }
     }
 }
 
 /* Whether a page has a slot now. */
-static bool has_slot(const kvf_part *part, uint32_t head, uint32_t page)
+static bool has_slot(const kvf_kv_group *kv_group, uint32_t head, uint32_t page)
 {
-    const kvf_residency *r = &part->residency;
+    const kvf_residency *r = &kv_group->residency;
     const int32_t slot =
         *(const int32_t *)test_seen(r->slot_of_page + (size_t)head * r->pages + page, sizeof slot);
     return slot >= 0 && kvf_slot_is_of(*(const uint64_t *)test_seen(
@@ -293,13 +293,14 @@ static bool has_slot(const kvf_part *part, uint32_t head, uint32_t page)
 /* Bytes of earlier pages that the next chunk of the layer reads in host memory: once each. */
 static uint64_t bytes_to_read(const kvf_layer *layer)
 {
-    const kvf_part *part = layer->part;
-    const kvf_paging *p = &part->dims.paging;
-    const uint32_t end = part->arena.owner == layer ? part->arena.first : layer->sealed;
+    const kvf_kv_group *kv_group = layer->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const uint32_t end = kv_group->arena.owner == layer ? kv_group->arena.first : layer->sealed;
     uint64_t pages = 0;
-    for (uint32_t i = 0; part->dims.arena_blocks && i < end * p->block_pages * p->kv_heads; i++) {
+    for (uint32_t i = 0; kv_group->dims.arena_blocks && i < end * p->block_pages * p->kv_heads;
+         i++) {
         const uint32_t block = i / p->kv_heads / p->block_pages;
-        pages += !has_slot(part, i % p->kv_heads,
+        pages += !has_slot(kv_group, i % p->kv_heads,
                            layer->blocks[block].index * p->block_pages +
                                i / p->kv_heads % p->block_pages);
     }
@@ -449,7 +450,7 @@ static void layer_major_prefill_stays_in_the_arena(void **state)
         for (uint32_t at = 0; at < 300; at += 50) {
             const test_range range = {.layer = layer, .first = at, .count = 50, .chunk = 50};
             test_prefill(&x.w, s, &t, &range, NULL);
-            const kvf_prefill_arena *a = &x.w.cache->parts[0].arena;
+            const kvf_prefill_arena *a = &x.w.cache->kv_groups[0].arena;
             assert_ptr_equal(a->owner, &s->layers[layer]);
             assert_int_equal(a->first, 0);
             assert_int_equal(a->end, s->layers[layer].sealed);
@@ -457,13 +458,14 @@ static void layer_major_prefill_stays_in_the_arena(void **state)
     }
     float *out = test_scratch(256 * sizeof *out);
     test_decode(&x.w, s, &t, 0, 0, out, NULL);
-    assert_ptr_equal(x.w.cache->parts[0].arena.owner, &s->layers[1]); /* another layer decodes */
+    assert_ptr_equal(x.w.cache->kv_groups[0].arena.owner,
+                     &s->layers[1]); /* another layer decodes */
     test_decode(&x.w, s, &t, 1, 0, out, NULL);
-    assert_null(x.w.cache->parts[0].arena.owner);
+    assert_null(x.w.cache->kv_groups[0].arena.owner);
     test_wait(&x.w);
     const kvf_cache_plan *plan = kvf_cache_memory(x.w.cache);
-    assert_true(plan->device_kv_bytes > x.w.cache->parts[0].dims.arena_blocks *
-                                            kvf_block_bytes(&x.w.cache->parts[0].dims.paging));
+    assert_true(plan->device_kv_bytes > x.w.cache->kv_groups[0].dims.arena_blocks *
+                                            kvf_block_bytes(&x.w.cache->kv_groups[0].dims.paging));
     test_world_close(&x.w);
     test_release(x.out);
     test_tokens_free(&t);

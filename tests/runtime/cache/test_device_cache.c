@@ -143,7 +143,7 @@ static uint64_t misses_with(uint64_t device_bytes, char *out)
     kvf_cache_stats(w.cache, &stats);
     assert_int_equal(stats.hits + stats.misses, stats.pages_selected);
     assert_true(stats.pages_selected > 0);
-    assert_true(test_residency_is_valid(&w.cache->parts[0].residency));
+    assert_true(test_residency_is_valid(&w.cache->kv_groups[0].residency));
     test_close(&w, &t);
     return stats.misses;
 }

@@ -64,10 +64,10 @@ void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops 
 void disk_worlds_close(disk_worlds *w)
 {
     test_wait(&w->tier);
-    for (uint32_t n = 0; n < w->tier.cache->part_count; n++) {
-        const kvf_part *part = &w->tier.cache->parts[n];
-        assert_true(kvf_page_pool_is_valid(&part->pool));
-        assert_true(!part->pool.tier || kvf_disk_tier_is_valid(part->pool.tier));
+    for (uint32_t n = 0; n < w->tier.cache->kv_group_count; n++) {
+        const kvf_kv_group *kv_group = &w->tier.cache->kv_groups[n];
+        assert_true(kvf_page_pool_is_valid(&kv_group->pool));
+        assert_true(!kv_group->pool.tier || kvf_disk_tier_is_valid(kv_group->pool.tier));
     }
     test_world_close(&w->tier);
     test_close(&w->plain, &w->t);

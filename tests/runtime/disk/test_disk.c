@@ -112,18 +112,19 @@ static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes
     kvf_cache_config config = disk_config_of(c, bundle_bytes);
     config.transfer = transfer;
     disk_worlds_open(&w, config, NULL);
-    const kvf_part *part = &w.tier.cache->parts[0];
+    const kvf_kv_group *kv_group = &w.tier.cache->kv_groups[0];
     life_of(&w, c->name);
     kvf_cache_stats(w.tier.cache, &stats);
     printf("# %s: %llu of %llu bundles read, %llu KiB, %llu KiB written; %u page_frames for %u\n",
            c->name, (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,
            (unsigned long long)stats.bytes_from_disk / 1024,
-           (unsigned long long)stats.bytes_to_disk / 1024, part->dims.page_frames,
-           part->pool.block_count / part->pool.bundle_blocks);
+           (unsigned long long)stats.bytes_to_disk / 1024, kv_group->dims.page_frames,
+           kv_group->pool.block_count / kv_group->pool.bundle_blocks);
     if (stats.disk_reads == 0)
         fail_msg("%s: nothing was ever read from disk", c->name);
     assert_true(stats.disk_wait_ns > 0);
-    if (config.head_mask && !part->dims.needs_mirror) /* else slots may hold all that was chosen */
+    if (config.head_mask &&
+        !kv_group->dims.needs_mirror) /* else slots may hold all that was chosen */
         assert_true(stats.pages_from_disk > 0);
     disk_worlds_close(&w);
 }
@@ -167,7 +168,7 @@ static void same_bits_with_streaming_heads(void **state)
         run(&disk_heads[0], KVF_TRANSFER_GATHER, 20000);
 }
 
-/* Each part has what it needs and a share of the rest, and no more together. */
+/* Each KV group has what it needs and a share of the rest, and no more together. */
 static void memory_is_shared(void **state)
 {
     const kvf_cache_config config = disk_config_of(&disk_heads[1], 1);
@@ -178,12 +179,12 @@ static void memory_is_shared(void **state)
         test_world_open(&w, NULL, &c);
         const kvf_cache_plan *plan = kvf_cache_memory(w.cache);
         uint64_t in_memory = 0, on_disk = 0;
-        for (uint32_t n = 0; n < w.cache->part_count; n++) {
-            const kvf_part *part = &w.cache->parts[n];
-            const size_t bundle = kvf_page_pool_bundle_bytes(kvf_block_bytes(&part->dims.paging),
-                                                             part->dims.bundle_blocks);
-            in_memory += part->dims.page_frames * bundle;
-            on_disk += part->dims.block_count / part->dims.bundle_blocks * (uint64_t)bundle;
+        for (uint32_t n = 0; n < w.cache->kv_group_count; n++) {
+            const kvf_kv_group *kv_group = &w.cache->kv_groups[n];
+            const size_t bundle = kvf_page_pool_bundle_bytes(
+                kvf_block_bytes(&kv_group->dims.paging), kv_group->dims.bundle_blocks);
+            in_memory += kv_group->dims.page_frames * bundle;
+            on_disk += kv_group->dims.block_count / kv_group->dims.bundle_blocks * (uint64_t)bundle;
         }
         assert_true(in_memory <= c.host_bytes && in_memory > c.host_bytes / 2);
         assert_int_equal(plan->host_kv_bytes, in_memory);
@@ -202,7 +203,7 @@ static void the_file_is_private(void **state)
     test_world w;
     struct stat about;
     test_world_open(&w, NULL, &config);
-    assert_int_equal(fstat(kvf_disk_tier_file(w.cache->parts[0].pool.tier), &about), 0);
+    assert_int_equal(fstat(kvf_disk_tier_file(w.cache->kv_groups[0].pool.tier), &about), 0);
     assert_int_equal(about.st_mode & 07777, 0600);
     assert_int_equal(about.st_nlink, 0);
     assert_int_equal((uint64_t)about.st_size, kvf_cache_memory(w.cache)->disk_bytes);
@@ -294,7 +295,7 @@ static void tokens_are_kept_of_pages_on_disk(void **state)
         test_world *world = side ? &w.plain : &w.tier;
         void *work = test_alloc(kvf_keep_work_bytes(world->cache));
         for (uint32_t layer = 0; layer < w.t.layers; layer++) {
-            kvf_page_pool_call(&world->cache->parts[0].pool); /* as a public call does */
+            kvf_page_pool_call(&world->cache->kv_groups[0].pool); /* as a public call does */
             test_ok(world, kvf_sequence_keep(world->cache, side ? b : a, layer, ids, PROMPT / 2,
                                              work, world->stream));
         }
@@ -312,7 +313,7 @@ static void no_tier_where_all_fits(void **state)
     test_world w;
     c.host_bytes = 1 << 30;
     test_world_open(&w, NULL, &c);
-    assert_null(w.cache->parts[0].pool.tier);
+    assert_null(w.cache->kv_groups[0].pool.tier);
     assert_int_equal(kvf_cache_memory(w.cache)->disk_bytes, 0);
     test_world_close(&w);
 }

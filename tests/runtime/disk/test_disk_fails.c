@@ -55,10 +55,10 @@ static void open_worlds(disk_world *f, const save_case *c)
 
 static void check(const disk_world *f)
 {
-    for (uint32_t n = 0; n < f->tier.cache->part_count; n++) {
-        const kvf_part *part = &f->tier.cache->parts[n];
-        assert_true(kvf_page_pool_is_valid(&part->pool));
-        assert_true(kvf_disk_tier_is_valid(part->pool.tier));
+    for (uint32_t n = 0; n < f->tier.cache->kv_group_count; n++) {
+        const kvf_kv_group *kv_group = &f->tier.cache->kv_groups[n];
+        assert_true(kvf_page_pool_is_valid(&kv_group->pool));
+        assert_true(kvf_disk_tier_is_valid(kv_group->pool.tier));
     }
     assert_int_equal(f->tier.cache->broken, KVF_OK);
 }
@@ -122,8 +122,8 @@ static kvf_status restore(attempt *a)
 static uint32_t free_blocks(const disk_world *f)
 {
     uint32_t sum = 0;
-    for (uint32_t n = 0; n < f->tier.cache->part_count; n++)
-        sum += f->tier.cache->parts[n].pool.free_count;
+    for (uint32_t n = 0; n < f->tier.cache->kv_group_count; n++)
+        sum += f->tier.cache->kv_groups[n].pool.free_count;
     return sum;
 }
 

@@ -118,8 +118,8 @@ static const kvf_io_ops held_engine = {.name = "held",
 
 static bool is_being_written(const kvf_cache *cache, kvf_block block)
 {
-    return cache->parts[0]
-        .pool.tier->bundles[kvf_page_pool_bundle(&cache->parts[0].pool, block)]
+    return cache->kv_groups[0]
+        .pool.tier->bundles[kvf_page_pool_bundle(&cache->kv_groups[0].pool, block)]
         .is_writing;
 }
 
@@ -132,7 +132,7 @@ static uint32_t written_token(const kvf_cache *cache, const kvf_sequence *s)
         for (uint32_t b = 1; b < s->layers[layer].sealed; b++)
             if (b > latest && is_being_written(cache, s->layers[layer].blocks[b]))
                 latest = b;
-    return latest * cache->parts[0].dims.paging.block_size;
+    return latest * cache->kv_groups[0].dims.paging.block_size;
 }
 
 typedef struct scene {
@@ -183,7 +183,7 @@ static void open_scene(scene *s)
         s->token = written_token(s->w.tier.cache, s->a);
     } while (s->token == 0);
     printf("# %u writes in flight, the latest of token %u\n",
-           s->w.tier.cache->parts[0].pool.tier->writes_in_flight, s->token);
+           s->w.tier.cache->kv_groups[0].pool.tier->writes_in_flight, s->token);
 }
 
 static void close_scene(scene *s)
@@ -202,7 +202,7 @@ static void cut_and_go_on(uint32_t more)
     scene s;
     open_scene(&s);
     cut(&s, s.token - 1 + more);
-    assert_true(s.w.tier.cache->parts[0].pool.tier->writes_in_flight > 0);
+    assert_true(s.w.tier.cache->kv_groups[0].pool.tier->writes_in_flight > 0);
     same_more(&s, 3, 72);
     close_scene(&s);
 }
@@ -255,7 +255,7 @@ static void freed(void **state)
     open_scene(&s);
     kvf_sequence_destroy(s.a);
     kvf_sequence_destroy(s.b);
-    assert_true(s.w.tier.cache->parts[0].pool.tier->writes_in_flight > 0);
+    assert_true(s.w.tier.cache->kv_groups[0].pool.tier->writes_in_flight > 0);
     s.a = test_sequence(&s.w.tier);
     s.b = test_sequence(&s.w.plain);
     same_more(&s, 5, 160);
@@ -276,7 +276,7 @@ static void saved(void **state)
     args.model = "test";
     test_ok(&s.w.tier, kvf_sequence_save(s.w.tier.cache, &args, s.w.tier.stream, &save));
     test_ok(&s.w.plain, kvf_sequence_fork(s.w.plain.cache, s.b, s.w.plain.stream, &kept));
-    assert_true(s.w.tier.cache->parts[0].pool.tier->writes_in_flight > 0);
+    assert_true(s.w.tier.cache->kv_groups[0].pool.tier->writes_in_flight > 0);
     cut(&s, s.token - 1);
     same_more(&s, 3, 72);
     assert_int_equal(kvf_save_finish(save, NULL), KVF_OK);
@@ -302,7 +302,7 @@ static struct {
 static uint64_t pages_moved(const kvf_cache *cache)
 {
     kvf_transfer_stats stats;
-    kvf_transfer_stats_read(cache->parts[0].transfer, &stats);
+    kvf_transfer_stats_read(cache->kv_groups[0].transfer, &stats);
     return stats.pages;
 }
 
@@ -312,7 +312,8 @@ static void look_meanwhile(void)
     const kvf_cache *cache = meanwhile.world->cache;
     at_wait = NULL;
     assert_int_equal(kvf_stream_wait(meanwhile.world->stream), KVF_OK);
-    test_copy(meanwhile.seen, cache->parts[0].tables.partial_lse, meanwhile.count * sizeof(float));
+    test_copy(meanwhile.seen, cache->kv_groups[0].tables.partial_lse,
+              meanwhile.count * sizeof(float));
     meanwhile.calls++;
     for (size_t i = 0; i < meanwhile.count; i++) {
         meanwhile.attended += meanwhile.seen[i] != 1234.5f;
@@ -327,7 +328,8 @@ static void step_meanwhile(disk_worlds *w, kvf_sequence *a, uint32_t layer, uint
     const kvf_cache *cache = w->tier.cache;
     for (size_t i = 0; i < meanwhile.count; i++)
         meanwhile.seen[i] = 1234.5f;
-    test_copy(cache->parts[0].tables.partial_lse, meanwhile.seen, meanwhile.count * sizeof(float));
+    test_copy(cache->kv_groups[0].tables.partial_lse, meanwhile.seen,
+              meanwhile.count * sizeof(float));
     meanwhile.pages = pages_moved(cache);
     at_wait = look_meanwhile;
     test_decode(&w->tier, a, &w->t, layer, token, out, NULL);
@@ -344,14 +346,14 @@ static void attended_meanwhile(kvf_transfer transfer)
     disk_worlds_open(&w, config, &held_engine);
     const kvf_cache *cache = w.tier.cache;
     const size_t row = save_decode_bytes(&w.t, 1) / w.t.layers;
-    const uint32_t split =
-        kvf_split(cache->parts[0].dims.spans_max, cache->parts[0].dims.paging.shape.page_size);
+    const uint32_t split = kvf_split(cache->kv_groups[0].dims.spans_max,
+                                     cache->kv_groups[0].dims.paging.shape.page_size);
     kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
     char *out = test_alloc(2 * row);
     memset(&meanwhile, 0, sizeof meanwhile);
     meanwhile.world = &w.tier;
-    meanwhile.count =
-        (size_t)kvf_div_ceil_u32(cache->parts[0].dims.spans_max, split) * w.tier.config.query_heads;
+    meanwhile.count = (size_t)kvf_div_ceil_u32(cache->kv_groups[0].dims.spans_max, split) *
+                      w.tier.config.query_heads;
     meanwhile.seen = test_alloc(meanwhile.count * sizeof(float));
     save_prefill(&w.tier, a, &w.t, DISK_PROMPT);
     save_prefill(&w.plain, b, &w.t, DISK_PROMPT);

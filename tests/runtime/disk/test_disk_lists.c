@@ -172,7 +172,8 @@ static void read_late(const void *raw, uint32_t task)
 static uint32_t listed(const listing *l, uint32_t *pages)
 {
     const test_world *tier = &l->w.tier;
-    const uint32_t end = l->s[0]->layers[0].sealed * tier->cache->parts[0].dims.paging.block_pages;
+    const uint32_t end =
+        l->s[0]->layers[0].sealed * tier->cache->kv_groups[0].dims.paging.block_pages;
     uint32_t count = 0;
     for (int32_t i = 0; i < l->lists[0].indptr[1]; i++)
         if ((uint32_t)l->lists[0].indices[i] < end && count < LISTED_MAX)

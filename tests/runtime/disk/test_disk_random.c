@@ -153,12 +153,12 @@ static void a_pool_that_is_full(void **state)
     assert_int_equal(save_now(&w.tier, a, save_path("full"), NULL), KVF_OK);
     kvf_restore_args_init(&args);
     args.path = save_path("full");
-    const uint32_t blocks = w.tier.cache->parts[0].pool.free_count;
+    const uint32_t blocks = w.tier.cache->kv_groups[0].pool.free_count;
     test_expect(w.tier.runtime, kvf_sequence_restore(w.tier.cache, &args, w.tier.stream, &refused),
                 KVF_FULL);
     assert_non_null(strstr(kvf_runtime_error(w.tier.runtime)->text, "host_tokens_max"));
     assert_null(refused);
-    assert_int_equal(w.tier.cache->parts[0].pool.free_count, blocks);
+    assert_int_equal(w.tier.cache->kv_groups[0].pool.free_count, blocks);
     disk_same_steps(&w, a, b, DISK_PROMPT, 3, "beside a restore that was refused");
     cut_both(&w, a, b, DISK_PROMPT);
     kvf_sequence_destroy(a);

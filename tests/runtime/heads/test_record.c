@@ -153,9 +153,9 @@ static kvf_cache_config config_of(kvf_select select)
 }
 
 /* [LAYERS, KV heads]: layers alike, layers with different numbers of retrieval heads (so of two
- * parts), a layer of each kind, streaming heads alone; coarse heads in one layer of two, and beside
- * a streaming one. */
-static const uint8_t mask_of_both_kinds[] = {0, 1, 1, 0}, mask_of_two_parts[] = {0, 1, 1, 1},
+ * KV groups), a layer of each kind, streaming heads alone; coarse heads in one layer of two, and
+ * beside a streaming one. */
+static const uint8_t mask_of_both_kinds[] = {0, 1, 1, 0}, mask_of_two_kv_groups[] = {0, 1, 1, 1},
                      mask_by_layer[] = {1, 1, 0, 0}, mask_of_none[] = {0, 0, 0, 0},
                      mask_of_coarse[] = {1, 2, 1, 1}, mask_of_three[] = {2, 0, 1, 2};
 
@@ -243,7 +243,8 @@ static void replays_of(kinship kin, uint64_t seed)
         {"full", KVF_SELECT_FULL, 0, KVF_REFRESH_EXACT, NULL},
         {"streaming", KVF_SELECT_STREAMING, 0, KVF_REFRESH_EXACT, NULL},
         {"head mask", KVF_SELECT_HYBRID, 0, KVF_REFRESH_RESIDENT, mask_of_both_kinds},
-        {"head mask of two parts", KVF_SELECT_QUEST, 5, KVF_REFRESH_EXACT, mask_of_two_parts},
+        {"head mask of two KV groups", KVF_SELECT_QUEST, 5, KVF_REFRESH_EXACT,
+         mask_of_two_kv_groups},
         {"head mask of one kind", KVF_SELECT_DYNAMIC, 0, KVF_REFRESH_EXACT, mask_by_layer},
         {"coarse heads", KVF_SELECT_DYNAMIC, 0, KVF_REFRESH_EXACT, mask_of_coarse},
         {"three kinds", KVF_SELECT_DYNAMIC, 0, KVF_REFRESH_EXACT, mask_of_three},
@@ -289,7 +290,8 @@ static uint64_t chain_nodes(uint64_t otherwise)
     return otherwise;
 }
 
-/* One kernel brings a step's arguments, however many parts it has; then come those of two layers.
+/* One kernel brings a step's arguments, however many KV groups it has; then come those of two
+ * layers.
  */
 static void nodes_are_as_few_as_they_should_be(void **state)
 {
@@ -306,7 +308,7 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, .mask = NULL},
         /* quantize, the six, ring, attend, merge, dequantize */
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, .mask = mask_of_both_kinds},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, .mask = mask_of_two_parts},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, .mask = mask_of_two_kv_groups},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, .mask = mask_of_none},
         /* and of a layer with coarse heads: score_centroids, reduce, topk, filter */
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6 + 4, .mask = mask_of_coarse},
@@ -448,7 +450,7 @@ static void misuse(const uint8_t *mask)
 static void misuse_while_recording_is_refused(void **state)
 {
     misuse(NULL);
-    misuse(mask_of_two_parts);
+    misuse(mask_of_two_kv_groups);
 }
 
 int main(void)

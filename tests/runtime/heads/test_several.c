@@ -75,9 +75,9 @@ static void stage_close(stage *x)
 {
     test_wait(&x->w);
     kvf_cache_stats(x->w.cache, &x->r->stats);
-    for (uint32_t i = 0; i < x->w.cache->part_count; i++) {
-        assert_true(kvf_page_pool_is_valid(&x->w.cache->parts[i].pool));
-        assert_true(test_residency_is_valid(&x->w.cache->parts[i].residency));
+    for (uint32_t i = 0; i < x->w.cache->kv_group_count; i++) {
+        assert_true(kvf_page_pool_is_valid(&x->w.cache->kv_groups[i].pool));
+        assert_true(test_residency_is_valid(&x->w.cache->kv_groups[i].residency));
     }
     test_release(x->q);
     test_release(x->k);

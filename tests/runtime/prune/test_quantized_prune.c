@@ -61,11 +61,11 @@ typedef struct keeping {
 static void kept_token(const test_world *w, const test_tokens *t, const keeping *x, uint32_t head,
                        uint32_t i, char *token)
 {
-    const kvf_part *part = &w->cache->parts[0];
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = &w->cache->kv_groups[0];
+    const kvf_paging *p = &kv_group->dims.paging;
     const size_t row = kvf_row_bytes(&p->shape);
     const uint32_t id = x->ids[head * x->count + i];
-    const bool is_sealed = i < kvf_sealed_blocks(part, x->count) * p->block_size;
+    const bool is_sealed = i < kvf_sealed_blocks(kv_group, x->count) * p->block_size;
     memcpy(token, (char *)test_k(t, 0, id) + head * row, row);
     memcpy(token + row, (char *)test_v(t, 0, id) + head * row, row);
     if (id >= p->sink && id < x->exact && (i < p->sink || !is_sealed))
@@ -76,7 +76,7 @@ static void kept_token(const test_world *w, const test_tokens *t, const keeping 
 static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const keeping *x)
 {
     kvf_sequence *s = test_sequence(w);
-    const size_t row = kvf_row_bytes(&w->cache->parts[0].dims.paging.shape);
+    const size_t row = kvf_row_bytes(&w->cache->kv_groups[0].dims.paging.shape);
     char *k = test_alloc(t->kv_heads * row), *v = test_alloc(t->kv_heads * row);
     for (uint32_t i = 0; i < x->count; i++) {
         uint32_t position = 0;
@@ -100,8 +100,8 @@ static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const k
 /* Positions, and quantized pages after the sink, whose own tokens nobody reads there. */
 static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence *b)
 {
-    const kvf_part *part = &w->cache->parts[0];
-    const kvf_paging *p = &part->dims.paging;
+    const kvf_kv_group *kv_group = &w->cache->kv_groups[0];
+    const kvf_paging *p = &kv_group->dims.paging;
     const kvf_layer *x = &a->layers[0], *y = &b->layers[0];
     const size_t bytes = kvf_stored_block_bytes(p);
     test_wait(w);
@@ -109,10 +109,10 @@ static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence 
     assert_int_equal(x->sealed, y->sealed);
     assert_memory_equal(x->positions, y->positions, x->length * sizeof *x->positions);
     for (uint32_t i = kvf_div_ceil_u32(p->sink, p->block_size); i < x->sealed; i++)
-        assert_memory_equal(test_seen(kvf_page_pool_device(&part->pool, x->blocks[i]), bytes),
-                            test_seen(kvf_page_pool_device(&part->pool, y->blocks[i]), bytes),
+        assert_memory_equal(test_seen(kvf_page_pool_device(&kv_group->pool, x->blocks[i]), bytes),
+                            test_seen(kvf_page_pool_device(&kv_group->pool, y->blocks[i]), bytes),
                             bytes);
-    assert_true(kvf_page_pool_is_valid(&part->pool));
+    assert_true(kvf_page_pool_is_valid(&kv_group->pool));
 }
 
 /* What of a layer is there as it came: its window, and the block that was sealed last. */
@@ -120,7 +120,7 @@ static uint32_t exact_from(const kvf_sequence *s)
 {
     const kvf_layer *layer = &s->layers[0];
     return (layer->sealed - (layer->spare && layer->spare == layer->sealed)) *
-           layer->part->dims.paging.block_size;
+           layer->kv_group->dims.paging.block_size;
 }
 
 static void same_steps(test_world *w, kvf_sequence *a, kvf_sequence *b, const test_tokens *t,
@@ -188,7 +188,8 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
         kvf_sequence_destroy(s);
         kvf_sequence_destroy(fresh);
         test_wait(&w);
-        assert_int_equal(w.cache->parts[0].pool.free_count, w.cache->parts[0].dims.block_count);
+        assert_int_equal(w.cache->kv_groups[0].pool.free_count,
+                         w.cache->kv_groups[0].dims.block_count);
         test_close(&w, &t);
         test_release(work);
         test_release(ids);
@@ -235,8 +236,8 @@ static void a_fork_keeps_for_itself(void **state)
         test_prefill(&w, parent, &t, &(test_range){.count = n, .chunk = 100}, NULL);
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &twin));
-        for (kvf_block b; !has_room && w.cache->parts[0].pool.free_count;)
-            assert_int_equal(kvf_page_pool_acquire(&w.cache->parts[0].pool, &b), KVF_OK);
+        for (kvf_block b; !has_room && w.cache->kv_groups[0].pool.free_count;)
+            assert_int_equal(kvf_page_pool_acquire(&w.cache->kv_groups[0].pool, &b), KVF_OK);
         uint32_t *ids = retain_choose(&r, c.kv_heads, &(subset){n, count, 0, 40});
         const keeping x = {ids, count, exact_from(child)};
         test_expect(w.runtime, keep_at_last(&w, &h, child, twin, &x, work),
@@ -288,7 +289,7 @@ static void scores_are_of_what_steps_see(void **state)
         kvf_sequence *s = test_sequence(&w);
         test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 70}, NULL);
         float *got = scores_of(&w, s, n - 8);
-        const kvf_paging *p = &w.cache->parts[0].dims.paging;
+        const kvf_paging *p = &w.cache->kv_groups[0].dims.paging;
         const size_t row = kvf_row_bytes(&p->shape);
         for (uint32_t id = c.sink_tokens; id < s->layers[0].sealed * p->block_size; id++)
             for (uint32_t h = 0; h < c.kv_heads; h++) {
@@ -456,7 +457,7 @@ static void whatever_comes_next_changes_no_bit(void **state)
         open_prompt(&r, &c, x, 0.4f);
         assert_true(r.w.cache->plan.disk_bytes > 0);
         expect_same(&r, want, run_prompt(&r), x, "a disk tier");
-        assert_true(kvf_disk_tier_is_valid(r.w.cache->parts[0].pool.tier));
+        assert_true(kvf_disk_tier_is_valid(r.w.cache->kv_groups[0].pool.tier));
         rig_close(&r);
         free(want);
     }

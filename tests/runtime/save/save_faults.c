@@ -156,12 +156,12 @@ kvf_status fail_restore(fail_world *f, const char *path, kvf_error *error)
     kvf_sequence *r = NULL;
     kvf_restore_args_init(&args);
     args.path = path;
-    const uint32_t free_before = f->w.cache->parts[0].pool.free_count;
+    const uint32_t free_before = f->w.cache->kv_groups[0].pool.free_count;
     const kvf_status status = kvf_sequence_restore(f->w.cache, &args, f->w.stream, &r);
     *error = *kvf_runtime_error(f->w.runtime);
     assert_true((status == KVF_OK) == (r != NULL));
     kvf_sequence_destroy(r);
-    assert_int_equal(f->w.cache->parts[0].pool.free_count, free_before);
+    assert_int_equal(f->w.cache->kv_groups[0].pool.free_count, free_before);
     assert_int_equal(f->w.cache->broken, KVF_OK);
     return status;
 }

@@ -212,7 +212,7 @@ static void run(const save_case *c, bool has_tier)
         disk_config(&config, ALIVE * LONGEST / 2, 20000);
     }
     test_world_open(&s.a, NULL, &config);
-    assert_int_equal(s.a.cache->parts[0].pool.tier != NULL, has_tier);
+    assert_int_equal(s.a.cache->kv_groups[0].pool.tier != NULL, has_tier);
     config.disk_path = NULL;
     config.host_bytes = config.disk_bundle_bytes = 0;
     config.sequences_max = ALIVE + FILES;
@@ -221,7 +221,7 @@ static void run(const save_case *c, bool has_tier)
         &s.bank, &config,
         &(test_tokens_spec){.count = BANK, .seed = seed, .sharpness = 2.0f, .topics = 5});
     const uint64_t live = s.a.runtime->context->live_bytes;
-    const uint32_t blocks = s.a.cache->parts[0].pool.free_count;
+    const uint32_t blocks = s.a.cache->kv_groups[0].pool.free_count;
     for (uint32_t i = 0; i < steps; i++)
         one_step(&s);
     for (uint32_t i = 0; i < FILES; i++) {
@@ -232,7 +232,7 @@ static void run(const save_case *c, bool has_tier)
         end(&s.pairs[i]);
     test_wait(&s.a);
     assert_int_equal(s.a.runtime->context->live_bytes, live);
-    assert_int_equal(s.a.cache->parts[0].pool.free_count, blocks);
+    assert_int_equal(s.a.cache->kv_groups[0].pool.free_count, blocks);
     printf("# %s%s: %llu begun, %llu chunks, %llu steps, %llu forks, %llu saves, %llu restores, "
            "%llu cuts\n",
            c->name, has_tier ? ", disk tier" : "", (unsigned long long)s.done[0],
@@ -243,8 +243,8 @@ static void run(const save_case *c, bool has_tier)
     if (has_tier) {
         kvf_stats stats;
         kvf_cache_stats(s.a.cache, &stats);
-        assert_true(kvf_page_pool_is_valid(&s.a.cache->parts[0].pool));
-        assert_true(kvf_disk_tier_is_valid(s.a.cache->parts[0].pool.tier));
+        assert_true(kvf_page_pool_is_valid(&s.a.cache->kv_groups[0].pool));
+        assert_true(kvf_disk_tier_is_valid(s.a.cache->kv_groups[0].pool.tier));
         printf("# %llu of %llu bundles were read from disk\n", (unsigned long long)stats.disk_reads,
                (unsigned long long)stats.disk_wanted);
         assert_true(steps < 400 || stats.disk_reads > 0);

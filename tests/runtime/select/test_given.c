@@ -151,18 +151,18 @@ static void copy_choice(pair *x, uint32_t layer)
 {
     const kvf_cache *cache = x->w[0].cache;
     const kvf_place *place = &cache->places[layer];
-    const kvf_part *part = place->part;
-    const kvf_paging *p = &part->dims.paging;
-    const uint32_t ids_max = part->dims.ids_max;
+    const kvf_kv_group *kv_group = place->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const uint32_t ids_max = kv_group->dims.ids_max;
     uint32_t stride = 1; /* of the step's scores */
     for (uint32_t i = 0; i < ROWS; i++)
         stride = kvf_max_u32(stride, cache->sequences[i].layers[layer].sealed * p->block_pages);
     int32_t *ids = test_alloc((size_t)ROWS * p->lists * ids_max * sizeof *ids);
     uint32_t *count = test_alloc(ROWS * p->lists * sizeof *count);
     float *scores = test_alloc((size_t)ROWS * p->lists * stride * sizeof *scores);
-    test_copy(ids, part->tables.now.ids, (size_t)ROWS * p->lists * ids_max * sizeof *ids);
-    test_copy(count, part->tables.now.id_count, ROWS * p->lists * sizeof *count);
-    test_copy(scores, part->tables.reduced, (size_t)ROWS * p->lists * stride * sizeof *scores);
+    test_copy(ids, kv_group->tables.now.ids, (size_t)ROWS * p->lists * ids_max * sizeof *ids);
+    test_copy(count, kv_group->tables.now.id_count, ROWS * p->lists * sizeof *count);
+    test_copy(scores, kv_group->tables.reduced, (size_t)ROWS * p->lists * stride * sizeof *scores);
     for (uint32_t i = 0; i < ROWS * p->lists; i++) {
         const uint32_t head = place->heads ? place->heads[i % p->lists] : i % p->lists;
         const size_t at = list_at(x, layer, i / p->lists, head);

@@ -222,17 +222,17 @@ static void chunks_do_not_matter(void **state)
     sc.cc.dtype = KVF_BF16;
     sc.cc.prefill_chunk_max = 250;
     sc.chunk = 250;
-    test_trace whole, parts;
+    test_trace whole, kv_groups;
     test_run(&sc, &whole);
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
         sc.chunk = chunks[i];
-        test_run(&sc, &parts);
+        test_run(&sc, &kv_groups);
         const double far =
-            test_distance(whole.prefill, parts.prefill, KVF_BF16, whole.prefill_bytes / 2);
+            test_distance(whole.prefill, kv_groups.prefill, KVF_BF16, whole.prefill_bytes / 2);
         if (far > test_tolerance(KVF_BF16))
             fail_msg("prefill in chunks of %u is off by %g", chunks[i], far);
-        test_same_bits(&whole, &parts, "decode after a prefill in chunks");
-        test_trace_free(&parts);
+        test_same_bits(&whole, &kv_groups, "decode after a prefill in chunks");
+        test_trace_free(&kv_groups);
     }
     test_trace_free(&whole);
 }

@@ -402,7 +402,7 @@ static kvf_stats crowd_of(kvf_cache_config cc, crowd c)
         for (uint32_t i = 0; i < c.members; i++)
             put_token(f, i, 100 * n + (c.is_same ? 0 : i));
         if (c.forgets)
-            test_ok(&f->w, kvf_residency_clear(&f->w.cache->parts[0].residency, f->w.stream));
+            test_ok(&f->w, kvf_residency_clear(&f->w.cache->kv_groups[0].residency, f->w.stream));
         if (r)
             test_ok(&f->w, kvf_replay(r, f->w.stream));
         else
@@ -410,7 +410,7 @@ static kvf_stats crowd_of(kvf_cache_config cc, crowd c)
         test_wait(&f->w);
     }
     kvf_cache_stats(f->w.cache, &stats);
-    assert_true(test_residency_is_valid(&f->w.cache->parts[0].residency));
+    assert_true(test_residency_is_valid(&f->w.cache->kv_groups[0].residency));
     kvf_recording_destroy(r);
     close_family(f);
     free(f);
@@ -509,7 +509,7 @@ static void order_says_what_is_common(void **state)
     kvf_layer states[ROWS], *list[ROWS];
     char frame_memory[4096];
     kvf_cache cache = {.frame_bytes = sizeof frame_memory};
-    kvf_part part = {.dims.paging.block_size = BLOCK};
+    kvf_kv_group kv_group = {.dims.paging.block_size = BLOCK};
     (void)state;
     assert_non_null(blocks);
     for (uint32_t n = 0; n < 200; n++) {
@@ -517,7 +517,7 @@ static void order_says_what_is_common(void **state)
         kvf_row rows[ROWS];
         kvf_step step = {.cache = &cache,
                          .frame = &frame,
-                         .part = &part,
+                         .kv_group = &kv_group,
                          .rows = 1 + test_random_below(&random, ROWS),
                          .states = list,
                          .row_host = rows};
@@ -552,9 +552,9 @@ static void order_says_what_is_common(void **state)
 static void few_tiles_are_weighed_by_many(void **state)
 {
     enum { FORKS = 16, LISTS = 3 };
-    kvf_part part = {.dims.paging = {.block_size = BLOCK, .lists = LISTS}};
+    kvf_kv_group kv_group = {.dims.paging = {.block_size = BLOCK, .lists = LISTS}};
     kvf_row rows[FORKS];
-    const kvf_step step = {.part = &part, .rows = FORKS, .row_host = rows};
+    const kvf_step step = {.kv_group = &kv_group, .rows = FORKS, .row_host = rows};
     const kvf_device_properties threads[] = {{.compute_threads = 2}, {.compute_threads = 64}};
     const kvf_device_properties cuda = {.multiprocessors = 132};
     (void)state;

@@ -404,7 +404,8 @@ static void attended_token(const lister *l, uint32_t head, uint32_t token, float
     const kvf_shape s = {c->dtype, c->head_dim, 1, c->pages, 0};
     const char *k = (const char *)test_k(&l->t, 0, token) + head * kvf_row_bytes(&s);
     const char *v = (const char *)test_v(&l->t, 0, token) + head * kvf_row_bytes(&s);
-    if (token >= c->sink_tokens && token < layer->sealed * layer->part->dims.paging.block_size) {
+    if (token >= c->sink_tokens &&
+        token < layer->sealed * layer->kv_group->dims.paging.block_size) {
         repack(&s, k, v, key, value);
         return;
     }

@@ -47,7 +47,7 @@ static void append_only(test_world *w, kvf_sequence *s, const test_tokens *t, co
 
 static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence *b)
 {
-    const kvf_paging *p = &w->cache->parts[0].dims.paging;
+    const kvf_paging *p = &w->cache->kv_groups[0].dims.paging;
     const uint32_t n = kvf_sequence_length(a, 0);
     test_wait(w);
     assert_int_equal(n, kvf_sequence_length(b, 0));
@@ -59,7 +59,7 @@ static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence 
             assert_memory_equal(test_seen(kvf_page_address(a, 0, h, i), kvf_page_bytes(&p->shape)),
                                 test_seen(kvf_page_address(b, 0, h, i), kvf_page_bytes(&p->shape)),
                                 kvf_page_bytes(&p->shape));
-    assert_true(kvf_page_pool_is_valid(&w->cache->parts[0].pool));
+    assert_true(kvf_page_pool_is_valid(&w->cache->kv_groups[0].pool));
 }
 
 /* Both decode the same tokens; every output must have the same bits. */
@@ -117,7 +117,7 @@ static void run_keep(const keep_case *x, uint64_t seed)
     kvf_sequence_destroy(s);
     kvf_sequence_destroy(fresh);
     test_wait(&w);
-    assert_int_equal(w.cache->parts[0].pool.free_count, w.cache->parts[0].dims.block_count);
+    assert_int_equal(w.cache->kv_groups[0].pool.free_count, w.cache->kv_groups[0].dims.block_count);
     test_close(&w, &t);
     test_release(out);
     test_release(ids);
@@ -261,7 +261,8 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
         }
         test_ok(&w, kvf_sequence_clear(w.cache, s));
         assert_int_equal(kvf_sequence_length(s, 0), 0);
-        assert_int_equal(w.cache->parts[0].pool.free_count, w.cache->parts[0].dims.block_count);
+        assert_int_equal(w.cache->kv_groups[0].pool.free_count,
+                         w.cache->kv_groups[0].dims.block_count);
         test_prefill(&w, s, &t, &(test_range){.first = 30, .count = 260, .chunk = 60}, NULL);
         test_prefill(&w, fresh, &t, &(test_range){.first = 30, .count = 260, .chunk = 60}, NULL);
         same_layer(&w, s, fresh);
@@ -323,9 +324,9 @@ static void a_fork_keeps_for_itself(void **state)
         test_prefill(&w, parent, &t, &(test_range){.count = n, .chunk = 100}, NULL);
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &twin));
-        while (!has_room && w.cache->parts[0].pool.free_count) { /* none is left */
+        while (!has_room && w.cache->kv_groups[0].pool.free_count) { /* none is left */
             kvf_block block;
-            assert_int_equal(kvf_page_pool_acquire(&w.cache->parts[0].pool, &block), KVF_OK);
+            assert_int_equal(kvf_page_pool_acquire(&w.cache->kv_groups[0].pool, &block), KVF_OK);
         }
         uint32_t *ids =
             retain_choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .front = 40});

@@ -83,20 +83,21 @@ static kvf_cache_config config_small(kvf_select select)
     return c;
 }
 
-static size_t row_codes_bytes(const kvf_part *part, const kvf_layer *layer)
+static size_t row_codes_bytes(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    return (size_t)layer->sealed * part->dims.paging.kv_heads * part->dims.paging.digest_bytes;
+    return (size_t)layer->sealed * kv_group->dims.paging.kv_heads *
+           kv_group->dims.paging.digest_bytes;
 }
 
 /* Codes of all sealed blocks of a layer, and which these are. */
 static char *codes_of(const test_world *w, const kvf_sequence *s, uint32_t index)
 {
     const kvf_layer *layer = &s->layers[index];
-    const kvf_part *part = layer->part;
-    const kvf_paging *p = &part->dims.paging;
-    const kvf_row row = kvf_step_row(part, layer);
+    const kvf_kv_group *kv_group = layer->kv_group;
+    const kvf_paging *p = &kv_group->dims.paging;
+    const kvf_row row = kvf_step_row(kv_group, layer);
     const uint32_t *named = test_seen(row.block_of, layer->sealed * sizeof *named);
-    char *all = malloc(row_codes_bytes(part, layer) + 1), *to = all;
+    char *all = malloc(row_codes_bytes(kv_group, layer) + 1), *to = all;
     assert_non_null(all);
     (void)w;
     for (uint32_t b = 0; b < layer->sealed; b++)
@@ -130,7 +131,8 @@ static void is_as_it_was(test_world *w, watched *o, const char *after)
     assert_int_equal(o->s->layers[0].sealed, o->sealed);
     for (uint32_t i = 0; i < 2; i++) {
         char *now = codes_of(w, o->s, i);
-        if (memcmp(now, o->codes[i], row_codes_bytes(o->s->layers[i].part, &o->s->layers[i])) != 0)
+        if (memcmp(now, o->codes[i], row_codes_bytes(o->s->layers[i].kv_group, &o->s->layers[i])) !=
+            0)
             fail_msg("%s: codes of layer %u of another sequence changed", after, i);
         free(now);
         free(o->codes[i]);

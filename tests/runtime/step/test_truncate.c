@@ -84,11 +84,11 @@ static void same_stats(const kvf_stats *a, const kvf_stats *b)
 static void same_inside(const test_world *w, const kvf_sequence *s)
 {
     const kvf_cache *c = w->cache;
-    assert_true(kvf_page_pool_is_valid(&c->parts[0].pool));
-    assert_true(test_residency_is_valid(&c->parts[0].residency));
+    assert_true(kvf_page_pool_is_valid(&c->kv_groups[0].pool));
+    assert_true(test_residency_is_valid(&c->kv_groups[0].residency));
     for (uint32_t l = 0; l < c->config.layers; l++)
         assert_int_equal(s->layers[l].sealed,
-                         kvf_sealed_blocks(s->layers[l].part, s->layers[l].length));
+                         kvf_sealed_blocks(s->layers[l].kv_group, s->layers[l].length));
 }
 
 /* The tail of a sequence that had the dropped tokens, or had not. */
@@ -102,7 +102,7 @@ static void run_side(const cut_case *x, const test_tokens branch[2], int cuts, c
     walk k = {&w, test_sequence(&w), &branch[0], scratch, 0};
     kvf_sequence *other = NULL;
     go(&k, x->before);
-    const uint32_t held = w.cache->parts[0].pool.free_count;
+    const uint32_t held = w.cache->kv_groups[0].pool.free_count;
     if (cuts) {
         if (x->forks)
             test_ok(&w, kvf_sequence_fork(w.cache, k.s, w.stream, &other));
@@ -116,7 +116,7 @@ static void run_side(const cut_case *x, const test_tokens branch[2], int cuts, c
         test_ok(&w, kvf_sequence_truncate(w.cache, k.s, before, w.stream));
         for (uint32_t l = 0; l < x->cc.layers; l++)
             assert_int_equal(kvf_sequence_length(k.s, l), before);
-        assert_int_equal(w.cache->parts[0].pool.free_count, held);
+        assert_int_equal(w.cache->kv_groups[0].pool.free_count, held);
         test_wait(&w);
         same_inside(&w, k.s);
     }
@@ -372,7 +372,7 @@ static void refusals_name_what_is_wrong(void **state)
     assert_int_equal(kvf_sequence_length(s, 1), 40);
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 0, w.stream));
     test_wait(&w);
-    assert_int_equal(w.cache->parts[0].pool.free_count, w.cache->parts[0].pool.block_count);
+    assert_int_equal(w.cache->kv_groups[0].pool.free_count, w.cache->kv_groups[0].pool.block_count);
     test_release(work);
     test_release(out);
     test_world_close(&w);

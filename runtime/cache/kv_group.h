@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_RUNTIME_PART_H
-#define KVF_RUNTIME_PART_H
+#ifndef KVF_RUNTIME_KV_GROUP_H
+#define KVF_RUNTIME_KV_GROUP_H
 
 /*
- * A part: the pages of layers with the same number of heads, on the device and in the host's pool,
- * and the tables to choose among them, fetch and attend.
+ * A KV group: the pages of layers with the same number of heads, on the device and in the host's
+ * pool, and the tables to choose among them, fetch and attend.
  *
- * A part is addressed by rows, and knows no sequence. A row is a layer of something that grows; its
- * block table and its counts are a kvf_layer, which whoever owns the rows keeps and hands in, at
- * the time of enqueueing. The device has them as kvf_row, one per call. All work on a part runs in
- * one order (kvf_order), which is its owner's too. So whatever a later call overwrites, earlier
- * calls have read, and blocks of the pool may be given back as soon as the host no longer needs
- * them.
+ * A KV group is addressed by rows, and knows no sequence. A row is a layer of something that grows;
+ * its block table and its counts are a kvf_layer, which whoever owns the rows keeps and hands in,
+ * at the time of enqueueing. The device has them as kvf_row, one per call. All work on a KV group
+ * runs in one order (kvf_order), which is its owner's too. So whatever a later call overwrites,
+ * earlier calls have read, and blocks of the pool may be given back as soon as the host no longer
+ * needs them.
  *
  * Invariants, per row: sealed == max(0, (length - local_tokens) / block_size) after every call;
  * blocks[b] is a pool block iff b < sealed; the static store in force is `store`.
@@ -69,11 +69,11 @@ struct kvf_dims {
 /* The host's half of a row. */
 typedef struct kvf_layer {
     /* set once */
-    kvf_part *part;      /* NULL: there are lengths and positions only */
-    uint32_t index;      /* of the layer in the part */
-    uint32_t row;        /* of the part */
-    char *ring;          /* of heads that are in no part, in device memory; see rings.h; or NULL */
-    uint64_t *fault;     /* where the device says that a key or value was not finite */
+    kvf_kv_group *kv_group; /* NULL: there are lengths and positions only */
+    uint32_t index;         /* of the layer in the KV group */
+    uint32_t row;           /* of the KV group */
+    char *ring;      /* of heads that are in no KV group, in device memory; see rings.h; or NULL */
+    uint64_t *fault; /* where the device says that a key or value was not finite */
     kvf_block *blocks;   /* [blocks_max] */
     uint32_t *positions; /* [tokens_max] */
     uint8_t *by_step;    /* [tokens_max] 1: the token came with a decode step */
@@ -125,12 +125,12 @@ typedef struct kvf_prefill_arena {
     uint32_t is_pending; /* 1: a write-back that the order has not waited for */
 } kvf_prefill_arena;
 
-struct kvf_part {
+struct kvf_kv_group {
     kvf_runtime *runtime;
     kvf_context *context;
     kvf_device *device;
     const kvf_order *order;  /* that its work is in */
-    kvf_cache_config config; /* resolved; layers and heads are the part's */
+    kvf_cache_config config; /* resolved; layers and heads are the KV group's */
     kvf_dims dims;
     const kvf_select_policy *policy;
 
@@ -152,13 +152,15 @@ struct kvf_part {
 
 /* Every reservation that is not carved; its order is there. The reservation that it is carved from
  * comes first. */
-KVF_CHECKED kvf_status kvf_part_open(kvf_part *part);
-void kvf_part_close(kvf_part *part); /* half of a part is fine; nothing of it is enqueued */
+KVF_CHECKED kvf_status kvf_kv_group_open(kvf_kv_group *kv_group);
+void kvf_kv_group_close(
+    kvf_kv_group *kv_group); /* half of a KV group is fine; nothing of it is enqueued */
 
-static inline kvf_layer_counters *kvf_counters_device(const kvf_part *part, uint32_t index)
+static inline kvf_layer_counters *kvf_counters_device(const kvf_kv_group *kv_group, uint32_t index)
 {
     /* Atomics across a link would be slow: there the control memory only takes copies (stats.c). */
-    return (part->dims.needs_mirror ? part->tables.counters : part->control_device.counters) +
+    return (kv_group->dims.needs_mirror ? kv_group->tables.counters
+                                        : kv_group->control_device.counters) +
            index;
 }
 
@@ -169,9 +171,9 @@ static inline uint32_t kvf_rows_max(const kvf_cache_config *config)
 }
 
 /* Scores come from codes of tokens, and not from boxes of pages. */
-static inline bool kvf_has_codes(const kvf_part *part)
+static inline bool kvf_has_codes(const kvf_kv_group *kv_group)
 {
-    return part->config.digest == KVF_DIGEST_CODES;
+    return kv_group->config.digest == KVF_DIGEST_CODES;
 }
 
 /* The budget of a step on a sequence of this length. */
@@ -182,18 +184,18 @@ static inline uint32_t kvf_budget_tokens(const kvf_cache_config *config, uint32_
 }
 
 /* Tokens of the budget beside sink and window: at least dims.rest_tokens. */
-static inline uint32_t kvf_rest_tokens(const kvf_part *part, const kvf_layer *layer)
+static inline uint32_t kvf_rest_tokens(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    const uint32_t sealed = layer->sealed * part->dims.paging.block_size;
-    const uint32_t fixed = part->config.sink_tokens + layer->length - sealed;
-    const uint32_t budget = kvf_budget_tokens(&part->config, layer->length);
+    const uint32_t sealed = layer->sealed * kv_group->dims.paging.block_size;
+    const uint32_t fixed = kv_group->config.sink_tokens + layer->length - sealed;
+    const uint32_t budget = kvf_budget_tokens(&kv_group->config, layer->length);
     return budget > fixed ? budget - fixed : 0;
 }
 
 /* Queries of the layer that are on the device: the newest ones. */
-static inline uint32_t kvf_kept_queries(const kvf_part *part, const kvf_layer *layer)
+static inline uint32_t kvf_kept_queries(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    return kvf_min_u32(layer->queries - layer->queries_from, part->dims.paging.query_window);
+    return kvf_min_u32(layer->queries - layer->queries_from, kv_group->dims.paging.query_window);
 }
 
 /* The next refresh looks at all keys. */
@@ -215,41 +217,41 @@ static inline uint32_t kvf_split(uint32_t spans_max, uint32_t span_tokens)
 }
 
 /* 0: pages are attended where they live. */
-static inline bool kvf_moves_pages(const kvf_part *part)
+static inline bool kvf_moves_pages(const kvf_kv_group *kv_group)
 {
-    return kvf_transfer_moves(part->config.transfer);
+    return kvf_transfer_moves(kv_group->config.transfer);
 }
 
 /* Sealed pages have another form than those of the window. */
-static inline bool kvf_quantizes_pages(const kvf_part *part)
+static inline bool kvf_quantizes_pages(const kvf_kv_group *kv_group)
 {
-    return part->config.pages != KVF_PAGES_NATIVE;
+    return kv_group->config.pages != KVF_PAGES_NATIVE;
 }
 
 /* Under blocks of the caller: tokens of window and tails are brought to their region, from memory
  * across a link, or because they are quantized where they live. */
-static inline bool kvf_brings_tokens(const kvf_part *part)
+static inline bool kvf_brings_tokens(const kvf_kv_group *kv_group)
 {
-    return kvf_moves_pages(part) || kvf_quantizes_pages(part);
+    return kvf_moves_pages(kv_group) || kvf_quantizes_pages(kv_group);
 }
 
 /* The device cache that it has, without addresses. */
-static inline kvf_residency kvf_part_residency(const kvf_part *part)
+static inline kvf_residency kvf_kv_group_residency(const kvf_kv_group *kv_group)
 {
-    const kvf_paging *p = &part->dims.paging;
-    return (kvf_residency){.device = part->device,
+    const kvf_paging *p = &kv_group->dims.paging;
+    return (kvf_residency){.device = kv_group->device,
                            .heads = p->kv_heads,
                            .pages = p->pool_pages,
                            .slots = p->slots,
-                           .is_tagged = part->dims.by_block,
+                           .is_tagged = kv_group->dims.by_block,
                            .slot_bytes =
-                               kvf_moves_pages(part) ? kvf_stored_page_bytes(&p->shape) : 0};
+                               kvf_moves_pages(kv_group) ? kvf_stored_page_bytes(&p->shape) : 0};
 }
 
-static inline uint32_t kvf_sealed_blocks(const kvf_part *part, uint32_t length)
+static inline uint32_t kvf_sealed_blocks(const kvf_kv_group *kv_group, uint32_t length)
 {
-    const uint32_t local = part->config.local_tokens;
-    return length < local ? 0 : (length - local) / part->dims.paging.block_size;
+    const uint32_t local = kv_group->config.local_tokens;
+    return length < local ? 0 : (length - local) / kv_group->dims.paging.block_size;
 }
 
 #endif
