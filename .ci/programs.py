@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be built for some of the tests of a build folder, for ninja.
+"""Programs that have to be built for some of the tests of a build folder, for ninja.
 
 usage: programs.py FOLDER [--suite NAME]... [--no-suite NAME]...
 

@@ -3,7 +3,7 @@
 #define KVF_BENCH_REPORT_H
 
 /*
- * What all benchmarks share: options, percentiles, and the head of a JSON file.
+ * Helpers of all benchmarks: options, percentiles, and the head of a JSON file.
  *
  * Knows nothing of what is measured. A mistake on the command line, or a file that cannot be
  * written, ends the program.

@@ -70,7 +70,7 @@ KVF_INLINE void kvf_quantized_move(const kvf_shape *s, void *page, uint32_t t, c
 
 /* ---- the way there ---- */
 
-/* Of magnitudes; above all numbers if one is none. */
+/* The largest magnitude; above all numbers if one is none. */
 KVF_INLINE float kvf_quantized_largest(const float *x, uint32_t count)
 {
     uint32_t top = 0;
@@ -96,7 +96,7 @@ KVF_INLINE uint8_t kvf_quantize_half(float x, float minimum, float scale)
     return code >= 15.0f ? 15 : code >= 0.0f ? (uint8_t)code : 0;
 }
 
-/* Of numbers between low and high: the scale, and above it the minimum; zero is positive. */
+/* For numbers between low and high: the scale, and above it the minimum; zero is positive. */
 KVF_INLINE uint32_t kvf_quantized_steps(float low, float high)
 {
     low = low > -65504.0f ? low < 65504.0f ? low + 0.0f : 65504.0f : -65504.0f;

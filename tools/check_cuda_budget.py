@@ -33,7 +33,7 @@ KERNEL = re.compile(
     r"(?:(?!Compiling entry).)*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads(?:(?!Compiling entry).)*?Used (?P<registers>\d+) registers"
     r"(?:[^\n]*?, (?P<shared>\d+) bytes smem)?", re.S)
-# What a kernel that starts early may not do before it waits: prefetches are allowed, PREEXIT lets the next start.
+# Instructions that a kernel that starts early may not have before it waits: prefetches are allowed, PREEXIT lets the next start.
 TOUCHES = re.compile(r"(?<![.\w])(?:LDG?|LDGSTS|STG?|RED|REDG|ATOM|ATOMG|UBLKCP|EXIT)\b")
 WAIT = "ACQBULK"
 Kernel = collections.namedtuple("Kernel", "name full target registers stack spill shared object")
@@ -164,7 +164,7 @@ def coded(tool, path):
 
 
 def touches_early(code):
-    """What an early kernel's code touches before it waits, or None. Code is laid out as it runs until then."""
+    """The memory access of an early kernel's code before it waits, or None. Code is laid out as it runs until then."""
     wait = next((i for i, text in enumerate(code) if WAIT in text), 0)
     return next((text for text in code[:wait] if TOUCHES.search(text)), None)
 

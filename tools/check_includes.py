@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-# What the files of a folder may include, besides their own. The longest prefix decides.
+# Folders that files of a folder may include, besides their own. The longest prefix decides.
 FLOOR = ["include", "include/common"]
 MODEL = ["runner/model/" + room for room in ("chat", "formats", "matrix", "tokenizer", "transformer")]
 # Rooms of offload, from below: each sees those before it, and kernels from `device` on.

@@ -45,7 +45,7 @@ def load_library():
 
 
 def measure(rsvg, path, font):
-    """Of a picture: its box, the boxes of its rects, and (words, box) of its texts."""
+    """Measures of a picture: its box, the boxes of its rects, and (words, box) of its texts."""
     root = ET.parse(path).getroot()
     for defs in root.iter(SVG + "defs"):
         defs.clear()  # shapes of markers and patterns; they have no place of their own

@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
-# What takes room: x86-64, also page by page, and AArch64, whose shifted form is `#0x1, lsl #12`.
+# Instructions that take room: x86-64, also page by page, and AArch64, whose shifted form is `#0x1, lsl #12`.
 TAKEN = (re.compile(r"\b(?:sub|add)\s+\$(-?0x[0-9a-f]+),%rsp\b"),
          re.compile(r"\blea\s+(-0x[0-9a-f]+)\(%rsp\),%r\w+\b"),
          re.compile(r"\bsub\s+sp, sp, #(0x[0-9a-f]+)(, lsl #12)?"))

@@ -23,7 +23,7 @@ import real_model
 
 
 def flags(entry):
-    """What the compiler is told that bears on the text: no outputs, no folder of the target."""
+    """Flags of the compiler that bear on the text: no outputs, no folder of the target."""
     words, kept = shlex.split(entry["command"]), []
     while words and words[0] != "clang" and not os.path.basename(words[0]).startswith("clang"):
         words.pop(0)  # ccache and its like

@@ -7,7 +7,7 @@ usage: cuda_toolkit.py NVCC [TARGET...]
 Prints four lines: version (major.minor), include folder, folder of libcudart_static.a, and the
 targets to compile for (80 90 ...). TARGET is a compute capability without its dot; `all` means
 every one that is supported, `auto` the GPUs of this machine, or the oldest one where there is none.
-What this nvcc does not know is left out. Exits 1 with one line on stderr if it cannot be used.
+Targets that this nvcc does not know are left out. Exits 1 with one line on stderr if it cannot be used.
 """
 import os
 import re
@@ -45,7 +45,7 @@ def gpus():
 
 
 def targets(asked, known, present):
-    """Of those `asked` for what nvcc knows, oldest first. PTX of the newest goes into every object,
+    """Those `asked` for that nvcc knows, oldest first. PTX of the newest goes into every object,
     and newer GPUs compile it; so one of them finds its predecessor here, and any finds the oldest."""
     chosen = set()
     for name in asked or ["auto"]:

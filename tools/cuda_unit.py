@@ -4,7 +4,7 @@
 
 usage: cuda_unit.py OUT KERNELS SOURCE...
 
-KERNELS is the folder of kernels, where each SOURCE lies, `family/op.cu`. What they include comes first; then
+KERNELS is the folder of kernels, where each SOURCE lies, `family/op.cu`. Their includes come first; then
 each has a namespace of its own, unit_OP, by which tools/check_cuda_budget.py knows where a kernel is from, and
 its macros end after it.
 """

@@ -23,7 +23,7 @@ import real_model
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECALL = os.path.join(ROOT, "examples", "recall")
-# What the command is given besides the budget, by the name in the table.
+# Options of the command besides the budget, by the name in the table.
 METHODS = {
     "full": ["--select", "full"],
     "codes": [],

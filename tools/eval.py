@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What selections cost a real language model: answers and losses under every row of ROWS.
+"""The cost of selections to a real language model: answers and losses under every row of ROWS.
 
 usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
        eval.py --build FOLDER --ruler [--model DIR] [--lengths N...] [--samples N...]
@@ -41,7 +41,7 @@ RECALL = os.path.join(ROOT, "examples", "recall")
 QUICK_CHARS = 400  # of a continuation
 
 # ---- rows: method, settings of the cache, budgets ----
-# The settings are those of kvf_cache_config, by name. What a row does not say is the library's
+# The settings are those of kvf_cache_config, by name. A setting that a row does not have is the library's
 # default; transfer is gather, and the device has room for a step only, so that bytes are moved. The order is that of
 # a run, the most telling first, because a run may be cut; the table is in the order of its columns.
 BOX, CODES = "digest=minmax", "digest=codes"
@@ -79,7 +79,7 @@ QUICK = [
     ("dynamic", "select=dynamic page_size=8 " + CODES, [512]),
     ("defaults", "", [None]),
 ]
-# Of the recall model: documents of 16K tokens.
+# Rows of the recall model: documents of 16K tokens.
 RECALL_ROWS = [
     ("full", "select=full", [None]),
     ("streaming", "select=streaming", [1024]),

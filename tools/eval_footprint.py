@@ -128,7 +128,7 @@ def draw(found, share, of, path):
 
 
 def write(made, out, share=SHARE, of="footprint"):
-    """Of a run of eval_ruler.py; a file only where there is a folder."""
+    """The figures of a run of eval_ruler.py; a file only where there is a folder."""
     found = points(made["runs"], of)
     if not found:
         print("eval: no sweep has a judged task")

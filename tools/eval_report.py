@@ -102,7 +102,7 @@ def lost(mine, full):
 
 
 def figures(documents, row, full):
-    """What is told of a row."""
+    """The figures that are told of a row."""
     found, of_full = judged(documents, row), judged(documents, full)
     out = {"method": row.method, "settings": row.settings, "budget": row.budget}
     for kind in ASKED:

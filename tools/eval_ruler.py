@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What selections and pruning cost in the tasks of RULER and MRCR (eval_ruler_texts.py): `eval.py
+"""The cost of selections and pruning in the tasks of RULER and MRCR (eval_ruler_texts.py): `eval.py
 --ruler`. A sweep has a row for each value of a setting: `eval_footprint.py` makes of it the smallest
 footprint that keeps a share of the score.
 
 Every task at every length is a run of its own, so that its rows say how many tokens were attended.
 A task in which the model scores below a fifth with full attention tells little of selections: it is
-shown and not judged. Knows scores and rows, not prompts. What is told is always of the runs that
+shown and not judged. Knows scores and rows, not prompts. Figures are always of the runs that
 are complete.
 """
 import itertools
@@ -94,7 +94,7 @@ class Part:
         os.replace(more, self.path)
 
     def scores(self, name):
-        """Of every question, by document; none where the row was not run."""
+        """Scores of every question, by document; none where the row was not run."""
         for row in self.rows:
             if row.method == name and row.stats:
                 return [[task.score(row.answers[i, t]) for t, task in enumerate(d.tasks)]
@@ -114,7 +114,7 @@ class Run:
         self.done = []
 
     def read(self):
-        """What counts are parts that are complete, up to the first that is not.
+        """Parts count that are complete, up to the first that is not.
         @return whether there is one"""
         self.done = list(itertools.takewhile(Part.read, self.parts))
         return bool(self.done)
@@ -141,7 +141,7 @@ class Run:
                 for ms in r.first.values()]
 
     def share(self, name, part, whole):
-        """Of what was summed; None where nothing was."""
+        """The share in sums; None where nothing was."""
         told = [s for s in self.stats(name) if s.get(whole)]
         return sum(s[part] for s in told) / sum(s[whole] for s in told) if told else None
 
@@ -152,7 +152,7 @@ def mean(scores):
 
 
 def figures(one):
-    """What is told of a run."""
+    """The figures that are told of a run."""
     full = one.scores("full")
     rows = {}
     for row in one.done[0].rows:
@@ -201,7 +201,7 @@ def asked_alike(told):
 
 
 def line(f, names):
-    """Of a task at a length: scores of the documents that these rows were asked."""
+    """The line of a task at a length: scores of the documents that these rows were asked."""
     asked = [f["rows"][name] for name in names if name in f["rows"]]
     if not asked:
         return []
@@ -257,7 +257,7 @@ def outcomes(mine, full):
 
 
 def attended_share(told, name):
-    """Of the tokens that full attention attends to, in the mean of the judged questions."""
+    """The share of the tokens that full attention attends to, in the mean of the judged questions."""
     rows = [(f["rows"][name], f["rows"]["full"]) for f in told if f["judged"] and name in f["rows"]]
     return (sum(r["questions"] * r["attended"] / full["attended"] for r, full in rows) /
             sum(r["questions"] for r, _ in rows))
@@ -324,7 +324,7 @@ Prompts, answer prefixes, limits of generated tokens and scores are RULER's (`mr
 MRCR, with made-up replies); prose and words are of the manuals of [eval.md](eval.md), keys of lists
 of its own; no chat template. Every row gets the same prompts, read with full attention; questions
 and answers are decode steps of the row. *tokens*: the most that a prompt, its question and what is
-generated may have; prose fills 80 to 100% of them. Of a document that holds more needles (multikey)
+generated may have; prose fills 80 to 100% of them. In a document that holds more needles (multikey)
 or replies, up to four are asked for, each by itself. *score*: share of the expected strings that are
 found, times 100; of `mrcr` the likeness of the reply. An answer ends where all of them were found.
 *attended*: tokens per KV head and step, above as a share of those of `full`. A task counts where
@@ -431,7 +431,7 @@ class Runs:
 
 
 def main(args, program, model, folder):
-    """`folder`: where parts are kept. What is there is not run again; --report runs nothing."""
+    """`folder`: where parts are kept. Runs that are there are not made again; --report runs nothing."""
     if not args.data:
         quick(args)
     os.makedirs(folder, exist_ok=True)

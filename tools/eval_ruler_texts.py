@@ -114,7 +114,7 @@ class Document:
 # ---- material ----
 
 class Material:
-    """What is read once: prose as words, and a list of words."""
+    """Texts that are read once: prose as words, and a list of words."""
 
     def __init__(self, text=None):
         """text: instead of the manuals"""

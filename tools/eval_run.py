@@ -332,7 +332,7 @@ def run(program, model, documents, rows, out):
 
 
 def read(path, rows):
-    """Fill the rows; others that are there are passed over. What was cut has no stats.
+    """Fill the rows; others that are there are passed over. A run that was cut has no stats.
     @return tokens of the documents, with the last token of each"""
     lengths, row, by_name = [], None, {r.name: r for r in rows}
     if not os.path.exists(path):

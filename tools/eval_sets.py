@@ -46,7 +46,7 @@ Format your response as follows: "The correct answer is (insert answer here)".""
 PROBLEM = "", "{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}.\n"
 PLAIN = "{context}\n\n", "Question: {question}\nAnswer:"
 CODE = "{context}", "{question}"
-# Of LongBench and InfiniteBench, by the name of the file.
+# Measures of LongBench and InfiniteBench, by the name of the file.
 OF_NAME = {
     "f1": "narrativeqa qasper multifieldqa_en hotpotqa 2wikimqa musique triviaqa longbook_qa_eng",
     "rouge": "gov_report qmsum multi_news samsum longbook_sum_eng",
@@ -105,7 +105,7 @@ def plain(text):
 
 
 def boxed(said):
-    """What is in the last box, else the last number."""
+    """The text in the last box, else the last number."""
     at = said.rfind("\\boxed{")
     if at < 0:
         return (re.findall(r"-?\d+(?:\.\d+)?", said) or [""])[-1]

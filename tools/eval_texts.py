@@ -181,7 +181,7 @@ def documents(count=len(MANUALS), chars=CONTINUATION_CHARS):
 
 
 def digest(docs):
-    """Of all texts, so that two tables can be compared."""
+    """A digest of all texts, so that two tables can be compared."""
     h = hashlib.sha256()
     for d in docs:
         h.update(d.text.encode())

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What only a GPU can say, in calls that fit into ten minutes each; `./dev gpu`.
+"""Questions that only a GPU can answer, in calls that fit into ten minutes each; `./dev gpu`.
 
 usage: gpu.py [A|B|C|PART...] [--jobs REGEX] [--out DIR] [--built DIR|FILE] [--seconds N] [--total N]
        gpu.py pack [--into DIR] [--built DIR]
@@ -9,8 +9,9 @@ A is facts and kernels: does it work, and what does each kernel cost. B is decod
 steps, and a model. C is link, suite, sanitizer and peers. Parts may be named one by one: facts kernels
 suite sanitizer link decode peers runner; all of them if none is. Each ends within --seconds (520), all
 together within --total (540 for A, B and C); every job has a limit of its own; what is missing or fails
-stops nothing else. --jobs runs those whose names match, for a machine that is lent for minutes. What failed runs again alone, with launches that wait, then for a minute under
-memcheck, and its first report is printed.
+stops nothing else. --jobs runs those whose names match, for a machine that is lent for minutes. A job
+that failed runs again alone, with launches that wait, then for a minute under memcheck, and its first
+report is printed.
 
 --out (gpu-out/) gets results.json, written after every job: it keeps what earlier calls brought, job by
 job; and a log per part. The end is what was measured, and the aims that it meets. Programs come from

@@ -60,7 +60,7 @@ def tokens(over, under):
 
 
 def products(way):
-    """Of one row, one after the other: the least that copies allow over the time taken."""
+    """Products of one row, one after the other: the least that copies allow over the time taken."""
     def measure(r):
         rows = [p for p in r.figures("runner", "products")["products"] if p["rows"] == 1]
         return sum(p["floor_us"] for p in rows) / sum(p[way]["p50"] for p in rows)

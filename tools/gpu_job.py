@@ -20,7 +20,7 @@ LOG_BYTES = 40000  # of one job in its part's log
 SUITE_ENV = {"KVF_TEST_DEVICE": "cuda"}
 CHECK_SECONDS = 60 # of a look at what failed
 REPORT_LINES = 9
-# What compute-sanitizer says of a fault; the lines after it have the place.
+# compute-sanitizer's lines on a fault; the lines after it have the place.
 REPORT = re.compile(r"^=+ .*(Invalid|Program hit|Race|hazard|Misaligned|out of bounds|uninitialized)", re.I)
 FAILED_CASE = re.compile(r"^FAIL (\S+) \[.*?\] case (\d+) of seed (\d+)", re.M)
 TIME_OVER = "the time was over"
@@ -85,7 +85,7 @@ class Job:
         return result, text
 
     def again(self, text):
-        """What looks at a failure: the same with launches that wait, then under memcheck; only the
+        """A second look at a failure: the same with launches that wait, then under memcheck; only the
         first case that failed, where `text` names one."""
         command = self.command
         case = FAILED_CASE.search(text)

@@ -18,7 +18,7 @@ LARGE = {"context": 131072, "dense": 4096, "layers": 32, "batch": 16, "shape": "
          "divide": 1, "decode": ["--steps", "20"]}
 SMALL = {"context": 1024, "dense": 1024, "layers": 2, "batch": 2, "shape": "small", "tokens": 4,
          "divide": 512, "decode": ["--steps", "2", "--kv-heads", "2", "--head-dim", "64"]}
-# Does memory come as it is used? What MemAvailable says before is no limit everywhere.
+# Does memory come as it is used? MemAvailable is no limit everywhere.
 TOUCH = """
 import mmap, time
 said = next(line for line in open('/proc/meminfo') if line.startswith('MemAvailable'))
@@ -91,7 +91,7 @@ def suite_jobs(tree, scratch):
 
 
 def sanitizer_jobs(tree, scratch, kept=None):
-    """What failed before, if anything did; else families of kernels, and attention that needs all."""
+    """The jobs that failed before, if any did; else families of kernels, and attention that needs all."""
     bad = {j["name"]: j["command"].split() for part in ("kernels", "suite") for j in (kept or {}).get(part, {}).get(
         "jobs", []) if j["status"] in ("failed", "timeout")}
     check = tree.program("tests/kernels/check_kernels")

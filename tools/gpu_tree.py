@@ -46,7 +46,7 @@ def is_emulated(folder):
 
 
 def commit_of(folder, is_fresh=False):
-    """What a build folder was built from, as far as one can see: the commit of its own sources, which
+    """The sources of a build folder, as far as one can see: the commit of its own sources, which
     may have moved on since unless it was built just now."""
     try:
         source = json.loads((folder / "meson-info/meson-info.json").read_text())["directories"]["source"]
@@ -120,7 +120,7 @@ NOT_CARRIED = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "l
 
 
 def libraries_of(program):
-    """What the loader would add, but for what every machine has; with where it lies here."""
+    """Libraries that the loader would add, but for those of every machine; with where it lies here."""
     found = {}
     for line in (output_of(["ldd", str(program)]) or "").split("\n"):
         words = line.split()
@@ -130,7 +130,7 @@ def libraries_of(program):
 
 
 def tests_to_carry(folder):
-    """What the suite runs; tests that need no device stay here."""
+    """Tests of the suite; tests that need no device stay here."""
     return {name: t for name, t in tests_of_build(folder).items()
             if set(t["suite"]) & {"offload", "runtime", "cuda", "model"} and "host" not in t["suite"]
             and t["cmd"][0].startswith("tests/")

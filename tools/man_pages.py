@@ -37,7 +37,7 @@ WARN_IF_UNDOCUMENTED = NO
 WARN_IF_INCOMPLETE_DOC = NO
 """
 SECTION = r'^\.SH "?(?:%s)"?\n(?:(?!\.SH).*\n?)*'
-# What the tools add that says nothing of kvferry: a company's copyright, who generated it, and all the
+# Lines of the tools that say nothing of kvferry: a company's copyright, who generated it, and all the
 # other functions of the header.
 ADDED = re.compile(SECTION % "COPYRIGHT|Author|SEE ALSO", re.MULTILINE)
 # Structs of a call, with half of their comments: their own pages have the whole.

@@ -123,7 +123,7 @@ def run(python, args, rest, tests, path=(), also=(), **variables):
 
 
 def arguments(about):
-    """Of the command line: what is ours, and what is the script's."""
+    """The command line: what is ours, and what is the script's."""
     parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--library", required=True, help="libkvferry.so")
     parser.add_argument("--command", required=True, help="the kvferry command")

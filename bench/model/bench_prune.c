@@ -36,7 +36,7 @@ typedef struct plan {
     bool is_late;    /* the last layer at the latest, and not before by the rule of asl */
 } plan;
 
-/* Of one round. */
+/* Figures of one round. */
 typedef struct sample {
     double seconds, first_token_seconds;
     double observe, decide, retain; /* seconds */

@@ -275,7 +275,7 @@ def check_whole_set(folder, document, questions):
 
 
 def check_report():
-    """What is made of the figures."""
+    """Figures and what is made of them."""
     low, high = eval_report.wilson(90, 100)
     check("Wilson's interval", abs(low - 0.8256) < 1e-3 and abs(high - 0.9448) < 1e-3)
     check("questions of a document are drawn together", eval_report.of_documents(
@@ -328,7 +328,7 @@ def check_ruler(text):
 
 
 def check_ruler_report():
-    """What is judged, and how much is kept."""
+    """Judged questions, and how much is kept."""
     def told(full, mine):
         def row(scores, attended):
             return {"attended": attended, "questions": sum(map(len, scores)), "scores": scores}
@@ -351,7 +351,7 @@ def check_ruler_report():
     check("a row of fewer documents, and tasks that count alike, of two documents at least",
           eval_ruler.judged(runs, "default")[1][3:] == [[1.0], [1.0], [1.0]] and
           abs(share - (0.5625 + 0.5) / (0.75 + 1.0)) < 1e-9 and low <= share <= high)
-    # Of two documents, 0 and 1 of 1, drawn one by one: both are in half of the draws.
+    # Two documents, 0 and 1 of 1, drawn one by one: both are in half of the draws.
     share, interval = eval_ruler.mean_of_tasks([([[0.0], [1.0]], [[1.0], [1.0]])])
     check("an interval of two documents", share == 0.5 and interval == (0.0, 1.0))
 
@@ -398,7 +398,7 @@ def check_ruler_parts(folder):
     eval_ruler.run, really = ran, eval_ruler.run
     part.run("program")
     eval_ruler.run = really
-    check("is run alone, and stands behind the others",
+    check("is run alone, and stands after the others",
           part.read() and part.rows[2].answers == {(0, 0): "new"} and
           part.rows[0].answers[0, 0] == "Abc" and part.scores("full") == [[1.0]] * 4)
     check("a table of the first documents",

@@ -45,7 +45,7 @@ typedef struct long_run {
     double turn_ms[PARTS_MAX][TURNS_MAX];
 } long_run;
 
-/* Of all threads. */
+/* All threads together. */
 static double cpu_ms(void)
 {
     return (double)clock() / CLOCKS_PER_SEC * 1e3;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What steps of many rows cost: answers at once, drafts, and turns that follow, on a real language model.
+"""The cost of steps of many rows: answers at once, drafts, and turns that follow, on a real language model.
 
 usage: wide_steps.py --kvferry PROGRAM [--llama-batched-bench PROGRAM] [--rounds N] [--parts LIST]
                      [--types LIST] [--files FOLDER] [--out FOLDER]
@@ -218,7 +218,7 @@ def ask_turns(runner, found):
         d = eval_texts.Document(eval_texts.MANUALS[index], tokens, 3000 + index, 100, 13)
         tasks = [t for t in d.tasks if t.kind in ASKED]
         prompt = runner.saved("asked%d" % index, d.text)
-        # What goes before the question is what makes it a turn, and is no hint.
+        # The text before the question makes it a turn, and is no hint.
         lead = "Here is one more question about the text above, which has to be answered in few words. "
         ask = runner.path("ask", "".join(lead + t.text + "\n" for t in tasks))
         for how in ("dense", "sparse"):
@@ -307,7 +307,7 @@ def markdown(made):
         lines += table(["at once", "drafts", "CPU ms per token", "times none", "right"], rows)
     if "turn" in made:
         found = made["turn"]
-        lines += ["## A turn behind %d tokens" % LONG, "", "%d tokens, Q4_1; %s." % (
+        lines += ["## A turn after %d tokens" % LONG, "", "%d tokens, Q4_1; %s." % (
             found["tokens"][0], rounds(found, "dense")), ""]
         lines += table(["read", "CPU ms per token", "facts that were right"],
                        [[how, shown(found, how), "%d of %d" % (sum(found["right " + how]),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode call of the Python package costs on top of C, in one run:
+"""The cost of a decode call of the Python package on top of C, in one run:
 
 - `Cache.decode` in which a function that does nothing stands for kvf_decode: all that Python adds;
 - `Cache.decode` and kvf_decode with prebuilt arguments, on a tiny cache, in turns.

@@ -6,7 +6,7 @@ Layers of Llama-3.1-8B's shape in bf16. A decode step over 32K and 128K tokens, 
 kvferry with its default budget, recorded; SDPA over all keys and values in device memory, as a graph;
 DynamicCache(offloading=True), which brings every layer whole. And a prompt's attention at 4K, 16K and
 32K, where both compute the same, which is compared first. Times are by CUDA events, of a layer, with L2
-emptied before; the floor is bytes over the rate of a copy, or over that of the link. What does not fit
+emptied before; the floor is bytes over the rate of a copy, or over that of the link. A case that does not fit
 or is not installed is a row that says so. Exits with 77 without torch or without a GPU.
 
 usage: bench_gpu.py [--device cuda|cpu] [--small] [--json FILE]
@@ -119,7 +119,7 @@ class Bench:
                 json.dump(self.said, out, indent=1)
 
     def attempt(self, what, measure, context, batch):
-        """What fails is a row, and the rest goes on."""
+        """A failure is a row, and the rest goes on."""
         try:
             measure(self, what, context, batch)
         except (torch.cuda.OutOfMemoryError, kvferry.OutOfMemory, MemoryError):

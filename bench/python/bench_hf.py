@@ -4,7 +4,7 @@
 
 A real model reads long texts with facts in them (those of the evaluation) and answers questions about
 them, once per cache and length: DynamicCache with SDPA, QuantizedCache where a backend of it is
-installed, and kvferry. What a cache needs a GPU for is named in its row. Texts are read once per way;
+installed, and kvferry. The row of a cache names what it needs a GPU for. Texts are read once per way;
 times are of steps only. Contexts longer than the model was made for are random keys and values: time
 and bytes do not depend on what they say.
 

@@ -124,7 +124,7 @@ static double compute(double ns)
     return now - begin;
 }
 
-/* Of a layer, microseconds. */
+/* Microseconds per layer. */
 static void step(bench *b, uint32_t n, double *clock_us, double *cpu_us)
 {
     const kvf_block_rows rows = {

@@ -2,7 +2,7 @@
 """Answers to questions about a pruned document, many of them from one reading of it.
 
 The reference of tests/python computes the model, in torch, and what a policy keeps and hands on: a
-document once for all questions about it, and of a prompt only what no other has. What layers hold
+document once for all questions about it, and of a prompt only what no other has. The content of the layers
 then goes into a cache of the library, which attends and selects for every token that follows, as the
 command does. So one prefill serves all retentions:
 
@@ -25,7 +25,7 @@ SELECTS = {EVICT: "full", OFFLOAD: None}
 
 
 class Held(reference.Cache):
-    """What every layer got, and what of it each KV head keeps."""
+    """The tokens that every layer got, and what of it each KV head keeps."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ class Rows:
         return sequence
 
     def begin(self, held):
-        """What all questions go on from."""
+        """The state that all questions go on from."""
         self.bases = [self.put(part, cache.sequence(), held) for part, cache in enumerate(self.caches)]
         self.base_next = held.next
 
@@ -130,7 +130,7 @@ class Rows:
 
 
 class Answers:
-    """Of one model, and of one document at a time. Questions are ids of tokens; what is returned is
+    """For one model, and one document at a time. Questions are ids of tokens; what is returned is
     {retention: [ids of an answer]}."""
 
     def __init__(self, folder):

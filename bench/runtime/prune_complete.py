@@ -98,7 +98,7 @@ def measure_document(runner, index, rounds, idle):
 
 
 def share(found, name):
-    """Of full prefill, over all documents."""
+    """Share of full prefill, over all documents."""
     return sum(f["work"][name] for f in found) / sum(f["work"][FULL] for f in found)
 
 

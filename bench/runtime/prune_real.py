@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What prefill pruning keeps of a real language model's answers, and what it saves, by policy.
+"""The answers of a real language model that prefill pruning keeps, and what it saves, by policy.
 
 usage: prune_real.py --kvferry PROGRAM [--minutes N] [--documents N] [--tuned FILE] [--out FOLDER]
 
@@ -10,7 +10,7 @@ the window knows it, and afterwards, on a fork of a pruned document that is kept
 prune_answers.py, which reads a document once for all its questions; what a prompt costs is measured
 with the command and the GGUF file, and its tokens with the same weights in fp32 are compared.
 
-What was found is kept in prune_real.json, row by row, and is not run again; --minutes ends the run.
+Rows that were found are kept in prune_real.json, row by row, and is not run again; --minutes ends the run.
 Writes prune_real.md, which alone is in the repository: a machine that has no figures yet needs a folder
 of its own, --out. Needs torch:
 `./dev python --run bench/runtime/prune_real.py --kvferry build/runner/cli/kvferry`.
@@ -77,7 +77,7 @@ class Asked:
         self.tokenizer = tokenizer
 
     def judge(self, answers):
-        """What is kept of them: which are right, and the tokens of the first."""
+        """The share of them that is kept: which are right, and the tokens of the first."""
         right = [t.is_right(self.tokenizer.decode(ids)) for t, ids in zip(self.tasks, answers)]
         return {"right": "".join(str(int(r)) for r in right), "first": answers[0]}
 
@@ -110,7 +110,7 @@ def run(args, folder, ids, options, model):
 
 
 def cost(args, folder, asked, options):
-    """Of a prompt with the first question; loading and decoding are those of a prompt of a token."""
+    """Cost of a prompt with the first question; loading and decoding are those of a prompt of a token."""
     options = options + ["-n", str(ANSWER), "--threads", "1"]
     prompt = asked.ids + asked.questions[0]
     tokens, _, _ = run(args, folder, prompt, options, args.exact)
@@ -177,7 +177,7 @@ def perform(args, folder, asked, kind, row, d):
 
 
 def tuned_rows(path):
-    """Of a file that `kvferry tune` wrote."""
+    """Rows of a file that `kvferry tune` wrote."""
     rows, found = [], json.loads(read(path))
     for policy, own in (("fastkv", FAST), ("structkv", dict(STRUCT, pivot="fixed"))):
         if policy in found:
@@ -269,7 +269,7 @@ def markdown(made):
 
 
 def begun(args):
-    """What was found before, where it was the same that was asked."""
+    """Rows that were found before, where it was the same that was asked."""
     made = earlier(args.out, "prune_real")
     if made.get("lengths") != LENGTHS:
         made = {"bench": "prune_real", "lengths": LENGTHS, "machine": machine(), "tuned": [], "found": {}}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What prefill pruning keeps of the recall model's answers, what it saves, by method.
+"""The answers of the recall model that prefill pruning keeps, and what it saves, by method.
 
 Makes one long document, a few prompts of a document with one question, and one passage with
 examples/recall/generate.py, runs the kvferry command over all methods, and writes prune.md and, not
@@ -37,7 +37,7 @@ RETRIEVE = ["--retention", "offload", "--select", "hybrid", "--budget", str(BUDG
 HALF = ["--prune-layer", "1"]
 # This model has four layers: too few for ranks to settle.
 ASL = ["--prune-set", "layers_observed=2", "--prune-set", "layer_max=2"]
-# Of a run's statistics.
+# Fields of a run's statistics.
 KEPT = ["prompt_tokens", "prefill_ms", "ttft_ms", "tpot_ms", "decode_steps", "attention_recall", "hits", "misses",
         "bytes_moved", "tokens_attended_per_head_step", "prune", "footprint"]
 
@@ -223,7 +223,7 @@ def cells(runs, full, retention, options):
     prune = stats.get("prune") or {}
     # Without forks, which count as sequences of their own; their few steps move the peak only.
     footprint = (pointed[0] if pointed else ask)["stats"].get("footprint") or {}
-    # What is gone counts for nothing there.
+    # A token that is gone counts for nothing there.
     recall = None if retention == "evict" or "--head-mask" in options else stats["attention_recall"]
     return ["%d of %d" % (ask["right"], ask["of"]),
             "%d of %d" % (sum(r["right"] for r in pointed), len(pointed)) if pointed else "-",

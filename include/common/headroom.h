@@ -4,8 +4,8 @@
 
 /*
  * Memory that Linux says is left: /proc/meminfo, and the memory controller of cgroups, versions
- * 1 and 2; and this process's part of it. It reads small files and changes nothing. Of several
- * limits the smallest counts; a number that cannot be read is UINT64_MAX.
+ * 1 and 2; and this process's part of it. It reads small files and changes nothing. The
+ * smallest of several limits counts; a number that cannot be read is UINT64_MAX.
  */
 
 #include <stdbool.h>
@@ -88,8 +88,8 @@ static inline bool kvf_machine_is_virtual(void)
 #endif
 }
 
-/* What a machine that shows less is worth a try for, because it may get memory as it uses it (a
- * balloon, memory that is plugged in); 0 = never, what it shows is all. */
+/* Bytes for which a machine that shows less is worth a try, because it may get memory as it uses it
+ * (a balloon, memory that is plugged in); 0 = never, what it shows is all. */
 static inline uint64_t kvf_machine_growth(const char *proc_meminfo, bool is_virtual)
 {
     return is_virtual
@@ -97,7 +97,7 @@ static inline uint64_t kvf_machine_growth(const char *proc_meminfo, bool is_virt
                : 0;
 }
 
-/* Of one directory; file cache counts as room, because the kernel gives it up first. */
+/* Room under one directory; file cache counts as room, because the kernel gives it up first. */
 static inline uint64_t kvf_cgroup_room(const char *directory, int version)
 {
     static const struct {

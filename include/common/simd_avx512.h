@@ -142,7 +142,7 @@ KVF_ALWAYS_INLINE __m256 vf_fold(vf x)
     return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
 
-/* Of each pair of lanes in the halves of a quarter: a's, b's, and those of the pairs after. */
+/* Sums of each pair of lanes in the halves of a quarter: a's, b's, and those of the pairs after. */
 KVF_ALWAYS_INLINE vf vf_interleave_add(vf a, vf b)
 {
     return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

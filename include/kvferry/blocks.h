@@ -262,8 +262,8 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_
  *
  * A row is bad, and its output and lse are NaN, if it has a length below 0 or above tokens_max, an
  * id that is not below block_count, a table that is shorter than its length, a region that is none
- * or that an earlier row of the call has, or a token that is not finite. Nothing of it is read. Of
- * a chunk with such a token the queries before it keep their outputs.
+ * or that an earlier row of the call has, or a token that is not finite. Nothing of it is read.
+ * Queries of a chunk before such a token keep their outputs.
  */
 typedef struct kvf_blocks_stats {
     uint64_t tokens_put;      /**< (layer, token) */

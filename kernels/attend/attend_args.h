@@ -13,8 +13,8 @@
 #include "slots.h"
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
- * id. A chosen page lies in its slot; without slots it lies where it lives. What of it a span says
- * if it was missed depends on how missed pages come. An idle list has no spans. A task is
+ * id. A chosen page lies in its slot; without slots it lies where it lives. How much of it a span
+ * of a missed page says depends on how missed pages come. An idle list has no spans. A task is
  * KVF_ASSEMBLE_LISTS lists. */
 #define KVF_ASSEMBLE_LISTS 8u
 
@@ -83,7 +83,7 @@ KVF_INLINE uint32_t kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row 
  * others.
  * Heads that are not in the sub-group are neither read nor written.
  * A task is one (list, split). The value of a split does not depend on the pass that computed it.
- * Quantized spans of a list are behind its exact ones: they are met with the rotated query, and
+ * Quantized spans of a list come after its exact ones: they are met with the rotated query, and
  * their values are those of quantized.h. The CUDA device takes them in bf16, in
  * KVF_GPU_QUANTIZED_DIMS.
  */
@@ -136,9 +136,9 @@ KVF_INLINE float kvf_merge_sink(const kvf_merge_args *a, size_t row)
 }
 
 /* ---- attend_step: all of it in one launch, for a fused step ----
- * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge. What
- * partial results and pages hold afterwards is what the three leave. Where pages are quantized,
- * only spans that are quantized have a home. All heads of a group take part; more than
+ * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge.
+ * Partial results and pages hold afterwards what the three leave. Where pages are quantized, only
+ * spans that are quantized have a home. All heads of a group take part; more than
  * KVF_SUBGROUP_HEADS may bring a page more than once. A task is one list. */
 typedef struct kvf_attend_step_args {
     kvf_attend_args attend; /* pass ALL */

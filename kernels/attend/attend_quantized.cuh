@@ -451,7 +451,7 @@ static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[
 
 /* ---- a split ---- */
 
-/* What the warp has of its rows, from the order of one product to that of the other, through the
+/* The warp's values of its rows, from the order of one product to that of the other, through the
  * warp's own shared memory. */
 template <uint32_t D>
 static __device__ __forceinline__ void reorder_rows(warp_rows<D> *r, float *part, uint32_t group,

@@ -6,13 +6,13 @@
  * Contracts, arguments and tasks: tokens under block tables of the caller.
  * See kernels.h for what holds for every kernel.
  *
- * A *physical block* is a block that the caller's table names: id_blocks of them, one behind the
- * other, are what the caller calls a block. Physical block c of a layer always lies at the same
+ * A *physical block* is a block that the caller's table names: id_blocks of them, side by side,
+ * are what the caller calls a block. Physical block c of a layer always lies at the same
  * place of the pool, has the same codes and scales, and counts of writes: writes[c][t] rises
  * whenever token t is written.
  *
- * A *region* is room on the device for one row: a ring for the window, a store for the sink. What
- * lies there has a tag: the physical block that it came from, and how often its tokens had been
+ * A *region* is room on the device for one row: a ring for the window, a store for the sink. A
+ * token there has a tag: the physical block that it came from, and how often its tokens had been
  * written. It counts iff the row's table names that physical block there and the counts are what
  * they were. So nobody has to tell a region that its row, a block, or what a block holds has
  * changed. The same holds for copies of pages in the device cache, which belong to physical blocks
@@ -126,7 +126,7 @@ KVF_INLINE uint32_t kvf_region_tokens(const kvf_paging *p)
  * physical block has of the key to its group; the token's count of writes rises, and the centroid
  * of its segment counts no more. If any of the token's keys and values is not finite, its nonfinite
  * bit is set and it is all zeros, so that tokens before it, which do not see it, keep their
- * answers. A slot below 0 is left out, one behind the last physical block is left out and counted.
+ * answers. A slot below 0 is left out, one after the last physical block is left out and counted.
  * No slot is given twice. A task is KVF_WRITE_TOKENS tokens. */
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
@@ -153,7 +153,7 @@ KVF_TASKS(lodge, kvf_write_args, a->codes.kv_heads)
  * A row of length 0 attends to nothing. So does one that is bad: a length below 0, above tokens_max
  * or not that of its chunk; a table that is shorter than the length; an id that there is not; a
  * region that there is not, or that an earlier row with a length has; a token that is not finite.
- * It is counted, and is_bad says so. With chunks, a row that is bad because of a token behind the
+ * It is counted, and is_bad says so. With chunks, a row that is bad because of a token after the
  * first is as any row; the blocks of others are all the layer's first physical block. A task is a
  * row. */
 typedef struct kvf_rows_args {
@@ -258,7 +258,7 @@ typedef struct kvf_clone_args {
 KVF_TASKS(clone, kvf_clone_args, a->tasks)
 
 /* ---- dequantize_chunks: blocks of chunks in full precision, where pages are quantized ----
- * Block b of row i to block i * blocks_each + b of `wide`, but for tokens behind the end of the
+ * Block b of row i to block i * blocks_each + b of `wide`, but for tokens after the end of the
  * chunk. One task per (row, block, KV head). */
 typedef struct kvf_dequantize_chunks_args {
     kvf_paging paging;

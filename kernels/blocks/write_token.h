@@ -120,7 +120,7 @@ static inline void kvf_write_count(const kvf_write_args *a, uint32_t task)
         ++*a->blocks->clock;
 }
 
-/* The token behind the last one of a task. */
+/* The token after the last one of a task. */
 static inline uint32_t kvf_write_end(const kvf_write_args *a, uint32_t task)
 {
     return kvf_min_u32(a->tokens, (task + 1) * KVF_WRITE_TOKENS);

@@ -103,8 +103,8 @@ KVF_INLINE int kvf_read_page(const kvf_read_args *a, uint32_t list, uint32_t pag
     return sink < count;
 }
 
-/* Moves what was quantized, which are the first tokens of the run: returns how many. What pages are
- * padded with is zero. */
+/* Moves what was quantized, which are the first tokens of the run: returns how many. Padding of
+ * pages is zero. */
 KVF_INLINE uint32_t kvf_carry_moved(const kvf_carry_args *a, const kvf_quantized_run *run)
 {
     const kvf_paging *p = &a->paging;

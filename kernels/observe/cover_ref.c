@@ -4,7 +4,7 @@
  * The tokens of one row as spans: all of them, or those of recent choices; and which of them may
  * join the static set.
  *
- * Knows nothing of scores. Of the spans, store pages come first, then sealed pages ascending, then
+ * Knows nothing of scores. Spans of store pages come first, then sealed pages ascending, then
  * the window, so the candidates are one range that begins after the sink. Store entries are older
  * than every kept query, so their span index is 0.
  */

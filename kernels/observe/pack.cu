@@ -3,8 +3,8 @@
 /*
  * A new static store out of the old one and of pages, on the GPU; see pack_ref.c for the meaning.
  *
- * Knows nothing of scores. Grid: (PARTS, KV heads). What the reference merges entry by entry, a
- * block merges THREADS at a time: the thread of step d of a merge finds by bisection how many of
+ * Knows nothing of scores. Grid: (PARTS, KV heads). The reference merges entry by entry, a
+ * block THREADS at a time: the thread of step d of a merge finds by bisection how many of
  * the d entries before it come from either run, and a running sum over the block gives the places
  * of live entries. Every block of a head follows the whole merge and moves the rows of every
  * PARTS-th round; the first one writes indices and bits as well, so no two write the same. Bound:

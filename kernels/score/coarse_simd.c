@@ -16,7 +16,7 @@
 
 #define CENTROIDS 4u
 
-/* STEP channels, and sums of products of a centroid and a query, lane by lane. Of a vector that is
+/* STEP channels, and sums of products of a centroid and a query, lane by lane. Where a vector is
  * wider than what is left, the query's rest is zero. */
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define STEP 64u

@@ -187,9 +187,9 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
  *     sum  = sum of the masses before they were rounded.
  * A task is some consecutive tiles of one list, so that what is fetched ahead is mostly what the
- * same thread reads next. Of a block none of whose tokens counts (kvf_block_counts), codes need not
- * be read nor masses written. mass is not written beyond pages[l], nor top and sum of tiles without
- * pages.
+ * same thread reads next. A block none of whose tokens counts (kvf_block_counts) need not have its
+ * codes read nor masses written. mass is not written beyond pages[l], nor top and sum of tiles
+ * without pages.
  *
  * Rows may have codes in common, as forks have those of their prompt. Where `order` is set, the
  * lists of row r are r * row_lists .. + row_lists - 1, and order names each row once: common[i]
@@ -435,8 +435,8 @@ KVF_INLINE kvf_centroid kvf_centroid_at(const kvf_score_centroids_args *a, uint3
 }
 
 /* ---- filter: what is left to score ----
- * Of a list l with from[l]: bits[l, b] = from[l][b] if block b < blocks[l] stays, else all ones, so
- * that none of its tokens counts. Blocks of segment 0 stay, those after the last whole segment,
+ * For a list l with from[l]: bits[l, b] = from[l][b] if block b < blocks[l] stays, else all ones,
+ * so that none of its tokens counts. Blocks of segment 0 stay, those after the last whole segment,
  * and those of the segments ids[l, i] + 1. A list whose from[l] is NULL is skipped. A task is one
  * list.
  */

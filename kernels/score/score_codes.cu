@@ -16,8 +16,8 @@
  * side, all of them on their way at once, 32 KiB at head_dim 128; where they are and what is
  * skipped is looked up for all 8 together, and queries are in registers. A list of four heads or
  * less, alone, uses the eight columns for two code groups: the one's queries are zeros in four of
- * them, and the other's in the rest, so that no lane scores what nobody asked for. What is in
- * common is read once and takes turns, as many heads as a product has columns: two forks of a group
+ * them, and the other's in the rest, so that no lane scores what nobody asked for. Codes in
+ * common are read once and take turns, as many heads as a product has columns: two forks of a group
  * of four cost the products of one. Otherwise, and under a cap, a block is 8 warps, logits go to
  * shared memory, and after a barrier every warp scores 128 tokens of each head; each list reads
  * the tile again, out of the cache.
@@ -707,8 +707,8 @@ static __device__ __forceinline__ float hold_masses(const float s[][2][4], const
     return all;
 }
 
-/* parts [2, HEADS, HELD_WARPS]: largest and sum of every warp. What a call leaves in shared memory,
- * the next one may write after its first barrier. */
+/* parts [2, HEADS, HELD_WARPS]: largest and sum of every warp. The next call may write over a
+ * call's shared memory after its first barrier. */
 template <uint32_t PAGE, uint32_t SPANS, bool PAIRED>
 static __device__ __forceinline__ void
 score_codes_held(const kvf_score_codes_args &a, const tile &t, const columns &columns, const own &o,

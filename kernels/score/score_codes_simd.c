@@ -198,7 +198,7 @@ KVF_ALWAYS_INLINE const char *fetch(const char *at, uint32_t bytes)
     return at + bytes;
 }
 
-/* Groups that are asked for next, up to `until`. Of the second loop: one for every `all` turns. */
+/* Groups that are asked for next, up to `until`. In the second loop: one for every `all` turns. */
 typedef struct turns {
     const kvf_code_group *next, *until;
     const char *at;

@@ -47,7 +47,7 @@ KVF_INLINE uint32_t kvf_given_counts(const kvf_paging *p, const kvf_row *row, ui
 }
 
 /* ---- topk: exact, ties to the lower index ----
- * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never
+ * The k[l] largest of scores[l, first[l] .. first[l]+count[l]-1]; -INFINITY and NaN are never
  * taken. ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One
  * task per list. `work` is [lists, work_stride] uint32, work_stride >= the largest count. `arrived`
  * lets several blocks of a GPU share a long list; each of its words is zero before and after.
@@ -200,7 +200,7 @@ KVF_INLINE const char *kvf_admit_from(const kvf_paging *p, const kvf_row *row, u
     return from + number * kvf_stored_page_bytes(&p->shape);
 }
 
-/* ---- select: topk, resolve and assemble of every list, one behind the other ----
+/* ---- select: topk, resolve and assemble of every list, one after the other ----
  * The results of the three, with these arguments, for a fused step, where a launch is the cost. k
  * NULL: there is no topk, ids and id_count are given. One task; the host device runs the three by
  * themselves.

@@ -6,7 +6,7 @@
  * Knows nothing of ids. First a bound that at least k scores reach: score i is in set i % m, and
  * the k-th largest of the m >= 4k maxima of sets is reached by k of them. A second pass keeps what
  * is above the bound (less than 1.2 k of scores in random order) and the first k that equal it, so
- * equal scores, zeros above all, cost no more than others. Of those above, the k-th largest is
+ * equal scores, zeros above all, cost no more than others. The k-th largest of those above is
  * found exactly. A short row is its own sets. m is an odd number of vectors, so that what repeats
  * with every page, or rises and falls slowly, is spread over all sets.
  *

@@ -31,8 +31,8 @@
 
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
-/* A wait for so few entries, so soon after the first of them, leaves the next ones to itself. What
- * takes longer to enqueue is begun meanwhile. */
+/* A wait for so few entries, so soon after the first of them, leaves the next ones to itself. Work
+ * that takes longer to enqueue is begun meanwhile. */
 #define FEW           64u
 #define SOON_NS       300000u
 /* How often the worker looks for entries that are left to a waiter, and for how many looks without

@@ -6,7 +6,7 @@
  * Knows nothing of what is read. A ring that the kernel, a sandbox or the limit of locked memory
  * refuses, or that gives no request back, is an error of open; kvf_io_open then takes the other
  * engine. Both queues have room for `depth`, so neither overflows. The kernel is entered only where
- * nothing has ended yet, and then gets all that was submitted: reads first. Of writes it has a few
+ * nothing has ended yet, and then gets all that was submitted: reads first. It has a few writes
  * at a time, so that a read that comes later finds a short queue.
  *
  * A kernel that may not be entered any more (a filter, a descriptor that somebody closed) ends what

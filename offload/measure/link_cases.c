@@ -736,7 +736,7 @@ static kvf_status run_peak(link_rig *rig, kvf_link_result *result)
         KVF_TRY(rig->ops->stream_wait(rig->stream));
         if (!kvf_link_is_right(bounce->host, offset + done, part))
             KVF_FAIL(rig->device->context, KVF_CORRUPT,
-                     "a contiguous copy did not arrive whole behind byte %zu", done);
+                     "a contiguous copy did not arrive whole after byte %zu", done);
     }
     result->verified_bytes += bytes;
     result->copies = 1;

@@ -252,18 +252,18 @@ static kvf_status refuse(const request *r, const kvf_headroom *h, uint64_t done,
     kvf_bytes_text(done, had);
     if (h->cgroup < bytes)
         return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
-                        "the cgroup's memory limit (%s) leaves %s behind %s of %s of host memory; "
+                        "the cgroup's memory limit (%s) leaves %s after %s of %s of host memory; "
                         "raise %s, or lower %s",
                         h->cgroup_file, kvf_bytes_text(h->cgroup, have), had, need, h->cgroup_file,
                         r->config->lower);
     kvf_bytes_text(h->node_free, have);
     if (r->config->node >= 0)
         return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
-                        "NUMA node %d has %s free behind %s of %s of host memory; free memory "
+                        "NUMA node %d has %s free after %s of %s of host memory; free memory "
                         "there, set numa_node to another node, or lower %s",
                         r->config->node, have, had, need, r->config->lower);
     return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
-                    "the machine has %s of memory available behind %s of %s of host memory; free "
+                    "the machine has %s of memory available after %s of %s of host memory; free "
                     "memory, or lower %s",
                     have, had, need, r->config->lower);
 }
@@ -450,8 +450,8 @@ void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory)
 
 /* ---- the verdict on a request ----
  *
- * It refuses only what is known to fail, and its text names limit, value, need and fix. What it
- * lets pass may still not be there: memory is looked at again while it is taken. */
+ * It refuses only what is known to fail, and its text names limit, value, need and fix. Memory that
+ * it lets pass may still not be there: memory is looked at again while it is taken. */
 
 kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,
                                      const kvf_host_memory_config *config)

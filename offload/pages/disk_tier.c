@@ -512,8 +512,8 @@ static kvf_status begin_writes(kvf_disk_tier *t, uint32_t look)
     return KVF_OK;
 }
 
-/* A page frame that may be given up, after writes, if need be. What fails first may have been begun
- * by an earlier call, when the disk was full or the like. */
+/* A page frame that may be given up, after writes, if need be. The first that fails may have been
+ * begun by an earlier call, when the disk was full or the like. */
 static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
 {
     uint32_t failures = 0;

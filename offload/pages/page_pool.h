@@ -111,7 +111,7 @@ bool kvf_page_pool_ask(kvf_page_pool *pool); /* true: some are still being read 
 KVF_CHECKED kvf_status kvf_page_pool_bring(kvf_page_pool *pool);
 /* The block was brought, and what the call enqueues writes it. */
 void kvf_page_pool_write(kvf_page_pool *pool, kvf_block block);
-/* Of a pool that spills: its address on the device also while the block is still being read,
+/* In a pool that spills: a block's address on the device also while the block is still being read,
  * whether it is, and the number of its latest arrival in memory; then that of all blocks. */
 void *kvf_page_pool_place(const kvf_page_pool *pool, kvf_block block);
 bool kvf_page_pool_is_coming(const kvf_page_pool *pool, kvf_block block);

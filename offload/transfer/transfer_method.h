@@ -71,7 +71,7 @@ typedef struct kvf_transfer_ops {
     kvf_status (*enqueue)(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
                           kvf_stream *stream, bool is_recorded);
     void (*needs)(const kvf_transfer_config *config, uint64_t *host_bytes, uint64_t *device_bytes);
-    /* What of `out` it has. */
+    /* Those of `out` that it has. */
     void (*shape)(const kvf_transfer_config *config, kvf_transfer_shape *out);
     bool copies_pages; /* a copy per page costs what a copy costs, however small the page */
 } kvf_transfer_ops;

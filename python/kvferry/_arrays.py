@@ -59,7 +59,7 @@ class Buffer(Handle):
 
 
 def describe(array: Any) -> str:
-    """What somebody passed, in a few words."""
+    """The value that somebody passed, in a few words."""
     shape, dtype = getattr(array, "shape", None), getattr(array, "dtype", None)
     if shape is None:
         return type(array).__name__

@@ -558,7 +558,7 @@ class Sequence(Handle):
     def truncate(self, tokens: int, stream: Optional[Stream] = None) -> None:
         """Cut the newest tokens off: those at positions below `tokens` stay, in every layer.
 
-        What comes next is as if the others had never been there. Forks are not affected.
+        Later tokens are as if the others had never been there. Forks are not affected.
         """
         cache = self.cache
         if not 0 <= tokens < 2**32:

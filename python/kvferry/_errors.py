@@ -6,7 +6,7 @@ from .capi import ErrorText, Status, lib
 
 
 class Error(RuntimeError):
-    """What went wrong, with the field, the value and the fix.
+    """An error, with the field, the value and the fix.
 
     status   `Status`, e.g. Status.FULL
     text     one sentence or two

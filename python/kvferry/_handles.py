@@ -100,7 +100,7 @@ class Node:
 
 
 class Handle:
-    """What every object of the library can: `close()`, `with`, `closed`."""
+    """Methods of every object of the library: `close()`, `with`, `closed`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -79,7 +79,7 @@ def flat(values: Any) -> Any:
 
 
 def stored(layer: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """What a layer hands out. A compiler sees through it, and gets a mark alone."""
+    """The values that a layer hands out. A compiler sees through it, and gets a mark alone."""
     if not torch.compiler.is_compiling():
         tensor = tensor.as_subclass(Stored)
     tensor.kvferry_layer = layer

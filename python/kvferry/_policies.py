@@ -137,7 +137,7 @@ class PruneView(NamedTuple):
 
 
 class PruneChoice(NamedTuple):
-    """What a policy returns; None is everything.
+    """The decision that a policy returns; None is everything.
 
     keep       [kv_heads, n] indexes of tokens that each KV head keeps, with the observation window
     propagate  [n] indexes of tokens that deeper layers get

@@ -155,7 +155,7 @@ class Pruner(Handle):
         return stats
 
     def measures(self) -> List[float]:
-        """What a policy that chooses a layer looked at, by layer, in the prompt that was there last
+        """Values that a policy that chooses a layer looked at, by layer, in the prompt that was there last
         (asl: the relative variance of ranks); nan where it looked at nothing."""
         out = (ctypes.c_double * self.cache.settings.layers)()
         with self._node.lock:
@@ -188,7 +188,7 @@ class Hidden(Handle):
 
     @staticmethod
     def plan_for(row_bytes: int, rows_max: int, on_disk: bool = False) -> HiddenPlan:
-        """What so many rows reserve, in bytes."""
+        """Bytes that so many rows reserve."""
         plan = HiddenPlan()
         lib.kvf_hidden_plan_make_sized(row_bytes, rows_max, on_disk, *sized(plan))
         return plan

@@ -166,7 +166,7 @@ class Stream(Handle):
             opened = _opened(handle, lib.kvf_stream_wrap, handle, native)
         super().__init__(Node("stream", opened, lib.kvf_stream_destroy, runtime._node))
         self.runtime = runtime
-        # What enqueued work reads and writes, until it is done; of the node, so that it outlives this.
+        # Objects that enqueued work reads and writes, until it is done; of the node, so that it outlives this.
         self.keep: Optional[list] = self._node.keep
 
     def wait(self) -> None:

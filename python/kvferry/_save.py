@@ -38,7 +38,7 @@ class Save(Handle):
 
 
 def saved(runtime: Runtime, path: Union[str, os.PathLike], verify: bool = False) -> Tuple[Saved, bytes]:
-    """What a file says of itself, and the note of whoever saved it. `verify` reads all of it."""
+    """A file's description of itself, and the note of whoever saved it. `verify` reads all of it."""
     row, name = Saved(), os.fsencode(path)
     handle = runtime._node.check()
     checked(lib.kvf_saved_read_sized, handle, name, int(verify), *sized(row), None, 0)

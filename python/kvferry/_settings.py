@@ -19,7 +19,7 @@ ROWS = {"runtime": lib.kvf_runtime_setting, "cache": lib.kvf_cache_setting,
 
 
 class Setting(NamedTuple):
-    """What a setting may be (`range`, in words), what it is without being set, what it is for."""
+    """The values that a setting may have (`range`, in words), its default, and what it is for."""
     name: str
     range: str
     default: str

@@ -692,7 +692,7 @@ class Cache(_caches.DynamicCache):
 
     def _new_columns(self, mask: Optional[torch.Tensor], rows: int, tokens: int,
                      queries: int) -> Optional[torch.Tensor]:
-        """[rows, tokens] of a mask, None if all are tokens. What it says of older columns must not change."""
+        """[rows, tokens] of a mask, None if all are tokens. Older columns of it must not change."""
         columns = self._columns
         seen = None
         if mask is not None and mask.ndim == 2:

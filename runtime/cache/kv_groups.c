@@ -204,7 +204,7 @@ void kvf_kv_groups_destroy(kvf_cache *cache)
 
 /* ---- one KV group ---- */
 
-/* Of a disk tier: whatever earlier calls enqueued is done. */
+/* For a disk tier: whatever earlier calls enqueued is done. */
 static kvf_status settle(void *user)
 {
     const kvf_kv_group *kv_group = user;

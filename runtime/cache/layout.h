@@ -125,8 +125,9 @@ typedef struct kvf_control {
     uint8_t *late;        /* [S, lists, ids_max] where pages stay: 1 = it is not addressable yet */
     kvf_miss *parted;     /* [2, S, lists, ids_max] where they move: those that are, and the rest */
     uint32_t *part_count; /* [2, S, lists] */
-    /* What the host reads and writes of the device, where it cannot do so in place: of a custom
-     * choice, of page lists that are checked, or of what a step misses where the host brings pages.
+    /* Words that the host reads and writes for the device, where it cannot do so in place: of a
+     * custom choice, of page lists that are checked, or of what a step misses where the host brings
+     * pages.
      */
     struct {
         uint32_t *choose;       /* [R, lists] */

@@ -55,7 +55,7 @@ void kvf_rings_measure(const kvf_cache_config *config, const kvf_paging *paging,
 void kvf_rings_carve(kvf_cache *cache, kvf_reservation *r);
 void kvf_rings_destroy(kvf_cache *cache);
 
-/* Of the ring of one sequence. */
+/* Bytes of the ring of one sequence. */
 size_t kvf_ring_bytes(const kvf_cache *cache, uint32_t layer);
 /* Heads of a layer that stream. */
 uint32_t kvf_streaming_count(const kvf_cache *cache, uint32_t layer);

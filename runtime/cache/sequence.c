@@ -21,7 +21,7 @@ static kvf_sequence *find_free(kvf_cache *cache)
     return NULL;
 }
 
-/* What is set once stays. */
+/* Fields that are set once stay. */
 static void replace(kvf_layer *layer, const kvf_layer *by)
 {
     const kvf_layer before = *layer;

@@ -68,7 +68,7 @@ static size_t measure(kvf_recording *r, kvf_kv_group *kv_group)
     return frame.host.bytes + kvf_streaming_frame_bytes(r->cache, r->batch, false);
 }
 
-/* Of a handle, which may have gone on as another sequence. */
+/* The generation of a handle, which may have gone on as another sequence. */
 static uint64_t generation_of(const kvf_sequence *sequence)
 {
     return (uint64_t)sequence->slot << 32 | sequence->generation;

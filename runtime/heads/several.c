@@ -107,7 +107,7 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
     };
 }
 
-/* The step behind the first `rows` rows was taken back, and so are these. */
+/* The step after the first `rows` rows was taken back, and so are these. */
 static kvf_status take_back(kvf_cache *cache, uint32_t layer, uint32_t rows, kvf_stream *stream,
                             kvf_status failure)
 {

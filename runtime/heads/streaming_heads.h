@@ -42,7 +42,7 @@ typedef struct kvf_packed_heads {
 } kvf_packed_heads;
 kvf_packed_heads kvf_heads_packed(const kvf_heads_call *call, bool is_streaming);
 
-/* Into the frame, before it is sent: what pack and unpack move. Of a cache with rings. */
+/* Into the frame, before it is sent: what pack and unpack move. For a cache with rings. */
 void kvf_heads_take_jobs(kvf_heads_call *call);
 KVF_CHECKED kvf_status kvf_heads_pack(const kvf_heads_call *call);
 KVF_CHECKED kvf_status kvf_heads_unpack(const kvf_heads_call *call);

@@ -132,7 +132,7 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
     };
 }
 
-/* Of all rows; blocks of a recorded step are sealed before its graph. */
+/* Blocks of all rows; those of a recorded step are sealed before its graph. */
 static uint32_t blocks_to_seal(const kvf_step *step)
 {
     uint32_t blocks = 0;
@@ -229,7 +229,7 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state)
     return KVF_OK;
 }
 
-/* Of a coarse head of the row. */
+/* Segments that a coarse head of the row ranks. */
 static uint32_t segments_ranked(const kvf_kv_group *kv_group, const kvf_row *row, uint32_t *take)
 {
     const uint32_t pages = row->share ? kv_group->dims.dynamic_pages : row->chosen_pages;

@@ -145,7 +145,7 @@ KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
 KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state);
 
 /*
- * Rows of a step that have sealed blocks in common: forks, and tokens of one sequence. What is a
+ * Rows of a step that have sealed blocks in common: forks, and tokens of one sequence. A
  * function of the tokens of a block alone, as codes and pages are, is the same for all of them.
  *
  * Knows tables of blocks, and nothing of who forked from whom.

@@ -33,13 +33,13 @@ static kvf_status check_begin(kvf_cache *cache, const kvf_sequence *sequence, ui
     if (first_layer == 0 || tokens == 0)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "first_layer = %u, tokens = %u: layers in front of first_layer hold the prompt's "
-                 "tokens already; give the layer behind the pivot, and the prompt",
+                 "tokens already; give the layer after the pivot, and the prompt",
                  first_layer, tokens);
     for (uint32_t i = 0; i < first_layer; i++)
         if (!has_all(&sequence->layers[i], tokens))
             KVF_FAIL(cache->context, KVF_INVALID,
                      "tokens = %u: layer %u does not hold all of them; open the pruner with "
-                     "retention COMPLETE, and give the layer behind the first that propagates",
+                     "retention COMPLETE, and give the layer after the first that propagates",
                      tokens, i);
     return KVF_OK;
 }

@@ -265,7 +265,7 @@ void kvf_structkv_transition(const float weights[3], const kvf_structkv_measures
     }
 }
 
-/* Of the layers from layer_min on; 0 if no score is above 0. */
+/* The best of the layers from layer_min on; 0 if no score is above 0. */
 static uint32_t highest(const double *score, uint32_t layers, uint32_t layer_min)
 {
     uint32_t best = 0;

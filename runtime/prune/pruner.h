@@ -71,7 +71,7 @@ struct kvf_prune {
     kvf_prune_stats stats;        /* but for the sums in `clock` */
 };
 
-/* What kvferry/prune.h says of kvf_prune_open and so on. *out is to be closed even on failure;
+/* See kvf_prune_open and so on in kvferry/prune.h. *out is to be closed even on failure;
  * close takes NULL. */
 KVF_CHECKED kvf_status kvf_pruner_open(kvf_cache *cache, const kvf_prune_config *config,
                                        kvf_prune **out);
@@ -83,7 +83,7 @@ KVF_CHECKED kvf_status kvf_pruner_layer(kvf_prune *prune, kvf_sequence *sequence
                                         kvf_stream *stream, kvf_prune_result *result);
 KVF_CHECKED kvf_status kvf_pruner_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
                                         uint32_t tokens, uint32_t patch, kvf_stream *stream);
-/* Of a cache that need not have memory. */
+/* The cache need not have memory. */
 KVF_CHECKED kvf_status kvf_pruner_plan(kvf_cache *cache, const kvf_prune_config *config,
                                        kvf_prune_plan *plan);
 

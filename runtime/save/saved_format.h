@@ -114,7 +114,7 @@ uint32_t kvf_saved_blocks(const kvf_saved_head *head, const kvf_saved_layer *lay
 size_t kvf_saved_sealed_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
 size_t kvf_saved_block_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
 uint64_t kvf_saved_blocks_bytes(const kvf_saved_head *head, const kvf_saved_layer *layer);
-/* Of all layers; more than KVF_CARVE_MAX if they are more than any file. */
+/* Bytes of all layers; more than KVF_CARVE_MAX if they are more than any file. */
 uint64_t kvf_saved_data_bytes(const kvf_saved_header *header);
 
 /* [2 + query_heads] of a layer, of a header that has forms. */

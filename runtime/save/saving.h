@@ -7,7 +7,7 @@
  *
  * A save takes its own copy of whatever later calls write, in the order of the cache's work, and
  * holds the sealed blocks, which nobody writes while they are held; a thread of its own writes the
- * file. What a snapshot of a layer is, snapshot.h says.
+ * file. snapshot.h says what a snapshot of a layer is.
  */
 
 #include <kvferry/save.h>

@@ -31,7 +31,8 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out);
 KVF_CHECKED kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state,
                                          const kvf_saved_layer *layer, const kvf_snapshot *snapshot,
                                          char *tail);
-/* What a snapshot holds beyond its counts, or a tail beyond its tokens, is of other sequences: 0.
+/* The rest of a snapshot beyond its counts, or of a tail beyond its tokens, is of other sequences:
+ * 0.
  */
 void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *layer,
                         const kvf_snapshot *snapshot, char *tail);
@@ -43,8 +44,8 @@ KVF_CHECKED kvf_status kvf_snapshot_check(kvf_context *context, const char *path
 
 /* Whether state of this shape can be put as it is. */
 bool kvf_snapshot_is_same(const kvf_kv_group *kv_group, const kvf_saved_layer *layer);
-/* Of a snapshot that is checked and not fresh: the sink of this cache is in the store, and the
- * share that static_ratio = auto chose is one that it has room for. */
+/* Whether a snapshot that is checked and not fresh fits: the sink of this cache is in the store,
+ * and the share that static_ratio = auto chose is one that it has room for. */
 bool kvf_snapshot_fits(const kvf_kv_group *kv_group, const kvf_saved_layer *layer,
                        const kvf_snapshot *snapshot);
 

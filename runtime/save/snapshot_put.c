@@ -109,7 +109,8 @@ static kvf_status put_blocks(putting *p)
 
 /* ---- static set ---- */
 
-/* Token t of KV head `head`. Of quantized pages the saved store has it exactly, if it had it. */
+/* Token t of KV head `head`. Where pages are quantized, the saved store has it exactly, if it had
+ * it. */
 static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;

@@ -76,7 +76,7 @@ kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t t
         last = positions[i];
         has_last = 1;
     }
-    /* What comes after the last one must be a number, too. */
+    /* The position after the last one must be a number, too. */
     const uint64_t end = positions ? (uint64_t)last + 1 : (uint64_t)last + has_last + tokens;
     if (end > UINT32_MAX)
         KVF_FAIL(cache->context, KVF_INVALID,

@@ -102,7 +102,7 @@ KVF_CHECKED kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t
 /* The owner's blocks below `first` come to the arena: from their slots, or over the link, once for
  * however many queries look at them. */
 KVF_CHECKED kvf_status kvf_arena_fill(kvf_step *step);
-/* The layer, if it is the owner, has only `sealed` blocks left. Blocks behind them may be written
+/* The layer, if it is the owner, has only `sealed` blocks left. Blocks after them may be written
  * on the step's stream. */
 KVF_CHECKED kvf_status kvf_arena_shorten(kvf_step *step, const kvf_layer *layer, uint32_t sealed);
 /* The blocks that this call of the owner seals: the page tables will name the arena for them.

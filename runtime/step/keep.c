@@ -14,9 +14,9 @@
  * digests of its pages say what left them.
  *
  * Where pages are quantized, rows are taken from the layer in full precision (kvf_wide_row), in
- * which the block that was sealed last is as it came. They go to the sink and to the window. What
- * is sealed again moves as it was quantized, in place likewise, so no token is quantized twice but
- * those that come back to the window.
+ * which the block that was sealed last is as it came. They go to the sink and to the window. A
+ * token that is sealed again moves as it was quantized, in place likewise, so no token is quantized
+ * twice but those that come back to the window.
  */
 
 #include "append.h"

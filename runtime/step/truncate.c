@@ -50,7 +50,7 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const cu
         if (length && length < layer->kept)
             KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                      "tokens = %u: layer %u holds what a prune policy chose of the positions below "
-                     "%u, per KV head its own tokens; cut behind them, cut all, or fork before "
+                     "%u, per KV head its own tokens; cut after them, cut all, or fork before "
                      "pruning",
                      tokens, i, layer->positions[layer->kept - 1] + 1);
     }

@@ -8,7 +8,7 @@ import tempfile
 
 CHATML = ("{% for m in messages %}{{ '<|im_start|> ' + m.role + ' ' + m.content + ' <|im_end|> ' }}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}")
-# What the words of its vocabulary are in a chat: rare names of the recall model give way.
+# The meaning of words of its vocabulary in a chat: rare names of the recall model give way.
 MARKERS = ("<|im_start|>", "<|im_end|>", "system", "user", "assistant")
 
 

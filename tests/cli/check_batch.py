@@ -147,7 +147,7 @@ def check_masked(chat):
     path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": " " + p}) for p in PROMPTS[1:3]))
     wanted = [alone(chat, PROMPTS[3] + " " + p, *options, "--load", saved)[0] for p in PROMPTS[1:3]]
     results, _ = lines_of(chat, "--prompts", path, "--load", saved, *options)
-    chat.check("also behind a saved beginning", [results[(i, 0)]["ids"] for i in (1, 2)] == wanted,
+    chat.check("also after a saved beginning", [results[(i, 0)]["ids"] for i in (1, 2)] == wanted,
                results, wanted)
     os.remove(saved)
 
@@ -301,7 +301,7 @@ def check_saved(chat):
 
 
 def check_options(chat):
-    """What the command has besides holds for a batch too."""
+    """Other features of the command work in a batch too."""
     chat.write()
     prompts = [PROMPTS[5], PROMPTS[2], PROMPTS[5]]
     path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p}) for p in prompts))
@@ -479,7 +479,7 @@ def check_interrupted(chat):
 
 def check_interrupted_prefill(chat):
     """Ctrl-C inside a prompt that goes layer by layer, or in one call by chunks: it is heard, and
-    statistics are written. What the first layers alone have seen does not count as prefilled."""
+    statistics are written. A token that the first layers alone have seen does not count as prefilled."""
     chat.write()
     prompt = chat.save("long.txt", FACT * 3500)
     for options in (("--chunk", "64K"), ("--prune", "snapkv"), ("--prune", "snapkv", "--samples", "2"),

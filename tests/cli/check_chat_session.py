@@ -81,7 +81,7 @@ def check_turns(chat):
     chat.check("a stop ends an answer", answers[0] == free[0][:free[0].index(stop)] and
                turns[0]["stop"] == "text", answers, turns)
     wanted = expected(chat, QUESTIONS[:2], answers, "--stop", stop)
-    chat.check("what is behind the stop is forgotten", answers[1] == wanted, answers[1], wanted)
+    chat.check("what is after the stop is forgotten", answers[1] == wanted, answers[1], wanted)
 
 
 def check_draft(chat):
@@ -106,7 +106,7 @@ def check_draft(chat):
 
 
 def check_pruned(chat):
-    """What an empty sequence reads is pruned with its last token; later turns are not."""
+    """The prompt of an empty sequence is pruned with its last token; later turns are not."""
     chat.write()
     document = " ".join(QUESTIONS[:1] * 20)
     for how in (("snapkv", "--keep", "0.5"), ("fastkv", "--keep", "0.5", "--propagate", "0.5"),
@@ -123,7 +123,7 @@ def check_pruned(chat):
         chat.check("the first answer of a pruned chat, %s" % (how,), answers[0] == wanted, answers,
                    wanted)
         chat.check("as after /clear", answers[3] == answers[0], answers)
-        chat.check("only what is new is read behind it", turns[1]["kept_tokens"] ==
+        chat.check("only what is new is read after it", turns[1]["kept_tokens"] ==
                    turns[0]["prompt_tokens"] + turns[0]["generated_tokens"] - 1, turns)
         chat.check("it is pruned twice", "pruning   %s" % how[0] in err, err)
     chat.write("{{ messages|length|string }}" + CHATML)
@@ -160,7 +160,7 @@ def check_completed(chat):
     session = Terminal(chat, "-n", "5", "--ignore-eos", *options)
     session.until("a prompt of a chat that completes", lambda text: text.endswith("> "))
     for name, line in (("an answer to a document", document + "\r"), ("Ctrl-C meanwhile", "\x03"),
-                       ("an answer behind it", QUESTIONS[1] + "\r"), ("one more", "the code\r")):
+                       ("an answer after it", QUESTIONS[1] + "\r"), ("one more", "the code\r")):
         session.send(line)
         session.until(name, lambda text: text.endswith("\n> "))
     session.send("\x04")
@@ -275,7 +275,7 @@ def check_terminal(chat):
 
 
 def check_ended(chat):
-    """What ends jobs and containers ends a session, not an answer: while it waits, and while it
+    """A signal that ends jobs and containers ends a session, not an answer: while it waits, and while it
     writes. Its statistics are written."""
     chat.write()
     for begins in (False, True):

@@ -41,11 +41,11 @@ def check_loaded(chat):
         # A static set is chosen where the document ends only if questions are known to follow it.
         loaded = rest if "hybrid" not in options else ("--load", saved, "--prompt", DOCUMENT, "--ask", ask)
         sparse, told = ids_of(chat, *loaded, "--extend", "sparse", *options)
-        chat.check("what is loaded goes on as it does behind a question, %s" % (options,),
+        chat.check("what is loaded goes on as it does after a question, %s" % (options,),
                    sparse[:20] == asked[:20] and told["loaded_tokens"] > 300, sparse, asked, told)
         dense, _ = ids_of(chat, *rest, *options)
         other, _ = ids_of(chat, *rest, "--extend", "dense", *options)
-        chat.check("densely is the default behind --load", dense == other, dense, other)
+        chat.check("densely is the default after --load", dense == other, dense, other)
     full = ("--select", "full", "--ask", ask, "--prompt", DOCUMENT)
     chat.check("everything attended, both ways are the same", ids_of(chat, *full)[0] ==
                ids_of(chat, *full, "--extend", "dense")[0])

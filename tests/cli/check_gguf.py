@@ -238,7 +238,7 @@ def mixed_mlp(y, w):
 
 
 def logits(model, ids):
-    """Of the last token."""
+    """Logits of the last token."""
     d, n = model.head_dim, len(ids)
     held = {k: (to_bf16(v) if model.mixed and v.ndim == 2 and "gate_inp" not in k else v
                 ).astype(np.float64) for k, v in model.held.items()}

@@ -272,7 +272,7 @@ json most.json 'all(a < b for a, b in zip(json.load(open("one.json"))["fastkv"][
 try 0 $run --prune fastkv --prune-config one.json --stats s.json
 json s.json 'p["settings"]["propagate"] == 0.5'
 try 1 $run --prune structkv --prune-config one.json; says 'has nothing for structkv'; silent
-try 1 $tune --method asl --propagate 0.3 --tokens 200; says 'does not fall behind layer 1, so no threshold'; silent
+try 1 $tune --method asl --propagate 0.3 --tokens 200; says 'does not fall after layer 1, so no threshold'; silent
 try 1 $tune --method asl --propagate 4000tok; says 'compares no ranks in 4 layers'; silent
 try 1 $run --prune snapkv --prune-config one.json; says 'not for snapkv'; silent
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 BLOCK = re.compile(r"^```(sh|python|c)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.S | re.M)
-# What README's lines of C stand in: they are a piece of a program.
+# The program around README's lines of C: they are a piece of a program.
 PIECE = """#include <kvferry/kvferry.h>
 #include <stdio.h>
 int piece(kvf_runtime *runtime, kvf_cache *cache, kvf_sequence *sequence, kvf_stream *stream,

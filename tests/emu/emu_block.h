@@ -3,8 +3,8 @@
 #define KVF_TESTS_EMU_EMU_BLOCK_H
 
 /*
- * What emu.h calls for everything that one CUDA thread cannot do alone: barriers, warp operations,
- * asynchronous copies, errors.
+ * Functions for everything that one CUDA thread cannot do alone, which emu.h calls: barriers, warp
+ * operations, asynchronous copies, errors.
  *
  * All of it may be called only inside a kernel. Each OS thread runs one block at a time, so the
  * state after these calls is the OS thread's, and nothing here is shared between them.
@@ -97,7 +97,7 @@ void kvf_emu_yield(void);
 
 uint32_t kvf_emu_lane(void);
 
-/* What fences write under TSan. */
+/* The word that fences write under TSan. */
 extern uint32_t kvf_emu_fence_word;
 
 /* ---- asynchronous copies ---- */

@@ -3,8 +3,8 @@
 #define KVF_TESTS_EMU_EMU_CONTROL_H
 
 /*
- * What tests may ask of the emulated CUDA runtime, and set: the machine it pretends to be, faults,
- * delays, and counts of what is alive and of what was called.
+ * Questions and settings of the emulated CUDA runtime for tests: the machine it pretends to be,
+ * faults, delays, and counts of what is alive and of what was called.
  *
  * Errors are numbers of cudaError_t. The first configuration comes from the environment:
  * KVF_EMU_DEVICES, KVF_EMU_DEVICE_ERROR, KVF_EMU_MEMORY_MIB, KVF_EMU_PINNED_MIB,
@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-/* What becomes of cudaMemcpyBatchAsync on a stream under capture. */
+/* The fate of cudaMemcpyBatchAsync on a stream under capture. */
 typedef enum kvf_emu_batch_capture {
     KVF_EMU_BATCH_ALLOWED, /* it is recorded */
     KVF_EMU_BATCH_REFUSED, /* cudaErrorStreamCaptureUnsupported, and the capture is void */
@@ -77,7 +77,7 @@ void kvf_emu_get_counts(kvf_emu_counts *out);
 int kvf_emu_is_clean(void);
 
 /* No fault, no lost device, no error pending on this thread, counts since now, the configuration of
- * the environment. What is alive stays. */
+ * the environment. Objects that are alive stay. */
 void kvf_emu_reset(void);
 
 /* The nth call from now (1 = the next) of the entry point `name` (NULL: of any) fails with `error`

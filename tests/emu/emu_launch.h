@@ -12,13 +12,13 @@
 #include <functional>
 #include <stddef.h>
 
-/* What a device of compute capability 9.0 accepts. */
+/* Limits of a device of compute capability 9.0. */
 #define KVF_EMU_BLOCK_THREADS_MAX 1024u
 #define KVF_EMU_SHARED_BYTES_MAX  (227u * 1024u)
 
 /* ---- the runtime provides ---- */
 
-/* What is launched. */
+/* A kernel that is launched. */
 struct kvf_emu_kernel {
     const char *name; /* a string literal that begins with the kernel's name */
     const void *function;

@@ -19,7 +19,7 @@
 
 enum { KVF_EMU_WARPS_MAX = 32 };
 
-/* What orders the threads of a block, where they are threads to TSan. */
+/* The order of the threads of a block, where they are threads to TSan. */
 #if KVF_EMU_TSAN
 #define KVF_EMU_ACQUIRE(m, key) ((m)->has_races ? __tsan_acquire((void *)(key)) : (void)0)
 #define KVF_EMU_RELEASE(m, key) ((m)->has_races ? __tsan_release((void *)(key)) : (void)0)
@@ -42,7 +42,7 @@ struct kvf_emu_copies {
     uint32_t group; /* the one that is open */
 };
 
-/* What a switch looks at is one line of the cache. */
+/* A switch looks at one line of the cache. */
 struct alignas(64) kvf_emu_thread {
     kvf_emu_fiber *fiber;
     const char *waits_for; /* NULL: it can run, runs, or has exited */

@@ -3,7 +3,7 @@
 #define KVF_TESTS_EMU_EMU_SCALAR_H
 
 /*
- * What one CUDA thread can do alone: bits, arithmetic, atomics. Included by emu.h.
+ * Operations that one CUDA thread can do alone: bits, arithmetic, atomics. Included by emu.h.
  *
  * Fast approximations of the device (__expf, rsqrtf, ...) are the exact functions of the C library
  * here, so results agree with a device within their error, not bit by bit. Atomics are sequentially

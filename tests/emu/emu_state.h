@@ -3,7 +3,7 @@
 #define KVF_TESTS_EMU_EMU_STATE_H
 
 /*
- * What the files of the emulated CUDA runtime share: entry checks, ranges of memory, streams,
+ * State that files of the emulated CUDA runtime share: entry checks, ranges of memory, streams,
  * events, plans of graphs.
  *
  * The one thing this design is about: a thread sanitizer must see the order that CUDA promises and
@@ -301,14 +301,15 @@ struct Plan : Counted {
     uint32_t lanes = 1;
 };
 
-/* What ENTRY_UNSAFE asks; voids the captures that forbid the call. */
+/* The question of ENTRY_UNSAFE; voids the captures that forbid the call. */
 cudaError_t check_unsafe();
 /* Success if the stream is not capturing; else voids the capture and says so. */
 cudaError_t refuse_captured(cudaStream_t stream);
 bool is_captured(cudaStream_t stream);
 cudaError_t capture_add(cudaStream_t stream, Work work, const char *name,
                         const kvf_emu_kernel *kernel = nullptr);
-/* What the grid that is about to run may start before, or NULL: once, on the thread of a lane. */
+/* The work that the grid that is about to run may start before, or NULL: once, on the thread of a
+ * lane. */
 const Work *take_earlier();
 cudaError_t capture_record(cudaEvent_t event, cudaStream_t stream);
 /* Sets *is_handled unless neither event nor stream has to do with a capture. */

@@ -3,7 +3,7 @@
 #define KVF_TESTS_EMU_RUNTIME_RIG_H
 
 /*
- * What the tests of the emulated runtime share: checks, random numbers, a kernel that shows any
+ * Helpers of the tests of the emulated runtime: checks, random numbers, a kernel that shows any
  * wrong order, words that hold a stream up. They call CUDA as the library does, through the
  * toolkit's own headers.
  */
@@ -121,7 +121,7 @@ static inline uint32_t rig_random(uint64_t *state)
     return (uint32_t)(*state >> 33);
 }
 
-/* Of every test: the machine as it is by default; at the end nothing is alive. */
+/* For every test: the machine as it is by default; at the end nothing is alive. */
 static inline int rig_begin(void **state)
 {
     (void)state;

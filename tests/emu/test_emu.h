@@ -3,7 +3,7 @@
 #define KVF_TESTS_EMU_TEST_EMU_H
 
 /*
- * What the tests of the emulated language share. Launches run at once on the calling thread: these
+ * Helpers of the tests of the emulated language. Launches run at once on the calling thread: these
  * programs link the language without the runtime.
  */
 

@@ -331,7 +331,7 @@ static void *call_elsewhere(void *raw)
     return NULL;
 }
 
-/* What another thread may do depends on the mode. */
+/* The mode decides what another thread may do. */
 static void test_modes(void **state)
 {
     elsewhere e = {.event = rig_event(), .stream = rig_stream()};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a thread sanitizer sees of the emulated runtime: an order that CUDA does not promise is a
+ * A thread sanitizer's view of the emulated runtime: an order that CUDA does not promise is a
  * race, whatever the timing, and one that it promises is none.
  *
  * Each case runs in a process of its own. Skipped without -Db_sanitize=thread.

@@ -366,8 +366,8 @@ static void test_connections(void **state)
     }
 }
 
-/* A launch gets 48 KiB of shared memory, or what its kernel was allowed. What loads all kernels of
- * a list allows all there is, whoever did so before, and nobody takes it away. */
+/* A launch gets 48 KiB of shared memory, or what its kernel was allowed. A call that loads all
+ * kernels of a list allows all there is, whoever did so before, and nobody takes it away. */
 static void test_shared_memory(void **state)
 {
     cudaStream_t stream = rig_stream();

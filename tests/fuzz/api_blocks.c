@@ -4,8 +4,8 @@
  * Calls of kvferry/blocks.h, for fuzz_api.c: tokens put anywhere, rows with any tables, lengths and
  * regions, chunks, copies, layers bound anew.
  *
- * Knows the public headers, and of what is inside what quantization keeps of a token. What must
- * hold for every input: no crash, and nothing beyond an end is read; a call is refused or done;
+ * Knows the public headers, and of what is inside what quantization keeps of a token. For every
+ * input there is no crash, and nothing beyond an end is read; a call is refused or done;
  * exactly the rows that the header calls bad are NaN, and are counted; the others are finite, have
  * the same bits in other regions, and equal a naive dense attention, over what was quantized where
  * pages are, where all tokens are attended; statistics add up. A broken promise aborts.
@@ -36,7 +36,7 @@ enum {
     GIVEN = 30, /* pages that a list of the caller names */
 };
 
-/* What a layer must hold, by our own account. */
+/* The content of a layer, by our own account. */
 typedef struct model {
     float kv[STORE_TOKENS][KV_HEADS_MAX][2 * DIM]; /* a key, and its value */
     uint8_t is_nonfinite[STORE_TOKENS];
@@ -260,7 +260,7 @@ static int64_t token_of(const world *w, const call *c, uint32_t row, uint32_t to
     return id < 0 || (uint32_t)id >= w->config.block_count ? -1 : (int64_t)id * size + token % size;
 }
 
-/* What the header says before a table is looked at. */
+/* The header's refusals before a table is looked at. */
 static int is_none(const world *w, const call *c, uint32_t row)
 {
     const int32_t length = c->lengths[row], region = c->regions[row];
@@ -366,7 +366,7 @@ static void decode(world *w)
         w->bad_rows += (uint64_t)bad;
         PROMISE(!bad == !isnan(w->lse[i * cc->query_heads]));
     }
-    /* What regions have changes nothing. */
+    /* The content of regions changes nothing. */
     for (uint32_t i = 0; i < REGIONS; i++)
         c.regions[i] = c.regions[i] >= (int32_t)cc->sequences_max
                            ? c.regions[i]

@@ -171,7 +171,7 @@ static inline void draw_heads(world *w, kvf_cache_config *c)
     c->streaming_recent = draw(w, 1, 90);
 }
 
-/* What answers follow from. */
+/* Settings that answers follow from. */
 static inline void draw_policy(world *w, kvf_cache_config *c)
 {
     static const uint32_t dims[] = {16, 32, 48, 64, 80, 128, 512};
@@ -210,7 +210,7 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
         draw_heads(w, c);
 }
 
-/* What changes none of them. */
+/* Settings that change no answer. */
 static inline void draw_ways(world *w, kvf_cache_config *c)
 {
     c->sequences_max = draw(w, 1, SEQUENCES);

@@ -18,7 +18,7 @@ static void check_error(kvf_status status, const kvf_error *error)
     fuzz_require(status == KVF_OK || (error->status == status && error->text[0] != '\0'));
 }
 
-/* What is written is JSON, or text of the file is no UTF-8. */
+/* The written text is JSON, or text of the file is no UTF-8. */
 static void check_part(const gguf *file, const char *name, const kvf_allocator *allocator)
 {
     kvf_text text = {0};

@@ -3,7 +3,7 @@
 #define KVF_TESTS_FUZZ_INPUT_H
 
 /*
- * What every fuzz target shares: the entry that libFuzzer and the replay program call, and a reader
+ * Helpers of every fuzz target: the entry that libFuzzer and the replay program call, and a reader
  * that turns bytes into small numbers. Knows nothing of what is fuzzed. After the end of the input
  * every number is the least one, so each input means one fixed sequence of choices.
  */

@@ -3,7 +3,7 @@
 #define KVF_TESTS_FUZZ_LIBRARY_H
 
 /*
- * What targets share that call the library: a promise that aborts when it is broken, numbers that
+ * Helpers of targets that call the library: a promise that aborts when it is broken, numbers that
  * stand for keys and values, attention restated, runtimes and streams. Knows the public header
  * only.
  */
@@ -130,7 +130,7 @@ static inline kvf_runtime *fuzz_runtime(uint32_t threads)
     return runtimes[threads];
 }
 
-/* What every input begins with: its bytes, a runtime of as many threads as the first one says, and
+/* The beginning of every input: its bytes, a runtime of as many threads as the first one says, and
  * a stream. */
 static inline void fuzz_begin(fuzz_input *in, kvf_runtime **runtime, kvf_stream **stream,
                               const uint8_t *data, size_t size)

@@ -3,7 +3,7 @@
 #define KVF_TESTS_FUZZ_WEIGHTS_H
 
 /*
- * What targets share whose input is a file of weights: the input as an aligned image, and what
+ * Helpers of targets whose input is a file of weights: the input as an aligned image, and what
  * holds for every tensor. Knows no format.
  */
 

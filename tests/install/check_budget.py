@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What tools/check_cuda_budget.py makes of machine code: a kernel that starts early and touches memory before
+"""The judgement of tools/check_cuda_budget.py on machine code: a kernel that starts early and touches memory before
 it waits is found."""
 import unittest
 

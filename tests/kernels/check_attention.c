@@ -21,7 +21,7 @@
 #include "check_support.h"
 #include "quantized.h"
 
-/* What a sum loses per term: tensor cores add 16 products and what was there, and cut off what is
+/* The loss of a sum per term: tensor cores add 16 products and what was there, and cut off what is
  * below 2^-23 of the largest of the 17. */
 #define CUT (17.0 / 16.0 * 0x1p-23)
 
@@ -42,7 +42,7 @@ static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double
     return b;
 }
 
-/* What a query loses that meets quantized keys as two bf16 numbers, relative to itself. */
+/* The loss of a query that meets quantized keys as two bf16 numbers, relative to itself. */
 static double query_error(const check *c, const kvf_shape *s)
 {
     return c->cuda && s->pages != KVF_PAGES_NATIVE ? 0x1p-17 : 0.0;
@@ -55,7 +55,7 @@ static double value_parts(const check *c, const kvf_shape *s)
     return c->cuda && s->pages == KVF_PAGES_K8V4 ? 4.0 : 1.0;
 }
 
-/* What weights lose that multiply values as `words` numbers of the element type each, relative to
+/* The loss of weights that multiply values as `words` numbers of the element type each, relative to
  * max |v|: the rounding of each word, and what is below the smallest fp16. */
 static double weight_error(const check *c, kvf_dtype dtype, uint32_t words, size_t tokens)
 {
@@ -387,7 +387,7 @@ void check_attend(check *c)
     }
 }
 
-/* Of a third of all launches; some heads have none, some one that outweighs all. */
+/* Sinks of a third of all launches; some heads have none, some one that outweighs all. */
 static const float *make_sinks(check *c, uint32_t heads)
 {
     float *sinks = check_in(c, heads * sizeof *sinks);
@@ -599,7 +599,7 @@ static void observe_compare(check *c, const kvf_observe_args *a, const observe_b
                    fmin(each + top * 0x1p-23, 1.0) * all, sums);
 }
 
-/* What a launch of scores may ask for beyond the static set's; a third of them nothing. */
+/* Outputs that a launch of scores may ask for beyond the static set's; a third of them nothing. */
 static void observe_extras(check *c, kvf_observe_args *a)
 {
     if (check_below(c, 3) == 0)

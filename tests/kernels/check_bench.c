@@ -10,8 +10,8 @@
  * the reference to compare with. Rows of all layers lie one after the other, so that a batch is
  * several of them: the more sequences, the fewer layers. The floor is the larger of two times,
  * bytes of the device over the rate of a copy there and bytes of the host over that of the link,
- * both measured here; on a core there is the rate of a plain read. What a kernel keeps for itself
- * between its blocks is not counted. In the emulator all is small, and shows that it runs.
+ * both measured here; on a core there is the rate of a plain read. Data that a kernel keeps for
+ * itself between its blocks is not counted. In the emulator all is small, and shows that it runs.
  */
 
 #include <math.h>
@@ -43,7 +43,7 @@
 
 static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE, KVF_PAGES_NATIVE, 0};
 
-/* What is computed on. All of [rows] or [rows, lists] unless said otherwise. */
+/* The data that kernels compute on. All of [rows] or [rows, lists] unless said otherwise. */
 typedef struct layers {
     check *c;
     FILE *json;
@@ -77,7 +77,7 @@ typedef struct layers {
     kvf_digest_job *jobs; /* of one chunk */
 } layers;
 
-/* What a launch costs at least. */
+/* The least cost of a launch. */
 typedef struct cost {
     double bytes, link_bytes, operations;
 } cost;
@@ -403,7 +403,7 @@ static kvf_attend_step_args hits_args(const layers *d, uint32_t first, uint32_t 
                                   .arrived = d->arrived + list};
 }
 
-/* What a step on the host launches instead: groups, then what merges them. */
+/* Launches of a step on the host instead: groups, then what merges them. */
 static kvf_attend_args attend_args(const layers *d, uint32_t first, uint32_t rows)
 {
     return hits_args(d, first, rows).attend;
@@ -588,7 +588,8 @@ static void time_chunk(layers *d, const char *op)
         time_prefill(d, 1, &prefill);
 }
 
-/* What was timed is a step: its scores were numbers, and it found every page that it had brought.
+/* The timed launches are a step: its scores were numbers, and it found every page that it had
+ * brought.
  */
 static void look_at_step(const layers *d)
 {

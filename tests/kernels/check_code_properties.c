@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What must hold of codes, whatever the variant: the rotation keeps products, a code is as long as
+ * Properties of codes, whatever the variant: the rotation keeps products, a code is as long as
  * its key in the key's direction, estimates follow the true products, and from queries and keys to
  * scores of pages the chain of kernels is softmax over estimates, page by page.
  */

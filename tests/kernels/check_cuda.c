@@ -20,7 +20,7 @@
 #define CHUNKS_MAX  64u
 #define STAGE_BYTES ((size_t)4 << 20)
 #define ARGS_MAX    1024u
-/* What is written before a run, and what a copy has: more than the L2 of any GPU. */
+/* Bytes that are written before a run, and that a copy has: more than the L2 of any GPU. */
 #define FLUSH_BYTES ((size_t)(KVF_CHECK_EMULATED ? 1 : 256) << 20)
 
 /* Memory of the host that buffers are cut from, and as much of the device. */
@@ -285,7 +285,7 @@ static cudaError_t record(check_cuda *cuda, check_launcher fn, const check_args 
     return status;
 }
 
-/* What is between the events: a graph, or else a copy into the front of `flush`. */
+/* The work between the events: a graph, or else a copy into the front of `flush`. */
 static cudaError_t timed_run(check_cuda *cuda, cudaGraphExec_t graph, const void *from, double *ns)
 {
     float ms = 0.0f;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What must hold between kernels, whatever the variant: a digest's score bounds the keys in its
+ * Properties between kernels, whatever the variant: a digest's score bounds the keys in its
  * box, splitting and merging does not change attention, a skipped token is a token that is not
  * there, the two passes together are the one, and dense attention is prefill of the last token.
  */

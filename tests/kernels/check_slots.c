@@ -122,7 +122,8 @@ static void are_inverse(const world *w)
     }
 }
 
-/* What went of a bucket is what was used longest ago, and nothing did while a slot was free. */
+/* The page that left a bucket is the one that was used longest ago, and nothing did while a slot
+ * was free. */
 static void oldest_went(const world *w, uint32_t now)
 {
     for (size_t b = 0; b < w->word_count; b += KVF_SLOT_WAYS) {

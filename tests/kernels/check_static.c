@@ -3,7 +3,7 @@
 /*
  * Kernels on the static set of a row against their references: cover and pack. Bit for bit.
  *
- * What they must mean is checked without the reference as well: cover has every token once, pack
+ * Their meaning is checked without the reference as well: cover has every token once, pack
  * leaves bits that say exactly what its store holds.
  */
 

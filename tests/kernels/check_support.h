@@ -3,14 +3,14 @@
 #define KVF_TESTS_CHECK_SUPPORT_H
 
 /*
- * What every comparison of a kernel with its reference needs: seeded numbers, buffers that notice a
+ * Helpers of every comparison of a kernel with its reference: seeded numbers, buffers that notice a
  * write outside of them, and comparisons that print the first mismatch with everything needed to
  * repeat it.
  *
  * Knows nothing of single kernels. Every case has a seed of its own, so one case can be repeated
  * alone. Inputs are allocated to the byte, so that AddressSanitizer sees a read after them;
  * outputs have guard bands and start with the same bytes for the reference and for the variant, so
- * what neither may write must compare equal too. What a kernel reads and writes comes from
+ * what neither may write must compare equal too. Memory that a kernel reads and writes comes from
  * check_in and check_out, never from the stack: a GPU has its own copy of that (check_cuda.h).
  */
 
@@ -40,7 +40,7 @@ typedef struct check_buffer {
     bool is_of_twin; /* memory of check_cuda */
 } check_buffer;
 
-/* What a kernel may change, under the name that a mismatch is reported with. */
+/* Memory that a kernel may change, under the name that a mismatch is reported with. */
 typedef struct check_tracked {
     const char *name;
     void *data;
@@ -109,7 +109,7 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
  * variant from the same start at the same addresses, so that pointers in results compare too. Data
  * without a name is not compared. */
 void check_track(check *c, const char *name, void *data, size_t bytes);
-/* What check_out makes, tracked. */
+/* The memory of check_out, tracked. */
 void *check_changed(check *c, const char *name, size_t bytes);
 #define CHECK_BOTH(c, op, args)                                                                    \
     check_both((c), (c)->ref->op, (c)->var->op, CHECK_ARGS(args), kvf_##op##_tasks(args))

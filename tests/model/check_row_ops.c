@@ -86,7 +86,7 @@ static void finish(rig *r, int launched, const char *name)
     for (uint32_t i = 0; i < r->used; i++)
         for (uint32_t j = 0; j < GUARD_BYTES; j++)
             if (r->buffers[i].host[r->buffers[i].bytes + j] != GUARD) {
-                printf("%s: wrote behind buffer %u\n", name, i);
+                printf("%s: wrote after buffer %u\n", name, i);
                 r->failures++;
                 break;
             }

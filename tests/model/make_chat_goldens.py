@@ -538,7 +538,7 @@ SPECIALS = {"llama3": ("<|begin_of_text|>", "<|eot_id|>"),
 # Whose ids are checked, by which of the small tokenizers.
 TOKENIZERS = {"llama3": "llama3", "llama31": "llama3", "tekken": "tekken", "qwen2": "qwen2",
               "qwen3": "qwen2"}
-# What the templates that are known by name equal, for chats that the command makes.
+# The templates that those known by name equal, for chats that the command makes.
 NAMED = {"chatml": "chatml", "qwen3": "qwen3", "llama3": "llama3", "mistral": "mistral1",
          "mistral-v3": "mistral3", "mistral-tekken": "tekken", "deepseek-r1": "deepseek",
          "phi3": "phi3", "phi4": "phi4", "zephyr": "zephyr"}
@@ -561,7 +561,7 @@ CHATS = [
     ["U:a", "U:b"],
     ["S:one", "S:two", "U:q"],
 ]
-# What a tool is told of: every kind of value that JSON has.
+# The description of a tool: every kind of value that JSON has.
 TOOLS = [
     {"type": "function", "function": {
         "name": "weather", "description": "Of a \"place\" <b> & \u00e9.", "parameters": {

@@ -3,7 +3,7 @@
 #define KVF_TESTS_MODEL_FIXTURE_H
 
 /*
- * What the tests of runner/model share: files in a directory that disappears afterwards, and
+ * Helpers of the tests of runner/model: files in a directory that disappears afterwards, and
  * errors.
  */
 

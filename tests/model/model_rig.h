@@ -47,7 +47,7 @@ void model_rig_make(model_rig *r, const model_shape *shape, uint32_t threads);
 /** Likewise, of a folder or a file that is there. */
 void model_rig_read(model_rig *r, const char *from, uint32_t threads);
 
-/** What belongs to the rig; limits are the caller's. */
+/** Options that belong to the rig; limits are the caller's. */
 kvf_transformer_options model_rig_options(const model_rig *r);
 /** The transformer, and a configuration of its cache. */
 void model_rig_transformer(model_rig *r, const kvf_transformer_options *options,

@@ -3,7 +3,7 @@
 #define KVF_TESTS_MODEL_PRUNE_RUN_RIG_H
 
 /*
- * What the tests of pruned prefill share: a small random model, a run of a prompt or of a batch by
+ * Helpers of the tests of pruned prefill: a small random model, a run of a prompt or of a batch by
  * it, and everything that comes out of a run: lengths and positions of every layer, and the logits
  * of the steps after the prompt, decoded with a budget that makes selection matter.
  */
@@ -51,7 +51,7 @@ typedef struct batch {
     uint32_t ids[BATCH][PROMPT];
 } batch;
 
-/* Of a prompt; of what the steps of rig_decode append, @p sequence 9. */
+/* Ids of a prompt; of what the steps of rig_decode append, @p sequence 9. */
 uint32_t rig_id(uint32_t sequence, uint32_t index);
 batch one_prompt(uint32_t sequence, uint32_t length);
 void rig_note_layers(const kvf_sequence *s, outcome *o);
@@ -69,12 +69,12 @@ void rig_run_plain(rig *r, const uint32_t *ids, uint32_t count, outcome *out);
 void outcome_expect_same(const outcome *a, const outcome *b, const char *what);
 bool outcome_is_same_logits(const outcome *a, const outcome *b);
 
-/* Of all logits, relative. */
+/* Over all logits, relative. */
 double outcome_distance(const outcome *a, const outcome *b);
 
 /* ---- policies of the tests' own ---- */
 
-/* What a wrapped policy said of the last restart or propagation, as indexes of its layer. */
+/* The answer of a wrapped policy at the last restart or propagation, as indexes of its layer. */
 typedef struct spy {
     const kvf_prune_policy *inner;
     uint32_t ids[PROMPT];

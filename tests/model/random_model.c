@@ -156,7 +156,7 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* What a raw number is scaled by, 0 for a norm. */
+/* The scale of a raw number, 0 for a norm. */
 static double tensor_scale(const tensor_plan *t)
 {
     if (ends_with(t->name, "norm.weight"))

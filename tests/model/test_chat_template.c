@@ -351,7 +351,7 @@ static kvf_status render_row(void *user, char *change, size_t size, kvf_error *e
     return status;
 }
 
-/* What is not known, broken, or without bounds. */
+/* Templates that are not known, broken, or without bounds. */
 static void refuses_templates(void **state)
 {
     refusals_check(&(refusals){.path = "tests/model/chat.refusals", .call = render_row});

@@ -2,8 +2,8 @@
 
 /*
  * Chunk by chunk through the whole model: without eviction it is a plain prefill, with it lengths,
- * true positions and the footprint are those of closed forms, and decoding goes on from there. What
- * a policy is shown is looked at by a policy of the test's own.
+ * true positions and the footprint are those of closed forms, and decoding goes on from there. A
+ * policy of the test's own looks at what policies are shown.
  */
 
 #include "generate.h"

@@ -165,7 +165,7 @@ static void test_environments(void **state)
     }
 }
 
-/* What cannot be loaded is passed over. */
+/* A library that cannot be loaded is passed over. */
 static void test_passed_over(void **state)
 {
     place p = place_make(KVF_STAND_IN, "lib", "libcublas.so.12");

@@ -156,8 +156,8 @@ static bool was_since(const uint32_t *ids, uint32_t i)
     return false;
 }
 
-/* One answer in three parts: the end of one is the caller's, of one an end token's. What is fed
- * next is the token that ended it, so that all of it is one answer. */
+/* One answer in three parts: the end of one is the caller's, of one an end token's. The next
+ * fed token is the one that ended it, so that all of it is one answer. */
 static void check_parts(const kvf_sampling_config *config, bool is_pruned)
 {
     static uint32_t want[TOKENS];
@@ -377,7 +377,7 @@ static uint32_t guesses(const kvf_draft *d, uint32_t most, uint32_t *ids)
     return count;
 }
 
-/* What it guesses follows from the ids that it has seen. */
+/* Its guesses follow from the ids that it has seen. */
 static void a_draft_looks_back(void **state)
 {
     kvf_draft *d = NULL;
@@ -487,11 +487,11 @@ static void check_batch(bool is_pruned)
 #define PIECE 16u
 #define LINES 3u
 
-/* What answers under way wait for, counted. */
+/* Tokens that answers under way wait for, counted. */
 typedef struct waiting {
     uint32_t under_way, ended;
     uint32_t since, longest; /* tokens read since their last step; most of them */
-    uint32_t held;           /* steps behind such tokens */
+    uint32_t held;           /* steps after such tokens */
     uint32_t ids[LINES][TOKENS];
 } waiting;
 

@@ -2,8 +2,8 @@
 
 /*
  * GGUF files: blocks of every type have the bits that the format's own Python package gives them; a
- * model has the weights, the configuration and the tokenizer that its directory has. What is
- * refused is the business of test_gguf_refused.c.
+ * model has the weights, the configuration and the tokenizer that its directory has. Refusals
+ * are the business of test_gguf_refused.c.
  */
 
 #include "common/random.h"

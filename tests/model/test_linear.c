@@ -522,7 +522,7 @@ static void norm_and_rope_and_swiglu(void **state)
     assert_true(fabsf(clamped[1] - 8.0f * 7.0f) < 1e-3f && fabsf(clamped[2]) < 1e-30f);
 }
 
-/* Of every instruction set, in any number. e^x is off by what rounds in x: 2^-24 of it, twice. */
+/* For every instruction set, in any number. e^x is off by what rounds in x: 2^-24 of it, twice. */
 static void vectors_of_rows_are_right(void **state)
 {
     enum { COUNT = 37 };

@@ -326,7 +326,7 @@ int main(void)
     fixture_device(&device);
     const bool on_host = device.device == KVF_DEVICE_HOST;
     const size_t left_out = on_host ? 0 : 5;
-    /* What the weights decide: Transformers loads these as the models that they were. */
+    /* Models by their weights: Transformers loads these as the models that they were. */
     static golden of_weights[] = {RANDOM("llama-fp32", 1), RANDOM("mistral-fp32", 1),
                                   RANDOM("llama-fp32", 2)};
     static const char *const of_weights_names[] = {"no type", "a head that is said to be tied",

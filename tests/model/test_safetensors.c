@@ -98,7 +98,7 @@ static void finds_by_shape(void **state)
     kvf_weights_close(weights);
 }
 
-/* What a header length that lies would reach. */
+/* Bytes that a header length that lies would reach. */
 static void refuses_lying_lengths(void **state)
 {
     image file = make_image(good_header, GOOD_DATA);
@@ -153,7 +153,7 @@ static void opens_directories(void **state)
     fixture_directory_remove(directory);
 }
 
-/* Of a header, or of the index of a directory. */
+/* A row of a header, or of the index of a directory. */
 static kvf_status open_row(void *user, char *change, size_t size, kvf_error *error)
 {
     const char *directory = user, *json = refusals_value(change);

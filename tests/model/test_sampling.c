@@ -146,7 +146,7 @@ static void masses_are_those_of_exp(void **state)
     }
 }
 
-/* Of every instruction set, at every count: the numbers of draw_mass.h, and nothing after them. */
+/* For every instruction set, at every count: the numbers of draw_mass.h, and nothing after them. */
 static void passes_over_tokens_are_exact(void **state)
 {
     enum { COUNT = 150 };
@@ -208,7 +208,7 @@ static int by_logit(const void *a, const void *b)
     return x->id < y->id ? -1 : 1;
 }
 
-/* What is left of all tokens, likeliest first. */
+/* The tokens that are left, likeliest first. */
 static size_t plain_filters(const kvf_sampling_config *c, const kvf_draw_settings *settings,
                             const float *logits, const bool *seen, plain_token left[MANY])
 {

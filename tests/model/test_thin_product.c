@@ -247,7 +247,7 @@ static void check_swiglu(const problem *p, const data *d)
         const float gate = (float)sums[0], up = (float)sums[width];
         float want;
         kvf_swiglu(&gate, &up, 1, &want);
-        /* What is added to gate and up is multiplied by the other one, which is below 16. */
+        /* An error of gate or up is multiplied by the other one, which is below 16. */
         compare(p, kvf_element_get(out[0].host, p->dtype, i) / 32.0f, want / 32.0f, p->dtype,
                 "SwiGLU");
     }

@@ -285,8 +285,8 @@ static void replaces_broken_characters(void **state)
 
 /* ---- other promises ---- */
 
-/* What goes on from another text gets nothing in front, where a text gets a space or its mark; but
-   after a special token it does. */
+/* A text that goes on from another gets nothing in front, where a text gets a space or its mark;
+   but after a special token it does. */
 static void goes_on(void **state)
 {
     static const char *const names[] = {"llama2", "mistral", "metaspace", "gpt2"};

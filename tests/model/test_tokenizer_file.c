@@ -184,7 +184,7 @@ static void opens_directories(void **state)
     fixture_directory_remove(directory);
 }
 
-/* What tokenizer_config.json says of a text's ends goes over the post-processor. */
+/* The flags of tokenizer_config.json for a text's ends go over the post-processor. */
 static void follows_the_flags(void **state)
 {
     static const char plain[] = "null";

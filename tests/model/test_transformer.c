@@ -109,7 +109,7 @@ static void threads_and_batch_give_the_same_bits(void **state)
     }
 }
 
-/* Of all logits, relative to their size. */
+/* Over all logits, relative to their size. */
 static double distance(const float *got, const float *want)
 {
     double difference = 0.0, norm = 0.0;

@@ -129,7 +129,7 @@ static void compare(const problem *p, uint32_t rows, bool accumulate)
     free(y);
 }
 
-/* What rounds is a half of the scale, and the product that comes before. */
+/* Rounding errs by a half of the scale, and by the product that comes before. */
 static void check_narrow(const kvf_whole_kernel *k, const float *x, const kvf_whole_block *to,
                          size_t blocks)
 {

@@ -52,7 +52,7 @@ static void rig_open(rig *r, const char *family, uint32_t layers)
     model_rig_cache(&r->model, &cc);
 }
 
-/* Of three lengths: with a block that is sealed, and without. */
+/* Prompts of three lengths: with a block that is sealed, and without. */
 static void prefill(rig *r)
 {
     uint32_t ids[TOKENS];

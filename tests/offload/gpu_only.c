@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What only hardware can say of the CUDA device. Everything else is tested with the emulator, in
- * which these would pass or fail for reasons of its own.
+ * Facts of the CUDA device that only hardware can tell. Everything else is tested with the
+ * emulator, in which these would pass or fail for reasons of its own.
  *
  * - alias: registered memory is one memory; what either side writes, the other sees at its alias.
  * - batch: a batch of copies delivers; recorded, it delivers at every replay or is refused.
@@ -352,7 +352,7 @@ static void enqueue_chain(rig *r, bool has_branch, kvf_event *fork, kvf_event *j
     }
 }
 
-/* What the chain should leave, by the reference. */
+/* The bytes that the chain should leave, by the reference. */
 static void work_out_chain(rig *r, char *want, bool has_branch)
 {
     kvf_kernels reference;

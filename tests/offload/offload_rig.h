@@ -3,7 +3,7 @@
 #define KVF_TESTS_OFFLOAD_RIG_H
 
 /*
- * What the tests of offload share: a context with a device of the kind that is asked for, seeded
+ * Helpers of the tests of offload: a context with a device of the kind that is asked for, seeded
  * numbers, refusal of the N-th request.
  *
  * Knows nothing of any one test. Closing the rig asserts that nothing is left alive in the context.

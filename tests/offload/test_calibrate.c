@@ -107,7 +107,7 @@ static void test_round_trip(void **state)
     assert_same(&read, &a);
     assert_int_equal(load(&r, f.file, "two", &read), 1);
     assert_same(&read, &b);
-    /* What is no file is not replaced. */
+    /* A folder is not replaced. */
     assert_int_equal(unlink(f.file), 0);
     assert_int_equal(mkfifo(f.file, 0600), 0);
     assert_int_equal(kvf_calibration_save(r.context, f.file, &a), 0);

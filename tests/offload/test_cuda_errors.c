@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the CUDA device makes of errors: every call of CUDA fails once, machines without a GPU, with
+ * Errors of the CUDA device: every call of CUDA fails once, machines without a GPU, with
  * an old driver or little memory, drivers that refuse or lose batches, a device that is lost.
  *
  * Runs in emulated builds, whose CUDA does as it is told.
@@ -153,7 +153,7 @@ static void keep_line(void *user, int level, const char *line)
     snprintf(user, 512, "%s", line);
 }
 
-/* What each kind answers on the machine that is set, and that AUTO runs on the host and says why.
+/* The answer of each kind on the machine that is set, and that AUTO runs on the host and says why.
  */
 static void expect_absent(const char *why)
 {
@@ -387,7 +387,7 @@ static void test_lost_device(void **state)
 }
 
 /* Every call of CUDA loses the device: a named error, no wait without end, nothing of ours left.
- * What the device held stays, so this comes last. */
+ * The memory that the device held stays, so this comes last. */
 static void test_every_call_loses(void **state)
 {
     for (uint64_t nth = 1;; nth++) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a GPU refuses or blocks on and a CPU does not: kernels that touch pageable memory, a host
- * that touches device memory, kernels that are loaded while streams are busy, streams that share a
- * queue of the hardware. The emulator does the same, so that each of them fails here first.
+ * Hazards on which a GPU refuses or blocks and a CPU does not: kernels that touch pageable memory,
+ * a host that touches device memory, kernels that are loaded while streams are busy, streams that
+ * share a queue of the hardware. The emulator does the same, so that each of them fails here first.
  *
  * Runs in emulated builds. Programs that must end badly run in a child process of their own.
  */
@@ -20,7 +20,7 @@
 /* A transfer that waits for itself would wait for ever. */
 static void on_alarm(int number)
 {
-    static const char text[] = "a stream waits for what stands behind it\n";
+    static const char text[] = "a stream waits for what stands after it\n";
     (void)!write(STDERR_FILENO, text, sizeof text - 1);
     _exit(3);
 }

@@ -218,7 +218,7 @@ static void add(const void *raw, uint32_t task)
     **number += 10;
 }
 
-/* What is recorded does not run; what runs is what was recorded, as often as it is launched. */
+/* Recorded work does not run; what runs is what was recorded, as often as it is launched. */
 static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
 {
     kvf_graph *graph = NULL, *none = (kvf_graph *)(void *)r;

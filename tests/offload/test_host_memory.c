@@ -321,7 +321,7 @@ static void test_preflight(void **state)
 
 /* ---- looks while it is populated ---- */
 
-/* What the reader below says: first at every look, then from look `from` on. */
+/* The answer of the reader below: first at every look, then from look `from` on. */
 static struct {
     kvf_headroom first, then;
     uint32_t from, looks;

@@ -292,7 +292,7 @@ static void test_error_is_sticky(void **state)
     assert_int_equal(r.ops->stream_wait(a), KVF_CORRUPT);
     assert_int_equal(r.ops->stream_wait(a), KVF_CORRUPT);
     assert_int_equal(r.ops->stream_wait(b), KVF_CORRUPT);
-    /* What is enqueued after an error can be skipped on the host only. */
+    /* Work that is enqueued after an error can be skipped on the host only. */
     char seen[2];
     rig_put(&r, seen, bytes, sizeof seen);
     for (int i = 0; i < 2; i++)

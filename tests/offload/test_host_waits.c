@@ -146,7 +146,7 @@ static void *run_held(void *raw)
     return NULL;
 }
 
-/* A waiter stops at what it waits for. What came meanwhile happens without anybody: by now the
+/* A waiter stops at what it waits for. Work that came meanwhile happens without anybody: by now the
  * worker sleeps, and whoever enqueued it saw that somebody ran. */
 static bool work_behind_a_waiter_happens(rig *r)
 {

@@ -24,7 +24,7 @@
 #define EXTENT 16384u
 #define DEPTH  8u
 
-/* What the hook says to question `at` of this name; how often it was asked. */
+/* The hook's answer to question `at` of this name; how often it was asked. */
 typedef struct ring_fault {
     const char *name;
     int says;
@@ -152,7 +152,7 @@ static void fail_each(ring_rig *r, const char *name, int says, int may_fail)
             const int was_asked = r->fault.asked > at;
             r->fault.name = NULL;
             kvf_context_error(r->context, &error);
-            /* What the kernel has already does not fail because it may not be entered. */
+            /* A request that the kernel has already does not fail because it may not be entered. */
             if (status != KVF_OK || strcmp(name, "ring wait") != 0)
                 assert_int_equal(status, may_fail && was_asked ? KVF_SYSTEM : KVF_OK);
             failures += status != KVF_OK;
@@ -217,7 +217,7 @@ static void deny_entering(void)
     rig_deny(SYS_io_uring_enter, UINT32_MAX, EPERM);
 }
 
-/* What daemons do: theirs and everybody else's. */
+/* As daemons do: theirs and everybody else's. */
 static void close_descriptors(void)
 {
     for (int file = 3; file < 64; file++)

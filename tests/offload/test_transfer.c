@@ -9,7 +9,7 @@
 
 #include <time.h>
 
-/* What the engine counted must be what the plan says; `mapped` leaves counts to the device. */
+/* The engine's counts must be those of the plan; `mapped` leaves counts to the device. */
 static void check_counters(kvf_transfer_engine *engine, const kvf_transfer_config *config,
                            const plan *p)
 {

@@ -189,8 +189,8 @@ static void test_close_in_flight(void **state)
     }
 }
 
-/* What only a recording device has: `mapped` goes into a graph, and each run moves what the lists
- * name then; the others are refused and leave the recording whole. */
+/* Functions that only a recording device has: `mapped` goes into a graph, and each run moves what
+ * the lists name then; the others are refused and leave the recording whole. */
 static void test_recording(void **state)
 {
     static failing f;

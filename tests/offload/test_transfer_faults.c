@@ -56,7 +56,7 @@ static void open_ferry(ferry *f, kvf_transfer method)
     assert_int_equal(cudaHostAlloc(&block, 2 * sizeof *f->l, cudaHostAllocMapped), cudaSuccess);
     f->l = block;
     RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
-    /* Of AUTO, so that both sides stand ready. */
+    /* A choice of AUTO, so that both sides stand ready. */
     kvf_transfer_choice mixed;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
         mixed.method[b] = b < 3 ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_GATHER;

@@ -3,7 +3,7 @@
 #define KVF_TESTS_OFFLOAD_TRANSFER_RIG_H
 
 /*
- * What the tests of transfer share: pages of a pool, slots with guards between them, and requests
+ * Helpers of the tests of transfer: pages of a pool, slots with guards between them, and requests
  * that name both, as the device sees them.
  *
  * Knows nothing of methods. Sources are never written after they are filled.
@@ -42,7 +42,7 @@ typedef struct bench_memory {
     tables *device;     /* shared: host functions write it, in stream order */
 } bench_memory;
 
-/* Of one request; the slots of odd ones end before it does. */
+/* Slots of one request; the slots of odd ones end before it does. */
 size_t plan_region_bytes(const plan *p);
 
 void plan_make(plan *p, rig_random *random, size_t page_bytes);

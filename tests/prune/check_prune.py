@@ -74,7 +74,7 @@ def last_logits(q, k, s):
 
 
 def best(score, count):
-    """Of equal scores the lower index; ascending."""
+    """Equal scores: the lower index; ascending."""
     order = sorted(range(len(score)), key=lambda j: (-score[j], j))
     return sorted(order[:count])
 

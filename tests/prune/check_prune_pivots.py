@@ -28,7 +28,7 @@ def share_of(n, share):
 
 
 def best(score, count):
-    """Of equal scores the lower index; ascending."""
+    """Equal scores: the lower index; ascending."""
     return sorted(np.argsort(-score, kind="stable")[:count].tolist())
 
 

@@ -26,7 +26,7 @@ def ids_at(address, *shape):
 
 
 class Answer:
-    """What a policy said of a layer; None stands for all tokens."""
+    """A policy's answer for a layer; None stands for all tokens."""
 
     def __init__(self, view, answer):
         kept, passed = answer.keep_count, answer.propagate_count

@@ -13,7 +13,7 @@
 
 #define TOKENS 75u
 
-/* What the policy does, and what it was asked. */
+/* The policy's behaviour, and the questions that it was asked. */
 typedef struct own {
     uint32_t step;     /* keeps tokens 0, step, 2 step, ..., and the window */
     uint32_t descends; /* 1: answers in the wrong order */

@@ -3,7 +3,7 @@
 /*
  * The registry, what settings may be, and how tokens are chosen.
  *
- * What the policies choose from scores is checked against other definitions by check_prune.py; here
+ * The policies' choice from scores is checked against other definitions by check_prune.py; here
  * are texts of refusals, numbers worked out by hand, and choosing at its extremes against a sort.
  */
 

@@ -180,7 +180,7 @@ class Tables(unittest.TestCase):
         self.assertTrue(all(capi.LEFT_OUT.values()))
 
     def test_values_and_layout(self):
-        """What a compiler says of every name, against ctypes."""
+        """A compiler's values of every name, against ctypes."""
         wanted = {}
         lines = []
 
@@ -225,7 +225,7 @@ class Tables(unittest.TestCase):
         return "int" if kind in integers else "other"
 
     def test_every_function_is_used(self):
-        """What the library has, a class or a function of the package calls."""
+        """Every function of the library is called by a class or a function of the package."""
         package = pathlib.Path(capi.__file__).parent
         text = "".join(path.read_text(encoding="utf-8") for path in package.glob("*.py")
                        if path.name != "capi.py")

@@ -77,7 +77,7 @@ def generate(model, ids, cache=None, **settings):
 
 
 def cache_of(model, budget=FULL, **settings):
-    """Of the whole context, or with budget=None of the library's own budget."""
+    """With a budget of the whole context, or with budget=None the library's own budget."""
     model.set_attn_implementation("kvferry")
     return kvferry.hf.Cache(model, **({} if budget is None else {"budget": budget}), **settings)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvferry in Transformers: no model answers wrongly without a word. What cannot be right is refused by
+"""kvferry in Transformers: no model answers wrongly without a word. A call that cannot be right is refused by
 name before a logit leaves, and what can be is compared with the model's own attention.
 
 Random weights are larger than usual here, so that attention shows in the logits.
@@ -90,7 +90,7 @@ class Models(Case):
                              cache_of(model, tokens_max=256))
 
     def test_refused_before_the_first_pass(self):
-        """What the class or the configuration shows."""
+        """Refusals by the class or the configuration."""
         for model, config, fields, why in (
                 ("MptForCausalLM", "MptConfig", {"d_model": 64, "n_heads": 4, "n_layers": 2,
                                                  "vocab_size": VOCABULARY}, NO_INTERFACE),
@@ -568,7 +568,7 @@ class Copies(Case):
         self.model = sharpened(make())
 
     def test_a_copy_is_a_fork(self):
-        """Of an unused cache, and of a prefix: inside the same memory or in memory of its own."""
+        """A copy of an unused cache, and of a prefix: inside the same memory or in memory of its own."""
         ids = prompt(1, 90)
         mine, other = torch.cat([ids, prompt(1, 7, seed=5)], 1), torch.cat([ids, prompt(1, 9, seed=6)], 1)
         wanted = [steps(self.model, x, cache_of(self.model))[0].tolist() for x in (mine, other)]

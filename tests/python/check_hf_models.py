@@ -3,7 +3,7 @@
 
 A tiny random model of each (tiny_models.py) reads 300 tokens and writes some, with eager attention and
 with kvferry, whose budget is the whole context. Logits may differ by rounding, tokens not at all; a small
-budget attends to that much. What kvferry refuses says why in its own words; any other error, and kvferry
+budget attends to that much. Every refusal of kvferry says why in its own words; any other error, and kvferry
 never asked to attend, is a fault, and so is a class that does not run as a tiny model and is not in the
 list of those. docs/python.md has the outcomes in a table, which this test compares and --write makes anew.
 With another Transformers than that of the table a class may have another outcome, or be new: it must be
@@ -38,7 +38,7 @@ PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "doc
 BEGIN, END = "<!-- models: check_hf_models.py --write -->", "<!-- end of models -->"
 PROMPT, NEW, SEED = 300, 6, 5
 FULL, SMALL = 1024, 96
-# Of the standard deviation of a logit. Sums of another order differ by 1e-6 of their terms, and some
+# A share of the standard deviation of a logit. Sums of another order differ by 1e-6 of their terms, and some
 # layers multiply that; attention to other tokens shows in 1e-1.
 TOLERANCE = 1e-3
 NEWEST, BLIND = 8, 1e-2  # other tokens before the newest ones must move logits by that much
@@ -117,7 +117,7 @@ def inputs_of(model):
 
 
 def by_implementation(model, name, inputs):
-    """What Transformers gives by itself; None where it cannot."""
+    """The outputs of Transformers by itself; None where it cannot."""
     try:
         model.set_attn_implementation(name)
         return generate(model, **inputs)
@@ -214,7 +214,7 @@ def outcomes(names):
 # -- the table --
 
 def reason(name, text):
-    """What is refused, without the names that differ from model to model."""
+    """The refusal, without the names that differ from model to model."""
     for pattern, word in ((r"^kvferry\.hf: ", ""), (r"\b%s\b" % re.escape(name.split(" ")[0]), "the model"),
                           (r", layer \d+", ""), (r"(goes) into \w+,", r"\1 elsewhere,"),
                           (r"; use the model without kvferry$", ""), (r"\|", "/")):

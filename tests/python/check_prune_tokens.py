@@ -2,8 +2,8 @@
 """Pruned prompts end to end: tokens of `kvferry run` against those of the reference in torch.
 
 Prompt in, tokens out, for every policy, on a small random model that is made here and on the real one
-in the folder KVF_HF_MODEL, where there is one. What a policy does not keep is deleted and all that is
-left is attended, so that nothing but the policy decides. Needs torch, safetensors and the command
+in the folder KVF_HF_MODEL, where there is one. Tokens that a policy does not keep are deleted and all
+others are attended, so that nothing but the policy decides. Needs torch, safetensors and the command
 KVF_COMMAND. `./dev python` has all of it.
 
 usage: check_prune_tokens.py [TEST...]
@@ -32,7 +32,7 @@ TOKENS = 10
 MAX7 = {"pool": "max", "pool_width": 7}
 ASL = {"window": 8, "pool": "avg", "pool_width": 7, "group_reduce": "sum", "layers_observed": 3,
        "threshold": 0.98}
-# What is run, its policy and its settings, as --prune-set has them. `real`: instead, for 30 layers.
+# A run, its policy and its settings, as --prune-set has them. `real`: instead, for 30 layers.
 RUNS = {
     "full": ("full", {}),
     "streaming": ("streaming", {"keep": 0.2, "sink_tokens": 4}),
@@ -102,7 +102,7 @@ def options_of(settings):
 
 
 class Tokens(unittest.TestCase):
-    """Of a random model."""
+    """Tokens of a random model."""
 
     prompts = [(331, 5), (260, 6)]  # tokens, seed
     layers = LAYERS
@@ -216,7 +216,7 @@ for _name in RUNS:
 @unittest.skipUnless(os.path.exists(os.environ.get("KVF_HF_MODEL", "")),
                      "KVF_HF_MODEL names no folder with the real model")
 class RealTokens(Tokens):
-    """Of a language model, on ids that are no text."""
+    """Tokens of a language model, on ids that are no text."""
 
     prompts = [(360, 8)]
     layers = 30

@@ -196,7 +196,7 @@ class Windows(Case):
             self.assertIn("serve text alone by --language-model-only", told)
 
     def test_kinds_of_heads(self):
-        """Of the layers that see everything, whose lines are the fourth and the eighth; others have none."""
+        """Kinds in the layers that see everything, whose lines are the fourth and the eighth; others have none."""
         self.model = windowed_model()
         mask = os.path.join(FOLDER.name, "windowed.tsv")
         write_mask(mask, ["1111"] * 3 + ["1220"] + ["1111"] * 3 + ["0212"])
@@ -289,8 +289,8 @@ class Budget(Case):
         self.as_the_command()
 
     def test_so_are_kinds_of_heads(self):
-        """Drawn: a third of the heads hot, most others rank means first, and some stream. Of those that
-        select, three passes of 39 are verified."""
+        """Drawn: a third of the heads hot, most others rank means first, and some stream. Three passes
+        of 39 are verified in those that select."""
         mask = os.path.join(FOLDER.name, "hot.tsv")
         with open(os.path.join(os.environ["KVF_HF_MODEL"], "config.json"), encoding="utf-8") as text:
             config = json.load(text)
@@ -378,7 +378,7 @@ class Runners(Case):
                                          speculative_config=DRAFTS))
                 self.assertEqual(engine.results[0]["tokens"], alone.results[0]["tokens"])
                 self.assertGreater(engine.counters["vllm:spec_decode_num_accepted_tokens"], 100)
-                # What is accepted was a step, like what is rejected: rows of every token of the answers.
+                # An accepted token was a step, like a rejected one: rows of every token of the answers.
                 self.assertGreater(engine.summed("steps"), alone.summed("steps"))
                 self.assertLessEqual(engine.summed("tokens_attended"), 128 * 4 * engine.summed("steps"))
                 self.assertEqual(engine.summed("rows_lost"), 0)
@@ -487,7 +487,7 @@ class Replays(Case):
 
 
 class Folders(unittest.TestCase):
-    """Of counters. They go with the first process, and of one that was killed with the next that begins."""
+    """Folders of counters. They go with the first process, and of one that was killed with the next that begins."""
 
     START = ("from kvferry.vllm import metrics; metrics.announce(); rank = metrics.Written(rank='0'); "
              "print(flush=True); input()")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of the backend for vLLM that need no vLLM: settings, refusals, what a row attends to.
 
-What vLLM does with them is tested by check_vllm.py, under `./dev vllm`.
+vLLM's use of them is tested by check_vllm.py, under `./dev vllm`.
 """
 import contextlib
 import io
@@ -140,14 +140,14 @@ CARDS = {"80 GB": 79.1, "24 GB": 23.5} # GiB, as an H100 and an RTX 4090 have th
 
 
 class Memory(unittest.TestCase):
-    """What blocks, windows and the cache get of host memory and of a card, by the plans of the library."""
+    """The shares of blocks, windows and the cache in host memory and on a card, by the plans of the library."""
 
     def setUp(self):
         self.runtime = kvferry.Runtime(device="host")
         self.addCleanup(self.runtime.close)
 
     def sums(self, config, card, requests, host=64 * GIB, own=None, tokens=None, share=0.92, budget=512):
-        """Of vLLM's defaults for such a card."""
+        """Sums of vLLM's defaults for such a card."""
         model = estimate.read(config)
         shape = dict(layers=model.layers, query_heads=model.query_heads, kv_heads=model.kv_heads,
                      head_dim=model.head_dim, dtype="bf16", transfer="mapped", budget_tokens=budget)
@@ -418,7 +418,7 @@ class Runs(unittest.TestCase):
         self.assertEqual(runs_of([0], [], [], 9), [])
 
     def test_candidates_are_rows(self):
-        """Of answers, not more than there are of a draft; what belongs to prompts stays as it is."""
+        """Rows of answers, not more than there are of a draft; what belongs to prompts stays as it is."""
         self.assertEqual(
             part([0, 3, 4, 9, 13, 13], [30, 7, 50, 4, 9], [False, False, False, True, False], 3),
             Rows([0, 1, 2, 3, 4, 9, 13, 13], [28, 29, 30, 7, 50, 4, 9],

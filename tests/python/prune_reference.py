@@ -40,7 +40,7 @@ def followed(chosen, first, end):
 # ---- the model ----
 
 class Model:
-    """Of a Hugging Face directory: Llama's layers, no biases, RoPE without scaling."""
+    """The model of a Hugging Face directory: Llama's layers, no biases, RoPE without scaling."""
 
     def __init__(self, folder):
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
@@ -387,7 +387,7 @@ def sum_attention(model, q, k):
 
 
 class Cache:
-    """What every layer holds: k and v [layers] of [kv_heads, tokens, d]."""
+    """The keys and values of every layer: k and v [layers] of [kv_heads, tokens, d]."""
 
     def __init__(self):
         self.k, self.v, self.next, self.computed = [], [], 0, 0
@@ -466,7 +466,7 @@ def prefill_chunked(model, ids, name, s, chunk, queries, patched):
 
 
 def keep_of_chunk(model, layer, name, s, q, k, tokens, queries, patch, old):
-    """Indexes of the layer per KV head. What earlier chunks kept stays; its queries score the chunk."""
+    """Indexes of the layer per KV head. Tokens that earlier chunks kept stay; its queries score the chunk."""
     window = min(queries, tokens)
     view = View(model, layer, q, k, k.shape[1], 0)
     budget = max(count_of(s, "keep", tokens), 0 if patch else window) + len(patch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the Python package share: a small geometry, random rows, and dense attention by NumPy.
+"""Helpers of tests of the Python package: a small geometry, random rows, and dense attention by NumPy.
 
 Knows nothing of what is tested.
 """

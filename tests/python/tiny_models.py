@@ -56,7 +56,7 @@ LATENT = {"num_key_value_heads": LAYERS, "head_dim": 16}
 
 PARTIAL = ("sliding_attention", "linear_attention", "chunked_attention", "conv")
 _MIXED = ["linear_attention", "full_attention"] * 2
-# What a family needs besides, by its class of configurations: fields.
+# Fields that a family needs besides, by its class of configurations.
 OWN = {
     "BambaConfig": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 32},
     "BailingHybridConfig": {"layer_types": _MIXED},

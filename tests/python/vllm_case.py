@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of kvferry in vLLM share: the tokens of vLLM alone, and which tests of a file run.
+"""Helpers of tests of kvferry in vLLM: the tokens of vLLM alone, and which tests of a file run.
 
 usage of a file of tests: FILE [--shard I/N] [TEST...]: every Nth of its tests, from the Ith; those that
 share a server stay together
@@ -21,7 +21,7 @@ def vllm_alone():
 
 
 def stock():
-    """What vLLM answers to the prompts, with room and time for all of them."""
+    """vLLM's answers to the prompts, with room and time for all of them."""
     return vllm_alone().results[0]["tokens"]
 
 

@@ -347,7 +347,7 @@ def environment(several=False, second=False):
 
 
 class Engine:
-    """What an engine answered, why others did not start, and the log."""
+    """The answers of an engine, why others did not start, and the log."""
 
     def __init__(self, calls, ours=None, several=False, refused=(), second=False, **changes): # pylint: disable=redefined-outer-name
         handle, path = tempfile.mkstemp(dir=FOLDER.name)

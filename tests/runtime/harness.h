@@ -3,11 +3,11 @@
 #define KVF_TESTS_RUNTIME_HARNESS_H
 
 /*
- * What the tests of the runtime share: random tokens, an opened runtime with stream and cache, and
+ * Helpers of the tests of the runtime: random tokens, an opened runtime with stream and cache, and
  * whole runs (prefill, then decode) whose every output is kept for comparison.
  *
  * KVF_TEST_DEVICE in the environment says on which device the suite runs: host (the default) or
- * cuda. What a test gives to the library there is memory of test_alloc or of the device; never a
+ * cuda. Memory that a test gives to the library there is of test_alloc or of the device; never a
  * variable of its own, which a kernel cannot reach.
  *
  * Uses the public API only. Everything random follows from a seed that the test prints. A call that
@@ -89,7 +89,7 @@ kvf_cache_config test_config_small(void);
 kvf_runtime_config test_runtime_config(void);
 /* Settings of a cache as FIELD=VALUE, apart by spaces; head_mask has a digit per head. */
 void test_set(kvf_cache_config *c, const char *settings);
-/* What the next test_runtime_open opens with; a test sets it after test_runtime_config. */
+/* Seams of the next test_runtime_open; a test sets it after test_runtime_config. */
 extern kvf_runtime_seams test_seams;
 kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error);
 int test_on_cuda(void); /* 1: the suite runs on the CUDA device */
@@ -98,8 +98,8 @@ int test_on_cuda(void); /* 1: the suite runs on the CUDA device */
 uint32_t test_afford(uint32_t n);
 /* Whether case `i` of many is run. On the emulated device, where each takes seconds under a
  * sanitizer, KVF_TEST_CASES in the environment is `thirds`, every third one, or `others`; so each
- * runs under one of two sanitizers. For cases in which threads have the same part. What was left
- * out is told when the program ends. */
+ * runs under one of two sanitizers. For cases in which threads have the same part. Cases that
+ * were left out are told when the program ends. */
 int test_takes(size_t i);
 /* A method that the device has: direct needs a device that shares host memory, else it is mapped.
  */
@@ -166,7 +166,7 @@ void test_same_bits_at(const test_trace *a, const test_trace *b, const char *wha
 
 /* Largest |a - b| over `count` elements of `dtype`; NaN on either side gives infinity. */
 double test_distance(const void *a, const void *b, kvf_dtype dtype, size_t count);
-/* What rounding to `dtype` and fp32 sums may cost values of size about 1 to 4. */
+/* The error of rounding to `dtype` and of fp32 sums, for values of size about 1 to 4. */
 double test_tolerance(kvf_dtype dtype);
 #define TEST_LSE_TOLERANCE 5e-4
 
@@ -182,7 +182,7 @@ void test_copy(void *to, const void *from, size_t bytes);
 /* 1 if the tables of every list are valid; the device is idle. */
 struct kvf_residency;
 int test_residency_is_valid(const struct kvf_residency *residency);
-/* What a piece of device memory holds, for the next few calls; NULL stays NULL. */
+/* A piece of device memory as the host sees it, for the next few calls; NULL stays NULL. */
 const void *test_seen(const void *address, size_t bytes);
 
 #endif

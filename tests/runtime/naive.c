@@ -273,7 +273,7 @@ void naive_dense(const naive *n, uint32_t layer, const void *q, uint32_t length,
     free(qf);
 }
 
-/* What the sink of a head has of its attention. */
+/* The share of a head's attention that its sink has. */
 static double sink_share(const naive_layer *l, uint32_t head, double lse)
 {
     return exp(test_sink(l->index, head) - lse);
@@ -423,7 +423,7 @@ static void rotate(const float *from, uint32_t dim, double *x)
     }
 }
 
-/* What two bits per channel of a key say of its product with a query in int8. */
+/* The estimate of a key's product with a query in int8, by two bits per channel. */
 static double estimate(const naive *n, const float *k, const float *q)
 {
     const uint32_t dim = n->c.head_dim;

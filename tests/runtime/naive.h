@@ -50,7 +50,8 @@ typedef struct naive {
     double border;           /* smallest relative gap at the border of any choice so far */
 } naive;
 
-/* What one decode step of one layer gives. Arrays are the naive model's, valid until the next step.
+/* The result of one decode step of one layer. Arrays are the naive model's, valid until the next
+ * step.
  */
 typedef struct naive_result {
     double *out;       /* [query_heads, value_dim] */

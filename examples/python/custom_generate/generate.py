@@ -10,5 +10,5 @@ import kvferry.hf
 
 
 def generate(*args, model, **kwargs):
-    """What the model's own `generate` does, with a cache of pages where none is passed."""
+    """The model's own `generate`, with a cache of pages where none is passed."""
     return kvferry.hf.use(model, budget=1024).generate(*args, **kwargs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rows of a pass have on the device beside vLLM's own arrays: at the same place in every pass.
+"""Arrays of the rows of a pass on the device beside vLLM's own: at the same place in every pass.
 
 A CUDA graph has the addresses of the pass with which it was captured, and reads there what later passes
 put. Imports nothing of vLLM. Invariant: rows after those of a pass, which a graph may have, have no
@@ -13,7 +13,7 @@ from .rows import Rows
 
 
 class Arrays:
-    """Of one rank.
+    """Arrays of one rank.
 
     rows   of a pass, at most
     """

@@ -104,7 +104,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         return p
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Pass:
-        """Of a pass that is captured, or has nobody's tokens."""
+        """The description of a pass that is captured, or has nobody's tokens."""
         return self.describe(common_attn_metadata)
 
     def describe(self, m: Any) -> Pass:
@@ -151,7 +151,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
                                      in zip(lengths, starts, starts[1:])], lengths[:len(starts) - 1])
 
     def regions_of(self, runs: List[Run], rows: PassRows, requests: List[int]) -> List[int]:
-        """Of every row; those of prompts have none."""
+        """Regions of every row; those of prompts have none."""
         given = [0] * len(rows.of)
         for run in runs:
             if run.contexts is None:
@@ -299,7 +299,7 @@ def pool_of(config: Any) -> Pool:
 
 
 class Backend(AttentionBackend):
-    """What vLLM asks about the backend before it is used."""
+    """Answers to vLLM about the backend before it is used."""
 
     supported_dtypes: ClassVar[list] = [torch.float32, torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list] = ["auto", "float16", "bfloat16"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model takes on a device, and which shape its attention has, by its config.json alone.
+"""The bytes that a model takes on a device, and the shape of its attention, by its config.json alone.
 
 Imports nothing of vLLM. Invariant: what cannot be told from a configuration is refused, not guessed.
 """
@@ -29,7 +29,7 @@ class Model(NamedTuple):
 
 
 def read(config: Mapping[str, Any]) -> Model:
-    """Of a config.json, in the names that Transformers has for decoders."""
+    """The model of a config.json, in the names that Transformers has for decoders."""
     text = {**config, **(config.get("text_config") or {})}
     try:
         layers, hidden = text["num_hidden_layers"], text["hidden_size"]
@@ -63,7 +63,7 @@ def layers_of_all(config: Mapping[str, Any]) -> None:
 
 
 def rank_of(model: Model, ranks: int) -> Model:
-    """What one of the ranks has that share the heads of every layer."""
+    """The shape in one of the ranks that share the heads of every layer."""
     if model.query_heads % ranks:
         raise Invalid("tensor_parallel_size = %d: must divide the %d heads of the model" % (
             ranks, model.query_heads))
@@ -82,7 +82,7 @@ def activations(model: Model, tokens: int, requests: int, element: int = 2) -> i
 
 
 def of_engine(config: Any) -> Model:
-    """Of a VllmConfig what activations depend on, for a rank; whatever names its model has."""
+    """The part of a VllmConfig that activations depend on, for a rank; whatever names its model has."""
     model, text = config.model_config, config.model_config.hf_text_config
     hidden, ranks = model.get_hidden_size(), config.parallel_config.tensor_parallel_size
     inner = (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)

@@ -14,7 +14,7 @@ NAMES = ("streaming", "hot", "coarse") # by number
 
 
 class Share(NamedTuple):
-    """What a rank has of a model."""
+    """A rank's share of a model."""
     layers: Sequence[int] # numbers of its layers in the model
     kv_heads: int # of each layer
     rank: int # among those that share the heads of a layer

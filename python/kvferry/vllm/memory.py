@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the memory blocks, windows and the cache of pages take: divided before any of it is reserved.
+"""The memory that blocks, windows and the cache of pages take: divided before any of it is reserved.
 
 Blocks follow host memory, and what vLLM has of them lies on the device: codes. Beside them is what is
 kvferry's own there: windows of requests (regions.py), tables, room for a layer of a prompt, and the cache of
@@ -17,7 +17,7 @@ PART = 8
 
 
 class Asked(NamedTuple):
-    """What an engine is to serve, in bytes and tokens of a rank."""
+    """The load that an engine is to serve, in bytes and tokens of a rank."""
     host: int # memory for pages
     requests: int # at once
     tokens: int # of a request, with its answer
@@ -31,12 +31,12 @@ class Asked(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of a call, at most."""
+        """Rows of a call, at most."""
         return min(self.requests * self.rows_each, self.rows_max)
 
 
 class Sums:
-    """What blocks and regions take.
+    """Bytes that blocks and regions take.
 
     plan   (blocks, regions, tokens of a request) -> BlocksPlan, with as few slots as a step needs
     """
@@ -45,7 +45,7 @@ class Sums:
         self.asked, self._plan = asked, plan
 
     def with_requests(self, requests: int) -> "Sums":
-        """Of an engine that serves fewer at once."""
+        """Sums of an engine that serves fewer at once."""
         a = self.asked
         assert a.left is not None
         return Sums(a._replace(requests=requests, left=a.left + (a.requests - requests) * a.request_bytes), self._plan)
@@ -59,7 +59,7 @@ class Sums:
         return self._plan(blocks, regions, tokens).device_bytes
 
     def prompt(self, tokens: int) -> int:
-        """Of that the room for a layer of a prompt, which is there once."""
+        """The room in it for a layer of a prompt, which is there once."""
         return self._plan(2, 1, tokens).prompt_bytes
 
     def regions_within(self, room: int, blocks: int, tokens: int) -> int:
@@ -138,7 +138,7 @@ def _with_spare(size: int) -> int:
 
 
 class Own(NamedTuple):
-    """What is kvferry's on the device."""
+    """kvferry's own memory on the device."""
     regions: int
     device_bytes: Optional[int] # None: as the library decides
 

@@ -38,7 +38,7 @@ COUNTERS = (
 
 
 def values_of(steps: int, stats: Any, recall: Tuple[int, float]) -> List[float]:
-    """Of decode steps, a kvferry BlocksStats and what was verified, in the order of COUNTERS."""
+    """Values of decode steps, a kvferry BlocksStats and what was verified, in the order of COUNTERS."""
     return [steps, stats.tokens_put, stats.tokens_attended, stats.hits, stats.misses,
             stats.bytes_to_device, stats.bytes_prompt, stats.pages_voided, stats.tokens_brought, stats.bad_rows, *recall]
 

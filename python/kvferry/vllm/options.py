@@ -13,14 +13,14 @@ from .._errors import Invalid, Unsupported
 from .._settings import ROWS, fill, rows_of
 from ..capi import CacheConfig, CONSTANTS
 
-# What is shorter here, as `kvferry run` and kvferry.hf say it.
+# Names that are shorter here, as `kvferry run` and kvferry.hf say it.
 NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "device_memory": "device_bytes"}
 OWN = ("log_interval", "verify_interval", "head_mask")
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
          "tokens_max", "host_tokens_max", "prefill_chunk_max", "tokens_per_step_max", "device",
          "device_ordinal", "host_bytes")
-# What has no home under blocks, and why; other such settings the library refuses by their values.
+# Settings that have no home under blocks, and why; other such settings the library refuses by their values.
 _ON_DISK = "a block may be any request's next, so it stays in host memory: give host_memory what there is"
 HOMELESS = {"disk": _ON_DISK, "disk_path": _ON_DISK,
             "disk_bytes": _ON_DISK, "observe_window": "blocks cannot be pruned",
@@ -30,7 +30,7 @@ NOT_OURS = ("library", "metrics") # where the library is, and where metrics.py w
 
 
 class Options(NamedTuple):
-    """What was set. None = the plug-in decides."""
+    """Settings that were given. None = the plug-in decides."""
     runtime: dict
     cache: dict # without memory
     host_memory: Optional[int] # bytes of pages of a rank

@@ -68,7 +68,7 @@ class Pool:
         self._is_poisoned = False # the last pass had a row without an answer
 
     def _settings(self) -> dict:
-        """Of the blocks, without their number."""
+        """Settings of the blocks, without their number."""
         config, impl = self.config, next(iter(self.layers.values()))
         shapes = {(i.num_heads, i.num_kv_heads, i.head_size) for i in self.layers.values()}
         if len(shapes) > 1:
@@ -164,7 +164,7 @@ class Pool:
                 stream.wait()
 
     def describe(self) -> str:
-        """What is in force, in a line."""
+        """Settings in force, in a line."""
         assert self.blocks is not None
         s, plan, mask = self.blocks.settings, self.blocks.plan, self._shape["head_mask"]
         blocks, scheduler = self.config.cache_config.num_gpu_blocks - 1, self.config.scheduler_config
@@ -221,7 +221,7 @@ class Pool:
             self._told, self._before = now, self._latest
 
     def _line(self) -> str:
-        """What it did since the last line."""
+        """Counters since the last line."""
         assert self.blocks is not None
         (steps, now, recall), (steps_before, before, recall_before) = self._latest, self._before
         verified, share = (a - b for a, b in zip(recall, recall_before))
@@ -265,7 +265,7 @@ class Pool:
 
 
 class Heads(NamedTuple):
-    """Of a layer of a rank."""
+    """Heads of a layer of a rank."""
     query: int
     kv: int
     size: int
@@ -273,7 +273,7 @@ class Heads(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What a pool stands on, there before weights are loaded."""
+    """The runtime that a pool stands on, there before weights are loaded."""
     config: Any
     options: _options.Options
     runtime: Runtime
@@ -315,7 +315,7 @@ def _try(config: Any, options: _options.Options, runtime: Runtime, heads: Heads)
 
 @functools.lru_cache(maxsize=None)
 def look() -> tuple:
-    """Of a GPU what is free and what there is, when this is first asked: before weights are loaded."""
+    """Memory of a GPU, free and in all, when this is first asked: before weights are loaded."""
     if current_platform.is_cpu():
         return 0, 0
     free, total = torch.cuda.mem_get_info()

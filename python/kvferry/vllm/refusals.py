@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kvferry cannot do in vLLM, refused by name before the first token.
+"""Requests that kvferry cannot serve in vLLM, refused by name before the first token.
 
 Reads configurations of vLLM and imports nothing of it. Invariant: what is not refused gives the
 attention that the model was made for, exactly or within the budget.

@@ -41,7 +41,7 @@ class Followed:
         self._rows: Dict[int, Tuple[int, int, int]] = {} # by number: place, tokens, pass
 
     def number(self, begins: Sequence[int], ends: Sequence[int]) -> List[int]:
-        """Of rows that had `begins` tokens before this pass and have `ends` after it."""
+        """For rows that had `begins` tokens before this pass and have `ends` after it."""
         self._pass += 1
         places = {(place, end): number for number, (place, end, _) in self._rows.items()}
         stayed = [next((places[row, begin + back] for back in range(self.drafts + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rows of a pass attend to: the budget, or everything.
+"""The tokens that rows of a pass attend to: the budget, or everything.
 
 A row that goes on by one token selects within the budget, and so does each candidate of a draft, as a row
 of its own. Tokens of a prompt attend to all that comes before. Imports nothing of vLLM. Invariant: every

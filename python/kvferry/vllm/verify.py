@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 
 class Recall:
-    """Of one rank.
+    """The verifier of one rank.
 
     interval   passes with steps from one that is verified to the next; 0 = none is
     selects    [layers, query heads] whether a head selects

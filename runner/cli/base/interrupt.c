@@ -24,7 +24,7 @@ static void watch(int number)
     struct sigaction action = {.sa_handler = note, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     struct sigaction before;
     sigemptyset(&action.sa_mask);
-    /* What nohup and the like ignore stays ignored. */
+    /* A signal that nohup and the like ignore stays ignored. */
     if (number != SIGINT && sigaction(number, NULL, &before) == 0 && before.sa_handler == SIG_IGN)
         return;
     sigaction(number, &action, NULL);

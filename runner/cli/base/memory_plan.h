@@ -3,7 +3,7 @@
 #define KVF_CLI_MEMORY_PLAN_H
 
 /*
- * What a run will take, against what the machine and its cgroup have left.
+ * Memory that a run will take, against what the machine and its cgroup have left.
  *
  * It knows sums and /proc, not how the sums came about. Invariant: nothing is reserved here.
  */

@@ -55,8 +55,8 @@ static bool take_budget(const cli_option *option, const char *text, void *at)
     return true;
 }
 
-/* Of kvf_cache_setting, for every command. Hidden is what the model, the prompt or another option
- * sets. */
+/* Spellings of kvf_cache_setting, for every command. Hidden is what the model, the prompt or
+ * another option sets. */
 static const cli_spelling cache_spellings[] = {
     {"budget_tokens", "budget", CLI_BUDGET, NULL},
     {"budget_share", NULL, CLI_HIDDEN, NULL}, /* --budget says it */
@@ -235,7 +235,7 @@ static const char *argument_of(const cli_option *o)
     return o->argument ? o->argument : of_kind[o->is.kind];
 }
 
-/* What holds without the option; nothing where that is plain. */
+/* The value without the option; nothing where that is plain. */
 static const char *default_of(const cli_option *o, const void *options, char text[TEXT])
 {
     const void *at = (const char *)options + o->base;

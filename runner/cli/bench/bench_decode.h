@@ -145,14 +145,14 @@ enum decode_column { DECODE_COLUMNS(CLI_COLUMN_NUMBER) DECODE_COLUMN_COUNT };
 
 extern const cli_column decode_columns[DECODE_COLUMN_COUNT];
 
-/* What rows are compared with. */
+/* The rates that rows are compared with. */
 typedef struct decode_rates {
     double read_rate; /* bytes per ns on the device */
     double link_rate; /* bytes per ns over the link */
     double dense_ns;  /* median of dense attention over this context; NAN = not measured */
 } decode_rates;
 
-/* What a case runs on. */
+/* The objects that a case runs on. */
 typedef struct decode_case {
     kvf_cache_config config;
     uint32_t context, batch, steps;
@@ -168,10 +168,10 @@ typedef struct decode_case {
     cli_cell *row;
 } decode_case;
 
-/** What the case is, before it has run. */
+/** The names of a case, before it has run. */
 void decode_row_names(const decode_case *c, cli_cell *row);
 
-/** What was measured, into the case's row. Sorts its times. A dense case becomes what later ones
+/** Figures, into the case's row. Sorts its times. A dense case becomes what later ones
  * are compared with. */
 void decode_row_results(const decode_case *c, decode_rates *rates);
 

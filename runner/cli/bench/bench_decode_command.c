@@ -144,7 +144,7 @@ static bool records(const decode_bench *b)
 static kvf_status record_if_wanted(const decode_bench *b, decode_case *c)
 {
     const kvf_status recorded = records(b) ? record_step(b, c) : KVF_OK;
-    /* What cannot be recorded is refused only where that was asked for. */
+    /* A case that cannot be recorded is refused only where that was asked for. */
     if (recorded != KVF_OK && (b->o.record || recorded != KVF_UNSUPPORTED))
         return recorded;
     cli_cell_integer(&c->row[DECODE_RECORDED], c->recording != NULL);
@@ -270,7 +270,7 @@ static void close_case(decode_case *c)
     free(c->ratios);
 }
 
-/* What does not fit or does not exist here is an answer of its own. */
+/* A case that does not fit or does not exist here is an answer of its own. */
 static void set_failure(decode_bench *b, const decode_cases *c, kvf_status status,
                         const kvf_error *error)
 {

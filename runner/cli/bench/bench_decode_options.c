@@ -52,7 +52,7 @@ static const cli_option rows[] = {
      .letter = 'o'},
 };
 
-/* What the library lets one set, but for what follows from other options. */
+/* Settings of the library, but for those that follow from other options. */
 static const cli_spelling of_cache[] = {
     {"budget_tokens", "budget", CLI_LIST, NULL},
     {"budget_share", NULL, CLI_PLAIN, NULL},

@@ -177,12 +177,12 @@ static bool run_pass(disk_run *run, disk_row *row, uint32_t round)
         row->rounds = round + 1;
         return true;
     }
-    /* What the machine lacks is said once. */
+    /* A lack of the machine is said once. */
     const uint32_t kind = 1u << (2 * (uint32_t)c.engine + (c.direct != 0));
     if (status != KVF_UNSUPPORTED || !(run->lacks & kind))
         fprintf(stderr, "\nkvferry: %s\n", kvf_runtime_error(run->runtime)->text);
     run->lacks |= status == KVF_UNSUPPORTED ? kind : 0;
-    /* What the machine lacks is an answer, also of the peak, which then does without. */
+    /* A lack of the machine is an answer, also of the peak, which then does without. */
     if (status == KVF_UNSUPPORTED && row < run->rows + PEAKS) {
         if (row->c.engine == KVF_DISK_URING &&
             !strstr(kvf_runtime_error(run->runtime)->text, "direct"))
@@ -295,7 +295,7 @@ static bool add_figures(disk_run *run, const disk_row *r)
 
 /* ---- fit ---- */
 
-/* Of one line: all alike but the size. Peaks are rows of their own. */
+/* Cases of one line: all alike but the size. Peaks are rows of their own. */
 static bool is_same_line(const disk_run *run, uint32_t a, uint32_t b)
 {
     const kvf_disk_case *x = &run->rows[a].c, *y = &run->rows[b].c;

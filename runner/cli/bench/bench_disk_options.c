@@ -18,7 +18,7 @@ static const cli_spelling of_case[] = {
     {0},
 };
 
-/* What is swept where the command line does not say. */
+/* Values that are swept where the command line does not say. */
 static const char *const swept[][2] = {{"what", "random"},
                                        {"engine", "io_uring,preadv"},
                                        {"direct", "on,off"},

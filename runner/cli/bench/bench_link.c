@@ -262,7 +262,7 @@ static bool run_case(link_run *run, const char *suite, const kvf_link_case *c)
         run->measured++;
         return true;
     }
-    /* What the machine lacks is an answer; anything else is a failure. */
+    /* A lack of the machine is an answer; anything else is a failure. */
     const bool is_lack = status == KVF_UNSUPPORTED ||
                          (c->huge_pages == KVF_HUGE_PAGES_REQUIRED && status == KVF_OUT_OF_MEMORY);
     cli_cell_text(&row[LINK_STATUS], is_lack ? "not here" : kvf_status_name(status));

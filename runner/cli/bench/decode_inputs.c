@@ -86,7 +86,7 @@ void decode_inputs_begin(decode_inputs *in, const decode_options *o)
     memset(in->drift, 0, kv_count(o, DECODE_BATCH_MAX) * o->group * sizeof *in->drift);
     if (!o->passage)
         return;
-    /* What all query heads of a group look at is about the budget. */
+    /* All query heads of a group together look at about the budget. */
     const uint32_t fitting = o->cache.budget_tokens / (o->passage * o->group);
     in->looks_count = fitting < 1 ? 1 : fitting < DECODE_LOOKS_MAX ? fitting : DECODE_LOOKS_MAX;
     for (uint32_t i = 0; i < o->topics; i++)

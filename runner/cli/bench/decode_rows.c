@@ -39,7 +39,8 @@ static double page_token_bytes(const decode_case *c, double exact)
                : (double)kvf_cache_memory(c->cache)->host_kv_bytes / tokens;
 }
 
-/* What one layer of one step must read on the device: attended keys and values, and digests. */
+/* Bytes that one layer of one step must read on the device: attended keys and values, and digests.
+ */
 static double bytes_to_read(const decode_case *c, const kvf_stats *s)
 {
     const double layer_steps = (double)c->steps * c->config.layers;
@@ -76,7 +77,7 @@ static void set_times(const decode_rates *rates, const decode_case *c, cli_cell 
     cli_cell_real(&row[DECODE_VS_DENSE], rates->dense_ns / median * c->batch);
 }
 
-/* What the device did, where it has the times. Overhead is none of attention, scoring and the
+/* Phases of the device, where it has the times. Overhead is none of attention, scoring and the
  * renewal of static sets: append, select and whatever the clock has beyond the sum of the parts. */
 static void set_phases(const decode_case *c, const kvf_stats *s, cli_cell *row)
 {
@@ -92,7 +93,7 @@ static void set_phases(const decode_case *c, const kvf_stats *s, cli_cell *row)
     cli_cell_real(&row[DECODE_REFRESH], row[DECODE_REFRESH_US].real / mean_us);
 }
 
-/* What the tier had to read; per layer. */
+/* Reads of the tier; per layer. */
 static void set_disk(const decode_case *c, const kvf_stats *s, cli_cell *row)
 {
     const double layer_steps = (double)c->steps * c->config.layers;

@@ -3,7 +3,7 @@
 /*
  * `kvferry chat`: a conversation that stays in the cache.
  *
- * What the template makes of all messages is compared with the text that the sequence holds. Where
+ * The template's text of all messages is compared with the text that the sequence holds. Where
  * that is its beginning, only the rest is read. Where it is not, because a template drops what a
  * model thought or trims an answer, the conversation goes on from a fork that was made in front of
  * the answer. It knows texts, not what they mean. Invariant: `now` holds the tokens of `now_text`
@@ -195,7 +195,7 @@ static kvf_status check_room(const conversation *c, const turn *t, kvf_error *er
                       held + t->ids.count + 1, context);
 }
 
-/* What an empty sequence reads is pruned, unless it is too short for that. */
+/* A prompt of an empty sequence is pruned, unless it is too short for that. */
 static bool can_prune(const conversation *c, const turn *t)
 {
     const cli_run *run = c->run;
@@ -216,7 +216,7 @@ static kvf_status note_after(conversation *c, const uint32_t *ids, size_t count,
                                     : KVF_OK;
 }
 
-/* Read ids of the turn: densely, or as steps behind what is there. An interrupted one leaves `now`
+/* Read ids of the turn: densely, or as steps after what is there. An interrupted one leaves `now`
  * as it was. */
 static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to, bool *stopped,
                           kvf_error *error)
@@ -311,7 +311,7 @@ static kvf_status reserve_answer(cli_run *run, uint32_t tokens, kvf_error *error
                               : model_out_of_memory(error, steps * sizeof *step_ms, "a turn");
 }
 
-/* What was fed of an answer: not its last token, which a template may or may not write. */
+/* Tokens of an answer that were fed: not its last token, which a template may or may not write. */
 static void count_answer(conversation *c, uint32_t fed)
 {
     c->now_count += fed;
@@ -383,7 +383,7 @@ static kvf_status run_turn(conversation *c, turn *t, kvf_error *error)
     return KVF_OK;
 }
 
-/* What is wrong with one message ends that message, not the conversation. */
+/* An error of one message ends that message, not the conversation. */
 static kvf_status take_turn(conversation *c, const kvf_text *line, kvf_error *error)
 {
     turn t = {0};

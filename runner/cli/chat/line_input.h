@@ -31,7 +31,7 @@ void cli_line_idle(cli_line_input *input, bool (*work)(void *user), void *user);
  * call. */
 cli_line_end cli_line_read(cli_line_input *input, const char *prompt, kvf_text *line);
 
-/** What edits lines in this build, in words. */
+/** The editor of lines in this build, in words. */
 const char *cli_line_editing(void);
 
 #endif

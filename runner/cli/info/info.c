@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `kvferry info`: asks the library about machine and build. What it says is info_report.c's. */
+/* `kvferry info`: asks the library about machine and build. info_report.c has the words. */
 
 #include "commands.h"
 #include "info_report.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the library says about machine and build, and what the runner adds, for people or as JSON.
+ * The library's report on machine and build, and what the runner adds, for people or as JSON.
  *
  * It knows how to show a JSON object to people. Invariant: --json prints exactly one object, the
  * library's own with a member "runner".

@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-/** What the library says, for people or as JSON. @return false after a message */
+/** The library's report, for people or as JSON. @return false after a message */
 bool cli_info_print(const char *description, bool as_json);
 
 #endif

@@ -27,7 +27,7 @@ void cli_progress_begin(cli_progress *progress, const char *title, uint64_t tota
 void cli_progress_at(cli_progress *progress, uint64_t done);
 /** Resident bytes of this process; 0 if the system does not say. */
 uint64_t cli_resident_bytes(void);
-/** What the next drawing says besides: tokens since @p start_ms, and memory in use. */
+/** Text that the next drawing has besides: tokens since @p start_ms, and memory in use. */
 void cli_progress_pace(cli_progress *progress, uint64_t tokens, double start_ms);
 /** Room for a line of others; the bar comes back with the next cli_progress_at. */
 void cli_progress_clear(cli_progress *progress);

@@ -19,7 +19,7 @@ const char *const cli_asked_names[] = {"end", "after", NULL};
 
 #define FNV_START    14695981039346656037u
 #define FNV_PRIME    1099511628211u
-/* Of each tensor, at its start and its middle: enough to tell a model from its fine-tuned kin
+/* Bytes of each tensor, at its start and its middle: enough to tell a model from its fine-tuned kin
  * without reading all of it. */
 #define SAMPLE_BYTES 64u
 
@@ -86,14 +86,14 @@ static void write_figures(cli_json *json, const char *key, const double *values,
     cli_json_end(json, ']');
 }
 
-/* What a layer was found with: not the layer itself, nor what is decided when it is used. */
+/* How a layer was found: not the layer itself, nor what is decided when it is used. */
 static uint32_t settings_mask(const char *policy)
 {
     return cli_settings_of(policy) & ~(cli_setting_bit("layer") | cli_setting_bit("keep") |
                                        cli_setting_bit("keep_tokens") | cli_setting_bit("pivot"));
 }
 
-/* What was found by answers has a share to keep, too. */
+/* Settings that were found by answers have a share to keep, too. */
 static void write_answered(cli_json *json, const char *policy, const cli_tuned *tuned,
                            uint32_t asked, const kvf_prune_config *config)
 {

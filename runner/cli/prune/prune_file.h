@@ -28,7 +28,7 @@ typedef struct cli_model_print {
 void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weights,
                           cli_model_print *out);
 
-/** What the command found by one method. */
+/** Settings that the command found by one method. */
 typedef struct cli_tuned {
     uint32_t layer; /* the one to use */
     kvf_prune_settings settings;

@@ -161,7 +161,7 @@ const kvf_setting *cli_settings_stray(const cli_prune_values *values, uint32_t k
     return NULL;
 }
 
-/* Of a share and a number of tokens, the one that counts is shown. */
+/* A share or a number of tokens is shown, whichever counts. */
 static uint32_t shown_of(const kvf_prune_settings *s)
 {
     return ~(cli_setting_bit(s->keep_tokens ? "keep" : "keep_tokens") |

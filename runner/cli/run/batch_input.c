@@ -289,7 +289,7 @@ static kvf_status check_names(const cli_jobs *jobs, const char *path, kvf_error 
     return status;
 }
 
-/* What reads lines. */
+/* The reader of lines. */
 typedef struct reading {
     const cli_job_source *source;
     cli_jobs *jobs;

@@ -103,7 +103,7 @@ static kvf_status read_logprobs(const reading *r, const json_value *line, const 
     return KVF_OK;
 }
 
-/* What its figures are told under. */
+/* The name that its figures are told under. */
 static void name_selection(const json_value *line, cli_given_answer *answer)
 {
     const json_value *select = json_get_set(line, "select"), *budget = json_get_set(line, "budget");

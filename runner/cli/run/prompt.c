@@ -35,7 +35,7 @@ static kvf_status read_text(const cli_run_options *o, kvf_text *text, kvf_error 
         return kvf_text_append(NULL, text, o->prompt, strlen(o->prompt), error);
     if (o->prompt_file)
         return model_read_file(NULL, o->prompt_file, PROMPT_BYTES_MAX, text, error);
-    /* What was saved is a prompt, too, and nobody has to type one. */
+    /* A saved sequence is a prompt, too, and nobody has to type one. */
     return o->load_file && isatty(STDIN_FILENO) ? KVF_OK : read_standard_input(text, error);
 }
 

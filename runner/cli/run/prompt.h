@@ -34,7 +34,8 @@ bool cli_note_start(const char *where, const kvf_tokenizer *tokenizer, const uin
 KVF_CHECKED kvf_status cli_check_ids(const kvf_model_config *model, const kvf_token_ids *ids,
                                      kvf_error *error);
 
-/** What follows the prompt, for `score`: no special tokens in front. @return as cli_prompt_read */
+/** The text after the prompt, for `score`: no special tokens in front. @return as cli_prompt_read
+ */
 KVF_CHECKED kvf_status cli_text_read(const char *path, const kvf_model_config *model,
                                      const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
                                      kvf_error *error);

@@ -200,7 +200,7 @@ static void close_run(cli_run *run)
 
 /* ---- run ---- */
 
-/* What a default decided. */
+/* Tells what a default decided. */
 static void tell_dense(const cli_run *run)
 {
     const kvf_cache_config *c = &run->options.cache;

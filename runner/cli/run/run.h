@@ -51,7 +51,7 @@ bool cli_logprobs_add(cli_logprobs *logprobs, const float *logits, uint32_t voca
 void cli_logprobs_write(cli_json *json, const cli_logprobs *logprobs, bool has_drawn);
 void cli_logprobs_free(cli_logprobs *logprobs);
 
-/* What one question, or the one continuation, took. */
+/* Time and counters of one question, or of the one continuation. */
 typedef struct cli_answer {
     uint32_t prompt_tokens; /* fed as decode steps */
     uint32_t kept_tokens;   /* of a chat: what the cache had already */
@@ -83,7 +83,7 @@ typedef struct cli_rescored {
     size_t count, capacity;
 } cli_rescored;
 
-/* What was computed of a pruned prompt later. */
+/* Tokens of a pruned prompt that were computed later. */
 typedef struct cli_complete {
     uint32_t tokens;
     uint64_t rows, rows_left; /* over the deeper layers */
@@ -176,13 +176,13 @@ typedef struct cli_run {
     bool output_failed; /* standard output did not take a token */
 } cli_run;
 
-/** What goes in, run_input.c: read, and checked against the model. */
+/** The input, run_input.c: read, and checked against the model. */
 KVF_CHECKED kvf_status cli_run_read_input(cli_run *run, kvf_error *error);
 
-/** Of the prompt, the text, the longest question and the answer. */
+/** Tokens of the prompt, the text, the longest question and the answer. */
 uint32_t cli_run_tokens_needed(const cli_run *run);
 
-/** What it will take, run_plan.c: the cache's settings, and the memory of everything. Needs the
+/** The plan, run_plan.c: the cache's settings, and the memory of everything. Needs the
  * input and the runtime. */
 KVF_CHECKED kvf_status cli_run_make_plan(cli_run *run, kvf_error *error);
 
@@ -201,7 +201,7 @@ KVF_CHECKED kvf_status cli_run_batch(cli_run *run, kvf_error *error);
 /** For a long operation: shows how far it is. @return whether to go on: nobody interrupted it */
 bool cli_run_go_on(void *progress, uint32_t done, uint32_t total);
 
-/** What was counted between two readings, of what an answer tells. */
+/** Counters between two readings, of those that an answer tells. */
 kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after);
 
 /** Prefill and score. The first answer's counters are of the text. @return KVF_OK also when
@@ -244,7 +244,7 @@ kvf_transformer_options cli_run_transformer(const cli_run *run, const kvf_model_
 /** Behind a plan: a line if tensors of a file are widened. */
 void cli_note_widening(const kvf_weights *weights);
 
-/** What weights, runner and cache will take, and what there is. */
+/** Memory that weights, runner and cache will take, and what there is. */
 KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,
                                      const kvf_cache_config *cache, cli_memory_plan *plan,
                                      kvf_error *error);
@@ -256,7 +256,8 @@ uint32_t cli_run_prompt_tokens(const cli_run *run);
  * @return as kvf_runtime_open */
 KVF_CHECKED kvf_status cli_runtime_open(cli_run *run, kvf_error *error);
 
-/** What a file holds in another type or order than is needed. @return KVF_OK also if interrupted */
+/** Tensors that a file holds in another type or order than is needed. @return KVF_OK also if
+ * interrupted */
 KVF_CHECKED kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime,
                                            kvf_error *error);
 

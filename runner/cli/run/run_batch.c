@@ -16,7 +16,7 @@
 
 #include <stdlib.h>
 
-/* What a row of the batch said so far. */
+/* The answer of a row of the batch so far. */
 typedef struct outlet {
     cli_printer printer;
     kvf_text text;
@@ -135,7 +135,7 @@ bool cli_run_print_jobs(const cli_run *run)
     return is_printed;
 }
 
-/* What the tokens were drawn from, so that they can be scored again. */
+/* The selection that tokens were drawn with, so that they can be scored again. */
 static void write_logprobs(const batch_run *b, cli_json *j, const kvf_batch_answer *a,
                            const outlet *o)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What goes into a run: the model's configuration and weights, its tokenizer, and the prompt, the
+ * The input of a run: the model's configuration and weights, its tokenizer, and the prompt, the
  * text, the questions or the jobs that are read with them. Each is checked against the model as
  * soon as it is there.
  */

@@ -160,14 +160,14 @@ static const char *const extends[] = {"default", "sparse", "dense", NULL};
 
 static const cli_option of_extending[] = {
     {.is = {"extend", KVF_SETTING_NAME, FIELD(extend), .names = extends,
-            .meaning = "how tokens behind those that the cache has are read: sparse = as steps, "
+            .meaning = "how tokens after those that the cache has are read: sparse = as steps, "
                        "up to 16 tokens in one, each of which selects; dense = as a prompt"},
-     .absent = "sparse for questions of --ask, dense behind --load"},
+     .absent = "sparse for questions of --ask, dense after --load"},
 };
 
 static const cli_option of_turns[] = {
     {.is = {"extend", KVF_SETTING_NAME, FIELD(extend), .names = extends,
-            .meaning = "how turns behind the first are read: sparse = as steps, up to 16 tokens in "
+            .meaning = "how turns after the first are read: sparse = as steps, up to 16 tokens in "
                        "one, each of which selects; dense = as a prompt"},
      .absent = "dense"},
 };
@@ -261,7 +261,7 @@ static const cli_option of_completing[] = {
      .argument = "R"},
 };
 
-/* What the model, the prompt or another option sets is none. */
+/* A setting of the model, the prompt or another option is none. */
 static const cli_spelling of_cache[] = {
     {"layers", NULL, CLI_HIDDEN, NULL},
     {"kv_heads", NULL, CLI_HIDDEN, NULL},
@@ -269,7 +269,7 @@ static const cli_spelling of_cache[] = {
     {0},
 };
 
-/* What is said of a batch, and does not go with one. */
+/* Options of a batch, and those that do not go with one. */
 static const char *batch_problem(const cli_command *command, const cli_run_options *o)
 {
     const bool has_prompt = o->prompt || o->prompt_file || o->token_ids_file;
@@ -298,7 +298,7 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
                                               : NULL;
 }
 
-/* What is said of completing, and does not go with it. */
+/* Options of completing, and those that do not go with it. */
 static const char *completing_problem(const cli_run_options *o)
 {
     if (!o->prune.policy || o->prune.values.config.retention != KVF_RETENTION_COMPLETE)
@@ -312,7 +312,7 @@ static const char *completing_problem(const cli_run_options *o)
     return NULL;
 }
 
-/* What can be said without looking at the model. */
+/* Refusals without a look at the model. */
 static bool check_together(const cli_command *command, const cli_run_options *o)
 {
     int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->token_ids_file != NULL);
@@ -342,7 +342,7 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem =
             "--load with --prompts goes on from what was saved, as plain text; leave --chat out";
     else if (o->extend && !o->ask_file && !o->load_file && !o->interactive)
-        problem = "--extend says how tokens behind a prompt are read that is there; give --ask or "
+        problem = "--extend says how tokens after a prompt are read that is there; give --ask or "
                   "--load";
     else if (o->reselect && !o->load_file)
         problem = "--reselect says how a file of --load is taken; give --load";

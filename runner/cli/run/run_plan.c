@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a run will take before any of it is taken: room of its sequences, rows of a batch, chunks of
- * the model, and the memory of all of them.
+ * The memory plan of a run before any of it is taken: room of its sequences, rows of a batch,
+ * chunks of the model, and the memory of all of them.
  */
 
 #include "run.h"
@@ -12,7 +12,8 @@
 /* Tokens of a prefill chunk: enough rows for matrix products to be bound by arithmetic, few enough
  * that hidden states stay small next to the weights and Ctrl-C is heard soon. */
 #define CHUNK_TOKENS     256u
-/* Of hidden states and products on a GPU: fills it, and takes 0.6 GiB at Llama-3.1-8B's width. */
+/* Rows of hidden states and products on a GPU: this fills it, and takes 0.6 GiB at Llama-3.1-8B's
+ * width. */
 #define GPU_CHUNK_TOKENS 4096u
 /* Prompt tokens that go layer by layer at once: 1 GiB of hidden states at that width. */
 #define PROMPT_TOKENS    65536u
@@ -22,7 +23,7 @@
 /* Tokens of a step with drafts, of all answers together: as many as weights that are widened once
  * meet. */
 #define DRAFT_ROWS       16u
-/* Of a conversation, where nothing else is asked for. */
+/* Tokens of a conversation, where nothing else is asked for. */
 #define CHAT_TOKENS      8192u
 
 static bool is_on_gpu(const kvf_runtime *runtime)
@@ -197,7 +198,7 @@ static kvf_status check_draft(const cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-/* What is to be opened, with as many rows as there are now. */
+/* The cache that is to be opened, with as many rows as there are now. */
 static kvf_status plan_rows(cli_run *run, kvf_error *error)
 {
     kvf_cache_config *c = &run->options.cache;
@@ -207,7 +208,7 @@ static kvf_status plan_rows(cli_run *run, kvf_error *error)
     kvf_transformer_geometry(&options, c);
     c->tokens_max = context_of(run);
     c->tokens_per_step_max = run->batch.rows ? 1 + run->options.draft_tokens : step_tokens(run);
-    /* Patched, the prompt's last tokens are behind every chunk for a while. */
+    /* Patched, the prompt's last tokens come after every chunk for a while. */
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune.config.chunk_queries;
     if (run->options.ask_file || run->options.interactive) {

@@ -53,7 +53,7 @@ static kvf_status prepare_mask(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-/* What eviction between chunks scores with. */
+/* Queries that eviction between chunks scores with. */
 static uint32_t queries_observed(const kvf_prune_config *config)
 {
     const uint32_t window = config->settings.window ? config->settings.window : 1;
@@ -184,7 +184,7 @@ static double ratio(double a, double b)
     return b > 0.0 ? a / b : 0.0;
 }
 
-/* Of a prompt, on average. */
+/* Tokens of a prompt, on average. */
 static double kept_per_layer(const cli_run *run)
 {
     const kvf_prune_stats *s = &run->prune.stats;
@@ -220,7 +220,7 @@ static void write_mask(cli_json *j, const cli_run *run)
     cli_json_end(j, '}');
 }
 
-/* What ASL chose by; null where it did not look. */
+/* Values that ASL chose by; null where it did not look. */
 static void write_variance(cli_json *j, const cli_run *run)
 {
     const uint32_t layers = run->model.layers;

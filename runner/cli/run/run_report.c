@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a run took: a few lines for people, one JSON object for programs.
+ * The report of a run: a few lines for people, one JSON object for programs.
  *
  * It knows figures, not how they came about. Invariant: every figure was measured in this run, and
  * what was not measured is left out.

@@ -16,7 +16,7 @@
 /* A note ends with the window that a pruner observed, and with this, which no id is, plus how many
  * of its ids the sequence lacks. */
 #define NOTE_HELD    0x80000000u
-/* Of a block, at most. */
+/* Tokens of a block, at most. */
 #define BLOCK_TOKENS 64u
 
 /* As the file says it: family, depth and weights. */
@@ -97,7 +97,7 @@ kvf_status cli_saved_match(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-/* What would be said only after the prefill otherwise: the build, and the folder. */
+/* Refusals that would otherwise come only after the prefill: the build, and the folder. */
 static kvf_status check_target(const cli_run *run, kvf_error *error)
 {
     const char *path = run->options.save_file;

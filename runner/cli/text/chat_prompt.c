@@ -150,7 +150,7 @@ static kvf_status add_messages(const char *path, const json_value *root,
     return KVF_OK;
 }
 
-/* What a template leaves out is lost to the model, as in Transformers; but not silently. */
+/* Text that a template leaves out is lost to the model, as in Transformers; but not silently. */
 static void note_lost_calls(const cli_chat *chat, const kvf_chat_message *messages, size_t count)
 {
     for (size_t i = 0; i < count; i++)

@@ -44,7 +44,7 @@ void cli_chat_close(cli_chat *chat);
 /** The chat that the template is run on. Borrows. */
 kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, size_t count);
 
-/** What a chat is made of. Borrows. */
+/** The members of a chat. Borrows. */
 typedef struct cli_turns {
     const char *system;         /* NULL = the template's own */
     const json_value *messages; /* a list, or an object with a list "messages"; NULL = none */

@@ -39,7 +39,7 @@ void cli_printer_begin(cli_printer *p, const cli_stop_texts *stop)
     p->started = p->failed = false;
 }
 
-/* What a token completed goes through the filter; @p token is freed. */
+/* Text that a token completed goes through the filter; @p token is freed. */
 static void print_text(cli_printer *p, kvf_text *token, kvf_status status)
 {
     kvf_text out = {0};

@@ -62,7 +62,7 @@ typedef struct cli_printer {
 void cli_printer_begin(cli_printer *printer, const cli_stop_texts *stop);
 /** @return whether to go on: no stop came and nothing failed */
 bool cli_printer_token(cli_printer *printer, uint32_t id);
-/** What is left, and a line break. */
+/** The rest, and a line break. */
 void cli_printer_end(cli_printer *printer);
 
 #endif

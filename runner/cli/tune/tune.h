@@ -3,8 +3,8 @@
 #define KVF_CLI_TUNE_H
 
 /*
- * `kvferry tune`: how to prune a model, or which of its heads are hot, measured on text. What its
- * files share.
+ * `kvferry tune`: how to prune a model, or which of its heads are hot, measured on text. Types and
+ * functions that its files share.
  *
  * tune_options.c reads the command line, tune_text.c makes pieces of text, tune_questions.c hides
  * questions in them, tune_search.c looks for settings that keep the answers, tune_measure.c
@@ -124,7 +124,7 @@ KVF_CHECKED kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures,
  * no greater: halfway to what was the least before. 0 = none */
 double cli_tune_asl_threshold(const cli_tuned *asl, uint32_t layer);
 
-/** What of the attention of whole pieces is on tokens that layers get with this setting.
+/** The share of the attention of whole pieces that is on tokens that layers get with this setting.
  * @param figures  [layers] of zeros, which become tuned->recovery */
 KVF_CHECKED kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tuned,
                                          double *figures, const cli_tune_runs *runs,
@@ -146,14 +146,14 @@ void cli_tune_heads_cache(const cli_tune *tune, kvf_cache_config *config);
 /** Find hot heads; fills sensitivity and mask. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_tune_heads(cli_tune *tune, kvf_error *error);
 
-/** What was found, for people: shares, and a map. */
+/** The result, for people: shares, and a map. */
 void cli_tune_heads_print(const cli_tune *tune, FILE *file);
 
 /** Share of a full prefill's tokens that FastKV computes with these settings at this layer: all up
  * to it, few after it. */
 double cli_tune_share(const cli_tune *tune, const kvf_prune_settings *settings, uint32_t layer);
 
-/** What was found, for people. */
+/** The result, for people. */
 void cli_tune_print(const cli_tune *tune, FILE *file);
 
 #endif

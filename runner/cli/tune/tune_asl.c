@@ -126,7 +126,7 @@ kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures, const cli_tune_ru
     if (least_behind(asl) < 1.0)
         return KVF_OK;
     return model_fail(error, KVF_INVALID,
-                      "asl: the variance of ranks does not fall behind layer %u, so no threshold "
+                      "asl: the variance of ranks does not fall after layer %u, so no threshold "
                       "chooses a layer; take --method both",
                       asl->settings.layer_min);
 }

@@ -60,14 +60,14 @@ void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config 
 {
     kvf_prune_config_init(out, kvf_prune_policy_find(policy));
     cli_settings_apply(&tune->options.prune.values, out);
-    /* What is kept changes nothing of a prefill's hidden states. */
+    /* The kept tokens change nothing of a prefill's hidden states. */
     out->settings.keep = 1.0f;
     out->settings.keep_tokens = 0;
 }
 
 /* ---- structkv ---- */
 
-/* What the recording policy sees, summed over pieces. */
+/* Scores that the recording policy sees, summed over pieces. */
 typedef struct recorder {
     kvf_structkv_measures *sums; /* [layers] */
     uint32_t *counts;            /* [layers] */
@@ -240,7 +240,7 @@ static void on_run(void *user)
     cli_progress_at(c->progress, ++*c->done);
 }
 
-/* Of what was found. */
+/* The recovery of what was found. */
 static kvf_status measure_recovery(cli_tune *tune, double *figures, const cli_tune_runs *runs,
                                    kvf_error *error)
 {

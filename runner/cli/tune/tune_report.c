@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What was found, for people: bars in the terminal.
+ * The result, for people: bars in the terminal.
  *
  * It knows figures, not how they came about. Invariant: what was not measured is not shown.
  */
@@ -55,7 +55,7 @@ static void print_measure(const cli_tuned *tuned, const char *title, const doubl
     print_bars(tuned, values, tuned->first, tuned->count, file);
 }
 
-/* What StructKV's score is made of. */
+/* The terms of StructKV's score. */
 static void print_measures(const cli_tuned *structkv, FILE *file)
 {
     char title[96];
@@ -132,7 +132,7 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
     }
     if (structkv->scores) {
         fprintf(file,
-                "\nstructkv: pivot at layer %u of 0 to %u, behind the highest transition score\n",
+                "\nstructkv: pivot at layer %u of 0 to %u, after the highest transition score\n",
                 structkv->layer, tune->model.layers - 1);
         print_scores(structkv, file);
         print_measures(structkv, file);

@@ -3,13 +3,13 @@
 /*
  * The cheapest settings of a policy that keep the answers.
  *
- * Questions that full attention does not answer say nothing and are left out. Of the rest a setting
- * must keep the goal. First the compute: for each share of tokens that deeper layers get, the
+ * Questions that full attention does not answer say nothing and are left out. A setting must keep
+ * the goal on the rest. First the compute: for each share of tokens that deeper layers get, the
  * shallowest layer that keeps the answers, by halving, where that would be cheaper than what was
  * found so far. Then the memory: the smallest share that KV heads keep. Answers need not rise with
- * the layer, so a better setting may be missed; what is returned was measured. What a policy does
- * not keep is deleted here, and all that is left is attended. Times are those of what was found,
- * in pairs with full attention, so that other work on the machine meets both.
+ * the layer, so a better setting may be missed; what is returned was measured. Tokens that a
+ * policy does not keep are deleted here, and all others are attended. Times are those of what was
+ * found, in pairs with full attention, so that other work on the machine meets both.
  *
  * At the end of a prompt every question has a sequence of its own, and the window knows it. Asked
  * afterwards, it has a fork of the piece, which was pruned without it; the piece is read once for
@@ -186,7 +186,8 @@ static bool is_hopeless(const search *s, uint32_t answers)
     return answers < s->needed && s->has_best && (s->is_fit || answers <= s->best.kept);
 }
 
-/* What was lost once is easily lost again: asked first, it ends a hopeless trial early. */
+/* An answer that was lost once is easily lost again: asked first, it ends a hopeless trial early.
+ */
 static void ask_first(cli_tune *tune, uint32_t index)
 {
     const tune_question lost = tune->questions[index];

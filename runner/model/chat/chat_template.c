@@ -249,8 +249,8 @@ bool kvf_chat_asks(const kvf_chat_format *format, const char *variable)
 
 /* ---- markers ---- */
 
-/* What is a token wherever it is a marker. Others, such as <|user|> in Zephyr's format and [INST]
- * of the first Mistral, are plain text for some models. */
+/* Markers, which are tokens wherever they are. Others, such as <|user|> in Zephyr's format and
+ * [INST] of the first Mistral, are plain text for some models. */
 static const char *const markers[] = {
     "<|im_start|>",
     "<|im_end|>",

@@ -306,7 +306,7 @@ static jinja_value read_postfix(jinja_machine *m, jinja_value value)
         } else if (jinja_accept(m, ".")) {
             const jinja_token name = *jinja_peek(m, 0);
             if (name.kind != TOKEN_NAME && name.kind != TOKEN_INT)
-                jinja_fail(m, KVF_CORRUPT, "a name is missing behind '.'");
+                jinja_fail(m, KVF_CORRUPT, "a name is missing after '.'");
             jinja_next(m);
             if (name.kind == TOKEN_NAME && jinja_accept(m, "(")) {
                 jinja_arguments arguments;

@@ -101,8 +101,8 @@ static inline int jinja_shown(size_t size)
 }
 /** Memory that lives as long as the machine; NULL after a failure. */
 void *jinja_take(jinja_machine *m, size_t bytes);
-/** Count the work of looking at so many bytes, or names: a failure when there was too much. What
- * takes memory needs no more, since memory is bounded and never given back. */
+/** Count the work of looking at so many bytes, or names: a failure when there was too much.
+ * Functions that take memory need no more, since memory is bounded and never given back. */
 void jinja_spend(jinja_machine *m, size_t bytes);
 /** Room for one more of @p count elements; @p max is a bound. @return the array, maybe moved; NULL
  * after a failure, and it is as before then */

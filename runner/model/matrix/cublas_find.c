@@ -21,7 +21,7 @@ static const char *const toolkits[] = {"/usr/local/cuda/lib64",
                                        "/usr/local/cuda/targets/x86_64-linux/lib",
                                        "/usr/local/cuda/targets/sbsa-linux/lib", "/opt/cuda/lib64"};
 
-/* Of a Python environment, below its prefix. */
+/* Folders of a Python environment, below its prefix. */
 static const char *const wheels[] = {
     "lib/python3*/site-packages/nvidia/cu13/lib", "lib/python3*/site-packages/nvidia/cublas/lib",
     "lib/python3*/dist-packages/nvidia/cu13/lib", "lib/python3*/dist-packages/nvidia/cublas/lib"};

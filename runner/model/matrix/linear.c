@@ -23,14 +23,14 @@
 /* And multiplies about this much, where it has several rows. */
 #define WIDE_PANEL_PRODUCTS  (512u * 1024u)
 #define WHOLE_PANEL_PRODUCTS (1024u * 1024u)
-/* Of KVF_WIDE_OUTPUTS, and of the lanes of whole_simd.c. */
+/* A multiple of KVF_WIDE_OUTPUTS, and of the lanes of whole_simd.c. */
 #define PANEL_MULTIPLE       48u
 
 /* From so many rows on they meet weights together: blocks and bf16, and other numbers. */
 #define WIDE_ROWS       2u
 #define WIDE_ROWS_OTHER 3u
 
-/* Of products in bf16: wide panels pack x less often. */
+/* For products in bf16: wide panels pack x less often. */
 #define MATRIX_PANEL_BYTES    (1024u * 1024u)
 #define MATRIX_PANEL_OUTPUTS  256u
 #define MATRIX_PANEL_MULTIPLE 16u

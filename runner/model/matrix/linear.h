@@ -64,7 +64,7 @@ typedef void (*kvf_dot_rows_fn)(const void *weight, size_t rows, size_t columns,
                                 float *y);
 typedef void (*kvf_widen_fn)(const void *from, size_t count, float *to);
 
-/** Of rows of blocks: counts are multiples of a block; bytes need no alignment. */
+/** For rows of blocks: counts are multiples of a block; bytes need no alignment. */
 typedef struct kvf_packed_kernels {
     kvf_dot_rows_fn dot_rows[GGUF_TYPES]; /**< by gguf_type.index; NULL for plain numbers */
     kvf_widen_fn widen[GGUF_TYPES];
@@ -91,10 +91,10 @@ typedef struct kvf_wide_kernel {
 } kvf_wide_kernel;
 
 #define KVF_WHOLE_COLUMNS 32u
-/* Of 16 bits, so that the upper byte of a number that is rounded up is one too. */
+/* A number of 16 bits, so that the upper byte of a number that is rounded up is one too. */
 #define KVF_WHOLE_LARGEST 32512.0f
 
-/* Of smaller ones the reciprocal overflows. */
+/* The reciprocal of smaller ones overflows. */
 #define KVF_WHOLE_LEAST_LARGEST 0x1p-100f
 
 /** KVF_WHOLE_COLUMNS numbers of x: whole ones x scale, to 2^-16 of the largest. */

@@ -3,7 +3,7 @@
 #define KVF_MODEL_LINEAR_VECTOR_H
 
 /*
- * What the matrix-vector kernels are written in: the vector of the instruction set that is being
+ * The language of the matrix-vector kernels: the vector of the instruction set that is being
  * built (KVF_LINEAR_VARIANT names the build), or one number in plain C (KVF_LINEAR_PLAIN).
  *
  * It knows lanes, not matrices. Invariant: finish_sums adds vectors and lanes in one order.
@@ -135,9 +135,10 @@ static inline void ask_ahead(const void *weight, size_t bytes)
 }
 
 /*
- * What a result's bits follow from, beside the lanes: the sums that it is made of. Each takes every
- * so many-th vector of columns. There are as many as 32 numbers have vectors, four at most; of
- * plain numbers two where x is longer than what leaves room in 32 KiB for the row that streams by.
+ * The bits of a result follow, beside the lanes, from: the sums that it is made of. Each takes
+ * every so many-th vector of columns. There are as many as 32 numbers have vectors, four at most;
+ * of plain numbers two where x is longer than what leaves room in 32 KiB for the row that streams
+ * by.
  */
 #define KVF_IN_ORDER_COLUMNS_MAX 4096u
 #define KVF_SUMS                 (32u / VF_LANES < 4 ? 32u / VF_LANES : 4u)

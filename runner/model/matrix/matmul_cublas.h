@@ -14,7 +14,7 @@
 
 typedef struct kvf_cublas kvf_cublas;
 
-/** Of device memory, as much as cuBLAS asks for on Hopper. */
+/** Device memory, as much as cuBLAS asks for on Hopper. */
 #define KVF_CUBLAS_WORKSPACE_BYTES ((size_t)32 << 20)
 
 /**

@@ -8,7 +8,7 @@
  * that a product of two pairs is exact in 32 bits, and a sum over 32 columns too. Eight outputs are
  * the lanes: their blocks are transposed into vectors with a pair of columns of all of them, which
  * stay in the first-level cache for all rows; nothing is added across lanes. 256 weights and a row
- * have 16 products and as many sums, or 16 operations with VNNI; in fp32 they have 32. Of types
+ * have 16 products and as many sums, or 16 operations with VNNI; in fp32 they have 32. For types
  * with whole bytes fp32 is faster at one row, which is as fast as memory there. It knows arrays
  * only. Invariant: a result is one chain of sums over blocks in order, so its bits depend
  * neither on other rows nor on the outputs beside; they are those of whole_simd.c.

@@ -517,7 +517,8 @@ typedef struct frame_flag {
     size_t *count;
 } frame_flag;
 
-/* What is put before or after a text: the token, if the flag is true; without it, if false. */
+/* Tokens that are put before or after a text: the token, if the flag is true; without it, if false.
+ */
 static kvf_status read_frame_flag(kvf_tokenizer *tokenizer, const json_value *root, frame_flag f,
                                   kvf_error *error)
 {

@@ -20,7 +20,7 @@ typedef struct cuda_products {
     size_t panel_bytes;
 } cuda_products;
 
-/* Of a panel for any matrix of the model. */
+/* Bytes of a panel for any matrix of the model. */
 size_t cuda_panel_bytes(const kvf_model_config *model);
 
 /* Up to KVF_THIN_PARTS_MAX matrices that share x; without blocks they lie one after the other. */

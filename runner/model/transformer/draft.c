@@ -3,8 +3,8 @@
 /*
  * Prompt lookup by a look at all ids, newest first; how long a draft is, whoever guesses.
  *
- * It knows ids only. Of the places where the newest tokens came up before, the one with most of
- * them wins, and the newest of these. A draft is half as long as allowed at first, twice as long
+ * It knows ids only. The place where most of the newest tokens came up before wins, and the
+ * newest of these. A draft is half as long as allowed at first, twice as long
  * after one that was all right, and after another one token longer than what of it was.
  */
 

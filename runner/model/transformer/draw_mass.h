@@ -27,8 +27,8 @@ typedef struct kvf_draw_settings {
     uint32_t is_greedy;
 } kvf_draw_settings;
 
-/* Of the likeliest token. Those below 2^-40 of it have none: all of 2^18 are less than the rounding
- * of a softmax in fp32. */
+/* The mass of the likeliest token. Those below 2^-40 of it have none: all of 2^18 are less than the
+ * rounding of a softmax in fp32. */
 #define KVF_MASS_ONE (UINT64_C(1) << 40)
 /* The distance of tokens without mass. */
 #define KVF_DRAW_FAR (UINT64_C(41) << 32)
@@ -105,8 +105,8 @@ KVF_INLINE uint64_t kvf_draw_part(uint64_t a, uint64_t b)
     return high + (left >> 32) + (right >> 32) + (middle >> 32);
 }
 
-/* Of tokens, likeliest first, the last one that is wanted is the first with which their weights are
- * at least this. 1 ... total; @p random is used by a draw. */
+/* Among tokens, likeliest first, the last one that is wanted is the first with which their weights
+ * are at least this. 1 ... total; @p random is used by a draw. */
 KVF_INLINE uint64_t kvf_draw_wanted(const kvf_draw_settings *s, kvf_draw_goal goal, uint64_t total,
                                     uint64_t random)
 {

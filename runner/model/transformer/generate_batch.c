@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of a block, at most. */
+/* Tokens of a block, at most. */
 #define BLOCK_TOKENS 64u
 
 /* A row of the batch. */

@@ -233,7 +233,7 @@ static uint64_t pop_until(candidate *heap, size_t count, uint64_t wanted)
     return heap[0].key;
 }
 
-/* Of the tokens that are wanted, by bin, how many there are or what they weigh. Two neighbours are
+/* How many of the tokens are wanted, by bin, or what they weigh. Two neighbours are
  * often in one bin, so they have sums of their own. @return of all */
 static uint64_t sum_bins(const kvf_sampler *sampler, kvf_draw_goal goal, uint64_t *bins)
 {

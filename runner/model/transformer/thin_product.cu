@@ -14,12 +14,12 @@
  * `second`, 8 rows of a product apart: gate and up, or the two halves of a head, meet in one
  * thread. Sums are formed by turns, then warps in their order: the same for any number of rows.
  *
- * A norm after a product is of its last block. What that adds to the end of the product, beside a
- * fence and an atomic per block: rows are read once more, 4 bytes an output from L2, which at 4096
- * outputs is 16 KiB a row, 256 cycles of a multiprocessor that takes 64 bytes in one; weights are
- * in L2 by then. A launch of its own has a block per row, so it wins from some number of rows on:
- * KVF_THIN_NORM_ROWS are 2048 cycles, and 64 rows would be 16384. Norms of heads have a last block
- * each: 512 bytes a row at head_dim 128. Counted, not measured.
+ * A norm after a product is of its last block. The time that this adds to the end of the product,
+ * beside a fence and an atomic per block: rows are read once more, 4 bytes an output from L2, which
+ * at 4096 outputs is 16 KiB a row, 256 cycles of a multiprocessor that takes 64 bytes in one;
+ * weights are in L2 by then. A launch of its own has a block per row, so it wins from some number
+ * of rows on: KVF_THIN_NORM_ROWS are 2048 cycles, and 64 rows would be 16384. Norms of heads have a
+ * last block each: 512 bytes a row at head_dim 128. Counted, not measured.
  */
 
 #include "thin_product.h"

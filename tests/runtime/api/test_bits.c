@@ -144,7 +144,7 @@ static void delays_do_not_change_bits(void **state)
     }
 }
 
-/* What was resident decides what moves, never the answer. An exact refresh sees every key. */
+/* Residency decides what moves, never the answer. An exact refresh sees every key. */
 static void slots_do_not_change_bits(void **state)
 {
     const uint64_t seed = test_seed(109);

@@ -414,7 +414,7 @@ static void step_child(play *x)
     x->s[0] = parent;
 }
 
-/* What happens in the middle of a round; what it gives lies in the places of a step. */
+/* An event in the middle of a round; what it gives lies in the places of a step. */
 static void take_turn(play *x)
 {
     const draw *d = &x->p->d;

@@ -159,7 +159,7 @@ typedef struct family {
     void *memory, *pinned, *pinned_alias, *out;
 } family;
 
-/* What a child calls; `line` is that of the call that was not refused as it should be, or 0. */
+/* Calls of a child; `line` is that of the call that was not refused as it should be, or 0. */
 #define REFUSED(call)                                                                              \
     do {                                                                                           \
         const kvf_error *e_ = kvf_runtime_error(NULL);                                             \
@@ -240,7 +240,7 @@ static int open_own(void)
     return 0;
 }
 
-/* What of it is wrong, as a line; 0 = nothing. */
+/* Its first mistake, as a line; 0 = nothing. */
 static int live_as_child(family *f)
 {
     int line = refuse_caches(f);

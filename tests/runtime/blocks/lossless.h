@@ -14,7 +14,7 @@
 
 #include "harness.h"
 
-/* Of head_dim 64: every key and value becomes one near it. Fails the test if quantization changes
+/* For head_dim 64: every key and value becomes one near it. Fails the test if quantization changes
  * any. */
 void lossless_make(test_tokens *t, kvf_pages pages);
 

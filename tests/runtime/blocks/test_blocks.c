@@ -113,7 +113,7 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
     }
 }
 
-/* Of all kinds of heads; the sequence's chunks are others. */
+/* With all kinds of heads; the sequence's chunks are others. */
 static void where_chunks_end_changes_no_bit(void **state)
 {
     static const uint32_t sizes[] = {1, 7, 32, 100};
@@ -144,7 +144,8 @@ static void where_chunks_end_changes_no_bit(void **state)
     }
 }
 
-/* What the caller recorded once runs again with other tokens, tables, lengths and regions. */
+/* A graph that the caller recorded once runs again with other tokens, tables, lengths and regions.
+ */
 static void a_capture_of_the_caller_has_the_same_bits(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING};

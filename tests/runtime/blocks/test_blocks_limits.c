@@ -85,7 +85,7 @@ static void a_token_that_is_not_finite_costs_its_rows(void **state)
     rig_close(&r);
 }
 
-/* What comes before it does not see it: the outputs, and so what other rows share, are as ever. */
+/* Queries before it do not see it: the outputs, and so what other rows share, are as ever. */
 static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
 {
     rig r;
@@ -182,7 +182,7 @@ static void chunks_of_many_rows_are_single_ones(void **state)
     rig_close(&r);
 }
 
-/* Of one query: a step that attends to everything has the sum of weights of a chunk, and so have
+/* For one query: a step that attends to everything has the sum of weights of a chunk, and so have
  * streaming heads; one within a budget has a part of it. Both add floats in an order of their own:
  * 1e-4 of a logarithm below 10. */
 static void a_chunk_tells_what_share_a_step_has(void **state)

@@ -25,7 +25,7 @@ static void record(rig *r, uint64_t seed)
     }
 }
 
-/* What must be is what `from` kept. Prompts come in other chunks. */
+/* The outputs must be those that `from` kept. Prompts come in other chunks. */
 static void expect_outputs_of(rig *r, const rig *from)
 {
     const size_t heads = r->config.cache.query_heads;
@@ -83,9 +83,9 @@ static kvf_blocks_plan plan_of(kvf_runtime *runtime, kvf_pages pages, uint32_t p
     return plan;
 }
 
-/* Of heads of 128 in bf16: 896 and 1,088 bytes for the 2,048 of a page of 4, and the more in slots;
- * window and sink, codes and what of a block is on the device stay, and there is room for one row
- * in full precision. */
+/* For heads of 128 in bf16: 896 and 1,088 bytes for the 2,048 of a page of 4, and the more in
+ * slots; window and sink, codes and what of a block is on the device stay, and there is room for
+ * one row in full precision. */
 static void a_block_takes_less_memory(void **state)
 {
     const kvf_runtime_config rc = test_runtime_config();

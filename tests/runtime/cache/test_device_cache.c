@@ -163,8 +163,8 @@ static void with_room_for_all_nothing_moves(void **state)
 
 /* ---- blocks that go to another sequence ---- */
 
-/* Of the second of two sequences that have the same blocks one after the other; `alone`: there was
- * no first one. */
+/* Outputs of the second of two sequences that have the same blocks one after the other; `alone`:
+ * there was no first one. */
 static void run_second(uint32_t ignores_writes, bool alone, char *out)
 {
     const kvf_runtime_config rc = test_runtime_config();

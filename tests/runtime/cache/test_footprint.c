@@ -54,7 +54,7 @@ static void rig_close(rig *r)
     test_release(r->out);
 }
 
-/* `positions` NULL = contiguous. What the tokens are does not matter here. */
+/* `positions` NULL = contiguous. The values of tokens do not matter here. */
 static void append(rig *r, kvf_sequence *s, uint32_t layer, uint32_t count,
                    const uint32_t *positions)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the library says of its own settings: every default is in its range and comes back from its
- * text, every text that is no value is refused and changes nothing, and names are those of the
+ * The library's descriptions of its own settings: every default is in its range and comes back from
+ * its text, every text that is no value is refused and changes nothing, and names are those of the
  * lists.
  */
 

@@ -12,7 +12,7 @@
 #define BLOCKS       4u
 #define BLOCK_TOKENS 32u
 
-/* What an engine has on the device: lengths[i] is i. Codes of all layers follow. */
+/* An engine's arrays on the device: lengths[i] is i. Codes of all layers follow. */
 typedef struct block_arrays {
     int64_t slots[TOKENS];
     int32_t tables[2][2]; /* before and after the copy of a block */

@@ -56,7 +56,7 @@ static inline float *stage_token(char *base, uint32_t heads, uint32_t layer, uin
 
 /* ---- the watchdog ---- */
 
-/* Of the whole program: call it first. */
+/* Watches the whole program: call it first. */
 void scene_watch_start(void);
 /* From here to alarm(0): a play of `what` in which call `nth` fails. */
 void scene_watch(const char *what, uint64_t nth);

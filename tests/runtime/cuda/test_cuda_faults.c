@@ -30,7 +30,7 @@ static uint32_t call_step(void)
 
 /* ---- what counts ---- */
 
-/* What is alive, on the device and in the allocator. */
+/* Live objects on the device and in the allocator. */
 typedef struct census {
     uint64_t of[8];
     int64_t blocks;

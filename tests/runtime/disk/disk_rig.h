@@ -3,7 +3,7 @@
 #define KVF_TESTS_RUNTIME_DISK_RIG_H
 
 /*
- * What tests of the disk tier share: settings of a cache that has a quarter of its pages in memory,
+ * Helpers of tests of the disk tier: settings of a cache that has a quarter of its pages in memory,
  * and such a cache beside one without a tier, to compare.
  */
 

@@ -3,7 +3,7 @@
 /*
  * A cache with a disk tier gives the same bits as one without: prompts, steps, forks, batches,
  * cuts, saves and restores, under every policy and digest, with a quarter of the pages in memory.
- * Its file is private. What a tier cannot do is refused by name.
+ * Its file is private. Settings that a tier cannot have are refused by name.
  */
 
 #include "disk_rig.h"

@@ -216,7 +216,7 @@ static void life_with_failures(const save_case *c, int what, bool is_same, kvf_t
     close_worlds(&f);
 }
 
-/* What is transient is asked for again, and nobody sees it. */
+/* A transient failure is asked for again, and nobody sees it. */
 static void transient_failures(void **state)
 {
     static const int whats[] = {SHORT, FULL_QUEUE, ERRNO + EAGAIN, ERRNO + ECANCELED};

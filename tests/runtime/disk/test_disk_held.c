@@ -366,7 +366,7 @@ static void attended_meanwhile(kvf_transfer transfer)
             assert_memory_equal(out, out + row, row);
         }
     atomic_store(&hold_reads, 0);
-    printf("# %s: %u calls waited; %llu partial results before, %llu behind; %llu pages moved\n",
+    printf("# %s: %u calls waited; %llu partial results before, %llu after; %llu pages moved\n",
            kvf_transfer_name(config.transfer), meanwhile.calls,
            (unsigned long long)meanwhile.attended, (unsigned long long)meanwhile.rest,
            (unsigned long long)meanwhile.moved);

@@ -2,7 +2,7 @@
 
 /*
  * Page lists of a cache with a disk tier: the same lists as without, the same bytes where they are
- * said to be, and the same attention over them. What is listed stays in memory for what the caller
+ * said to be, and the same attention over them. A listed page stays in memory for what the caller
  * enqueues on the stream; what is not has no address while it is on disk.
  */
 

@@ -93,7 +93,7 @@ static void play(disk_worlds *w, test_random *r, const char *what)
     disk_same_steps(w, a[0], b[0], DISK_PROMPT + 3, steps, what);
 }
 
-/* What a call needs may be all there is. */
+/* A call may need all there is. */
 static bool has_tier(const kvf_cache_config *c)
 {
     kvf_runtime_config rc = test_runtime_config();

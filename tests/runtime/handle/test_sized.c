@@ -129,7 +129,7 @@ static void an_old_program_goes_on(void **state)
     kvf_cache_config_init_sized((kvf_cache_config *)(void *)cc, sizeof *cc);
     assert_int_equal(cc->prefill_chunk_max, 512);
     set_geometry(cc);
-    kvf_cache_config_preset((kvf_cache_config *)(void *)cc, KVF_PRESET_PRKV); /* lies behind it */
+    kvf_cache_config_preset((kvf_cache_config *)(void *)cc, KVF_PRESET_PRKV); /* lies after it */
     test_expect(runtime, kvf_cache_open(runtime, (kvf_cache_config *)(void *)cc, &cache, NULL),
                 KVF_OK);
     kvf_cache_config whole;
@@ -323,10 +323,10 @@ static void steps_of_an_old_program_are_the_same(void **state)
     test_close(&w, &t);
 }
 
-/* What is only looked at where it is not refused before. */
+/* Memory that is only looked at where it is not refused before. */
 static const _Alignas(64) char somewhere[64];
 
-/* What calls are made on. `size` is that of the struct which is tried. */
+/* Handles that calls are made on. `size` is that of the struct which is tried. */
 typedef struct handles {
     test_world w;
     kvf_blocks *blocks;
@@ -553,7 +553,8 @@ static const struct {
 #define AS_FILL_ROW(type, name, varies, call) {#name, sizeof(type), varies, fill_##name},
     FILL_LIST(AS_FILL_ROW)};
 
-/* What both know is written, the rest of a longer struct is 0, and nothing after its end. */
+/* Fields that both know are written, the rest of a longer struct is 0, and nothing after its end.
+ */
 static void what_is_filled_may_have_any_length(void **state)
 {
     handles h = {0};

@@ -221,6 +221,6 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(knows_what_is_left)};
     const struct CMUnitTest of_the_host[] = {cmocka_unit_test(callers_with_little_stack)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    /* What a driver takes is not ours, and the emulator takes more. */
+    /* The stack of a driver is not ours, and the emulator takes more. */
     return test_on_cuda() ? failed : failed + cmocka_run_group_tests(of_the_host, NULL, NULL);
 }

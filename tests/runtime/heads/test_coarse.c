@@ -160,7 +160,7 @@ static void mean_of(const test_tokens *t, uint32_t layer, uint32_t head, uint32_
         mean[c] = rint(mean[c] * 127.0 / largest) * (largest / 127.0);
 }
 
-/* What the ranked segments 1 .. count have: the mean over the group of softmax. */
+/* The mass of the ranked segments 1 .. count: the mean over the group of softmax. */
 static void mass_of_segments(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t query,
                              uint32_t count, double *weight)
 {

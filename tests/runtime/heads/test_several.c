@@ -108,7 +108,7 @@ static void keep_row(stage *x, uint32_t row, uint32_t b, uint32_t layer, uint32_
            c->query_heads * sizeof *x->lse);
 }
 
-/* Of each sequence `right[b]` tokens and as many more as make `count[b]`, all layers. */
+/* For each sequence `right[b]` tokens and as many more as make `count[b]`, all layers. */
 static void call(stage *x, const uint32_t count[SEQUENCES], const uint32_t right[SEQUENCES],
                  int is_told)
 {
@@ -322,7 +322,7 @@ static void kinds_of_heads(void **state)
     check(&p);
 }
 
-/* What a draft had wrong is taken back, and leaves nothing. */
+/* Wrong tokens of a draft are taken back, and leave nothing. */
 static void rejected_tokens(void **state)
 {
     const uint64_t seed = test_seed(1223);

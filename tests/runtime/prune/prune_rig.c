@@ -172,7 +172,7 @@ void rig_fill_layer(rig *r, const progress *p)
         rig_fill_chunk(r, p, first, CHUNK, true);
 }
 
-/* What follows from a result. */
+/* The next move after a result. */
 static void go_on(progress *p, const kvf_prune_result *result)
 {
     for (uint32_t i = 0; result->propagate && i < result->propagate_count; i++) {

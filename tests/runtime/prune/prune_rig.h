@@ -3,7 +3,7 @@
 #define KVF_TESTS_RUNTIME_PRUNE_RIG_H
 
 /*
- * What the tests of the pruner share: a policy that does as it is told and notes what it was shown,
+ * Helpers of the tests of the pruner: a policy that does as it is told and notes what it was shown,
  * a cache with a prompt on its way through the layers, and attention restated in double.
  *
  * Knows nothing of what a test wants to prove.
@@ -26,7 +26,7 @@
 
 /* ---- a policy that does as it is told ---- */
 
-/* What it was shown of a layer. */
+/* The view of a layer that it was shown. */
 typedef struct sight {
     kvf_prune_view view; /* pointers are not valid any more */
     float scores[KV_HEADS * PROMPT];

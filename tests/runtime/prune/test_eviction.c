@@ -3,8 +3,8 @@
 /*
  * Chunked eviction against a restatement of its definition: random queries and keys go through a
  * cache in chunks, and after every chunk the keys that each KV head still holds are looked up among
- * those that were put in. What may stay follows from scores in double precision over the chunk
- * alone; where two scores are closer than single precision tells apart, either may.
+ * those that were put in. The tokens that may stay follow from scores in double precision over the
+ * chunk alone; where two scores are closer than single precision tells apart, either may.
  *
  * Knows the definition, not the library's way: it keeps lists of tokens per head. Decode and the
  * footprint are checked on what remains.

@@ -108,7 +108,7 @@ static void rows_come_back(void **state)
     }
 }
 
-/* What is planned is taken, and what one row or one window takes. */
+/* The planned bytes are taken, and those of one row or one window. */
 static void what_is_planned_is_taken(void **state)
 {
     const kvf_runtime_config rc = test_runtime_config();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the pruner refuses, by name: nonsense that a policy answers, wrong calls, and keys that are
+ * Refusals of the pruner, by name: nonsense that a policy answers, wrong calls, and keys that are
  * not finite. Another prompt goes on afterwards.
  */
 

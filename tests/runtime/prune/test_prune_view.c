@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the pruner shows a policy: scores, profiles, raw products and sums, compared with a
+ * The pruner's view for a policy: scores, profiles, raw products and sums, compared with a
  * restatement in double.
  */
 

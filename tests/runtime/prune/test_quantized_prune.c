@@ -115,7 +115,7 @@ static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence 
     assert_true(kvf_page_pool_is_valid(&kv_group->pool));
 }
 
-/* What of a layer is there as it came: its window, and the block that was sealed last. */
+/* Tokens of a layer that are there as they came: its window, and the block that was sealed last. */
 static uint32_t exact_from(const kvf_sequence *s)
 {
     const kvf_layer *layer = &s->layers[0];

@@ -3,7 +3,7 @@
 #define KVF_TESTS_RUNTIME_SAVE_FAULTS_H
 
 /*
- * What tests of saves that fail share: an engine that does what a plan says and tells what it was
+ * Helpers of tests of saves that fail: an engine that does what a plan says and tells what it was
  * asked, memory that ends once, and a small cache with a sequence to save.
  */
 
@@ -14,7 +14,7 @@
 
 enum { NOTHING, SHORT, KILL, FULL_QUEUE, ERRNO }; /* ERRNO + code */
 
-/* Of the engine: what happens to which request. */
+/* A plan of the engine: what happens to which request. */
 typedef struct fail_plan_of {
     uint32_t count, at; /* requests so far, and the one that meets it */
     int what;

@@ -3,7 +3,7 @@
 #define KVF_TESTS_RUNTIME_SAVE_RIG_H
 
 /*
- * What tests of saved sequences share: a folder of their own, caches of many settings, and whole
+ * Helpers of tests of saved sequences: a folder of their own, caches of many settings, and whole
  * continuations to compare.
  */
 

@@ -157,7 +157,7 @@ static void same_file_again(void **state)
 
 /* ---- pruned sequences ---- */
 
-/* What is in memory and what is restored elsewhere have the same positions, and go on alike. */
+/* A sequence in memory and one restored elsewhere have the same positions, and go on alike. */
 static void check_same(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first)
 {
     test_world other;

@@ -199,7 +199,7 @@ static uint32_t lose_power(fail_world *f, disk_habit habit, uint64_t seed, const
             continue;
         const kvf_status status = read_left(f, &d, &saved);
         const int is_whole = d.on_medium == bytes && memcmp(d.medium, whole, bytes) == 0;
-        /* What opens is whole, under whatever name: torn bytes are found. */
+        /* A file that opens is whole, under whatever name: torn bytes are found. */
         assert_true(status == KVF_OK || status == KVF_CORRUPT);
         assert_int_equal(status == KVF_OK, is_whole);
         if (status == KVF_OK)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a selection is for: attention recall of the policies on keys with planted structure, the two
- * ways of restructuring, the two ways of refreshing, the automatic ratio, and the counters.
+ * The purpose of a selection: attention recall of the policies on keys with planted structure, the
+ * two ways of restructuring, the two ways of refreshing, the automatic ratio, and the counters.
  *
  * The landscape: heavy tokens that every query looks at, scattered one by one; segments of a topic
  * that only queries of that topic look at; noise. So pages alone waste budget on heavy tokens, and

@@ -3,7 +3,7 @@
 #define KVF_TESTS_RUNTIME_RETAIN_WORLD_H
 
 /*
- * What the tests of scores, keeping and seeding share beside the harness: memory, a cache with or
+ * Helpers of the tests of scores, keeping and seeding beside the harness: memory, a cache with or
  * without a prefill arena, tokens to keep, a static set. Looks inside.
  */
 

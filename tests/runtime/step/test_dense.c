@@ -288,7 +288,7 @@ static void append_only_prefill_then_sparse_decode(void **state)
     test_close(&w, &t);
 }
 
-/* What is no form is refused by name, and changes nothing. */
+/* A form that is none is refused by name, and changes nothing. */
 static void bad_forms_are_named(void **state)
 {
     static const struct {

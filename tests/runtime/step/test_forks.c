@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Steps over forks. What they have in common is scored by one look at it, so a family of forks is
- * decoded in batches, and then each member once more alone: every step gives the same bits. What
- * they have in common, a step finds in their tables: held against a plain comparison.
+ * Steps over forks. Common tokens are scored by one look at them, so a family of forks is
+ * decoded in batches, and then each member once more alone: every step gives the same bits. A
+ * step finds common blocks in their tables: held against a plain comparison.
  *
  * A family grows by chance: forks of forks, that are cut and get other tokens, while parents go. A
  * member has a log of what it was given, with its outputs; a fork has that of its parent.
@@ -100,7 +100,7 @@ static void put_token(family *f, uint32_t row, uint32_t token)
     memcpy(f->v + row * k, test_v(&f->pool, 0, token), k);
 }
 
-/* What a call brings. */
+/* The tokens that a call brings. */
 typedef struct call {
     kvf_sequence *s[MEMBERS];
     uint32_t tokens[MEMBERS], of[MEMBERS * TURN], batch, rows;
@@ -377,7 +377,7 @@ static void decode_crowd(family *f, const crowd *c, call *all)
     }
 }
 
-/* What is counted. */
+/* The counters of a crowd. */
 static kvf_stats crowd_of(kvf_cache_config cc, crowd c)
 {
     family *f = calloc(1, sizeof *f);
@@ -417,8 +417,8 @@ static kvf_stats crowd_of(kvf_cache_config cc, crowd c)
     return stats;
 }
 
-/* What rows of a call choose alike is moved once, by whichever way, and is then there for calls of
- * one. With room for all nothing that was sealed is moved at all. */
+/* A page that rows of a call choose alike is moved once, by whichever way, and is then there for
+ * calls of one. With room for all nothing that was sealed is moved at all. */
 static void forks_move_a_page_once(void **state)
 {
     static const struct {

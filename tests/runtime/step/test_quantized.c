@@ -4,8 +4,8 @@
  * Quantized pages: what a cache attends to is what was quantized, and everything else is as ever.
  *
  * The yardstick is the naive model, whose keys and values are quantized and dequantized once their
- * block is sealed. Then runs of the library are compared with each other, bit for bit. What
- * quantization loses is the business of kernels' tests; transfer methods, threads, batches and
+ * block is sealed. Then runs of the library are compared with each other, bit for bit. The
+ * loss of quantization is the business of kernels' tests; transfer methods, threads, batches and
  * forks are that of test_bits and test_sequences, which run once more with KVF_TEST_PAGES on the
  * host device.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What pruning does to a cache: keeping tokens against a fresh sequence that was given only those,
+ * Pruned caches: keeping tokens against a fresh sequence that was given only those,
  * clearing, what is refused, and what comes after: decode, forks, replays, dense attention beside
  * it, with layers of different lengths.
  *

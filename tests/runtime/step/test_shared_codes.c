@@ -12,7 +12,7 @@
 
 /* ---- the plan ---- */
 
-/* Of Llama-3.1-8B's heads; the number of layers does not matter. */
+/* Settings of Llama-3.1-8B's heads; the number of layers does not matter. */
 static kvf_cache_config config_of_8b(uint32_t sequences, uint32_t context, uint32_t answer)
 {
     kvf_cache_config c;

@@ -68,7 +68,7 @@ static void go(walk *k, const piece *pieces)
     }
 }
 
-/* What must not depend on what was dropped. */
+/* Counters that must not depend on what was dropped. */
 static void same_stats(const kvf_stats *a, const kvf_stats *b)
 {
     assert_int_equal(a->steps, b->steps);
@@ -354,7 +354,7 @@ static void refusals_name_what_is_wrong(void **state)
     expect_text(&w, "tokens = 101: the sequence ends at position 100; give that or less");
     test_expect(w.runtime, kvf_sequence_truncate(w.cache, NULL, 0, w.stream), KVF_INVALID);
     expect_text(&w, "sequence is NULL; create one first");
-    /* What was chosen per KV head has no common end. */
+    /* Tokens that were chosen per KV head have no common end. */
     uint32_t ids[2 * 40];
     for (uint32_t i = 0; i < 80; i++)
         ids[i] = i < 40 ? 2 * i : i + 20;
@@ -366,7 +366,7 @@ static void refusals_name_what_is_wrong(void **state)
     test_expect(w.runtime, kvf_sequence_truncate(w.cache, s, 99, w.stream), KVF_UNSUPPORTED);
     expect_text(&w,
                 "tokens = 99: layer 1 holds what a prune policy chose of the positions below 100, "
-                "per KV head its own tokens; cut behind them, cut all, or fork before pruning");
+                "per KV head its own tokens; cut after them, cut all, or fork before pruning");
     assert_int_equal(kvf_sequence_length(s, 0), 101);
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 100, w.stream));
     assert_int_equal(kvf_sequence_length(s, 1), 40);
