@@ -401,7 +401,8 @@ KVF_API void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32
  */
 
 /**
- * Make the whole form of a pruned sequence: the tokens at positions below @p tokens in layers below
+ * Make the completed sequence of a pruned one: the tokens at positions below @p tokens in layers
+ * below
  * @p first_layer, shared with it as by a fork, and nothing after them. It is a sequence like any
  * other; destroy it to give up.
  *
@@ -416,7 +417,7 @@ KVF_API KVF_CHECKED kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence
                                                   kvf_stream *stream, kvf_sequence **whole);
 
 /**
- * The sequence goes on as its whole form, under the same handle. @p whole is destroyed, with the
+ * The sequence goes on completed, under the same handle. @p whole is destroyed, with the
  * pruned one. Recordings of the sequence cannot be replayed any more.
  *
  * All layers of @p whole hold as many tokens as the sequence had positions. If the sequence was cut

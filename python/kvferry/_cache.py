@@ -571,7 +571,7 @@ class Sequence(Handle):
 
     def complete_begin(self, first_layer: int, tokens: int,
                        stream: Optional[Stream] = None) -> "Sequence":
-        """The whole form of a pruned sequence: its first `tokens` in layers below `first_layer`, and
+        """The completed sequence of a pruned one: its first `tokens` in layers below `first_layer`, and
         nothing after. Prefill its other layers, then what the sequence got since; see kvf_complete_begin.
         """
         cache = self.cache
@@ -582,7 +582,7 @@ class Sequence(Handle):
         return cache._done(stream, waits, Sequence(cache, handle))
 
     def complete_end(self, whole: "Sequence", stream: Optional[Stream] = None) -> None:
-        """Go on as the whole form, which is closed."""
+        """Go on as the completed sequence, which is closed."""
         cache = self.cache
         stream, _ = cache.runtime._stream_for(stream, None)
         with cache._node.lock:

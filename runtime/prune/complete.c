@@ -3,9 +3,9 @@
 /*
  * Completing a pruned sequence; see the header.
  *
- * The whole form is a fork whose deeper layers are empty. At the end both handles trade their
- * slots, and with them everything that the cache has of a slot: layers, tables, counts and faults.
- * Work that was enqueued names slots and not handles, so it may still run.
+ * The completed sequence is a fork whose deeper layers are empty. At the end both handles trade
+ * their slots, and with them everything that the cache has of a slot: layers, tables, counts and
+ * faults. Work that was enqueued names slots and not handles, so it may still run.
  */
 
 #include "pruner.h"

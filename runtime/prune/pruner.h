@@ -4,7 +4,7 @@
 
 /*
  * A pruner: the buffers that measuring and deciding need, and how far each prompt has come. And the
- * whole form of a sequence that was pruned.
+ * completed sequence of a pruned one.
  *
  * Knows no policy by name and no model. Everything is reserved at open. `scores` holds what was
  * measured last, in device memory; the host reads it at `scores_host`, which is the same memory
@@ -130,8 +130,8 @@ KVF_CHECKED kvf_status kvf_prune_evict(kvf_prune *prune, kvf_sequence *sequence,
 void kvf_prune_advance(kvf_prune *prune, kvf_prune_slot *slot, uint32_t kept);
 
 /*
- * A pruned sequence and its whole form: made from the layers that lost nothing, filled by the
- * caller, and then in the place of the pruned one.
+ * A pruned sequence and its completed sequence: made from the layers that lost nothing, filled by
+ * the caller, and then in the place of the pruned one.
  *
  * Knows no policy, no pruner and no model. Invariant: until the end the pruned sequence is not
  * touched, and the end cannot fail half-way.

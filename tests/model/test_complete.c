@@ -232,7 +232,7 @@ static void so_does_a_selection(void **state)
 
 typedef enum what { NOTHING, STEPS_ONLY, FORK, CUT, GIVE_UP, DESTROY_FORK, NO_ROOM } what;
 
-/* No sequence is left for the whole form. */
+/* No sequence is left for the completed one. */
 static void fail_for_room(scene *s)
 {
     rig *r = &s->r;
@@ -337,7 +337,7 @@ static void a_save_in_the_middle_is_pruned(void **state)
     scene_close(&s);
 }
 
-/* A cut into the prompt: the whole form is cut as the sequence was. */
+/* A cut into the prompt: the completed sequence is cut as the sequence was. */
 static void a_cut_prompt_can_be_whole(void **state)
 {
     static outcome whole, plain;

@@ -297,7 +297,7 @@ void cli_run_prune_close(cli_run *run);
 /* Completing a pruned prompt, run_complete.c. */
 
 bool cli_run_completes(const cli_run *run);
-/** Room for the whole form beside the pruned one. */
+/** Room for the completed sequence beside the pruned one. */
 void cli_run_complete_reserve(const cli_run *run, kvf_cache_config *cache);
 /** Hidden states, in the memory plan. */
 void cli_run_complete_plan(cli_run *run);

@@ -59,7 +59,7 @@ KVF_CHECKED kvf_status kvf_completion_step(kvf_completion *completion, kvf_trans
                                            kvf_cache *cache, kvf_stream *stream);
 
 /**
- * Nothing is left: the sequence takes its whole form. Its recordings are dropped.
+ * Nothing is left: the sequence goes on completed. Its recordings are dropped.
  *
  * @param ids  [count] of the tokens that it got after the prompt
  * @return as kvf_transformer_prefill and kvf_complete_end; after an error it is dropped

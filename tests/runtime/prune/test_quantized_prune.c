@@ -484,8 +484,8 @@ static void keeping_all_is_not_pruning(void **state)
     }
 }
 
-/* The whole form of a pruned prompt is the prompt that was never pruned. */
-static void a_whole_form_is_the_prompt(void **state)
+/* The completed sequence of a pruned prompt is the prompt that was never pruned. */
+static void a_completed_sequence_is_the_prompt(void **state)
 {
     static const prompt_case x = {"fastkv", KVF_RETENTION_COMPLETE, KVF_EVICTION_NONE};
     for (uint32_t i = 0; i < turns_here(3); i++) {
@@ -508,7 +508,7 @@ static void a_whole_form_is_the_prompt(void **state)
                          &(test_range){.layer = layer, .count = PROMPT, .chunk = 33}, NULL);
         test_ok(&r.w, kvf_complete_end(r.w.cache, s, whole, r.w.stream));
         void *want = run_steps(&r, plain);
-        expect_same(&r, want, s, &x, "a whole form");
+        expect_same(&r, want, s, &x, "a completed sequence");
         free(want);
         rig_close(&r);
     }
@@ -522,7 +522,7 @@ int main(void)
         cmocka_unit_test(scores_are_of_what_steps_see),
         cmocka_unit_test(whatever_comes_next_changes_no_bit),
         cmocka_unit_test(keeping_all_is_not_pruning),
-        cmocka_unit_test(a_whole_form_is_the_prompt),
+        cmocka_unit_test(a_completed_sequence_is_the_prompt),
     };
     return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }
