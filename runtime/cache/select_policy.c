@@ -28,7 +28,7 @@ static const kvf_select_policy policies[] = {
 
     /* The static set takes the whole budget: tokens that the last refresh found important, as
      * SnapKV ("SnapKV: LLM Knows What You are Looking for Before Generation") keeps them, but
-     * renewed. */
+     * refreshed. */
     [KVF_SELECT_STATIC] = {NEWEST, .static_use = KVF_STATIC_WHOLE},
 
     /* Pages take the whole budget: the best of each step by the digest's upper bound, chosen per KV

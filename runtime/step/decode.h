@@ -49,7 +49,7 @@ KVF_CHECKED kvf_status kvf_decode_end(kvf_step *step, const kvf_decode_args *arg
                                       kvf_status status);
 
 /*
- * Renewing the static set of a row.
+ * Refreshing the static set of a row.
  */
 
 /* Rows again, with the other store where a refresh is due, and the host's note of it. */

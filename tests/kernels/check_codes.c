@@ -23,9 +23,9 @@ static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 16, 48, 112, 192, 240
 /* A number that no key should have, in one of `rows` rows. */
 static void damage(check *c, void *x, kvf_dtype dtype, uint32_t rows, uint32_t head_dim)
 {
-    static const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -0.0f, 1e-39f};
+    static const float special[] = {NAN, INFINITY, -INFINITY, 3e38f, -0.0f, 1e-39f};
     const size_t row = check_below(c, rows);
-    const float value = odd[check_below(c, 6)];
+    const float value = special[check_below(c, 6)];
     if (check_below(c, 3) == 0) /* a whole row: its rotation overflows, or all of it is tiny */
         for (uint32_t i = 0; i < head_dim; i++)
             kvf_element_set(x, dtype, row * head_dim + i, value);
@@ -427,16 +427,16 @@ void check_score_codes(check *c)
 static void make_tiles(check *c, const kvf_reduce_mass_args *a, float *top, float *sum,
                        bool is_damaged)
 {
-    static const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -1.0f, 0.0f};
+    static const float special[] = {NAN, INFINITY, -INFINITY, 3e38f, -1.0f, 0.0f};
     for (size_t i = 0; i < (size_t)a->lists * a->group * a->tiles_max; i++) {
         top[i] = (float)check_normal(c) * 5.0f;
         sum[i] = 1.0f + (float)check_below(c, 1000);
         if (check_below(c, 6) == 0)
             top[i] = -INFINITY;
         if (is_damaged && check_below(c, 3) == 0)
-            top[i] = odd[check_below(c, 6)];
+            top[i] = special[check_below(c, 6)];
         if (is_damaged && check_below(c, 3) == 0)
-            sum[i] = odd[check_below(c, 6)];
+            sum[i] = special[check_below(c, 6)];
     }
 }
 
@@ -445,7 +445,7 @@ static void make_tiles(check *c, const kvf_reduce_mass_args *a, float *top, floa
 static void make_masses(check *c, const kvf_reduce_mass_args *a, uint16_t *mass, const float *top,
                         bool is_damaged)
 {
-    static const uint16_t odd[] = {0x7fc0, 0x7f80, 0xff80, 0x7f7f, 0x8000, 0x0001};
+    static const uint16_t special[] = {0x7fc0, 0x7f80, 0xff80, 0x7f7f, 0x8000, 0x0001};
     for (uint32_t l = 0; l < a->lists; l++)
         for (uint32_t p = 0; p < a->pages_max; p++) {
             const bool is_empty = check_below(c, 5) == 0;
@@ -457,7 +457,7 @@ static void make_masses(check *c, const kvf_reduce_mass_args *a, uint16_t *mass,
                 uint16_t *to = &mass[row * a->pages_max + p];
                 *to = kvf_bf16_from_float(is_empty || t == -INFINITY ? -1.0f : x);
                 if (is_damaged && check_below(c, 20) == 0)
-                    *to = odd[check_below(c, 6)];
+                    *to = special[check_below(c, 6)];
                 if (!kvf_block_counts(a->bits[l][p / (a->block_size / a->page_size)],
                                       a->block_size))
                     *to = (uint16_t)check_random(c);

@@ -97,7 +97,7 @@ static void ring_spans(check *c, const kvf_ring_args *a, uint32_t task)
 
 static void ring_case(check *c, uint32_t index)
 {
-    static const float odd[] = {NAN, INFINITY, -INFINITY};
+    static const float nonfinite[] = {NAN, INFINITY, -INFINITY};
     static const uint32_t recents[] = {1, 2, 31, 32, 33, 64, 100}, sinks[] = {0, 1, 16, 33, 128};
     const uint32_t lengths[] = {1, 2, 16, 33, 127, 128, 129, 160, 161, 700, 1000, 4096, 100003};
     if (!check_begin(c))
@@ -129,7 +129,7 @@ static void ring_case(check *c, uint32_t index)
         kvf_element_set(check_below(c, 2) ? k : v, r->shape.dtype,
                         ((size_t)bad * a.kv_heads + head_at(a.head, 0)) * r->shape.head_dim +
                             check_below(c, r->shape.head_dim),
-                        odd[check_below(c, 3)]);
+                        nonfinite[check_below(c, 3)]);
     const size_t ring_bytes = (size_t)(r->sink_blocks + r->ring_blocks) * r->heads * page;
     for (uint32_t b = 0; b < a.rows; b++) {
         row[b] = (kvf_row){.ring = check_out(c, ring_bytes),

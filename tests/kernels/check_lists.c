@@ -18,8 +18,8 @@
 /* Scores of pages: usual, or with everything that damages a comparison. */
 static void fill_scores(check *c, float *to, size_t count, uint32_t kind)
 {
-    static const float odd[] = {0.0f,     -0.0f,     INFINITY,   -INFINITY, FLT_MAX,
-                                -FLT_MAX, 0x1p-149f, -0x1p-149f, 1.0f,      1.0f};
+    static const float special[] = {0.0f,     -0.0f,     INFINITY,   -INFINITY, FLT_MAX,
+                                    -FLT_MAX, 0x1p-149f, -0x1p-149f, 1.0f,      1.0f};
     for (size_t i = 0; i < count; i++) {
         float x = (float)check_normal(c) * 20.0f;
         switch (kind) {
@@ -33,7 +33,7 @@ static void fill_scores(check *c, float *to, size_t count, uint32_t kind)
             x = check_below(c, 3) ? x : check_below(c, 2) ? -INFINITY : NAN;
             break;
         case 4:
-            x = check_below(c, 4) ? odd[check_below(c, 10)] : NAN;
+            x = check_below(c, 4) ? special[check_below(c, 10)] : NAN;
             break;
         case 5:
             x = (float)i;

@@ -82,7 +82,7 @@ static void *make_tensor(check *c, kvf_dtype dtype, size_t count, uint32_t shift
 
 static void append_case(check *c, bool is_select)
 {
-    static const float odd[] = {NAN, INFINITY, -INFINITY};
+    static const float nonfinite[] = {NAN, INFINITY, -INFINITY};
     check_rows w;
     if (!check_begin(c))
         return;
@@ -103,7 +103,7 @@ static void append_case(check *c, bool is_select)
         const bool of_value = check_below(c, 2);
         const size_t row = (of_value ? values : count) / w.rows;
         kvf_element_set(of_value ? v : k, p->shape.dtype, row * bad + check_below(c, (uint32_t)row),
-                        odd[check_below(c, 3)]);
+                        nonfinite[check_below(c, 3)]);
     }
     a.q = make_tensor(c, p->shape.dtype, count * p->group, shift);
     a.k = is_select ? NULL : k;

@@ -21,7 +21,7 @@
 
 static void fill_row(check *c, float *row, uint32_t count, uint32_t data)
 {
-    static const float odd[] = {0.0f, -0.0f, 0x1p-149f, -3.0f, NAN, 2.0f, 2.0f, -INFINITY};
+    static const float special[] = {0.0f, -0.0f, 0x1p-149f, -3.0f, NAN, 2.0f, 2.0f, -INFINITY};
     const uint32_t only = count ? check_below(c, count) : 0;
     for (uint32_t i = 0; i < count; i++) {
         switch (data) {
@@ -41,7 +41,7 @@ static void fill_row(check *c, float *row, uint32_t count, uint32_t data)
             row[i] = i == only ? 5.5f : 0.0f;
             break;
         case 5: /* what counts as nothing, too */
-            row[i] = odd[check_below(c, 8)];
+            row[i] = special[check_below(c, 8)];
             break;
         case 6: /* all digits of the keys differ */
             row[i] = ldexpf(1.0f + (float)i / (float)count, (int)(i % 60) - 100);

@@ -152,7 +152,8 @@ static void passes_over_tokens_are_exact(void **state)
     enum { COUNT = 150 };
     static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE | KVF_ISA_AVX2,
                                     KVF_ISA_ALL};
-    static const float odd[] = {-0.0f, 0.0f, NAN, INFINITY, -INFINITY, -3e38f, 0x1p-149f, 3e38f};
+    static const float special[] = {-0.0f,     0.0f,   NAN,       INFINITY,
+                                    -INFINITY, -3e38f, 0x1p-149f, 3e38f};
     float logits[COUNT];
     uint64_t mass[COUNT + 1], random = 5;
     uint16_t bin[COUNT + 1];
@@ -162,7 +163,7 @@ static void passes_over_tokens_are_exact(void **state)
         const kvf_draw_settings *settings = kvf_sampler_settings(s, 0);
         sampling_logits(logits, COUNT, n % SAMPLING_KINDS, &random);
         for (uint32_t i = 0; i < n % 8; i++)
-            logits[kvf_random_below(&random, COUNT)] = odd[kvf_random_below(&random, 8)];
+            logits[kvf_random_below(&random, COUNT)] = special[kvf_random_below(&random, 8)];
         const size_t count = n < COUNT ? n : COUNT;
         size_t best = count;
         for (size_t i = 0; i < count; i++)

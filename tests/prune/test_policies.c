@@ -343,12 +343,12 @@ static int by_id(const void *a, const void *b)
 
 static void fill_row(float *row, uint32_t n, uint32_t kind, uint64_t *seed)
 {
-    static const float odd[] = {0.0f,   -0.0f,   INFINITY, -INFINITY, NAN,
-                                1e-45f, -1e-45f, 3e38f,    -3e38f,    1.0f};
+    static const float special[] = {0.0f,   -0.0f,   INFINITY, -INFINITY, NAN,
+                                    1e-45f, -1e-45f, 3e38f,    -3e38f,    1.0f};
     for (uint32_t j = 0; j < n; j++) {
         const uint32_t r = (uint32_t)kvf_random_next(seed);
         if (kind == 0)
-            row[j] = odd[r % (sizeof odd / sizeof *odd)];
+            row[j] = special[r % (sizeof special / sizeof *special)];
         else if (kind == 1)
             row[j] = (float)(r % 3);
         else if (kind == 2)

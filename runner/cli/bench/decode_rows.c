@@ -78,7 +78,8 @@ static void set_times(const decode_rates *rates, const decode_case *c, cli_cell 
 }
 
 /* Phases of the device, where it has the times. Overhead is none of attention, scoring and the
- * renewal of static sets: append, select and whatever the clock has beyond the sum of the parts. */
+ * refreshes of static sets: append, select and whatever the clock has beyond the sum of the parts.
+ */
 static void set_phases(const decode_case *c, const kvf_stats *s, cli_cell *row)
 {
     const double per_us = 1e3 * c->steps * c->config.layers, mean_us = row[DECODE_MEAN].real;
