@@ -302,7 +302,7 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         const uint8_t *mask;
         bool forks;
     } ways[] = {
-        /* the default: append, rotate, score_codes, fold, select, attend */
+        /* the default: append, rotate, score_codes, reduce_mass, select, attend */
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6, .mask = NULL},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 2 * 5, .mask = NULL},
         {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 2 * 4, .mask = NULL},
