@@ -114,6 +114,8 @@ VARIANTS = {
         "FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "MistralForCausalLM with sliding_window = None": ("MistralForCausalLM", {"sliding_window": None}),
     "Phi3ForCausalLM with sliding_window = None": ("Phi3ForCausalLM", {"sliding_window": None}),
+    "DeepseekV3ForCausalLM with v_head_dim = 16": ("DeepseekV3ForCausalLM", {"v_head_dim": 16}),
+    "MiMoV2FlashForCausalLM with head_dim = 64": ("MiMoV2FlashForCausalLM", {"head_dim": 64}),
     "Gemma2ForCausalLM with attn_logit_softcapping = None": (
         "Gemma2ForCausalLM", {"attn_logit_softcapping": None}),
 }
