@@ -40,7 +40,7 @@
 
 /* Sizes of heads X(d) that the matrix products of a GPU are compiled for, each for every type and
  * target; other multiples of 16 are the host device's. */
-#define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(256)
+#define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(192) X(256)
 #define KVF_GPU_HEAD_DIM_MAX 256u
 
 /* A *sub-group*: heads first .. first + count - 1 of every group; count 0: all of the group. */
