@@ -352,9 +352,10 @@ class Backend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Codes alone: in bf16 a sixteenth of keys and values."""
+        """Codes alone: in bf16 a sixteenth of keys and values. They are bytes, so vLLM clears blocks that other layers
+        get: read as numbers, codes may be none, and layers with a window multiply such by 0."""
         if type(spec) is not FullAttentionSpec:
             refuse("blocks of the kind %s" % type(spec).__name__, "take another model")
         check_spec(spec)
-        return replace(spec, num_head_slots=spec.num_kv_heads,
+        return replace(spec, num_head_slots=spec.num_kv_heads, dtype=torch.uint8,
                        state_content_bytes=spec.head_size // CODES_PER_BYTE)
