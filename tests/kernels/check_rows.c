@@ -47,6 +47,7 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
 {
     kvf_paging *p = &w->p;
     const bool large = config->blocks_max > 100;
+    *p = (kvf_paging){0};
     p->shape.dtype = (kvf_dtype)check_below(c, 3);
     p->shape.head_dim = large ? 64 : check_head_dims[check_below(c, check_dims(c))];
     p->block_size = large ? 8 : 8u << check_below(c, 4);
@@ -56,7 +57,6 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->block_jobs = p->block_pages;
     p->shape.page_size = p->block_size / p->block_pages;
     p->shape.pages = config->pages;
-    p->shape.value_dim = 0;
     p->shape = check_values(c, &p->shape);
     p->spare_blocks = config->pages != KVF_PAGES_NATIVE;
     p->kv_heads = 1 + check_below(c, 3);
