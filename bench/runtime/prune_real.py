@@ -10,7 +10,7 @@ the window knows it, and afterwards, on a fork of a pruned document that is kept
 prune_answers.py, which reads a document once for all its questions; what a prompt costs is measured
 with the command and the GGUF file, and its tokens with the same weights in fp32 are compared.
 
-Rows that were found are kept in prune_real.json, row by row, and is not run again; --minutes ends the run.
+Rows that were found are kept in prune_real.json, row by row, and are not run again; --minutes ends the run.
 Writes prune_real.md, which alone is in the repository: a machine that has no figures yet needs a folder
 of its own, --out. Needs torch:
 `./dev python --run bench/runtime/prune_real.py --kvferry build/runner/cli/kvferry`.

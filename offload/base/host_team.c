@@ -325,7 +325,7 @@ uint32_t kvf_team_threads(const kvf_team *team)
 
 /* ---- stacks ---- */
 
-/* The stack of a thread, written by it alone: its stack stays where it is. */
+/* Bounds of the stack of a thread, written by it alone: a stack stays where it is. */
 static _Thread_local struct {
     uintptr_t low, high; /* high = 0: not asked yet */
 } bounds;
