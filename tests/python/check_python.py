@@ -34,6 +34,25 @@ class Attention(Base):
             self.close_to(lse[0], np.log(np.exp(logits).sum(-1)), 1e-4)
         self.assertEqual(len(sequence), 333)
 
+    def test_values_narrower_than_keys(self):
+        def rows(tokens, heads, width):
+            return self.rng.standard_normal((tokens, heads, width)).astype(np.float32)
+
+        cache = self.cache(select="full", head_dim=64, value_dim=32, prefill_chunk_max=100, page_size=8,
+                           softmax_scale=HEAD_DIM ** -0.5)
+        sequence = cache.sequence()
+        q, k, v = rows(330, QUERY_HEADS, 64), rows(330, KV_HEADS, 64), rows(330, KV_HEADS, 32)
+        self.close_to(cache.prefill(sequence, q, k, v), dense(q, k, v))
+        new = rows(1, QUERY_HEADS, 64), rows(1, KV_HEADS, 64), rows(1, KV_HEADS, 32)
+        k, v = np.concatenate([k, new[1]]), np.concatenate([v, new[2]])
+        self.close_to(cache.decode(sequence, *new), dense(new[0], k, v))
+        lists = cache.select_pages(sequence, *new, cache.page_lists())
+        pages = np.zeros((len(lists.indices), 8, 96), np.float32)
+        cache.read_pages(sequence, lists, pages)
+        np.testing.assert_array_equal(pages[0], np.concatenate([k[:8, 0], v[:8, 0]], 1))
+        with self.assertRaisesRegex(kvferry.Invalid, r"v is .*it must be float32\[1, 2, 32\]"):
+            cache.decode(sequence, new[0], new[1], new[1])
+
     def test_default_budget_finds_a_needle(self):
         cache = self.cache(tokens_max=4096, budget_tokens=256)
         sequence = cache.sequence()
