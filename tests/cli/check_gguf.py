@@ -275,10 +275,14 @@ def write(folder, name, data):
     return path
 
 
+def command(*arguments):
+    return subprocess.run([KVFERRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          check=False)
+
+
 def run(path, *arguments):
     device = ["--device", "cuda"] if ON_CUDA else [] # the last --device counts
-    return subprocess.run([KVFERRY, "run", "--model", path, "--select", "full", *device, *arguments],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    return command("run", "--model", path, "--select", "full", *device, *arguments)
 
 
 def run_ids(folder, path):
@@ -326,6 +330,11 @@ def check_experts(folder):
         where = {device: run(path, "--prompt", "a1a", "-n", "8", "--device", device) for device in ("host", "auto")}
         check("experts on auto: " + where["auto"].stderr, where["auto"].returncode == 0 and
               "on the host device: " + says in where["auto"].stderr and where["auto"].stdout == where["host"].stdout)
+        text = write(folder, "text", b"a1a " * 400)
+        tuned = command("tune", "--model", path, "--text", text, "--tokens", "128", "--samples", "1", "--questions",
+                        "0", "--method", "fastkv", "--device", "auto")
+        check("tune of experts on auto: " + tuned.stderr, tuned.returncode == 0 and
+              "on the host device: " + says in tuned.stderr)
         return
     done, _ = check_logits(folder, Experts(True), "experts of many types", 2e-2)
     check_bytes(folder, done)

@@ -51,21 +51,21 @@ static void load_weights(const cli_run *run)
     cli_progress_end(&progress);
 }
 
-kvf_status cli_runtime_open(cli_run *run, kvf_error *error)
+kvf_status cli_runtime_open(kvf_runtime_config *config, const kvf_model_config *model,
+                            kvf_weights *weights, kvf_runtime **out, kvf_error *error)
 {
-    kvf_runtime_config *config = &run->options.runtime;
     kvf_error why = {0};
-    KVF_TRY(kvf_runtime_open(config, &run->runtime, error));
-    if (config->device != KVF_DEVICE_AUTO || kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
+    KVF_TRY(kvf_runtime_open(config, out, error));
+    if (config->device != KVF_DEVICE_AUTO || kvf_runtime_device(*out) == KVF_DEVICE_HOST)
         return KVF_OK;
-    kvf_weights_keep_packed(run->weights);
-    if (kvf_transformer_on_gpu(&run->model, run->weights, &why) == KVF_OK)
+    kvf_weights_keep_packed(weights);
+    if (kvf_transformer_on_gpu(model, weights, &why) == KVF_OK)
         return KVF_OK;
     fprintf(stderr, "kvferry: on the host device: %.*s\n", (int)strcspn(why.text, ";"), why.text);
-    kvf_runtime_close(run->runtime);
-    run->runtime = NULL;
+    kvf_runtime_close(*out);
+    *out = NULL;
     config->device = KVF_DEVICE_HOST;
-    return kvf_runtime_open(config, &run->runtime, error);
+    return kvf_runtime_open(config, out, error);
 }
 
 kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime, kvf_error *error)
@@ -248,7 +248,8 @@ static int prepare(cli_run *run, kvf_error *error)
 {
     kvf_status status = cli_run_read_input(run, error);
     if (status == KVF_OK && !run->runtime)
-        status = cli_runtime_open(run, error);
+        status = cli_runtime_open(&run->options.runtime, &run->model, run->weights, &run->runtime,
+                                  error);
     if (status == KVF_OK)
         status = cli_saved_check(run, error);
     if (status == KVF_OK)

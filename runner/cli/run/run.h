@@ -252,9 +252,10 @@ KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,
 /** Tokens of the longest prompt. */
 uint32_t cli_run_prompt_tokens(const cli_run *run);
 
-/** A runtime on the device of the options; with `auto`, on one that computes the model.
- * @return as kvf_runtime_open */
-KVF_CHECKED kvf_status cli_runtime_open(cli_run *run, kvf_error *error);
+/** A runtime on the device of @p config; with `auto`, on one that computes the model, which
+ * @p config says then. @return as kvf_runtime_open */
+KVF_CHECKED kvf_status cli_runtime_open(kvf_runtime_config *config, const kvf_model_config *model,
+                                        kvf_weights *weights, kvf_runtime **out, kvf_error *error);
 
 /** Tensors that a file holds in another type or order than is needed. @return KVF_OK also if
  * interrupted */

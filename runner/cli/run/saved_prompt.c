@@ -59,7 +59,8 @@ kvf_status cli_saved_read(cli_run *run, kvf_error *error)
     kvf_saved saved;
     if (!path)
         return KVF_OK;
-    KVF_TRY(cli_runtime_open(run, error));
+    KVF_TRY(
+        cli_runtime_open(&run->options.runtime, &run->model, run->weights, &run->runtime, error));
     KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, NULL, 0, error));
     for (size_t i = 0; i < saved.note_bytes / sizeof(uint32_t); i++)
         KVF_TRY(kvf_token_ids_push(NULL, &run->loaded.prompt, 0, error));
