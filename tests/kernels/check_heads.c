@@ -104,7 +104,7 @@ static void ring_case(check *c, uint32_t index)
         return;
     kvf_ring_args a = {
         .ring = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % check_dims(c)],
-                           check_page_sizes[index % 4], KVF_PAGES_NATIVE},
+                           check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0},
                  .heads = 1 + check_below(c, 4),
                  .sink = sinks[index % 5],
                  .recent = recents[index % 7]},
