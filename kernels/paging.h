@@ -76,10 +76,14 @@ typedef struct kvf_shape {
     uint32_t value_dim; /* likewise, at most head_dim; 0 = head_dim */
 } kvf_shape;
 
-/* Channels of a value, and of an output. */
+/* Channels of a value, and of an output. Those of a GPU are as wide as keys. */
 KVF_INLINE uint32_t kvf_value_dim(const kvf_shape *s)
 {
+#ifdef __CUDA_ARCH__
+    return s->head_dim;
+#else
     return s->value_dim ? s->value_dim : s->head_dim;
+#endif
 }
 
 /* Bytes of a key, or of a query. */

@@ -122,6 +122,7 @@ typedef struct kvf_saved {
     char model[64];
     char library[16]; /**< version of kvferry that wrote it */
     uint32_t value_dim;
+    uint32_t reserved; /**< 0 */
 } kvf_saved;
 
 /**

@@ -195,7 +195,7 @@ StructkvMeasures = _struct("kvf_structkv_measures", "f64 entropy sparsity varian
 SaveArgs = _struct("kvf_save_args", "size size; ptr sequence; text path model; ptr note; u32 note_bytes")
 RestoreArgs = _struct("kvf_restore_args", "size size; text path model; u32 exact")
 Saved = _struct("kvf_saved", """u64 bytes; u32 tokens layers query_heads kv_heads head_dim;
-    enum dtype; u32 page_size note_bytes; char model[64] library[16]; u32 value_dim""")
+    enum dtype; u32 page_size note_bytes; char model[64] library[16]; u32 value_dim reserved""")
 SettingRow = _struct("kvf_setting", """text name; enum kind; u32 count bytes; size offset;
     f64 low high; ptr names; text special; f64 special_value; text meaning""")
 

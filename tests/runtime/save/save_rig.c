@@ -79,7 +79,7 @@ const save_case save_cases[] = {
     {"codes", "digest=codes"},
     {"pages of 1", "digest=codes page_size=1 dtype=bf16"},
     {"pages of 64", "page_size=64 local_tokens=8 sub_digests=2 budget_tokens=224 tokens_max=1024"},
-    {"dynamic", "digest=codes select=dynamic page_size=4 dtype=fp16 head_dim=80"},
+    {"dynamic", "digest=codes select=dynamic page_size=4 dtype=fp16"},
     {"exact refresh", "refresh=exact digest=cuboid-mean refresh_interval=7"},
     {"auto ratio", "static_ratio=auto refresh_interval=5"},
     {"static", "select=static refresh_interval=6"},

@@ -219,6 +219,7 @@ static void forms_and_ways_change_nothing(void **state)
         {"int4, boxes", "pages=k8v4 dtype=fp16 refresh_interval=5"},
         {"int4, rings", "pages=k8v4 digest=codes head_mask=1011 streaming_sink=5 "
                         "streaming_recent=21"},
+        {"head_dim 80", "digest=codes select=dynamic page_size=4 dtype=fp16 head_dim=80"},
         {"each", "transfer=each"},
         {"mapped", "transfer=mapped digest=codes"},
         {"batch", "transfer=batch"},
