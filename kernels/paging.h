@@ -40,7 +40,7 @@
 
 /* Sizes of heads X(d) that the matrix products of a GPU are compiled for, each for every type and
  * target; other multiples of 16 are the host device's. */
-#define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(192) X(256)
+#define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(256)
 #define KVF_GPU_HEAD_DIM_MAX 256u
 
 /* A *sub-group*: heads first .. first + count - 1 of every group; count 0: all of the group. */
@@ -70,10 +70,10 @@ KVF_INLINE kvf_subgroup kvf_subgroup_at(kvf_subgroup whole, uint32_t at)
 /* Shapes that every kernel on pages needs. */
 typedef struct kvf_shape {
     kvf_dtype dtype;
-    uint32_t head_dim;  /* a multiple of 16, at most KVF_HEAD_DIM_MAX */
-    uint32_t page_size; /* 1, 2, 4 ... 64 tokens */
-    kvf_pages pages;    /* storage format of sealed pages */
-    uint32_t value_dim; /* likewise, at most head_dim; 0 = head_dim */
+    uint32_t head_dim;       /* a multiple of 16, at most KVF_HEAD_DIM_MAX */
+    uint32_t page_size;      /* 1, 2, 4 ... 64 tokens */
+    kvf_pages pages : 16;    /* storage format of sealed pages */
+    uint32_t value_dim : 16; /* as head_dim, at most that; 0 = head_dim */
 } kvf_shape;
 
 /* Channels of a value, and of an output. Those of a GPU are as wide as keys. */

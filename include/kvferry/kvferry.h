@@ -447,7 +447,7 @@ typedef struct kvf_cache_config {
     uint32_t layers;      /**< 1 … 1024 */
     uint32_t query_heads; /**< a multiple of kv_heads; group 1 … 128 */
     uint32_t kv_heads;    /**< 1 … 1024 */
-    uint32_t head_dim;    /**< multiple of 16, 16 … 512; GPU: 32, 64, 80, 96, 128, 192 or 256 */
+    uint32_t head_dim;    /**< multiple of 16, 16 … 512; on a GPU 32, 64, 80, 96, 128 or 256 */
     kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
     /** Form of sealed pages in memory, in slots, on disk, in saved files and on their way; default

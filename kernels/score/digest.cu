@@ -174,10 +174,9 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     const kvf_digest_job job = a.jobs[index];
     const uint32_t tokens = a.shape.page_size / a.subs;
     const uint64_t all = kvf_live_bits(job.count, job.skip);
-    /* Rows of more than 32 words (fp32, head_dim 192 and 256) take two turns of half as many. */
+    /* Rows of more than 32 words (fp32, head_dim 256) take a second turn. */
     const uint32_t words = a.shape.head_dim / n;
-    const uint32_t chunks = words > KVF_WARP_LANES ? words / 2 : words;
-    const uint32_t runs = KVF_WARP_LANES / chunks;
+    const uint32_t chunks = kvf_min_u32(words, KVF_WARP_LANES), runs = KVF_WARP_LANES / chunks;
     const uint32_t part = kvf_div_ceil_u32(tokens, runs), mine = lane / chunks;
     for (uint32_t sub = 0; sub < a.subs; sub++) {
         const uint64_t live = all & kvf_live_bits(tokens, 0) << (sub * tokens);

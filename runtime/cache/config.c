@@ -103,7 +103,7 @@ static const kvf_setting rows[] = {
     {FIELD(query_heads), COUNT(1, 16384), .meaning = "query heads of a layer"},
     {FIELD(kv_heads), COUNT(1, 1024), .meaning = "KV heads of a layer"},
     {FIELD(head_dim), COUNT(16, KVF_HEAD_DIM_MAX),
-     .meaning = "elements of a head, a multiple of 16; on a GPU 32, 64, 80, 96, 128, 192 or 256"},
+     .meaning = "elements of a head, a multiple of 16; on a GPU 32, 64, 80, 96, 128 or 256"},
     {FIELD(value_dim), COUNT(0, KVF_HEAD_DIM_MAX),
      .meaning = "elements of a value, head_dim less a multiple of 32; 0 = head_dim; host device"},
     {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys, values and queries"},
@@ -218,8 +218,8 @@ static kvf_status check_head_dim(const kvf_runtime *runtime, kvf_context *contex
         has_products = has_products || c->head_dim == sizes[i];
     if (!has_products)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "head_dim = %u: the CUDA device takes 32, 64, 80, 96, 128, 192 and 256; use the "
-                 "host device",
+                 "head_dim = %u: the CUDA device takes 32, 64, 80, 96, 128 and 256; use the host "
+                 "device",
                  c->head_dim);
     if (runtime->device->ops->kind != KVF_DEVICE_HOST && c->value_dim &&
         c->value_dim != c->head_dim)
@@ -380,7 +380,7 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     const uint32_t blocks_max = kvf_div_ceil_u32(c->tokens_max, block_size);
     *p = (kvf_paging){.shape = {.dtype = c->dtype,
                                 .head_dim = c->head_dim,
-                                .value_dim = c->value_dim,
+                                .value_dim = (uint16_t)c->value_dim,
                                 .page_size = c->page_size,
                                 .pages = c->pages},
                       .kv_heads = c->kv_heads,

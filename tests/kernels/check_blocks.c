@@ -42,7 +42,7 @@ static kvf_paging make_paging(check *c, uint32_t index)
     const kvf_pages quantized = index % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
     kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % check_dims(c)],
                               check_page_sizes[index % CHECK_PAGE_SIZES],
-                              index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized, 0},
+                              (kvf_pages)(index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized), 0},
                     .kv_heads = 1 + check_below(c, 3),
                     .group = 1};
     p.shape = check_values(c, &p.shape);

@@ -105,7 +105,7 @@ static void expect_no_loss(const kvf_shape *s, const void *key, const void *valu
 
 void lossless_make(test_tokens *t, kvf_pages pages)
 {
-    const kvf_shape s = {t->dtype, t->head_dim, 1, pages, t->value_dim};
+    const kvf_shape s = {t->dtype, t->head_dim, 1, pages, (uint16_t)t->value_dim};
     const size_t rows = (size_t)t->layers * t->count * t->kv_heads;
     assert_int_equal(t->head_dim, WIDTH);
     for (size_t i = 0; i < rows; i++) {
