@@ -17,4 +17,31 @@
 
 #include <cmocka.h>
 
+/* Runs tests, which have the names of their functions. Returns how many failed. */
+#define unit_run(...) unit_run_around(NULL, NULL, __VA_ARGS__)
+/* The same between two functions, of which either may be NULL. */
+#define unit_run_around(before, after, ...)                                                        \
+    unit_run_list(__FILE__, #__VA_ARGS__, (const CMUnitTestFunction[]){__VA_ARGS__, NULL},         \
+                  (before), (after))
+
+static inline int unit_run_list(const char *group, const char *names,
+                                const CMUnitTestFunction *functions, CMFixtureFunction before,
+                                CMFixtureFunction after)
+{
+    enum { TESTS = 64 };
+    static struct CMUnitTest tests[TESTS];
+    static char words[TESTS * 80];
+    size_t count = 0;
+    if (strlen(names) >= sizeof words)
+        abort();
+    strcpy(words, names);
+    for (char *name = strtok(words, ", "); functions[count]; name = strtok(NULL, ", ")) {
+        if (count == TESTS)
+            abort();
+        tests[count] = (struct CMUnitTest){.name = name, .test_func = functions[count]};
+        count++;
+    }
+    return _cmocka_run_group_tests(group, tests, count, before, after);
+}
+
 #endif

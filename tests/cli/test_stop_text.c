@@ -116,10 +116,6 @@ static void cuts_do_not_matter(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(holds_back_what_may_begin_a_stop),
-        cmocka_unit_test(gives_the_rest_at_the_end),
-        cmocka_unit_test(cuts_do_not_matter),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(holds_back_what_may_begin_a_stop, gives_the_rest_at_the_end,
+                    cuts_do_not_matter);
 }

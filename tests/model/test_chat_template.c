@@ -487,21 +487,9 @@ static void finds_the_template_of_a_gguf_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(renders_as_transformers),
-        cmocka_unit_test(speaks_the_language),
-        cmocka_unit_test(reads_a_list_once),
-        cmocka_unit_test(replaces_in_a_long_text),
-        cmocka_unit_test(gives_the_ids_of_tokenizers),
-        cmocka_unit_test(formats_by_name_equal_their_family),
-        cmocka_unit_test(every_name_has_a_format),
-        cmocka_unit_test(renders_talks),
-        cmocka_unit_test(refuses_messages),
-        cmocka_unit_test(refuses_templates),
-        cmocka_unit_test(refuses_broken_text),
-        cmocka_unit_test(checks_markers),
-        cmocka_unit_test(finds_the_template),
-        cmocka_unit_test(finds_the_template_of_a_gguf_file),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(renders_as_transformers, speaks_the_language, reads_a_list_once,
+                    replaces_in_a_long_text, gives_the_ids_of_tokenizers,
+                    formats_by_name_equal_their_family, every_name_has_a_format, renders_talks,
+                    refuses_messages, refuses_templates, refuses_broken_text, checks_markers,
+                    finds_the_template, finds_the_template_of_a_gguf_file);
 }

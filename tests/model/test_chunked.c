@@ -491,16 +491,8 @@ static void a_session_goes_by_chunks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunks_without_eviction_are_plain),
-        cmocka_unit_test(eviction_none_prunes_the_whole_prompt),
-        cmocka_unit_test(a_prefill_has_logits),
-        cmocka_unit_test(keeping_all_is_plain),
-        cmocka_unit_test(lengths_and_footprints_are_closed_forms),
-        cmocka_unit_test(streaming_is_streaming),
-        cmocka_unit_test(a_policy_sees_the_chunk),
-        cmocka_unit_test(bad_chunks_are_named),
-        cmocka_unit_test(a_session_goes_by_chunks),
-    };
-    return cmocka_run_group_tests_name("chunked", tests, NULL, NULL);
+    return unit_run(chunks_without_eviction_are_plain, eviction_none_prunes_the_whole_prompt,
+                    a_prefill_has_logits, keeping_all_is_plain,
+                    lengths_and_footprints_are_closed_forms, streaming_is_streaming,
+                    a_policy_sees_the_chunk, bad_chunks_are_named, a_session_goes_by_chunks);
 }

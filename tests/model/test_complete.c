@@ -562,16 +562,8 @@ static void what_cannot_be_completed_is_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_policy_ends_as_unpruned),
-        cmocka_unit_test(so_it_is_on_disk),
-        cmocka_unit_test(so_does_a_selection),
-        cmocka_unit_test(pieces_change_nothing_before_the_end),
-        cmocka_unit_test(a_save_in_the_middle_is_pruned),
-        cmocka_unit_test(a_cut_prompt_can_be_whole),
-        cmocka_unit_test(pieces_between_tokens_change_nothing),
-        cmocka_unit_test(a_file_that_fails_leaves_what_was_pruned),
-        cmocka_unit_test(what_cannot_be_completed_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(every_policy_ends_as_unpruned, so_it_is_on_disk, so_does_a_selection,
+                    pieces_change_nothing_before_the_end, a_save_in_the_middle_is_pruned,
+                    a_cut_prompt_can_be_whole, pieces_between_tokens_change_nothing,
+                    a_file_that_fails_leaves_what_was_pruned, what_cannot_be_completed_is_named);
 }

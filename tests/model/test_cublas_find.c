@@ -181,10 +181,5 @@ static void test_passed_over(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),    cmocka_unit_test(test_folders),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_environments),
-        cmocka_unit_test(test_passed_over),
-    };
-    return cmocka_run_group_tests_name("where cuBLAS lies", tests, NULL, NULL);
+    return unit_run(test_products, test_folders, test_refused, test_environments, test_passed_over);
 }

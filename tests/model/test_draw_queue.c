@@ -162,10 +162,6 @@ static void no_finite_logit_is_no_token(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_filter_draws_what_the_host_draws),
-        cmocka_unit_test(many_equal_tokens_are_told_apart),
-        cmocka_unit_test(no_finite_logit_is_no_token),
-    };
-    return cmocka_run_group_tests_name("draw_queue", tests, NULL, NULL);
+    return unit_run(every_filter_draws_what_the_host_draws, many_equal_tokens_are_told_apart,
+                    no_finite_logit_is_no_token);
 }

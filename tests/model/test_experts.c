@@ -282,15 +282,10 @@ static void a_gpu_refuses_mxfp4(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest on_host[] = {
-        cmocka_unit_test(chooses_the_likeliest),      cmocka_unit_test(chooses_each_once),
-        cmocka_unit_test(groups_by_expert),           cmocka_unit_test(others_are_not_read),
-        cmocka_unit_test(says_which_expert_is_wrong), cmocka_unit_test(sinks_are_numbers),
-    };
-    const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_refuses),
-                                        cmocka_unit_test(a_gpu_refuses_mxfp4)};
     kvf_runtime_config device;
     fixture_device(&device);
-    return device.device == KVF_DEVICE_HOST ? cmocka_run_group_tests(on_host, NULL, NULL)
-                                            : cmocka_run_group_tests(on_gpu, NULL, NULL);
+    return device.device == KVF_DEVICE_HOST
+               ? unit_run(chooses_the_likeliest, chooses_each_once, groups_by_expert,
+                          others_are_not_read, says_which_expert_is_wrong, sinks_are_numbers)
+               : unit_run(a_gpu_refuses, a_gpu_refuses_mxfp4);
 }

@@ -576,14 +576,7 @@ static void answers_of_a_batch_are_single_runs(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_answer_in_parts_is_one_answer),
-        cmocka_unit_test(given_tokens_share_steps),
-        cmocka_unit_test(drafts_change_no_token),
-        cmocka_unit_test(a_draft_looks_back),
-        cmocka_unit_test(a_model_drafts),
-        cmocka_unit_test(answers_of_a_batch_are_single_runs),
-        cmocka_unit_test(answers_go_on_while_a_prompt_is_read),
-    };
-    return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
+    return unit_run(an_answer_in_parts_is_one_answer, given_tokens_share_steps,
+                    drafts_change_no_token, a_draft_looks_back, a_model_drafts,
+                    answers_of_a_batch_are_single_runs, answers_go_on_while_a_prompt_is_read);
 }

@@ -603,11 +603,7 @@ static void merges_by_scores(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(widens_as_published), cmocka_unit_test(has_the_weights_of_its_directory),
-        cmocka_unit_test(stacks_experts),      cmocka_unit_test(widens_a_model_to_bf16),
-        cmocka_unit_test(reads_fields),        cmocka_unit_test(encodes_as_its_directory),
-        cmocka_unit_test(cuts_by_name),        cmocka_unit_test(merges_by_scores),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(widens_as_published, has_the_weights_of_its_directory, stacks_experts,
+                    widens_a_model_to_bf16, reads_fields, encodes_as_its_directory, cuts_by_name,
+                    merges_by_scores);
 }

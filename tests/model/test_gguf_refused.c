@@ -284,11 +284,6 @@ static void refuses_other_files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_the_small_model),
-        cmocka_unit_test(refuses_what_is_wrong),
-        cmocka_unit_test(reads_split_files),
-        cmocka_unit_test(refuses_other_files),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(reads_the_small_model, refuses_what_is_wrong, reads_split_files,
+                    refuses_other_files);
 }

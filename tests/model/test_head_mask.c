@@ -136,12 +136,6 @@ static void bad_arguments(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(zeros_and_ones),
-        cmocka_unit_test(numbers_by_rank),
-        cmocka_unit_test(the_most_sensitive_are_hot),
-        cmocka_unit_test(refuses_what_is_no_mask),
-        cmocka_unit_test(bad_arguments),
-    };
-    return cmocka_run_group_tests_name("model: head masks", tests, make_file, remove_file);
+    return unit_run_around(make_file, remove_file, zeros_and_ones, numbers_by_rank,
+                           the_most_sensitive_are_hot, refuses_what_is_no_mask, bad_arguments);
 }

@@ -182,7 +182,6 @@ static void sensitivity_is_what_streaming_loses(void **state)
 {
     static const kvf_pages forms[] = {KVF_PAGES_NATIVE, KVF_PAGES_K8V8, KVF_PAGES_K8V4};
     static run r;
-    (void)state;
     for (uint32_t form = 0; form < 3; form++) {
         run_open(&r, 64, 2, forms[form]);
         run_steps(&r, expect_and_see, &r);
@@ -249,14 +248,9 @@ static void a_gpu_shows_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest on_host[] = {
-        cmocka_unit_test(sensitivity_is_what_streaming_loses),
-        cmocka_unit_test(looking_changes_no_bit),
-        cmocka_unit_test(threads_change_no_bit),
-        cmocka_unit_test(a_full_budget_has_no_sensitivity),
-    };
     const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_shows_nothing)};
     if (is_on_gpu())
         return cmocka_run_group_tests(on_gpu, NULL, NULL);
-    return cmocka_run_group_tests(on_host, NULL, NULL);
+    return unit_run(sensitivity_is_what_streaming_loses, looking_changes_no_bit,
+                    threads_change_no_bit, a_full_budget_has_no_sensitivity);
 }

@@ -572,19 +572,10 @@ static void numbers_survive_the_way_there_and_back(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_are_right),
-        cmocka_unit_test(products_of_blocks_are_right),
-        cmocka_unit_test(blocks_have_their_bits),
-        cmocka_unit_test(threads_do_not_change_bits),
-        cmocka_unit_test(rows_beside_do_not_change_bits),
-        cmocka_unit_test(separate_rows_do_not_change_bits),
-        cmocka_unit_test(groups_are_single_calls),
-        cmocka_unit_test(groups_of_many_rows_are_right),
-        cmocka_unit_test(shapes_out_of_limits_are_refused),
-        cmocka_unit_test(norm_and_rope_and_swiglu),
-        cmocka_unit_test(vectors_of_rows_are_right),
-        cmocka_unit_test(numbers_survive_the_way_there_and_back),
-    };
-    return cmocka_run_group_tests_name("linear", tests, NULL, NULL);
+    return unit_run(products_are_right, products_of_blocks_are_right, blocks_have_their_bits,
+                    threads_do_not_change_bits, rows_beside_do_not_change_bits,
+                    separate_rows_do_not_change_bits, groups_are_single_calls,
+                    groups_of_many_rows_are_right, shapes_out_of_limits_are_refused,
+                    norm_and_rope_and_swiglu, vectors_of_rows_are_right,
+                    numbers_survive_the_way_there_and_back);
 }

@@ -533,18 +533,8 @@ static void reads_directories(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_llama),
-        cmocka_unit_test(reads_other_families),
-        cmocka_unit_test(reads_gemma),
-        cmocka_unit_test(reads_gpt_oss),
-        cmocka_unit_test(reads_the_text_model_of_pictures),
-        cmocka_unit_test(context_follows_scaling),
-        cmocka_unit_test(joins_end_ids),
-        cmocka_unit_test(refuses_what_it_cannot_run),
-        cmocka_unit_test(reads_numbers_exactly),
-        cmocka_unit_test(frequencies_match),
-        cmocka_unit_test(reads_directories),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(reads_llama, reads_other_families, reads_gemma, reads_gpt_oss,
+                    reads_the_text_model_of_pictures, context_follows_scaling, joins_end_ids,
+                    refuses_what_it_cannot_run, reads_numbers_exactly, frequencies_match,
+                    reads_directories);
 }

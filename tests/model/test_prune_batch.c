@@ -264,12 +264,7 @@ static void bad_prompts_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batch_is_its_prompts_alone),
-        cmocka_unit_test(deeper_layers_hold_what_was_propagated),
-        cmocka_unit_test(hidden_state_is_what_the_head_sees),
-        cmocka_unit_test(session_prunes_its_prompt),
-        cmocka_unit_test(bad_prompts_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(batch_is_its_prompts_alone, deeper_layers_hold_what_was_propagated,
+                    hidden_state_is_what_the_head_sees, session_prunes_its_prompt,
+                    bad_prompts_are_refused);
 }

@@ -223,13 +223,7 @@ static void offload_with_all_pages_is_dense(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full_changes_nothing),
-        cmocka_unit_test(keeping_all_is_full),
-        cmocka_unit_test(fastkv_that_propagates_all_is_snapkv),
-        cmocka_unit_test(fastkv_at_half_depth_computes_three_fifths),
-        cmocka_unit_test(restart_is_a_fresh_run),
-        cmocka_unit_test(offload_with_all_pages_is_dense),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(full_changes_nothing, keeping_all_is_full, fastkv_that_propagates_all_is_snapkv,
+                    fastkv_at_half_depth_computes_three_fifths, restart_is_a_fresh_run,
+                    offload_with_all_pages_is_dense);
 }

@@ -284,11 +284,7 @@ static void survives_failing_allocation(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_what_is_there),   cmocka_unit_test(finds_by_shape),
-        cmocka_unit_test(refuses_what_is_wrong), cmocka_unit_test(refuses_lying_lengths),
-        cmocka_unit_test(opens_directories),     cmocka_unit_test(survives_failing_allocation),
-        cmocka_unit_test(splits_joined_experts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(reads_what_is_there, finds_by_shape, refuses_what_is_wrong,
+                    refuses_lying_lengths, opens_directories, survives_failing_allocation,
+                    splits_joined_experts);
 }

@@ -365,18 +365,9 @@ static void a_loss_is_the_negative_log_of_the_share(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy_takes_the_first_of_the_largest),
-        cmocka_unit_test(draws_follow_the_softmax),
-        cmocka_unit_test(top_k_keeps_the_likeliest),
-        cmocka_unit_test(top_p_keeps_the_smallest_set),
-        cmocka_unit_test(a_seed_repeats),
-        cmocka_unit_test(masses_are_those_of_exp),
-        cmocka_unit_test(passes_over_tokens_are_exact),
-        cmocka_unit_test(every_draw_is_that_of_plain_filters),
-        cmocka_unit_test(rows_know_nothing_of_each_other),
-        cmocka_unit_test(a_loss_is_the_negative_log_of_the_share),
-        cmocka_unit_test(settings_out_of_range_are_named),
-    };
-    return cmocka_run_group_tests_name("sampling", tests, NULL, NULL);
+    return unit_run(greedy_takes_the_first_of_the_largest, draws_follow_the_softmax,
+                    top_k_keeps_the_likeliest, top_p_keeps_the_smallest_set, a_seed_repeats,
+                    masses_are_those_of_exp, passes_over_tokens_are_exact,
+                    every_draw_is_that_of_plain_filters, rows_know_nothing_of_each_other,
+                    a_loss_is_the_negative_log_of_the_share, settings_out_of_range_are_named);
 }

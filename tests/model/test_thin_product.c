@@ -459,13 +459,6 @@ static void rows_do_not_change_bits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_are_right),
-        cmocka_unit_test(blocks_are_multiplied),
-        cmocka_unit_test(blocks_have_the_bits_of_the_host),
-        cmocka_unit_test(rows_do_not_change_bits),
-        cmocka_unit_test(others_are_refused),
-    };
     kvf_error error;
     kvf_runtime_config rc;
     kvf_runtime_config_init(&rc);
@@ -477,7 +470,9 @@ int main(void)
     if (kvf_row_use_device(0) != 0 || kvf_row_load_kernels() != 0 ||
         kvf_stream_create(runtime, &stream) != KVF_OK)
         return 1;
-    const int failed = cmocka_run_group_tests_name("thin_product", tests, NULL, NULL);
+    const int failed =
+        unit_run(products_are_right, blocks_are_multiplied, blocks_have_the_bits_of_the_host,
+                 rows_do_not_change_bits, others_are_refused);
     kvf_stream_destroy(stream);
     kvf_runtime_close(runtime);
     return failed;

@@ -132,13 +132,7 @@ static void a_thought_ends_no_answer(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_thought_is_in_front_of_the_answer),
-        cmocka_unit_test(without_one_all_is_answer),
-        cmocka_unit_test(one_that_was_cut_is_all_reasoning),
-        cmocka_unit_test(a_prompt_may_open_it),
-        cmocka_unit_test(channels_become_thoughts),
-        cmocka_unit_test(a_thought_ends_no_answer),
-    };
-    return cmocka_run_group_tests_name("thought", tests, NULL, NULL);
+    return unit_run(a_thought_is_in_front_of_the_answer, without_one_all_is_answer,
+                    one_that_was_cut_is_all_reasoning, a_prompt_may_open_it,
+                    channels_become_thoughts, a_thought_ends_no_answer);
 }

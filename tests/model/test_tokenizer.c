@@ -453,24 +453,10 @@ static void threads_share_one(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama3_is_exact),
-        cmocka_unit_test(qwen2_is_exact),
-        cmocka_unit_test(tekken_is_exact),
-        cmocka_unit_test(o200k_is_exact),
-        cmocka_unit_test(gpt2_is_exact),
-        cmocka_unit_test(sentence_piece_is_exact),
-        cmocka_unit_test(words_are_exact),
-        cmocka_unit_test(words_split_are_exact),
-        cmocka_unit_test(round_trips),
-        cmocka_unit_test(streams_whole_characters),
-        cmocka_unit_test(replaces_broken_characters),
-        cmocka_unit_test(goes_on),
-        cmocka_unit_test(answers_questions),
-        cmocka_unit_test(refuses_broken_text),
-        cmocka_unit_test(long_words_are_not_quadratic),
-        cmocka_unit_test(survives_failing_allocation),
-        cmocka_unit_test(threads_share_one),
-    };
-    return cmocka_run_group_tests(tests, open_hostile, close_hostile);
+    return unit_run_around(open_hostile, close_hostile, llama3_is_exact, qwen2_is_exact,
+                           tekken_is_exact, o200k_is_exact, gpt2_is_exact, sentence_piece_is_exact,
+                           words_are_exact, words_split_are_exact, round_trips,
+                           streams_whole_characters, replaces_broken_characters, goes_on,
+                           answers_questions, refuses_broken_text, long_words_are_not_quadratic,
+                           survives_failing_allocation, threads_share_one);
 }

@@ -259,11 +259,5 @@ static void follows_the_flags(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refuses_wrong_files),
-        cmocka_unit_test(does_what_it_says),
-        cmocka_unit_test(opens_directories),
-        cmocka_unit_test(follows_the_flags),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(refuses_wrong_files, does_what_it_says, opens_directories, follows_the_flags);
 }

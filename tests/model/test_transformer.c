@@ -313,14 +313,8 @@ static void tensors_are_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_and_batch_give_the_same_bits),
-        cmocka_unit_test(chunks_do_not_matter),
-        cmocka_unit_test(a_prompt_goes_on_behind_steps),
-        cmocka_unit_test(order_of_layers_does_not_matter),
-        cmocka_unit_test(ids_out_of_range_are_refused),
-        cmocka_unit_test(a_prefill_stops_where_it_is_told),
-        cmocka_unit_test(tensors_are_named),
-    };
-    return cmocka_run_group_tests_name("transformer", tests, NULL, NULL);
+    return unit_run(threads_and_batch_give_the_same_bits, chunks_do_not_matter,
+                    a_prompt_goes_on_behind_steps, order_of_layers_does_not_matter,
+                    ids_out_of_range_are_refused, a_prefill_stops_where_it_is_told,
+                    tensors_are_named);
 }

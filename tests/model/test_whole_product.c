@@ -225,9 +225,5 @@ static void other_instruction_sets_have_none(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_are_those_of_whole_numbers),
-        cmocka_unit_test(other_instruction_sets_have_none),
-    };
-    return cmocka_run_group_tests_name("products in whole numbers", tests, NULL, NULL);
+    return unit_run(products_are_those_of_whole_numbers, other_instruction_sets_have_none);
 }

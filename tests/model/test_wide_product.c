@@ -168,9 +168,5 @@ static void long_rows_have_them_too(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_rows_have_the_bits_of_single_ones),
-        cmocka_unit_test(long_rows_have_them_too),
-    };
-    return cmocka_run_group_tests_name("products of several rows", tests, NULL, NULL);
+    return unit_run(any_rows_have_the_bits_of_single_ones, long_rows_have_them_too);
 }

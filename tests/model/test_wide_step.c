@@ -166,20 +166,11 @@ static void so_are_rows_of_gpt_oss(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest anywhere[] = {
-        cmocka_unit_test(a_layer_has_few_launches),
-        cmocka_unit_test(rows_of_a_wide_batch_are_single_ones),
-    };
-    const struct CMUnitTest on_host[] = {
-        /* which a GPU refuses */
-        cmocka_unit_test(so_are_rows_of_experts),
-        cmocka_unit_test(so_are_rows_with_windows),
-        cmocka_unit_test(so_are_rows_of_gpt_oss),
-    };
     kvf_runtime_config device;
     fixture_device(&device);
-    int failed = cmocka_run_group_tests_name("a wide step", anywhere, NULL, NULL);
-    if (device.device == KVF_DEVICE_HOST)
-        failed += cmocka_run_group_tests_name("a wide step of the host", on_host, NULL, NULL);
+    int failed = unit_run(a_layer_has_few_launches, rows_of_a_wide_batch_are_single_ones);
+    if (device.device == KVF_DEVICE_HOST) /* a GPU refuses these */
+        failed +=
+            unit_run(so_are_rows_of_experts, so_are_rows_with_windows, so_are_rows_of_gpt_oss);
     return failed;
 }

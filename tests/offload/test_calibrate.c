@@ -328,10 +328,6 @@ static void test_choice(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_strict),     cmocka_unit_test(test_measures),
-        cmocka_unit_test(test_edges),      cmocka_unit_test(test_choice),
-    };
-    return cmocka_run_group_tests_name("calibrate", tests, NULL, NULL);
+    return unit_run(test_round_trip, test_damage, test_strict, test_measures, test_edges,
+                    test_choice);
 }

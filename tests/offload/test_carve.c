@@ -97,9 +97,5 @@ static void what_is_too_large_stays_too_large(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_is_what_is_carved),
-        cmocka_unit_test(what_is_too_large_stays_too_large),
-    };
-    return cmocka_run_group_tests_name("carve", tests, NULL, NULL);
+    return unit_run(a_plan_is_what_is_carved, what_is_too_large_stays_too_large);
 }

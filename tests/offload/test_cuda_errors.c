@@ -414,16 +414,7 @@ static void test_every_call_loses(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_call_fails),
-        cmocka_unit_test(test_absence),
-        cmocka_unit_test(test_ordinal),
-        cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_registration_in_chunks),
-        cmocka_unit_test(test_batch_in_capture),
-        cmocka_unit_test(test_old_driver),
-        cmocka_unit_test(test_lost_device),
-        cmocka_unit_test(test_every_call_loses),
-    };
-    return cmocka_run_group_tests_name("errors of CUDA", tests, NULL, NULL);
+    return unit_run(test_every_call_fails, test_absence, test_ordinal, test_out_of_memory,
+                    test_registration_in_chunks, test_batch_in_capture, test_old_driver,
+                    test_lost_device, test_every_call_loses);
 }

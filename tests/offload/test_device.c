@@ -304,10 +304,6 @@ static void test_pci_link(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words),          cmocka_unit_test(test_elapsed),
-        cmocka_unit_test(test_batch),          cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_wrapped_stream), cmocka_unit_test(test_pci_link),
-    };
-    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
+    return unit_run(test_words, test_elapsed, test_batch, test_graphs, test_wrapped_stream,
+                    test_pci_link);
 }

@@ -165,10 +165,5 @@ static void each_refusal_once(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_of_pass),
-        cmocka_unit_test(bad_cases_are_refused),
-        cmocka_unit_test(each_refusal_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(every_kind_of_pass, bad_cases_are_refused, each_refusal_once);
 }

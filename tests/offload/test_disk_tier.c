@@ -305,16 +305,8 @@ static void turns_keep_a_share(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_come_back),    cmocka_unit_test(neighbours_share_a_bundle),
-        cmocka_unit_test(a_crowd_is_refused), cmocka_unit_test(what_is_used_stays),
-        cmocka_unit_test(turns_keep_a_share),
-    };
-    const struct CMUnitTest of_the_host[] = {
-        cmocka_unit_test(files_of_others),
-        cmocka_unit_test(requests_to_others),
-    };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = unit_run(bytes_come_back, neighbours_share_a_bundle, a_crowd_is_refused,
+                                what_is_used_stays, turns_keep_a_share);
     return rig_kind() == KVF_DEVICE_CUDA ? failed
-                                         : failed + cmocka_run_group_tests(of_the_host, NULL, NULL);
+                                         : failed + unit_run(files_of_others, requests_to_others);
 }

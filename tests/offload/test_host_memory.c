@@ -532,20 +532,8 @@ static void test_cgroup_v1(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiers),
-        cmocka_unit_test(test_degraded),
-        cmocka_unit_test(test_arenas),
-        cmocka_unit_test(test_resident_size),
-        cmocka_unit_test(test_bound),
-        cmocka_unit_test(test_unpinned),
-        cmocka_unit_test(test_preflight),
-        cmocka_unit_test(test_others_take_memory),
-        cmocka_unit_test(test_memory_that_comes),
-        cmocka_unit_test(test_headroom_of_this_machine),
-        cmocka_unit_test(test_memory_that_grows),
-        cmocka_unit_test(test_cgroup_v2),
-        cmocka_unit_test(test_cgroup_v1),
-    };
-    return cmocka_run_group_tests_name("host memory", tests, NULL, NULL);
+    return unit_run(test_tiers, test_degraded, test_arenas, test_resident_size, test_bound,
+                    test_unpinned, test_preflight, test_others_take_memory, test_memory_that_comes,
+                    test_headroom_of_this_machine, test_memory_that_grows, test_cgroup_v2,
+                    test_cgroup_v1);
 }

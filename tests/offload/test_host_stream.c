@@ -372,11 +372,7 @@ static void test_copy_through(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_program), cmocka_unit_test(test_event_recorded_again),
-        cmocka_unit_test(test_full_queue),     cmocka_unit_test(test_tasks_run_once),
-        cmocka_unit_test(test_bad_launch),     cmocka_unit_test(test_error_is_sticky),
-        cmocka_unit_test(test_device_memory),  cmocka_unit_test(test_copy_through),
-    };
-    return cmocka_run_group_tests_name("streams", tests, NULL, NULL);
+    return unit_run(test_random_program, test_event_recorded_again, test_full_queue,
+                    test_tasks_run_once, test_bad_launch, test_error_is_sticky, test_device_memory,
+                    test_copy_through);
 }

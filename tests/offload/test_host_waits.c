@@ -265,10 +265,6 @@ static void test_error_of_left_work(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_waiter_runs_work),     cmocka_unit_test(test_left_work_happens),
-        cmocka_unit_test(test_work_behind_a_waiter), cmocka_unit_test(test_many_waiters),
-        cmocka_unit_test(test_error_of_left_work),
-    };
-    return cmocka_run_group_tests_name("waiters of the host device", tests, NULL, NULL);
+    return unit_run(test_waiter_runs_work, test_left_work_happens, test_work_behind_a_waiter,
+                    test_many_waiters, test_error_of_left_work);
 }

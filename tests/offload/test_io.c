@@ -336,11 +336,7 @@ static void keeps_access_lists(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(engines_move_the_same_bytes), cmocka_unit_test(a_full_queue_takes_nothing),
-        cmocka_unit_test(refused_by_the_hook),         cmocka_unit_test(refused_by_the_system),
-        cmocka_unit_test(whole_or_not_at_all),         cmocka_unit_test(stays_whose_it_was),
-        cmocka_unit_test(keeps_access_lists),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(engines_move_the_same_bytes, a_full_queue_takes_nothing, refused_by_the_hook,
+                    refused_by_the_system, whole_or_not_at_all, stays_whose_it_was,
+                    keeps_access_lists);
 }

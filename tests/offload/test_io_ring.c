@@ -455,13 +455,8 @@ static void files_that_cannot_be(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kept_without_memlock), /* first: they fork */
-        cmocka_unit_test(works_no_more),        cmocka_unit_test(behind_for_good),
-        cmocka_unit_test(each_call_fails_once), cmocka_unit_test(each_refusal_of_a_ring),
-        cmocka_unit_test(bundles_reads_first),  cmocka_unit_test(kept_or_not_the_same_bytes),
-        cmocka_unit_test(past_the_page_cache),  cmocka_unit_test(files_without_a_name),
-        cmocka_unit_test(files_that_cannot_be),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    /* The first ones fork. */
+    return unit_run(kept_without_memlock, works_no_more, behind_for_good, each_call_fails_once,
+                    each_refusal_of_a_ring, bundles_reads_first, kept_or_not_the_same_bytes,
+                    past_the_page_cache, files_without_a_name, files_that_cannot_be);
 }

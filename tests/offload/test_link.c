@@ -292,11 +292,6 @@ static void test_faults(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_methods),   cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_pool),      cmocka_unit_test(test_wrong_bytes),
-        cmocka_unit_test(test_bad_cases), cmocka_unit_test(test_patterns),
-        cmocka_unit_test(test_numbers),   cmocka_unit_test(test_faults),
-    };
-    return cmocka_run_group_tests_name("link", tests, NULL, NULL);
+    return unit_run(test_methods, test_kinds, test_pool, test_wrong_bytes, test_bad_cases,
+                    test_patterns, test_numbers, test_faults);
 }

@@ -191,10 +191,5 @@ static void test_context(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_refusal),
-        cmocka_unit_test(test_rollback_of_arenas),
-        cmocka_unit_test(test_context),
-    };
-    return cmocka_run_group_tests_name("offload faults", tests, NULL, NULL);
+    return unit_run(test_every_refusal, test_rollback_of_arenas, test_context);
 }

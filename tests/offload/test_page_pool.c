@@ -161,11 +161,5 @@ static void test_bad_sizes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),
-        cmocka_unit_test(test_fresh_order),
-        cmocka_unit_test(test_walk_sees_damage),
-        cmocka_unit_test(test_bad_sizes),
-    };
-    return cmocka_run_group_tests_name("page pool", tests, NULL, NULL);
+    return unit_run(test_random, test_fresh_order, test_walk_sees_damage, test_bad_sizes);
 }

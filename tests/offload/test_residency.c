@@ -125,7 +125,6 @@ static uint32_t choose(world *w, uint32_t pages, uint32_t count)
 /* Every page that is chosen comes once, and is not chosen away. */
 static void what_fits_stays(void **state)
 {
-    (void)state;
     world w;
     open_world(&w, BLOCKS * PAGES);
     uint32_t misses = 0;
@@ -140,7 +139,6 @@ static void what_fits_stays(void **state)
 /* A working set that is smaller than the cache stays while it is used, though others pass. */
 static void what_is_used_stays(void **state)
 {
-    (void)state;
     world w;
     open_world(&w, 2 * KVF_SLOT_WAYS);
     uint32_t misses = 0;
@@ -154,7 +152,6 @@ static void what_is_used_stays(void **state)
 
 static void shapes(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_residency made;
@@ -180,10 +177,5 @@ static void shapes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_fits_stays),
-        cmocka_unit_test(what_is_used_stays),
-        cmocka_unit_test(shapes),
-    };
-    return cmocka_run_group_tests_name("residency", tests, NULL, NULL);
+    return unit_run(what_fits_stays, what_is_used_stays, shapes);
 }

@@ -145,10 +145,5 @@ static void test_bad_config(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_model),
-        cmocka_unit_test(test_bytes_arrive),
-        cmocka_unit_test(test_bad_config),
-    };
-    return cmocka_run_group_tests_name("staging", tests, NULL, NULL);
+    return unit_run(test_against_model, test_bytes_arrive, test_bad_config);
 }

@@ -222,11 +222,7 @@ static void node_of_a_device(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(this_machine),       cmocka_unit_test(sets_that_are_refused),
-        cmocka_unit_test(variables_that_lie), cmocka_unit_test(two_sockets),
-        cmocka_unit_test(a_large_machine),    cmocka_unit_test(no_numa_information),
-        cmocka_unit_test(node_of_a_device),
-    };
-    return cmocka_run_group_tests_name("topology", tests, open_context, close_context);
+    return unit_run_around(open_context, close_context, this_machine, sets_that_are_refused,
+                           variables_that_lie, two_sockets, a_large_machine, no_numa_information,
+                           node_of_a_device);
 }

@@ -302,10 +302,5 @@ static void test_bad(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_default),    cmocka_unit_test(test_busy),
-        cmocka_unit_test(test_direct),     cmocka_unit_test(test_bad),
-    };
-    return cmocka_run_group_tests_name("transfer", tests, NULL, NULL);
+    return unit_run(test_same_bytes, test_choice, test_default, test_busy, test_direct, test_bad);
 }

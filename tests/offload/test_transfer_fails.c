@@ -247,11 +247,6 @@ static void test_recording(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_count_too_large), cmocka_unit_test(test_count_too_large_mapped),
-        cmocka_unit_test(test_gather_fails),    cmocka_unit_test(test_late_join),
-        cmocka_unit_test(test_page_outside),    cmocka_unit_test(test_close_in_flight),
-        cmocka_unit_test(test_recording),
-    };
-    return cmocka_run_group_tests_name("transfer that fails", tests, NULL, NULL);
+    return unit_run(test_count_too_large, test_count_too_large_mapped, test_gather_fails,
+                    test_late_join, test_page_outside, test_close_in_flight, test_recording);
 }

@@ -172,11 +172,6 @@ static void refuses_a_prompt_within_the_window(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keeps_what_it_answers),
-        cmocka_unit_test(keeps_the_rest_where_it_can_be_retrieved),
-        cmocka_unit_test(is_named_when_it_answers_wrongly),
-        cmocka_unit_test(refuses_a_prompt_within_the_window),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(keeps_what_it_answers, keeps_the_rest_where_it_can_be_retrieved,
+                    is_named_when_it_answers_wrongly, refuses_a_prompt_within_the_window);
 }

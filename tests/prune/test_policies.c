@@ -403,17 +403,8 @@ static void keys_order_like_scores(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_all_by_name),
-        cmocka_unit_test(has_sound_defaults),
-        cmocka_unit_test(refuses_bad_settings),
-        cmocka_unit_test(refuses_other_sizes),
-        cmocka_unit_test(takes_what_fits_together),
-        cmocka_unit_test(knows_prompts_that_are_too_short),
-        cmocka_unit_test(shares_are_what_they_are_written_as),
-        cmocka_unit_test(pyramidkv_budgets_are_the_formulas),
-        cmocka_unit_test(chooses_as_a_sort_would),
-        cmocka_unit_test(keys_order_like_scores),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(finds_all_by_name, has_sound_defaults, refuses_bad_settings,
+                    refuses_other_sizes, takes_what_fits_together, knows_prompts_that_are_too_short,
+                    shares_are_what_they_are_written_as, pyramidkv_budgets_are_the_formulas,
+                    chooses_as_a_sort_would, keys_order_like_scores);
 }

@@ -330,14 +330,7 @@ static void batch_equals_single_runs(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_transfer_method_gives_the_same_bits),
-        cmocka_unit_test(thread_counts_give_the_same_bits),
-        cmocka_unit_test(small_pages_give_the_same_bits),
-        cmocka_unit_test(delays_do_not_change_bits),
-        cmocka_unit_test(slots_do_not_change_bits),
-        cmocka_unit_test(instruction_sets_agree),
-        cmocka_unit_test(batch_equals_single_runs),
-    };
-    return cmocka_run_group_tests_name("runtime: same bits", tests, NULL, NULL);
+    return unit_run(every_transfer_method_gives_the_same_bits, thread_counts_give_the_same_bits,
+                    small_pages_give_the_same_bits, delays_do_not_change_bits,
+                    slots_do_not_change_bits, instruction_sets_agree, batch_equals_single_runs);
 }

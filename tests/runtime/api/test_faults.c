@@ -313,12 +313,8 @@ static void a_cache_takes_what_its_plan_says(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_threads_in_one_cache_are_caught), /* first: it forks */
-        cmocka_unit_test(a_cache_takes_what_its_plan_says),
-        cmocka_unit_test(runtime_open_survives_every_failure),
-        cmocka_unit_test(cache_open_survives_every_failure),
-        cmocka_unit_test(small_objects_survive_every_failure),
-    };
-    return cmocka_run_group_tests_name("runtime: faults", tests, NULL, NULL);
+    /* The first one forks. */
+    return unit_run(two_threads_in_one_cache_are_caught, a_cache_takes_what_its_plan_says,
+                    runtime_open_survives_every_failure, cache_open_survives_every_failure,
+                    small_objects_survive_every_failure);
 }

@@ -444,15 +444,8 @@ static void what_is_closed_too_early_lives_on(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_read_their_own_errors),
-        cmocka_unit_test(errors_of_streams_reach_who_waits_for_them),
-        cmocka_unit_test(errors_end_with_their_runtime),
-        cmocka_unit_test(a_child_finds_its_handles_dead),
-        cmocka_unit_test(a_child_leaves_the_disk_tier_alone),
-        cmocka_unit_test(streams_that_are_none_are_refused),
-        cmocka_unit_test(handles_that_are_none_are_refused),
-        cmocka_unit_test(what_is_closed_too_early_lives_on),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(threads_read_their_own_errors, errors_of_streams_reach_who_waits_for_them,
+                    errors_end_with_their_runtime, a_child_finds_its_handles_dead,
+                    a_child_leaves_the_disk_tier_alone, streams_that_are_none_are_refused,
+                    handles_that_are_none_are_refused, what_is_closed_too_early_lives_on);
 }

@@ -191,9 +191,5 @@ static void invariants_hold_through_any_history(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cache_open_survives_every_refusal),
-        cmocka_unit_test(invariants_hold_through_any_history),
-    };
-    return cmocka_run_group_tests_name("runtime: inside", tests, NULL, NULL);
+    return unit_run(cache_open_survives_every_refusal, invariants_hold_through_any_history);
 }

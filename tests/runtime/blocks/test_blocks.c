@@ -22,7 +22,6 @@ static void bits_are_those_of_sequences(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING};
     static const kvf_dtype dtypes[] = {KVF_FP32, KVF_BF16, KVF_FP16};
-    (void)state;
     /* The emulated device is slow: three cases with all types and both sizes of blocks. */
     for (uint32_t i = 0; i < 12; i += test_on_cuda() ? 5 : 1) {
         if (!test_takes(i))
@@ -77,7 +76,6 @@ static uint32_t differing(const rig *a, const rig *b)
 static void kinds_of_heads_have_the_bits_of_sequences(void **state)
 {
     static const uint8_t *const masks[] = {rig_kinds, none_hot, rig_all_kinds, rig_all_kinds};
-    (void)state;
     /* The emulated device is slow: the case with all kinds. */
     for (uint32_t i = test_on_cuda() ? 2 : 0; i < (test_on_cuda() ? 3u : 4u); i++) {
         if (!test_takes(i))
@@ -118,7 +116,6 @@ static void where_chunks_end_changes_no_bit(void **state)
 {
     static const uint32_t sizes[] = {1, 7, 32, 100};
     static const kvf_dtype dtypes[] = {KVF_FP32, KVF_BF16};
-    (void)state;
     for (uint32_t i = 0; i < 2; i++) {
         const kvf_runtime_config rc = test_runtime_config();
         kvf_blocks_config bc = rig_coarse_config();
@@ -149,7 +146,6 @@ static void where_chunks_end_changes_no_bit(void **state)
 static void a_capture_of_the_caller_has_the_same_bits(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING};
-    (void)state;
     for (uint32_t i = 0; i < 3; i++) {
         if (!test_takes(i))
             continue;
@@ -173,7 +169,6 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
 /* Steps are told what to select: as sequences, all kinds of heads, captured too. */
 static void given_pages_have_the_bits_of_sequences(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < 8; i++) {
         if (!test_takes(i))
             continue;
@@ -262,7 +257,6 @@ static void chunks_read_what_is_on_the_device_there(void **state)
 {
     const kvf_runtime_config rc = test_runtime_config();
     uint64_t total[2];
-    (void)state;
     for (uint32_t ignores_writes = 0; ignores_writes < 2; ignores_writes++) {
         kvf_blocks_config bc = rig_config();
         rig r;
@@ -287,7 +281,6 @@ static void the_room_of_chunks_gives_way(void **state)
     const kvf_runtime_config rc = test_runtime_config();
     kvf_blocks_config bc = rig_config();
     rig r;
-    (void)state;
     bc.cache.transfer = KVF_TRANSFER_MAPPED;
     rig_open(&r, &rc, &bc, 1, 123);
     const kvf_blocks_plan with = *kvf_blocks_memory(r.blocks);
@@ -327,7 +320,6 @@ static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t igno
 static void a_write_voids_what_the_device_has(void **state)
 {
     kvf_blocks_stats heard, deaf;
-    (void)state;
     for (uint32_t i = 0; i < method_count(); i++) {
         kvf_blocks_config bc = rig_config();
         bc.cache.transfer = methods[i];
@@ -345,7 +337,6 @@ static void a_write_voids_what_the_device_has(void **state)
 static void a_write_voids_centroids_and_tails(void **state)
 {
     kvf_blocks_stats unused;
-    (void)state;
     assert_int_equal(serve_in_turn(rig_coarse_config(), 9, 0, &unused), 0);
     assert_true(serve_in_turn(rig_coarse_config(), 9, 2, &unused) > 0);
     kvf_blocks_config bc = rig_coarse_config();
@@ -362,7 +353,6 @@ static void a_write_voids_centroids_and_tails(void **state)
 static void a_copy_has_the_same_bits(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two_of(&r, rig_coarse_config());
     kvf_block_rows rows = rig_last_tokens(&r);
     rig_expect_rows(&r, &rows, 0); /* means of the blocks that are copied are there */
@@ -386,30 +376,14 @@ static void a_copy_has_the_same_bits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_are_those_of_sequences),
-        cmocka_unit_test(kinds_of_heads_have_the_bits_of_sequences),
-        cmocka_unit_test(where_chunks_end_changes_no_bit),
-        cmocka_unit_test(a_write_voids_what_the_device_has),
-        cmocka_unit_test(given_pages_have_the_bits_of_sequences),
-        cmocka_unit_test(a_copy_has_the_same_bits),
-    };
-    const struct CMUnitTest chunks[] = {
-        cmocka_unit_test(chunks_read_what_is_on_the_device_there),
-        cmocka_unit_test(the_room_of_chunks_gives_way),
-    };
-    const struct CMUnitTest captured[] = {
-        cmocka_unit_test(a_capture_of_the_caller_has_the_same_bits),
-    };
-    /* Kernels of both devices note writes alike: check_blocks.c. */
-    const struct CMUnitTest deaf[] = {
-        cmocka_unit_test(a_write_voids_centroids_and_tails),
-    };
-    int failed = cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
+    int failed = unit_run(bits_are_those_of_sequences, kinds_of_heads_have_the_bits_of_sequences,
+                          where_chunks_end_changes_no_bit, a_write_voids_what_the_device_has,
+                          given_pages_have_the_bits_of_sequences, a_copy_has_the_same_bits);
     if (rig_config().cache.pages ==
         KVF_PAGES_NATIVE) /* quantized physical blocks are dequantized by `dequantize_chunks` */
-        failed += cmocka_run_group_tests_name("chunks of blocks", chunks, NULL, NULL);
-    if (!test_on_cuda()) /* the host device has no graphs */
-        return failed + cmocka_run_group_tests_name("blocks that are deaf", deaf, NULL, NULL);
-    return failed + cmocka_run_group_tests_name("blocks in a capture", captured, NULL, NULL);
+        failed += unit_run(chunks_read_what_is_on_the_device_there, the_room_of_chunks_gives_way);
+    /* The host device has no graphs; kernels of both note writes alike: check_blocks.c. */
+    if (!test_on_cuda())
+        return failed + unit_run(a_write_voids_centroids_and_tails);
+    return failed + unit_run(a_capture_of_the_caller_has_the_same_bits);
 }

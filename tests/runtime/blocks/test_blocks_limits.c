@@ -17,7 +17,6 @@
 static void mistakes_cost_a_row(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two(&r);
     const int32_t bad_ids[] = {-1, (int32_t)r.config.block_count, INT32_MAX, INT32_MIN};
     const int32_t bad_lengths[] = {-1, RIG_TOKENS + 1, INT32_MAX, INT32_MIN};
@@ -47,7 +46,6 @@ static void mistakes_cost_a_row(void **state)
 static void a_row_of_length_zero_is_none(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two(&r);
     kvf_block_rows rows = rig_last_tokens(&r);
     r.lengths[1] = 0;
@@ -66,7 +64,6 @@ static void a_row_of_length_zero_is_none(void **state)
 static void a_token_that_is_not_finite_costs_its_rows(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two(&r);
     rig_request *q = &r.request[0];
     float *key = test_k(&q->tokens, 0, 3);
@@ -89,7 +86,6 @@ static void a_token_that_is_not_finite_costs_its_rows(void **state)
 static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two(&r);
     rig_request *q = &r.request[0];
     enum { QUERIES = 20, BAD = 11 };
@@ -134,7 +130,6 @@ static void chunks_of_many_rows_are_single_ones(void **state)
     uint32_t starts[ROWS + 1] = {0}, contexts[ROWS], tokens = 0;
     kvf_blocks_config bc = rig_config();
     rig r;
-    (void)state;
     bc.cache.sequences_max = ROWS;
     rig_open_two_of(&r, bc);
     const uint32_t heads = r.config.cache.query_heads;
@@ -188,7 +183,6 @@ static void chunks_of_many_rows_are_single_ones(void **state)
 static void a_chunk_tells_what_share_a_step_has(void **state)
 {
     static const uint8_t some_stream[] = {1, 0, 0, 1};
-    (void)state;
     for (uint32_t is_full = 0; is_full < 3; is_full++) {
         rig r;
         float most = 0.0f;
@@ -222,7 +216,6 @@ static void a_chunk_tells_what_share_a_step_has(void **state)
 static void bad_slots_are_left_out(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two(&r);
     const int64_t all = (int64_t)r.config.block_count * r.config.block_tokens;
     const uint64_t before = rig_stats(&r).tokens_put;
@@ -245,7 +238,6 @@ static void bad_slots_are_left_out(void **state)
 static void a_chunk_of_another_length_is_bad(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two(&r);
     kvf_block_rows rows = rig_last_tokens(&r);
     const uint32_t starts[] = {0, 2}, contexts[] = {r.request[0].count - 1};
@@ -302,7 +294,6 @@ static void what_has_no_home_is_refused(void **state)
 {
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
-    (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     refusals_check(&(refusals){
         .path = "tests/runtime/blocks/blocks.refusals", .call = open_row, .user = runtime});
@@ -365,7 +356,6 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
 static void bad_arguments_are_named(void **state)
 {
     rig r;
-    (void)state;
     rig_open_two(&r);
     refusals_check(&(refusals){
         .path = "tests/runtime/blocks/blocks_calls.refusals", .call = call_row, .user = &r});
@@ -410,7 +400,6 @@ static void open_survives_every_failure(void **state)
     rc.allocator = (kvf_allocator){.alloc = alloc_or_refuse, .free = give_back, .user = &f};
     kvf_runtime *runtime = NULL;
     uint32_t n = 0;
-    (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     const uint64_t live = runtime->context->live_bytes;
     for (;; n++) {
@@ -436,18 +425,10 @@ static void open_survives_every_failure(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mistakes_cost_a_row),
-        cmocka_unit_test(a_row_of_length_zero_is_none),
-        cmocka_unit_test(a_token_that_is_not_finite_costs_its_rows),
-        cmocka_unit_test(bad_slots_are_left_out),
-        cmocka_unit_test(a_chunk_of_another_length_is_bad),
-        cmocka_unit_test(a_chunk_keeps_what_comes_before_a_bad_token),
-        cmocka_unit_test(a_chunk_tells_what_share_a_step_has),
-        cmocka_unit_test(chunks_of_many_rows_are_single_ones),
-        cmocka_unit_test(what_has_no_home_is_refused),
-        cmocka_unit_test(bad_arguments_are_named),
-        cmocka_unit_test(open_survives_every_failure),
-    };
-    return cmocka_run_group_tests_name("blocks: limits", tests, NULL, NULL);
+    return unit_run(mistakes_cost_a_row, a_row_of_length_zero_is_none,
+                    a_token_that_is_not_finite_costs_its_rows, bad_slots_are_left_out,
+                    a_chunk_of_another_length_is_bad, a_chunk_keeps_what_comes_before_a_bad_token,
+                    a_chunk_tells_what_share_a_step_has, chunks_of_many_rows_are_single_ones,
+                    what_has_no_home_is_refused, bad_arguments_are_named,
+                    open_survives_every_failure);
 }

@@ -43,7 +43,6 @@ static void outputs_follow_from_tokens_alone(void **state)
 {
     static const kvf_dtype dtypes[] = {KVF_BF16, KVF_FP32, KVF_FP16, KVF_BF16};
     const uint8_t *const masks[] = {rig_all_kinds, NULL, rig_kinds, NULL};
-    (void)state;
     for (uint32_t i = 0; i < (test_on_cuda() ? 1u : 4u); i++) {
         kvf_runtime_config rc = test_runtime_config();
         kvf_blocks_config bc = i % 2 ? rig_config() : rig_coarse_config();
@@ -92,7 +91,6 @@ static void a_block_takes_less_memory(void **state)
     const kvf_blocks_config bc = rig_config();
     const uint64_t row = 2 * 2 * 128 * sizeof(uint16_t) * (RIG_TOKENS + 31) / 32 * 32;
     kvf_runtime *runtime = NULL;
-    (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     const kvf_blocks_plan exact = plan_of(runtime, KVF_PAGES_NATIVE, 4);
     const kvf_blocks_plan bytes = plan_of(runtime, KVF_PAGES_K8V8, 4);
@@ -113,7 +111,6 @@ static void what_a_gpu_does_not_dequantize_is_refused(void **state)
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     kvf_blocks_plan plan;
-    (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     for (uint32_t i = 0; i < 2; i++) {
         kvf_blocks_config bc = rig_config();
@@ -130,15 +127,8 @@ static void what_a_gpu_does_not_dequantize_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outputs_follow_from_tokens_alone),
-        cmocka_unit_test(a_block_takes_less_memory),
-    };
-    const struct CMUnitTest gpu[] = {
-        cmocka_unit_test(what_a_gpu_does_not_dequantize_is_refused),
-    };
-    const int failed = cmocka_run_group_tests_name("quantized blocks", tests, NULL, NULL);
+    const int failed = unit_run(outputs_follow_from_tokens_alone, a_block_takes_less_memory);
     if (!test_on_cuda())
         return failed;
-    return failed + cmocka_run_group_tests_name("quantized blocks of a GPU", gpu, NULL, NULL);
+    return failed + unit_run(what_a_gpu_does_not_dequantize_is_refused);
 }

@@ -390,7 +390,6 @@ static void a_chunk_reads_what_is_on_the_device_there(void **state)
         "select=dynamic static_ratio=0 digest=codes local_tokens=1 sink_tokens=0",
     };
     static const uint32_t chunks[] = {17, 48, 100};
-    (void)state;
     for (uint32_t i = 0; i < test_afford(sizeof settings / sizeof *settings); i++)
         for (uint32_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
             reading r = {.arena = 1, .chunk = chunks[c]};
@@ -415,7 +414,6 @@ static void the_arena_gives_way(void **state)
     kvf_runtime *runtime;
     kvf_cache_plan none;
     kvf_error error;
-    (void)state;
     cc.transfer = test_transfer(KVF_TRANSFER_GATHER);
     const kvf_cache_plan with = plan_of(&cc, 0, 0);
     const uint64_t total = total_of(&with);
@@ -473,11 +471,6 @@ static void layer_major_prefill_stays_in_the_arena(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_arena_changes_no_bit),
-        cmocka_unit_test(a_chunk_reads_what_is_on_the_device_there),
-        cmocka_unit_test(the_arena_gives_way),
-        cmocka_unit_test(layer_major_prefill_stays_in_the_arena),
-    };
-    return cmocka_run_group_tests_name("runtime: arena", tests, NULL, NULL);
+    return unit_run(an_arena_changes_no_bit, a_chunk_reads_what_is_on_the_device_there,
+                    the_arena_gives_way, layer_major_prefill_stays_in_the_arena);
 }

@@ -45,7 +45,6 @@ static void the_plan_takes_what_it_may(void **state)
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime;
     kvf_error error;
-    (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     const kvf_cache_plan least = plan_of(runtime, 0);
     const kvf_cache_plan all = plan_of(runtime, UINT64_C(1) << 40);
@@ -72,7 +71,6 @@ static void too_little_is_refused_with_both_numbers(void **state)
     kvf_runtime *runtime;
     kvf_error error;
     char text[128];
-    (void)state;
     test_seams.prefill_arena = 2; /* which would be left out first: test_arena.c */
     test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     const kvf_cache_plan least = plan_of(runtime, 0);
@@ -92,7 +90,6 @@ static void auto_takes_what_is_free(void **state)
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime;
     kvf_error error;
-    (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     const kvf_cache_plan least = plan_of(runtime, 0), all = plan_of(runtime, UINT64_C(1) << 40);
     const uint64_t middle = (device_total(&least) + device_total(&all)) / 2;
@@ -153,7 +150,6 @@ static void with_room_for_all_nothing_moves(void **state)
     const kvf_cache_config c = config_of(0);
     const size_t bytes = out_bytes(&c);
     char *few = test_alloc(bytes), *all = test_alloc(bytes);
-    (void)state;
     assert_true(misses_with(0, few) > 0);
     assert_int_equal(misses_with(UINT64_C(1) << 40, all), 0);
     assert_memory_equal(few, all, bytes);
@@ -192,7 +188,6 @@ static void a_block_never_shows_its_old_pages(void **state)
     const kvf_cache_config c = config_of(0);
     const size_t bytes = out_bytes(&c);
     char *alone = test_alloc(bytes), *after = test_alloc(bytes), *deaf = test_alloc(bytes);
-    (void)state;
     run_second(0, true, alone);
     run_second(0, false, after);
     run_second(1, false, deaf);
@@ -205,12 +200,7 @@ static void a_block_never_shows_its_old_pages(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_plan_takes_what_it_may),
-        cmocka_unit_test(too_little_is_refused_with_both_numbers),
-        cmocka_unit_test(auto_takes_what_is_free),
-        cmocka_unit_test(with_room_for_all_nothing_moves),
-        cmocka_unit_test(a_block_never_shows_its_old_pages),
-    };
-    return cmocka_run_group_tests_name("device_cache", tests, NULL, NULL);
+    return unit_run(the_plan_takes_what_it_may, too_little_is_refused_with_both_numbers,
+                    auto_takes_what_is_free, with_room_for_all_nothing_moves,
+                    a_block_never_shows_its_old_pages);
 }

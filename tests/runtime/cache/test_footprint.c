@@ -493,11 +493,6 @@ static void test_random_histories(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_full_is_one),      cmocka_unit_test(test_figure_of_the_paper),
-        cmocka_unit_test(test_figure_by_chunks), cmocka_unit_test(test_streaming),
-        cmocka_unit_test(test_chunked),          cmocka_unit_test(test_random_histories),
-        cmocka_unit_test(test_head_mask),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(test_full_is_one, test_figure_of_the_paper, test_figure_by_chunks,
+                    test_streaming, test_chunked, test_random_histories, test_head_mask);
 }

@@ -314,15 +314,8 @@ static void a_sequence_with_nan_is_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_bad_setting_is_named),
-        cmocka_unit_test(settings_at_the_border),
-        cmocka_unit_test(settings_in_force_are_told),
-        cmocka_unit_test(tokens_max_is_a_limit),
-        cmocka_unit_test(an_exhausted_pool_appends_nothing),
-        cmocka_unit_test(a_batch_appends_all_or_nothing),
-        cmocka_unit_test(bad_arguments_are_refused),
-        cmocka_unit_test(a_sequence_with_nan_is_named),
-    };
-    return cmocka_run_group_tests_name("runtime: limits", tests, NULL, NULL);
+    return unit_run(every_bad_setting_is_named, settings_at_the_border, settings_in_force_are_told,
+                    tokens_max_is_a_limit, an_exhausted_pool_appends_nothing,
+                    a_batch_appends_all_or_nothing, bad_arguments_are_refused,
+                    a_sequence_with_nan_is_named);
 }

@@ -329,14 +329,7 @@ static void positions_must_ascend(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fork_equals_copy),
-        cmocka_unit_test(fork_shares_pages),
-        cmocka_unit_test(sequences_are_reused),
-        cmocka_unit_test(sequences_max_is_a_limit),
-        cmocka_unit_test(layers_may_have_different_lengths),
-        cmocka_unit_test(positions_come_back),
-        cmocka_unit_test(positions_must_ascend),
-    };
-    return cmocka_run_group_tests_name("runtime: sequences", tests, NULL, NULL);
+    return unit_run(fork_equals_copy, fork_shares_pages, sequences_are_reused,
+                    sequences_max_is_a_limit, layers_may_have_different_lengths,
+                    positions_come_back, positions_must_ascend);
 }

@@ -159,10 +159,6 @@ static void values_and_ranges(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_default_comes_back_from_its_text),
-        cmocka_unit_test(what_is_no_value_changes_nothing),
-        cmocka_unit_test(values_and_ranges),
-    };
-    return cmocka_run_group_tests_name("settings", tests, NULL, NULL);
+    return unit_run(every_default_comes_back_from_its_text, what_is_no_value_changes_nothing,
+                    values_and_ranges);
 }

@@ -411,16 +411,8 @@ static void recordings_in_the_wrong_place(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_machine_without_a_gpu),
-        cmocka_unit_test(a_device_that_is_not_there),
-        cmocka_unit_test(memory_that_runs_out),
-        cmocka_unit_test(methods_that_are_not_there),
-        cmocka_unit_test(streams_of_others),
-        cmocka_unit_test(ids_that_are_out_of_range),
-        cmocka_unit_test(lists_that_are_out_of_range),
-        cmocka_unit_test(more_lists_than_a_launch_has),
-        cmocka_unit_test(recordings_in_the_wrong_place),
-    };
-    return cmocka_run_group_tests_name("runtime: limits of the CUDA device", tests, NULL, NULL);
+    return unit_run(a_machine_without_a_gpu, a_device_that_is_not_there, memory_that_runs_out,
+                    methods_that_are_not_there, streams_of_others, ids_that_are_out_of_range,
+                    lists_that_are_out_of_range, more_lists_than_a_launch_has,
+                    recordings_in_the_wrong_place);
 }

@@ -320,17 +320,8 @@ static void no_tier_where_all_fits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_bits),
-        cmocka_unit_test(same_bits_gathered),
-        cmocka_unit_test(same_bits_in_bundles),
-        cmocka_unit_test(same_bits_with_streaming_heads),
-        cmocka_unit_test(memory_is_shared),
-        cmocka_unit_test(the_file_is_private),
-        cmocka_unit_test(contradictions_are_refused),
-        cmocka_unit_test(bundles_have_128_KiB),
-        cmocka_unit_test(tokens_are_kept_of_pages_on_disk),
-        cmocka_unit_test(no_tier_where_all_fits),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, same_bits, same_bits_gathered,
+                           same_bits_in_bundles, same_bits_with_streaming_heads, memory_is_shared,
+                           the_file_is_private, contradictions_are_refused, bundles_have_128_KiB,
+                           tokens_are_kept_of_pages_on_disk, no_tier_where_all_fits);
 }

@@ -371,10 +371,7 @@ static void each_refusal_at_open(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(transient_failures),     cmocka_unit_test(failures_with_a_name),
-        cmocka_unit_test(several_tokens),         cmocka_unit_test(a_disk_that_is_full),
-        cmocka_unit_test(a_disk_that_stays_full), cmocka_unit_test(each_refusal_at_open),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, transient_failures, failures_with_a_name,
+                           several_tokens, a_disk_that_is_full, a_disk_that_stays_full,
+                           each_refusal_at_open);
 }

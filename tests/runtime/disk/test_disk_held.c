@@ -390,14 +390,6 @@ static void misses_in_memory_do_not_wait(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cut_off),
-        cmocka_unit_test(cut_through),
-        cmocka_unit_test(forked_and_freed),
-        cmocka_unit_test(freed),
-        cmocka_unit_test(saved),
-        cmocka_unit_test(hits_do_not_wait),
-        cmocka_unit_test(misses_in_memory_do_not_wait),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, cut_off, cut_through, forked_and_freed, freed,
+                           saved, hits_do_not_wait, misses_in_memory_do_not_wait);
 }

@@ -277,11 +277,7 @@ static void a_disk_that_fails(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lists_are_those_without_a_tier),
-        cmocka_unit_test(pages_stay_for_what_is_enqueued),
-        cmocka_unit_test(bad_lists_change_nothing),
-        cmocka_unit_test(a_disk_that_fails),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, lists_are_those_without_a_tier,
+                           pages_stay_for_what_is_enqueued, bad_lists_change_nothing,
+                           a_disk_that_fails);
 }

@@ -169,15 +169,12 @@ static void a_pool_that_is_full(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_settings_give_the_same_bits),
-        cmocka_unit_test(a_pool_that_is_full),
-    };
     if (TEST_SANITIZED && test_on_cuda())
         seed = 4; /* of which the one setting reads much */
     if (argc > 1)
         settings = (uint32_t)strtoul(argv[1], NULL, 10);
     if (argc > 2)
         seed = strtoull(argv[2], NULL, 10);
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, random_settings_give_the_same_bits,
+                           a_pool_that_is_full);
 }

@@ -222,14 +222,7 @@ static void the_description_tells_of_the_disk_tier(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_status_has_a_name_and_a_text),
-        cmocka_unit_test(bad_runtime_settings_are_named),
-        cmocka_unit_test(handles_may_be_null),
-        cmocka_unit_test(two_runtimes_are_independent),
-        cmocka_unit_test(streams_run_in_order),
-        cmocka_unit_test(the_description_is_json),
-        cmocka_unit_test(the_description_tells_of_the_disk_tier),
-    };
-    return cmocka_run_group_tests_name("runtime: runtime", tests, NULL, NULL);
+    return unit_run(every_status_has_a_name_and_a_text, bad_runtime_settings_are_named,
+                    handles_may_be_null, two_runtimes_are_independent, streams_run_in_order,
+                    the_description_is_json, the_description_tells_of_the_disk_tier);
 }

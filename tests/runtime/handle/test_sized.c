@@ -585,15 +585,9 @@ static void what_is_filled_may_have_any_length(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_old_program_goes_on),
-        cmocka_unit_test(a_configuration_may_have_any_length),
-        cmocka_unit_test(a_struct_inside_grows_as_the_last_member),
-        cmocka_unit_test(pruners_and_policies_may_have_any_length),
-        cmocka_unit_test(measurements_and_saves_may_have_any_length),
-        cmocka_unit_test(steps_of_an_old_program_are_the_same),
-        cmocka_unit_test(what_is_read_may_have_any_length),
-        cmocka_unit_test(what_is_filled_may_have_any_length),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(
+        NULL, save_remove_folder, an_old_program_goes_on, a_configuration_may_have_any_length,
+        a_struct_inside_grows_as_the_last_member, pruners_and_policies_may_have_any_length,
+        measurements_and_saves_may_have_any_length, steps_of_an_old_program_are_the_same,
+        what_is_read_may_have_any_length, what_is_filled_may_have_any_length);
 }

@@ -476,10 +476,6 @@ static void test_other_policies(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sets),           cmocka_unit_test(test_streaming),
-        cmocka_unit_test(test_bad_calls),      cmocka_unit_test(test_bad_budgets),
-        cmocka_unit_test(test_other_policies),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(test_sets, test_streaming, test_bad_calls, test_bad_budgets,
+                    test_other_policies);
 }

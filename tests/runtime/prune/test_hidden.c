@@ -261,13 +261,7 @@ static void wrong_calls_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_come_back),
-        cmocka_unit_test(what_is_planned_is_taken),
-        cmocka_unit_test(a_file_that_fails_is_named),
-        cmocka_unit_test(each_refusal_at_open),
-        cmocka_unit_test(wrong_calls_are_refused),
-    };
     test_seed_print("hidden", SEED);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(rows_come_back, what_is_planned_is_taken, a_file_that_fails_is_named,
+                    each_refusal_at_open, wrong_calls_are_refused);
 }

@@ -214,13 +214,8 @@ static void failed_opens_leave_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_other_token_is_evicted),
-        cmocka_unit_test(what_is_kept_seeds_the_static_set),
-        cmocka_unit_test(restart_empties_the_sequence),
-        cmocka_unit_test(memory_does_not_grow_with_the_window),
-        cmocka_unit_test(failed_opens_leave_nothing),
-    };
     test_seed_print("prune_obeyed", PRUNE_SEED);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(every_other_token_is_evicted, what_is_kept_seeds_the_static_set,
+                    restart_empties_the_sequence, memory_does_not_grow_with_the_window,
+                    failed_opens_leave_nothing);
 }

@@ -275,14 +275,8 @@ static void keys_that_are_not_finite_stop_the_prompt(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nonsense_is_refused_by_name),
-        cmocka_unit_test(wrong_calls_are_refused),
-        cmocka_unit_test(missing_sums_are_refused),
-        cmocka_unit_test(other_caches_and_small_windows_are_refused),
-        cmocka_unit_test(needs_that_cannot_be_met_are_refused),
-        cmocka_unit_test(keys_that_are_not_finite_stop_the_prompt),
-    };
     test_seed_print("prune_refused", PRUNE_SEED);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(nonsense_is_refused_by_name, wrong_calls_are_refused, missing_sums_are_refused,
+                    other_caches_and_small_windows_are_refused,
+                    needs_that_cannot_be_met_are_refused, keys_that_are_not_finite_stop_the_prompt);
 }

@@ -192,13 +192,8 @@ static void nothing_before_the_window_is_no_score(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_see_what_the_header_says),
-        cmocka_unit_test(profile_comes_with_scores_and_alone),
-        cmocka_unit_test(logits_are_products_of_the_last_query),
-        cmocka_unit_test(sums_are_of_all_queries),
-        cmocka_unit_test(nothing_before_the_window_is_no_score),
-    };
     test_seed_print("prune_view", PRUNE_SEED);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(policies_see_what_the_header_says, profile_comes_with_scores_and_alone,
+                    logits_are_products_of_the_last_query, sums_are_of_all_queries,
+                    nothing_before_the_window_is_no_score);
 }

@@ -516,13 +516,8 @@ static void a_completed_sequence_is_the_prompt(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kept_tokens_are_a_fresh_sequence),
-        cmocka_unit_test(a_fork_keeps_for_itself),
-        cmocka_unit_test(scores_are_of_what_steps_see),
-        cmocka_unit_test(whatever_comes_next_changes_no_bit),
-        cmocka_unit_test(keeping_all_is_not_pruning),
-        cmocka_unit_test(a_completed_sequence_is_the_prompt),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, kept_tokens_are_a_fresh_sequence,
+                           a_fork_keeps_for_itself, scores_are_of_what_steps_see,
+                           whatever_comes_next_changes_no_bit, keeping_all_is_not_pruning,
+                           a_completed_sequence_is_the_prompt);
 }

@@ -43,7 +43,6 @@ uint32_t save_count_files(void)
 
 int save_remove_folder(void **state)
 {
-    (void)state;
     const struct dirent *entry;
     DIR *dir = opendir(save_folder());
     assert_non_null(dir);

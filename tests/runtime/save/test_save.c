@@ -652,22 +652,10 @@ static void bad_arguments_are_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(continues_bit_for_bit),
-        cmocka_unit_test(continues_from_little),
-        cmocka_unit_test(is_of_the_call),
-        cmocka_unit_test(of_a_fork),
-        cmocka_unit_test(same_file_again),
-        cmocka_unit_test(of_pruned_prompts),
-        cmocka_unit_test(of_unequal_layers),
-        cmocka_unit_test(whatever_the_order),
-        cmocka_unit_test(names_what_differs),
-        cmocka_unit_test(other_settings_take_tokens),
-        cmocka_unit_test(comes_back_to_its_form_alone),
-        cmocka_unit_test(a_form_comes_before_tokens),
-        cmocka_unit_test(tells_what_it_holds),
-        cmocka_unit_test(bad_arguments_are_named),
-        cmocka_unit_test(reads_a_file_with_a_table_more),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, continues_bit_for_bit, continues_from_little,
+                           is_of_the_call, of_a_fork, same_file_again, of_pruned_prompts,
+                           of_unequal_layers, whatever_the_order, names_what_differs,
+                           other_settings_take_tokens, comes_back_to_its_form_alone,
+                           a_form_comes_before_tokens, tells_what_it_holds, bad_arguments_are_named,
+                           reads_a_file_with_a_table_more);
 }

@@ -374,11 +374,8 @@ static void shrinks_meanwhile(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(killed_at_every_write), /* first: they fork, and threads do not */
-        cmocka_unit_test(killed_around_the_rename), cmocka_unit_test(each_request_once),
-        cmocka_unit_test(each_refusal_once),        cmocka_unit_test(damage_is_found),
-        cmocka_unit_test(shrinks_meanwhile),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    /* The first ones fork, and threads do not. */
+    return unit_run_around(NULL, save_remove_folder, killed_at_every_write,
+                           killed_around_the_rename, each_request_once, each_refusal_once,
+                           damage_is_found, shrinks_meanwhile);
 }

@@ -252,8 +252,5 @@ static void power_goes_at_every_event(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(power_goes_at_every_event),
-    };
-    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return unit_run_around(NULL, save_remove_folder, power_goes_at_every_event);
 }

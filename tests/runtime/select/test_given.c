@@ -569,14 +569,8 @@ static void what_has_no_meaning_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_policys_choice_has_its_bits),
-        cmocka_unit_test(a_recorded_step_reads_them_anew),
-        cmocka_unit_test(any_ids_attend_to_what_they_name),
-        cmocka_unit_test(all_pages_are_dense_attention),
-        cmocka_unit_test(tokens_of_a_call_have_lists_of_their_own),
-        cmocka_unit_test(page_lists_have_what_was_given),
-        cmocka_unit_test(what_has_no_meaning_is_refused),
-    };
-    return cmocka_run_group_tests_name("given", tests, NULL, NULL);
+    return unit_run(a_policys_choice_has_its_bits, a_recorded_step_reads_them_anew,
+                    any_ids_attend_to_what_they_name, all_pages_are_dense_attention,
+                    tokens_of_a_call_have_lists_of_their_own, page_lists_have_what_was_given,
+                    what_has_no_meaning_is_refused);
 }

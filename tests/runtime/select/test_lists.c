@@ -404,13 +404,7 @@ static void a_custom_policy_sees_what_was_promised(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lists_are_what_own_attention_needs),
-        cmocka_unit_test(listed_pages_are_the_best),
-        cmocka_unit_test(attention_over_given_lists),
-        cmocka_unit_test(lists_need_a_ratio_of_zero),
-        cmocka_unit_test(lists_too_small_are_refused),
-        cmocka_unit_test(a_custom_policy_sees_what_was_promised),
-    };
-    return cmocka_run_group_tests_name("runtime: lists", tests, NULL, NULL);
+    return unit_run(lists_are_what_own_attention_needs, listed_pages_are_the_best,
+                    attention_over_given_lists, lists_need_a_ratio_of_zero,
+                    lists_too_small_are_refused, a_custom_policy_sees_what_was_promised);
 }

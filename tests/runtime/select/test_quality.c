@@ -382,15 +382,9 @@ static void layers_add_up_to_the_cache(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_rank_as_they_should),
-        cmocka_unit_test(a_needle_is_found_by_pages_and_missed_by_streaming),
-        cmocka_unit_test(logical_and_published_agree),
-        cmocka_unit_test(logical_restructuring_selects_as_well),
-        cmocka_unit_test(refreshes_happen_when_they_should),
-        cmocka_unit_test(the_automatic_ratio_stays_in_the_budget),
-        cmocka_unit_test(counters_add_up),
-        cmocka_unit_test(layers_add_up_to_the_cache),
-    };
-    return cmocka_run_group_tests_name("runtime: quality", tests, NULL, NULL);
+    return unit_run(policies_rank_as_they_should,
+                    a_needle_is_found_by_pages_and_missed_by_streaming, logical_and_published_agree,
+                    logical_restructuring_selects_as_well, refreshes_happen_when_they_should,
+                    the_automatic_ratio_stays_in_the_budget, counters_add_up,
+                    layers_add_up_to_the_cache);
 }

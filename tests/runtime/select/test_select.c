@@ -436,18 +436,8 @@ static void slots_and_victims(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_agree_with_the_naive_model),
-        cmocka_unit_test(growing_past_the_budget),
-        cmocka_unit_test(a_budget_that_grows),
-        cmocka_unit_test(static_ratios),
-        cmocka_unit_test(the_automatic_ratio),
-        cmocka_unit_test(digests_and_reductions),
-        cmocka_unit_test(codes),
-        cmocka_unit_test(budgets_filled_with_tokens),
-        cmocka_unit_test(the_prkv_preset_attends_to_k_tokens),
-        cmocka_unit_test(geometries),
-        cmocka_unit_test(slots_and_victims),
-    };
-    return cmocka_run_group_tests_name("runtime: selection", tests, NULL, NULL);
+    return unit_run(policies_agree_with_the_naive_model, growing_past_the_budget,
+                    a_budget_that_grows, static_ratios, the_automatic_ratio, digests_and_reductions,
+                    codes, budgets_filled_with_tokens, the_prkv_preset_attends_to_k_tokens,
+                    geometries, slots_and_victims);
 }

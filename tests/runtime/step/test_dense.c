@@ -330,17 +330,9 @@ static void bad_forms_are_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full_budget_is_dense),
-        cmocka_unit_test(bad_forms_are_named),
-        cmocka_unit_test(head_dims_are_multiples_of_16),
-        cmocka_unit_test(values_are_narrower),
-        cmocka_unit_test(a_gpu_takes_some_head_dims),
-        cmocka_unit_test(full_selection_is_dense_whatever_the_budget),
-        cmocka_unit_test(decode_from_the_first_token),
-        cmocka_unit_test(chunks_do_not_matter),
-        cmocka_unit_test(append_only_prefill_leaves_the_same_cache),
-        cmocka_unit_test(append_only_prefill_then_sparse_decode),
-    };
-    return cmocka_run_group_tests_name("runtime: dense", tests, NULL, NULL);
+    return unit_run(full_budget_is_dense, bad_forms_are_named, head_dims_are_multiples_of_16,
+                    values_are_narrower, a_gpu_takes_some_head_dims,
+                    full_selection_is_dense_whatever_the_budget, decode_from_the_first_token,
+                    chunks_do_not_matter, append_only_prefill_leaves_the_same_cache,
+                    append_only_prefill_then_sparse_decode);
 }

@@ -324,7 +324,6 @@ static void families_equal_single_sequences(void **state)
         {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .is_roomy = 1},
         {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .is_on_disk = 1},
     };
-    (void)state;
     for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (!test_takes(i) || (TEST_SANITIZED && test_on_cuda() && rows[i].members > 5))
             continue;
@@ -429,7 +428,6 @@ static void forks_move_a_page_once(void **state)
                 {KVF_TRANSFER_GATHER, false},
                 {KVF_TRANSFER_BATCH, false},
                 {KVF_TRANSFER_EACH, false}};
-    (void)state;
     for (uint32_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         const bool is_recorded = ways[i].is_recorded && test_on_cuda();
         const crowd single = {1, 1, true, false, true},
@@ -510,7 +508,6 @@ static void order_says_what_is_common(void **state)
     char frame_memory[4096];
     kvf_cache cache = {.frame_bytes = sizeof frame_memory};
     kvf_kv_group kv_group = {.dims.paging.block_size = BLOCK};
-    (void)state;
     assert_non_null(blocks);
     for (uint32_t n = 0; n < 200; n++) {
         kvf_frame frame = {.host.base = frame_memory, .device = frame_memory};
@@ -557,7 +554,6 @@ static void few_tiles_are_weighed_by_many(void **state)
     const kvf_step step = {.kv_group = &kv_group, .rows = FORKS, .row_host = rows};
     const kvf_device_properties threads[] = {{.compute_threads = 2}, {.compute_threads = 64}};
     const kvf_device_properties cuda = {.multiprocessors = 132};
-    (void)state;
     for (uint32_t b = 0; b < FORKS; b++)
         rows[b] = (kvf_row){.sealed = 128 * PER_TILE};
     assert_true(kvf_step_rows_at_once(&step, &threads[0]) >= FORKS);
@@ -572,11 +568,6 @@ static void few_tiles_are_weighed_by_many(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(families_equal_single_sequences),
-        cmocka_unit_test(forks_move_a_page_once),
-        cmocka_unit_test(order_says_what_is_common),
-        cmocka_unit_test(few_tiles_are_weighed_by_many),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(families_equal_single_sequences, forks_move_a_page_once,
+                    order_says_what_is_common, few_tiles_are_weighed_by_many);
 }

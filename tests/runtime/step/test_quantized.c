@@ -629,29 +629,17 @@ static void a_gpu_refuses_some(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_was_quantized_is_attended),
-        cmocka_unit_test(chunks_change_no_bit),
-        cmocka_unit_test(short_cuts_change_no_bit),
-        cmocka_unit_test(a_file_changes_no_bit),
-        cmocka_unit_test(a_file_has_the_newest_block_as_it_was),
-        cmocka_unit_test(a_disk_changes_no_bit),
-        cmocka_unit_test(pages_are_smaller),
-        cmocka_unit_test(files_of_another_form_are_refused),
-        cmocka_unit_test(listed_pages_are_what_steps_attend_to),
-        cmocka_unit_test(lists_of_anything_else_are_refused),
-    };
-    const struct CMUnitTest on_cuda[] = {
-        cmocka_unit_test(what_was_quantized_is_attended),
-        cmocka_unit_test(chunks_change_no_bit),
-        cmocka_unit_test(short_cuts_change_no_bit),
-        cmocka_unit_test(a_file_changes_no_bit),
-        cmocka_unit_test(a_file_has_the_newest_block_as_it_was),
-        cmocka_unit_test(a_disk_changes_no_bit),
-        cmocka_unit_test(a_gpu_refuses_some),
-        cmocka_unit_test(transfer_methods_change_no_bit),
-        cmocka_unit_test(listed_pages_are_what_steps_attend_to),
-    };
-    return test_on_cuda() ? cmocka_run_group_tests(on_cuda, NULL, save_remove_folder)
-                          : cmocka_run_group_tests(tests, NULL, save_remove_folder);
+    return test_on_cuda()
+               ? unit_run_around(NULL, save_remove_folder, what_was_quantized_is_attended,
+                                 chunks_change_no_bit, short_cuts_change_no_bit,
+                                 a_file_changes_no_bit, a_file_has_the_newest_block_as_it_was,
+                                 a_disk_changes_no_bit, a_gpu_refuses_some,
+                                 transfer_methods_change_no_bit,
+                                 listed_pages_are_what_steps_attend_to)
+               : unit_run_around(
+                     NULL, save_remove_folder, what_was_quantized_is_attended, chunks_change_no_bit,
+                     short_cuts_change_no_bit, a_file_changes_no_bit,
+                     a_file_has_the_newest_block_as_it_was, a_disk_changes_no_bit,
+                     pages_are_smaller, files_of_another_form_are_refused,
+                     listed_pages_are_what_steps_attend_to, lists_of_anything_else_are_refused);
 }

@@ -255,12 +255,6 @@ static void bad_calls_are_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(queries_have_the_bits_of_copies),
-        cmocka_unit_test(a_static_set_does_not_notice),
-        cmocka_unit_test(a_full_budget_is_dense),
-        cmocka_unit_test(refusals_are_named),
-        cmocka_unit_test(bad_calls_are_named),
-    };
-    return cmocka_run_group_tests_name("runtime: queries alone", tests, NULL, NULL);
+    return unit_run(queries_have_the_bits_of_copies, a_static_set_does_not_notice,
+                    a_full_budget_is_dense, refusals_are_named, bad_calls_are_named);
 }

@@ -484,14 +484,8 @@ static void layers_of_different_lengths_decode(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kept_tokens_are_a_fresh_sequence),
-        cmocka_unit_test(kept_queries_stay_valid),
-        cmocka_unit_test(a_cleared_sequence_is_a_fresh_one),
-        cmocka_unit_test(streaming_heads_start_over),
-        cmocka_unit_test(a_fork_keeps_for_itself),
-        cmocka_unit_test(bad_calls_change_nothing),
-        cmocka_unit_test(layers_of_different_lengths_decode),
-    };
-    return cmocka_run_group_tests_name("retain", tests, NULL, NULL);
+    return unit_run(kept_tokens_are_a_fresh_sequence, kept_queries_stay_valid,
+                    a_cleared_sequence_is_a_fresh_one, streaming_heads_start_over,
+                    a_fork_keeps_for_itself, bad_calls_change_nothing,
+                    layers_of_different_lengths_decode);
 }

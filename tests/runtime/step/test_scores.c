@@ -276,9 +276,5 @@ static void chunks_add_up_to_the_prompt(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scores_are_what_they_say),
-        cmocka_unit_test(chunks_add_up_to_the_prompt),
-    };
-    return cmocka_run_group_tests_name("scores", tests, NULL, NULL);
+    return unit_run(scores_are_what_they_say, chunks_add_up_to_the_prompt);
 }

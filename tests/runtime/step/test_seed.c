@@ -134,9 +134,5 @@ static void a_seed_with_full_budget_is_dense(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_seed_is_the_static_set),
-        cmocka_unit_test(a_seed_with_full_budget_is_dense),
-    };
-    return cmocka_run_group_tests_name("seed", tests, NULL, NULL);
+    return unit_run(a_seed_is_the_static_set, a_seed_with_full_budget_is_dense);
 }

@@ -43,7 +43,6 @@ static void sixteen_forks_take_an_eighth(void **state)
     static const uint8_t kinds[16] = {1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1};
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
-    (void)state;
     assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t context = contexts[i / 2];
@@ -186,7 +185,6 @@ static void nobody_writes_what_others_have(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_HYBRID};
     const uint64_t seed = test_seed(4711);
-    (void)state;
     for (uint32_t i = 0; i < 4; i++) {
         kvf_cache_config cc = config_small(selects[i % 2]);
         test_world w;
@@ -228,9 +226,5 @@ static void nobody_writes_what_others_have(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sixteen_forks_take_an_eighth),
-        cmocka_unit_test(nobody_writes_what_others_have),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(sixteen_forks_take_an_eighth, nobody_writes_what_others_have);
 }

@@ -391,14 +391,6 @@ static void refusals_name_what_is_wrong(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(page_sizes),
-        cmocka_unit_test(any_history),
-        cmocka_unit_test(a_static_set_stays),
-        cmocka_unit_test(a_static_set_is_dissolved),
-        cmocka_unit_test(nothing_is_left),
-        cmocka_unit_test(layers_are_cut_by_position),
-        cmocka_unit_test(refusals_name_what_is_wrong),
-    };
-    return cmocka_run_group_tests_name("runtime: truncate", tests, NULL, NULL);
+    return unit_run(page_sizes, any_history, a_static_set_stays, a_static_set_is_dissolved,
+                    nothing_is_left, layers_are_cut_by_position, refusals_name_what_is_wrong);
 }
