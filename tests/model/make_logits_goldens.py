@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logits of HF Transformers for small random models of every family, and for the recall model.
 
-Writes goldens/logits/NAME/config.json and goldens/logits/NAME.f32. The weights are not stored: a
+Reads goldens/logits/NAME/config.json and writes goldens/logits/NAME.f32. The weights are not stored: a
 tensor's numbers follow from its name (see `numbers`), and random_model.c makes the same ones in C.
 
 A golden is float32, little endian, [STEPS + 1, ceil(vocab / STRIDE)]: the logits of every
@@ -15,6 +15,7 @@ operation, and single rows of a trained model are then off by more than the runn
   make_logits_goldens.py NAME ...     these models
   make_logits_goldens.py recall       only the recall model, after its weights changed
 """
+import glob
 import json
 import os
 import sys
@@ -34,83 +35,12 @@ RECALL_PROMPT = 300
 STRIDE, RECALL_STRIDE = 5, 16
 MASK = (1 << 64) - 1
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
-
-COMMON = dict(vocab_size=301, hidden_size=128, intermediate_size=208, num_hidden_layers=3,
-              num_attention_heads=4, num_key_value_heads=2, head_dim=64, hidden_act="silu",
-              max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=10000.0,
-              bos_token_id=1, eos_token_id=2)
-LLAMA = dict(COMMON, model_type="llama", architectures=["LlamaForCausalLM"])
-MISTRAL = dict(COMMON, model_type="mistral", architectures=["MistralForCausalLM"],
-               sliding_window=None)
-QWEN2 = dict(COMMON, model_type="qwen2", architectures=["Qwen2ForCausalLM"], hidden_size=256,
-             use_sliding_window=False, rms_norm_eps=1e-6)
-del QWEN2["head_dim"]
-QWEN3 = dict(COMMON, model_type="qwen3", architectures=["Qwen3ForCausalLM"], hidden_size=192,
-             use_sliding_window=False, attention_bias=False, rms_norm_eps=1e-6)
-QWEN3MOE = dict(QWEN3, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"],
-                hidden_size=128, moe_intermediate_size=80, num_experts=8, num_experts_per_tok=3,
-                decoder_sparse_step=1, mlp_only_layers=[])
-GEMMA3 = dict(COMMON, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"],
-              hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=40, sliding_window=40,
-              attention_bias=False, attn_logit_softcapping=None, final_logit_softcapping=None,
-              tie_word_embeddings=True)
-del GEMMA3["hidden_act"], GEMMA3["rope_theta"]
-LOCAL = dict(rope_type="default", rope_theta=1000.0)
-# Biases of gate and up reach the clamps.
-GPTOSS = dict(COMMON, model_type="gpt_oss", architectures=["GptOssForCausalLM"],
-              intermediate_size=96, num_local_experts=8, num_experts_per_tok=3, sliding_window=40,
-              attention_bias=True, tie_word_embeddings=False)
-# Short original lengths, so that the scaling shows within the prompt.
-LLAMA3_ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                   original_max_position_embeddings=64)
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)
-LINEAR = dict(rope_type="linear", factor=4.0)
-UNTRUNCATED = dict(YARN, beta_fast=32.0, beta_slow=1.0, truncate=False)
-
-MODELS = {
-    "llama-bf16": dict(LLAMA, torch_dtype="bfloat16", rope_scaling=LLAMA3_ROPE,
-                       tie_word_embeddings=False),
-    "llama-fp32": dict(LLAMA, torch_dtype="float32", rope_scaling=LLAMA3_ROPE,
-                       tie_word_embeddings=True),
-    "llama-fp16": dict(LLAMA, torch_dtype="float16", rope_scaling=LINEAR,
-                       tie_word_embeddings=True),
-    "mistral-bf16": dict(MISTRAL, torch_dtype="bfloat16", rope_scaling=None,
-                         tie_word_embeddings=False),
-    "mistral-fp32": dict(MISTRAL, torch_dtype="float32", rope_scaling=YARN,
-                         tie_word_embeddings=False),
-    "mistral-windows": dict(MISTRAL, torch_dtype="float32", rope_scaling=None, sliding_window=40,
-                            tie_word_embeddings=False),
-    "ministral-windows": dict(MISTRAL, torch_dtype="float32", rope_scaling=None, sliding_window=33,
-                              model_type="ministral", architectures=["MinistralForCausalLM"],
-                              layer_types=["sliding_attention", "full_attention",
-                                           "sliding_attention"], tie_word_embeddings=True),
-    "qwen2-bf16": dict(QWEN2, torch_dtype="bfloat16", rope_scaling=None,
-                       tie_word_embeddings=True),
-    "qwen2-fp32": dict(QWEN2, torch_dtype="float32", rope_scaling=YARN,
-                       tie_word_embeddings=False),
-    "qwen3-bf16": dict(QWEN3, torch_dtype="bfloat16", rope_scaling=YARN,
-                       tie_word_embeddings=False),
-    "qwen3-fp32": dict(QWEN3, torch_dtype="float32", rope_scaling=LINEAR,
-                       tie_word_embeddings=True),
-    "gemma3-bf16": dict(GEMMA3, torch_dtype="bfloat16", rope_parameters=dict(
-        full_attention=dict(rope_type="default", rope_theta=50000.0), sliding_attention=LOCAL),
-                        layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
-    "gemma3-fp32": dict(GEMMA3, torch_dtype="float32", rope_parameters=dict(
-        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
-        sliding_attention=LOCAL), query_pre_attn_scalar=64, num_hidden_layers=7, layer_types=["sliding_attention"] * 5 +
-                        ["full_attention", "sliding_attention"]),
-    "qwen3moe-bf16": dict(QWEN3MOE, torch_dtype="bfloat16", rope_scaling=None,
-                          norm_topk_prob=True, tie_word_embeddings=False),
-    "qwen3moe-fp32": dict(QWEN3MOE, torch_dtype="float32", rope_scaling=YARN,
-                          norm_topk_prob=True, tie_word_embeddings=True),
-    "qwen3moe-shares": dict(QWEN3MOE, torch_dtype="float32", rope_scaling=None,
-                            norm_topk_prob=False, tie_word_embeddings=True),
-    "gptoss-bf16": dict(GPTOSS, torch_dtype="bfloat16", rope_scaling=UNTRUNCATED),
-    "gptoss-fp32": dict(GPTOSS, torch_dtype="float32", rope_scaling=UNTRUNCATED,
-                        num_hidden_layers=4, swiglu_limit=1.5),
-    "gptoss-mxfp4": dict(GPTOSS, torch_dtype="float32", rope_scaling=UNTRUNCATED,
-                         quantization_config=dict(quant_method="mxfp4")),
-}
+# Original lengths of rotary scalings are short, so that scaling shows within the prompt; gate and up of gpt-oss
+# have biases that reach the clamps.
+MODELS = {}
+for _path in sorted(glob.glob(os.path.join(OUT, "*", "config.json"))):
+    with open(_path) as _f:
+        MODELS[os.path.basename(os.path.dirname(_path))] = json.load(_f)
 
 
 def stream(name, count):
@@ -234,10 +164,6 @@ def make_random(names):
         with tempfile.TemporaryDirectory() as folder:
             write_random_model(config, folder)
             make_goldens(name, folder, ids, PROMPT, STRIDE)
-        os.makedirs(os.path.join(OUT, name), exist_ok=True)
-        with open(os.path.join(OUT, name, "config.json"), "w") as f:
-            json.dump(config, f, indent=1)
-            f.write("\n")
 
 
 def make_recall():
@@ -259,7 +185,6 @@ def make_recall():
 
 def main():
     torch.manual_seed(0)
-    os.makedirs(OUT, exist_ok=True)
     only = sys.argv[1:]
     make_random(only if only and "random" not in only else MODELS)
     if not only or "recall" in only:

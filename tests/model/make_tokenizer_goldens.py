@@ -4,8 +4,10 @@
 
 usage: make_tokenizer_goldens.py [--check | NAME...]     needs the `tokenizers` package, no network
 
-Writes into goldens/:
-  fragments.txt          one JSON string per line: what hostile strings are made of
+Reads goldens/fragments.txt: one JSON string per line, of which hostile strings are made. First come words,
+then contractions, white space, control characters, emoji and joiners, combining marks, digits, letters at
+the edges of classes, complex scripts and the last planes, what looks like broken UTF-8, the byte alphabet,
+punctuation and code, and special tokens, whole, broken and nested. Writes into goldens/:
   assigned.txt           ranges of code points that Unicode 14 assigns, see below
   NAME.tokenizer.json    a tokenizer: the pipeline of a published family with a vocabulary trained here
   NAME.txt               for STRINGS strings: ids of the first FULL of them, then one hash for every
@@ -34,66 +36,9 @@ STRINGS, GROUP, FULL = 10240, 16, 24
 SEED = 20261121
 MASK = (1 << 64) - 1
 
-WORDS = """the of and to in is was for that it on as with his they at be this from have or by one had
-not but what all were when we there can an your which their said if do will each about how up out
-them then she many some so these would other into has more her two like him see time could no make
-than first been its who now people my made over did down only way find use may water long little very
-after words called just where most know Don't we'll I'm it's you've they'd HTTPServer getValue
-__init__ snake_case naïve façade Zürich Straße résumé cœur Łódź İstanbul ΑΒΓ λόγος привет мир
-здравствуйте שלום עולם مرحبا بالعالم नमस्ते दुनिया สวัสดี こんにちは カタカナ 漢字 中文测试 你好世界 한국어
-안녕하세요 ქართული հայերեն አማርኛ 1234567890 3.14159 1,000,000 0x1F4A9 x=y+1; {"key":"value"} <br/>
-http://example.com/a?b=c&d=%20 user@example.org C:\\\\path\\\\file.txt $100 50% #tag @name a/b""".split()
-
-FRAGMENTS = WORDS + [
-    # contractions, in cases that case folding reaches too
-    "'s", "'S", "'t", "'re", "'RE", "'ve", "'m", "'ll", "'LL", "'d", "'D", "\u2019s", "'\u017f", "''s",
-    "don't", "DON'T", "'tis", "l'eau", "'l", "'r", "I'LL'VE",
-    # white space of every kind
-    " ", "  ", "   ", "       ", "\t", "\n", "\r", "\r\n", "\n\n", " \n", "\n ", "\t \t", "\v", "\f",
-    "\u0085", "\u00a0", "\u1680", "\u180e", "\u2000", "\u2003", "\u200b", "\u2028", "\u2029",
-    "\u202f", "\u205f", "\u3000", "\ufeff", "\x1c", "\x1f", " \u00a0 ", "a\u00a0b",
-    # control characters
-    "\x00", "\x01", "\x07", "\x1b[31m", "\x7f", "\x80", "\x9f", "\u200e", "\u200f", "\u202a", "\u202e",
-    "\u2066", "\u2069", "\ufffe", "\ufff9", "\ufffd",
-    # emoji and joiners
-    "\U0001f600", "\U0001f44d\U0001f3fd", "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466",
-    "\U0001f3f3\ufe0f\u200d\U0001f308", "\U0001f1e9\U0001f1ea", "\U0001f1e9", "\u2764\ufe0f", "\u200d",
-    "\u200c", "1\ufe0f\u20e3", "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
-    # combining marks, decomposed and composed forms, forms that must not compose
-    "e\u0301", "\u00e9", "A\u030a", "\u212b", "\u0301", "a\u0301\u0323", "a\u0323\u0301", "\u1e69",
-    "s\u0323\u0307", "s\u0307\u0323", "\u1e9b\u0323", "\u0344", "\u0958", "\u0915\u093c", "\u2126",
-    "\u1112\u1161\u11ab", "\ud55c", "\u1100\u1161", "\uac00\u11a8", "\u11a8", "\u0cc6\u0cd5",
-    "\u09c7\u09be", "\u0b47\u0b56", "\u0dd9\u0dcf", "\u1025\u102e", "\u3099", "\u304b\u3099",
-    "\u30cf\u309a", "\uf900", "\ufb1d", "\ufb01", "\ufdfa", "\U0001d15e", "\U000110a5\U000110ba",
-    "q\u0307\u0323\u0307", "o\u0302\u0301", "\u1ed1", "\u0f73", "\u0f71\u0f72", "a\u0315\u0300\u05ae",
-    "\u2adc", "\U0002f800", "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033d",
-    # digits and numbers of many scripts
-    "0", "00", "007", "12345678901234567890", "\u0661\u0662\u0663", "\u0967\u0968", "\uff11\uff12",
-    "\u00b2\u00b3", "\u00bd", "\u2163", "\u3007", "\u2460", "\U0001d7d8", "\u0bf0", "1e-05",
-    # letters at the edges of classes: title case, modifiers, marks after letters, cased pairs
-    "\u01c5", "\u02b0", "\u00aa", "\u00ba", "\u1e9e", "\u00df", "\u017f", "\u212a", "\u0130", "\u0131",
-    "\u03c2", "\u1f88", "\u10d0", "\u1c90", "\U00010400", "\U00010428", "\u2160", "\u24b6", "\u0345",
-    "aB", "Ab", "ABc", "abC", "iPhone", "McDonald", "\u01c5a", "x\u0301Y",
-    # right to left, complex scripts, the last planes, private use
-    "\u05e9\u05c1\u05dc", "\u0628\u0650\u0633\u0652\u0645", "\u0e01\u0e33", "\u0f40\u0fb5",
-    "\u17d2\u1798", "\U00012000", "\U00013000", "\U00020000", "\U0002a6d6", "\U000e0001",
-    "\ue000", "\U000f0000", "\U0010fffd", "\u4dc0", "\u9fff",
-    # what looks like surrogates or broken UTF-8 but is valid
-    "\ud7ff", "\uf8ff", "\\ud83d\\ude00", "\u00ed\u00a0\u0080", "\u00ff\u00fe", "\u00c3\u00a9",
-    # the byte alphabet itself
-    "\u0120", "\u0120the", "\u010a", "\u0100", "\u0143", "\u0144", "\u0142", "\u00ad", "\u00a1",
-    # punctuation and code
-    "...", "!!!", "?!", "--", "---", "\u2014", "\u2026", "\u00ab", "\u00bb", "\u3002", "\u060c", "();",
-    "{}", "[]", "<>", "</", "/>", "//", "/*", "*/", "#!", "```", "``", "$$", "&&", "||", "!=", "==",
-    "\\n", "\\", "/", "/\n", "\n/", "_", "__", "\u203f", "~", "^", "%%", "@@", "\ufe0e",
-    # special tokens, whole, broken and nested
-    "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
-    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "im_end|>", "<|", "|>", "<|im_start|",
-    "<|<|im_start|>|>", "<s>", "</s>", "<unk>", "[INST]", "[/INST]", "[INST", "/INST]", "[UNK]",
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "<mask>", " <mask> ", "<mask>x", "NAME",
-    "NAMES", "xNAME", "NAME ", "_NAME", "\u00e9NAME", "\u1e62AFE", "S\u0323AFE", "s\u0323_tok",
-    "\u1e63_tok", "<sp> ", " <sp>", "<sp>\n\n",
-]
+with open(os.path.join(HERE, "fragments.txt"), encoding="utf-8") as _f:
+    FRAGMENTS = [json.loads(line) for line in _f]
+WORDS = FRAGMENTS[:FRAGMENTS.index("'s")]
 
 
 class Splitmix:
@@ -421,7 +366,6 @@ def main():
     ranges = assigned_ranges()
     if sys.argv[1:] == ["--check"]:
         return check(ranges)
-    write("fragments.txt", "".join(json.dumps(f) + "\n" for f in FRAGMENTS))
     write("assigned.txt", "".join("%x-%x\n" % (a, b) for a, b in ranges))
     for name in sys.argv[1:] or FAMILIES:
         build = FAMILIES[name]
