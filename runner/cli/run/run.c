@@ -155,17 +155,17 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
 static bool open_outputs(cli_run *run)
 {
     const cli_run_options *o = &run->options;
-    return (!o->emit_ids_file || cli_output_open(&run->ids_output, o->emit_ids_file)) &&
-           (!o->dump_logits_file || cli_output_open(&run->logits_output, o->dump_logits_file)) &&
+    return (!o->emit_ids_file || cli_output_open(&run->outputs.ids, o->emit_ids_file)) &&
+           (!o->dump_logits_file || cli_output_open(&run->outputs.logits, o->dump_logits_file)) &&
            (!o->stats || strcmp(o->stats, "json") == 0 ||
-            cli_output_open(&run->stats_output, o->stats));
+            cli_output_open(&run->outputs.stats, o->stats));
 }
 
 static void close_run(cli_run *run)
 {
-    cli_output_discard(&run->stats_output);
-    cli_output_discard(&run->logits_output);
-    cli_output_discard(&run->ids_output);
+    cli_output_discard(&run->outputs.stats);
+    cli_output_discard(&run->outputs.logits);
+    cli_output_discard(&run->outputs.ids);
     if (run->stream)
         (void)!kvf_stream_wait(run->stream);
     (void)cli_saved_end(run);
@@ -192,7 +192,7 @@ static void close_run(cli_run *run)
     cli_questions_free(&run->questions);
     cli_jobs_free(&run->jobs);
     cli_given_free(&run->given);
-    cli_rescore_free(run);
+    cli_rescore_free(&run->rescores);
     cli_chat_close(&run->chat);
     kvf_tokenizer_close(run->tokenizer);
     kvf_weights_close(run->weights);
@@ -220,8 +220,8 @@ static int run_and_report(cli_run *run, kvf_status (*work)(cli_run *run, kvf_err
     tell_dense(run);
     const kvf_status status = work(run, error);
     bool written = cli_saved_end(run);
-    written = cli_output_commit(&run->ids_output) && written;
-    written = cli_output_commit(&run->logits_output) && written;
+    written = cli_output_commit(&run->outputs.ids) && written;
+    written = cli_output_commit(&run->outputs.logits) && written;
     cli_run_summary(run);
     written = cli_run_write_stats(run) && written;
     if (scores && status == KVF_OK)

@@ -83,6 +83,21 @@ typedef struct cli_rescored {
     size_t count, capacity;
 } cli_rescored;
 
+/* All given answers, scored again. */
+typedef struct cli_rescores {
+    cli_rescored *of; /* [count] */
+    uint32_t count;
+    double sum; /* of log-probabilities */
+} cli_rescores;
+
+/* The text of `score`. */
+typedef struct cli_scored {
+    kvf_token_ids text;
+    float *losses;   /* [count] of its tokens */
+    bool *likeliest; /* [count] whether the model would have said the same */
+    uint32_t count;
+} cli_scored;
+
 /* Tokens of a pruned prompt that were computed later. */
 typedef struct cli_complete {
     uint32_t tokens;
@@ -105,6 +120,54 @@ typedef struct cli_draft_model {
     kvf_draft_model *guesser;
 } cli_draft_model;
 
+/* Drafts of several tokens per step. */
+typedef struct cli_drafting {
+    kvf_draft *of; /* NULL = a token per step */
+    cli_draft_model model;
+    uint64_t proposed, accepted;
+} cli_drafting;
+
+/* How prompts are pruned, and what that left. */
+typedef struct cli_pruning {
+    kvf_prune *of; /* NULL = prompts are not pruned */
+    kvf_prune_config config;
+    kvf_prune_stats stats;      /* of the prefill */
+    uint32_t *layer_tokens;     /* [layers] that a layer held after the prefill */
+    kvf_completion *completion; /* NULL = pruned prompts stay pruned */
+    cli_complete complete;
+} cli_pruning;
+
+/* Heads that stream. */
+typedef struct cli_head_mask {
+    uint8_t *of; /* [layers, kv_heads] of --head-mask, or NULL */
+    uint32_t streaming;
+} cli_head_mask;
+
+/* The prompt of --load. */
+typedef struct cli_loaded {
+    kvf_token_ids prompt;
+    uint32_t tokens; /* of it, those that its sequence has */
+    double ms;       /* to restore it */
+} cli_loaded;
+
+typedef struct cli_answers {
+    cli_answer *of; /* [max] */
+    uint32_t max, count;
+} cli_answers;
+
+/* Decode steps of all answers, in order. */
+typedef struct cli_steps {
+    double *ms; /* [count] */
+    uint32_t count;
+    uint64_t *resident; /* [resident_count] bytes of the process, every 1,000 steps */
+    uint32_t resident_count;
+} cli_steps;
+
+/* Files that a run writes beside its answers. */
+typedef struct cli_outputs {
+    cli_output ids, logits, stats;
+} cli_outputs;
+
 typedef struct cli_run {
     cli_run_options options;
     cli_command command;
@@ -119,58 +182,25 @@ typedef struct cli_run {
     cli_jobs jobs; /* of a batch */
     cli_batch batch;
     cli_given given; /* answers to score; none = they are generated */
-    struct {
-        cli_rescored *of; /* [count] */
-        uint32_t count;
-        double sum; /* of log-probabilities */
-    } rescored;     /* given answers */
-    struct {
-        kvf_token_ids text;
-        float *losses;   /* [count] of its tokens */
-        bool *likeliest; /* [count] whether the model would have said the same */
-        uint32_t count;
-    } scored; /* text, of `score` */
+    cli_rescores rescores;
+    cli_scored scored;
     kvf_runtime *runtime;
     kvf_stream *stream;
     kvf_transformer *transformer;
     kvf_cache *cache;
     kvf_sequence *sequence;
     kvf_sampler *sampler;
-    struct {
-        kvf_draft *of; /* NULL = a token per step */
-        cli_draft_model model;
-        uint64_t proposed, accepted;
-    } draft;
+    cli_drafting draft;
     kvf_session session;
-    struct {
-        kvf_prune *of; /* NULL = prompts are not pruned */
-        kvf_prune_config config;
-        kvf_prune_stats stats;      /* of the prefill */
-        kvf_completion *completion; /* NULL = pruned prompts stay pruned */
-        cli_complete complete;
-    } prune;
-    uint32_t *layer_tokens; /* [layers] that a layer held after the prefill */
-    uint8_t *head_mask;     /* [layers, kv_heads], or NULL */
-    uint32_t streaming_heads;
+    cli_pruning prune;
+    cli_head_mask head_mask;
     cli_memory_plan plan;
-    cli_output ids_output, logits_output, stats_output;
-    struct {
-        cli_answer *of; /* [max] */
-        uint32_t max, count;
-    } answers;
-    struct {
-        double *ms; /* of all decode steps in order */
-        uint32_t count;
-        uint64_t *resident; /* [resident_count] bytes of the process, every 1,000 steps */
-        uint32_t resident_count;
-    } steps;
+    cli_outputs outputs;
+    cli_answers answers;
+    cli_steps steps;
     double load_ms, prefill_ms;
     uint32_t prefilled;
-    struct {
-        kvf_token_ids prompt; /* of --load */
-        uint32_t tokens;      /* of it, those that its sequence has */
-        double ms;            /* to restore it */
-    } loaded;
+    cli_loaded loaded;
     kvf_save *save; /* under way, or NULL */
     bool interrupted;
     bool output_failed; /* standard output did not take a token */
@@ -216,7 +246,7 @@ bool cli_rescore_write(cli_run *run, cli_json *json, const cli_given_answer *giv
                        const cli_logprobs *now);
 void cli_rescore_write_all(cli_json *json, const cli_run *run);
 void cli_rescore_summary(const cli_run *run);
-void cli_rescore_free(cli_run *run);
+void cli_rescore_free(cli_rescores *rescores);
 
 /** Print what follows from row 0 of the transformer's logits, at most @p tokens.
  * @param text       receives what was printed, freed with NULL as allocator; may be NULL
@@ -326,8 +356,8 @@ void cli_run_complete_write(cli_json *json, const cli_run *run);
 /** A few lines on stderr. */
 void cli_run_summary(const cli_run *run);
 
-/** Every 1,000 steps: how much memory the process has, for the statistics. */
-void cli_run_note_memory(cli_run *run, uint32_t steps);
+/** After every 1,000 steps: how much memory the process has, for the statistics. */
+void cli_run_note_memory(cli_steps *steps, uint32_t done);
 
 /** The statistics where the user asked for them. @return false after a message */
 bool cli_run_write_stats(cli_run *run);

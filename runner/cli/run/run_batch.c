@@ -239,7 +239,7 @@ static bool on_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
         }
         run->steps.ms[run->steps.count++] = ms;
         run->batch.rows_sum += rows;
-        cli_run_note_memory(run, run->steps.count);
+        cli_run_note_memory(&run->steps, run->steps.count);
     }
     show_progress(b);
     run->interrupted = cli_interrupted();

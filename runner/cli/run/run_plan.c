@@ -101,7 +101,7 @@ static uint32_t step_tokens(const cli_run *run)
     const cli_run_options *o = &run->options;
     const bool feeds = o->extend == CLI_EXTEND_SPARSE || o->text_file ||
                        (o->ask_file && o->extend != CLI_EXTEND_DENSE);
-    const bool is_single = run->streaming_heads && o->cache.disk_path;
+    const bool is_single = run->head_mask.streaming && o->cache.disk_path;
     return feeds && !is_single ? 1 + KVF_DRAFT_MAX : 1 + o->draft_tokens;
 }
 
@@ -185,7 +185,7 @@ static kvf_status check_draft(const cli_run *run, kvf_error *error)
                           "--draft takes tokens back, and layers with a window of %u tokens "
                           "(sliding_window) have lost what they took the place of; leave it out",
                           run->model.window);
-    if (run->streaming_heads)
+    if (run->head_mask.streaming)
         return model_fail(error, KVF_UNSUPPORTED,
                           "--draft takes tokens back, and streaming heads of --head-mask have lost "
                           "what they took the place of; leave one of them out");

@@ -26,7 +26,7 @@ static kvf_status prepare_windows(cli_run *run, kvf_error *error)
                           o->mask_file ? "--head-mask" : "--prune",
                           o->mask_file ? o->mask_file : o->policy->name, m->window);
     for (uint32_t i = 0; m->window && i < m->layers * m->kv_heads; i++)
-        run->streaming_heads += m->window_mask[i] == 0;
+        run->head_mask.streaming += m->window_mask[i] == 0;
     return KVF_OK;
 }
 
@@ -37,19 +37,19 @@ static kvf_status prepare_mask(cli_run *run, kvf_error *error)
     const size_t heads = (size_t)run->model.layers * run->model.kv_heads;
     if (run->model.window || !o->mask_file)
         return prepare_windows(run, error);
-    run->head_mask = malloc(heads);
-    if (!run->head_mask)
+    run->head_mask.of = malloc(heads);
+    if (!run->head_mask.of)
         return model_out_of_memory(error, heads, "the head mask");
     KVF_TRY(kvf_head_mask_read(o->mask_file, run->model.layers, run->model.kv_heads,
-                               o->mask_sparsity, run->head_mask, error));
-    c->head_mask = run->head_mask;
+                               o->mask_sparsity, run->head_mask.of, error));
+    c->head_mask = run->head_mask.of;
     for (size_t i = 0; i < heads; i++)
-        run->streaming_heads += run->head_mask[i] == 0;
-    if (run->streaming_heads > 0 && o->policy)
+        run->head_mask.streaming += run->head_mask.of[i] == 0;
+    if (run->head_mask.streaming > 0 && o->policy)
         return model_fail(error, KVF_INVALID,
                           "--head-mask %s has %u streaming heads, which keep tokens of their own; "
                           "leave --prune %s out, or the mask",
-                          o->mask_file, run->streaming_heads, o->policy->name);
+                          o->mask_file, run->head_mask.streaming, o->policy->name);
     return KVF_OK;
 }
 
@@ -166,12 +166,12 @@ void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options)
 
 kvf_status cli_run_prune_note(cli_run *run, kvf_error *error)
 {
-    run->layer_tokens = calloc(run->model.layers, sizeof *run->layer_tokens);
-    if (!run->layer_tokens)
-        return model_out_of_memory(error, run->model.layers * sizeof *run->layer_tokens,
+    run->prune.layer_tokens = calloc(run->model.layers, sizeof *run->prune.layer_tokens);
+    if (!run->prune.layer_tokens)
+        return model_out_of_memory(error, run->model.layers * sizeof *run->prune.layer_tokens,
                                    "the lengths of all layers");
     for (uint32_t l = 0; l < run->model.layers; l++)
-        run->layer_tokens[l] = kvf_sequence_length(run->sequence, l);
+        run->prune.layer_tokens[l] = kvf_sequence_length(run->sequence, l);
     if (run->prune.of)
         kvf_prune_stats_get(run->prune.of, &run->prune.stats);
     return KVF_OK;
@@ -207,14 +207,14 @@ void cli_run_prune_summary(const cli_run *run)
 static void write_mask(cli_json *j, const cli_run *run)
 {
     const cli_prune_options *o = &run->options.prune;
-    if (!run->head_mask)
+    if (!run->head_mask.of)
         return;
     cli_json_object(j, "head_mask");
     cli_json_text(j, "file", o->mask_file);
     if (o->mask_sparsity >= 0.0)
         cli_json_real(j, "sparsity", o->mask_sparsity);
     cli_json_integer(j, "heads", (uint64_t)run->model.layers * run->model.kv_heads);
-    cli_json_integer(j, "streaming_heads", run->streaming_heads);
+    cli_json_integer(j, "streaming_heads", run->head_mask.streaming);
     cli_json_integer(j, "streaming_sink", run->options.cache.streaming_sink);
     cli_json_integer(j, "streaming_recent", run->options.cache.streaming_recent);
     cli_json_end(j, '}');
@@ -268,10 +268,10 @@ static void write_pruning(cli_json *j, const cli_run *run)
         cli_json_real(j, "compute_rate", ratio((double)s->tokens_computed, (double)s->tokens_full));
         cli_json_integer(j, "tokens_kept", s->kept);
         cli_json_real(j, "tokens_kept_per_layer", kept_per_layer(run));
-        if (run->layer_tokens) {
+        if (run->prune.layer_tokens) {
             cli_json_array(j, "tokens_held");
             for (uint32_t l = 0; l < run->model.layers; l++)
-                cli_json_integer(j, NULL, run->layer_tokens[l]);
+                cli_json_integer(j, NULL, run->prune.layer_tokens[l]);
             cli_json_end(j, ']');
         }
         cli_json_real(j, "observe_ms", (double)s->observe_ns * 1e-6);
@@ -315,6 +315,6 @@ void cli_run_prune_write(cli_json *j, const cli_run *run)
 void cli_run_prune_close(cli_run *run)
 {
     kvf_prune_close(run->prune.of);
-    free(run->layer_tokens);
-    free(run->head_mask);
+    free(run->prune.layer_tokens);
+    free(run->head_mask.of);
 }

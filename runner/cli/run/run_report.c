@@ -81,12 +81,12 @@ static double rows_at_once(const cli_run *run)
     return ratio((double)run->batch.rows_sum, run->steps.count);
 }
 
-static double mean_loss(const cli_run *run)
+static double mean_loss(const cli_scored *scored)
 {
     double sum = 0.0;
-    for (uint32_t i = 0; i < run->scored.count; i++)
-        sum += (double)run->scored.losses[i];
-    return ratio(sum, run->scored.count);
+    for (uint32_t i = 0; i < scored->count; i++)
+        sum += (double)scored->losses[i];
+    return ratio(sum, scored->count);
 }
 
 /* To the first token: prefill, and the steps up to it. */
@@ -114,7 +114,7 @@ void cli_run_summary(const cli_run *run)
     if (run->scored.count > 0)
         fprintf(stderr,
                 "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
-                mean_loss(run), run->scored.count, t.p50, t.p95);
+                mean_loss(&run->scored), run->scored.count, t.p50, t.p95);
     else if (run->given.count)
         cli_rescore_summary(run);
     else if (generated_tokens(run) > 0)
@@ -347,7 +347,7 @@ static void write_answers(cli_json *j, const cli_run *run)
 
 static void write_losses(cli_json *j, const cli_run *run)
 {
-    cli_json_real(j, "loss", mean_loss(run));
+    cli_json_real(j, "loss", mean_loss(&run->scored));
     cli_json_array(j, "tokens");
     for (uint32_t i = 0; i < run->scored.count; i++) {
         cli_json_object(j, NULL);
@@ -365,27 +365,27 @@ static void write_losses(cli_json *j, const cli_run *run)
     cli_json_end(j, ']');
 }
 
-void cli_run_note_memory(cli_run *run, uint32_t steps)
+void cli_run_note_memory(cli_steps *steps, uint32_t done)
 {
-    if (steps % PACE_STEPS != 0 || steps / PACE_STEPS != run->steps.resident_count + 1)
+    if (done % PACE_STEPS != 0 || done / PACE_STEPS != steps->resident_count + 1)
         return;
-    uint64_t *grown = realloc(run->steps.resident, (run->steps.resident_count + 1) * sizeof *grown);
+    uint64_t *grown = realloc(steps->resident, (steps->resident_count + 1) * sizeof *grown);
     if (!grown)
         return; /* a report is no reason to stop */
-    run->steps.resident = grown;
-    run->steps.resident[run->steps.resident_count++] = cli_resident_bytes();
+    steps->resident = grown;
+    steps->resident[steps->resident_count++] = cli_resident_bytes();
 }
 
 /* Whether a step keeps its time, and the process its memory, as the context grows. */
-static void write_pace(cli_json *j, const cli_run *run)
+static void write_pace(cli_json *j, const cli_steps *steps)
 {
     cli_json_array(j, "tpot_ms_by_1000");
-    for (uint32_t first = 0; first + PACE_STEPS <= run->steps.count; first += PACE_STEPS)
-        cli_json_real(j, NULL, times_of(run->steps.ms + first, PACE_STEPS).p50);
+    for (uint32_t first = 0; first + PACE_STEPS <= steps->count; first += PACE_STEPS)
+        cli_json_real(j, NULL, times_of(steps->ms + first, PACE_STEPS).p50);
     cli_json_end(j, ']');
     cli_json_array(j, "resident_bytes_by_1000");
-    for (uint32_t i = 0; i < run->steps.resident_count; i++)
-        cli_json_integer(j, NULL, run->steps.resident[i]);
+    for (uint32_t i = 0; i < steps->resident_count; i++)
+        cli_json_integer(j, NULL, steps->resident[i]);
     cli_json_end(j, ']');
 }
 
@@ -430,7 +430,7 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_real(j, "prefill_ms", run->prefill_ms);
     cli_json_real(j, "ttft_ms", first_token_ms(run));
     write_times(j, "tpot_ms", &t);
-    write_pace(j, run);
+    write_pace(j, &run->steps);
     write_counters(j, run, &s);
     write_totals(j, &s);
     if (run->cache)
@@ -449,7 +449,7 @@ bool cli_run_print_score(const cli_run *run)
 {
     cli_json j = {0};
     cli_json_object(&j, NULL);
-    cli_json_real(&j, "loss", mean_loss(run));
+    cli_json_real(&j, "loss", mean_loss(&run->scored));
     cli_json_integer(&j, "scored_tokens", run->scored.count);
     cli_json_integer(&j, "prompt_tokens", run->prompt.count);
     write_counters(&j, run, &run->answers.of[0].stats);
@@ -468,11 +468,11 @@ bool cli_run_write_stats(cli_run *run)
     bool done = kvf_text_append(NULL, &j.text, "\n", 1, NULL) == KVF_OK && !j.failed;
     if (!done)
         fputs("kvferry: no memory for the statistics\n", stderr);
-    else if (!run->stats_output.file)
+    else if (!run->outputs.stats.file)
         done = fwrite(j.text.bytes, 1, j.text.size, stderr) == j.text.size;
     else {
-        cli_output_write(&run->stats_output, j.text.bytes, j.text.size);
-        done = cli_output_commit(&run->stats_output);
+        cli_output_write(&run->outputs.stats, j.text.bytes, j.text.size);
+        done = cli_output_commit(&run->outputs.stats);
     }
     cli_json_free(&j);
     return done;

@@ -74,16 +74,16 @@ typedef struct difference {
 } difference;
 
 /* A group of its own for each selection that answers were drawn under. */
-static cli_rescored *group_of(cli_run *run, const char *selection)
+static cli_rescored *group_of(cli_rescores *all, const char *selection)
 {
-    for (uint32_t i = 0; i < run->rescored.count; i++)
-        if (strcmp(run->rescored.of[i].selection, selection) == 0)
-            return &run->rescored.of[i];
-    cli_rescored *grown = realloc(run->rescored.of, (run->rescored.count + 1) * sizeof *grown);
+    for (uint32_t i = 0; i < all->count; i++)
+        if (strcmp(all->of[i].selection, selection) == 0)
+            return &all->of[i];
+    cli_rescored *grown = realloc(all->of, (all->count + 1) * sizeof *grown);
     if (!grown)
         return NULL;
-    run->rescored.of = grown;
-    cli_rescored *group = &grown[run->rescored.count++];
+    all->of = grown;
+    cli_rescored *group = &grown[all->count++];
     *group = (cli_rescored){0};
     snprintf(group->selection, sizeof group->selection, "%s", selection);
     return group;
@@ -142,7 +142,7 @@ static void write_difference(cli_json *j, const double *values, size_t count)
 bool cli_rescore_write(cli_run *run, cli_json *j, const cli_given_answer *given,
                        const cli_logprobs *now)
 {
-    cli_rescored *group = group_of(run, given->selection);
+    cli_rescored *group = group_of(&run->rescores, given->selection);
     if (!group)
         return false;
     const size_t before = group->count;
@@ -154,7 +154,7 @@ bool cli_rescore_write(cli_run *run, cli_json *j, const cli_given_answer *given,
         if (isfinite(was) && isfinite(is) && !add(group, was - is))
             return false;
     }
-    run->rescored.sum += sum;
+    run->rescores.sum += sum;
     cli_json_integer(j, "sample", given->sample);
     if (given->selection[0])
         cli_json_text(j, "drawn_with", given->selection);
@@ -173,10 +173,10 @@ void cli_rescore_write_all(cli_json *j, const cli_run *run)
     cli_json_object(j, "rescored");
     cli_json_integer(j, "answers", run->batch.answers);
     cli_json_real(j, "loss",
-                  run->batch.generated ? -run->rescored.sum / (double)run->batch.generated : 0.0);
+                  run->batch.generated ? -run->rescores.sum / (double)run->batch.generated : 0.0);
     cli_json_array(j, "differences");
-    for (uint32_t i = 0; i < run->rescored.count; i++) {
-        const cli_rescored *group = &run->rescored.of[i];
+    for (uint32_t i = 0; i < run->rescores.count; i++) {
+        const cli_rescored *group = &run->rescores.of[i];
         cli_json_object(j, NULL);
         cli_json_text(j, "drawn_with", group->selection);
         write_difference(j, group->values, group->count);
@@ -191,10 +191,10 @@ void cli_rescore_summary(const cli_run *run)
     if (run->batch.generated == 0)
         return;
     fprintf(stderr, "score     %.4f nats per token, over %llu tokens of %u answers\n",
-            -run->rescored.sum / (double)run->batch.generated,
+            -run->rescores.sum / (double)run->batch.generated,
             (unsigned long long)run->batch.generated, run->batch.answers);
-    for (uint32_t i = 0; i < run->rescored.count; i++) {
-        const cli_rescored *group = &run->rescored.of[i];
+    for (uint32_t i = 0; i < run->rescores.count; i++) {
+        const cli_rescored *group = &run->rescores.of[i];
         difference d;
         if (summarise(group->values, group->count, &d))
             fprintf(stderr,
@@ -205,9 +205,9 @@ void cli_rescore_summary(const cli_run *run)
     }
 }
 
-void cli_rescore_free(cli_run *run)
+void cli_rescore_free(cli_rescores *rescores)
 {
-    for (uint32_t i = 0; i < run->rescored.count; i++)
-        free(run->rescored.of[i].values);
-    free(run->rescored.of);
+    for (uint32_t i = 0; i < rescores->count; i++)
+        free(rescores->of[i].values);
+    free(rescores->of);
 }

@@ -38,14 +38,14 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     cli_run *run = o->run;
     char number[16];
     int size = snprintf(number, sizeof number, "%u\n", id);
-    cli_output_write(&run->ids_output, number, (size_t)size);
+    cli_output_write(&run->outputs.ids, number, (size_t)size);
     if (logits)
-        cli_output_write(&run->logits_output, logits, run->model.vocab_size * sizeof *logits);
+        cli_output_write(&run->outputs.logits, logits, run->model.vocab_size * sizeof *logits);
     if (o->generated && kvf_token_ids_push(NULL, o->generated, id, NULL) != KVF_OK)
         o->printer.failed = true;
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
-    cli_run_note_memory(run, run->steps.count + o->count);
+    cli_run_note_memory(&run->steps, run->steps.count + o->count);
     if (o->count > 1)
         cli_run_complete_beside(run, o->start_ms);
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
