@@ -303,12 +303,12 @@ static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                                           .chunks = prefill->chunks,
                                                           .blocks_each = each,
                                                           .blocks = c->blocks,
-                                                          .wide = kv_group->tables.wide};
+                                                          .wide = kv_group->tables.wide.blocks};
     const kvf_stage_args stage = {.paging = c->paging,
                                   .rows = prefill->chunks.count,
                                   .count = each,
                                   .row = c->row,
-                                  .to = kv_group->tables.wide,
+                                  .to = kv_group->tables.wide.blocks,
                                   .counters = kvf_counters_device(kv_group, layer)};
     prefill->blocks = (const void *const *)blocks->constants.wide;
     prefill->blocks_stride = each;

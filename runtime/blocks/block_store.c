@@ -367,8 +367,8 @@ static void point_regions(kvf_blocks *blocks)
 {
     const kvf_kv_group *kv_group = &blocks->cache->kv_groups[0];
     kvf_physical_blocks *c = &blocks->physical;
-    c->rings = kv_group->tables.rings;
-    c->stores = kv_group->tables.stores;
+    c->rings = kv_group->tables.rows.rings;
+    c->stores = kv_group->tables.rows.stores;
     c->slots = kv_group->residency.slot_memory;
     c->slot_of_page = kv_group->residency.slot_of_page;
     c->slot_words = kv_group->residency.words;
@@ -394,7 +394,7 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
     for (uint32_t i = 0; i < kv_group->pool.memory.arena_count; i++)
         to->arenas[i] = kv_group->pool.memory.arenas[i].device;
     for (uint32_t b = 0; b < kv_group->dims.wide_blocks; b++)
-        to->wide[b] = kv_group->tables.wide + b * kvf_block_bytes(p);
+        to->wide[b] = kv_group->tables.wide.blocks + b * kvf_block_bytes(p);
     for (uint32_t l = 0; l < lists; l++)
         to->list_bits[l] = blocks->constants.bits;
     if (to->coarse)

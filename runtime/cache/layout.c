@@ -26,11 +26,11 @@ static void carve_rows(kvf_kv_group *kv_group, kvf_reservation *r)
     const uint64_t kept = d->by_block ? 0 : rows;
     const uint64_t ringed = kept || kvf_brings_tokens(kv_group) ? rows : 0;
     const uint64_t coded = d->code_blocks ? kept : 0;
-    kvf_tables *t = &kv_group->tables;
+    kvf_row_tables *t = &kv_group->tables.rows;
     KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
     KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
-    KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
-    KVF_CARVE(&r->kv, t->wide, d->wide_blocks, block);
+    KVF_CARVE(&r->kv, kv_group->tables.arena, d->arena_blocks, block);
+    KVF_CARVE(&r->kv, kv_group->tables.wide.blocks, d->wide_blocks, block);
     KVF_CARVE(&r->digest, t->digests, kept - coded, p->kv_heads, p->blocks_max, p->digest_bytes);
     KVF_CARVE(&r->digest, t->codes, p->kv_heads, d->code_blocks, p->digest_bytes);
     KVF_CARVE(&r->digest, t->centroids, kept, p->kv_heads, p->segments_max, c->head_dim);
@@ -126,8 +126,8 @@ static void carve_step(kvf_kv_group *kv_group, kvf_carver *k)
     KVF_CARVE(k, t->counters, d->needs_mirror ? c->layers : 0);
     KVF_CARVE(k, t->arena_pool, d->arena_blocks);
     const uint64_t wide = d->by_block ? 0 : d->wide_blocks;
-    KVF_CARVE(k, t->wide_table, wide);
-    KVF_CARVE(k, t->wide_view, wide ? 1 : 0);
+    KVF_CARVE(k, t->wide.table, wide);
+    KVF_CARVE(k, t->wide.view, wide ? 1 : 0);
 }
 
 /* Room to observe one row, and to attend to it densely. */

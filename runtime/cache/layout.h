@@ -34,19 +34,17 @@ typedef struct kvf_choice {
     uint32_t *fetch_count; /* [flights] */
 } kvf_choice;
 
-/* In device memory. A row's arrays belong to it for its life; the rest is of one call. */
-typedef struct kvf_tables {
-    /* of a row: reservation kv */
+/* Rows (sequence, layer), which have these for their life. */
+typedef struct kvf_row_tables {
+    /* reservation kv */
     char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
-    char *arena;  /* [arena_blocks, block bytes]; see append.h */
-    char *wide;   /* [wide_blocks, block bytes] one row in full precision; see step.h */
     /* reservation digest */
     char *digests;     /* [rows, kv_heads, blocks_max, digest_bytes] boxes */
     char *codes;       /* [kv_heads, code_blocks, digest_bytes] of all rows, by block of the pool */
     int8_t *centroids; /* [rows, kv_heads, segments_max, head_dim] */
     uint16_t *centroid_scales; /* [rows, kv_heads, segments_max] */
-    /* reservation table, with all that follows */
+    /* reservation table */
     void **blocks;         /* [rows, blocks_max] */
     uint32_t *block_of;    /* [rows, blocks_max] which block of the pool each is */
     uint32_t *chosen_at;   /* [rows, kv_heads, pages_max] of a static set; see kvf_row */
@@ -55,26 +53,71 @@ typedef struct kvf_tables {
     uint32_t *store_count; /* [2, rows, kv_heads] */
     char *queries;         /* [rows, query_window, query_heads, head_dim] */
     uint32_t *share;       /* [rows, 2] of static_ratio = auto */
+} kvf_row_tables;
+
+/* Room for one row, or for chunks, in full precision; see step.h. */
+typedef struct kvf_wide_tables {
+    char *blocks;  /* [wide_blocks, block bytes] */
+    void **table;  /* [wide_blocks] */
+    kvf_row *view; /* [1] if pages are quantized */
+} kvf_wide_tables;
+
+/* Pages scored by codes. */
+typedef struct kvf_code_scores {
+    int8_t *rotated; /* [R, query_heads, head_dim] queries */
+    float *scale;    /* [R, query_heads] of `rotated` */
+    uint16_t *mass;  /* [R, query_heads, pages_max] */
+    float *top;      /* [R, query_heads, tiles of pages_max] */
+    float *sum;      /* [R, query_heads, tiles of pages_max] */
+} kvf_code_scores;
+
+/* Segments that coarse heads rank and choose. */
+typedef struct kvf_segment_scores {
+    float *scores;   /* [R, query_heads, segments_max] */
+    float *ranked;   /* [R, lists, segments_max] */
+    int32_t *ids;    /* [R, lists, segments_max] */
+    uint32_t *count; /* [R, lists] */
+    uint64_t *bits;  /* [R, lists, blocks_max] of tokens that are left to score by codes */
+} kvf_segment_scores;
+
+/* One row looked at in full; see kvf_cover_args. */
+typedef struct kvf_cover_tables {
+    kvf_span *spans;      /* [kv_heads, cover_max] */
+    uint32_t *span_index; /* [kv_heads, cover_max] */
+    uint32_t *span_count; /* [kv_heads] */
+    uint32_t *first;      /* [kv_heads] */
+    uint32_t *count;      /* [kv_heads] */
+    uint32_t *take;       /* [kv_heads] */
+    uint32_t *limit;      /* [query_window] */
+} kvf_cover_tables;
+
+/* Tokens of that row: their scores, and the best. */
+typedef struct kvf_token_tables {
+    float *row_max;    /* [kv_heads, chunks of spans, group * observe_max] */
+    float *row_sum;    /* the same */
+    float *score;      /* [kv_heads, cover_max, block_size] at most */
+    uint32_t *work;    /* likewise */
+    int32_t *ids;      /* [kv_heads, tokens_max of dims] */
+    uint32_t *count;   /* [kv_heads] */
+    int32_t *ids_b;    /* the same once more, of static_ratio = auto */
+    uint32_t *count_b; /* [kv_heads] */
+} kvf_token_tables;
+
+/* In device memory. What is not of rows is of one call, and in reservation table but for the arena
+ * and the room in full precision. */
+typedef struct kvf_tables {
+    kvf_row_tables rows;
+    char *arena;       /* [arena_blocks, block bytes]; see append.h */
+    void **arena_pool; /* [arena_blocks] */
+    kvf_wide_tables wide;
 
     /* choosing and fetching */
     kvf_choice now;
     uint32_t *choose; /* [R, chosen] pages to choose */
     float *scores;    /* [R, query_heads, pages_max] by boxes */
-    struct {
-        int8_t *rotated; /* [R, query_heads, head_dim] */
-        float *scale;    /* [R, query_heads] of `rotated` */
-        uint16_t *mass;  /* [R, query_heads, pages_max] */
-        float *top;      /* [R, query_heads, tiles of pages_max] */
-        float *sum;      /* [R, query_heads, tiles of pages_max] */
-    } by_codes;
+    kvf_code_scores by_codes;
     float *reduced; /* [R, chosen, pages_max] */
-    struct {
-        float *scores;   /* [R, query_heads, segments_max] */
-        float *ranked;   /* [R, lists, segments_max] */
-        int32_t *ids;    /* [R, lists, segments_max] */
-        uint32_t *count; /* [R, lists] */
-        uint64_t *bits;  /* [R, lists, blocks_max] of tokens that are left to score by codes */
-    } coarse;            /* heads */
+    kvf_segment_scores coarse;
     uint32_t *topk_work; /* [R, chosen, pages_max] */
     uint32_t *arrived;   /* [R, lists] blocks that share a list */
     uint64_t *masks;     /* [R, lists, ids_max] of a policy that chooses tokens */
@@ -88,33 +131,12 @@ typedef struct kvf_tables {
     char *verify_out;     /* [query_heads, value_dim] */
     float *verify_lse;    /* [query_heads] */
 
-    /* one row looked at in full; see kvf_cover_args */
-    struct {
-        kvf_span *spans;      /* [kv_heads, cover_max] */
-        uint32_t *span_index; /* [kv_heads, cover_max] */
-        uint32_t *span_count; /* [kv_heads] */
-        uint32_t *first;      /* [kv_heads] */
-        uint32_t *count;      /* [kv_heads] */
-        uint32_t *take;       /* [kv_heads] */
-        uint32_t *limit;      /* [query_window] */
-    } cover;
-    struct {
-        float *row_max;    /* [kv_heads, chunks of spans, group * observe_max] */
-        float *row_sum;    /* the same */
-        float *score;      /* [kv_heads, cover_max, block_size] at most */
-        uint32_t *work;    /* likewise */
-        int32_t *ids;      /* [kv_heads, tokens_max of dims] */
-        uint32_t *count;   /* [kv_heads] */
-        int32_t *ids_b;    /* the same once more, of static_ratio = auto */
-        uint32_t *count_b; /* [kv_heads] */
-    } tokens;
+    kvf_cover_tables cover;
+    kvf_token_tables tokens;
 
     kvf_digest_job *jobs;         /* [jobs_max] */
     uint32_t *chunk_fault;        /* [1] */
     kvf_layer_counters *counters; /* [layers] where the control memory only takes copies */
-    void **arena_pool;            /* [arena_blocks] */
-    void **wide_table;            /* [wide_blocks] */
-    kvf_row *wide_view;           /* [1] if pages are quantized */
 } kvf_tables;
 
 /* Host memory that the device sees: carved twice, from the address of either. */

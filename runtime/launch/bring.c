@@ -56,7 +56,7 @@ static kvf_status send_table(kvf_step *step, kvf_layer *layer, uint32_t end)
     }
     layer->arrivals = kvf_page_pool_arrivals(&kv_group->pool);
     return kv_group->device->ops->copy(
-        step->stream, kv_group->tables.blocks + row * kv_group->dims.paging.blocks_max, seen,
+        step->stream, kv_group->tables.rows.blocks + row * kv_group->dims.paging.blocks_max, seen,
         end * sizeof *seen);
 }
 

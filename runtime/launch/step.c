@@ -87,7 +87,7 @@ static uint32_t chosen_pages(const kvf_kv_group *kv_group, const kvf_layer *stat
 
 kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
 {
-    const kvf_tables *t = &kv_group->tables;
+    const kvf_row_tables *t = &kv_group->tables.rows;
     const kvf_paging *p = &kv_group->dims.paging;
     const size_t n = state->row;
     const size_t rows = (size_t)kv_group->config.sequences_max * kv_group->config.layers;
@@ -309,15 +309,15 @@ void kvf_step_lists(kvf_step *step)
 kvf_status kvf_wide_row(const kvf_step *step, const kvf_kv_group *kv_group, const kvf_row *row,
                         uint32_t first, uint32_t count, const kvf_row **view)
 {
-    const kvf_tables *t = &kv_group->tables;
+    const kvf_wide_tables *t = &kv_group->tables.wide;
     const kvf_dequantize_args args = {.paging = kv_group->dims.paging,
                                       .first = first,
                                       .count = count,
-                                      .wide = t->wide,
-                                      .table = t->wide_table,
-                                      .view = t->wide_view,
+                                      .wide = t->blocks,
+                                      .table = t->table,
+                                      .view = t->view,
                                       .row = row};
-    *view = t->wide_view;
+    *view = t->view;
     return KVF_LAUNCH(step, dequantize, args);
 }
 

@@ -163,7 +163,7 @@ void kvf_step_share(kvf_step *step, uint32_t most);
  * Quantized pages in full precision, for what looks at a row's tokens otherwise than a step's
  * attention.
  *
- * A KV group that quantizes pages has room for one row in full precision, `tables.wide`. Whoever
+ * A KV group that quantizes pages has room for one row in full precision, `tables.wide.blocks`. Whoever
  * needs it fills it, in stream order, and it holds until the next one does: nothing of it is
  * remembered. A *view* is a row whose table names that room for sealed blocks, and which has no
  * slots.
@@ -180,7 +180,7 @@ KVF_CHECKED kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_r
 /* The view that kvf_wide_view gave. */
 static inline const kvf_row *kvf_wide_last(const kvf_step *step, uint32_t index)
 {
-    return kvf_quantizes_pages(step->kv_group) ? step->kv_group->tables.wide_view
+    return kvf_quantizes_pages(step->kv_group) ? step->kv_group->tables.wide.view
                                                : step->row + index;
 }
 

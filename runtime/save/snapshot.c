@@ -20,9 +20,9 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
-                 (kv_group->tables.share ? KVF_SAVED_AUTO : 0u) |
+                 (kv_group->tables.rows.share ? KVF_SAVED_AUTO : 0u) |
                  (state->spare ? KVF_SAVED_SPARE : 0u) |
-                 (kv_group->tables.chosen_at ? KVF_SAVED_RECENT : 0u),
+                 (kv_group->tables.rows.chosen_at ? KVF_SAVED_RECENT : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
@@ -181,7 +181,7 @@ bool kvf_snapshot_is_same(const kvf_kv_group *kv_group, const kvf_saved_layer *l
     const kvf_paging *p = &kv_group->dims.paging;
     return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
            l->query_window == p->query_window &&
-           (l->flags & KVF_SAVED_AUTO) == (kv_group->tables.share ? KVF_SAVED_AUTO : 0u);
+           (l->flags & KVF_SAVED_AUTO) == (kv_group->tables.rows.share ? KVF_SAVED_AUTO : 0u);
 }
 
 bool kvf_snapshot_fits(const kvf_kv_group *kv_group, const kvf_saved_layer *l,

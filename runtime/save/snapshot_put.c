@@ -58,7 +58,7 @@ static void carve_work(const kvf_kv_group *kv_group, const kvf_saved_layer *save
     KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
     KVF_CARVE(k, w->blocks, blocks);
     KVF_CARVE(k, w->block_of, blocks);
-    KVF_CARVE(k, w->chosen_at, kv_group->tables.chosen_at ? p->kv_heads : 0, blocks,
+    KVF_CARVE(k, w->chosen_at, kv_group->tables.rows.chosen_at ? p->kv_heads : 0, blocks,
               p->block_pages);
     const uint64_t most = job_blocks(kv_group);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
@@ -221,7 +221,7 @@ static const char *exact_run(const putting *p, uint32_t block, uint32_t head)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;
     return kvf_quantizes_pages(p->kv_group)
-               ? p->kv_group->tables.wide + block * kvf_block_bytes(paging) +
+               ? p->kv_group->tables.wide.blocks + block * kvf_block_bytes(paging) +
                      head * kvf_run_bytes(paging)
                : kvf_row_run(paging, &p->row, block, head);
 }

@@ -232,7 +232,7 @@ static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_
 {
     const kvf_paging *p = &step->kv_group->dims.paging;
     const kvf_device_ops *ops = step->kv_group->device->ops;
-    char *wide = step->kv_group->tables.wide;
+    char *wide = step->kv_group->tables.wide.blocks;
     const kvf_dequantize_args dequantize = {
         .paging = *p, .count = k->sealed, .wide = wide, .table = k->work.blocks, .row = step->row};
     KVF_TRY(ops->copy(k->stream, k->work.quantized, row->blocks, k->sealed * sizeof *row->blocks));

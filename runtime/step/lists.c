@@ -172,7 +172,7 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
         return NULL;
     kvf_arena_wait_block(state, page / p->block_pages);
     const uint32_t index = page / p->block_pages;
-    const char *ring = kv_group->tables.rings + (size_t)state->row * kvf_ring_size(p);
+    const char *ring = kv_group->tables.rows.rings + (size_t)state->row * kvf_ring_size(p);
     /* One that is not in memory has none. */
     const char *block = index < state->sealed
                             ? kvf_page_pool_device(&kv_group->pool, state->blocks[index])

@@ -25,7 +25,7 @@ static kvf_status make_wide(kvf_step *step, const kvf_prefill_args *args, uint32
     KVF_TRY(kvf_wide_row(step, kv_group, step->row, 0, args->q ? row->sealed_before : 0, view));
     for (uint32_t b = row->sealed_before; b < row->sealed && b * p->block_size < base; b++)
         KVF_TRY(kv_group->device->ops->copy(step->stream,
-                                            kv_group->tables.wide + b * kvf_block_bytes(p),
+                                            kv_group->tables.wide.blocks + b * kvf_block_bytes(p),
                                             kvf_row_ring_block(p, row, b), kvf_block_bytes(p)));
     return KVF_OK;
 }
@@ -38,7 +38,7 @@ static kvf_status quantize(kvf_step *step, uint32_t first, uint32_t end)
                                     .rows = 1,
                                     .count = end - first,
                                     .first = first,
-                                    .wide = kv_group->tables.wide,
+                                    .wide = kv_group->tables.wide.blocks,
                                     .row = step->row};
     return first < end ? KVF_LAUNCH(step, quantize, args) : KVF_OK;
 }
@@ -54,7 +54,7 @@ static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t 
     group.tokens = end - first;
     group.q = (const char *)args->q + row * kvf_row_bytes(s);
     group.out = (char *)args->out + row * kvf_value_bytes(s);
-    return kvf_chunk_attend(step, &group, first, kv_group->tables.wide_table);
+    return kvf_chunk_attend(step, &group, first, kv_group->tables.wide.table);
 }
 
 static kvf_status quantize_and_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
@@ -92,7 +92,7 @@ kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args, u
         layer->spare = step->row_host[0].sealed;
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(make_wide(step, args, base, &view));
-    KVF_TRY(kvf_chunk_repack(step, args, base, step->kv_group->tables.wide_table));
+    KVF_TRY(kvf_chunk_repack(step, args, base, step->kv_group->tables.wide.table));
     KVF_TRY(quantize_and_attend(step, args, base));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);
@@ -107,12 +107,12 @@ kvf_status kvf_carry_quantized(kvf_step *step, const kvf_prefill_args *args, uin
                                   .stride = carried->stride,
                                   .from = carried->from,
                                   .ids = carried->ids,
-                                  .wide = kv_group->tables.wide,
+                                  .wide = kv_group->tables.wide.blocks,
                                   .row = step->row};
     const kvf_row *view;
     KVF_ASSERT(!args->q);
     KVF_TRY(make_wide(step, args, base, &view));
-    KVF_TRY(kvf_chunk_repack(step, args, base, kv_group->tables.wide_table));
+    KVF_TRY(kvf_chunk_repack(step, args, base, kv_group->tables.wide.table));
     KVF_TRY(KVF_LAUNCH(step, carry, carry));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);
