@@ -43,6 +43,30 @@ typedef struct kvf_physical_tag {
     uint32_t writes; /* of all tokens that it covers, added up */
 } kvf_physical_tag;
 
+/* Coarse heads: centroids, and the segments that they rank. */
+typedef struct kvf_physical_coarse {
+    uint32_t segments;      /* of all physical blocks */
+    const uint32_t *number; /* [layers, kv_heads] of a coarse head, or UINT32_MAX */
+    int8_t *centroids;      /* [coarse heads, segments, head_dim] */
+    uint16_t *scales;       /* [coarse heads, segments] */
+    uint32_t *is_centroid;  /* [layers, segments] 1: centroids are of what the tokens are now */
+    uint32_t *count;        /* of one call, down to filtered: [regions * lists]; see kvf_step */
+    uint32_t *take;
+    uint32_t *blocks;
+    const uint64_t **unfiltered;
+    uint64_t *filtered; /* [regions * lists, blocks_max] */
+} kvf_physical_coarse;
+
+/* Streaming heads: their tails. */
+typedef struct kvf_physical_streaming {
+    const uint32_t *number; /* [layers, kv_heads] 1 + number of a streaming head, or 0 */
+    uint32_t heads;         /* of all layers */
+    kvf_ring ring;          /* of a tail, which has one head; its pages are runs */
+    char *tails;            /* [regions, heads, blocks of ring, run bytes]; NULL = they are attended
+                               in the physical blocks */
+    kvf_physical_tag *tags; /* [regions, heads, tokens of ring] */
+} kvf_physical_streaming;
+
 /* One description of all of it, in device memory; its arrays are, too. rows of a call <= regions.
  * blocks = ids * id_blocks; lists == kv_heads. */
 typedef struct kvf_physical_blocks {
@@ -65,28 +89,9 @@ typedef struct kvf_physical_blocks {
     uint32_t *writes;    /* [layers, blocks, block_size] */
     uint64_t *nonfinite; /* [layers, blocks] bit t: token t is not finite */
 
-    struct {
-        uint32_t segments;      /* of all physical blocks */
-        const uint32_t *number; /* [layers, kv_heads] of a coarse head, or UINT32_MAX */
-        int8_t *centroids;      /* [coarse heads, segments, head_dim] */
-        uint16_t *scales;       /* [coarse heads, segments] */
-        uint32_t *is_centroid;  /* [layers, segments] 1: centroids are of what the tokens are now */
-        uint32_t *count;        /* of one call, down to filtered: [regions * lists]; see kvf_step */
-        uint32_t *take;
-        uint32_t *blocks;
-        const uint64_t **unfiltered;
-        uint64_t *filtered;     /* [regions * lists, blocks_max] */
-    } coarse;                   /* heads, where paging.segments_max is not 0 */
-    const uint64_t **list_bits; /* [regions * lists] */
-
-    struct {
-        const uint32_t *number; /* [layers, kv_heads] 1 + number of a streaming head, or 0 */
-        uint32_t heads;         /* of all layers */
-        kvf_ring ring;          /* of a tail, which has one head; its pages are runs */
-        char *tails;            /* [regions, heads, blocks of ring, run bytes]; NULL = they are
-                                   attended in the physical blocks */
-        kvf_physical_tag *tags; /* [regions, heads, tokens of ring] */
-    } streaming;                /* heads, where `number` is not NULL */
+    kvf_physical_coarse coarse;       /* where paging.segments_max is not 0 */
+    const uint64_t **list_bits;       /* [regions * lists] */
+    kvf_physical_streaming streaming; /* where its `number` is not NULL */
 
     /* of a region */
     char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the physical

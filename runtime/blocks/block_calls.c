@@ -84,8 +84,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                      .is_fused = blocks->cache->runtime->properties.can_capture,
                      .bits = blocks->constants.list_bits,
                      .pages = c->pages,
-                     .physical = c->physical,
-                     .codes = codes_of(blocks, layer),
+                     .by_block = {.physical = c->physical, .codes = codes_of(blocks, layer)},
                      .choose_pages = c->pages};
     if (c->paging.segments_max == 0)
         return step;
@@ -93,7 +92,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
     step.coarse.take = c->coarse.take;
     step.coarse.blocks = c->coarse.blocks;
     step.coarse.unfiltered = c->coarse.unfiltered;
-    step.physical_centroids = centroids_of(blocks, layer);
+    step.by_block.centroids = centroids_of(blocks, layer);
     return step;
 }
 
@@ -121,7 +120,7 @@ static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
 {
     const kvf_paging *p = &blocks->physical.paging;
     const kvf_average_args args = {.blocks = blocks->constants.physical,
-                                   .codes = step->codes,
+                                   .codes = step->by_block.codes,
                                    .layer = step->layer,
                                    .rows = step->rows,
                                    .segments_max = p->segments_max,

@@ -103,7 +103,7 @@ typedef struct kvf_token_tables {
     uint32_t *count_b; /* [kv_heads] */
 } kvf_token_tables;
 
-/* In device memory. What is not of rows is of one call, and in reservation table but for the arena
+/* In device memory. All but `rows` is of one call, and in reservation table but for the arena
  * and the room in full precision. */
 typedef struct kvf_tables {
     kvf_row_tables rows;

@@ -90,13 +90,13 @@ void kvf_step_share(kvf_step *step, uint32_t most)
 {
     const uint32_t per_tile = KVF_SCORE_CODES_TOKENS / step->kv_group->dims.paging.block_size;
     uint32_t *order, *common;
-    KVF_TAKE(step, order, step->order, step->rows);
-    KVF_TAKE(step, common, step->common, step->rows);
+    KVF_TAKE(step, order, step->shared.order, step->rows);
+    KVF_TAKE(step, common, step->shared.common, step->rows);
     if (!order || !common)
         return;
     put_in_order(step, order, common);
     for (uint32_t i = 0; i < step->rows; i++) {
-        step->shares |= common[i] != 0;
+        step->shared.any |= common[i] != 0;
         common[i] /= per_tile;
     }
     part_rows(common, step->rows, most);

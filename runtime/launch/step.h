@@ -20,6 +20,30 @@ typedef struct kvf_given {
     uint32_t stride;
 } kvf_given;
 
+/* Per score list of a KV group that has centroids; a hot head has count 0 and NULL. */
+typedef struct kvf_coarse_lists {
+    const int8_t *const *centroids;
+    const uint16_t *const *scales;
+    const uint32_t *count;             /* ranked: whole segments but the first */
+    const uint32_t *take;              /* of these, the best that are scored by codes */
+    const uint32_t *blocks;            /* sealed */
+    const uint64_t *const *unfiltered; /* bits of the row; `bits` has those that are left */
+} kvf_coarse_lists;
+
+/* Codes of physical blocks, under block tables of the caller. */
+typedef struct kvf_block_codes {
+    const uint32_t *physical; /* see kvf_score_codes_args; NULL = codes are at `digests` */
+    kvf_physical_codes codes;
+    kvf_physical_centroids centroids; /* of a KV group with coarse heads */
+} kvf_block_codes;
+
+/* Rows that have blocks in common, of a cache with codes; see score_args.h and kvf_step_share. */
+typedef struct kvf_shared_rows {
+    const uint32_t *order;
+    const uint32_t *common;
+    uint32_t any; /* 1: there are such rows, so what one misses others may miss too */
+} kvf_shared_rows;
+
 typedef struct kvf_step {
     kvf_cache *cache;
     kvf_stream *stream;
@@ -59,20 +83,9 @@ typedef struct kvf_step {
     const uint32_t *const *block_of; /* of score lists, where there are codes; see score_args.h */
     const uint64_t *const *bits;     /* of score lists; NULL: no token is left out */
     const uint32_t *pages;           /* of score lists */
-    struct {
-        const int8_t *const *centroids;
-        const uint16_t *const *scales;
-        const uint32_t *count;             /* ranked: whole segments but the first */
-        const uint32_t *take;              /* of these, the best that are scored by codes */
-        const uint32_t *blocks;            /* sealed */
-        const uint64_t *const *unfiltered; /* bits of the row; `bits` has those that are left */
-    } coarse; /* heads, of a KV group that has centroids; a hot head has count 0 and NULL */
-    const uint32_t *order; /* of rows, of a cache with codes; see score_args.h and kvf_step_share */
-    const uint32_t *common;
-    uint32_t shares; /* 1: rows have blocks in common, so what one misses others may miss too */
-    kvf_physical_centroids physical_centroids; /* where `block` is not NULL */
-    const uint32_t *physical; /* see kvf_score_codes_args; NULL = codes are at `digests` */
-    kvf_physical_codes codes;
+    kvf_coarse_lists coarse;
+    kvf_shared_rows shared;
+    kvf_block_codes by_block;
     const uint32_t *choose_pages; /* of lists that are chosen for */
 
     const uint64_t *masks; /* of the chosen pages; NULL = none */
@@ -155,17 +168,17 @@ KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state);
  * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
 uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
 
-/* step->order and step->common, for rows that are known, of `most` rows at once, >= 1; and
- * step->shares. */
+/* step->shared, for rows that are known, of `most` rows at once, >= 1; and
+ * step->shared.any. */
 void kvf_step_share(kvf_step *step, uint32_t most);
 
 /*
  * Quantized pages in full precision, for what looks at a row's tokens otherwise than a step's
  * attention.
  *
- * A KV group that quantizes pages has room for one row in full precision, `tables.wide.blocks`. Whoever
- * needs it fills it, in stream order, and it holds until the next one does: nothing of it is
- * remembered. A *view* is a row whose table names that room for sealed blocks, and which has no
+ * A KV group that quantizes pages has room for one row in full precision, `tables.wide.blocks`.
+ * Whoever needs it fills it, in stream order, and it holds until the next one does: nothing of it
+ * is remembered. A *view* is a row whose table names that room for sealed blocks, and which has no
  * slots.
  */
 

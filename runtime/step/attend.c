@@ -87,7 +87,7 @@ static kvf_status select_at_once(kvf_step *step)
         .spans_max = kv_group->dims.spans_max,
         .stride = step->stride,
         .work_stride = kv_group->dims.paging.pages_max,
-        .arrival = step->shares || is_large ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
+        .arrival = step->shared.any || is_large ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
         .row = step->row,
         .scores = kv_group->policy->per_query_head ? t->scores : t->reduced,
         .count = step->choose_pages,

@@ -490,12 +490,13 @@ static uint32_t blocks_in_common(const kvf_layer *a, const kvf_layer *b)
 static void rows_at_once_are_few(kvf_step *step, uint32_t most)
 {
     uint32_t before[ROWS], n = 0;
-    memcpy(before, step->common, step->rows * sizeof *before);
+    memcpy(before, step->shared.common, step->rows * sizeof *before);
     kvf_step_share(step, most);
     for (uint32_t i = 0; i < step->rows; i++) {
-        n = step->common[i] ? n + 1 : 1;
+        n = step->shared.common[i] ? n + 1 : 1;
         assert_true(n <= most);
-        assert_true(step->common[i] == before[i] || (step->common[i] == 0 && i >= most));
+        assert_true(step->shared.common[i] == before[i] ||
+                    (step->shared.common[i] == 0 && i >= most));
     }
 }
 
@@ -531,15 +532,16 @@ static void order_says_what_is_common(void **state)
         kvf_step_share(&step, UINT32_MAX);
         for (uint32_t i = 0; i < step.rows; i++) {
             uint32_t least = UINT32_MAX;
-            seen |= 1u << step.order[i];
+            seen |= 1u << step.shared.order[i];
             for (uint32_t j = i; j-- > 0;) {
-                least = kvf_min_u32(least, step.common[j + 1]);
-                assert_int_equal(least, blocks_in_common(list[step.order[i]], list[step.order[j]]) /
+                least = kvf_min_u32(least, step.shared.common[j + 1]);
+                assert_int_equal(least, blocks_in_common(list[step.shared.order[i]],
+                                                         list[step.shared.order[j]]) /
                                             PER_TILE);
             }
         }
         assert_int_equal(seen, (1u << step.rows) - 1);
-        assert_int_equal(step.common[0], 0);
+        assert_int_equal(step.shared.common[0], 0);
         rows_at_once_are_few(&step, 1 + test_random_below(&random, 4));
     }
     free(blocks);
