@@ -19,7 +19,8 @@ import unittest
 
 from vllm_case import Case, main, stock, vllm_alone
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, answer, beginnings, capped_model, linear_model,
-                         mamba_model, pictured_model, poisoned_model, prompts, three_answers, variant, windowed_model)
+                         mamba_model, narrow_model, pictured_model, poisoned_model, prompts, three_answers, variant,
+                         windowed_model)
 
 
 def write_mask(path, layers):
@@ -210,6 +211,20 @@ class Windows(Case):
         verified = told[0].summed("heads_verified") # of each layer three KV heads, which have two each
         self.assertTrue(verified > 0 and verified % (2 * 6) == 0)
         self.assertTrue(0.1 < told[0].summed("recall") / verified < 0.9999)
+
+
+class Narrow(Case):
+    """Values narrower than keys. vLLM alone has no attention for them on a CPU."""
+
+    def test_values_that_are_padded(self):
+        """Where a model's layers all see everything, its tokens are those of Transformers."""
+        import torch
+        folder, model = narrow_model(48, ("full_attention",) * 2)
+        ids = [[5 + i % 250 for i in one] for one in prompts()[4:9]]
+        engine = self.ours([answer(ids)], model=folder)
+        for one, told in zip(ids, engine.results[0]["tokens"]):
+            made = model.generate(torch.tensor([one]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
+            self.assertEqual(told, [made[0, len(one):].tolist()])
 
 
 class Linear(Case):
@@ -668,12 +683,16 @@ class Refusals(Case):
         """All layers see a window, and are left to vLLM; none has keys; nothing was asked to be kvferry's."""
         per_kind = {"attention_backend": None,
                     "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
+        narrow, _ = narrow_model(32)
         windows = variant("windows", architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=64)
         self.refused({
             "models whose layers all have a sliding window: take another model": {"model": windows, "load_format": "dummy"},
             "no layer of this model is kvferry's: CPU_ATTN has some; leave CUSTOM out": {
                 "model": windows, "load_format": "dummy", **per_kind},
             "no layer of this model is kvferry's: ": {"model": mamba_model(), "load_format": "dummy"},
+            "layers with a window on a CPU whose values are narrower than keys: vLLM's own attention for them needs "
+            "Triton; take another model": {"model": narrow, "load_format": "dummy"},
+            "a CPU whose values are narrower": {"model": narrow, "load_format": "dummy", **per_kind},
             "no layer is to be its: add --attention-backend CUSTOM": {"attention_backend": None, "load_format": "dummy"}})
 
     def test_no_advice_leads_to_another_refusal(self):
@@ -687,4 +706,4 @@ class Refusals(Case):
 
 
 if __name__ == "__main__":
-    main((SameTokens, PackedPages, NotFinite, Windows, Linear, Budget, Runners, Replays, Folders, Calls, Refusals))
+    main((SameTokens, PackedPages, NotFinite, Windows, Narrow, Linear, Budget, Runners, Replays, Folders, Calls, Refusals))

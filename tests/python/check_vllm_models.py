@@ -34,14 +34,17 @@ FAMILIES = """
     Glm4ForCausalLM GlmForCausalLM GptOssForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
     GraniteMoeHybridForCausalLM GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM Lfm2MoeForCausalLM
     Llama4ForCausalLM LlamaForCausalLM Mamba2ForCausalLM MiniCPM3ForCausalLM Ministral3ForCausalLM
-    MistralForCausalLM MixtralForCausalLM NemotronForCausalLM OPTForCausalLM Olmo2ForCausalLM
+    MiMoV2FlashForCausalLM MistralForCausalLM MixtralForCausalLM NemotronForCausalLM OPTForCausalLM Olmo2ForCausalLM
     Olmo3ForCausalLM OlmoForCausalLM OlmoeForCausalLM Phi3ForCausalLM PhiForCausalLM Qwen2ForCausalLM
     Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM
     Qwen3_5MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
     VaultGemmaForCausalLM""".split()
 FAMILIES.append("FalconForCausalLM with num_attention_heads = 24") # of one KV head
 HEAD = "| in vLLM 0.32, on a CPU | models |"
-SEED, TOKENS, NEW = 11, 512, 8
+SEED, TOKENS = 11, 512
+# In a process that has Triton interpret its kernels: answers take most of a minute.
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+NEW, ROUNDS = (3, 1) if INTERPRETS else (8, 2)
 # So many tokens are compared at each place of an answer, from the likeliest. Where embeddings are tied a tiny
 # model repeats itself, and the first of them hardly depends on attention; the others do.
 LIKELIEST = 5
@@ -50,6 +53,9 @@ CLOSE = {"float32": 1e-4, "bfloat16": 5e-2}
 CAP = 2.0 # of logits, where a family has one: as large as its own it would not show in a tiny model
 LINEAR = {"linear_key_head_dim": 128, "linear_value_head_dim": 128} # what vLLM's kernels for CPUs take
 OWN = dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), LINEAR)
+OWN["MiMoV2FlashForCausalLM"] = {"head_dim": 64} # with values of 32
+# vLLM's attention for values narrower than keys is Triton's.
+INTERPRETED = ("MiMoV2FlashForCausalLM",)
 TOGETHER = 8 # families in a process
 # Advice of refusals: words of it, settings, and words of the table.
 ADVICE = (
@@ -59,6 +65,7 @@ ADVICE = (
 )
 # Beginnings of prompts are found in steps of so many tokens, in blocks of any size.
 PREFIXES, NO_PREFIXES = {"enable_prefix_caching": True, "prefix_match_unit": 32}, {"enable_prefix_caching": False}
+BY_TRITON = "with Triton interpreted, without which vLLM alone does not run them"
 VLLM_S_OWN = "with `--no-enable-prefix-caching`, without which vLLM alone has other answers as well"
 
 
@@ -72,17 +79,17 @@ def prompts():
 
 def answers_of(settings):
     """Answers of an engine, which is gone afterwards: per token (itself, {token: logarithm} of the likeliest). Prompts
-    are asked twice; where there is a prefix cache, the second time they begin in it, unless blocks are as large as
-    windows of other layers make them."""
+    are asked in rounds; where there is a prefix cache, the second time they begin in it, unless blocks are as large
+    as windows of other layers make them."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
     llm = None
     try:
         llm = LLM(**settings)
         asked = vllm_engine.sampling(max_tokens=NEW, logprobs=LIKELIEST)
-        made = [one for _ in range(2)
+        made = [one for _ in range(ROUNDS)
                 for one in llm.generate([{"prompt_token_ids": ids} for ids in prompts()], asked, use_tqdm=False)]
-        is_cached = settings["enable_prefix_caching"] and "attention_config" not in settings
+        is_cached = ROUNDS > 1 and settings["enable_prefix_caching"] and "attention_config" not in settings
         if is_cached and not made[-1].num_cached_tokens:
             raise RuntimeError("nothing came from the prefix cache")
         return [[(token, {other: one.logprob for other, one in likely.items()})
@@ -129,7 +136,8 @@ def attempt_in(folder, dtype):
             told = answers_of({**asked, **PREFIXES})
             if wanted is None:
                 return "not tried", why
-            how, close = ", ".join(["served", *(words for *_, words in ways)]), CLOSE[dtype]
+            how, close = ", ".join(["served", *(words for *_, words in ways),
+                                    *([BY_TRITON] if INTERPRETS else [])]), CLOSE[dtype]
             if are_alike(told, wanted, close):
                 return "right", how
             if (are_alike(told, answers_of({**plain, **PREFIXES}), close)
@@ -147,6 +155,8 @@ def attempt_in(folder, dtype):
 
 
 def work(names):
+    if INTERPRETS:
+        vllm_engine.take_second_runner()
     import torch
     from vllm.model_executor.models import registry
     import tiny_models
@@ -159,6 +169,7 @@ def work(names):
                 model = tiny_models.make(name, SEED).to(torch.float32)
                 if getattr(model.config, "attn_logit_softcapping", None):
                     model.config.attn_logit_softcapping = CAP
+                vllm_engine.name_fields(model.config)
                 model.save_pretrained(folder)
                 found = attempt(folder)
             except Exception as error: # pylint: disable=broad-exception-caught
@@ -173,12 +184,13 @@ MARK = "\n@@ "
 
 def outcomes(names):
     """{name: (outcome, words)}; a family that ends its process is wrong, and the next ones have another."""
-    found, left = {}, list(names)
+    found, left = {}, sorted(names, key=lambda name: name in INTERPRETED)
     while left:
-        told = {}
-        with subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", *left[:TOGETHER]],
+        told, interpreted = {}, left[0] in INTERPRETED
+        some = [name for name in left if (name in INTERPRETED) == interpreted][:TOGETHER]
+        with subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", *some],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              env=vllm_engine.environment()) as process:
+                              env=vllm_engine.environment(second=interpreted)) as process:
             for line in process.stdout:
                 if line.startswith("@@ "):
                     name, *row = json.loads(line[3:])

@@ -389,11 +389,9 @@ class Refusals(unittest.TestCase):
             self.assertIn(text, str(told))
 
     def test_blocks(self):
-        plain = dict(head_size=64, head_size_v=64, sliding_window=None, attention_chunk_size=None,
-                     non_causal=False)
+        plain = dict(sliding_window=None, attention_chunk_size=None, non_causal=False)
         refusals.check_spec(types.SimpleNamespace(**plain))
-        for text, bad in (("values of 32 elements", {"head_size_v": 32}),
-                          ("part of the context", {"sliding_window": 64}),
+        for text, bad in (("part of the context", {"sliding_window": 64}),
                           ("part of the context", {"attention_chunk_size": 64}),
                           ("come later", {"non_causal": True})):
             self.refused(text, refusals.check_spec, types.SimpleNamespace(**{**plain, **bad}))

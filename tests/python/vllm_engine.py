@@ -128,6 +128,34 @@ def linear_model():
     return folder
 
 
+def name_fields(config):
+    """Name fields of MiMo-V2 as its checkpoints do: vLLM reads these, Transformers writes its own."""
+    if config.model_type == "mimo_v2_flash":
+        full, windows = (config.rope_parameters[kind] for kind in ("full_attention", "sliding_attention"))
+        for name, value in {
+                "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config.layer_types],
+                "moe_layer_freq": [int(kind == "sparse") for kind in config.mlp_layer_types],
+                "swa_num_attention_heads": config.num_attention_heads,
+                "swa_num_key_value_heads": 2 * config.num_key_value_heads, "swa_head_dim": config.head_dim,
+                "swa_v_head_dim": config.v_head_dim, "sliding_window_size": config.sliding_window,
+                "add_swa_attention_sink_bias": True, "layernorm_epsilon": config.rms_norm_eps,
+                "partial_rotary_factor": full["partial_rotary_factor"], "rope_theta": full["rope_theta"],
+                "swa_rope_theta": windows["rope_theta"]}.items():
+            setattr(config, name, value)
+
+
+def narrow_model(values, kinds=("sliding_attention", "full_attention")):
+    """A random MiMo-V2 with keys of 64 elements, its folder and the model of Transformers."""
+    import tiny_models
+    folder = os.path.join(FOLDER.name, "narrow %d of %s" % (values, "_".join(kinds)))
+    tiny_models.VARIANTS["narrow"] = "MiMoV2FlashForCausalLM", {
+        "head_dim": 64, "v_head_dim": values, "layer_types": list(kinds) * 2}
+    model = tiny_models.make("narrow", 7)
+    name_fields(model.config)
+    model.save_pretrained(folder)
+    return folder, model
+
+
 def mamba_model():
     """A Mamba, without weights."""
     import transformers

@@ -14,10 +14,12 @@ def register() -> None:
     from vllm.platforms import current_platform # pylint: disable=import-outside-toplevel
     from vllm.v1.attention.backends.registry import ( # pylint: disable=import-outside-toplevel
         AttentionBackendEnum, register_backend)
-    from . import asked, metrics # pylint: disable=import-outside-toplevel
+    from vllm.model_executor.layers.attention import Attention # pylint: disable=import-outside-toplevel
+    from . import asked, metrics, narrow # pylint: disable=import-outside-toplevel
     metrics.announce()
     register_backend(AttentionBackendEnum.CUSTOM, __name__ + ".backend.Backend")
     asked.watch(type(current_platform))
+    narrow.follow(Attention)
     if current_platform.is_cpu():
         from .cpu import offer # pylint: disable=import-outside-toplevel
         offer(type(current_platform))

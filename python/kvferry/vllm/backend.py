@@ -28,7 +28,7 @@ from .._blocks import Blocks
 from .._errors import Unsupported
 from ..capi import BlockRows, PutArgs
 from .arrays import Arrays
-from .pool import Heads, Pool, ground_of, look
+from .pool import Heads, Pool, ground_of, look, width_in_pages
 from .refusals import (BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse,
                        why_not_captured)
 from .regions import Followed, Regions
@@ -175,13 +175,16 @@ class Impl(AttentionImpl[Pass]):
                  sliding_window: Optional[int] = None, kv_cache_dtype: str = "auto",
                  logits_soft_cap: Optional[float] = None, attn_type: str = AttentionType.DECODER,
                  kv_sharing_target_layer_name: Optional[str] = None,
-                 sinks: Optional[torch.Tensor] = None) -> None:
+                 sinks: Optional[torch.Tensor] = None, value_size: Optional[int] = None) -> None:
         self.config = get_current_vllm_config()
         check_layer(attn_type, self.config.model_config, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
                     shares=kv_sharing_target_layer_name)
         check_engine(self.config)
         look()
-        ground_of(self.config, Heads(num_heads, num_kv_heads or num_heads, head_size, float(scale)))
+        self.value_size = value_size or head_size
+        self.heads = Heads(num_heads, num_kv_heads or num_heads, head_size,
+                           width_in_pages(head_size, self.value_size), float(scale))
+        ground_of(self.config, self.heads)
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.sinks = sinks # a weight: a logit of each query head
@@ -210,10 +213,13 @@ class Impl(AttentionImpl[Pass]):
             return output.zero_()
         assert self.pool is not None and self.pool.blocks is not None
         blocks, stream, p = self.pool.blocks, self.pool.stream(), attn_metadata
+        out, lacks = output, self.heads.values - self.value_size
+        if lacks:
+            out, value = (torch.nn.functional.pad(x, (0, lacks)) for x in (output, value))
         q, k, v = query.contiguous(), _packed(key), _packed(value)
-        row_bytes = q.stride(0) * q.element_size()
+        q_bytes, out_bytes = q.stride(0) * q.element_size(), out.stride(0) * out.element_size()
         self.write(k, v, kv_cache, p)
-        q_at, out_at = q.data_ptr(), output.data_ptr()
+        q_at, out_at = q.data_ptr(), out.data_ptr()
         for run, step in zip(p.runs, p.steps):
             if step is not None:
                 first, lse = run.starts[0], None
@@ -222,14 +228,14 @@ class Impl(AttentionImpl[Pass]):
                     lse = torch.empty(run.rows, self.num_heads, dtype=torch.float32, device=q.device)
                     self.pool.recall.compare(blocks, self.index, Rows(
                         table, lengths, p.contexts[run.row:run.row + run.rows],
-                        q_at + first * row_bytes, output[first:first + run.rows]), lse, stream)
-                blocks.step(self.index, step, q_at + first * row_bytes, out_at + first * row_bytes,
+                        q_at + first * q_bytes, out[first:first + run.rows]), lse, stream)
+                blocks.step(self.index, step, q_at + first * q_bytes, out_at + first * out_bytes,
                             stream, None if lse is None else lse.data_ptr())
             else:
                 assert run.contexts is not None
                 blocks.extend(self.index, *p.rows_at(run), run.starts, run.contexts, q_at, out_at, stream)
         self.pool.done(stream, self.is_last)
-        return output
+        return output.copy_(out[..., :self.value_size]) if lacks else output
 
     def write(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, p: Pass) -> None:
         """Enqueue the tokens of a pass, whose rows are packed."""
@@ -291,6 +297,10 @@ def pool_of(config: Any) -> Pool:
     ours = {name: layer.impl for name, layer in layers.items()
             if isinstance(getattr(layer, "impl", None), Impl)}
     first = next(iter(ours.values()))
+    for name, impl in ours.items():
+        if layers[name].head_size_v != impl.value_size:
+            refuse("values of %d elements beside keys of %d in a layer of its own kind" % (
+                layers[name].head_size_v, impl.head_size), "take another model")
     if first.pool is None:
         pool = Pool(config, ours)
         for index, impl in enumerate(ours.values()):

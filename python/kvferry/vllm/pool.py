@@ -46,7 +46,7 @@ class Pool:
     def __init__(self, config: Any, layers: dict) -> None:
         self.layers, self.config = layers, config
         first = next(iter(layers.values()))
-        ground = ground_of(config, Heads(first.num_heads, first.num_kv_heads, first.head_size, first.scale))
+        ground = ground_of(config, first.heads)
         self.options, self.runtime = ground.options, ground.runtime
         self._shape = self._settings()
         self.blocks: Optional[Blocks] = None # once it is open, but while it sleeps
@@ -70,7 +70,7 @@ class Pool:
     def _settings(self) -> dict:
         """Settings of the blocks, without their number."""
         config, impl = self.config, next(iter(self.layers.values()))
-        shapes = {(i.num_heads, i.num_kv_heads, i.head_size) for i in self.layers.values()}
+        shapes = {i.heads._replace(scale=0.0) for i in self.layers.values()}
         if len(shapes) > 1:
             refuse("layers of different shapes", "take another model")
         mask = None
@@ -84,8 +84,8 @@ class Pool:
                              parallel.rank % ranks, ranks))
         return dict(
             self.options.cache, head_mask=mask, layers=len(self.layers), query_heads=impl.num_heads,
-            kv_heads=impl.num_kv_heads, head_dim=impl.head_size, dtype=config.model_config.dtype,
-            softmax_scale=impl.scale)
+            kv_heads=impl.num_kv_heads, head_dim=impl.head_size, value_dim=impl.heads.values,
+            dtype=config.model_config.dtype, softmax_scale=impl.scale)
 
     # -- how many blocks --
 
@@ -269,7 +269,14 @@ class Heads(NamedTuple):
     query: int
     kv: int
     size: int
+    values: int # elements of a value in pages
     scale: float
+
+
+def width_in_pages(head_size: int, value_size: int) -> int:
+    """The elements of a value in pages: as many as of a key where the library does not take narrower ones."""
+    is_taken = current_platform.is_cpu() and (head_size - value_size) % 32 == 0
+    return value_size if is_taken else max(head_size, value_size)
 
 
 class Ground(NamedTuple):
@@ -309,8 +316,8 @@ def _try(config: Any, options: _options.Options, runtime: Runtime, heads: Heads)
         mask = _heads.read(options.head_mask, layers, kv, _heads.Share(range(layers), kv, 0, 1))
     Blocks.plan_for(runtime, block_count=2, device_bytes=0, sequences_max=1, tokens_max=model.max_model_len,
                     block_tokens=cache.block_size if is_said else 64, head_mask=mask,
-                    layers=layers, query_heads=query, kv_heads=kv, head_dim=heads.size, dtype=model.dtype,
-                    softmax_scale=heads.scale, **options.cache)
+                    layers=layers, query_heads=query, kv_heads=kv, head_dim=heads.size, value_dim=heads.values,
+                    dtype=model.dtype, softmax_scale=heads.scale, **options.cache)
 
 
 @functools.lru_cache(maxsize=None)

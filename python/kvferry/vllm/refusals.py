@@ -119,9 +119,6 @@ def check_layer(attn_type: Any, model: Any, *, alibi_slopes: Any = None, sliding
 
 def check_spec(spec: Any) -> None:
     """The KVCacheSpec of a group of layers."""
-    if spec.head_size_v != spec.head_size:
-        refuse("values of %d elements beside keys of %d" % (spec.head_size_v, spec.head_size),
-               "take another model")
     if spec.sliding_window is not None or spec.attention_chunk_size is not None:
         refuse("layers that see a part of the context",
                "take a model whose layers all see everything")
