@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * New tokens into their physical blocks, the specification.
+ * New tokens into their physical blocks, and pages of them into slots: the specification. Bytes
+ * come from where the caller has them.
  *
  * Knows nothing of rows.
  */
 
 #include "quantized.h"
 #include "score/code_key.h"
+#include "select/find_slot.h"
 #include "variants.h"
 #include "write_token.h"
 
@@ -52,5 +54,38 @@ void kvf_write_ref(const void *args, uint32_t task)
                 put_code(a, place.is_nonfinite ? NULL : kvf_write_key(a, i, h), &place, h);
             else
                 put_quantized(a, i, &place, h);
+    }
+}
+
+/* ---- lodge, the only host form ---- */
+
+static void lodge_page(const kvf_write_args *a, const kvf_row *row, uint32_t head, uint32_t page,
+                       uint32_t first)
+{
+    const kvf_paging *p = &a->blocks->paging;
+    const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
+    const int32_t slot = kvf_admit_slot(p, &t, page, row->use - 1);
+    if (slot < 0)
+        return;
+    t.tags[slot] = kvf_row_page_tag(p, row, page);
+    for (uint32_t i = 0; row->slots && i < p->shape.page_size; i++) {
+        const kvf_token_place place = {.is_nonfinite = (int)kvf_lodge_is_nonfinite(a, first + i)};
+        kvf_write_exact(a, first + i, head, &place,
+                        kvf_row_slot(p, row, head, (uint32_t)slot) +
+                            i * kvf_token_bytes(&p->shape));
+    }
+}
+
+void kvf_lodge_ref(const void *args, uint32_t task)
+{
+    const kvf_write_args *a = args;
+    const kvf_physical_blocks *c = a->blocks;
+    const kvf_row row = kvf_physical_slots(c);
+    if (c->streaming.number && c->streaming.number[a->layer * c->paging.kv_heads + task])
+        return;
+    for (uint32_t i = 0; i < a->tokens; i++) {
+        const uint32_t page = kvf_lodge_page(a, i);
+        if (page != UINT32_MAX)
+            lodge_page(a, &row, task, page, i);
     }
 }
