@@ -9,6 +9,7 @@
 #include <kvferry/setting.h>
 
 #include <math.h>
+#include <stdatomic.h>
 
 #if KVF_HAVE_CUDA
 #include <cuda_runtime_api.h>
@@ -339,6 +340,14 @@ kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kv
     return kvf_runtime_open_with(rc, &test_seams, out, error);
 }
 
+kvf_runtime *test_runtime(void)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime = NULL;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    return runtime;
+}
+
 int test_on_cuda(void)
 {
     const char *device = getenv("KVF_TEST_DEVICE");
@@ -385,6 +394,64 @@ void test_expect_at(kvf_runtime *runtime, kvf_status got, kvf_status wanted, con
     print_error("%s: got %s, wanted %s; last error: %s %s\n", what, kvf_status_name(got),
                 kvf_status_name(wanted), e ? kvf_status_name(e->status) : "-", e ? e->text : "-");
     _fail(file, line);
+}
+
+_Atomic int test_refuse_in;
+static const char *refused; /* the latest */
+
+int test_refuse(void *user, const char *question)
+{
+    if ((user && strcmp(user, question) != 0) || atomic_load(&test_refuse_in) <= 0 ||
+        atomic_fetch_sub(&test_refuse_in, 1) != 1)
+        return 0;
+    refused = question;
+    return 1;
+}
+
+static void *alloc_or_refuse(void *user, size_t bytes, size_t alignment)
+{
+    void *p = NULL;
+    if (test_refuse(NULL, "memory") || posix_memalign(&p, alignment, bytes ? bytes : 1))
+        return NULL;
+    return memset(p, 0xa5, bytes);
+}
+
+static void give_back(void *user, void *p)
+{
+    free(p);
+}
+
+kvf_allocator test_asking_allocator(void)
+{
+    return (kvf_allocator){.alloc = alloc_or_refuse, .free = give_back};
+}
+
+uint32_t test_refuse_each(kvf_runtime *runtime, kvf_status (*call)(void *user, kvf_error *error),
+                          void *user)
+{
+    const kvf_context *context = runtime->context;
+    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
+    uint32_t failed = 0;
+    bool is_last = false;
+    kvf_device_set_fault(runtime->device, test_refuse, NULL);
+    for (int n = 1; !is_last; n++) {
+        kvf_error error = {0};
+        atomic_store(&test_refuse_in, n);
+        const kvf_status status = call(user, &error);
+        is_last = atomic_exchange(&test_refuse_in, 0) > 0; /* nobody asked so often */
+        failed += status != KVF_OK;
+        if (status != KVF_OK && (is_last || error.status != status || !error.text[0]))
+            fail_msg("question %d (%s): %s, \"%s\"", n, refused, kvf_status_name(status),
+                     error.text);
+        if (context->live_bytes != live || context->live_blocks != blocks)
+            fail_msg("question %d (%s): %lld bytes and %lld blocks stayed", n, refused,
+                     (long long)(context->live_bytes - live),
+                     (long long)(context->live_blocks - blocks));
+        assert_true(n < 2000);
+    }
+    kvf_device_set_fault(runtime->device, NULL, NULL);
+    print_message("# %u calls failed\n", failed);
+    return failed;
 }
 
 void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cache_config *cc)

@@ -92,7 +92,8 @@ void test_set(kvf_cache_config *c, const char *settings);
 /* Seams of the next test_runtime_open; a test sets it after test_runtime_config. */
 extern kvf_runtime_seams test_seams;
 kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error);
-int test_on_cuda(void); /* 1: the suite runs on the CUDA device */
+kvf_runtime *test_runtime(void); /* with test_runtime_config; the caller's to close */
+int test_on_cuda(void);          /* 1: the suite runs on the CUDA device */
 /* How many of `n` rounds or steps this build has time for: half of them under a sanitizer, and a
  * quarter on the emulated device under one. */
 uint32_t test_afford(uint32_t n);
@@ -121,6 +122,23 @@ void test_expect_at(kvf_runtime *runtime, kvf_status got, kvf_status wanted, con
 #define test_expect(runtime, call, wanted)                                                         \
     test_expect_at((runtime), (call), (wanted), #call, __FILE__, __LINE__)
 #define test_ok(w, call) test_expect_at((w)->runtime, (call), KVF_OK, #call, __FILE__, __LINE__)
+/* The same, and that this is the whole text of the runtime's last error. */
+#define test_refused(runtime, call, wanted, words)                                                 \
+    (test_expect((runtime), (call), (wanted)),                                                     \
+     assert_string_equal(kvf_runtime_error(runtime)->text, (words)))
+
+/* What a device asks before whatever may fail (kvf_device_set_fault): the question that is so many
+ * from now is answered with yes; 0 = none. Any thread may ask. `user` may be the only one that
+ * counts. */
+extern _Atomic int test_refuse_in;
+int test_refuse(void *user, const char *question);
+/* An allocator that asks as well, and gives out nothing that is zero. */
+kvf_allocator test_asking_allocator(void);
+/* The first question of `call` is answered with yes, then the second, up to the last. Each time the
+ * call fails with an error or does without, undoes what it made, and nothing of it is left. Returns
+ * how many failed. */
+uint32_t test_refuse_each(kvf_runtime *runtime, kvf_status (*call)(void *user, kvf_error *error),
+                          void *user);
 
 /* Tokens first .. first+count-1 into one layer, in chunks of at most `chunk`; out may be NULL. */
 typedef struct test_range {

@@ -288,11 +288,9 @@ static void a_cache_takes_what_its_plan_says(void **state)
     cc.tokens_max = 16384;
     for (uint32_t m = 0; m < 2; m++) {
         cc.transfer = test_transfer(methods[m]);
-        kvf_runtime_config rc = test_runtime_config();
-        kvf_runtime *runtime = NULL;
+        kvf_runtime *runtime = test_runtime();
         kvf_cache *cache = NULL;
         kvf_cache_plan p;
-        assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
         const uint64_t before = resident_bytes();
         assert_int_equal(kvf_cache_plan_make(runtime, &cc, &p, NULL), KVF_OK);
         assert_true(resident_bytes() < before + (1u << 20)); /* a plan reserves nothing */

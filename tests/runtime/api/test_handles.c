@@ -91,11 +91,9 @@ static void *call_and_fail(void *user)
 
 static void check_threads(uint32_t is_by_stream, uint32_t rounds)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     caller callers[2];
     pthread_t threads[2];
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     for (uint32_t i = 0; i < 2; i++) {
         callers[i] = (caller){.runtime = runtime,
                               .number = 1 + i,
@@ -132,11 +130,9 @@ static void errors_of_streams_reach_who_waits_for_them(void **state)
 /* A runtime at the address of one that was closed has no error from then. */
 static void errors_end_with_their_runtime(void **state)
 {
-    const kvf_runtime_config rc = test_runtime_config();
     void *p = NULL;
     for (uint32_t i = 0; i < 8; i++) {
-        kvf_runtime *runtime = NULL;
-        test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+        kvf_runtime *runtime = test_runtime();
         assert_int_equal(kvf_runtime_error(runtime)->status, KVF_OK);
         test_expect(runtime, kvf_memory_alloc(runtime, 0, &p), KVF_INVALID);
         assert_int_equal(kvf_runtime_error(runtime)->status, KVF_INVALID);

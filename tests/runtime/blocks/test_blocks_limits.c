@@ -292,9 +292,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
 
 static void what_has_no_home_is_refused(void **state)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     refusals_check(&(refusals){
         .path = "tests/runtime/blocks/blocks.refusals", .call = open_row, .user = runtime});
     kvf_runtime_close(runtime);
@@ -366,60 +364,24 @@ static void bad_arguments_are_named(void **state)
 
 /* ---- memory that runs out ---- */
 
-typedef struct refuser {
-    uint32_t asked, at;
-} refuser;
-
-static int refuse_one(void *user, const char *what)
+static kvf_status open_kinds(void *user, kvf_error *error)
 {
-    refuser *f = user;
-    (void)what;
-    return f->asked++ == f->at;
-}
-
-static void *alloc_or_refuse(void *user, size_t bytes, size_t alignment)
-{
-    void *p = NULL;
-    if (refuse_one(user, "memory") || posix_memalign(&p, alignment, bytes ? bytes : 1))
-        return NULL;
-    return memset(p, 0xa5, bytes); /* nobody may count on zeros */
-}
-
-static void give_back(void *user, void *p)
-{
-    (void)user;
-    free(p);
+    kvf_blocks_config bc = rig_coarse_config();
+    kvf_blocks *blocks = NULL;
+    bc.cache.head_mask = rig_all_kinds;
+    const kvf_status status = kvf_blocks_open(user, &bc, &blocks, error);
+    assert_true((status == KVF_OK) == (blocks != NULL));
+    kvf_blocks_close(blocks);
+    return status;
 }
 
 static void open_survives_every_failure(void **state)
 {
-    refuser f = {.at = UINT32_MAX};
     kvf_runtime_config rc = test_runtime_config();
-    kvf_blocks_config bc = rig_coarse_config();
-    bc.cache.head_mask = rig_all_kinds;
-    rc.allocator = (kvf_allocator){.alloc = alloc_or_refuse, .free = give_back, .user = &f};
     kvf_runtime *runtime = NULL;
-    uint32_t n = 0;
+    rc.allocator = test_asking_allocator();
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    const uint64_t live = runtime->context->live_bytes;
-    for (;; n++) {
-        f = (refuser){.at = n};
-        kvf_error error = {0};
-        kvf_blocks *blocks = NULL;
-        kvf_device_set_fault(runtime->device, refuse_one, &f);
-        const kvf_status status = kvf_blocks_open(runtime, &bc, &blocks, &error);
-        kvf_device_set_fault(runtime->device, NULL, NULL);
-        f.at = UINT32_MAX;
-        if (status == KVF_OK) {
-            kvf_blocks_close(blocks);
-            assert_int_equal(runtime->context->live_bytes, live);
-            break;
-        }
-        assert_null(blocks);
-        assert_true(error.text[0]);
-        assert_int_equal(runtime->context->live_bytes, live);
-    }
-    assert_true(n > 10);
+    assert_true(test_refuse_each(runtime, open_kinds, runtime) > 10);
     kvf_runtime_close(runtime);
 }
 

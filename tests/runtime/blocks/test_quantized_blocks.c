@@ -87,11 +87,9 @@ static kvf_blocks_plan plan_of(kvf_runtime *runtime, kvf_pages pages, uint32_t p
  * one row in full precision. */
 static void a_block_takes_less_memory(void **state)
 {
-    const kvf_runtime_config rc = test_runtime_config();
     const kvf_blocks_config bc = rig_config();
     const uint64_t row = 2 * 2 * 128 * sizeof(uint16_t) * (RIG_TOKENS + 31) / 32 * 32;
-    kvf_runtime *runtime = NULL;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     const kvf_blocks_plan exact = plan_of(runtime, KVF_PAGES_NATIVE, 4);
     const kvf_blocks_plan bytes = plan_of(runtime, KVF_PAGES_K8V8, 4);
     const kvf_blocks_plan halves = plan_of(runtime, KVF_PAGES_K8V4, 4);
@@ -108,10 +106,8 @@ static void a_block_takes_less_memory(void **state)
 /* Kernels of a GPU dequantize one type and two sizes of heads. */
 static void what_a_gpu_does_not_dequantize_is_refused(void **state)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     kvf_blocks_plan plan;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     for (uint32_t i = 0; i < 2; i++) {
         kvf_blocks_config bc = rig_config();
         kvf_error error = {0};

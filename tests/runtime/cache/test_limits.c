@@ -45,9 +45,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
 
 static void every_bad_setting_is_named(void **state)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     refusals_check(&(refusals){
         .path = "tests/runtime/cache/cache.refusals", .call = open_row, .user = runtime});
     kvf_runtime_close(runtime);

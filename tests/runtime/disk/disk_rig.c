@@ -8,13 +8,11 @@
 
 void disk_config(kvf_cache_config *config, uint32_t tokens, uint32_t bundle_bytes)
 {
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     kvf_error error = {0};
     config->disk_path = save_folder();
     config->disk_bundle_bytes = bundle_bytes;
     config->transfer = test_transfer(config->transfer);
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     /* The least that is taken, as the refusal says. */
     config->host_bytes = 1;
     assert_int_equal(kvf_cache_plan_make(runtime, config, &(kvf_cache_plan){0}, &error),

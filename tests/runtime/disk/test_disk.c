@@ -229,9 +229,7 @@ static void refused(kvf_runtime *runtime, const kvf_cache_config *config, kvf_st
 static void contradictions_are_refused(void **state)
 {
     const kvf_cache_config good = disk_config_of(&save_cases[4], 1);
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     kvf_cache_config c = good;
     c.disk_path = NULL;
     refused(runtime, &c, KVF_INVALID, "host_bytes = ");
@@ -264,14 +262,12 @@ static void contradictions_are_refused(void **state)
 /* Where nothing is said, as many whole blocks as 128 KiB need. */
 static void bundles_have_128_KiB(void **state)
 {
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     kvf_cache_plan plan;
     kvf_cache_config c = disk_config_of(&save_cases[4], 0);
     const size_t block = 32u * 2 * c.kv_heads * c.head_dim * test_dtype_bytes(c.dtype);
     c.tokens_max = 1 << 17;
     c.host_bytes = (uint64_t)c.tokens_max / 32 * block * c.layers / 2;
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     assert_int_equal(kvf_cache_plan_make(runtime, &c, &plan, NULL), KVF_OK);
     assert_int_equal(plan.block_size, 32);
     assert_true(plan.disk_bundle_bytes >= 128 << 10 &&

@@ -10,7 +10,6 @@
 #include "save_faults.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 
 #include "cache.h"
 
@@ -334,38 +333,21 @@ static void a_disk_that_stays_full(void **state)
 
 /* ---- open ---- */
 
-static _Atomic int refuse_in; /* the n-th question from now is refused; 0 = none */
-
-static int refuse_one(void *user, const char *what)
+static kvf_status open_another(void *user, kvf_error *error)
 {
-    (void)user, (void)what;
-    return atomic_load(&refuse_in) > 0 && atomic_fetch_sub(&refuse_in, 1) == 1;
+    const kvf_cache *like = user;
+    kvf_cache *cache = NULL;
+    const kvf_status status = kvf_cache_open(like->runtime, &like->config, &cache, error);
+    assert_true((status == KVF_OK) == (cache != NULL));
+    kvf_cache_close(cache);
+    return status;
 }
 
 static void each_refusal_at_open(void **state)
 {
     disk_world f;
     open_worlds(&f, &save_cases[4]);
-    const kvf_context *context = f.tier.runtime->context;
-    kvf_cache_config config = *kvf_cache_settings(f.tier.cache);
-    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
-    uint32_t refused = 0;
-    bool is_done = false;
-    kvf_device_set_fault(f.tier.runtime->device, refuse_one, NULL);
-    for (int n = 1; !is_done; n++) {
-        kvf_cache *cache = NULL;
-        atomic_store(&refuse_in, n);
-        const kvf_status status = kvf_cache_open(f.tier.runtime, &config, &cache, NULL);
-        is_done = atomic_exchange(&refuse_in, 0) > 0;
-        refused += status != KVF_OK;
-        assert_true((status == KVF_OK) == (cache != NULL));
-        kvf_cache_close(cache);
-        assert_int_equal(context->live_bytes, live);
-        assert_int_equal(context->live_blocks, blocks);
-        assert_true(n < 1000);
-    }
-    kvf_device_set_fault(f.tier.runtime->device, NULL, NULL);
-    assert_true(refused > 10);
+    assert_true(test_refuse_each(f.tier.runtime, open_another, f.tier.cache) > 10);
     close_worlds(&f);
 }
 

@@ -267,14 +267,8 @@ static void saved(void **state)
 {
     scene s;
     kvf_sequence *kept;
-    kvf_save *save = NULL;
-    kvf_save_args args;
     open_scene(&s);
-    kvf_save_args_init(&args);
-    args.sequence = s.a;
-    args.path = save_path("held");
-    args.model = "test";
-    test_ok(&s.w.tier, kvf_sequence_save(s.w.tier.cache, &args, s.w.tier.stream, &save));
+    kvf_save *save = save_begin(&s.w.tier, s.a, save_path("held"), "test");
     test_ok(&s.w.plain, kvf_sequence_fork(s.w.plain.cache, s.b, s.w.plain.stream, &kept));
     assert_true(s.w.tier.cache->kv_groups[0].pool.tier->writes_in_flight > 0);
     cut(&s, s.token - 1);

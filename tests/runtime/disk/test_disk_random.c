@@ -96,10 +96,8 @@ static void play(disk_worlds *w, test_random *r, const char *what)
 /* A call may need all there is. */
 static bool has_tier(const kvf_cache_config *c)
 {
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     kvf_cache_plan plan;
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     assert_int_equal(kvf_cache_plan_make(runtime, c, &plan, NULL), KVF_OK);
     kvf_runtime_close(runtime);
     return plan.disk_bytes > 0;

@@ -144,9 +144,7 @@ static void streams_run_in_order(void **state)
 /* Braces and quotes close, and a cut text says how much it needs. */
 static void the_description_is_json(void **state)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     size_t needed = 0, again = 0;
     test_expect(runtime, kvf_runtime_describe(runtime, NULL, 0, &needed), KVF_FULL);
     assert_true(needed > 2 && needed < 1u << 20);
@@ -201,10 +199,8 @@ static bool described(kvf_runtime *runtime, const char *engine, const char *ring
 /* The engine is that of a tier, and a ring that is refused says why. No error is left behind. */
 static void the_description_tells_of_the_disk_tier(void **state)
 {
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     kvf_io *io = NULL;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     test_expect(runtime, kvf_io_open(runtime->context, 80, &io), KVF_OK);
     const char *engine = io->ops->name;
     kvf_io_close(io);

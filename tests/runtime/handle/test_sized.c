@@ -95,9 +95,7 @@ __attribute__((noinline)) static void *exactly(size_t size)
 
 static kvf_runtime *open_runtime(void)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     return runtime;
 }
 

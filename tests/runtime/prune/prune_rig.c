@@ -207,16 +207,6 @@ progress rig_run(rig *r, uint32_t count)
     return p;
 }
 
-static const char *last_error(const rig *r)
-{
-    return kvf_runtime_error(r->w.runtime)->text;
-}
-
-void rig_expect_text(const rig *r, const char *text)
-{
-    assert_string_equal(last_error(r), text);
-}
-
 /* ---- attention restated ---- */
 
 double rig_product(const rig *r, uint32_t layer, uint32_t query, uint32_t head, uint32_t key)

@@ -82,9 +82,6 @@ void rig_fill_layer(rig *r, const progress *p);
 kvf_status rig_prune_layer(rig *r, progress *p);
 progress rig_run(rig *r, uint32_t count);
 
-/* That the last error of the runtime has this text. */
-void rig_expect_text(const rig *r, const char *text);
-
 /* ---- attention restated ---- */
 
 double rig_product(const rig *r, uint32_t layer, uint32_t query, uint32_t head, uint32_t key);

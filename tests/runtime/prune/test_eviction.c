@@ -402,12 +402,6 @@ static void test_streaming(void **state)
 
 /* ---- bad input ---- */
 
-static void expect_text(rig *r, kvf_status got, kvf_status wanted, const char *text)
-{
-    assert_int_equal(got, wanted);
-    assert_string_equal(kvf_runtime_error(r->w.runtime)->text, text);
-}
-
 static void test_bad_calls(void **state)
 {
     const spec sp = {"snapkv", KVF_EVICTION_PATCHED, 40, 16,           0.5f,
@@ -416,27 +410,27 @@ static void test_bad_calls(void **state)
     rig_open(&r, &sp);
     append(&r, 0, 0, 40, 0);
     kvf_stream *stream = r.w.stream;
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 1, 40, 16, stream), KVF_INVALID,
-                "layer = 1: the next layer of this prompt is 0 (pass 0)");
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, 0, 16, stream), KVF_INVALID,
-                "tokens = 0: must be 1 to 210, the rest of the prompt of 210 tokens");
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, PROMPT + 1, 0, stream), KVF_INVALID,
-                "tokens = 211: must be 1 to 210, the rest of the prompt of 210 tokens");
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, 40, 0, stream), KVF_INVALID,
-                "patch = 0: must be 16 here; with PATCHED every chunk but the last is followed by "
-                "chunk_queries tokens of the prompt's end, else none is");
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, 12, 16, stream), KVF_INVALID,
-                "chunk_queries = 16: the patch is longer than the chunk of 12 tokens; take longer "
-                "chunks, or lower chunk_queries");
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, 40, 16, stream), KVF_INVALID,
-                "layer 0 holds 40 tokens, less than the chunk of 40 and the patch of 16; call "
-                "kvf_prefill for them first");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 1, 40, 16, stream), KVF_INVALID,
+                 "layer = 1: the next layer of this prompt is 0 (pass 0)");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 0, 16, stream), KVF_INVALID,
+                 "tokens = 0: must be 1 to 210, the rest of the prompt of 210 tokens");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, PROMPT + 1, 0, stream), KVF_INVALID,
+                 "tokens = 211: must be 1 to 210, the rest of the prompt of 210 tokens");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 40, 0, stream), KVF_INVALID,
+                 "patch = 0: must be 16 here; with PATCHED every chunk but the last is followed by "
+                 "chunk_queries tokens of the prompt's end, else none is");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 12, 16, stream), KVF_INVALID,
+                 "chunk_queries = 16: the patch is longer than the chunk of 12 tokens; take longer "
+                 "chunks, or lower chunk_queries");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 40, 16, stream), KVF_INVALID,
+                 "layer 0 holds 40 tokens, less than the chunk of 40 and the patch of 16; call "
+                 "kvf_prefill for them first");
     append(&r, 0, PROMPT - 16, 16, 40); /* refusals leave the prompt where it was */
     test_ok(&r.w, kvf_prune_chunk(r.prune, r.s, 0, 40, 16, stream));
     append(&r, 1, 0, 39, 0);
     append(&r, 1, PROMPT - 16, 16, 39);
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 1, 39, 16, stream), KVF_INVALID,
-                "tokens = 39: at layer 0 this chunk had 40; all layers get the same");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 1, 39, 16, stream), KVF_INVALID,
+                 "tokens = 39: at layer 0 this chunk had 40; all layers get the same");
     rig_close(&r);
 }
 
@@ -449,16 +443,17 @@ static void test_bad_budgets(void **state)
     rig r;
     rig_open(&r, &low);
     append(&r, 0, 0, 40, 0);
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, 40, 0, r.w.stream), KVF_INVALID,
-                "keep = 0.25: of a chunk of 40 tokens that is 10, below chunk_queries = 16, whose "
-                "tokens are always kept; raise keep, take longer chunks, or lower chunk_queries");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 40, 0, r.w.stream), KVF_INVALID,
+                 "keep = 0.25: of a chunk of 40 tokens that is 10, below chunk_queries = 16, whose "
+                 "tokens are always kept; raise keep, take longer chunks, or lower chunk_queries");
     rig_close(&r);
     rig_open(&r, &none);
     append(&r, 0, 0, 40, 0);
     append(&r, 0, PROMPT - 16, 16, 40);
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, 40, 16, r.w.stream), KVF_INVALID,
-                "keep = 0.02: policy 'snapkv' at layer 0 keeps none of a chunk of 40 tokens; raise "
-                "keep, or take longer chunks");
+    test_refused(
+        r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 40, 16, r.w.stream), KVF_INVALID,
+        "keep = 0.02: policy 'snapkv' at layer 0 keeps none of a chunk of 40 tokens; raise "
+        "keep, or take longer chunks");
     rig_close(&r);
 }
 
@@ -468,9 +463,9 @@ static void test_other_policies(void **state)
     rig r;
     rig_open(&r, &sp);
     append(&r, 0, 0, 40, 0);
-    expect_text(&r, kvf_prune_chunk(r.prune, r.s, 0, 40, 0, r.w.stream), KVF_UNSUPPORTED,
-                "policy 'h2o' at layer 0 looks at more than the scores of the newest queries "
-                "(0x8), which a chunk cannot tell; take another policy, or eviction = NONE");
+    test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 40, 0, r.w.stream), KVF_UNSUPPORTED,
+                 "policy 'h2o' at layer 0 looks at more than the scores of the newest queries "
+                 "(0x8), which a chunk cannot tell; take another policy, or eviction = NONE");
     rig_close(&r);
 }
 

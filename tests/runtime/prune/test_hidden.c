@@ -111,8 +111,7 @@ static void rows_come_back(void **state)
 /* The planned bytes are taken, and those of one row or one window. */
 static void what_is_planned_is_taken(void **state)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     kvf_hidden_plan memory, disk;
     kvf_hidden_plan_make(ROW_BYTES, ROWS, 0, &memory);
     kvf_hidden_plan_make(ROW_BYTES, ROWS, 1, &disk);
@@ -124,7 +123,6 @@ static void what_is_planned_is_taken(void **state)
     assert_int_equal(disk.host_bytes, 6u << 20);
     kvf_hidden_plan_make(100, 3, 1, &disk);
     assert_int_equal(disk.host_bytes, 300);
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         kvf_hidden *hidden = NULL;
         const uint64_t before = runtime->context->live_bytes;
@@ -147,14 +145,6 @@ static void what_is_planned_is_taken(void **state)
 
 /* ---- failures ---- */
 
-static _Atomic int refuse_in; /* the n-th question from now is refused; 0 = none */
-
-static int refuse_one(void *user, const char *what)
-{
-    return (!user || strcmp(user, what) == 0) && atomic_load(&refuse_in) > 0 &&
-           atomic_fetch_sub(&refuse_in, 1) == 1;
-}
-
 /* Request n of a call fails, for all n: it is named, and the next call does all of it. */
 static void sweep(rows_world *w, const char *what, int code)
 {
@@ -162,12 +152,12 @@ static void sweep(rows_world *w, const char *what, int code)
     const bool writes = strcmp(what, "tier write") == 0;
     uint32_t failures = 0;
     test_ok(w, put(w, 0, ROWS, &random));
-    kvf_device_set_fault(w->runtime->device, refuse_one, (void *)what);
+    kvf_device_set_fault(w->runtime->device, test_refuse, (void *)what);
     for (int n = 1;; n++) {
         const uint64_t live = w->runtime->context->live_bytes;
-        atomic_store(&refuse_in, n);
+        atomic_store(&test_refuse_in, n);
         const kvf_status status = writes ? put(w, 0, ROWS, &random) : get(w, 0, ROWS);
-        const bool is_done = atomic_exchange(&refuse_in, 0) > 0;
+        const bool is_done = atomic_exchange(&test_refuse_in, 0) > 0;
         assert_int_equal(w->runtime->context->live_bytes, live);
         if (is_done) {
             assert_int_equal(status, KVF_OK);
@@ -195,39 +185,21 @@ static void a_file_that_fails_is_named(void **state)
     rows_close(&w);
 }
 
-/* Whatever open asks for is refused once. */
-static void each_refusal_at_open(void **state)
+static kvf_status open_hidden(void *user, kvf_error *error)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
-    uint32_t refused = 0;
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    const kvf_context *context = runtime->context;
-    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
-    bool is_done = false;
-    kvf_device_set_fault(runtime->device, refuse_one, NULL);
-    for (int n = 1; !is_done; n++) {
-        kvf_hidden *hidden = NULL;
-        atomic_store(&refuse_in, n);
-        const kvf_status status = kvf_hidden_open(runtime, ROW_BYTES, ROWS, "/tmp", &hidden);
-        is_done = atomic_exchange(&refuse_in, 0) > 0;
-        refused += status != KVF_OK;
-        assert_true((status == KVF_OK) == (hidden != NULL));
-        kvf_hidden_close(hidden);
-        assert_int_equal(context->live_bytes, live);
-        assert_int_equal(context->live_blocks, blocks);
-        assert_true(n < 1000);
-    }
-    kvf_device_set_fault(runtime->device, NULL, NULL);
-    assert_true(refused >= 2); /* the file, and its room */
-    kvf_runtime_close(runtime);
+    kvf_hidden *hidden = NULL;
+    const kvf_status status = kvf_hidden_open(user, ROW_BYTES, ROWS, "/tmp", &hidden);
+    *error = *kvf_runtime_error(user);
+    assert_true((status == KVF_OK) == (hidden != NULL));
+    kvf_hidden_close(hidden);
+    return status;
 }
 
-static void expect_text(const rows_world *w, kvf_status got, kvf_status status, const char *text)
+static void each_refusal_at_open(void **state)
 {
-    test_expect(w->runtime, got, status);
-    if (strcmp(kvf_runtime_error(w->runtime)->text, text) != 0)
-        fail_msg("'%s' is not '%s'", kvf_runtime_error(w->runtime)->text, text);
+    kvf_runtime *runtime = test_runtime();
+    assert_true(test_refuse_each(runtime, open_hidden, runtime) >= 2); /* the file, and its room */
+    kvf_runtime_close(runtime);
 }
 
 static void wrong_calls_are_refused(void **state)
@@ -235,26 +207,27 @@ static void wrong_calls_are_refused(void **state)
     rows_world w;
     kvf_hidden *hidden = (kvf_hidden *)&w;
     rows_open(&w, NULL);
-    expect_text(&w, kvf_hidden_open(w.runtime, 0, 1, NULL, &hidden), KVF_INVALID,
-                "row_bytes = 0, rows_max = 1: a row has 1 to 67108864 bytes, and there is one or "
-                "more");
+    test_refused(w.runtime, kvf_hidden_open(w.runtime, 0, 1, NULL, &hidden), KVF_INVALID,
+                 "row_bytes = 0, rows_max = 1: a row has 1 to 67108864 bytes, and there is one or "
+                 "more");
     assert_null(hidden);
-    expect_text(&w, kvf_hidden_open(w.runtime, 8, 0, NULL, &hidden), KVF_INVALID,
-                "row_bytes = 8, rows_max = 0: a row has 1 to 67108864 bytes, and there is one or "
-                "more");
-    expect_text(&w, kvf_hidden_open(w.runtime, (64u << 20) + 1, 1, NULL, &hidden), KVF_INVALID,
-                "row_bytes = 67108865, rows_max = 1: a row has 1 to 67108864 bytes, and there is "
-                "one or more");
-    expect_text(&w, kvf_hidden_open(w.runtime, 8, 1, "/nowhere", &hidden), KVF_SYSTEM,
-                "/nowhere: a file cannot be made there: No such file or directory");
-    expect_text(&w, kvf_hidden_put(w.hidden, ROWS, 1, w.device, w.stream), KVF_INVALID,
-                "first = 200, count = 1: there is room for 200 rows");
-    expect_text(&w, kvf_hidden_get(w.hidden, 1, ROWS, w.device, w.stream), KVF_INVALID,
-                "first = 1, count = 200: there is room for 200 rows");
-    expect_text(&w, kvf_hidden_get(w.hidden, 201, 0, w.device, w.stream), KVF_INVALID,
-                "first = 201, count = 0: there is room for 200 rows");
-    expect_text(&w, kvf_hidden_put(w.hidden, 0, 2, NULL, w.stream), KVF_INVALID,
-                "rows is NULL with count = 2");
+    test_refused(w.runtime, kvf_hidden_open(w.runtime, 8, 0, NULL, &hidden), KVF_INVALID,
+                 "row_bytes = 8, rows_max = 0: a row has 1 to 67108864 bytes, and there is one or "
+                 "more");
+    test_refused(w.runtime, kvf_hidden_open(w.runtime, (64u << 20) + 1, 1, NULL, &hidden),
+                 KVF_INVALID,
+                 "row_bytes = 67108865, rows_max = 1: a row has 1 to 67108864 bytes, and there is "
+                 "one or more");
+    test_refused(w.runtime, kvf_hidden_open(w.runtime, 8, 1, "/nowhere", &hidden), KVF_SYSTEM,
+                 "/nowhere: a file cannot be made there: No such file or directory");
+    test_refused(w.runtime, kvf_hidden_put(w.hidden, ROWS, 1, w.device, w.stream), KVF_INVALID,
+                 "first = 200, count = 1: there is room for 200 rows");
+    test_refused(w.runtime, kvf_hidden_get(w.hidden, 1, ROWS, w.device, w.stream), KVF_INVALID,
+                 "first = 1, count = 200: there is room for 200 rows");
+    test_refused(w.runtime, kvf_hidden_get(w.hidden, 201, 0, w.device, w.stream), KVF_INVALID,
+                 "first = 201, count = 0: there is room for 200 rows");
+    test_refused(w.runtime, kvf_hidden_put(w.hidden, 0, 2, NULL, w.stream), KVF_INVALID,
+                 "rows is NULL with count = 2");
     test_ok(&w, kvf_hidden_put(w.hidden, ROWS, 0, NULL, w.stream));
     rows_close(&w);
 }

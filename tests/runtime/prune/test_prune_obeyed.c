@@ -168,14 +168,14 @@ static void memory_does_not_grow_with_the_window(void **state)
     rig_close(&r);
 }
 
-typedef struct refusal {
-    uint32_t countdown, calls;
-} refusal;
-
-static int refuse_one(void *user, const char *what)
+static kvf_status open_prune(void *user, kvf_error *error)
 {
-    refusal *f = user;
-    return ++f->calls == f->countdown;
+    rig *r = user;
+    const kvf_status status = kvf_prune_open(r->w.cache, &r->config, &r->prune, error);
+    assert_true((status == KVF_OK) == (r->prune != NULL));
+    kvf_prune_close(r->prune);
+    r->prune = NULL;
+    return status;
 }
 
 static void failed_opens_leave_nothing(void **state)
@@ -184,29 +184,8 @@ static void failed_opens_leave_nothing(void **state)
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES | KVF_PRUNE_PROFILE);
     r.config.retention = KVF_RETENTION_EVICT;
-    const kvf_context *context = r.w.runtime->context;
-    const uint64_t bytes = context->live_bytes, blocks = context->live_blocks;
-    uint32_t failed = 0;
-    for (uint32_t n = 1;; n++) {
-        refusal f = {.countdown = n};
-        kvf_error error;
-        kvf_device_set_fault(r.w.runtime->device, refuse_one, &f);
-        const kvf_status status = kvf_prune_open(r.w.cache, &r.config, &r.prune, &error);
-        kvf_device_set_fault(r.w.runtime->device, NULL, NULL);
-        if (status == KVF_OK && f.calls < n)
-            break;
-        if (status == KVF_OK) { /* it did without */
-            kvf_prune_close(r.prune);
-            r.prune = NULL;
-        } else {
-            assert_true(error.text[0] != 0);
-            assert_null(r.prune);
-            failed++;
-        }
-        assert_int_equal(context->live_bytes, bytes);
-        assert_int_equal(context->live_blocks, blocks);
-    }
-    assert_true(failed >= 4);
+    assert_true(test_refuse_each(r.w.runtime, open_prune, &r) >= 4);
+    rig_prune(&r);
     const progress p = rig_run(&r, PROMPT);
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engine with a plan, memory that ends, and the small cache; see the header. */
+/* The engine with a plan, and the small cache; see the header. */
 
 #include "save_faults.h"
 
@@ -102,32 +102,13 @@ void fail_plan_set(uint32_t at, int what, uint32_t always)
     fail_plan.always = always;
 }
 
-/* ---- memory that ends once ---- */
-
-_Atomic int fail_memory_for;
-
-static void *alloc(void *user, size_t bytes, size_t alignment)
-{
-    (void)user;
-    void *pointer = NULL;
-    if (atomic_load(&fail_memory_for) > 0 && atomic_fetch_sub(&fail_memory_for, 1) == 1)
-        return NULL;
-    return posix_memalign(&pointer, alignment, bytes) == 0 ? pointer : NULL;
-}
-
-static void release(void *user, void *pointer)
-{
-    (void)user;
-    free(pointer);
-}
-
 /* ---- a small world ---- */
 
 void fail_world_open(fail_world *f, uint32_t extent_bytes)
 {
     kvf_cache_config config = save_config(&save_cases[0]);
     kvf_runtime_config rc = test_runtime_config();
-    rc.allocator = (kvf_allocator){.alloc = alloc, .free = release};
+    rc.allocator = test_asking_allocator();
     config.head_dim = 32;
     config.tokens_max = 128;
     test_seams.extent_bytes = extent_bytes;

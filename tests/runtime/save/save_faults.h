@@ -4,10 +4,8 @@
 
 /*
  * Helpers of tests of saves that fail: an engine that does what a plan says and tells what it was
- * asked, memory that ends once, and a small cache with a sequence to save.
+ * asked, and a small cache with a sequence to save, whose allocator may be refused.
  */
-
-#include <stdatomic.h>
 
 #include "io_engine.h"
 #include "save_rig.h"
@@ -28,8 +26,6 @@ enum { FAIL_ANY, FAIL_READS, FAIL_WRITES };
 extern const kvf_io_ops fail_engine;
 extern fail_plan_of fail_plan;
 void fail_plan_set(uint32_t at, int what, uint32_t always);
-
-extern _Atomic int fail_memory_for; /* so many pieces of memory, then one is refused; 0 = no end */
 
 #define FAIL_TOKENS 60u
 

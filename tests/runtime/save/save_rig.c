@@ -143,16 +143,27 @@ void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t
     return out;
 }
 
-kvf_status save_now(test_world *w, kvf_sequence *s, const char *path, kvf_error *error)
+kvf_save_args save_args(kvf_sequence *s, const char *path, const char *model)
 {
     kvf_save_args args;
-    kvf_save *save = NULL;
     kvf_save_args_init(&args);
     args.sequence = s;
     args.path = path;
-    args.model = "test";
+    args.model = model;
+    return args;
+}
+
+kvf_save *save_begin(test_world *w, kvf_sequence *s, const char *path, const char *model)
+{
+    const kvf_save_args args = save_args(s, path, model);
+    kvf_save *save = NULL;
     test_ok(w, kvf_sequence_save(w->cache, &args, w->stream, &save));
-    return kvf_save_finish(save, error);
+    return save;
+}
+
+kvf_status save_now(test_world *w, kvf_sequence *s, const char *path, kvf_error *error)
+{
+    return kvf_save_finish(save_begin(w, s, path, "test"), error);
 }
 
 kvf_sequence *save_restore(test_world *w, const char *path, uint32_t exact)

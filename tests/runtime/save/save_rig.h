@@ -40,7 +40,9 @@ size_t save_decode_bytes(const test_tokens *t, uint32_t count);
 void save_expect(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
                  uint32_t count);
 
-/* Save and wait. */
+kvf_save_args save_args(kvf_sequence *s, const char *path, const char *model);
+kvf_save *save_begin(test_world *w, kvf_sequence *s, const char *path, const char *model);
+/* Save as "test" and wait. */
 kvf_status save_now(test_world *w, kvf_sequence *s, const char *path, kvf_error *error);
 kvf_sequence *save_restore(test_world *w, const char *path, uint32_t exact);
 

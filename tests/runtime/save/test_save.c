@@ -78,23 +78,17 @@ static void is_of_the_call(void **state)
     const kvf_cache_config config = save_config(&save_cases[0]);
     test_world w;
     test_tokens t;
-    kvf_save_args args;
-    kvf_save *save = NULL;
     make_tokens(&t, &config, SAVE_PROMPT + 60, 9);
     test_world_open(&w, NULL, &config);
     kvf_sequence *s = test_sequence(&w);
     save_prefill(&w, s, &t, SAVE_PROMPT);
-    kvf_save_args_init(&args);
-    args.sequence = s;
-    args.path = save_path("call");
-    args.model = "test";
-    test_ok(&w, kvf_sequence_save(w.cache, &args, w.stream, &save));
+    kvf_save *save = save_begin(&w, s, save_path("call"), "test");
     void *wanted = save_decode(&w, s, &t, SAVE_PROMPT, 60);
     kvf_sequence_destroy(s);
     kvf_sequence *other = test_sequence(&w); /* which would take its blocks */
     save_prefill(&w, other, &t, SAVE_PROMPT / 2);
     test_ok(&w, kvf_save_finish(save, NULL));
-    kvf_sequence *r = save_restore(&w, args.path, 1);
+    kvf_sequence *r = save_restore(&w, save_path("call"), 1);
     save_expect(wanted, &w, r, &t, SAVE_PROMPT, 60);
     test_close(&w, &t);
 }
@@ -254,25 +248,19 @@ static void whatever_the_order(void **state)
         const kvf_runtime_config rc = test_runtime_config();
         test_world w;
         test_tokens t;
-        kvf_save_args args;
-        kvf_save *save = NULL;
         make_tokens(&t, &config, SAVE_PROMPT + SAVE_STEPS, 27);
         test_seams.delay_seed = test_on_cuda() ? 0 : round + 1;
         test_seams.prefill_arena = 1 + round / 2 % 2;
         test_world_open(&w, &rc, &config);
         kvf_sequence *s = test_sequence(&w), *child = NULL;
         save_prefill(&w, s, &t, SAVE_PROMPT);
-        kvf_save_args_init(&args);
-        args.sequence = s;
-        args.path = save_path("order");
-        args.model = "test";
-        test_ok(&w, kvf_sequence_save(w.cache, &args, w.stream, &save));
+        kvf_save *save = save_begin(&w, s, save_path("order"), "test");
         test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &child));
         kvf_sequence_destroy(s);
         void *wanted = save_decode(&w, child, &t, SAVE_PROMPT, SAVE_STEPS);
         test_ok(&w, kvf_save_finish(save, NULL));
         kvf_sequence_destroy(child);
-        kvf_sequence *r = save_restore(&w, args.path, 1);
+        kvf_sequence *r = save_restore(&w, save_path("order"), 1);
         save_expect(wanted, &w, r, &t, SAVE_PROMPT, SAVE_STEPS);
         test_close(&w, &t);
     }
@@ -611,41 +599,29 @@ static void bad_arguments_are_named(void **state)
     test_world w;
     kvf_save *save = NULL;
     kvf_sequence *s = NULL;
-    kvf_save_args args, good;
-    kvf_restore_args ra;
-    char model[80];
-    memset(model, 'm', sizeof model - 1);
-    model[sizeof model - 1] = '\0';
+    char model[80] = "";
     test_world_open(&w, NULL, &config);
-    kvf_save_args_init(&good);
-    good.sequence = test_sequence(&w);
-    good.path = save_path("bad");
-    args = good;
-    args.path = NULL;
-    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
-    args = good;
-    args.path = save_folder();
-    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
-    args = good;
-    args.size = 1;
-    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
-    args = good;
-    args.model = model;
-    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
-    args = good;
-    args.note_bytes = 4;
-    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
-    args = good;
-    args.sequence = NULL;
-    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
+    const kvf_save_args good = save_args(test_sequence(&w), save_path("bad"), NULL);
+    kvf_save_args args[6];
+    for (uint32_t i = 0; i < 6; i++)
+        args[i] = good;
+    args[0].path = NULL;
+    args[1].path = save_folder();
+    args[2].size = 1;
+    args[3].model = memset(model, 'm', sizeof model - 1);
+    args[4].note_bytes = 4;
+    args[5].sequence = NULL;
+    for (uint32_t i = 0; i < 6; i++)
+        test_expect(w.runtime, kvf_sequence_save(w.cache, &args[i], w.stream, &save), KVF_INVALID);
     assert_null(save);
-    kvf_restore_args_init(&ra);
-    ra.path = save_path("none");
-    test_expect(w.runtime, kvf_sequence_restore(w.cache, &ra, w.stream, &s), KVF_SYSTEM);
-    ra.path = save_folder();
-    test_expect(w.runtime, kvf_sequence_restore(w.cache, &ra, w.stream, &s), KVF_INVALID);
-    ra.path = "";
-    test_expect(w.runtime, kvf_sequence_restore(w.cache, &ra, w.stream, &s), KVF_INVALID);
+    const char *const paths[] = {save_path("none"), save_folder(), ""};
+    for (uint32_t i = 0; i < 3; i++) {
+        kvf_restore_args from;
+        kvf_restore_args_init(&from);
+        from.path = paths[i];
+        test_expect(w.runtime, kvf_sequence_restore(w.cache, &from, w.stream, &s),
+                    i ? KVF_INVALID : KVF_SYSTEM);
+    }
     assert_null(s);
     test_world_close(&w);
 }

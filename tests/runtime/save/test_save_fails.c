@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -85,47 +84,24 @@ static void each_request_once(void **state)
 
 /* ---- whatever can be refused ---- */
 
-static _Atomic int refuse_in; /* the n-th question from now is refused; 0 = none */
-
-static int refuse_one(void *user, const char *what)
+static kvf_status save_or_leave(void *user, kvf_error *error)
 {
-    (void)user, (void)what;
-    return atomic_load(&refuse_in) > 0 && atomic_fetch_sub(&refuse_in, 1) == 1;
+    fail_world *f = user;
+    const char *path = save_path("refused");
+    kvf_save_args args = save_args(f->s, path, NULL);
+    kvf_save *save = NULL;
+    kvf_status status = kvf_sequence_save(f->w.cache, &args, f->w.stream, &save);
+    *error = *kvf_runtime_error(f->w.runtime);
+    if (save)
+        status = kvf_save_finish(save, error);
+    if (status != KVF_OK && access(path, F_OK) == 0)
+        test_ok(&f->w, kvf_saved_read(f->w.runtime, path, 1, &(kvf_saved){0}, NULL, 0, NULL));
+    return status;
 }
 
-/* Saves, or restores, until nothing is refused any more: `left` is set to 1, 2, ... before each.
- * Returns how many were refused. */
-static uint32_t refuse_each(fail_world *f, const char *path, _Atomic int *left, bool is_restore)
+static kvf_status restore_or_leave(void *user, kvf_error *error)
 {
-    const kvf_context *context = f->w.runtime->context;
-    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
-    uint32_t refused = 0, done = 0;
-    for (int n = 1; !done; n++) {
-        kvf_save_args args;
-        kvf_save *save = NULL;
-        kvf_error error;
-        kvf_status status;
-        kvf_save_args_init(&args);
-        args.sequence = f->s;
-        args.path = path;
-        atomic_store(left, n);
-        if (is_restore) {
-            status = fail_restore(f, path, &error);
-        } else {
-            status = kvf_sequence_save(f->w.cache, &args, f->w.stream, &save);
-            if (save)
-                status = kvf_save_finish(save, &error);
-        }
-        done = atomic_exchange(left, 0) > 0; /* nobody asked so often */
-        refused += status != KVF_OK;
-        assert_int_equal(context->live_bytes, live);
-        assert_int_equal(context->live_blocks, blocks);
-        assert_true(n < 1000);
-        if (!is_restore && status != KVF_OK && access(path, F_OK) == 0)
-            test_ok(&f->w, kvf_saved_read(f->w.runtime, path, 1, &(kvf_saved){0}, NULL, 0, NULL));
-    }
-    assert_int_equal(save_count_files(), 1);
-    return refused;
+    return fail_restore(user, save_path("refused"), error);
 }
 
 /* Memory, registration, threads, events, files: each refusal once. */
@@ -134,18 +110,14 @@ static void each_refusal_once(void **state)
     fail_world f;
     kvf_sequence *copy = NULL;
     fail_world_open(&f, 65536);
-    const char *path = save_path("refused");
     test_ok(&f.w, kvf_sequence_fork(f.w.cache, f.s, f.w.stream, &copy));
     void *wanted = save_decode(&f.w, copy, &f.t, FAIL_TOKENS, 8);
     kvf_sequence_destroy(copy);
-    for (int is_restore = 0; is_restore < 2; is_restore++) {
-        kvf_device_set_fault(f.w.runtime->device, refuse_one, NULL);
-        assert_true(refuse_each(&f, path, &refuse_in, is_restore) >= 4);
-        kvf_device_set_fault(f.w.runtime->device, NULL, NULL);
-        assert_true(refuse_each(&f, path, &fail_memory_for, is_restore) >= 5);
-    }
+    assert_true(test_refuse_each(f.w.runtime, save_or_leave, &f) >= 9);
+    assert_true(test_refuse_each(f.w.runtime, restore_or_leave, &f) >= 9);
+    assert_int_equal(save_count_files(), 1);
     save_expect(wanted, &f.w, f.s, &f.t, FAIL_TOKENS, 8);
-    (void)unlink(path);
+    (void)unlink(save_path("refused"));
     fail_world_close(&f);
 }
 
@@ -170,17 +142,10 @@ static void save_and_die(const char *path, const char *model, uint32_t at, uint3
     assert_true(child >= 0);
     if (child == 0) {
         fail_world f;
-        kvf_save_args args;
-        kvf_save *save = NULL;
         fail_world_open(&f, KILL_EXTENT);
-        kvf_save_args_init(&args);
-        args.sequence = f.s;
-        args.path = path;
-        args.model = model;
         fail_plan_set(at, KILL, 0);
         kvf_device_set_fault(f.w.runtime->device, kill_before, NULL);
-        test_ok(&f.w, kvf_sequence_save(f.w.cache, &args, f.w.stream, &save));
-        test_ok(&f.w, kvf_save_finish(save, NULL));
+        test_ok(&f.w, kvf_save_finish(save_begin(&f.w, f.s, path, model), NULL));
         *requests = fail_plan.count;
         _exit(0);
     }

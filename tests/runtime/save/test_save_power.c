@@ -70,17 +70,10 @@ static int record_call(void *user, const char *what)
 /* A save over an old file; the events, and the bytes of the file that it gave. */
 static char *record(fail_world *f, const char *path, size_t *bytes)
 {
-    kvf_save_args args;
-    kvf_save *save = NULL;
-    kvf_save_args_init(&args);
-    args.sequence = f->s;
-    args.path = path;
-    args.model = "new";
     event_count = 0;
     fail_plan.record = record_write;
     kvf_device_set_fault(f->w.runtime->device, record_call, NULL);
-    test_ok(&f->w, kvf_sequence_save(f->w.cache, &args, f->w.stream, &save));
-    test_ok(&f->w, kvf_save_finish(save, NULL));
+    test_ok(&f->w, kvf_save_finish(save_begin(&f->w, f->s, path, "new"), NULL));
     kvf_device_set_fault(f->w.runtime->device, NULL, NULL);
     fail_plan.record = NULL;
     return save_read(path, bytes);
@@ -215,18 +208,11 @@ static uint32_t lose_power(fail_world *f, disk_habit habit, uint64_t seed, const
 static void power_goes_at_every_event(void **state)
 {
     fail_world f;
-    kvf_save_args args;
-    kvf_save *save = NULL;
     kvf_saved saved;
     size_t bytes;
     fail_world_open(&f, POWER_EXTENT);
     const char *path = save_path("power");
-    kvf_save_args_init(&args);
-    args.sequence = f.s;
-    args.path = path;
-    args.model = "old";
-    test_ok(&f.w, kvf_sequence_save(f.w.cache, &args, f.w.stream, &save));
-    test_ok(&f.w, kvf_save_finish(save, NULL));
+    test_ok(&f.w, kvf_save_finish(save_begin(&f.w, f.s, path, "old"), NULL));
     test_ok(&f.w, kvf_saved_read(f.w.runtime, path, 1, &saved, NULL, 0, NULL));
     assert_string_equal(saved.model, "old");
     char *whole = record(&f, path, &bytes);

@@ -34,7 +34,6 @@ typedef struct soak {
     pair pairs[ALIVE];
     pair files[FILES];      /* `kept` is what the file must give */
     kvf_save *saves[FILES]; /* under way */
-    kvf_save_args args[FILES];
     uint64_t done[8];
 } soak;
 
@@ -141,11 +140,7 @@ static void begin_save(soak *s, const pair *p)
     snprintf(name, sizeof name, "soak-%u", file);
     kvf_sequence_destroy(s->files[file].kept);
     s->files[file] = (pair){.length = p->length};
-    kvf_save_args_init(&s->args[file]);
-    s->args[file].sequence = p->saved;
-    s->args[file].path = save_path(name);
-    s->args[file].model = "test";
-    test_ok(&s->a, kvf_sequence_save(s->a.cache, &s->args[file], s->a.stream, &s->saves[file]));
+    s->saves[file] = save_begin(&s->a, p->saved, save_path(name), "test");
     test_ok(&s->b, kvf_sequence_fork(s->b.cache, p->kept, s->b.stream, &s->files[file].kept));
     s->done[4]++;
 }

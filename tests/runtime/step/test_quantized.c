@@ -604,11 +604,9 @@ static void files_of_another_form_are_refused(void **state)
 
 static void refused(const kvf_cache_config *c, const char *text)
 {
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
+    kvf_runtime *runtime = test_runtime();
     kvf_cache_plan plan;
     kvf_error error;
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     assert_int_equal(kvf_cache_plan_make(runtime, c, &plan, &error), KVF_UNSUPPORTED);
     assert_string_equal(error.text, text);
     kvf_runtime_close(runtime);

@@ -41,9 +41,7 @@ static void sixteen_forks_take_an_eighth(void **state)
     enum { FORKS = 16, ANSWER = 256, WINDOW = 64 + 32 };
     static const uint32_t contexts[] = {32768, 131072};
     static const uint8_t kinds[16] = {1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1};
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime = NULL;
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t context = contexts[i / 2];
         kvf_cache_config one = config_of_8b(1, context, ANSWER);

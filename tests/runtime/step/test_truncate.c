@@ -336,11 +336,6 @@ static void layers_are_cut_by_position(void **state)
     test_close(&w, &t);
 }
 
-static void expect_text(const test_world *w, const char *text)
-{
-    assert_string_equal(kvf_runtime_error(w->runtime)->text, text);
-}
-
 static void refusals_name_what_is_wrong(void **state)
 {
     kvf_cache_config c = cut_config();
@@ -350,10 +345,10 @@ static void refusals_name_what_is_wrong(void **state)
     kvf_sequence *s = test_sequence(&w);
     for (uint32_t l = 0; l < c.layers; l++)
         test_prefill(&w, s, &t, &(test_range){.layer = l, .count = 100, .chunk = 128}, NULL);
-    test_expect(w.runtime, kvf_sequence_truncate(w.cache, s, 101, w.stream), KVF_INVALID);
-    expect_text(&w, "tokens = 101: the sequence ends at position 100; give that or less");
-    test_expect(w.runtime, kvf_sequence_truncate(w.cache, NULL, 0, w.stream), KVF_INVALID);
-    expect_text(&w, "sequence is NULL; create one first");
+    test_refused(w.runtime, kvf_sequence_truncate(w.cache, s, 101, w.stream), KVF_INVALID,
+                 "tokens = 101: the sequence ends at position 100; give that or less");
+    test_refused(w.runtime, kvf_sequence_truncate(w.cache, NULL, 0, w.stream), KVF_INVALID,
+                 "sequence is NULL; create one first");
     /* Tokens that were chosen per KV head have no common end. */
     uint32_t ids[2 * 40];
     for (uint32_t i = 0; i < 80; i++)
@@ -363,10 +358,9 @@ static void refusals_name_what_is_wrong(void **state)
     char *out = must(row_bytes(&w));
     for (uint32_t l = 0; l < c.layers; l++)
         test_decode(&w, s, &t, l, 100, out, NULL);
-    test_expect(w.runtime, kvf_sequence_truncate(w.cache, s, 99, w.stream), KVF_UNSUPPORTED);
-    expect_text(&w,
-                "tokens = 99: layer 1 holds what a prune policy chose of the positions below 100, "
-                "per KV head its own tokens; cut after them, cut all, or fork before pruning");
+    test_refused(w.runtime, kvf_sequence_truncate(w.cache, s, 99, w.stream), KVF_UNSUPPORTED,
+                 "tokens = 99: layer 1 holds what a prune policy chose of the positions below 100, "
+                 "per KV head its own tokens; cut after them, cut all, or fork before pruning");
     assert_int_equal(kvf_sequence_length(s, 0), 101);
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 100, w.stream));
     assert_int_equal(kvf_sequence_length(s, 1), 40);
@@ -382,10 +376,10 @@ static void refusals_name_what_is_wrong(void **state)
     test_world_open(&w, NULL, &c);
     s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = 50, .chunk = 128}, NULL);
-    test_expect(w.runtime, kvf_sequence_truncate(w.cache, s, 49, w.stream), KVF_UNSUPPORTED);
-    expect_text(
-        &w, "head_mask has streaming heads, whose rings have lost what the newest tokens took the "
-            "place of; fork before tokens that may have to go, or open the cache without a mask");
+    test_refused(
+        w.runtime, kvf_sequence_truncate(w.cache, s, 49, w.stream), KVF_UNSUPPORTED,
+        "head_mask has streaming heads, whose rings have lost what the newest tokens took the "
+        "place of; fork before tokens that may have to go, or open the cache without a mask");
     test_close(&w, &t);
 }
 
