@@ -35,7 +35,7 @@ static void cache_open_survives_every_refusal(void **state)
         rc.allow_unpinned = 0;
         test_world_open(&w, &rc, &cc);
         kvf_cache_close(w.cache);
-        assert_true(test_refuse_each(w.runtime, open_another, &w) > 4);
+        assert_true(test_refuse_each(w.runtime, open_another, &w) > 5);
         test_ok(&w, kvf_cache_open(w.runtime, &cc, &w.cache, NULL));
         test_world_close(&w);
     }
