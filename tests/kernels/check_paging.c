@@ -54,13 +54,9 @@ static void stamp_case(check *c)
 static void table_case(check *c, uint32_t blocks_max)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "table", .rows = 1 + check_below(c, 3), .blocks_max = blocks_max,
+                    .pool_blocks = 20))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .blocks_max = blocks_max,
-                                         .pool_blocks = 20});
-    check_rows_describe(c, &w, "table");
     const kvf_table_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
     for (uint32_t b = 0; b < w.rows; b++) {
         const kvf_row *row = &w.row[b];
@@ -84,13 +80,9 @@ static void append_case(check *c, bool is_select)
 {
     static const float nonfinite[] = {NAN, INFINITY, -INFINITY};
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, is_select ? "append nothing" : "append", .rows = 1 + check_below(c, 3),
+                    .blocks_max = 1 + check_below(c, 12), .pool_blocks = 12))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .blocks_max = 1 + check_below(c, 12),
-                                         .pool_blocks = 12});
-    check_rows_describe(c, &w, is_select ? "append nothing" : "append");
     const kvf_paging *p = &w.p;
     const size_t count = (size_t)w.rows * p->kv_heads * p->shape.head_dim;
     const uint32_t shift = check_below(c, 3) ? 0 : 1 + check_below(c, 7);
@@ -158,13 +150,9 @@ static void put_codes(check *c, check_rows *w)
 static void seal_case(check *c, bool is_chunk)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "seal", .rows = is_chunk ? 1 : 1 + check_below(c, 3),
+                    .blocks_max = 1 + check_below(c, is_chunk ? 90 : 20), .pool_blocks = 12))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = is_chunk ? 1 : 1 + check_below(c, 3),
-                                         .blocks_max = 1 + check_below(c, is_chunk ? 90 : 20),
-                                         .pool_blocks = 12});
-    check_rows_describe(c, &w, "seal");
     const bool has_codes = check_below(c, 2);
     uint32_t jobs = 0;
     if (has_codes)
@@ -188,13 +176,9 @@ static void seal_case(check *c, bool is_chunk)
 static void newest_case(check *c)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "newest", .rows = 1 + check_below(c, 3),
+                    .blocks_max = 1 + check_below(c, 400), .pool_blocks = 8))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .blocks_max = 1 + check_below(c, 400),
-                                         .pool_blocks = 8});
-    check_rows_describe(c, &w, "newest");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_newest_args a = {
         .paging = w.p, .rows = w.rows, .ids_max = w.p.pages_max + check_below(c, 3), .row = w.row};
@@ -218,14 +202,9 @@ static void newest_case(check *c)
 static void given_case(check *c, bool by_score)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, by_score ? "given scores" : "given ids", .rows = 1 + check_below(c, 3),
+                    .blocks_max = 1 + check_below(c, 400), .by_kv_head = true, .pool_blocks = 8))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .blocks_max = 1 + check_below(c, 400),
-                                         .by_kv_head = true,
-                                         .pool_blocks = 8});
-    check_rows_describe(c, &w, by_score ? "given scores" : "given ids");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_given_args a = {.paging = w.p,
                         .rows = w.rows,
@@ -292,14 +271,9 @@ static void check_trimmed(check *c, const kvf_trim_args *a, uint32_t list, const
 static void trim_case(check *c)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "trim", .rows = 1 + check_below(c, 3),
+                    .blocks_max = 1 + check_below(c, 100), .by_kv_head = true, .pool_blocks = 8))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .blocks_max = 1 + check_below(c, 100),
-                                         .by_kv_head = true,
-                                         .pool_blocks = 8});
-    check_rows_describe(c, &w, "trim");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_trim_args a = {.paging = w.p,
                        .rows = w.rows,
@@ -382,15 +356,10 @@ static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
 static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "assemble", .rows = rows, .blocks_max = blocks_max,
+                    .without_slots = check_below(c, 3) == 0, .pages = (kvf_pages)check_below(c, 3),
+                    .pool_blocks = 20))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = rows,
-                                         .blocks_max = blocks_max,
-                                         .without_slots = check_below(c, 3) == 0,
-                                         .pages = (kvf_pages)check_below(c, 3),
-                                         .pool_blocks = 20});
-    check_rows_describe(c, &w, "assemble");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_assemble_args a = {.paging = w.p,
                            .rows = w.rows,
@@ -524,14 +493,9 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
 static void fetch_case(check *c, uint32_t rows)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "fetch", .rows = rows, .blocks_max = 1 + check_below(c, 30),
+                    .pages = (kvf_pages)check_below(c, 3), .pool_blocks = 6))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = rows,
-                                         .blocks_max = 1 + check_below(c, 30),
-                                         .pages = (kvf_pages)check_below(c, 3),
-                                         .pool_blocks = 6});
-    check_rows_describe(c, &w, "fetch");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_fetch_args a = {
         .paging = w.p, .rows = w.rows, .ids_max = 1 + check_below(c, 70), .row = w.row};
@@ -558,15 +522,9 @@ static void fetch_case(check *c, uint32_t rows)
 static void csr_case(check *c, uint32_t rows)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "csr", .rows = rows, .blocks_max = 1 + check_below(c, 50),
+                    .by_kv_head = true, .pages = (kvf_pages)check_below(c, 3), .pool_blocks = 8))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = rows,
-                                         .blocks_max = 1 + check_below(c, 50),
-                                         .by_kv_head = true,
-                                         .pages = (kvf_pages)check_below(c, 3),
-                                         .pool_blocks = 8});
-    check_rows_describe(c, &w, "csr");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_assemble_args ids = {.ids_max = 1 + check_below(c, 30)};
     kvf_csr_args a = {.paging = w.p, .rows = w.rows, .ids_max = ids.ids_max, .row = w.row};

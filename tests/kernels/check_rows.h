@@ -41,6 +41,11 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config);
 /* Also says so: `what` and the shapes. */
 void check_rows_describe(check *c, const check_rows *w, const char *what);
 
+/* Begins a case of rows that the rest configures. False: it is not run. */
+#define CHECK_ROWS(c, w, what, ...)                                                                \
+    (check_begin(c) && (check_rows_make((c), (w), &(check_rows_config){__VA_ARGS__}),              \
+                        check_rows_describe((c), (w), (what)), true))
+
 void check_noise(check *c, void *to, size_t bytes);
 /* At most `most` of 0 .. n-1, ascending, at random; returns how many. */
 uint32_t check_subset(check *c, uint32_t n, uint32_t most, int32_t *to);

@@ -89,13 +89,9 @@ void check_move(check *c)
 static void writeback_case(check *c)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "writeback", .rows = 1 + check_below(c, 3),
+                    .blocks_max = 1 + check_below(c, 12), .pool_blocks = 4))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .blocks_max = 1 + check_below(c, 12),
-                                         .pool_blocks = 4});
-    check_rows_describe(c, &w, "writeback");
     const kvf_writeback_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
     const size_t block = kvf_block_bytes(&w.p);
     for (uint32_t b = 0; b < w.rows; b++) {
