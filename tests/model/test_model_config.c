@@ -24,10 +24,12 @@ typedef struct config_field {
 } config_field;
 
 #define FIELDS_MAX 40u
+#define TEXTS_MAX  4u
 
 typedef struct config_fields {
     config_field list[FIELDS_MAX];
-    size_t count;
+    size_t count, texts;
+    char text[TEXTS_MAX][1024]; /* of set_fields */
 } config_fields;
 
 static const config_fields llama31 = {
@@ -65,6 +67,20 @@ static void set_field(config_fields *fields, const char *name, const char *json)
     }
     assert_true(fields->count < FIELDS_MAX);
     fields->list[fields->count++] = (config_field){name, json};
+}
+
+/* FIELD JSON, and others after " & "; `absent` leaves a field out. The text stays with the fields.
+ */
+static void set_fields(config_fields *fields, const char *text)
+{
+    assert_true(fields->texts < TEXTS_MAX);
+    char *change = fields->text[fields->texts++];
+    assert_true(strlen(text) < sizeof fields->text[0]);
+    strcpy(change, text);
+    for (char *next; change; change = next) {
+        const char *value = refusals_part(change, &next);
+        set_field(fields, change, strcmp(value, "absent") == 0 ? NULL : value);
+    }
 }
 
 static kvf_status parse_fields(const config_fields *fields, const char *generation,
@@ -124,26 +140,19 @@ static void reads_other_families(void **state)
 {
     kvf_model_config c;
     config_fields qwen2 = llama31;
-    set_field(&qwen2, "architectures", "[\"Qwen2ForCausalLM\"]");
-    set_field(&qwen2, "rope_scaling", NULL);
-    set_field(&qwen2, "use_sliding_window", "false");
-    set_field(&qwen2, "sliding_window", "131072");
-    set_field(&qwen2, "max_window_layers", "28");
-    set_field(&qwen2, "tie_word_embeddings", "true");
-    set_field(&qwen2, "attention_bias", NULL);
-    set_field(&qwen2, "torch_dtype", "\"float16\"");
+    set_fields(&qwen2,
+               "architectures [\"Qwen2ForCausalLM\"] & rope_scaling absent & "
+               "use_sliding_window false & sliding_window 131072 & max_window_layers 28 & "
+               "tie_word_embeddings true & attention_bias absent & torch_dtype \"float16\"");
     expect_ok(&qwen2, &c);
     assert_string_equal(c.architecture->family, "qwen2");
     assert_true(c.architecture->qkv_bias && c.tied_embeddings && !c.architecture->qk_norm);
     assert_int_equal(c.dtype, KVF_FP16);
 
     config_fields qwen3 = qwen2;
-    set_field(&qwen3, "architectures", "[\"Qwen3ForCausalLM\"]");
-    set_field(&qwen3, "head_dim", "64");
-    set_field(&qwen3, "sliding_window", "null");
-    set_field(&qwen3, "torch_dtype", NULL);
-    set_field(&qwen3, "dtype", "\"float32\"");
-    set_field(&qwen3, "layer_types", "[\"full_attention\",\"full_attention\"]");
+    set_fields(&qwen3, "architectures [\"Qwen3ForCausalLM\"] & head_dim 64 & sliding_window null & "
+                       "torch_dtype absent & dtype \"float32\" & "
+                       "layer_types [\"full_attention\",\"full_attention\"]");
     expect_ok(&qwen3, &c);
     assert_true(c.architecture->qk_norm && !c.architecture->qkv_bias);
     assert_int_equal(c.head_dim, 64);
@@ -154,16 +163,10 @@ static void reads_other_families(void **state)
     assert_int_equal(c.head_dim, 128);
 
     config_fields moe = qwen2; /* Qwen3-30B-A3B */
-    set_field(&moe, "architectures", "[\"Qwen3MoeForCausalLM\"]");
-    set_field(&moe, "hidden_size", "2048");
-    set_field(&moe, "head_dim", "128");
-    set_field(&moe, "sliding_window", "null");
-    set_field(&moe, "decoder_sparse_step", "1");
-    set_field(&moe, "mlp_only_layers", "[]");
-    set_field(&moe, "moe_intermediate_size", "768");
-    set_field(&moe, "num_experts", "128");
-    set_field(&moe, "num_experts_per_tok", "8");
-    set_field(&moe, "norm_topk_prob", "true");
+    set_fields(&moe, "architectures [\"Qwen3MoeForCausalLM\"] & hidden_size 2048 & head_dim 128 & "
+                     "sliding_window null & decoder_sparse_step 1 & mlp_only_layers [] & "
+                     "moe_intermediate_size 768 & num_experts 128 & num_experts_per_tok 8 & "
+                     "norm_topk_prob true");
     expect_ok(&moe, &c);
     assert_string_equal(c.architecture->family, "qwen3moe");
     assert_true(c.architecture->qk_norm && c.experts_normed);
@@ -177,9 +180,8 @@ static void reads_other_families(void **state)
     assert_true(c.experts == 64 && !c.experts_normed);
 
     config_fields mistral = llama31;
-    set_field(&mistral, "architectures", "[\"MistralForCausalLM\"]");
-    set_field(&mistral, "rope_scaling", NULL);
-    set_field(&mistral, "sliding_window", "null");
+    set_fields(&mistral, "architectures [\"MistralForCausalLM\"] & rope_scaling absent & "
+                         "sliding_window null");
     expect_ok(&mistral, &c);
     assert_string_equal(c.architecture->family, "mistral");
     assert_string_equal(c.note, "");
@@ -190,9 +192,8 @@ static void reads_other_families(void **state)
     expect_ok(&mistral, &c);
     assert_non_null(strstr(c.note, "sliding_window 32768 is not applied"));
     assert_int_equal(c.window, 0);
-    set_field(&mistral, "layer_types", "[\"sliding_attention\",\"full_attention\"]");
-    set_field(&mistral, "architectures", "[\"MinistralForCausalLM\"]");
-    set_field(&mistral, "num_hidden_layers", "2");
+    set_fields(&mistral, "layer_types [\"sliding_attention\",\"full_attention\"] & "
+                         "architectures [\"MinistralForCausalLM\"] & num_hidden_layers 2");
     expect_ok(&mistral, &c);
     assert_string_equal(c.note, "");
     assert_int_equal(c.window, 32768);
@@ -212,17 +213,12 @@ static void reads_gemma(void **state)
 {
     kvf_model_config c;
     config_fields gemma = llama31;
-    set_field(&gemma, "architectures", "[\"Gemma3ForCausalLM\"]");
-    set_field(&gemma, "hidden_act", NULL);
-    set_field(&gemma, "hidden_activation", "\"gelu_pytorch_tanh\"");
-    set_field(&gemma, "num_hidden_layers", "8");
-    set_field(&gemma, "head_dim", "128");
-    set_field(&gemma, "query_pre_attn_scalar", "512");
-    set_field(&gemma, "sliding_window", "1024");
-    set_field(&gemma, "sliding_window_pattern", "3");
-    set_field(&gemma, "rope_theta", NULL);
-    set_field(&gemma, "rope_scaling", "{\"factor\":8.0,\"rope_type\":\"linear\"}");
-    set_field(&gemma, "tie_word_embeddings", NULL);
+    set_fields(&gemma, "architectures [\"Gemma3ForCausalLM\"] & hidden_act absent & "
+                       "hidden_activation \"gelu_pytorch_tanh\" & num_hidden_layers 8 & "
+                       "head_dim 128 & query_pre_attn_scalar 512 & sliding_window 1024 & "
+                       "sliding_window_pattern 3 & rope_theta absent & "
+                       "rope_scaling {\"factor\":8.0,\"rope_type\":\"linear\"} & "
+                       "tie_word_embeddings absent");
     expect_ok(&gemma, &c);
     assert_string_equal(c.architecture->family, "gemma3");
     assert_true(c.tied_embeddings && c.query_scale == 0.5f);
@@ -231,12 +227,11 @@ static void reads_gemma(void **state)
     for (uint32_t layer = 0; layer < 8; layer++)
         assert_true(kvf_model_layer_has_window(&c, layer) == (layer % 3 != 2));
 
-    set_field(&gemma, "sliding_window_pattern", NULL);
-    set_field(&gemma, "query_pre_attn_scalar", NULL);
-    set_field(&gemma, "rope_scaling", NULL);
-    set_field(&gemma, "rope_parameters",
-              "{\"full_attention\":{\"rope_type\":\"default\",\"rope_theta\":5e5},"
-              "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":3e3}}");
+    set_fields(&gemma,
+               "sliding_window_pattern absent & query_pre_attn_scalar absent & "
+               "rope_scaling absent & "
+               "rope_parameters {\"full_attention\":{\"rope_type\":\"default\",\"rope_theta\":5e5},"
+               "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":3e3}}");
     set_field(&gemma, "sliding_window", "200000"); /* is never full, but turns otherwise */
     expect_ok(&gemma, &c);
     assert_true(c.rope.kind == KVF_ROPE_DEFAULT && c.rope.theta == 5e5 && c.local_theta == 3e3);
@@ -275,20 +270,13 @@ static void reads_gpt_oss(void **state)
 {
     kvf_model_config c;
     config_fields gpt = llama31;
-    set_field(&gpt, "architectures", "[\"GptOssForCausalLM\"]");
-    set_field(&gpt, "hidden_size", "2880");
-    set_field(&gpt, "intermediate_size", "2880");
-    set_field(&gpt, "num_hidden_layers", "5");
-    set_field(&gpt, "num_attention_heads", "64");
-    set_field(&gpt, "num_local_experts", "32");
-    set_field(&gpt, "num_experts_per_tok", "4");
-    set_field(&gpt, "attention_bias", "true");
-    set_field(&gpt, "sliding_window", "128");
-    set_field(&gpt, "rope_theta", NULL);
-    set_field(&gpt, "rope_scaling",
-              "{\"beta_fast\":32.0,\"beta_slow\":1.0,\"factor\":32.0,\"rope_type\":\"yarn\","
-              "\"original_max_position_embeddings\":4096,\"truncate\":false}");
-    set_field(&gpt, "quantization_config", "{\"quant_method\":\"mxfp4\"}");
+    set_fields(&gpt, "architectures [\"GptOssForCausalLM\"] & hidden_size 2880 & "
+                     "intermediate_size 2880 & num_hidden_layers 5 & num_attention_heads 64 & "
+                     "num_local_experts 32 & num_experts_per_tok 4 & attention_bias true & "
+                     "sliding_window 128 & rope_theta absent & "
+                     "rope_scaling {\"beta_fast\":32.0,\"beta_slow\":1.0,\"factor\":32.0,"
+                     "\"rope_type\":\"yarn\",\"original_max_position_embeddings\":4096,"
+                     "\"truncate\":false} & quantization_config {\"quant_method\":\"mxfp4\"}");
     expect_ok(&gpt, &c);
     assert_string_equal(c.architecture->family, "gpt-oss");
     assert_true(c.head_dim == 64 && c.kv_heads == 8 && c.intermediate_size == 2880);
@@ -348,10 +336,8 @@ static void context_follows_scaling(void **state)
     /* A window that the stretched positions do not fit into counts. */
     kvf_model_config c;
     config_fields mistral = llama31;
-    set_field(&mistral, "architectures", "[\"MistralForCausalLM\"]");
-    set_field(&mistral, "max_position_embeddings", "32768");
-    set_field(&mistral, "rope_scaling", "{\"type\":\"yarn\",\"factor\":4.0}");
-    set_field(&mistral, "sliding_window", "32768");
+    set_fields(&mistral, "architectures [\"MistralForCausalLM\"] & max_position_embeddings 32768 & "
+                         "rope_scaling {\"type\":\"yarn\",\"factor\":4.0} & sliding_window 32768");
     expect_ok(&mistral, &c);
     assert_non_null(strstr(c.note, "sliding_window 32768 is not applied"));
 }
