@@ -59,23 +59,69 @@ void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops 
             .count = DISK_PROMPT + 4 * DISK_STEPS, .seed = 7, .sharpness = 2.0f, .topics = 5});
 }
 
-void disk_worlds_close(disk_worlds *w)
+void disk_worlds_check(const disk_worlds *w)
 {
-    test_wait(&w->tier);
     for (uint32_t n = 0; n < w->tier.cache->kv_group_count; n++) {
         const kvf_kv_group *kv_group = &w->tier.cache->kv_groups[n];
         assert_true(kvf_page_pool_is_valid(&kv_group->pool));
         assert_true(!kv_group->pool.tier || kvf_disk_tier_is_valid(kv_group->pool.tier));
     }
+    assert_int_equal(w->tier.cache->broken, KVF_OK);
+}
+
+void disk_worlds_close(disk_worlds *w)
+{
+    test_wait(&w->tier);
+    disk_worlds_check(w);
     test_world_close(&w->tier);
     test_close(&w->plain, &w->t);
 }
 
-void disk_same_steps(disk_worlds *w, kvf_sequence *a, kvf_sequence *b, uint32_t first,
-                     uint32_t count, const char *what)
+disk_pair disk_begin(disk_worlds *w)
 {
-    void *got = save_decode(&w->tier, a, &w->t, first, count);
-    void *wanted = save_decode(&w->plain, b, &w->t, first, count);
+    return (disk_pair){test_sequence(&w->tier), test_sequence(&w->plain)};
+}
+
+disk_pair disk_fork(disk_worlds *w, disk_pair p)
+{
+    disk_pair child = {NULL, NULL};
+    test_ok(&w->tier, kvf_sequence_fork(w->tier.cache, p.tier, w->tier.stream, &child.tier));
+    test_ok(&w->plain, kvf_sequence_fork(w->plain.cache, p.plain, w->plain.stream, &child.plain));
+    return child;
+}
+
+void disk_cut(disk_worlds *w, disk_pair p, uint32_t tokens)
+{
+    test_ok(&w->tier, kvf_sequence_truncate(w->tier.cache, p.tier, tokens, w->tier.stream));
+    test_ok(&w->plain, kvf_sequence_truncate(w->plain.cache, p.plain, tokens, w->plain.stream));
+}
+
+void disk_end(disk_pair p)
+{
+    kvf_sequence_destroy(p.tier);
+    kvf_sequence_destroy(p.plain);
+}
+
+void disk_same_prompt(disk_worlds *w, disk_pair p, uint32_t first, uint32_t count)
+{
+    const size_t bytes = save_decode_bytes(&w->t, count) / w->t.layers;
+    char *out[2] = {test_alloc(bytes), test_alloc(bytes)};
+    for (uint32_t layer = 0; layer < w->t.layers; layer++) {
+        const test_range range = {.layer = layer, .first = first, .count = count, .chunk = 40};
+        test_prefill(&w->tier, p.tier, &w->t, &range, out[0]);
+        test_prefill(&w->plain, p.plain, &w->t, &range, out[1]);
+        test_wait(&w->tier);
+        test_wait(&w->plain);
+        assert_memory_equal(out[0], out[1], bytes);
+    }
+    test_release(out[0]);
+    test_release(out[1]);
+}
+
+void disk_same_steps(disk_worlds *w, disk_pair p, uint32_t first, uint32_t count, const char *what)
+{
+    void *got = save_decode(&w->tier, p.tier, &w->t, first, count);
+    void *wanted = save_decode(&w->plain, p.plain, &w->t, first, count);
     if (memcmp(got, wanted, save_decode_bytes(&w->t, count)) != 0)
         fail_msg("%s: other bits", what);
     free(got);

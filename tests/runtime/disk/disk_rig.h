@@ -29,9 +29,20 @@ kvf_cache_config disk_config_of(const save_case *c, uint32_t bundle_bytes);
 /* `config` has a tier; the other cache is the same without. Engine NULL: the best there is. */
 void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops *engine);
 /* Whatever was called, the tier and its pool are valid. */
+void disk_worlds_check(const disk_worlds *w);
 void disk_worlds_close(disk_worlds *w);
-/* The same steps in both give the same bits. */
-void disk_same_steps(disk_worlds *w, kvf_sequence *a, kvf_sequence *b, uint32_t first,
-                     uint32_t count, const char *what);
+
+/* A sequence in each. */
+typedef struct disk_pair {
+    kvf_sequence *tier, *plain;
+} disk_pair;
+
+disk_pair disk_begin(disk_worlds *w);
+disk_pair disk_fork(disk_worlds *w, disk_pair p);
+void disk_cut(disk_worlds *w, disk_pair p, uint32_t tokens);
+void disk_end(disk_pair p);
+/* Tokens that are appended to both, and steps, give the same bits. */
+void disk_same_prompt(disk_worlds *w, disk_pair p, uint32_t first, uint32_t count);
+void disk_same_steps(disk_worlds *w, disk_pair p, uint32_t first, uint32_t count, const char *what);
 
 #endif

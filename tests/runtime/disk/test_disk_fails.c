@@ -17,16 +17,14 @@
 #define STEPS  6u
 
 typedef struct disk_world {
-    test_world tier, plain;
-    test_tokens t;
-    kvf_sequence *a, *b; /* of the tier, and of the cache without */
+    disk_worlds w;
+    disk_pair p;
     uint32_t failures;
 } disk_world;
 
 static void open_worlds(disk_world *f, const save_case *c)
 {
     kvf_cache_config config = save_config(c);
-    kvf_runtime_config rc = test_runtime_config();
     *f = (disk_world){0};
     config.layers = test_on_cuda() ? 14 : 8;
     config.budget_tokens = 64;
@@ -37,37 +35,9 @@ static void open_worlds(disk_world *f, const save_case *c)
     config.sequences_max = 2;
     /* On a GPU more pages than the choices of one call, which it keeps. */
     disk_config(&config, PROMPT, 1);
-    rc = test_runtime_config();
-    test_seams.io_engine = &fail_engine;
     fail_plan_set(UINT32_MAX, NOTHING, 0);
-    test_world_open(&f->tier, &rc, &config);
-    assert_true(f->tier.cache->plan.disk_bytes > 0);
-    config.disk_path = NULL;
-    config.host_bytes = config.disk_bundle_bytes = 0;
-    test_world_open(&f->plain, NULL, &config);
-    test_tokens_make(
-        &f->t, &config,
-        &(test_tokens_spec){.count = PROMPT + 64, .seed = 9, .sharpness = 2.0f, .topics = 4});
-    f->a = test_sequence(&f->tier);
-    f->b = test_sequence(&f->plain);
-}
-
-static void check(const disk_world *f)
-{
-    for (uint32_t n = 0; n < f->tier.cache->kv_group_count; n++) {
-        const kvf_kv_group *kv_group = &f->tier.cache->kv_groups[n];
-        assert_true(kvf_page_pool_is_valid(&kv_group->pool));
-        assert_true(kvf_disk_tier_is_valid(kv_group->pool.tier));
-    }
-    assert_int_equal(f->tier.cache->broken, KVF_OK);
-}
-
-static void close_worlds(disk_world *f)
-{
-    test_wait(&f->tier);
-    check(f);
-    test_world_close(&f->tier);
-    test_close(&f->plain, &f->t);
+    disk_worlds_open(&f->w, config, &fail_engine);
+    f->p = disk_begin(&f->w);
 }
 
 /* ---- calls that may fail ---- */
@@ -80,28 +50,29 @@ typedef struct attempt {
 
 static kvf_status prefill(attempt *a)
 {
-    const test_tokens *t = &a->f->t;
-    const kvf_prefill_args args = test_chunk_args(a->f->a, t, a->layer, a->first, a->count, a->out);
-    return kvf_prefill(a->f->tier.cache, &args, a->f->tier.stream);
+    const test_tokens *t = &a->f->w.t;
+    const kvf_prefill_args args =
+        test_chunk_args(a->f->p.tier, t, a->layer, a->first, a->count, a->out);
+    return kvf_prefill(a->f->w.tier.cache, &args, a->f->w.tier.stream);
 }
 
 static kvf_status decode(attempt *a)
 {
-    const test_tokens *t = &a->f->t;
-    const kvf_decode_args args = test_step_args(&a->f->a, t, a->layer, a->first, a->out);
-    return kvf_decode(a->f->tier.cache, &args, a->f->tier.stream);
+    const test_tokens *t = &a->f->w.t;
+    const kvf_decode_args args = test_step_args(&a->f->p.tier, t, a->layer, a->first, a->out);
+    return kvf_decode(a->f->w.tier.cache, &args, a->f->w.tier.stream);
 }
 
 static kvf_status decode_several(attempt *a)
 {
-    kvf_decode_args args = test_step_args(&a->f->a, &a->f->t, a->layer, a->first, a->out);
+    kvf_decode_args args = test_step_args(&a->f->p.tier, &a->f->w.t, a->layer, a->first, a->out);
     args.tokens = &a->count;
-    return kvf_decode(a->f->tier.cache, &args, a->f->tier.stream);
+    return kvf_decode(a->f->w.tier.cache, &args, a->f->w.tier.stream);
 }
 
 static kvf_status cut(attempt *a)
 {
-    return kvf_sequence_truncate(a->f->tier.cache, a->f->a, a->first, a->f->tier.stream);
+    return kvf_sequence_truncate(a->f->w.tier.cache, a->f->p.tier, a->first, a->f->w.tier.stream);
 }
 
 static kvf_status restore(attempt *a)
@@ -110,19 +81,20 @@ static kvf_status restore(attempt *a)
     kvf_sequence *s = NULL;
     kvf_restore_args_init(&args);
     args.path = save_path("fails");
-    const kvf_status status = kvf_sequence_restore(a->f->tier.cache, &args, a->f->tier.stream, &s);
+    const kvf_status status =
+        kvf_sequence_restore(a->f->w.tier.cache, &args, a->f->w.tier.stream, &s);
     if (status != KVF_OK)
         return status;
-    kvf_sequence_destroy(a->f->a);
-    a->f->a = s;
+    kvf_sequence_destroy(a->f->p.tier);
+    a->f->p.tier = s;
     return KVF_OK;
 }
 
 static uint32_t free_blocks(const disk_world *f)
 {
     uint32_t sum = 0;
-    for (uint32_t n = 0; n < f->tier.cache->kv_group_count; n++)
-        sum += f->tier.cache->kv_groups[n].pool.free_count;
+    for (uint32_t n = 0; n < f->w.tier.cache->kv_group_count; n++)
+        sum += f->w.tier.cache->kv_groups[n].pool.free_count;
     return sum;
 }
 
@@ -131,40 +103,41 @@ static void with_failures(attempt *a, kvf_status (*call)(attempt *a), int what)
 {
     disk_world *f = a->f;
     for (uint32_t n = 0;; n++) {
-        const uint64_t live = f->tier.runtime->context->live_bytes;
+        const uint64_t live = f->w.tier.runtime->context->live_bytes;
         const uint32_t free_before = free_blocks(f);
-        const uint32_t length = f->a->layers[a->layer].length;
+        const uint32_t length = f->p.tier->layers[a->layer].length;
         assert_true(n < 1000);
         fail_plan_set(n, what, 0);
         const kvf_status status = call(a);
         fail_plan_set(UINT32_MAX, NOTHING, 0);
-        test_wait(&f->tier);
-        check(f);
+        test_wait(&f->w.tier);
+        disk_worlds_check(&f->w);
         if (status == KVF_OK)
             return;
-        const kvf_error *error = kvf_runtime_error(f->tier.runtime);
+        const kvf_error *error = kvf_runtime_error(f->w.tier.runtime);
         f->failures++;
         assert_int_equal(status, KVF_SYSTEM);
         assert_int_equal(error->foreign, what - ERRNO);
         if (!strstr(error->text, "disk_path") && !strstr(error->text, "fails"))
             fail_msg("%s", error->text);
-        assert_int_equal(f->tier.runtime->context->live_bytes, live);
+        assert_int_equal(f->w.tier.runtime->context->live_bytes, live);
         assert_int_equal(free_blocks(f), free_before);
-        assert_int_equal(f->a->layers[a->layer].length, length);
+        assert_int_equal(f->p.tier->layers[a->layer].length, length);
     }
 }
 
 static void same_prompt(disk_world *f, int what)
 {
-    const size_t row = (size_t)f->t.query_heads * f->t.head_dim * test_dtype_bytes(f->t.dtype);
+    const size_t row =
+        (size_t)f->w.t.query_heads * f->w.t.head_dim * test_dtype_bytes(f->w.t.dtype);
     attempt a = {.f = f, .count = 60, .out = test_alloc(PROMPT * row)};
     char *wanted = test_alloc(PROMPT * row);
     for (a.first = 0; a.first < PROMPT; a.first += 60)
-        for (a.layer = 0; a.layer < f->t.layers; a.layer++) {
+        for (a.layer = 0; a.layer < f->w.t.layers; a.layer++) {
             const test_range range = {.layer = a.layer, .first = a.first, .count = 60, .chunk = 60};
             with_failures(&a, prefill, what);
-            test_prefill(&f->plain, f->b, &f->t, &range, wanted);
-            test_wait(&f->plain);
+            test_prefill(&f->w.plain, f->p.plain, &f->w.t, &range, wanted);
+            test_wait(&f->w.plain);
             assert_memory_equal(a.out, wanted, 60 * row);
         }
     test_release(a.out);
@@ -174,18 +147,19 @@ static void same_prompt(disk_world *f, int what)
 /* If `is_same`, with the bits of the other cache. */
 static void same_steps(disk_world *f, uint32_t first, int what, bool is_same)
 {
-    const size_t row = (size_t)f->t.query_heads * f->t.head_dim * test_dtype_bytes(f->t.dtype);
+    const size_t row =
+        (size_t)f->w.t.query_heads * f->w.t.head_dim * test_dtype_bytes(f->w.t.dtype);
     attempt a = {.f = f, .out = test_alloc(row)};
     char *wanted = test_alloc(row);
     for (a.first = first; a.first < first + STEPS; a.first++)
-        for (a.layer = 0; a.layer < f->t.layers; a.layer++) {
+        for (a.layer = 0; a.layer < f->w.t.layers; a.layer++) {
             with_failures(&a, decode, what);
-            test_decode(&f->plain, f->b, &f->t, a.layer, a.first, wanted, NULL);
-            test_wait(&f->plain);
+            test_decode(&f->w.plain, f->p.plain, &f->w.t, a.layer, a.first, wanted, NULL);
+            test_wait(&f->w.plain);
             if (is_same)
                 assert_memory_equal(a.out, wanted, row);
             else
-                assert_true(test_distance(a.out, wanted, f->t.dtype, row / 4) < 8.0);
+                assert_true(test_distance(a.out, wanted, f->w.t.dtype, row / 4) < 8.0);
         }
     test_release(a.out);
     test_release(wanted);
@@ -199,12 +173,13 @@ static void life_with_failures(const save_case *c, int what, bool is_same, kvf_t
     same_prompt(&f, what);
     same_steps(&f, PROMPT, what, is_same);
     attempt a = {.f = &f, .first = PROMPT - 40};
-    if (!f.tier.config.head_mask) {
+    if (!f.w.tier.config.head_mask) {
         with_failures(&a, cut, what);
-        test_ok(&f.plain, kvf_sequence_truncate(f.plain.cache, f.b, a.first, f.plain.stream));
+        test_ok(&f.w.plain,
+                kvf_sequence_truncate(f.w.plain.cache, f.p.plain, a.first, f.w.plain.stream));
     }
     same_steps(&f, PROMPT + 20, what, is_same);
-    assert_int_equal(save_now(&f.tier, f.a, save_path("fails"), NULL), KVF_OK);
+    assert_int_equal(save_now(&f.w.tier, f.p.tier, save_path("fails"), NULL), KVF_OK);
     if (is_same)
         with_failures(&a, restore, what);
     same_steps(&f, PROMPT + 40, what, is_same);
@@ -212,7 +187,7 @@ static void life_with_failures(const save_case *c, int what, bool is_same, kvf_t
            f.failures);
     assert_true(what < ERRNO || what == ERRNO + EAGAIN || what == ERRNO + ECANCELED ||
                 f.failures > 5);
-    close_worlds(&f);
+    disk_worlds_close(&f.w);
 }
 
 /* A transient failure is asked for again, and nobody sees it. */
@@ -244,15 +219,16 @@ static void several_tokens(void **state)
         disk_world f;
         open_worlds(&f, &save_cases[i ? 9 : 4]);
         same_prompt(&f, NOTHING);
-        const size_t row = (size_t)f.t.query_heads * f.t.head_dim * test_dtype_bytes(f.t.dtype);
+        const size_t row =
+            (size_t)f.w.t.query_heads * f.w.t.head_dim * test_dtype_bytes(f.w.t.dtype);
         attempt a = {.f = &f, .count = 9, .out = test_alloc(9 * row)};
         char *wanted = test_alloc(row);
         for (a.first = PROMPT; a.first < PROMPT + 36; a.first += a.count)
-            for (a.layer = 0; a.layer < f.t.layers; a.layer++) {
+            for (a.layer = 0; a.layer < f.w.t.layers; a.layer++) {
                 with_failures(&a, decode_several, ERRNO + EIO);
                 for (uint32_t n = 0; n < a.count; n++) {
-                    test_decode(&f.plain, f.b, &f.t, a.layer, a.first + n, wanted, NULL);
-                    test_wait(&f.plain);
+                    test_decode(&f.w.plain, f.p.plain, &f.w.t, a.layer, a.first + n, wanted, NULL);
+                    test_wait(&f.w.plain);
                     assert_memory_equal(a.out + n * row, wanted, row);
                 }
             }
@@ -260,7 +236,7 @@ static void several_tokens(void **state)
         assert_true(f.failures > 5);
         test_release(a.out);
         test_release(wanted);
-        close_worlds(&f);
+        disk_worlds_close(&f.w);
     }
 }
 
@@ -273,10 +249,10 @@ static void fill_the_disk(attempt *a)
     fail_plan_set(0, ERRNO + ENOSPC, 1);
     fail_plan.kind = FAIL_WRITES;
     for (a->first = 0; a->first < PROMPT && status == KVF_OK; a->first += a->count)
-        for (a->layer = 0; a->layer < f->t.layers && status == KVF_OK; a->layer++)
+        for (a->layer = 0; a->layer < f->w.t.layers && status == KVF_OK; a->layer++)
             status = prefill(a);
     assert_int_equal(status, KVF_SYSTEM);
-    assert_int_equal(kvf_runtime_error(f->tier.runtime)->foreign, ENOSPC);
+    assert_int_equal(kvf_runtime_error(f->w.tier.runtime)->foreign, ENOSPC);
 }
 
 /* Nothing can be written, and there is no page frame left: a call says so until there is room. */
@@ -286,15 +262,15 @@ static void a_disk_that_is_full(void **state)
     open_worlds(&f, &save_cases[4]);
     attempt a = {.f = &f, .count = 60, .out = test_alloc(1 << 20)};
     fill_the_disk(&a);
-    test_wait(&f.tier);
-    check(&f);
+    test_wait(&f.w.tier);
+    disk_worlds_check(&f.w);
     fail_plan_set(UINT32_MAX, NOTHING, 0);
     a.first -= 60;
     a.layer--;
-    test_ok(&f.tier, prefill(&a));
-    test_wait(&f.tier);
+    test_ok(&f.w.tier, prefill(&a));
+    test_wait(&f.w.tier);
     test_release(a.out);
-    close_worlds(&f);
+    disk_worlds_close(&f.w);
 }
 
 /* It stays full: what was there goes on once another sequence has gone. */
@@ -304,31 +280,31 @@ static void a_disk_that_stays_full(void **state)
     open_worlds(&f, &save_cases[4]);
     same_prompt(&f, NOTHING);
     same_steps(&f, PROMPT, NOTHING, true);
-    kvf_sequence *const first = f.a;
-    kvf_sequence *const other = f.a = test_sequence(&f.tier);
+    kvf_sequence *const first = f.p.tier;
+    kvf_sequence *const other = f.p.tier = test_sequence(&f.w.tier);
     attempt a = {.f = &f, .count = 60, .out = test_alloc(1 << 20)};
     fill_the_disk(&a);
-    assert_non_null(strstr(kvf_runtime_error(f.tier.runtime)->text, "disk_path"));
-    test_wait(&f.tier);
-    check(&f);
+    assert_non_null(strstr(kvf_runtime_error(f.w.tier.runtime)->text, "disk_path"));
+    test_wait(&f.w.tier);
+    disk_worlds_check(&f.w);
     kvf_sequence_destroy(other);
-    f.a = first;
+    f.p.tier = first;
     a.count = 1;
     char *wanted = test_alloc(1 << 16);
     for (a.first = PROMPT + STEPS; a.first < PROMPT + 2 * STEPS; a.first++)
-        for (a.layer = 0; a.layer < f.t.layers; a.layer++) {
-            test_ok(&f.tier, decode(&a));
-            test_wait(&f.tier);
-            test_decode(&f.plain, f.b, &f.t, a.layer, a.first, wanted, NULL);
-            test_wait(&f.plain);
+        for (a.layer = 0; a.layer < f.w.t.layers; a.layer++) {
+            test_ok(&f.w.tier, decode(&a));
+            test_wait(&f.w.tier);
+            test_decode(&f.w.plain, f.p.plain, &f.w.t, a.layer, a.first, wanted, NULL);
+            test_wait(&f.w.plain);
             assert_memory_equal(a.out, wanted,
-                                (size_t)f.t.query_heads * f.t.head_dim *
-                                    test_dtype_bytes(f.t.dtype));
+                                (size_t)f.w.t.query_heads * f.w.t.head_dim *
+                                    test_dtype_bytes(f.w.t.dtype));
         }
     fail_plan_set(UINT32_MAX, NOTHING, 0);
     test_release(wanted);
     test_release(a.out);
-    close_worlds(&f);
+    disk_worlds_close(&f.w);
 }
 
 /* ---- open ---- */
@@ -347,8 +323,8 @@ static void each_refusal_at_open(void **state)
 {
     disk_world f;
     open_worlds(&f, &save_cases[4]);
-    assert_true(test_refuse_each(f.tier.runtime, open_another, f.tier.cache) > 10);
-    close_worlds(&f);
+    assert_true(test_refuse_each(f.w.tier.runtime, open_another, f.w.tier.cache) > 10);
+    disk_worlds_close(&f.w);
 }
 
 int main(void)

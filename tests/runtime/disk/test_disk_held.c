@@ -137,33 +137,9 @@ static uint32_t written_token(const kvf_cache *cache, const kvf_sequence *s)
 
 typedef struct scene {
     disk_worlds w;
-    kvf_sequence *a, *b; /* of the tier, and without */
-    uint32_t token;      /* where a block that is being written begins */
+    disk_pair p;
+    uint32_t token; /* where a block that is being written begins */
 } scene;
-
-/* Another prompt after what the sequences have, with the same outputs; blocks are sealed again. */
-static void same_more(scene *s, uint32_t first, uint32_t count)
-{
-    const test_tokens *t = &s->w.t;
-    const size_t bytes = (size_t)count * t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
-    char *got = test_alloc(bytes), *wanted = test_alloc(bytes);
-    for (uint32_t layer = 0; layer < t->layers; layer++) {
-        const test_range range = {.layer = layer, .first = first, .count = count, .chunk = 40};
-        test_prefill(&s->w.tier, s->a, t, &range, got);
-        test_prefill(&s->w.plain, s->b, t, &range, wanted);
-        test_wait(&s->w.tier);
-        test_wait(&s->w.plain);
-        assert_memory_equal(got, wanted, bytes);
-    }
-    test_release(got);
-    test_release(wanted);
-}
-
-static void cut(scene *s, uint32_t tokens)
-{
-    test_ok(&s->w.tier, kvf_sequence_truncate(s->w.tier.cache, s->a, tokens, s->w.tier.stream));
-    test_ok(&s->w.plain, kvf_sequence_truncate(s->w.plain.cache, s->b, tokens, s->w.plain.stream));
-}
 
 /* Prompts, and steps until something that can be cut off is being written; it stays so. */
 static void open_scene(scene *s)
@@ -172,15 +148,13 @@ static void open_scene(scene *s)
     uint32_t first = DISK_PROMPT;
     *s = (scene){0};
     disk_worlds_open(&s->w, config, &held_engine);
-    s->a = test_sequence(&s->w.tier);
-    s->b = test_sequence(&s->w.plain);
+    s->p = disk_begin(&s->w);
     atomic_store(&hold_writes, 1);
-    save_prefill(&s->w.tier, s->a, &s->w.t, DISK_PROMPT);
-    save_prefill(&s->w.plain, s->b, &s->w.t, DISK_PROMPT);
+    disk_same_prompt(&s->w, s->p, 0, DISK_PROMPT);
     do {
         assert_true(first < DISK_PROMPT + DISK_STEPS);
-        disk_same_steps(&s->w, s->a, s->b, first++, 1, "until something is written");
-        s->token = written_token(s->w.tier.cache, s->a);
+        disk_same_steps(&s->w, s->p, first++, 1, "until something is written");
+        s->token = written_token(s->w.tier.cache, s->p.tier);
     } while (s->token == 0);
     printf("# %u writes in flight, the latest of token %u\n",
            s->w.tier.cache->kv_groups[0].pool.tier->writes_in_flight, s->token);
@@ -188,9 +162,9 @@ static void open_scene(scene *s)
 
 static void close_scene(scene *s)
 {
-    disk_same_steps(&s->w, s->a, s->b, DISK_PROMPT + 2 * DISK_STEPS, 6, "in the end");
+    disk_same_steps(&s->w, s->p, DISK_PROMPT + 2 * DISK_STEPS, 6, "in the end");
     atomic_store(&hold_writes, 0);
-    disk_same_steps(&s->w, s->a, s->b, DISK_PROMPT + 3 * DISK_STEPS, 3, "written");
+    disk_same_steps(&s->w, s->p, DISK_PROMPT + 3 * DISK_STEPS, 3, "written");
     disk_worlds_close(&s->w);
 }
 
@@ -201,9 +175,9 @@ static void cut_and_go_on(uint32_t more)
 {
     scene s;
     open_scene(&s);
-    cut(&s, s.token - 1 + more);
+    disk_cut(&s.w, s.p, s.token - 1 + more);
     assert_true(s.w.tier.cache->kv_groups[0].pool.tier->writes_in_flight > 0);
-    same_more(&s, 3, 72);
+    disk_same_prompt(&s.w, s.p, 3, 72);
     close_scene(&s);
 }
 
@@ -222,29 +196,21 @@ static void cut_through(void **state)
 static void forked_and_freed(void **state)
 {
     scene s;
-    kvf_sequence *parents[2];
     open_scene(&s);
-    parents[0] = s.a;
-    parents[1] = s.b;
-    test_ok(&s.w.tier, kvf_sequence_fork(s.w.tier.cache, s.a, s.w.tier.stream, &s.a));
-    test_ok(&s.w.plain, kvf_sequence_fork(s.w.plain.cache, s.b, s.w.plain.stream, &s.b));
-    kvf_sequence_destroy(parents[0]);
-    kvf_sequence_destroy(parents[1]);
-    assert_true(written_token(s.w.tier.cache, s.a) > 0);
-    disk_same_steps(&s.w, s.a, s.b, DISK_PROMPT + DISK_STEPS, 2, "a fork");
-    s.token = written_token(s.w.tier.cache, s.a);
+    disk_pair other = s.p;
+    s.p = disk_fork(&s.w, s.p);
+    disk_end(other);
+    assert_true(written_token(s.w.tier.cache, s.p.tier) > 0);
+    disk_same_steps(&s.w, s.p, DISK_PROMPT + DISK_STEPS, 2, "a fork");
+    s.token = written_token(s.w.tier.cache, s.p.tier);
     assert_true(s.token > 0);
-    cut(&s, s.token - 1);
-    parents[0] = s.a;
-    parents[1] = s.b;
-    s.a = test_sequence(&s.w.tier);
-    s.b = test_sequence(&s.w.plain);
-    same_more(&s, 5, 120);
-    kvf_sequence_destroy(s.a);
-    kvf_sequence_destroy(s.b);
-    s.a = parents[0];
-    s.b = parents[1];
-    same_more(&s, 3, 40);
+    disk_cut(&s.w, s.p, s.token - 1);
+    other = s.p;
+    s.p = disk_begin(&s.w);
+    disk_same_prompt(&s.w, s.p, 5, 120);
+    disk_end(s.p);
+    s.p = other;
+    disk_same_prompt(&s.w, s.p, 3, 40);
     close_scene(&s);
 }
 
@@ -253,12 +219,10 @@ static void freed(void **state)
 {
     scene s;
     open_scene(&s);
-    kvf_sequence_destroy(s.a);
-    kvf_sequence_destroy(s.b);
+    disk_end(s.p);
     assert_true(s.w.tier.cache->kv_groups[0].pool.tier->writes_in_flight > 0);
-    s.a = test_sequence(&s.w.tier);
-    s.b = test_sequence(&s.w.plain);
-    same_more(&s, 5, 160);
+    s.p = disk_begin(&s.w);
+    disk_same_prompt(&s.w, s.p, 5, 160);
     close_scene(&s);
 }
 
@@ -268,16 +232,14 @@ static void saved(void **state)
     scene s;
     kvf_sequence *kept;
     open_scene(&s);
-    kvf_save *save = save_begin(&s.w.tier, s.a, save_path("held"), "test");
-    test_ok(&s.w.plain, kvf_sequence_fork(s.w.plain.cache, s.b, s.w.plain.stream, &kept));
+    kvf_save *save = save_begin(&s.w.tier, s.p.tier, save_path("held"), "test");
+    test_ok(&s.w.plain, kvf_sequence_fork(s.w.plain.cache, s.p.plain, s.w.plain.stream, &kept));
     assert_true(s.w.tier.cache->kv_groups[0].pool.tier->writes_in_flight > 0);
-    cut(&s, s.token - 1);
-    same_more(&s, 3, 72);
+    disk_cut(&s.w, s.p, s.token - 1);
+    disk_same_prompt(&s.w, s.p, 3, 72);
     assert_int_equal(kvf_save_finish(save, NULL), KVF_OK);
-    kvf_sequence_destroy(s.a);
-    kvf_sequence_destroy(s.b);
-    s.a = save_restore(&s.w.tier, save_path("held"), 1);
-    s.b = kept;
+    disk_end(s.p);
+    s.p = (disk_pair){save_restore(&s.w.tier, save_path("held"), 1), kept};
     close_scene(&s);
 }
 
@@ -342,20 +304,19 @@ static void attended_meanwhile(kvf_transfer transfer)
     const size_t row = save_decode_bytes(&w.t, 1) / w.t.layers;
     const uint32_t split = kvf_split(cache->kv_groups[0].dims.spans_max,
                                      cache->kv_groups[0].dims.paging.shape.page_size);
-    kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
+    const disk_pair p = disk_begin(&w);
     char *out = test_alloc(2 * row);
     memset(&meanwhile, 0, sizeof meanwhile);
     meanwhile.world = &w.tier;
     meanwhile.count = (size_t)kvf_div_ceil_u32(cache->kv_groups[0].dims.spans_max, split) *
                       w.tier.config.query_heads;
     meanwhile.seen = test_alloc(meanwhile.count * sizeof(float));
-    save_prefill(&w.tier, a, &w.t, DISK_PROMPT);
-    save_prefill(&w.plain, b, &w.t, DISK_PROMPT);
+    disk_same_prompt(&w, p, 0, DISK_PROMPT);
     atomic_store(&hold_reads, 1);
     for (uint32_t token = DISK_PROMPT; token < DISK_PROMPT + 2 * DISK_STEPS; token++)
         for (uint32_t layer = 0; layer < w.t.layers; layer++) {
-            step_meanwhile(&w, a, layer, token, out);
-            test_decode(&w.plain, b, &w.t, layer, token, out + row, NULL);
+            step_meanwhile(&w, p.tier, layer, token, out);
+            test_decode(&w.plain, p.plain, &w.t, layer, token, out + row, NULL);
             test_wait(&w.plain);
             assert_memory_equal(out, out + row, row);
         }

@@ -133,7 +133,8 @@ static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes
         }
     /* Lists that were made long ago name pages that are on disk again. */
     for (uint32_t layer = 0; layer + 1 < config.layers; layer++)
-        disk_same_steps(&l.w, l.s[0], l.s[1], DISK_PROMPT + DISK_STEPS + layer, 1, c->name);
+        disk_same_steps(&l.w, (disk_pair){l.s[0], l.s[1]}, DISK_PROMPT + DISK_STEPS + layer, 1,
+                        c->name);
     attend_both(&l, config.layers - 1, DISK_PROMPT);
     kvf_cache_stats(l.w.tier.cache, &stats);
     printf("# %s: %llu bundles read, %u pages had no address\n", c->name,

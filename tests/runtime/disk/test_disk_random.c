@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Random settings: whatever is allowed gives the bits with a disk tier that it gives without, for a
- * prompt, steps, a fork, a cut, a save and a restore. And a pool that is full.
+ * A cache with a disk tier gives the bits of one without, for prompts, steps, forks, batches, cuts,
+ * saves and restores, with a quarter of the pages in memory: under every policy and digest, and
+ * under random settings. And a pool that is full.
  *
  * test_runtime_disk_random [SETTINGS [SEED]]     24 settings where nothing else is said
  */
@@ -64,33 +65,108 @@ static kvf_cache_config random_config(test_random *r, uint8_t mask[32])
     return c;
 }
 
-static void cut_both(disk_worlds *w, kvf_sequence *a, kvf_sequence *b, uint32_t tokens)
+/* Both sequences of each world in one call. */
+static void same_batch(disk_worlds *w, const disk_pair p[2], uint32_t token)
 {
-    if (w->tier.config.head_mask)
-        return;
-    test_ok(&w->tier, kvf_sequence_truncate(w->tier.cache, a, tokens, w->tier.stream));
-    test_ok(&w->plain, kvf_sequence_truncate(w->plain.cache, b, tokens, w->plain.stream));
+    const test_tokens *t = &w->t;
+    kvf_sequence *const s[2][2] = {{p[0].tier, p[1].tier}, {p[0].plain, p[1].plain}};
+    const size_t q = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    const size_t k = (size_t)t->kv_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    char *in = test_alloc(2 * (q + 2 * k)), *out = test_alloc(4 * q);
+    for (uint32_t layer = 0; layer < t->layers; layer++) {
+        for (uint32_t i = 0; i < 2; i++) {
+            memcpy(in + i * q, test_q(t, layer, token + i), q);
+            memcpy(in + 2 * q + i * k, test_k(t, layer, token + i), k);
+            memcpy(in + 2 * q + (2 + i) * k, test_v(t, layer, token + i), k);
+        }
+        for (uint32_t side = 0; side < 2; side++) {
+            test_world *world = side ? &w->plain : &w->tier;
+            const kvf_decode_args args = {.layer = layer,
+                                          .batch = 2,
+                                          .sequences = s[side],
+                                          .q = in,
+                                          .k = in + 2 * q,
+                                          .v = in + 2 * q + 2 * k,
+                                          .out = out + side * 2 * q};
+            test_ok(world, kvf_decode(world->cache, &args, world->stream));
+            test_wait(world);
+        }
+        assert_memory_equal(out, out + 2 * q, 2 * q);
+    }
+    test_release(in);
+    test_release(out);
 }
 
-static void play(disk_worlds *w, test_random *r, const char *what)
+/* Prompt, steps, a fork, both by turns and at once, so that each drives out the other's pages; a
+ * cut, a file, and a file of the other cache. */
+static void play(disk_worlds *w, uint32_t steps, uint32_t cut, const char *what)
 {
-    const uint32_t steps = 2 + test_random_below(r, 6);
-    kvf_sequence *a[2] = {test_sequence(&w->tier), NULL};
-    kvf_sequence *b[2] = {test_sequence(&w->plain), NULL};
-    save_prefill(&w->tier, a[0], &w->t, DISK_PROMPT);
-    save_prefill(&w->plain, b[0], &w->t, DISK_PROMPT);
-    disk_same_steps(w, a[0], b[0], DISK_PROMPT, steps, what);
-    test_ok(&w->tier, kvf_sequence_fork(w->tier.cache, a[0], w->tier.stream, &a[1]));
-    test_ok(&w->plain, kvf_sequence_fork(w->plain.cache, b[0], w->plain.stream, &b[1]));
-    for (uint32_t i = 0; i < 3; i++) /* by turns, so that each drives out the other's pages */
-        disk_same_steps(w, a[i % 2], b[i % 2], DISK_PROMPT + 10 * i, steps, what);
-    cut_both(w, a[0], b[0], DISK_PROMPT - test_random_below(r, 60));
-    disk_same_steps(w, a[0], b[0], DISK_PROMPT, steps, what);
-    assert_int_equal(save_now(&w->tier, a[0], save_path("random"), NULL), KVF_OK);
-    kvf_sequence_destroy(a[0]);
-    disk_same_steps(w, a[1], b[1], DISK_PROMPT + 7, steps, what);
-    a[0] = save_restore(&w->tier, save_path("random"), 1);
-    disk_same_steps(w, a[0], b[0], DISK_PROMPT + 3, steps, what);
+    disk_pair p[2] = {disk_begin(w)};
+    for (uint32_t first = 0; first < DISK_PROMPT; first += DISK_PROMPT / 2)
+        disk_same_prompt(w, p[0], first, DISK_PROMPT / 2);
+    disk_same_steps(w, p[0], DISK_PROMPT, steps, what);
+    p[1] = disk_fork(w, p[0]);
+    for (uint32_t i = 0; i < 3; i++)
+        disk_same_steps(w, p[i % 2], DISK_PROMPT + DISK_STEPS * i, steps, what);
+    same_batch(w, p, DISK_PROMPT + DISK_STEPS);
+    if (!w->tier.config.head_mask) /* rings have lost what they held */
+        disk_cut(w, p[0], DISK_PROMPT - cut);
+    disk_same_steps(w, p[0], DISK_PROMPT, steps, what);
+    assert_int_equal(save_now(&w->tier, p[0].tier, save_path("tier"), NULL), KVF_OK);
+    assert_int_equal(save_now(&w->plain, p[0].plain, save_path("plain"), NULL), KVF_OK);
+    for (uint32_t i = 0; i < 2; i++) {
+        disk_end(p[1]);
+        p[1] = disk_fork(w, p[0]);
+        kvf_sequence_destroy(p[1].tier);
+        p[1].tier = save_restore(&w->tier, save_path(i ? "plain" : "tier"), 1);
+        disk_same_steps(w, p[1], DISK_PROMPT + 3, steps, what);
+    }
+}
+
+/* Returns how many bundles were read; where they must, steps read pages of them, too. */
+static uint64_t run(const kvf_cache_config *c, uint32_t steps, uint32_t cut, const char *what,
+                    bool must)
+{
+    disk_worlds w;
+    kvf_stats stats;
+    disk_worlds_open(&w, *c, NULL);
+    play(&w, steps, cut, what);
+    kvf_cache_stats(w.tier.cache, &stats);
+    printf("# %s: %llu of %llu bundles read, %llu KiB, %llu KiB written\n", what,
+           (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,
+           (unsigned long long)stats.bytes_from_disk / 1024,
+           (unsigned long long)stats.bytes_to_disk / 1024);
+    assert_true(stats.disk_reads == 0 || stats.disk_wait_ns > 0);
+    if (must && c->head_mask && !w.tier.cache->kv_groups[0].dims.needs_mirror)
+        assert_true(stats.pages_from_disk > 0); /* else slots may hold all that was chosen */
+    disk_worlds_close(&w);
+    return stats.disk_reads;
+}
+
+static void named(const save_case *x, kvf_transfer transfer, uint32_t bundle_bytes)
+{
+    kvf_cache_config c = disk_config_of(x, bundle_bytes);
+    c.transfer = transfer;
+    if (run(&c, DISK_STEPS, 33, x->name, true) == 0)
+        fail_msg("%s: nothing was ever read from disk", x->name);
+}
+
+/* Hits are attended before misses are read; what is gathered comes from page frames. Several blocks
+ * in a bundle do not end where an alignment does. */
+static void named_settings_give_the_same_bits(void **state)
+{
+    for (const save_case *x = save_cases; x->name; x++) /* all take a minute under a sanitizer */
+        if (!strstr(x->settings, "head_mask") && (!TEST_SANITIZED || x == &save_cases[4]))
+            named(x, KVF_TRANSFER_AUTO, 1);
+    named(&save_cases[0], KVF_TRANSFER_GATHER, 1);
+    named(&save_cases[4], KVF_TRANSFER_GATHER, 11000);
+    named(&disk_heads[1], KVF_TRANSFER_AUTO, 1);
+    if (TEST_SANITIZED)
+        return;
+    named(&save_cases[4], KVF_TRANSFER_GATHER, 1);
+    named(&save_cases[5], KVF_TRANSFER_GATHER, 1);
+    named(&save_cases[0], KVF_TRANSFER_AUTO, 20000);
+    named(&disk_heads[0], KVF_TRANSFER_GATHER, 20000);
 }
 
 /* A call may need all there is. */
@@ -112,8 +188,6 @@ static void random_settings_give_the_same_bits(void **state)
     for (uint32_t n = 0; n < rounds; n++) {
         uint8_t mask[32];
         char what[160];
-        disk_worlds w;
-        kvf_stats stats;
         kvf_cache_config c = random_config(&r, mask);
         disk_config(&c, DISK_PROMPT, ONE_OF(&r, 1, 9000, 30000));
         if (!has_tier(&c))
@@ -123,12 +197,9 @@ static void random_settings_give_the_same_bits(void **state)
                  "mask %d, bundles %u",
                  n, c.select, c.digest, c.page_size, c.head_dim, c.kv_heads, c.transfer,
                  c.head_mask != NULL, c.disk_bundle_bytes);
-        disk_worlds_open(&w, c, NULL);
-        play(&w, &r, what);
-        kvf_cache_stats(w.tier.cache, &stats);
-        reads += stats.disk_reads;
+        const uint32_t steps = 2 + test_random_below(&r, 6), cut = test_random_below(&r, 60);
+        reads += run(&c, steps, cut, what, false);
         masked += c.head_mask != NULL;
-        disk_worlds_close(&w);
     }
     printf("# %llu bundles read; %llu head masks\n", (unsigned long long)reads,
            (unsigned long long)masked);
@@ -145,10 +216,9 @@ static void a_pool_that_is_full(void **state)
     kvf_sequence *refused = NULL;
     c.host_tokens_max = DISK_PROMPT + 20;
     disk_worlds_open(&w, c, NULL);
-    kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
-    save_prefill(&w.tier, a, &w.t, DISK_PROMPT);
-    save_prefill(&w.plain, b, &w.t, DISK_PROMPT);
-    assert_int_equal(save_now(&w.tier, a, save_path("full"), NULL), KVF_OK);
+    disk_pair p = disk_begin(&w);
+    disk_same_prompt(&w, p, 0, DISK_PROMPT);
+    assert_int_equal(save_now(&w.tier, p.tier, save_path("full"), NULL), KVF_OK);
     kvf_restore_args_init(&args);
     args.path = save_path("full");
     const uint32_t blocks = w.tier.cache->kv_groups[0].pool.free_count;
@@ -157,11 +227,11 @@ static void a_pool_that_is_full(void **state)
     assert_non_null(strstr(kvf_runtime_error(w.tier.runtime)->text, "host_tokens_max"));
     assert_null(refused);
     assert_int_equal(w.tier.cache->kv_groups[0].pool.free_count, blocks);
-    disk_same_steps(&w, a, b, DISK_PROMPT, 3, "beside a restore that was refused");
-    cut_both(&w, a, b, DISK_PROMPT);
-    kvf_sequence_destroy(a);
-    a = save_restore(&w.tier, save_path("full"), 1);
-    disk_same_steps(&w, a, b, DISK_PROMPT + 5, 3, "after the other has gone");
+    disk_same_steps(&w, p, DISK_PROMPT, 3, "beside a restore that was refused");
+    disk_cut(&w, p, DISK_PROMPT);
+    kvf_sequence_destroy(p.tier);
+    p.tier = save_restore(&w.tier, save_path("full"), 1);
+    disk_same_steps(&w, p, DISK_PROMPT + 5, 3, "after the other has gone");
     disk_worlds_close(&w);
 }
 
@@ -173,6 +243,6 @@ int main(int argc, char **argv)
         settings = (uint32_t)strtoul(argv[1], NULL, 10);
     if (argc > 2)
         seed = strtoull(argv[2], NULL, 10);
-    return unit_run_around(NULL, save_remove_folder, random_settings_give_the_same_bits,
-                           a_pool_that_is_full);
+    return unit_run_around(NULL, save_remove_folder, named_settings_give_the_same_bits,
+                           random_settings_give_the_same_bits, a_pool_that_is_full);
 }

@@ -282,10 +282,9 @@ static void a_disk_changes_no_bit(void **state)
         c.transfer = i ? KVF_TRANSFER_AUTO : KVF_TRANSFER_GATHER;
         c.host_bytes = c.host_bytes * 3 / 4;
         disk_worlds_open(&w, c, NULL);
-        kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
-        save_prefill(&w.tier, a, &w.t, DISK_PROMPT);
-        save_prefill(&w.plain, b, &w.t, DISK_PROMPT);
-        disk_same_steps(&w, a, b, DISK_PROMPT, 2 * DISK_STEPS, "quantized");
+        const disk_pair p = disk_begin(&w);
+        disk_same_prompt(&w, p, 0, DISK_PROMPT);
+        disk_same_steps(&w, p, DISK_PROMPT, 2 * DISK_STEPS, "quantized");
         disk_worlds_close(&w);
     }
 }
