@@ -7,6 +7,7 @@
  */
 
 #include "harness.h"
+#include "refusals.h"
 
 #include <kvferry/disk.h>
 #include <kvferry/prune.h>
@@ -96,65 +97,27 @@ static void what_is_no_value_changes_nothing(void **state)
     }
 }
 
-static void expect(table at, const char *name, const char *text, int is_taken, const char *shown)
+static kvf_status value_row(void *user, char *change, size_t size, kvf_error *error)
 {
+    static const char *const names[TABLES] = {"runtime", "cache", "link", "prune", "disk"};
+    char *name = refusals_value(change), *text = refusals_value(name);
+    size_t at = 0;
     any_config c;
-    char got[128];
-    const kvf_setting *s = find(at, name);
-    init(at == kvf_runtime_setting ? 0
-         : at == kvf_cache_setting ? 1
-         : at == kvf_link_setting  ? 2
-         : at == kvf_disk_setting  ? 4
-                                   : 3,
-         &c);
-    if (kvf_setting_parse(s, text, &c) != is_taken)
-        fail_msg("%s = %s: expected %s", name, text, is_taken ? "taken" : "refused");
+    while (strcmp(names[at], change) != 0)
+        assert_true(++at < TABLES);
+    const kvf_setting *s = find(tables[at], name);
+    init(at, &c);
+    const int is_taken = kvf_setting_parse(s, text, &c);
     if (is_taken)
-        assert_string_equal(kvf_setting_show(s, &c, got, sizeof got), shown);
+        kvf_setting_show(s, &c, error->text, sizeof error->text);
     else
-        assert_string_equal(kvf_setting_range(s, got, sizeof got), shown);
+        kvf_setting_range(s, error->text, sizeof error->text);
+    return error->status = is_taken ? KVF_OK : KVF_INVALID;
 }
 
 static void values_and_ranges(void **state)
 {
-    expect(kvf_cache_setting, "budget_tokens", "2K", 1, "2048");
-    expect(kvf_cache_setting, "budget_tokens", "0", 0, "a whole number from 1 to 67108864");
-    expect(kvf_cache_setting, "page_size", "64", 1, "64");
-    expect(kvf_cache_setting, "page_size", "24", 0, "1, 2, 4, 8, 16, 32 or 64");
-    expect(kvf_cache_setting, "page_size", "128", 0, "1, 2, 4, 8, 16, 32 or 64");
-    expect(kvf_cache_setting, "sub_digests", "3", 0, "1, 2 or 4");
-    expect(kvf_cache_setting, "select", "oracle", 1, "oracle");
-    expect(kvf_cache_setting, "select", "custom", 0,
-           "hybrid, full, static, dynamic, streaming, quest, arkvale or oracle");
-    expect(kvf_cache_setting, "static_ratio", "auto", 1, "auto");
-    expect(kvf_cache_setting, "static_ratio", "0.125", 1, "0.125");
-    expect(kvf_cache_setting, "static_ratio", "1.5", 0, "a number from 0 to 1, or auto");
-    expect(kvf_cache_setting, "host_bytes", "2GiB", 1, "2147483648");
-    expect(kvf_cache_setting, "host_bytes", "2Gi", 0,
-           "a whole number from 0 to 4611686018427387904");
-    expect(kvf_cache_setting, "refresh_interval", "4294967295", 1, "4294967295");
-    expect(kvf_cache_setting, "refresh_interval", "4294967296", 0,
-           "a whole number from 1 to 4294967295");
-    expect(kvf_runtime_setting, "numa_node", "-1", 1, "-1");
-    expect(kvf_runtime_setting, "numa_node", "-2", 0, "a whole number from -1 to 2147483647");
-    expect(kvf_runtime_setting, "device", "host", 1, "host");
-    expect(kvf_link_setting, "method", "direct", 0, "gather, each, mapped or batch");
-    expect(kvf_link_setting, "seed", "18446744073709551615", 1, "18446744073709551615");
-    expect(kvf_link_setting, "seed", "99999999999999999999", 0,
-           "a whole number from 0 to 18446744073709551615");
-    expect(kvf_link_setting, "zipf", "9", 0, "a number from 0.1 to 4");
-    expect(kvf_link_setting, "pool_bytes", "8G", 1, "8589934592");
-    expect(kvf_disk_setting, "engine", "aio", 0, "io_uring or preadv");
-    expect(kvf_disk_setting, "extent_bytes", "2M", 1, "2097152");
-    expect(kvf_disk_setting, "depth", "512", 0, "a whole number from 1 to 256");
-    expect(kvf_prune_setting, "keep", "1", 1, "1");
-    expect(kvf_prune_setting, "keep", "0", 0, "a number above 0, at most 1");
-    expect(kvf_prune_setting, "keep", "1e-60", 0, "a number above 0, at most 1");
-    expect(kvf_prune_setting, "layer", "auto", 1, "auto");
-    expect(kvf_prune_setting, "layer", "1024", 0, "a whole number from 0 to 1023, or auto");
-    expect(kvf_prune_setting, "weights", "1,0,0.5", 1, "1,0,0.5");
-    expect(kvf_prune_setting, "weights", "1,2", 0, "three numbers, each at least 0");
-    expect(kvf_prune_setting, "pool", "avg", 1, "avg");
+    refusals_check(&(refusals){.path = "tests/runtime/cache/settings.refusals", .call = value_row});
 }
 
 int main(void)

@@ -485,86 +485,61 @@ static void page_lists_have_what_was_given(void **state)
 
 /* ---- refusals ---- */
 
-typedef struct refused {
-    const char *settings; /* NULL: the policy is a function */
-    uint32_t has_scores, has_ids, stride, offset, attends;
-    kvf_status status;
-    const char *text;
-} refused;
-
 static uint32_t choose_none(void *user, const kvf_select_view *view, int32_t *ids)
 {
-    (void)user;
-    (void)view;
-    (void)ids;
     return 0;
+}
+
+static kvf_status step_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    char *field = NULL;
+    refusals_part(change, &field);
+    const bool is_custom = strcmp(change, "custom") == 0;
+    kvf_cache_config cc =
+        config_of(is_custom || strcmp(change, "-") == 0 ? "select=dynamic" : change);
+    if (is_custom) {
+        cc.select = KVF_SELECT_CUSTOM;
+        cc.select_fn = choose_none;
+    }
+    test_world w;
+    test_tokens t;
+    test_open(&w, &t, &cc, &(test_tokens_spec){.count = 40, .seed = 1, .sharpness = 1.0f});
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = 30, .chunk = 30}, NULL);
+    bool has_scores = false, has_ids = false, attends = false;
+    uintptr_t address = (uintptr_t)test_scratch(64);
+    kvf_decode_args a = test_step_args(&s, &t, 0, 30, test_scratch(4096));
+    a.page_stride = 8;
+    for (char *next; field; field = next) {
+        const char *value = refusals_part(field, &next);
+        has_scores |= strcmp(field, "scores") == 0;
+        has_ids |= strcmp(field, "ids") == 0;
+        attends |= strcmp(field, "lists") == 0;
+        if (strcmp(field, "stride") == 0)
+            a.page_stride = (uint32_t)strtoul(value, NULL, 10);
+        if (strcmp(field, "offset") == 0)
+            address = 0x1000 + strtoul(value, NULL, 10);
+    }
+    a.page_scores = has_scores ? (const float *)address : NULL;
+    a.page_ids = has_ids ? (const int32_t *)address : NULL;
+    kvf_page_lists lists = {.indptr = test_scratch(64),
+                            .indices = test_scratch(4096),
+                            .capacity = 1024,
+                            .last_page_len = test_scratch(64)};
+    const kvf_status status = attends ? kvf_attend_pages(w.cache, &a, &lists, w.stream)
+                                      : kvf_decode(w.cache, &a, w.stream);
+    *error = *kvf_runtime_error(w.runtime);
+    assert_int_equal(kvf_sequence_length(s, 0), 30);
+    a.page_scores = NULL;
+    a.page_ids = NULL;
+    test_ok(&w, kvf_decode(w.cache, &a, w.stream));
+    test_close(&w, &t);
+    return status;
 }
 
 static void what_has_no_meaning_is_refused(void **state)
 {
-    static const refused rows[] = {
-        {"select=full", 1, 0, 8, 0, 0, KVF_UNSUPPORTED,
-         "page_scores is set with select = full, which does not choose pages for KV heads by "
-         "score; leave it NULL, or open with select dynamic"},
-        {"select=static", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
-         "page_ids is set with select = static, which does not choose pages for KV heads by "
-         "score; leave it NULL, or open with select dynamic"},
-        {"select=streaming", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
-         "page_ids is set with select = streaming, which does not choose pages for KV heads by "
-         "score; leave it NULL, or open with select dynamic"},
-        {"select=quest", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
-         "page_ids is set with select = quest, which does not choose pages for KV heads by "
-         "score; leave it NULL, or open with select dynamic"},
-        {"select=arkvale", 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
-         "page_ids is set with select = arkvale, which does not choose pages for KV heads by "
-         "score; leave it NULL, or open with select dynamic"},
-        {"select=oracle", 1, 0, 8, 0, 0, KVF_UNSUPPORTED,
-         "page_scores is set with select = oracle, which does not choose pages for KV heads by "
-         "score; leave it NULL, or open with select dynamic"},
-        {NULL, 0, 1, 8, 0, 0, KVF_UNSUPPORTED,
-         "page_ids is set with select = custom, which does not choose pages for KV heads by "
-         "score; leave it NULL, or open with select dynamic"},
-        {"", 1, 1, 8, 0, 0, KVF_INVALID,
-         "page_scores and page_ids are both set; pass one, and NULL for the other"},
-        {"", 1, 0, 0, 0, 0, KVF_INVALID,
-         "page_stride = 0: lists of page_scores have 1 to 16777216 entries"},
-        {"", 0, 1, 16777217, 0, 0, KVF_INVALID,
-         "page_stride = 16777217: lists of page_ids have 1 to 16777216 entries"},
-        {"", 0, 1, 8, 2, 0, KVF_INVALID, "page_ids = 0x1002: must be a multiple of 4 bytes"},
-        {"", 0, 1, 8, 0, 1, KVF_INVALID,
-         "page_ids is set: lists say which pages; leave it NULL, or call kvf_select_pages"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const refused *r = &rows[i];
-        kvf_cache_config cc = config_of(r->settings ? r->settings : "select=dynamic");
-        if (!r->settings) {
-            cc.select = KVF_SELECT_CUSTOM;
-            cc.select_fn = choose_none;
-        }
-        test_world w;
-        test_tokens t;
-        test_open(&w, &t, &cc, &(test_tokens_spec){.count = 40, .seed = 1, .sharpness = 1.0f});
-        kvf_sequence *s = test_sequence(&w);
-        test_prefill(&w, s, &t, &(test_range){.count = 30, .chunk = 30}, NULL);
-        char *at = test_scratch(64);
-        const uintptr_t address = r->offset ? 0x1000 + r->offset : (uintptr_t)at;
-        kvf_decode_args a = test_step_args(&s, &t, 0, 30, test_scratch(4096));
-        a.page_scores = r->has_scores ? (const float *)address : NULL;
-        a.page_ids = r->has_ids ? (const int32_t *)address : NULL;
-        a.page_stride = r->stride;
-        kvf_page_lists lists = {.indptr = test_scratch(64),
-                                .indices = test_scratch(4096),
-                                .capacity = 1024,
-                                .last_page_len = test_scratch(64)};
-        const kvf_status status = r->attends ? kvf_attend_pages(w.cache, &a, &lists, w.stream)
-                                             : kvf_decode(w.cache, &a, w.stream);
-        refusals_expect(status, kvf_runtime_error(w.runtime), r->status, r->text);
-        assert_int_equal(kvf_sequence_length(s, 0), 30);
-        a.page_scores = NULL;
-        a.page_ids = NULL;
-        test_ok(&w, kvf_decode(w.cache, &a, w.stream));
-        test_close(&w, &t);
-    }
+    refusals_check(&(refusals){.path = "tests/runtime/select/given.refusals", .call = step_row});
 }
 
 int main(void)

@@ -8,6 +8,7 @@
  */
 
 #include "harness.h"
+#include "refusals.h"
 
 #include <math.h>
 
@@ -288,42 +289,29 @@ static void append_only_prefill_then_sparse_decode(void **state)
     test_close(&w, &t);
 }
 
+static kvf_status form_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    const test_world *w = user;
+    uint32_t layer;
+    float sinks[] = {0.0f, -INFINITY, 0.0f, 0.0f};
+    kvf_form form;
+    kvf_form_init(&form);
+    form.sinks = sinks;
+    assert_int_equal(sscanf(change, "%u %f %f %f", &layer, &form.scale, &sinks[3], &form.soft_cap),
+                     4);
+    const kvf_status status = kvf_cache_form(w->cache, layer, &form);
+    *error = *kvf_runtime_error(w->runtime);
+    return status;
+}
+
 /* A form that is none is refused by name, and changes nothing. */
 static void bad_forms_are_named(void **state)
 {
-    static const struct {
-        uint32_t layer;
-        float scale, sink, cap;
-        const char *text;
-    } rows[] = {
-        {0, 1.0f, INFINITY, 0.0f,
-         "sinks[3] = inf: must be a number, or -infinity for a head without one"},
-        {0, 1.0f, NAN, 0.0f,
-         "sinks[3] = nan: must be a number, or -infinity for a head without one"},
-        {1, 1.0f, 0.0f, 0.0f, "layer = 1: the cache has layers 0 to 0"},
-        {0, -1.0f, 0.0f, 0.0f,
-         "scale = -1: must be a number above 0, or 0 for softmax_scale = 0.125"},
-        {0, INFINITY, 0.0f, 0.0f,
-         "scale = inf: must be a number above 0, or 0 for softmax_scale = 0.125"},
-        {0, NAN, 0.0f, 0.0f,
-         "scale = nan: must be a number above 0, or 0 for softmax_scale = 0.125"},
-        {0, 1.0f, 0.0f, -1.0f, "soft_cap = -1: must be a number above 0, or 0 for none"},
-        {0, 1.0f, 0.0f, INFINITY, "soft_cap = inf: must be a number above 0, or 0 for none"},
-        {0, 1.0f, 0.0f, NAN, "soft_cap = nan: must be a number above 0, or 0 for none"},
-    };
     const kvf_cache_config c = test_config_small();
     test_world w;
     test_world_open(&w, NULL, &c);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        kvf_form form;
-        kvf_form_init(&form);
-        const float sinks[] = {0.0f, -INFINITY, 0.0f, rows[i].sink};
-        form.scale = rows[i].scale;
-        form.soft_cap = rows[i].cap;
-        form.sinks = sinks;
-        test_expect(w.runtime, kvf_cache_form(w.cache, rows[i].layer, &form), KVF_INVALID);
-        assert_string_equal(kvf_runtime_error(w.runtime)->text, rows[i].text);
-    }
+    refusals_check(
+        &(refusals){.path = "tests/runtime/step/forms.refusals", .call = form_row, .user = &w});
     test_expect(w.runtime, kvf_cache_form(w.cache, 0, NULL), KVF_INVALID);
     test_world_close(&w);
 }
