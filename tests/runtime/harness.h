@@ -127,7 +127,7 @@ void test_expect_at(kvf_runtime *runtime, kvf_status got, kvf_status wanted, con
     (test_expect((runtime), (call), (wanted)),                                                     \
      assert_string_equal(kvf_runtime_error(runtime)->text, (words)))
 
-/* What a device asks before whatever may fail (kvf_device_set_fault): the question that is so many
+/* A device asks before whatever may fail (kvf_device_set_fault): the question that is so many
  * from now is answered with yes; 0 = none. Any thread may ask. `user` may be the only one that
  * counts. */
 extern _Atomic int test_refuse_in;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a cache with a disk tier has in memory and in its file, which is private; tokens that are
- * kept of pages on disk; and settings that a tier cannot have, which are refused by name. That
- * nothing else is different is the business of test_disk_random.c.
+ * Memory and the private file of a cache with a disk tier; tokens that are kept of pages on disk;
+ * and settings that a tier cannot have, which are refused by name. That nothing else is different is
+ * the business of test_disk_random.c.
  */
 
 #include "disk_rig.h"
