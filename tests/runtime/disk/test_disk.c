@@ -2,8 +2,8 @@
 
 /*
  * Memory and the private file of a cache with a disk tier; tokens that are kept of pages on disk;
- * and settings that a tier cannot have, which are refused by name. That nothing else is different is
- * the business of test_disk_random.c.
+ * and settings that a tier cannot have, which are refused by name. That nothing else is different
+ * is the business of test_disk_random.c.
  */
 
 #include "disk_rig.h"
