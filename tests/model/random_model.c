@@ -47,6 +47,11 @@ uint64_t random_stream_next(random_stream *stream)
     return kvf_random_next(&stream->state);
 }
 
+float random_stream_unit(random_stream *stream)
+{
+    return (float)((double)(random_stream_next(stream) >> 40) / 8388608.0 - 1.0);
+}
+
 static void plan_add(model_plan *plan, int layer, const char *name, uint64_t rows, uint64_t columns)
 {
     tensor_plan *t = &plan->tensors[plan->count++];

@@ -19,6 +19,7 @@ typedef struct random_stream {
 
 random_stream random_stream_of(const char *name);
 uint64_t random_stream_next(random_stream *stream);
+float random_stream_unit(random_stream *stream); /* from -1, below 1 */
 
 /**
  * Write config.json and model.safetensors into a directory that exists.

@@ -36,11 +36,6 @@ typedef struct data {
     uint32_t columns;
 } data;
 
-static float unit(random_stream *stream)
-{
-    return (float)((double)(random_stream_next(stream) >> 40) / 8388608.0 - 1.0);
-}
-
 static kvf_linear make_part(const problem *p, uint32_t part, float **numbers, random_stream *stream)
 {
     const size_t count = (size_t)p->outputs[part] * p->inputs;
@@ -53,7 +48,7 @@ static kvf_linear make_part(const problem *p, uint32_t part, float **numbers, ra
     } else {
         weight = malloc(count * kvf_dtype_bytes(p->dtype));
         for (size_t i = 0; i < count; i++)
-            kvf_element_set(weight, p->dtype, i, unit(stream));
+            kvf_element_set(weight, p->dtype, i, random_stream_unit(stream));
         kvf_numbers_widen(weight, p->dtype, count, *numbers);
     }
     return (kvf_linear){.weight = weight,
@@ -69,7 +64,7 @@ static data data_create(const problem *p)
     data d = {0};
     d.x = malloc((size_t)p->rows * p->inputs * sizeof(float));
     for (size_t i = 0; i < (size_t)p->rows * p->inputs; i++)
-        d.x[i] = unit(&stream);
+        d.x[i] = random_stream_unit(&stream);
     for (uint32_t part = 0; part < p->parts; part++) {
         d.parts[part] = make_part(p, part, &d.numbers[part], &stream);
         d.columns += p->outputs[part];
@@ -78,9 +73,9 @@ static data data_create(const problem *p)
     d.y = malloc((size_t)p->rows * d.columns * sizeof(float));
     d.start = malloc((size_t)p->rows * d.columns * sizeof(float));
     for (size_t i = 0; i < d.columns; i++)
-        d.bias[i] = unit(&stream);
+        d.bias[i] = random_stream_unit(&stream);
     for (size_t i = 0; i < (size_t)p->rows * d.columns; i++)
-        d.start[i] = unit(&stream);
+        d.start[i] = random_stream_unit(&stream);
     if (p->parts > 1)
         d.parts[1].bias = d.bias;
     return d;
@@ -266,7 +261,7 @@ static void blocks_have_their_bits(void **state)
     random_stream stream = random_stream_of("blocks");
     uint32_t id = 0;
     for (size_t i = 0; i < COLUMNS; i++)
-        x[i] = unit(&stream);
+        x[i] = random_stream_unit(&stream);
     for (const gguf_type *type; (type = next_packed(&id));) {
         const size_t bytes = COUNT / type->numbers * type->bytes, row = bytes / ROWS;
         char *blocks = gguf_image_blocks(type, COUNT / type->numbers), *odd = malloc(bytes + 1);
@@ -530,8 +525,8 @@ static void vectors_of_rows_are_right(void **state)
     uint16_t bits[COUNT + 1];
     random_stream stream = random_stream_of("rows");
     for (int i = 0; i < COUNT; i++) {
-        gate[i] = 100.0f * unit(&stream);
-        up[i] = unit(&stream);
+        gate[i] = 100.0f * random_stream_unit(&stream);
+        up[i] = random_stream_unit(&stream);
     }
     gate[3] = 0.0f;
     gate[5] = -3e38f;

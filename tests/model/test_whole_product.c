@@ -73,16 +73,11 @@ static float plain_product(const kvf_whole_kernel *k, const gguf_type *type, con
     return sum;
 }
 
-static float unit(random_stream *stream)
-{
-    return (float)((double)(random_stream_next(stream) >> 40) / 8388608.0 - 1.0);
-}
-
 static float extreme(random_stream *stream)
 {
     static const float of[] = {0.0f, -0.0f, 0x1p60f, 0x1p-90f, -FLT_MAX, -0x1p-149f, INFINITY, NAN};
     const uint64_t draw = random_stream_next(stream);
-    return draw % 61 ? unit(stream) : of[(draw >> 8) % (sizeof of / sizeof *of)];
+    return draw % 61 ? random_stream_unit(stream) : of[(draw >> 8) % (sizeof of / sizeof *of)];
 }
 
 static bool have_same_bits(float a, float b)
@@ -196,7 +191,7 @@ static void check_types(const kvf_whole_kernel *kernel)
             continue;
         types++;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            compare_shape(kernel, type, shapes[i].inputs, shapes[i].outputs, unit);
+            compare_shape(kernel, type, shapes[i].inputs, shapes[i].outputs, random_stream_unit);
             compare_shape(kernel, type, shapes[i].inputs, shapes[i].outputs, extreme);
         }
     }

@@ -43,18 +43,13 @@ static uint32_t find_kinds(kind *kinds)
     return count;
 }
 
-static float unit(random_stream *stream)
-{
-    return (float)((double)(random_stream_next(stream) >> 40) / 8388608.0 - 1.0);
-}
-
 /* Every third number is one of those that sums remember: they absorb, overflow or vanish. */
 static float extreme(random_stream *stream)
 {
     static const float of[] = {0.0f,       -0.0f,   FLT_MAX,         -FLT_MAX, FLT_MIN,
                                -0x1p-149f, 0x1p60f, -0x1.fffffep60f, INFINITY, NAN};
     const uint64_t draw = random_stream_next(stream);
-    return draw % 3 ? unit(stream) : of[(draw >> 8) % (sizeof of / sizeof *of)];
+    return draw % 3 ? random_stream_unit(stream) : of[(draw >> 8) % (sizeof of / sizeof *of)];
 }
 
 typedef struct shape {
@@ -68,7 +63,7 @@ static void *make_weights(const kind *k, const shape *s, random_stream *stream)
         return gguf_image_blocks(k->blocks, count / k->blocks->numbers);
     void *weight = malloc(count * kvf_dtype_bytes(k->dtype));
     for (size_t i = 0; i < count; i++)
-        kvf_element_set(weight, k->dtype, i, unit(stream));
+        kvf_element_set(weight, k->dtype, i, random_stream_unit(stream));
     return weight;
 }
 
@@ -147,7 +142,7 @@ static void compare_shapes(const shape *shapes, size_t count, uint32_t rows_step
     for (uint32_t i = 0; i < kind_count; i++)
         for (size_t j = 0; j < count; j++) {
             const shape s = fit(&kinds[i], shapes[j]);
-            compare_shape(&kinds[i], &s, unit, rows_step);
+            compare_shape(&kinds[i], &s, random_stream_unit, rows_step);
             compare_shape(&kinds[i], &s, extreme, rows_step);
         }
 }

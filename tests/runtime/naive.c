@@ -305,6 +305,16 @@ void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned 
     free(qf);
 }
 
+double naive_distance(const double *values, const void *got, kvf_dtype dtype, size_t count)
+{
+    double worst = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        const double x = fabs(values[i] - (double)element(got, dtype, i));
+        worst = x <= worst ? worst : isnan(x) ? INFINITY : x;
+    }
+    return worst;
+}
+
 void naive_result_open(naive_result *r, const kvf_cache_config *c)
 {
     const size_t heads = c->query_heads, d = c->value_dim ? c->value_dim : c->head_dim;

@@ -76,6 +76,9 @@ void naive_dense(const naive *n, uint32_t layer, const void *q, uint32_t length,
 void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned char *mask,
                   naive_result *r);
 
+/* Largest |a - b| of its numbers and those of a cache; NaN gives infinity. */
+double naive_distance(const double *values, const void *got, kvf_dtype dtype, size_t count);
+
 void naive_result_open(naive_result *r, const kvf_cache_config *settings);
 void naive_result_close(naive_result *r);
 /* A whole decode step, under any policy but CUSTOM (which it takes for HYBRID). */

@@ -51,18 +51,6 @@ static kvf_cache_config config_of(const geometry *g)
     return c;
 }
 
-static double distance_to(const double *naive_values, const void *got, kvf_dtype dtype,
-                          size_t count)
-{
-    double worst = 0.0;
-    for (size_t i = 0; i < count; i++) {
-        const double x = fabs(naive_values[i] - (double)kvf_element_get(got, dtype, i));
-        if (!(x <= worst))
-            worst = isnan(x) ? INFINITY : x;
-    }
-    return worst;
-}
-
 /* Compares a trace with dense attention over everything: some rows of the prefill, every step. */
 static void check_against_dense(const test_scenario *sc, const test_trace *trace, const char *what)
 {
@@ -88,7 +76,7 @@ static void check_against_dense(const test_scenario *sc, const test_trace *trace
             const size_t at = i < sc->prompt ? (size_t)layer * sc->prompt + i
                                              : (size_t)(i - sc->prompt) * sc->cc.layers + layer;
             const char *out = i < sc->prompt ? trace->prefill : trace->out;
-            const double far = distance_to(r.out, out + at * width * size, sc->cc.dtype, width);
+            const double far = naive_distance(r.out, out + at * width * size, sc->cc.dtype, width);
             if (far > tolerance)
                 fail_msg("%s: layer %u token %u is off by %g (allowed %g)", what, layer, i, far,
                          tolerance);

@@ -63,16 +63,6 @@ static void seal(naive *n, const kvf_cache_config *c, const test_tokens *t, uint
         }
 }
 
-static double off_by(const double *naive_values, const void *got, kvf_dtype dtype, size_t count)
-{
-    double worst = 0.0;
-    for (size_t i = 0; i < count; i++) {
-        const double x = fabs(naive_values[i] - (double)kvf_element_get(got, dtype, i));
-        worst = x <= worst ? worst : isnan(x) ? INFINITY : x;
-    }
-    return worst;
-}
-
 static void compare_layer(const test_scenario *sc, const test_trace *trace, const test_tokens *t,
                           uint32_t layer, uint32_t block)
 {
@@ -95,7 +85,7 @@ static void compare_layer(const test_scenario *sc, const test_trace *trace, cons
         const size_t row = i < sc->prompt ? (size_t)layer * sc->prompt + i
                                           : (size_t)(i - sc->prompt) * c->layers + layer;
         const double far =
-            off_by(r.out, out + row * width * test_dtype_bytes(c->dtype), c->dtype, width);
+            naive_distance(r.out, out + row * width * test_dtype_bytes(c->dtype), c->dtype, width);
         if (far > test_tolerance(c->dtype))
             fail_msg("pages %d, dtype %d, head_dim %u, pages of %u: layer %u token %u of %u is off "
                      "by %g",
@@ -466,8 +456,8 @@ static void expect_attended(const lister *l, uint32_t token)
         for (uint32_t d = 0; d < c->head_dim; d++)
             out[d] /= sum;
         assert_true(fabs(top + log(sum) - (double)l->lse[head]) <= TEST_LSE_TOLERANCE);
-        assert_true(off_by(out, l->out + head * c->head_dim * test_dtype_bytes(c->dtype), c->dtype,
-                           c->head_dim) <= test_tolerance(c->dtype));
+        assert_true(naive_distance(out, l->out + head * c->head_dim * test_dtype_bytes(c->dtype),
+                                   c->dtype, c->head_dim) <= test_tolerance(c->dtype));
     }
 }
 
