@@ -39,9 +39,11 @@
 #define KVF_HEAD_DIM_MAX    512u
 
 /* Sizes of heads X(d) that the matrix products of a GPU are compiled for, each for every type and
- * target; other multiples of 16 are the host device's. */
-#define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(256)
+ * target, and the size of their values: of 192 channels they have 128. Other multiples of 16, and
+ * other values, are the host device's. */
+#define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(192) X(256)
 #define KVF_GPU_HEAD_DIM_MAX 256u
+#define KVF_GPU_VALUE_DIM(d) ((d) == 192u ? 128u : (d))
 
 /* A *sub-group*: heads first .. first + count - 1 of every group; count 0: all of the group. */
 typedef struct kvf_subgroup {
@@ -76,11 +78,11 @@ typedef struct kvf_shape {
     uint32_t value_dim : 16; /* as head_dim, at most that; 0 = head_dim */
 } kvf_shape;
 
-/* Channels of a value, and of an output. Those of a GPU are as wide as keys. */
+/* Channels of a value, and of an output. */
 KVF_INLINE uint32_t kvf_value_dim(const kvf_shape *s)
 {
 #ifdef __CUDA_ARCH__
-    return s->head_dim;
+    return KVF_GPU_VALUE_DIM(s->head_dim);
 #else
     return s->value_dim ? s->value_dim : s->head_dim;
 #endif

@@ -447,7 +447,7 @@ typedef struct kvf_cache_config {
     uint32_t layers;      /**< 1 … 1024 */
     uint32_t query_heads; /**< a multiple of kv_heads; group 1 … 128 */
     uint32_t kv_heads;    /**< 1 … 1024 */
-    uint32_t head_dim;    /**< multiple of 16, 16 … 512; on a GPU 32, 64, 80, 96, 128 or 256 */
+    uint32_t head_dim;    /**< multiple of 16, 16 … 512; GPU: 32, 64, 80, 96, 128, 192 or 256 */
     kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
     /** Form of sealed pages in memory, in slots, on disk, in saved files and on their way; default
@@ -532,7 +532,7 @@ typedef struct kvf_cache_config {
     uint64_t disk_bytes;        /**< most that the file may take; 0 = what host_tokens_max needs */
     uint32_t disk_bundle_bytes; /**< least that is read and written together; 0 = 128 KiB */
     uint32_t reserved;          /**< 0 */
-    uint32_t value_dim; /**< head_dim less a multiple of 32, and on a GPU 0: as head_dim; default */
+    uint32_t value_dim; /**< head_dim less a multiple of 32 (GPU: 128 of 192); 0 = head_dim */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init_sized(kvf_cache_config *config, size_t size);

@@ -56,25 +56,27 @@ static __device__ __forceinline__ bool split_of(const kvf_attend_args *a, kvf_sp
 }
 
 /* The end of a block that has left its split: the last one of its list merges. */
-static __device__ __forceinline__ void finish(const kvf_attend_step_args &s, uint32_t list)
+static __device__ __forceinline__ void finish(const kvf_attend_step_args &s, uint32_t list,
+                                              uint32_t value_dim)
 {
     const kvf_merge_args merge = kvf_attend_step_merge(&s);
-    const uint32_t quads = merge.shape.head_dim / 4;
+    const uint32_t quads = value_dim / 4;
     const uint32_t splits = kvf_div_ceil_u32(merge.span_count[list], merge.split);
     if (splits && !kvf_arrives_last((uint32_t *)kvf_shared(), &s.arrived[list], splits))
         return;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < s.attend.sub.count * quads; i += blockDim.x)
-        kvf_merge_quad(merge, splits, list * merge.group + i / quads, i % quads * 4);
+        kvf_merge_quad(merge, splits, list * merge.group + i / quads, i % quads * 4, value_dim);
 }
 
 /* Nobody has a split of a list without spans; its first block says so. */
-static __device__ __forceinline__ void finish_empty(const kvf_attend_step_args &s)
+static __device__ __forceinline__ void finish_empty(const kvf_attend_step_args &s,
+                                                    uint32_t value_dim)
 {
     const uint32_t splits_max = kvf_div_ceil_u32(s.attend.spans_max, s.attend.split);
     const uint32_t list = blockIdx.x / splits_max;
     if (blockIdx.x % splits_max == 0 && s.attend.span_count[list] == 0)
-        finish(s, list);
+        finish(s, list, value_dim);
 }
 
 /* ---- 16-bit types ---- */
@@ -104,11 +106,11 @@ static __global__ void __launch_bounds__(ring<D>::warps *KVF_WARP_LANES, D <= 12
     kvf_wait_for_earlier();
     kvf_let_next_start();
     if (!split_of(&s.attend, &split)) {
-        finish_empty(s);
+        finish_empty(s, kvf_tile<D>::value_dim);
         return;
     }
     do_chunks<T, D, true>(s.attend, split);
-    finish(s, split.list);
+    finish(s, split.list, kvf_tile<D>::value_dim);
 }
 
 /* Threads and shared memory of a block. */
@@ -157,12 +159,12 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     kvf_let_next_start();
     if (!split_of(&s.attend, &split)) {
         if (is_step)
-            finish_empty(s);
+            finish_empty(s, D);
         return;
     }
     do_codes<D, NIBBLES>(s.attend, split, is_step);
     if (is_step)
-        finish(s, split.list);
+        finish(s, split.list, D);
 }
 
 template <uint32_t D, bool NIBBLES>
@@ -221,7 +223,7 @@ static __device__ __forceinline__ const float *plain_key(const kvf_attend_args *
     const kvf_span *span = &split->spans[token / page_size];
     if (token / page_size >= split->count || !(span_live(span, page_size) >> token % page_size & 1))
         return NULL;
-    return (const float *)token_key(a, split, token, 8 * a->shape.head_dim);
+    return (const float *)token_key(a, split, token, (uint32_t)kvf_token_bytes(&a->shape));
 }
 
 /* Logits of tokens first .. first + KVF_PLAIN_TOKENS - 1, a token per thread. */
@@ -246,11 +248,12 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
                                                     const kvf_split *split, uint32_t first,
                                                     kvf_plain_rows *r)
 {
-    const uint32_t d = a->shape.head_dim, page_size = a->shape.page_size;
+    const uint32_t quads = kvf_value_dim(&a->shape) / 4, page_size = a->shape.page_size;
+    const uint32_t token = a->shape.head_dim + 4 * quads;
     const uint32_t count = kvf_min_u32(KVF_PLAIN_TOKENS, split->count * page_size - first);
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
-        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / quads;
         if (row >= a->sub.count)
             continue;
         kvf_scale(&r->o[i], state->factor[row]);
@@ -260,7 +263,8 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
                 continue; /* perhaps there is no such token */
             const float *page = (const float *)split->spans[(first + t) / page_size].page;
             kvf_add_scaled(&r->o[i], weight,
-                           page + (2 * ((first + t) % page_size) + 1) * d + at % (d / 4) * 4);
+                           page + (first + t) % page_size * token + a->shape.head_dim +
+                               at % quads * 4);
         }
     }
 }
@@ -281,7 +285,7 @@ static __device__ __forceinline__ void plain_bring(const kvf_attend_args &a, con
 static __device__ __forceinline__ void do_plain(const kvf_attend_args &a, const kvf_split &split)
 {
     kvf_plain_shared *state = (kvf_plain_shared *)kvf_shared();
-    const uint32_t quads = a.shape.head_dim / 4;
+    const uint32_t quads = kvf_value_dim(&a.shape) / 4;
     kvf_plain_rows r;
     kvf_plain_begin(&r);
     for (uint32_t first = 0; first < split.count * a.shape.page_size; first += KVF_PLAIN_TOKENS) {
@@ -303,11 +307,12 @@ static __device__ __forceinline__ void do_plain(const kvf_attend_args &a, const 
         if (at / quads >= a.sub.count)
             continue;
         kvf_scale(&r.o[i], state->factor[at / quads]);
-        *(float4 *)(a.partial_o + out * a.shape.head_dim + (size_t)at * 4) = r.o[i];
+        *(float4 *)(a.partial_o + (out * quads + at) * 4) = r.o[i];
     }
 }
 
-static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
+/* Four blocks of a multiprocessor: else the compiler spills to have seven. */
+static __global__ void __launch_bounds__(KVF_PLAIN_THREADS, 4)
     attend_plain(const __grid_constant__ kvf_attend_args a)
 {
     kvf_split split;
@@ -322,12 +327,12 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     kvf_wait_for_earlier();
     kvf_let_next_start();
     if (!split_of(&s.attend, &split)) {
-        finish_empty(s);
+        finish_empty(s, kvf_value_dim(&s.attend.shape));
         return;
     }
     plain_bring(s.attend, split);
     do_plain(s.attend, split);
-    finish(s, split.list);
+    finish(s, split.list, kvf_value_dim(&s.attend.shape));
 }
 
 static bool is_valid(const kvf_attend_args *a)
@@ -346,7 +351,7 @@ static kvf_attend_args take_subgroup(const kvf_attend_args *a, kvf_subgroup sub)
 {
     kvf_attend_args one = *a;
     one.q = kvf_offset(a->q, sub.first * kvf_row_bytes(&a->shape));
-    one.partial_o = a->partial_o + (size_t)sub.first * a->shape.head_dim;
+    one.partial_o = a->partial_o + (size_t)sub.first * kvf_value_dim(&a->shape);
     one.partial_lse = a->partial_lse + sub.first;
     one.sub.first = 0;
     one.sub.count = sub.count;
@@ -418,7 +423,7 @@ extern "C" int kvf_attend_step_cuda(const void *args, uint32_t tasks, void *stre
     for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
         kvf_attend_step_args one = s;
         one.attend = take_subgroup(&s.attend, kvf_subgroup_at(whole, at));
-        one.out = kvf_offset_mut(s.out, at * kvf_row_bytes(&s.attend.shape));
+        one.out = kvf_offset_mut(s.out, at * kvf_value_bytes(&s.attend.shape));
         one.lse = s.lse ? s.lse + at : NULL;
         one.sinks = s.sinks ? s.sinks + at : NULL;
         error = launch_step(&one, (cudaStream_t)stream);

@@ -61,6 +61,13 @@ static __host__ __device__ __forceinline__ uint32_t ring_slots(const kvf_attend_
     return kvf_min_u32(ring<D>::slots, 2 * chunks);
 }
 
+/* Whether 16 bytes of a slot are beyond its rows: those of values may be narrower. */
+template <uint32_t D>
+static __device__ __forceinline__ bool is_after_value(uint32_t column, size_t values)
+{
+    return kvf_tile<D>::value_dim < D && values && column >= kvf_tile<D>::value_dim / 8;
+}
+
 /* 16 tokens. Lane l has the key of token l % CHUNK, before its value, or what is not read. */
 typedef struct token_chunk {
     const char *key;
@@ -121,10 +128,11 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
 {
     const uint32_t chunk = s->issued / 2;
     if (chunk < s->count) {
-        size_t values = 0;
+        size_t values = 0; /* where they begin, after a key */
         if (s->issued % 2 == 0) {
             s->next = s->after;
-            s->after = chunk_at<STEP>(a, split, warp + (chunk + 1) * s->warps, 4 * D);
+            s->after =
+                chunk_at<STEP>(a, split, warp + (chunk + 1) * s->warps, kvf_tile<D>::token_bytes);
             s->queue |= (uint64_t)s->next.live << (chunk - s->taken) * 16;
             s->late |= (uint64_t)s->next.late << (chunk - s->taken) * 16;
         } else {
@@ -141,6 +149,8 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
                 const bool is_wanted = wanted >> row & 1;
                 const char *key =
                     (const char *)__shfl_sync(KVF_FULL_WARP, (uintptr_t)s->next.key, (int)row);
+                if (is_after_value<D>(column, values))
+                    continue;
                 kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16,
                                  key + (is_wanted ? values + column * 16 : 0), is_wanted ? 16 : 0);
             }
@@ -163,9 +173,10 @@ static __device__ __forceinline__ void settle(const kvf_attend_args *a, const kv
         const uint32_t piece = i * KVF_WARP_LANES + lane;
         const uint32_t row = piece / kvf_tile<D>::pieces, column = piece % kvf_tile<D>::pieces;
         uint4 *word = (uint4 *)(slot + row * kvf_tile<D>::stride + column * 16);
-        if (!(late >> row & 1))
+        if (!(late >> row & 1) || is_after_value<D>(column, values))
             continue;
-        *(uint4 *)(token_key(a, split, first + row, 4 * D) + values + column * 16) = *word;
+        *(uint4 *)(token_key(a, split, first + row, kvf_tile<D>::token_bytes) + values +
+                   column * 16) = *word;
         if (!(live >> row & 1))
             *word = make_uint4(0, 0, 0, 0);
     }
@@ -188,7 +199,7 @@ static __device__ __forceinline__ void ask_queries(char *to, const kvf_attend_ar
 
 /* A warp's part of its rows: lane 4 * g + i has rows g and g + 8. */
 template <uint32_t D> struct warp_rows {
-    float o[D / 8][4];
+    float o[kvf_tile<D>::value_dim / 8][4];
     float top[2];
     float sum[2]; /* of this lane's columns */
 };
@@ -196,7 +207,7 @@ template <uint32_t D> struct warp_rows {
 template <uint32_t D> static __device__ __forceinline__ void begin_rows(warp_rows<D> *r)
 {
 #pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++)
+    for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
         r->o[n][0] = r->o[n][1] = r->o[n][2] = r->o[n][3] = 0.0f;
     r->top[0] = r->top[1] = -INFINITY;
     r->sum[0] = r->sum[1] = 0.0f;
@@ -255,7 +266,7 @@ static __device__ __forceinline__ void soften(warp_rows<D> *r, float s[2][4], ui
     }
     r->sum[side] = sum;
 #pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++) {
+    for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++) {
         r->o[n][e] *= factor;
         r->o[n][e + 1] *= factor;
     }
@@ -274,7 +285,7 @@ static __device__ __forceinline__ void add_values(warp_rows<D> *r, const float s
         low[i] = kvf_pair_rest<T>(high[i], x, y);
     }
 #pragma unroll
-    for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
+    for (uint32_t k = 0; k < kvf_tile<D>::value_dim / 16; k++) {
         uint32_t b[4];
         kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, 0, k * 16, lane));
         kvf_mma(r->o[2 * k], high, b, T());
@@ -297,7 +308,7 @@ static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_ar
     ask_queries<D>(queries, a, split->list);
     s.warps = warps;
     s.count = chunks > warp ? (chunks - warp - 1) / warps + 1 : 0;
-    s.after = chunk_at<STEP>(a, split, warp, 4 * D);
+    s.after = chunk_at<STEP>(a, split, warp, kvf_tile<D>::token_bytes);
 #pragma unroll 1
     for (uint32_t i = 0; i + 1 < ring<D>::slots; i++)
         ask<D, STEP>(&s, a, split, slots, lane, warp);
@@ -337,11 +348,17 @@ static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_ar
     }
 }
 
-/* A warp's rows in shared memory: o [group, D + 8], tops [GROUP_ROWS], sums [GROUP_ROWS]. */
+/* A row of o, [value_dim], and a pad, in shared memory. */
+template <uint32_t D> static __host__ __device__ __forceinline__ constexpr uint32_t part_row()
+{
+    return kvf_tile<D>::value_dim + 8;
+}
+
+/* A warp's rows there: o [group, part_row], tops [GROUP_ROWS], sums [GROUP_ROWS]. */
 template <uint32_t D>
 static __host__ __device__ __forceinline__ uint32_t part_floats(uint32_t group)
 {
-    return group * (D + 8) + 2 * GROUP_ROWS;
+    return group * part_row<D>() + 2 * GROUP_ROWS;
 }
 
 template <uint32_t D>
@@ -357,12 +374,12 @@ static __device__ __forceinline__ void leave_rows(const warp_rows<D> *r, float *
         if (row >= group)
             continue;
 #pragma unroll
-        for (uint32_t n = 0; n < D / 8; n++)
-            *(float2 *)(part + row * (D + 8) + n * 8 + lane % 4 * 2) =
+        for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
+            *(float2 *)(part + row * part_row<D>() + n * 8 + lane % 4 * 2) =
                 make_float2(r->o[n][2 * side], r->o[n][2 * side + 1]);
         if (lane % 4 == 0) {
-            part[group * (D + 8) + row] = r->top[side];
-            part[group * (D + 8) + GROUP_ROWS + row] = sum;
+            part[group * part_row<D>() + row] = r->top[side];
+            part[group * part_row<D>() + GROUP_ROWS + row] = sum;
         }
     }
 }
@@ -373,7 +390,7 @@ static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, con
                                                    uint32_t warps, uint32_t row, uint32_t column)
 {
     const uint32_t stride = part_floats<D>(a->sub.count);
-    const float *tops = parts + a->sub.count * (D + 8) + row, *sums = tops + GROUP_ROWS;
+    const float *tops = parts + a->sub.count * part_row<D>() + row, *sums = tops + GROUP_ROWS;
     float top = -INFINITY, sum = 0.0f, own[ring<D>::warps];
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
@@ -387,23 +404,24 @@ static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, con
             break;
         const float factor = kvf_exp2(own[w] - kvf_finite_top(top));
         sum += factor * sums[w * stride];
-        kvf_add_scaled(&o, factor, parts + w * stride + row * (D + 8) + column);
+        kvf_add_scaled(&o, factor, parts + w * stride + row * part_row<D>() + column);
     }
     const bool any = !(sum <= 0.0f);
     kvf_scale(&o, any ? 1.0f / sum : 0.0f);
     const size_t at = (size_t)blockIdx.x * a->group + row;
-    *(float4 *)(a->partial_o + at * D + column) = o;
+    *(float4 *)(a->partial_o + at * kvf_tile<D>::value_dim + column) = o;
     if (column == 0)
         a->partial_lse[at] = any ? top * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
 }
 
-/* One split: q [lists, group, D], partial_o [lists, splits_max, group, D], partial_lse [lists,
- * splits_max, group]; WARPS or fewer warps. */
+/* One split: q [lists, group, D], partial_o [lists, splits_max, group, value_dim], partial_lse
+ * [lists, splits_max, group]; WARPS or fewer warps. */
 template <typename T, uint32_t D, bool STEP>
 static __device__ __forceinline__ void do_chunks(const kvf_attend_args &a, const kvf_split &split)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t warps = blockDim.x / KVF_WARP_LANES;
+    constexpr uint32_t quads = kvf_tile<D>::value_dim / 4;
     warp_rows<D> r;
     begin_rows<D>(&r);
     walk<T, D, STEP>(&r, &a, &split, kvf_shared(),
@@ -416,8 +434,8 @@ static __device__ __forceinline__ void do_chunks(const kvf_attend_args &a, const
     leave_rows<D>(&r, parts + warp * part_floats<D>(a.sub.count), a.sub.count, lane);
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < a.sub.count * (D / 4); i += blockDim.x)
-        merge_parts<D>(&a, parts, warps, i / (D / 4), i % (D / 4) * 4);
+    for (uint32_t i = threadIdx.x; i < a.sub.count * quads; i += blockDim.x)
+        merge_parts<D>(&a, parts, warps, i / quads, i % quads * 4);
 }
 
 #endif

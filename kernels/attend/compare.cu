@@ -18,7 +18,7 @@ static __global__ void compare_kernel(const __grid_constant__ kvf_compare_args a
 {
     double *shared = (double *)kvf_shared(); /* [THREADS] */
     double worst = 0.0;
-    for (size_t i = threadIdx.x; i < (size_t)a.heads * a.shape.head_dim; i += blockDim.x) {
+    for (size_t i = threadIdx.x; i < (size_t)a.heads * kvf_value_dim(&a.shape); i += blockDim.x) {
         const double x = (double)kvf_element_get(a.out, a.shape.dtype, i);
         const double error = fabs(x - (double)kvf_element_get(a.dense, a.shape.dtype, i));
         if (error > worst)

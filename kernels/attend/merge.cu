@@ -5,8 +5,8 @@
  * and merge.cuh for how.
  *
  * Knows nothing of spans. A thread owns four channels of one row of (list, group) and walks the
- * splits in order, so there is no barrier and no order to choose. Grid: rows x head_dim / 4
- * threads, THREADS a block. Bound: the bytes of the partial results, read once, 4 * head_dim + 4
+ * splits in order, so there is no barrier and no order to choose. Grid: rows x value_dim / 4
+ * threads, THREADS a block. Bound: the bytes of the partial results, read once, 4 * value_dim + 4
  * per split and row.
  */
 
@@ -20,19 +20,19 @@ static __global__ void __launch_bounds__(THREADS)
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    const uint32_t quads = a.shape.head_dim / 4;
+    const uint32_t value_dim = kvf_value_dim(&a.shape), quads = value_dim / 4;
     const uint32_t at = blockIdx.x * THREADS + threadIdx.x;
     const uint32_t row = at / quads;
     if (row < a.lists * a.group)
         kvf_merge_quad(a, kvf_div_ceil_u32(a.span_count[row / a.group], a.split), row,
-                       at % quads * 4);
+                       at % quads * 4, value_dim);
 }
 
 extern "C" int kvf_merge_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_merge_args *a = (const kvf_merge_args *)args;
     (void)tasks;
-    const uint32_t threads = a->lists * a->group * (a->shape.head_dim / 4);
+    const uint32_t threads = a->lists * a->group * (kvf_value_dim(&a->shape) / 4);
     if (threads == 0)
         return cudaSuccess;
     return kvf_cuda_launch_early<merge_rows>(dim3(kvf_div_ceil_u32(threads, THREADS)),

@@ -20,15 +20,16 @@
 enum { KVF_MERGE_AHEAD = 16 };
 
 /* Channels column .. column + 3 of row `row` of (list, group), of `splits` splits. partial_o
- * [lists, splits_max, group, head_dim], partial_lse [lists, splits_max, group], out [lists, group,
- * head_dim], lse [lists, group]. */
+ * [lists, splits_max, group, value_dim], partial_lse [lists, splits_max, group], out [lists, group,
+ * value_dim], lse [lists, group]. */
 static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, uint32_t splits,
-                                                      uint32_t row, uint32_t column)
+                                                      uint32_t row, uint32_t column,
+                                                      uint32_t value_dim)
 {
-    const uint32_t list = row / a.group, g = row % a.group, step = a.group * a.shape.head_dim;
+    const uint32_t list = row / a.group, g = row % a.group, step = a.group * value_dim;
     const size_t first = (size_t)list * a.splits_max * a.group + g;
     const float *lse_of = a.partial_lse + first;
-    const float *values_of = a.partial_o + first * a.shape.head_dim + column;
+    const float *values_of = a.partial_o + first * value_dim + column;
     float top = -INFINITY, sum = 0.0f;
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
@@ -68,7 +69,7 @@ static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, u
     }
     if (sum > 0.0f)
         kvf_scale(&o, 1.0f / sum);
-    kvf_store4(a.out, a.shape.dtype, (size_t)row * a.shape.head_dim + column, o);
+    kvf_store4(a.out, a.shape.dtype, (size_t)row * value_dim + column, o);
     if (a.lse && column == 0)
         a.lse[row] = sum > 0.0f ? top + logf(sum) : -INFINITY;
 }

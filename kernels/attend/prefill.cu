@@ -98,11 +98,11 @@ static __device__ __forceinline__ uint32_t first_key(const kvf_prefill_kernel_ar
 
 /* Key j of all blocks in its page; its value follows it. */
 static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_args *a,
-                                                      uint32_t head, uint32_t j, size_t row_bytes)
+                                                      uint32_t head, uint32_t j, size_t token_bytes)
 {
     const uint32_t shift = kvf_page_shift(a->shape.page_size);
     const char *block = (const char *)a->blocks[j >> shift];
-    return block + (((size_t)head << shift) + (j & (a->shape.page_size - 1))) * 2 * row_bytes;
+    return block + (((size_t)head << shift) + (j & (a->shape.page_size - 1))) * token_bytes;
 }
 
 /* ---- 16-bit types ---- */
@@ -126,20 +126,21 @@ static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_ker
                                                  const query_tile *t, uint32_t first, size_t values)
 {
     const uint32_t left = t->keys - first, at = first_key(a) + first;
+    const uint32_t pieces = values ? kvf_tile<D>::value_dim / 8 : kvf_tile<D>::pieces;
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < plan<D>::keys * kvf_tile<D>::pieces; i += blockDim.x) {
-        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+    for (uint32_t i = threadIdx.x; i < plan<D>::keys * pieces; i += blockDim.x) {
+        const uint32_t row = i / pieces, column = i % pieces;
         const bool exists = row < left;
         const char *from = (const char *)a->q;
         if (exists)
-            from = key_row(a, t->head, at + row, 2 * D) + values + column * 16;
+            from = key_row(a, t->head, at + row, kvf_tile<D>::token_bytes) + values + column * 16;
         kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
     }
 }
 
 /* A warp's part of its rows; part m, side s: row 16 m + 8 s + lane / 4. */
 template <uint32_t D> struct warp_state {
-    float o[plan<D>::parts][D / 8][4];
+    float o[plan<D>::parts][kvf_tile<D>::value_dim / 8][4];
     float s[plan<D>::parts][plan<D>::keys / 8][4]; /* logits, then weights */
     float top[plan<D>::parts][2];
     float sum[plan<D>::parts][2]; /* of this lane's columns */
@@ -156,7 +157,7 @@ begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile 
 #pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
 #pragma unroll
-        for (uint32_t n = 0; n < D / 8; n++)
+        for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
             w->o[m][n][0] = w->o[m][n][1] = w->o[m][n][2] = w->o[m][n][3] = 0.0f;
 #pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
@@ -271,7 +272,7 @@ static __device__ __forceinline__ void soften(warp_state<D> *w, uint32_t m, uint
     }
     w->sum[m][side] = sum;
 #pragma unroll
-    for (uint32_t n = 0; n < D / 8; n++) {
+    for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++) {
         w->o[m][n][e] *= factor;
         w->o[m][n][e + 1] *= factor;
     }
@@ -293,7 +294,7 @@ static __device__ __forceinline__ void add_values(warp_state<D> *w, const char *
                                       w->s[m][2 * n + i / 2][i % 2 * 2 + 1]);
         }
 #pragma unroll
-        for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
+        for (uint32_t k = 0; k < kvf_tile<D>::value_dim / 16; k++) {
             uint32_t b[4];
             kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, n * 16, k * 16, lane));
 #pragma unroll
@@ -323,16 +324,17 @@ store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const
                 a->lse[row_at(a, t, first + row)] =
                     any ? w->top[m][side] * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
 #pragma unroll
-            for (uint32_t n = 0; n < D / 8; n++)
+            for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
                 *(uint32_t *)(rows + row * kvf_tile<D>::stride + n * 16 + lane % 4 * 4) =
                     kvf_pair<T>(w->o[m][n][2 * side] * inverse, w->o[m][n][2 * side + 1] * inverse);
         }
     }
     __syncwarp();
-    for (uint32_t i = lane; i < plan<D>::warp_rows * kvf_tile<D>::pieces; i += KVF_WARP_LANES) {
-        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+    constexpr uint32_t pieces = kvf_tile<D>::value_dim / 8;
+    for (uint32_t i = lane; i < plan<D>::warp_rows * pieces; i += KVF_WARP_LANES) {
+        const uint32_t row = i / pieces, column = i % pieces;
         if (first + row < t->rows)
-            *(uint4 *)((char *)a->out + row_at(a, t, first + row) * (2 * D) + column * 16) =
+            *(uint4 *)((char *)a->out + (row_at(a, t, first + row) * pieces + column) * 16) =
                 *(const uint4 *)(rows + row * kvf_tile<D>::stride + column * 16);
     }
 }
@@ -342,8 +344,8 @@ static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
     return slot + 1 == SLOTS ? 0 : slot + 1;
 }
 
-/* q, out [tokens, kv_heads, group, D], blocks [pages] -> [kv_heads] pages, lse [tokens, kv_heads,
- * group]; WARPS or fewer warps. */
+/* q [tokens, kv_heads, group, D], out [.., value_dim], blocks [pages] -> [kv_heads] pages, lse
+ * [tokens, kv_heads, group]; WARPS or fewer warps. */
 template <typename T, uint32_t D, bool Windowed, bool Capped>
 static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a)
 {
@@ -468,8 +470,10 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
     const uint32_t d = a->shape.head_dim, key = first + threadIdx.x, zero = first_key(a);
     const float unit = a->scale * KVF_CUDA_LOG2E;
     const bool skipped = key >= t->skip && key < t->skip_end;
-    const float *k =
-        key < t->keys && !skipped ? (const float *)key_row(a, t->head, zero + key, d * 4) : NULL;
+    const char *at = key < t->keys && !skipped
+                         ? key_row(a, t->head, zero + key, kvf_token_bytes(&a->shape))
+                         : NULL;
+    const float *k = (const float *)at;
     for (uint32_t row = 0; row < t->rows; row++) {
         const float *q = (const float *)a->q + row_at(a, t, row) * d;
         const uint32_t limit = t->base + (t->first + row) / a->group;
@@ -485,7 +489,8 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
                                                     const query_tile *t, uint32_t first,
                                                     kvf_plain_rows *r)
 {
-    const uint32_t d = a->shape.head_dim, zero = first_key(a);
+    const uint32_t d = kvf_value_dim(&a->shape), zero = first_key(a);
+    const size_t token = kvf_token_bytes(&a->shape);
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
@@ -496,8 +501,8 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
         for (uint32_t j = 0; j < KVF_PLAIN_TOKENS && first + j <= limit; j++) {
             if (is_hidden(a, first + j, limit))
                 continue;
-            const float *v = (const float *)key_row(a, t->head, zero + first + j, d * 4);
-            kvf_add_scaled(&r->o[i], state->s[row][j], v + d + at % (d / 4) * 4);
+            const float *v = (const float *)key_row(a, t->head, zero + first + j, token);
+            kvf_add_scaled(&r->o[i], state->s[row][j], v + a->shape.head_dim + at % (d / 4) * 4);
         }
     }
 }
@@ -506,7 +511,7 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     prefill_plain(const __grid_constant__ kvf_prefill_kernel_args a)
 {
     kvf_plain_shared *state = (kvf_plain_shared *)kvf_shared();
-    const uint32_t quads = a.shape.head_dim / 4;
+    const uint32_t quads = kvf_value_dim(&a.shape) / 4;
     const query_tile t = tile_of(&a, KVF_PLAIN_ROWS);
     kvf_plain_rows r;
     if (t.rows == 0)
@@ -537,8 +542,7 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
         if (row >= t.rows)
             continue;
         kvf_scale(&r.o[i], state->factor[row]);
-        *(float4 *)((float *)a.out + row_at(&a, &t, row) * a.shape.head_dim + at % quads * 4) =
-            r.o[i];
+        *(float4 *)((float *)a.out + (row_at(&a, &t, row) * quads + at % quads) * 4) = r.o[i];
     }
 }
 

@@ -94,24 +94,25 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 {
     const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
-    const size_t bytes = kvf_row_bytes(&p->shape);
+    const size_t bytes = kvf_row_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
     const token_place at = place_of(a);
     if (!at.is_there)
         return;
     const T *k = (const T *)a.k + blockIdx.x * a.k_stride;
     const T *v = (const T *)a.v + blockIdx.x * a.v_stride;
-    char *const home = kvf_physical_home(c, a.layer, at.block) + at.token * 2 * bytes;
+    char *const home = kvf_physical_home(c, a.layer, at.block) + at.token * (bytes + value_bytes);
     bool bad = false;
     char *to = home;
     for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p)) {
-        const size_t first = (size_t)h * p->shape.head_dim;
-        const bool bad_key = kvf_copy_and_look(to, k + first, bytes, p->shape.dtype);
-        const bool bad_value = kvf_copy_and_look(to + bytes, v + first, bytes, p->shape.dtype);
+        const bool bad_key =
+            kvf_copy_and_look(to, k + (size_t)h * p->shape.head_dim, bytes, p->shape.dtype);
+        const bool bad_value = kvf_copy_and_look(
+            to + bytes, v + (size_t)h * kvf_value_dim(&p->shape), value_bytes, p->shape.dtype);
         bad = bad || bad_key || bad_value;
     }
     const bool is_nonfinite = kvf_block_sum(bad, kvf_shared()) != 0;
     if (is_nonfinite)
-        clear(p, home, 2 * bytes);
+        clear(p, home, bytes + value_bytes);
     for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
         const uint32_t h = first + threadIdx.x / KVF_CODE_LANES;
         const uint32_t head = h < p->kv_heads ? h : 0;
@@ -254,6 +255,7 @@ static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const
     const kvf_paging *p = &a.blocks->paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
     const uint32_t first = blockIdx.x, bytes = (uint32_t)kvf_row_bytes(&p->shape);
+    const uint32_t value_bytes = (uint32_t)kvf_value_bytes(&p->shape);
     const size_t element = kvf_dtype_bytes(p->shape.dtype);
     const uint32_t slot = kvf_slot_admit(p, t, page, row->use - 1);
     if (slot == UINT32_MAX)
@@ -265,8 +267,8 @@ static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const
         const bool is_nonfinite = kvf_lodge_is_nonfinite(&a, i);
         copy_row(to, (const char *)a.k + i * a.k_stride * element + head * bytes, bytes,
                  is_nonfinite);
-        copy_row(to + bytes, (const char *)a.v + i * a.v_stride * element + head * bytes, bytes,
-                 is_nonfinite);
+        copy_row(to + bytes, (const char *)a.v + i * a.v_stride * element + head * value_bytes,
+                 value_bytes, is_nonfinite);
     }
 }
 

@@ -25,7 +25,9 @@
 template <uint32_t D> struct kvf_tile {
     static const uint32_t pieces = D / 8; /* of 16 bytes, in a row */
     static const uint32_t stride = 2 * D + 16;
-    static const uint32_t steps = D / 16; /* products over the channels */
+    static const uint32_t steps = D / 16;                    /* products over the channels */
+    static const uint32_t value_dim = KVF_GPU_VALUE_DIM(D);  /* in a row of the same stride */
+    static const uint32_t token_bytes = 2 * (D + value_dim); /* of a key and its value, in a page */
 };
 
 /* a * b, never fused with an addition: a logit that is the row's maximum must cancel exactly. */

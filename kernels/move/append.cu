@@ -18,7 +18,7 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
     const kvf_paging *p = &a.paging;
     const uint32_t head = blockIdx.x, task = blockIdx.y;
     const kvf_row *row = &a.row[task];
-    const size_t bytes = kvf_row_bytes(&p->shape);
+    const size_t bytes = kvf_row_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
     kvf_wait_for_earlier();
     kvf_let_next_start();
     if (head == 0)
@@ -39,10 +39,10 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
     char *block = kvf_row_ring_block(p, row, index);
     if (t == 0 && head == 0 && threadIdx.x == 0)
         row->blocks[index] = block;
-    char *to = block + head * kvf_run_bytes(p) + t * 2 * bytes;
+    char *to = block + head * kvf_run_bytes(p) + t * (bytes + value_bytes);
     const bool bad_key = kvf_copy_and_look(to, kvf_offset(a.k, at * bytes), bytes, p->shape.dtype);
-    const bool bad_value =
-        kvf_copy_and_look(to + bytes, kvf_offset(a.v, at * bytes), bytes, p->shape.dtype);
+    const bool bad_value = kvf_copy_and_look(to + bytes, kvf_offset(a.v, at * value_bytes),
+                                             value_bytes, p->shape.dtype);
     if (bad_key || bad_value)
         kvf_row_fault(row, token);
 }

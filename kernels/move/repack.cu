@@ -31,41 +31,42 @@ static __device__ __forceinline__ bool piece_is_finite(uint4 x, kvf_dtype dtype)
            word_is_finite(x.w, dtype);
 }
 
-/* k, v [tokens, kv_heads, head_dim]; blocks [blocks] -> [kv_heads] pages. */
+/* k [tokens, kv_heads, head_dim], v [.., value_dim]; blocks [blocks] -> [kv_heads] pages. */
 static __global__ void __launch_bounds__(THREADS)
     repack_block(const __grid_constant__ kvf_repack_args a)
 {
     const uint32_t block = blockIdx.x, head = blockIdx.y;
     const uint32_t page_size = a.shape.page_size;
-    const uint32_t row_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
+    const uint32_t key_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
+    const uint32_t value_pieces = (uint32_t)(kvf_value_bytes(&a.shape) / 16);
+    const uint32_t row_pieces = key_pieces + value_pieces;
     const uint32_t begin = block == 0 ? a.first : 0;
     const uint32_t end = kvf_min_u32(page_size, a.first + a.tokens - block * page_size);
-    const uint32_t pieces = (end - begin) * row_pieces; /* of keys, then as many of values */
-    char *page = (char *)a.blocks[block] + head * kvf_page_bytes(&a.shape);
-    for (uint32_t first = threadIdx.x; first < 2 * pieces; first += PIECES * THREADS) {
+    const uint32_t pieces = (end - begin) * row_pieces;
+    const size_t zero = (size_t)block * page_size + begin - a.first; /* token of piece 0 */
+    char *page =
+        (char *)a.blocks[block] + head * kvf_page_bytes(&a.shape) + begin * row_pieces * (size_t)16;
+    for (uint32_t first = threadIdx.x; first < pieces; first += PIECES * THREADS) {
         uint4 piece[PIECES];
-        uint32_t row[PIECES];
 #pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
-            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
-            row[i] = begin + in_half / row_pieces;
-            if (at >= 2 * pieces)
+            const uint32_t at = first + i * THREADS, of_row = at % row_pieces;
+            if (at >= pieces)
                 continue;
-            const size_t token = (size_t)block * page_size + row[i] - a.first;
-            const char *from = (const char *)(at < pieces ? a.k : a.v);
-            piece[i] = kvf_load_once(from + (token * a.kv_heads + head) * row_pieces * 16 +
-                                     in_half % row_pieces * 16);
+            const size_t row = (zero + at / row_pieces) * a.kv_heads + head;
+            piece[i] = kvf_load_once(of_row < key_pieces
+                                         ? (const char *)a.k + (row * key_pieces + of_row) * 16
+                                         : (const char *)a.v +
+                                               (row * value_pieces + of_row - key_pieces) * 16);
         }
 #pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
-            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
-            if (at >= 2 * pieces)
+            const uint32_t at = first + i * THREADS;
+            if (at >= pieces)
                 continue;
-            const size_t to =
-                (size_t)(2 * row[i] + (at >= pieces)) * row_pieces + in_half % row_pieces;
-            *(uint4 *)(page + to * 16) = piece[i];
+            *(uint4 *)(page + at * (size_t)16) = piece[i];
             if (!piece_is_finite(piece[i], a.shape.dtype))
-                atomicMin(a.fault, block * page_size + row[i] - a.first);
+                atomicMin(a.fault, (uint32_t)zero + at / row_pieces);
         }
     }
 }

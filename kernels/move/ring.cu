@@ -22,13 +22,13 @@ static __global__ void __launch_bounds__(THREADS)
     const kvf_row *row = &a.row[blockIdx.y];
     char *blocks = row->ring;
     const uint32_t length = row->length, token = length - 1;
-    const size_t bytes = kvf_row_bytes(s);
+    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
     const size_t at = (size_t)blockIdx.y * a.kv_heads + (a.head ? a.head[head] : head);
     char *to = kvf_ring_page(&a.ring, blocks, token / s->page_size, head) +
-               token % s->page_size * 2 * bytes;
+               token % s->page_size * (bytes + value_bytes);
     const bool bad_key = kvf_copy_and_look(to, kvf_offset(a.k, at * bytes), bytes, s->dtype);
     const bool bad_value =
-        kvf_copy_and_look(to + bytes, kvf_offset(a.v, at * bytes), bytes, s->dtype);
+        kvf_copy_and_look(to + bytes, kvf_offset(a.v, at * value_bytes), value_bytes, s->dtype);
     if (bad_key || bad_value)
         kvf_row_fault(row, token);
     const uint32_t count = kvf_ring_spans(&a.ring, length);

@@ -15,39 +15,40 @@
 #define THREADS 128u
 #define PIECES  4u
 
-/* k, v [count, kv_heads, head_dim]; blocks [pages] -> [kv_heads] pages. */
+/* k [count, kv_heads, head_dim], v [.., value_dim]; blocks [pages] -> [kv_heads] pages. */
 static __global__ void __launch_bounds__(THREADS)
     take_tokens(const __grid_constant__ kvf_take_args a)
 {
     const uint32_t base = blockIdx.x * KVF_TAKE_TOKENS, head = blockIdx.y;
     const uint32_t count = kvf_min_u32(KVF_TAKE_TOKENS, a.count - base);
     const uint32_t page_size = a.shape.page_size;
-    const uint32_t row_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
-    const uint32_t pieces = count * row_pieces; /* of keys, then as many of values */
+    const uint32_t key_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
+    const uint32_t value_pieces = (uint32_t)(kvf_value_bytes(&a.shape) / 16);
+    const uint32_t row_pieces = key_pieces + value_pieces, pieces = count * row_pieces;
     const uint32_t *ids = a.ids + (size_t)head * a.stride + base;
-    for (uint32_t first = threadIdx.x; first < 2 * pieces; first += PIECES * THREADS) {
+    for (uint32_t first = threadIdx.x; first < pieces; first += PIECES * THREADS) {
         uint4 piece[PIECES];
 #pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
-            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
-            if (at >= 2 * pieces)
+            const uint32_t at = first + i * THREADS;
+            if (at >= pieces)
                 continue;
-            const uint32_t id = ids[in_half / row_pieces];
+            const uint32_t id = ids[at / row_pieces];
             const char *page =
                 (const char *)a.blocks[id / page_size] + head * kvf_page_bytes(&a.shape);
-            const size_t from =
-                (size_t)(2 * (id % page_size) + (at >= pieces)) * row_pieces + in_half % row_pieces;
-            piece[i] = kvf_load_once(page + from * 16);
+            piece[i] = kvf_load_once(
+                page + ((size_t)(id % page_size) * row_pieces + at % row_pieces) * 16);
         }
 #pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
-            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
-            if (at >= 2 * pieces)
+            const uint32_t at = first + i * THREADS, of_row = at % row_pieces;
+            if (at >= pieces)
                 continue;
-            const size_t token = base + in_half / row_pieces;
-            char *to = (char *)(at < pieces ? a.k : a.v);
-            *(uint4 *)(to + ((token * a.kv_heads + head) * row_pieces + in_half % row_pieces) *
-                                16) = piece[i];
+            const size_t row = (size_t)(base + at / row_pieces) * a.kv_heads + head;
+            char *to = of_row < key_pieces
+                           ? (char *)a.k + (row * key_pieces + of_row) * 16
+                           : (char *)a.v + (row * value_pieces + of_row - key_pieces) * 16;
+            *(uint4 *)to = piece[i];
         }
     }
 }

@@ -80,10 +80,10 @@ static __device__ __forceinline__ uint32_t position_of(const kvf_observe_args *a
 
 /* Key of a token that counts. */
 static __device__ __forceinline__ const char *key_of(const kvf_observe_args *a, const span_chunk *c,
-                                                     uint32_t token, size_t row_bytes)
+                                                     uint32_t token, size_t token_bytes)
 {
     const uint32_t span = token >> kvf_page_shift(a->shape.page_size);
-    return (const char *)c->spans[span].page + (token & (a->shape.page_size - 1)) * 2 * row_bytes;
+    return (const char *)c->spans[span].page + (token & (a->shape.page_size - 1)) * token_bytes;
 }
 
 static __device__ __forceinline__ const char *query_of(const kvf_observe_args *a, uint32_t head,
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void ask_keys(char *to, uint32_t *positions,
             const bool live = position_of(a, c, first + row) != ABSENT;
             const char *from = (const char *)a->q;
             if (live)
-                from = key_of(a, c, first + row, 2 * D) + column * 16;
+                from = key_of(a, c, first + row, kvf_tile<D>::token_bytes) + column * 16;
             kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, live ? 16 : 0);
         }
     }
@@ -476,8 +476,8 @@ static __global__ void __launch_bounds__(SCORE_WARPS *KVF_WARP_LANES, 2)
         const uint32_t position[2] = {position_of(&a, &c, token), position_of(&a, &c, token + 8)};
         const bool near = position[0] != ABSENT, far = position[1] != ABSENT;
         uint32_t k[kvf_tile<D>::steps][4];
-        load_rows<D>(k, near ? key_of(&a, &c, token, 2 * D) : NULL, near,
-                     far ? key_of(&a, &c, token + 8, 2 * D) : NULL, far, lane);
+        load_rows<D>(k, near ? key_of(&a, &c, token, kvf_tile<D>::token_bytes) : NULL, near,
+                     far ? key_of(&a, &c, token + 8, kvf_tile<D>::token_bytes) : NULL, far, lane);
         float score[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f};
         for (uint32_t i = 0; i < kvf_observe_heads(&a) * per_head; i++, n++) {
             kvf_async_wait<1>();
@@ -538,7 +538,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
     for (uint32_t t = 0; t < c.tokens; t++) {
         if (position_of(&a, &c, t) > limit)
             continue;
-        const float *k = (const float *)key_of(&a, &c, t, d * 4);
+        const float *k = (const float *)key_of(&a, &c, t, kvf_token_bytes(&a.shape));
         const float x = plain_logit(&a, q, k), old = top;
         top = fmaxf(top, x);
         sum = sum * kvf_exp2(old - top) + kvf_exp2(x - top);
@@ -562,7 +562,8 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 8)
     if (token >= c.tokens)
         return;
     const uint32_t position = position_of(&a, &c, token);
-    const float *k = position == ABSENT ? NULL : (const float *)key_of(&a, &c, token, d * 4);
+    const float *k =
+        position == ABSENT ? NULL : (const float *)key_of(&a, &c, token, kvf_token_bytes(&a.shape));
     float score = 0.0f;
     for (uint32_t g = 0; g < kvf_observe_heads(&a) && k; g++) {
         float sum = 0.0f;

@@ -6,8 +6,8 @@
  * Knows nothing of where digests live or which tokens are static. One warp per page, four warps per
  * block, ceil(jobs / 4) blocks. A lane reads 16 bytes of a key row; the rows of a box are divided
  * into 32 / (row bytes / 16) runs of consecutive tokens, one per group of lanes (bf16: 4 at
- * head_dim 64, 3 at 80, 2 at 96 and 128, 1 at 256), LOADS rows of each in flight, and the runs are
- * put together in token order. Nothing is shared between warps and there is no barrier.
+ * head_dim 64, 3 at 80, 2 at 96 and 128, 1 at 192 and 256), LOADS rows of each in flight, and the
+ * runs are put together in token order. Nothing is shared between warps and there is no barrier.
  *
  * Bound: one read of the keys and one write of the digest, 8 KiB + 512 bytes for a page of 32 x 128
  * in bf16; in that case 16 loads of 16 bytes per lane, 8 in flight, so that a decode step, which
@@ -162,7 +162,8 @@ static __device__ __forceinline__ void build_box(kvf_digest_kind kind, const run
     }
 }
 
-template <typename T>
+/* LANES: at most as many have a row, so that those of a warp take equally many turns. */
+template <typename T, uint32_t LANES>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     digest_pages(const __grid_constant__ kvf_digest_args a)
 {
@@ -174,9 +175,9 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     const kvf_digest_job job = a.jobs[index];
     const uint32_t tokens = a.shape.page_size / a.subs;
     const uint64_t all = kvf_live_bits(job.count, job.skip);
-    /* Rows of more than 32 words (fp32, head_dim 256) take a second turn. */
+    /* Rows of more words (fp32, head_dim 192 and 256) take a second turn. */
     const uint32_t words = a.shape.head_dim / n;
-    const uint32_t chunks = kvf_min_u32(words, KVF_WARP_LANES), runs = KVF_WARP_LANES / chunks;
+    const uint32_t chunks = kvf_min_u32(words, LANES), runs = KVF_WARP_LANES / chunks;
     const uint32_t part = kvf_div_ceil_u32(tokens, runs), mine = lane / chunks;
     for (uint32_t sub = 0; sub < a.subs; sub++) {
         const uint64_t live = all & kvf_live_bits(tokens, 0) << (sub * tokens);
@@ -212,10 +213,16 @@ extern "C" int kvf_digest_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     switch (a->shape.dtype) {
     case KVF_BF16:
-        return kvf_cuda_launch<digest_pages<kvf_bf16>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<digest_pages<kvf_bf16, 32>>(grid, block, 0, (cudaStream_t)stream,
+                                                           *a);
     case KVF_FP16:
-        return kvf_cuda_launch<digest_pages<kvf_half>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<digest_pages<kvf_half, 32>>(grid, block, 0, (cudaStream_t)stream,
+                                                           *a);
     default:
-        return kvf_cuda_launch<digest_pages<float>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return a->shape.head_dim == 192
+                   ? kvf_cuda_launch<digest_pages<float, 24>>(grid, block, 0, (cudaStream_t)stream,
+                                                              *a)
+                   : kvf_cuda_launch<digest_pages<float, 32>>(grid, block, 0, (cudaStream_t)stream,
+                                                              *a);
     }
 }

@@ -656,6 +656,8 @@ class Cache(_caches.DynamicCache):
                         kv_heads=k.shape[1], head_dim=k.shape[3], dtype=q.dtype, softmax_scale=scale)
         if q.device.type == "cpu" and (k.shape[3] - v.shape[3]) % 32 == 0: # else values are padded
             settings["value_dim"] = v.shape[3]
+        elif q.device.type != "cpu" and k.shape[3] == 192: # of which a GPU has values of 128
+            settings["value_dim"] = 128
         settings.setdefault("sequences_max", len(self._saved) or q.shape[0])
         if settings["sequences_max"] == 1: # candidates come one row at a time
             settings.setdefault("tokens_per_step_max", _STEP_TOKENS)

@@ -103,9 +103,10 @@ static const kvf_setting rows[] = {
     {FIELD(query_heads), COUNT(1, 16384), .meaning = "query heads of a layer"},
     {FIELD(kv_heads), COUNT(1, 1024), .meaning = "KV heads of a layer"},
     {FIELD(head_dim), COUNT(16, KVF_HEAD_DIM_MAX),
-     .meaning = "elements of a head, a multiple of 16; on a GPU 32, 64, 80, 96, 128 or 256"},
+     .meaning = "elements of a head, a multiple of 16; on a GPU 32, 64, 80, 96, 128, 192 or 256"},
     {FIELD(value_dim), COUNT(0, KVF_HEAD_DIM_MAX),
-     .meaning = "elements of a value, head_dim less a multiple of 32; 0 = head_dim; host device"},
+     .meaning = "elements of a value, head_dim less a multiple of 32; 0 = head_dim; on a GPU "
+                "head_dim, or 128 of 192"},
     {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys, values and queries"},
     {FIELD(softmax_scale), .kind = KVF_SETTING_REAL, .high = FLT_MAX,
      .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
@@ -218,15 +219,16 @@ static kvf_status check_head_dim(const kvf_runtime *runtime, kvf_context *contex
         has_products = has_products || c->head_dim == sizes[i];
     if (!has_products)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "head_dim = %u: the CUDA device takes 32, 64, 80, 96, 128 and 256; use the host "
-                 "device",
+                 "head_dim = %u: the CUDA device takes 32, 64, 80, 96, 128, 192 and 256; use the "
+                 "host device",
                  c->head_dim);
-    if (runtime->device->ops->kind != KVF_DEVICE_HOST && c->value_dim &&
-        c->value_dim != c->head_dim)
+    const uint32_t value_dim = c->value_dim ? c->value_dim : c->head_dim;
+    if (runtime->device->ops->kind != KVF_DEVICE_HOST &&
+        value_dim != KVF_GPU_VALUE_DIM(c->head_dim))
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "value_dim = %u: the CUDA device takes values as wide as keys, head_dim = %u; pad "
-                 "them with zeros, or use the host device",
-                 c->value_dim, c->head_dim);
+                 "value_dim = %u: with head_dim = %u the CUDA device takes %u; pad values with "
+                 "zeros up to it, or use the host device",
+                 value_dim, c->head_dim, KVF_GPU_VALUE_DIM(c->head_dim));
     return KVF_OK;
 }
 

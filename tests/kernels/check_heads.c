@@ -110,25 +110,27 @@ static void ring_case(check *c, uint32_t index)
                  .recent = recents[index % 7]},
         .rows = 1 + check_below(c, 3)};
     kvf_ring *r = &a.ring;
-    const size_t page = kvf_page_bytes(&r->shape), bytes = kvf_row_bytes(&r->shape);
+    r->shape = check_values(c, &r->shape);
+    const size_t page = kvf_page_bytes(&r->shape);
     r->sink_blocks = kvf_div_ceil_u32(r->sink, r->shape.page_size);
     r->ring_blocks = kvf_div_ceil_u32(r->recent - 1, r->shape.page_size) + 1;
     a.kv_heads = r->heads + check_below(c, 3);
-    check_describe(c, "%s d=%u P=%u heads=%u of %u rows=%u sink=%u recent=%u",
-                   check_dtype_name(r->shape.dtype), r->shape.head_dim, r->shape.page_size,
-                   r->heads, a.kv_heads, a.rows, r->sink, r->recent);
-    const size_t count = (size_t)a.rows * a.kv_heads * r->shape.head_dim;
-    void *k = check_in(c, count * kvf_dtype_bytes(r->shape.dtype));
-    void *v = check_in(c, count * kvf_dtype_bytes(r->shape.dtype));
+    check_describe(c, "%s d=%u/%u P=%u heads=%u of %u rows=%u sink=%u recent=%u",
+                   check_dtype_name(r->shape.dtype), r->shape.head_dim, kvf_value_dim(&r->shape),
+                   r->shape.page_size, r->heads, a.kv_heads, a.rows, r->sink, r->recent);
+    const uint32_t dims[] = {r->shape.head_dim, kvf_value_dim(&r->shape)};
+    const size_t heads = (size_t)a.rows * a.kv_heads, size = kvf_dtype_bytes(r->shape.dtype);
+    void *k = check_in(c, heads * dims[0] * size), *v = check_in(c, heads * dims[1] * size);
     kvf_row *row = check_in(c, a.rows * sizeof *row);
-    check_fill(c, k, r->shape.dtype, count, DATA_NORMAL);
-    check_fill(c, v, r->shape.dtype, count, DATA_NORMAL);
+    check_fill(c, k, r->shape.dtype, heads * dims[0], DATA_NORMAL);
+    check_fill(c, v, r->shape.dtype, heads * dims[1], DATA_NORMAL);
     a.head = choose_heads(c, a.kv_heads, r->heads);
     const uint32_t bad = check_below(c, 2) ? a.rows : check_below(c, a.rows);
+    const uint32_t of_value = check_below(c, 2);
     if (bad < a.rows)
-        kvf_element_set(check_below(c, 2) ? k : v, r->shape.dtype,
-                        ((size_t)bad * a.kv_heads + head_at(a.head, 0)) * r->shape.head_dim +
-                            check_below(c, r->shape.head_dim),
+        kvf_element_set(of_value ? v : k, r->shape.dtype,
+                        ((size_t)bad * a.kv_heads + head_at(a.head, 0)) * dims[of_value] +
+                            check_below(c, dims[of_value]),
                         nonfinite[check_below(c, 3)]);
     const size_t ring_bytes = (size_t)(r->sink_blocks + r->ring_blocks) * r->heads * page;
     for (uint32_t b = 0; b < a.rows; b++) {
@@ -149,12 +151,13 @@ static void ring_case(check *c, uint32_t index)
     CHECK_BOTH(c, ring, &a);
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t b = l / r->heads, head = l % r->heads, token = row[b].length - 1;
-        const size_t at = ((size_t)b * a.kv_heads + head_at(a.head, head)) * bytes;
+        const size_t at = (size_t)b * a.kv_heads + head_at(a.head, head);
+        const size_t bytes = dims[0] * size, value_bytes = dims[1] * size;
         const char *key = kvf_ring_page(r, row[b].ring, token / r->shape.page_size, head) +
                           token % r->shape.page_size * kvf_token_bytes(&r->shape);
         ring_spans(c, &a, l);
-        check_bits(c, "key", key, (const char *)k + at, bytes);
-        check_bits(c, "value", key + bytes, (const char *)v + at, bytes);
+        check_bits(c, "key", key, (const char *)k + at * bytes, bytes);
+        check_bits(c, "value", key + bytes, (const char *)v + at * value_bytes, value_bytes);
     }
     for (uint32_t b = 0; b < a.rows; b++)
         if (*row[b].fault !=

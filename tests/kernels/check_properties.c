@@ -211,12 +211,14 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
 /* Chunks of several rows in one launch have the bits of a launch each. */
 static void chunks_are_single_ones(check *c, uint32_t index)
 {
-    const kvf_shape s = {(kvf_dtype)(index % 3), check_head_dims[index % check_dims(c)],
-                         check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0};
-    kvf_prefill_kernel_args a = {.shape = s, .kv_heads = 2, .group = 1 + index * 5 % 6};
+    kvf_prefill_kernel_args a = {.kv_heads = 2, .group = 1 + index * 5 % 6};
     enum { PAGES_MOST = 160 };
     if (!check_begin(c))
         return;
+    const kvf_shape s =
+        check_values(c, &(kvf_shape){(kvf_dtype)(index % 3), check_head_dims[index % check_dims(c)],
+                                     check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0});
+    a.shape = s;
     a.scale = 0.1f;
     a.window = index % 2 ? 20 : 0;
     a.sink = 3;
@@ -232,6 +234,7 @@ static void chunks_are_single_ones(check *c, uint32_t index)
     check_describe(c, "%s d=%u P=%u G=%u window=%u chunks=%u tokens=%u", check_dtype_name(s.dtype),
                    s.head_dim, s.page_size, a.group, a.window, a.chunks.count, tokens);
     const size_t heads = (size_t)a.kv_heads * a.group, row = heads * kvf_row_bytes(&s);
+    const size_t out_row = heads * kvf_value_bytes(&s);
     void *q = check_in(c, tokens * row), *out[2];
     const void **blocks = check_in(c, (size_t)a.chunks.count * PAGES_MOST * sizeof *blocks);
     float *lse[2];
@@ -239,12 +242,13 @@ static void chunks_are_single_ones(check *c, uint32_t index)
     for (uint32_t i = 0; i < a.chunks.count; i++)
         for (uint32_t t = 0; t < a.chunks.at[i].base + a.chunks.at[i].tokens; t += s.page_size) {
             void *block = check_in(c, a.kv_heads * kvf_page_bytes(&s));
-            check_fill(c, block, s.dtype, (size_t)2 * a.kv_heads * s.page_size * s.head_dim,
+            check_fill(c, block, s.dtype,
+                       (size_t)a.kv_heads * s.page_size * (s.head_dim + kvf_value_dim(&s)),
                        DATA_NORMAL);
             blocks[i * PAGES_MOST + t / s.page_size] = block;
         }
     for (uint32_t i = 0; i < 2; i++) {
-        out[i] = check_out(c, tokens * row);
+        out[i] = check_out(c, tokens * out_row);
         lse[i] = check_out(c, tokens * heads * sizeof *lse[i]);
     }
     a.q = q;
@@ -261,11 +265,11 @@ static void chunks_are_single_ones(check *c, uint32_t index)
         one.base = chunk->base;
         one.q = (const char *)q + chunk->first * row;
         one.blocks = blocks + (size_t)i * PAGES_MOST;
-        one.out = (char *)out[1] + chunk->first * row;
+        one.out = (char *)out[1] + chunk->first * out_row;
         one.lse = lse[1] + chunk->first * heads;
         CHECK_RUN(c, c->var, prefill, &one, 1);
     }
-    check_bits(c, "out", out[1], out[0], tokens * row);
+    check_bits(c, "out", out[1], out[0], tokens * out_row);
     check_bits(c, "lse", lse[1], lse[0], tokens * heads * sizeof *lse[0]);
 }
 

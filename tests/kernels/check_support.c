@@ -19,7 +19,7 @@
 #define FILL_BYTE   0xf7 /* a NaN in no element type, and no plausible result */
 #define PRINTED_MAX 20u
 
-const uint32_t check_head_dims[CHECK_HEAD_DIMS] = {64, 80, 96, 128, 256, 32, 512};
+const uint32_t check_head_dims[CHECK_HEAD_DIMS] = {64, 80, 96, 128, 192, 256, 32, 512};
 const uint32_t check_groups[CHECK_GROUPS] = {
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 29, 32, 48, 71, KVF_GROUP_MAX_HEADS};
 const uint32_t check_page_sizes[CHECK_PAGE_SIZES] = {8, 16, 32, 64, 1, 2, 4};
@@ -49,7 +49,11 @@ uint32_t check_below(check *c, uint32_t n)
 kvf_shape check_values(check *c, const kvf_shape *shape)
 {
     kvf_shape s = *shape;
-    if (!c->cuda && check_below(c, 2))
+    if (c->cuda && s.pages != KVF_PAGES_NATIVE && KVF_GPU_VALUE_DIM(s.head_dim) != s.head_dim)
+        s.head_dim = 128; /* a GPU quantizes values that are as wide as keys */
+    if (c->cuda)
+        s.value_dim = (uint16_t)KVF_GPU_VALUE_DIM(s.head_dim);
+    else if (check_below(c, 2))
         s.value_dim = (uint16_t)(s.head_dim - 32 * check_below(c, (s.head_dim + 31) / 32));
     return s;
 }

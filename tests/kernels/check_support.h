@@ -121,7 +121,7 @@ void check_elements(check *c, const char *what, const void *got, const void *wan
                     size_t count, double absolute, double relative);
 KVF_PRINTF(2, 3) void check_fail(check *c, const char *format, ...);
 
-#define CHECK_HEAD_DIMS 7u
+#define CHECK_HEAD_DIMS 8u
 extern const uint32_t check_head_dims[CHECK_HEAD_DIMS]; /* the last one is the host device's */
 uint32_t check_dims(const check *c);                    /* how many of them the device takes */
 #define CHECK_GROUPS 22u

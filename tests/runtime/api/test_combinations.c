@@ -21,7 +21,7 @@
 #define LONG    140u
 #define WIDE    8u /* rows of a batch that has few heads and layers, for time and memory */
 #define WINDOW  4u /* queries that score a prompt */
-#define LONGEST 7u /* values of a deck */
+#define LONGEST 8u /* values of a deck */
 
 static uint32_t rounds = LONGEST;
 static uint64_t seed = 4;
@@ -42,7 +42,7 @@ typedef enum turn { NONE, FORK, CUT, REPLACE, SECOND, STREAM } turn;
     X(reduce, KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_MAX, KVF_GROUP_SUM)                                \
     X(fill, KVF_FILL_TOKENS, KVF_FILL_PAGES)                                                       \
     X(dtype, KVF_BF16, KVF_FP16, KVF_FP32)                                                         \
-    X(dim, 32, 64, 80, 96, 128, 256, 512)                                                          \
+    X(dim, 32, 64, 80, 96, 128, 192, 256, 512)                                                     \
     X(group, 1, 2, 3, 4, 7, 16)                                                                    \
     X(heads, 1, 2, 3)                                                                              \
     X(layers, 1, 2, 3)                                                                             \
@@ -113,6 +113,7 @@ static kvf_cache_config config_of(const draw *d, test_random *r)
     c.kv_heads = d->heads;
     c.query_heads = d->heads * d->group;
     c.head_dim = d->dim;
+    c.value_dim = d->dim == 192 ? 128 : 0;
     c.dtype = (kvf_dtype)d->dtype;
     c.sequences_max = d->batch + 2;
     c.tokens_max = TOKENS;
@@ -217,8 +218,8 @@ typedef struct play {
     kvf_recording *recordings[2];
     uint32_t counts[2]; /* rows of a recording: the first ones */
     uint32_t replays;
-    size_t q_row, k_row, bytes; /* of one row; of all places together */
-    char *q, *k, *v, *out;      /* [layers, batch, heads, head_dim] */
+    size_t q_row, k_row, v_row, out_row; /* bytes of a row of each */
+    char *q, *k, *v, *out;               /* [layers, batch, heads, head_dim or value_dim] */
     float *lse;
 } play;
 
@@ -249,7 +250,7 @@ static void prompt_pruned(play *x, kvf_sequence *s, const row_plan *row)
     uint32_t count = row->prompt, ids[LONG];
     uint32_t *at = test_alloc(LONG * sizeof *at);
     char *q = test_alloc(LONG * x->q_row), *k = test_alloc(LONG * x->k_row);
-    char *v = test_alloc(LONG * x->k_row), *out = test_alloc(LONG * x->q_row);
+    char *v = test_alloc(LONG * x->v_row), *out = test_alloc(LONG * x->out_row);
     for (uint32_t i = 0; i < count; i++)
         ids[i] = i;
     test_ok(&x->w, kvf_prune_begin(x->prune, s, count));
@@ -259,7 +260,7 @@ static void prompt_pruned(play *x, kvf_sequence *s, const row_plan *row)
             at[i] = ids[i];
             memcpy(q + i * x->q_row, test_q(t, layer, row->first + ids[i]), x->q_row);
             memcpy(k + i * x->k_row, test_k(t, layer, row->first + ids[i]), x->k_row);
-            memcpy(v + i * x->k_row, test_v(t, layer, row->first + ids[i]), x->k_row);
+            memcpy(v + i * x->v_row, test_v(t, layer, row->first + ids[i]), x->v_row);
         }
         const kvf_prefill_args args = {.sequence = s,
                                        .layer = layer,
@@ -312,8 +313,8 @@ static kvf_decode_args call_of(play *x, uint32_t layer, uint32_t row, uint32_t r
                              .sequences = x->s + row,
                              .q = x->q + at * x->q_row,
                              .k = x->k + at * x->k_row,
-                             .v = x->v + at * x->k_row,
-                             .out = x->out + at * x->q_row,
+                             .v = x->v + at * x->v_row,
+                             .out = x->out + at * x->out_row,
                              .lse = x->lse + at * x->p->config.query_heads};
 }
 
@@ -349,15 +350,17 @@ static void play_open(play *x, const round_plan *p, way how)
     *x = (play){.p = p,
                 .way = how,
                 .q_row = p->config.query_heads * p->config.head_dim * size,
-                .k_row = p->config.kv_heads * p->config.head_dim * size};
+                .k_row = p->config.kv_heads * p->config.head_dim * size,
+                .v_row = p->config.kv_heads * test_value_dim(&p->config) * size,
+                .out_row = p->config.query_heads * test_value_dim(&p->config) * size};
     test_world_open(&x->w, &rc, &config);
     test_ok(&x->w, kvf_stream_create(x->w.runtime, &x->other));
     x->stream = x->w.stream;
     open_prune(x);
     x->q = test_alloc(places * x->q_row);
     x->k = test_alloc(places * x->k_row);
-    x->v = test_alloc(places * x->k_row);
-    x->out = test_alloc(places * x->q_row);
+    x->v = test_alloc(places * x->v_row);
+    x->out = test_alloc(places * x->out_row);
     x->lse = test_alloc(places * p->config.query_heads * sizeof(float));
     for (uint32_t i = 0; i < p->d.batch; i++)
         prompt(x, i);
@@ -386,7 +389,7 @@ static void step(play *x, uint32_t n, uint32_t rows)
             const uint32_t token = (p->rows[i].step + n) % TOKENS;
             memcpy(x->q + at * x->q_row, test_q(&p->t, layer, token), x->q_row);
             memcpy(x->k + at * x->k_row, test_k(&p->t, layer, token), x->k_row);
-            memcpy(x->v + at * x->k_row, test_v(&p->t, layer, token), x->k_row);
+            memcpy(x->v + at * x->v_row, test_v(&p->t, layer, token), x->v_row);
         }
     for (uint32_t i = 0; i < 2; i++)
         if (x->recordings[i] && x->counts[i] == rows && kvf_replay_is_possible(x->recordings[i])) {
@@ -463,10 +466,11 @@ static void compare(const play *a, const play *b, uint32_t n)
 {
     const round_plan *p = a->p;
     const size_t places = (size_t)p->d.layers * p->d.batch;
-    const size_t lses = places * p->config.query_heads, elements = lses * p->config.head_dim;
+    const size_t lses = places * p->config.query_heads;
+    const size_t elements = lses * test_value_dim(&p->config);
     const double off = test_distance(a->out, b->out, p->config.dtype, elements);
     const double lse_off = test_distance(a->lse, b->lse, KVF_FP32, lses);
-    const int is_same = memcmp(a->out, b->out, places * a->q_row) == 0 &&
+    const int is_same = memcmp(a->out, b->out, places * a->out_row) == 0 &&
                         memcmp(a->lse, b->lse, lses * sizeof(float)) == 0;
     const int is_near = off <= test_tolerance(p->config.dtype) && lse_off <= TEST_LSE_TOLERANCE;
     if (b->way == ON_HOST ? !is_near : !is_same)

@@ -36,6 +36,10 @@ static void bits_are_those_of_sequences(void **state)
         if (bc.cache.pages != KVF_PAGES_NATIVE && i % 2)
             bc.cache.pages = KVF_PAGES_K8V8;
         bc.cache.value_dim = i % 4 == 2 && !test_on_cuda() ? 32 : 0;
+        if (i == 10 && test_on_cuda() && bc.cache.pages == KVF_PAGES_NATIVE) {
+            bc.cache.head_dim = 192; /* the one size whose values are narrower there */
+            bc.cache.value_dim = 128;
+        }
         bc.cache.page_size = 1u << i % 7;
         bc.cache.budget_tokens = test_on_cuda() ? 128 : 192;
         bc.cache.budget_share = i < 6 && i % 2 ? 0.6f : 0.0f;

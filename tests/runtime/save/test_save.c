@@ -60,6 +60,10 @@ static void continues_bit_for_bit(void **state)
         check_case(c, SAVE_PROMPT, 11);
         check_case(c, SAVE_PROMPT, 0); /* before the first refresh */
     }
+    /* Values narrower than keys, in the widths that a GPU has, too. */
+    check_case(&(save_case){"narrow values", "digest=codes select=dynamic page_size=4 head_dim=192 "
+                                             "value_dim=128"},
+               SAVE_PROMPT, SAVE_STEPS / 2);
 }
 
 static void continues_from_little(void **state)
