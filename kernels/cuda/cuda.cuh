@@ -294,13 +294,6 @@ static __device__ __forceinline__ uint32_t kvf_add_in_order(uint32_t *word, uint
 }
 
 /* Words that host threads and other streams see. */
-static __device__ __forceinline__ uint32_t kvf_load_acquire_system(const uint32_t *word)
-{
-    uint32_t v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
-    return v;
-}
-
 static __device__ __forceinline__ void kvf_store_release_system(uint32_t *word, uint32_t value)
 {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");

@@ -725,11 +725,6 @@ void kvf_disk_tier_stats_reset(kvf_disk_tier *t)
     t->stats = (kvf_disk_stats){0};
 }
 
-int kvf_disk_tier_file(const kvf_disk_tier *t)
-{
-    return t->file.buffered;
-}
-
 bool kvf_disk_tier_is_valid(const kvf_disk_tier *t)
 {
     uint32_t free_page_frames = 0, coming = 0, dirty = 0, writing = 0, reading = 0;

@@ -192,7 +192,6 @@ KVF_CHECKED kvf_status kvf_disk_tier_copy_in(kvf_disk_tier *tier, uint32_t bundl
 
 void kvf_disk_tier_stats(const kvf_disk_tier *tier, kvf_disk_stats *out);
 void kvf_disk_tier_stats_reset(kvf_disk_tier *tier);
-int kvf_disk_tier_file(const kvf_disk_tier *tier);
 /* Walks everything: whether the invariants hold. */
 bool kvf_disk_tier_is_valid(const kvf_disk_tier *tier);
 

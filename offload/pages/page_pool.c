@@ -133,11 +133,6 @@ static uint32_t find_single(kvf_page_pool *pool)
     return pool->free_look;
 }
 
-kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out)
-{
-    return kvf_page_pool_acquire_near(pool, KVF_BLOCK_NONE, out);
-}
-
 kvf_status kvf_page_pool_acquire_near(kvf_page_pool *pool, kvf_block near, kvf_block *out)
 {
     uint32_t index = near.index + 1; /* 0 after none */

@@ -72,10 +72,9 @@ uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks,
 /* Bytes of a bundle, in memory and in the file. */
 size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks);
 
-/* KVF_FULL when none is free (without a message: the caller knows the field). References = 1. */
-KVF_CHECKED kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out);
-/* The one after `near` if it is free and of the same bundle, else one of a bundle that nobody has
- * blocks of, while there is any. */
+/* The block after `near` (which may be KVF_BLOCK_NONE) if it is free and of the same bundle, else
+ * one of a bundle that nobody has blocks of, while there is any. References = 1. KVF_FULL when none
+ * is free, without a message: the caller knows the field. */
 KVF_CHECKED kvf_status kvf_page_pool_acquire_near(kvf_page_pool *pool, kvf_block near,
                                                   kvf_block *out);
 void kvf_page_pool_share(kvf_page_pool *pool, kvf_block block);   /* references + 1 */

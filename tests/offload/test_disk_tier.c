@@ -135,8 +135,8 @@ static void neighbours_share_a_bundle(void **state)
     }
     /* Until none is left, wherever it is. */
     for (uint32_t i = 18; i < BLOCKS; i++)
-        RIG_OK(kvf_page_pool_acquire(&t.pool, &a));
-    assert_int_equal(kvf_page_pool_acquire(&t.pool, &a), KVF_FULL);
+        RIG_OK(kvf_page_pool_acquire_near(&t.pool, KVF_BLOCK_NONE, &a));
+    assert_int_equal(kvf_page_pool_acquire_near(&t.pool, KVF_BLOCK_NONE, &a), KVF_FULL);
     assert_true(kvf_page_pool_is_valid(&t.pool));
     close_pool(&t);
 }
@@ -149,7 +149,7 @@ static void a_crowd_is_refused(void **state)
     open_pool(&t, 1);
     kvf_disk_tier_call(t.pool.tier);
     for (uint32_t i = 0; i <= PAGE_FRAMES; i++) {
-        RIG_OK(kvf_page_pool_acquire(&t.pool, &blocks[i]));
+        RIG_OK(kvf_page_pool_acquire_near(&t.pool, KVF_BLOCK_NONE, &blocks[i]));
         want(&t, blocks[i]);
     }
     assert_int_equal(kvf_disk_tier_bring(t.pool.tier), KVF_FULL);
@@ -211,7 +211,7 @@ static void requests_to_others(void **state)
         if (i == 2 * PAGE_FRAMES) /* whatever the tier has is below */
             for (int file = 3; file < first; file++)
                 assert_int_equal(dup2(other, file), file);
-        RIG_OK(kvf_page_pool_acquire(&t.pool, &blocks[i]));
+        RIG_OK(kvf_page_pool_acquire_near(&t.pool, KVF_BLOCK_NONE, &blocks[i]));
         want(&t, blocks[i]);
         const kvf_status status = kvf_disk_tier_bring(t.pool.tier);
         failed += status != KVF_OK;

@@ -33,7 +33,7 @@ static void pick_used(const model *m, rig_random *random, kvf_block *out)
 static void acquire(kvf_page_pool *pool, model *m)
 {
     kvf_block block;
-    kvf_status status = kvf_page_pool_acquire(pool, &block);
+    kvf_status status = kvf_page_pool_acquire_near(pool, KVF_BLOCK_NONE, &block);
     if (m->free_count == 0) {
         assert_int_equal(status, KVF_FULL);
         assert_int_equal(block.index, KVF_BLOCK_NONE.index);
@@ -103,7 +103,7 @@ static void test_fresh_order(void **state)
     char *first = kvf_page_pool_host(&pool, (kvf_block){0});
     for (uint32_t i = 0; i < BLOCKS; i++) {
         kvf_block block;
-        RIG_OK(kvf_page_pool_acquire(&pool, &block));
+        RIG_OK(kvf_page_pool_acquire_near(&pool, KVF_BLOCK_NONE, &block));
         assert_int_equal(block.index, i);
         assert_ptr_equal(kvf_page_pool_host(&pool, block), first + i * BLOCK_BYTES);
         assert_ptr_equal(kvf_page_pool_lasting(&pool, block), first + i * BLOCK_BYTES);

@@ -55,7 +55,7 @@ static void the_file_is_private(void **state)
     test_world w;
     struct stat about;
     test_world_open(&w, NULL, &config);
-    assert_int_equal(fstat(kvf_disk_tier_file(w.cache->kv_groups[0].pool.tier), &about), 0);
+    assert_int_equal(fstat(w.cache->kv_groups[0].pool.tier->file.buffered, &about), 0);
     assert_int_equal(about.st_mode & 07777, 0600);
     assert_int_equal(about.st_nlink, 0);
     assert_int_equal((uint64_t)about.st_size, kvf_cache_memory(w.cache)->disk_bytes);

@@ -237,7 +237,9 @@ static void a_fork_keeps_for_itself(void **state)
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &twin));
         for (kvf_block b; !has_room && w.cache->kv_groups[0].pool.free_count;)
-            assert_int_equal(kvf_page_pool_acquire(&w.cache->kv_groups[0].pool, &b), KVF_OK);
+            assert_int_equal(
+                kvf_page_pool_acquire_near(&w.cache->kv_groups[0].pool, KVF_BLOCK_NONE, &b),
+                KVF_OK);
         uint32_t *ids = retain_choose(&r, c.kv_heads, &(subset){n, count, 0, 40});
         const keeping x = {ids, count, exact_from(child)};
         test_expect(w.runtime, keep_at_last(&w, &h, child, twin, &x, work),

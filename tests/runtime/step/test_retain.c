@@ -326,7 +326,9 @@ static void a_fork_keeps_for_itself(void **state)
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &twin));
         while (!has_room && w.cache->kv_groups[0].pool.free_count) { /* none is left */
             kvf_block block;
-            assert_int_equal(kvf_page_pool_acquire(&w.cache->kv_groups[0].pool, &block), KVF_OK);
+            assert_int_equal(
+                kvf_page_pool_acquire_near(&w.cache->kv_groups[0].pool, KVF_BLOCK_NONE, &block),
+                KVF_OK);
         }
         uint32_t *ids =
             retain_choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .front = 40});
