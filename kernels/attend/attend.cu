@@ -311,8 +311,8 @@ static __device__ __forceinline__ void do_plain(const kvf_attend_args &a, const 
     }
 }
 
-/* Four blocks of a multiprocessor: else the compiler spills to have seven. */
-static __global__ void __launch_bounds__(KVF_PLAIN_THREADS, 4)
+/* Five blocks of a multiprocessor: else the compiler spills to have seven. */
+static __global__ void __launch_bounds__(KVF_PLAIN_THREADS, 5)
     attend_plain(const __grid_constant__ kvf_attend_args a)
 {
     kvf_split split;

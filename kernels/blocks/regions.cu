@@ -108,15 +108,15 @@ static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
     const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
     const uint32_t number = blockIdx.x / a.kv_heads, head = blockIdx.x % a.kv_heads;
+    const uint32_t token = (uint32_t)kvf_token_bytes(&p->shape), run = p->block_size * token;
     const uint32_t one = c->streaming.number[a.layer * a.kv_heads + head];
     const kvf_row *row = &c->row[number];
     const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
     const uint32_t count = one ? kvf_ring_spans(&c->streaming.ring, row->length) : 0;
     const size_t tail = (size_t)c->region[number] * c->streaming.heads + (one ? one - 1 : 0);
     /* Without tails only to count from: spans get other pages below. */
-    char *blocks = c->streaming.tails
-                       ? c->streaming.tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
-                       : kvf_physical_home(c, a.layer, 0);
+    char *blocks = c->streaming.tails ? c->streaming.tails + tail * kvf_tail_blocks(c) * run
+                                      : kvf_physical_home(c, a.layer, 0);
     uint64_t sums = 0; /* brought << 32 | attended */
     if (threadIdx.x == 0)
         a.span_count[blockIdx.x] = count;
@@ -126,13 +126,13 @@ static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
         const size_t first = tail * kvf_tail_tokens(c) +
                              (size_t)kvf_ring_block(&c->streaming.ring, page) * p->block_size;
         if (!c->streaming.tails)
-            span.page = kvf_physical_home(c, a.layer, physical[page]) + head * kvf_run_bytes(p);
+            span.page = kvf_physical_home(c, a.layer, physical[page]) + head * run;
         for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->streaming.tails && t < span.count;
              t += WARPS)
             if (!(span.skip >> t & 1)) /* the same for a whole warp */
-                sums += (uint64_t)bring<is_quantized>(
-                            c, a.layer, physical[page], head, t, &c->streaming.tags[first + t],
-                            (char *)(uintptr_t)span.page + t * kvf_token_bytes(&p->shape))
+                sums += (uint64_t)bring<is_quantized>(c, a.layer, physical[page], head, t,
+                                                      &c->streaming.tags[first + t],
+                                                      (char *)(uintptr_t)span.page + t * token)
                         << 32;
         if (threadIdx.x != 0)
             continue;

@@ -138,13 +138,13 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 {
     const kvf_paging *p = &a.paging;
     const kvf_row *row = a.row;
-    const size_t head = blockIdx.x, token = kvf_token_bytes(&p->shape);
+    const size_t head = blockIdx.x, token = 2 * kvf_row_bytes(&p->shape); /* as wide values */
     const size_t home = kvf_stored_page_bytes(&p->shape), all = kvf_stored_run_bytes(p);
     const uint32_t page_size = p->shape.page_size, first = threadIdx.x / KVF_CODE_LANES;
     char *quantized = kvf_shared();
     for (uint32_t b = row->sealed_before; b < row->sealed; b++) {
         const uint32_t *ids = a.ids + head * a.stride + b * p->block_size;
-        char *exact = a.wide + b * kvf_block_bytes(p) + head * kvf_run_bytes(p);
+        char *exact = a.wide + (b * p->kv_heads + head) * p->block_size * token;
         char *to = (char *)row->pool[b - row->sealed_before] + head * all;
         const uint64_t sink = kvf_sink_bits(p, b);
         for (uint32_t i = threadIdx.x; i < all / 16; i += blockDim.x)

@@ -127,7 +127,7 @@ static void head_dims_are_multiples_of_16(void **state)
     }
 }
 
-/* Of values that are narrower than keys a GPU takes the first two. */
+/* A GPU takes the first two of these values narrower than keys. */
 static void values_are_narrower(void **state)
 {
     static const geometry narrow[] = {
