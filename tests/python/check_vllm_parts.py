@@ -388,6 +388,12 @@ class Refusals(unittest.TestCase):
                 0, False, {"devices": [{**machine["devices"][0], "records_graphs": records}]})
             self.assertIn(text, str(told))
 
+    def test_values_narrower_than_keys(self):
+        for wanted, *given in ((128, 192, 128, "cpu"), (64, 64, 48, "cpu"), (64, 64, 64, "cpu"), (80, 64, 80, "cpu"),
+                               (128, 192, 128, "cuda"), (128, 192, 96, "cuda"), (160, 192, 160, "cuda"),
+                               (64, 64, 32, "cuda"), (128, 128, 128, "cuda")):
+            self.assertEqual(refusals.width_in_pages(*given), wanted, given)
+
     def test_blocks(self):
         plain = dict(sliding_window=None, attention_chunk_size=None, non_causal=False)
         refusals.check_spec(types.SimpleNamespace(**plain))

@@ -28,9 +28,9 @@ from .._blocks import Blocks
 from .._errors import Unsupported
 from ..capi import BlockRows, PutArgs
 from .arrays import Arrays
-from .pool import Heads, Pool, ground_of, look, width_in_pages
+from .pool import Heads, Pool, ground_of, look
 from .refusals import (BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse,
-                       why_not_captured)
+                       why_not_captured, width_in_pages)
 from .regions import Followed, Regions
 from .rows import Rows as PassRows, Run, part, runs_of
 from .verify import Rows
@@ -182,8 +182,8 @@ class Impl(AttentionImpl[Pass]):
         check_engine(self.config)
         look()
         self.value_size = value_size or head_size
-        self.heads = Heads(num_heads, num_kv_heads or num_heads, head_size,
-                           width_in_pages(head_size, self.value_size), float(scale))
+        width = width_in_pages(head_size, self.value_size, self.config.device_config.device_type)
+        self.heads = Heads(num_heads, num_kv_heads or num_heads, head_size, width, float(scale))
         ground_of(self.config, self.heads)
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype

@@ -273,12 +273,6 @@ class Heads(NamedTuple):
     scale: float
 
 
-def width_in_pages(head_size: int, value_size: int) -> int:
-    """The elements of a value in pages: as many as of a key where the library does not take narrower ones."""
-    is_taken = current_platform.is_cpu() and (head_size - value_size) % 32 == 0
-    return value_size if is_taken else max(head_size, value_size)
-
-
 class Ground(NamedTuple):
     """The runtime that a pool stands on, there before weights are loaded."""
     config: Any
