@@ -50,16 +50,14 @@
  *   kvf_allocator, kvf_link_times, kvf_link_line, kvf_prune_profile and kvf_structkv_measures are
  *   whole, and never change.
  * - Threads: one at a time uses a cache and handles made from it, not always the same one; caches
- *   are independent. Any may use a runtime at any time; one at a time enqueues on a stream, and any
- *   may wait.
+ *   are independent. Any uses a runtime at any time; one at a time enqueues on a stream, any waits.
  * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
  *   whichever stream it is on; work of different caches has an order only within a stream.
  * - Errors: a thread has its own last error, see kvf_runtime_error.
  * - fork(): a child has no handles. Whatever it calls with those of its parent is KVF_INVALID, or
  *   reads zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
  *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
- *   device if its parent used a GPU: CUDA does not work in a child. Other ways to make a process,
- *   as clone(), are not noticed.
+ *   device if its parent used a GPU: CUDA does not work in a child. clone() and such go unnoticed.
  * - Signals: the library takes and blocks none. Its threads run with the mask of whoever opened the
  *   runtime, created the stream or began to save; block there what only other threads shall get. No
  *   function may be called from a handler.
@@ -533,6 +531,9 @@ typedef struct kvf_cache_config {
     uint32_t disk_bundle_bytes; /**< least that is read and written together; 0 = 128 KiB */
     uint32_t reserved;          /**< 0 */
     uint32_t value_dim; /**< head_dim less a multiple of 32 (GPU: 128 of 192); 0 = head_dim */
+    /** [layers]: streaming_recent of each layer, 0 in layers where no head streams. NULL = the same
+     * in all; so is it in settings if all are equal. Borrowed for the call. */
+    const uint32_t *layer_windows;
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init_sized(kvf_cache_config *config, size_t size);
@@ -898,8 +899,7 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
  * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
  * @return as kvf_attend_pages
  *
- * Stream: enqueues on @p stream; with a disk tier the call waits for the lists, and until their
- * pages are in memory.
+ * Stream: enqueues on @p stream; with a disk tier the call waits for the lists and their pages.
  */
 KVF_API KVF_CHECKED kvf_status kvf_read_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
                                                     size_t args_size, const kvf_page_lists *lists,

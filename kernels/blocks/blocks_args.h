@@ -59,12 +59,11 @@ typedef struct kvf_physical_coarse {
 
 /* Streaming heads: their tails. */
 typedef struct kvf_physical_streaming {
-    const uint32_t *number; /* [layers, kv_heads] 1 + number of a streaming head, or 0 */
-    uint32_t heads;         /* of all layers */
-    kvf_ring ring;          /* of a tail, which has one head; its pages are runs */
-    char *tails;            /* [regions, heads, blocks of ring, run bytes]; NULL = they are attended
-                               in the physical blocks */
-    kvf_physical_tag *tags; /* [regions, heads, tokens of ring] */
+    const uint32_t *number; /* [layers, kv_heads] 1 + number of the layer's streaming head, or 0 */
+    uint64_t blocks;        /* of all tails of a region, layer by layer */
+    char *tails;            /* [regions, blocks, run bytes]; NULL = they are attended in the
+                               physical blocks */
+    kvf_physical_tag *tags; /* [regions, blocks, block_size] */
 } kvf_physical_streaming;
 
 /* One description of all of it, in device memory; its arrays are, too. rows of a call <= regions.
@@ -218,7 +217,9 @@ typedef struct kvf_gather_window_args {
     uint32_t layer;
     uint32_t rows;
     uint32_t kv_heads;
-    uint32_t spans_max;   /* blocks of ring */
+    kvf_ring ring;        /* of a tail, which has one head; its pages are runs */
+    uint64_t first;       /* block of the layer's first tail among those of a region */
+    uint32_t spans_max;   /* kvf_ring_total */
     kvf_span *spans;      /* [rows * kv_heads, spans_max] out */
     uint32_t *span_count; /* [rows * kv_heads] out */
 } kvf_gather_window_args;
@@ -380,22 +381,17 @@ KVF_INLINE size_t kvf_region_head(const kvf_physical_blocks *c, uint32_t region,
     return ((size_t)region * c->layers + layer) * c->paging.kv_heads + head;
 }
 
-/* Blocks, and tokens, that a tail has room for. */
-KVF_INLINE uint32_t kvf_tail_blocks(const kvf_physical_blocks *c)
+/* The first block of a tail among those of all regions; `one` is the head's streaming.number. */
+KVF_INLINE size_t kvf_tail_block(const kvf_gather_window_args *a, uint32_t region, uint32_t one)
 {
-    return c->streaming.ring.sink_blocks + c->streaming.ring.ring_blocks;
-}
-
-KVF_INLINE uint32_t kvf_tail_tokens(const kvf_physical_blocks *c)
-{
-    return kvf_tail_blocks(c) * c->paging.block_size;
+    return region * a->blocks->streaming.blocks + a->first +
+           (one ? one - 1 : 0) * kvf_ring_total(&a->ring);
 }
 
 /* Page of a row that span i of a tail is. */
-KVF_INLINE uint32_t kvf_tail_page(const kvf_physical_blocks *c, uint32_t length, uint32_t i)
+KVF_INLINE uint32_t kvf_tail_page(const kvf_ring *r, uint32_t length, uint32_t i)
 {
-    const uint32_t sinks = c->streaming.ring.sink_blocks;
-    return i < sinks ? i : kvf_ring_first(&c->streaming.ring, length) + (i - sinks);
+    return i < r->sink_blocks ? i : kvf_ring_first(r, length) + (i - r->sink_blocks);
 }
 
 /* A row that knows where slots are, and nothing else. */

@@ -112,19 +112,18 @@ static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
     const uint32_t one = c->streaming.number[a.layer * a.kv_heads + head];
     const kvf_row *row = &c->row[number];
     const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
-    const uint32_t count = one ? kvf_ring_spans(&c->streaming.ring, row->length) : 0;
-    const size_t tail = (size_t)c->region[number] * c->streaming.heads + (one ? one - 1 : 0);
+    const uint32_t count = one ? kvf_ring_spans(&a.ring, row->length) : 0;
+    const size_t tail = kvf_tail_block(&a, c->region[number], one);
     /* Without tails only to count from: spans get other pages below. */
-    char *blocks = c->streaming.tails ? c->streaming.tails + tail * kvf_tail_blocks(c) * run
-                                      : kvf_physical_home(c, a.layer, 0);
+    char *blocks =
+        c->streaming.tails ? c->streaming.tails + tail * run : kvf_physical_home(c, a.layer, 0);
     uint64_t sums = 0; /* brought << 32 | attended */
     if (threadIdx.x == 0)
         a.span_count[blockIdx.x] = count;
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t page = kvf_tail_page(c, row->length, i);
-        kvf_span span = kvf_ring_span(&c->streaming.ring, blocks, row->length, 0, i);
-        const size_t first = tail * kvf_tail_tokens(c) +
-                             (size_t)kvf_ring_block(&c->streaming.ring, page) * p->block_size;
+        const uint32_t page = kvf_tail_page(&a.ring, row->length, i);
+        kvf_span span = kvf_ring_span(&a.ring, blocks, row->length, 0, i);
+        const size_t first = (tail + kvf_ring_block(&a.ring, page)) * p->block_size;
         if (!c->streaming.tails)
             span.page = kvf_physical_home(c, a.layer, physical[page]) + head * run;
         for (uint32_t t = threadIdx.x / KVF_WARP_LANES; c->streaming.tails && t < span.count;

@@ -85,22 +85,20 @@ void kvf_gather_window_ref(const void *args, uint32_t task)
     const uint32_t one = c->streaming.number[a->layer * a->kv_heads + head];
     const kvf_row *row = &c->row[number];
     const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
-    const uint32_t count = one ? kvf_ring_spans(&c->streaming.ring, row->length) : 0;
-    const size_t tail = (size_t)c->region[number] * c->streaming.heads + (one ? one - 1 : 0);
+    const uint32_t count = one ? kvf_ring_spans(&a->ring, row->length) : 0;
+    const size_t tail = kvf_tail_block(a, c->region[number], one);
     /* Without tails only to count from: spans get other pages below. */
-    char *blocks = c->streaming.tails
-                       ? c->streaming.tails + tail * kvf_tail_blocks(c) * kvf_run_bytes(p)
-                       : kvf_physical_home(c, a->layer, 0);
+    char *blocks = c->streaming.tails ? c->streaming.tails + tail * kvf_run_bytes(p)
+                                      : kvf_physical_home(c, a->layer, 0);
     uint64_t brought = 0, attended = 0;
     a->span_count[task] = count;
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t page = kvf_tail_page(c, row->length, i);
-        kvf_span span = kvf_ring_span(&c->streaming.ring, blocks, row->length, 0, i);
+        const uint32_t page = kvf_tail_page(&a->ring, row->length, i);
+        kvf_span span = kvf_ring_span(&a->ring, blocks, row->length, 0, i);
         if (c->streaming.tails)
-            brought +=
-                bring_span(a, physical[page], head, &span,
-                           c->streaming.tags + tail * kvf_tail_tokens(c) +
-                               (size_t)kvf_ring_block(&c->streaming.ring, page) * p->block_size);
+            brought += bring_span(a, physical[page], head, &span,
+                                  c->streaming.tags +
+                                      (tail + kvf_ring_block(&a->ring, page)) * p->block_size);
         else
             span.page = kvf_physical_home(c, a->layer, physical[page]) + head * kvf_run_bytes(p);
         attended += (uint64_t)__builtin_popcountll(kvf_live_bits(span.count, span.skip));

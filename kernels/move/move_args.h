@@ -86,7 +86,7 @@ typedef struct kvf_ring_args {
     kvf_ring ring;
     uint32_t rows;
     uint32_t kv_heads;    /* of k and v */
-    uint32_t spans_max;   /* >= sink_blocks + ring_blocks */
+    uint32_t spans_max;   /* >= kvf_ring_total */
     const uint32_t *head; /* [ring.heads] of kv_heads; NULL = 0, 1, ... */
     const kvf_row *row;   /* [rows]: ring, fault, fault_key, length; nothing else is looked at */
     const void *k;        /* [rows, kv_heads, head_dim] */
@@ -97,6 +97,12 @@ typedef struct kvf_ring_args {
 KVF_TASKS(ring, kvf_ring_args, a->rows * a->ring.heads)
 
 /* ---- rings of streaming heads ---- */
+
+/* Blocks of a ring, those of the sink included. */
+KVF_INLINE uint32_t kvf_ring_total(const kvf_ring *r)
+{
+    return r->sink_blocks + r->ring_blocks;
+}
 
 /* Block of page p among those of a row. */
 KVF_INLINE uint32_t kvf_ring_block(const kvf_ring *r, uint32_t page)

@@ -52,7 +52,7 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
         lib.kvf_cache_config_preset(byref(config), names.get(str(preset), preset))
     if "dtype" in settings:
         settings["dtype"] = dtype_of(settings["dtype"])
-    mask = settings.pop("head_mask", None)
+    mask, windows = settings.pop("head_mask", None), settings.pop("layer_windows", None)
     if callable(settings.get("select")):
         keep.append(_policies.select_function(settings.pop("select"), errors))
         config.select, config.select_fn = Select.CUSTOM, ctypes.cast(keep[-1], ctypes.c_void_p)
@@ -64,6 +64,13 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
                 mask.shape, config.layers, config.kv_heads))
         keep.append(mask)
         config.head_mask = mask.ctypes.data
+    if windows is not None:
+        windows = np.ascontiguousarray(windows, dtype=np.uint32)
+        if windows.shape != (config.layers,):
+            raise Invalid("layer_windows has shape %s: it must have a number for each of %d layers" % (
+                windows.shape, config.layers))
+        keep.append(windows)
+        config.layer_windows = windows.ctypes.data
     return config
 
 
@@ -115,6 +122,7 @@ class Cache(Handle):
     select      a policy by name, or a function `select(view: SelectView)` that returns page ids
     preset      "prkv": the policy after that paper (docs/run.md says what differs)
     head_mask   [layers, kv_heads]: 1 = hot head, 2 = coarse head, 0 = streaming head
+    layer_windows  [layers]: newest tokens that streaming heads of each layer see, 0 where none streams
     settings    see `kvferry.settings("cache")`: budget_tokens, page_size, value_dim, ...
 
     Calls take NumPy arrays, torch tensors, Buffers, or anything with DLPack, and copy none of them.

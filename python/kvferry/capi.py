@@ -129,7 +129,7 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
     u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
     enum fill group_reduce transfer; u64 device_bytes; ptr select_fn select_user; u32 verify_interval
     phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
-    observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes reserved value_dim""")
+    observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes reserved value_dim; ptr layer_windows""")
 Form = _struct("kvf_form", "size size; f32 scale; ptr sinks; f32 soft_cap")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;

@@ -10,6 +10,7 @@
  */
 
 #include "block_store.h"
+#include "rings.h"
 
 #include <string.h>
 
@@ -148,10 +149,8 @@ static kvf_poison_args poison_of(const kvf_blocks *blocks, uint32_t rows, void *
 static const uint32_t *streaming_of(const kvf_blocks *blocks, uint32_t layer)
 {
     const kvf_physical_blocks *c = &blocks->physical;
-    const size_t first = (size_t)layer * c->paging.kv_heads;
-    return c->streaming.number &&
-                   memchr(blocks->kinds + first, KVF_HEAD_STREAMING, c->paging.kv_heads)
-               ? c->streaming.number + first
+    return blocks->tails.of && blocks->tails.of[layer].ring.heads
+               ? c->streaming.number + (size_t)layer * c->paging.kv_heads
                : NULL;
 }
 
@@ -178,20 +177,23 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
 {
     const kvf_physical_blocks *c = &blocks->physical;
     const kvf_block_tails *t = &blocks->tails;
+    const kvf_block_tail *tail = &t->of[step->layer];
     const kvf_gather_window_args gather_window = {.blocks = blocks->constants.physical,
                                                   .pages = c->paging.shape.pages,
                                                   .layer = step->layer,
                                                   .rows = step->rows,
                                                   .kv_heads = c->paging.kv_heads,
-                                                  .spans_max = kvf_tail_blocks(c),
+                                                  .ring = tail->ring,
+                                                  .first = tail->first,
+                                                  .spans_max = kvf_ring_total(&tail->ring),
                                                   .spans = t->spans,
                                                   .span_count = t->span_count};
-    const kvf_attend_args attend = {.shape = c->streaming.ring.shape,
+    const kvf_attend_args attend = {.shape = tail->ring.shape,
                                     .pass = KVF_PASS_ALL,
                                     .lists = step->rows * c->paging.kv_heads,
                                     .group = c->paging.group,
                                     .spans_max = gather_window.spans_max,
-                                    .split = t->split,
+                                    .split = kvf_ring_split(&tail->ring),
                                     .scale = kvf_step_form(step)->scale,
                                     .cap = kvf_step_form(step)->cap,
                                     .q = step->q,
@@ -199,11 +201,11 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                     .span_count = t->span_count,
                                     .partial_o = t->partial_o,
                                     .partial_lse = t->partial_lse};
-    const kvf_merge_args merge = {.shape = c->streaming.ring.shape,
+    const kvf_merge_args merge = {.shape = tail->ring.shape,
                                   .lists = attend.lists,
                                   .group = attend.group,
-                                  .splits_max = kvf_div_ceil_u32(attend.spans_max, t->split),
-                                  .split = t->split,
+                                  .splits_max = kvf_ring_splits(&tail->ring),
+                                  .split = attend.split,
                                   .span_count = t->span_count,
                                   .partial_o = t->partial_o,
                                   .partial_lse = t->partial_lse,
@@ -229,8 +231,8 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
     const size_t row = heads * kvf_row_bytes(&p->shape), out = heads * kvf_value_bytes(&p->shape);
     kvf_prefill_kernel_args piece = *all;
     piece.chunks.count = 0;
-    piece.sink = c->streaming.ring.sink;
-    piece.window = c->streaming.ring.recent;
+    piece.sink = blocks->tails.of[layer].ring.sink;
+    piece.window = blocks->tails.of[layer].ring.recent;
     piece.blocks = kvf_prefill_blocks(all, i);
     piece.out = blocks->tails.out;
     piece.lse = all->lse ? blocks->tails.lse : NULL;

@@ -116,6 +116,7 @@ static kvf_status own_kinds(kvf_blocks *blocks, kvf_cache_config *inner)
         mask[i] = inner->head_mask[i] == KVF_HEAD_STREAMING ? KVF_HEAD_HOT : inner->head_mask[i];
     }
     inner->head_mask = mask;
+    inner->layer_windows = NULL;
     return KVF_OK;
 }
 
@@ -166,18 +167,41 @@ static uint32_t number_coarse(const kvf_blocks *blocks, uint32_t *number)
     return count;
 }
 
-/* Likewise of streaming heads; 0 is none, so they count from 1. */
-static uint32_t number_streaming(const kvf_blocks *blocks, uint32_t *number)
+/* Likewise streaming heads of a layer; 0 is none, so they count from 1. */
+static uint32_t number_streaming(const kvf_blocks *blocks, uint32_t layer, uint32_t *number)
 {
-    const kvf_physical_blocks *c = &blocks->physical;
+    const uint32_t heads = blocks->physical.paging.kv_heads;
+    const uint8_t *kinds = blocks->kinds + (size_t)layer * heads;
     uint32_t count = 0;
-    for (uint32_t i = 0; blocks->kinds && i < c->layers * c->paging.kv_heads; i++) {
-        const bool streams = blocks->kinds[i] == KVF_HEAD_STREAMING;
+    for (uint32_t h = 0; h < heads; h++) {
+        const bool streams = kinds[h] == KVF_HEAD_STREAMING;
         count += streams;
         if (number)
-            number[i] = streams ? count : 0;
+            number[(size_t)layer * heads + h] = streams ? count : 0;
     }
     return count;
+}
+
+/* Tails of a region lie layer by layer; each is as long as its layer's window needs. */
+static kvf_status measure_tails(kvf_blocks *blocks, const kvf_cache_config *config)
+{
+    kvf_block_tails *t = &blocks->tails;
+    if (!kvf_config_has_heads(config, KVF_HEAD_STREAMING))
+        return KVF_OK;
+    t->of = kvf_alloc(blocks->context, config->layers, sizeof *t->of);
+    if (!t->of)
+        KVF_FAIL(blocks->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
+    for (uint32_t i = 0; i < config->layers; i++) {
+        const uint32_t heads = number_streaming(blocks, i, NULL);
+        if (heads == 0)
+            continue;
+        const kvf_ring ring = kvf_ring_of(config, &blocks->physical.paging, i);
+        t->of[i] = (kvf_block_tail){ring, blocks->physical.streaming.blocks};
+        t->blocks = kvf_max_u32(t->blocks, kvf_ring_total(&ring));
+        t->splits_max = kvf_max_u32(t->splits_max, kvf_ring_splits(&ring));
+        blocks->physical.streaming.blocks += (uint64_t)heads * kvf_ring_total(&ring);
+    }
+    return KVF_OK;
 }
 
 static void describe(kvf_blocks *blocks)
@@ -202,14 +226,6 @@ static void describe(kvf_blocks *blocks)
     if (d->paging.segments_max)
         blocks->physical.coarse.segments =
             (uint32_t)kvf_physical_count(&blocks->physical) / kvf_segment_blocks(&blocks->physical);
-    blocks->physical.streaming.heads = number_streaming(blocks, NULL);
-    if (blocks->physical.streaming.heads) {
-        kvf_rings rings;
-        kvf_rings_measure(c, &d->paging, &rings);
-        blocks->physical.streaming.ring = rings.ring;
-        blocks->physical.streaming.ring.heads = 1;
-        blocks->tails.split = rings.split;
-    }
 }
 
 static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_constants *c)
@@ -226,7 +242,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
     KVF_CARVE(k, c->bits, physical->paging.kv_heads, physical->paging.blocks_max);
     KVF_CARVE(k, c->coarse, physical->paging.segments_max ? physical->layers : 0,
               physical->paging.kv_heads);
-    KVF_CARVE(k, c->streaming, physical->streaming.heads ? physical->layers : 0,
+    KVF_CARVE(k, c->streaming, physical->streaming.blocks ? physical->layers : 0,
               physical->paging.kv_heads);
     KVF_CARVE(k, c->wide, blocks->cache->kv_groups[0].dims.wide_blocks);
 }
@@ -237,15 +253,13 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     kvf_physical_blocks *c = &blocks->physical;
     const kvf_paging *p = &c->paging;
     kvf_block_tails *t = &blocks->tails;
-    const uint64_t lists = c->streaming.heads ? (uint64_t)c->regions * p->lists : 0;
-    const uint64_t all = (uint64_t)c->regions * c->streaming.heads, used = lists ? 1 : 0;
-    const uint32_t run = kvf_tail_blocks(c);
-    const uint64_t splits = lists ? lists * kvf_div_ceil_u32(run, t->split) : 0;
+    const uint64_t used = c->streaming.blocks ? 1 : 0;
+    const uint64_t lists = used * c->regions * p->lists, splits = lists * t->splits_max;
     const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_value_bytes(&p->shape);
-    const uint64_t kept = kvf_brings_tokens(&blocks->cache->kv_groups[0]) ? all : 0;
-    KVF_CARVE(k, c->streaming.tails, kept, run, kvf_run_bytes(p));
-    KVF_CARVE(k, c->streaming.tags, kept, kvf_tail_tokens(c));
-    KVF_CARVE(k, t->spans, lists, run);
+    const uint64_t kept = kvf_brings_tokens(&blocks->cache->kv_groups[0]) ? c->regions : 0;
+    KVF_CARVE(k, c->streaming.tails, kept, c->streaming.blocks, kvf_run_bytes(p));
+    KVF_CARVE(k, c->streaming.tags, kept, c->streaming.blocks, p->block_size);
+    KVF_CARVE(k, t->spans, lists, t->blocks);
     KVF_CARVE(k, t->span_count, lists);
     KVF_CARVE(k, t->partial_o, splits, p->group, kvf_value_dim(&p->shape));
     KVF_CARVE(k, t->partial_lse, splits, p->group);
@@ -293,7 +307,7 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     return blocks_bytes;
 }
 
-static kvf_status plan(kvf_blocks *blocks)
+static kvf_status plan(kvf_blocks *blocks, const kvf_cache_config *config)
 {
     const kvf_cache *cache = blocks->cache;
     const kvf_cache_plan *inner = &cache->plan;
@@ -301,12 +315,11 @@ static kvf_status plan(kvf_blocks *blocks)
     kvf_carver k = {0};
     const uint64_t per_block = carve(blocks, &k);
     const uint64_t lists = (uint64_t)c->regions * c->paging.lists;
-    if (c->streaming.heads && lists * kvf_tail_blocks(c) > UINT32_MAX)
-        KVF_FAIL(
-            cache->context, KVF_INVALID,
-            "streaming_recent = %u with sequences_max = %u is more than any memory; lower it or "
-            "sequences_max",
-            cache->config.streaming_recent, c->regions);
+    if (lists * blocks->tails.blocks > UINT32_MAX)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "%s = %u with sequences_max = %u is more than any memory; lower it or "
+                 "sequences_max",
+                 kvf_streaming_name(config), config->streaming_recent, c->regions);
     if (k.bytes > KVF_CARVE_MAX)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "block_count = %u: tables of so many blocks are more than any memory; lower it, "
@@ -341,23 +354,24 @@ kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config 
     if (!blocks)
         KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for blocks of %zu bytes",
                  sizeof *blocks);
-    kvf_cache_config inner = inner_config(runtime, config), unused;
+    kvf_cache_config inner = inner_config(runtime, config), resolved;
     kvf_dims dims;
     blocks->context = runtime->context;
     kvf_context_hold(blocks->context);
     blocks->config = *config;
-    KVF_TRY(kvf_config_resolve(runtime, &inner, &unused, &dims)); /* before a mask is read */
+    KVF_TRY(kvf_config_resolve(runtime, &inner, &resolved, &dims)); /* before a mask is read */
     KVF_TRY(own_kinds(blocks, &inner));
     KVF_TRY(kvf_cache_create(runtime, &inner, &blocks->cache));
     KVF_TRY(check_heads(blocks));
     KVF_TRY(set_dims(blocks));
     describe(blocks);
+    KVF_TRY(measure_tails(blocks, &resolved));
     kvf_carver beside = {0};
     (void)carve(blocks, &beside);
     blocks->cache->device_beside = beside.bytes;
     KVF_TRY(kvf_calls_plan(blocks->cache, r));
     blocks->physical.paging = blocks->cache->kv_groups[0].dims.paging; /* with its slots */
-    return plan(blocks);
+    return plan(blocks, &resolved);
 }
 
 /* ---- memory ---- */
@@ -399,8 +413,8 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
         to->list_bits[l] = blocks->constants.bits;
     if (to->coarse)
         (void)number_coarse(blocks, to->coarse);
-    if (to->streaming)
-        (void)number_streaming(blocks, to->streaming);
+    for (uint32_t i = 0; to->streaming && i < blocks->physical.layers; i++)
+        (void)number_streaming(blocks, i, to->streaming);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         for (uint32_t b = 0; b < p->blocks_max; b++)
             to->bits[(size_t)h * p->blocks_max + b] = kvf_sink_bits(p, b);
@@ -468,6 +482,7 @@ void kvf_block_store_destroy(kvf_blocks *blocks)
         device->ops->memory_free(device, blocks->memory);
     kvf_free(blocks->context, blocks->bindings);
     kvf_context *context = blocks->context;
+    kvf_free(context, blocks->tails.of);
     kvf_free(context, blocks->kinds);
     kvf_free(context, blocks);
     kvf_context_release(context);

@@ -37,11 +37,19 @@ typedef struct kvf_block_constants {
     void **wide;                /* [wide_blocks] what chunks attend to; see kvf_block_prefill */
 } kvf_block_constants;
 
+/* Tails of a layer; ring.heads is 0 where no head streams. See kvf_gather_window_args. */
+typedef struct kvf_block_tail {
+    kvf_ring ring;
+    uint64_t first;
+} kvf_block_tail;
+
 /* To attend with streaming heads: room of one call. Pieces of a chunk have so many tokens. */
 #define KVF_BLOCK_PIECE 256u
 typedef struct kvf_block_tails {
-    uint32_t split;       /* spans per split */
-    kvf_span *spans;      /* [regions * kv_heads, blocks of a tail] */
+    kvf_block_tail *of;   /* [layers], on the host, or NULL */
+    uint32_t blocks;      /* of the longest */
+    uint32_t splits_max;  /* of a list */
+    kvf_span *spans;      /* [regions * kv_heads, blocks] */
     uint32_t *span_count; /* [regions * kv_heads] */
     float *partial_o;     /* [splits, group, value_dim] */
     float *partial_lse;   /* [splits, group] */
@@ -56,7 +64,7 @@ struct kvf_blocks {
     kvf_blocks_plan plan;
     kvf_physical_blocks physical;  /* as the device has them */
     kvf_block_constants constants; /* of the device */
-    kvf_block_tails tails;         /* likewise; without streaming heads all NULL */
+    kvf_block_tails tails;         /* likewise; without streaming heads all 0 */
     uint8_t *kinds;                /* [layers, kv_heads] head_mask as it was given, or NULL */
     uint64_t bytes;                /* of what follows */
     char *memory;                  /* of the device */

@@ -65,9 +65,10 @@ struct kvf_cache {
     kvf_device *device;
     kvf_cache_config config; /* resolved */
     kvf_cache_plan plan;
-    char *disk_path;    /* the settings' own */
-    uint8_t *head_mask; /* likewise, or NULL */
-    size_t frame_bytes; /* of the largest call; see kvf_calls_plan */
+    char *disk_path;         /* the settings' own */
+    uint8_t *head_mask;      /* likewise, or NULL */
+    uint32_t *layer_windows; /* likewise */
+    size_t frame_bytes;      /* of the largest call; see kvf_calls_plan */
 
     uint64_t device_beside; /* bytes on the device that its owner has besides */
     char *device_memory[3]; /* what tables are carved from: kv, digest, table */
@@ -122,6 +123,18 @@ static inline uint32_t kvf_place_head(const kvf_place *place, uint32_t kv_head)
 static inline bool kvf_has_streaming_heads(const kvf_cache *cache)
 {
     return cache->rings != NULL;
+}
+
+/* Newest tokens that streaming heads of a layer see. */
+static inline uint32_t kvf_streaming_recent(const kvf_cache_config *c, uint32_t layer)
+{
+    return c->layer_windows ? c->layer_windows[layer] : c->streaming_recent;
+}
+
+/* The setting that gives the longest of these, which is streaming_recent once it is resolved. */
+static inline const char *kvf_streaming_name(const kvf_cache_config *c)
+{
+    return c->layer_windows ? "the longest of layer_windows" : "streaming_recent";
 }
 
 /* Kinds of KV heads, as kvf_cache_config.head_mask has them. */

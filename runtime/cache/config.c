@@ -21,6 +21,7 @@
 
 #define TOKENS_MAX    (1u << 26)
 #define BLOCK_TOKENS  32u
+#define RECENT_MAX    (1u << 20)
 /* Rows of a step: the second dimension of a grid. */
 #define GPU_LISTS_MAX 65535u
 
@@ -154,7 +155,7 @@ static const kvf_setting rows[] = {
      .meaning = "share of its tokens that a coarse head scores by codes"},
     {FIELD(streaming_sink), COUNT(0, 1u << 16),
      .meaning = "first tokens that a streaming head attends"},
-    {FIELD(streaming_recent), COUNT(1, 1u << 20),
+    {FIELD(streaming_recent), COUNT(1, RECENT_MAX),
      .meaning = "newest tokens that a streaming head attends"},
     {FIELD(observe_window), COUNT(0, KVF_OBSERVE_WINDOW_MAX),
      .meaning = "newest queries that can score tokens; 0 = none"},
@@ -277,9 +278,34 @@ static kvf_status check_mask(kvf_context *context, const kvf_cache_config *c)
     return KVF_OK;
 }
 
+static bool layer_streams(const kvf_cache_config *c, uint32_t layer)
+{
+    return c->head_mask &&
+           memchr(c->head_mask + (size_t)layer * c->kv_heads, KVF_HEAD_STREAMING, c->kv_heads);
+}
+
 bool kvf_config_has_heads(const kvf_cache_config *c, uint8_t kind)
 {
     return c->head_mask && memchr(c->head_mask, kind, (size_t)c->layers * c->kv_heads);
+}
+
+/* A window where heads stream, and none elsewhere. */
+static kvf_status check_windows(kvf_context *context, const kvf_cache_config *c)
+{
+    for (uint32_t i = 0; c->layer_windows && i < c->layers; i++) {
+        const uint32_t window = c->layer_windows[i];
+        const bool streams = layer_streams(c, i);
+        if (streams && (window == 0 || window > RECENT_MAX))
+            KVF_FAIL(context, KVF_INVALID,
+                     "layer_windows[%u] = %u: must be from 1 to %u in a layer with streaming heads",
+                     i, window, RECENT_MAX);
+        if (!streams && window)
+            KVF_FAIL(context, KVF_INVALID,
+                     "layer_windows[%u] = %u: no head of the layer streams; write 0, or 0 for the "
+                     "heads in head_mask",
+                     i, window);
+    }
+    return KVF_OK;
 }
 
 /* Means are made of codes. */
@@ -295,12 +321,28 @@ static kvf_status check_coarse(kvf_context *context, const kvf_cache_config *c)
              i / c->kv_heads, i % c->kv_heads, kvf_select_name(c->select));
 }
 
+/* streaming_recent is the longest window; layers tell theirs only where one is shorter. */
+static void apply_windows(kvf_cache_config *c)
+{
+    const uint32_t *windows = c->layer_windows;
+    uint32_t least = UINT32_MAX, most = 0;
+    for (uint32_t i = 0; windows && i < c->layers; i++) {
+        most = kvf_max_u32(most, windows[i]);
+        least = windows[i] ? kvf_min_u32(least, windows[i]) : least;
+    }
+    if (most)
+        c->streaming_recent = most;
+    if (least >= most)
+        c->layer_windows = NULL;
+}
+
 /* Values that the policy and zeros leave open. */
 static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *policy,
                            kvf_cache_config *c)
 {
     if (!kvf_config_has_heads(c, KVF_HEAD_STREAMING) && !kvf_config_has_heads(c, KVF_HEAD_COARSE))
         c->head_mask = NULL;
+    apply_windows(c);
     if (c->softmax_scale == 0.0f)
         c->softmax_scale = 1.0f / sqrtf((float)c->head_dim);
     if (c->value_dim == 0)
@@ -573,6 +615,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     KVF_TRY(check_head_dim(runtime, context, config));
     KVF_TRY(check_pages(runtime, context, config));
     KVF_TRY(check_mask(context, config));
+    KVF_TRY(check_windows(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);
     KVF_ASSERT(policy);
     *resolved = *config;

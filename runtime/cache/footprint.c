@@ -50,7 +50,7 @@ static holder holder_of(const kvf_cache *cache, const kvf_layer *state, uint32_t
     const kvf_footprint_layer *shape = &cache->footprint.layers[layer];
     return (holder){.retrieval = shape->retrieval,
                     .streaming = shape->streaming,
-                    .ring = (uint64_t)c->streaming_sink + c->streaming_recent,
+                    .ring = (uint64_t)c->streaming_sink + kvf_streaming_recent(c, layer),
                     .block = cache->plan.block_size,
                     .local = c->local_tokens,
                     .sealed_max = c->sink_tokens + (state->steps ? shape->chosen : 0)};

@@ -38,6 +38,7 @@ static kvf_cache_config kv_group_config(const kvf_cache *cache, const kvf_cache_
 {
     kvf_cache_config c = *config;
     c.head_mask = NULL;
+    c.layer_windows = NULL;
     c.disk_path = cache->config.disk_path;
     c.layers = layers_with(cache, r);
     c.query_heads = config->query_heads / config->kv_heads * r;
@@ -100,7 +101,7 @@ static kvf_status share_memory(kvf_cache *cache, const page_bytes *sum, kvf_cach
 
 /* ---- KV groups ---- */
 
-/* The settings' mask becomes a copy. */
+/* The settings' mask and windows become copies. */
 static kvf_status own_mask(kvf_cache *cache)
 {
     kvf_cache_config *c = &cache->config;
@@ -108,10 +109,13 @@ static kvf_status own_mask(kvf_cache *cache)
     if (!c->head_mask)
         return KVF_OK;
     cache->head_mask = kvf_alloc(cache->context, cells, sizeof *cache->head_mask);
-    if (!cache->head_mask)
+    cache->layer_windows = kvf_alloc(cache->context, c->layers, sizeof *cache->layer_windows);
+    if (!cache->head_mask || !cache->layer_windows)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
-    memcpy(cache->head_mask, c->head_mask, cells);
-    c->head_mask = cache->head_mask;
+    c->head_mask = memcpy(cache->head_mask, c->head_mask, cells);
+    if (c->layer_windows)
+        c->layer_windows =
+            memcpy(cache->layer_windows, c->layer_windows, c->layers * sizeof *c->layer_windows);
     return KVF_OK;
 }
 
@@ -199,6 +203,7 @@ void kvf_kv_groups_destroy(kvf_cache *cache)
     kvf_free(cache->context, cache->kv_groups);
     kvf_free(cache->context, cache->places);
     kvf_rings_destroy(cache);
+    kvf_free(cache->context, cache->layer_windows);
     kvf_free(cache->context, cache->head_mask);
 }
 

@@ -12,25 +12,49 @@
 
 /* ---- sizes ---- */
 
-void kvf_rings_measure(const kvf_cache_config *c, const kvf_paging *paging, kvf_rings *z)
+kvf_ring kvf_ring_of(const kvf_cache_config *c, const kvf_paging *paging, uint32_t layer)
 {
     const uint32_t block_size = paging->block_size, blocks = paging->blocks_max;
-    const uint32_t recent = kvf_div_ceil_u32(c->streaming_recent - 1, block_size) + 1;
-    kvf_ring *ring = &z->ring;
-    *ring = (kvf_ring){
-        .shape = kvf_run_shape(paging), .sink = c->streaming_sink, .recent = c->streaming_recent};
-    ring->sink_blocks = kvf_min_u32(kvf_div_ceil_u32(c->streaming_sink, block_size), blocks);
-    ring->ring_blocks = kvf_max_u32(1, kvf_min_u32(recent, blocks - ring->sink_blocks));
-    z->blocks = ring->sink_blocks + ring->ring_blocks;
+    const uint32_t recent = kvf_streaming_recent(c, layer);
+    const uint32_t pages = kvf_div_ceil_u32(recent - 1, block_size) + 1;
+    kvf_ring ring = {
+        .shape = kvf_run_shape(paging), .heads = 1, .sink = c->streaming_sink, .recent = recent};
+    ring.sink_blocks = kvf_min_u32(kvf_div_ceil_u32(c->streaming_sink, block_size), blocks);
+    ring.ring_blocks = kvf_max_u32(1, kvf_min_u32(pages, blocks - ring.sink_blocks));
+    return ring;
+}
+
+uint32_t kvf_ring_split(const kvf_ring *ring)
+{
+    return kvf_split(kvf_ring_total(ring), ring->shape.page_size);
+}
+
+uint32_t kvf_ring_splits(const kvf_ring *ring)
+{
+    return kvf_div_ceil_u32(kvf_ring_total(ring), kvf_ring_split(ring));
+}
+
+/* Room that all layers share, by their rings. */
+static void measure(const kvf_cache_config *c, const kvf_paging *paging, kvf_rings *z)
+{
+    const uint32_t block_size = paging->block_size;
+    z->shape = kvf_run_shape(paging);
+    for (uint32_t i = 0; i < c->layers; i++) {
+        const kvf_ring *ring = &z->layers[i].ring;
+        if (ring->heads == 0)
+            continue;
+        z->blocks = kvf_max_u32(z->blocks, kvf_ring_total(ring));
+        z->splits_max = kvf_max_u32(z->splits_max, kvf_ring_splits(ring));
+    }
     z->chunk_blocks = kvf_div_ceil_u32(c->prefill_chunk_max, block_size) + 1;
     z->tile_blocks = KVF_PREFILL_TILE / block_size;
     z->window_blocks = z->blocks + z->chunk_blocks + 1 + 2 * (z->tile_blocks - 1);
-    z->split = kvf_split(z->blocks, block_size);
     z->group = c->query_heads / c->kv_heads;
 }
 
 /* Which heads of a layer have pages, which stream. */
-static void list_heads(const kvf_cache_config *c, kvf_rings *z, uint32_t layer)
+static void list_heads(const kvf_cache_config *c, const kvf_paging *paging, kvf_rings *z,
+                       uint32_t layer)
 {
     const uint8_t *mask = c->head_mask + (size_t)layer * c->kv_heads;
     uint32_t *heads = z->heads + (size_t)layer * c->kv_heads;
@@ -43,7 +67,9 @@ static void list_heads(const kvf_cache_config *c, kvf_rings *z, uint32_t layer)
             retrieval = n;
     }
     const uint32_t streaming = c->kv_heads - retrieval;
-    z->layers[layer].streaming = streaming;
+    if (streaming)
+        z->layers[layer].ring = kvf_ring_of(c, paging, layer);
+    z->layers[layer].ring.heads = streaming;
     z->streaming_max = kvf_max_u32(z->streaming_max, streaming);
     z->packed[0] = kvf_max_u32(z->packed[0], streaming ? retrieval : 0);
     z->packed[1] = kvf_max_u32(z->packed[1], retrieval ? streaming : 0);
@@ -62,9 +88,9 @@ kvf_status kvf_rings_create(kvf_cache *cache, const kvf_paging *paging)
     }
     if (!z || !z->heads || !z->layers)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
-    kvf_rings_measure(c, paging, z);
     for (uint32_t i = 0; i < c->layers; i++)
-        list_heads(c, z, i);
+        list_heads(c, paging, z, i);
+    measure(c, paging, z);
     return KVF_OK;
 }
 
@@ -80,13 +106,15 @@ void kvf_rings_destroy(kvf_cache *cache)
 
 uint32_t kvf_streaming_count(const kvf_cache *cache, uint32_t layer)
 {
-    return cache->rings ? cache->rings->layers[layer].streaming : 0;
+    return cache->rings ? cache->rings->layers[layer].ring.heads : 0;
 }
 
 size_t kvf_ring_bytes(const kvf_cache *cache, uint32_t layer)
 {
-    const kvf_rings *z = cache->rings;
-    return z ? (size_t)z->blocks * z->layers[layer].streaming * kvf_page_bytes(&z->ring.shape) : 0;
+    const kvf_ring *ring = cache->rings ? &cache->rings->layers[layer].ring : NULL;
+    return ring && ring->heads
+               ? (size_t)kvf_ring_total(ring) * ring->heads * kvf_page_bytes(&ring->shape)
+               : 0;
 }
 
 /* ---- memory ---- */
@@ -96,10 +124,10 @@ static void carve_call(kvf_cache *cache, kvf_carver *k)
     const kvf_cache_config *c = &cache->config;
     kvf_rings *z = cache->rings;
     const uint64_t rows = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
-    const uint64_t row = kvf_row_bytes(&z->ring.shape);
-    const uint64_t value = kvf_value_bytes(&z->ring.shape);
+    const uint64_t row = kvf_row_bytes(&z->shape);
+    const uint64_t value = kvf_value_bytes(&z->shape);
     const uint64_t lists = (uint64_t)c->sequences_max * z->streaming_max;
-    const uint64_t splits = lists * kvf_div_ceil_u32(z->blocks, z->split);
+    const uint64_t splits = lists * z->splits_max;
     for (uint32_t kind = 0; kind < 2; kind++) {
         KVF_CARVE(k, z->q[kind], rows, z->packed[kind], z->group, row);
         KVF_CARVE(k, z->k[kind], rows, z->packed[kind], row);
@@ -119,10 +147,10 @@ void kvf_rings_carve(kvf_cache *cache, kvf_reservation *r)
     kvf_rings *z = cache->rings;
     if (!z)
         return;
-    const uint64_t page = kvf_page_bytes(&z->ring.shape);
+    const uint64_t page = kvf_page_bytes(&z->shape);
     for (uint32_t i = 0; i < cache->config.layers; i++)
-        KVF_CARVE(&r->kv, z->layers[i].blocks, cache->config.sequences_max, z->blocks,
-                  z->layers[i].streaming, page);
+        KVF_CARVE(&r->kv, z->layers[i].blocks, cache->config.sequences_max,
+                  kvf_ring_total(&z->layers[i].ring), z->layers[i].ring.heads, page);
     KVF_CARVE(&r->kv, z->chunk, z->chunk_blocks, z->streaming_max, page);
     KVF_CARVE(&r->kv, z->hidden, z->streaming_max, page);
     carve_call(cache, &r->table);
@@ -132,13 +160,14 @@ kvf_status kvf_rings_check(kvf_cache *cache)
 {
     const kvf_cache_config *c = &cache->config;
     const kvf_rings *z = cache->rings;
+    const char *recent = kvf_streaming_name(c);
     kvf_reservation r = {0};
     kvf_rings_carve(cache, &r);
     if (z && (kvf_reservation_bytes(&r) > KVF_CARVE_MAX ||
               (uint64_t)c->sequences_max * z->streaming_max * z->blocks > UINT32_MAX))
         KVF_FAIL(cache->context, KVF_INVALID,
-                 "streaming_recent = %u with %u layers and sequences_max = %u is more than any "
-                 "memory; lower streaming_recent, sequences_max or prefill_chunk_max",
-                 c->streaming_recent, c->layers, c->sequences_max);
+                 "%s = %u with %u layers and sequences_max = %u is more than any memory; lower "
+                 "%s, sequences_max or prefill_chunk_max",
+                 recent, c->streaming_recent, c->layers, c->sequences_max, recent);
     return KVF_OK;
 }

@@ -13,18 +13,18 @@
 #include "cache.h"
 
 typedef struct kvf_rings_layer {
-    uint32_t streaming; /* heads; the others are in the layer's KV group */
-    char *blocks;       /* [sequences_max, blocks, streaming, page bytes] */
+    kvf_ring ring; /* of its streaming heads; the others are in the layer's KV group */
+    char *blocks;  /* [sequences_max, kvf_ring_total, heads, page bytes] */
 } kvf_rings_layer;
 
 struct kvf_rings {
-    kvf_ring ring;          /* heads is that of each layer */
+    kvf_shape shape;        /* of a page, which is a run */
     uint32_t group;         /* query heads per KV head */
-    uint32_t blocks;        /* of a ring, those of the sink included */
+    uint32_t blocks;        /* of the longest ring, those of the sink included */
     uint32_t chunk_blocks;  /* pages that a chunk touches at most */
     uint32_t tile_blocks;   /* pages whose keys a chunk sums together */
     uint32_t window_blocks; /* pages that a chunk attends to at most */
-    uint32_t split;         /* spans per split of a decode step */
+    uint32_t splits_max;    /* of a list of a decode step */
     uint32_t streaming_max; /* most of a layer */
     uint32_t packed[2];     /* most retrieval and streaming heads of a layer that has both kinds */
     /* in host memory, of their own */
@@ -49,8 +49,11 @@ struct kvf_rings {
 KVF_CHECKED kvf_status kvf_rings_create(kvf_cache *cache, const kvf_paging *paging);
 /* KVF_INVALID: more than any memory. */
 KVF_CHECKED kvf_status kvf_rings_check(kvf_cache *cache);
-/* Blocks of a ring, by the settings; `paging` as above. */
-void kvf_rings_measure(const kvf_cache_config *config, const kvf_paging *paging, kvf_rings *rings);
+/* The ring of a layer whose window is not 0, of one head; `paging` as above. */
+kvf_ring kvf_ring_of(const kvf_cache_config *config, const kvf_paging *paging, uint32_t layer);
+/* Spans per split of a step over a ring, and how many splits that makes. */
+uint32_t kvf_ring_split(const kvf_ring *ring);
+uint32_t kvf_ring_splits(const kvf_ring *ring);
 /* Every array to its place; nothing where there are no rings. */
 void kvf_rings_carve(kvf_cache *cache, kvf_reservation *r);
 void kvf_rings_destroy(kvf_cache *cache);

@@ -89,9 +89,9 @@ kvf_status kvf_heads_enqueue_step(kvf_heads_call *call, const kvf_decode_args *a
     return kvf_heads_unpack(call);
 }
 
-static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t length)
+static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t layer, uint32_t length)
 {
-    return kvf_min_u32(length, c->streaming_sink + c->streaming_recent);
+    return kvf_min_u32(length, c->streaming_sink + kvf_streaming_recent(c, layer));
 }
 
 /* Tokens that the newest one attends to, by every head that streams. */
@@ -101,7 +101,7 @@ void kvf_heads_note_step(kvf_step *step)
     const uint64_t heads = kvf_streaming_count(cache, step->layer);
     for (uint32_t b = 0; heads && b < step->rows; b++)
         cache->counters[step->layer].streamed +=
-            heads * streaming_tokens(&cache->config, step->states[b]->length);
+            heads * streaming_tokens(&cache->config, step->layer, step->states[b]->length);
 }
 
 static kvf_status enqueue_step(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)

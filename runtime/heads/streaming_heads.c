@@ -31,11 +31,9 @@ kvf_heads_call kvf_heads_call_of(kvf_step *step, uint32_t rows)
                             .is_mixed = streaming && step->kv_group};
 }
 
-static kvf_ring ring_of(const kvf_cache *cache, uint32_t layer)
+static const kvf_ring *ring_of(const kvf_cache *cache, uint32_t layer)
 {
-    kvf_ring ring = cache->rings->ring;
-    ring.heads = cache->rings->layers[layer].streaming;
-    return ring;
+    return &cache->rings->layers[layer].ring;
 }
 
 kvf_packed_heads kvf_heads_packed(const kvf_heads_call *call, bool is_streaming)
@@ -84,7 +82,7 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
 {
     const kvf_rings *z = rings_of(call);
     const uint32_t count = call->step->cache->config.kv_heads;
-    const size_t row = kvf_row_bytes(&z->ring.shape), value = kvf_value_bytes(&z->ring.shape);
+    const size_t row = kvf_row_bytes(&z->shape), value = kvf_value_bytes(&z->shape);
     uint32_t *heads;
     kvf_heads_job *jobs;
     KVF_TAKE(call->step, heads, call->heads, count);
@@ -139,7 +137,7 @@ static kvf_row row_of(const kvf_layer *state)
 static void *chunk_block(const kvf_heads_call *call, uint32_t i)
 {
     const kvf_rings *z = rings_of(call);
-    return z->chunk + (size_t)i * call->streaming * kvf_page_bytes(&z->ring.shape);
+    return z->chunk + (size_t)i * call->streaming * kvf_page_bytes(&z->shape);
 }
 
 /* Arrays of a chunk in the frame; `seen` has where the device finds it. */
@@ -193,9 +191,9 @@ static uint32_t shift_of(const kvf_rings *z, uint32_t front, uint32_t window)
 kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call)
 {
     const kvf_rings *z = rings_of(call);
-    const uint32_t page_size = z->ring.shape.page_size;
+    const uint32_t page_size = z->shape.page_size;
     const kvf_row row = row_of(call->step->states[0]);
-    kvf_streaming_chunk c = {.ring = ring_of(call->step->cache, call->step->layer),
+    kvf_streaming_chunk c = {.ring = *ring_of(call->step->cache, call->step->layer),
                              .blocks = row.ring,
                              .base = row.length - call->rows,
                              .keep.per_task = 1};
@@ -305,22 +303,22 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
     const kvf_rings *z = rings_of(call);
     const kvf_packed_heads heads = kvf_heads_packed(call, true);
     const uint32_t kv_heads = cache->config.kv_heads;
-    const kvf_ring_args ring = {.ring = ring_of(cache, step->layer),
+    const kvf_ring_args ring = {.ring = *ring_of(cache, step->layer),
                                 .rows = call->rows,
                                 .kv_heads = kv_heads,
-                                .spans_max = z->blocks,
+                                .spans_max = kvf_ring_total(ring_of(cache, step->layer)),
                                 .head = call->heads + kv_heads - call->streaming,
                                 .row = call->row,
                                 .k = call->k,
                                 .v = call->v,
                                 .spans = z->spans,
                                 .span_count = z->span_count};
-    const kvf_attend_args attend = {.shape = z->ring.shape,
+    const kvf_attend_args attend = {.shape = z->shape,
                                     .pass = KVF_PASS_ALL,
                                     .lists = call->rows * ring.ring.heads,
                                     .group = z->group,
-                                    .spans_max = z->blocks,
-                                    .split = z->split,
+                                    .spans_max = ring.spans_max,
+                                    .split = kvf_ring_split(&ring.ring),
                                     .scale = kvf_step_form(step)->scale,
                                     .cap = kvf_step_form(step)->cap,
                                     .q = heads.q,
@@ -328,11 +326,11 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
                                     .span_count = ring.span_count,
                                     .partial_o = z->partial_o,
                                     .partial_lse = z->partial_lse};
-    const kvf_merge_args merge = {.shape = z->ring.shape,
+    const kvf_merge_args merge = {.shape = z->shape,
                                   .lists = attend.lists,
                                   .group = z->group,
-                                  .splits_max = kvf_div_ceil_u32(z->blocks, z->split),
-                                  .split = z->split,
+                                  .splits_max = kvf_ring_splits(&ring.ring),
+                                  .split = attend.split,
                                   .span_count = ring.span_count,
                                   .partial_o = attend.partial_o,
                                   .partial_lse = attend.partial_lse,
@@ -347,14 +345,14 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
 
 void kvf_streaming_scrub(const kvf_cache *cache, uint32_t layer, uint32_t length, char *copy)
 {
-    const kvf_rings *z = cache->rings;
-    const kvf_ring ring = ring_of(cache, layer);
-    const size_t page = kvf_page_bytes(&ring.shape), token = kvf_token_bytes(&ring.shape);
-    const uint32_t size = ring.shape.page_size, last = length % size;
+    const kvf_ring *ring = ring_of(cache, layer);
+    const uint32_t blocks = kvf_ring_total(ring);
+    const size_t page = kvf_page_bytes(&ring->shape), token = kvf_token_bytes(&ring->shape);
+    const uint32_t size = ring->shape.page_size, last = length % size;
     const uint32_t pages = kvf_div_ceil_u32(length, size);
-    if (pages < z->blocks)
-        memset(copy + pages * ring.heads * page, 0, (z->blocks - pages) * ring.heads * page);
-    for (uint32_t h = 0; last && h < ring.heads; h++)
-        memset((char *)kvf_ring_page(&ring, copy, pages - 1, h) + last * token, 0,
+    if (pages < blocks)
+        memset(copy + pages * ring->heads * page, 0, (blocks - pages) * ring->heads * page);
+    for (uint32_t h = 0; last && h < ring->heads; h++)
+        memset((char *)kvf_ring_page(ring, copy, pages - 1, h) + last * token, 0,
                page - last * token);
 }

@@ -34,9 +34,10 @@ typedef struct restoring {
 
 /* ---- settings ---- */
 
-/* Settings that a sequence does not depend on. */
-static bool is_free(const kvf_cache *cache, const char *name)
+/* Settings that a sequence does not depend on, and one that check_window looks at. */
+static bool is_free(const restoring *r, const char *name)
 {
+    const kvf_cache *cache = r->cache;
     static const char *const free_ones[] = {
         "sequences_max", "tokens_max",  "host_tokens_max",   "prefill_chunk_max",
         "transfer",      "phase_times", "verify_interval",   "tokens_per_step_max",
@@ -49,6 +50,9 @@ static bool is_free(const kvf_cache *cache, const char *name)
     for (size_t i = 0; !kvf_has_streaming_heads(cache) && i < sizeof by_mask / sizeof *by_mask; i++)
         if (strcmp(name, by_mask[i]) == 0)
             return true;
+    if ((r->file.header.windows || cache->config.layer_windows) &&
+        strcmp(name, "streaming_recent") == 0)
+        return true;
     if (!kvf_config_has_heads(&cache->config, KVF_HEAD_COARSE) && strcmp(name, "coarse_share") == 0)
         return true;
     return false;
@@ -87,7 +91,7 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     const kvf_setting *s;
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
         char mine[128], theirs[128];
-        if (is_free(cache, s->name) || s->kind == KVF_SETTING_TEXT)
+        if (is_free(r, s->name) || s->kind == KVF_SETTING_TEXT)
             continue;
         put_unsaid(settings, s->name, theirs, sizeof theirs);
         (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
@@ -173,6 +177,23 @@ static kvf_status check_mask(const restoring *r)
              h->mask && cache->config.head_mask ? " that is another than this cache's" : "");
 }
 
+/* Where windows of the file or of the cache have several lengths. */
+static kvf_status check_window(const restoring *r, uint32_t index)
+{
+    const kvf_cache_config *c = &r->cache->config;
+    const kvf_saved_header *h = &r->file.header;
+    const uint32_t mine = kvf_streaming_recent(c, index);
+    char one[32] = "";
+    (void)kvf_saved_setting(h->settings, "streaming_recent", one, sizeof one);
+    const uint32_t theirs = h->windows ? h->windows[index] : (uint32_t)strtoul(one, NULL, 10);
+    if ((!h->windows && !c->layer_windows) || theirs == mine ||
+        kvf_streaming_count(r->cache, index) == 0)
+        return KVF_OK;
+    KVF_FAIL(r->cache->context, KVF_INVALID,
+             "%s was saved with layer_windows[%u] = %u, this cache has %u; open a cache with that",
+             r->file.path, index, theirs, mine);
+}
+
 /* Heads, rings and lengths of a layer. */
 static kvf_status check_layer(const restoring *r, uint32_t index)
 {
@@ -184,11 +205,12 @@ static kvf_status check_layer(const restoring *r, uint32_t index)
         KVF_FAIL(cache->context, KVF_CORRUPT,
                  "%s: layer %u has pages of %u heads, by its head_mask of %u; save it again",
                  r->file.path, index, l->heads, heads);
-    if (l->streaming && l->length && l->ring_pages != cache->rings->blocks)
+    const uint32_t ring = l->streaming ? kvf_ring_total(&cache->rings->layers[index].ring) : 0;
+    if (l->streaming && l->length && l->ring_pages != ring)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "%s: streaming heads hold %u pages there and %u here, because tokens_max is less "
                  "than they could hold; open a cache with the same tokens_max",
-                 r->file.path, l->ring_pages, cache->rings->blocks);
+                 r->file.path, l->ring_pages, ring);
     if (l->length > cache->config.tokens_max)
         KVF_FAIL(cache->context, KVF_FULL,
                  "tokens_max = %u: %s has %u tokens in layer %u; open the cache with more",
@@ -228,6 +250,7 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
                  r->file.path);
     for (uint32_t i = 0; i < h->head->layers; i++) {
         KVF_TRY(check_form(r, i));
+        KVF_TRY(check_window(r, i));
         KVF_TRY(check_layer(r, i));
     }
     for (uint32_t i = 0; r->is_exact && i < h->head->layers; i++) {

@@ -78,7 +78,7 @@ static void describe_layer(const kvf_save *save, const kvf_sequence *sequence, u
         kvf_snapshot_describe(state, out);
     if (state->ring) {
         out->streaming = kvf_streaming_count(cache, layer);
-        out->ring_pages = cache->rings->blocks;
+        out->ring_pages = kvf_ring_total(&cache->rings->layers[layer].ring);
     }
 }
 
@@ -107,7 +107,8 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
 {
     const kvf_cache_config *c = &cache->config;
     kvf_saved_head head = {
-        .version = c->value_dim != c->head_dim    ? KVF_SAVED_VALUES
+        .version = c->layer_windows               ? KVF_SAVED_WINDOWS
+                   : c->value_dim != c->head_dim  ? KVF_SAVED_VALUES
                    : has_forms(cache)             ? KVF_SAVED_FORMS
                    : c->pages == KVF_PAGES_NATIVE ? KVF_SAVED_VERSION
                                                   : KVF_SAVED_QUANTIZED,
@@ -155,6 +156,9 @@ static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
         describe_layer(save, args->sequence, i, &save->header.layers[i]);
     for (uint32_t i = 0; save->header.forms && i < head.layers; i++)
         put_form(cache, i, kvf_saved_form(&save->header, i));
+    if (save->header.windows)
+        memcpy(save->header.windows, cache->config.layer_windows,
+               head.layers * sizeof *save->header.windows);
     if (save->header.mask)
         memcpy(save->header.mask, cache->config.head_mask, (size_t)head.layers * head.kv_heads);
     (void)kvf_saved_settings_write(&cache->config, save->header.settings, head.settings_bytes);

@@ -117,6 +117,7 @@ void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
     KVF_CARVE(&k, h.layers, layers);
     KVF_CARVE(&k, h.mask, head->is_masked ? layers : 0, heads);
     KVF_CARVE(&k, h.forms, head->version >= KVF_SAVED_FORMS ? layers : 0, 2 + head->query_heads);
+    KVF_CARVE(&k, h.windows, head->version >= KVF_SAVED_WINDOWS ? layers : 0);
     KVF_CARVE(&k, h.settings, head->settings_bytes);
     KVF_CARVE(&k, h.checksums, extents);
     KVF_CARVE(&k, h.note, head->note_bytes);
@@ -160,11 +161,11 @@ kvf_status kvf_saved_measure(kvf_context *context, const char *path, const void 
     if (head.byte_order != BYTE_ORDER_MARK)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "%s was saved by a machine of another byte order; save it on this one", path);
-    if (head.version < KVF_SAVED_VERSION || head.version > KVF_SAVED_VALUES)
+    if (head.version < KVF_SAVED_VERSION || head.version > KVF_SAVED_WINDOWS)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "%s has format version %u: this library reads %u to %u; save it again with this "
                  "one",
-                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_VALUES);
+                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_WINDOWS);
     if (head.header_bytes < sizeof head || head.header_bytes > HEADER_BYTES_MAX ||
         head.header_bytes % KVF_SAVED_HEAD_ALIGN != 0)
         KVF_FAIL(context, KVF_CORRUPT,
@@ -180,7 +181,9 @@ static bool is_geometry(const kvf_saved_head *h)
            h->query_heads % h->kv_heads == 0 && h->query_heads >= h->kv_heads &&
            h->query_heads / h->kv_heads <= KVF_GROUP_MAX_HEADS && h->head_dim >= 16 &&
            h->head_dim <= KVF_HEAD_DIM_MAX && h->head_dim % 16 == 0 && h->dtype <= KVF_FP32 &&
-           (h->value_dim != 0) == (h->version == KVF_SAVED_VALUES) && h->value_dim < h->head_dim &&
+           (h->version == KVF_SAVED_WINDOWS ||
+            (h->value_dim != 0) == (h->version == KVF_SAVED_VALUES)) &&
+           h->value_dim < h->head_dim &&
            (h->value_dim == 0 || (h->head_dim - h->value_dim) % 32 == 0) &&
            h->pages <= KVF_PAGES_K8V4 &&
            (h->version >= KVF_SAVED_FORMS ||
@@ -232,7 +235,8 @@ static bool check_parts(void *data, size_t bytes, uint64_t file_bytes, kvf_saved
     kvf_saved_carve_header(head, extents, data, out);
     for (uint32_t i = 0; i < head->layers; i++)
         if (!is_layer(head, &out->layers[i]) ||
-            (out->forms && !is_form(head, kvf_saved_form(out, i))))
+            (out->forms && !is_form(head, kvf_saved_form(out, i))) ||
+            (out->windows && (out->windows[i] == 0) != (out->layers[i].streaming == 0)))
             return false;
     return out->settings[head->settings_bytes - 1] == '\0' &&
            memchr(head->model, '\0', sizeof head->model) &&

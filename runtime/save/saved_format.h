@@ -14,7 +14,8 @@
  * the header tells.
  *
  * Where a layer does not attend as the settings say, the header has the forms of all layers, and a
- * version of its own: who does not know forms cannot go on with such a file.
+ * version of its own: who does not know forms cannot go on with such a file. So it has windows of
+ * several lengths; where all are equal, settings have the one.
  *
  * Knows no sequence and no device. Invariant: a header that was parsed is whole, its sizes add up
  * to those of the file, and every count is in the range of a cache.
@@ -30,6 +31,7 @@
 #define KVF_SAVED_QUANTIZED  2u /* version of a file of quantized pages; otherwise the same */
 #define KVF_SAVED_FORMS      3u /* ... with forms of layers; its pages may be quantized */
 #define KVF_SAVED_VALUES     4u /* ... and with values of another width than keys */
+#define KVF_SAVED_WINDOWS    5u /* as KVF_SAVED_FORMS, of any values, with windows of layers */
 #define KVF_SAVED_MODEL_MAX  64u
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
@@ -83,6 +85,7 @@ typedef struct kvf_saved_header {
     uint8_t *mask;           /* [layers, kv_heads], or NULL */
     float *forms;            /* [layers, 2 + query_heads] scale, soft cap, sinks (-infinity = none);
                                 NULL = softmax_scale alone */
+    uint32_t *windows;       /* [layers] as kvf_cache_config.layer_windows, or NULL */
     char *settings;          /* "name=value\n" of every setting, NUL-terminated */
     uint64_t *checksums;     /* [extents] */
     char *note;              /* [note_bytes] of the caller */

@@ -58,9 +58,11 @@ typedef struct world {
     kvf_blocks *blocks;
     kvf_blocks_config config;
     uint32_t random;
-    uint32_t forms; /* see fuzz_form_of */
-    int gives;      /* steps are told which pages to select */
+    uint32_t forms;  /* see fuzz_form_of */
+    int gives;       /* steps are told which pages to select */
+    int has_windows; /* see fuzz_has_windows */
     uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
+    uint32_t windows[LAYERS_MAX];
     size_t stride;                /* of a block's codes */
     char *codes, *other;          /* [layers, blocks, stride]: bound, and not */
     uint64_t bad_rows, bad_slots; /* as they must be counted */
@@ -328,8 +330,8 @@ static void check_output(const world *w, const call *c, uint32_t layer, uint32_t
         const uint32_t kv_head = h / (cc->query_heads / cc->kv_heads);
         const fuzz_form form = fuzz_form_of(w->forms, DIM, layer, h);
         const int streams = w->kinds[layer * cc->kv_heads + kv_head] == 0;
-        if (has_answer && tokens &&
-            (streams ? tokens <= cc->streaming_sink + cc->streaming_recent : is_dense))
+        const uint32_t recent = cc->layer_windows ? w->windows[layer] : cc->streaming_recent;
+        if (has_answer && tokens && (streams ? tokens <= cc->streaming_sink + recent : is_dense))
             fuzz_check_dense(w->q + first, DIM, DIM, tokens, token_at,
                              &(head_of){w, c, layer, row, kv_head}, &form, w->out + first, 1e-4);
     }
@@ -468,6 +470,7 @@ static kvf_blocks_config draw_config(world *w)
     c->head_mask = w->kinds;
     c->streaming_sink = c->sink_tokens;
     c->streaming_recent = c->local_tokens + 20;
+    c->layer_windows = fuzz_windows(w->has_windows, c, w->windows);
     if (!draw(w, 0, 15)) /* a field that is not sound */
         *(&c->page_size + draw(w, 0, 3)) = draw(w, 0, 255);
     return bc;
@@ -531,6 +534,7 @@ void fuzz_blocks(fuzz_input in, kvf_runtime *runtime, kvf_stream *stream)
     w->random = 1;
     w->forms = in.size ? in.data[in.size - 1] : 0;
     w->gives = fuzz_gives(in.data, in.size);
+    w->has_windows = fuzz_has_windows(in.data, in.size);
     if (open_store(w))
         run(w);
     kvf_blocks_close(w->blocks);

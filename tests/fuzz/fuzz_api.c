@@ -832,6 +832,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     w->plain_runtime = fuzz_runtime(1);
     w->forms = size ? data[size - 1] : 0;
     w->gives = fuzz_gives(data, size);
+    w->has_windows = fuzz_has_windows(data, size);
     w->asks_alone = size && data[size / 2] % 2;
     PROMISE(kvf_stream_create(w->plain_runtime, &w->plain_stream) == KVF_OK);
     if (!draw(w, 0, 3))

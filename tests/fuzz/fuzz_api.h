@@ -73,15 +73,17 @@ typedef struct world {
     kvf_prune *pruner;
     kvf_cache_config config, plain_config;
     kvf_prune_config prune;
-    uint32_t chunk; /* of a prompt that is evicted chunk by chunk */
-    uint32_t forms; /* see fuzz_form_of */
-    int gives;      /* steps are told which pages to select */
-    int asks_alone; /* queries alone follow steps and chunks */
+    uint32_t chunk;  /* of a prompt that is evicted chunk by chunk */
+    uint32_t forms;  /* see fuzz_form_of */
+    int gives;       /* steps are told which pages to select */
+    int has_windows; /* see fuzz_has_windows */
+    int asks_alone;  /* queries alone follow steps and chunks */
     int can_cut, has_rings, has_lists;
     int is_wild;     /* layers may have other lengths than what is accounted */
     int is_poisoned; /* a NaN went in: KVF_NOT_FINITE may come from any call, and nothing is
                         compared */
     uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
+    uint32_t windows[LAYERS_MAX];
     uint32_t next; /* number of the next token */
     model models[SEQUENCES];
     rows mine[LAYERS_MAX], theirs, alone;
@@ -169,6 +171,7 @@ static inline void draw_heads(world *w, kvf_cache_config *c)
     c->coarse_share = (float)draw(w, 0, 10) / 10;
     c->streaming_sink = draw(w, 0, 40);
     c->streaming_recent = draw(w, 1, 90);
+    c->layer_windows = fuzz_windows(w->has_windows, c, w->windows);
 }
 
 /* Settings that answers follow from. */
@@ -239,6 +242,7 @@ static inline void draw_prune(world *w, kvf_cache_config *c)
     p->retention = draw(w, 0, 2) ? KVF_RETENTION_EVICT : KVF_RETENTION_OFFLOAD;
     c->observe_window = WINDOW;
     c->head_mask = NULL;
+    c->layer_windows = NULL;
     if (draw(w, 0, 2))
         return;
     p->eviction = KVF_EVICTION_NAIVE;
@@ -280,6 +284,7 @@ static inline void open_poisoned(world *w)
     kvf_error error = {.status = KVF_OK};
     ((unsigned char *)&c)[at] ^= (unsigned char)draw(w, 1, 255);
     c.head_mask = NULL; /* has as many heads as the sound ones */
+    c.layer_windows = NULL;
     c.disk_path = NULL;
     const kvf_status planned = kvf_cache_plan_make(w->runtime, &c, &plan, &error);
     PROMISE(is_listed(planned) &&

@@ -13,6 +13,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fuzz_input.h"
 
@@ -48,6 +49,23 @@ static inline void fuzz_fill_ids(uint32_t random, int32_t *ids, size_t count, ui
 static inline int fuzz_gives(const uint8_t *data, size_t size)
 {
     return size > 1 && data[size - 2] % 4 == 1;
+}
+
+/* Whether layers have windows of their own, by the byte before that: likewise. */
+static inline int fuzz_has_windows(const uint8_t *data, size_t size)
+{
+    return size > 2 && data[size - 3] % 8 == 6;
+}
+
+/* Windows of a cache with a head mask, if `has` and there are streaming heads, else NULL. */
+static inline const uint32_t *fuzz_windows(int has, const kvf_cache_config *c, uint32_t *windows)
+{
+    const size_t heads = c->kv_heads;
+    for (uint32_t l = 0; l < c->layers; l++)
+        windows[l] = memchr(c->head_mask + l * heads, 0, heads)
+                         ? 1 + (c->streaming_recent + 31 * l) % 90
+                         : 0;
+    return has ? windows : NULL;
 }
 
 /* How a query head attends; see kvf_form. */

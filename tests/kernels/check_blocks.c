@@ -30,6 +30,8 @@ typedef struct world {
     size_t pool; /* physical blocks of all layers */
     int32_t *table, *lengths, *regions;
     uint32_t table_stride;
+    kvf_ring ring; /* of tails of LAYER, where heads stream */
+    uint64_t first;
 } world;
 
 static void *tracked(check *c, const char *name, size_t bytes)
@@ -139,24 +141,29 @@ static void make_streaming(check *c, world *w)
     if (check_below(c, 3) == 0)
         return;
     uint32_t *streaming = check_in(c, heads * sizeof *streaming);
-    for (uint32_t i = 0; i < heads; i++)
-        streaming[i] = check_below(c, 2) && (!k->coarse.number || k->coarse.number[i] == UINT32_MAX)
-                           ? ++k->streaming.heads
-                           : 0;
     k->streaming.number = streaming;
-    k->streaming.ring = (kvf_ring){.shape = kvf_run_shape(p),
-                                   .heads = 1,
-                                   .sink = check_below(c, 80),
-                                   .recent = 1 + check_below(c, 100)};
-    k->streaming.ring.sink_blocks = kvf_div_ceil_u32(k->streaming.ring.sink, p->block_size);
-    k->streaming.ring.ring_blocks =
-        kvf_div_ceil_u32(k->streaming.ring.recent - 1, p->block_size) + 1;
-    const size_t tails = (size_t)REGIONS * k->streaming.heads;
+    for (uint32_t l = 0; l < LAYERS; l++) { /* each layer's tails are of a length of its own */
+        kvf_ring ring = {.shape = kvf_run_shape(p),
+                         .heads = 1,
+                         .sink = check_below(c, 80),
+                         .recent = 1 + check_below(c, 100)};
+        ring.sink_blocks = kvf_div_ceil_u32(ring.sink, p->block_size);
+        ring.ring_blocks = kvf_div_ceil_u32(ring.recent - 1, p->block_size) + 1;
+        if (l == LAYER) {
+            w->ring = ring;
+            w->first = k->streaming.blocks;
+        }
+        for (uint32_t i = l * p->kv_heads, n = 0; i < (l + 1) * p->kv_heads; i++) {
+            const int is_free = !k->coarse.number || k->coarse.number[i] == UINT32_MAX;
+            streaming[i] = check_below(c, 2) && is_free ? ++n : 0;
+            k->streaming.blocks += streaming[i] ? kvf_ring_total(&ring) : 0;
+        }
+    }
+    const size_t blocks = REGIONS * k->streaming.blocks;
     if (k->rings)
-        k->streaming.tails =
-            tracked(c, "tails", tails * kvf_tail_blocks(k) * kvf_run_bytes(p) + 16);
+        k->streaming.tails = tracked(c, "tails", blocks * kvf_run_bytes(p) + 16);
     k->streaming.tags =
-        tracked(c, "tail_tags", (tails * kvf_tail_tokens(k) + 1) * sizeof *k->streaming.tags);
+        tracked(c, "tail_tags", (blocks * p->block_size + 1) * sizeof *k->streaming.tags);
 }
 
 static void make_world(check *c, world *w, uint32_t index)
@@ -384,15 +391,14 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
 {
     const kvf_physical_blocks *k = w->c;
     const kvf_paging *p = &k->paging;
-    const uint32_t b = list / p->lists, length = k->row[b].length,
-                   recent = k->streaming.ring.recent;
+    const uint32_t b = list / p->lists, length = k->row[b].length, recent = w->ring.recent;
     const size_t token = kvf_token_bytes(&p->shape);
     uint32_t t = 0;
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t j = 0; j < spans[i].count; j++, t++) {
             if (spans[i].skip >> j & 1)
                 continue;
-            while (t >= k->streaming.ring.sink && t + recent < length)
+            while (t >= w->ring.sink && t + recent < length)
                 t++;
             if (t % p->block_size != j || t >= length)
                 check_fail(c, "list %u: span %u has token %u of its page, not %u", list, i, j, t);
@@ -401,7 +407,7 @@ static void look_at_tail(check *c, const world *w, uint32_t list, const kvf_span
             check_bits(c, "a token of a tail", (const char *)spans[i].page + j * token, w->exact,
                        token);
         }
-    while (t >= k->streaming.ring.sink && t + recent < length)
+    while (t >= w->ring.sink && t + recent < length)
         t++;
     if (t != length)
         check_fail(c, "list %u: spans end at token %u of %u", list, t, length);
@@ -418,7 +424,9 @@ static void stream(check *c, const world *w)
                                             .layer = LAYER,
                                             .rows = rows,
                                             .kv_heads = p->kv_heads,
-                                            .spans_max = kvf_tail_blocks(k)};
+                                            .ring = w->ring,
+                                            .first = w->first,
+                                            .spans_max = kvf_ring_total(&w->ring)};
     kvf_span *spans = gather_window.spans =
         tracked(c, "spans", heads * gather_window.spans_max * sizeof *spans);
     uint32_t *count = gather_window.span_count = tracked(c, "span_count", heads * sizeof *count);

@@ -299,11 +299,25 @@ class Settings(Base):
                 ("no setting budget_token: did you mean budget_tokens", dict(budget_token=5)),
                 (r"head_mask has shape \(3,\): it must be \[layers, kv_heads\] = \[1, 2\]",
                  dict(head_mask=[1, 0, 1])),
+                (r"layer_windows has shape \(2,\): it must have a number for each of 1 layers",
+                 dict(head_mask=[[1, 0]], layer_windows=[8, 9])),
+                (r"layer_windows\[0\] = 0: must be from 1", dict(head_mask=[[1, 0]], layer_windows=[0])),
                 ("preset = fast: must be one of default, prkv", dict(preset="fast"))):
             with self.assertRaisesRegex(kvferry.Invalid, text):
                 self.cache(**settings)
         with self.assertRaises(ValueError):
             kvferry.Runtime(device="abacus")
+
+    def test_windows_of_layers(self):
+        """Each layer of streaming heads takes room by its own window."""
+        shape = dict(layers=2, query_heads=2, kv_heads=1, head_dim=64, tokens_max=4096, dtype="fp32",
+                     head_mask=[[0], [0]], streaming_sink=0)
+        short, mixed, long = (kvferry.Cache.plan_for(self.runtime, layer_windows=w, **shape).device_kv_bytes
+                              for w in ([33, 33], [33, 1025], [1025, 1025]))
+        self.assertEqual(long - short, 2 * (mixed - short))
+        self.assertEqual(mixed - short, (1025 - 33) * 2 * 64 * 4)
+        same = kvferry.Cache.plan_for(self.runtime, streaming_recent=33, **shape)
+        self.assertEqual(same.device_kv_bytes, short)
 
     def test_settings_arrive(self):
         cache = self.cache(preset="prkv", budget_tokens=np.int64(256), static_ratio="auto",

@@ -297,6 +297,26 @@ static const uint8_t *mask_of(const char *digits)
     return memcpy(masks[count++], mask, HEADS);
 }
 
+/* Likewise numbers between commas. */
+static const uint32_t *windows_of(const char *text)
+{
+    enum { WINDOWS = 16, LAYERS = 8 };
+    static uint32_t all[WINDOWS][LAYERS];
+    static uint32_t count;
+    uint32_t windows[LAYERS] = {0};
+    for (uint32_t n = 0; *text; n++, text += *text == ',') {
+        char *end;
+        assert_true(n < LAYERS);
+        windows[n] = (uint32_t)strtoul(text, &end, 10);
+        text = end;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (memcmp(all[i], windows, sizeof windows) == 0)
+            return all[i];
+    assert_true(count < WINDOWS);
+    return memcpy(all[count++], windows, sizeof windows);
+}
+
 void test_set(kvf_cache_config *c, const char *settings)
 {
     char text[512];
@@ -308,6 +328,10 @@ void test_set(kvf_cache_config *c, const char *settings)
         *value++ = '\0';
         if (strcmp(word, "head_mask") == 0) {
             c->head_mask = mask_of(value);
+            continue;
+        }
+        if (strcmp(word, "layer_windows") == 0) {
+            c->layer_windows = windows_of(value);
             continue;
         }
         const kvf_setting *s;

@@ -484,6 +484,7 @@ kvf_blocks_stats rig_stats(const rig *r)
 }
 
 const uint8_t rig_kinds[4] = {1, 2, 2, 2}, rig_all_kinds[4] = {0, 2, 1, 0};
+const uint32_t rig_windows[RIG_LAYERS] = {50, 13};
 
 kvf_blocks_config rig_coarse_config(void)
 {

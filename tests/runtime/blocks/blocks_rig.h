@@ -95,6 +95,7 @@ void rig_serve(rig *r, int moves_regions);
 
 /* [layers, kv_heads] */
 extern const uint8_t rig_kinds[4], rig_all_kinds[4];
+extern const uint32_t rig_windows[RIG_LAYERS]; /* for rig_all_kinds */
 /* Segments of 64 tokens, of which coarse heads rank up to five and take one or two. */
 kvf_blocks_config rig_coarse_config(void);
 

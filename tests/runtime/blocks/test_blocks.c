@@ -93,6 +93,7 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
         bc.cache.budget_tokens = i == 1 ? 144 : 64;
         bc.cache.dtype = i ? KVF_BF16 : KVF_FP32; /* the emulated device's case is not the first */
         bc.cache.streaming_sink = i == 3 ? 0 : 6;
+        bc.cache.layer_windows = i == 2 ? rig_windows : NULL;
         bc.cache.value_dim = i % 2 && !test_on_cuda() ? 32 : 0;
         if (i == 2) /* two sub-groups */
             bc.cache.query_heads = 20 * bc.cache.kv_heads;
@@ -108,6 +109,7 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
             continue;
         }
         bc.cache.head_mask = NULL; /* which would be something else */
+        bc.cache.layer_windows = NULL;
         rig_open(&hot, &rc, &bc, 4, 110 + i);
         assert_true(differing(&r, &hot) > 0);
         rig_close(&hot);
@@ -157,6 +159,7 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
         kvf_blocks_config bc = i == 0 ? rig_coarse_config() : rig_config();
         rig r;
         bc.cache.head_mask = i == 0 ? rig_all_kinds : NULL; /* with hot heads, too */
+        bc.cache.layer_windows = i == 0 ? rig_windows : NULL;
         bc.cache.select = selects[i];
         bc.cache.transfer = KVF_TRANSFER_MAPPED;
         test_seed_print("blocks", 90 + i);

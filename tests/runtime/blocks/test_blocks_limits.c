@@ -253,6 +253,28 @@ static void a_chunk_of_another_length_is_bad(void **state)
     rig_close(&r);
 }
 
+/* A layer's tails are as long as its own window. */
+static void rows_take_what_windows_need(void **state)
+{
+    static const uint32_t windows[][RIG_LAYERS] = {{50, 50}, {50, 13}, {13, 50}, {13, 13}};
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_blocks_plan plan[4];
+    kvf_runtime *runtime = NULL;
+    (void)state;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    for (uint32_t i = 0; i < 4; i++) {
+        kvf_blocks_config bc = rig_coarse_config();
+        bc.cache.head_mask = rig_all_kinds;
+        bc.cache.transfer = KVF_TRANSFER_MAPPED;
+        bc.cache.layer_windows = windows[i];
+        test_expect(runtime, kvf_blocks_plan_make(runtime, &bc, &plan[i], NULL), KVF_OK);
+    }
+    assert_true(plan[1].device_row_bytes < plan[0].device_row_bytes);
+    assert_true(plan[3].device_row_bytes < plan[1].device_row_bytes);
+    assert_int_equal(plan[1].device_row_bytes, plan[2].device_row_bytes);
+    kvf_runtime_close(runtime);
+}
+
 /* ---- refusals ---- */
 
 static kvf_status open_row(void *user, char *change, size_t size, kvf_error *error)
@@ -263,11 +285,14 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     kvf_blocks_plan plan;
     kvf_error planned = {0};
     uint8_t *mask = test_alloc(sizeof rig_kinds);
+    uint32_t *windows = test_alloc(sizeof rig_kinds * sizeof *windows);
     const uint64_t live = runtime->context->live_bytes;
     (void)size;
     for (char *field = change, *next; field; field = next) {
         const char *value = refusals_part(field, &next);
-        if (strcmp(field, "head_mask") == 0)
+        if (strcmp(field, "layer_windows") == 0)
+            bc.cache.layer_windows = windows, windows[0] = (uint32_t)strtoul(value, NULL, 10);
+        else if (strcmp(field, "head_mask") == 0)
             bc.cache.head_mask = memset(mask, atoi(value), sizeof rig_kinds);
         else if (strcmp(field, "disk_path") == 0)
             bc.cache.disk_path = value;
@@ -286,6 +311,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     assert_int_equal(runtime->context->live_bytes, live);
     assert_int_equal(kvf_blocks_plan_make(runtime, &bc, &plan, &planned), status);
     assert_string_equal(planned.text, error->text);
+    test_release(windows);
     test_release(mask);
     return status;
 }
@@ -369,6 +395,7 @@ static kvf_status open_kinds(void *user, kvf_error *error)
     kvf_blocks_config bc = rig_coarse_config();
     kvf_blocks *blocks = NULL;
     bc.cache.head_mask = rig_all_kinds;
+    bc.cache.layer_windows = rig_windows;
     const kvf_status status = kvf_blocks_open(user, &bc, &blocks, error);
     assert_true((status == KVF_OK) == (blocks != NULL));
     kvf_blocks_close(blocks);
@@ -387,7 +414,7 @@ static void open_survives_every_failure(void **state)
 
 int main(void)
 {
-    return unit_run(mistakes_cost_a_row, a_row_of_length_zero_is_none,
+    return unit_run(mistakes_cost_a_row, rows_take_what_windows_need, a_row_of_length_zero_is_none,
                     a_token_that_is_not_finite_costs_its_rows, bad_slots_are_left_out,
                     a_chunk_of_another_length_is_bad, a_chunk_keeps_what_comes_before_a_bad_token,
                     a_chunk_tells_what_share_a_step_has, chunks_of_many_rows_are_single_ones,

@@ -48,6 +48,7 @@ static void outputs_follow_from_tokens_alone(void **state)
         kvf_blocks_config bc = i % 2 ? rig_config() : rig_coarse_config();
         rig one, many;
         bc.cache.head_mask = masks[i];
+        bc.cache.layer_windows = i ? NULL : rig_windows;
         bc.cache.pages = i < 2 ? KVF_PAGES_K8V4 : KVF_PAGES_K8V8;
         bc.cache.dtype = dtypes[i];
         bc.cache.transfer = test_transfer(KVF_TRANSFER_DIRECT);

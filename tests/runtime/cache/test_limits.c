@@ -21,7 +21,8 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     kvf_cache *cache = NULL;
     kvf_cache_plan plan;
     kvf_error planned = {0};
-    uint8_t *mask = test_alloc(1024);
+    uint8_t *mask = test_alloc(2048);
+    uint32_t *windows = test_alloc(3 * sizeof *windows);
     const uint64_t live = runtime->context->live_bytes;
     for (char *field = change, *next; field; field = next) {
         const char *value = refusals_part(field, &next);
@@ -29,6 +30,9 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
             c.head_mask = mask;
             for (size_t i = 0; value[i] != '\0'; i++)
                 mask[i] = (uint8_t)(value[i] - '0');
+        } else if (strncmp(field, "layer_windows", 13) == 0) {
+            c.layer_windows = windows; /* layer_windowsN: of layer N */
+            windows[(field[13] - '0') % 3] = (uint32_t)strtoul(value, NULL, 10);
         } else if (!refusals_set(kvf_cache_setting, &c, field, value)) {
             fail_msg("there is no field %s", field);
         }
@@ -39,6 +43,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     assert_int_equal(runtime->context->live_bytes, live);
     assert_int_equal(kvf_cache_plan_make(runtime, &c, &plan, &planned), status);
     assert_string_equal(planned.text, error->text);
+    test_release(windows);
     test_release(mask);
     return status;
 }

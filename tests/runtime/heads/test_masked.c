@@ -4,8 +4,8 @@
  * Streaming heads: what a cache with a head mask attends to, head by head, against plain sums in
  * double.
  *
- * A streaming head sees token j from query i iff j < sink or j > i - recent. Retrieval heads are
- * held to the bits that they have in a cache without a mask.
+ * A streaming head sees token j from query i iff j < sink or j > i - recent, which a layer may have
+ * of its own. Retrieval heads are held to the bits that they have in a cache without a mask.
  */
 
 #include "harness.h"
@@ -24,7 +24,8 @@ static int is_seen(const kvf_cache_config *c, uint32_t layer, uint32_t kv_head, 
 {
     if (!c->head_mask || c->head_mask[layer * c->kv_heads + kv_head])
         return 1;
-    return j < c->streaming_sink || query - j < c->streaming_recent;
+    const uint32_t recent = c->layer_windows ? c->layer_windows[layer] : c->streaming_recent;
+    return j < c->streaming_sink || query - j < recent;
 }
 
 /* Attention of token `query` by one query head: out [head_dim], returns the log-sum-exp. */
@@ -156,6 +157,61 @@ static void any_mask_is_what_it_says(void **state)
                  sc.cc.streaming_sink, sc.cc.streaming_recent, sc.cc.page_size, sc.chunk);
         expect_run(&sc, what);
     }
+}
+
+/* One layer in full, two with windows of their own. */
+static const uint8_t mask_of_windows[12] = {1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0};
+
+static void a_layer_has_the_window_that_is_given(void **state)
+{
+    static const uint32_t windows[][3] = {{0, 9, 40}, {0, 64, 1}, {0, 8, 500}, {0, 21, 21}};
+    for (uint32_t i = 0; i < 4; i++) {
+        char what[64];
+        if (!test_takes(i))
+            continue;
+        test_scenario sc = {.cc = config_masked(mask_of_windows),
+                            .tokens = {.seed = 61 + i, .sharpness = 1.5f},
+                            .prompt = i == 2 ? 0 : 130,
+                            .steps = i == 2 ? 150 : 30,
+                            .chunk = 17 + 20 * i};
+        sc.cc.layer_windows = windows[i];
+        sc.cc.streaming_recent = 3; /* which is not looked at */
+        sc.cc.streaming_sink = i % 2 ? 6 : 0;
+        sc.cc.budget_tokens = 400;
+        sc.cc.dtype = (kvf_dtype)(i % 3);
+        snprintf(what, sizeof what, "windows of %u and %u", windows[i][1], windows[i][2]);
+        expect_run(&sc, what);
+    }
+}
+
+/* A layer's bits are those of a cache whose layers all have its window. */
+static void windows_beside_each_other_have_the_same_bits(void **state)
+{
+    static const uint32_t windows[] = {0, 9, 70};
+    test_trace mixed, alone;
+    test_scenario sc = {.cc = config_masked(mask_of_windows),
+                        .tokens = {.seed = 67, .sharpness = 1.5f},
+                        .prompt = 200,
+                        .steps = 30,
+                        .chunk = 37};
+    sc.cc.layer_windows = windows;
+    test_run(&sc, &mixed);
+    const size_t prompt = mixed.prefill_bytes / 3, row = mixed.out_bytes / 3 / sc.steps;
+    for (uint32_t layer = 1; layer < 3; layer++) {
+        const uint32_t equal[] = {0, windows[layer], windows[layer]};
+        for (uint32_t as_windows = 0; as_windows < 2; as_windows++) {
+            sc.cc.layer_windows = as_windows ? equal : NULL;
+            sc.cc.streaming_recent = as_windows ? 5 : windows[layer];
+            test_run(&sc, &alone);
+            assert_memory_equal((char *)mixed.prefill + layer * prompt,
+                                (char *)alone.prefill + layer * prompt, prompt);
+            for (uint32_t i = 0; i < sc.steps; i++)
+                assert_memory_equal((char *)mixed.out + (3 * i + layer) * row,
+                                    (char *)alone.out + (3 * i + layer) * row, row);
+            test_trace_free(&alone);
+        }
+    }
+    test_trace_free(&mixed);
 }
 
 static void lengths_about_sink_and_window(void **state)
@@ -297,13 +353,16 @@ static void retrieval_heads_keep_their_bits(void **state)
     test_trace_free(&masked);
 }
 
-/* Sequences of different lengths in one batch, one a fork that goes its own way. */
+/* Sequences of different lengths in one batch, one a fork that goes its own way; of three layers
+ * two stream, with windows of their own. */
 static void batches_and_forks(void **state)
 {
     enum { FIRST = 70, SECOND = 15, STEPS = 30 };
+    static const uint32_t windows[] = {33, 12, 0};
     test_world w;
     test_tokens t, other;
     kvf_cache_config c = config_masked(mask_of_all_kinds);
+    c.layer_windows = windows;
     c.sequences_max = 3;
     test_tokens_make(&t, &c,
                      &(test_tokens_spec){.count = FIRST + STEPS, .seed = 21, .sharpness = 1.5f});
@@ -417,6 +476,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_mask_is_what_it_says),
+        cmocka_unit_test(a_layer_has_the_window_that_is_given),
+        cmocka_unit_test(windows_beside_each_other_have_the_same_bits),
         cmocka_unit_test(lengths_about_sink_and_window),
         cmocka_unit_test(a_ring_wraps_many_times),
         cmocka_unit_test(chunks_change_no_bit),

@@ -68,6 +68,12 @@ static void memory_is_what_the_mask_says(void **state)
     assert_int_equal(longer.device_kv_bytes, none.device_kv_bytes);
     assert_int_equal(longer.device_table_bytes, none.device_table_bytes);
     assert_int_equal(longer.host_kv_bytes, 0);
+    /* 65 newest tokens lie in up to 9 pages, 1 in one: each layer has what its own window takes. */
+    c.layer_windows = (const uint32_t[LAYERS]){65, 21, 1};
+    assert_int_equal(plan_of(runtime, &c).device_kv_bytes,
+                     (2 * (3 * 1 + 9 + 4 + 1) + 17 + 1) * HEADS * page);
+    assert_int_equal(plan_of(runtime, &c).host_kv_bytes, 0);
+    c.layer_windows = NULL;
     c.tokens_max = 16; /* no more pages than there can be tokens */
     assert_int_equal(plan_of(runtime, &c).device_kv_bytes,
                      (2 * LAYERS * 2 + 17 + 1) * HEADS * page);
@@ -100,13 +106,36 @@ static void a_cache_takes_its_plan(void **state)
     }
 }
 
+/* Windows in force are a copy; where all have one length they are that. */
+static void windows_in_force(void **state)
+{
+    static const uint32_t some[LAYERS] = {40, 9, 0}, equal[LAYERS] = {9, 9, 0};
+    for (uint32_t i = 0; i < 2; i++) {
+        test_world w;
+        kvf_cache_config c = config_masked(mask_of_all_kinds);
+        c.layer_windows = i ? equal : some;
+        test_world_open(&w, NULL, &c);
+        const kvf_cache_config *settings = kvf_cache_settings(w.cache);
+        assert_int_equal(settings->streaming_recent, i ? 9 : 40);
+        assert_true(settings->layer_windows != c.layer_windows);
+        assert_true((settings->layer_windows == NULL) == (i == 1));
+        if (i == 0)
+            assert_memory_equal(settings->layer_windows, some, sizeof some);
+        const kvf_cache_plan plan = plan_of(w.runtime, settings); /* which can be given again */
+        assert_int_equal(plan.device_kv_bytes, kvf_cache_memory(w.cache)->device_kv_bytes);
+        test_world_close(&w);
+    }
+}
+
 static void steps_and_tokens_are_counted(void **state)
 {
     enum { PROMPT = 20, STEPS = 12 };
     test_world w;
     test_tokens t;
     float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
+    static const uint32_t windows[LAYERS] = {21, 9, 0};
     kvf_cache_config c = config_masked(mask_of_all_kinds);
+    c.layer_windows = windows;
     kvf_stats s;
     uint64_t attended = 0, attended_middle = 0;
     test_open(&w, &t, &c,
@@ -117,10 +146,11 @@ static void steps_and_tokens_are_counted(void **state)
                      NULL);
     for (uint32_t i = PROMPT; i < PROMPT + STEPS; i++) {
         const uint64_t held = i + 1 < 27 ? i + 1 : 27; /* sink + recent */
+        const uint64_t middle = 6 + 9;                 /* of layer 1, whose window is shorter */
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             test_decode(&w, sequence, &t, layer, i, out, NULL);
-        attended += 6 * (i + 1) + 6 * held;
-        attended_middle += 4 * held;
+        attended += 6 * (i + 1) + 2 * held + 4 * middle;
+        attended_middle += 4 * middle;
     }
     test_wait(&w);
     kvf_cache_stats(w.cache, &s);
@@ -291,6 +321,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_what_the_mask_says),
         cmocka_unit_test(a_cache_takes_its_plan),
+        cmocka_unit_test(windows_in_force),
         cmocka_unit_test(steps_and_tokens_are_counted),
         cmocka_unit_test(what_needs_pages_is_refused),
         cmocka_unit_test(a_full_pool_changes_nothing),

@@ -161,6 +161,7 @@ static const uint8_t mask_of_both_kinds[] = {0, 1, 1, 0}, mask_of_two_kv_groups[
 
 static void masked(kvf_cache_config *cc, const uint8_t *mask)
 {
+    static const uint32_t windows[] = {21, 9};
     assert_int_equal(cc->layers * cc->kv_heads, sizeof mask_of_none);
     cc->head_mask = mask;
     if (mask && memchr(mask, 2, sizeof mask_of_none)) { /* as little as may be is scored by codes */
@@ -170,6 +171,8 @@ static void masked(kvf_cache_config *cc, const uint8_t *mask)
     }
     cc->streaming_sink = 3;
     cc->streaming_recent = 21;
+    if (mask == mask_of_both_kinds) /* both layers have streaming heads */
+        cc->layer_windows = windows;
 }
 
 static void compare_stats(const kvf_stats *a, const kvf_stats *b)

@@ -91,6 +91,7 @@ const save_case save_cases[] = {
     {"coarse heads beside others",
      "digest=codes select=dynamic budget_tokens=64 coarse_share=0 head_mask=2012" RINGS},
     {"coarse heads", "digest=codes budget_tokens=64 coarse_share=0 head_mask=1222" RINGS},
+    {"windows of two lengths", "layers=3 head_mask=101100 streaming_sink=5 layer_windows=9,0,21"},
     {"all heads stream", "head_mask=0000 streaming_sink=8 streaming_recent=16"},
     {NULL, NULL},
 };

@@ -354,6 +354,49 @@ static void names_what_differs(void **state)
     assert_non_null(strstr(error.text, "page_size"));
 }
 
+/* A file names the layer whose window is another; windows that are all equal are one setting. */
+static void names_the_window_that_differs(void **state)
+{
+    static const struct {
+        const char *saved, *mine, *refusal; /* NULL = it comes back */
+    } rows[] = {
+        {"layer_windows=9,21", "layer_windows=9,21", NULL},
+        {"layer_windows=9,21", "layer_windows=8,21", "layer_windows[0] = 9, this cache has 8"},
+        {"layer_windows=9,21", "layer_windows=9,22", "layer_windows[1] = 21, this cache has 22"},
+        {"layer_windows=9,21", "streaming_recent=21", "layer_windows[0] = 9, this cache has 21"},
+        {"streaming_recent=21", "layer_windows=9,21", "layer_windows[0] = 21, this cache has 9"},
+        {"streaming_recent=21", "layer_windows=21,21", NULL},
+        {"layer_windows=21,21", "streaming_recent=21", NULL},
+        {"layer_windows=9,9", "streaming_recent=10", "streaming_recent = 9, this cache has 10"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvf_cache_config saved = save_config(&save_cases[0]), mine = saved;
+        kvf_error why;
+        char *want = NULL, *got = NULL;
+        size_t bytes, length;
+        test_set(&saved, "head_mask=0001");
+        test_set(&saved, rows[i].saved);
+        test_set(&mine, "head_mask=0001");
+        test_set(&mine, rows[i].mine);
+        save_with(&saved);
+        for (uint32_t exact = 0; exact < 2; exact++) {
+            const kvf_status status = restore_with(&mine, exact, "test", &why);
+            assert_int_equal(status, rows[i].refusal ? KVF_INVALID : KVF_OK);
+            if (rows[i].refusal && !strstr(why.text, rows[i].refusal))
+                fail_msg("row %zu: \"%s\" does not say \"%s\"", i, why.text, rows[i].refusal);
+        }
+        if (rows[i].refusal)
+            continue;
+        want = save_read(save_path("settings"), &bytes);
+        save_with(&mine);
+        got = save_read(save_path("settings"), &length);
+        assert_int_equal(length, bytes);
+        assert_memory_equal(got, want, bytes);
+        free(got);
+        free(want);
+    }
+}
+
 /* With other settings a sequence goes on like one that was given the same tokens without queries.
  */
 static void other_settings_take_tokens(void **state)
@@ -632,10 +675,10 @@ static void bad_arguments_are_named(void **state)
 
 int main(void)
 {
-    return unit_run_around(NULL, save_remove_folder, continues_bit_for_bit, continues_from_little,
-                           is_of_the_call, of_a_fork, same_file_again, of_pruned_prompts,
-                           of_unequal_layers, whatever_the_order, names_what_differs,
-                           other_settings_take_tokens, comes_back_to_its_form_alone,
-                           a_form_comes_before_tokens, tells_what_it_holds, bad_arguments_are_named,
-                           reads_a_file_with_a_table_more);
+    return unit_run_around(
+        NULL, save_remove_folder, continues_bit_for_bit, continues_from_little, is_of_the_call,
+        of_a_fork, same_file_again, of_pruned_prompts, of_unequal_layers, whatever_the_order,
+        names_what_differs, names_the_window_that_differs, other_settings_take_tokens,
+        comes_back_to_its_form_alone, a_form_comes_before_tokens, tells_what_it_holds,
+        bad_arguments_are_named, reads_a_file_with_a_table_more);
 }
