@@ -108,7 +108,8 @@ static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
     const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
     const uint32_t number = blockIdx.x / a.kv_heads, head = blockIdx.x % a.kv_heads;
-    const uint32_t token = (uint32_t)kvf_token_bytes(&p->shape), run = p->block_size * token;
+    const kvf_shape *s = &a.ring.shape; /* of runs */
+    const uint32_t token = (uint32_t)kvf_token_bytes(s), run = s->page_size * token;
     const uint32_t one = c->streaming.number[a.layer * a.kv_heads + head];
     const kvf_row *row = &c->row[number];
     const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
