@@ -234,7 +234,6 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
     KVF_TRY(check_model(r, args->model));
     r->is_exact = true;
     KVF_TRY(compare_settings(r, args->exact, &r->is_exact));
-    KVF_TRY(check_mask(r));
     if (h->head->block_size != cache->plan.block_size)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "page_size = %u: %s was saved with blocks of %u tokens, this cache has %u; open "
@@ -248,6 +247,7 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
         h->head->pages != cache->config.pages)
         KVF_FAIL(cache->context, KVF_CORRUPT, "%s: its header contradicts its settings",
                  r->file.path);
+    KVF_TRY(check_mask(r)); /* of as many heads */
     for (uint32_t i = 0; i < h->head->layers; i++) {
         KVF_TRY(check_form(r, i));
         KVF_TRY(check_window(r, i));
