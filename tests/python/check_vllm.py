@@ -699,10 +699,9 @@ class Refusals(Case):
         """Where layers with a window are beside others that are refused, these are what is named."""
         per_kind = {"attention_backend": None,
                     "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
-        text = "layers that share the keys of another layer: take"
-        folder = variant("gemma that shares", base=windowed_model(), num_kv_shared_layers=2)
-        self.refused({text: {"model": folder, "load_format": "dummy"},
-                      text[:-5]: {"model": folder, "load_format": "dummy", **per_kind}})
+        text = "kv_sharing_fast_prefill: layers that share keys see every token of a prompt"
+        asked = {"model": windowed_model(), "load_format": "dummy", "kv_sharing_fast_prefill": True}
+        self.refused({text: asked, text[:-1]: {**asked, **per_kind}})
 
 
 if __name__ == "__main__":

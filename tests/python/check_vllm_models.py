@@ -40,6 +40,7 @@ FAMILIES = """
     Qwen3_5MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
     VaultGemmaForCausalLM""".split()
 FAMILIES.append("FalconForCausalLM with num_attention_heads = 24") # of one KV head
+FAMILIES.append("Gemma4ForCausalLM with num_kv_shared_layers") # as E2B and E4B have
 HEAD = "| in vLLM 0.32, on a CPU | models |"
 SEED, TOKENS = 11, 512
 # In a process that has Triton interpret its kernels: answers take most of a minute.

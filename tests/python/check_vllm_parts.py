@@ -78,7 +78,7 @@ def engine(**changes):
         "parallel": dict(decode_context_parallel_size=1, prefill_context_parallel_size=1,
                          use_ubatching=False),
         "model": dict(dtype="torch.bfloat16", is_hybrid=False, rswa_window=None,
-                      hf_text_config=types.SimpleNamespace(num_kv_shared_layers=0))}
+                      hf_text_config=types.SimpleNamespace(num_kv_shared_layers=15))}
     for name, value in changes.items():
         part, _, field = name.rpartition("__")
         parts[part][field] = value
@@ -307,7 +307,7 @@ class Memory(unittest.TestCase):
         for text, bad in (("sliding_attention are not counted", {"layer_types": ["full_attention", "sliding_attention"]}),
                           ("sliding_window = 4096", {"sliding_window": 4096}),
                           ("kv_lora_rank", {"kv_lora_rank": 512}), ("attn_layer_period", {"attn_layer_period": 8}),
-                          ("share the keys", {"text_config": {"num_kv_shared_layers": 15}})):
+                          ("num_kv_shared_layers", {"text_config": {"num_kv_shared_layers": 15}})):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Unsupported, text):
                 estimate.layers_of_all(bad)
         with self.assertRaisesRegex(kvferry.Unsupported, "config.json has no 'num_hidden_layers'"):
@@ -330,7 +330,7 @@ class Refusals(unittest.TestCase):
                 ("context parallelism", {"parallel__prefill_context_parallel_size": 2}),
                 ("micro-batches", {"parallel__use_ubatching": True}),
                 ("reference sliding windows", {"model__rswa_window": 8}),
-                ("share the keys", {"model__hf_text_config": types.SimpleNamespace(num_kv_shared_layers=15)}),
+                ("kv_sharing_fast_prefill", {"cache__kv_sharing_fast_prefill": True}),
                 ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(
                     per_layer_config={"5": {"head_dim": 512}})}),
                 ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(
@@ -352,8 +352,7 @@ class Refusals(unittest.TestCase):
         for text, bad in (("type encoder_only", {"attn_type": "encoder_only"}),
                           ("type encoder_decoder", {"attn_type": "encoder_decoder"}),
                           ("ALiBi", {"alibi_slopes": [1.0]}),
-                          ("sliding window", {"sliding_window": 128}),
-                          ("share the keys", {"shares": "layer 1"})):
+                          ("sliding window", {"sliding_window": 128})):
             self.refused(text, refusals.check_layer, **{"attn_type": "decoder", "model": mixed, **bad})
 
     def test_what_vllm_says_when_it_chooses(self):
@@ -375,7 +374,6 @@ class Refusals(unittest.TestCase):
                           *(("layers all have a sliding window: take another model",
                              {"has_sliding_window": True, "model": model}) for model in alone)):
             self.refused(text, refusals.check_choice, **{**plain, **bad})
-        self.refused("share the keys", refusals.check_layer, "decoder", plain["model"], sliding_window=64, shares="layer 1")
 
     def test_what_is_not_captured(self):
         with kvferry.Runtime(device="host") as runtime:

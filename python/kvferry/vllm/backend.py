@@ -77,7 +77,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         check_spec(kv_cache_spec)
         self.pool = pool_of(vllm_config)
-        if set(layer_names) != set(self.pool.layers):
+        if set(layer_names) != self.pool.names:
             refuse(*SEVERAL_GROUPS)
         self.pool.open(kv_cache_spec.block_size)
         self.regions = Regions(self.pool.regions)
@@ -177,8 +177,7 @@ class Impl(AttentionImpl[Pass]):
                  kv_sharing_target_layer_name: Optional[str] = None,
                  sinks: Optional[torch.Tensor] = None, value_size: Optional[int] = None) -> None:
         self.config = get_current_vllm_config()
-        check_layer(attn_type, self.config.model_config, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
-                    shares=kv_sharing_target_layer_name)
+        check_layer(attn_type, self.config.model_config, alibi_slopes=alibi_slopes, sliding_window=sliding_window)
         check_engine(self.config)
         look()
         self.value_size = value_size or head_size
@@ -189,9 +188,14 @@ class Impl(AttentionImpl[Pass]):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.sinks = sinks # a weight: a logit of each query head
         self.soft_cap = float(logits_soft_cap or 0) # of logits; 0: none
+        self.owner = kv_sharing_target_layer_name # the layer whose keys it attends to, unless they are its own
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
-        self.index, self.is_last = 0, False # of the layer in it
+        self.index, self.is_last = 0, False # of the layer, or its owner, in it
         self.bound: tuple = () # the blocks, where their codes of this layer are, and from block to block
+
+    def form(self) -> tuple:
+        """How it attends; layers of one owner do so alike."""
+        return self.heads, self.value_size, self.soft_cap, None if self.sinks is None else id(self.sinks)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """All layers are there, and vLLM has not asked yet how much memory there is. Or weights came anew."""
@@ -213,12 +217,13 @@ class Impl(AttentionImpl[Pass]):
             return output.zero_()
         assert self.pool is not None and self.pool.blocks is not None
         blocks, stream, p = self.pool.blocks, self.pool.stream(), attn_metadata
-        out, lacks = output, self.heads.values - self.value_size
+        q, out, lacks = query.contiguous(), output, self.heads.values - self.value_size
         if lacks:
-            out, value = (torch.nn.functional.pad(x, (0, lacks)) for x in (output, value))
-        q, k, v = query.contiguous(), _packed(key), _packed(value)
+            out = torch.nn.functional.pad(output, (0, lacks))
+        if self.owner is None:
+            v = torch.nn.functional.pad(value, (0, lacks)) if lacks else value
+            self.write(_packed(key), _packed(v), kv_cache, p)
         q_bytes, out_bytes = q.stride(0) * q.element_size(), out.stride(0) * out.element_size()
-        self.write(k, v, kv_cache, p)
         q_at, out_at = q.data_ptr(), out.data_ptr()
         for run, step in zip(p.runs, p.steps):
             if step is not None:
@@ -296,15 +301,22 @@ def pool_of(config: Any) -> Pool:
     layers = config.compilation_config.static_forward_context
     ours = {name: layer.impl for name, layer in layers.items()
             if isinstance(getattr(layer, "impl", None), Impl)}
+    owners = {name: impl for name, impl in ours.items() if impl.owner is None}
     first = next(iter(ours.values()))
     for name, impl in ours.items():
         if layers[name].head_size_v != impl.value_size:
             refuse("values of %d elements beside keys of %d in a layer of its own kind" % (
                 layers[name].head_size_v, impl.head_size), "take another model")
     if first.pool is None:
-        pool = Pool(config, ours)
-        for index, impl in enumerate(ours.values()):
-            impl.pool, impl.index, impl.is_last = pool, index, index == len(ours) - 1
+        pool = Pool(config, owners, set(ours))
+        for index, impl in enumerate(owners.values()):
+            impl.index = index
+        for impl in ours.values():
+            owner = impl if impl.owner is None else owners.get(impl.owner)
+            if owner is None or owner.form() != impl.form():
+                refuse("layers that share the keys of a layer that attends in another way", "take another model")
+            impl.pool, impl.index, impl.is_last = pool, owner.index, False
+        list(ours.values())[-1].is_last = True
     return first.pool
 
 

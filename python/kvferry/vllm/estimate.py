@@ -10,8 +10,9 @@ from typing import Any, Mapping, NamedTuple
 from .._errors import Invalid, Unsupported
 from .refusals import check_model
 
-# Fields of configurations whose layers are latent, linear or Mamba.
-OTHERS = ("kv_lora_rank", "attn_layer_period", "hybrid_override_pattern", "layers_block_type", "ssm_cfg")
+# Fields of configurations whose layers are latent, linear or Mamba, or have no keys of their own.
+OTHERS = ("kv_lora_rank", "attn_layer_period", "hybrid_override_pattern", "layers_block_type", "ssm_cfg",
+          "num_kv_shared_layers")
 LOGIT_BYTES = 14 # of a token that is sampled: in the model's type, and three times in fp32
 
 

@@ -8,7 +8,7 @@ import functools
 import logging
 import sys
 import time
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
@@ -40,11 +40,12 @@ TELL_SECONDS = 1.0 # between readings of a GPU's counters: each waits for it
 class Pool:
     """One per engine and process.
 
-    layers  our attention layers of this rank by name, in the order of the model
+    layers  our attention layers of this rank that have keys, by name, in the order of the model
+    names   of these and of those that attend to keys of one of them
     """
 
-    def __init__(self, config: Any, layers: dict) -> None:
-        self.layers, self.config = layers, config
+    def __init__(self, config: Any, layers: dict, names: Set[str]) -> None:
+        self.layers, self.names, self.config = layers, names, config
         first = next(iter(layers.values()))
         ground = ground_of(config, first.heads)
         self.options, self.runtime = ground.options, ground.runtime
@@ -191,7 +192,7 @@ class Pool:
 
     def begin(self, steps: int) -> None:
         """A pass with so many rows of steps comes; where layers are in a graph nothing else is called of it."""
-        self._steps += steps * len(self.layers)
+        self._steps += steps * len(self.names)
         if self._stream is None and time.monotonic() - self._read >= TELL_SECONDS:
             self.stream().wait()
             self._tell()

@@ -32,6 +32,8 @@ def check_engine(config: Any) -> None:
                "pages have the type of the model; take auto")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         refuse("context parallelism", "take tensor or pipeline parallelism")
+    if getattr(cache, "kv_sharing_fast_prefill", False):
+        refuse("kv_sharing_fast_prefill", "layers that share keys see every token of a prompt; start without it")
     if parallel.use_ubatching:
         refuse("micro-batches (enable_dbo)", "start without them")
     if getattr(config.model_config, "rswa_window", None) is not None:
@@ -57,8 +59,6 @@ def check_model(model: Any, device: str = "cuda") -> None:
     """Refuse, for a ModelConfig on a type of device, whatever its layers will be refused for, so that no advice leads
     to another refusal."""
     text = model.hf_text_config
-    if getattr(text, "num_kv_shared_layers", None):
-        refuse("layers that share the keys of another layer", OTHER)
     widest, most = _widest(text), HEAD_DIM_MAX_CPU if device == "cpu" else HEAD_DIM_MAX
     if widest > most:
         refuse("heads of %d elements in layers that see everything (%d at most)" % (widest, most), OTHER)
@@ -100,16 +100,13 @@ def check_choice(*, use_mla: bool, model: Any, has_sliding_window: bool = False,
     check_layer(attn_type, model, sliding_window=has_sliding_window or None)
 
 
-def check_layer(attn_type: Any, model: Any, *, alibi_slopes: Any = None, sliding_window: Any = None,
-                shares: Any = None) -> None:
+def check_layer(attn_type: Any, model: Any, *, alibi_slopes: Any = None, sliding_window: Any = None) -> None:
     """A layer of a ModelConfig, as vLLM hands it to an attention implementation."""
     kind = getattr(attn_type, "value", attn_type)
     if kind != "decoder":
         refuse("attention of type %s" % kind, "decoders attend to their own keys alone")
     if alibi_slopes is not None:
         refuse("ALiBi", "take a model with rotary positions")
-    if shares is not None:
-        refuse("layers that share the keys of another layer", OTHER)
     if sliding_window is not None and sees_windows_alone(model):
         refuse("models whose layers all have a sliding window", OTHER)
     if sliding_window is not None:
