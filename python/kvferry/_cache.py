@@ -112,6 +112,16 @@ def _shapes(s: CacheConfig, rows: int) -> _Shapes:
                    (rows, s.kv_heads, s.value_dim), (rows, s.query_heads, s.value_dim))
 
 
+_GPU_VALUES = {192: 128} # of heads whose values are not as wide as keys on a GPU
+
+
+def width_in_pages(head_dim: int, value_dim: int, device: str) -> int:
+    """The elements of a value in pages on a type of device: those that it has, or more, which are zeros."""
+    if device == "cpu":
+        return value_dim if (head_dim - value_dim) % 32 == 0 else max(head_dim, value_dim)
+    return max(_GPU_VALUES.get(head_dim, head_dim), value_dim)
+
+
 class Cache(Handle):
     """A KV cache: pages in host memory, digests and pages used lately on the device.
 

@@ -43,7 +43,7 @@ from transformers import cache_utils as _caches
 
 from . import _hf_attention as _attention
 from ._cache import Cache as _PagedCache
-from ._cache import Sequence
+from ._cache import Sequence, width_in_pages
 from ._errors import Full, Invalid, Unsupported
 from ._hf_attention import NAME, WITHOUT, no
 from ._hf_prompt import attend_from_padding, attend_to_prompt, causal_columns
@@ -653,11 +653,8 @@ class Cache(_caches.DynamicCache):
         if self._runtime is None:
             self._runtime = _runtime_of(q.device)
         settings = dict(self._settings, layers=len(self._paged), query_heads=q.shape[1],
-                        kv_heads=k.shape[1], head_dim=k.shape[3], dtype=q.dtype, softmax_scale=scale)
-        if q.device.type == "cpu" and (k.shape[3] - v.shape[3]) % 32 == 0: # else values are padded
-            settings["value_dim"] = v.shape[3]
-        elif q.device.type != "cpu" and k.shape[3] == 192: # of which a GPU has values of 128
-            settings["value_dim"] = 128
+                        kv_heads=k.shape[1], head_dim=k.shape[3], dtype=q.dtype, softmax_scale=scale,
+                        value_dim=width_in_pages(k.shape[3], v.shape[3], q.device.type)) # others are padded
         settings.setdefault("sequences_max", len(self._saved) or q.shape[0])
         if settings["sequences_max"] == 1: # candidates come one row at a time
             settings.setdefault("tokens_per_step_max", _STEP_TOKENS)

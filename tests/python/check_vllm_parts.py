@@ -17,6 +17,7 @@ import unittest
 import numpy as np
 
 import kvferry
+from kvferry._cache import width_in_pages
 from kvferry.vllm import __main__ as calculator
 from kvferry.vllm import estimate, heads, memory, options, refusals
 from kvferry.vllm.regions import Followed, Regions
@@ -390,7 +391,7 @@ class Refusals(unittest.TestCase):
         for wanted, *given in ((128, 192, 128, "cpu"), (64, 64, 48, "cpu"), (64, 64, 64, "cpu"), (80, 64, 80, "cpu"),
                                (128, 192, 128, "cuda"), (128, 192, 96, "cuda"), (160, 192, 160, "cuda"),
                                (64, 64, 32, "cuda"), (128, 128, 128, "cuda")):
-            self.assertEqual(refusals.width_in_pages(*given), wanted, given)
+            self.assertEqual(width_in_pages(*given), wanted, given)
 
     def test_blocks(self):
         plain = dict(sliding_window=None, attention_chunk_size=None, non_causal=False)

@@ -25,12 +25,13 @@ from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCache
 from vllm.v1.worker.utils import customize_attention_spec
 
 from .._blocks import Blocks
+from .._cache import width_in_pages
 from .._errors import Unsupported
 from ..capi import BlockRows, PutArgs
 from .arrays import Arrays
 from .pool import Heads, Pool, ground_of, look
 from .refusals import (BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse,
-                       why_not_captured, width_in_pages)
+                       why_not_captured)
 from .regions import Followed, Regions
 from .rows import Rows as PassRows, Run, part, runs_of
 from .verify import Rows

@@ -12,7 +12,6 @@ from .._errors import Unsupported
 DRAFTS = ("ngram",)
 BLOCK_TOKENS = 32 # a block has a multiple of them
 HEAD_DIM_MAX, HEAD_DIM_MAX_CPU = 256, 512 # elements
-GPU_VALUES = {192: 128} # of heads whose values are not as wide as keys on a GPU
 OTHER = "take another model, or vLLM's own attention"
 
 
@@ -113,13 +112,6 @@ def check_layer(attn_type: Any, model: Any, *, alibi_slopes: Any = None, sliding
         refuse("layers with a sliding window",
                "leave them to vLLM by --attention-config '{\"backend_per_kind\": {\"full_attention\": "
                "\"CUSTOM\"}}', without --attention-backend")
-
-
-def width_in_pages(head_size: int, value_size: int, device: str) -> int:
-    """The elements of a value in pages on a type of device: those that it has, or more, which are zeros."""
-    if device == "cpu":
-        return value_size if (head_size - value_size) % 32 == 0 else max(head_size, value_size)
-    return max(GPU_VALUES.get(head_size, head_size), value_size)
 
 
 def check_spec(spec: Any) -> None:
