@@ -227,8 +227,8 @@ static kvf_status check_head_dim(const kvf_runtime *runtime, kvf_context *contex
     if (runtime->device->ops->kind != KVF_DEVICE_HOST &&
         value_dim != KVF_GPU_VALUE_DIM(c->head_dim))
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "value_dim = %u: with head_dim = %u the CUDA device takes %u; pad values with "
-                 "zeros up to it, or use the host device",
+                 "value_dim = %u: with head_dim = %u the CUDA device takes %u; pad narrower values "
+                 "with zeros, or use the host device",
                  value_dim, c->head_dim, KVF_GPU_VALUE_DIM(c->head_dim));
     return KVF_OK;
 }
