@@ -81,6 +81,67 @@ static rows rows_alloc(kvf_runtime *runtime, uint32_t tokens)
     return r;
 }
 
+/* The prompt, chunk by chunk through all layers. */
+static void prefill(kvf_cache *cache, kvf_sequence *sequence, kvf_stream *stream, rows r,
+                    const kvf_error *last)
+{
+    for (uint32_t start = 0; start < PROMPT_TOKENS; start += CHUNK_TOKENS) {
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            for (uint32_t t = 0; t < CHUNK_TOKENS; t++)
+                model_token(start + t, layer, r.q + t * Q_FLOATS, r.k + t * KV_FLOATS,
+                            r.v + t * KV_FLOATS);
+            const kvf_prefill_args chunk = {
+                .sequence = sequence,
+                .layer = layer,
+                .tokens = CHUNK_TOKENS,
+                .q = r.q,
+                .k = r.k,
+                .v = r.v,
+                .out = r.out,
+            };
+            must(kvf_prefill(cache, &chunk, stream), last);
+            must(kvf_stream_wait(stream), last); /* the rows are used again */
+        }
+    }
+}
+
+/* One token through all layers. */
+static void decode(kvf_cache *cache, kvf_sequence *sequence, kvf_stream *stream, rows r,
+                   uint32_t position, const kvf_error *last)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        model_token(position, layer, r.q, r.k, r.v);
+        const kvf_decode_args step = {
+            .layer = layer,
+            .batch = 1,
+            .sequences = &sequence,
+            .q = r.q,
+            .k = r.k,
+            .v = r.v,
+            .out = r.out,
+        };
+        must(kvf_decode(cache, &step, stream), last);
+        must(kvf_stream_wait(stream), last);
+    }
+}
+
+/* Prints what was attended and moved. Returns the recall of attention. */
+static double report(const kvf_cache *cache, const kvf_sequence *sequence)
+{
+    kvf_stats s;
+    kvf_cache_stats(cache, &s);
+    const double head_steps = (double)s.steps * KV_HEADS;
+    const double selected = (double)(s.hits + s.misses);
+    const double recall = s.verified ? s.recall_sum / (double)s.verified : 0;
+    printf("tokens in the cache            %u\n", kvf_sequence_length(sequence, 0));
+    printf("attended per head and step     %.0f\n", (double)s.tokens_attended / head_steps);
+    printf("pages found on the device      %.1f%%\n",
+           selected > 0 ? 100 * (double)s.hits / selected : 100.0);
+    printf("bytes moved per layer and step %.0f\n", (double)s.bytes_to_device / (double)s.steps);
+    printf("attention caught               %.2f%%\n", 100 * recall);
+    return recall;
+}
+
 int main(void)
 {
     kvf_error error;
@@ -101,7 +162,8 @@ int main(void)
     config.tokens_max = PROMPT_TOKENS + STEPS;
     config.prefill_chunk_max = CHUNK_TOKENS;
     config.budget_tokens = 384;
-    config.transfer = KVF_TRANSFER_GATHER; /* move pages as a GPU would */
+    config.transfer = KVF_TRANSFER_GATHER; /* move pages as a GPU would, */
+    config.device_bytes = 4 << 20;         /* one with room for some of them */
     config.verify_interval = 1;
     must(kvf_cache_open(runtime, &config, &cache, &error), &error);
 
@@ -113,53 +175,10 @@ int main(void)
     rows r =
         rows_alloc(runtime, CHUNK_TOKENS); /* device memory; on the host device, plain memory */
 
-    for (uint32_t start = 0; start < PROMPT_TOKENS; start += CHUNK_TOKENS) {
-        for (uint32_t layer = 0; layer < LAYERS; layer++) {
-            for (uint32_t t = 0; t < CHUNK_TOKENS; t++)
-                model_token(start + t, layer, r.q + t * Q_FLOATS, r.k + t * KV_FLOATS,
-                            r.v + t * KV_FLOATS);
-            const kvf_prefill_args prefill = {
-                .sequence = sequence,
-                .layer = layer,
-                .tokens = CHUNK_TOKENS,
-                .q = r.q,
-                .k = r.k,
-                .v = r.v,
-                .out = r.out,
-            };
-            must(kvf_prefill(cache, &prefill, stream), last);
-            must(kvf_stream_wait(stream), last); /* the rows are used again */
-        }
-    }
-
-    for (uint32_t step = 0; step < STEPS; step++) {
-        for (uint32_t layer = 0; layer < LAYERS; layer++) {
-            model_token(PROMPT_TOKENS + step, layer, r.q, r.k, r.v);
-            const kvf_decode_args decode = {
-                .layer = layer,
-                .batch = 1,
-                .sequences = &sequence,
-                .q = r.q,
-                .k = r.k,
-                .v = r.v,
-                .out = r.out,
-            };
-            must(kvf_decode(cache, &decode, stream), last);
-            must(kvf_stream_wait(stream), last);
-        }
-    }
-
-    kvf_stats s;
-    kvf_cache_stats(cache, &s);
-    const double head_steps = (double)s.steps * KV_HEADS;
-    const double selected = (double)(s.hits + s.misses);
-    const double recall = s.verified ? s.recall_sum / (double)s.verified : 0;
-    printf("tokens in the cache            %u\n", kvf_sequence_length(sequence, 0));
-    printf("attended per head and step     %.0f\n", (double)s.tokens_attended / head_steps);
-    printf("pages found on the device      %.1f%%\n",
-           selected > 0 ? 100 * (double)s.hits / selected : 100.0);
-    printf("bytes moved per layer and step %.0f\n", (double)s.bytes_to_device / (double)s.steps);
-    printf("attention caught               %.2f%%\n", 100 * recall);
+    prefill(cache, sequence, stream, r, last);
+    for (uint32_t token = 0; token < STEPS; token++)
+        decode(cache, sequence, stream, r, PROMPT_TOKENS + token, last);
+    const double recall = report(cache, sequence);
 
     kvf_memory_free(runtime, r.q);
     kvf_memory_free(runtime, r.k);

@@ -119,16 +119,6 @@ KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
     32u /* channels of a value that share a scale and a minimum, in int4                           \
          */
 
-/* Channels of a value: a GPU quantizes those that are as wide as keys. */
-KVF_INLINE uint32_t kvf_quantized_value_dim(const kvf_shape *s)
-{
-#ifdef __CUDA_ARCH__
-    return s->head_dim;
-#else
-    return kvf_value_dim(s);
-#endif
-}
-
 KVF_INLINE uint32_t kvf_quantized_groups(uint32_t value_dim)
 {
     return kvf_div_ceil_u32(value_dim, KVF_QUANTIZED_GROUP);
@@ -137,13 +127,13 @@ KVF_INLINE uint32_t kvf_quantized_groups(uint32_t value_dim)
 /* Bytes of a value without its scales, and of these. */
 KVF_INLINE uint32_t kvf_quantized_value_bytes(const kvf_shape *s)
 {
-    const uint32_t value_dim = kvf_quantized_value_dim(s);
+    const uint32_t value_dim = kvf_value_dim(s);
     return s->pages == KVF_PAGES_K8V4 ? value_dim / 2 : value_dim;
 }
 
 KVF_INLINE uint32_t kvf_quantized_scale_bytes(const kvf_shape *s)
 {
-    return s->pages == KVF_PAGES_K8V4 ? 4 * kvf_quantized_groups(kvf_quantized_value_dim(s)) : 2;
+    return s->pages == KVF_PAGES_K8V4 ? 4 * kvf_quantized_groups(kvf_value_dim(s)) : 2;
 }
 
 /* Bytes of a page in its storage format. */

@@ -28,7 +28,7 @@
 
 /* Sizes of heads X(d) that a GPU attends to quantized pages of, in bf16; the host device takes all.
  * */
-#define KVF_GPU_QUANTIZED_DIMS(X) X(64) X(128)
+#define KVF_GPU_QUANTIZED_DIMS(X) X(64) X(128) X(192)
 
 /* ---- where parts of token t are ---- */
 

@@ -22,11 +22,16 @@
 /* The same between two functions, of which either may be NULL. */
 #define unit_run_around(before, after, ...)                                                        \
     unit_run_list(__FILE__, #__VA_ARGS__, (const CMUnitTestFunction[]){__VA_ARGS__, NULL},         \
-                  (before), (after))
+                  (before), (after), NULL, NULL)
+/* The same with the two around every single test. */
+#define unit_run_each(before, after, ...)                                                          \
+    unit_run_list(__FILE__, #__VA_ARGS__, (const CMUnitTestFunction[]){__VA_ARGS__, NULL}, NULL,   \
+                  NULL, (before), (after))
 
 static inline int unit_run_list(const char *group, const char *names,
                                 const CMUnitTestFunction *functions, CMFixtureFunction before,
-                                CMFixtureFunction after)
+                                CMFixtureFunction after, CMFixtureFunction before_each,
+                                CMFixtureFunction after_each)
 {
     enum { TESTS = 64 };
     static struct CMUnitTest tests[TESTS];
@@ -38,7 +43,10 @@ static inline int unit_run_list(const char *group, const char *names,
     for (char *name = strtok(words, ", "); functions[count]; name = strtok(NULL, ", ")) {
         if (count == TESTS)
             abort();
-        tests[count] = (struct CMUnitTest){.name = name, .test_func = functions[count]};
+        tests[count] = (struct CMUnitTest){.name = name,
+                                           .test_func = functions[count],
+                                           .setup_func = before_each,
+                                           .teardown_func = after_each};
         count++;
     }
     return _cmocka_run_group_tests(group, tests, count, before, after);

@@ -6,8 +6,7 @@ usage: bench.py --build FOLDER [--into FOLDER] [NAME...]    NAME: a part of a be
 
 A benchmark is a program bench_* below FOLDER/bench/, or a row of COMMANDS. It prints a table, kept
 as NAME.txt under the machine and the command, and writes every figure to NAME.json, which git ignores
-in bench/results/; --into keeps those of one machine apart. The table of answers by way of pruning
-comes last, from the kvferry command; that of answers by selection is `./dev eval`'s.
+in bench/results/; --into keeps those of one machine apart. Tables of answers are `./dev eval`'s.
 """
 import argparse
 import os
@@ -48,7 +47,7 @@ def benchmarks(build):
 
 
 def run(name, command, results):
-    """Print what a benchmark prints, and keep it in `results` if given. True if it succeeded."""
+    """Print what a benchmark prints, and keep it in `results`. True if it succeeded."""
     print("== %s" % name, flush=True)
     begin = time.monotonic()
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
@@ -64,10 +63,9 @@ def run(name, command, results):
     if code != 0:
         print("FAILED with status %d" % code)
         return False
-    if results:
-        with open(os.path.join(ROOT, results, name + ".txt"), "w", encoding="utf-8") as f:
-            f.write("machine: %s\ncommand: %s\n\n%s\n" % (
-                machine(), " ".join(command), "\n".join(lines).strip("\n")))
+    with open(os.path.join(ROOT, results, name + ".txt"), "w", encoding="utf-8") as f:
+        f.write("machine: %s\ncommand: %s\n\n%s\n" % (
+            machine(), " ".join(command), "\n".join(lines).strip("\n")))
     print("(%.0f s)\n" % (time.monotonic() - begin), flush=True)
     return True
 
@@ -81,17 +79,10 @@ def main():
     os.makedirs(os.path.join(ROOT, args.into), exist_ok=True)
     failed = 0
 
-    def wanted(name):
-        return not args.names or any(n in name for n in args.names)
-
     for name, command in benchmarks(args.build):
-        if wanted(name):
+        if not args.names or any(n in name for n in args.names):
             json_path = os.path.join(args.into, name + ".json")
             failed += not run(name, command + ["--json", json_path], args.into)
-    command = os.path.join(args.build, "runner", "cli", "kvferry")
-    if os.access(os.path.join(ROOT, command), os.X_OK) and wanted("prune_table"):
-        failed += not run("prune_table", [sys.executable, "bench/runtime/prune_table.py", "--kvferry",
-                                          command, "--out", args.into], None)
     print("results are in " + args.into)
     return failed > 0
 

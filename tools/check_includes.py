@@ -22,7 +22,7 @@ OFFLOAD = ["offload/" + room for room in ("base", "file", "device", "memory", "p
 CLI = ["runner/cli/" + room for room in ("base", "output", "text", "prune", "run", "chat", "tune",
                                           "bench", "plan", "cache", "info")]
 # Rooms of the core, from below: each sees those before it.
-CORE = ["runtime/" + room for room in ("handle", "cache", "launch", "select", "step", "prune", "heads",
+CORE = ["runtime/" + room for room in ("handle", "cache", "launch", "select", "step", "prune",
                                        "blocks", "save", "api")]
 MAY_SEE = {
     "include": [],
@@ -39,8 +39,8 @@ MAY_SEE = {
     "runner/cli": FLOOR + CLI,
     "runner/cli/absent": CLI[:1],
     "tests": FLOOR + ["kernels", "kernels/cuda", "tests/emu"] + OFFLOAD + CORE + MODEL + CLI,
-    "tests/emu": FLOOR + ["kernels", "kernels/cuda"],
-    "bench": FLOOR + ["kernels", "tests"] + OFFLOAD + CORE + MODEL,
+    "tests/emu": FLOOR + ["kernels", "kernels/cuda", "tests"], # tests/unit.h, for its tests
+    "bench": FLOOR + ["kernels", "tests"] + OFFLOAD + CORE + MODEL + CLI,
     "examples": ["include"],
 }
 MAY_SEE.update({room: FLOOR + (["kernels"] if i > 1 else []) + OFFLOAD[:i]

@@ -13,18 +13,15 @@ usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--repor
        eval.py --build FOLDER --papers [WORD...]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), asks the
-kvferry command under all rows (eval_run.py), and writes eval.md, eval.svg and, not for the repository, every figure
-in eval.json to bench/results/. A row
-that the library refuses is left out and named. The recall model of examples/ has rows of its own.
+kvferry command under all rows (eval_run.py), and writes eval.md and, not for the repository, every
+figure in eval.json to bench/results/. A row that the library refuses is left out and named.
 Findings are kept in FOLDER/eval/: --report tells of them, also of a run that was cut. With --ruler other
 tasks are asked (eval_ruler_texts.py) of any model, and ruler.md and ruler.json are written.
 """
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 
 import eval_niah
 import eval_papers
@@ -36,7 +33,6 @@ from eval_run import VERIFY, Row, read, run, spent
 from results_folder import RESULTS, machine
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RECALL = os.path.join(ROOT, "examples", "recall")
 
 QUICK_CHARS = 400  # of a continuation
 
@@ -79,76 +75,10 @@ QUICK = [
     ("dynamic", "select=dynamic page_size=8 " + CODES, [512]),
     ("defaults", "", [None]),
 ]
-# Rows of the recall model: documents of 16K tokens.
-RECALL_ROWS = [
-    ("full", "select=full", [None]),
-    ("streaming", "select=streaming", [1024]),
-    ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),
-    ("hybrid", "select=hybrid page_size=32 static_ratio=0.25 " + BOX, [512, 1024, 2048]),
-    ("oracle", "select=oracle", [512, 1024]),
-    ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 512, 1024]),
-    ("dynamic", "select=dynamic page_size=8 " + CODES, [512, 1024, 2048]),
-    ("static", "select=static", [1024]),
-    ("quest", "select=quest page_size=32", [512, 1024]),
-    ("arkvale", "select=arkvale page_size=32", [512, 1024]),
-    ("defaults", "", [None]),
-]
-RECALL_DOCUMENTS, RECALL_TOKENS, RECALL_QUESTIONS = 9, 16384, 20
-PASSAGE, CUES, CUE, RECITED = 2048, 10, 8, 32  # of two: words, places, words before and after
-
 
 def rows_of(table, only):
     rows = [Row(method, settings, b) for method, settings, budgets in table for b in budgets]
     return [r for r in rows if r.method == "full" or not only or any(w in r.name for w in only)]
-
-
-# ---- the recall model ----
-
-class RecallDocument:
-    def __init__(self, text, tasks):
-        self.text, self.tasks = text, tasks
-
-
-class RecallTask(eval_texts.Task):
-    def words_right(self, said):
-        given, right = said.split(), self.answer.split()
-        wrong = [i for i, word in enumerate(right) if i >= len(given) or given[i] != word]
-        return wrong[0] if wrong else len(right)
-
-    def is_right(self, said):
-        return said.split()[:len(self.answer.split())] == self.answer.split()
-
-
-def generate(folder, kind, seed, *options):
-    subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), kind, "--seed", str(seed),
-                    "--out", folder] + [str(o) for o in options], check=True)
-
-
-def recall_documents(count):
-    out = []
-    with tempfile.TemporaryDirectory(prefix="kvferry-eval-") as folder:
-        for seed in range(7, 7 + count):
-            generate(folder, "document", seed, "--tokens", RECALL_TOKENS, "--questions", RECALL_QUESTIONS)
-            with open(os.path.join(folder, "document.txt"), encoding="utf-8") as f:
-                document = f.read()
-            with open(os.path.join(folder, "questions.json"), encoding="utf-8") as f:
-                asked = json.load(f)
-            out.append(RecallDocument(document, [
-                RecallTask("number", q["question"], q["answer"], len(q["answer"].split()))
-                for q in asked]))
-        for seed in (7, 8):
-            generate(folder, "recital", seed, "--tokens", PASSAGE)
-            with open(os.path.join(folder, "prompt.txt"), encoding="utf-8") as f:
-                words = f.read().split()
-            passage = words[1:words.index("end")]
-            last = len(passage) - CUE - RECITED
-            tasks = []
-            for i in range(CUES):
-                at = last * i // (CUES - 1)
-                tasks.append(RecallTask("repeat", "recite " + " ".join(passage[at:at + CUE]),
-                                        " ".join(passage[at + CUE:at + CUE + RECITED]), RECITED))
-            out.append(RecallDocument(" ".join(["passage"] + passage + ["end"]), tasks))
-    return out
 
 
 def main():
@@ -213,34 +143,26 @@ def main():
     except FileNotFoundError as missing:
         sys.exit("eval: %s" % missing)
     rows = rows_of(QUICK if args.quick else ROWS, args.only)
-    recall = [] if args.quick else recall_documents(RECALL_DOCUMENTS)
-    recall_rows = [] if args.quick else rows_of(RECALL_ROWS, args.only)
     said = os.path.join(ROOT, args.build, "eval")
-    files = [os.path.join(said, name) for name in ("model", "recall", "facts.json")]
+    path, facts_path = (os.path.join(said, name) for name in ("model", "facts.json"))
     if not args.report:
         os.makedirs(said, exist_ok=True)
         facts = {"machine": machine(), "load_average": [round(os.getloadavg()[0], 1)],
                  "command": "eval.py " + " ".join(a for a in sys.argv[1:] if not os.path.isabs(a))}
-        with open(files[2], "w", encoding="utf-8") as f:
+        with open(facts_path, "w", encoding="utf-8") as f:
             json.dump(facts, f)
-        for path in files[:2]:
-            with open(path, "w", encoding="utf-8"):
-                pass
-        if recall:  # first, because it takes a minute
-            run(program, os.path.join(RECALL, "model"), recall, recall_rows, files[1])
-        run(program, model, documents, rows, files[0])
-    elif not os.path.exists(files[2]):
-        sys.exit("eval: %s is not there; run the same command without --report first" % files[2])
-    with open(files[2], encoding="utf-8") as f:
+        run(program, model, documents, rows, path)
+    elif not os.path.exists(facts_path):
+        sys.exit("eval: %s is not there; run the same command without --report first" % facts_path)
+    with open(facts_path, encoding="utf-8") as f:
         facts = json.load(f)
-    lengths = read(files[0], rows)
-    read(files[1], recall_rows)
+    lengths = read(path, rows)
     facts["load_average"].append(round(os.getloadavg()[0], 1))
-    facts.update(minutes=round((spent(rows, "seconds") + spent(recall_rows, "seconds")) / 60, 1),
-                 cpu_seconds=round(spent(rows, "cpu_seconds") + spent(recall_rows, "cpu_seconds")),
+    facts.update(minutes=round(spent(rows, "seconds") / 60, 1),
+                 cpu_seconds=round(spent(rows, "cpu_seconds")),
                  verify_every=VERIFY, texts=eval_texts.digest(documents), document_tokens=lengths)
     out = args.out or (None if args.quick or args.only else RESULTS)
-    return write_results(facts, documents, rows, recall, recall_rows, out)
+    return write_results(facts, documents, rows, out)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,6 @@ OF = ("footprint", "device")
 COLORS = ["#c2571f", "#1f6fb0", "#2f7d4f", "#7a4fa3", "#b03a5b", "#8a6d1a", "#222222", "#4f9aa8"]
 
 
-def mean(scores):
-    return sum(map(sum, scores)) / sum(map(len, scores))
-
-
 def points(told, of):
     """{sweep: {task: [(footprint, share of full's score, value)]}}, of judged tasks at all lengths."""
     out = {}

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the rows of an evaluation said to a table, a file of figures and a picture.
+"""From what the rows of an evaluation said to a table and a file of figures.
 
 Knows tasks and rows, not how they were run. Intervals hold 95%: Wilson's for a share of questions,
 and for what is compared with full attention a bootstrap over documents, whose questions hang together,
 with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
 """
 import math
-import os
 import sys
 
 from eval_texts import Random
-from results_folder import gnuplot, save
+from results_folder import save
 
 ASKED = ("number", "facts", "chain")
 DRAWS = 2000
@@ -44,16 +43,10 @@ def of_documents(found):
 
 
 def repeated(documents, row):
-    """(right, all) words of repeats: foreseen where they are scored, said where they are asked."""
-    right = count = 0
-    for (d, t), (tokens, _, first) in row.losses.items():
-        if documents[d].tasks[t].kind == "repeat":
-            right, count = right + first, count + tokens
-    for (d, t), said in row.answers.items():
-        task = documents[d].tasks[t]
-        if task.kind == "repeat":
-            right, count = right + task.words_right(said), count + len(task.answer.split())
-    return right, count
+    """(foreseen, all) words of repeats."""
+    found = [(first, tokens) for (d, t), (tokens, _, first) in row.losses.items()
+             if documents[d].tasks[t].kind == "repeat"]
+    return sum(first for first, _ in found), sum(tokens for _, tokens in found)
 
 
 def texts(documents, row):
@@ -195,7 +188,7 @@ KV head. Documents are read with full attention, where pages are packed over pac
 hold 95%: a bootstrap over documents."""
 
 
-def markdown(facts, told, recall_told, refused, missing, same):
+def markdown(facts, told, refused, missing, same):
     lengths = facts["document_tokens"]
     lines = ["# What selections cost a real language model", "",
              "SmolLM2-135M-Instruct (30 layers, 9 query heads, 3 KV heads, d = 64) reads %d "
@@ -203,13 +196,6 @@ def markdown(facts, told, recall_told, refused, missing, same):
     lines += table(told) + ["", LEGEND.format(
         tokens=told[0]["loss"]["tokens"], nats=told[0]["loss"]["nats"],
         every=facts["verify_every"])] + [""]
-    lines += ["![Answers kept against bytes moved per step](eval.svg)", ""]
-    if recall_told:
-        lines += ["## The recall model", "", "The model of `examples/recall/`, documents of 16,384 "
-                  "tokens, 20 facts asked of each; *repeat*: words that are recited from 20 places "
-                  "of passages of 2,048 words, until the first wrong one. It was trained for "
-                  "boxes, so it says little of other models.", ""]
-        lines += table(recall_told) + [""]
     if refused:
         lines += ["Left out, because this build refuses them: " + "; ".join(refused) + ".", ""]
     if missing:
@@ -223,85 +209,21 @@ def markdown(facts, told, recall_told, refused, missing, same):
     return "\n".join(lines)
 
 
-# ---- the picture ----
-
-# Lines that matter: how they are called in the picture, their colour, and where the name stands beside
-# a point: which one, to its left or right, and by how many characters it is moved.
-LABELS = {
-    "dynamic, codes, page 1": ("codes, single tokens", "#7a4fa3", 0, "right", "-1,-0.9"),
-    "dynamic, codes, page 4": ("codes, pages of 4: the default", "#c2571f", -1, "right", "0,1.1"),
-    "dynamic, boxes, page 32": ("boxes, pages of 32", "#2f7d4f", 1, "left", "1.2,0.3"),
-    "hybrid, boxes, page 32, static 0.25": ("hybrid of boxes", "#1f6fb0", 0, "left", "1.2,0"),
-    "quest, page 32": ("quest", "#b03a5b", 0, "right", "-1.2,0"),
-    "arkvale, page 32": ("arkvale", "#8a6d1a", 0, "left", "1,-0.8"),
-    "oracle": ("oracle", "#222222", 0, "left", "1.2,0"),
-    "streaming": ("streaming", "#4f5d68", 0, "left", "1.2,0"),
-}
-REST = "#c4cbd1"
-
-
-def line_name(f):
-    """Rows of one line: all but the budget."""
-    s = f["settings"]
-    words = [f["method"]]
-    if s.get("digest"):
-        words.append({"minmax": "boxes"}.get(s["digest"], s["digest"]))
-    if s.get("page_size"):
-        words.append("page " + s["page_size"])
-    if float(s.get("static_ratio", 0)) > 0:
-        words.append("static " + s["static_ratio"])
-    return ", ".join(words)
-
-
-def draw(told, path):
-    lines = {}
-    for f in told:
-        kib = f["bytes_moved_per_step"] / 1024
-        if f["budget"] and f["kept"]["share"] is not None and kib >= 1:  # the axis is logarithmic
-            lines.setdefault(line_name(f), []).append((kib, 100 * f["kept"]["share"], f["budget"]))
-    if not lines:
-        return
-    lines = sorted(lines.items(), key=lambda line: line[0] in LABELS)  # what matters is on top
-    script = ["set terminal svg size 900,620 dynamic background rgb 'white' font 'sans,14'",
-              "set output '%s'" % path, "set grid", "set logscale x 2", "unset key",
-              "set xlabel 'KiB moved to the device per step (log scale)'",
-              "set ylabel 'answers kept, % of full attention'", "set yrange [0:*]",
-              "set label 'numbers: the budget; grey: other rows of the table' at graph 0.02, 0.95 "
-              "textcolor rgb '#6b7680' font ',12'"]
-    plots = []
-    for i, (name, points) in enumerate(lines):
-        points.sort()
-        script += ["$l%d << EOD" % i] + ["%g %g %d" % p for p in points] + ["EOD"]
-        label, color, at, side, offset = LABELS.get(name, ("", REST, 0, "left", "0,0"))
-        plots.append("$l%d using 1:2 with linespoints lw 2 pt 7 ps 0.8 lc rgb '%s'" % (i, color))
-        if label:
-            script.append("set label '%s' at %g,%g %s offset %s textcolor rgb '%s' front"
-                          % (label, *points[at][:2], side, offset, color))
-        if label and len(points) > 1:
-            plots.append("$l%d using 1:2:3 with labels %s font ',11' textcolor rgb '%s'"
-                         % (i, "right offset -0.6,0.7" if at == 0 else "left offset 0.6,-0.8", color))
-    script.append("plot " + ", ".join(plots))
-    gnuplot(script)
-
-
 # ---- files ----
 
 def name_of(row):
     return row.method + " " + " ".join("%s=%s" % s for s in row.settings.items())
 
 
-def write_results(facts, documents, rows, recall, recall_rows, out):
+def write_results(facts, documents, rows, out):
     told = sorted((figures(documents, r, rows[0]) for r in rows if r.stats), key=place)
-    recall_told = sorted((figures(recall, r, recall_rows[0]) for r in recall_rows if r.stats),
-                         key=place)
-    refused = sorted({name_of(r) for r in rows + recall_rows if r.refused})
-    missing = [name_of(r) for r in rows + recall_rows if not r.stats and not r.refused]
+    refused = sorted({name_of(r) for r in rows if r.refused})
+    missing = [name_of(r) for r in rows if not r.stats and not r.refused]
     same = [name_of(r).strip() for r in rows if r.is_same]
     if not told:
         sys.exit("eval: no row is complete")
-    text = markdown(facts, told, recall_told, refused, missing, same)
+    text = markdown(facts, told, refused, missing, same)
     print(text)
     if not out:
         return
-    save(out, "eval", text, dict(bench="eval", **facts, rows=told, recall_rows=recall_told))
-    draw(told, os.path.join(out, "eval.svg"))
+    save(out, "eval", text, dict(bench="eval", **facts, rows=told))

@@ -62,8 +62,8 @@ def tokens(over, under):
 def products(way):
     """Products of one row, one after the other: the least that copies allow over the time taken."""
     def measure(r):
-        rows = [p for p in r.figures("runner", "products")["products"] if p["rows"] == 1]
-        return sum(p["floor_us"] for p in rows) / sum(p[way]["p50"] for p in rows)
+        rows = [p for p in r.rows("runner", "products") if p["rows"] == 1]
+        return sum(p["floor_us"] for p in rows) / sum(p[way] for p in rows)
     return measure
 
 

@@ -6,8 +6,8 @@
 # Knows Debian 12 and Ubuntu 24.04. Elsewhere it names what is missing and leaves the rest to the
 # reader. When everything is there it touches neither apt nor the network. Each line of the table is:
 # group, what proves that the package is there, the package. Proofs: cmd:NAME a command,
-# pc:NAME a pkg-config module, h:PATH a header, rt:NAME a run-time library of Clang, font:NAME a font
-# family, py:NAME a module of Python, of the PATH's or the distribution's, file:PATTERN a file.
+# pc:NAME a pkg-config module, h:PATH a header, rt:NAME a run-time library of Clang,
+# py:NAME a module of Python, of the PATH's or the distribution's, file:PATTERN a file.
 
 # shellcheck disable=SC2034 # read by the scripts that source this file
 need_changed=0 # 1 once something was missing: what is configured may be out of date
@@ -36,8 +36,6 @@ eval   cmd:gnuplot                gnuplot-nox
 lint   cmd:clang-format-14        clang-format-14
 lint   cmd:clang-tidy-14          clang-tidy-14
 lint   cmd:shellcheck             shellcheck
-lint   cmd:rsvg-convert           librsvg2-bin
-lint   font:DejaVuSans            fonts-dejavu-core
 ci     cmd:doxygen                doxygen
 ci     cmd:doxygen2man            doxygen2man
 ci     cmd:git                    git
@@ -57,7 +55,6 @@ need_has() {
     pc:*) pkg-config --exists "${1#pc:}" 2>/dev/null ;;
     h:*) echo "#include <${1#h:}>" | cc -E - >/dev/null 2>&1 ;;
     h64:*) echo "#include <${1#h64:}>" | aarch64-linux-gnu-gcc -E - >/dev/null 2>&1 ;;
-    font:*) [ -n "$(fc-list "${1#font:}" 2>/dev/null)" ] ;;
     file:*) compgen -G "${1#file:}" >/dev/null ;;
     py:*) python3 -c "import ${1#py:}" 2>/dev/null ||
         /usr/bin/python3 -c "import ${1#py:}" 2>/dev/null ;;

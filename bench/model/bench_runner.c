@@ -8,11 +8,14 @@
  * of the same threads over the same mapped weights. The two take turns; medians.
  */
 
-#include "bench_model.h"
-#include "bench_report.h"
+#include "bench.h"
 #include "common/clock.h"
+#include "random_model.h"
+#include "transformer.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #define STEPS       30u
 #define PROMPT      64u
@@ -26,6 +29,77 @@ static const char config[] =
     "\"silu\","
     " \"max_position_embeddings\": 4096, \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-5,"
     " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"}";
+
+/* ---- the model ---- */
+
+typedef struct bench_model {
+    char directory[512]; /* of the random weights, until it is closed; empty = not made */
+    kvf_model_config config;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_weights *weights;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+} bench_model;
+
+static bool write_random(bench_model *m)
+{
+    const char *base = getenv("TMPDIR");
+    snprintf(m->directory, sizeof m->directory, "%s/kvf-bench-XXXXXX", base ? base : "/tmp");
+    if (mkdtemp(m->directory))
+        return random_model_write(m->directory, config);
+    perror(m->directory);
+    m->directory[0] = '\0';
+    return false;
+}
+
+static kvf_status open_all(bench_model *m, kvf_error *error)
+{
+    kvf_transformer_options options = {.chunk_max = PROMPT, .batch_max = 1};
+    kvf_runtime_config rc;
+    kvf_cache_config cc;
+    kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_HOST; /* buffers of the benchmark are host memory */
+    rc.allow_unpinned = 1;
+    kvf_cache_config_init(&cc);
+    cc.tokens_max = CONTEXT;
+    cc.select = KVF_SELECT_FULL;
+    KVF_TRY(kvf_runtime_open(&rc, &m->runtime, error));
+    KVF_TRY(kvf_stream_create(m->runtime, &m->stream));
+    KVF_TRY(kvf_model_config_read(m->directory, &m->config, error));
+    KVF_TRY(kvf_weights_open(m->directory, &m->weights, error));
+    kvf_model_config_fit(&m->config, m->weights);
+    options.model = &m->config;
+    options.runtime = m->runtime;
+    options.weights = m->weights;
+    KVF_TRY(kvf_transformer_open(&options, &m->transformer, error));
+    kvf_transformer_geometry(&options, &cc);
+    return kvf_transformer_cache_open(m->transformer, &cc, &m->cache, error);
+}
+
+static void close_all(bench_model *m)
+{
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    kvf_cache_close(m->cache);
+    kvf_transformer_close(m->transformer);
+    kvf_stream_destroy(m->stream);
+    kvf_runtime_close(m->runtime);
+    kvf_weights_close(m->weights);
+    for (size_t i = 0; m->directory[0] && i < sizeof files / sizeof *files; i++) {
+        char path[640];
+        snprintf(path, sizeof path, "%s/%s", m->directory, files[i]);
+        unlink(path);
+    }
+    if (m->directory[0])
+        rmdir(m->directory);
+}
+
+/* Wait for the stream, whatever came before. @return the first failure */
+static kvf_status wait_for(bench_model *m, kvf_status status)
+{
+    const kvf_status waited = kvf_stream_wait(m->stream);
+    return status == KVF_OK ? waited : status;
+}
 
 /* ---- bandwidth ---- */
 
@@ -61,89 +135,120 @@ static double read_all(bench_model *m, kvf_status *status)
             kvf_stream_launch(m->stream, read_task, &args, sizeof args,
                               (uint32_t)((args.tensor->bytes + SLICE_BYTES - 1) / SLICE_BYTES));
     }
-    *status = bench_model_wait(m, *status);
+    *status = wait_for(m, *status);
     return (double)kvf_weights_bytes(m->weights) / (kvf_now_seconds() - start);
 }
 
 static double decode_one(bench_model *m, kvf_sequence *sequence, uint32_t id, kvf_status *status)
 {
     double start = kvf_now_seconds();
-    *status = bench_model_wait(
+    *status = wait_for(
         m, kvf_transformer_decode(m->transformer, m->cache, &sequence, &id, 1, true, m->stream));
     return kvf_now_seconds() - start;
 }
 
-typedef struct result {
-    double prefill_seconds;
-    double bandwidth[3], step[3];
-} result;
+/* ---- figures ---- */
 
-static kvf_status measure(bench_model *m, result *out)
+#define COLUMNS(X)                                                                                 \
+    X(RUNNER_READ, "read_gb_per_s", "read GB/s", REAL, 1)                                          \
+    X(RUNNER_READ_P10, "read_p10_gb_per_s", "p10", REAL, 1)                                        \
+    X(RUNNER_READ_P90, "read_p90_gb_per_s", "p90", REAL, 1)                                        \
+    X(RUNNER_STEP, "step_ms", "step ms", REAL, 2)                                                  \
+    X(RUNNER_STEP_P10, "step_p10_ms", "p10", REAL, 2)                                              \
+    X(RUNNER_STEP_P90, "step_p90_ms", "p90", REAL, 2)                                              \
+    X(RUNNER_WEIGHTS, "weights_ms", "weights alone ms", REAL, 2)                                   \
+    X(RUNNER_SHARE, "weights_of_step", "of a step (the goal is 0.60)", REAL, 2)                    \
+    X(RUNNER_PREFILL, "prefill_tokens_per_s", "prefill tokens/s", REAL, 0)
+
+enum runner_column { COLUMNS(CLI_COLUMN_NUMBER) RUNNER_COLUMNS };
+
+static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
+
+static kvf_status measure(bench_model *m, cli_cell *row)
 {
     uint32_t ids[PROMPT];
     double bandwidth[STEPS], step[STEPS];
     kvf_sequence *sequence = NULL; /* the cache's */
     for (uint32_t i = 0; i < PROMPT; i++)
         ids[i] = i * 31u % 1000u;
-    kvf_status status = kvf_sequence_create(m->cache, &sequence);
-    double start = kvf_now_seconds();
-    if (status == KVF_OK)
-        status = bench_model_wait(
-            m, kvf_transformer_prefill(m->transformer, m->cache, sequence, ids, PROMPT, m->stream));
-    out->prefill_seconds = kvf_now_seconds() - start;
+    KVF_TRY(kvf_sequence_create(m->cache, &sequence));
+    const double start = kvf_now_seconds();
+    KVF_TRY(wait_for(
+        m, kvf_transformer_prefill(m->transformer, m->cache, sequence, ids, PROMPT, m->stream)));
+    cli_cell_real(&row[RUNNER_PREFILL], PROMPT / (kvf_now_seconds() - start));
+    kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < STEPS && status == KVF_OK; i++) {
-        bandwidth[i] = read_all(m, &status);
+        bandwidth[i] = 1e-9 * read_all(m, &status);
         if (status == KVF_OK)
-            step[i] = decode_one(m, sequence, i, &status);
+            step[i] = 1e3 * decode_one(m, sequence, i, &status);
     }
     if (status != KVF_OK)
         return status;
-    bench_percentiles(bandwidth, STEPS, out->bandwidth);
-    bench_percentiles(step, STEPS, out->step);
+    cli_cells_spread(&row[RUNNER_READ], bandwidth, STEPS);
+    cli_cells_spread(&row[RUNNER_STEP], step, STEPS);
+    const double bytes = (double)kvf_transformer_weight_bytes(m->transformer);
+    cli_cell_real(&row[RUNNER_WEIGHTS], 1e-6 * bytes / row[RUNNER_READ].real);
+    cli_cell_real(&row[RUNNER_SHARE], row[RUNNER_WEIGHTS].real / row[RUNNER_STEP].real);
     return KVF_OK;
 }
 
-static void report(const bench_model *m, const result *r, const bench_args *args)
+static bool report(const bench_model *m, const cli_table *table, cli_output *json)
 {
-    const uint64_t bytes = kvf_transformer_weight_bytes(m->transformer);
+    const double bytes = (double)kvf_transformer_weight_bytes(m->transformer);
     const uint32_t threads = kvf_runtime_threads(m->runtime);
-    const double floor_seconds = (double)bytes / r->bandwidth[1];
-    const double share = floor_seconds / r->step[1];
-    printf("random model, %.0f MB of bf16 weights, %u threads; medians of %u (p10 to p90)\n",
-           (double)bytes * 1e-6, threads, STEPS);
-    printf("read bandwidth   %8.1f GB/s (%.1f to %.1f)\n", r->bandwidth[1] * 1e-9,
-           r->bandwidth[0] * 1e-9, r->bandwidth[2] * 1e-9);
-    printf("decode step      %8.2f ms   (%.2f to %.2f)\n", r->step[1] * 1e3, r->step[0] * 1e3,
-           r->step[2] * 1e3);
-    printf("weights alone    %8.2f ms   %.0f%% of a step (the goal is 60%%)\n", floor_seconds * 1e3,
-           share * 100.0);
-    printf("prefill          %8.0f tokens/s (%u tokens)\n", PROMPT / r->prefill_seconds, PROMPT);
-    FILE *json = bench_json_open(args);
-    if (!json)
-        return;
-    fprintf(json,
-            "  \"threads\": %u,\n  \"weight_bytes\": %llu,\n  \"prefill_tokens\": %u,\n"
-            "  \"prefill_seconds\": %.5f,\n  \"share_of_bandwidth\": %.3f,\n  ",
-            threads, (unsigned long long)bytes, PROMPT, r->prefill_seconds, share);
-    bench_json_three(json, "read_bytes_per_s", r->bandwidth, ",\n  ");
-    bench_json_three(json, "step_seconds", r->step, "\n");
-    bench_json_close(json);
+    bench_machine machine;
+    bench_machine_read(&machine);
+    const cli_fact facts[] = {{"bench", "runner", 0.0},
+                              {"machine", machine.processor, 0.0},
+                              {"cpus", NULL, machine.cpus},
+                              {"threads", NULL, threads},
+                              {"weight_bytes", NULL, bytes},
+                              {"prefill_tokens", NULL, PROMPT},
+                              {0}};
+    printf("random model, %.0f MB of bf16 weights, %u threads; medians of %u\n", bytes * 1e-6,
+           threads, STEPS);
+    return cli_table_write(table, CLI_FORMAT_TABLE, facts, stdout) &&
+           cli_table_save(table, facts, json);
+}
+
+typedef struct runner_options {
+    const char *json;
+} runner_options;
+
+static void set_defaults(void *options)
+{
+    *(runner_options *)options = (runner_options){0};
 }
 
 int main(int argc, char **argv)
 {
-    const bench_args args = bench_args_read(argc, argv, &(bench_option){0});
+    static const cli_option rows[] = {
+        {.is = {"json", KVF_SETTING_TEXT, CLI_FIELD(runner_options, json),
+                .meaning = "write every figure there as well"}},
+    };
+    cli_command command = {.name = "bench_runner",
+                           .usage = "usage: bench_runner [OPTION...]",
+                           .stray = "it takes options alone",
+                           .defaults = set_defaults};
+    runner_options options;
+    cli_add(&command, rows, 1, 0);
+    const int parsed = cli_parse(&command, argc, argv, &options);
+    if (parsed >= 0)
+        return parsed;
     bench_model m = {0};
-    result r = {0};
-    kvf_cache_config cc;
-    kvf_cache_config_init(&cc);
-    cc.tokens_max = CONTEXT;
-    cc.select = KVF_SELECT_FULL;
-    kvf_status status = KVF_SYSTEM;
-    if (bench_model_open(&m, NULL, config, PROMPT, 0, &cc))
-        status = measure(&m, &r);
+    cli_output json = {0};
+    cli_table table = {.columns = columns, .column_count = RUNNER_COLUMNS};
+    cli_cell *row = cli_table_row(&table);
+    kvf_error error = {0};
+    bool done = row && (!options.json || cli_output_open(&json, options.json));
+    kvf_status status = done && write_random(&m) ? open_all(&m, &error) : KVF_SYSTEM;
     if (status == KVF_OK)
-        report(&m, &r, &args);
-    bench_model_close(&m);
-    return status != KVF_OK;
+        status = measure(&m, row);
+    if (status != KVF_OK)
+        fprintf(stderr, "bench_runner: %s %s\n", kvf_status_name(status), error.text);
+    done = status == KVF_OK && report(&m, &table, &json);
+    cli_output_discard(&json);
+    cli_table_free(&table);
+    close_all(&m);
+    return !done;
 }

@@ -10,13 +10,13 @@
  * GPU.
  */
 
-#include "bench_report.h"
 #include "common/clock.h"
 #include "common/random.h"
 #include "matmul_cublas.h"
+#include "options.h"
+#include "output.h"
 #include "thin_product.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #define REPETITIONS  15u
@@ -37,8 +37,33 @@ static const shape shapes[] = {{"queries, keys, values", 6144, 4096},
                                {"down", 4096, 14336},
                                {"logits", OUTPUTS_MAX, 4096}};
 
+#define COLUMNS(X)                                                                                 \
+    X(THIN_NAME, "name", "product", TEXT, 0)                                                       \
+    X(THIN_ROWS, "rows", "rows", INTEGER, 0)                                                       \
+    X(THIN_BYTES, "bytes", NULL, REAL, 0)                                                          \
+    X(THIN_FLOOR, "floor_us", "floor us", REAL, 2)                                                 \
+    X(THIN_KERNEL, "kernel_us", "kernel us", REAL, 2)                                              \
+    X(THIN_KERNEL_P10, "kernel_p10_us", "p10", REAL, 2)                                            \
+    X(THIN_KERNEL_P90, "kernel_p90_us", "p90", REAL, 2)                                            \
+    X(THIN_OF_COPIES, "of_copies", "of copies", REAL, 2)                                           \
+    X(THIN_CUBLAS, "cublas_us", "cuBLAS us", REAL, 2)                                              \
+    X(THIN_CUBLAS_P10, "cublas_p10_us", "p10", REAL, 2)                                            \
+    X(THIN_CUBLAS_P90, "cublas_p90_us", "p90", REAL, 2)
+
+enum thin_column { COLUMNS(CLI_COLUMN_NUMBER) THIN_COLUMNS };
+
+static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
+
+typedef struct thin_options {
+    uint32_t divide;
+    const char *json;
+} thin_options;
+
 typedef struct bench {
-    uint32_t divide, repetitions;
+    thin_options options;
+    uint32_t repetitions;
+    cli_table table;
+    cli_output json;
     size_t bytes; /* of all weights */
     kvf_runtime *runtime;
     kvf_stream *stream;
@@ -78,12 +103,13 @@ static kvf_status by_cublas(const bench *b, const shape *s, uint32_t rows, const
     return kvf_cublas_multiply(b->cublas, &product, kvf_stream_native(b->stream));
 }
 
-/* Microseconds of one product, three percentiles. */
-static kvf_status measure(const bench *b, way_fn way, const shape *s, uint32_t rows, double us[3])
+/* Microseconds of one product: the median, and the 10th and 90th percentile. */
+static kvf_status measure(const bench *b, way_fn way, const shape *s, uint32_t rows,
+                          cli_cell *cells)
 {
     double taken[REPETITIONS];
     const size_t bytes = (size_t)s->outputs * s->inputs * 2;
-    const uint32_t places = b->divide == 1 ? (uint32_t)(b->bytes / bytes) : 1;
+    const uint32_t places = b->options.divide == 1 ? (uint32_t)(b->bytes / bytes) : 1;
     const uint32_t launches = 2 * places;
     kvf_status status = way(b, s, rows, b->weights); /* loads it */
     for (uint32_t r = 0; r < b->repetitions && status == KVF_OK; r++) {
@@ -96,7 +122,7 @@ static kvf_status measure(const bench *b, way_fn way, const shape *s, uint32_t r
         taken[r] = 1e-3 * (double)(kvf_now_ns() - start) / launches;
     }
     if (status == KVF_OK)
-        bench_percentiles(taken, b->repetitions, us);
+        cli_cells_spread(cells, taken, b->repetitions);
     return status;
 }
 
@@ -117,41 +143,32 @@ static kvf_status measure_copy(bench *b)
     return status;
 }
 
-static void tell(const bench *b, FILE *json, bool is_first, const shape *s, uint32_t rows,
-                 double us[2][3])
+static kvf_status add_row(bench *b, const shape *s, uint32_t rows)
 {
     const double bytes = 2.0 * s->inputs * ((double)s->outputs + rows) + 4.0 * rows * s->outputs;
     const double floor = 1e-3 * bytes / b->rate;
-    printf("%-22s rows %2u  floor %8.2f us  kernel %8.2f us (%.2f to %.2f), %3.0f%% of copies",
-           s->name, rows, floor, us[0][1], us[0][0], us[0][2], 100.0 * floor / us[0][1]);
-    if (b->cublas)
-        printf("  cuBLAS %8.2f us (%.2f to %.2f)", us[1][1], us[1][0], us[1][2]);
-    puts("");
-    if (!json)
-        return;
-    fprintf(json, "%s\n    {\"name\": \"%s\", \"rows\": %u, \"bytes\": %.0f, \"floor_us\": %.4f, ",
-            is_first ? "" : ",", s->name, rows, bytes, floor);
-    bench_json_three(json, "kernel_us", us[0], b->cublas ? ", " : "}");
-    if (b->cublas)
-        bench_json_three(json, "cublas_us", us[1], "}");
+    cli_cell *row = cli_table_row(&b->table);
+    if (!row)
+        return KVF_OUT_OF_MEMORY;
+    cli_cell_text(&row[THIN_NAME], s->name);
+    cli_cell_integer(&row[THIN_ROWS], rows);
+    cli_cell_real(&row[THIN_BYTES], bytes);
+    cli_cell_real(&row[THIN_FLOOR], floor);
+    KVF_TRY(measure(b, by_kernel, s, rows, &row[THIN_KERNEL]));
+    cli_cell_real(&row[THIN_OF_COPIES], floor / row[THIN_KERNEL].real);
+    return b->cublas ? measure(b, by_cublas, s, rows, &row[THIN_CUBLAS]) : KVF_OK;
 }
 
-static kvf_status measure_all(const bench *b, FILE *json)
+static kvf_status measure_all(bench *b)
 {
     static const uint32_t rows[] = {1, 4, 16, ROWS_MAX};
-    kvf_status status = KVF_OK;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (size_t k = 0; k < sizeof rows / sizeof *rows && status == KVF_OK; k++) {
+        for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
             shape s = shapes[i];
-            double us[2][3] = {{0}};
-            s.outputs /= b->divide;
-            status = measure(b, by_kernel, &s, rows[k], us[0]);
-            if (status == KVF_OK && b->cublas)
-                status = measure(b, by_cublas, &s, rows[k], us[1]);
-            if (status == KVF_OK)
-                tell(b, json, i + k == 0, &s, rows[k], us);
+            s.outputs /= b->options.divide;
+            KVF_TRY(add_row(b, &s, rows[k]));
         }
-    return status;
+    return KVF_OK;
 }
 
 /* Everywhere the same numbers between 1 and 2 in size, either sign. */
@@ -196,6 +213,8 @@ static kvf_status reserve(bench *b)
 
 static void close_bench(bench *b)
 {
+    cli_output_discard(&b->json);
+    cli_table_free(&b->table);
     kvf_cublas_close(b->cublas);
     kvf_memory_free(b->runtime, b->workspace);
     kvf_memory_free(b->runtime, b->y);
@@ -205,37 +224,62 @@ static void close_bench(bench *b)
     kvf_runtime_close(b->runtime);
 }
 
+/* @return exit status */
+static int run(bench *b)
+{
+    kvf_error error = {0};
+    kvf_status status = reserve(b);
+    if (status == KVF_OK && kvf_cublas_open(b->workspace, NULL, &b->cublas, &error) != KVF_OK)
+        fprintf(stderr, "bench_thin: %s\n", error.text);
+    if (status == KVF_OK)
+        status = measure_copy(b);
+    if (status == KVF_OK)
+        status = measure_all(b);
+    if (status != KVF_OK) {
+        fprintf(stderr, "bench_thin: %s\n", kvf_runtime_error(b->runtime)->text);
+        return 1;
+    }
+    const cli_fact facts[] = {{"bench", "thin", 0.0}, {"copy_gb_per_s", NULL, b->rate}, {0}};
+    return cli_table_write(&b->table, CLI_FORMAT_TABLE, facts, stdout) &&
+                   cli_table_save(&b->table, facts, &b->json)
+               ? 0
+               : 1;
+}
+
+static void set_defaults(void *options)
+{
+    *(thin_options *)options = (thin_options){.divide = 1};
+}
+
 int main(int argc, char **argv)
 {
-    bench b = {.divide = 1};
-    const bench_option options[] = {{"--divide", &b.divide, 1, 512, NULL}, {0}};
-    const bench_args args = bench_args_read(argc, argv, options);
+    static const cli_option rows[] = {
+        {.is = {"divide", KVF_SETTING_WHOLE, CLI_FIELD(thin_options, divide), .low = 1, .high = 512,
+                .meaning = "make everything smaller"}},
+        {.is = {"json", KVF_SETTING_TEXT, CLI_FIELD(thin_options, json),
+                .meaning = "write every figure there as well"}},
+    };
+    bench b = {.table = {.columns = columns, .column_count = THIN_COLUMNS}};
+    cli_command command = {.name = "bench_thin",
+                           .usage = "usage: bench_thin [OPTION...]",
+                           .stray = "it takes options alone",
+                           .defaults = set_defaults};
     kvf_runtime_config config;
     kvf_error error = {0};
+    cli_add(&command, rows, 2, 0);
+    const int parsed = cli_parse(&command, argc, argv, &b.options);
+    if (parsed >= 0)
+        return parsed;
     kvf_runtime_config_init(&config);
     config.device = KVF_DEVICE_CUDA;
     config.calibrate = 0;
-    b.repetitions = b.divide == 1 ? REPETITIONS : 1;
-    b.bytes = kvf_round_up(WEIGHT_BYTES / b.divide, FILL_BYTES);
+    b.repetitions = b.options.divide == 1 ? REPETITIONS : 1;
+    b.bytes = kvf_round_up(WEIGHT_BYTES / b.options.divide, FILL_BYTES);
     if (kvf_runtime_open(&config, &b.runtime, &error) != KVF_OK) {
         fprintf(stderr, "bench_thin: %s\n", error.text);
         return error.status == KVF_UNSUPPORTED ? 77 : 1;
     }
-    kvf_status status = reserve(&b);
-    if (status == KVF_OK && kvf_cublas_open(b.workspace, NULL, &b.cublas, &error) != KVF_OK)
-        fprintf(stderr, "bench_thin: %s\n", error.text);
-    if (status == KVF_OK)
-        status = measure_copy(&b);
-    FILE *json = status == KVF_OK ? bench_json_open(&args) : NULL;
-    if (json)
-        fprintf(json, "  \"copy_gb_per_s\": %.3f,\n  \"products\": [", b.rate);
-    if (status == KVF_OK)
-        status = measure_all(&b, json);
-    if (json)
-        fputs("]\n", json);
-    bench_json_close(json);
-    if (status != KVF_OK)
-        fprintf(stderr, "bench_thin: %s\n", kvf_runtime_error(b.runtime)->text);
+    const int status = b.options.json && !cli_output_open(&b.json, b.options.json) ? 1 : run(&b);
     close_bench(&b);
-    return status != KVF_OK;
+    return status;
 }

@@ -531,7 +531,7 @@ def write_json(path, value):
 def save(model, folder):
     """Write the model and its tokenizer in the format of HF Transformers."""
     from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, models, pre_tokenizers
     os.makedirs(folder, exist_ok=True)
     write_json(os.path.join(folder, "config.json"), CONFIG)
     write_json(os.path.join(folder, "generation_config.json"),

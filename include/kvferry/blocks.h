@@ -9,24 +9,24 @@
  * An engine (a server with a scheduler and a prefix cache, as vLLM) gives every block of tokens an
  * id, shares blocks among requests, frees them and uses ids again. A kvf_blocks keeps the keys and
  * values of such blocks in host memory and attends as kvf_decode does; it knows ids, and no
- * sequences. There is nothing to create, free or announce: content comes with kvf_blocks_put, and a
- * put voids what the device has of the tokens that it writes. Nothing else needs to be known.
+ * sequences. There is nothing to create, free or announce: kvf_blocks_put writes content, and
+ * invalidates copies on the device of the tokens that it writes.
  *
  *     for each pass of the model, for each layer:
  *         kvf_blocks_put(blocks, &put, stream)                   all new tokens of the layer
  *         kvf_blocks_decode(blocks, &step, stream)               rows with one query
  *         kvf_blocks_extend(blocks, &chunks, stream)             rows with several: prompts
  *
- * Copies of pages on the device belong to blocks. Local window and sink it keeps per *region*: room
- * for one row. A region may serve any row at any time. Its content is looked at before every use:
+ * Copies of pages on the device belong to blocks. Local window and sink of a row are in a *region*
+ * of the device. A region may serve any row at any time. Its content is validated before every use:
  * it counts only if it came from the block that the row's table names, and if nobody has written
  * those tokens since. So a region that goes to another request costs misses, and never an answer.
  *
  * Outputs of kvf_blocks_decode have the bits of kvf_decode for a sequence with the same tokens and
  * settings on the same device, whatever the ids, the regions and what is resident. Where pages are
- * quantized they follow from the tokens alone just so, but a token is quantized when it is put, and
- * is attended as such from then on, also in sink and local window, which a sequence has as they
- * came.
+ * quantized, outputs follow from the tokens alone, too, but differ from those of a sequence: a
+ * token is quantized when it is put, so that sink and local window are quantized as well, which a
+ * sequence keeps as they came.
  *
  * The codes of a block (two bits per channel of every key) lie in memory of the caller, so that an
  * engine sees in its own cache what a block costs: see kvf_blocks_bind.
@@ -36,7 +36,7 @@
  * them in a CUDA graph of its own, and change those arrays between launches. Calls run in the order
  * of one stream; a caller with several streams orders them itself. One thread at a time.
  *
- * A mistake in what is read on the device stops nobody: see kvf_blocks_stats.
+ * A mistake in an array that is read on the device spoils its own row alone: see kvf_blocks_stats.
  */
 
 #include <kvferry/kvferry.h>
@@ -56,8 +56,8 @@ typedef struct kvf_blocks_config {
     /** Geometry, budget and pages as of any cache. sequences_max = regions, and most rows of a
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
-     * prefill_chunk_max and tokens_per_step_max are not looked at: drafts are rows. Refused by
-     * name, for they have no home here: verify_interval, observe_window and disk_path.
+     * prefill_chunk_max and tokens_per_step_max are ignored: drafts are rows. Refused by name,
+     * because a kvf_blocks has no sequences: verify_interval, observe_window and disk_path.
      * pages in quantized form: see above, and device_row_bytes of the plan.
      * head_mask is read before return. A streaming head scores, fetches and keeps nothing but its
      * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the
@@ -74,18 +74,18 @@ static inline void kvf_blocks_config_init(kvf_blocks_config *config)
 /** Memory in bytes. The caller's part: code_bytes per block and layer. */
 typedef struct kvf_blocks_plan {
     uint64_t code_bytes; /**< of one block of one layer: head_dim / 4 per token, KV head */
-    uint64_t host_bytes; /**< pages of all blocks and layers, and tables: what quantization makes
-                              less of, 2.3 times with k8v4 and pages of 4 */
-    uint64_t device_block_bytes; /**< of one block, all layers: scales, counts of writes, means */
-    uint64_t device_row_bytes;   /**< of one region, all layers: window, sink, tables, and its part
-                                      of prompt_bytes */
-    uint64_t device_bytes;       /**< in all, the caller's codes not included */
+    uint64_t host_bytes; /**< pages of all blocks and layers, and tables; quantized pages take
+                              less, by 2.3 times with k8v4 and pages of 4 */
+    uint64_t device_block_bytes; /**< per block, all layers: scales, write counters, centroids */
+    uint64_t device_row_bytes;   /**< per region, all layers: window, sink, tables, and its part of
+                                      prompt_bytes */
+    uint64_t device_bytes;       /**< in all, without the caller's codes */
     uint32_t slots;              /**< pages of a KV head that have room on the device, of all
                                       blocks and layers */
     kvf_transfer transfer;       /**< the method in force */
-    uint64_t resident_tokens;    /**< that may stay there, of all blocks */
-    uint64_t prompt_bytes;       /**< room for tokens_max tokens of a layer, of which chunks take
-                                      turns: as in kvf_cache_plan */
+    uint64_t resident_tokens;    /**< tokens that the slots hold, over all blocks */
+    uint64_t prompt_bytes;       /**< room for tokens_max tokens of a layer, which chunks use in
+                                      turn: as in kvf_cache_plan */
 } kvf_blocks_plan;
 
 /** Check a configuration and compute its memory without reserving any. Errors as
@@ -137,8 +137,8 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
                                                size_t block_stride);
 
-/** Give a layer its form; see kvf_cache_form. Which rows have tokens only the caller knows: it has
- * to be before the first of them. */
+/** Give a layer its form; see kvf_cache_form. Call it before the layer's first put: the library
+ * does not know which rows have tokens. */
 KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer,
                                                const kvf_form *form);
 
@@ -155,12 +155,13 @@ typedef struct kvf_put_args {
 } kvf_put_args;
 
 /**
- * Write tokens: to host memory, their codes to the caller's; voids what the device has of them. All
- * puts of a layer come before the calls of the pass that read them. No token twice in a call.
+ * Write tokens to host memory and their codes to the caller's; invalidates copies of them on the
+ * device. All puts of a layer come before the calls of the pass that read them. No token twice in a
+ * call.
  *
- * A slot that is not below block_count * block_tokens is left out and counted (bad_slots). A token
- * with a NaN or an infinity is remembered, and zeros are written for it: rows that hold it give
- * NaN, and so do queries of a chunk that see it, until it is written again.
+ * A slot at or above block_count * block_tokens is skipped and counted (bad_slots). A token with a
+ * NaN or an infinity is marked, and zeros are written for it: rows that hold it give NaN, and so do
+ * queries of a chunk that see it, until it is written again.
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
@@ -247,8 +248,8 @@ static inline KVF_CHECKED kvf_status kvf_blocks_extend(kvf_blocks *blocks,
 }
 
 /**
- * Copy whole blocks in all layers, one pair after the other: what the library has of them. Codes
- * are in the caller's memory and are the caller's to copy, before the next call.
+ * Copy whole blocks in all layers, one pair after the other. Codes are in the caller's memory: the
+ * caller copies them, before the next call.
  *
  * @param from, to   host: [count] ids, read before return
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
@@ -261,8 +262,8 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_
  * Totals since open or the last reset, over layers. Read and reset them after kvf_stream_wait.
  *
  * A row is bad, and its output and lse are NaN, if it has a length below 0 or above tokens_max, an
- * id that is not below block_count, a table that is shorter than its length, a region that is none
- * or that an earlier row of the call has, or a token that is not finite. Nothing of it is read.
+ * id at or above block_count, a table that is shorter than its length, a region out of range or of
+ * an earlier row of the call, or a token that is not finite. Nothing of it is read.
  * Queries of a chunk before such a token keep their outputs.
  */
 typedef struct kvf_blocks_stats {
@@ -271,8 +272,8 @@ typedef struct kvf_blocks_stats {
     uint64_t pages_selected;  /**< summed over KV heads */
     uint64_t hits, misses;
     uint64_t bytes_to_device; /**< pages moved for misses */
-    uint64_t pages_voided;    /**< brought again, because they were written since */
-    uint64_t tokens_brought;  /**< into the window and the sink, summed over KV heads */
+    uint64_t pages_voided;    /**< fetched again, because they were written since */
+    uint64_t tokens_brought;  /**< copied into window and sink, summed over KV heads */
     uint64_t bad_rows;
     uint64_t bad_slots;
     uint64_t bytes_prompt; /**< pages that chunks read from host memory: as in kvf_stats */

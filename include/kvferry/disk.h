@@ -58,7 +58,7 @@ typedef struct kvf_disk_result {
     uint64_t bytes;          /**< moved in it */
     kvf_link_times request;  /**< of each extent, from submission until it is there */
     uint64_t verified_bytes; /**< compared with what the file holds; none differed */
-    uint32_t kept;           /**< the kernel had memory and file registered: 1 and 2, added */
+    uint32_t kept;           /**< registered with io_uring: memory (1) + file (2) */
     uint32_t align;          /**< bytes that DIRECT asks of memory and offsets; 1 without */
 } kvf_disk_result;
 

@@ -198,10 +198,10 @@ typedef struct kvf_runtime_config {
     uint32_t calibrate;    /**< CUDA: 1 = measure the link (a few seconds) when the first cache with
                                 transfer AUTO is opened, for pages below 3 KiB apart from larger
                                 ones; 0 = use fixed limits; default 1 */
-    uint32_t early_starts; /**< CUDA: 1 = kernels of a step take their places before the kernel in
-                                front of them is done (compute capability 9.0 and later); 0 = while
-                                this runtime is open none of this library does on its device, as it
-                                enqueues or records, whoever calls; same bits; default 1 */
+    uint32_t early_starts; /**< CUDA: 1 = kernels of a step are launched before the previous kernel
+                                is done (programmatic dependent launch, compute capability 9.0 and
+                                later); 0 = no runtime of this process does so on this device while
+                                this one is open, enqueued or recorded; same bits; default 1 */
     /** File that keeps the measurements, per GPU, driver and link; NULL = measure in every process.
        Borrowed for the call. */
     const char *calibration_path;
@@ -453,21 +453,21 @@ typedef struct kvf_cache_config {
      * sealed, and whatever looks at its tokens from then on, digests too, sees what was quantized.
      * A token of a prompt sees what a decode step would: exact keys and values within its local
      * window, quantized ones before it. So results do not depend on chunks. A token that is not
-     * finite is quantized as zeros; kvf_prefill and kvf_decode report it as ever. With K8V8 or K8V4
-     * a cache on the CUDA device has dtype BF16 and head_dim 64 or 128: else KVF_UNSUPPORTED. A
-     * saved sequence comes back to a cache of the same form. */
+     * finite is quantized as zeros, and kvf_prefill and kvf_decode report it. With K8V8 or K8V4
+     * a cache on the CUDA device has dtype BF16 and head_dim 64, 128 or 192: else KVF_UNSUPPORTED.
+     * A saved sequence comes back to a cache of the same form. */
     kvf_pages pages;
 
     /* limits: memory is reserved for them at open */
     uint32_t sequences_max; /**< default 1. On a GPU sequences_max x tokens_per_step_max x KV heads
                                  (with QUEST query heads) is at most 65535 */
     uint32_t tokens_max;    /**< per sequence, no default */
-    /** Over all sequences, shared pages once, and with digest = codes on the device, too: of forks
-     * the prompt and what each adds, with its window and 64 tokens; 0 = sequences x tokens. */
+    /** Tokens of all sequences, shared pages counted once: for forks the prompt, and per fork its
+     * own tokens, its window and 64. Codes are reserved for as many. 0 = sequences x tokens. */
     uint64_t host_tokens_max;
     uint32_t prefill_chunk_max;   /**< tokens of one prefill call; default 512 */
     uint32_t tokens_per_step_max; /**< new tokens of a sequence in one decode call, 1 to 16;
-                                       default 1. Room for what a step chooses grows with it */
+                                       default 1. Memory for page lists grows with it */
 
     /* policy */
     uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 4 */
@@ -488,9 +488,9 @@ typedef struct kvf_cache_config {
     kvf_fill fill;             /**< of HYBRID: how pages fill the budget; default PAGES */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< default AUTO */
-    /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes), the
-     * rest slots for pages, which sequences and layers share; 0 = as little as a call needs;
-     * default KVF_DEVICE_BYTES_AUTO: free there less an eighth, on the host device half of it. */
+    /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes). The
+     * rest is slots for pages, which sequences and layers share. 0 = as little as a call needs;
+     * default KVF_DEVICE_BYTES_AUTO: 7/8 of free device memory, on the host device 1/2 of free. */
     uint64_t device_bytes;
     kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
     void *select_user;
@@ -509,10 +509,10 @@ typedef struct kvf_cache_config {
      * (kvf_select_pages), cut (kvf_sequence_truncate) or pruned: KVF_UNSUPPORTED. Verification and
      * times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the call. */
     const uint8_t *head_mask;
-    float coarse_share;        /**< of its segments of 64 tokens, how many a coarse head scores by
-                                  codes, to the nearest one: 0 to 1; default 0.1. Never fewer than
-                                  hold twice the pages that it selects, and the first and those that
-                                  the local window reaches into always. 1 = all: as a hot head */
+    float coarse_share;        /**< share of its 64-token segments that a coarse head scores by
+                                  codes, rounded: 0 to 1; default 0.1. At least as many as hold
+                                  twice the pages that it selects; the first segment and those of
+                                  the local window always. 1 = all: as a hot head */
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends to; default 128 */
     uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */
 
@@ -574,9 +574,9 @@ typedef struct kvf_cache_plan {
     uint32_t disk_bundle_bytes;  /**< read and written together; 0 = there is no disk tier */
     uint64_t disk_bytes;         /**< the file of the disk tier */
     kvf_digest_kind digest;      /**< the one in force */
-    uint64_t resident_tokens;    /**< sealed tokens that may stay there, over all sequences */
-    uint64_t prompt_bytes;       /**< of device_kv_bytes, where chunks attend to tokens_max tokens
-                                      of a layer; 0: in host memory, which is slow on a GPU */
+    uint64_t resident_tokens;    /**< sealed tokens that the slots hold, over all sequences */
+    uint64_t prompt_bytes;       /**< of device_kv_bytes: a layer's tokens_max tokens, which chunks
+                                      attend to; 0: chunks read host memory, slow on a GPU */
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */
@@ -614,7 +614,7 @@ typedef struct kvf_form {
     size_t size; /**< set by init */
     float scale; /**< above 0; 0 = softmax_scale of the settings */
     /** On the host, [query_heads], copied: a logit per query head that joins the denominator, after
-     * scaling; -infinity = none of this head. NULL = none. No tokens: these are not sink_tokens. */
+     * scaling; -infinity = none in this head. NULL = none at all. Not tokens: see sink_tokens. */
     const float *sinks;
     float soft_cap; /**< above 0; 0 = none */
 } kvf_form;
@@ -652,18 +652,18 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
 
 /**
  * Cut the newest tokens off: in every layer those at positions below @p tokens stay. With
- * contiguous positions that is the length that is left. Forks, sealed pages, their digests and what
- * is resident stay as they are; a page that is cut is in the local window again.
+ * contiguous positions that is the length that is left. Forks, sealed pages, their digests and
+ * resident pages stay as they are; a page that is cut is in the local window again.
  *
  * The calls after it run as if those tokens had never been there, bit for bit: outputs, selection,
- * and the rhythm of refreshes and verification. Hits and misses differ, where pages have come to
- * the device since. So does a static set (hybrid, static) that the tokens have touched: one that
- * was chosen since is chosen anew by the next step, with all keys; a refresh over what is resident
- * finds what is resident; and one that is due before as many tokens are appended as were dropped
- * looks with the queries that are left. Dropped tokens stay in the statistics; in kvf_footprint
- * they count as held and are no step of full attention. Where pages are quantized, a block that
- * comes back to the local window does so as it was before it was quantized if it is the newest that
- * was sealed; older ones come back dequantized, and then results differ by what quantization lost.
+ * and the rhythm of refreshes and verification. Two things differ. Hits and misses do, where pages
+ * have come to the device since; and so does a static set (hybrid, static) that the dropped tokens
+ * took part in: if it was chosen since, the next step chooses it anew from all keys; a RESIDENT
+ * refresh finds the pages that are resident now; and a refresh that is due before the dropped
+ * tokens are replaced uses the queries that are left. Dropped tokens stay in the statistics; in
+ * kvf_footprint they count as held and are no step of full attention. Where pages are quantized,
+ * the newest sealed block returns to the local window as it came; older blocks return dequantized,
+ * and results then differ by the quantization error.
  *
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
@@ -744,33 +744,32 @@ typedef struct kvf_decode_args {
  * With several tokens of a sequence (drafts to verify, a short turn) every token attends to its own
  * selection, and to itself and what comes before it. Outputs, selection and statistics are those of
  * as many calls with one token of each, bit for bit; what differs is time, and which pages were
- * hits. Tokens that seal no block, refresh no static set and are not verified are appended, scored
- * and chosen for at once, and a page that several of them chose is moved once. Tokens of a cache
- * with a disk tier, and those of layers with streaming heads, go one by one in all.
+ * hits. Tokens that seal no block, refresh no static set and are not verified are one batch: a page
+ * that several of them selected is moved once. With a disk tier, and in layers with streaming
+ * heads, every token is a step of its own.
  * kvf_sequence_truncate takes tokens back. Recorded steps and page lists have one token of a
  * sequence, and so has a cache with a disk tier and streaming heads: KVF_UNSUPPORTED.
  *
  * With k and v NULL a step has queries alone, one of each sequence, for a layer of the model that
- * attends to keys of another one: `layer` has the keys, and its own step was before. Nothing is
- * appended, positions are NULL. The queries select for themselves, with the bits of a layer of
- * copies; static set and form are the owner's, whose steps give what they would without them. Not
- * in recorded steps, with streaming heads or select = ORACLE.
+ * attends to keys of another one (shared KV): `layer` owns the keys, and its own step came before.
+ * Nothing is appended, positions are NULL. The queries select for themselves, with the bits of a
+ * layer that holds copies of the keys; static set and form are the owner's, whose own steps do not
+ * change. Not in recorded steps, with streaming heads or select = ORACLE.
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.
  *
  * A caller that selects by itself gives page_scores, where entry p of a list is the score of page p
  * (tokens p * page_size to (p + 1) * page_size - 1 of the sequence in this layer), or page_ids, the
- * most wanted first. They take the place of the scores by digest, and all else is as
- * ever: each list takes as many pages as the budget has room for, the best ones or the first ones,
- * ties to the lower id. Only pages of sealed blocks are taken, that have a token beside sink and
- * static set. Whatever else is named is passed over and takes no room: pages of the local window
- * and of the sink, which are attended anyway, ids that are none (-1 fills a list), an id once more,
- * scores that are NaN or -infinity. Pages from page_stride on have no score. A list with fewer
- * pages than have room attends to fewer, also where all would fit. Lists of streaming heads are not
- * looked at. The arrays are 4-byte aligned, in device memory, and read in stream order, by a
- * recorded step each time that it is replayed. They need select = DYNAMIC or HYBRID, which choose
- * pages for KV heads by score: else KVF_UNSUPPORTED.
+ * most wanted first. They replace the scores by digest, and nothing else changes: each list takes
+ * as many pages as the budget has room for, the best ones or the first ones, ties to the lower id.
+ * Only pages of sealed blocks with a token outside sink and static set are taken. All others are
+ * skipped and take no room: pages of the local window and of the sink, which are attended anyway,
+ * ids out of range (-1 fills a list), repeated ids, scores that are NaN or -infinity. Pages from
+ * page_stride on have no score. A list with fewer pages than have room attends to fewer, even where
+ * all would fit. Lists of streaming heads are ignored. The arrays are 4-byte aligned, in device
+ * memory, and read in stream order, by a recorded step each time that it is replayed. They need
+ * select = DYNAMIC or HYBRID, which choose pages for KV heads by score: else KVF_UNSUPPORTED.
  *
  * @return as kvf_prefill
  *
@@ -894,8 +893,8 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
  *                 as [page_size, head_dim + value_dim] at i, in device memory. Tokens of sink and
- *                 local window are as they came, quantized ones what a step attends to, rounded to
- *                 the element type, and those that the page has not zeros. The others are ignored.
+ *                 local window are as they came; quantized ones are what a step attends to, rounded
+ *                 to the element type; rows beyond the last token are zeros. Other fields: ignored.
  * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
  * @return as kvf_attend_pages
  *
@@ -913,16 +912,16 @@ static inline KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_
 /* ---- statistics ---- */
 
 /** Totals since open or the last reset. Read and reset them after kvf_stream_wait. Figures of
- * transfers and of the disk are not known per layer. Where the device fails in the reading, what
- * kernels count is 0, and a reset does nothing. */
+ * transfers and of the disk are not known per layer. If the device fails, counters that kernels
+ * keep read 0, and a reset does nothing. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
-    uint64_t tokens_held;     /**< of those there were, likewise: what full attention attends to */
+    uint64_t tokens_held;     /**< that full attention would attend to, summed likewise */
     uint64_t pages_selected;  /**< summed over KV heads */
-    /** In a slot, or brought there for another row of the call. With transfer DIRECT, where nothing
-     * moves: what would be. On a GPU rows of a call look for slots at the same time, so which pages
-     * later calls find may vary; hits and misses add up to pages_selected. */
+    /** In a slot, or brought there for another row of the call; with transfer DIRECT, where nothing
+     * moves, as if pages did. On a GPU rows of a call look for slots at the same time, so which
+     * pages later calls find may vary; hits and misses add up to pages_selected. */
     uint64_t hits;
     uint64_t misses;          /**< moved, once for all rows of a call; with DIRECT: would be */
     uint64_t bytes_to_device; /**< pages moved for misses */

@@ -92,8 +92,7 @@ typedef struct kvf_link_result {
         of a whole step. TAX: of the compute beside the fetches. PIN: touch + register + unregister.
      */
     kvf_link_times total;
-    /** That the stream which copies was at it, by its own clock, one per repetition. BOTH, COPY,
-        PEAK, BACK. */
+    /** Time on the copying stream, by its own clock, one per repetition. BOTH, COPY, PEAK, BACK. */
     kvf_link_times copying;
     kvf_link_times gather; /**< of the workers, one per repetition; GATHER, BOTH with GATHER */
     kvf_link_times
@@ -101,7 +100,7 @@ typedef struct kvf_link_result {
     kvf_link_times alone; /**< TAX: the compute with nothing beside it */
     uint64_t bytes;       /**< to the device (GATHER, MEMCPY: to staging; BACK: to the host), per
                              repetition */
-    uint64_t copies;      /**< that were submitted, per repetition */
+    uint64_t copies;      /**< submitted, per repetition */
     uint64_t writeback_bytes; /**< to the host during all measured repetitions */
     uint64_t verified_bytes;  /**< compared with what the pool holds; none differed */
     double touch_s_per_gib;   /**< PIN */

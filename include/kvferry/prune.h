@@ -29,14 +29,14 @@
  *     kvf_decode for the tokens after it
  *
  * The observation window is the end of the prompt, and its last query asks. So the prompt's last
- * token must be in the prefill: held back for a first decode step, it would choose nothing, and
- * meet a cache that was chosen without it. The window did not know questions that are asked later
- * of a kept prompt: for these keep more, or take OFFLOAD.
+ * token must be in the prefill: if it were held back for a first decode step, it would choose
+ * nothing, and attend to a cache that was chosen without it. Questions that are asked of the prompt
+ * later are not in the window: for these keep more, or use OFFLOAD.
  *
  * Where pages are quantized (kvf_cache_config.pages) policies see the scores of what a step would
  * attend to. With EVICT a kept token that was quantized and is sealed again keeps its bytes. One
- * that comes back to the local window or the sink does so as it came if its block was the last that
- * was sealed, else dequantized, and is quantized again when it leaves the window.
+ * that returns to the local window or the sink is as it came if its block was the last that was
+ * sealed, else dequantized, and is quantized again when it leaves the window.
  *
  * Indexes count the tokens of that layer and ascend. Ties go to the lower index. A share of n
  * tokens is floor(n * share).
@@ -164,8 +164,8 @@ typedef struct kvf_prune_answer {
         restart; /**< 1 = start over at layer 0 with tokens `propagate` at positions 0, 1, ... */
     uint32_t
         is_chosen;  /**< 1 = this is the layer that the policy chose (filter, pivot), for stats */
-    double measure; /**< what the choice of a layer follows from, for kvf_prune_measures; NaN, the
-                       preset, = nothing was looked at */
+    double measure; /**< by which a layer is chosen, for kvf_prune_measures; NaN, the preset, =
+                       nothing was measured */
 } kvf_prune_answer;
 
 /** Fixed while a pruner is open. */
@@ -395,16 +395,15 @@ KVF_API void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32
  *     kvf_complete_end(cache, sequence, whole, stream);
  *
  * Every chunk gives the bits of an unpruned prefill that is cut in the same places. So at the end
- * the sequence is the one of an unpruned prefill of the prompt, and then of the tokens that were
- * decoded, whatever they attended to when they were. Until then it can be decoded, cut, forked,
- * saved and destroyed as ever.
+ * the sequence is that of an unpruned prefill of the prompt and of the tokens that were decoded
+ * meanwhile, whatever those attended to. Until then it can be decoded, cut, forked, saved and
+ * destroyed as any other.
  */
 
 /**
  * Make the completed sequence of a pruned one: the tokens at positions below @p tokens in layers
- * below
- * @p first_layer, shared with it as by a fork, and nothing after them. It is a sequence like any
- * other; destroy it to give up.
+ * below @p first_layer, shared with it as by a fork, and nothing after them. It is a sequence like
+ * any other; destroy it to give up.
  *
  * @param whole  receives the handle; NULL on failure
  * @return KVF_OK; KVF_INVALID if a layer below first_layer lacks a token; as kvf_sequence_fork and

@@ -22,9 +22,9 @@
  * of streaming heads, and recent choices. It holds no digests: they are built again from
  * the pages, so the file is smaller and does not depend on them.
  *
- * After a crash or power loss at any moment there is the file that was there before, or the new
- * one, or none; never one that opens and is not whole. A file whose size, header or checksums are
- * not those that were saved is refused: KVF_CORRUPT.
+ * After a crash or power loss at any moment the path has the old file, the new one, or none; never
+ * a file that opens and is not whole. A file whose size, header or checksums are not those that
+ * were saved is refused: KVF_CORRUPT.
  */
 
 #include <kvferry/kvferry.h>
@@ -40,7 +40,7 @@ typedef struct kvf_save_args {
     kvf_sequence *sequence;
     /** A file there is replaced once the new one is whole; no folder, no device. */
     const char *path;
-    const char *model;   /**< what the keys and values are of, at most 63 bytes; NULL = "" */
+    const char *model;   /**< name of the model, at most 63 bytes; NULL = "" */
     const void *note;    /**< bytes of the caller's, such as token ids; copied; may be NULL */
     uint32_t note_bytes; /**< at most 64 MiB */
 } kvf_save_args;
@@ -104,7 +104,7 @@ static inline void kvf_restore_args_init(kvf_restore_args *args)
  *
  * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it is damaged;
  *         KVF_UNSUPPORTED for another format version; KVF_INVALID names the setting or the model
- * that differs; KVF_FULL if tokens_max, sequences_max or the page pool is too small
+ *         that differs; KVF_FULL if tokens_max, sequences_max or the page pool is too small
  *
  * Stream: enqueues on @p stream, and waits for it. On failure no sequence was made.
  */

@@ -150,7 +150,7 @@ static cudaError_t launch_chunks(const kvf_attend_step_args *s, uint32_t blocks,
 
 /* One kernel for both operations: of attend_step it has `arrived`, and is told to start early. */
 template <uint32_t D, bool NIBBLES>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+static __global__ void __launch_bounds__(ring<D>::warps *KVF_WARP_LANES)
     quantized_chunks(const __grid_constant__ kvf_attend_step_args s)
 {
     const bool is_step = s.arrived != NULL;
@@ -159,12 +159,12 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     kvf_let_next_start();
     if (!split_of(&s.attend, &split)) {
         if (is_step)
-            finish_empty(s, D);
+            finish_empty(s, kvf_tile<D>::value_dim);
         return;
     }
     do_codes<D, NIBBLES>(s.attend, split, is_step);
     if (is_step)
-        finish(s, split.list, D);
+        finish(s, split.list, kvf_tile<D>::value_dim);
 }
 
 template <uint32_t D, bool NIBBLES>
@@ -172,8 +172,10 @@ static cudaError_t launch_codes(const kvf_attend_step_args *s, uint32_t blocks, 
 {
     const kvf_attend_args *a = &s->attend;
     const uint32_t tokens = kvf_min_u32(a->split, a->spans_max) * a->shape.page_size;
-    const uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(tokens, CHUNK));
-    const size_t shared = front_bytes<D>(a) + (size_t)warps * warp_bytes<D, NIBBLES>(a, warps);
+    const uint32_t warps = kvf_min_u32(ring<D>::warps, kvf_div_ceil_u32(tokens, CHUNK));
+    const uint32_t shared =
+        kvf_max_u32(query_bytes<D>() + warps * exact_bytes<D>(a, warps),
+                    rotated_bytes<D>(a) + warps * code_bytes<D, NIBBLES>(a, warps));
     const dim3 grid(blocks), block(warps * KVF_WARP_LANES);
     if (s->arrived)
         return kvf_cuda_launch_early<quantized_chunks<D, NIBBLES>>(grid, block, shared, stream, *s);

@@ -32,37 +32,42 @@
  * key [CHUNK], and those that hold the scales of a value [CHUNK, value_scales]; live bits. NIBBLES:
  * values are in int4. */
 template <uint32_t D, bool NIBBLES> struct code_ring {
-    static const uint32_t value_row = NIBBLES ? D / 2 : D;
-    static const uint32_t groups = NIBBLES ? D / KVF_QUANTIZED_GROUP : 0;
+    static const uint32_t value_dim = kvf_tile<D>::value_dim;
+    static const uint32_t value_row = NIBBLES ? value_dim / 2 : value_dim;
+    static const uint32_t groups = NIBBLES ? value_dim / KVF_QUANTIZED_GROUP : 0;
     static const uint32_t value_scales = NIBBLES ? 2 : 1; /* pairs need not lie in one piece */
     static const uint32_t values = CHUNK * D;
     static const uint32_t scales = values + CHUNK * value_row;
     static const uint32_t live = scales + CHUNK * 16 * (1 + value_scales);
     static const uint32_t slot_bytes = live + 16;
-    static const uint32_t fit = (101376u - GROUP_ROWS * D * 4) / (WARPS * slot_bytes);
+    static const uint32_t fit = (101376u - GROUP_ROWS * D * 4) / (ring<D>::warps * slot_bytes);
     static const uint32_t slots = fit > 8 ? 8 : fit;
     static_assert(slots >= 3, "a chunk in use, and two on their way");
 };
 
-/* Bytes in front, for queries as they are and then for rotated ones, and of what each warp has
- * after them. */
+/* Bytes in front: of rotated queries, or of queries as they are. Then of what each warp has after
+ * them: slots of codes, or of exact rows and of what it leaves. */
 template <uint32_t D>
-static __host__ __device__ __forceinline__ uint32_t front_bytes(const kvf_attend_args *a)
+static __host__ __device__ __forceinline__ uint32_t rotated_bytes(const kvf_attend_args *a)
 {
-    return kvf_max_u32(query_bytes<D>(), a->sub.count * D * (uint32_t)sizeof(float));
+    return a->sub.count * D * (uint32_t)sizeof(float);
 }
 
 template <uint32_t D, bool NIBBLES>
-static __host__ __device__ __forceinline__ uint32_t warp_bytes(const kvf_attend_args *a,
+static __host__ __device__ __forceinline__ uint32_t code_bytes(const kvf_attend_args *a,
                                                                uint32_t warps)
 {
-    const uint32_t exact = ring_slots<D>(a, warps) * ring<D>::slot_bytes;
     const uint32_t tokens = kvf_min_u32(a->split, a->spans_max) * a->shape.page_size;
     const uint32_t chunks = kvf_div_ceil_u32(kvf_div_ceil_u32(tokens, CHUNK), warps);
-    const uint32_t quantized =
-        kvf_min_u32(code_ring<D, NIBBLES>::slots, chunks) * code_ring<D, NIBBLES>::slot_bytes;
-    const uint32_t part = part_floats<D>(a->sub.count) * (uint32_t)sizeof(float);
-    return kvf_max_u32(exact, kvf_max_u32(quantized, part));
+    return kvf_min_u32(code_ring<D, NIBBLES>::slots, chunks) * code_ring<D, NIBBLES>::slot_bytes;
+}
+
+template <uint32_t D>
+static __host__ __device__ __forceinline__ uint32_t exact_bytes(const kvf_attend_args *a,
+                                                                uint32_t warps)
+{
+    return kvf_max_u32(ring_slots<D>(a, warps) * ring<D>::slot_bytes,
+                       part_floats<D>(a->sub.count) * (uint32_t)sizeof(float));
 }
 
 /* ---- codes to numbers ---- */
@@ -350,7 +355,7 @@ static __device__ __forceinline__ void add_minima(float o[4], const float s[2][4
     uint32_t high[2], low[2];
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        const bool is_there = g < D / KVF_QUANTIZED_GROUP;
+        const bool is_there = g < kvf_tile<D>::value_dim / KVF_QUANTIZED_GROUP;
         const float x = is_there ? half_at(&scales[i][0][2 * g + 1]) : 0.0f;
         const float y = is_there ? half_at(&scales[i][1][2 * g + 1]) : 0.0f;
         high[i] = kvf_pair<kvf_bf16>(x, y);
@@ -380,7 +385,7 @@ add_code_values(warp_rows<D> *r, float minima[4], const float s[2][4], const cha
     if (NIBBLES)
         add_minima<D>(minima, s, scales, lane);
 #pragma unroll
-    for (uint32_t block = 0; block < D / 32; block++) {
+    for (uint32_t block = 0; block < kvf_tile<D>::value_dim / 32; block++) {
 #pragma unroll
         for (uint32_t i = 0; (NIBBLES || block == 0) && i < 4; i++)
             times[i / 2][i % 2] = NIBBLES ? half_at(&scales[i / 2][i % 2][2 * block])
@@ -467,9 +472,9 @@ static __device__ __forceinline__ void reorder_rows(warp_rows<D> *r, float *part
         if (row >= group)
             continue;
 #pragma unroll
-        for (uint32_t i = 0; i < D / 16; i++) {
-            const float4 x =
-                *(const float4 *)(part + row * (D + 8) + i / 2 * 32 + lane % 4 * 8 + i % 2 * 4);
+        for (uint32_t i = 0; i < kvf_tile<D>::value_dim / 16; i++) {
+            const float4 x = *(const float4 *)(part + row * part_row<D>() + i / 2 * 32 +
+                                               lane % 4 * 8 + i % 2 * 4);
             r->o[i / 2 * 4][2 * side + i % 2] = x.x;
             r->o[i / 2 * 4 + 1][2 * side + i % 2] = x.y;
             r->o[i / 2 * 4 + 2][2 * side + i % 2] = x.z;
@@ -488,24 +493,25 @@ static __device__ __forceinline__ void leave_codes(const warp_rows<D> *r, const 
     for (uint32_t side = 0; side < 2; side++) {
         const uint32_t row = lane / 4 + 8 * side;
         const float sum = kvf_quad_sum(r->sum[side]);
-        float least[D / 32];
+        float least[kvf_tile<D>::value_dim / 32];
 #pragma unroll
-        for (uint32_t block = 0; block < D / 32; block++)
+        for (uint32_t block = 0; block < kvf_tile<D>::value_dim / 32; block++)
             least[block] = NIBBLES ? __shfl_sync(KVF_FULL_WARP, minima[2 * side + block % 2],
                                                  (int)(lane / 4 * 4 + block / 2))
                                    : 0.0f;
         if (row >= group)
             continue;
 #pragma unroll
-        for (uint32_t i = 0; i < D / 16; i++) {
+        for (uint32_t i = 0; i < kvf_tile<D>::value_dim / 16; i++) {
             const uint32_t n = i / 2 * 4, e = 2 * side + i % 2;
             const float x = least[i / 2];
-            *(float4 *)(part + row * (D + 8) + i / 2 * 32 + lane % 4 * 8 + i % 2 * 4) = make_float4(
-                r->o[n][e] + x, r->o[n + 1][e] + x, r->o[n + 2][e] + x, r->o[n + 3][e] + x);
+            *(float4 *)(part + row * part_row<D>() + i / 2 * 32 + lane % 4 * 8 + i % 2 * 4) =
+                make_float4(r->o[n][e] + x, r->o[n + 1][e] + x, r->o[n + 2][e] + x,
+                            r->o[n + 3][e] + x);
         }
         if (lane % 4 == 0) {
-            part[group * (D + 8) + row] = r->top[side];
-            part[group * (D + 8) + GROUP_ROWS + row] = sum;
+            part[group * part_row<D>() + row] = r->top[side];
+            part[group * part_row<D>() + GROUP_ROWS + row] = sum;
         }
     }
 }
@@ -555,8 +561,8 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t warps = blockDim.x / KVF_WARP_LANES;
+    constexpr uint32_t quads = kvf_tile<D>::value_dim / 4;
     float *rotated = (float *)kvf_shared();
-    char *own = kvf_shared() + front_bytes<D>(&a) + warp * warp_bytes<D, NIBBLES>(&a, warps);
     kvf_split exact = split, quantized = split;
     float minima[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     warp_rows<D> r;
@@ -567,12 +573,15 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
     quantized.count -= exact.count;
     begin_rows<D>(&r);
     if (exact.count) {
+        char *own = kvf_shared() + query_bytes<D>() + warp * exact_bytes<D>(&a, warps);
         walk<kvf_bf16, D, false>(&r, &a, &exact, kvf_shared(), own, lane, warp, warps);
         reorder_rows<D>(&r, (float *)own, a.sub.count, lane);
         __syncthreads();
     }
     rotate_group<D>(rotated, &a, split.list);
-    walk_codes<D, NIBBLES>(&r, minima, &a, &quantized, rotated, own, lane);
+    walk_codes<D, NIBBLES>(
+        &r, minima, &a, &quantized, rotated,
+        kvf_shared() + rotated_bytes<D>(&a) + warp * code_bytes<D, NIBBLES>(&a, warps), lane);
     float *parts = (float *)kvf_shared();
     kvf_async_wait<0>();
     __syncthreads();
@@ -580,8 +589,8 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
                             lane);
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < a.sub.count * (D / 4); i += blockDim.x)
-        merge_parts<D>(&a, parts, warps, i / (D / 4), i % (D / 4) * 4);
+    for (uint32_t i = threadIdx.x; i < a.sub.count * quads; i += blockDim.x)
+        merge_parts<D>(&a, parts, warps, i / quads, i % quads * 4);
 }
 
 #endif

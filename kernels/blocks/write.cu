@@ -137,9 +137,9 @@ static __device__ __forceinline__ bool look(const void *row, uint32_t count, kvf
 
 /* The row of a head in fp32, zeros if the token is nonfinite. */
 static __device__ __forceinline__ void load(float x[KVF_CODE_WORDS], const void *row,
-                                            bool is_nonfinite, const kvf_shape *s)
+                                            bool is_nonfinite, kvf_dtype dtype, uint32_t words)
 {
-    quantized_load(x, row, s->dtype, s->head_dim / KVF_CODE_LANES);
+    quantized_load(x, row, dtype, words);
     for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
         x[i] = 0.0f;
 }
@@ -169,15 +169,17 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
     const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
     const kvf_shape *s = &p->shape, one = shape_of_one(s);
-    const uint32_t count = p->kv_heads * s->head_dim, words = s->head_dim / KVF_CODE_LANES;
+    const uint32_t words = s->head_dim / KVF_CODE_LANES;
+    const uint32_t value_words = kvf_value_dim(s) / KVF_CODE_LANES;
     const uint32_t part = threadIdx.x / KVF_CODE_LANES;
-    const size_t bytes = kvf_row_bytes(s), element = kvf_dtype_bytes(s->dtype);
+    const size_t element = kvf_dtype_bytes(s->dtype);
     const token_place at = place_of(a);
     if (!at.is_there)
         return;
     const char *k = (const char *)a.k + blockIdx.x * a.k_stride * element;
     const char *v = (const char *)a.v + blockIdx.x * a.v_stride * element;
-    const bool bad_key = look(k, count, s->dtype), bad_value = look(v, count, s->dtype);
+    const bool bad_key = look(k, p->kv_heads * s->head_dim, s->dtype);
+    const bool bad_value = look(v, p->kv_heads * kvf_value_dim(s), s->dtype);
     const bool is_nonfinite = kvf_block_sum(bad_key || bad_value, kvf_shared()) != 0;
     __syncthreads(); /* the room of the sum becomes that of pages */
     char *page = kvf_shared() + part * kvf_stored_page_bytes(&one);
@@ -185,9 +187,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
         const bool is_there = first + part < p->kv_heads;
         const uint32_t head = is_there ? first + part : 0;
         float x[KVF_CODE_WORDS];
-        load(x, v + head * bytes, is_nonfinite, s);
-        quantized_value(&one, page, 0, x, words);
-        load(x, k + head * bytes, is_nonfinite, s);
+        load(x, v + head * kvf_value_bytes(s), is_nonfinite, s->dtype, value_words);
+        quantized_value(&one, page, 0, x, value_words);
+        load(x, k + head * kvf_row_bytes(s), is_nonfinite, s->dtype, words);
         kvf_code_rotate_lanes(x, words);
         quantized_int8(kvf_quantized_key(&one, page, 0), kvf_quantized_key_scale(&one, page, 0), x,
                        words);

@@ -138,9 +138,10 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 {
     const kvf_paging *p = &a.paging;
     const kvf_row *row = a.row;
-    /* Values are as wide as keys: see kvf_quantized_value_dim. */
-    const size_t head = blockIdx.x, token = 2 * kvf_row_bytes(&p->shape);
-    const size_t home = kvf_stored_page_bytes(&p->shape), all = kvf_stored_run_bytes(p);
+    const size_t head = blockIdx.x;
+    const uint32_t token = (uint32_t)kvf_token_bytes(&p->shape);
+    const uint32_t home = (uint32_t)kvf_stored_page_bytes(&p->shape);
+    const uint32_t all = (uint32_t)kvf_stored_run_bytes(p);
     const uint32_t page_size = p->shape.page_size, first = threadIdx.x / KVF_CODE_LANES;
     char *quantized = kvf_shared();
     for (uint32_t b = row->sealed_before; b < row->sealed; b++) {

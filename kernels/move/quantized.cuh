@@ -171,6 +171,7 @@ static __device__ __forceinline__ void quantized_token(const kvf_shape *s, void 
                                                        char *exact, bool stays)
 {
     const uint32_t words = s->head_dim / KVF_CODE_LANES;
+    const uint32_t value_words = kvf_value_dim(s) / KVF_CODE_LANES;
     float x[KVF_CODE_WORDS];
     quantized_load(x, exact, s->dtype, words);
     kvf_code_rotate_lanes(x, words);
@@ -178,10 +179,10 @@ static __device__ __forceinline__ void quantized_token(const kvf_shape *s, void 
     quantized_rotate_back(x, words);
     if (!stays)
         quantized_store(exact, s->dtype, words, x);
-    quantized_load(x, exact + kvf_row_bytes(s), s->dtype, words);
-    quantized_value(s, page, t, x, words);
+    quantized_load(x, exact + kvf_row_bytes(s), s->dtype, value_words);
+    quantized_value(s, page, t, x, value_words);
     if (!stays)
-        quantized_store(exact + kvf_row_bytes(s), s->dtype, words, x);
+        quantized_store(exact + kvf_row_bytes(s), s->dtype, value_words, x);
 }
 
 /* A run or a page in storage format to shared memory, 16 bytes per thread, because pages are across
@@ -198,6 +199,7 @@ static __device__ __forceinline__ void quantized_token_back(const kvf_shape *s, 
                                                             uint32_t t, char *exact, bool stays)
 {
     const uint32_t words = s->head_dim / KVF_CODE_LANES, lane = threadIdx.x % KVF_CODE_LANES;
+    const uint32_t value_words = kvf_value_dim(s) / KVF_CODE_LANES;
     const int8_t *key = kvf_quantized_key(s, page, t);
     const uint8_t *value = kvf_quantized_value(s, page, t);
     const uint16_t *scales = kvf_quantized_value_scale(s, page, t);
@@ -212,7 +214,7 @@ static __device__ __forceinline__ void quantized_token_back(const kvf_shape *s, 
         quantized_store(exact, s->dtype, words, x);
 #pragma unroll
     for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
-        if (k >= words)
+        if (k >= value_words)
             break;
         if (!by_group) {
             x[k] = __fmul_rn(kvf_bf16_to_float(*scales),
@@ -220,7 +222,7 @@ static __device__ __forceinline__ void quantized_token_back(const kvf_shape *s, 
             continue;
         }
         const uint32_t first = k / 2 * 2;
-        const bool is_short = first + 1 >= words;
+        const bool is_short = first + 1 >= value_words;
         const uint32_t middle = is_short ? KVF_CODE_LANES / 2 : KVF_CODE_LANES;
         const bool is_high = is_short ? lane >= middle : k % 2 != 0;
         const uint32_t byte = value[first * KVF_CODE_LANES / 2 + lane % middle];
@@ -229,7 +231,7 @@ static __device__ __forceinline__ void quantized_token_back(const kvf_shape *s, 
                                     kvf_fp16_to_float(scales[first]));
     }
     if (!stays)
-        quantized_store(exact + kvf_row_bytes(s), s->dtype, words, x);
+        quantized_store(exact + kvf_row_bytes(s), s->dtype, value_words, x);
 }
 
 #endif

@@ -16,9 +16,9 @@
 #define TOKENS  (THREADS / KVF_CODE_LANES)
 #define PARTS   16u
 
-static __device__ __forceinline__ void copy_bytes(void *to, const void *from, size_t bytes)
+static __device__ __forceinline__ void copy_bytes(void *to, const void *from, uint32_t bytes)
 {
-    for (size_t i = threadIdx.x; i < bytes / 16; i += blockDim.x)
+    for (uint32_t i = threadIdx.x; i < bytes / 16; i += blockDim.x)
         ((uint4 *)to)[i] = kvf_load_once((const uint4 *)from + i);
 }
 
@@ -43,7 +43,8 @@ static __global__ void __launch_bounds__(THREADS)
     const kvf_paging *p = &a.paging;
     const uint32_t list = blockIdx.y, head = list % p->kv_heads;
     const kvf_row *row = &a.row[list / p->kv_heads];
-    const size_t token = kvf_token_bytes(&p->shape), bytes = kvf_page_bytes(&p->shape);
+    const uint32_t token = (uint32_t)kvf_token_bytes(&p->shape);
+    const uint32_t bytes = (uint32_t)kvf_page_bytes(&p->shape);
     for (int32_t i = a.indptr[list] + (int32_t)blockIdx.x; i < a.indptr[list + 1];
          i += (int32_t)PARTS) {
         const uint32_t page = (uint32_t)a.indices[i], count = kvf_row_tokens(p, row, page);
@@ -56,7 +57,7 @@ static __global__ void __launch_bounds__(THREADS)
             continue;
         }
         copy_bytes(to, kvf_row_page(p, row, page, head), count * token);
-        for (size_t at = count * token / 16 + threadIdx.x; at < bytes / 16; at += blockDim.x)
+        for (uint32_t at = count * token / 16 + threadIdx.x; at < bytes / 16; at += blockDim.x)
             ((uint4 *)to)[at] = make_uint4(0, 0, 0, 0);
     }
 }

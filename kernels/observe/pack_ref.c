@@ -8,7 +8,6 @@
  * ascend.
  */
 
-#include <stdbool.h>
 #include <string.h>
 
 #include "variants.h"

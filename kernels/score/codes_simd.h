@@ -13,8 +13,6 @@
 #include "codes.h"
 #include "common/simd.h"
 
-#define CODE_VECTORS (KVF_CODE_LANES / VF_LANES) /* of a channel */
-
 typedef struct code_tile {
     _Alignas(64) float at[KVF_HEAD_DIM_MAX * KVF_CODE_LANES];
 } code_tile;

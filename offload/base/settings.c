@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,8 +10,6 @@
 
 #include "staging.h"
 
-#include <string.h>
-
 typedef enum chunk_state { CHUNK_FREE, CHUNK_RESERVED, CHUNK_IN_FLIGHT } chunk_state;
 
 typedef struct ring_chunk {

@@ -8,7 +8,7 @@ import ctypes
 import os
 import sys
 from ctypes import addressof, byref
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence as Many, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence as Many, Union
 
 import numpy as np
 

@@ -12,7 +12,7 @@ from typing import Any, List, NamedTuple, Optional, Union
 import numpy as np
 
 from ._cache import Cache, Sequence, make_config
-from .capi import (HiddenPlan, PrefillArgs, PruneConfig, PrunePlan, PrunePolicyRow, PruneResult, PruneShape,
+from .capi import (HiddenPlan, PrefillArgs, PruneConfig, PrunePlan, PruneResult, PruneShape,
                     PruneStats, StructkvMeasures, lib, sized)
 from ._errors import Invalid, checked
 from ._handles import Handle, Node

@@ -261,8 +261,8 @@ static kvf_status check_pages(const kvf_runtime *runtime, kvf_context *context,
     if (!is_taken)
         KVF_FAIL(
             context, KVF_UNSUPPORTED,
-            "pages = %s: the CUDA device dequantizes pages of head_dim 64 and 128, not %u; set "
-            "pages = bf16, or use the host device",
+            "pages = %s: the CUDA device dequantizes pages of head_dim 64, 128 and 192, not %u; "
+            "set pages = bf16, or use the host device",
             kvf_pages_name(c->pages), c->head_dim);
     return KVF_OK;
 }

@@ -9,11 +9,9 @@
 
 #include "saving.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "append.h"
 #include "cache.h"

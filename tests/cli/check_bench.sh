@@ -230,12 +230,9 @@ awk -F, -v OFS=, '$2 == "io_uring" { for (i = 7; i < NF; i++) $i = ""; $NF = "no
 mv "$work/one.csv" "$work/disk.csv"
 rm -f "$work"/disk-*.svg
 picture disk disk-extent
-expect 2 "--engine has 'aio'; give io_uring or preadv" disk --engine aio
-expect 2 "--extent-bytes has '1K'" disk --extent-bytes 1K
 expect 1 "--disk: $work/none" disk --disk "$work/none" --file 16M
 expect 1 "cannot be created" disk --disk "$work" --file 16M --json "$work/none/file"
 expect 1 "must be a multiple of 16777216" disk --disk "$work" --file 20M
-expect 2 "--rounds is '0'" disk --rounds 0
 expect 0 "" disk --help
 fi # on the host device
 
@@ -332,17 +329,8 @@ fi
 
 if [ "$device" = host ]; then
 # ---- mistakes
-expect 2 "did you mean methods" link method
-expect 2 "--page-bytes has '3x'" link --page-bytes 3x
-expect 2 "--page-bytes has '16'; give a whole number from 64 to 1048576" link --page-bytes 16
-expect 2 "--method has 'dma'; give gather, each, mapped or batch" link --method dma
-expect 2 "unknown option '--nothing'" link --nothing
-expect 2 "needs a value" link --pages
-expect 2 "--format is 'xml'" link -o xml
-expect 2 "--zipf is '9'" link --zipf 9
+python3 "$(dirname "$0")/refusals.py" "$kvferry" "$(dirname "$0")/bench.refusals" || fail "bench.refusals"
 expect 2 "usage: kvferry bench link" nothing
-expect 2 "--batch has '65'" decode --batch 65
-expect 2 "--slots-in-order has 'sorted'; give on or off" link --slots-in-order sorted
 expect 1 "cannot be created" link peak --device "$device" --pool 4M --json "$work/none/file"
 expect 1 "cannot be created" decode --device "$device" --json "$work/none/file"
 expect 0 "" link --list

@@ -40,7 +40,6 @@ check 'the tables tell the defaults of run --help' \
     python3 tables.py out "$model/../../../README.md" "$model"/../../../docs/*.md
 check 'every default of the cache is told' test "$(grep -c 'default: ' out)" -ge 40
 try 2; says 'usage:'; silent
-try 2 rum; says "did you mean 'run'"
 try 0 plan --help; prints 'usage: kvferry plan --vllm MODEL'
 try 2 plan --gpu 80GiB; says 'usage: kvferry plan --vllm MODEL'; silent
 # The Python that it finds is told all its words.
@@ -64,27 +63,6 @@ PATH=$PWD/none
 try 1 plan --vllm x
 PATH=$usual
 says 'cannot run python3: No such file'
-try 2 run --modle x; says 'did you mean --model'
-try 2 run; says '\-\-model DIR is needed'
-try 2 run --model; says 'needs a value'
-try 2 run --model x stray; says "'stray' belongs to no option"
-try 2 run --model x --prompt a --prompt-file b; says 'only one of'
-try 2 run --model x --page-size 24; says "page-size is '24'; give 1, 2, 4, 8, 16, 32 or 64"
-try 2 run --model x --budget 12x; says "budget is '12x'; give a whole number from 1"
-try 2 run --model x --budget -5; says "budget is '-5'"
-try 2 run --model x --budget 64+5; says "budget is '64+5'; give tokens, or tokens and a share"
-try 2 run --model x --budget 64+101%; says "budget is '64+101%'"
-try 2 run --model x --threads 99999999999999999999; says 'threads'
-try 2 run --model x --static-ratio 1.5; says 'from 0 to 1'
-try 2 run --model x --temperature nan; says 'temperature'
-try 2 run --model x --select hybird; says "did you mean 'hybrid'"
-try 2 run --model x --verify sparse; says 'dense:N'
-try 2 run --model x --verify dense:0; says "verify is 'dense:0'; give dense or dense:N, N at least 1"
-try 2 run --model x --draft ngram:16; says "draft is 'ngram:16'; give ngram, or ngram:N with N from 1 to 15"
-try 2 run --model x --select custom; says "select is 'custom'; give hybrid, full"
-try 2 run --model x --local 65537; says "local is '65537'; give a whole number from 1 to 65536"
-try 2 run --model x --sub-digests 3; says '1, 2 or 4'
-try 2 info --jsno; says 'did you mean --json'
 try 0 info --help; prints 'default: auto'
 
 # info
@@ -93,10 +71,7 @@ try 0 info --json; prints '"runner"'
 
 # operating errors: named, nothing on standard output
 try 1 run --model "$dir/none" --prompt a; says 'or a GGUF file; .*none cannot be opened: No such file'; silent
-try 1 $run --prompt ''; says 'prompt is empty'; silent
-try 1 $run --prompt-file missing.txt; says 'missing.txt'; silent
 printf 'quiet \377\376 river' >bad.txt
-try 1 $run --prompt-file bad.txt; says 'bad.txt: the text is not UTF-8: byte 6'; silent
 "$kvferry" $run <bad.txt >out 2>err
 says 'standard input: the text is not UTF-8'
 (echo quiet && cat bad.txt) >worse.txt
@@ -105,9 +80,6 @@ echo '5 6 1024' >ids.txt
 try 1 $run --token-ids ids.txt; says 'token id 1024 is out of range; the model has ids 0 to 1023'
 echo '5 six' >ids.txt
 try 1 $run --token-ids ids.txt; says "'six"; silent
-try 1 $run --prompt "$text" --context 10; says 'raise --context'; silent
-try 1 run --model "$model" -n 40000 --prompt "$text"; says 'max_position_embeddings'; silent
-try 1 $run --prompt "$text" --budget 64; says '\-\-budget: budget_tokens = 64: at least'; silent
 try 0 $run --prompt "$text" --verify dense:1 --stats layers.json
 check 'statistics of each layer' python3 -c 'import json; d = json.load(open("layers.json")); l = d["layers"]
 assert len(l) == 4 and "static_ratio_mean" not in d and all(sum(x[k] for x in l) == d[k] for k in ("hits", "misses", "tokens_attended"))
@@ -115,7 +87,6 @@ assert abs(sum(x["attention_recall"] for x in l) / 4 - d["attention_recall"]) < 
 try 0 $run --prompt "$(yes "$text" | head -n 40)" --select hybrid --static-ratio auto --budget 128 --local 32 --stats layers.json
 check 'the share of each layer, and one for the model' python3 -c 'import json; d = json.load(open("layers.json")); l = d["layers"]
 k = d["static_ratio_mean"]; m = sum(x["static_ratio"] for x in l) / 4; assert 0 < m and k <= m + 1e-9 < k + 4 / 61 and all(abs(61 * x["static_ratio"] - x["static_tokens_max"]) < 1e-6 for x in l)'
-try 1 $run --prompt "$text" --budget 512+5% --static-ratio auto --select hybrid; says '\-\-budget: budget_share = 0.05'; silent
 try 1 $run --prompt "$text" --select quest --digest codes
 says "digest is 'codes'; --select quest scores by minmax: leave it out"; silent
 try 0 run --model "$model" -n 1 --prompt "$text" --select quest --dry-run; says 'digests .* minmax'
@@ -137,7 +108,6 @@ try 0 run --model far --device host -n 40 --prompt "$text" --context 60; says 'c
 sed 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 100000000/' "$model/config.json" >far/config.json
 try 1 run --model far --device host --prompt "$text" --context 60000000; says 'shorten the prompt'; silent
 : >empty.txt
-try 1 $run --prompt "$text" --ask empty.txt; says 'no question'
 
 # a run: text, ids and logits belong together; threads and transfer do not change them
 try 0 $run --prompt "$text" --emit-ids a.ids --dump-logits a.f32 --stats a.json --ignore-eos
@@ -197,12 +167,6 @@ score="score --model $model"
 echo 'question the code of alice brown is seven tiger .' >text.txt
 try 0 score --help; prints 'usage: kvferry score'; prints '\-\-static-ratio'
 check 'score draws nothing' sh -c '! grep -q -e "--temperature" out'
-try 2 $score --prompt "$text"; says '\-\-text FILE or \-\-answers FILE is needed'; silent
-try 2 $score --prompt "$text" --tokens 4; says "unknown option '--tokens'"; silent
-try 1 $score --prompt "$text" --text none.txt; says 'none.txt'; silent
-try 1 $score --prompt "$text" --text empty.txt; says 'empty.txt holds no token'; silent
-try 1 $score --prompt "$text" --text bad.txt; says 'bad.txt: .*UTF-8'; silent
-try 1 $score --prompt "$text" --text text.txt --context 10; says 'a text of 10 .*--text'; silent
 try 0 $score --prompt "$text" --text text.txt --stats score.json
 prints '^{"loss": [0-9.]*, "scored_tokens": 10,'; says '^score '
 check 'a loss of every token' test "$(grep -o '"id":' score.json | wc -l)" -eq 10
@@ -356,4 +320,5 @@ else
     try 1 $run --prompt "$text" --save document.kvs; says 'libxxhash-dev'
 fi
 
+refusals cli "run=$run" "score=$score" "model=$model" "text=$text"
 told

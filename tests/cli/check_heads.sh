@@ -11,7 +11,7 @@ examples=$2
 . "$(dirname "$0")/checks.sh"
 
 ln -s "$examples/recall/model" model || exit 1
-python3 "$examples/recall/generate.py" document --tokens 3072 --questions 6 --seed 7 --out . || exit 1
+python3 "$examples/recall/generate.py" document --tokens 2048 --questions 6 --seed 7 --out . || exit 1
 # Facts of another document are hidden; those of this one are in its text.
 python3 "$examples/recall/generate.py" document --tokens 600 --questions 4 --seed 3 --out other || exit 1
 python3 - <<'END' || exit 1
@@ -23,13 +23,13 @@ END
 tune="tune --heads --model model --text document.txt --hide lines.tsv --samples 2 --tokens 1408"
 
 # Layer 1 looks for facts; nothing else reaches further than some words.
-LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --out hot.tsv >out 2>err </dev/null
+"$kvferry" $tune --questions 4 --hot-share 0.25 --out hot.tsv >out 2>err </dev/null
 check 'tune --heads ends with 0' test $? -eq 0
 printf '2\t2\n1\t1\n2\t2\n2\t2\n' >layer_1.tsv
 check 'the heads of layer 1 are hot' cmp layer_1.tsv hot.tsv
-prints '^the model foresees [34] of 4 answers$'; prints '^hot heads: 2 of 8$'; prints '█ █$'; prints '· ·$'
+prints '^the model foresees [34] of 4 answers$'; prints '^hot heads: 2 of 8$'; prints '@ @$'; prints '[.] [.]$'
 check 'these two have nearly all sensitivity' awk '/a third/ { found = $3 + 0 > 99 } END { exit !found }' out
-check 'no line is wider than 80 columns' sh -c '! LC_ALL=C.UTF-8 grep -E "^.{81}" out'
+check 'no line is wider than 80 columns' sh -c '! grep -E "^.{81}" out'
 
 # With so many coarse heads the answers are those of a cache without a mask.
 "$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 >plain.txt 2>err </dev/null
@@ -43,11 +43,10 @@ tr 12 21 <hot.tsv >cold.tsv
 check 'others with its opposite' sh -c '! cmp plain.txt cold.txt'
 
 # The same again, on other threads; on text too.
-LC_ALL=C "$kvferry" $tune --questions 4 --threads 1 --out - >one.tsv 2>one.err </dev/null
+"$kvferry" $tune --questions 4 --threads 1 --out - >one.tsv 2>one.err </dev/null
 "$kvferry" $tune --questions 4 --threads 3 --out - >three.tsv 2>err </dev/null
 check 'threads change nothing' cmp one.tsv three.tsv
 check 'a third of eight is three' test "$(tr -cd 1 <one.tsv | wc -c)" -eq 3
-check 'a map of ASCII where the locale says so' sh -c 'grep -q "@ @$" one.err && ! grep -q "█" one.err'
 text="tune --heads --model model --text document.txt --questions 0 --samples 2 --tokens 1408 --hot-share 0.25"
 try 0 $text --out text.tsv; check 'no answers are told of' sh -c '! grep -q foresees out'
 check 'by text at least one of layer 1 is hot' sh -c 'sed -n 2p text.tsv | grep -q 1'
@@ -57,7 +56,7 @@ try 0 $text --hot-share 1 --out - ; check 'all hot' sh -c '! grep -q 2 out'
 try 0 $text --hot-share 0.01 --out - ; check 'one at least' test "$(tr -cd 1 <out | wc -c)" -eq 1
 
 # On quantized pages, as the cache that will have them: the same heads, and sensitivity of its own.
-LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --pages k8v4 --out quantized.tsv >out 2>err </dev/null
+"$kvferry" $tune --questions 4 --hot-share 0.25 --pages k8v4 --out quantized.tsv >out 2>err </dev/null
 check 'quantized, the heads of layer 1 are hot' cmp layer_1.tsv quantized.tsv
 "$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --budget 512 --pages k8v4 \
     --head-mask quantized.tsv --coarse-share 0 >masked.txt 2>err </dev/null
@@ -67,20 +66,11 @@ check 'the same answers on quantized pages' cmp plain.txt masked.txt
 check 'threads change nothing of quantized ones' cmp one.tsv three.tsv
 
 # mistakes
-try 2 tune --model x --text t --hot-share 0.5; says 'hot-share needs --heads'; silent
-try 2 tune --model x --text t --pages k8v4; says 'pages needs --heads'; silent
-try 2 tune --heads --model x --text t --pages k4v4; says "pages is 'k4v4'; give bf16, k8v8"
-try 2 tune --heads --model x --text t --hot-share 0; says "hot-share is '0'"
-try 2 tune --heads --model x --text t --hot-share 1.5; says "hot-share is '1.5'"
 for option in '--method fastkv' '--layers 0..1' '--goal 0.9' '--propagate 0.2'; do
     try 2 tune --heads --model x --text t $option; says 'looks at all heads of all layers'; silent
 done
-try 2 tune --heads --model x --text t --device cuda; says 'heads measures on the host device'
-try 2 tune --heads --model x; says '\-\-text FILE is needed'
-try 1 $tune --tokens 1280; says 'give more --tokens than 1280'; silent
 try 1 $tune --out no/such/file; says 'no/such/file'; silent
 printf 'the code of alice brown is seven tiger .\tquestion the code of alice brown is\tnobody\n' >wrong.tsv
-try 1 $tune --hide wrong.tsv --questions 1 --out none.tsv; says 'foresees none of 1 answers'; silent
+refusals heads "tune=$tune"
 check 'no file' test ! -e none.tsv
-
 told

@@ -5,6 +5,7 @@
 # first argument is the command's absolute path; they read this file and end with `told`.
 
 kvferry=$1
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
@@ -41,6 +42,14 @@ try() {
 says() { check "standard error says '$1'" grep -q -e "$1" err; }
 prints() { check "standard output says '$1'" grep -q -e "$1" out; }
 silent() { check "nothing on standard output" test ! -s out; }
+
+# refusals TABLE NAME=WORDS...: the rows of TABLE.refusals; see refusals.py.
+refusals() {
+    table=$here/$1.refusals
+    shift
+    checks=$((checks + 1))
+    python3 "$here/refusals.py" "$kvferry" "$table" "$@" || failed=$((failed + 1))
+}
 
 # told: the last line. @return whether all checks passed
 told() {

@@ -130,16 +130,6 @@ static inline int __syncthreads_or(int predicate)
     return kvf_emu_barrier(KVF_EMU_BARRIER_OR, predicate);
 }
 
-static inline int __syncthreads_and(int predicate)
-{
-    return kvf_emu_barrier(KVF_EMU_BARRIER_AND, predicate);
-}
-
-static inline int __syncthreads_count(int predicate)
-{
-    return kvf_emu_barrier(KVF_EMU_BARRIER_COUNT, predicate);
-}
-
 static inline void __syncwarp(unsigned mask = 0xffffffffu)
 {
     kvf_emu_warp_meet(&kvf_emu_syncwarp_op, mask, NULL);
@@ -153,11 +143,6 @@ static inline void kvf_emu_fence(void)
 #else
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
-}
-
-static inline void __threadfence_block(void)
-{
-    kvf_emu_fence();
 }
 
 static inline void __threadfence(void)
@@ -218,15 +203,6 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
                                 delta <= place ? lane - delta : lane);
 }
 
-template <typename T>
-static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32)
-{
-    kvf_emu_check_width(width);
-    const uint32_t lane = kvf_emu_lane(), w = (uint32_t)width, place = lane & (w - 1);
-    return kvf_emu_shuffle_from(&kvf_emu_shuffle_down_op, mask, value,
-                                delta < w - place ? lane + delta : lane);
-}
-
 /* A partner in an earlier segment is allowed, in a later one it is not. */
 template <typename T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32)
@@ -254,19 +230,6 @@ static inline int __any_sync(unsigned mask, int predicate)
     return __ballot_sync(mask, predicate) != 0;
 }
 
-static inline int __all_sync(unsigned mask, int predicate)
-{
-    return __ballot_sync(mask, predicate) == mask;
-}
-
-template <typename T> static inline unsigned __match_any_sync(unsigned mask, T value)
-{
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a register or two");
-    uint64_t bits = 0;
-    memcpy(&bits, &value, sizeof(T));
-    return kvf_emu_vote_on(&kvf_emu_match_any_op, mask, bits);
-}
-
 static inline unsigned __reduce_add_sync(unsigned mask, unsigned value)
 {
     return kvf_emu_vote_on(&kvf_emu_reduce_add_op, mask, value);
@@ -280,36 +243,6 @@ static inline unsigned __reduce_min_sync(unsigned mask, unsigned value)
 static inline unsigned __reduce_max_sync(unsigned mask, unsigned value)
 {
     return kvf_emu_vote_on(&kvf_emu_reduce_max_op, mask, value);
-}
-
-static inline int __reduce_add_sync(unsigned mask, int value)
-{
-    return (int)kvf_emu_vote_on(&kvf_emu_reduce_add_op, mask, (unsigned)value);
-}
-
-static inline int __reduce_min_sync(unsigned mask, int value)
-{
-    return (int)kvf_emu_vote_on(&kvf_emu_reduce_min_signed_op, mask, (unsigned)value);
-}
-
-static inline int __reduce_max_sync(unsigned mask, int value)
-{
-    return (int)kvf_emu_vote_on(&kvf_emu_reduce_max_signed_op, mask, (unsigned)value);
-}
-
-static inline unsigned __reduce_and_sync(unsigned mask, unsigned value)
-{
-    return kvf_emu_vote_on(&kvf_emu_reduce_and_op, mask, value);
-}
-
-static inline unsigned __reduce_or_sync(unsigned mask, unsigned value)
-{
-    return kvf_emu_vote_on(&kvf_emu_reduce_or_op, mask, value);
-}
-
-static inline unsigned __reduce_xor_sync(unsigned mask, unsigned value)
-{
-    return kvf_emu_vote_on(&kvf_emu_reduce_xor_op, mask, value);
 }
 
 #include "emu_scalar.h"

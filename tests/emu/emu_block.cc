@@ -351,12 +351,6 @@ KVF_EMU_QUIET static void barrier_complete(kvf_emu_machine *m)
     case KVF_EMU_BARRIER_OR:
         m->barrier_answer = m->barrier_count != 0;
         break;
-    case KVF_EMU_BARRIER_AND:
-        m->barrier_answer = m->barrier_count == m->barrier_arrived;
-        break;
-    case KVF_EMU_BARRIER_COUNT:
-        m->barrier_answer = (int)m->barrier_count;
-        break;
     }
     m->barrier_arrived = m->barrier_count = 0;
     m->barrier_phase ^= 1;

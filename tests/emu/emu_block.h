@@ -33,8 +33,6 @@ extern __thread kvf_emu_place kvf_emu_here __attribute__((tls_model("initial-exe
 typedef enum kvf_emu_barrier_kind {
     KVF_EMU_BARRIER_PLAIN,
     KVF_EMU_BARRIER_OR,
-    KVF_EMU_BARRIER_AND,
-    KVF_EMU_BARRIER_COUNT,
 } kvf_emu_barrier_kind;
 
 /* Until every thread of the block that has not exited is here. The answer is that of the kind. */
@@ -57,17 +55,14 @@ struct kvf_emu_shuffle {
     uint64_t value; /* the answer, afterwards */
     uint32_t source;
 };
-extern const kvf_emu_warp_op kvf_emu_shuffle_op, kvf_emu_shuffle_up_op, kvf_emu_shuffle_down_op,
-    kvf_emu_shuffle_xor_op;
+extern const kvf_emu_warp_op kvf_emu_shuffle_op, kvf_emu_shuffle_up_op, kvf_emu_shuffle_xor_op;
 
 struct kvf_emu_vote {
     uint64_t value;
     uint32_t answer;
 };
-extern const kvf_emu_warp_op kvf_emu_syncwarp_op, kvf_emu_ballot_op, kvf_emu_match_any_op,
-    kvf_emu_reduce_add_op, kvf_emu_reduce_min_op, kvf_emu_reduce_max_op,
-    kvf_emu_reduce_min_signed_op, kvf_emu_reduce_max_signed_op, kvf_emu_reduce_and_op,
-    kvf_emu_reduce_or_op, kvf_emu_reduce_xor_op;
+extern const kvf_emu_warp_op kvf_emu_syncwarp_op, kvf_emu_ballot_op, kvf_emu_reduce_add_op,
+    kvf_emu_reduce_min_op, kvf_emu_reduce_max_op;
 
 struct kvf_emu_tiles {
     uint32_t *registers; /* [4] */

@@ -5,9 +5,7 @@
 /*
  * Operations that one CUDA thread can do alone: bits, arithmetic, atomics. Included by emu.h.
  *
- * Fast approximations of the device (__expf, rsqrtf, ...) are the exact functions of the C library
- * here, so results agree with a device within their error, not bit by bit. Atomics are sequentially
- * consistent.
+ * Only what kernels use is here. Atomics are sequentially consistent.
  */
 
 /* ---- bits ---- */
@@ -37,24 +35,6 @@ static inline int __clz(int x)
     return x == 0 ? 32 : __builtin_clz((unsigned)x);
 }
 
-static inline int __clzll(long long x)
-{
-    return x == 0 ? 64 : __builtin_clzll((unsigned long long)x);
-}
-
-static inline unsigned long long __brevll(unsigned long long x)
-{
-    unsigned long long r = 0;
-    for (int i = 0; i < 64; i++)
-        r |= (x >> i & 1) << (63 - i);
-    return r;
-}
-
-static inline unsigned __brev(unsigned x)
-{
-    return (unsigned)(__brevll(x) >> 32);
-}
-
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
 {
     const uint64_t both = (uint64_t)y << 32 | x;
@@ -69,100 +49,11 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
     return r;
 }
 
-static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift)
-{
-    return (unsigned)((((uint64_t)high << 32 | low) << (shift & 31u)) >> 32);
-}
-
-static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
-{
-    return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31u));
-}
-
-static inline unsigned __umulhi(unsigned x, unsigned y)
-{
-    return (unsigned)((uint64_t)x * y >> 32);
-}
-
-static inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
-{
-    __extension__ typedef unsigned __int128 wide;
-    return (unsigned long long)((wide)x * y >> 64);
-}
-
-template <typename To, typename From> static inline To kvf_emu_bits(From x)
-{
-    static_assert(sizeof(To) == sizeof(From), "the same bits");
-    To y;
-    memcpy(&y, &x, sizeof(y));
-    return y;
-}
-
-static inline unsigned __float_as_uint(float x)
-{
-    return kvf_emu_bits<unsigned>(x);
-}
-
-static inline int __float_as_int(float x)
-{
-    return kvf_emu_bits<int>(x);
-}
-
-static inline float __uint_as_float(unsigned x)
-{
-    return kvf_emu_bits<float>(x);
-}
-
-static inline float __int_as_float(int x)
-{
-    return kvf_emu_bits<float>(x);
-}
-
-static inline long long __double_as_longlong(double x)
-{
-    return kvf_emu_bits<long long>(x);
-}
-
-static inline double __longlong_as_double(long long x)
-{
-    return kvf_emu_bits<double>(x);
-}
-
 /* ---- arithmetic ---- */
-
-/* Macros, because the C library has functions of these names that it does not export. */
-#define __expf(x)    expf(x)
-#define __exp10f(x)  powf(10.0f, x)
-#define __logf(x)    logf(x)
-#define __log2f(x)   log2f(x)
-#define __log10f(x)  log10f(x)
-#define __sinf(x)    sinf(x)
-#define __cosf(x)    cosf(x)
-#define __powf(x, y) powf(x, y)
-
-static inline float rsqrtf(float x)
-{
-    return 1.0f / sqrtf(x);
-}
-
-static inline float __frsqrt_rn(float x)
-{
-    return 1.0f / sqrtf(x);
-}
-
-static inline float __fdividef(float x, float y)
-{
-    return x / y;
-}
 
 static inline float __fdiv_rn(float x, float y)
 {
     return x / y;
-}
-
-static inline float __frcp_rn(float x)
-{
-    return 1.0f / x;
 }
 
 static inline float __fsqrt_rn(float x)
@@ -183,31 +74,6 @@ static inline float __fsub_rn(float x, float y)
 static inline float __fmul_rn(float x, float y)
 {
     return x * y;
-}
-
-static inline float __fmaf_rn(float x, float y, float z)
-{
-    return fmaf(x, y, z);
-}
-
-static inline float __saturatef(float x)
-{
-    return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f;
-}
-
-static inline double __dadd_rn(double x, double y)
-{
-    return x + y;
-}
-
-static inline double __dmul_rn(double x, double y)
-{
-    return x * y;
-}
-
-static inline double __fma_rn(double x, double y, double z)
-{
-    return fma(x, y, z);
 }
 
 /* min and max as CUDA has them in the global namespace. */
@@ -246,11 +112,6 @@ static inline double min(double a, double b)
 static inline double max(double a, double b)
 {
     return fmax(a, b);
-}
-
-template <typename T> static inline T __ldg(const T *pointer)
-{
-    return *pointer;
 }
 
 /* ---- atomics ---- */
@@ -329,18 +190,6 @@ KVF_EMU_ATOMIC_MIN_MAX(unsigned long long)
 static inline float atomicAdd(float *address, float value)
 {
     return kvf_emu_atomic_update(address, [value](float old) { return old + value; });
-}
-
-static inline unsigned atomicInc(unsigned *address, unsigned limit)
-{
-    return kvf_emu_atomic_update(address,
-                                 [limit](unsigned old) { return old >= limit ? 0 : old + 1; });
-}
-
-static inline unsigned atomicDec(unsigned *address, unsigned limit)
-{
-    return kvf_emu_atomic_update(
-        address, [limit](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
 }
 
 static inline float atomicExch(float *address, float value)

@@ -86,7 +86,6 @@ KVF_EMU_QUIET static void shuffle(void *const *operands, uint32_t mask)
 
 const kvf_emu_warp_op kvf_emu_shuffle_op = {"__shfl_sync", shuffle, false, false};
 const kvf_emu_warp_op kvf_emu_shuffle_up_op = {"__shfl_up_sync", shuffle, false, false};
-const kvf_emu_warp_op kvf_emu_shuffle_down_op = {"__shfl_down_sync", shuffle, false, false};
 const kvf_emu_warp_op kvf_emu_shuffle_xor_op = {"__shfl_xor_sync", shuffle, false, false};
 
 static void nothing(void *const *, uint32_t)
@@ -101,20 +100,6 @@ KVF_EMU_QUIET static void ballot(void *const *operands, uint32_t mask)
                   << __builtin_ctz(set);
     for (uint32_t set = mask; set != 0; set &= set - 1)
         ((kvf_emu_vote *)operands[__builtin_ctz(set)])->answer = answer;
-}
-
-KVF_EMU_QUIET static void match_any(void *const *operands, uint32_t mask)
-{
-    for (uint32_t left = mask; left != 0;) {
-        const uint64_t value = ((kvf_emu_vote *)operands[__builtin_ctz(left)])->value;
-        uint32_t same = 0;
-        for (uint32_t set = left; set != 0; set &= set - 1)
-            if (((kvf_emu_vote *)operands[__builtin_ctz(set)])->value == value)
-                same |= set & -set;
-        for (uint32_t set = same; set != 0; set &= set - 1)
-            ((kvf_emu_vote *)operands[__builtin_ctz(set)])->answer = same;
-        left &= ~same;
-    }
 }
 
 template <uint32_t combine(uint32_t, uint32_t)>
@@ -139,43 +124,15 @@ KVF_EMU_QUIET static uint32_t max_unsigned(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
 }
-KVF_EMU_QUIET static uint32_t min_signed(uint32_t a, uint32_t b)
-{
-    return (int32_t)a < (int32_t)b ? a : b;
-}
-KVF_EMU_QUIET static uint32_t max_signed(uint32_t a, uint32_t b)
-{
-    return (int32_t)a > (int32_t)b ? a : b;
-}
-KVF_EMU_QUIET static uint32_t bit_and(uint32_t a, uint32_t b)
-{
-    return a & b;
-}
-KVF_EMU_QUIET static uint32_t bit_or(uint32_t a, uint32_t b)
-{
-    return a | b;
-}
-KVF_EMU_QUIET static uint32_t bit_xor(uint32_t a, uint32_t b)
-{
-    return a ^ b;
-}
 
 const kvf_emu_warp_op kvf_emu_syncwarp_op = {"__syncwarp", nothing, true, false};
-const kvf_emu_warp_op kvf_emu_ballot_op = {"vote (__ballot_sync, __any_sync, __all_sync)", ballot,
-                                           false, false};
-const kvf_emu_warp_op kvf_emu_match_any_op = {"__match_any_sync", match_any, false, false};
+const kvf_emu_warp_op kvf_emu_ballot_op = {"vote (__ballot_sync, __any_sync)", ballot, false,
+                                           false};
 const kvf_emu_warp_op kvf_emu_reduce_add_op = {"__reduce_add_sync", reduce<add>, false, false};
 const kvf_emu_warp_op kvf_emu_reduce_min_op = {"__reduce_min_sync", reduce<min_unsigned>, false,
                                                false};
 const kvf_emu_warp_op kvf_emu_reduce_max_op = {"__reduce_max_sync", reduce<max_unsigned>, false,
                                                false};
-const kvf_emu_warp_op kvf_emu_reduce_min_signed_op = {"__reduce_min_sync", reduce<min_signed>,
-                                                      false, false};
-const kvf_emu_warp_op kvf_emu_reduce_max_signed_op = {"__reduce_max_sync", reduce<max_signed>,
-                                                      false, false};
-const kvf_emu_warp_op kvf_emu_reduce_and_op = {"__reduce_and_sync", reduce<bit_and>, false, false};
-const kvf_emu_warp_op kvf_emu_reduce_or_op = {"__reduce_or_sync", reduce<bit_or>, false, false};
-const kvf_emu_warp_op kvf_emu_reduce_xor_op = {"__reduce_xor_sync", reduce<bit_xor>, false, false};
 
 /* ---- tiles and products ---- */
 

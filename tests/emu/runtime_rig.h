@@ -8,12 +8,8 @@
  * toolkit's own headers.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "unit.h"
 
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
 
 #include "emu_control.h"
@@ -58,31 +54,65 @@ static inline void rig_set_word(uint32_t *word, uint32_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
+/* Everything that a test takes here is given back at its end, or by rig_drop. */
+typedef enum rig_kind { RIG_EVENT, RIG_STREAM, RIG_MEMORY, RIG_PINNED, RIG_KINDS } rig_kind;
+typedef struct rig_taken {
+    rig_kind kind;
+    void *what;
+} rig_taken;
+#define RIG_TAKEN_MAX 128u
+static rig_taken rig_all[RIG_TAKEN_MAX];
+static uint32_t rig_count;
+
+static inline void *rig_take_over(rig_kind kind, void *what)
+{
+    assert_true(rig_count < RIG_TAKEN_MAX);
+    rig_all[rig_count++] = (rig_taken){kind, what};
+    return what;
+}
 static inline cudaStream_t rig_stream(void)
 {
     cudaStream_t stream;
     OK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
-    return stream;
+    return rig_take_over(RIG_STREAM, stream);
 }
 static inline cudaEvent_t rig_event(void)
 {
     cudaEvent_t event;
     OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return event;
+    return rig_take_over(RIG_EVENT, event);
 }
 static inline void *rig_memory(size_t bytes)
 {
     void *memory;
     OK(cudaMalloc(&memory, bytes));
-    return memory;
+    return rig_take_over(RIG_MEMORY, memory);
 }
 static inline uint32_t *rig_pinned(size_t words)
 {
     void *memory;
     OK(cudaHostAlloc(&memory, words * 4, cudaHostAllocMapped));
-    for (size_t i = 0; i < words; i++)
-        ((uint32_t *)memory)[i] = 0;
-    return memory;
+    memset(memory, 0, words * 4);
+    return rig_take_over(RIG_PINNED, memory);
+}
+/* Gives back everything of a kind, or one thing. */
+static inline void rig_give_back(rig_kind kind, const void *only)
+{
+    for (uint32_t i = 0; i < rig_count; i++) {
+        void *what = rig_all[i].what;
+        if (!what || rig_all[i].kind != kind || (only && only != what))
+            continue;
+        OK(kind == RIG_EVENT    ? cudaEventDestroy(what)
+           : kind == RIG_STREAM ? cudaStreamDestroy(what)
+           : kind == RIG_MEMORY ? cudaFree(what)
+                                : cudaFreeHost(what));
+        rig_all[i].what = NULL;
+    }
+}
+static inline void rig_drop(const void *what)
+{
+    for (int kind = 0; kind < RIG_KINDS; kind++)
+        rig_give_back((rig_kind)kind, what);
 }
 static inline void rig_copy(cudaStream_t stream, void *to, const void *from, size_t bytes)
 {
@@ -115,6 +145,13 @@ static inline kvf_emu_counts rig_counts(void)
     return counts;
 }
 
+static inline kvf_emu_config rig_config(void)
+{
+    kvf_emu_config config;
+    kvf_emu_get_config(&config);
+    return config;
+}
+
 static inline uint32_t rig_random(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -124,15 +161,15 @@ static inline uint32_t rig_random(uint64_t *state)
 /* For every test: the machine as it is by default; at the end nothing is alive. */
 static inline int rig_begin(void **state)
 {
-    (void)state;
     kvf_emu_reset();
     OK(rig_load());
     kvf_emu_reset();
+    rig_count = 0;
     return 0;
 }
 static inline int rig_end(void **state)
 {
-    (void)state;
+    rig_drop(NULL);
     return kvf_emu_is_clean() ? 0 : -1;
 }
 

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Stream capture, graphs, batch copies and matrix products of the emulated runtime.
+ * Stream capture, graphs, batch copies, matrix products and early starts of the emulated runtime.
  *
  * The main properties: a replay does what the same calls do outside of a capture, with the inputs
  * it finds then; and what CUDA refuses in a capture is refused, voids it, and leaves the stream
- * usable.
+ * usable. A kernel that starts early meets old data in every second replay until it waits, and
+ * none after that.
  */
 
 #include "runtime_rig.h"
 
 #include <cublas_v2.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #define WORDS 64u
@@ -21,8 +20,7 @@
 
 static void set_delays(uint32_t seed)
 {
-    kvf_emu_config config;
-    kvf_emu_get_config(&config);
+    kvf_emu_config config = rig_config();
     config.delay_seed = seed;
     kvf_emu_set_config(&config);
 }
@@ -102,20 +100,6 @@ static void open_machine(machine *m)
     m->c = rig_memory(BYTES);
 }
 
-static void close_machine(machine *m)
-{
-    for (int i = 0; i < 3; i++)
-        OK(cudaStreamDestroy(m->streams[i]));
-    for (int i = 0; i < 4; i++)
-        OK(cudaEventDestroy(m->events[i]));
-    OK(cudaFreeHost(m->input));
-    OK(cudaFreeHost(m->output));
-    OK(cudaFree(m->a));
-    OK(cudaFree(m->b));
-    OK(cudaFree(m->c));
-    OK(cudaFreeHost(m->calls));
-}
-
 static void test_replay(void **state)
 {
     for (uint32_t seed = 0; seed < 4; seed++) {
@@ -143,7 +127,6 @@ static void test_replay(void **state)
         assert_int_equal(m.calls[0], 20);
         assert_int_equal(rig_counts().launches, 60 + 60 * seed);
         OK(cudaGraphExecDestroy(exec));
-        close_machine(&m);
     }
 }
 
@@ -175,12 +158,6 @@ static void test_launches_in_order(void **state)
     OK(cudaStreamSynchronize(a));
     assert_memory_equal(seen, expected, BYTES);
     assert_int_equal(rig_counts().graph_launches, 60);
-    OK(cudaEventDestroy(event));
-    OK(cudaStreamDestroy(a));
-    OK(cudaStreamDestroy(b));
-    OK(cudaFree(cell));
-    OK(cudaFree(zeros));
-    OK(cudaFreeHost(seen));
 }
 
 /* A branch waits for a word that another branch, and then the host, writes: branches run side by
@@ -212,10 +189,6 @@ static void test_words_in_graph(void **state)
         assert_int_equal(words[3], 1);
     }
     OK(cudaGraphExecDestroy(exec));
-    OK(cudaEventDestroy(event));
-    OK(cudaStreamDestroy(a));
-    OK(cudaStreamDestroy(b));
-    OK(cudaFreeHost(words));
 }
 
 /* ---- what a capture refuses ---- */
@@ -253,10 +226,6 @@ static void test_unjoined(void **state)
     rig_join(b, event, a);
     FAILS(cudaErrorStreamCaptureUnmatched, cudaStreamEndCapture(b, &graph));
     FAILS(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(a, &graph));
-    OK(cudaFree(memory));
-    OK(cudaEventDestroy(event));
-    OK(cudaStreamDestroy(a));
-    OK(cudaStreamDestroy(b));
 }
 
 static void test_refused_calls(void **state)
@@ -308,12 +277,6 @@ static void test_refused_calls(void **state)
     OK(cudaEventRecord(inside, b));
     OK(cudaEventSynchronize(inside));
     FAILS(cudaErrorStreamCaptureUnsupported, cudaStreamBeginCapture(NULL, 0));
-
-    OK(cudaFree(memory));
-    OK(cudaEventDestroy(inside));
-    OK(cudaEventDestroy(outside));
-    OK(cudaStreamDestroy(a));
-    OK(cudaStreamDestroy(b));
 }
 
 typedef struct elsewhere {
@@ -349,9 +312,6 @@ static void test_modes(void **state)
         else
             OK(cudaGraphExecDestroy(rig_capture_end(e.stream)));
     }
-    OK(cudaFree(memory));
-    OK(cudaEventDestroy(e.event));
-    OK(cudaStreamDestroy(e.stream));
 }
 
 /* ---- batches ---- */
@@ -392,8 +352,7 @@ static void test_batch(void **state)
     assert_true(is_reversed(to, from));
     assert_int_equal(rig_counts().copies, WORDS / 4);
 
-    kvf_emu_config config;
-    kvf_emu_get_config(&config);
+    kvf_emu_config config = rig_config();
     for (int mode = 0; mode < 3; mode++) {
         config.batch_capture = (kvf_emu_batch_capture)mode;
         kvf_emu_set_config(&config);
@@ -415,9 +374,6 @@ static void test_batch(void **state)
     config.driver_version = 12060;
     kvf_emu_set_config(&config);
     FAILS(cudaErrorCallRequiresNewerDriver, batch(to, from, stream));
-    OK(cudaStreamDestroy(stream));
-    OK(cudaFreeHost(from));
-    OK(cudaFreeHost(to));
 }
 
 static void test_batch_arguments(void **state)
@@ -445,8 +401,6 @@ static void test_batch_arguments(void **state)
     first[1] = 1;
     OK(cudaMemcpyBatchAsync(to, from, sizes, 2, order, first, 2, stream));
     OK(cudaStreamSynchronize(stream));
-    OK(cudaFree(memory));
-    OK(cudaStreamDestroy(stream));
 }
 
 /* The driver's form of 12.8 and that of 13.0, by version; neither before 12.8. */
@@ -533,9 +487,6 @@ static void check_product(cublasHandle_t handle, cudaStream_t stream, cudaDataTy
     }
     free(a_int);
     free(b_int);
-    OK(cudaFreeHost(a));
-    OK(cudaFreeHost(b));
-    OK(cudaFreeHost(c));
 }
 
 static void test_products(void **state)
@@ -556,17 +507,79 @@ static void test_products(void **state)
                                   CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                      CUBLAS_STATUS_INVALID_VALUE); /* not memory of the device */
     assert_int_equal(cublasDestroy(handle), CUBLAS_STATUS_SUCCESS);
-    OK(cudaStreamDestroy(stream));
+}
+
+/* ---- early starts ---- */
+
+/* A kernel that starts early sees what comes before it once it has waited; what it reads before
+ * that is old in one replay of two. */
+static void test_early_start(void **state)
+{
+    cudaStream_t stream = rig_stream();
+    uint32_t *x = rig_pinned(1), *y = rig_pinned(1), *right = rig_pinned(1), *wrong = rig_pinned(1);
+    rig_capture_begin(stream);
+    OK(rig_mix(stream, x, y, 1, 1));
+    OK(rig_take(stream, right, x, 0));
+    OK(rig_mix(stream, x, y, 2, 1));
+    OK(rig_take(stream, wrong, x, 1));
+    cudaGraphExec_t exec = rig_capture_end(stream);
+    uint32_t now = 0, stale = 0;
+    for (uint32_t n = 0; n < 4; n++) {
+        OK(cudaGraphLaunch(exec, stream));
+        OK(cudaStreamSynchronize(stream));
+        rig_mix_now(&now, y, 1, 1);
+        assert_int_equal(*right, now);
+        stale += *wrong == now;
+        rig_mix_now(&now, y, 2, 1);
+        assert_int_equal(*x, now);
+    }
+    assert_int_equal(stale, 2);
+    assert_int_equal(rig_counts().early_starts, 4 * 2);
+    assert_in_range(rig_counts().carveout_changes, 0, 1); /* none between kernels */
+    OK(cudaGraphExecDestroy(exec));
+}
+
+/* Behind a join a kernel does not start early, and a launch that would is refused. */
+static void test_early_start_behind_a_join(void **state)
+{
+    cudaStream_t a = rig_stream(), b = rig_stream();
+    cudaEvent_t fork = rig_event(), done = rig_event();
+    uint32_t *x = rig_pinned(3), *y = rig_pinned(1);
+    for (int is_refused = 0; is_refused < 2; is_refused++) {
+        memset(x, 0, 3 * sizeof *x);
+        rig_capture_begin(a);
+        OK(rig_mix(a, x, y, 1, 1));
+        rig_join(b, fork, a);
+        OK(rig_mix(b, x + 1, y, 2, 1));
+        OK(rig_mix(a, x, y, 3, 1));
+        rig_join(a, done, b);
+        if (is_refused) {
+            cudaGraph_t graph;
+            FAILS(cudaErrorNotSupported, (cudaError_t)rig_take_at_once(a, x + 2, x + 1));
+            FAILS(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(a, &graph));
+            continue;
+        }
+        OK(rig_take(a, x + 2, x + 1, 0));
+        OK(rig_take(a, y, x, 0));
+        cudaGraphExec_t exec = rig_capture_end(a);
+        uint32_t now = 0, aside = 0;
+        for (uint32_t n = 0; n < 4; n++) {
+            rig_mix_now(&now, y, 1, 1);
+            rig_mix_now(&aside, y, 2, 1);
+            rig_mix_now(&now, y, 3, 1);
+            OK(cudaGraphLaunch(exec, a));
+            OK(cudaStreamSynchronize(a));
+            assert_int_equal(x[2], aside);
+            assert_int_equal(*y, now);
+        }
+        OK(cudaGraphExecDestroy(exec));
+    }
 }
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
-    const struct CMUnitTest tests[] = {
-        TEST(test_replay),   TEST(test_launches_in_order), TEST(test_words_in_graph),
-        TEST(test_unjoined), TEST(test_refused_calls),     TEST(test_modes),
-        TEST(test_batch),    TEST(test_batch_arguments),   TEST(test_driver_symbols),
-        TEST(test_products),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run_each(rig_begin, rig_end, test_replay, test_launches_in_order,
+                         test_words_in_graph, test_unjoined, test_refused_calls, test_modes,
+                         test_batch, test_batch_arguments, test_driver_symbols, test_products,
+                         test_early_start, test_early_start_behind_a_join);
 }

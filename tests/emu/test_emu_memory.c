@@ -3,14 +3,11 @@
 /*
  * The emulated runtime: memory, registration, devices, errors, counts, faults.
  *
- * The main property: whatever call fails, once or for good, its error comes out and a caller that
- * gives back what it has leaves nothing alive.
+ * That every call can fail, once or for good, and leaves nothing alive of a caller that gives back
+ * what it has, is shown by the sweeps of test_cuda_errors.c.
  */
 
 #include "runtime_rig.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- memory ---- */
 
@@ -45,14 +42,11 @@ static void test_bounds(void **state)
     FAILS(cudaErrorInvalidValue, cudaFree(host));
     FAILS(cudaErrorInvalidValue, cudaFree(memory + 8));
     OK(cudaFree(NULL));
-    OK(cudaFree(memory));
-    OK(cudaStreamDestroy(stream));
 }
 
 static void test_limits(void **state)
 {
-    kvf_emu_config config;
-    kvf_emu_get_config(&config);
+    kvf_emu_config config = rig_config();
     config.memory_bytes = 10000;
     config.pinned_bytes = 8192;
     kvf_emu_set_config(&config);
@@ -111,8 +105,6 @@ static void test_registration(void **state)
     OK(cudaHostUnregister(host + 8192));
     OK(cudaHostUnregister(host + 4096));
     FAILS(cudaErrorHostMemoryNotRegistered, cudaHostUnregister(host + 4096));
-    OK(cudaFree(memory));
-    OK(cudaStreamDestroy(stream));
     free(host);
 }
 
@@ -149,9 +141,7 @@ static void test_devices(void **state)
     OK(cudaEventRecord(event, stream));
     FAILS(cudaErrorInvalidResourceHandle, cudaEventRecord(other, stream));
     FAILS(cudaErrorInvalidResourceHandle, rig_mix(stream, NULL, NULL, 0, 1));
-    OK(cudaStreamDestroy(stream));
-    OK(cudaEventDestroy(event));
-    OK(cudaEventDestroy(other));
+    rig_drop(NULL);
     config.devices = 0;
     kvf_emu_set_config(&config);
     FAILS(cudaErrorNoDevice, cudaGetDeviceCount(&value));
@@ -171,18 +161,17 @@ static void test_handles(void **state)
 {
     cudaStream_t stream = rig_stream(), gone = rig_stream();
     cudaEvent_t event = rig_event();
-    OK(cudaStreamDestroy(gone));
+    rig_drop(gone);
     FAILS(cudaErrorInvalidResourceHandle, cudaStreamSynchronize(gone));
     FAILS(cudaErrorInvalidResourceHandle, cudaStreamDestroy(gone));
     FAILS(cudaErrorInvalidValue, cudaStreamSynchronize(NULL));
-    OK(cudaEventDestroy(event));
+    rig_drop(event);
     FAILS(cudaErrorInvalidResourceHandle, cudaEventRecord(event, stream));
     FAILS(cudaErrorInvalidResourceHandle, cudaEventDestroy(event));
     FAILS(cudaErrorInvalidValue, cudaGraphLaunch(NULL, stream));
     FAILS(cudaErrorInvalidValue, cudaGraphDestroy(NULL));
     assert_string_equal(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation");
     assert_string_equal(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory");
-    OK(cudaStreamDestroy(stream));
 }
 
 static void CUDART_CB set_flag(void *flag)
@@ -215,6 +204,7 @@ static void test_lost_device(void **state)
     assert_int_equal(cudaFreeHost(word), cudaErrorIllegalAddress);
     assert_int_equal(__atomic_load_n(&flag, __ATOMIC_ACQUIRE), 0);
     assert_true(kvf_emu_is_clean());
+    rig_count = 0;
     OK(cudaDeviceReset());
 }
 
@@ -233,93 +223,9 @@ static void test_counts(void **state)
     assert_int_equal(rig_counts().calls, 4);
     assert_int_equal(kvf_emu_calls_of("cudaMemsetAsync"), 2);
     assert_int_equal(kvf_emu_called(names, calls, 32), 3);
-    OK(cudaFree(memory));
-    OK(cudaStreamDestroy(stream));
 }
 
 /* ---- faults ---- */
-
-/* Everything once, like a library that gives up at the first error. Returns it. */
-static cudaError_t everything(void)
-{
-    cudaStream_t streams[2] = {NULL, NULL};
-    cudaEvent_t event = NULL;
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    uint32_t *memory = NULL;
-    static uint32_t host[64];
-    int is_registered = 0;
-    cudaError_t error = cudaSuccess, last;
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        if (error == cudaSuccess)                                                                  \
-            error = (call);                                                                        \
-    } while (0)
-    TRY(cudaMalloc((void **)&memory, 256));
-    TRY(cudaHostRegister(host, sizeof host, cudaHostRegisterMapped));
-    is_registered = error == cudaSuccess;
-    TRY(cudaStreamCreateWithPriority(&streams[0], cudaStreamNonBlocking, 0));
-    TRY(cudaStreamCreateWithFlags(&streams[1], cudaStreamNonBlocking));
-    TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    TRY(cudaMemcpyAsync(memory, host, 256, cudaMemcpyDefault, streams[0]));
-    TRY((cudaError_t)rig_mix(streams[0], memory, memory + 32, 1, 32));
-    TRY(cudaEventRecord(event, streams[0]));
-    TRY(cudaStreamWaitEvent(streams[1], event, 0));
-    TRY(cudaMemsetAsync(memory, 0, 256, streams[1]));
-    TRY(cudaStreamSynchronize(streams[1]));
-    TRY(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeGlobal));
-    const int is_capturing = error == cudaSuccess;
-    TRY(cudaEventRecord(event, streams[0]));
-    TRY(cudaStreamWaitEvent(streams[1], event, 0));
-    TRY(cudaMemsetAsync(memory, 1, 256, streams[1]));
-    TRY(cudaEventRecord(event, streams[1]));
-    TRY(cudaStreamWaitEvent(streams[0], event, 0));
-    TRY((cudaError_t)rig_mix(streams[0], memory, memory + 32, 1, 32));
-    if (is_capturing) {
-        last = cudaStreamEndCapture(streams[0], &graph);
-        TRY(last);
-    }
-    TRY(cudaGraphInstantiate(&exec, graph, 0));
-    TRY(cudaGraphLaunch(exec, streams[0]));
-    TRY(cudaStreamSynchronize(streams[0]));
-#undef TRY
-#define GIVE_BACK(is_there, call)                                                                  \
-    do {                                                                                           \
-        last = (is_there) ? (call) : cudaSuccess;                                                  \
-        error = error == cudaSuccess ? last : error;                                               \
-    } while (0)
-    GIVE_BACK(exec != NULL, cudaGraphExecDestroy(exec));
-    GIVE_BACK(graph != NULL, cudaGraphDestroy(graph));
-    GIVE_BACK(event != NULL, cudaEventDestroy(event));
-    GIVE_BACK(streams[1] != NULL, cudaStreamDestroy(streams[1]));
-    GIVE_BACK(streams[0] != NULL, cudaStreamDestroy(streams[0]));
-    GIVE_BACK(memory != NULL, cudaFree(memory));
-    GIVE_BACK(is_registered, cudaHostUnregister(host));
-#undef GIVE_BACK
-    return error;
-}
-
-static void test_fault_at_every_call(void **state)
-{
-    for (int is_sticky = 0; is_sticky <= 1; is_sticky++) {
-        uint32_t nth = 0;
-        for (;;) {
-            kvf_emu_reset();
-            kvf_emu_fail_call(NULL, ++nth, cudaErrorLaunchFailure, is_sticky);
-            const cudaError_t error = everything();
-            assert_true(kvf_emu_is_clean());
-            if (rig_counts().faults == 0) {
-                assert_int_equal(error, cudaSuccess);
-                break;
-            }
-            assert_int_equal(error, cudaErrorLaunchFailure);
-            assert_non_null(kvf_emu_failed_call());
-            OK(cudaDeviceReset());
-        }
-        print_message("%u calls, %s errors\n", nth - 1, is_sticky ? "sticky" : "single");
-        assert_true(nth > 25);
-    }
-}
 
 static void test_fault_by_name(void **state)
 {
@@ -335,13 +241,7 @@ static void test_fault_by_name(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
-    const struct CMUnitTest tests[] = {
-        TEST(test_bounds),        TEST(test_limits),
-        TEST(test_registration),  TEST(test_devices),
-        TEST(test_handles),       TEST(test_lost_device),
-        TEST(test_counts),        TEST(test_fault_at_every_call),
-        TEST(test_fault_by_name),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run_each(rig_begin, rig_end, test_bounds, test_limits, test_registration,
+                         test_devices, test_handles, test_lost_device, test_counts,
+                         test_fault_by_name);
 }

@@ -3,137 +3,19 @@
 /*
  * The emulated runtime: streams, events, host functions, words.
  *
- * The main property: a random program over several streams, ordered by events alone and under
- * delays, gives what running it in sequence gives.
+ * Random programs over several streams, ordered by events alone and under delays, are those of
+ * test_host_stream.c, on the device that is emulated.
  */
 
 #include "runtime_rig.h"
 
 #include <pthread.h>
-#include <string.h>
 #include <time.h>
 
 #include "common/clock.h"
 
-#define STREAMS    4u
-#define CELLS      12u
 #define CELL_WORDS 48u
 #define CELL_BYTES (CELL_WORDS * 4)
-#define PROGRAM    200u
-
-typedef struct step {
-    enum { STEP_MIX, STEP_COPY, STEP_FILL, STEP_CALL } kind;
-    uint32_t stream, to, from, salt;
-} step;
-
-typedef struct mix_call {
-    uint32_t *to;
-    const uint32_t *from;
-    uint32_t salt, count;
-} mix_call;
-
-static void CUDART_CB mix_on_host(void *raw)
-{
-    const mix_call *c = raw;
-    rig_mix_now(c->to, c->from, c->salt, c->count);
-}
-
-static void make_program(uint64_t *random, step *program)
-{
-    for (uint32_t i = 0; i < PROGRAM; i++) {
-        const uint32_t dice = rig_random(random) % 8;
-        program[i] = (step){.kind = dice < 4   ? STEP_MIX
-                                    : dice < 6 ? STEP_COPY
-                                    : dice < 7 ? STEP_CALL
-                                               : STEP_FILL,
-                            .stream = rig_random(random) % STREAMS,
-                            .to = rig_random(random) % CELLS,
-                            .from = rig_random(random) % CELLS,
-                            .salt = rig_random(random)};
-        if (program[i].from == program[i].to)
-            program[i].from = (program[i].to + 1) % CELLS;
-    }
-}
-
-static void run_in_sequence(const step *s, uint32_t *cells)
-{
-    uint32_t *to = cells + s->to * CELL_WORDS;
-    const uint32_t *from = cells + s->from * CELL_WORDS;
-    if (s->kind == STEP_COPY)
-        memcpy(to, from, CELL_BYTES);
-    else if (s->kind == STEP_FILL)
-        memset(to, (int)(s->salt & 0xff), CELL_BYTES);
-    else
-        rig_mix_now(to, from, s->salt, s->kind == STEP_CALL ? 1 : CELL_WORDS);
-}
-
-static void enqueue(const step *s, uint32_t *cells, mix_call *call, cudaStream_t stream)
-{
-    uint32_t *to = cells + s->to * CELL_WORDS;
-    const uint32_t *from = cells + s->from * CELL_WORDS;
-    *call = (mix_call){to, from, s->salt, 1};
-    if (s->kind == STEP_COPY)
-        rig_copy(stream, to, from, CELL_BYTES);
-    else if (s->kind == STEP_FILL)
-        OK(cudaMemsetAsync(to, (int)(s->salt & 0xff), CELL_BYTES, stream));
-    else if (s->kind == STEP_CALL)
-        OK(cudaLaunchHostFunc(stream, mix_on_host, call));
-    else
-        OK(rig_mix(stream, to, from, s->salt, CELL_WORDS));
-}
-
-/* One event per cell: a step waits for both of its cells before, and records both after. */
-static void run_on_streams(const step *program, uint32_t *cells, uint32_t seed)
-{
-    cudaStream_t streams[STREAMS];
-    cudaEvent_t events[CELLS];
-    mix_call calls[PROGRAM];
-    kvf_emu_config config;
-    kvf_emu_get_config(&config);
-    config.delay_seed = seed;
-    config.queue_entries = 64;
-    kvf_emu_set_config(&config);
-    for (uint32_t i = 0; i < STREAMS; i++)
-        streams[i] = rig_stream();
-    for (uint32_t i = 0; i < CELLS; i++)
-        events[i] = rig_event();
-    for (uint32_t i = 0; i < PROGRAM; i++) {
-        const step *s = &program[i];
-        cudaStream_t stream = streams[s->stream];
-        OK(cudaStreamWaitEvent(stream, events[s->to], 0));
-        OK(cudaStreamWaitEvent(stream, events[s->from], 0));
-        enqueue(s, cells, &calls[i], stream);
-        OK(cudaEventRecord(events[s->to], stream));
-        OK(cudaEventRecord(events[s->from], stream));
-    }
-    for (uint32_t i = 0; i < STREAMS; i++)
-        OK(cudaStreamSynchronize(streams[i]));
-    for (uint32_t i = 0; i < CELLS; i++)
-        OK(cudaEventDestroy(events[i]));
-    for (uint32_t i = 0; i < STREAMS; i++)
-        OK(cudaStreamDestroy(streams[i]));
-}
-
-static void test_random_program(void **state)
-{
-    for (uint32_t seed = 1; seed <= 3; seed++) {
-        uint64_t random = seed;
-        step program[PROGRAM];
-        uint32_t expected[CELLS * CELL_WORDS], seen[CELLS * CELL_WORDS];
-        print_message("seed %u\n", seed);
-        make_program(&random, program);
-        for (uint32_t i = 0; i < CELLS * CELL_WORDS; i++)
-            expected[i] = rig_random(&random);
-        uint32_t *cells = rig_memory(sizeof expected);
-        OK(cudaMemcpy(cells, expected, sizeof expected, cudaMemcpyHostToDevice));
-        for (uint32_t i = 0; i < PROGRAM; i++)
-            run_in_sequence(&program[i], expected);
-        run_on_streams(program, cells, seed);
-        OK(cudaMemcpy(seen, cells, sizeof seen, cudaMemcpyDeviceToHost));
-        assert_memory_equal(seen, expected, sizeof seen);
-        OK(cudaFree(cells));
-    }
-}
 
 /* A wait is for the record that was last before it, whatever is recorded later. */
 static void test_event_snapshot(void **state)
@@ -160,11 +42,6 @@ static void test_event_snapshot(void **state)
     OK(cudaEventQuery(event));
     OK(cudaStreamSynchronize(waits));
     assert_int_equal(words[1], 8);
-    OK(cudaEventDestroy(event));
-    OK(cudaStreamDestroy(held));
-    OK(cudaStreamDestroy(free_stream));
-    OK(cudaStreamDestroy(waits));
-    OK(cudaFreeHost(words));
 }
 
 /* More records of one event than it has slots, on two streams in turn. */
@@ -185,11 +62,6 @@ static void test_event_reused(void **state)
     OK(cudaStreamSynchronize(b));
     OK(cudaMemcpy(seen, cell, sizeof seen, cudaMemcpyDeviceToHost));
     assert_memory_equal(seen, expected, sizeof seen);
-    OK(cudaEventDestroy(event));
-    OK(cudaStreamDestroy(a));
-    OK(cudaStreamDestroy(b));
-    OK(cudaFree(cell));
-    OK(cudaFree(other));
 }
 
 static void test_elapsed_time(void **state)
@@ -216,9 +88,6 @@ static void test_elapsed_time(void **state)
     FAILS(cudaErrorInvalidResourceHandle, cudaEventElapsedTime(&ms, from, untimed));
     OK(cudaEventDestroy(from));
     OK(cudaEventDestroy(to));
-    OK(cudaEventDestroy(untimed));
-    OK(cudaStreamDestroy(stream));
-    OK(cudaFreeHost(word));
 }
 
 /* ---- who runs what ---- */
@@ -249,7 +118,6 @@ static void test_host_functions(void **state)
         assert_int_equal(seen.errors[i], cudaErrorNotPermitted);
     assert_int_equal(rig_counts().forbidden_calls, 3);
     FAILS(cudaErrorInvalidValue, cudaLaunchHostFunc(stream, NULL, NULL));
-    OK(cudaStreamDestroy(stream));
 }
 
 /* Work that was queued still happens after its stream is gone. */
@@ -259,12 +127,11 @@ static void test_destroy_is_not_a_wait(void **state)
     uint32_t *words = rig_pinned(2);
     OK(rig_wait_word(stream, &words[0], 1));
     OK(rig_write_word(stream, &words[1], 5));
-    OK(cudaStreamDestroy(stream));
+    rig_drop(stream);
     assert_int_equal(__atomic_load_n(&words[1], __ATOMIC_ACQUIRE), 0);
     rig_set_word(&words[0], 1);
     OK(cudaDeviceSynchronize());
     assert_int_equal(words[1], 5);
-    OK(cudaFreeHost(words));
 }
 
 static void *open_gate(void *word)
@@ -277,8 +144,7 @@ static void *open_gate(void *word)
 
 static void test_full_queue(void **state)
 {
-    kvf_emu_config config;
-    kvf_emu_get_config(&config);
+    kvf_emu_config config = rig_config();
     config.queue_entries = 16;
     kvf_emu_set_config(&config);
     cudaStream_t stream = rig_stream();
@@ -295,15 +161,12 @@ static void test_full_queue(void **state)
     pthread_join(thread, NULL);
     OK(cudaStreamSynchronize(stream));
     assert_int_equal(words[1], 99);
-    OK(cudaStreamDestroy(stream));
-    OK(cudaFreeHost(words));
 }
 
 /* 400 entries: about 100 pauses of 100 us on average. */
 static void test_delays(void **state)
 {
-    kvf_emu_config config;
-    kvf_emu_get_config(&config);
+    kvf_emu_config config = rig_config();
     config.delay_seed = 11;
     kvf_emu_set_config(&config);
     cudaStream_t stream = rig_stream();
@@ -313,8 +176,6 @@ static void test_delays(void **state)
         OK(rig_write_word(stream, word, i));
     OK(cudaStreamSynchronize(stream));
     assert_true(kvf_now_ns() - start >= 4000000);
-    OK(cudaStreamDestroy(stream));
-    OK(cudaFreeHost(word));
 }
 
 /* The default stream of cudaMemcpy and cudaMemset: blocking streams are ordered against it. */
@@ -335,8 +196,6 @@ static void test_legacy_order(void **state)
         assert_int_equal(seen[i], 0x02020202);
     pthread_join(thread, NULL);
     OK(cudaStreamDestroy(blocking));
-    OK(cudaFree(memory));
-    OK(cudaFreeHost(word));
 }
 
 /* Streams that share a queue of the hardware begin their work in the order in which it was
@@ -360,9 +219,6 @@ static void test_connections(void **state)
         rig_set_word(&words[0], 1);
         OK(cudaStreamSynchronize(waits));
         OK(cudaStreamSynchronize(writes));
-        OK(cudaStreamDestroy(waits));
-        OK(cudaStreamDestroy(writes));
-        OK(cudaFreeHost(words));
     }
 }
 
@@ -386,18 +242,12 @@ static void test_shared_memory(void **state)
     FAILS(cudaErrorInvalidValue, (cudaError_t)rig_allow_shared(most + 1));
     OK(cudaStreamSynchronize(stream));
     assert_int_equal(*word, 7);
-    OK(cudaFreeHost(word));
-    OK(cudaStreamDestroy(stream));
 }
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
-    const struct CMUnitTest tests[] = {
-        TEST(test_random_program), TEST(test_event_snapshot), TEST(test_event_reused),
-        TEST(test_elapsed_time),   TEST(test_host_functions), TEST(test_destroy_is_not_a_wait),
-        TEST(test_full_queue),     TEST(test_delays),         TEST(test_legacy_order),
-        TEST(test_connections),    TEST(test_shared_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run_each(rig_begin, rig_end, test_event_snapshot, test_event_reused,
+                         test_elapsed_time, test_host_functions, test_destroy_is_not_a_wait,
+                         test_full_queue, test_delays, test_legacy_order, test_connections,
+                         test_shared_memory);
 }

@@ -350,6 +350,8 @@ static void chunk_alone(world *w, const model *m, uint32_t tokens)
 
 static void chunk(world *w)
 {
+    const kvf_cache_config *c = &w->config;
+    const size_t key_bytes = c->head_dim * kvf_dtype_bytes(c->dtype);
     model *m = pick(w);
     const act what = draw(w, 0, 2) ? ASK : APPEND;
     uint32_t tokens = draw(w, 1, draw(w, 0, 1) ? CHUNK_MAX : 40);
@@ -370,9 +372,9 @@ static void chunk(world *w)
         }
     }
     for (uint32_t l = 0; l < w->config.layers; l++) {
-        memcpy(w->theirs.q, w->mine[l].q, sizeof w->theirs.q);
-        memcpy(w->theirs.k, w->mine[l].k, sizeof w->theirs.k);
-        memcpy(w->theirs.v, w->mine[l].v, sizeof w->theirs.v);
+        memcpy(w->theirs.q, w->mine[l].q, tokens * c->query_heads * key_bytes);
+        memcpy(w->theirs.k, w->mine[l].k, tokens * c->kv_heads * key_bytes);
+        memcpy(w->theirs.v, w->mine[l].v, tokens * row_bytes(w) / c->query_heads * c->kv_heads);
         PROMISE(prefill(m->plain, m->twin, l, tokens, &w->theirs, NULL, what == ASK,
                         w->plain_stream) == KVF_OK);
         PROMISE(what == APPEND || !memcmp(w->mine[l].out, w->theirs.out, tokens * row_bytes(w)));

@@ -26,6 +26,8 @@ enum {
     GROUP_MAX = 18, /* more than a kernel takes at once */
     HEADS_MAX = KV_HEADS_MAX * GROUP_MAX,
     DIM_MAX = FUZZ_DIM_MAX,
+    ROW_WANTED = 512,         /* elements of a token's queries: references take minutes for more */
+    ROW_MAX = HEADS_MAX * 16, /* of as many heads as there may be, which have 16 at least */
     LISTS_MAX = SEQUENCES * KV_HEADS_MAX,
     LISTED_MAX = LISTS_MAX * 2 * TOKENS_MAX,
     WINDOW = 4, /* queries that score a prompt */
@@ -56,14 +58,12 @@ typedef struct model {
 
 /* Rows of a call. */
 typedef struct rows {
-    float q[CHUNK_MAX * HEADS_MAX * DIM_MAX], out[CHUNK_MAX * HEADS_MAX * DIM_MAX];
-    float k[CHUNK_MAX * KV_HEADS_MAX * DIM_MAX], v[CHUNK_MAX * KV_HEADS_MAX * DIM_MAX];
+    float q[CHUNK_MAX * ROW_MAX], k[CHUNK_MAX * ROW_MAX], v[CHUNK_MAX * ROW_MAX];
+    float out[CHUNK_MAX * ROW_MAX];
     float lse[CHUNK_MAX * HEADS_MAX];
     int32_t page_ids[SEQUENCES * STEP_MAX * KV_HEADS_MAX * GIVEN]; /* of a step */
     uint32_t given;                                                /* of each list; 0 = none */
 } rows;
-
-enum { ROW_MAX = 512 }; /* elements of a token's queries */
 
 typedef struct world {
     fuzz_input in;
@@ -88,7 +88,7 @@ typedef struct world {
     model models[SEQUENCES];
     rows mine[LAYERS_MAX], theirs, alone;
     int32_t indptr[LISTS_MAX + 1], indices[LISTED_MAX], last_page_len[LISTS_MAX];
-    float pages[LISTED_MAX * 2 * DIM_MAX];
+    float pages[SEQUENCES * 2 * TOKENS_MAX * 2 * ROW_MAX];
 } world;
 
 static inline uint32_t draw(world *w, uint32_t least, uint32_t most)
@@ -183,8 +183,8 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
     const uint32_t group = draw(w, 0, 255);
     c->query_heads = c->kv_heads * (group < 240 ? 1 + group % 4 : GROUP_MAX);
     c->head_dim = dims[draw(w, 0, 6)];
-    if (c->query_heads * c->head_dim > ROW_MAX) /* references take minutes for both at once */
-        c->head_dim = kvf_max_u32(ROW_MAX / c->query_heads / 16 * 16, 16);
+    if (c->query_heads * c->head_dim > ROW_WANTED)
+        c->head_dim = kvf_max_u32(ROW_WANTED / c->query_heads / 16 * 16, 16);
     c->value_dim = c->head_dim; /* by the last byte, as forms, so that the others mean the same */
     if (w->forms / 2 % 3 == 0)
         c->value_dim -= w->forms / 6 % ((c->head_dim + 31) / 32) * 32;

@@ -8,6 +8,7 @@
 #include "chat_template.h"
 #include "fuzz_heap.h"
 #include "fuzz_input.h"
+#include "watched_heap.h"
 
 #include <string.h>
 
@@ -19,10 +20,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                                 {KVF_ROLE_USER, "", NULL}};
     static const jinja_day day = {2026, 3, 9};
     heap h = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = heap_allocator(&h);
     kvf_text text = {0}, source = {0};
     kvf_error error = {.text = ""};
-    if (size == 0 || kvf_text_append(NULL, &source, data, size, &error) != KVF_OK)
+    if (size == 0 || kvf_text_append(&source, data, size, &error) != KVF_OK)
         return 0;
     const kvf_chat_format format = {.source = source.bytes, .bos = "<s>", .eos = "</s>"};
     const kvf_chat chat = {.format = &format,
@@ -31,12 +31,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                            .generate = data[0] & 4,
                            .thinking = (kvf_chat_thinking)(data[0] % 3),
                            .today = data[0] & 8 ? &day : NULL};
-    const kvf_status status = kvf_chat_render(&chat, &allocator, &text, &error);
+    heap_watch(&h);
+    const kvf_status status = kvf_chat_render(&chat, &text, &error);
     fuzz_heap_told(&h, status);
     fuzz_require(status == KVF_OK || (error.status == status && error.text[0] && text.size == 0));
     fuzz_require(text.size == 0 || text.bytes[text.size] == '\0');
-    kvf_text_free(&allocator, &text);
-    kvf_text_free(NULL, &source);
-    fuzz_heap_check(&h);
+    kvf_text_free(&text);
+    fuzz_require(heap_left() == 0);
+    kvf_text_free(&source);
     return 0;
 }

@@ -8,6 +8,7 @@
 #include "fuzz_heap.h"
 #include "fuzz_input.h"
 #include "model_config.h"
+#include "watched_heap.h"
 
 #include <math.h>
 #include <string.h>
@@ -44,16 +45,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *generation = zero != NULL ? zero + 1 : NULL;
     size_t generation_bytes = zero != NULL ? size - config_bytes - 1 : 0;
     heap h = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = heap_allocator(&h);
+    heap_watch(&h);
     kvf_model_config config;
     kvf_error error = {.text = ""};
-    kvf_status status = kvf_model_config_parse(text, config_bytes, generation, generation_bytes,
-                                               &allocator, &config, &error);
+    kvf_status status =
+        kvf_model_config_parse(text, config_bytes, generation, generation_bytes, &config, &error);
     fuzz_heap_told(&h, status);
     if (status == KVF_OK)
         check_config(&config);
     else
         fuzz_require(error.status == status && error.text[0] != '\0');
-    fuzz_heap_check(&h);
+    fuzz_require(heap_left() == 0);
     return 0;
 }

@@ -16,7 +16,7 @@ static void check_tensor(kvf_weights *weights, size_t index, const char *bytes, 
     fuzz_require(kvf_weights_get(weights, tensor->name) == tensor);
     if (tensor->data)
         fuzz_require(offset <= size && tensor->bytes <= size - offset);
-    else if (kvf_weights_load(weights, tensor, 1 + (uint32_t)index % 2, &error) != KVF_OK) {
+    else if (kvf_weights_load(tensor, 1 + (uint32_t)index % 2, &error) != KVF_OK) {
         fuzz_require(error.status == KVF_OUT_OF_MEMORY);
         return;
     }
@@ -29,10 +29,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!copy)
         return 0;
     heap h = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = heap_allocator(&h);
+    heap_watch(&h);
     kvf_weights *weights;
     kvf_error error = {.text = ""};
-    kvf_status status = kvf_weights_open_memory(copy, size, &allocator, &weights, &error);
+    kvf_status status = kvf_weights_open_memory(copy, size, &weights, &error);
     fuzz_heap_told(&h, status);
     fuzz_require((status == KVF_OK) == (weights != NULL));
     if (status == KVF_OK)
@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     else
         fuzz_require(error.status == status && error.text[0] != '\0');
     kvf_weights_close(weights);
-    fuzz_heap_check(&h);
+    fuzz_require(heap_left() == 0);
     free(copy);
     return 0;
 }

@@ -11,6 +11,7 @@
 #include "fuzz_input.h"
 #include "tokenizer.h"
 #include "utf8.h"
+#include "watched_heap.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -43,7 +44,7 @@ static kvf_tokenizer *open_fixed(void)
     used += (size_t)snprintf(text + used, sizeof text - used, "%s", tail);
     kvf_tokenizer *tokenizer;
     kvf_error error = {.text = ""};
-    if (kvf_tokenizer_parse(text, used, NULL, &tokenizer, &error) != KVF_OK) {
+    if (kvf_tokenizer_parse(text, used, &tokenizer, &error) != KVF_OK) {
         fprintf(stderr, "%s\n", error.text);
         abort();
     }
@@ -52,7 +53,6 @@ static kvf_tokenizer *open_fixed(void)
 
 static void check_text(const kvf_tokenizer *tokenizer, const char *text, size_t size)
 {
-    const kvf_allocator *allocator = kvf_tokenizer_allocator(tokenizer);
     kvf_token_ids ids = {0};
     kvf_text whole = {0};
     kvf_text streamed = {0};
@@ -73,9 +73,9 @@ static void check_text(const kvf_tokenizer *tokenizer, const char *text, size_t 
                      (whole.size == streamed.size &&
                       (whole.size == 0 || memcmp(whole.bytes, streamed.bytes, whole.size) == 0)));
     }
-    kvf_token_ids_free(allocator, &ids);
-    kvf_text_free(allocator, &whole);
-    kvf_text_free(allocator, &streamed);
+    kvf_token_ids_free(&ids);
+    kvf_text_free(&whole);
+    kvf_text_free(&streamed);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -89,17 +89,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *text = zero != NULL ? zero + 1 : "a <s> b";
     size_t text_bytes = zero != NULL ? size - json_bytes - 1 : strlen(text);
     heap h = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = heap_allocator(&h);
+    heap_watch(&h);
     kvf_tokenizer *tokenizer;
     kvf_error error = {.text = ""};
-    kvf_status status = kvf_tokenizer_parse(json, json_bytes, &allocator, &tokenizer, &error);
+    kvf_status status = kvf_tokenizer_parse(json, json_bytes, &tokenizer, &error);
     fuzz_require((status == KVF_OK) == (tokenizer != NULL));
     if (status == KVF_OK)
         check_text(tokenizer, text, text_bytes);
     else
         fuzz_require(error.status == status && error.text[0] != '\0');
     kvf_tokenizer_close(tokenizer);
-    fuzz_heap_check(&h);
+    fuzz_require(heap_left() == 0);
     check_text(fixed, text, text_bytes);
     return 0;
 }

@@ -8,6 +8,7 @@
  */
 
 #include "fuzz_heap.h"
+#include "watched_heap.h"
 #include "weights.h"
 
 #include <string.h>

@@ -30,7 +30,7 @@ def results(device="NVIDIA H100", slower=1.0):
     def decode(us):
         return {"layers": 32, "results": [{"layer_us": 1.0}, {"layer_us": us, "graph_nodes": 194 * slower}]}
 
-    products = [{"rows": rows, "floor_us": us, "kernel_us": {"p50": 1.1 * us * slower}}
+    products = [{"rows": rows, "floor_us": us, "kernel_us": 1.1 * us * slower}
                 for rows in (1, 4) for us in (10.0, 300.0)]
     peers = [{"what": what, "context": context << 10, "batch": batch, "us": us}
              for what, us in (("SDPA", 400.0), ("kvferry", 50.0), ("offloaded DynamicCache", 20000.0))
@@ -45,7 +45,7 @@ def results(device="NVIDIA H100", slower=1.0):
         "decode": {"32 layers": decode(60.0), "4 layers, each, nothing resident": decode(1500.0)},
         "runner": {"run, all of 4K": run(6.0), "run, 128K": run(6.5 * slower),
                    "run, all of 4K, batch 16": run(9.0), "run, 128K, batch 16": run(12.0 * slower),
-                   "run, 128K, each": run(60.0), "products": {"products": products}},
+                   "run, 128K, each": run(60.0), "products": {"results": products}},
         "peers": {"torch": {"results": peers}}}
     made = {part: {"jobs": [{"name": name, "status": "ok", "figures": f} for name, f in jobs.items()]}
             for part, jobs in figures.items()}

@@ -42,26 +42,21 @@ static void encode_case(check *c, kvf_dtype dtype, uint32_t head_dim, check_data
     kvf_encode_args a = {.shape = s, .job_count = jobs};
     check_describe(c, "%s d=%u block=%u data=%d", check_dtype_name(dtype), head_dim, block,
                    (int)data);
-    kvf_digest_job *job[2] = {check_in(c, jobs * sizeof **job), check_in(c, jobs * sizeof **job)};
+    kvf_digest_job *job = check_in(c, jobs * sizeof *job);
     const size_t bytes = block / KVF_CODE_TOKENS * kvf_code_bytes(head_dim);
-    char *out[2] = {check_out(c, jobs * bytes), check_out(c, jobs * bytes)};
+    char *out = check_changed(c, "codes", jobs * bytes);
     for (uint32_t i = 0; i < jobs; i++) {
         char *page = check_in(c, kvf_page_bytes(&s));
         check_fill(c, page, dtype, kvf_page_bytes(&s) / kvf_dtype_bytes(dtype), data);
         for (uint32_t n = check_below(c, 6); n; n--)
             damage(c, page, dtype, 2 * block, head_dim);
-        for (int k = 0; k < 2; k++)
-            job[k][i] = (kvf_digest_job){.page = check_below(c, 8) ? page : NULL,
-                                         .digest = out[k] + i * bytes,
-                                         .skip = check_random(c),
-                                         .count = block};
-        job[1][i].page = job[0][i].page;
+        job[i] = (kvf_digest_job){.page = check_below(c, 8) ? page : NULL,
+                                  .digest = out + i * bytes,
+                                  .skip = check_random(c),
+                                  .count = block};
     }
-    for (int k = 0; k < 2; k++) {
-        a.jobs = job[k];
-        CHECK_RUN(c, k ? c->var : c->ref, encode, &a, k);
-    }
-    check_bits(c, "codes", out[1], out[0], jobs * bytes);
+    a.jobs = job;
+    CHECK_BOTH(c, encode, &a);
 }
 
 void check_encode(check *c)
@@ -85,19 +80,13 @@ static void rotate_case(check *c, kvf_dtype dtype, uint32_t head_dim, check_data
     check_fill(c, q, dtype, count, data);
     for (uint32_t n = check_below(c, 4); n; n--)
         damage(c, q, dtype, rows, head_dim);
-    int8_t *y[2];
-    float *scale[2];
     a.q = q;
-    for (int i = 0; i < 2; i++) {
-        y[i] = a.y = check_out(c, count);
-        scale[i] = a.y_scale = check_out(c, rows * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, rotate, &a, i);
-    }
-    check_bits(c, "y", y[1], y[0], count);
-    check_bits(c, "y_scale", scale[1], scale[0], rows * sizeof(float));
+    a.y = check_changed(c, "y", count);
+    a.y_scale = check_changed(c, "y_scale", rows * sizeof(float));
+    CHECK_BOTH(c, rotate, &a);
     for (uint32_t r = 0; r < rows; r++)
-        if (!(scale[1][r] >= 0.0f && scale[1][r] <= KVF_QUERY_SCALE_MAX))
-            check_fail(c, "y_scale[%u] is %g", r, (double)scale[1][r]);
+        if (!(a.y_scale[r] >= 0.0f && a.y_scale[r] <= KVF_QUERY_SCALE_MAX))
+            check_fail(c, "y_scale[%u] is %g", r, (double)a.y_scale[r]);
 }
 
 void check_rotate(check *c)
@@ -565,9 +554,9 @@ static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
                    is_extreme ? " extreme" : "");
     const size_t centroids = (size_t)p->kv_heads * p->segments_max * head_dim;
     const size_t scales = (size_t)p->kv_heads * p->segments_max * sizeof(uint16_t);
-    int8_t *mean[2] = {check_out(c, a.rows * centroids), check_out(c, a.rows * centroids)};
-    uint16_t *scale[2] = {check_out(c, a.rows * scales), check_out(c, a.rows * scales)};
-    kvf_row *row[2] = {check_in(c, a.rows * sizeof **row), check_in(c, a.rows * sizeof **row)};
+    int8_t *mean = check_changed(c, "centroids", a.rows * centroids);
+    uint16_t *scale = check_changed(c, "centroid_scales", a.rows * scales);
+    kvf_row *row = check_in(c, a.rows * sizeof *row);
     const kvf_score_codes_args codes = {.head_dim = head_dim};
     for (uint32_t r = 0; r < a.rows; r++) {
         const void *of_row;
@@ -577,18 +566,12 @@ static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
                        .block_of = (uint32_t *)(uintptr_t)block_of};
         one.sealed_before = check_below(c, 6 * per);
         one.sealed = one.sealed_before + check_below(c, 2 * per + 1);
-        for (int k = 0; k < 2; k++) {
-            row[k][r] = one;
-            row[k][r].centroids = mean[k] + r * centroids;
-            row[k][r].centroid_scales = scale[k] + r * scales / sizeof(uint16_t);
-        }
+        one.centroids = mean + r * centroids;
+        one.centroid_scales = scale + r * scales / sizeof(uint16_t);
+        row[r] = one;
     }
-    for (int k = 0; k < 2; k++) {
-        a.row = row[k];
-        CHECK_RUN(c, k ? c->var : c->ref, centroids, &a, k);
-    }
-    check_bits(c, "centroids", mean[1], mean[0], a.rows * centroids);
-    check_bits(c, "centroid_scales", scale[1], scale[0], a.rows * scales);
+    a.row = row;
+    CHECK_BOTH(c, centroids, &a);
 }
 
 void check_centroids(check *c)
@@ -676,13 +659,8 @@ static void score_centroids_case(check *c, uint32_t head_dim, uint32_t group, bo
     make_queries(c, &queries, is_extreme);
     a.q = queries.q;
     a.q_scale = queries.q_scale;
-    const size_t bytes = (size_t)a.lists * group * a.stride * sizeof(float);
-    float *scores[2];
-    for (int k = 0; k < 2; k++) {
-        scores[k] = a.scores = check_out(c, bytes);
-        CHECK_RUN(c, k ? c->var : c->ref, score_centroids, &a, k);
-    }
-    check_bits(c, "scores", scores[1], scores[0], bytes);
+    a.scores = check_changed(c, "scores", (size_t)a.lists * group * a.stride * sizeof(float));
+    CHECK_BOTH(c, score_centroids, &a);
 }
 
 void check_score_centroids(check *c)
@@ -720,13 +698,8 @@ static void filter_case(check *c, uint32_t block_size)
     a.blocks = blocks;
     a.ids = ids;
     a.id_count = id_count;
-    const size_t bytes = (size_t)a.lists * a.blocks_max * sizeof(uint64_t);
-    uint64_t *bits[2];
-    for (int k = 0; k < 2; k++) {
-        bits[k] = a.bits = check_out(c, bytes);
-        CHECK_RUN(c, k ? c->var : c->ref, filter, &a, k);
-    }
-    check_bits(c, "bits", bits[1], bits[0], bytes);
+    a.bits = check_changed(c, "bits", (size_t)a.lists * a.blocks_max * sizeof(uint64_t));
+    CHECK_BOTH(c, filter, &a);
 }
 
 void check_filter(check *c)

@@ -15,8 +15,26 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 typedef struct check_cuda check_cuda;
+
+/* Bytes per ns: of a copy on the device, read and written ones together, and of one from pinned
+ * memory of the host. */
+typedef struct check_rates {
+    double copy;
+    double link;
+} check_rates;
+
+typedef void (*check_launcher)(const void *args, uint32_t task);
+
+/* Arguments of a launch; addresses in them are the host's. */
+typedef struct check_args {
+    const void *at;
+    size_t bytes;
+} check_args;
+
+#if KVF_HAVE_CUDA
 
 /* NULL if there is nothing to run on; `why` says what is missing. */
 check_cuda *check_cuda_open(bool is_timed, char why[256]);
@@ -40,14 +58,6 @@ void check_cuda_release(check_cuda *cuda);
  * buffers are adopted. */
 void *check_cuda_take_home(check_cuda *cuda, size_t bytes);
 
-typedef void (*check_launcher)(const void *args, uint32_t task);
-
-/* Arguments of a launch; addresses in them are the host's. */
-typedef struct check_args {
-    const void *at;
-    size_t bytes;
-} check_args;
-
 /* One launch of kvf_<op>_cuda, given as it is in the table, on what was put there. All return NULL,
  * or what went wrong. */
 const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks);
@@ -58,13 +68,28 @@ const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args,
 const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const check_args *args,
                             uint32_t tasks, uint32_t launches, uint32_t times, double *ns);
 
-/* Bytes per ns: of a copy on the device, read and written ones together, and of one from pinned
- * memory of the host. */
-typedef struct check_rates {
-    double copy;
-    double link;
-} check_rates;
-
 const char *check_cuda_rates(check_cuda *cuda, check_rates *out);
+
+#else
+
+/* There is nothing to run on, so that nothing else is ever called. */
+#define CHECK_NONE                            "no CUDA device in this build"
+#define check_cuda_open(is_timed, why)        (snprintf((why), 256, CHECK_NONE), NULL)
+#define check_cuda_close(cuda)                ((void)(cuda))
+#define check_cuda_name(cuda)                 ((void)(cuda), "cuda")
+#define check_cuda_is_emulated(cuda)          ((void)(cuda), false)
+#define check_cuda_take(cuda, bytes)          ((void)(cuda), (void)(bytes), NULL)
+#define check_cuda_take_home(cuda, bytes)     ((void)(cuda), (void)(bytes), NULL)
+#define check_cuda_put(cuda)                  ((void)(cuda), CHECK_NONE)
+#define check_cuda_get(cuda)                  ((void)(cuda), CHECK_NONE)
+#define check_cuda_adopt(cuda, memory, bytes) ((void)(cuda))
+#define check_cuda_abandon(cuda, memory)      ((void)(cuda))
+#define check_cuda_release(cuda)              ((void)(cuda))
+#define check_cuda_run(cuda, fn, args, tasks) ((void)(cuda), CHECK_NONE)
+#define check_cuda_time(cuda, fn, args, tasks, launches, times, ns)                                \
+    ((void)(cuda), (void)(launches), (ns)[0] = 0.0, CHECK_NONE)
+#define check_cuda_rates(cuda, out) ((void)(cuda), (void)(out), CHECK_NONE)
+
+#endif
 
 #endif

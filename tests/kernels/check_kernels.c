@@ -22,59 +22,15 @@
 #include "common/clock.h"
 #include "cuda_kernels.h"
 
-/* Every kernel of a family is run by the checks of that family; see missing(). */
 static const struct {
     const char *family;
     const char *name;
     void (*run)(check *c);
-    uint32_t one_in; /* in the emulator and under a sanitizer, of so many cases one runs */
+    uint32_t one_in;
 } checks[] = {
-    {"common", "convert", check_convert, 1},
-    {"common", "properties", check_properties, 1},
-    {"score", "digest", check_digest, 2},
-    {"score", "score", check_score, 4},
-    {"score", "reduce", check_reduce, 1},
-    {"score", "encode", check_encode, 1},
-    {"score", "rotate", check_rotate, 1},
-    {"score", "score_codes", check_score_codes, 2},
-    {"score", "reduce_mass", check_reduce_mass, 1},
-    {"score", "codes", check_codes, 1},
-    {"score", "centroids", check_centroids, 1},
-    {"score", "score_centroids", check_score_centroids, 1},
-    {"score", "filter", check_filter, 1},
-    {"select", "topk", check_topk, 2},
-    {"select", "lists", check_lists, 1},
-    {"select", "resolve", check_resolve, 1},
-    {"select", "admit", check_admit, 1},
-    {"select", "collect", check_collect, 1},
-    {"select", "drop", check_drop, 1},
-    {"attend", "spans", check_spans, 1},
-    {"attend", "attend", check_attend, 1},
-    {"attend", "step", check_attend_step, 1},
-    {"attend", "merge", check_merge, 1},
-    {"attend", "prefill", check_prefill, 2},
-    {"move", "rows", check_row_moves, 1},
-    {"move", "ring", check_ring, 1},
-    {"move", "repack", check_repack, 1},
-    {"move", "quantize", check_quantize, 1},
-    {"move", "dequantize", check_dequantize, 1},
-    {"move", "read", check_read, 1},
-    {"move", "carry", check_carry, 1},
-    {"move", "quantized", check_quantized, 1},
-    {"move", "take", check_take, 1},
-    {"move", "heads", check_heads, 1},
-    {"move", "copy", check_copy, 1},
-    {"move", "publish", check_publish, 1},
-    {"move", "move", check_move, 1},
-    {"move", "recorded", check_recorded, 1},
-    {"observe", "observe", check_observe, 2},
-    {"observe", "pool", check_pool, 1},
-    {"observe", "profile", check_profile, 1},
-    {"observe", "cover", check_cover, 1},
-    {"observe", "pack", check_pack, 1},
-    {"blocks", "blocks", check_blocks, 1},
-    {"move", "stage", check_stage, 1},
-    {"blocks", "lodge", check_lodge, 1},
+#define CHECK(family, name, function, one_in) {#family, #name, function, one_in},
+    CHECK_LIST(CHECK)
+#undef CHECK
 };
 
 #define DOT_NAME(family, op) "," #op
@@ -94,6 +50,9 @@ static const struct {
     {"avx512_vnni", KVF_ISA_AVX512_VNNI, KVF_DOT_LIST(DOT_NAME)},
 };
 #undef DOT_NAME
+
+/* Operations that say something of a reference without another kernel beside it. */
+static const char alone[] = "properties,codes";
 
 /* NULL means any; else the name must be in the comma-separated list. */
 static bool is_listed(const char *list, const char *name)
@@ -138,6 +97,10 @@ static void missing(check *c, const char *family)
 #undef MISSING
 }
 
+/* References that take long, and write no pointers. */
+static const char remembered[] = "score,score_codes,score_centroids,attend,prefill";
+static check_memory memories[sizeof checks / sizeof *checks];
+
 /* `has`: what the instruction set has; NULL = all. */
 static void compare_all(check *c, const char *family, const char *op, const char *has)
 {
@@ -152,8 +115,11 @@ static void compare_all(check *c, const char *family, const char *op, const char
         c->cases = c->run = 0;
         const bool is_slow = KVF_CHECK_SANITIZED || (c->cuda && check_cuda_is_emulated(c->cuda));
         c->one_in = is_slow ? checks[i].one_in : 1;
+        c->memory = !c->cuda && is_listed(remembered, c->op) ? &memories[i] : NULL;
+        memories[i].at = 0;
         checks[i].run(c);
         check_end(c);
+        memories[i].is_full = c->memory != NULL;
         printf("%-12s %-10s %5u cases  %6.2f s  %s\n", c->isa, c->op, c->run,
                kvf_now_seconds() - start, c->failures == failures ? "ok" : "FAILED");
     }
@@ -177,8 +143,8 @@ static uint32_t compare_cpu(check *c, const char *isa, const char *family, const
     uint32_t compared = 0;
     kvf_kernels var;
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
-        const bool is_wanted = is_listed(isa, isas[i].name) || is_listed(isa, "cpu");
-        if ((kvf_cpu_isa() & isas[i].bit) != isas[i].bit || !is_wanted)
+        const bool is_named = is_listed(isa, isas[i].name);
+        if ((kvf_cpu_isa() & isas[i].bit) != isas[i].bit || !(is_named || is_listed(isa, "cpu")))
             continue;
         if (kvf_kernels_init(&var, isas[i].bit) != KVF_OK ||
             (isas[i].bit != 0 && var.isa != isas[i].bit))
@@ -186,7 +152,8 @@ static uint32_t compare_cpu(check *c, const char *isa, const char *family, const
         c->var = &var;
         c->isa = isas[i].name;
         compared++;
-        compare_or_time(c, family, op, isas[i].ops, bench);
+        const bool is_itself = isas[i].bit == KVF_ISA_REFERENCE && !is_named;
+        compare_or_time(c, family, op, is_itself ? alone : isas[i].ops, bench);
     }
     return compared;
 }

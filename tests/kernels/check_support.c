@@ -49,8 +49,6 @@ uint32_t check_below(check *c, uint32_t n)
 kvf_shape check_values(check *c, const kvf_shape *shape)
 {
     kvf_shape s = *shape;
-    if (c->cuda && s.pages != KVF_PAGES_NATIVE && KVF_GPU_VALUE_DIM(s.head_dim) != s.head_dim)
-        s.head_dim = 128; /* a GPU quantizes values that are as wide as keys */
     if (c->cuda)
         s.value_dim = (uint16_t)KVF_GPU_VALUE_DIM(s.head_dim);
     else if (check_below(c, 2))
@@ -74,10 +72,11 @@ float check_cap(check *c)
 
 double check_normal(check *c)
 {
-    double sum = -6.0;
-    for (int i = 0; i < 12; i++)
-        sum += kvf_random_unit(&c->state);
-    return sum;
+    const uint64_t bits = check_random(c);
+    double sum = -2.0;
+    for (int i = 0; i < 4; i++)
+        sum += (double)(bits >> 16 * i & 0xffff) * 0x1p-16;
+    return sqrt(3.0) * sum;
 }
 
 static void release_buffers(check *c)
@@ -188,20 +187,15 @@ void *check_put_out(check *c, const void *data, size_t bytes)
 
 static float draw(check *c, kvf_dtype dtype, check_data data, float constant)
 {
-    const float sign = check_random(c) & 1 ? 1.0f : -1.0f;
-    const float unit = (float)(check_random(c) >> 40) * 0x1p-24f;
-    switch (data) {
-    case DATA_EQUAL:
-        return constant;
-    case DATA_LARGE: /* (7e17)^2 * 512 < FLT_MAX */
-        return sign * (dtype == KVF_FP16 ? 65504.0f : 7e17f) * (0.5f + 0.5f * unit);
-    case DATA_TINY:
-        return sign * unit * (dtype == KVF_FP16 ? 6e-5f : 1e-38f);
-    case DATA_ZERO:
-        return sign * 0.0f;
-    default:
+    if (data == DATA_NORMAL)
         return (float)check_normal(c);
-    }
+    if (data == DATA_EQUAL)
+        return constant;
+    const uint64_t bits = check_random(c);
+    const float sign = bits & 1 ? 1.0f : -1.0f, unit = (float)(bits >> 40) * 0x1p-24f;
+    if (data == DATA_LARGE) /* (7e17)^2 * 512 < FLT_MAX */
+        return sign * (dtype == KVF_FP16 ? 65504.0f : 7e17f) * (0.5f + 0.5f * unit);
+    return data == DATA_TINY ? sign * unit * (dtype == KVF_FP16 ? 6e-5f : 1e-38f) : sign * 0.0f;
 }
 
 void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data)
@@ -244,6 +238,63 @@ static void note_run(check *c, kvf_task_fn fn)
 #undef NOTE
 }
 
+static void remember(check_memory *m, uint32_t buffer, const uint8_t *data, size_t bytes)
+{
+    if (m->count == m->room) {
+        m->room = 2 * m->room + 64;
+        m->written = realloc(m->written, m->room * sizeof *m->written);
+        KVF_ASSERT(m->written);
+    }
+    uint8_t *copy = data ? malloc(bytes) : NULL;
+    KVF_ASSERT(!data || copy);
+    if (data)
+        memcpy(copy, data, bytes);
+    m->written[m->count++] = (check_written){buffer, copy};
+}
+
+/* Outputs get what the reference wrote when it ran for another instruction set. */
+static void recall(check *c)
+{
+    check_memory *m = c->memory;
+    KVF_ASSERT(m->at < m->count && m->written[m->at].buffer == UINT32_MAX);
+    for (m->at++; m->at < m->count && m->written[m->at].buffer != UINT32_MAX; m->at++) {
+        const check_written *w = &m->written[m->at];
+        KVF_ASSERT(w->buffer < c->buffer_count);
+        memcpy(c->buffers[w->buffer].base + GUARD, w->data, c->buffers[w->buffer].bytes);
+    }
+}
+
+static void run_tasks(kvf_task_fn fn, const void *args, uint32_t tasks, bool backwards)
+{
+    for (uint32_t i = 0; i < tasks; i++)
+        fn(args, backwards ? tasks - 1 - i : i);
+}
+
+static void run_reference(check *c, kvf_task_fn fn, const void *args, uint32_t tasks)
+{
+    uint8_t *before[CHECK_BUFFERS_MAX];
+    const uint32_t buffers = c->memory ? c->buffer_count : 0;
+    if (c->memory && c->memory->is_full) {
+        recall(c);
+        return;
+    }
+    for (uint32_t i = 0; i < buffers; i++) {
+        const check_buffer *b = &c->buffers[i];
+        before[i] = b->guarded && b->bytes ? malloc(b->bytes) : NULL;
+        if (before[i])
+            memcpy(before[i], b->base + GUARD, b->bytes);
+    }
+    run_tasks(fn, args, tasks, false);
+    if (c->memory)
+        remember(c->memory, UINT32_MAX, NULL, 0);
+    for (uint32_t i = 0; i < buffers; i++) {
+        const check_buffer *b = &c->buffers[i];
+        if (before[i] && memcmp(before[i], b->base + GUARD, b->bytes) != 0)
+            remember(c->memory, i, b->base + GUARD, b->bytes);
+        free(before[i]);
+    }
+}
+
 void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args args, uint32_t tasks,
                bool backwards)
 {
@@ -259,8 +310,10 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
             check_fail(c, "launch: %s", error);
         return;
     }
-    for (uint32_t i = 0; i < tasks; i++)
-        fn(args.at, backwards ? tasks - 1 - i : i);
+    if (table == c->ref && !backwards)
+        run_reference(c, fn, args.at, tasks);
+    else
+        run_tasks(fn, args.at, tasks, backwards);
 }
 
 void check_track(check *c, const char *name, void *data, size_t bytes)
@@ -310,11 +363,12 @@ void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uin
 void check_bits(check *c, const char *what, const void *got, const void *want, size_t bytes)
 {
     const uint8_t *a = got, *b = want;
-    for (size_t i = 0; i < bytes; i++)
-        if (a[i] != b[i]) {
-            check_fail(c, "%s: byte %zu is %02x, reference %02x", what, i, a[i], b[i]);
-            return;
-        }
+    if (!bytes || !memcmp(a, b, bytes))
+        return;
+    size_t i = 0;
+    while (a[i] == b[i])
+        i++;
+    check_fail(c, "%s: byte %zu is %02x, reference %02x", what, i, a[i], b[i]);
 }
 
 void check_elements(check *c, const char *what, const void *got, const void *want, kvf_dtype dtype,

@@ -47,6 +47,18 @@ typedef struct check_tracked {
     size_t bytes;
 } check_tracked;
 
+/* Outputs of references, in the order of their runs: the cases of an operation are the same for
+ * every instruction set of the CPU, so a reference runs for the first one alone. */
+typedef struct check_written {
+    uint32_t buffer; /* index among those of the case; UINT32_MAX: the next run */
+    uint8_t *data;
+} check_written;
+typedef struct check_memory {
+    bool is_full;
+    size_t at, count, room;
+    check_written *written;
+} check_memory;
+
 typedef struct check {
     uint64_t seed;  /* of the run */
     uint64_t state; /* of the generator */
@@ -56,10 +68,11 @@ typedef struct check {
     const char *isa;
     const char *op;
     char params[320];
-    uint32_t cases;  /* of this operation, those left out included */
-    uint32_t run;    /* cases that ran */
-    uint32_t one_in; /* of so many cases one runs, chosen by the seed; 1 = all */
-    uint32_t only;   /* the one case that runs; UINT32_MAX = all */
+    uint32_t cases;       /* of this operation, those left out included */
+    uint32_t run;         /* cases that ran */
+    uint32_t one_in;      /* of so many cases one runs, chosen by the seed; 1 = all */
+    uint32_t only;        /* the one case that runs; UINT32_MAX = all */
+    check_memory *memory; /* of this operation; NULL: references run anew */
     uint32_t failures;
     bool failed;                 /* the current case */
     bool ran[CHECK_KERNELS_MAX]; /* kernels of `var` that were run, in the order of the table */
@@ -81,8 +94,8 @@ uint32_t check_below(check *c, uint32_t n); /* 0 .. n - 1 */
 /* The shape, on the host often with values that are narrower than keys. */
 kvf_shape check_values(check *c, const kvf_shape *shape);
 kvf_subgroup check_subgroup(check *c, uint32_t group); /* mostly all of the group */
-float check_cap(check *c); /* of logits; of half of all launches 0, none */
-double check_normal(check *c);
+float check_cap(check *c);     /* of logits; of half of all launches 0, none */
+double check_normal(check *c); /* roughly: mean 0, deviation 1, within 3.5 */
 
 void *check_in(check *c, size_t bytes);
 void *check_out(check *c, size_t bytes);
@@ -130,53 +143,60 @@ extern const uint32_t check_groups[CHECK_GROUPS]; /* up to a sub-group, then lar
 extern const uint32_t check_page_sizes[CHECK_PAGE_SIZES]; /* those of a block first */
 const char *check_dtype_name(kvf_dtype dtype);
 
-/* The checks; each runs every case of one kernel or property. */
-void check_attend(check *c);
-void check_attend_step(check *c);
-void check_merge(check *c);
-void check_prefill(check *c);
-void check_observe(check *c);
-void check_digest(check *c);
-void check_score(check *c);
-void check_reduce(check *c);
-void check_encode(check *c);
-void check_rotate(check *c);
-void check_score_codes(check *c);
-void check_reduce_mass(check *c);
-void check_centroids(check *c);
-void check_score_centroids(check *c);
-void check_filter(check *c);
-void check_codes(check *c);
-void check_topk(check *c);
-void check_pool(check *c);
-void check_profile(check *c);
-void check_copy(check *c);
-void check_repack(check *c);
-void check_take(check *c);
-void check_quantize(check *c);
-void check_dequantize(check *c);
-void check_read(check *c);
-void check_carry(check *c);
-void check_quantized(check *c);
-void check_admit(check *c);
-void check_lodge(check *c);
-void check_stage(check *c);
-void check_collect(check *c);
-void check_resolve(check *c);
-void check_publish(check *c);
-void check_move(check *c);
-void check_drop(check *c);
-void check_convert(check *c);
-void check_lists(check *c);
-void check_spans(check *c);
-void check_row_moves(check *c);
-void check_recorded(check *c);
-void check_cover(check *c);
-void check_pack(check *c);
-void check_heads(check *c);
-void check_ring(check *c);
-void check_blocks(check *c);
-void check_properties(check *c);
+/* The checks; each runs every case of one kernel or property, and every kernel of a family is run
+ * by those of the family; see missing(). X(family, name, function, n): in the emulator and under a
+ * sanitizer one in n cases runs. */
+#define CHECK_LIST(X)                                                                              \
+    X(common, convert, check_convert, 1)                                                           \
+    X(common, properties, check_properties, 1)                                                     \
+    X(score, digest, check_digest, 2)                                                              \
+    X(score, score, check_score, 4)                                                                \
+    X(score, reduce, check_reduce, 1)                                                              \
+    X(score, encode, check_encode, 1)                                                              \
+    X(score, rotate, check_rotate, 1)                                                              \
+    X(score, score_codes, check_score_codes, 2)                                                    \
+    X(score, reduce_mass, check_reduce_mass, 1)                                                    \
+    X(score, codes, check_codes, 1)                                                                \
+    X(score, centroids, check_centroids, 1)                                                        \
+    X(score, score_centroids, check_score_centroids, 1)                                            \
+    X(score, filter, check_filter, 1)                                                              \
+    X(select, topk, check_topk, 2)                                                                 \
+    X(select, lists, check_lists, 1)                                                               \
+    X(select, resolve, check_resolve, 1)                                                           \
+    X(select, admit, check_admit, 1)                                                               \
+    X(select, collect, check_collect, 1)                                                           \
+    X(select, drop, check_drop, 1)                                                                 \
+    X(attend, spans, check_spans, 1)                                                               \
+    X(attend, attend, check_attend, 1)                                                             \
+    X(attend, step, check_attend_step, 1)                                                          \
+    X(attend, merge, check_merge, 1)                                                               \
+    X(attend, prefill, check_prefill, 2)                                                           \
+    X(move, rows, check_row_moves, 1)                                                              \
+    X(move, ring, check_ring, 1)                                                                   \
+    X(move, repack, check_repack, 1)                                                               \
+    X(move, quantize, check_quantize, 1)                                                           \
+    X(move, dequantize, check_dequantize, 1)                                                       \
+    X(move, read, check_read, 1)                                                                   \
+    X(move, carry, check_carry, 1)                                                                 \
+    X(move, quantized, check_quantized, 1)                                                         \
+    X(move, take, check_take, 1)                                                                   \
+    X(move, heads, check_heads, 1)                                                                 \
+    X(move, copy, check_copy, 1)                                                                   \
+    X(move, publish, check_publish, 1)                                                             \
+    X(move, move, check_move, 1)                                                                   \
+    X(move, recorded, check_recorded, 1)                                                           \
+    X(observe, observe, check_observe, 2)                                                          \
+    X(observe, pool, check_pool, 1)                                                                \
+    X(observe, profile, check_profile, 1)                                                          \
+    X(observe, cover, check_cover, 1)                                                              \
+    X(observe, pack, check_pack, 1)                                                                \
+    X(blocks, blocks, check_blocks, 1)                                                             \
+    X(move, stage, check_stage, 1)                                                                 \
+    X(blocks, lodge, check_lodge, 1)
+
+#define CHECK_DECLARE(family, name, function, one_in) void function(check *c);
+CHECK_LIST(CHECK_DECLARE)
+#undef CHECK_DECLARE
 
 /* Times of a layer's kernels; op NULL: all. json may be NULL. */
 void bench_layers(check *c, const char *op, FILE *json);

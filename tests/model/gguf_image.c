@@ -13,7 +13,7 @@ enum { KIND_U32 = 4, KIND_I32 = 5, KIND_F32 = 6, KIND_BOOL = 7, KIND_TEXT = 8, K
 
 static void put(kvf_text *text, const void *bytes, size_t size)
 {
-    assert_int_equal(kvf_text_append(NULL, text, bytes, size, NULL), KVF_OK);
+    assert_int_equal(kvf_text_append(text, bytes, size, NULL), KVF_OK);
 }
 
 static void put_u32(kvf_text *text, uint32_t value)
@@ -140,9 +140,9 @@ void gguf_image_write(const gguf_image *image, const char *directory, const char
 
 void gguf_image_free(gguf_image *image)
 {
-    kvf_text_free(NULL, &image->fields);
-    kvf_text_free(NULL, &image->tensors);
-    kvf_text_free(NULL, &image->data);
+    kvf_text_free(&image->fields);
+    kvf_text_free(&image->tensors);
+    kvf_text_free(&image->data);
     *image = (gguf_image){0};
 }
 
@@ -360,7 +360,7 @@ void gguf_image_model(gguf_image *image, const kvf_model_config *config, kvf_wei
             strstr(tensor->name, ".experts.") && !config->architecture->has_sinks;
         const bool is_f32 = tensor->rank == 1 || strstr(tensor->name, ".bias") ||
                             strstr(tensor->name, ".mlp.gate.") || strstr(tensor->name, ".router.");
-        assert_int_equal(kvf_weights_load(weights, tensor, 1, NULL), KVF_OK);
+        assert_int_equal(kvf_weights_load(tensor, 1, NULL), KVF_OK);
         if (strstr(tensor->name, ".experts.0."))
             add_experts(image, config, weights, tensor, type);
         else if (!is_single)

@@ -20,8 +20,7 @@ static void load_fragments(hostile_text *self)
          line = strtok_r(NULL, "\n", &save)) {
         kvf_error error;
         json_document **document = &self->documents[self->count++];
-        assert_int_equal(json_parse(line, strlen(line), "fragments", NULL, document, &error),
-                         KVF_OK);
+        assert_int_equal(json_parse(line, strlen(line), "fragments", document, &error), KVF_OK);
     }
     free(text);
     assert_true(self->count > 300);
@@ -72,7 +71,7 @@ static uint64_t below(uint64_t *state, uint64_t n)
 static void append(kvf_text *out, const void *bytes, size_t size)
 {
     kvf_error error;
-    assert_int_equal(kvf_text_append(NULL, out, bytes, size, &error), KVF_OK);
+    assert_int_equal(kvf_text_append(out, bytes, size, &error), KVF_OK);
 }
 
 static void append_code(kvf_text *out, uint64_t code)
@@ -139,8 +138,8 @@ void hostile_text_make(const hostile_text *self, uint32_t index, kvf_text *out)
         uint64_t times = 100 + below(&state, 900);
         for (uint64_t i = 0; i < times; i++)
             append(out, piece.bytes, piece.size);
-        kvf_text_free(NULL, &piece);
+        kvf_text_free(&piece);
     }
     append(out, tail.bytes, tail.size);
-    kvf_text_free(NULL, &tail);
+    kvf_text_free(&tail);
 }

@@ -63,8 +63,8 @@ void model_rig_read(model_rig *r, const char *from, uint32_t threads)
     rc.allow_unpinned = 1;
     expect(kvf_runtime_open(&rc, &r->runtime, &error), &error, "kvf_runtime_open");
     model_rig_must(r, kvf_stream_create(r->runtime, &r->stream), "kvf_stream_create");
-    expect(kvf_weights_open(from, NULL, &r->weights, &error), &error, from);
-    expect(kvf_model_config_read(from, NULL, &r->model, &error), &error, from);
+    expect(kvf_weights_open(from, &r->weights, &error), &error, from);
+    expect(kvf_model_config_read(from, &r->model, &error), &error, from);
     kvf_model_config_fit(&r->model, r->weights);
 }
 

@@ -79,45 +79,32 @@ kvf_prune *rig_open_prune(rig *r, const kvf_prune_config *config)
     return prune;
 }
 
-batch one_prompt(uint32_t sequence, uint32_t length)
+rig_prompt one_prompt(uint32_t sequence, uint32_t length)
 {
-    batch b = {.count = 1, .lengths = {length}};
+    rig_prompt p = {.count = length};
     for (uint32_t i = 0; i < length; i++)
-        b.ids[0][i] = rig_id(sequence, i);
-    return b;
-}
-
-void rig_run_batch(rig *r, const kvf_prune_config *config, const batch *b, outcome *out,
-                   kvf_prune_stats *stats)
-{
-    kvf_sequence *s[BATCH] = {NULL};
-    kvf_prompt prompts[BATCH];
-    kvf_prune *prune = rig_open_prune(r, config);
-    for (uint32_t i = 0; i < b->count; i++) {
-        model_rig_must(r, kvf_sequence_create(r->cache, &s[i]), "kvf_sequence_create");
-        prompts[i] = (kvf_prompt){.sequence = s[i], .ids = b->ids[i], .count = b->lengths[i]};
-    }
-    model_rig_must(r,
-                   kvf_transformer_prefill_pruned(r->transformer, r->cache, prune, prompts,
-                                                  b->count, r->stream),
-                   "kvf_transformer_prefill_pruned");
-    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
-    if (stats)
-        kvf_prune_stats_get(prune, stats);
-    for (uint32_t i = 0; i < b->count; i++)
-        rig_note_layers(s[i], &out[i]);
-    for (uint32_t i = 0; i < b->count; i++) {
-        rig_decode(r, s[i], &out[i]);
-        kvf_sequence_destroy(s[i]);
-    }
-    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
-    kvf_prune_close(prune);
+        p.ids[i] = rig_id(sequence, i);
+    return p;
 }
 
 void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune_stats *stats)
 {
-    const batch b = one_prompt(0, PROMPT);
-    rig_run_batch(r, config, &b, out, stats);
+    kvf_sequence *s = NULL;
+    kvf_prune *prune = rig_open_prune(r, config);
+    const rig_prompt p = one_prompt(0, PROMPT);
+    model_rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
+    model_rig_must(r,
+                   kvf_transformer_prefill_chunked(r->transformer, r->cache, prune, s, p.ids,
+                                                   p.count, p.count, false, r->stream),
+                   "kvf_transformer_prefill_chunked");
+    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    if (stats)
+        kvf_prune_stats_get(prune, stats);
+    rig_note_layers(s, out);
+    rig_decode(r, s, out);
+    kvf_sequence_destroy(s);
+    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    kvf_prune_close(prune);
 }
 
 void rig_run_plain(rig *r, const uint32_t *ids, uint32_t count, outcome *out)

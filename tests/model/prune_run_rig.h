@@ -3,9 +3,9 @@
 #define KVF_TESTS_MODEL_PRUNE_RUN_RIG_H
 
 /*
- * Helpers of the tests of pruned prefill: a small random model, a run of a prompt or of a batch by
- * it, and everything that comes out of a run: lengths and positions of every layer, and the logits
- * of the steps after the prompt, decoded with a budget that makes selection matter.
+ * Helpers of the tests of pruned prefill: a small random model, a run of a prompt by it, and
+ * everything that comes out of a run: lengths and positions of every layer, and the logits of the
+ * steps after the prompt, decoded with a budget that makes selection matter.
  */
 
 #include "model_fixture.h"
@@ -33,7 +33,7 @@ typedef struct rig_shape {
 } rig_shape;
 
 void rig_open_as(rig *r, const rig_shape *shape);
-/* Room for a batch of prompts and their steps. */
+/* Room for as many prompts and their steps. */
 void rig_open(rig *r, kvf_select select, uint32_t budget);
 
 /* ---- a run and what comes out of it ---- */
@@ -44,23 +44,19 @@ typedef struct outcome {
     float logits[STEPS][VOCAB];
 } outcome;
 
-/* Prompts of these lengths and ids in one call. */
-typedef struct batch {
+typedef struct rig_prompt {
     uint32_t count;
-    uint32_t lengths[BATCH];
-    uint32_t ids[BATCH][PROMPT];
-} batch;
+    uint32_t ids[PROMPT];
+} rig_prompt;
 
 /* Ids of a prompt; of what the steps of rig_decode append, @p sequence 9. */
 uint32_t rig_id(uint32_t sequence, uint32_t index);
-batch one_prompt(uint32_t sequence, uint32_t length);
+rig_prompt one_prompt(uint32_t sequence, uint32_t length);
 void rig_note_layers(const kvf_sequence *s, outcome *o);
 void rig_decode(rig *r, kvf_sequence *s, outcome *o);
 kvf_prune *rig_open_prune(rig *r, const kvf_prune_config *config);
 kvf_prune_config rig_config_of(const char *name);
 
-void rig_run_batch(rig *r, const kvf_prune_config *config, const batch *b, outcome *out,
-                   kvf_prune_stats *stats);
 void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune_stats *stats);
 
 /* The same prompt without a pruner. */

@@ -290,7 +290,7 @@ bool random_model_write(const char *directory, const char *config_text)
 {
     kvf_model_config m;
     kvf_error error;
-    if (kvf_model_config_parse(config_text, strlen(config_text), NULL, 0, NULL, &m, &error)) {
+    if (kvf_model_config_parse(config_text, strlen(config_text), NULL, 0, &m, &error)) {
         fprintf(stderr, "%s\n", error.text);
         return false;
     }

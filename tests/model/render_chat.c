@@ -37,15 +37,14 @@ static kvf_status render(char **argv, const kvf_text *source, kvf_text *text, kv
                                                   : KVF_THINKING_DEFAULT;
     if (sscanf(argv[4], "%4u-%2u-%2u", &day.year, &day.month, &day.day) != 3)
         return KVF_INVALID;
-    kvf_status status =
-        json_parse_as_written(argv[5], strlen(argv[5]), "messages", NULL, &list, error);
+    kvf_status status = json_parse_as_written(argv[5], strlen(argv[5]), "messages", &list, error);
     if (status == KVF_OK)
-        status = json_parse_as_written(argv[6], strlen(argv[6]), "tools", NULL, &tools, error);
+        status = json_parse_as_written(argv[6], strlen(argv[6]), "tools", &tools, error);
     if (status == KVF_OK)
         status = read_messages(json_root(list), messages, &chat.count, error);
     if (status == KVF_OK) {
         chat.tools = json_root(tools)->kind == JSON_ARRAY ? json_root(tools) : NULL;
-        status = kvf_chat_render(&chat, NULL, text, error);
+        status = kvf_chat_render(&chat, text, error);
     }
     json_free(list);
     json_free(tools);
@@ -60,7 +59,7 @@ int main(int argc, char **argv)
         fputs("usage: render_chat TEMPLATE 0|1 default|on|off YYYY-MM-DD MESSAGES TOOLS\n", stderr);
         return 2;
     }
-    if (model_read_file(NULL, argv[1], 1u << 20, &source, &error) != KVF_OK) {
+    if (model_read_file(argv[1], 1u << 20, &source, &error) != KVF_OK) {
         fprintf(stderr, "%s\n", error.text);
         return 2;
     }
@@ -69,7 +68,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", error.text);
     else if (text.size > 0)
         fwrite(text.bytes, 1, text.size, stdout);
-    kvf_text_free(NULL, &text);
-    kvf_text_free(NULL, &source);
+    kvf_text_free(&text);
+    kvf_text_free(&source);
     return status != KVF_OK;
 }

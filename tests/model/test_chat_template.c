@@ -23,7 +23,7 @@ static kvf_tokenizer *open_golden(const char *name)
     char *json = fixture_read(path, &size);
     kvf_tokenizer *tokenizer;
     kvf_error error;
-    assert_int_equal(kvf_tokenizer_parse(json, size, NULL, &tokenizer, &error), KVF_OK);
+    assert_int_equal(kvf_tokenizer_parse(json, size, &tokenizer, &error), KVF_OK);
     free(json);
     return tokenizer;
 }
@@ -51,8 +51,7 @@ static goldens open_goldens(void)
     size_t size;
     kvf_error error;
     g.text = fixture_read(KVF_GOLDENS "/chat.json", &size);
-    assert_int_equal(json_parse_as_written(g.text, size, "chat.json", NULL, &g.document, &error),
-                     KVF_OK);
+    assert_int_equal(json_parse_as_written(g.text, size, "chat.json", &g.document, &error), KVF_OK);
     g.root = json_root(g.document);
     const json_value *day = json_get(g.root, "day");
     g.day = (jinja_day){(uint32_t)at(day, 0)->as.integer, (uint32_t)at(day, 1)->as.integer,
@@ -98,7 +97,7 @@ static void check_render(const kvf_chat *chat, const json_value *expected, const
 {
     kvf_text text = {0};
     kvf_error error = {0};
-    const kvf_status status = kvf_chat_render(chat, NULL, &text, &error);
+    const kvf_status status = kvf_chat_render(chat, &text, &error);
     if (expected->kind == JSON_NULL) {
         if (status == KVF_OK)
             fail_msg("%s: rendered what Transformers refuses: %s", name, text.bytes);
@@ -110,7 +109,7 @@ static void check_render(const kvf_chat *chat, const json_value *expected, const
                (text.size && memcmp(text.bytes, expected->as.string, text.size) != 0)) {
         fail_msg("%s:\n%s\nshould be\n%s", name, text.bytes, expected->as.string);
     }
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
 }
 
 static void renders_as_transformers(void **state)
@@ -160,10 +159,10 @@ static void expect_text(const char *source, const char *message, const char *exp
     const kvf_chat chat = {.format = &format, .messages = &list, .count = 1};
     kvf_text text = {0};
     kvf_error error = {0};
-    if (kvf_chat_render(&chat, NULL, &text, &error) != KVF_OK)
+    if (kvf_chat_render(&chat, &text, &error) != KVF_OK)
         fail_msg("%s: %s", source, error.text);
     assert_string_equal(text.bytes, expected);
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
 }
 
 static void reads_a_list_once(void **state)
@@ -210,7 +209,7 @@ static void gives_the_ids_of_tokenizers(void **state)
         assert_int_equal(ids.count, at(r, 3)->size);
         for (uint32_t i = 0; i < ids.count; i++)
             assert_int_equal(ids.ids[i], at(r, 3)[1 + i].as.integer);
-        kvf_token_ids_free(NULL, &ids);
+        kvf_token_ids_free(&ids);
         kvf_tokenizer_close(tokenizer);
     }
     assert_int_equal(rows->size, 15);
@@ -274,11 +273,11 @@ static void every_name_has_a_format(void **state)
         kvf_error error = {0};
         assert_non_null(chat.format);
         assert_string_equal(chat.format->name, names[i]);
-        assert_int_equal(kvf_chat_render(&chat, NULL, &text, &error), KVF_OK);
+        assert_int_equal(kvf_chat_render(&chat, &text, &error), KVF_OK);
         const char *end = strcmp(names[i], "phi4") == 0 ? opened[1] : opened[0];
         if (strcmp(names[i], "phi3") == 0 || strcmp(names[i], "zephyr") == 0 || end == opened[1])
             assert_string_equal(text.bytes + text.size - strlen(end), end);
-        kvf_text_free(NULL, &text);
+        kvf_text_free(&text);
     }
     assert_null(kvf_chat_format_find("nobody"));
 }
@@ -321,8 +320,7 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
 {
     json_document *document;
     kvf_chat_message message;
-    kvf_status status =
-        json_parse_as_written(change, strlen(change), "messages", NULL, &document, error);
+    kvf_status status = json_parse_as_written(change, strlen(change), "messages", &document, error);
     if (status != KVF_OK)
         return status;
     status = kvf_chat_message_read(json_root(document), "m.json: message 3", &message, error);
@@ -344,10 +342,10 @@ static kvf_status render_row(void *user, char *change, size_t size, kvf_error *e
     const kvf_chat_format format = {.source = change};
     const kvf_chat chat = {.format = &format, .messages = list, .count = 3};
     kvf_text text = {0};
-    assert_int_equal(kvf_text_append(NULL, &text, "kept", 4, error), KVF_OK);
-    const kvf_status status = kvf_chat_render(&chat, NULL, &text, error);
+    assert_int_equal(kvf_text_append(&text, "kept", 4, error), KVF_OK);
+    const kvf_status status = kvf_chat_render(&chat, &text, error);
     assert_string_equal(text.bytes, "kept");
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     return status;
 }
 
@@ -359,7 +357,7 @@ static void refuses_templates(void **state)
     const kvf_chat none = {.format = &format};
     kvf_text text = {0};
     kvf_error error = {0};
-    fixture_expect(kvf_chat_render(&none, NULL, &text, &error), &error, KVF_INVALID, "no messages");
+    fixture_expect(kvf_chat_render(&none, &text, &error), &error, KVF_INVALID, "no messages");
 }
 
 static void refuses_broken_text(void **state)
@@ -414,7 +412,7 @@ static void expect_source(const char *folder, const char *source)
 {
     kvf_chat_source found;
     kvf_error error = {0};
-    assert_int_equal(kvf_chat_source_read(folder, NULL, &found, &error), KVF_OK);
+    assert_int_equal(kvf_chat_source_read(folder, &found, &error), KVF_OK);
     const kvf_chat_format format = kvf_chat_source_format(&found);
     if (source)
         assert_string_equal(format.source, source);
@@ -422,7 +420,7 @@ static void expect_source(const char *folder, const char *source)
         assert_null(format.source);
     assert_string_equal(format.bos ? format.bos : "<s>", "<s>");
     assert_string_equal(format.eos ? format.eos : "</s>", "</s>");
-    kvf_chat_source_free(NULL, &found);
+    kvf_chat_source_free(&found);
 }
 
 static void finds_the_template(void **state)
@@ -447,14 +445,14 @@ static void finds_the_template(void **state)
     fixture_write_text(folder, "chat_template.jinja", "");
     expect_source(folder, "three");
     fixture_write_text(folder, "chat_template.jinja", "five\xff");
-    fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_chat_source_read(folder, &found, &error), &error, KVF_CORRUPT,
                    "chat_template.jinja is not UTF-8: byte 4 does not belong there");
     fixture_write_text(folder, "chat_template.jinja", "four");
     fixture_write_text(folder, config, "{\"eos_token\": 3}");
-    fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_chat_source_read(folder, &found, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json: eos_token must be a text");
     fixture_write_text(folder, config, "{");
-    fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_chat_source_read(folder, &found, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json");
     fixture_directory_remove(folder);
 }
@@ -474,13 +472,13 @@ static void finds_the_template_of_a_gguf_file(void **state)
     gguf_image_text(&image, "tokenizer.chat_template", "{{ \"\xc3\xa9\\n\" }}");
     gguf_image_write(&image, folder, "model.gguf");
     snprintf(path, sizeof path, "%s/model.gguf", folder);
-    if (kvf_chat_source_read(path, NULL, &found, &error) != KVF_OK)
+    if (kvf_chat_source_read(path, &found, &error) != KVF_OK)
         fail_msg("%s", error.text);
     const kvf_chat_format format = kvf_chat_source_format(&found);
     assert_string_equal(format.source, "{{ \"\xc3\xa9\\n\" }}");
     assert_string_equal(format.bos, "<s>");
     assert_string_equal(format.eos, "</s>");
-    kvf_chat_source_free(NULL, &found);
+    kvf_chat_source_free(&found);
     gguf_image_free(&image);
     fixture_directory_remove(folder);
 }

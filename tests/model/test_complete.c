@@ -46,7 +46,7 @@ static void scene_open_as(scene *s, kvf_select select, const kvf_prune_config *c
     const bool on_disk = where != IN_MEMORY;
     kvf_error error;
     struct stat about;
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     rig *r = &s->r;
     rig_open_as(r, &(rig_shape){select, 64, 1, SEQUENCES, TOKENS, where == ALL_ON_DISK});
     s->prune = rig_open_prune(r, config);
@@ -61,7 +61,7 @@ static void scene_open_as(scene *s, kvf_select select, const kvf_prune_config *c
         assert_int_equal(about.st_mode & 0777, 0600);
     }
     kvf_transformer_keep(r->transformer, s->completion);
-    memcpy(s->ids, b.ids[0], PROMPT * sizeof *s->ids);
+    memcpy(s->ids, b.ids, PROMPT * sizeof *s->ids);
     for (uint32_t i = 0; i < STEPS; i++)
         s->ids[PROMPT + i] = rig_id(9, i);
 }
@@ -94,13 +94,13 @@ static void settle(scene *s)
 static kvf_sequence *prune(scene *s)
 {
     rig *r = &s->r;
-    const kvf_prompt prompt = {.sequence = create(s), .ids = s->ids, .count = PROMPT};
-    model_rig_must(
-        r,
-        kvf_transformer_prefill_pruned(r->transformer, r->cache, s->prune, &prompt, 1, r->stream),
-        "kvf_transformer_prefill_pruned");
+    kvf_sequence *sequence = create(s);
+    model_rig_must(r,
+                   kvf_transformer_prefill_chunked(r->transformer, r->cache, s->prune, sequence,
+                                                   s->ids, PROMPT, PROMPT, false, r->stream),
+                   "kvf_transformer_prefill_chunked");
     settle(s);
-    return prompt.sequence;
+    return sequence;
 }
 
 static void prefill(scene *s, kvf_sequence *sequence, const uint32_t *ids, uint32_t count)

@@ -79,11 +79,11 @@ static void prune(runner *r)
 /* Tokens of the prompt from `first` on. */
 static void read_from(runner *r, uint32_t first)
 {
-    const batch b = one_prompt(1, GIVEN);
+    const rig_prompt b = one_prompt(1, GIVEN);
     kvf_error error;
     kvf_stop stop;
     const kvf_prefill_request request = {.sequence = r->sequence,
-                                         .ids = b.ids[0] + first,
+                                         .ids = b.ids + first,
                                          .count = GIVEN - first,
                                          .wants_logits = true};
     model_rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
@@ -91,10 +91,10 @@ static void read_from(runner *r, uint32_t first)
 
 static void read_prompt(runner *r)
 {
-    const batch b = one_prompt(1, GIVEN);
+    const rig_prompt b = one_prompt(1, GIVEN);
     model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
     read_from(r, 0);
-    kvf_sampler_see(r->sampler, 0, b.ids[0], GIVEN);
+    kvf_sampler_see(r->sampler, 0, b.ids, GIVEN);
 }
 
 /* A token that was handed out becomes the sequence's last one. */
@@ -216,7 +216,7 @@ static bool on_reading(void *user, uint32_t done, uint32_t total)
 static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids[TOKENS])
 {
     const kvf_sampling_config config = warm(3);
-    const batch b = one_prompt(1, LONG);
+    const rig_prompt b = one_prompt(1, LONG);
     const uint32_t half = LONG / 2;
     reading w = {.stop_at = stop_at};
     kvf_error error;
@@ -224,11 +224,11 @@ static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids
     runner r;
     runner_open(&r, &config);
     model_rig_must(&r.rig, kvf_sequence_create(r.rig.cache, &r.sequence), "kvf_sequence_create");
-    const kvf_prefill_request dense = {.sequence = r.sequence, .ids = b.ids[0], .count = half};
+    const kvf_prefill_request dense = {.sequence = r.sequence, .ids = b.ids, .count = half};
     model_rig_must(&r.rig, kvf_generate_prefill(&r.session, &dense, &stop, &error), "prefill");
     r.session.step_tokens = step_tokens;
     const kvf_prefill_request sparse = {.sequence = r.sequence,
-                                        .ids = b.ids[0] + half,
+                                        .ids = b.ids + half,
                                         .count = 31,
                                         .progress = on_reading,
                                         .user = &w};
@@ -237,7 +237,7 @@ static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids
     assert_int_equal(w.looks, kvf_div_ceil_u32(w.done, kvf_max_u32(step_tokens, 1)));
     assert_int_equal(kvf_sequence_length(r.sequence, LAYERS - 1), half + w.done);
     const kvf_prefill_request rest = {.sequence = r.sequence,
-                                      .ids = b.ids[0] + half + w.done,
+                                      .ids = b.ids + half + w.done,
                                       .count = LONG - half - w.done,
                                       .wants_logits = true};
     model_rig_must(&r.rig, kvf_generate_extend(&r.session, &rest, &stop, &error), "extend");
@@ -267,7 +267,7 @@ static void given_tokens_share_steps(void **state)
 /* ---- drafts ---- */
 
 /* A draft that has seen the answer before, with some ids that are wrong. */
-static void open_draft(runner *r, const batch *b, const uint32_t want[TOKENS])
+static void open_draft(runner *r, const rig_prompt *b, const uint32_t want[TOKENS])
 {
     kvf_error error;
     uint32_t almost[TOKENS];
@@ -275,9 +275,9 @@ static void open_draft(runner *r, const batch *b, const uint32_t want[TOKENS])
     almost[2] = (almost[2] + 1) % VOCAB;
     almost[10] = (almost[10] + 1) % VOCAB;
     model_rig_must(&r->rig, kvf_draft_create(BATCH - 1, 200, &r->draft, &error), "draft");
-    kvf_draft_see(r->draft, &b->ids[0][GIVEN - 2], 2);
+    kvf_draft_see(r->draft, &b->ids[GIVEN - 2], 2);
     kvf_draft_see(r->draft, almost, TOKENS);
-    kvf_draft_see(r->draft, b->ids[0], GIVEN);
+    kvf_draft_see(r->draft, b->ids, GIVEN);
 }
 
 /* In two parts, the first of which the caller ends, maybe inside a draft. Returns how many tokens
@@ -286,7 +286,7 @@ static uint32_t check_draft(const kvf_sampling_config *config, bool is_pruned, u
 {
     uint32_t want[TOKENS];
     runner r;
-    const batch b = one_prompt(1, GIVEN);
+    const rig_prompt b = one_prompt(1, GIVEN);
     plain_answer(config, is_pruned, want);
     runner_open(&r, config);
     if (is_pruned)
@@ -325,7 +325,7 @@ static void check_model(const kvf_sampling_config *config, bool is_right)
 {
     uint32_t want[TOKENS];
     runner r;
-    const batch b = one_prompt(1, GIVEN);
+    const rig_prompt b = one_prompt(1, GIVEN);
     kvf_sequence *aside = NULL;
     kvf_draft_model *model = NULL;
     kvf_error error;
@@ -342,9 +342,9 @@ static void check_model(const kvf_sampling_config *config, bool is_right)
     for (uint32_t round = 0; round < 2; round++) { /* the second on a cut prompt */
         kvf_sampler_forget(r.sampler, 0);
         model_rig_must(&r.rig, kvf_sampler_begin(r.sampler, 0, config, &error), "begin");
-        kvf_sampler_see(r.sampler, 0, b.ids[0], GIVEN);
+        kvf_sampler_see(r.sampler, 0, b.ids, GIVEN);
         kvf_draft_cut(r.draft, 0);
-        kvf_draft_see(r.draft, b.ids[0], GIVEN);
+        kvf_draft_see(r.draft, b.ids, GIVEN);
         r.count = 0;
         assert_int_equal(answer(&r, TOKENS, true, NULL), KVF_STOP_LENGTH);
         assert_memory_equal(r.ids, want, sizeof want);
@@ -451,9 +451,9 @@ static void check_batch(bool is_pruned)
     runner_open(&r, &config);
     if (is_pruned)
         prune(&r);
-    const batch b = one_prompt(1, GIVEN);
+    const rig_prompt b = one_prompt(1, GIVEN);
     const kvf_batch_prompt prompt = {
-        .ids = b.ids[0], .count = GIVEN, .tokens = TOKENS, .samples = SAMPLES, .sampling = config};
+        .ids = b.ids, .count = GIVEN, .tokens = TOKENS, .samples = SAMPLES, .sampling = config};
     const uint32_t eos = want[0][4];
     collector c = {.runner = &r};
     const kvf_batch_request request = {.prompts = &prompt,
@@ -527,14 +527,14 @@ static void answers_go_on_while_a_prompt_is_read(void **state)
     const uint32_t lengths[LINES] = {20, LONG, LONG - 9};
     const kvf_sampling_config config = warm(21);
     kvf_batch_prompt prompts[LINES];
-    batch lines[LINES];
+    rig_prompt lines[LINES];
     waiting w = {0};
     kvf_error error;
     runner r;
     runner_open(&r, &config);
     for (uint32_t i = 0; i < LINES; i++) {
         lines[i] = one_prompt(i, lengths[i]);
-        prompts[i] = (kvf_batch_prompt){.ids = lines[i].ids[0],
+        prompts[i] = (kvf_batch_prompt){.ids = lines[i].ids,
                                         .count = lengths[i],
                                         .tokens = TOKENS,
                                         .samples = 1,

@@ -79,8 +79,8 @@ static model open_model(const char *name)
     snprintf(path, sizeof path, "%s/logits/%s/config.json", KVF_GOLDENS, name);
     char *config = fixture_read(path, &size);
     assert_true(random_model_write(m.directory, config));
-    check(kvf_model_config_read(m.directory, NULL, &m.config, &error), &error);
-    check(kvf_weights_open(m.directory, NULL, &m.weights, &error), &error);
+    check(kvf_model_config_read(m.directory, &m.config, &error), &error);
+    check(kvf_weights_open(m.directory, &m.weights, &error), &error);
     free(config);
     return m;
 }
@@ -128,8 +128,8 @@ static void has_the_weights_of_its_directory(void **state)
         model m = open_model(names[k]);
         gguf_image_model(&image, &m.config, m.weights, types[k]);
         write_image(&image, m.directory, path);
-        check(kvf_weights_open(path, NULL, &weights, &error), &error);
-        check(kvf_model_config_read(path, NULL, &config, &error), &error);
+        check(kvf_weights_open(path, &weights, &error), &error);
+        check(kvf_model_config_read(path, &config, &error), &error);
         assert_int_equal(config.dtype, m.config.dtype);
         assert_int_equal(config.layers, m.config.layers);
         assert_int_equal(config.kv_heads, m.config.kv_heads);
@@ -140,7 +140,7 @@ static void has_the_weights_of_its_directory(void **state)
         for (size_t i = 0; i < kvf_weights_count(weights); i++) {
             const kvf_tensor *got = kvf_weights_at(weights, i);
             const kvf_tensor *want = kvf_weights_at(m.weights, i);
-            check(kvf_weights_load(weights, got, 1 + (uint32_t)i % 3, &error), &error);
+            check(kvf_weights_load(got, 1 + (uint32_t)i % 3, &error), &error);
             assert_string_equal(got->name, want->name);
             assert_int_equal(got->rank, want->rank);
             assert_int_equal(got->shape[0], want->shape[0]);
@@ -166,8 +166,8 @@ static void stacks_experts(void **state)
     model m = open_model("qwen3moe-bf16");
     gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
     write_image(&image, m.directory, path);
-    check(kvf_weights_open(path, NULL, &weights, &error), &error);
-    check(kvf_model_config_read(path, NULL, &config, &error), &error);
+    check(kvf_weights_open(path, &weights, &error), &error);
+    check(kvf_model_config_read(path, &config, &error), &error);
     assert_string_equal(config.architecture->family, "qwen3moe");
     assert_int_equal(config.dtype, KVF_BF16);
     assert_int_equal(config.experts, m.config.experts);
@@ -216,13 +216,13 @@ static void widens_a_model_to_bf16(void **state)
     gguf_image_tensor(&other, "token_embd.weight", IMAGE_Q4_0, 2, (uint64_t[]){2, 64}, embedding,
                       72);
     write_image(&other, m.directory, path);
-    check(kvf_model_config_read(path, NULL, &config, &error), &error);
+    check(kvf_model_config_read(path, &config, &error), &error);
     assert_int_equal(config.dtype, KVF_BF16);
     assert_int_equal(config.vocab_size, 2);
     assert_true(config.tied_embeddings);
     for (uint32_t threads = 1; threads < 6; threads += 2) {
         kvf_weights *weights;
-        check(kvf_weights_open(path, NULL, &weights, &error), &error);
+        check(kvf_weights_open(path, &weights, &error), &error);
         assert_int_equal(kvf_weights_own_bytes(weights), 256 * 128 * 2 + 2 * 64 * 2);
         const kvf_tensor *query =
             kvf_weights_get(weights, "model.layers.0.self_attn.q_proj.weight");
@@ -230,7 +230,7 @@ static void widens_a_model_to_bf16(void **state)
         assert_memory_equal(kvf_weights_source(query, &bytes), blocks, 34);
         assert_int_equal(bytes, 256 * 128 / 32 * 34);
         assert_null(query->data);
-        check(kvf_weights_load(weights, query, threads, &error), &error);
+        check(kvf_weights_load(query, threads, &error), &error);
         for (uint32_t row = 0; row < 256; row++) { /* heads of 64 */
             const uint32_t i = row % 64, from = row - i + (i < 32 ? 2 * i : 2 * (i - 32) + 1);
             type->widen(blocks + (size_t)from * 4 * 34, 4, numbers);
@@ -266,7 +266,7 @@ static void reads_fields(void **state)
     gguf_image_u32(&image, "tokenizer.ggml.eot_token_id", 2);
     gguf_image_text(&image, "tokenizer.chat_template", "{{ \"a\\b\" }}\n");
     write_image(&image, m.directory, path);
-    check(kvf_model_config_read(path, NULL, &config, &error), &error);
+    check(kvf_model_config_read(path, &config, &error), &error);
     assert_string_equal(config.architecture->name, "LlamaForCausalLM");
     assert_int_equal(m.config.positions_max, 512);
     assert_int_equal(config.positions_max, 1024); /* factor by the original length */
@@ -276,14 +276,14 @@ static void reads_fields(void **state)
     assert_true(config.bos_known);
     assert_string_equal(config.note, "");
     gguf *file;
-    check(gguf_open(path, NULL, &file, &error), &error);
-    check(gguf_write_part(file, "tokenizer_config.json", NULL, &text, &error), &error);
+    check(gguf_open(path, &file, &error), &error);
+    check(gguf_write_part(file, "tokenizer_config.json", &text, &error), &error);
     assert_string_equal(text.bytes, "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\","
                                     "\"chat_template\":\"{{ \\u0022a\\u005cb\\u0022 }}\\u000a\"}");
-    fixture_expect(gguf_write_part(file, "generation_config.json", NULL, &text, &error), &error,
+    fixture_expect(gguf_write_part(file, "generation_config.json", &text, &error), &error,
                    KVF_SYSTEM, "model.gguf: a GGUF file has no generation_config.json");
     gguf_close(file);
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     gguf_image_free(&image);
     close_model(&m);
 }
@@ -315,7 +315,7 @@ static vocabulary read_vocabulary(const char *json, size_t size, const kvf_token
 {
     vocabulary v = {.count = kvf_tokenizer_size(tokenizer)};
     kvf_error error = {0};
-    check(json_parse(json, size, "tokenizer.json", NULL, &v.document, &error), &error);
+    check(json_parse(json, size, "tokenizer.json", &v.document, &error), &error);
     const json_value *root = json_root(v.document);
     const json_value *merges = json_get(json_get(root, "model"), "merges");
     v.tokens = calloc(v.count, sizeof *v.tokens);
@@ -360,9 +360,9 @@ static void same_ids(const kvf_tokenizer *a, const kvf_tokenizer *b)
         if (x.count != 0)
             assert_memory_equal(x.ids, y.ids, x.count * sizeof *x.ids);
     }
-    kvf_token_ids_free(NULL, &x);
-    kvf_token_ids_free(NULL, &y);
-    kvf_text_free(NULL, &text);
+    kvf_token_ids_free(&x);
+    kvf_token_ids_free(&y);
+    kvf_text_free(&text);
     hostile_text_close(&hostile);
 }
 
@@ -394,7 +394,7 @@ static void encodes_as_its_directory(void **state)
         char *json = fixture_read(path, &size);
         if (cases[i].composes_none)
             memcpy(strstr(json, "{\"type\":\"NFC\"}"), "null          ", 14);
-        check(kvf_tokenizer_parse(json, size, NULL, &want, &error), &error);
+        check(kvf_tokenizer_parse(json, size, &want, &error), &error);
         vocabulary v = read_vocabulary(json, size, want);
         gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
         gguf_image_text(&image, "tokenizer.ggml.pre", cases[i].pre);
@@ -405,7 +405,7 @@ static void encodes_as_its_directory(void **state)
             assert_true(kvf_tokenizer_find(want, cases[i].bos, &bos));
             gguf_image_u32(&image, "tokenizer.ggml.bos_token_id", bos);
         }
-        check(kvf_tokenizer_open(write_image(&image, directory, path), NULL, &got, &error), &error);
+        check(kvf_tokenizer_open(write_image(&image, directory, path), &got, &error), &error);
         same_ids(want, got);
         kvf_tokenizer_close(got);
         kvf_tokenizer_close(want);
@@ -440,13 +440,12 @@ static void cuts_by_name(void **state)
         gguf_image_u32(&image, "tokenizer.ggml.eos_token_id", 1);
         gguf_image_flag(&image, "tokenizer.ggml.add_bos_token", gpt2);
         gguf_image_flag(&image, "tokenizer.ggml.add_eos_token", !gpt2);
-        check(kvf_tokenizer_open(write_image(&image, directory, path), NULL, &tokenizer, &error),
-              &error);
+        check(kvf_tokenizer_open(write_image(&image, directory, path), &tokenizer, &error), &error);
         check(kvf_tokenizer_encode(tokenizer, "ab11", 4, true, &ids, &error), &error);
         static const uint32_t want[2][4] = {{4, 5, 5, 1}, {0, 4, 6}};
         assert_int_equal(ids.count, gpt2 ? 3 : 4);
         assert_memory_equal(ids.ids, want[gpt2], ids.count * sizeof *ids.ids);
-        kvf_token_ids_free(NULL, &ids);
+        kvf_token_ids_free(&ids);
         kvf_tokenizer_close(tokenizer);
         gguf_image_free(&image);
     }
@@ -492,9 +491,9 @@ static void merge_greedily(const kvf_tokenizer *t, const char *text, size_t size
         uint32_t id;
         const bool is_token = kvf_tokenizer_find(t, symbols[i], &id);
         if (is_token)
-            check(kvf_token_ids_push(NULL, out, id, &error), &error);
+            check(kvf_token_ids_push(out, id, &error), &error);
         for (const char *b = symbols[i]; *b && !is_token; b++)
-            check(kvf_token_ids_push(NULL, out, 3 + (unsigned char)*b, &error), &error);
+            check(kvf_token_ids_push(out, 3 + (unsigned char)*b, &error), &error);
         free(symbols[i]);
     }
 }
@@ -518,17 +517,17 @@ static void expected_ids(const kvf_tokenizer *t, const char *text, bool prefix, 
         const size_t size = next ? (size_t)(next - text) : strlen(text);
         piece.size = 0;
         if (size > 0 && prefix)
-            check(kvf_text_append(NULL, &piece, "\xe2\x96\x81", 3, &error), &error);
+            check(kvf_text_append(&piece, "\xe2\x96\x81", 3, &error), &error);
         for (size_t i = 0; i < size; i++)
-            check(kvf_text_append(NULL, &piece, text[i] == ' ' ? "\xe2\x96\x81" : text + i,
+            check(kvf_text_append(&piece, text[i] == ' ' ? "\xe2\x96\x81" : text + i,
                                   text[i] == ' ' ? 3 : 1, &error),
                   &error);
         merge_greedily(t, piece.bytes ? piece.bytes : "", piece.size, out);
         if (next)
-            check(kvf_token_ids_push(NULL, out, which, &error), &error);
+            check(kvf_token_ids_push(out, which, &error), &error);
         text = next ? next + strlen(special[which]) : text + size;
     }
-    kvf_text_free(NULL, &piece);
+    kvf_text_free(&piece);
 }
 
 static void same_as_expected(const kvf_tokenizer *t, bool prefix)
@@ -552,10 +551,10 @@ static void same_as_expected(const kvf_tokenizer *t, bool prefix)
             !strstr(text.bytes, "<unk>"))
             assert_string_equal(back.bytes, text.bytes);
     }
-    kvf_token_ids_free(NULL, &want);
-    kvf_token_ids_free(NULL, &got);
-    kvf_text_free(NULL, &text);
-    kvf_text_free(NULL, &back);
+    kvf_token_ids_free(&want);
+    kvf_token_ids_free(&got);
+    kvf_text_free(&text);
+    kvf_text_free(&back);
     hostile_text_close(&hostile);
 }
 
@@ -567,7 +566,7 @@ static void merges_by_scores(void **state)
     kvf_error error = {0};
     kvf_tokenizer *folder, *t;
     char *json = fixture_read(KVF_GOLDENS "/llama2.tokenizer.json", &size);
-    check(kvf_tokenizer_parse(json, size, NULL, &folder, &error), &error);
+    check(kvf_tokenizer_parse(json, size, &folder, &error), &error);
     vocabulary v = read_vocabulary(json, size, folder);
     float *scores = calloc(v.count, sizeof *scores);
     assert_non_null(scores);
@@ -586,11 +585,11 @@ static void merges_by_scores(void **state)
         gguf_image_u32(&image, "tokenizer.ggml.eos_token_id", 2);
         if (!prefix)
             gguf_image_flag(&image, "tokenizer.ggml.add_space_prefix", false);
-        check(kvf_tokenizer_open(write_image(&image, directory, path), NULL, &t, &error), &error);
+        check(kvf_tokenizer_open(write_image(&image, directory, path), &t, &error), &error);
         check(kvf_tokenizer_encode(t, "", 0, true, &ids, &error), &error);
         assert_true(ids.count == 1 && ids.ids[0] == 1); /* where the file does not say */
         same_as_expected(t, prefix);
-        kvf_token_ids_free(NULL, &ids);
+        kvf_token_ids_free(&ids);
         kvf_tokenizer_close(t);
         gguf_image_free(&image);
     }

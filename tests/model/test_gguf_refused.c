@@ -12,6 +12,7 @@
 #include "refusals.h"
 #include "tokenizer.h"
 #include "unit.h"
+#include "watched_heap.h"
 
 #include <unistd.h>
 
@@ -81,8 +82,7 @@ static gguf_image small_model(const char *without)
 }
 
 /* Reads all of a file in memory: the first failure. */
-static kvf_status read_all(const void *bytes, size_t size, const kvf_allocator *allocator,
-                           kvf_error *error)
+static kvf_status read_all(const void *bytes, size_t size, kvf_error *error)
 {
     static const char *const parts[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
     gguf *file;
@@ -90,25 +90,24 @@ static kvf_status read_all(const void *bytes, size_t size, const kvf_allocator *
     kvf_model_config config;
     kvf_tokenizer *tokenizer = NULL;
     kvf_text text[3] = {{0}};
-    KVF_TRY(gguf_open_memory(bytes, size, allocator, &file, error));
+    KVF_TRY(gguf_open_memory(bytes, size, &file, error));
     kvf_status status = KVF_OK;
     for (size_t i = 0; i < 3 && status == KVF_OK; i++)
-        status = gguf_write_part(file, parts[i], allocator, &text[i], error);
+        status = gguf_write_part(file, parts[i], &text[i], error);
     if (status == KVF_OK)
-        status =
-            kvf_model_config_parse(text[0].bytes, text[0].size, NULL, 0, allocator, &config, error);
+        status = kvf_model_config_parse(text[0].bytes, text[0].size, NULL, 0, &config, error);
     if (status == KVF_OK)
         status = gguf_model_finish(file, &config, error);
     if (status == KVF_OK)
-        status = kvf_tokenizer_parse(text[1].bytes, text[1].size, allocator, &tokenizer, error);
+        status = kvf_tokenizer_parse(text[1].bytes, text[1].size, &tokenizer, error);
     if (status == KVF_OK)
-        status = kvf_weights_open_memory(bytes, size, allocator, &weights, error);
+        status = kvf_weights_open_memory(bytes, size, &weights, error);
     for (size_t i = 0; status == KVF_OK && i < kvf_weights_count(weights); i++)
-        status = kvf_weights_load(weights, kvf_weights_at(weights, i), 2, error);
+        status = kvf_weights_load(kvf_weights_at(weights, i), 2, error);
     kvf_weights_close(weights);
     kvf_tokenizer_close(tokenizer);
     for (size_t i = 0; i < 3; i++)
-        kvf_text_free(allocator, &text[i]);
+        kvf_text_free(&text[i]);
     gguf_close(file);
     return status;
 }
@@ -119,7 +118,7 @@ static void reads_the_small_model(void **state)
     gguf_image image = small_model(NULL);
     size_t size;
     void *bytes = gguf_image_make(&image, &size);
-    if (read_all(bytes, size, NULL, &error) != KVF_OK)
+    if (read_all(bytes, size, &error) != KVF_OK)
         fail_msg("%s", error.text);
     free(bytes);
     gguf_image_free(&image);
@@ -174,7 +173,6 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
     char *key = refusals_value(change), *value = refusals_value(key);
     const bool is_field = strstr("u32 f32 bool text i32s", change) != NULL;
     heap h = {0};
-    const kvf_allocator allocator = heap_allocator(&h);
     gguf_image image = small_model(is_field || strcmp(change, "without") == 0 ? key : NULL);
     const uint64_t number = strtoull(key, NULL, 10);
     if (strcmp(change, "again") == 0)
@@ -190,8 +188,9 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
     char *bytes = gguf_image_make(&image, &size);
     if (strcmp(change, "bytes") == 0)
         memcpy(bytes + number, value, (size_t)(end - value));
-    const kvf_status status = read_all(bytes, size, &allocator, error);
-    assert_int_equal(h.live, 0);
+    heap_watch(&h);
+    const kvf_status status = read_all(bytes, size, error);
+    assert_int_equal(heap_left(), 0);
     free(bytes);
     gguf_image_free(&image);
     return status;
@@ -233,24 +232,24 @@ static void reads_split_files(void **state)
     kvf_weights *weights;
     write_parts(directory, 3);
     snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", directory);
-    if (kvf_weights_open(path, NULL, &weights, &error) != KVF_OK)
+    if (kvf_weights_open(path, &weights, &error) != KVF_OK)
         fail_msg("%s", error.text);
     assert_int_equal(kvf_weights_count(weights), 7);
     assert_int_equal(kvf_weights_get(weights, "model.layers.0.mlp.gate_proj.weight")->shape[0], 2);
     kvf_weights_close(weights);
     snprintf(other, sizeof other, "%s/m-00002-of-00003.gguf", directory);
-    fixture_expect(kvf_weights_open(other, NULL, &weights, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_weights_open(other, &weights, &error), &error, KVF_CORRUPT,
                    "m-00002-of-00003.gguf is part 2 of 3 (split.no + 1, split.count) and was taken "
                    "for part 1 of 1; give the first part");
     assert_int_equal(unlink(other), 0);
-    fixture_expect(kvf_weights_open(path, NULL, &weights, &error), &error, KVF_SYSTEM,
+    fixture_expect(kvf_weights_open(path, &weights, &error), &error, KVF_SYSTEM,
                    "m-00002-of-00003.gguf cannot be opened");
     write_parts(directory, 2);
     snprintf(other, sizeof other, "%s/m-00002-of-00003.gguf", directory);
     snprintf(path, sizeof path, "%s/m-00002-of-00002.gguf", directory);
     assert_int_equal(rename(path, other), 0);
     snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", directory);
-    fixture_expect(kvf_weights_open(path, NULL, &weights, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_weights_open(path, &weights, &error), &error, KVF_CORRUPT,
                    "m-00002-of-00003.gguf is part 2 of 2");
     fixture_directory_remove(directory);
 }
@@ -264,19 +263,18 @@ static void refuses_other_files(void **state)
     kvf_tokenizer *tokenizer;
     fixture_write_text(directory, "x.txt", "hello, this is no model");
     snprintf(path, sizeof path, "%s/x.txt", directory);
-    fixture_expect(kvf_model_config_read(path, NULL, &config, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_model_config_read(path, &config, &error), &error, KVF_CORRUPT,
                    "x.txt is no GGUF file: its first bytes are not \"GGUF\"; give a GGUF file or a "
                    "directory");
-    fixture_expect(kvf_weights_open(path, NULL, &weights, &error), &error, KVF_CORRUPT, "x.txt is");
-    fixture_expect(kvf_tokenizer_open(path, NULL, &tokenizer, &error), &error, KVF_CORRUPT,
-                   "x.txt");
-    fixture_expect(kvf_model_config_read("/nowhere/z.gguf", NULL, &config, &error), &error,
-                   KVF_SYSTEM, "/nowhere/z.gguf cannot be opened: No such file");
+    fixture_expect(kvf_weights_open(path, &weights, &error), &error, KVF_CORRUPT, "x.txt is");
+    fixture_expect(kvf_tokenizer_open(path, &tokenizer, &error), &error, KVF_CORRUPT, "x.txt");
+    fixture_expect(kvf_model_config_read("/nowhere/z.gguf", &config, &error), &error, KVF_SYSTEM,
+                   "/nowhere/z.gguf cannot be opened: No such file");
     gguf_image image = small_model("llama.block_count");
     gguf_image_u32(&image, "llama.block_count", 3000);
     gguf_image_write(&image, directory, "y.gguf");
     snprintf(path, sizeof path, "%s/y.gguf", directory);
-    fixture_expect(kvf_model_config_read(path, NULL, &config, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_model_config_read(path, &config, &error), &error, KVF_CORRUPT,
                    "y.gguf as config.json: num_hidden_layers is 3000");
     gguf_image_free(&image);
     fixture_directory_remove(directory);

@@ -85,7 +85,7 @@ static void expect_most_sensitive(const double sensitivity[6], double share, con
     assert_int_equal(kvf_head_mask_write(mask, 2, 3, &text, &error), KVF_OK);
     assert_int_equal(text.size, 12);
     expect_mask(text.bytes, -1.0, want);
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
 }
 
 static void the_most_sensitive_are_hot(void **state)

@@ -248,9 +248,8 @@ static void a_gpu_shows_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_shows_nothing)};
     if (is_on_gpu())
-        return cmocka_run_group_tests(on_gpu, NULL, NULL);
+        return unit_run(a_gpu_shows_nothing);
     return unit_run(sensitivity_is_what_streaming_loses, looking_changes_no_bit,
                     threads_change_no_bit, a_full_budget_has_no_sensitivity);
 }

@@ -200,8 +200,8 @@ static void write_gguf(const char *directory)
     kvf_weights *weights;
     kvf_error error;
     gguf_image image = {0};
-    check(kvf_model_config_read(directory, NULL, &model, &error), &error);
-    check(kvf_weights_open(directory, NULL, &weights, &error), &error);
+    check(kvf_model_config_read(directory, &model, &error), &error);
+    check(kvf_weights_open(directory, &weights, &error), &error);
     gguf_image_model(&image, &model, weights,
                      model.dtype == KVF_FP32   ? IMAGE_F32
                      : model.dtype == KVF_FP16 ? IMAGE_F16
@@ -268,7 +268,7 @@ static void compare_random(void **state)
         write_config(directory, config, g->said, g->instead);
     kvf_model_config model;
     kvf_error error;
-    check(kvf_model_config_read(directory, NULL, &model, &error), &error);
+    check(kvf_model_config_read(directory, &model, &error), &error);
     uint32_t ids[256];
     random_stream stream = random_stream_of("ids");
     for (uint32_t i = 0; i < g->prompt + STEPS; i++)

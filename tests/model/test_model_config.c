@@ -10,6 +10,7 @@
 #include "model_fixture.h"
 #include "refusals.h"
 #include "unit.h"
+#include "watched_heap.h"
 #include "weights.h"
 
 #include <math.h>
@@ -84,8 +85,7 @@ static void set_fields(config_fields *fields, const char *text)
 }
 
 static kvf_status parse_fields(const config_fields *fields, const char *generation,
-                               const kvf_allocator *allocator, kvf_model_config *config,
-                               kvf_error *error)
+                               kvf_model_config *config, kvf_error *error)
 {
     char text[4096] = "{";
     for (size_t i = 0; i < fields->count; i++) {
@@ -97,14 +97,13 @@ static kvf_status parse_fields(const config_fields *fields, const char *generati
     }
     strcat(text, "}");
     return kvf_model_config_parse(text, strlen(text), generation,
-                                  generation != NULL ? strlen(generation) : 0, allocator, config,
-                                  error);
+                                  generation != NULL ? strlen(generation) : 0, config, error);
 }
 
 static void expect_ok(const config_fields *fields, kvf_model_config *config)
 {
     kvf_error error = {0};
-    if (parse_fields(fields, NULL, NULL, config, &error) != KVF_OK)
+    if (parse_fields(fields, NULL, config, &error) != KVF_OK)
         fail_msg("%s", error.text);
 }
 
@@ -255,7 +254,7 @@ static void reads_the_text_model_of_pictures(void **state)
         "\"torch_dtype\":\"float16\",\"vision_config\":{\"hidden_size\":1152}}";
     kvf_model_config c;
     kvf_error error = {0};
-    if (kvf_model_config_parse(text, strlen(text), NULL, 0, NULL, &c, &error) != KVF_OK)
+    if (kvf_model_config_parse(text, strlen(text), NULL, 0, &c, &error) != KVF_OK)
         fail_msg("%s", error.text);
     assert_true(c.hidden_size == 2560 && c.layers == 34 && c.head_dim == 256);
     assert_true(c.query_heads == 8 && c.kv_heads == 4 && c.vocab_size == 262208);
@@ -350,8 +349,7 @@ static void joins_end_ids(void **state)
     set_field(&fields, "eos_token_id", "7");
     set_field(&fields, "bos_token_id", NULL);
     assert_int_equal(
-        parse_fields(&fields, "{\"eos_token_id\":[9,7,8],\"bos_token_id\":5}", NULL, &c, &error),
-        KVF_OK);
+        parse_fields(&fields, "{\"eos_token_id\":[9,7,8],\"bos_token_id\":5}", &c, &error), KVF_OK);
     assert_int_equal(c.eos_count, 3);
     assert_int_equal(c.eos_ids[0], 7);
     assert_int_equal(c.eos_ids[1], 9);
@@ -368,7 +366,7 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
 {
     config_fields fields = llama31;
     heap h = {0};
-    const kvf_allocator allocator = heap_allocator(&h);
+    heap_watch(&h);
     kvf_model_config config;
     kvf_status status;
     char *value = NULL;
@@ -377,12 +375,12 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
         set_field(&fields, field, strcmp(value, "absent") == 0 ? NULL : value);
     }
     if (strcmp(change, "JSON") == 0)
-        status = kvf_model_config_parse(value, size - (size_t)(value - change), NULL, 0, &allocator,
-                                        &config, error);
+        status =
+            kvf_model_config_parse(value, size - (size_t)(value - change), NULL, 0, &config, error);
     else
-        status = parse_fields(&fields, strcmp(change, "generation") == 0 ? value : NULL, &allocator,
-                              &config, error);
-    assert_int_equal(h.live, 0);
+        status =
+            parse_fields(&fields, strcmp(change, "generation") == 0 ? value : NULL, &config, error);
+    assert_int_equal(heap_left(), 0);
     return status;
 }
 
@@ -411,7 +409,7 @@ static void reads_numbers_exactly(void **state)
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         json_document *document;
         kvf_error error;
-        assert_int_equal(json_parse(numbers[i], strlen(numbers[i]), "n", NULL, &document, &error),
+        assert_int_equal(json_parse(numbers[i], strlen(numbers[i]), "n", &document, &error),
                          KVF_OK);
         double expected = strtod(numbers[i], NULL);
         double got = json_number(json_root(document));
@@ -422,7 +420,7 @@ static void reads_numbers_exactly(void **state)
     json_document *document;
     kvf_error error;
     const char *text = "[9007199254740991,\"\\u00e9\\ud83d\\ude00\\n\\u0000\"]";
-    assert_int_equal(json_parse(text, strlen(text), "n", NULL, &document, &error), KVF_OK);
+    assert_int_equal(json_parse(text, strlen(text), "n", &document, &error), KVF_OK);
     const json_value *root = json_root(document);
     assert_true(root[1].kind == JSON_INTEGER && root[1].as.integer == 9007199254740991u);
     assert_int_equal(root[2].size, 8);
@@ -446,7 +444,7 @@ static void frequencies_match(void **state)
         assert_non_null(values);
         kvf_model_config config;
         kvf_error error = {0};
-        if (kvf_model_config_parse(json, strlen(json), NULL, 0, NULL, &config, &error) != KVF_OK)
+        if (kvf_model_config_parse(json, strlen(json), NULL, 0, &config, &error) != KVF_OK)
             fail_msg("%s: %s", json, error.text);
         kvf_rope_table table;
         kvf_rope_table_make(&config, &table);
@@ -475,9 +473,9 @@ static void reads_directories(void **state)
     char *directory = fixture_directory_create();
     kvf_model_config config;
     kvf_error error = {0};
-    fixture_expect(kvf_model_config_read(directory, NULL, &config, &error), &error, KVF_SYSTEM,
+    fixture_expect(kvf_model_config_read(directory, &config, &error), &error, KVF_SYSTEM,
                    "config.json cannot be opened: No such file");
-    fixture_expect(kvf_model_config_read("maker/name", NULL, &config, &error), &error, KVF_SYSTEM,
+    fixture_expect(kvf_model_config_read("maker/name", &config, &error), &error, KVF_SYSTEM,
                    "or a GGUF file; maker/name cannot be opened: No such file");
     fixture_write_text(
         directory, "config.json",
@@ -490,25 +488,25 @@ static void reads_directories(void **state)
     kvf_weights *weights;
     snprintf(path, sizeof path, "%s/x.gguf", directory);
     fixture_write_text(directory, "generation_config.json", lfs_pointer);
-    fixture_expect(kvf_model_config_read(directory, NULL, &config, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_model_config_read(directory, &config, &error), &error, KVF_CORRUPT,
                    "generation_config.json is a pointer of Git LFS, not the file itself; run git "
                    "lfs pull");
     fixture_write_text(directory, "model.safetensors", lfs_pointer);
-    fixture_expect(kvf_weights_open(directory, NULL, &weights, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_weights_open(directory, &weights, &error), &error, KVF_CORRUPT,
                    "model.safetensors is a pointer of Git LFS");
     fixture_write_text(directory, "x.gguf", lfs_pointer);
-    fixture_expect(kvf_model_config_read(path, NULL, &config, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_model_config_read(path, &config, &error), &error, KVF_CORRUPT,
                    "x.gguf is a pointer of Git LFS");
     fixture_write_text(directory, "generation_config.json", "{\"eos_token_id\":[2,3]}");
     bool reached = true;
     int64_t fail_at = 0;
     while (reached) {
         heap h = {.fail_at = ++fail_at};
-        kvf_allocator allocator = heap_allocator(&h);
-        kvf_status status = kvf_model_config_read(directory, &allocator, &config, &error);
+        heap_watch(&h);
+        kvf_status status = kvf_model_config_read(directory, &config, &error);
         if (status != KVF_OK)
             fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
-        assert_int_equal(h.live, 0);
+        assert_int_equal(heap_left(), 0);
         reached = h.asked >= fail_at;
     }
     assert_true(fail_at > 6);

@@ -16,14 +16,14 @@ static void full_changes_nothing(void **state)
 {
     static outcome plain, full;
     rig r;
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     for (kvf_retention retention = KVF_RETENTION_OFFLOAD; retention <= KVF_RETENTION_EVICT;
          retention++) {
         rig_open(&r, KVF_SELECT_HYBRID, 64);
         kvf_prune_config config = rig_config_of("full");
         kvf_prune_stats stats;
         config.retention = retention;
-        rig_run_plain(&r, b.ids[0], PROMPT, &plain);
+        rig_run_plain(&r, b.ids, PROMPT, &plain);
         rig_run_one(&r, &config, &full, &stats);
         outcome_expect_same(&plain, &full, "full");
         assert_int_equal(stats.prompts, 1);
@@ -44,10 +44,10 @@ static void keeping_all_is_full(void **state)
     static outcome plain, got;
     rig r;
     uint64_t tried = 0, cases = 0;
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     rig_open(&r, KVF_SELECT_HYBRID, 64);
     const bool on_host = kvf_runtime_device(r.runtime) == KVF_DEVICE_HOST;
-    rig_run_plain(&r, b.ids[0], PROMPT, &plain);
+    rig_run_plain(&r, b.ids, PROMPT, &plain);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         for (kvf_retention retention = KVF_RETENTION_OFFLOAD; retention <= KVF_RETENTION_EVICT;
              retention++, cases++) {
@@ -70,9 +70,9 @@ static void fastkv_that_propagates_all_is_snapkv(void **state)
 {
     static outcome fast, snap, plain;
     rig r;
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     rig_open(&r, KVF_SELECT_HYBRID, 64);
-    rig_run_plain(&r, b.ids[0], PROMPT, &plain);
+    rig_run_plain(&r, b.ids, PROMPT, &plain);
     for (kvf_retention retention = KVF_RETENTION_OFFLOAD; retention <= KVF_RETENTION_EVICT;
          retention++) {
         kvf_prune_config config = rig_config_of("fastkv");
@@ -132,12 +132,12 @@ static void shorten_and_restart(const kvf_prune_view *view, kvf_prune_answer *an
 static void expect_fresh(rig *r, const spy *s, const outcome *got, const char *what)
 {
     static outcome fresh;
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     uint32_t ids[PROMPT];
     assert_int_equal(s->restarts, 1);
     assert_in_range(s->count, 1, PROMPT - 1);
     for (uint32_t i = 0; i < s->count; i++)
-        ids[i] = b.ids[0][s->ids[i]];
+        ids[i] = b.ids[s->ids[i]];
     rig_run_plain(r, ids, s->count, &fresh);
     outcome_expect_same(&fresh, got, what);
 }

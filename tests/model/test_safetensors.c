@@ -8,6 +8,7 @@
 #include "model_fixture.h"
 #include "refusals.h"
 #include "unit.h"
+#include "watched_heap.h"
 #include "weights.h"
 
 #define IMAGE_MAX 4096u
@@ -47,10 +48,9 @@ static const char good_header[] =
     "\"empty\":{\"dtype\":\"F16\",\"shape\":[0,7],\"data_offsets\":[24,24]}}";
 enum { GOOD_DATA = 24 };
 
-static kvf_status open_image(const image *file, const kvf_allocator *allocator, kvf_weights **out,
-                             kvf_error *error)
+static kvf_status open_image(const image *file, kvf_weights **out, kvf_error *error)
 {
-    return kvf_weights_open_memory(file->bytes, file->size, allocator, out, error);
+    return kvf_weights_open_memory(file->bytes, file->size, out, error);
 }
 
 static void reads_what_is_there(void **state)
@@ -58,7 +58,7 @@ static void reads_what_is_there(void **state)
     image file = make_image(good_header, GOOD_DATA);
     kvf_error error;
     kvf_weights *weights;
-    assert_int_equal(open_image(&file, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(open_image(&file, &weights, &error), KVF_OK);
     assert_int_equal(kvf_weights_count(weights), 4);
     assert_int_equal(kvf_weights_bytes(weights), 12 + 8 + 2);
     static const char *const names[] = {"a.weight", "b.weight", "c", "empty"};
@@ -85,7 +85,7 @@ static void finds_by_shape(void **state)
     kvf_error error;
     kvf_weights *weights;
     const kvf_tensor *tensor;
-    assert_int_equal(open_image(&file, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(open_image(&file, &weights, &error), KVF_OK);
     assert_int_equal(kvf_weights_find(weights, "b.weight", 2, (uint64_t[]){2, 3}, &tensor, &error),
                      KVF_OK);
     fixture_expect(kvf_weights_find(weights, "b.weight", 2, (uint64_t[]){3, 2}, &tensor, &error),
@@ -108,7 +108,7 @@ static void refuses_lying_lengths(void **state)
         put_u64(file.bytes, lies[i]);
         kvf_error error;
         kvf_weights *weights;
-        fixture_expect(open_image(&file, NULL, &weights, &error), &error, KVF_CORRUPT, "memory: ");
+        fixture_expect(open_image(&file, &weights, &error), &error, KVF_CORRUPT, "memory: ");
     }
 }
 
@@ -135,20 +135,20 @@ static void opens_directories(void **state)
     char *directory = fixture_directory_create();
     kvf_error error;
     kvf_weights *weights;
-    fixture_expect(kvf_weights_open(directory, NULL, &weights, &error), &error, KVF_SYSTEM,
+    fixture_expect(kvf_weights_open(directory, &weights, &error), &error, KVF_SYSTEM,
                    "holds neither model.safetensors nor");
     write_shards(directory, good_index);
-    assert_int_equal(kvf_weights_open(directory, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(kvf_weights_open(directory, &weights, &error), KVF_OK);
     assert_int_equal(kvf_weights_count(weights), 3);
     assert_memory_equal(kvf_weights_get(weights, "c")->data, "\4\5\6\7", 4);
     kvf_weights_close(weights);
     image single = make_image(good_header, GOOD_DATA);
     fixture_write(directory, "model.safetensors", single.bytes, single.size);
-    assert_int_equal(kvf_weights_open(directory, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(kvf_weights_open(directory, &weights, &error), KVF_OK);
     assert_int_equal(kvf_weights_count(weights), 4);
     kvf_weights_close(weights);
     fixture_write(directory, "model.safetensors", "", 0);
-    fixture_expect(kvf_weights_open(directory, NULL, &weights, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_weights_open(directory, &weights, &error), &error, KVF_CORRUPT,
                    "not a regular file with contents");
     fixture_directory_remove(directory);
 }
@@ -158,19 +158,19 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
 {
     const char *directory = user, *json = refusals_value(change);
     heap h = {0};
-    const kvf_allocator allocator = heap_allocator(&h);
+    heap_watch(&h);
     kvf_weights *weights;
     kvf_status status;
     if (strcmp(change, "header") == 0) {
         const image file = make_image(json, 16);
-        status = open_image(&file, &allocator, &weights, error);
+        status = open_image(&file, &weights, error);
     } else {
         write_shards(directory, json);
-        status = kvf_weights_open(directory, &allocator, &weights, error);
+        status = kvf_weights_open(directory, &weights, error);
     }
     assert_int_equal(weights == NULL, status != KVF_OK);
     kvf_weights_close(weights);
-    assert_int_equal(h.live, 0);
+    assert_int_equal(heap_left(), 0);
     return status;
 }
 
@@ -211,7 +211,7 @@ static void expect_numbers(kvf_weights *weights, const char *name, uint32_t rank
     const kvf_tensor *tensor;
     assert_int_equal(kvf_weights_find(weights, name, rank, shape, &tensor, &error), KVF_OK);
     for (uint32_t threads = 1; threads < 4; threads++)
-        assert_int_equal(kvf_weights_load(weights, tensor, threads, &error), KVF_OK);
+        assert_int_equal(kvf_weights_load(tensor, threads, &error), KVF_OK);
     assert_int_equal(tensor->bytes, count * sizeof(uint16_t));
     for (size_t i = 0; i < count; i++)
         assert_int_equal(((const uint8_t *)tensor->data)[2 * i], first[i]);
@@ -222,7 +222,7 @@ static void splits_joined_experts(void **state)
     image file = make_image(joined_header, JOINED_DATA);
     kvf_error error;
     kvf_weights *weights;
-    assert_int_equal(open_image(&file, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(open_image(&file, &weights, &error), KVF_OK);
     assert_int_equal(kvf_weights_count(weights), 7);
     assert_int_equal(kvf_weights_bytes(weights), 32 + 16 + 4 + 2 * 17 + 2);
     expect_numbers(weights, "l.mlp.experts.gate_proj.weight", 3, (uint64_t[]){2, 2, 2},
@@ -239,7 +239,7 @@ static void splits_joined_experts(void **state)
     const kvf_tensor *down = kvf_weights_get(weights, "l.mlp.experts.down_proj.weight");
     assert_true(down->rank == 3 && down->shape[0] == 2 && down->shape[1] == 1);
     assert_true(down->shape[2] == 32 && down->blocks && down->bytes == 34);
-    assert_int_equal(kvf_weights_load(weights, down, 2, &error), KVF_OK);
+    assert_int_equal(kvf_weights_load(down, 2, &error), KVF_OK);
     const uint8_t *second = (const uint8_t *)down->data + 17; /* bytes 68 to 83 were its nibbles */
     assert_int_equal(second[0], 85);
     for (uint32_t i = 0; i < 32; i++) {
@@ -258,24 +258,25 @@ static void survives_failing_allocation(void **state)
     int64_t fail_at = 0;
     while (reached) {
         heap h = {.fail_at = ++fail_at};
-        kvf_allocator allocator = heap_allocator(&h);
+        heap_watch(&h);
         kvf_error error = {0};
         kvf_weights *weights;
-        kvf_status status = kvf_weights_open(directory, &allocator, &weights, &error);
+        kvf_status status = kvf_weights_open(directory, &weights, &error);
         if (status == KVF_OK)
             kvf_weights_close(weights);
         else
             fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
-        assert_int_equal(h.live, 0);
+        assert_int_equal(heap_left(), 0);
         reached = h.asked >= fail_at;
         h = (heap){.fail_at = fail_at};
-        status = open_image(&file, &allocator, &weights, &error);
+        heap_watch(&h);
+        status = open_image(&file, &weights, &error);
         for (size_t i = 0; status == KVF_OK && i < kvf_weights_count(weights); i++)
-            status = kvf_weights_load(weights, kvf_weights_at(weights, i), 1, &error);
+            status = kvf_weights_load(kvf_weights_at(weights, i), 1, &error);
         kvf_weights_close(weights);
         if (status != KVF_OK)
             fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
-        assert_int_equal(h.live, 0);
+        assert_int_equal(heap_left(), 0);
         reached = reached || h.asked >= fail_at;
     }
     assert_true(fail_at > 10);

@@ -11,6 +11,7 @@
 #include "tokenizer.h"
 #include "unit.h"
 #include "utf8.h"
+#include "watched_heap.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -30,7 +31,7 @@ static int close_hostile(void **state)
     return 0;
 }
 
-static kvf_tokenizer *open_golden(const char *name, const kvf_allocator *allocator)
+static kvf_tokenizer *open_golden(const char *name)
 {
     char path[1024];
     size_t size;
@@ -38,7 +39,7 @@ static kvf_tokenizer *open_golden(const char *name, const kvf_allocator *allocat
     char *json = fixture_read(path, &size);
     kvf_tokenizer *tokenizer;
     kvf_error error = {0};
-    if (kvf_tokenizer_parse(json, size, allocator, &tokenizer, &error) != KVF_OK)
+    if (kvf_tokenizer_parse(json, size, &tokenizer, &error) != KVF_OK)
         fail_msg("%s: %s", name, error.text);
     free(json);
     return tokenizer;
@@ -80,10 +81,10 @@ static void result_make(result *r, const kvf_tokenizer *tokenizer, uint32_t inde
 
 static void result_free(result *r)
 {
-    kvf_text_free(NULL, &r->text);
-    kvf_token_ids_free(NULL, &r->ids);
-    kvf_text_free(NULL, &r->plain);
-    kvf_text_free(NULL, &r->skipped);
+    kvf_text_free(&r->text);
+    kvf_token_ids_free(&r->ids);
+    kvf_text_free(&r->plain);
+    kvf_text_free(&r->skipped);
 }
 
 /* The next line of the golden file that starts with @p word, after the word. */
@@ -119,7 +120,7 @@ static void matches_golden(const char *name)
     char *golden = fixture_read(path, &size);
     char *save = NULL;
     print_message("%s: %s\n", name, strtok_r(golden, "\n", &save));
-    kvf_tokenizer *tokenizer = open_golden(name, NULL);
+    kvf_tokenizer *tokenizer = open_golden(name);
     result r = {0};
     uint64_t hash = 0;
     uint64_t ids = 0;
@@ -161,7 +162,7 @@ static void round_trips(void **state)
 {
     static const char *const names[] = {"llama3", "tekken"};
     for (size_t n = 0; n < 2; n++) {
-        kvf_tokenizer *tokenizer = open_golden(names[n], NULL);
+        kvf_tokenizer *tokenizer = open_golden(names[n]);
         result r = {0};
         for (uint32_t index = 1; index < HOSTILE_STRINGS; index += 2) { /* odd: nothing is added */
             result_make(&r, tokenizer, index);
@@ -181,7 +182,7 @@ static void streams_whole_characters(void **state)
     static const char *const names[] = {"llama3", "qwen2", "gpt2", "words", "llama2", "gemma"};
     uint64_t random = 42;
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
-        kvf_tokenizer *tokenizer = open_golden(names[n], NULL);
+        kvf_tokenizer *tokenizer = open_golden(names[n]);
         kvf_error error;
         kvf_text whole = {0};
         kvf_text streamed = {0};
@@ -206,8 +207,8 @@ static void streams_whole_characters(void **state)
             assert_int_equal(whole.size, streamed.size);
             assert_memory_equal(whole.bytes, streamed.bytes, whole.size);
         }
-        kvf_text_free(NULL, &whole);
-        kvf_text_free(NULL, &streamed);
+        kvf_text_free(&whole);
+        kvf_text_free(&streamed);
         kvf_tokenizer_close(tokenizer);
     }
 }
@@ -231,7 +232,7 @@ static void replaces_broken_characters(void **state)
         {{0xc3, 0xc3, 0xa9}, 3, "\xef\xbf\xbd\xc3\xa9"},
         {{0xff, 0xc0, 'x'}, 3, "\xef\xbf\xbd\xef\xbf\xbdx"},
     };
-    kvf_tokenizer *tokenizer = open_golden("llama3", NULL);
+    kvf_tokenizer *tokenizer = open_golden("llama3");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t ids[6];
         for (size_t b = 0; b < cases[i].count; b++) {
@@ -245,7 +246,7 @@ static void replaces_broken_characters(void **state)
         assert_int_equal(kvf_tokenizer_decode(tokenizer, ids, cases[i].count, false, &text, &error),
                          KVF_OK);
         assert_string_equal(text.bytes, cases[i].text);
-        kvf_text_free(NULL, &text);
+        kvf_text_free(&text);
     }
     kvf_tokenizer_close(tokenizer);
 }
@@ -258,7 +259,7 @@ static void goes_on(void **state)
 {
     static const char *const names[] = {"llama2", "mistral", "metaspace", "gpt2"};
     for (size_t n = 0; n < 4; n++) {
-        kvf_tokenizer *tokenizer = open_golden(names[n], NULL);
+        kvf_tokenizer *tokenizer = open_golden(names[n]);
         kvf_token_ids whole = {0}, more = {0};
         kvf_error error;
         assert_int_equal(kvf_tokenizer_encode(tokenizer, "x", 1, false, &whole, &error), KVF_OK);
@@ -272,15 +273,15 @@ static void goes_on(void **state)
         assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "</s>x y", 7, &more, &error), KVF_OK);
         assert_int_equal(whole.count, more.count);
         assert_memory_equal(whole.ids, more.ids, more.count * sizeof *more.ids);
-        kvf_token_ids_free(NULL, &whole);
-        kvf_token_ids_free(NULL, &more);
+        kvf_token_ids_free(&whole);
+        kvf_token_ids_free(&more);
         kvf_tokenizer_close(tokenizer);
     }
 }
 
 static void answers_questions(void **state)
 {
-    kvf_tokenizer *tokenizer = open_golden("llama3", NULL);
+    kvf_tokenizer *tokenizer = open_golden("llama3");
     uint32_t id;
     assert_true(kvf_tokenizer_find(tokenizer, "<|eot_id|>", &id));
     assert_true(kvf_tokenizer_is_special(tokenizer, id));
@@ -306,7 +307,7 @@ static void refuses_broken_text(void **state)
         {"a\xed\xa0\x80", 4, "byte 1 (0xed)"},    {"\xf0\x82\x82\xac", 4, "byte 0 (0xf0)"},
         {"\xe2\x82\xac\x80", 4, "byte 3 (0x80)"}, {"\xf5\x80\x80\x80", 4, "byte 0 (0xf5)"},
     };
-    kvf_tokenizer *tokenizer = open_golden("qwen2", NULL);
+    kvf_tokenizer *tokenizer = open_golden("qwen2");
     kvf_token_ids ids = {0};
     kvf_error error = {0};
     assert_int_equal(kvf_tokenizer_encode(tokenizer, "", 0, true, &ids, &error), KVF_OK);
@@ -328,7 +329,7 @@ static void long_words_are_not_quadratic(void **state)
         "a", " ", "\n", "the", "\xcc\xa3\xcc\x81", "\xe4\xb8\xad", "<|im_", "9"};
     char *text = malloc(BYTES);
     assert_non_null(text);
-    kvf_tokenizer *tokenizer = open_golden("qwen2", NULL);
+    kvf_tokenizer *tokenizer = open_golden("qwen2");
     for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
         size_t unit = strlen(units[u]);
         size_t size = BYTES / unit * unit;
@@ -338,7 +339,7 @@ static void long_words_are_not_quadratic(void **state)
         kvf_error error;
         assert_int_equal(kvf_tokenizer_encode(tokenizer, text, size, false, &ids, &error), KVF_OK);
         assert_true(ids.count > 0);
-        kvf_token_ids_free(NULL, &ids);
+        kvf_token_ids_free(&ids);
     }
     kvf_tokenizer_close(tokenizer);
     free(text);
@@ -359,22 +360,22 @@ static void survives_failing_allocation(void **state)
         int64_t fail_at = 0;
         while (reached) {
             heap h = {.fail_at = ++fail_at};
-            kvf_allocator allocator = heap_allocator(&h);
+            heap_watch(&h);
             kvf_tokenizer *tokenizer;
             kvf_token_ids ids = {0};
             kvf_text out = {0};
             kvf_error error = {0};
-            kvf_status status = kvf_tokenizer_parse(json, size, &allocator, &tokenizer, &error);
+            kvf_status status = kvf_tokenizer_parse(json, size, &tokenizer, &error);
             if (status == KVF_OK)
                 status = kvf_tokenizer_encode(tokenizer, text, sizeof text - 1, true, &ids, &error);
             if (status == KVF_OK)
                 status = kvf_tokenizer_decode(tokenizer, ids.ids, ids.count, false, &out, &error);
             if (status != KVF_OK)
                 fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
-            kvf_token_ids_free(&allocator, &ids);
-            kvf_text_free(&allocator, &out);
+            kvf_token_ids_free(&ids);
+            kvf_text_free(&out);
             kvf_tokenizer_close(tokenizer);
-            assert_int_equal(h.live, 0);
+            assert_int_equal(heap_left(), 0);
             reached = h.asked >= fail_at;
         }
         assert_true(fail_at > 12);
@@ -404,7 +405,7 @@ static void *encode_some(void *argument)
 
 static void threads_share_one(void **state)
 {
-    kvf_tokenizer *tokenizer = open_golden("gpt2", NULL);
+    kvf_tokenizer *tokenizer = open_golden("gpt2");
     worker workers[4];
     pthread_t threads[4];
     for (size_t i = 0; i < 4; i++) {

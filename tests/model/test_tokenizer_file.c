@@ -9,6 +9,7 @@
 #include "refusals.h"
 #include "tokenizer.h"
 #include "unit.h"
+#include "watched_heap.h"
 
 /* A small WordLevel file; fields are replaced by name. */
 typedef struct file_parts {
@@ -30,8 +31,7 @@ static const file_parts words = {
     .model = words_model,
 };
 
-static kvf_status parse_parts(const file_parts *p, const kvf_allocator *allocator,
-                              kvf_tokenizer **out, kvf_error *error)
+static kvf_status parse_parts(const file_parts *p, kvf_tokenizer **out, kvf_error *error)
 {
     char text[4096];
     snprintf(text, sizeof text,
@@ -40,14 +40,14 @@ static kvf_status parse_parts(const file_parts *p, const kvf_allocator *allocato
              "\"model\":%s}",
              p->version, p->truncation, p->padding, p->added, p->normalizer, p->pre, p->post,
              p->decoder, p->model);
-    return kvf_tokenizer_parse(text, strlen(text), allocator, out, error);
+    return kvf_tokenizer_parse(text, strlen(text), out, error);
 }
 
 static kvf_tokenizer *open_parts(const file_parts *p)
 {
     kvf_tokenizer *tokenizer;
     kvf_error error = {0};
-    if (parse_parts(p, NULL, &tokenizer, &error) != KVF_OK)
+    if (parse_parts(p, &tokenizer, &error) != KVF_OK)
         fail_msg("%s", error.text);
     return tokenizer;
 }
@@ -61,7 +61,7 @@ static void expect_ids(const kvf_tokenizer *tokenizer, const char *text, bool ad
         fail_msg("%s", error.text);
     assert_int_equal(ids.count, count);
     assert_memory_equal(ids.ids, expected, count * sizeof *expected);
-    kvf_token_ids_free(NULL, &ids);
+    kvf_token_ids_free(&ids);
 }
 
 static const char **part_of(file_parts *p, const char *name)
@@ -84,16 +84,16 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
 {
     file_parts p = words;
     heap h = {0};
-    const kvf_allocator allocator = heap_allocator(&h);
+    heap_watch(&h);
     kvf_tokenizer *tokenizer;
     for (char *field = change, *next; field; field = next) {
         const char *json = refusals_part(field, &next);
         *part_of(&p, field) = json;
     }
-    const kvf_status status = parse_parts(&p, &allocator, &tokenizer, error);
+    const kvf_status status = parse_parts(&p, &tokenizer, error);
     assert_int_equal(tokenizer == NULL, status != KVF_OK);
     kvf_tokenizer_close(tokenizer);
-    assert_int_equal(h.live, 0);
+    assert_int_equal(heap_left(), 0);
     return status;
 }
 
@@ -147,7 +147,7 @@ static void does_what_it_says(void **state)
     fixture_expect(kvf_tokenizer_encode(t, "a nope", 6, false, &ids, &error), &error, KVF_INVALID,
                    "the word \"nope\" is not in the vocabulary");
     assert_int_equal(ids.count, 0);
-    kvf_token_ids_free(NULL, &ids);
+    kvf_token_ids_free(&ids);
     kvf_tokenizer_close(t);
 
     p = words; /* merges by rank; bytes without a token are dropped */
@@ -166,19 +166,19 @@ static void opens_directories(void **state)
     char *directory = fixture_directory_create();
     kvf_tokenizer *tokenizer;
     kvf_error error = {0};
-    fixture_expect(kvf_tokenizer_open(directory, NULL, &tokenizer, &error), &error, KVF_SYSTEM,
+    fixture_expect(kvf_tokenizer_open(directory, &tokenizer, &error), &error, KVF_SYSTEM,
                    "tokenizer.json cannot be opened: No such file");
     fixture_write_text(directory, "tokenizer.model", "");
-    fixture_expect(kvf_tokenizer_open(directory, NULL, &tokenizer, &error), &error, KVF_UNSUPPORTED,
+    fixture_expect(kvf_tokenizer_open(directory, &tokenizer, &error), &error, KVF_UNSUPPORTED,
                    "has tokenizer.model and no tokenizer.json; write one: python3 -c ");
     fixture_write_text(directory, "tokenizer.json", "{\"model\":");
-    fixture_expect(kvf_tokenizer_open(directory, NULL, &tokenizer, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_tokenizer_open(directory, &tokenizer, &error), &error, KVF_CORRUPT,
                    "tokenizer.json: not valid JSON: ");
     char text[1024];
     snprintf(text, sizeof text, "{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":%s}",
              words_model);
     fixture_write_text(directory, "tokenizer.json", text);
-    assert_int_equal(kvf_tokenizer_open(directory, NULL, &tokenizer, &error), KVF_OK);
+    assert_int_equal(kvf_tokenizer_open(directory, &tokenizer, &error), KVF_OK);
     expect_ids(tokenizer, "a,b", false, 3, (uint32_t[]){0, 2, 1});
     kvf_tokenizer_close(tokenizer);
     fixture_directory_remove(directory);
@@ -229,7 +229,7 @@ static void follows_the_flags(void **state)
                  words_model, cases[i].post);
         fixture_write_text(directory, "tokenizer.json", text);
         fixture_write_text(directory, "tokenizer_config.json", cases[i].config);
-        if (kvf_tokenizer_open(directory, NULL, &t, &error) != KVF_OK)
+        if (kvf_tokenizer_open(directory, &t, &error) != KVF_OK)
             fail_msg("%s", error.text);
         expect_ids(t, "a", true, cases[i].count, cases[i].ids);
         expect_ids(t, "a", false, 1, (uint32_t[]){0});
@@ -240,19 +240,19 @@ static void follows_the_flags(void **state)
     }
     /* the last one's frame, spelt by the text too */
     fixture_write_text(directory, "tokenizer_config.json", "{}");
-    assert_int_equal(kvf_tokenizer_open(directory, NULL, &t, &error), KVF_OK);
+    assert_int_equal(kvf_tokenizer_open(directory, &t, &error), KVF_OK);
     assert_true(kvf_tokenizer_starts_twice(t, (uint32_t[]){2, 2, 0}, 3));
     assert_false(kvf_tokenizer_starts_twice(t, (uint32_t[]){2, 0, 2}, 3));
     assert_false(kvf_tokenizer_starts_twice(t, (uint32_t[]){2}, 1));
     kvf_tokenizer_close(t);
     fixture_write_text(directory, "tokenizer_config.json",
                        "{\"add_bos_token\":true,\"bos_token\":\"new\"}");
-    fixture_expect(kvf_tokenizer_open(directory, NULL, &t, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_tokenizer_open(directory, &t, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json: bos_token is \"new\", which is no token of "
                    "tokenizer.json, and add_bos_token is true");
     assert_null(t);
     fixture_write_text(directory, "tokenizer_config.json", "{");
-    fixture_expect(kvf_tokenizer_open(directory, NULL, &t, &error), &error, KVF_CORRUPT,
+    fixture_expect(kvf_tokenizer_open(directory, &t, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json: not valid JSON");
     fixture_directory_remove(directory);
 }

@@ -241,8 +241,7 @@ static void expect_refusal(const model_shape *as, const char *part)
     model_rig_make(&r.model, &(model_shape){.layers = 2}, 1);
     model_shape_text(as, config);
     assert_int_equal(
-        kvf_model_config_parse(config, strlen(config), NULL, 0, NULL, &r.model.model, &error),
-        KVF_OK);
+        kvf_model_config_parse(config, strlen(config), NULL, 0, &r.model.model, &error), KVF_OK);
     const kvf_transformer_options options = options_of(&r);
     const kvf_status status = kvf_transformer_open(&options, &r.model.transformer, &error);
     fixture_expect(status, &error, KVF_CORRUPT, part);

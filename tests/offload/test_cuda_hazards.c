@@ -171,8 +171,6 @@ static void test_connections(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory),
-                                       cmocka_unit_test(test_connections)};
     signal(SIGALRM, on_alarm);
-    return cmocka_run_group_tests_name("hazards of CUDA", tests, NULL, NULL);
+    return unit_run(test_memory, test_connections);
 }

@@ -196,7 +196,5 @@ static void test_lost(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_call),
-                                       cmocka_unit_test(test_lost)};
-    return cmocka_run_group_tests_name("transfer faults", tests, NULL, NULL);
+    return unit_run(test_every_call, test_lost);
 }

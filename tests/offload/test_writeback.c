@@ -134,7 +134,5 @@ static void test_random(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_merges), cmocka_unit_test(test_splits),
-                                       cmocka_unit_test(test_random)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(test_merges, test_splits, test_random);
 }

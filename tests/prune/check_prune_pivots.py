@@ -1,127 +1,34 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check ASL and StructKV, which look back over layers, against their definitions in NumPy.
+"""Check ASL and StructKV, which look back over layers, against their definitions
+(prune_definitions.py).
 
 usage: check_prune_pivots.py [SEED]
 
-The definitions are written from the papers' formulas and, for ASL, the conditions of its published
-code; none of the library's code is looked at. Sets must be equal, ties going to the lower index.
-ASL's ratio of variances is checked from both sides: a threshold a hair above it chooses the layer,
-one a hair below does not. Several prompts run at once, each with its own state. At the end both run
-on a real cache from given queries and keys, where only tokens at the border may differ.
+Sets must be equal, ties going to the lower index. ASL's ratio of variances is checked from both
+sides: a threshold a hair above it chooses the layer, one a hair below does not. Several prompts run at
+once, each with its own state. At the end both run on a real cache from given queries and keys, where
+only tokens at the border may differ.
 """
 import sys
 
 import numpy as np
 
 import kvferry
-from check_prune import MAX, AVERAGE, MEAN, attention, over_group, pooled
-from library_policy import OnCache, Policy, Tally, short
+from check_prune import compare
+from library_policy import OnCache, Policy, Tally
+from prune_definitions import (
+    ASL, AUTO, AVERAGE, CALIBRATED, FIXED, MAX, MEAN, STRUCTKV, WEIGHTS, Asl, StructKv, attention,
+    calibrated_pivot, fires, over_group, pooled, profile, say, share_of, transition)
 
-AUTO = 2**32 - 1
 SCORES, PROFILE = 1, 2  # kvf_prune_needs
-ONLINE, CALIBRATED, FIXED = 0, 1, 2  # kvf_pivot
 
 
-def share_of(n, share):
-    return int(n * share)
-
-
-def best(score, count):
-    """Equal scores: the lower index; ascending."""
-    return sorted(np.argsort(-score, kind="stable")[:count].tolist())
-
-
-def compare(what, got, wanted):
-    """wanted: (keep, propagate, restart, chosen); equal in everything."""
-    keep, propagate, restart, chosen = wanted
-    for name, a, b in (("keep", got.keep, keep), ("propagate", got.propagate, propagate)):
-        if a == b:
-            continue
-        if name == "keep" and a and b:
-            a, b = next((x, y) for x, y in zip(a, b) if x != y)
-        sys.exit("%s: %s %s, the definition says %s" % (what, name, short(a), short(b)))
-    if (got.restart, got.chosen) != (int(restart), int(chosen)):
-        sys.exit("%s: restart %d, chosen %d; the definition says %d, %d"
-                 % (what, got.restart, got.chosen, restart, chosen))
+def exactly(what, got, wanted):
+    compare(what, Tally(), got, wanted, None, {"keep": 0.0, "propagate": 0.0})
 
 
 # ------------------------------------------------------------ ASL
-
-
-class Asl:
-    """One prompt. The published code, line by line, but ties and the latest layer."""
-
-    def __init__(self, s, layers):
-        self.s, self.layers = s, layers
-        self.ranks, self.initial, self.done = {}, None, False
-        self.ratios = {}
-        self.observed = s["layers_observed"] or min(max(layers // 3, 2), 8)
-        self.falls_back = bool(s["two_pass"]) or s["layer_max"] != AUTO
-        self.latest = (s["layer_max"] if s["layer_max"] != AUTO else
-                       layers - 1 if s["two_pass"] else max(layers - 2, 0))
-        self.prompt = None
-        self.earliest = s["layer_min"] if s["layer_min"] != AUTO else layers // 3
-
-    def budget(self, n):
-        s = self.s
-        return min(s["propagate_tokens"] or share_of(n, s["propagate"]), n)
-
-    def keeps(self, n):
-        """How many of n tokens."""
-        s = self.s
-        return n if s["two_pass"] else min(s["keep_tokens"] or share_of(self.prompt, s["keep"]), n)
-
-    def keep(self, scores, n):
-        s, capacity = self.s, self.keeps(n)
-        if s["two_pass"] or max(capacity, s["window"]) >= n:
-            return None
-        m = scores.shape[1]
-        return [best(row, max(capacity - s["window"], 0)) + list(range(m, n)) for row in scores]
-
-    def ratio(self, layer, k):
-        """Ranks of the last layers; the union of their best; variance over layers, mean of it."""
-        back = range(layer - self.observed + 1, layer + 1)
-        r = np.stack([self.ranks[x] for x in back]).astype(np.float64)
-        union = np.unique(np.concatenate([np.argsort(x, kind="stable")[:k] for x in r]))
-        x = r[:, union]
-        variance = np.mean((x - x.mean(axis=0)) ** 2) if len(union) else 0.0
-        if self.initial is None:
-            self.initial = variance
-            return 1.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.float64(variance) / np.float64(self.initial))
-
-    def step(self, layer, scores):
-        s, m = self.s, scores.shape[1]
-        n = m + s["window"]
-        self.prompt = self.prompt or n
-        keep = self.keep(scores, n)
-        if self.done:
-            return keep, None, False, False
-        k = min(max(self.budget(n), s["window"]) - s["window"], m)
-        if self.budget(n) >= n:
-            return keep, None, False, False
-        total = scores.astype(np.float64).sum(axis=0).astype(np.float32)
-        order = np.argsort(-total, kind="stable")
-        self.ranks[layer] = np.empty(m, np.int64)
-        self.ranks[layer][order] = np.arange(1, m + 1)
-        chosen = layer == s["layer"] or (s["layer"] == AUTO and layer == self.latest and
-                                         self.falls_back)
-        if (s["layer"] == AUTO and not chosen and self.earliest <= layer <= self.latest
-                and layer + 1 >= self.observed):
-            self.ratios[layer] = self.ratio(layer, k)
-            chosen = self.ratios[layer] < np.float64(np.float32(s["threshold"]))
-        if not chosen:
-            return keep, None, False, False
-        self.done = True
-        selected = sorted(order[:k].tolist()) + list(range(m, n))
-        return keep, selected, bool(s["two_pass"]), True
-
-
-ASL = {"keep": 1.0, "keep_tokens": 0, "propagate": 1.0, "propagate_tokens": 64, "window": 16,
-       "layer": AUTO, "layer_min": AUTO, "layer_max": AUTO, "layers_observed": 4,
-       "threshold": 0.3, "two_pass": 0}
 
 
 def asl_scores(random, kind, layers, kv_heads, m):
@@ -166,18 +73,18 @@ def run_asl(what, s, prompts, layers, kv_heads):
             got = policy.decide(layer, tokens[i], n, scores if wants and scores.size else None,
                                 state=i)
             wanted = model.step(layer, scores)
-            compare("%s prompt %d layer %d" % (what, i, layer), got, wanted)
+            exactly("%s prompt %d layer %d" % (what, i, layer), got, wanted)
             if not np.isclose(got.measure, model.ratios.get(layer, np.nan), rtol=1e-9, atol=0, equal_nan=True):
                 sys.exit("%s prompt %d layer %d: relative variance %r, the definition says %r" % (
                     what, i, layer, got.measure, model.ratios.get(layer)))
             count[0] += 1
-            if wanted[1] is not None:
-                tokens[i] = len(wanted[1])
-                if wanted[2]:
+            if wanted["propagate"] is not None:
+                tokens[i] = len(wanted["propagate"])
+                if wanted["restart"]:
                     if policy.needs(i, 0, 1):
                         sys.exit(what + ": the second pass measures")
                     again = policy.decide(0, tokens[i], n, None, turn=1, state=i)
-                    compare(what + " second pass", again, (None, None, False, False))
+                    exactly(what + " second pass", again, say())
     return models
 
 
@@ -215,106 +122,6 @@ def check_asl(random):
 # ------------------------------------------------------------ StructKV
 
 
-def profile(vectors, top):
-    """Per head: entropy, mass on the top, variance, of attention over the tokens."""
-    rows = []
-    for a in vectors.astype(np.float64):
-        if a.sum() == 0.0:
-            rows.append((0.0, 0.0, 0.0))
-            continue
-        a = a / a.sum()
-        some = a[a > 0.0]
-        rows.append((-(some * np.log(some)).sum(), np.sort(a)[::-1][:top].sum(), a.var()))
-    return np.array(rows, np.float32)
-
-
-def transition(measures, weights):
-    """measures [layers, (H, rho, V)]; one score per layer, 0 for the first."""
-    score = np.zeros(len(measures))
-    if len(measures) < 2:
-        return score
-    change = np.diff(np.asarray(measures, np.float64) * [-1.0, 1.0, 1.0], axis=0)
-    for column, weight in zip(change.T, weights):
-        spread = column.max() - column.min()
-        if spread > 0.0:
-            score[1:] += weight * ((column - column.min()) / spread)
-    return score
-
-
-def highest(score, first):
-    first = max(first, 1)
-    if first >= len(score) or score[first:].max() <= 0.0:
-        return None
-    return first + int(np.argmax(score[first:]))
-
-
-def calibrated_pivot(score, layer_min, layer_max):
-    top = highest(score, layer_min)
-    return layer_max if top is None else min(top + 1, layer_max)
-
-
-def fires(measures, weights, layer_min):
-    """The highest so far, scaled by what was seen so far, has two after it."""
-    score = transition(measures, weights)
-    top = highest(score, layer_min)
-    return top is not None and len(score) - 1 - top >= 2
-
-
-STRUCTKV = {"keep": 0.1, "keep_tokens": 0, "propagate": 0.2, "propagate_tokens": 0, "window": 8,
-            "layer": AUTO, "layer_min": 0, "layer_max": AUTO, "decay": 0.9, "mass_share": 0.1,
-            "pivot": ONLINE, "block_tokens": 0}
-WEIGHTS = [np.float64(np.float32(x)) for x in (0.2, 0.3, 0.5)]
-
-
-class StructKv:
-    """One prompt."""
-
-    def __init__(self, s, layers, prompt):
-        self.s, self.layers, self.prompt = s, layers, prompt
-        self.centrality = np.zeros(prompt - s["window"], np.float32)
-        self.measures, self.pivot = [], None
-        self.latest = s["layer_max"] if s["layer_max"] != AUTO else max(layers - 2, 0)
-        self.earliest = s["layer_min"] if s["layer_min"] != AUTO else layers // 3
-        if s["layer"] != AUTO:
-            self.latest = s["layer"]
-
-    def count(self, tokens, share):
-        return min(self.s[tokens] or share_of(self.prompt, self.s[share]), self.prompt)
-
-    def choose(self, score, budget, n):
-        block = self.s["block_tokens"]
-        m = len(score)
-        if not block:
-            return None if budget >= m else best(score, budget) + list(range(m, n))
-        whole = m // block
-        if budget // block >= whole:
-            return None
-        sums = score[:whole * block].reshape(whole, block).astype(np.float64).sum(axis=1)
-        kept = best(sums.astype(np.float32), budget // block)
-        return [b * block + i for b in kept for i in range(block)] + list(range(whole * block, n))
-
-    def step(self, layer, scores, measured):
-        """scores [kv_heads, m]; measured [query_heads, 3] or None."""
-        m = scores.shape[1]
-        n = m + self.s["window"]
-        saliency = (scores.astype(np.float64).sum(axis=0) / len(scores)).astype(np.float32)
-        propagate, chosen = None, False
-        budget = self.count("propagate_tokens", "propagate")
-        if self.pivot is None and budget < m and layer <= self.latest:
-            decay = np.float64(np.float32(self.s["decay"]))
-            self.centrality = (decay * self.centrality + saliency).astype(np.float32)
-            if measured is not None:
-                self.measures.append([sum(float(x) for x in column) / len(measured)
-                                      for column in measured.T])
-            chosen = layer == self.latest or (
-                self.s["layer"] == AUTO and fires(self.measures, WEIGHTS, self.earliest))
-            if chosen:
-                self.pivot = layer
-                propagate = self.choose(self.centrality, budget, n)
-        keep = self.choose(saliency, self.count("keep_tokens", "keep"), n)
-        return None if keep is None else [keep] * len(scores), propagate, False, chosen
-
-
 def attention_like(random, kind, layer, heads, m):
     a = np.exp(random.normal(size=(heads, m)) * (1.0 + 0.2 * layer) - 5.0)
     if kind == 1:  # ties and zeros
@@ -342,8 +149,7 @@ def run_structkv(what, s, kind, layers, kv_heads, group, prompts, random):
             m = tokens[i] - s["window"]
             wants = policy.needs(i, layer)
             if m == 0:
-                compare(what, policy.decide(layer, tokens[i], prompts[i], None, state=i),
-                        (None, None, False, False))
+                exactly(what, policy.decide(layer, tokens[i], prompts[i], None, state=i), say())
                 continue
             vectors = attention_like(random, kind, layer, kv_heads * group, m)
             scores = vectors.reshape(kv_heads, group, m).mean(axis=1, dtype=np.float64)
@@ -355,10 +161,10 @@ def run_structkv(what, s, kind, layers, kv_heads, group, prompts, random):
                 scores = np.zeros_like(scores)
             expected = model.step(layer, scores, measured if wants & PROFILE else None)
             if not wants & SCORES:
-                expected = (None,) + expected[1:]
-            compare("%s prompt %d layer %d" % (what, i, layer), got, expected)
-            if expected[1] is not None:
-                tokens[i] = len(expected[1])
+                expected["keep"] = None
+            exactly("%s prompt %d layer %d" % (what, i, layer), got, expected)
+            if expected["propagate"] is not None:
+                tokens[i] = len(expected["propagate"])
     return models
 
 
@@ -499,18 +305,6 @@ def observed(random, layer, n, window, heads, kv_heads, pool, width):
     return (q, k, v), scores.astype(np.float32), profile(sums, share_of(n, 0.1))
 
 
-def same(tally, what, got, wanted, saliency, rank):
-    """Equal but for tokens at the border of what decided."""
-    near = 1e-4
-    for h, row in enumerate(wanted[0] or []):
-        tally.sets("%s KV head %d" % (what, h), got.keep and got.keep[h], row, saliency(h), near)
-    if (got.keep is None) != (wanted[0] is None):
-        sys.exit("%s: keeps %s" % (what, short(got.keep)))
-    tally.sets(what + " propagate", got.propagate, wanted[1], rank, near)
-    if (got.restart, got.chosen) != (int(wanted[2]), int(wanted[3])):
-        sys.exit("%s: restart %d, chosen %d" % (what, got.restart, got.chosen))
-
-
 def check_cache(random):
     tally, pivots = Tally(), set()
     layers, kv_heads, heads = 8, 2, 6
@@ -535,7 +329,7 @@ def check_cache(random):
                 sys.exit("%s: profile %s, the definition says %s"
                          % (what, policy.profile, measured))
             if turn:
-                wanted = None, None, False, False
+                wanted = say()
             elif name == "structkv":
                 wanted = model.step(layer, scores, measured if model.pivot is None else None)
             else:
@@ -545,12 +339,13 @@ def check_cache(random):
             if s.get("block_tokens"):  # a block counts as one
                 rank, mean = (np.repeat(x[:len(x) // 8 * 8].reshape(-1, 8).sum(axis=1), 8)
                               for x in (rank, mean))
-            same(tally, what, got, wanted,
-                 lambda h: mean if name == "structkv" else scores[h], rank)
-            if wanted[3]:
+            decided = [mean] * kv_heads if name == "structkv" else scores
+            compare(what, tally, got, dict(wanted, border=rank), decided,
+                    {"keep": 1e-4, "propagate": 1e-4})
+            if wanted["chosen"]:
                 pivots.add(layer)
-            tokens = tokens if wanted[1] is None else len(wanted[1])
-            layer, turn = (0, 1) if wanted[2] else (layer + 1, turn)
+            tokens = tokens if wanted["propagate"] is None else len(wanted["propagate"])
+            layer, turn = (0, 1) if wanted["restart"] else (layer + 1, turn)
         policy.close()
     print("on a cache: %d sets equal, %d but for the border, chosen layers %s"
           % (tally.equal, tally.border, sorted(pivots)))

@@ -8,18 +8,31 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "harness.h"
 
+/* Forms by KVF_TEST_FORMS; asked for each logit, so the environment is read once. */
+static int forms(void)
+{
+    enum { UNREAD, NONE, CAPS, ALL };
+    static int asked = UNREAD;
+    if (asked == UNREAD) {
+        const char *text = getenv("KVF_TEST_FORMS");
+        asked = !text ? NONE : strcmp(text, "caps") == 0 ? CAPS : ALL;
+    }
+    return asked - NONE;
+}
+
 static int has_caps(void)
 {
-    return getenv("KVF_TEST_FORMS") != NULL;
+    return forms() > 0;
 }
 
 /* Scales and sinks, too. */
 static int has_all(void)
 {
-    return has_caps() && strcmp(getenv("KVF_TEST_FORMS"), "caps") != 0;
+    return forms() > 1;
 }
 
 double test_scale(const kvf_cache_config *c, uint32_t layer)

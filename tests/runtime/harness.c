@@ -553,6 +553,51 @@ kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uin
                              .out = out};
 }
 
+void test_rows_open(test_rows *r, const kvf_cache_config *c, size_t count)
+{
+    const size_t size = test_dtype_bytes(c->dtype);
+    *r = (test_rows){.query_heads = c->query_heads,
+                     .q_bytes = c->query_heads * c->head_dim * size,
+                     .k_bytes = c->kv_heads * c->head_dim * size,
+                     .v_bytes = c->kv_heads * test_value_dim(c) * size,
+                     .out_bytes = c->query_heads * test_value_dim(c) * size};
+    r->q = test_alloc(count * r->q_bytes);
+    r->k = test_alloc(count * r->k_bytes);
+    r->v = test_alloc(count * r->v_bytes);
+    r->out = test_alloc(count * r->out_bytes);
+    r->lse = test_alloc(count * c->query_heads * sizeof(float));
+}
+
+void test_rows_close(test_rows *r)
+{
+    test_release(r->q);
+    test_release(r->k);
+    test_release(r->v);
+    test_release(r->out);
+    test_release(r->lse);
+}
+
+void test_rows_put(const test_rows *r, size_t row, const test_tokens *t, uint32_t layer,
+                   uint32_t token)
+{
+    memcpy(r->q + row * r->q_bytes, test_q(t, layer, token), r->q_bytes);
+    memcpy(r->k + row * r->k_bytes, test_k(t, layer, token), r->k_bytes);
+    memcpy(r->v + row * r->v_bytes, test_v(t, layer, token), r->v_bytes);
+}
+
+kvf_decode_args test_rows_args(const test_rows *r, size_t row, kvf_sequence *const *s,
+                               uint32_t batch, uint32_t layer)
+{
+    return (kvf_decode_args){.layer = layer,
+                             .batch = batch,
+                             .sequences = s,
+                             .q = r->q + row * r->q_bytes,
+                             .k = r->k + row * r->k_bytes,
+                             .v = r->v + row * r->v_bytes,
+                             .out = r->out + row * r->out_bytes,
+                             .lse = r->lse + row * r->query_heads};
+}
+
 void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const test_range *range,
                   void *out)
 {
@@ -582,6 +627,43 @@ void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t 
     kvf_decode_args a = test_step_args(&s, t, layer, token, out);
     a.lse = lse;
     test_ok(w, kvf_decode(w->cache, &a, w->stream));
+}
+
+void test_fill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first, uint32_t count)
+{
+    for (uint32_t layer = 0; layer < t->layers; layer++)
+        test_prefill(w, s, t,
+                     &(test_range){.layer = layer, .first = first, .count = count, .chunk = 40},
+                     NULL);
+}
+
+size_t test_steps_bytes(const test_tokens *t, uint32_t count)
+{
+    return (size_t)count * t->layers * t->query_heads * t->value_dim * test_dtype_bytes(t->dtype);
+}
+
+void *test_steps(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+                 uint32_t count)
+{
+    const size_t bytes = test_steps_bytes(t, count), row = test_steps_bytes(t, 1) / t->layers;
+    char *out = malloc(bytes + 1), *rows = test_alloc(bytes);
+    assert_non_null(out);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t layer = 0; layer < t->layers; layer++)
+            test_decode(w, s, t, layer, first + i, rows + (i * t->layers + layer) * row, NULL);
+    test_wait(w);
+    memcpy(out, rows, bytes);
+    test_release(rows);
+    return out;
+}
+
+void test_steps_again(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t,
+                      uint32_t first, uint32_t count)
+{
+    void *got = test_steps(w, s, t, first, count);
+    assert_memory_equal(wanted, got, test_steps_bytes(t, count));
+    free(wanted);
+    free(got);
 }
 
 void test_run(const test_scenario *sc, test_trace *trace)
@@ -642,6 +724,23 @@ void test_same_bits_at(const test_trace *a, const test_trace *b, const char *wha
     print_error("%s: bits differ; first LSE that differs: %zu of %zu; largest distance %g\n", what,
                 i, a->lse_count, test_distance(a->out, b->out, a->dtype, a->out_bytes / size));
     _fail(file, line);
+}
+
+void test_same_stats(const test_world *a, const test_world *b, int moves)
+{
+    kvf_stats x, y;
+    kvf_cache_stats(a->cache, &x);
+    kvf_cache_stats(b->cache, &y);
+    assert_int_equal(x.steps, y.steps);
+    assert_int_equal(x.tokens_attended, y.tokens_attended);
+    assert_int_equal(x.pages_selected, y.pages_selected);
+    assert_int_equal(x.hits + x.misses, y.hits + y.misses);
+    assert_int_equal(x.bytes_to_host, y.bytes_to_host);
+    assert_int_equal(x.refreshes, y.refreshes);
+    if (!moves)
+        return;
+    assert_int_equal(x.hits, y.hits);
+    assert_int_equal(x.bytes_to_device, y.bytes_to_device);
 }
 
 double test_distance(const void *a, const void *b, kvf_dtype dtype, size_t count)

@@ -97,8 +97,8 @@ int test_on_cuda(void);          /* 1: the suite runs on the CUDA device */
 /* How many of `n` rounds or steps this build has time for: half of them under a sanitizer, and a
  * quarter on the emulated device under one. */
 uint32_t test_afford(uint32_t n);
-/* Whether case `i` of many is run. On the emulated device, where each takes seconds under a
- * sanitizer, KVF_TEST_CASES in the environment is `thirds`, every third one, or `others`; so each
+/* Whether case `i` of many is run. Under a sanitizer, where each takes seconds on the emulated
+ * device, KVF_TEST_CASES in the environment may be `thirds`, every third one, or `others`; so each
  * runs under one of two sanitizers. For cases in which threads have the same part. Cases that
  * were left out are told when the program ends. */
 int test_takes(size_t i);
@@ -154,9 +154,36 @@ kvf_prefill_args test_chunk_args(kvf_sequence *s, const test_tokens *t, uint32_t
 kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uint32_t layer,
                                uint32_t token, void *out);
 
+/* Rows of calls: tokens of any sequences side by side, and what becomes of them. */
+typedef struct test_rows {
+    uint32_t query_heads;
+    size_t q_bytes, k_bytes, v_bytes, out_bytes; /* of one row */
+    char *q, *k, *v, *out;                       /* [rows, heads, head_dim or value_dim] */
+    float *lse;                                  /* [rows, query_heads] */
+} test_rows;
+
+void test_rows_open(test_rows *r, const kvf_cache_config *c, size_t count);
+void test_rows_close(test_rows *r);
+void test_rows_put(const test_rows *r, size_t row, const test_tokens *t, uint32_t layer,
+                   uint32_t token);
+/* A step of `batch` sequences, whose rows begin at `row`. */
+kvf_decode_args test_rows_args(const test_rows *r, size_t row, kvf_sequence *const *s,
+                               uint32_t batch, uint32_t layer);
+
 /* One token of one layer of one sequence; enqueues only. out is [query_heads, value_dim]. */
 void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t layer,
                  uint32_t token, void *out, float *lse);
+
+/* The same of every layer: tokens first .. first + count - 1 in chunks, or in steps, whose outputs
+ * [count, layers, query_heads, value_dim] are the caller's to free. */
+void test_fill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+               uint32_t count);
+void *test_steps(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+                 uint32_t count);
+size_t test_steps_bytes(const test_tokens *t, uint32_t count);
+/* The same steps again give these bytes, which are freed. */
+void test_steps_again(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t,
+                      uint32_t first, uint32_t count);
 
 /* ---- a whole run: prompt in chunks, then steps, every layer, waited for only at the end ---- */
 typedef struct test_scenario {
@@ -189,6 +216,10 @@ double test_tolerance(kvf_dtype dtype);
 #define TEST_LSE_TOLERANCE 5e-4
 
 size_t test_dtype_bytes(kvf_dtype dtype);
+
+/* Both caches have done the same work, page by page. Lists of the CUDA device give away what they
+ * meet first, so rows that share pages may differ there in what was a hit: `moves` is 0. */
+void test_same_stats(const test_world *a, const test_world *b, int moves);
 
 /* ---- memory that kernels and the test may touch: pinned on CUDA; zeroed, aligned to 64 ---- */
 void *test_alloc(size_t bytes);

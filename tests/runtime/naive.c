@@ -349,12 +349,13 @@ static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32
                   double *lo, double *hi)
 {
     const uint32_t tokens = n->c.page_size / n->c.sub_digests;
+    const int passes = n->c.digest == KVF_DIGEST_CUBOID_MEAN ? 2 : 1;
     uint32_t live = 0;
     for (uint32_t d = 0; d < n->c.head_dim; d++) {
         float min = INFINITY, max = -INFINITY;
         double sum = 0.0, away = 0.0;
         live = 0;
-        for (int pass = 0; pass < 2; pass++)
+        for (int pass = 0; pass < passes; pass++)
             for (uint32_t i = first; i < first + tokens; i++) {
                 const uint32_t t = l->order[(size_t)kv_head * n->c.tokens_max + i];
                 if (t < n->c.sink_tokens)
@@ -363,8 +364,8 @@ static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32
                 if (pass == 0) {
                     live++;
                     sum += (double)x;
-                    min = fminf(min, x);
-                    max = fmaxf(max, x);
+                    min = x < min ? x : min;
+                    max = x > max ? x : max;
                 } else {
                     away += fabs(((double)max + (double)min) / 2.0 - (double)x);
                 }
@@ -433,25 +434,40 @@ static void rotate(const float *from, uint32_t dim, double *x)
     }
 }
 
-/* The estimate of a key's product with a query in int8, by two bits per channel. */
-static double estimate(const naive *n, const float *k, const float *q)
+/* A rotated query in int8. */
+typedef struct naive_query {
+    double units[256], unit;
+} naive_query;
+
+static naive_query quantize(const float *q, uint32_t dim)
 {
-    const uint32_t dim = n->c.head_dim;
-    double x[256], y[256], n2 = 0.0, most = 0.0, along = 0.0, product = 0.0;
+    naive_query y;
+    double most = 0.0;
+    rotate(q, dim, y.units);
+    for (uint32_t i = 0; i < dim; i++)
+        most = fmax(most, fabs(y.units[i]));
+    for (uint32_t i = 0; i < dim; i++)
+        y.units[i] = rint(y.units[i] * 127.0 / most);
+    y.unit = most / 127.0;
+    return y;
+}
+
+/* The estimate of a key's product with it, by two bits per channel. */
+static double estimate(const float *k, const naive_query *q, uint32_t dim)
+{
+    double x[256], n2 = 0.0, along = 0.0, product = 0.0;
     rotate(k, dim, x);
-    rotate(q, dim, y);
-    for (uint32_t i = 0; i < dim; i++) {
+    for (uint32_t i = 0; i < dim; i++)
         n2 += x[i] * x[i];
-        most = fmax(most, fabs(y[i]));
-    }
+    const double middle = 0.9815 * sqrt(n2 / dim);
     for (uint32_t i = 0; i < dim; i++) {
-        const double size = fabs(x[i]) < 0.9815 * sqrt(n2 / dim) ? 3.0 : 10.0;
+        const double size = fabs(x[i]) < middle ? 3.0 : 10.0;
         const double level = x[i] < 0.0 ? -size : size;
         along += level * x[i];
-        product += level * rint(y[i] * 127.0 / most);
+        product += level * q->units[i];
     }
     const uint16_t scale = kvf_fp16_from_float((float)(n2 / along));
-    return (double)kvf_fp16_to_float(scale) * (most / 127.0) * product;
+    return (double)kvf_fp16_to_float(scale) * q->unit * product;
 }
 
 /* Per page the mass of its tokens relative to the best of all, in bf16; -1 = nothing left. Fewer
@@ -460,13 +476,15 @@ static double page_masses(const naive *n, const naive_layer *l, uint32_t kv_head
                           const float *q, double *mass, double *top)
 {
     const uint32_t P = n->c.page_size;
+    const naive_query rotated = quantize(q, n->c.head_dim);
     double *logit = calloc((size_t)pages * P + 1, sizeof *logit), all = 0.0;
     assert(logit && pages * P <= KVF_SCORE_CODES_TOKENS);
     *top = -INFINITY;
     for (uint32_t t = 0; t < pages * P; t++) {
         logit[t] = -INFINITY;
         if (t >= n->c.sink_tokens && !l->fixed[(size_t)kv_head * n->c.tokens_max + t])
-            logit[t] = test_logit(&n->c, l->index, estimate(n, key(n, l, kv_head, t), q));
+            logit[t] = test_logit(&n->c, l->index,
+                                  estimate(key(n, l, kv_head, t), &rotated, n->c.head_dim));
         *top = fmax(*top, logit[t]);
     }
     for (uint32_t p = 0; p < pages; p++) {

@@ -69,18 +69,20 @@ static void observe_query(const naive *n, const naive_layer *l, uint32_t head, u
                           const unsigned char *seen, double parts, double *score)
 {
     const double sink = test_sink(l->index, head);
-    double top = sink, sum = 0.0;
+    double top = sink, sum = 0.0, *share = calloc((size_t)query + 1, sizeof *share);
+    assert(share);
     for (uint32_t t = 0; t <= query; t++)
         if (seen[t])
-            top = fmax(top, query_key(n, l, head, query, t));
+            top = fmax(top, share[t] = query_key(n, l, head, query, t));
     if (sink > -INFINITY)
         sum = exp(sink - top);
     for (uint32_t t = 0; t <= query; t++)
         if (seen[t])
-            sum += exp(query_key(n, l, head, query, t) - top);
+            sum += share[t] = exp(share[t] - top);
     for (uint32_t t = 0; t <= query && sum > 0.0; t++)
         if (seen[t])
-            score[t] += exp(query_key(n, l, head, query, t) - top) / sum / parts;
+            score[t] += share[t] / sum / parts;
+    free(share);
 }
 
 /* Tokens that a refresh can see: all of them, or those of recent choices beside what is on the

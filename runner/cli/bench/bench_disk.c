@@ -214,14 +214,6 @@ static uint32_t run_rounds(disk_run *run)
 
 /* ---- figures ---- */
 
-static void set_three(cli_cell *row, enum disk_column first, double *values, uint32_t count)
-{
-    static const unsigned percents[] = {50, 10, 90};
-    kvf_sort(values, count);
-    for (uint32_t i = 0; i < 3; i++)
-        cli_cell_real(&row[first + i], kvf_percentile(values, count, percents[i]));
-}
-
 static void set_median(cli_cell *cell, const double *values, uint32_t count)
 {
     double sorted[DISK_ROUNDS_MAX];
@@ -250,7 +242,7 @@ static void set_ratio(const disk_run *run, cli_cell *row, enum disk_column first
             ratios[count++] = over->rate[i] / under;
     }
     if (count)
-        set_three(row, first, ratios, count);
+        cli_cells_spread(&row[first], ratios, count);
 }
 
 static void set_names(cli_cell *row, const kvf_disk_case *c)
@@ -279,7 +271,7 @@ static bool add_figures(disk_run *run, const disk_row *r)
     if (r->rounds == 0)
         return true;
     memcpy(rates, r->rate, r->rounds * sizeof *rates);
-    set_three(row, DISK_RATE, rates, r->rounds);
+    cli_cells_spread(&row[DISK_RATE], rates, r->rounds);
     cli_cell_real(&row[DISK_US], 1e-3 * (double)r->c.extent_bytes / row[DISK_RATE].real);
     if (r->c.what != KVF_DISK_WRITE)
         set_ratio(run, row, DISK_OF_PEAK, r, NULL);

@@ -135,10 +135,10 @@ static kvf_status remember(conversation *c, kvf_error *error)
     c->before_count = c->now_count;
     if (c->now_text.size == 0)
         return KVF_OK;
-    const kvf_status status = kvf_sequence_fork(run->cache, run->sequence, run->stream, &c->before);
-    if (status != KVF_OK)
-        return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
-    return kvf_text_append(NULL, &c->before_text, c->now_text.bytes, c->now_text.size, error);
+    KVF_TRY(kvf_library_told(run->runtime,
+                             kvf_sequence_fork(run->cache, run->sequence, run->stream, &c->before),
+                             error));
+    return kvf_text_append(&c->before_text, c->now_text.bytes, c->now_text.size, error);
 }
 
 /* ---- a turn ---- */
@@ -148,12 +148,12 @@ static kvf_status render(const conversation *c, turn *t, kvf_error *error)
 {
     kvf_chat chat = cli_chat_of(&c->run->chat, c->messages, c->count);
     kvf_text closed = {0};
-    KVF_TRY(kvf_chat_render(&chat, NULL, &t->full, error));
+    KVF_TRY(kvf_chat_render(&chat, &t->full, error));
     t->stable = t->full.size;
     chat.generate = false;
-    if (kvf_chat_render(&chat, NULL, &closed, NULL) == KVF_OK && begins_with(&t->full, &closed))
+    if (kvf_chat_render(&chat, &closed, NULL) == KVF_OK && begins_with(&t->full, &closed))
         t->stable = closed.size;
-    kvf_text_free(NULL, &closed);
+    kvf_text_free(&closed);
     return KVF_OK;
 }
 
@@ -212,8 +212,7 @@ static bool can_prune(const conversation *c, const turn *t)
 /* Tokens that the sequence got after what was pruned. */
 static kvf_status note_after(conversation *c, const uint32_t *ids, size_t count, kvf_error *error)
 {
-    return c->run->prune.completion ? kvf_token_ids_append(NULL, &c->after, ids, count, error)
-                                    : KVF_OK;
+    return c->run->prune.completion ? kvf_token_ids_append(&c->after, ids, count, error) : KVF_OK;
 }
 
 /* Read ids of the turn: densely, or as steps after what is there. An interrupted one leaves `now`
@@ -271,7 +270,7 @@ static kvf_status read_turn(conversation *c, turn *t, bool *stopped, kvf_error *
         return KVF_OK;
     set_text(&c->now_text, 0);
     if (stable == t->stable_ids && stable > 0) {
-        KVF_TRY(kvf_text_append(NULL, &c->now_text, t->full.bytes, t->stable, error));
+        KVF_TRY(kvf_text_append(&c->now_text, t->full.bytes, t->stable, error));
         KVF_TRY(remember(c, error));
     }
     return prefill(c, t, stable, count, stopped, error);
@@ -286,15 +285,15 @@ static kvf_status note_fed(conversation *c, const turn *t, const kvf_token_ids *
     kvf_status status = KVF_OK;
     set_text(&c->now_text, 0);
     if (t->full.size)
-        KVF_TRY(kvf_text_append(NULL, &c->now_text, t->full.bytes, t->full.size, error));
+        KVF_TRY(kvf_text_append(&c->now_text, t->full.bytes, t->full.size, error));
     for (size_t i = 0; status == KVF_OK && i + 1 < generated->count; i++)
         status = kvf_token_stream_push(&stream, generated->ids[i], &text, error);
     if (status == KVF_OK && text.size)
-        status = kvf_text_append(NULL, &c->now_text, text.bytes, text.size, error);
+        status = kvf_text_append(&c->now_text, text.bytes, text.size, error);
     /* No template writes this, so the next turn goes back. */
     if (status == KVF_OK && stream.pending_count)
-        status = kvf_text_append(NULL, &c->now_text, "\0", 1, error);
-    kvf_text_free(kvf_tokenizer_allocator(c->run->tokenizer), &text);
+        status = kvf_text_append(&c->now_text, "\0", 1, error);
+    kvf_text_free(&text);
     return status;
 }
 
@@ -356,8 +355,8 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     if (status == KVF_OK && a->stop == KVF_STOP_LENGTH && tokens < run->options.tokens)
         fprintf(stderr, "kvferry: the context of %u tokens is full; /clear begins anew\n",
                 cli_run_prompt_tokens(run));
-    kvf_token_ids_free(NULL, &generated);
-    kvf_text_free(NULL, &text);
+    kvf_token_ids_free(&generated);
+    kvf_text_free(&text);
     return status;
 }
 
@@ -391,8 +390,8 @@ static kvf_status take_turn(conversation *c, const kvf_text *line, kvf_error *er
     kvf_status status = add_message(c, KVF_ROLE_USER, line->bytes, error);
     if (status == KVF_OK)
         status = run_turn(c, &t, error);
-    kvf_token_ids_free(kvf_tokenizer_allocator(c->run->tokenizer), &t.ids);
-    kvf_text_free(NULL, &t.full);
+    kvf_token_ids_free(&t.ids);
+    kvf_text_free(&t.full);
     if (t.is_read || (status != KVF_INVALID && status != KVF_FULL))
         return status;
     drop_messages(c, count);
@@ -479,7 +478,7 @@ static kvf_status converse(cli_run *run, kvf_error *error)
         goes_on = (end == CLI_LINE_INTERRUPTED ||
                    (end == CLI_LINE_READ && take_message(&c, &message, &status, error))) &&
                   !cli_interrupt_ends();
-        kvf_text_free(NULL, &message);
+        kvf_text_free(&message);
     }
     run->interrupted = cli_interrupt_ends();
     cli_line_close(input);
@@ -488,11 +487,11 @@ static kvf_status converse(cli_run *run, kvf_error *error)
         kvf_prune_stats_get(run->prune.of, &run->prune.stats);
     if (c.before)
         drop_sequence(run, &c.before);
-    kvf_token_ids_free(NULL, &c.after);
+    kvf_token_ids_free(&c.after);
     drop_messages(&c, 0);
     free(c.messages);
-    kvf_text_free(NULL, &c.now_text);
-    kvf_text_free(NULL, &c.before_text);
+    kvf_text_free(&c.now_text);
+    kvf_text_free(&c.before_text);
     return input ? status : model_out_of_memory(error, 1, "the input");
 }
 

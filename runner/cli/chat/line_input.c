@@ -10,7 +10,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #if KVF_HAVE_LIBEDIT
@@ -35,7 +34,7 @@ static cli_line_end take(const char *bytes, size_t size, kvf_text *line)
 {
     while (size > 0 && (bytes[size - 1] == '\n' || bytes[size - 1] == '\r'))
         size--;
-    return kvf_text_append(NULL, line, bytes, size, NULL) == KVF_OK ? CLI_LINE_READ : CLI_LINE_END;
+    return kvf_text_append(line, bytes, size, NULL) == KVF_OK ? CLI_LINE_READ : CLI_LINE_END;
 }
 
 /* @return false after Ctrl-C. The signal may arrive in any thread, and in front of a read as well

@@ -42,7 +42,7 @@ static bool merge(const char *description, cli_json *j)
     size_t size = (size_t)(end - description);
     while (size > 0 && strchr(" \n\t", description[size - 1]))
         size--;
-    if (kvf_text_append(NULL, &j->text, description, size, NULL) != KVF_OK)
+    if (kvf_text_append(&j->text, description, size, NULL) != KVF_OK)
         return false;
     j->comma = size > 1;
     describe_runner(j);
@@ -132,8 +132,8 @@ bool cli_info_print(const char *description, bool as_json)
     if (is_said && as_json)
         puts(j.text.bytes);
     else if (is_said)
-        is_said = json_parse(j.text.bytes, j.text.size, "the description", NULL, &document,
-                             &error) == KVF_OK;
+        is_said =
+            json_parse(j.text.bytes, j.text.size, "the description", &document, &error) == KVF_OK;
     if (document)
         show(json_root(document), 0);
     else if (!is_said)

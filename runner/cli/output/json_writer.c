@@ -16,7 +16,7 @@
 
 static void put(cli_json *json, const char *bytes, size_t size)
 {
-    if (!json->failed && kvf_text_append(NULL, &json->text, bytes, size, NULL) != KVF_OK)
+    if (!json->failed && kvf_text_append(&json->text, bytes, size, NULL) != KVF_OK)
         json->failed = true;
 }
 
@@ -147,5 +147,5 @@ bool cli_json_print(cli_json *json)
 
 void cli_json_free(cli_json *json)
 {
-    kvf_text_free(NULL, &json->text);
+    kvf_text_free(&json->text);
 }

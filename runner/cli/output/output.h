@@ -97,6 +97,8 @@ void cli_table_free(cli_table *table);
 void cli_cell_text(cli_cell *cell, const char *text);
 void cli_cell_integer(cli_cell *cell, uint64_t value);
 void cli_cell_real(cli_cell *cell, double value); /* not set if not finite */
+/* The median of @p values, which are sorted then, and the 10th and 90th percentile. */
+void cli_cells_spread(cli_cell cells[3], double *values, size_t count);
 
 const cli_cell *cli_table_at(const cli_table *table, uint32_t row, uint32_t column);
 
@@ -162,13 +164,8 @@ typedef struct cli_bars {
     const double *values; /* [count]; what is below 0 or no number has no bar */
     uint32_t marked;      /* number of the line that is marked */
     const char *mark;     /* after its value */
-    unsigned columns;     /* 0 = as wide as the terminal of the file */
-    bool is_ascii;        /* bars of '#', else of block characters in UTF-8 */
 } cli_bars;
 
 void cli_bars_print(const cli_bars *bars, FILE *file);
-
-/** Whether text for people may not have other characters than ASCII, by the locale. */
-bool cli_locale_is_ascii(void);
 
 #endif

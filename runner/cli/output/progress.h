@@ -9,7 +9,6 @@
  * clean again.
  */
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -25,26 +24,10 @@ typedef struct cli_progress {
 void cli_progress_begin(cli_progress *progress, const char *title, uint64_t total,
                         const char *unit);
 void cli_progress_at(cli_progress *progress, uint64_t done);
-/** Resident bytes of this process; 0 if the system does not say. */
-uint64_t cli_resident_bytes(void);
-/** Text that the next drawing has besides: tokens since @p start_ms, and memory in use. */
+/** Text that the next drawing has besides: tokens since @p start_ms. */
 void cli_progress_pace(cli_progress *progress, uint64_t tokens, double start_ms);
 /** Room for a line of others; the bar comes back with the next cli_progress_at. */
 void cli_progress_clear(cli_progress *progress);
 void cli_progress_end(cli_progress *progress);
-
-/** A bar over a call that reports nothing: the growth of this process's memory is what it shows. */
-typedef struct cli_memory_watch {
-    cli_progress progress;
-    pthread_t thread;
-    pthread_mutex_t mutex;
-    pthread_cond_t wake;
-    uint64_t start_bytes;
-    bool running;
-    bool stop; /* guarded by mutex */
-} cli_memory_watch;
-
-void cli_memory_watch_begin(cli_memory_watch *watch, const char *title, uint64_t bytes);
-void cli_memory_watch_end(cli_memory_watch *watch);
 
 #endif

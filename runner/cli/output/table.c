@@ -7,6 +7,8 @@
 
 #include "output.h"
 
+#include "common/percentile.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +58,14 @@ void cli_cell_real(cli_cell *cell, double value)
 {
     cell->is_set = isfinite(value);
     cell->real = value;
+}
+
+void cli_cells_spread(cli_cell cells[3], double *values, size_t count)
+{
+    static const unsigned percents[3] = {50, 10, 90};
+    kvf_sort(values, count);
+    for (int i = 0; i < 3; i++)
+        cli_cell_real(&cells[i], kvf_percentile(values, count, percents[i]));
 }
 
 const cli_cell *cli_table_at(const cli_table *table, uint32_t row, uint32_t column)

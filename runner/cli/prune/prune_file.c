@@ -156,142 +156,64 @@ void cli_prune_file_write(cli_json *json, const cli_tuning *tuning)
 
 /* ---- read ---- */
 
-/* An object that must be there and has no other members than these. */
-static kvf_status need_object(const json_value *parent, const char *what, const char *key,
-                              const char *const *known, const json_value **out, kvf_error *error)
+/* A member that must be an object. */
+static kvf_status need_object(const json_value *parent, const char *where, const char *key,
+                              const json_value **out, kvf_error *error)
 {
-    *out = key ? json_get(parent, key) : parent;
-    if (!*out)
-        return model_fail(error, KVF_CORRUPT,
-                          "%s: %s is missing; let kvferry tune write the file again", what, key);
-    if ((*out)->kind != JSON_OBJECT)
-        return model_fail(error, KVF_CORRUPT, "%s: %s is %s; it must be an object", what,
-                          key ? key : "the file", json_kind_name(*out));
-    const json_value *unknown = json_unknown_key(*out, known);
-    if (unknown)
-        return model_fail(error, KVF_CORRUPT,
-                          "%s: %s%s%.40s is not known; let kvferry tune write the file again", what,
-                          key ? key : "", key ? "." : "", unknown->key);
-    return KVF_OK;
+    *out = json_get(parent, key);
+    if (*out && (*out)->kind == JSON_OBJECT)
+        return KVF_OK;
+    return model_fail(error, KVF_CORRUPT,
+                      "%s%s is %s; it must be an object; let kvferry tune write the file again",
+                      where, key, *out ? json_kind_name(*out) : "missing");
 }
 
 static kvf_status need_integer(const json_value *object, const char *where, const char *key,
-                               uint64_t least, uint64_t most, uint32_t *out, kvf_error *error)
+                               uint32_t most, uint32_t *out, kvf_error *error)
 {
     const json_value *value = json_get(object, key);
     char shown[48];
     if (!value)
         return model_fail(error, KVF_CORRUPT,
                           "%s%s is missing; let kvferry tune write the file again", where, key);
-    if (value->kind != JSON_INTEGER || value->as.integer < least || value->as.integer > most)
-        return model_fail(error, KVF_CORRUPT,
-                          "%s%s is %s; it must be a whole number from %llu to %llu", where, key,
-                          json_show(value, shown, sizeof shown), (unsigned long long)least,
-                          (unsigned long long)most);
+    if (value->kind != JSON_INTEGER || value->as.integer > most)
+        return model_fail(error, KVF_CORRUPT, "%s%s is %s; it must be a whole number from 0 to %u",
+                          where, key, json_show(value, shown, sizeof shown), most);
     *out = (uint32_t)value->as.integer;
     return KVF_OK;
 }
 
-static kvf_status need_same_text(const json_value *object, const char *where, const char *key,
-                                 const char *ours, kvf_error *error)
-{
-    const json_value *value = json_get(object, key);
-    char shown[48];
-    if (!value || value->kind != JSON_STRING)
-        return model_fail(error, KVF_CORRUPT, "%s%s is %s; it must be a string", where, key,
-                          value ? json_show(value, shown, sizeof shown) : "missing");
-    if (json_is_string(value, ours))
-        return KVF_OK;
-    return model_fail(error, KVF_INVALID,
-                      "%s%s is %.40s, that of this model is %s: the file was tuned for another "
-                      "model; run kvferry tune on this one",
-                      where, key, json_show(value, shown, sizeof shown), ours);
-}
-
-static kvf_status check_model(const json_value *model, const char *where,
+/* Weights tell models apart: their hash has shapes and types, too. */
+static kvf_status check_model(const json_value *root, const char *where,
                               const cli_model_print *ours, kvf_error *error)
 {
-    const struct {
-        const char *key;
-        uint32_t value;
-    } numbers[] = {
-        {"layers", ours->layers},           {"query_heads", ours->query_heads},
-        {"kv_heads", ours->kv_heads},       {"head_dim", ours->head_dim},
-        {"hidden_size", ours->hidden_size}, {"vocab_size", ours->vocab_size},
-    };
-    KVF_TRY(need_same_text(model, where, "family", ours->family, error));
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        uint32_t theirs = 0;
-        KVF_TRY(need_integer(model, where, numbers[i].key, 0, UINT32_MAX, &theirs, error));
-        if (theirs != numbers[i].value)
-            return model_fail(error, KVF_INVALID,
-                              "%s%s is %u, that of this model is %u: the file was tuned for "
-                              "another model; run kvferry tune on this one",
-                              where, numbers[i].key, theirs, numbers[i].value);
-    }
-    return need_same_text(model, where, "weights", ours->weights, error);
-}
-
-/* A list of figures, one per layer; null is a figure that could not be measured. */
-static kvf_status check_figures(const json_value *section, const char *where, const char *key,
-                                uint32_t count_max, kvf_error *error)
-{
-    const json_value *list = json_get(section, key);
+    const json_value *model, *weights;
     char shown[48];
-    if (!list || list->kind != JSON_ARRAY || list->size == 0 || list->size > count_max)
-        return model_fail(error, KVF_CORRUPT, "%s%s must be a list of 1 to %u numbers", where, key,
-                          count_max);
-    for (const json_value *v = json_first(list); v; v = json_next(list, v))
-        if (!json_is_number(v) && v->kind != JSON_NULL)
-            return model_fail(error, KVF_CORRUPT, "%s%s has %s; it must be a list of numbers",
-                              where, key, json_show(v, shown, sizeof shown));
-    return KVF_OK;
-}
-
-static kvf_status check_answers(const json_value *section, const char *where, kvf_error *error)
-{
-    static const char *const known[] = {"asked", "full", "kept", "computed", NULL};
-    const json_value *answers, *asked;
-    char inner[160], shown[48];
-    uint32_t full = 0, kept = 0;
-    snprintf(inner, sizeof inner, "%sanswers.", where);
-    KVF_TRY(need_object(section, where, "answers", known, &answers, error));
-    asked = json_get(answers, "asked");
-    if (asked && !json_is_string(asked, "end") && !json_is_string(asked, "after"))
-        return model_fail(error, KVF_CORRUPT, "%sasked is %s; it must be end or after", inner,
-                          json_show(asked, shown, sizeof shown));
-    KVF_TRY(need_integer(answers, inner, "full", 1, UINT32_MAX, &full, error));
-    return need_integer(answers, inner, "kept", 0, full, &kept, error);
+    KVF_TRY(need_object(root, where, "model", &model, error));
+    weights = json_get(model, "weights");
+    if (weights && json_is_string(weights, ours->weights))
+        return KVF_OK;
+    return model_fail(error, KVF_INVALID,
+                      "%smodel.weights is %.40s, that of this model is %s: the file was tuned for "
+                      "another model; run kvferry tune on this one",
+                      where, json_show(weights, shown, sizeof shown), ours->weights);
 }
 
 static kvf_status read_section(const json_value *section, const char *where, const char *policy,
                                uint32_t layers, cli_prune_values *out, kvf_error *error)
 {
-    static const char *const figures[] = {"scores", "entropy", "sparsity", "variance"};
-    const bool is_structkv = strcmp(policy, "structkv") == 0;
-    uint32_t layer = 0, first = 0;
+    const json_value *settings;
+    uint32_t layer = 0;
     char inner[160];
-    KVF_TRY(need_integer(section, where, "layer", 0, layers - 1, &layer, error));
-    if (json_get(section, "answers")) {
-        KVF_TRY(check_answers(section, where, error));
-    } else {
-        KVF_TRY(need_integer(section, where, "first_layer", 0, layers - 1, &first, error));
-        for (size_t i = 0; i < (is_structkv ? 4u : 1u); i++)
-            KVF_TRY(check_figures(section, where, figures[i], layers - first, error));
-        if (json_get(section, "recovery"))
-            KVF_TRY(check_figures(section, where, "recovery", layers, error));
-    }
-    const json_value *settings = json_get(section, "settings");
-    if (!settings)
-        return model_fail(error, KVF_CORRUPT,
-                          "%ssettings is missing; let kvferry tune write the file again", where);
+    KVF_TRY(need_integer(section, where, "layer", layers - 1, &layer, error));
+    KVF_TRY(need_object(section, where, "settings", &settings, error));
     snprintf(inner, sizeof inner, "%ssettings", where);
     KVF_TRY(cli_settings_read(settings, inner, out, error));
     if (strcmp(policy, "asl") == 0) /* whose rule chooses */
         return KVF_OK;
     out->config.settings.layer = layer;
     out->given |= cli_setting_bit("layer");
-    if (is_structkv) {
+    if (strcmp(policy, "structkv") == 0) {
         out->config.settings.pivot = KVF_PIVOT_CALIBRATED;
         out->given |= cli_setting_bit("pivot");
     }
@@ -302,35 +224,21 @@ static kvf_status read_document(const json_value *root, const char *what,
                                 const cli_model_print *model, const char *policy,
                                 cli_prune_values *out, kvf_error *error)
 {
-    static const char *const top[] = {"kvferry_prune", "model",    "samples", "tokens",
-                                      "fastkv",        "structkv", "asl",     NULL};
-    static const char *const of_model[] = {"family",     "layers",   "query_heads",
-                                           "kv_heads",   "head_dim", "hidden_size",
-                                           "vocab_size", "weights",  NULL};
-    static const char *const of_section[] = {"layer",   "first_layer", "settings", "scores",
-                                             "entropy", "sparsity",    "variance", "recovery",
-                                             "answers", NULL};
-    const json_value *object, *section;
+    const json_value *section;
     char where[128];
-    uint32_t version = 0, count = 0;
-    if (root->kind != JSON_OBJECT || !json_get(root, "kvferry_prune"))
+    uint32_t version = 0;
+    if (!json_get(root, "kvferry_prune"))
         return model_fail(
             error, KVF_CORRUPT,
             "%s: kvferry_prune is missing; this is not a file that kvferry tune wrote", what);
     snprintf(where, sizeof where, "%.80s: ", what);
-    KVF_TRY(need_integer(root, where, "kvferry_prune", 0, UINT32_MAX, &version, error));
+    KVF_TRY(need_integer(root, where, "kvferry_prune", UINT32_MAX, &version, error));
     if (version != CLI_PRUNE_FILE_VERSION)
         return model_fail(error, KVF_UNSUPPORTED,
                           "%s: kvferry_prune is %u, this version reads %u; let kvferry tune write "
                           "the file again",
                           what, version, CLI_PRUNE_FILE_VERSION);
-    KVF_TRY(need_object(root, what, NULL, top, &object, error));
-    KVF_TRY(need_object(root, what, "model", of_model, &object, error));
-    snprintf(where, sizeof where, "%.80s: model.", what);
-    KVF_TRY(check_model(object, where, model, error));
-    snprintf(where, sizeof where, "%.80s: ", what);
-    KVF_TRY(need_integer(root, where, "samples", 1, UINT32_MAX, &count, error));
-    KVF_TRY(need_integer(root, where, "tokens", 1, UINT32_MAX, &count, error));
+    KVF_TRY(check_model(root, where, model, error));
     if (strcmp(policy, "fastkv") != 0 && strcmp(policy, "structkv") != 0 &&
         strcmp(policy, "asl") != 0)
         return model_fail(
@@ -341,7 +249,7 @@ static kvf_status read_document(const json_value *root, const char *what,
         return model_fail(error, KVF_INVALID,
                           "%s has nothing for %s; run kvferry tune with --method %s", what, policy,
                           policy);
-    KVF_TRY(need_object(root, what, policy, of_section, &section, error));
+    KVF_TRY(need_object(root, where, policy, &section, error));
     snprintf(where, sizeof where, "%.80s: %s.", what, policy);
     return read_section(section, where, policy, model->layers, out, error);
 }
@@ -352,7 +260,7 @@ kvf_status cli_prune_file_parse(const char *text, size_t bytes, const char *what
 {
     json_document *document = NULL;
     cli_prune_values values = {0};
-    KVF_TRY(json_parse(text, bytes, what, NULL, &document, error));
+    KVF_TRY(json_parse(text, bytes, what, &document, error));
     kvf_status status = read_document(json_root(document), what, model, policy, &values, error);
     json_free(document);
     if (status == KVF_OK)
@@ -366,12 +274,12 @@ kvf_status cli_prune_file_read(const char *path, const kvf_model_config *model,
 {
     cli_model_print print;
     kvf_text text = {0};
-    kvf_status status = model_read_file(NULL, path, FILE_BYTES_MAX, &text, error);
+    kvf_status status = model_read_file(path, FILE_BYTES_MAX, &text, error);
     if (status == KVF_OK) {
         cli_model_print_make(model, weights, &print);
         status = cli_prune_file_parse(text.size ? text.bytes : "", text.size, path, &print, policy,
                                       out, error);
     }
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     return status;
 }

@@ -8,8 +8,8 @@
  * One JSON object: a version, the model's fingerprint, what was measured on, and one section per
  * method with its layer, its settings, and either its figures per layer or how many answers it
  * keeps at what cost. It knows the format, not how a layer is found. Invariant: a file is used only
- * if every member that must be there is, has its type and its range, and the fingerprint is that of
- * the model that is about to run.
+ * if every member that is read has its type and its range, and the fingerprint is that of the model
+ * that is about to run.
  */
 
 #include "model_config.h"
@@ -65,7 +65,7 @@ void cli_prune_file_write(cli_json *json, const cli_tuning *tuning);
  *
  * @param out  receives layer and settings
  * @return KVF_OK; KVF_SYSTEM if it cannot be read; KVF_CORRUPT naming the member that is missing,
- *         not known, of a wrong type or out of range; KVF_INVALID if it is of another model or has
+ *         of a wrong type or out of range; KVF_INVALID if it is of another model or has
  *         nothing for the policy; KVF_OUT_OF_MEMORY
  */
 KVF_CHECKED kvf_status cli_prune_file_read(const char *path, const kvf_model_config *model,

@@ -56,7 +56,7 @@ void cli_jobs_free(cli_jobs *jobs)
         free(jobs->jobs[i].name);
     free(jobs->jobs);
     free(jobs->prompts);
-    kvf_token_ids_free(NULL, &jobs->ids);
+    kvf_token_ids_free(&jobs->ids);
     *jobs = (cli_jobs){0};
 }
 
@@ -68,7 +68,7 @@ static bool is_thinking(const kvf_tokenizer *tokenizer, const uint32_t *ids, siz
         kvf_tokenizer_decode(tokenizer, ids + count - tail, tail, false, &text, NULL) != KVF_OK)
         return false;
     const bool open = text.bytes && kvf_thought_is_open(text.bytes, text.size);
-    kvf_text_free(kvf_tokenizer_allocator(tokenizer), &text);
+    kvf_text_free(&text);
     return open;
 }
 
@@ -190,7 +190,7 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
             "system out",
             where);
     if (source->before)
-        KVF_TRY(kvf_token_ids_append(NULL, ids, source->before->ids, source->before->count, error));
+        KVF_TRY(kvf_token_ids_append(ids, source->before->ids, source->before->count, error));
     if (!o->chat && !messages && !system) {
         const size_t first = ids->count;
         if (source->before)
@@ -206,14 +206,14 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
     KVF_TRY(source->chat(source->user, &chat, error));
     kvf_text text = {0};
     if (prompt)
-        KVF_TRY(kvf_text_append(NULL, &text, prompt->as.string, prompt->size + 1, error));
+        KVF_TRY(kvf_text_append(&text, prompt->as.string, prompt->size + 1, error));
     text.size -= prompt ? 1 : 0;
     const cli_turns turns = {.system = system ? system->as.string : o->system,
                              .messages = messages,
                              .path = where,
                              .prompt = prompt ? &text : NULL};
     const kvf_status status = cli_chat_encode_turns(chat, &turns, source->tokenizer, ids, error);
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     return status;
 }
 
@@ -321,7 +321,7 @@ kvf_status cli_jobs_single(const cli_job_source *source, const kvf_token_ids *pr
     out->prompts[0] = (kvf_batch_prompt){.tokens = source->options->tokens,
                                          .sampling = source->options->sampling};
     out->jobs[0] = (cli_job){.number = 1};
-    KVF_TRY(kvf_token_ids_append(NULL, &out->ids, prompt->ids, prompt->count, error));
+    KVF_TRY(kvf_token_ids_append(&out->ids, prompt->ids, prompt->count, error));
     add(source, out);
     bind(out);
     return KVF_OK;

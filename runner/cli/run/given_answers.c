@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define TOKENS_MAX (1u << 24) /* of an answer */
 
@@ -68,7 +67,7 @@ static kvf_status read_ids(const reading *r, const json_value *line, const char 
             return model_fail(error, KVF_INVALID,
                               "%s: ids must be whole numbers from 0 to %u, the model's tokens",
                               where, r->model->vocab_size - 1);
-        KVF_TRY(kvf_token_ids_push(NULL, &r->given->ids, (uint32_t)id->as.integer, error));
+        KVF_TRY(kvf_token_ids_push(&r->given->ids, (uint32_t)id->as.integer, error));
     }
     return KVF_OK;
 }
@@ -198,6 +197,6 @@ void cli_given_free(cli_given *g)
     free(g->answers);
     free(g->first);
     free(g->logprobs);
-    kvf_token_ids_free(NULL, &g->ids);
+    kvf_token_ids_free(&g->ids);
     *g = (cli_given){0};
 }

@@ -20,7 +20,7 @@ static kvf_status read_standard_input(kvf_text *text, kvf_error *error)
 {
     char block[READ_BYTES];
     for (size_t got; (got = fread(block, 1, sizeof block, stdin)) > 0;) {
-        KVF_TRY(kvf_text_append(NULL, text, block, got, error));
+        KVF_TRY(kvf_text_append(text, block, got, error));
         if (text->size > PROMPT_BYTES_MAX)
             return model_fail(error, KVF_INVALID, "standard input is larger than 1 GiB");
     }
@@ -32,9 +32,9 @@ static kvf_status read_standard_input(kvf_text *text, kvf_error *error)
 static kvf_status read_text(const cli_run_options *o, kvf_text *text, kvf_error *error)
 {
     if (o->prompt)
-        return kvf_text_append(NULL, text, o->prompt, strlen(o->prompt), error);
+        return kvf_text_append(text, o->prompt, strlen(o->prompt), error);
     if (o->prompt_file)
-        return model_read_file(NULL, o->prompt_file, PROMPT_BYTES_MAX, text, error);
+        return model_read_file(o->prompt_file, PROMPT_BYTES_MAX, text, error);
     /* A saved sequence is a prompt, too, and nobody has to type one. */
     return o->load_file && isatty(STDIN_FILENO) ? KVF_OK : read_standard_input(text, error);
 }
@@ -90,7 +90,7 @@ static kvf_status parse_ids(const char *path, const kvf_text *text, uint32_t voc
             return model_fail(error, KVF_INVALID,
                               "%s: token id %llu is out of range; the model has ids 0 to %u", path,
                               id, vocab_size - 1);
-        KVF_TRY(kvf_token_ids_push(NULL, ids, (uint32_t)id, error));
+        KVF_TRY(kvf_token_ids_push(ids, (uint32_t)id, error));
         next = after;
     }
     return KVF_OK;
@@ -116,7 +116,7 @@ kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *mod
     if (chat && !o->prompt && !o->prompt_file && o->chat.messages_file) {
         status = cli_chat_encode(chat, &o->chat, tokenizer, NULL, ids, error);
     } else if (o->token_ids_file) {
-        status = model_read_file(NULL, o->token_ids_file, PROMPT_BYTES_MAX, &text, error);
+        status = model_read_file(o->token_ids_file, PROMPT_BYTES_MAX, &text, error);
         if (status == KVF_OK && text.size > 0)
             status = parse_ids(o->token_ids_file, &text, model->vocab_size, ids, error);
     } else {
@@ -125,7 +125,7 @@ kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *mod
             status = chat ? cli_chat_encode(chat, &o->chat, tokenizer, &text, ids, error)
                           : encode(name_of(o), tokenizer, text.bytes, text.size, true, ids, error);
     }
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     if (status == KVF_OK && ids->count == 0 && !o->load_file)
         return model_fail(error, KVF_INVALID, "the prompt is empty; give at least one token");
     if (status == KVF_OK && ids->count > UINT32_MAX / 2)
@@ -138,10 +138,10 @@ kvf_status cli_text_read(const char *path, const kvf_model_config *model,
                          const kvf_tokenizer *tokenizer, kvf_token_ids *ids, kvf_error *error)
 {
     kvf_text text = {0};
-    kvf_status status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
+    kvf_status status = model_read_file(path, PROMPT_BYTES_MAX, &text, error);
     if (status == KVF_OK)
         status = encode(path, tokenizer, text.bytes, text.size, false, ids, error);
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     if (status == KVF_OK && ids->count == 0)
         return model_fail(error, KVF_INVALID, "%s holds no token", path);
     if (status == KVF_OK && ids->count > UINT32_MAX / 4)
@@ -161,7 +161,7 @@ static kvf_status add_question(const char *where, const kvf_tokenizer *tokenizer
     if (tokens > out->longest)
         out->longest = tokens;
     out->count++;
-    return kvf_token_ids_push(NULL, &out->starts, (uint32_t)out->ids.count, error);
+    return kvf_token_ids_push(&out->starts, (uint32_t)out->ids.count, error);
 }
 
 /* The target of lines that are questions. */
@@ -190,7 +190,7 @@ static kvf_status read_questions(const char *path, const kvf_tokenizer *tokenize
     kvf_text text = {0};
     char where[300];
     uint32_t number = 0;
-    kvf_status status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
+    kvf_status status = model_read_file(path, PROMPT_BYTES_MAX, &text, error);
     for (size_t at = 0; status == KVF_OK && at < text.size;) {
         const char *line = text.bytes + at;
         const char *newline = memchr(line, '\n', text.size - at);
@@ -202,7 +202,7 @@ static kvf_status read_questions(const char *path, const kvf_tokenizer *tokenize
         if (size > 0)
             status = add_question(where, tokenizer, line, size, out, error);
     }
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     return status;
 }
 
@@ -212,7 +212,7 @@ kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
     const size_t length = strlen(path);
     const bool is_json = length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
     *out = (cli_questions){0};
-    kvf_status status = kvf_token_ids_push(NULL, &out->starts, 0, error);
+    kvf_status status = kvf_token_ids_push(&out->starts, 0, error);
     if (status == KVF_OK)
         status = is_json ? cli_json_lines(path, on_question, &(asking){tokenizer, out}, error)
                          : read_questions(path, tokenizer, out, error);
@@ -227,8 +227,8 @@ kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
 
 void cli_questions_free(cli_questions *questions)
 {
-    kvf_token_ids_free(NULL, &questions->ids);
-    kvf_token_ids_free(NULL, &questions->starts);
+    kvf_token_ids_free(&questions->ids);
+    kvf_token_ids_free(&questions->starts);
 }
 
 /* Lines of JSON; see the header. */
@@ -247,7 +247,7 @@ kvf_status cli_json_lines(const char *path, cli_line_fn fn, void *user, kvf_erro
     char where[256];
     kvf_text text = {0};
     uint64_t number = 0;
-    kvf_status status = model_read_file(NULL, path, FILE_BYTES_MAX, &text, error);
+    kvf_status status = model_read_file(path, FILE_BYTES_MAX, &text, error);
     for (size_t at = 0; status == KVF_OK && at < text.size;) {
         const char *line = text.bytes + at;
         const char *newline = memchr(line, '\n', text.size - at);
@@ -257,11 +257,11 @@ kvf_status cli_json_lines(const char *path, cli_line_fn fn, void *user, kvf_erro
         snprintf(where, sizeof where, "%.200s: line %llu", path, (unsigned long long)++number);
         if (is_blank(line, size))
             continue;
-        status = json_parse_as_written(line, size, where, NULL, &document, error);
+        status = json_parse_as_written(line, size, where, &document, error);
         if (status == KVF_OK)
             status = fn(user, json_root(document), where, number, error);
         json_free(document);
     }
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     return status;
 }

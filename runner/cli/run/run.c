@@ -77,7 +77,7 @@ kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime,
     for (size_t i = 0; i < kvf_weights_count(weights) && status == KVF_OK && !cli_interrupted();
          i++) {
         const kvf_tensor *tensor = kvf_weights_at(weights, i);
-        status = kvf_weights_load(weights, tensor, kvf_runtime_threads(runtime), error);
+        status = kvf_weights_load(tensor, kvf_runtime_threads(runtime), error);
         done += tensor->bytes;
         cli_progress_at(&progress, done >> 20);
     }
@@ -87,12 +87,11 @@ kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime,
 
 static kvf_status open_cache(cli_run *run, kvf_error *error)
 {
-    cli_memory_watch watch;
-    cli_memory_watch_begin(&watch, "pinning memory",
-                           cli_memory_plan_total(&run->plan) - run->plan.weight_bytes);
+    cli_progress progress;
+    cli_progress_begin(&progress, "pinning memory", 1, "");
     kvf_status status =
         kvf_transformer_cache_open(run->transformer, &run->options.cache, &run->cache, error);
-    cli_memory_watch_end(&watch);
+    cli_progress_end(&progress);
     if (status == KVF_OK)
         status = run->batch.rows ? KVF_OK : kvf_sequence_create(run->cache, &run->sequence);
     if (status != KVF_OK && !run->cache)
@@ -183,12 +182,11 @@ static void close_run(cli_run *run)
     free(run->scored.losses);
     free(run->scored.likeliest);
     free(run->steps.ms);
-    free(run->steps.resident);
     free(run->answers.of);
     kvf_runtime_close(run->runtime);
-    kvf_token_ids_free(NULL, &run->scored.text);
-    kvf_token_ids_free(NULL, &run->prompt);
-    kvf_token_ids_free(NULL, &run->loaded.prompt);
+    kvf_token_ids_free(&run->scored.text);
+    kvf_token_ids_free(&run->prompt);
+    kvf_token_ids_free(&run->loaded.prompt);
     cli_questions_free(&run->questions);
     cli_jobs_free(&run->jobs);
     cli_given_free(&run->given);

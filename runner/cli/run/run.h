@@ -159,8 +159,6 @@ typedef struct cli_answers {
 typedef struct cli_steps {
     double *ms; /* [count] */
     uint32_t count;
-    uint64_t *resident; /* [resident_count] bytes of the process, every 1,000 steps */
-    uint32_t resident_count;
 } cli_steps;
 
 /* Files that a run writes beside its answers. */
@@ -249,7 +247,7 @@ void cli_rescore_summary(const cli_run *run);
 void cli_rescore_free(cli_rescores *rescores);
 
 /** Print what follows from row 0 of the transformer's logits, at most @p tokens.
- * @param text       receives what was printed, freed with NULL as allocator; may be NULL
+ * @param text       receives what was printed, freed with kvf_text_free; may be NULL
  * @param generated  receives the ids; may be NULL
  * @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens,
@@ -355,9 +353,6 @@ void cli_run_complete_write(cli_json *json, const cli_run *run);
 
 /** A few lines on stderr. */
 void cli_run_summary(const cli_run *run);
-
-/** After every 1,000 steps: how much memory the process has, for the statistics. */
-void cli_run_note_memory(cli_steps *steps, uint32_t done);
 
 /** The statistics where the user asked for them. @return false after a message */
 bool cli_run_write_stats(cli_run *run);

@@ -78,7 +78,7 @@ static bool on_token(void *user, const kvf_batch_answer *answer, uint32_t id)
     b->run->batch.generated++;
     if (answer->prompt == 0 && answer->sample == 0 && answer->generated == 1)
         b->run->batch.first_ms = answer->first_ms;
-    if (kvf_token_ids_push(NULL, &o->ids, id, NULL) != KVF_OK)
+    if (kvf_token_ids_push(&o->ids, id, NULL) != KVF_OK)
         b->run->output_failed = true;
     if (b->run->given.count && answer->generated == cli_given_of(&b->run->given, answer)->count)
         return false;
@@ -239,7 +239,6 @@ static bool on_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
         }
         run->steps.ms[run->steps.count++] = ms;
         run->batch.rows_sum += rows;
-        cli_run_note_memory(&run->steps, run->steps.count);
     }
     show_progress(b);
     run->interrupted = cli_interrupted();
@@ -284,8 +283,8 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
     run->interrupted = cli_interrupted();
     run->batch.ms = kvf_now_ms() - b.start_ms;
     for (uint32_t i = 0; i < run->batch.rows; i++) {
-        kvf_text_free(NULL, &b.outlets[i].text);
-        kvf_token_ids_free(NULL, &b.outlets[i].ids);
+        kvf_text_free(&b.outlets[i].text);
+        kvf_token_ids_free(&b.outlets[i].ids);
         cli_logprobs_free(&b.outlets[i].logprobs);
     }
     free(b.outlets);

@@ -24,7 +24,7 @@ static kvf_status check_tokens(const cli_run *run, kvf_error *error)
                           "--draft-model %.200s: it has %u tokens, and the model has %u; take a "
                           "model of the same family",
                           path, run->draft.model.model.vocab_size, size);
-    kvf_status status = run->tokenizer ? kvf_tokenizer_open(path, NULL, &own, error) : KVF_OK;
+    kvf_status status = run->tokenizer ? kvf_tokenizer_open(path, &own, error) : KVF_OK;
     for (uint32_t id = 0; own && status == KVF_OK && id < size; id++) {
         const char *a = kvf_tokenizer_token(run->tokenizer, id), *b = kvf_tokenizer_token(own, id);
         if (a != b && (!a || !b || strcmp(a, b) != 0))
@@ -43,13 +43,13 @@ kvf_status cli_run_draft_read(cli_run *run, kvf_error *error)
     const char *path = run->options.draft_model;
     if (!path)
         return KVF_OK;
-    KVF_TRY(kvf_model_config_read(path, NULL, &d->model, error));
+    KVF_TRY(kvf_model_config_read(path, &d->model, error));
     if (d->model.window)
         return model_fail(error, KVF_UNSUPPORTED,
                           "--draft-model %.200s has layers with a window of %u tokens "
                           "(sliding_window), which cannot take tokens back; take a model without",
                           path, d->model.window);
-    KVF_TRY(kvf_weights_open(path, NULL, &d->weights, error));
+    KVF_TRY(kvf_weights_open(path, &d->weights, error));
     kvf_model_config_fit(&d->model, d->weights);
     return check_tokens(run, error);
 }

@@ -16,7 +16,7 @@
 static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
-    kvf_status status = kvf_tokenizer_open(o->model, NULL, &run->tokenizer, error);
+    kvf_status status = kvf_tokenizer_open(o->model, &run->tokenizer, error);
     const bool is_lacking = status == KVF_SYSTEM || status == KVF_UNSUPPORTED;
     if (is_lacking && o->token_ids_file && !o->ask_file && !o->text_file) {
         fprintf(stderr, "kvferry: %s; token ids are printed instead of text\n", error->text);
@@ -153,8 +153,8 @@ static kvf_status open_jobs(cli_run *run, kvf_error *error)
 kvf_status cli_run_read_input(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
-    KVF_TRY(kvf_model_config_read(o->model, NULL, &run->model, error));
-    KVF_TRY(kvf_weights_open(o->model, NULL, &run->weights, error));
+    KVF_TRY(kvf_model_config_read(o->model, &run->model, error));
+    KVF_TRY(kvf_weights_open(o->model, &run->weights, error));
     kvf_model_config_fit(&run->model, run->weights);
     if (run->model.note[0])
         fprintf(stderr, "kvferry: %s\n", run->model.note);

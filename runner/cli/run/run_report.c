@@ -357,7 +357,7 @@ static void write_losses(cli_json *j, const cli_run *run)
                 KVF_OK &&
             text.bytes)
             cli_json_bytes(j, "text", text.bytes, text.size);
-        kvf_text_free(NULL, &text);
+        kvf_text_free(&text);
         cli_json_bool(j, "likeliest", run->scored.likeliest[i]);
         cli_json_real(j, "loss", (double)run->scored.losses[i]);
         cli_json_end(j, '}');
@@ -365,27 +365,12 @@ static void write_losses(cli_json *j, const cli_run *run)
     cli_json_end(j, ']');
 }
 
-void cli_run_note_memory(cli_steps *steps, uint32_t done)
-{
-    if (done % PACE_STEPS != 0 || done / PACE_STEPS != steps->resident_count + 1)
-        return;
-    uint64_t *grown = realloc(steps->resident, (steps->resident_count + 1) * sizeof *grown);
-    if (!grown)
-        return; /* a report is no reason to stop */
-    steps->resident = grown;
-    steps->resident[steps->resident_count++] = cli_resident_bytes();
-}
-
-/* Whether a step keeps its time, and the process its memory, as the context grows. */
+/* Whether a step keeps its time as the context grows. */
 static void write_pace(cli_json *j, const cli_steps *steps)
 {
     cli_json_array(j, "tpot_ms_by_1000");
     for (uint32_t first = 0; first + PACE_STEPS <= steps->count; first += PACE_STEPS)
         cli_json_real(j, NULL, times_of(steps->ms + first, PACE_STEPS).p50);
-    cli_json_end(j, ']');
-    cli_json_array(j, "resident_bytes_by_1000");
-    for (uint32_t i = 0; i < steps->resident_count; i++)
-        cli_json_integer(j, NULL, steps->resident[i]);
     cli_json_end(j, ']');
 }
 
@@ -465,7 +450,7 @@ bool cli_run_write_stats(cli_run *run)
         return true;
     cli_json j = {0};
     write_all(&j, run);
-    bool done = kvf_text_append(NULL, &j.text, "\n", 1, NULL) == KVF_OK && !j.failed;
+    bool done = kvf_text_append(&j.text, "\n", 1, NULL) == KVF_OK && !j.failed;
     if (!done)
         fputs("kvferry: no memory for the statistics\n", stderr);
     else if (!run->outputs.stats.file)

@@ -41,11 +41,10 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     cli_output_write(&run->outputs.ids, number, (size_t)size);
     if (logits)
         cli_output_write(&run->outputs.logits, logits, run->model.vocab_size * sizeof *logits);
-    if (o->generated && kvf_token_ids_push(NULL, o->generated, id, NULL) != KVF_OK)
+    if (o->generated && kvf_token_ids_push(o->generated, id, NULL) != KVF_OK)
         o->printer.failed = true;
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
-    cli_run_note_memory(&run->steps, run->steps.count + o->count);
     if (o->count > 1)
         cli_run_complete_beside(run, o->start_ms);
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
@@ -157,14 +156,13 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
     for (uint32_t i = 0; i < run->questions.count && !run->interrupted && !run->output_failed;
          i++) {
         kvf_sequence *fork = NULL;
-        kvf_status status = kvf_sequence_fork(run->cache, run->sequence, run->stream, &fork);
-        if (status != KVF_OK)
-            return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
+        KVF_TRY(kvf_library_told(
+            run->runtime, kvf_sequence_fork(run->cache, run->sequence, run->stream, &fork), error));
         kvf_sampler_forget(run->sampler, 0);
         kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
         if (run->draft.of)
             kvf_draft_cut(run->draft.of, run->prompt.count);
-        status =
+        const kvf_status status =
             ask(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
         kvf_transformer_forget(run->transformer);
         kvf_sequence_destroy(fork);

@@ -5,7 +5,6 @@
 #include "run.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -63,7 +62,7 @@ kvf_status cli_saved_read(cli_run *run, kvf_error *error)
         cli_runtime_open(&run->options.runtime, &run->model, run->weights, &run->runtime, error));
     KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, NULL, 0, error));
     for (size_t i = 0; i < saved.note_bytes / sizeof(uint32_t); i++)
-        KVF_TRY(kvf_token_ids_push(NULL, &run->loaded.prompt, 0, error));
+        KVF_TRY(kvf_token_ids_push(&run->loaded.prompt, 0, error));
     KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, run->loaded.prompt.ids,
                            run->loaded.prompt.count * sizeof(uint32_t), error));
     return take_note(run, &saved, error);
@@ -76,7 +75,7 @@ kvf_status cli_saved_match(cli_run *run, kvf_error *error)
     if (!path)
         return KVF_OK;
     if (run->prompt.count == 0) {
-        KVF_TRY(kvf_token_ids_append(NULL, &run->prompt, ids, run->loaded.prompt.count, error));
+        KVF_TRY(kvf_token_ids_append(&run->prompt, ids, run->loaded.prompt.count, error));
         if (run->loaded.tokens < run->loaded.prompt.count || run->options.ask_file)
             return KVF_OK;
         return model_fail(error, KVF_INVALID,
@@ -163,9 +162,9 @@ static kvf_status save_with(cli_run *run, const char *name, kvf_token_ids *note,
 {
     const uint32_t held = (uint32_t)run->prompt.count - run->loaded.tokens - run->prefilled;
     kvf_save_args args;
-    KVF_TRY(kvf_token_ids_append(NULL, note, run->prompt.ids, run->prompt.count, error));
-    KVF_TRY(kvf_token_ids_push(NULL, note, run->options.cache.observe_window, error));
-    KVF_TRY(kvf_token_ids_push(NULL, note, NOTE_HELD + held, error));
+    KVF_TRY(kvf_token_ids_append(note, run->prompt.ids, run->prompt.count, error));
+    KVF_TRY(kvf_token_ids_push(note, run->options.cache.observe_window, error));
+    KVF_TRY(kvf_token_ids_push(note, NOTE_HELD + held, error));
     kvf_save_args_init(&args);
     args.sequence = run->sequence;
     args.path = run->options.save_file;
@@ -186,7 +185,7 @@ kvf_status cli_saved_begin(cli_run *run, kvf_error *error)
         return KVF_OK;
     name_model(run, name);
     const kvf_status status = save_with(run, name, &note, error);
-    kvf_token_ids_free(NULL, &note);
+    kvf_token_ids_free(&note);
     return status;
 }
 

@@ -54,10 +54,10 @@ static kvf_status read_tools(const char *path, cli_chat *chat, kvf_error *error)
         return model_fail(error, KVF_INVALID,
                           "--tools: the chat template has no tools, so the model cannot be told; "
                           "leave it out");
-    KVF_TRY(model_read_file(NULL, path, MESSAGES_BYTES_MAX, &text, error));
-    kvf_status status = json_parse_as_written(text.bytes ? text.bytes : "", text.size, path, NULL,
-                                              &chat->tools, error);
-    kvf_text_free(NULL, &text);
+    KVF_TRY(model_read_file(path, MESSAGES_BYTES_MAX, &text, error));
+    kvf_status status =
+        json_parse_as_written(text.bytes ? text.bytes : "", text.size, path, &chat->tools, error);
+    kvf_text_free(&text);
     if (status != KVF_OK)
         return status;
     const json_value *list = json_root(chat->tools);
@@ -80,7 +80,7 @@ kvf_status cli_chat_open(const cli_chat_options *o, const char *model,
     *out = (cli_chat){.thinking = (kvf_chat_thinking)o->thinking, .end = UINT32_MAX};
     out->today =
         (jinja_day){(uint32_t)day.tm_year + 1900, (uint32_t)day.tm_mon + 1, (uint32_t)day.tm_mday};
-    KVF_TRY(kvf_chat_source_read(model, NULL, &out->source, error));
+    KVF_TRY(kvf_chat_source_read(model, &out->source, error));
     kvf_status status = choose_format(o, out, error);
     if (status == KVF_OK && o->tools_file)
         status = read_tools(o->tools_file, out, error);
@@ -96,7 +96,7 @@ kvf_status cli_chat_open(const cli_chat_options *o, const char *model,
 
 void cli_chat_close(cli_chat *chat)
 {
-    kvf_chat_source_free(NULL, &chat->source);
+    kvf_chat_source_free(&chat->source);
     json_free(chat->tools);
     chat->tools = NULL;
 }
@@ -136,8 +136,8 @@ static kvf_status add_messages(const char *path, const json_value *root,
                           "give tools with --tools",
                           path, other->key);
     /* One for the prompt. */
-    kvf_chat_message *grown = model_grow(NULL, *messages, *count * sizeof *grown,
-                                         (*count + list->size + 1) * sizeof *grown);
+    kvf_chat_message *grown =
+        model_grow(*messages, *count * sizeof *grown, (*count + list->size + 1) * sizeof *grown);
     if (!grown)
         return model_out_of_memory(error, list->size * sizeof *grown, "messages");
     *messages = grown;
@@ -190,7 +190,7 @@ kvf_status cli_chat_encode_turns(const cli_chat *chat, const cli_turns *turns,
     if (prompt && memchr(prompt->bytes, '\0', prompt->size))
         return model_fail(error, KVF_INVALID, "the prompt holds a zero byte; --chat takes text");
     size_t count = 0;
-    kvf_chat_message *messages = model_alloc_zero(NULL, 2, sizeof *messages);
+    kvf_chat_message *messages = model_alloc_zero(2, sizeof *messages);
     if (!messages)
         return model_out_of_memory(error, 2 * sizeof *messages, "messages");
     if (turns->system)
@@ -202,7 +202,7 @@ kvf_status cli_chat_encode_turns(const cli_chat *chat, const cli_turns *turns,
         messages[count++] = (kvf_chat_message){.role = KVF_ROLE_USER, .text = prompt->bytes};
     if (status == KVF_OK)
         status = encode(chat, tokenizer, messages, count, ids, error);
-    model_free(NULL, messages);
+    model_free(messages);
     return status;
 }
 
@@ -215,11 +215,11 @@ kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
     kvf_text text = {0};
     kvf_status status = KVF_OK;
     if (o->messages_file) {
-        status = model_read_file(NULL, o->messages_file, MESSAGES_BYTES_MAX, &text, error);
+        status = model_read_file(o->messages_file, MESSAGES_BYTES_MAX, &text, error);
         if (status == KVF_OK)
             status = json_parse_as_written(text.bytes ? text.bytes : "", text.size,
-                                           o->messages_file, NULL, &document, error);
-        kvf_text_free(NULL, &text);
+                                           o->messages_file, &document, error);
+        kvf_text_free(&text);
     }
     if (document)
         turns.messages = json_root(document);

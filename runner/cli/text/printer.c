@@ -23,7 +23,7 @@ static void print_bytes(cli_printer *p, char *bytes, size_t size)
     for (size_t i = 0; p->one_line && i < size; i++)
         if (bytes[i] == '\n' || bytes[i] == '\r')
             bytes[i] = ' ';
-    if (p->copy && kvf_text_append(NULL, p->copy, bytes, size, NULL) != KVF_OK)
+    if (p->copy && kvf_text_append(p->copy, bytes, size, NULL) != KVF_OK)
         fail(p, "no memory for the answer");
     if (p->silent || (fwrite(bytes, 1, size, stdout) == size && fflush(stdout) == 0))
         return;
@@ -49,8 +49,8 @@ static void print_text(cli_printer *p, kvf_text *token, kvf_status status)
         print_bytes(p, out.bytes, out.size);
     else
         fail(p, "no memory for the answer");
-    kvf_text_free(NULL, &out);
-    kvf_text_free(kvf_tokenizer_allocator(p->tokenizer), token);
+    kvf_text_free(&out);
+    kvf_text_free(token);
 }
 
 bool cli_printer_token(cli_printer *p, uint32_t id)
@@ -66,7 +66,7 @@ bool cli_printer_token(cli_printer *p, uint32_t id)
         /* a model may have more rows than tokens */
         kvf_status status = kvf_token_stream_push(&p->stream, id, &text, NULL);
         if (status == KVF_OK)
-            status = kvf_channels_push(&p->channels, p->tokenizer, id, &text);
+            status = kvf_channels_push(&p->channels, id, &text);
         print_text(p, &text, status);
     }
     return !p->filter.found && !p->failed;
@@ -81,7 +81,7 @@ void cli_printer_end(cli_printer *p)
         print_text(p, &text, status);
         if (cli_stop_finish(&p->filter, &rest, NULL) == KVF_OK)
             print_bytes(p, rest.bytes, rest.size);
-        kvf_text_free(NULL, &rest);
+        kvf_text_free(&rest);
     }
     cli_stop_free(&p->filter);
     p->one_line = false;

@@ -49,7 +49,7 @@ typedef struct cli_printer {
     uint32_t end_count;
     bool one_line;  /* line breaks inside an answer become spaces */
     bool silent;    /* to `copy` alone */
-    kvf_text *copy; /* what was printed, freed with NULL as allocator; NULL = nobody asks */
+    kvf_text *copy; /* what was printed, the caller's; NULL = nobody asks */
 
     kvf_token_stream stream;
     kvf_channels channels;

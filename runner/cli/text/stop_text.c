@@ -36,15 +36,15 @@ kvf_status cli_stop_push(cli_stop_filter *f, const char *bytes, size_t size, kvf
     if (f->found || size == 0)
         return KVF_OK;
     if (f->stop->count == 0)
-        return kvf_text_append(NULL, out, bytes, size, error);
+        return kvf_text_append(out, bytes, size, error);
     size_t end = f->held.size, pass = 0;
-    KVF_TRY(kvf_text_append(NULL, &f->held, bytes, size, error));
+    KVF_TRY(kvf_text_append(&f->held, bytes, size, error));
     while (end < f->held.size && !f->found)
         f->found = ends_at(f->stop, f->held.bytes, ++end, &pass);
     while (!f->found && pass < f->held.size &&
            !may_begin(f->stop, f->held.bytes + pass, f->held.size - pass))
         pass++;
-    KVF_TRY(kvf_text_append(NULL, out, f->held.bytes, pass, error));
+    KVF_TRY(kvf_text_append(out, f->held.bytes, pass, error));
     memmove(f->held.bytes, f->held.bytes + pass, f->held.size - pass);
     f->held.size -= pass;
     return KVF_OK;
@@ -53,12 +53,12 @@ kvf_status cli_stop_push(cli_stop_filter *f, const char *bytes, size_t size, kvf
 kvf_status cli_stop_finish(cli_stop_filter *f, kvf_text *out, kvf_error *error)
 {
     const kvf_status status =
-        f->found ? KVF_OK : kvf_text_append(NULL, out, f->held.bytes, f->held.size, error);
+        f->found ? KVF_OK : kvf_text_append(out, f->held.bytes, f->held.size, error);
     f->held.size = 0;
     return status;
 }
 
 void cli_stop_free(cli_stop_filter *f)
 {
-    kvf_text_free(NULL, &f->held);
+    kvf_text_free(&f->held);
 }

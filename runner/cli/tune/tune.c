@@ -17,7 +17,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* The layers that are tried; half depth is where the published layers are. */
 static kvf_status choose_layers(cli_tune *tune, kvf_error *error)
@@ -51,19 +50,19 @@ static kvf_status check_method(const cli_tune *tune, const char *policy, kvf_err
 static kvf_status open_input(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
-    KVF_TRY(kvf_model_config_read(o->model, NULL, &tune->model, error));
+    KVF_TRY(kvf_model_config_read(o->model, &tune->model, error));
     if (tune->model.window)
         return model_fail(error, KVF_UNSUPPORTED,
                           "%.200s has layers with a window of %u tokens (sliding_window), which "
                           "are neither pruned nor have heads of other kinds; take a model without",
                           o->model, tune->model.window);
-    KVF_TRY(kvf_weights_open(o->model, NULL, &tune->weights, error));
+    KVF_TRY(kvf_weights_open(o->model, &tune->weights, error));
     kvf_model_config_fit(&tune->model, tune->weights);
     if (tune->model.note[0])
         fprintf(stderr, "kvferry: %s\n", tune->model.note);
     if (!o->heads)
         KVF_TRY(choose_layers(tune, error));
-    KVF_TRY(kvf_tokenizer_open(o->model, NULL, &tune->tokenizer, error));
+    KVF_TRY(kvf_tokenizer_open(o->model, &tune->tokenizer, error));
     KVF_TRY(cli_tune_read(tune, error));
     if (o->questions > 0)
         KVF_TRY(cli_tune_hide(tune, error));
@@ -157,8 +156,8 @@ static void close_tune(cli_tune *tune)
     free(tune->sensitivity);
     free(tune->mask);
     free(tune->figures);
-    kvf_token_ids_free(NULL, &tune->prompts);
-    kvf_token_ids_free(NULL, &tune->pieces);
+    kvf_token_ids_free(&tune->prompts);
+    kvf_token_ids_free(&tune->pieces);
     kvf_tokenizer_close(tune->tokenizer);
     kvf_weights_close(tune->weights);
 }
@@ -189,7 +188,7 @@ static bool make_result(cli_tune *tune, cli_json *json)
                                    &json->text, NULL) == KVF_OK;
     cli_model_print_make(&tune->model, tune->weights, &tune->tuning.model);
     cli_prune_file_write(json, &tune->tuning);
-    return kvf_text_append(NULL, &json->text, "\n", 1, NULL) == KVF_OK && !json->failed;
+    return kvf_text_append(&json->text, "\n", 1, NULL) == KVF_OK && !json->failed;
 }
 
 /* @return false after a message */

@@ -16,6 +16,7 @@
 
 #include "memory_plan.h"
 #include "output.h"
+#include "progress.h"
 #include "prune_file.h"
 #include "prune_settings.h"
 #include "tokenizer.h"
@@ -78,6 +79,8 @@ typedef struct cli_tune {
     double *sensitivity;    /* [layers, kv_heads] */
     uint8_t *mask;          /* likewise */
     uint32_t foreseen;      /* answers */
+    cli_progress progress;  /* of runs */
+    uint64_t runs;          /* that are done */
     cli_tuning tuning;
     bool interrupted;
 } cli_tune;
@@ -99,11 +102,11 @@ typedef struct cli_tune_prompt {
     uint32_t count;
 } cli_tune_prompt;
 
-/** Runs on their way. */
-typedef struct cli_tune_runs {
-    void (*done)(void *user); /**< after each */
-    void *user;
-} cli_tune_runs;
+/** One run more is done. */
+static inline void cli_tune_ran(cli_tune *tune)
+{
+    cli_progress_at(&tune->progress, ++tune->runs);
+}
 
 /** The last hidden state [hidden_size] of a prompt, in a sequence that is gone afterwards. */
 KVF_CHECKED kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune,
@@ -113,12 +116,10 @@ KVF_CHECKED kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune,
  * layer_min, and how it falls. Fills tuning.asl but for layer and threshold.
  * @param figures  [layers] of zeros, which become its scores
  * @return KVF_OK also when interrupted; KVF_INVALID if it does not fall */
-KVF_CHECKED kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures,
-                                          const cli_tune_runs *runs, kvf_error *error);
+KVF_CHECKED kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures, kvf_error *error);
 
 /** The same, with the layer and the threshold that the curve alone gives. */
-KVF_CHECKED kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures,
-                                            const cli_tune_runs *runs, kvf_error *error);
+KVF_CHECKED kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures, kvf_error *error);
 
 /** The threshold with which the mean prompt chooses this layer, or an earlier one whose variance is
  * no greater: halfway to what was the least before. 0 = none */
@@ -127,8 +128,7 @@ double cli_tune_asl_threshold(const cli_tuned *asl, uint32_t layer);
 /** The share of the attention of whole pieces that is on tokens that layers get with this setting.
  * @param figures  [layers] of zeros, which become tuned->recovery */
 KVF_CHECKED kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tuned,
-                                         double *figures, const cli_tune_runs *runs,
-                                         kvf_error *error);
+                                         double *figures, kvf_error *error);
 
 /** Make prompts with questions of the pieces. */
 KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);

@@ -52,7 +52,7 @@ static cli_tune_prompt prompt_of(const cli_tune *tune, uint32_t i)
 
 /* Adds the relative variances of every prompt to `sums`. */
 static kvf_status look(cli_tune *tune, const kvf_prune_config *config, double *sums,
-                       const cli_tune_runs *runs, kvf_error *error)
+                       kvf_error *error)
 {
     const uint32_t layers = tune->model.layers;
     const uint32_t all = tune->question_count ? tune->question_count : tune->tuning.samples;
@@ -69,7 +69,7 @@ static kvf_status look(cli_tune *tune, const kvf_prune_config *config, double *s
         kvf_prune_measures(prune, measures, layers);
         for (uint32_t l = 0; l < layers; l++)
             sums[l] += measures[l] / count;
-        runs->done(runs->user);
+        cli_tune_ran(tune);
     }
     kvf_prune_close(prune);
     free(hidden);
@@ -95,8 +95,7 @@ static double least_behind(const cli_tuned *asl)
     return least;
 }
 
-kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures, const cli_tune_runs *runs,
-                              kvf_error *error)
+kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures, kvf_error *error)
 {
     const uint32_t layers = tune->model.layers;
     kvf_prune_config config;
@@ -105,7 +104,7 @@ kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures, const cli_tune_ru
     *asl = (cli_tuned){.settings = config.settings};
     config.settings.layer_min = 0;
     config.settings.threshold = 0.0f;
-    KVF_TRY(look(tune, &config, figures, runs, error));
+    KVF_TRY(look(tune, &config, figures, error));
     if (cli_interrupted())
         return KVF_OK;
     const uint32_t peak = peak_of(figures, layers);
@@ -153,11 +152,10 @@ static uint32_t layer_below(const cli_tuned *asl, double threshold)
     return l;
 }
 
-kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures, const cli_tune_runs *runs,
-                                kvf_error *error)
+kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures, kvf_error *error)
 {
     cli_tuned *asl = &tune->tuning.asl;
-    KVF_TRY(cli_tune_asl_curve(tune, figures, runs, error));
+    KVF_TRY(cli_tune_asl_curve(tune, figures, error));
     if (cli_interrupted())
         return KVF_OK;
     const double least = least_behind(asl);

@@ -15,7 +15,6 @@
 #include "head_mask.h"
 #include "head_sensitivity.h"
 #include "interrupt.h"
-#include "progress.h"
 #include "tune.h"
 
 #include <math.h>
@@ -29,8 +28,6 @@ typedef struct heads_run {
     kvf_head_sensitivity *sensitivity;
     kvf_sampler *sampler; /* greedy */
     kvf_sequence *piece, *fork;
-    cli_progress progress;
-    uint64_t done;
 } heads_run;
 
 void cli_tune_heads_cache(const cli_tune *tune, kvf_cache_config *config)
@@ -107,8 +104,8 @@ static kvf_status ask(heads_run *r, const tune_question *q, kvf_error *error)
     kvf_head_sensitivity_take(r->sensitivity, r->tune->sensitivity);
     r->tune->foreseen += is_foreseen;
     drop(r, &r->fork);
-    kvf_token_ids_free(NULL, &answer);
-    cli_progress_at(&r->progress, ++r->done);
+    kvf_token_ids_free(&answer);
+    cli_tune_ran(r->tune);
     return status;
 }
 
@@ -137,7 +134,7 @@ static kvf_status read_on(heads_run *r, uint32_t piece, kvf_error *error)
         status = feed(r, r->piece, ids[i], true, error);
     kvf_head_sensitivity_take(r->sensitivity, r->tune->sensitivity);
     drop(r, &r->piece);
-    cli_progress_at(&r->progress, ++r->done);
+    cli_tune_ran(r->tune);
     return status;
 }
 
@@ -185,10 +182,10 @@ static kvf_status run_all(heads_run *r, kvf_error *error)
     const uint32_t pieces = asks && questions < samples ? questions : samples;
     const uint32_t runs = asks ? questions : samples;
     kvf_status status = KVF_OK;
-    cli_progress_begin(&r->progress, "measuring", runs, asks ? "questions" : "pieces");
+    cli_progress_begin(&tune->progress, "measuring", runs, asks ? "questions" : "pieces");
     for (uint32_t i = 0; status == KVF_OK && i < pieces && !cli_interrupted(); i++)
         status = asks ? ask_all(r, i, error) : read_on(r, i, error);
-    cli_progress_end(&r->progress);
+    cli_progress_end(&tune->progress);
     return status == KVF_OK && !cli_interrupted() ? conclude(tune, runs, error) : status;
 }
 

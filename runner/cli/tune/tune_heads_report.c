@@ -20,8 +20,7 @@
 
 /* Hot heads by their share of all sensitivity; the last one is below all others. */
 static const double levels[] = {0.1, 0.01, 0.001, 0.0};
-static const char *const marks[] = {"█", "▓", "▒", "░"};
-static const char *const ascii_marks[] = {"@", "#", "+", "-"};
+static const char *const marks[] = {"@", "#", "+", "-"};
 
 static int descending(const void *a, const void *b)
 {
@@ -48,12 +47,10 @@ static void print_shares(const double *sorted, size_t heads, double all, FILE *f
 static void print_map(const cli_tune *tune, double all, FILE *file)
 {
     const uint32_t heads = tune->model.kv_heads;
-    const bool is_ascii = cli_locale_is_ascii();
-    const char *const *mark = is_ascii ? ascii_marks : marks;
-    const char *cold = is_ascii ? "." : "·", *gap = heads > WIDE_HEADS ? "" : " ";
+    const char *gap = heads > WIDE_HEADS ? "" : " ";
     fprintf(file,
-            "\nhot heads by their share: %s 10%% and more, %s 1%%, %s 0.1%%, %s less; %s coarse\n",
-            mark[0], mark[1], mark[2], mark[3], cold);
+            "\nhot heads by their share: %s 10%% and more, %s 1%%, %s 0.1%%, %s less; . coarse\n",
+            marks[0], marks[1], marks[2], marks[3]);
     fprintf(file, "\n  layer  KV heads 0 to %u\n", heads - 1);
     for (uint32_t layer = 0; layer < tune->model.layers; layer++) {
         fprintf(file, "%7u  ", layer);
@@ -62,7 +59,7 @@ static void print_map(const cli_tune *tune, double all, FILE *file)
             size_t level = 0;
             while (tune->sensitivity[i] < levels[level] * all)
                 level++;
-            fprintf(file, "%s%s", head ? gap : "", tune->mask[i] == 1 ? mark[level] : cold);
+            fprintf(file, "%s%s", head ? gap : "", tune->mask[i] == 1 ? marks[level] : ".");
         }
         fputs("\n", file);
     }

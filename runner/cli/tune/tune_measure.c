@@ -15,19 +15,10 @@
 #include "tune.h"
 
 #include "interrupt.h"
-#include "progress.h"
 #include <kvferry/prune.h>
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
-
-static kvf_status fail_library(const cli_tune *tune, kvf_status status, kvf_error *error)
-{
-    const kvf_error *last = kvf_runtime_error(tune->runtime);
-    return model_fail(error, status, "%s",
-                      last->status == status ? last->text : kvf_status_text(status));
-}
 
 kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune, const cli_tune_prompt *prompt,
                         float *hidden, kvf_error *error)
@@ -39,8 +30,7 @@ kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune, const cli_tune_p
         status = kvf_transformer_hidden(tune->transformer, tune->cache, prune, &whole, hidden,
                                         tune->stream);
     }
-    if (status != KVF_OK)
-        status = fail_library(tune, status, error);
+    status = kvf_library_told(tune->runtime, status, error);
     if (tune->stream)
         (void)!kvf_stream_wait(tune->stream);
     kvf_transformer_forget(tune->transformer);
@@ -123,8 +113,7 @@ static kvf_status find_pivot(cli_tune *tune, const recorder *r, const kvf_prune_
     return KVF_OK;
 }
 
-static kvf_status measure_structkv(cli_tune *tune, double *figures, cli_progress *progress,
-                                   uint64_t *done, kvf_error *error)
+static kvf_status measure_structkv(cli_tune *tune, double *figures, kvf_error *error)
 {
     const uint32_t layers = tune->model.layers;
     recorder r = {calloc(layers, sizeof *r.sums), calloc(layers, sizeof *r.counts)};
@@ -148,7 +137,7 @@ static kvf_status measure_structkv(cli_tune *tune, double *figures, cli_progress
         status = kvf_prune_open(tune->cache, &config, &prune, error);
     for (uint32_t i = 0; status == KVF_OK && i < tune->tuning.samples && !cli_interrupted(); i++) {
         status = run_piece(tune, prune, i, tune->pruned, error);
-        cli_progress_at(progress, ++*done);
+        cli_tune_ran(tune);
     }
     if (status == KVF_OK && !cli_interrupted())
         status = find_pivot(tune, &r, &structkv.settings, figures, error);
@@ -172,8 +161,7 @@ static double relative_change(const float *a, const float *b, uint32_t count)
     return change / size;
 }
 
-static kvf_status measure_layer(cli_tune *tune, uint32_t layer, double *score,
-                                cli_progress *progress, uint64_t *done, kvf_error *error)
+static kvf_status measure_layer(cli_tune *tune, uint32_t layer, double *score, kvf_error *error)
 {
     const uint32_t width = tune->model.hidden_size;
     kvf_prune_config config;
@@ -185,15 +173,14 @@ static kvf_status measure_layer(cli_tune *tune, uint32_t layer, double *score,
     for (uint32_t i = 0; status == KVF_OK && i < tune->tuning.samples && !cli_interrupted(); i++) {
         status = run_piece(tune, prune, i, tune->pruned, error);
         sum += relative_change(tune->hidden + (size_t)i * width, tune->pruned, width);
-        cli_progress_at(progress, ++*done);
+        cli_tune_ran(tune);
     }
     kvf_prune_close(prune);
     *score = sum / tune->tuning.samples;
     return status;
 }
 
-static kvf_status measure_fastkv(cli_tune *tune, double *scores, cli_progress *progress,
-                                 uint64_t *done, kvf_error *error)
+static kvf_status measure_fastkv(cli_tune *tune, double *scores, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
     const uint32_t width = tune->model.hidden_size, count = o->layer_last - o->layer_first + 1;
@@ -201,10 +188,10 @@ static kvf_status measure_fastkv(cli_tune *tune, double *scores, cli_progress *p
     kvf_prune_config config;
     for (uint32_t i = 0; status == KVF_OK && i < tune->tuning.samples && !cli_interrupted(); i++) {
         status = run_piece(tune, NULL, i, tune->hidden + (size_t)i * width, error);
-        cli_progress_at(progress, ++*done);
+        cli_tune_ran(tune);
     }
     for (uint32_t i = 0; status == KVF_OK && i < count && !cli_interrupted(); i++)
-        status = measure_layer(tune, o->layer_first + i, &scores[i], progress, done, error);
+        status = measure_layer(tune, o->layer_first + i, &scores[i], error);
     if (status != KVF_OK || cli_interrupted())
         return status;
     uint32_t best = 0;
@@ -228,21 +215,8 @@ static kvf_status measure_fastkv(cli_tune *tune, double *scores, cli_progress *p
     return KVF_OK;
 }
 
-/* Where the progress of runs goes. */
-typedef struct counted {
-    cli_progress *progress;
-    uint64_t *done;
-} counted;
-
-static void on_run(void *user)
-{
-    const counted *c = user;
-    cli_progress_at(c->progress, ++*c->done);
-}
-
 /* The recovery of what was found. */
-static kvf_status measure_recovery(cli_tune *tune, double *figures, const cli_tune_runs *runs,
-                                   kvf_error *error)
+static kvf_status measure_recovery(cli_tune *tune, double *figures, kvf_error *error)
 {
     struct {
         const char *policy;
@@ -253,7 +227,7 @@ static kvf_status measure_recovery(cli_tune *tune, double *figures, const cli_tu
     for (size_t i = 0; i < sizeof found / sizeof *found && !cli_interrupted(); i++)
         if (found[i].tuned->scores)
             KVF_TRY(cli_tune_recovery(tune, found[i].policy, found[i].tuned,
-                                      figures + i * tune->model.layers, runs, error));
+                                      figures + i * tune->model.layers, error));
     return KVF_OK;
 }
 
@@ -264,26 +238,23 @@ kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
     const uint64_t methods = (uint64_t)o->fastkv + o->structkv + o->asl;
     const uint64_t runs = (o->structkv || o->asl ? samples : 0) + 2 * samples * methods +
                           (o->fastkv ? samples * (2ull + o->layer_last - o->layer_first) : 0);
-    uint64_t done = 0;
-    cli_progress progress;
     tune->figures = calloc(8 * layers, sizeof *tune->figures);
     tune->hidden = calloc(samples * tune->model.hidden_size, sizeof *tune->hidden);
     tune->pruned = calloc(tune->model.hidden_size, sizeof *tune->pruned);
     if (!tune->figures || !tune->hidden || !tune->pruned)
         return model_out_of_memory(error, samples * tune->model.hidden_size * sizeof *tune->hidden,
                                    "hidden states");
-    cli_progress_begin(&progress, "measuring", runs, "runs");
+    cli_progress_begin(&tune->progress, "measuring", runs, "runs");
     kvf_status status = KVF_OK;
     if (o->structkv)
-        status = measure_structkv(tune, tune->figures + layers, &progress, &done, error);
+        status = measure_structkv(tune, tune->figures + layers, error);
     if (status == KVF_OK && o->fastkv && !cli_interrupted())
-        status = measure_fastkv(tune, tune->figures, &progress, &done, error);
-    const cli_tune_runs counts = {on_run, &(counted){&progress, &done}};
+        status = measure_fastkv(tune, tune->figures, error);
     if (status == KVF_OK && o->asl && !cli_interrupted())
-        status = cli_tune_asl_measure(tune, tune->figures, &counts, error);
+        status = cli_tune_asl_measure(tune, tune->figures, error);
     if (status == KVF_OK)
-        status = measure_recovery(tune, tune->figures + 5 * layers, &counts, error);
-    cli_progress_end(&progress);
+        status = measure_recovery(tune, tune->figures + 5 * layers, error);
+    cli_progress_end(&tune->progress);
     tune->interrupted = cli_interrupted();
     return status;
 }

@@ -54,7 +54,7 @@ static kvf_status read_lines(cli_tune *tune, kvf_error *error)
     const char *path = tune->options.lines_file;
     kvf_text text = {0};
     uint32_t count = 0, number = 1;
-    kvf_status status = model_read_file(NULL, path, LINES_BYTES_MAX, &text, error);
+    kvf_status status = model_read_file(path, LINES_BYTES_MAX, &text, error);
     const char *at = text.bytes, *end = at ? at + text.size : at;
     for (; status == KVF_OK && at < end && count < tune->question_count; number++) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
@@ -67,7 +67,7 @@ static kvf_status read_lines(cli_tune *tune, kvf_error *error)
                            path, number, sizeof tune->questions->line - 1);
         at += size + 1;
     }
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     if (status == KVF_OK && count == 0)
         status = model_fail(error, KVF_INVALID,
                             "%.200s: line %u must be a line to hide, its question and the answer, "
@@ -118,18 +118,17 @@ static kvf_status hide(const cli_tune *tune, uint32_t piece, size_t room, kvf_to
     for (uint32_t i = 0; status == KVF_OK && i < lines; i++) {
         /* Pieces begin at different depths. */
         const size_t due = room * (2 * i * samples + 2 * piece + 1) / (2 * (size_t)lines * samples);
-        status = kvf_token_ids_append(NULL, body, ids + done, due - done, error);
+        status = kvf_token_ids_append(body, ids + done, due - done, error);
         done = due;
         line.count = 0;
         if (status == KVF_OK)
             status = encode(tune, "\n\n", tune->questions[i * samples + piece].line, "\n\n", &line,
                             error);
         if (status == KVF_OK)
-            status = kvf_token_ids_append(NULL, body, line.ids, line.count, error);
+            status = kvf_token_ids_append(body, line.ids, line.count, error);
     }
-    kvf_token_ids_free(NULL, &line);
-    return status == KVF_OK ? kvf_token_ids_append(NULL, body, ids + done, room - done, error)
-                            : status;
+    kvf_token_ids_free(&line);
+    return status == KVF_OK ? kvf_token_ids_append(body, ids + done, room - done, error) : status;
 }
 
 kvf_status cli_tune_answer(const cli_tune *tune, const tune_question *q, kvf_token_ids *ids,
@@ -144,16 +143,16 @@ static kvf_status make_prompt(cli_tune *tune, const kvf_token_ids *body, tune_qu
     kvf_token_ids said = {0};
     q->first = (uint32_t)tune->prompts.count;
     q->body = (uint32_t)body->count;
-    KVF_TRY(kvf_token_ids_append(NULL, &tune->prompts, body->ids, body->count, error));
+    KVF_TRY(kvf_token_ids_append(&tune->prompts, body->ids, body->count, error));
     kvf_status status = encode(tune, "\n\n", q->question, "", &said, error);
     if (status == KVF_OK)
-        status = kvf_token_ids_append(NULL, &tune->prompts, said.ids, said.count, error);
+        status = kvf_token_ids_append(&tune->prompts, said.ids, said.count, error);
     q->count = (uint32_t)(tune->prompts.count - q->first);
     said.count = 0;
     if (status == KVF_OK)
         status = cli_tune_answer(tune, q, &said, error);
     q->tokens = (uint32_t)said.count + 2; /* one more tells a longer number */
-    kvf_token_ids_free(NULL, &said);
+    kvf_token_ids_free(&said);
     return status;
 }
 
@@ -174,7 +173,7 @@ static kvf_status tokens_of_lines(const cli_tune *tune, uint32_t piece, size_t *
             status = encode(tune, "\n\n", tune->questions[i].question, "", &ids, error);
         most = ids.count > most ? ids.count : most;
     }
-    kvf_token_ids_free(NULL, &ids);
+    kvf_token_ids_free(&ids);
     *out = lines + most;
     return status;
 }
@@ -195,7 +194,7 @@ static kvf_status make_piece(cli_tune *tune, uint32_t piece, kvf_error *error)
         tune->questions[i].piece = piece;
         status = make_prompt(tune, &body, &tune->questions[i], error);
     }
-    kvf_token_ids_free(NULL, &body);
+    kvf_token_ids_free(&body);
     return status;
 }
 

@@ -55,16 +55,15 @@ static void note_tokens(const kvf_prune_view *view, kvf_prune_answer *answer)
 }
 
 /* Both runs of every piece, under pruners that note. */
-static kvf_status run_pieces(cli_tune *tune, kvf_prune *whole, kvf_prune *pruned,
-                             const cli_tune_runs *runs, kvf_error *error)
+static kvf_status run_pieces(cli_tune *tune, kvf_prune *whole, kvf_prune *pruned, kvf_error *error)
 {
     const uint32_t tokens = tune->tuning.tokens;
     for (uint32_t i = 0; i < tune->tuning.samples && !cli_interrupted(); i++) {
         const cli_tune_prompt piece = {tune->pieces.ids + (size_t)i * tokens, tokens};
         KVF_TRY(cli_tune_run(tune, whole, &piece, tune->pruned, error));
-        runs->done(runs->user);
+        cli_tune_ran(tune);
         KVF_TRY(cli_tune_run(tune, pruned, &piece, tune->pruned, error));
-        runs->done(runs->user);
+        cli_tune_ran(tune);
     }
     return KVF_OK;
 }
@@ -92,7 +91,7 @@ static kvf_status open_pruners(cli_tune *tune, recorder *r, const kvf_prune_sett
 }
 
 kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tuned, double *figures,
-                             const cli_tune_runs *runs, kvf_error *error)
+                             kvf_error *error)
 {
     const uint32_t layers = tune->model.layers, tokens = tune->tuning.tokens;
     recorder r = {.inner = kvf_prune_policy_find(policy),
@@ -108,7 +107,7 @@ kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tune
         settings.layer = tuned->layer;
     kvf_status status = open_pruners(tune, &r, &settings, &whole, &pruned, error);
     if (status == KVF_OK)
-        status = run_pieces(tune, whole, pruned, runs, error);
+        status = run_pieces(tune, whole, pruned, error);
     for (uint32_t l = 0; l < layers; l++)
         figures[l] /= tune->tuning.samples;
     tuned->layers = layers;

@@ -38,7 +38,6 @@ static void print_bars(const cli_tuned *tuned, const double *values, uint32_t fi
         .values = values,
         .marked = tuned->layer,
         .mark = "<- chosen",
-        .is_ascii = cli_locale_is_ascii(),
     };
     cli_bars_print(&bars, file);
 }

@@ -23,7 +23,6 @@
 #include "common/percentile.h"
 #include "generate.h"
 #include "interrupt.h"
-#include "progress.h"
 #include "tune.h"
 
 #include <ctype.h>
@@ -48,8 +47,6 @@ typedef struct search {
     cli_tune *tune;
     const char *policy;
     kvf_sampler *sampler;
-    cli_progress progress;
-    uint64_t runs;
     kvf_sequence *document; /* a piece, for questions that are asked afterwards; NULL = none */
     uint32_t piece;         /* which */
     uint32_t needed;        /* answers */
@@ -84,7 +81,7 @@ static kvf_status judge(const cli_tune *tune, said *s, const char *answer, kvf_e
         at++;
     s->is_right = text.size - at >= size && memcmp(text.bytes + at, answer, size) == 0 &&
                   (text.size == at + size || !isalnum((unsigned char)text.bytes[at + size]));
-    kvf_text_free(kvf_tokenizer_allocator(tune->tokenizer), &text);
+    kvf_text_free(&text);
     return KVF_OK;
 }
 
@@ -130,10 +127,9 @@ static kvf_status fork_document(search *s, kvf_prune *prune, const tune_question
     if (!s->document)
         KVF_TRY(read_tokens(s, prune, q, q->body, &s->document, error));
     s->piece = q->piece;
-    const kvf_status status = kvf_sequence_fork(s->tune->cache, s->document, s->tune->stream, out);
-    return status == KVF_OK
-               ? KVF_OK
-               : model_fail(error, status, "%s", kvf_runtime_error(s->tune->runtime)->text);
+    return kvf_library_told(s->tune->runtime,
+                            kvf_sequence_fork(s->tune->cache, s->document, s->tune->stream, out),
+                            error);
 }
 
 static kvf_status generate(search *s, kvf_prune *prune, const tune_question *q,
@@ -167,14 +163,14 @@ static kvf_status generate(search *s, kvf_prune *prune, const tune_question *q,
 static kvf_status ask(search *s, kvf_prune *prune, const tune_question *q, said *out,
                       kvf_error *error)
 {
-    const cli_tune *tune = s->tune;
+    cli_tune *tune = s->tune;
     kvf_sequence *sequence = NULL;
     *out = (said){.count = 0};
     kvf_status status = generate(s, prune, q, &sequence, out, error);
     (void)!kvf_stream_wait(tune->stream);
     kvf_transformer_forget(tune->transformer);
     kvf_sequence_destroy(sequence);
-    cli_progress_at(&s->progress, ++s->runs);
+    cli_tune_ran(tune);
     return status == KVF_OK ? judge(tune, out, q->answer, error) : status;
 }
 
@@ -420,21 +416,14 @@ static uint64_t runs_at_most(const cli_tune *tune)
            (uint64_t)policies * 2 * PAIRS;
 }
 
-static void on_asl_run(void *user)
-{
-    search *s = user;
-    cli_progress_at(&s->progress, ++s->runs);
-}
-
 /* How ranks settle, then the threshold by answers. */
 static kvf_status search_asl(search *s, kvf_error *error)
 {
     cli_tune *tune = s->tune;
-    const cli_tune_runs runs = {on_asl_run, s};
     tune->figures = calloc(tune->model.layers, sizeof *tune->figures);
     if (!tune->figures)
         return model_out_of_memory(error, tune->model.layers * sizeof *tune->figures, "a curve");
-    KVF_TRY(cli_tune_asl_curve(tune, tune->figures, &runs, error));
+    KVF_TRY(cli_tune_asl_curve(tune, tune->figures, error));
     if (cli_interrupted())
         return KVF_OK;
     cli_tuned found = tune->tuning.asl;
@@ -448,7 +437,7 @@ kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
     search s = {.tune = tune};
     const cli_tune_options *o = &tune->options;
     KVF_TRY(kvf_sampler_create(tune->model.vocab_size, 1, &s.sampler, error));
-    cli_progress_begin(&s.progress, "asking", runs_at_most(tune), "runs");
+    cli_progress_begin(&tune->progress, "asking", runs_at_most(tune), "runs");
     kvf_status status = ask_full(&s, error);
     if (status == KVF_OK && o->fastkv && !cli_interrupted())
         status = search_policy(&s, "fastkv", &tune->tuning.fastkv, error);
@@ -457,7 +446,7 @@ kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
     if (status == KVF_OK && o->asl && !cli_interrupted())
         status = search_asl(&s, error);
     forget_document(&s);
-    cli_progress_end(&s.progress);
+    cli_progress_end(&tune->progress);
     kvf_sampler_destroy(s.sampler);
     tune->interrupted = cli_interrupted();
     return status;

@@ -25,8 +25,7 @@ static kvf_status read_text(const cli_tune *tune, uint32_t index, texts *t, kvf_
 {
     kvf_text text = {0};
     const size_t first = t->ids.count;
-    kvf_status status =
-        model_read_file(NULL, tune->options.texts[index], TEXT_BYTES_MAX, &text, error);
+    kvf_status status = model_read_file(tune->options.texts[index], TEXT_BYTES_MAX, &text, error);
     if (status == KVF_OK && text.size > 0) {
         kvf_error why = {0};
         status = kvf_tokenizer_encode(tune->tokenizer, text.bytes, text.size, true, &t->ids, &why);
@@ -34,7 +33,7 @@ static kvf_status read_text(const cli_tune *tune, uint32_t index, texts *t, kvf_
             status =
                 model_fail(error, status, "%.200s: %.250s", tune->options.texts[index], why.text);
     }
-    kvf_text_free(NULL, &text);
+    kvf_text_free(&text);
     if (status != KVF_OK)
         return status;
     for (size_t i = first; i < t->ids.count; i++)
@@ -65,9 +64,9 @@ static kvf_status push_piece(cli_tune *tune, const texts *t, size_t index, size_
     for (; index >= pieces_of(t, text, body); text++)
         index -= pieces_of(t, text, body);
     if (t->has_bos)
-        KVF_TRY(kvf_token_ids_push(NULL, &tune->pieces, t->bos, error));
-    return kvf_token_ids_append(NULL, &tune->pieces, t->ids.ids + t->starts[text] + index * body,
-                                body, error);
+        KVF_TRY(kvf_token_ids_push(&tune->pieces, t->bos, error));
+    return kvf_token_ids_append(&tune->pieces, t->ids.ids + t->starts[text] + index * body, body,
+                                error);
 }
 
 static kvf_status make_pieces(cli_tune *tune, const texts *t, kvf_error *error)
@@ -110,6 +109,6 @@ kvf_status cli_tune_read(cli_tune *tune, kvf_error *error)
     }
     if (status == KVF_OK)
         status = make_pieces(tune, &t, error);
-    kvf_token_ids_free(NULL, &t.ids);
+    kvf_token_ids_free(&t.ids);
     return status;
 }

@@ -40,24 +40,22 @@ static bool is_channel(const kvf_channels *c, const char *name)
 }
 
 /* The head of a message is complete. */
-static kvf_status end_head(kvf_channels *c, const kvf_allocator *allocator, kvf_text *text)
+static kvf_status end_head(kvf_channels *c, kvf_text *text)
 {
     static const char opening[] = "<think>";
     c->in_head = false;
     c->thinks = is_channel(c, "analysis");
     if (c->thinks)
-        return kvf_text_append(allocator, text, opening, sizeof opening - 1, NULL);
+        return kvf_text_append(text, opening, sizeof opening - 1, NULL);
     if (is_channel(c, "final") || c->size == 0)
         return KVF_OK;
-    KVF_TRY(kvf_text_append(allocator, text, c->head, c->size, NULL));
-    return kvf_text_append(allocator, text, "\n", 1, NULL);
+    KVF_TRY(kvf_text_append(text, c->head, c->size, NULL));
+    return kvf_text_append(text, "\n", 1, NULL);
 }
 
-kvf_status kvf_channels_push(kvf_channels *c, const kvf_tokenizer *tokenizer, uint32_t id,
-                             kvf_text *text)
+kvf_status kvf_channels_push(kvf_channels *c, uint32_t id, kvf_text *text)
 {
     static const char closing[] = "</think>\n\n";
-    const kvf_allocator *allocator = kvf_tokenizer_allocator(tokenizer);
     if (!c->known)
         return KVF_OK;
     if (id == c->start || id == c->channel) {
@@ -68,13 +66,13 @@ kvf_status kvf_channels_push(kvf_channels *c, const kvf_tokenizer *tokenizer, ui
         c->name = c->size;
         c->in_head = true;
     } else if (id == c->message && c->in_head) {
-        return end_head(c, allocator, text);
+        return end_head(c, text);
     } else if (id == c->end && !c->in_head) {
         const bool thought = c->thinks;
         c->thinks = false;
         c->size = 0;
-        return thought ? kvf_text_append(allocator, text, closing, sizeof closing - 1, NULL)
-                       : kvf_text_append(allocator, text, "\n", 1, NULL);
+        return thought ? kvf_text_append(text, closing, sizeof closing - 1, NULL)
+                       : kvf_text_append(text, "\n", 1, NULL);
     } else if (c->in_head) {
         note(c, text->bytes, text->size);
         text->size = 0;

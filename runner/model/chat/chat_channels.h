@@ -30,7 +30,6 @@ kvf_channels kvf_channels_of(const kvf_tokenizer *tokenizer);
 
 /** @p text is what token @p id completes, without special tokens, and becomes what is shown.
  * @return KVF_OK; KVF_OUT_OF_MEMORY */
-KVF_CHECKED kvf_status kvf_channels_push(kvf_channels *channels, const kvf_tokenizer *tokenizer,
-                                         uint32_t id, kvf_text *text);
+KVF_CHECKED kvf_status kvf_channels_push(kvf_channels *channels, uint32_t id, kvf_text *text);
 
 #endif

@@ -17,8 +17,8 @@ static kvf_status corrupt(const char *field, kvf_error *error)
 }
 
 /* A text, or an object whose "content" is one. */
-static kvf_status read_token(const json_value *root, const char *field,
-                             const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+static kvf_status read_token(const json_value *root, const char *field, kvf_text *out,
+                             kvf_error *error)
 {
     const json_value *value = json_get_set(root, field);
     if (value && value->kind == JSON_OBJECT)
@@ -27,12 +27,11 @@ static kvf_status read_token(const json_value *root, const char *field,
         return KVF_OK;
     if (value->kind != JSON_STRING)
         return corrupt(field, error);
-    return kvf_text_append(allocator, out, value->as.string, value->size, error);
+    return kvf_text_append(out, value->as.string, value->size, error);
 }
 
 /* A text, or a list of { name, template }. */
-static kvf_status read_template(const json_value *root, const kvf_allocator *allocator,
-                                kvf_text *out, kvf_error *error)
+static kvf_status read_template(const json_value *root, kvf_text *out, kvf_error *error)
 {
     const json_value *value = json_get_set(root, "chat_template");
     if (value && value->kind == JSON_ARRAY) {
@@ -50,20 +49,20 @@ static kvf_status read_template(const json_value *root, const kvf_allocator *all
         return model_fail(error, KVF_UNSUPPORTED,
                           "tokenizer_config.json: a chat_template of %u bytes is not supported",
                           value->size);
-    return kvf_text_append(allocator, out, value->as.string, value->size, error);
+    return kvf_text_append(out, value->as.string, value->size, error);
 }
 
-static kvf_status read_config(const char *text, size_t bytes, const kvf_allocator *allocator,
-                              kvf_chat_source *out, kvf_error *error)
+static kvf_status read_config(const char *text, size_t bytes, kvf_chat_source *out,
+                              kvf_error *error)
 {
     json_document *document;
-    KVF_TRY(json_parse(text, bytes, "tokenizer_config.json", allocator, &document, error));
+    KVF_TRY(json_parse(text, bytes, "tokenizer_config.json", &document, error));
     const json_value *root = json_root(document);
-    kvf_status status = read_template(root, allocator, &out->source, error);
+    kvf_status status = read_template(root, &out->source, error);
     if (status == KVF_OK)
-        status = read_token(root, "bos_token", allocator, &out->bos, error);
+        status = read_token(root, "bos_token", &out->bos, error);
     if (status == KVF_OK)
-        status = read_token(root, "eos_token", allocator, &out->eos, error);
+        status = read_token(root, "eos_token", &out->eos, error);
     json_free(document);
     return status;
 }
@@ -71,13 +70,12 @@ static kvf_status read_config(const char *text, size_t bytes, const kvf_allocato
 /*
  * A file with nothing in it is none. The one in tokenizer_config.json was checked with that file.
  */
-static kvf_status read_template_part(const char *model, const char *part,
-                                     const kvf_allocator *allocator, kvf_text *out,
+static kvf_status read_template_part(const char *model, const char *part, kvf_text *out,
                                      kvf_error *error)
 {
-    KVF_TRY(model_read_part(model, part, TEMPLATE_BYTES_MAX, allocator, out, error));
+    KVF_TRY(model_read_part(model, part, TEMPLATE_BYTES_MAX, out, error));
     if (out->size == 0)
-        kvf_text_free(allocator, out);
+        kvf_text_free(out);
     const size_t valid = utf8_valid_prefix(out->bytes, out->size);
     return valid == out->size
                ? KVF_OK
@@ -87,8 +85,7 @@ static kvf_status read_template_part(const char *model, const char *part,
                             part, valid);
 }
 
-kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocator,
-                                kvf_chat_source *out, kvf_error *error)
+kvf_status kvf_chat_source_read(const char *model, kvf_chat_source *out, kvf_error *error)
 {
     static const char *const config_part = "tokenizer_config.json";
     static const char *const template_part = "chat_template.jinja";
@@ -96,23 +93,22 @@ kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocato
     kvf_status status = KVF_OK;
     *out = (kvf_chat_source){0};
     if (model_has_part(model, template_part))
-        status = read_template_part(model, template_part, allocator, &out->source, error);
+        status = read_template_part(model, template_part, &out->source, error);
     if (status == KVF_OK && model_has_part(model, config_part))
-        status = model_read_part(model, config_part, CONFIG_BYTES_MAX, allocator, &config, error);
+        status = model_read_part(model, config_part, CONFIG_BYTES_MAX, &config, error);
     if (status == KVF_OK && config.bytes)
-        status = model_blame_part(
-            model, read_config(config.bytes, config.size, allocator, out, error), error);
-    kvf_text_free(allocator, &config);
+        status = model_blame_part(model, read_config(config.bytes, config.size, out, error), error);
+    kvf_text_free(&config);
     if (status != KVF_OK)
-        kvf_chat_source_free(allocator, out);
+        kvf_chat_source_free(out);
     return status;
 }
 
-void kvf_chat_source_free(const kvf_allocator *allocator, kvf_chat_source *source)
+void kvf_chat_source_free(kvf_chat_source *source)
 {
-    kvf_text_free(allocator, &source->source);
-    kvf_text_free(allocator, &source->bos);
-    kvf_text_free(allocator, &source->eos);
+    kvf_text_free(&source->source);
+    kvf_text_free(&source->bos);
+    kvf_text_free(&source->eos);
 }
 
 kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source)

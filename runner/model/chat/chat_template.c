@@ -181,11 +181,10 @@ static size_t input_bytes(const kvf_chat *chat)
     return bytes;
 }
 
-static kvf_status render(const kvf_chat *chat, chat_parts parts, const kvf_allocator *allocator,
-                         kvf_text *text, kvf_error *error)
+static kvf_status render(const kvf_chat *chat, chat_parts parts, kvf_text *text, kvf_error *error)
 {
     const size_t bytes = input_bytes(chat);
-    jinja_machine *m = jinja_open(allocator, chat->today, bytes);
+    jinja_machine *m = jinja_open(chat->today, bytes);
     if (!m)
         return model_out_of_memory(error, bytes, "a chat");
     jinja_value list = parts == PARTS_TRIED ? question_in_parts(m) : jinja_list_new(m, chat->count);
@@ -200,13 +199,13 @@ static kvf_status render(const kvf_chat *chat, chat_parts parts, const kvf_alloc
 }
 
 /* Whether the template writes the text of a list of parts. */
-static bool takes_parts(const kvf_chat *chat, const kvf_allocator *allocator)
+static bool takes_parts(const kvf_chat *chat)
 {
     kvf_text text = {0};
     const kvf_chat question = {.format = chat->format, .today = chat->today};
-    const kvf_status status = render(&question, PARTS_TRIED, allocator, &text, NULL);
+    const kvf_status status = render(&question, PARTS_TRIED, &text, NULL);
     const bool takes = status == KVF_OK && text.bytes && strstr(text.bytes, message_mark);
-    kvf_text_free(allocator, &text);
+    kvf_text_free(&text);
     return takes;
 }
 
@@ -221,24 +220,22 @@ static bool has_parts(const kvf_chat *chat)
     return false;
 }
 
-kvf_status kvf_chat_render(const kvf_chat *chat, const kvf_allocator *allocator, kvf_text *text,
-                           kvf_error *error)
+kvf_status kvf_chat_render(const kvf_chat *chat, kvf_text *text, kvf_error *error)
 {
     if (chat->count == 0)
         return model_fail(error, KVF_INVALID, "the chat has no messages; give at least one");
-    const bool joins = has_parts(chat) && !takes_parts(chat, allocator);
-    return render(chat, joins ? PARTS_JOINED : PARTS_GIVEN, allocator, text, error);
+    const bool joins = has_parts(chat) && !takes_parts(chat);
+    return render(chat, joins ? PARTS_JOINED : PARTS_GIVEN, text, error);
 }
 
 kvf_status kvf_chat_encode(const kvf_chat *chat, const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
                            kvf_error *error)
 {
-    const kvf_allocator *allocator = kvf_tokenizer_allocator(tokenizer);
     kvf_text text = {0};
-    kvf_status status = kvf_chat_render(chat, allocator, &text, error);
+    kvf_status status = kvf_chat_render(chat, &text, error);
     if (status == KVF_OK)
         status = kvf_tokenizer_encode(tokenizer, text.bytes, text.size, false, ids, error);
-    kvf_text_free(allocator, &text);
+    kvf_text_free(&text);
     return status;
 }
 
@@ -302,7 +299,7 @@ static kvf_status find_end(const kvf_tokenizer *tokenizer, const char *behind, u
                          (spelling[0] == '<' && spelling[strlen(spelling) - 1] == '>')))
             *end = ids.ids[0];
     }
-    kvf_token_ids_free(kvf_tokenizer_allocator(tokenizer), &ids);
+    kvf_token_ids_free(&ids);
     return KVF_OK;
 }
 
@@ -313,12 +310,11 @@ kvf_status kvf_chat_check(const kvf_chat_format *format, const kvf_tokenizer *to
                                                 {KVF_ROLE_ASSISTANT, message_mark, NULL},
                                                 {KVF_ROLE_USER, message_mark, NULL}};
     static const jinja_day day = {2024, 1, 1};
-    const kvf_allocator *allocator = kvf_tokenizer_allocator(tokenizer);
     const kvf_chat chat = {
         .format = format, .messages = messages, .count = 3, .generate = true, .today = &day};
     kvf_text text = {0};
     *end = UINT32_MAX;
-    kvf_status status = kvf_chat_render(&chat, allocator, &text, error);
+    kvf_status status = kvf_chat_render(&chat, &text, error);
     if (status == KVF_INVALID)
         return KVF_OK;
     const char *mark = status == KVF_OK && text.bytes ? strstr(text.bytes, message_mark) : NULL;
@@ -331,6 +327,6 @@ kvf_status kvf_chat_check(const kvf_chat_format *format, const kvf_tokenizer *to
     const kvf_channels channels = kvf_channels_of(tokenizer);
     if (channels.known && *end == channels.end) /* which ends thoughts, too */
         *end = channels.call;
-    kvf_text_free(allocator, &text);
+    kvf_text_free(&text);
     return status;
 }

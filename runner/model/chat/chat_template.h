@@ -92,8 +92,7 @@ typedef struct kvf_chat {
  *         KVF_UNSUPPORTED what it uses and is not known here; KVF_CORRUPT, KVF_FULL,
  *         KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_chat_render(const kvf_chat *chat, const kvf_allocator *allocator,
-                                       kvf_text *text, kvf_error *error);
+KVF_CHECKED kvf_status kvf_chat_render(const kvf_chat *chat, kvf_text *text, kvf_error *error);
 
 /** Render and encode. Markers inside message texts are read as tokens, as the published path does.
  */
@@ -134,9 +133,9 @@ typedef struct kvf_chat_source {
  *
  * @return KVF_OK; KVF_CORRUPT, KVF_SYSTEM, KVF_OUT_OF_MEMORY, and @p out is free then
  */
-KVF_CHECKED kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocator,
-                                            kvf_chat_source *out, kvf_error *error);
-void kvf_chat_source_free(const kvf_allocator *allocator, kvf_chat_source *source);
+KVF_CHECKED kvf_status kvf_chat_source_read(const char *model, kvf_chat_source *out,
+                                            kvf_error *error);
+void kvf_chat_source_free(kvf_chat_source *source);
 
 /** The format that the model itself has; `source` is NULL if there is none. Borrows. */
 kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source);

@@ -60,7 +60,7 @@ typedef struct jinja_day {
  * @param input_max  bytes of the texts that it will be given: memory is bounded by a multiple
  * @return NULL if there is no memory
  */
-jinja_machine *jinja_open(const kvf_allocator *allocator, const jinja_day *day, size_t input_max);
+jinja_machine *jinja_open(const jinja_day *day, size_t input_max);
 void jinja_close(jinja_machine *machine);
 
 /* Values. They live as long as the machine; texts are borrowed. */

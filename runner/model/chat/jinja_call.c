@@ -10,7 +10,6 @@
 #include "jinja_parts.h"
 #include "utf8.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

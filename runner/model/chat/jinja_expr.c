@@ -10,8 +10,6 @@
 
 #include "jinja_parts.h"
 
-#include <string.h>
-
 static jinja_value read_or(jinja_machine *m);
 static jinja_value read_primary(jinja_machine *m);
 static jinja_value read_postfix(jinja_machine *m, jinja_value value);

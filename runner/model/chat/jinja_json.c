@@ -127,7 +127,7 @@ static void put(json_form *f, const char *bytes, size_t size)
         return;
     if (f->out.size + size > f->m->arena_left)
         jinja_fail(f->m, KVF_FULL, "it takes too much memory");
-    else if (kvf_text_append(f->m->allocator, &f->out, bytes, size, NULL) != KVF_OK)
+    else if (kvf_text_append(&f->out, bytes, size, NULL) != KVF_OK)
         jinja_fail(f->m, KVF_OUT_OF_MEMORY, "%zu bytes could not be allocated", size);
 }
 
@@ -336,7 +336,7 @@ static jinja_value write_out(json_form *f, jinja_value v)
     if (kept && f->out.size > 0)
         memcpy(kept, f->out.bytes, f->out.size);
     const jinja_value text = kept ? jinja_text(kept, f->out.size) : jinja_words("");
-    kvf_text_free(f->m->allocator, &f->out);
+    kvf_text_free(&f->out);
     return text;
 }
 

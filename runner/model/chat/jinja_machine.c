@@ -32,12 +32,11 @@ typedef struct jinja_chunk {
 
 /* ---- memory, failure, depth ---- */
 
-jinja_machine *jinja_open(const kvf_allocator *allocator, const jinja_day *day, size_t input_max)
+jinja_machine *jinja_open(const jinja_day *day, size_t input_max)
 {
-    jinja_machine *m = model_alloc_zero(allocator, 1, sizeof *m);
+    jinja_machine *m = model_alloc_zero(1, sizeof *m);
     if (!m)
         return NULL;
-    m->allocator = allocator;
     m->has_day = day;
     if (day)
         m->day = *day;
@@ -52,15 +51,14 @@ void jinja_close(jinja_machine *m)
 {
     if (!m)
         return;
-    const kvf_allocator *allocator = m->allocator;
     while (m->chunks) {
         jinja_chunk *next = m->chunks->next;
-        model_free(allocator, m->chunks);
+        model_free(m->chunks);
         m->chunks = next;
     }
-    model_free(allocator, m->variables);
-    model_free(allocator, m->tokens);
-    model_free(allocator, m);
+    model_free(m->variables);
+    model_free(m->tokens);
+    model_free(m);
 }
 
 void jinja_fail(jinja_machine *m, kvf_status status, const char *format, ...)
@@ -93,7 +91,7 @@ void *jinja_take(jinja_machine *m, size_t bytes)
     jinja_chunk *chunk = m->chunks;
     if (!chunk || chunk->size - chunk->used < needed) {
         const size_t size = needed > CHUNK_BYTES ? needed : CHUNK_BYTES;
-        chunk = model_alloc(m->allocator, sizeof *chunk + size);
+        chunk = model_alloc(sizeof *chunk + size);
         if (!chunk) {
             jinja_fail(m, KVF_OUT_OF_MEMORY, "%zu bytes could not be allocated", size);
             return NULL;
@@ -113,8 +111,7 @@ void *jinja_grow(jinja_machine *m, void *array, size_t count, size_t *capacity, 
     if (count < *capacity)
         return array;
     const size_t wanted = *capacity ? *capacity * 2 : 64;
-    void *grown =
-        wanted <= max ? model_grow(m->allocator, array, count * element, wanted * element) : NULL;
+    void *grown = wanted <= max ? model_grow(array, count * element, wanted * element) : NULL;
     if (!grown)
         jinja_fail(m, wanted > max ? KVF_FULL : KVF_OUT_OF_MEMORY,
                    "no room for more than %zu tokens or variables", count);

@@ -56,7 +56,6 @@ typedef struct jinja_variable {
 typedef enum jinja_jump { JUMP_NONE, JUMP_BREAK, JUMP_CONTINUE } jinja_jump;
 
 struct jinja_machine {
-    const kvf_allocator *allocator;
     kvf_error *error;
     kvf_status status;
     jinja_day day;

@@ -31,7 +31,6 @@ typedef struct gguf_part {
 } gguf_part;
 
 struct gguf {
-    kvf_allocator allocator;
     gguf_part *parts;
     size_t parts_count;
     gguf_field *fields; /* [fields_count] of the first part, by key */
@@ -198,11 +197,10 @@ static kvf_status read_alignment(const gguf_cursor *c, const gguf_field *fields,
 static kvf_status take_tensors(gguf *self, gguf_cursor *c, uint64_t count, uint64_t alignment)
 {
     const size_t bytes = (self->tensors_count + count) * sizeof *self->tensors;
-    uint64_t *offsets = model_alloc(&self->allocator, count * sizeof *offsets);
-    gguf_tensor *grown = offsets
-                             ? model_grow(&self->allocator, self->tensors,
-                                          self->tensors_count * sizeof *grown, bytes ? bytes : 1)
-                             : NULL;
+    uint64_t *offsets = model_alloc(count * sizeof *offsets);
+    gguf_tensor *grown =
+        offsets ? model_grow(self->tensors, self->tensors_count * sizeof *grown, bytes ? bytes : 1)
+                : NULL;
     kvf_status status = grown ? KVF_OK : model_out_of_memory(c->error, bytes, "the tensor table");
     if (grown) {
         self->tensors = grown;
@@ -214,7 +212,7 @@ static kvf_status take_tensors(gguf *self, gguf_cursor *c, uint64_t count, uint6
     const uint64_t first = (front + alignment - 1) / alignment * alignment;
     for (uint64_t i = 0; i < count && status == KVF_OK; i++)
         status = place_tensor(c, first, alignment, offsets[i], &grown[i]);
-    model_free(&self->allocator, offsets);
+    model_free(offsets);
     if (status == KVF_OK)
         self->tensors_count += count;
     return status;
@@ -282,7 +280,7 @@ static kvf_status read_part(gguf *self, size_t index, kvf_error *error)
                      .error = error};
     uint64_t tensors, count, alignment = 0;
     KVF_TRY(take_head(&c, &tensors, &count));
-    gguf_field *fields = model_alloc(&self->allocator, count * sizeof *fields);
+    gguf_field *fields = model_alloc(count * sizeof *fields);
     if (!fields)
         return model_out_of_memory(error, count * sizeof *fields, "the fields of a GGUF file");
     kvf_status status = take_fields(&c, fields, count);
@@ -293,7 +291,7 @@ static kvf_status read_part(gguf *self, size_t index, kvf_error *error)
     if (status == KVF_OK)
         status = take_tensors(self, &c, tensors, alignment);
     if (index != 0 || status != KVF_OK) {
-        model_free(&self->allocator, fields);
+        model_free(fields);
         return status;
     }
     self->fields = fields;
@@ -363,23 +361,21 @@ static size_t parts_of_name(const char *path)
 
 static kvf_status add_part(gguf *self, const char *path, kvf_error *error)
 {
-    KVF_TRY(model_copy_text(&self->allocator, path, strlen(path), "a name",
-                            &self->parts[self->parts_count].path, error));
+    KVF_TRY(
+        model_copy_text(path, strlen(path), "a name", &self->parts[self->parts_count].path, error));
     self->parts_count++;
     return KVF_OK;
 }
 
-static kvf_status create(const kvf_allocator *allocator, size_t parts, gguf **out, kvf_error *error)
+static kvf_status create(size_t parts, gguf **out, kvf_error *error)
 {
     *out = NULL;
-    gguf *self = model_alloc_zero(allocator, 1, sizeof *self);
+    gguf *self = model_alloc_zero(1, sizeof *self);
     if (!self)
         return model_out_of_memory(error, sizeof *self, "a GGUF file");
-    if (allocator)
-        self->allocator = *allocator;
-    self->parts = model_alloc_zero(allocator, parts, sizeof *self->parts);
+    self->parts = model_alloc_zero(parts, sizeof *self->parts);
     if (!self->parts) {
-        model_free(allocator, self);
+        model_free(self);
         return model_out_of_memory(error, parts * sizeof *self->parts, "a GGUF file");
     }
     *out = self;
@@ -412,14 +408,14 @@ static kvf_status open_parts(gguf *self, const char *path, size_t count, kvf_err
     return read_parts(self, error);
 }
 
-kvf_status gguf_open(const char *path, const kvf_allocator *allocator, gguf **out, kvf_error *error)
+kvf_status gguf_open(const char *path, gguf **out, kvf_error *error)
 {
     const size_t count = parts_of_name(path);
     *out = NULL;
     if (count > PARTS_MAX)
         return model_fail(error, KVF_UNSUPPORTED, "%.300s speaks of %zu parts, more than %u", path,
                           count, PARTS_MAX);
-    KVF_TRY(create(allocator, count, out, error));
+    KVF_TRY(create(count, out, error));
     return conclude(open_parts(*out, path, count, error), out);
 }
 
@@ -430,10 +426,9 @@ static kvf_status open_image(gguf *self, const void *bytes, size_t size, kvf_err
     return read_parts(self, error);
 }
 
-kvf_status gguf_open_memory(const void *bytes, size_t size, const kvf_allocator *allocator,
-                            gguf **out, kvf_error *error)
+kvf_status gguf_open_memory(const void *bytes, size_t size, gguf **out, kvf_error *error)
 {
-    KVF_TRY(create(allocator, 1, out, error));
+    KVF_TRY(create(1, out, error));
     return conclude(open_image(*out, bytes, size, error), out);
 }
 
@@ -441,15 +436,14 @@ void gguf_close(gguf *self)
 {
     if (!self)
         return;
-    const kvf_allocator allocator = self->allocator;
     for (size_t i = 0; i < self->parts_count; i++) {
         model_unmap(&self->parts[i].map);
-        model_free(&allocator, self->parts[i].path);
+        model_free(self->parts[i].path);
     }
-    model_free(&allocator, self->parts);
-    model_free(&allocator, self->fields);
-    model_free(&allocator, self->tensors);
-    model_free(&allocator, self);
+    model_free(self->parts);
+    model_free(self->fields);
+    model_free(self->tensors);
+    model_free(self);
 }
 
 /* ---- asking ---- */

@@ -137,16 +137,13 @@ bool gguf_is_image(const void *bytes, size_t size);
 /**
  * Map a file, and the other parts if it is the first part of several ("…-00001-of-0000N.gguf").
  *
- * @param allocator  copied; its user must live as long as what it returns
  * @return KVF_OK; KVF_SYSTEM for a file that cannot be mapped; KVF_CORRUPT and KVF_UNSUPPORTED name
  *         file, field or tensor, value and fix; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status gguf_open(const char *path, const kvf_allocator *allocator, gguf **out,
-                                 kvf_error *error);
+KVF_CHECKED kvf_status gguf_open(const char *path, gguf **out, kvf_error *error);
 
 /** As gguf_open for one image, aligned to 8 bytes, which stays the caller's and must outlive it. */
-KVF_CHECKED kvf_status gguf_open_memory(const void *bytes, size_t size,
-                                        const kvf_allocator *allocator, gguf **out,
+KVF_CHECKED kvf_status gguf_open_memory(const void *bytes, size_t size, gguf **out,
                                         kvf_error *error);
 void gguf_close(gguf *self);
 

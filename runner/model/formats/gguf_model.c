@@ -10,7 +10,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 kvf_dtype gguf_model_dtype(const gguf_type *type)
@@ -296,10 +295,9 @@ bool gguf_has_part(const char *part)
     return find_part(part) != NULL;
 }
 
-kvf_status gguf_write_part(const gguf *file, const char *part, const kvf_allocator *allocator,
-                           kvf_text *out, kvf_error *error)
+kvf_status gguf_write_part(const gguf *file, const char *part, kvf_text *out, kvf_error *error)
 {
-    gguf_writer w = {.file = file, .allocator = allocator, .text = out, .error = error};
+    gguf_writer w = {.file = file, .text = out, .error = error};
     const struct part_row *row = find_part(part);
     if (!row)
         return model_fail(error, KVF_SYSTEM, "%.120s: a GGUF file has no %s", gguf_name(file),

@@ -65,8 +65,7 @@ bool gguf_has_part(const char *part);
  * @return KVF_OK; KVF_CORRUPT or KVF_UNSUPPORTED naming file, field, value and fix; KVF_SYSTEM if
  *         there is no such part; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status gguf_write_part(const gguf *file, const char *part,
-                                       const kvf_allocator *allocator, kvf_text *out,
+KVF_CHECKED kvf_status gguf_write_part(const gguf *file, const char *part, kvf_text *out,
                                        kvf_error *error);
 
 /** Factors of RoPE, which config.json cannot have. Goes after its reading. */
@@ -83,7 +82,6 @@ KVF_CHECKED kvf_status gguf_model_finish(const gguf *file, kvf_model_config *con
 typedef struct gguf_writer {
     const gguf *file;
     const char *family; /* in front of the keys of a model, as in "llama.block_count" */
-    const kvf_allocator *allocator;
     kvf_text *text;
     kvf_error *error;
     kvf_status status;

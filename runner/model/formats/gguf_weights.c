@@ -263,7 +263,7 @@ kvf_status gguf_weights_open(kvf_weights *weights, kvf_error *error)
     const size_t count = gguf_tensor_count(weights->gguf);
     KVF_TRY(gguf_model_read(weights->gguf, &model, error));
     KVF_TRY(weights_reserve(weights, count, error));
-    weights->names = model_alloc_zero(&weights->allocator, count, WEIGHT_NAME_BYTES);
+    weights->names = model_alloc_zero(count, WEIGHT_NAME_BYTES);
     if (!weights->names)
         return model_out_of_memory(error, count * WEIGHT_NAME_BYTES, "names of tensors");
     return add_tensors(weights, &model, error);

@@ -120,7 +120,7 @@ const gguf_value *gguf_array(gguf_writer *w, const char *key, gguf_kind inner)
 static void append(gguf_writer *w, const void *bytes, size_t size)
 {
     if (w->status == KVF_OK)
-        w->status = kvf_text_append(w->allocator, w->text, bytes, size, w->error);
+        w->status = kvf_text_append(w->text, bytes, size, w->error);
 }
 
 void gguf_put(gguf_writer *w, const char *format, ...)

@@ -164,7 +164,7 @@ static int compare_heads(const void *a, const void *b)
 static kvf_status mark_first(const double *values, size_t heads, double sign, size_t count,
                              uint8_t kind, uint8_t *mask, kvf_error *error)
 {
-    ranked_head *order = model_alloc(NULL, heads * sizeof *order);
+    ranked_head *order = model_alloc(heads * sizeof *order);
     if (!order)
         return model_out_of_memory(error, heads * sizeof *order, "a head mask");
     for (size_t i = 0; i < heads; i++)
@@ -172,7 +172,7 @@ static kvf_status mark_first(const double *values, size_t heads, double sign, si
     qsort(order, heads, sizeof *order, compare_heads);
     for (size_t i = 0; i < count && i < heads; i++)
         mask[order[i].index] = kind;
-    model_free(NULL, order);
+    model_free(order);
     return KVF_OK;
 }
 
@@ -207,7 +207,7 @@ kvf_status kvf_head_mask_write(const uint8_t *mask, uint32_t layers, uint32_t kv
     const size_t heads = (size_t)layers * kv_heads;
     for (size_t i = 0; i < heads; i++) {
         const char cell[2] = {(char)('0' + mask[i]), (i + 1) % kv_heads ? '\t' : '\n'};
-        KVF_TRY(kvf_text_append(NULL, text, cell, sizeof cell, error));
+        KVF_TRY(kvf_text_append(text, cell, sizeof cell, error));
     }
     return KVF_OK;
 }
@@ -227,8 +227,7 @@ kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uint32_t kv_hea
     if (layers == 0 || kv_heads == 0 || heads > UINT32_MAX / (VALUE_BYTES_MAX + 2))
         return model_fail(error, KVF_INVALID, "%u layers of %u KV heads have no mask", layers,
                           kv_heads);
-    kvf_status status =
-        model_read_file(NULL, path, heads * (VALUE_BYTES_MAX + 2) + 4096, &text, error);
+    kvf_status status = model_read_file(path, heads * (VALUE_BYTES_MAX + 2) + 4096, &text, error);
     if (status != KVF_OK)
         return status == KVF_CORRUPT ? model_fail(error, KVF_INVALID,
                                                   "%s is larger than any mask of %u layers of %u "
@@ -236,7 +235,7 @@ kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uint32_t kv_hea
                                                   path, layers, kv_heads)
                                      : status;
     r.plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
-    r.values = model_alloc(NULL, heads * sizeof *r.values);
+    r.values = model_alloc(heads * sizeof *r.values);
     status = r.plain && r.values
                  ? read_lines(&r, text.bytes, text.size)
                  : model_out_of_memory(error, heads * sizeof *r.values, "a head mask");
@@ -244,7 +243,7 @@ kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uint32_t kv_hea
         status = choose(&r, mask);
     if (r.plain)
         freelocale(r.plain);
-    model_free(NULL, r.values);
-    kvf_text_free(NULL, &text);
+    model_free(r.values);
+    kvf_text_free(&text);
     return status;
 }

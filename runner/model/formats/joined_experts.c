@@ -257,15 +257,15 @@ kvf_status joined_experts_split(kvf_weights *weights, kvf_error *error)
     const size_t room = weights->count + found;
     kvf_weights to = *weights;
     to.count = 0;
-    to.names = model_alloc_zero(&weights->allocator, room, WEIGHT_NAME_BYTES);
-    to.entries = model_alloc_zero(&weights->allocator, room, sizeof *to.entries);
+    to.names = model_alloc_zero(room, WEIGHT_NAME_BYTES);
+    to.entries = model_alloc_zero(room, sizeof *to.entries);
     kvf_status status =
         to.names && to.entries
             ? split(&to, weights, error)
             : model_out_of_memory(error, room * sizeof *to.entries, "the tensor table");
-    model_free(&weights->allocator, status == KVF_OK ? weights->entries : to.entries);
+    model_free(status == KVF_OK ? weights->entries : to.entries);
     if (status != KVF_OK) {
-        model_free(&weights->allocator, to.names);
+        model_free(to.names);
         return status;
     }
     to.capacity = room;

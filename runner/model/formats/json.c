@@ -18,7 +18,6 @@
 #include <strings.h>
 
 struct json_document {
-    kvf_allocator allocator;
     json_t *tree; /* owns every string, unless a key has NUL */
     json_value *values;
     size_t count;
@@ -40,8 +39,7 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
     if (document->count == document->capacity) {
         size_t capacity = document->capacity != 0 ? document->capacity * 2 : 64;
         const size_t bytes = capacity < UINT32_MAX ? capacity * sizeof value : 0;
-        json_value *grown = model_grow(&document->allocator, document->values,
-                                       document->count * sizeof value, bytes);
+        json_value *grown = model_grow(document->values, document->count * sizeof value, bytes);
         if (!grown)
             return model_out_of_memory(reader->error, capacity * sizeof value, reader->what);
         document->values = grown;
@@ -63,7 +61,7 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
 
 static kvf_status hide_nul(json_reader *reader, const char *text, size_t bytes)
 {
-    char *copy = model_alloc(&reader->document->allocator, bytes + 1);
+    char *copy = model_alloc(bytes + 1);
     if (!copy)
         return model_out_of_memory(reader->error, bytes, reader->what);
     reader->document->strings = copy;
@@ -166,15 +164,13 @@ static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes
 }
 
 static kvf_status parse(const char *text, size_t bytes, const char *what, bool as_written,
-                        const kvf_allocator *allocator, json_document **out, kvf_error *error)
+                        json_document **out, kvf_error *error)
 {
     if (bytes >= UINT32_MAX)
         return model_fail(error, KVF_CORRUPT, "%s: %zu bytes of JSON are too many", what, bytes);
-    json_document *document = model_alloc_zero(allocator, 1, sizeof *document);
+    json_document *document = model_alloc_zero(1, sizeof *document);
     if (!document)
         return model_out_of_memory(error, sizeof *document, what);
-    if (allocator)
-        document->allocator = *allocator;
     json_reader reader = {
         .document = document, .what = what, .as_written = as_written, .error = error};
     kvf_status status = parse_tree(&reader, text, bytes);
@@ -186,28 +182,26 @@ static kvf_status parse(const char *text, size_t bytes, const char *what, bool a
     return KVF_OK;
 }
 
-kvf_status json_parse(const char *text, size_t bytes, const char *what,
-                      const kvf_allocator *allocator, json_document **out, kvf_error *error)
+kvf_status json_parse(const char *text, size_t bytes, const char *what, json_document **out,
+                      kvf_error *error)
 {
-    return parse(text, bytes, what, false, allocator, out, error);
+    return parse(text, bytes, what, false, out, error);
 }
 
 kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what,
-                                 const kvf_allocator *allocator, json_document **out,
-                                 kvf_error *error)
+                                 json_document **out, kvf_error *error)
 {
-    return parse(text, bytes, what, true, allocator, out, error);
+    return parse(text, bytes, what, true, out, error);
 }
 
 void json_free(json_document *document)
 {
     if (!document)
         return;
-    kvf_allocator allocator = document->allocator;
     json_decref(document->tree);
-    model_free(&allocator, document->strings);
-    model_free(&allocator, document->values);
-    model_free(&allocator, document);
+    model_free(document->strings);
+    model_free(document->values);
+    model_free(document);
 }
 
 /* ---- asking ---- */

@@ -47,13 +47,11 @@ typedef struct json_document json_document;
  * @return KVF_OK; KVF_CORRUPT with line and byte; KVF_OUT_OF_MEMORY
  */
 KVF_CHECKED kvf_status json_parse(const char *text, size_t bytes, const char *what,
-                                  const kvf_allocator *allocator, json_document **out,
-                                  kvf_error *error);
+                                  json_document **out, kvf_error *error);
 /** As json_parse; whole numbers and others are told apart by how they are written, and whole ones
  * beyond 2^53 are refused: for what is handed on. */
 KVF_CHECKED kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what,
-                                             const kvf_allocator *allocator, json_document **out,
-                                             kvf_error *error);
+                                             json_document **out, kvf_error *error);
 void json_free(json_document *document);
 const json_value *json_root(const json_document *document);
 

@@ -567,12 +567,11 @@ static void read_special_ids(config_reader *reader, kvf_model_config *config)
 typedef void (*read_part_fn)(config_reader *reader, kvf_model_config *config);
 
 /* Reads one part after the other, up to the first failure. @p parts end with NULL. */
-static kvf_status parse(const char *file, const char *text, size_t bytes,
-                        const kvf_allocator *allocator, const read_part_fn *parts,
+static kvf_status parse(const char *file, const char *text, size_t bytes, const read_part_fn *parts,
                         kvf_model_config *config, kvf_error *error)
 {
     json_document *document;
-    KVF_TRY(json_parse(text, bytes, file, allocator, &document, error));
+    KVF_TRY(json_parse(text, bytes, file, &document, error));
     config_reader reader = {
         .root = json_root(document), .whole = json_root(document), .file = file, .error = error};
     if (reader.root->kind != JSON_OBJECT)
@@ -585,18 +584,16 @@ static kvf_status parse(const char *file, const char *text, size_t bytes,
 }
 
 kvf_status kvf_model_config_parse(const char *config, size_t config_bytes, const char *generation,
-                                  size_t generation_bytes, const kvf_allocator *allocator,
-                                  kvf_model_config *out, kvf_error *error)
+                                  size_t generation_bytes, kvf_model_config *out, kvf_error *error)
 {
     static const read_part_fn all[] = {
         read_architecture, check_unsupported, read_geometry,    config_read_rope,
         read_windows,      read_dtype,        read_special_ids, NULL};
     static const read_part_fn ids[] = {read_special_ids, NULL};
     kvf_model_config result = {0};
-    KVF_TRY(parse("config.json", config, config_bytes, allocator, all, &result, error));
+    KVF_TRY(parse("config.json", config, config_bytes, all, &result, error));
     if (generation)
-        KVF_TRY(parse("generation_config.json", generation, generation_bytes, allocator, ids,
-                      &result, error));
+        KVF_TRY(parse("generation_config.json", generation, generation_bytes, ids, &result, error));
     *out = result;
     return KVF_OK;
 }
@@ -622,18 +619,16 @@ void kvf_model_config_fit(kvf_model_config *config, const kvf_weights *weights)
 }
 
 /* Fields that only a GGUF file has. */
-static kvf_status finish_gguf(const char *model, const kvf_allocator *allocator,
-                              kvf_model_config *out, kvf_error *error)
+static kvf_status finish_gguf(const char *model, kvf_model_config *out, kvf_error *error)
 {
     gguf *file;
-    KVF_TRY(gguf_open(model, allocator, &file, error));
+    KVF_TRY(gguf_open(model, &file, error));
     const kvf_status status = gguf_model_finish(file, out, error);
     gguf_close(file);
     return status;
 }
 
-kvf_status kvf_model_config_read(const char *model, const kvf_allocator *allocator,
-                                 kvf_model_config *out, kvf_error *error)
+kvf_status kvf_model_config_read(const char *model, kvf_model_config *out, kvf_error *error)
 {
     static const char other[] = "generation_config.json";
     kvf_text config, generation = {0};
@@ -643,18 +638,17 @@ kvf_status kvf_model_config_read(const char *model, const kvf_allocator *allocat
                                 "*.safetensors and tokenizer.json, or a GGUF file; %s cannot be "
                                 "opened",
                                 model);
-    KVF_TRY(model_read_part(model, "config.json", CONFIG_BYTES_MAX, allocator, &config, error));
+    KVF_TRY(model_read_part(model, "config.json", CONFIG_BYTES_MAX, &config, error));
     kvf_status status = KVF_OK;
     if (model_has_part(model, other))
-        status = model_read_part(model, other, CONFIG_BYTES_MAX, allocator, &generation, error);
+        status = model_read_part(model, other, CONFIG_BYTES_MAX, &generation, error);
     if (status == KVF_OK)
         status =
             model_blame_part(model,
                              kvf_model_config_parse(config.bytes, config.size, generation.bytes,
-                                                    generation.size, allocator, out, error),
+                                                    generation.size, out, error),
                              error);
-    kvf_text_free(allocator, &generation);
-    kvf_text_free(allocator, &config);
-    return status == KVF_OK && gguf_is_file(model) ? finish_gguf(model, allocator, out, error)
-                                                   : status;
+    kvf_text_free(&generation);
+    kvf_text_free(&config);
+    return status == KVF_OK && gguf_is_file(model) ? finish_gguf(model, out, error) : status;
 }

@@ -127,14 +127,13 @@ typedef struct kvf_weights kvf_weights;
  *         field has the wrong type or range; KVF_UNSUPPORTED names field, value and fix;
  *         KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_model_config_read(const char *model, const kvf_allocator *allocator,
-                                             kvf_model_config *out, kvf_error *error);
+KVF_CHECKED kvf_status kvf_model_config_read(const char *model, kvf_model_config *out,
+                                             kvf_error *error);
 
 /** The same from text. @p generation may be NULL. */
 KVF_CHECKED kvf_status kvf_model_config_parse(const char *config, size_t config_bytes,
                                               const char *generation, size_t generation_bytes,
-                                              const kvf_allocator *allocator, kvf_model_config *out,
-                                              kvf_error *error);
+                                              kvf_model_config *out, kvf_error *error);
 
 /** Settings that follow from the weights, as in Transformers: their type where config.json says
  * none, and whether the embedding is the head where both are there. Before the sizes of anything

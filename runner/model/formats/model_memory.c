@@ -16,47 +16,34 @@
 
 #include "common/files.h"
 
-void *model_alloc(const kvf_allocator *allocator, size_t bytes)
+__attribute__((weak)) void *model_alloc(size_t bytes)
 {
-    if (bytes == 0)
-        bytes = 1;
-    if (bytes > PTRDIFF_MAX)
-        return NULL;
-    if (allocator && allocator->alloc)
-        return allocator->alloc(allocator->user, bytes, 16);
-    return malloc(bytes);
+    return bytes <= PTRDIFF_MAX ? malloc(bytes ? bytes : 1) : NULL;
 }
 
-void *model_alloc_zero(const kvf_allocator *allocator, size_t count, size_t bytes)
+void *model_alloc_zero(size_t count, size_t bytes)
 {
     if (bytes != 0 && count > PTRDIFF_MAX / bytes)
         return NULL;
-    void *pointer = model_alloc(allocator, count * bytes);
+    void *pointer = model_alloc(count * bytes);
     if (pointer)
         memset(pointer, 0, count * bytes);
     return pointer;
 }
 
-void model_free(const kvf_allocator *allocator, void *pointer)
+__attribute__((weak)) void model_free(void *pointer)
 {
-    if (!pointer)
-        return;
-    if (allocator && allocator->alloc) {
-        if (allocator->free)
-            allocator->free(allocator->user, pointer);
-        return;
-    }
     free(pointer);
 }
 
-void *model_grow(const kvf_allocator *allocator, void *pointer, size_t used, size_t bytes)
+void *model_grow(void *pointer, size_t used, size_t bytes)
 {
-    void *grown = bytes ? model_alloc(allocator, bytes) : NULL;
+    void *grown = bytes ? model_alloc(bytes) : NULL;
     if (!grown)
         return NULL;
     if (used != 0)
         memcpy(grown, pointer, used);
-    model_free(allocator, pointer);
+    model_free(pointer);
     return grown;
 }
 
@@ -114,10 +101,10 @@ kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what)
                       what);
 }
 
-kvf_status model_copy_text(const kvf_allocator *allocator, const char *text, size_t size,
-                           const char *what, char **out, kvf_error *error)
+kvf_status model_copy_text(const char *text, size_t size, const char *what, char **out,
+                           kvf_error *error)
 {
-    *out = model_alloc(allocator, size + 1);
+    *out = model_alloc(size + 1);
     if (!*out)
         return model_out_of_memory(error, size + 1, what);
     memcpy(*out, text, size);
@@ -145,15 +132,15 @@ bool kvf_ids_have(const uint32_t *ids, size_t count, uint32_t id)
     return false;
 }
 
-kvf_status kvf_token_ids_append(const kvf_allocator *allocator, kvf_token_ids *ids,
-                                const uint32_t *from, size_t count, kvf_error *error)
+kvf_status kvf_token_ids_append(kvf_token_ids *ids, const uint32_t *from, size_t count,
+                                kvf_error *error)
 {
     if (count == 0)
         return KVF_OK;
     if (count > ids->capacity - ids->count) {
         size_t capacity = grown_capacity(ids->capacity, ids->count + count, sizeof *ids->ids);
         const size_t bytes = capacity * sizeof *ids->ids;
-        uint32_t *grown = model_grow(allocator, ids->ids, ids->count * sizeof *ids->ids, bytes);
+        uint32_t *grown = model_grow(ids->ids, ids->count * sizeof *ids->ids, bytes);
         if (!grown)
             return model_out_of_memory(error, bytes, "token ids");
         ids->ids = grown;
@@ -164,26 +151,24 @@ kvf_status kvf_token_ids_append(const kvf_allocator *allocator, kvf_token_ids *i
     return KVF_OK;
 }
 
-kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids, uint32_t id,
-                              kvf_error *error)
+kvf_status kvf_token_ids_push(kvf_token_ids *ids, uint32_t id, kvf_error *error)
 {
-    return kvf_token_ids_append(allocator, ids, &id, 1, error);
+    return kvf_token_ids_append(ids, &id, 1, error);
 }
 
-void kvf_token_ids_free(const kvf_allocator *allocator, kvf_token_ids *ids)
+void kvf_token_ids_free(kvf_token_ids *ids)
 {
-    model_free(allocator, ids->ids);
+    model_free(ids->ids);
     *ids = (kvf_token_ids){0};
 }
 
-kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text, const void *bytes,
-                           size_t size, kvf_error *error)
+kvf_status kvf_text_append(kvf_text *text, const void *bytes, size_t size, kvf_error *error)
 {
     if (size >= PTRDIFF_MAX - text->size)
         return model_out_of_memory(error, size, "text");
     if (text->size + size >= text->capacity) {
         size_t capacity = grown_capacity(text->capacity, text->size + size + 1, 1);
-        char *grown = model_grow(allocator, text->bytes, text->size, capacity);
+        char *grown = model_grow(text->bytes, text->size, capacity);
         if (!grown)
             return model_out_of_memory(error, capacity, "text");
         text->bytes = grown;
@@ -196,14 +181,14 @@ kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text, const
     return KVF_OK;
 }
 
-void kvf_text_free(const kvf_allocator *allocator, kvf_text *text)
+void kvf_text_free(kvf_text *text)
 {
-    model_free(allocator, text->bytes);
+    model_free(text->bytes);
     *text = (kvf_text){0};
 }
 
-static kvf_status read_stream(const kvf_allocator *allocator, FILE *file, const char *path,
-                              size_t bytes_max, kvf_text *out, kvf_error *error)
+static kvf_status read_stream(FILE *file, const char *path, size_t bytes_max, kvf_text *out,
+                              kvf_error *error)
 {
     char block[16384];
     size_t got;
@@ -211,24 +196,23 @@ static kvf_status read_stream(const kvf_allocator *allocator, FILE *file, const 
         if (got > bytes_max - out->size)
             return model_fail(error, KVF_CORRUPT, "%s is larger than the %zu bytes allowed", path,
                               bytes_max);
-        KVF_TRY(kvf_text_append(allocator, out, block, got, error));
+        KVF_TRY(kvf_text_append(out, block, got, error));
     }
     if (ferror(file))
         return model_fail_errno(error, errno, "%s cannot be read", path);
-    return kvf_text_append(allocator, out, "", 0, error);
+    return kvf_text_append(out, "", 0, error);
 }
 
-kvf_status model_read_file(const kvf_allocator *allocator, const char *path, size_t bytes_max,
-                           kvf_text *out, kvf_error *error)
+kvf_status model_read_file(const char *path, size_t bytes_max, kvf_text *out, kvf_error *error)
 {
     *out = (kvf_text){0};
     FILE *file = fopen(path, "rbe");
     if (!file)
         return model_fail_errno(error, errno, "%s cannot be opened", path);
-    kvf_status status = read_stream(allocator, file, path, bytes_max, out, error);
+    kvf_status status = read_stream(file, path, bytes_max, out, error);
     fclose(file);
     if (status != KVF_OK)
-        kvf_text_free(allocator, out);
+        kvf_text_free(out);
     return status;
 }
 

@@ -5,9 +5,8 @@
 /*
  * Memory and errors for everything that reads a model directory.
  *
- * The readers allocate through the caller's kvf_allocator (NULL members: malloc and free), so that
- * a test can let the N-th allocation fail. This file knows no format. Invariant: a function that
- * fails has filled the error and left nothing allocated.
+ * This file knows no format. Invariant: a function that fails has filled the error and left nothing
+ * allocated.
  */
 
 #include "common/convert.h"
@@ -32,34 +31,34 @@ typedef struct kvf_text {
     size_t capacity;
 } kvf_text;
 
-void kvf_token_ids_free(const kvf_allocator *allocator, kvf_token_ids *ids);
-void kvf_text_free(const kvf_allocator *allocator, kvf_text *text);
+void kvf_token_ids_free(kvf_token_ids *ids);
+void kvf_text_free(kvf_text *text);
 
 /** Whether @p id is one of them. */
 bool kvf_ids_have(const uint32_t *ids, size_t count, uint32_t id);
 
 /** Append one, or [count] that lie elsewhere. KVF_OUT_OF_MEMORY leaves the contents as they were.
  */
-KVF_CHECKED kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids,
-                                          uint32_t id, kvf_error *error);
-KVF_CHECKED kvf_status kvf_token_ids_append(const kvf_allocator *allocator, kvf_token_ids *ids,
-                                            const uint32_t *from, size_t count, kvf_error *error);
-KVF_CHECKED kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text,
-                                       const void *bytes, size_t size, kvf_error *error);
+KVF_CHECKED kvf_status kvf_token_ids_push(kvf_token_ids *ids, uint32_t id, kvf_error *error);
+KVF_CHECKED kvf_status kvf_token_ids_append(kvf_token_ids *ids, const uint32_t *from, size_t count,
+                                            kvf_error *error);
+KVF_CHECKED kvf_status kvf_text_append(kvf_text *text, const void *bytes, size_t size,
+                                       kvf_error *error);
 
 /* ---- for the readers themselves ---- */
 
-/** @return NULL if there is none; 16-byte aligned. @p bytes 0 counts as 1. */
-void *model_alloc(const kvf_allocator *allocator, size_t bytes);
+/** @return NULL if there is none; 16-byte aligned. @p bytes 0 counts as 1. Weak, as model_free is:
+ * a test has its own and lets the N-th allocation fail. */
+void *model_alloc(size_t bytes);
 /** As model_alloc for count x bytes, zeroed; NULL on overflow too. */
-void *model_alloc_zero(const kvf_allocator *allocator, size_t count, size_t bytes);
-void model_free(const kvf_allocator *allocator, void *pointer);
+void *model_alloc_zero(size_t count, size_t bytes);
+void model_free(void *pointer);
 /** @p pointer, freed, and its first @p used bytes in @p bytes others; NULL changes nothing. */
-void *model_grow(const kvf_allocator *allocator, void *pointer, size_t used, size_t bytes);
+void *model_grow(void *pointer, size_t used, size_t bytes);
 
 /** @p text [size], copied, with a zero byte after it. @p what names it in an error. */
-KVF_CHECKED kvf_status model_copy_text(const kvf_allocator *allocator, const char *text,
-                                       size_t size, const char *what, char **out, kvf_error *error);
+KVF_CHECKED kvf_status model_copy_text(const char *text, size_t size, const char *what, char **out,
+                                       kvf_error *error);
 
 /** FNV-1a, folded. */
 uint64_t model_hash(const char *bytes, size_t size);
@@ -73,8 +72,8 @@ kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ..
 kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what);
 
 /** Read a whole file of at most @p bytes_max. */
-KVF_CHECKED kvf_status model_read_file(const kvf_allocator *allocator, const char *path,
-                                       size_t bytes_max, kvf_text *out, kvf_error *error);
+KVF_CHECKED kvf_status model_read_file(const char *path, size_t bytes_max, kvf_text *out,
+                                       kvf_error *error);
 /** Whether a file that was asked for is here: Git without LFS leaves a pointer to it instead.
  * @return KVF_OK; KVF_CORRUPT with what to do */
 KVF_CHECKED kvf_status model_check_pointer(const char *path, const char *bytes, size_t size,
@@ -111,8 +110,7 @@ bool model_has_part(const char *model, const char *name);
 /** Read a part of at most @p bytes_max. @return as model_read_file; from a GGUF file as
  * gguf_write_part */
 KVF_CHECKED kvf_status model_read_part(const char *model, const char *name, size_t bytes_max,
-                                       const kvf_allocator *allocator, kvf_text *out,
-                                       kvf_error *error);
+                                       kvf_text *out, kvf_error *error);
 
 /** Behind the reading of a part: puts the GGUF file that it came from in front of an error, which
  * names the part. @return @p status */

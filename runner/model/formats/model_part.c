@@ -16,12 +16,12 @@ bool model_has_part(const char *model, const char *name)
     return gguf_has_part(name);
 }
 
-static kvf_status write_part(const char *model, const char *name, size_t bytes_max,
-                             const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+static kvf_status write_part(const char *model, const char *name, size_t bytes_max, kvf_text *out,
+                             kvf_error *error)
 {
     gguf *file;
-    KVF_TRY(gguf_open(model, allocator, &file, error));
-    kvf_status status = gguf_write_part(file, name, allocator, out, error);
+    KVF_TRY(gguf_open(model, &file, error));
+    kvf_status status = gguf_write_part(file, name, out, error);
     if (status == KVF_OK && out->size > bytes_max)
         status = model_fail(error, KVF_CORRUPT,
                             "%.120s: as %s it is larger than the %zu bytes "
@@ -31,22 +31,22 @@ static kvf_status write_part(const char *model, const char *name, size_t bytes_m
     return status;
 }
 
-kvf_status model_read_part(const char *model, const char *name, size_t bytes_max,
-                           const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+kvf_status model_read_part(const char *model, const char *name, size_t bytes_max, kvf_text *out,
+                           kvf_error *error)
 {
     char path[MODEL_PATH_BYTES];
     kvf_status status;
     *out = (kvf_text){0};
     if (gguf_is_file(model)) {
-        status = write_part(model, name, bytes_max, allocator, out, error);
+        status = write_part(model, name, bytes_max, out, error);
     } else {
         model_path(path, model, name);
-        status = model_read_file(allocator, path, bytes_max, out, error);
+        status = model_read_file(path, bytes_max, out, error);
         if (status == KVF_OK)
             status = model_check_pointer(path, out->bytes, out->size, error);
     }
     if (status != KVF_OK)
-        kvf_text_free(allocator, out);
+        kvf_text_free(out);
     return status;
 }
 

@@ -11,7 +11,6 @@
 #include "weights_parts.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -160,8 +159,8 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
                           " bytes does not fit a file of %zu (limit %u); "
                           "this is not a safetensors file, or it is truncated",
                           file->name, header_bytes, file->bytes.size, HEADER_BYTES_MAX);
-    KVF_TRY(json_parse(file->bytes.bytes + 8, (size_t)header_bytes, file->name, &weights->allocator,
-                       &file->header, error));
+    KVF_TRY(
+        json_parse(file->bytes.bytes + 8, (size_t)header_bytes, file->name, &file->header, error));
     const json_value *root = json_root(file->header);
     if (root->kind != JSON_OBJECT)
         return model_fail(error, KVF_CORRUPT, "%s: the header is %s, not an object", file->name,
@@ -185,7 +184,7 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
 /* Room for so many files. */
 static kvf_status reserve_files(kvf_weights *weights, size_t count, kvf_error *error)
 {
-    weights->files = model_alloc_zero(&weights->allocator, count, sizeof *weights->files);
+    weights->files = model_alloc_zero(count, sizeof *weights->files);
     return weights->files
                ? KVF_OK
                : model_out_of_memory(error, count * sizeof *weights->files, "the weights");
@@ -193,7 +192,7 @@ static kvf_status reserve_files(kvf_weights *weights, size_t count, kvf_error *e
 
 static kvf_status add_file(kvf_weights *weights, const char *name, kvf_error *error)
 {
-    KVF_TRY(model_copy_text(&weights->allocator, name, strlen(name), "a name",
+    KVF_TRY(model_copy_text(name, strlen(name), "a name",
                             &weights->files[weights->files_count].name, error));
     weights->files_count++;
     return KVF_OK;
@@ -307,12 +306,11 @@ static kvf_status open_shards(kvf_weights *weights, const char *directory, const
 static kvf_status open_index(kvf_weights *weights, const char *directory, const char *path,
                              kvf_error *error)
 {
-    const kvf_allocator *allocator = &weights->allocator;
     kvf_text text;
     json_document *index = NULL;
-    KVF_TRY(model_read_file(allocator, path, INDEX_BYTES_MAX, &text, error));
-    kvf_status status = json_parse(text.bytes, text.size, path, allocator, &index, error);
-    kvf_text_free(allocator, &text);
+    KVF_TRY(model_read_file(path, INDEX_BYTES_MAX, &text, error));
+    kvf_status status = json_parse(text.bytes, text.size, path, &index, error);
+    kvf_text_free(&text);
     if (status == KVF_OK)
         status =
             open_shards(weights, directory, json_get(json_root(index), "weight_map"), path, error);

@@ -3,52 +3,31 @@
 #define KVF_MODEL_UTF8_H
 
 /*
- * UTF-8, one character at a time. It knows encodings and White_Space, no other property.
- * Invariant: what utf8_decode accepts is exactly what RFC 3629 calls well-formed.
+ * UTF-8, one character at a time, by utf8proc. It knows encodings and White_Space, no other
+ * property. Invariant: what utf8_decode accepts is exactly what RFC 3629 calls well-formed.
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <utf8proc.h>
 
 /** Decode one character of bytes[0 … size-1], size > 0. @return its length, or 0 if ill-formed */
 static inline size_t utf8_decode(const char *bytes, size_t size, uint32_t *code)
 {
-    const unsigned char *b = (const unsigned char *)bytes;
-    if (b[0] < 0x80) {
-        *code = b[0];
-        return 1;
-    }
-    size_t length = b[0] >= 0xf0 ? 4 : b[0] >= 0xe0 ? 3 : 2;
-    if (b[0] < 0xc2 || b[0] > 0xf4 || length > size)
+    utf8proc_int32_t point;
+    const utf8proc_ssize_t length =
+        utf8proc_iterate((const utf8proc_uint8_t *)bytes, (utf8proc_ssize_t)size, &point);
+    if (length <= 0)
         return 0;
-    uint32_t value = b[0] & (0x7fu >> length);
-    for (size_t i = 1; i < length; i++) {
-        if ((b[i] & 0xc0) != 0x80)
-            return 0;
-        value = value << 6 | (b[i] & 0x3fu);
-    }
-    if ((length == 3 && value < 0x800) || (length == 4 && value < 0x10000) || value > 0x10ffff ||
-        (value >= 0xd800 && value <= 0xdfff))
-        return 0;
-    *code = value;
-    return length;
+    *code = (uint32_t)point;
+    return (size_t)length;
 }
 
 /** Encode a code point below 0x110000. @return the bytes written to out[4] */
 static inline size_t utf8_encode(uint32_t code, char *out)
 {
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    size_t length = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = length - 1; i > 0; i--) {
-        out[i] = (char)(0x80 | (code & 0x3f));
-        code >>= 6;
-    }
-    out[0] = (char)((0xf00u >> length & 0xff) | code);
-    return length;
+    return (size_t)utf8proc_encode_char((utf8proc_int32_t)code, (utf8proc_uint8_t *)out);
 }
 
 /** Offset of the first ill-formed byte, or @p size. */

@@ -32,8 +32,8 @@ kvf_status weights_reserve(kvf_weights *weights, size_t more, kvf_error *error)
     /* Not zeroed: a header that lies must not cost memory that is never used. */
     weight_entry *grown = NULL;
     if (needed <= SIZE_MAX / sizeof *grown)
-        grown = model_grow(&weights->allocator, weights->entries, weights->count * sizeof *grown,
-                           needed * sizeof *grown);
+        grown =
+            model_grow(weights->entries, weights->count * sizeof *grown, needed * sizeof *grown);
     if (!grown)
         return model_out_of_memory(error, needed * sizeof *grown, "the tensor table");
     weights->entries = grown;
@@ -57,8 +57,7 @@ static int compare_sources(const void *a, const void *b)
 
 static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
 {
-    const weight_entry **order =
-        model_alloc_zero(&weights->allocator, weights->count, sizeof *order);
+    const weight_entry **order = model_alloc_zero(weights->count, sizeof *order);
     if (!order)
         return model_out_of_memory(error, weights->count * sizeof *order, "the tensor table");
     for (size_t i = 0; i < weights->count; i++)
@@ -72,7 +71,7 @@ static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
             status = model_fail(error, KVF_CORRUPT, "tensors %.120s and %.120s overlap in the file",
                                 last->tensor.name, order[i]->tensor.name);
     }
-    model_free(&weights->allocator, order);
+    model_free(order);
     return status;
 }
 
@@ -130,14 +129,13 @@ static void load_all(const weight_entry *entry, uint64_t rows, char *to, uint32_
         pthread_join(ids[i], NULL);
 }
 
-static kvf_status load(kvf_weights *weights, weight_entry *entry, uint32_t threads,
-                       kvf_error *error)
+static kvf_status load(weight_entry *entry, uint32_t threads, kvf_error *error)
 {
     kvf_tensor *tensor = &entry->tensor;
     uint64_t rows = 1;
     for (uint32_t i = 0; i + 1 < tensor->rank; i++)
         rows *= tensor->shape[i];
-    char *to = model_alloc(&weights->allocator, (size_t)tensor->bytes);
+    char *to = model_alloc((size_t)tensor->bytes);
     if (!to)
         return model_out_of_memory(error, (size_t)tensor->bytes, tensor->name);
     load_all(entry, rows, to, threads > 0 ? threads : 1);
@@ -147,13 +145,11 @@ static kvf_status load(kvf_weights *weights, weight_entry *entry, uint32_t threa
 
 /* ---- public ---- */
 
-static kvf_status create(const kvf_allocator *allocator, kvf_weights **out, kvf_error *error)
+static kvf_status create(kvf_weights **out, kvf_error *error)
 {
-    *out = model_alloc_zero(allocator, 1, sizeof **out);
+    *out = model_alloc_zero(1, sizeof **out);
     if (!*out)
         return model_out_of_memory(error, sizeof **out, "the weights");
-    if (allocator)
-        (*out)->allocator = *allocator;
     return KVF_OK;
 }
 
@@ -171,7 +167,7 @@ static kvf_status open_files(kvf_weights *weights, const char *model, kvf_error 
 {
     if (!gguf_is_file(model))
         return safetensors_open(weights, model, error);
-    KVF_TRY(gguf_open(model, &weights->allocator, &weights->gguf, error));
+    KVF_TRY(gguf_open(model, &weights->gguf, error));
     return gguf_weights_open(weights, error);
 }
 
@@ -179,21 +175,20 @@ static kvf_status open_image(kvf_weights *weights, const void *bytes, size_t siz
 {
     if (!gguf_is_image(bytes, size))
         return safetensors_open_memory(weights, bytes, size, error);
-    KVF_TRY(gguf_open_memory(bytes, size, &weights->allocator, &weights->gguf, error));
+    KVF_TRY(gguf_open_memory(bytes, size, &weights->gguf, error));
     return gguf_weights_open(weights, error);
 }
 
-kvf_status kvf_weights_open(const char *model, const kvf_allocator *allocator, kvf_weights **out,
-                            kvf_error *error)
+kvf_status kvf_weights_open(const char *model, kvf_weights **out, kvf_error *error)
 {
-    KVF_TRY(create(allocator, out, error));
+    KVF_TRY(create(out, error));
     return conclude(open_files(*out, model, error), out);
 }
 
-kvf_status kvf_weights_open_memory(const void *bytes, size_t size, const kvf_allocator *allocator,
-                                   kvf_weights **out, kvf_error *error)
+kvf_status kvf_weights_open_memory(const void *bytes, size_t size, kvf_weights **out,
+                                   kvf_error *error)
 {
-    KVF_TRY(create(allocator, out, error));
+    KVF_TRY(create(out, error));
     return conclude(open_image(*out, bytes, size, error), out);
 }
 
@@ -203,10 +198,9 @@ static weight_entry *entry_of(const kvf_tensor *tensor)
     return (weight_entry *)(uintptr_t)tensor;
 }
 
-kvf_status kvf_weights_load(kvf_weights *weights, const kvf_tensor *tensor, uint32_t threads,
-                            kvf_error *error)
+kvf_status kvf_weights_load(const kvf_tensor *tensor, uint32_t threads, kvf_error *error)
 {
-    return tensor->data ? KVF_OK : load(weights, entry_of(tensor), threads, error);
+    return tensor->data ? KVF_OK : load(entry_of(tensor), threads, error);
 }
 
 const void *kvf_weights_source(const kvf_tensor *tensor, uint64_t *bytes)
@@ -219,20 +213,19 @@ void kvf_weights_close(kvf_weights *weights)
 {
     if (!weights)
         return;
-    kvf_allocator allocator = weights->allocator;
     for (size_t i = 0; i < weights->count; i++)
         if (weights->entries[i].has_own)
-            model_free(&allocator, (void *)(uintptr_t)weights->entries[i].tensor.data);
+            model_free((void *)(uintptr_t)weights->entries[i].tensor.data);
     for (size_t i = 0; i < weights->files_count; i++) {
         json_free(weights->files[i].header);
         model_unmap(&weights->files[i].bytes);
-        model_free(&allocator, weights->files[i].name);
+        model_free(weights->files[i].name);
     }
     gguf_close(weights->gguf);
-    model_free(&allocator, weights->names);
-    model_free(&allocator, weights->entries);
-    model_free(&allocator, weights->files);
-    model_free(&allocator, weights);
+    model_free(weights->names);
+    model_free(weights->entries);
+    model_free(weights->files);
+    model_free(weights);
 }
 
 size_t kvf_weights_count(const kvf_weights *weights)

@@ -41,8 +41,7 @@ typedef struct kvf_weights kvf_weights;
 /**
  * Map the weights of a model and check all their headers.
  *
- * @param model      a directory or a GGUF file; of one that is split, the first part
- * @param allocator  copied; NULL = malloc; its user must live as long as the weights
+ * @param model  a directory or a GGUF file; of one that is split, the first part
  * @return KVF_OK; KVF_SYSTEM if a file is missing or cannot be mapped (named); KVF_CORRUPT if a
  *         header contradicts itself or the file (tensor and value named); KVF_UNSUPPORTED for an
  *         element type other than BF16, F16 and F32, in a GGUF file other than those of
@@ -50,13 +49,11 @@ typedef struct kvf_weights kvf_weights;
  *
  * Thread: any; the weights are read-only once loaded and may be shared then.
  */
-KVF_CHECKED kvf_status kvf_weights_open(const char *model, const kvf_allocator *allocator,
-                                        kvf_weights **out, kvf_error *error);
+KVF_CHECKED kvf_status kvf_weights_open(const char *model, kvf_weights **out, kvf_error *error);
 
 /** As kvf_weights_open for one file image in memory, which stays the caller's and must outlive it.
  */
-KVF_CHECKED kvf_status kvf_weights_open_memory(const void *bytes, size_t size,
-                                               const kvf_allocator *allocator, kvf_weights **out,
+KVF_CHECKED kvf_status kvf_weights_open_memory(const void *bytes, size_t size, kvf_weights **out,
                                                kvf_error *error);
 
 /**
@@ -72,8 +69,8 @@ void kvf_weights_keep_packed(kvf_weights *weights);
  * @param threads  that widen it, at least 1; the numbers do not depend on it
  * @return KVF_OK; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_weights_load(kvf_weights *weights, const kvf_tensor *tensor,
-                                        uint32_t threads, kvf_error *error);
+KVF_CHECKED kvf_status kvf_weights_load(const kvf_tensor *tensor, uint32_t threads,
+                                        kvf_error *error);
 
 void kvf_weights_close(kvf_weights *weights);
 

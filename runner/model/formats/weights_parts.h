@@ -43,7 +43,6 @@ struct weight_entry {
 };
 
 struct kvf_weights {
-    kvf_allocator allocator;
     weight_file *files;
     size_t files_count;
     gguf *gguf;  /* the files, if they are of that kind */

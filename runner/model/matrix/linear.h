@@ -210,8 +210,8 @@ KVF_CHECKED kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_l
 
 /**
  * Up to this many rows the matrix-vector kernel is used: where it is clearly faster than strips on
- * bf16 weights. bench/model/bench_linear on a Xeon with AVX-512: 2.8 times at 1 row, 2.2 at 2, 1.7
- * at 3, 1.5 at 4, 0.9 at 8.
+ * bf16 weights. On a Xeon with AVX-512: 2.8 times at 1 row, 2.2 at 2, 1.7 at 3, 1.5 at 4, 0.9 at 8
+ * (bench/results/bench_linear.txt).
  */
 #define KVF_LINEAR_VECTOR_ROWS_MAX 3u
 

@@ -41,8 +41,7 @@ static kvf_status check_id(const added_tokens *self, const added_token *token,
 }
 
 static kvf_status read_token(added_tokens *self, const json_value *entry,
-                             const token_vocabulary *vocabulary, const kvf_allocator *allocator,
-                             kvf_error *error)
+                             const token_vocabulary *vocabulary, kvf_error *error)
 {
     const json_value *content = json_get(entry, "content");
     const json_value *id = json_get(entry, "id");
@@ -60,8 +59,8 @@ static kvf_status read_token(added_tokens *self, const json_value *entry,
     KVF_TRY(json_check_keys(entry, what, known, error));
     added_token *token = &self->list[self->count];
     *token = (added_token){.size = content->size, .id = (uint32_t)id->as.integer};
-    KVF_TRY(model_copy_text(allocator, content->as.string, content->size, "an added token",
-                            &token->text, error));
+    KVF_TRY(
+        model_copy_text(content->as.string, content->size, "an added token", &token->text, error));
     const kvf_status status = check_id(self, token, vocabulary, error);
     self->count++;
     KVF_TRY(status);
@@ -81,16 +80,14 @@ static int compare_patterns(const void *a, const void *b)
 }
 
 static kvf_status add_pattern(added_patterns *patterns, const added_token *token, uint32_t index,
-                              const text_normalizer *normalizer, const kvf_allocator *allocator,
-                              kvf_error *error)
+                              const text_normalizer *normalizer, kvf_error *error)
 {
     kvf_text text = {0};
-    kvf_status status = normalizer
-                            ? normalizer_append(normalizer, false, token->text, token->size,
-                                                allocator, &text, error)
-                            : kvf_text_append(allocator, &text, token->text, token->size, error);
+    kvf_status status =
+        normalizer ? normalizer_append(normalizer, false, token->text, token->size, &text, error)
+                   : kvf_text_append(&text, token->text, token->size, error);
     if (status != KVF_OK) {
-        kvf_text_free(allocator, &text);
+        kvf_text_free(&text);
         return status;
     }
     added_pattern *pattern = &patterns->list[patterns->count++];
@@ -100,18 +97,16 @@ static kvf_status add_pattern(added_patterns *patterns, const added_token *token
 }
 
 static kvf_status make_patterns(added_tokens *self, bool normalized,
-                                const text_normalizer *normalizer, const kvf_allocator *allocator,
-                                kvf_error *error)
+                                const text_normalizer *normalizer, kvf_error *error)
 {
     added_patterns *patterns = normalized ? &self->normalized : &self->raw;
-    patterns->list = model_alloc_zero(allocator, self->count, sizeof *patterns->list);
+    patterns->list = model_alloc_zero(self->count, sizeof *patterns->list);
     if (!patterns->list)
         return model_out_of_memory(error, self->count * sizeof *patterns->list, "added tokens");
     for (uint32_t i = 0; i < self->count; i++) {
         if (self->list[i].normalized != normalized)
             continue;
-        KVF_TRY(add_pattern(patterns, &self->list[i], i, normalized ? normalizer : NULL, allocator,
-                            error));
+        KVF_TRY(add_pattern(patterns, &self->list[i], i, normalized ? normalizer : NULL, error));
     }
     if (patterns->count != 0)
         qsort(patterns->list, patterns->count, sizeof *patterns->list, compare_patterns);
@@ -125,22 +120,21 @@ static kvf_status make_patterns(added_tokens *self, bool normalized,
 
 static kvf_status read_all(added_tokens *self, const json_value *array,
                            const token_vocabulary *vocabulary, const text_normalizer *normalizer,
-                           const kvf_allocator *allocator, kvf_error *error)
+                           kvf_error *error)
 {
     for (const json_value *entry = json_first(array); entry; entry = json_next(array, entry))
-        KVF_TRY(read_token(self, entry, vocabulary, allocator, error));
-    KVF_TRY(make_patterns(self, false, normalizer, allocator, error));
-    KVF_TRY(make_patterns(self, true, normalizer, allocator, error));
+        KVF_TRY(read_token(self, entry, vocabulary, error));
+    KVF_TRY(make_patterns(self, false, normalizer, error));
+    KVF_TRY(make_patterns(self, true, normalizer, error));
     for (size_t i = 0; i < self->count; i++)
         if (self->list[i].single_word && !self->word)
-            KVF_TRY(regex_create_native(WORD_CHARACTER, allocator, &self->word, error));
+            KVF_TRY(regex_create_native(WORD_CHARACTER, &self->word, error));
     return KVF_OK;
 }
 
 kvf_status added_tokens_create(added_tokens *self, const json_value *array,
                                const token_vocabulary *vocabulary,
-                               const text_normalizer *normalizer, const kvf_allocator *allocator,
-                               kvf_error *error)
+                               const text_normalizer *normalizer, kvf_error *error)
 {
     *self = (added_tokens){0};
     if (!array || array->kind == JSON_NULL)
@@ -148,30 +142,30 @@ kvf_status added_tokens_create(added_tokens *self, const json_value *array,
     if (array->kind != JSON_ARRAY)
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: added_tokens is %s, not an array",
                           json_kind_name(array));
-    self->list = model_alloc_zero(allocator, array->size, sizeof *self->list);
+    self->list = model_alloc_zero(array->size, sizeof *self->list);
     if (!self->list)
         return model_out_of_memory(error, array->size * sizeof *self->list, "added tokens");
-    kvf_status status = read_all(self, array, vocabulary, normalizer, allocator, error);
+    kvf_status status = read_all(self, array, vocabulary, normalizer, error);
     if (status != KVF_OK)
-        added_tokens_destroy(self, allocator);
+        added_tokens_destroy(self);
     return status;
 }
 
-static void destroy_patterns(added_patterns *patterns, const kvf_allocator *allocator)
+static void destroy_patterns(added_patterns *patterns)
 {
     for (size_t i = 0; i < patterns->count; i++)
-        model_free(allocator, patterns->list[i].text);
-    model_free(allocator, patterns->list);
+        model_free(patterns->list[i].text);
+    model_free(patterns->list);
 }
 
-void added_tokens_destroy(added_tokens *self, const kvf_allocator *allocator)
+void added_tokens_destroy(added_tokens *self)
 {
-    regex_destroy(self->word);
-    destroy_patterns(&self->raw, allocator);
-    destroy_patterns(&self->normalized, allocator);
+    pcre2_code_free(self->word);
+    destroy_patterns(&self->raw);
+    destroy_patterns(&self->normalized);
     for (size_t i = 0; i < self->count; i++)
-        model_free(allocator, self->list[i].text);
-    model_free(allocator, self->list);
+        model_free(self->list[i].text);
+    model_free(self->list);
     *self = (added_tokens){0};
 }
 
@@ -235,8 +229,8 @@ static kvf_status is_word(const added_search *search, size_t at, bool *out, kvf_
     size_t end;
     uint32_t code = 0;
     size_t length = utf8_decode(search->text + at, search->size - at, &code);
-    kvf_status status = regex_find(search->tokens->word, search->word_scan, search->text + at,
-                                   length, 0, &start, &end, error);
+    kvf_status status = regex_find(search->tokens->word, search->scan, search->text + at, length, 0,
+                                   &start, &end, error);
     *out = start < length;
     return status;
 }

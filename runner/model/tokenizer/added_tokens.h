@@ -38,15 +38,14 @@ typedef struct added_tokens {
     size_t count;
     added_patterns raw;        /* searched in the text as it is */
     added_patterns normalized; /* searched after normalisation */
-    regex_pattern *word;       /* one word character; only if a token has single_word */
+    pcre2_code *word;          /* one word character; only if a token has single_word */
 } added_tokens;
 
 /** From the "added_tokens" array. @p normalizer: how patterns of normalized tokens are. */
 KVF_CHECKED kvf_status added_tokens_create(added_tokens *self, const json_value *array,
                                            const token_vocabulary *vocabulary,
-                                           const text_normalizer *normalizer,
-                                           const kvf_allocator *allocator, kvf_error *error);
-void added_tokens_destroy(added_tokens *self, const kvf_allocator *allocator);
+                                           const text_normalizer *normalizer, kvf_error *error);
+void added_tokens_destroy(added_tokens *self);
 
 typedef struct added_match {
     size_t start, end; /* with the white space that the token strips */
@@ -57,7 +56,7 @@ typedef struct added_match {
 typedef struct added_search {
     const added_tokens *tokens;
     const added_patterns *patterns;
-    regex_scan *word_scan; /* NULL if tokens->word is */
+    regex_scan *scan;
     const char *text;
     size_t size;
 } added_search;

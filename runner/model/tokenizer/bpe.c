@@ -87,17 +87,16 @@ static void insert_merge(bpe *self, bpe_merge merge)
 }
 
 static kvf_status read_merge(bpe *self, const json_value *merge, uint32_t rank,
-                             const token_vocabulary *vocabulary, const kvf_allocator *allocator,
-                             kvf_text *joined, kvf_error *error)
+                             const token_vocabulary *vocabulary, kvf_text *joined, kvf_error *error)
 {
     merge_text text;
     if (!split_merge(merge, &text))
         return model_fail(error, KVF_CORRUPT,
                           "tokenizer.json: model.merges[%u] is not a pair of tokens", rank);
     joined->size = 0;
-    kvf_status status = kvf_text_append(allocator, joined, text.left, text.left_size, error);
+    kvf_status status = kvf_text_append(joined, text.left, text.left_size, error);
     if (status == KVF_OK)
-        status = kvf_text_append(allocator, joined, text.right, text.right_size, error);
+        status = kvf_text_append(joined, text.right, text.right_size, error);
     if (status != KVF_OK)
         return status;
     uint32_t left = vocabulary_find(vocabulary, text.left, text.left_size);
@@ -114,8 +113,7 @@ static kvf_status read_merge(bpe *self, const json_value *merge, uint32_t rank,
 }
 
 static kvf_status read_merges(bpe *self, const json_value *merges,
-                              const token_vocabulary *vocabulary, const kvf_allocator *allocator,
-                              kvf_error *error)
+                              const token_vocabulary *vocabulary, kvf_error *error)
 {
     if (!merges || merges->kind != JSON_ARRAY)
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.merges is %s, not an array",
@@ -123,7 +121,7 @@ static kvf_status read_merges(bpe *self, const json_value *merges,
     self->slots = 16;
     while (self->slots < (size_t)merges->size * 2)
         self->slots *= 2;
-    self->merges = model_alloc(allocator, self->slots * sizeof *self->merges);
+    self->merges = model_alloc(self->slots * sizeof *self->merges);
     if (!self->merges)
         return model_out_of_memory(error, self->slots * sizeof *self->merges, "the merges");
     memset(self->merges, 0xff, self->slots * sizeof *self->merges);
@@ -132,8 +130,8 @@ static kvf_status read_merges(bpe *self, const json_value *merges,
     uint32_t rank = 0;
     for (const json_value *merge = json_first(merges); merge && status == KVF_OK;
          merge = json_next(merges, merge))
-        status = read_merge(self, merge, rank++, vocabulary, allocator, &joined, error);
-    kvf_text_free(allocator, &joined);
+        status = read_merge(self, merge, rank++, vocabulary, &joined, error);
+    kvf_text_free(&joined);
     return status;
 }
 
@@ -150,15 +148,14 @@ static int compare_scores(const void *a, const void *b)
 
 /* Equal scores have one rank: then the first place in the text decides. */
 static kvf_status read_scores(bpe *self, const json_value *scores,
-                              const token_vocabulary *vocabulary, const kvf_allocator *allocator,
-                              kvf_error *error)
+                              const token_vocabulary *vocabulary, kvf_error *error)
 {
     const uint32_t count = vocabulary->size;
     bool fits = scores->kind == JSON_ARRAY && scores->size == count && vocabulary->count == count;
-    scored_token *tokens = model_alloc(allocator, count * sizeof *tokens);
-    self->ranks = model_alloc(allocator, count * sizeof *self->ranks);
+    scored_token *tokens = model_alloc(count * sizeof *tokens);
+    self->ranks = model_alloc(count * sizeof *self->ranks);
     if (!tokens || !self->ranks) {
-        model_free(allocator, tokens);
+        model_free(tokens);
         return model_out_of_memory(error, count * sizeof *tokens, "scores of tokens");
     }
     uint32_t i = 0, rank = 0;
@@ -173,7 +170,7 @@ static kvf_status read_scores(bpe *self, const json_value *scores,
         rank = i > 0 && tokens[i].score < tokens[i - 1].score ? i : rank;
         self->ranks[tokens[i].id] = rank;
     }
-    model_free(allocator, tokens);
+    model_free(tokens);
     return fits ? KVF_OK
                 : model_fail(error, KVF_CORRUPT,
                              "tokenizer.json: model.scores must be a number for each token");
@@ -241,7 +238,7 @@ static kvf_status check_fallback(const json_value *model, uint32_t missing, kvf_
 }
 
 kvf_status bpe_create(bpe *self, const json_value *model, const token_vocabulary *vocabulary,
-                      bool of_characters, const kvf_allocator *allocator, kvf_error *error)
+                      bool of_characters, kvf_error *error)
 {
     *self = (bpe){.of_characters = of_characters};
     const uint32_t missing = read_bytes(self, vocabulary);
@@ -249,44 +246,42 @@ kvf_status bpe_create(bpe *self, const json_value *model, const token_vocabulary
     KVF_TRY(json_read_flag(model, "tokenizer.json: model", "ignore_merges", false,
                            &self->ignore_merges, error));
     const json_value *scores = of_characters ? json_get_set(model, "scores") : NULL;
-    kvf_status status =
-        scores ? read_scores(self, scores, vocabulary, allocator, error)
-               : read_merges(self, json_get(model, "merges"), vocabulary, allocator, error);
+    kvf_status status = scores ? read_scores(self, scores, vocabulary, error)
+                               : read_merges(self, json_get(model, "merges"), vocabulary, error);
     if (status == KVF_OK && of_characters)
         status = check_fallback(model, missing, error);
     if (status != KVF_OK)
-        bpe_destroy(self, allocator);
+        bpe_destroy(self);
     return status;
 }
 
-void bpe_destroy(bpe *self, const kvf_allocator *allocator)
+void bpe_destroy(bpe *self)
 {
-    model_free(allocator, self->merges);
-    model_free(allocator, self->ranks);
+    model_free(self->merges);
+    model_free(self->ranks);
     *self = (bpe){0};
 }
 
 /* ---- encoding ---- */
 
-void bpe_scratch_free(bpe_scratch *scratch, const kvf_allocator *allocator)
+void bpe_scratch_free(bpe_scratch *scratch)
 {
-    model_free(allocator, scratch->symbols);
-    model_free(allocator, scratch->heap);
-    kvf_text_free(allocator, &scratch->spelled);
+    model_free(scratch->symbols);
+    model_free(scratch->heap);
+    kvf_text_free(&scratch->spelled);
     *scratch = (bpe_scratch){0};
 }
 
-static kvf_status reserve(bpe_scratch *scratch, size_t symbols, const kvf_allocator *allocator,
-                          kvf_error *error)
+static kvf_status reserve(bpe_scratch *scratch, size_t symbols, kvf_error *error)
 {
     if (symbols <= scratch->capacity)
         return KVF_OK;
     size_t capacity = symbols < 128 ? 128 : symbols;
-    model_free(allocator, scratch->symbols);
-    model_free(allocator, scratch->heap);
+    model_free(scratch->symbols);
+    model_free(scratch->heap);
     scratch->capacity = 0;
-    scratch->symbols = model_alloc(allocator, capacity * sizeof *scratch->symbols);
-    scratch->heap = model_alloc(allocator, 3 * capacity * sizeof *scratch->heap);
+    scratch->symbols = model_alloc(capacity * sizeof *scratch->symbols);
+    scratch->heap = model_alloc(3 * capacity * sizeof *scratch->heap);
     if (!scratch->symbols || !scratch->heap)
         return model_out_of_memory(error, 3 * capacity * sizeof *scratch->heap, "a long word");
     scratch->capacity = capacity;
@@ -367,8 +362,8 @@ static void merge_all(const bpe *self, const token_vocabulary *vocabulary, bpe_s
 }
 
 static kvf_status find_whole(const token_vocabulary *vocabulary, bool of_characters,
-                             const char *word, size_t size, bpe_scratch *scratch,
-                             const kvf_allocator *allocator, uint32_t *id, kvf_error *error)
+                             const char *word, size_t size, bpe_scratch *scratch, uint32_t *id,
+                             kvf_error *error)
 {
     *id = VOCABULARY_NONE;
     if (size > vocabulary->longest)
@@ -381,7 +376,7 @@ static kvf_status find_whole(const token_vocabulary *vocabulary, bool of_charact
     for (size_t i = 0; i < size; i++) {
         char spelled[4];
         size_t length = utf8_encode(byte_alphabet_char((uint8_t)word[i]), spelled);
-        KVF_TRY(kvf_text_append(allocator, &scratch->spelled, spelled, length, error));
+        KVF_TRY(kvf_text_append(&scratch->spelled, spelled, length, error));
     }
     *id = vocabulary_find(vocabulary, scratch->spelled.bytes, scratch->spelled.size);
     return KVF_OK;
@@ -398,30 +393,27 @@ static void add_symbol(bpe_scratch *scratch, uint32_t *count, uint32_t id)
 }
 
 /* Room for a spelling of so many bytes. */
-static kvf_status reserve_spelling(bpe_scratch *scratch, size_t bytes,
-                                   const kvf_allocator *allocator, kvf_error *error)
+static kvf_status reserve_spelling(bpe_scratch *scratch, size_t bytes, kvf_error *error)
 {
     static const char blank[64];
     scratch->spelled.size = 0;
     while (scratch->spelled.size <= bytes)
-        KVF_TRY(kvf_text_append(allocator, &scratch->spelled, blank, sizeof blank, error));
+        KVF_TRY(kvf_text_append(&scratch->spelled, blank, sizeof blank, error));
     return KVF_OK;
 }
 
 kvf_status bpe_encode(const bpe *self, const token_vocabulary *vocabulary, const char *word,
-                      size_t size, bpe_scratch *scratch, const kvf_allocator *allocator,
-                      kvf_token_ids *ids, kvf_error *error)
+                      size_t size, bpe_scratch *scratch, kvf_token_ids *ids, kvf_error *error)
 {
     if (self->ignore_merges) {
         uint32_t id;
-        KVF_TRY(find_whole(vocabulary, self->of_characters, word, size, scratch, allocator, &id,
-                           error));
+        KVF_TRY(find_whole(vocabulary, self->of_characters, word, size, scratch, &id, error));
         if (id != VOCABULARY_NONE)
-            return kvf_token_ids_push(allocator, ids, id, error);
+            return kvf_token_ids_push(ids, id, error);
     }
-    KVF_TRY(reserve(scratch, size, allocator, error));
+    KVF_TRY(reserve(scratch, size, error));
     if (self->ranks && scratch->spelled.capacity <= vocabulary->longest)
-        KVF_TRY(reserve_spelling(scratch, vocabulary->longest, allocator, error));
+        KVF_TRY(reserve_spelling(scratch, vocabulary->longest, error));
     uint32_t count = 0;
     for (size_t at = 0, length; at < size; at += length) {
         uint32_t code, whole = VOCABULARY_NONE;
@@ -438,6 +430,6 @@ kvf_status bpe_encode(const bpe *self, const token_vocabulary *vocabulary, const
     scratch->symbols[count - 1].next = BPE_END;
     merge_all(self, vocabulary, scratch, count);
     for (uint32_t i = 0; i != BPE_END; i = scratch->symbols[i].next)
-        KVF_TRY(kvf_token_ids_push(allocator, ids, scratch->symbols[i].id, error));
+        KVF_TRY(kvf_token_ids_push(ids, scratch->symbols[i].id, error));
     return KVF_OK;
 }

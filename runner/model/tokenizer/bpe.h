@@ -32,8 +32,8 @@ typedef struct token_vocabulary {
 
 /** From an object {spelling: id, …}. On failure nothing stays allocated. */
 KVF_CHECKED kvf_status vocabulary_create(token_vocabulary *self, const json_value *object,
-                                         const kvf_allocator *allocator, kvf_error *error);
-void vocabulary_destroy(token_vocabulary *self, const kvf_allocator *allocator);
+                                         kvf_error *error);
+void vocabulary_destroy(token_vocabulary *self);
 
 /** @return the id, or VOCABULARY_NONE */
 uint32_t vocabulary_find(const token_vocabulary *self, const char *text, size_t size);
@@ -123,14 +123,13 @@ typedef struct bpe_scratch {
  * knows, "scores" in place of merges: what a GGUF file has of a SentencePiece model, by id. */
 KVF_CHECKED kvf_status bpe_create(bpe *self, const json_value *model,
                                   const token_vocabulary *vocabulary, bool of_characters,
-                                  const kvf_allocator *allocator, kvf_error *error);
-void bpe_destroy(bpe *self, const kvf_allocator *allocator);
+                                  kvf_error *error);
+void bpe_destroy(bpe *self);
 
 /** Append the ids of one word of raw bytes. size < 2^30. */
 KVF_CHECKED kvf_status bpe_encode(const bpe *self, const token_vocabulary *vocabulary,
                                   const char *word, size_t size, bpe_scratch *scratch,
-                                  const kvf_allocator *allocator, kvf_token_ids *ids,
-                                  kvf_error *error);
-void bpe_scratch_free(bpe_scratch *scratch, const kvf_allocator *allocator);
+                                  kvf_token_ids *ids, kvf_error *error);
+void bpe_scratch_free(bpe_scratch *scratch);
 
 #endif

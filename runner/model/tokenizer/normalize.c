@@ -76,15 +76,14 @@ static void order(code_points *points, utf8proc_int32_t *spare)
     }
 }
 
-static kvf_status append_encoded(const code_points *points, const kvf_allocator *allocator,
-                                 kvf_text *out, kvf_error *error)
+static kvf_status append_encoded(const code_points *points, kvf_text *out, kvf_error *error)
 {
     char block[1024];
     size_t used = 0;
     for (size_t i = 0; i < points->count; i++) {
         used += utf8_encode((uint32_t)points->list[i], block + used);
         if (used > sizeof block - 4 || i + 1 == points->count) {
-            KVF_TRY(kvf_text_append(allocator, out, block, used, error));
+            KVF_TRY(kvf_text_append(out, block, used, error));
             used = 0;
         }
     }
@@ -111,15 +110,14 @@ typedef struct segment_room {
 } segment_room;
 
 static kvf_status append_segment(const char *text, size_t size, size_t characters,
-                                 segment_room *room, const kvf_allocator *allocator, kvf_text *out,
-                                 kvf_error *error)
+                                 segment_room *room, kvf_text *out, kvf_error *error)
 {
     size_t needed = characters * DECOMPOSED_MAX;
     if (needed > room->points) {
         size_t points = needed < 256 ? 256 : needed;
-        model_free(allocator, room->list);
+        model_free(room->list);
         *room = (segment_room){0};
-        room->list = model_alloc(allocator, 2 * points * sizeof *room->list);
+        room->list = model_alloc(2 * points * sizeof *room->list);
         if (!room->list)
             return model_out_of_memory(error, 2 * points * sizeof *room->list, "normalisation");
         room->points = points;
@@ -130,11 +128,11 @@ static kvf_status append_segment(const char *text, size_t size, size_t character
     utf8proc_ssize_t composed = utf8proc_normalize_utf32(
         points.list, (utf8proc_ssize_t)points.count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     points.count = (size_t)composed;
-    return append_encoded(&points, allocator, out, error);
+    return append_encoded(&points, out, error);
 }
 
-static kvf_status append_segments(const char *text, size_t size, segment_room *room,
-                                  const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+static kvf_status append_segments(const char *text, size_t size, segment_room *room, kvf_text *out,
+                                  kvf_error *error)
 {
     size_t copied = 0; /* everything before is in out */
     size_t start = 0;  /* of the current segment */
@@ -148,26 +146,24 @@ static kvf_status append_segments(const char *text, size_t size, segment_room *r
                          (characters == 1 && utf8_decode(text + start, at - start, &first) != 0 &&
                           starts_segment(first));
             if (!plain) {
-                KVF_TRY(kvf_text_append(allocator, out, text + copied, start - copied, error));
-                KVF_TRY(append_segment(text + start, at - start, characters, room, allocator, out,
-                                       error));
+                KVF_TRY(kvf_text_append(out, text + copied, start - copied, error));
+                KVF_TRY(append_segment(text + start, at - start, characters, room, out, error));
                 copied = at;
             }
             start = at;
             characters = 0;
         }
     }
-    return kvf_text_append(allocator, out, text + copied, size - copied, error);
+    return kvf_text_append(out, text + copied, size - copied, error);
 }
 
-kvf_status nfc_append(const char *text, size_t size, const kvf_allocator *allocator, kvf_text *out,
-                      kvf_error *error)
+kvf_status nfc_append(const char *text, size_t size, kvf_text *out, kvf_error *error)
 {
     if (nfc_is_trivial(text, size))
-        return kvf_text_append(allocator, out, text, size, error);
+        return kvf_text_append(out, text, size, error);
     segment_room room = {0};
-    kvf_status status = append_segments(text, size, &room, allocator, out, error);
-    model_free(allocator, room.list);
+    kvf_status status = append_segments(text, size, &room, out, error);
+    model_free(room.list);
     return status;
 }
 
@@ -187,29 +183,29 @@ static bool step_is_trivial(const normal_step *step, const char *text, size_t si
 }
 
 static kvf_status replace_append(const normal_step *step, const char *text, size_t size,
-                                 const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+                                 kvf_text *out, kvf_error *error)
 {
     const char *end = text + size;
     while (text < end) {
         const char *next = memmem(text, (size_t)(end - text), step->from.bytes, step->from.size);
-        KVF_TRY(kvf_text_append(allocator, out, text, (size_t)((next ? next : end) - text), error));
+        KVF_TRY(kvf_text_append(out, text, (size_t)((next ? next : end) - text), error));
         if (!next)
             break;
-        KVF_TRY(kvf_text_append(allocator, out, step->to.bytes, step->to.size, error));
+        KVF_TRY(kvf_text_append(out, step->to.bytes, step->to.size, error));
         text = next + step->from.size;
     }
     return KVF_OK;
 }
 
-static kvf_status step_append(const normal_step *step, const char *text, size_t size,
-                              const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+static kvf_status step_append(const normal_step *step, const char *text, size_t size, kvf_text *out,
+                              kvf_error *error)
 {
     if (step->kind == NORMAL_NFC)
-        return nfc_append(text, size, allocator, out, error);
+        return nfc_append(text, size, out, error);
     if (step->kind == NORMAL_REPLACE)
-        return replace_append(step, text, size, allocator, out, error);
-    KVF_TRY(kvf_text_append(allocator, out, step->to.bytes, step->to.size, error));
-    return kvf_text_append(allocator, out, text, size, error);
+        return replace_append(step, text, size, out, error);
+    KVF_TRY(kvf_text_append(out, step->to.bytes, step->to.size, error));
+    return kvf_text_append(out, text, size, error);
 }
 
 /* Whether the step is for other texts. */
@@ -229,23 +225,22 @@ bool normalizer_is_trivial(const text_normalizer *normalizer, bool goes_on, cons
 }
 
 kvf_status normalizer_append(const text_normalizer *normalizer, bool goes_on, const char *text,
-                             size_t size, const kvf_allocator *allocator, kvf_text *out,
-                             kvf_error *error)
+                             size_t size, kvf_text *out, kvf_error *error)
 {
     kvf_text now = {0}, next = {0};
-    kvf_status status = kvf_text_append(allocator, &now, text, size, error);
+    kvf_status status = kvf_text_append(&now, text, size, error);
     for (size_t i = 0; i < normalizer->count && status == KVF_OK; i++) {
         if (passes(&normalizer->steps[i], goes_on))
             continue;
         next.size = 0;
-        status = step_append(&normalizer->steps[i], now.bytes, now.size, allocator, &next, error);
+        status = step_append(&normalizer->steps[i], now.bytes, now.size, &next, error);
         const kvf_text before = now;
         now = next;
         next = before;
     }
     if (status == KVF_OK)
-        status = kvf_text_append(allocator, out, now.bytes ? now.bytes : "", now.size, error);
-    kvf_text_free(allocator, &now);
-    kvf_text_free(allocator, &next);
+        status = kvf_text_append(out, now.bytes ? now.bytes : "", now.size, error);
+    kvf_text_free(&now);
+    kvf_text_free(&next);
     return status;
 }

@@ -40,15 +40,13 @@ bool normalizer_is_trivial(const text_normalizer *normalizer, bool goes_on, cons
 
 /** Append valid UTF-8, normalised, to @p out, which holds a part of it, to be freed, on failure. */
 KVF_CHECKED kvf_status normalizer_append(const text_normalizer *normalizer, bool goes_on,
-                                         const char *text, size_t size,
-                                         const kvf_allocator *allocator, kvf_text *out,
+                                         const char *text, size_t size, kvf_text *out,
                                          kvf_error *error);
 
 /** Whether the text is in NFC for the plain reason that every character is below U+0300. */
 bool nfc_is_trivial(const char *text, size_t size);
 
 /** Append the NFC of valid UTF-8 to @p out, which holds a part of it, to be freed, on failure. */
-KVF_CHECKED kvf_status nfc_append(const char *text, size_t size, const kvf_allocator *allocator,
-                                  kvf_text *out, kvf_error *error);
+KVF_CHECKED kvf_status nfc_append(const char *text, size_t size, kvf_text *out, kvf_error *error);
 
 #endif

@@ -4,9 +4,6 @@
 
 #include "regex_split.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <string.h>
 
 /* White_Space; see utf8_is_space. Usable inside and outside brackets. */
@@ -22,7 +19,6 @@ typedef struct regex_translation {
     size_t at;
     bool in_brackets;
     kvf_text out;
-    const kvf_allocator *allocator;
     kvf_error *error;
 } regex_translation;
 
@@ -36,12 +32,12 @@ static kvf_status refuse(const regex_translation *t, const char *what)
 
 static kvf_status emit(regex_translation *t, const char *text)
 {
-    return kvf_text_append(t->allocator, &t->out, text, strlen(text), t->error);
+    return kvf_text_append(&t->out, text, strlen(text), t->error);
 }
 
 static kvf_status copy(regex_translation *t, size_t count)
 {
-    kvf_status status = kvf_text_append(t->allocator, &t->out, t->pattern + t->at, count, t->error);
+    kvf_status status = kvf_text_append(&t->out, t->pattern + t->at, count, t->error);
     t->at += count;
     return status;
 }
@@ -164,41 +160,23 @@ static kvf_status translate(regex_translation *t)
 
 /* ---- matching ---- */
 
-struct regex_pattern {
-    const kvf_allocator *allocator;
-    pcre2_general_context *memory;
-    pcre2_code *code;
-};
-
 struct regex_scan {
-    const kvf_allocator *allocator;
     pcre2_match_data *data;
     pcre2_match_context *limits;
 };
 
-static void *pcre_alloc(size_t bytes, void *user)
-{
-    return model_alloc(user, bytes);
-}
-
-static void pcre_free(void *pointer, void *user)
-{
-    model_free(user, pointer);
-}
-
-static kvf_status compile(regex_pattern *self, const char *pattern, size_t size, kvf_error *error)
+static kvf_status compile(const char *pattern, size_t size, pcre2_code **out, kvf_error *error)
 {
     int code = 0;
     PCRE2_SIZE offset = 0;
-    pcre2_compile_context *context = pcre2_compile_context_create(self->memory);
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context)
         return model_out_of_memory(error, 0, "a regular expression");
     pcre2_set_parens_nest_limit(context, 64);
-    self->code =
-        pcre2_compile((PCRE2_SPTR)pattern, size, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
-                      &code, &offset, context);
+    *out = pcre2_compile((PCRE2_SPTR)pattern, size, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
+                         &code, &offset, context);
     pcre2_compile_context_free(context);
-    if (!self->code) {
+    if (!*out) {
         PCRE2_UCHAR reason[128] = "";
         pcre2_get_error_message(code, reason, sizeof reason);
         if (code == PCRE2_ERROR_HEAP_FAILED)
@@ -210,64 +188,32 @@ static kvf_status compile(regex_pattern *self, const char *pattern, size_t size,
             pattern, (const char *)reason, (size_t)offset);
     }
     /* Faster where code may be generated; the interpreter gives the same matches elsewhere. */
-    (void)pcre2_jit_compile(self->code, PCRE2_JIT_COMPLETE);
+    (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
     return KVF_OK;
 }
 
-static kvf_status create(const char *pattern, size_t size, const kvf_allocator *allocator,
-                         regex_pattern **out, kvf_error *error)
+kvf_status regex_create(const char *pattern, size_t size, pcre2_code **out, kvf_error *error)
 {
-    regex_pattern *self = model_alloc_zero(allocator, 1, sizeof *self);
-    if (!self)
-        return model_out_of_memory(error, sizeof *self, "a regular expression");
-    self->allocator = allocator;
-    self->memory =
-        pcre2_general_context_create(pcre_alloc, pcre_free, (void *)(uintptr_t)allocator);
-    kvf_status status = self->memory ? compile(self, pattern, size, error)
-                                     : model_out_of_memory(error, 0, "a regular expression");
-    if (status != KVF_OK) {
-        regex_destroy(self);
-        return status;
-    }
-    *out = self;
-    return KVF_OK;
-}
-
-kvf_status regex_create(const char *pattern, size_t size, const kvf_allocator *allocator,
-                        regex_pattern **out, kvf_error *error)
-{
-    regex_translation t = {
-        .pattern = pattern, .size = size, .allocator = allocator, .error = error};
+    regex_translation t = {.pattern = pattern, .size = size, .error = error};
     kvf_status status = translate(&t);
     if (status == KVF_OK)
-        status = create(t.out.bytes, t.out.size, allocator, out, error);
-    kvf_text_free(allocator, &t.out);
+        status = compile(t.out.bytes, t.out.size, out, error);
+    kvf_text_free(&t.out);
     return status;
 }
 
-kvf_status regex_create_native(const char *pattern, const kvf_allocator *allocator,
-                               regex_pattern **out, kvf_error *error)
+kvf_status regex_create_native(const char *pattern, pcre2_code **out, kvf_error *error)
 {
-    return create(pattern, strlen(pattern), allocator, out, error);
+    return compile(pattern, strlen(pattern), out, error);
 }
 
-void regex_destroy(regex_pattern *pattern)
+kvf_status regex_scan_create(regex_scan **out, kvf_error *error)
 {
-    if (!pattern)
-        return;
-    pcre2_code_free(pattern->code);
-    pcre2_general_context_free(pattern->memory);
-    model_free(pattern->allocator, pattern);
-}
-
-kvf_status regex_scan_create(const regex_pattern *pattern, regex_scan **out, kvf_error *error)
-{
-    regex_scan *scan = model_alloc_zero(pattern->allocator, 1, sizeof *scan);
+    regex_scan *scan = model_alloc_zero(1, sizeof *scan);
     if (!scan)
         return model_out_of_memory(error, sizeof *scan, "a regular expression's match");
-    scan->allocator = pattern->allocator;
-    scan->data = pcre2_match_data_create(1, pattern->memory);
-    scan->limits = pcre2_match_context_create(pattern->memory);
+    scan->data = pcre2_match_data_create(1, NULL);
+    scan->limits = pcre2_match_context_create(NULL);
     if (!scan->data || !scan->limits) {
         regex_scan_destroy(scan);
         return model_out_of_memory(error, 0, "a regular expression's match");
@@ -282,7 +228,7 @@ void regex_scan_destroy(regex_scan *scan)
         return;
     pcre2_match_context_free(scan->limits);
     pcre2_match_data_free(scan->data);
-    model_free(scan->allocator, scan);
+    model_free(scan);
 }
 
 /*
@@ -295,7 +241,7 @@ static uint32_t step_limit(size_t size)
     return size > (UINT32_MAX - least) / 16 ? UINT32_MAX : least + (uint32_t)size * 16;
 }
 
-kvf_status regex_find(const regex_pattern *pattern, regex_scan *scan, const char *text, size_t size,
+kvf_status regex_find(const pcre2_code *pattern, regex_scan *scan, const char *text, size_t size,
                       size_t from, size_t *start, size_t *end, kvf_error *error)
 {
     *start = *end = size;
@@ -303,9 +249,9 @@ kvf_status regex_find(const regex_pattern *pattern, regex_scan *scan, const char
     pcre2_set_depth_limit(scan->limits, step_limit(size - from));
     uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
     int found =
-        pcre2_match(pattern->code, (PCRE2_SPTR)text, size, from, options, scan->data, scan->limits);
+        pcre2_match(pattern, (PCRE2_SPTR)text, size, from, options, scan->data, scan->limits);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT)
-        found = pcre2_match(pattern->code, (PCRE2_SPTR)text, size, from, options | PCRE2_NO_JIT,
+        found = pcre2_match(pattern, (PCRE2_SPTR)text, size, from, options | PCRE2_NO_JIT,
                             scan->data, scan->limits);
     if (found == PCRE2_ERROR_NOMATCH)
         return KVF_OK;

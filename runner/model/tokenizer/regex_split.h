@@ -13,25 +13,20 @@
 
 #include "model_memory.h"
 
-typedef struct regex_pattern regex_pattern;
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 typedef struct regex_scan regex_scan;
 
-/**
- * @param allocator  must stay where it is until the pattern is destroyed
- * @return KVF_OK; KVF_UNSUPPORTED naming the construct; KVF_CORRUPT if it is not an expression
- */
-KVF_CHECKED kvf_status regex_create(const char *pattern, size_t size,
-                                    const kvf_allocator *allocator, regex_pattern **out,
+/** @return KVF_OK; KVF_UNSUPPORTED naming the construct; KVF_CORRUPT if it is not an expression */
+KVF_CHECKED kvf_status regex_create(const char *pattern, size_t size, pcre2_code **out,
                                     kvf_error *error);
 
 /** A pattern that is known to be PCRE2's, taken as it is. */
-KVF_CHECKED kvf_status regex_create_native(const char *pattern, const kvf_allocator *allocator,
-                                           regex_pattern **out, kvf_error *error);
-void regex_destroy(regex_pattern *pattern);
+KVF_CHECKED kvf_status regex_create_native(const char *pattern, pcre2_code **out, kvf_error *error);
 
-/** Match data for one thread. */
-KVF_CHECKED kvf_status regex_scan_create(const regex_pattern *pattern, regex_scan **out,
-                                         kvf_error *error);
+/** Match data of one thread, for any patterns. */
+KVF_CHECKED kvf_status regex_scan_create(regex_scan **out, kvf_error *error);
 void regex_scan_destroy(regex_scan *scan);
 
 /**
@@ -40,7 +35,7 @@ void regex_scan_destroy(regex_scan *scan);
  * @param text   [size] valid UTF-8; @p from is a character boundary
  * @param start  set to size when there is no match, then end too
  */
-KVF_CHECKED kvf_status regex_find(const regex_pattern *pattern, regex_scan *scan, const char *text,
+KVF_CHECKED kvf_status regex_find(const pcre2_code *pattern, regex_scan *scan, const char *text,
                                   size_t size, size_t from, size_t *start, size_t *end,
                                   kvf_error *error);
 

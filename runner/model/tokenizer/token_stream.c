@@ -16,7 +16,6 @@
 static const char replacement[] = "\xef\xbf\xbd";
 
 typedef struct stream_output {
-    const kvf_allocator *allocator;
     kvf_text *text;
     kvf_error *error;
     kvf_token_stream *first; /* whose first space is dropped, if it comes; else NULL */
@@ -30,7 +29,7 @@ static kvf_status put(const stream_output *out, const void *bytes, size_t size)
         bytes = (const char *)bytes + drops;
         size -= drops;
     }
-    return kvf_text_append(out->allocator, out->text, bytes, size, out->error);
+    return kvf_text_append(out->text, bytes, size, out->error);
 }
 
 /* Bytes of a character that starts with @p lead; 0 if none does. */
@@ -149,10 +148,8 @@ kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text
     const kvf_tokenizer *tokenizer = stream->tokenizer;
     if (id >= tokenizer->size || (stream->skip_special && kvf_tokenizer_is_special(tokenizer, id)))
         return KVF_OK;
-    const stream_output out = {.allocator = &tokenizer->allocator,
-                               .text = text,
-                               .error = error,
-                               .first = tokenizer->drops_first_space ? stream : NULL};
+    const stream_output out = {
+        .text = text, .error = error, .first = tokenizer->drops_first_space ? stream : NULL};
     uint32_t added = tokenizer->added_of_id[id];
     if (added != VOCABULARY_NONE)
         return put_token(stream, tokenizer->added.list[added].text,
@@ -165,11 +162,10 @@ kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text
 
 kvf_status kvf_token_stream_finish(kvf_token_stream *stream, kvf_text *text, kvf_error *error)
 {
-    const stream_output out = {
-        .allocator = &stream->tokenizer->allocator, .text = text, .error = error};
+    const stream_output out = {.text = text, .error = error};
     stream->started = false;
     KVF_TRY(put_pending(stream, &out));
-    return kvf_text_append(out.allocator, text, "", 0, error);
+    return kvf_text_append(text, "", 0, error);
 }
 
 kvf_status kvf_tokenizer_decode(const kvf_tokenizer *tokenizer, const uint32_t *ids, size_t count,

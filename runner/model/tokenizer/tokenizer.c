@@ -19,19 +19,17 @@
 
 /* ---- opening ---- */
 
-kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocator *allocator,
-                               kvf_tokenizer **out, kvf_error *error)
+kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, kvf_tokenizer **out,
+                               kvf_error *error)
 {
     *out = NULL;
     json_document *document;
-    KVF_TRY(json_parse(json, bytes, "tokenizer.json", allocator, &document, error));
-    kvf_tokenizer *tokenizer = model_alloc_zero(allocator, 1, sizeof *tokenizer);
+    KVF_TRY(json_parse(json, bytes, "tokenizer.json", &document, error));
+    kvf_tokenizer *tokenizer = model_alloc_zero(1, sizeof *tokenizer);
     if (!tokenizer) {
         json_free(document);
         return model_out_of_memory(error, sizeof *tokenizer, "the tokenizer");
     }
-    if (allocator)
-        tokenizer->allocator = *allocator;
     const kvf_status status = tokenizer_read(tokenizer, json_root(document), error);
     json_free(document);
     if (status != KVF_OK) {
@@ -61,29 +59,27 @@ static kvf_status check_is_there(const char *model, kvf_error *error)
 static kvf_status read_flags(const char *model, kvf_tokenizer *tokenizer, kvf_error *error)
 {
     static const char config[] = "tokenizer_config.json";
-    const kvf_allocator *allocator = &tokenizer->allocator;
     kvf_text text;
     json_document *document = NULL;
     if (!model_has_part(model, config))
         return KVF_OK;
-    KVF_TRY(model_read_part(model, config, TOKENIZER_BYTES_MAX, allocator, &text, error));
-    kvf_status status = json_parse(text.bytes, text.size, config, allocator, &document, error);
+    KVF_TRY(model_read_part(model, config, TOKENIZER_BYTES_MAX, &text, error));
+    kvf_status status = json_parse(text.bytes, text.size, config, &document, error);
     if (status == KVF_OK)
         status = tokenizer_read_flags(tokenizer, json_root(document), error);
     json_free(document);
-    kvf_text_free(allocator, &text);
+    kvf_text_free(&text);
     return status;
 }
 
-kvf_status kvf_tokenizer_open(const char *model, const kvf_allocator *allocator,
-                              kvf_tokenizer **out, kvf_error *error)
+kvf_status kvf_tokenizer_open(const char *model, kvf_tokenizer **out, kvf_error *error)
 {
     kvf_text text;
     *out = NULL;
     KVF_TRY(check_is_there(model, error));
-    KVF_TRY(model_read_part(model, "tokenizer.json", TOKENIZER_BYTES_MAX, allocator, &text, error));
-    kvf_status status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
-    kvf_text_free(allocator, &text);
+    KVF_TRY(model_read_part(model, "tokenizer.json", TOKENIZER_BYTES_MAX, &text, error));
+    kvf_status status = kvf_tokenizer_parse(text.bytes, text.size, out, error);
+    kvf_text_free(&text);
     if (status == KVF_OK)
         status = read_flags(model, *out, error);
     if (status != KVF_OK) {
@@ -97,22 +93,16 @@ void kvf_tokenizer_close(kvf_tokenizer *tokenizer)
 {
     if (!tokenizer)
         return;
-    const kvf_allocator allocator = tokenizer->allocator;
     for (size_t i = 0; i < tokenizer->steps_count; i++)
-        regex_destroy(tokenizer->steps[i].pattern);
-    model_free(&allocator, tokenizer->added_of_id);
-    added_tokens_destroy(&tokenizer->added, &allocator);
-    bpe_destroy(&tokenizer->bpe, &allocator);
-    vocabulary_destroy(&tokenizer->vocabulary, &allocator);
-    model_free(&allocator, tokenizer);
+        pcre2_code_free(tokenizer->steps[i].pattern);
+    model_free(tokenizer->added_of_id);
+    added_tokens_destroy(&tokenizer->added);
+    bpe_destroy(&tokenizer->bpe);
+    vocabulary_destroy(&tokenizer->vocabulary);
+    model_free(tokenizer);
 }
 
 /* ---- asking ---- */
-
-const kvf_allocator *kvf_tokenizer_allocator(const kvf_tokenizer *tokenizer)
-{
-    return &tokenizer->allocator;
-}
 
 const char *kvf_tokenizer_note(const kvf_tokenizer *tokenizer)
 {
@@ -163,8 +153,7 @@ bool kvf_tokenizer_is_special(const kvf_tokenizer *tokenizer, uint32_t id)
 /* The memory of one call of encode. */
 typedef struct encode_state {
     const kvf_tokenizer *tokenizer;
-    regex_scan *scans[TOKENIZER_STEPS_MAX]; /* of the steps that have a pattern */
-    regex_scan *word_scan;
+    regex_scan *scan;
     bpe_scratch scratch;
     kvf_text prefixed;
     bool starts;  /* the piece is where the text begins */
@@ -183,7 +172,7 @@ static kvf_status encode_word(encode_state *state, text_piece word)
     const kvf_tokenizer *tokenizer = state->tokenizer;
     if (tokenizer->is_bpe)
         return bpe_encode(&tokenizer->bpe, &tokenizer->vocabulary, word.bytes, word.size,
-                          &state->scratch, &tokenizer->allocator, state->ids, state->error);
+                          &state->scratch, state->ids, state->error);
     uint32_t id = vocabulary_find(&tokenizer->vocabulary, word.bytes, word.size);
     if (id == VOCABULARY_NONE)
         id = tokenizer->unknown_id;
@@ -191,7 +180,7 @@ static kvf_status encode_word(encode_state *state, text_piece word)
         return model_fail(state->error, KVF_INVALID,
                           "the word \"%.*s\" is not in the vocabulary, which has no unk_token",
                           (int)(word.size < 80 ? word.size : 80), word.bytes);
-    return kvf_token_ids_push(&tokenizer->allocator, state->ids, id, state->error);
+    return kvf_token_ids_push(state->ids, id, state->error);
 }
 
 static kvf_status split_piece(encode_state *state, size_t step, text_piece piece);
@@ -203,8 +192,8 @@ static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece
     bool keep_matches = step->kind == SPLIT_WORDS || step->keep_matches;
     bool keep_others = step->kind != SPLIT_WORDS;
     for (size_t at = 0, start, end; at < piece.size; at = end) {
-        KVF_TRY(regex_find(step->pattern, state->scans[index], piece.bytes, piece.size, at, &start,
-                           &end, state->error));
+        KVF_TRY(regex_find(step->pattern, state->scan, piece.bytes, piece.size, at, &start, &end,
+                           state->error));
         if (step->ends_pieces) {
             KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + at, end - at}));
             continue;
@@ -238,12 +227,10 @@ static kvf_status split_with_prefix(encode_state *state, size_t index, text_piec
 {
     if (piece.bytes[0] == ' ' || (state->goes_on && state->starts))
         return split_piece(state, index + 1, piece);
-    const kvf_allocator *allocator = &state->tokenizer->allocator;
     state->prefixed.size = 0;
-    kvf_status status = kvf_text_append(allocator, &state->prefixed, " ", 1, state->error);
+    kvf_status status = kvf_text_append(&state->prefixed, " ", 1, state->error);
     if (status == KVF_OK)
-        status =
-            kvf_text_append(allocator, &state->prefixed, piece.bytes, piece.size, state->error);
+        status = kvf_text_append(&state->prefixed, piece.bytes, piece.size, state->error);
     if (status != KVF_OK)
         return status;
     return split_piece(state, index + 1, (text_piece){state->prefixed.bytes, state->prefixed.size});
@@ -256,7 +243,6 @@ static kvf_status split_at_marks(encode_state *state, size_t index, text_piece p
     static const char mark[] = TOKENIZER_SPACE;
     enum { MARK = sizeof mark - 1 };
     const split_step *step = &state->tokenizer->steps[index];
-    const kvf_allocator *allocator = &state->tokenizer->allocator;
     kvf_text *copy = &state->prefixed;
     const bool has_mark =
         piece.bytes[0] == ' ' || (piece.size >= MARK && memcmp(piece.bytes, mark, MARK) == 0);
@@ -264,12 +250,12 @@ static kvf_status split_at_marks(encode_state *state, size_t index, text_piece p
     const bool wants_mark =
         state->starts ? step->front != FRONT_NEVER && !state->goes_on : step->front == FRONT_ALWAYS;
     if (!has_mark && wants_mark)
-        KVF_TRY(kvf_text_append(allocator, copy, mark, MARK, state->error));
+        KVF_TRY(kvf_text_append(copy, mark, MARK, state->error));
     for (size_t at = 0, end; at < piece.size; at = end) {
         const bool is_space = piece.bytes[at] == ' ';
         for (end = at + 1; !is_space && end < piece.size && piece.bytes[end] != ' ';)
             end++;
-        KVF_TRY(kvf_text_append(allocator, copy, is_space ? mark : piece.bytes + at,
+        KVF_TRY(kvf_text_append(copy, is_space ? mark : piece.bytes + at,
                                 is_space ? MARK : end - at, state->error));
     }
     for (size_t at = 0, end; at < copy->size; at = end) {
@@ -309,7 +295,7 @@ static kvf_status encode_around(encode_state *state, const added_patterns *patte
 {
     added_search search = {.tokens = &state->tokenizer->added,
                            .patterns = patterns,
-                           .word_scan = state->word_scan,
+                           .scan = state->scan,
                            .text = piece.bytes,
                            .size = piece.size};
     added_match match = {0};
@@ -324,8 +310,7 @@ static kvf_status encode_around(encode_state *state, const added_patterns *patte
             KVF_TRY(next(state, (text_piece){piece.bytes + taken, until - taken}));
         if (!found)
             return KVF_OK;
-        KVF_TRY(
-            kvf_token_ids_push(&state->tokenizer->allocator, state->ids, match.id, state->error));
+        KVF_TRY(kvf_token_ids_push(state->ids, match.id, state->error));
     }
 }
 
@@ -342,45 +327,32 @@ static kvf_status encode_normalized(encode_state *state, text_piece piece)
         return encode_around(state, &tokenizer->added.normalized, piece, encode_plain);
     kvf_text normalized = {0};
     kvf_status status = normalizer_append(&tokenizer->normalizer, goes_on, piece.bytes, piece.size,
-                                          &tokenizer->allocator, &normalized, state->error);
+                                          &normalized, state->error);
     if (status == KVF_OK)
         status = encode_around(state, &tokenizer->added.normalized,
                                (text_piece){normalized.bytes, normalized.size}, encode_plain);
-    kvf_text_free(&tokenizer->allocator, &normalized);
+    kvf_text_free(&normalized);
     return status;
 }
 
 static kvf_status push_all(encode_state *state, const uint32_t *ids, size_t count)
 {
-    return kvf_token_ids_append(&state->tokenizer->allocator, state->ids, ids, count, state->error);
-}
-
-static kvf_status prepare(encode_state *state)
-{
-    const kvf_tokenizer *tokenizer = state->tokenizer;
-    for (size_t i = 0; i < tokenizer->steps_count; i++)
-        if (tokenizer->steps[i].pattern)
-            KVF_TRY(regex_scan_create(tokenizer->steps[i].pattern, &state->scans[i], state->error));
-    if (tokenizer->added.word)
-        KVF_TRY(regex_scan_create(tokenizer->added.word, &state->word_scan, state->error));
-    return KVF_OK;
+    return kvf_token_ids_append(state->ids, ids, count, state->error);
 }
 
 static kvf_status encode_text(encode_state *state, text_piece text, bool add_special)
 {
     const kvf_tokenizer *tokenizer = state->tokenizer;
-    kvf_status status = prepare(state);
+    kvf_status status = regex_scan_create(&state->scan, state->error);
     if (status == KVF_OK && add_special)
         status = push_all(state, tokenizer->prefix, tokenizer->prefix_count);
     if (status == KVF_OK)
         status = encode_around(state, &tokenizer->added.raw, text, encode_normalized);
     if (status == KVF_OK && add_special)
         status = push_all(state, tokenizer->suffix, tokenizer->suffix_count);
-    for (size_t i = 0; i < tokenizer->steps_count; i++)
-        regex_scan_destroy(state->scans[i]);
-    regex_scan_destroy(state->word_scan);
-    bpe_scratch_free(&state->scratch, &tokenizer->allocator);
-    kvf_text_free(&tokenizer->allocator, &state->prefixed);
+    regex_scan_destroy(state->scan);
+    bpe_scratch_free(&state->scratch);
+    kvf_text_free(&state->prefixed);
     return status;
 }
 

@@ -21,16 +21,13 @@ typedef struct kvf_tokenizer kvf_tokenizer;
  * `add_eos_token` of `tokenizer_config.json` have the last word on what begins and ends a text, as
  * they have where a folder is converted to a GGUF file.
  *
- * @param allocator  copied; NULL = malloc; its user must live as long as the tokenizer
  * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it contradicts itself;
  *         KVF_UNSUPPORTED names the part that is not known; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_tokenizer_open(const char *model, const kvf_allocator *allocator,
-                                          kvf_tokenizer **out, kvf_error *error);
+KVF_CHECKED kvf_status kvf_tokenizer_open(const char *model, kvf_tokenizer **out, kvf_error *error);
 
 /** The same from the text of a tokenizer.json, which is not kept. */
-KVF_CHECKED kvf_status kvf_tokenizer_parse(const char *json, size_t bytes,
-                                           const kvf_allocator *allocator, kvf_tokenizer **out,
+KVF_CHECKED kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, kvf_tokenizer **out,
                                            kvf_error *error);
 
 void kvf_tokenizer_close(kvf_tokenizer *tokenizer);
@@ -56,7 +53,7 @@ bool kvf_tokenizer_find(const kvf_tokenizer *tokenizer, const char *token, uint3
 bool kvf_tokenizer_is_special(const kvf_tokenizer *tokenizer, uint32_t id);
 
 /**
- * Encode UTF-8 text, appending to @p ids (freed with the tokenizer's allocator).
+ * Encode UTF-8 text, appending to @p ids (freed with kvf_token_ids_free).
  *
  * @param text         [bytes]; may hold zero bytes
  * @param add_special  whether the post-processor may add its tokens (BOS); false for text that a
@@ -107,8 +104,5 @@ KVF_CHECKED kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t 
 /** At the end: an incomplete character becomes U+FFFD. */
 KVF_CHECKED kvf_status kvf_token_stream_finish(kvf_token_stream *stream, kvf_text *text,
                                                kvf_error *error);
-
-/** The allocator in force, for freeing ids and texts. */
-const kvf_allocator *kvf_tokenizer_allocator(const kvf_tokenizer *tokenizer);
 
 #endif

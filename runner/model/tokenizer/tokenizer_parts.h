@@ -28,15 +28,14 @@ typedef enum split_front { FRONT_NEVER, FRONT_FIRST, FRONT_ALWAYS } split_front;
 
 typedef struct split_step {
     split_kind kind;
-    regex_pattern *pattern; /* SPLIT_PATTERN and SPLIT_WORDS */
-    bool keep_matches;      /* SPLIT_PATTERN: false = behavior Removed */
-    bool ends_pieces;       /* SPLIT_PATTERN: behavior MergedWithPrevious */
-    split_front front;      /* SPLIT_METASPACE: which pieces get a mark in front */
-    bool cuts;              /* SPLIT_METASPACE: in front of every mark */
+    pcre2_code *pattern; /* SPLIT_PATTERN and SPLIT_WORDS */
+    bool keep_matches;   /* SPLIT_PATTERN: false = behavior Removed */
+    bool ends_pieces;    /* SPLIT_PATTERN: behavior MergedWithPrevious */
+    split_front front;   /* SPLIT_METASPACE: which pieces get a mark in front */
+    bool cuts;           /* SPLIT_METASPACE: in front of every mark */
 } split_step;
 
 struct kvf_tokenizer {
-    kvf_allocator allocator; /* its address is what patterns keep */
     token_vocabulary vocabulary;
     bool is_bpe; /* else WordLevel */
     bpe bpe;
@@ -56,7 +55,7 @@ struct kvf_tokenizer {
     char note[256];
 };
 
-/** Fill a zeroed tokenizer whose allocator is set. The caller closes it on failure. */
+/** Fill a zeroed tokenizer. The caller closes it on failure. */
 KVF_CHECKED kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root,
                                       kvf_error *error);
 

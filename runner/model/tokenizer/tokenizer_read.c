@@ -120,7 +120,7 @@ static kvf_status read_normalizer(kvf_tokenizer *tokenizer, part_field part, kvf
 static kvf_status add_step(kvf_tokenizer *tokenizer, split_step step, kvf_error *error)
 {
     if (tokenizer->byte_level_split || tokenizer->steps_count == TOKENIZER_STEPS_MAX) {
-        regex_destroy(step.pattern);
+        pcre2_code_free(step.pattern);
         return model_fail(
             error, KVF_UNSUPPORTED,
             "tokenizer.json: pre_tokenizer: at most %u steps are supported, and ByteLevel "
@@ -132,8 +132,7 @@ static kvf_status add_step(kvf_tokenizer *tokenizer, split_step step, kvf_error 
 }
 
 /* {"String": literal}: the literal as an expression. */
-static kvf_status quote(kvf_tokenizer *tokenizer, const json_value *literal, regex_pattern **out,
-                        kvf_error *error)
+static kvf_status quote(const json_value *literal, pcre2_code **out, kvf_error *error)
 {
     kvf_text quoted = {0};
     kvf_status status = KVF_OK;
@@ -143,12 +142,11 @@ static kvf_status quote(kvf_tokenizer *tokenizer, const json_value *literal, reg
     for (uint32_t i = 0; i < literal->size && status == KVF_OK; i++) {
         const char piece[2] = {'\\', literal->as.string[i]};
         const bool is_plain = !piece[1] || !strchr(".*+?()[]{}|^$\\", piece[1]);
-        status = kvf_text_append(&tokenizer->allocator, &quoted, piece + is_plain, is_plain ? 1 : 2,
-                                 error);
+        status = kvf_text_append(&quoted, piece + is_plain, is_plain ? 1 : 2, error);
     }
     if (status == KVF_OK)
-        status = regex_create(quoted.bytes, quoted.size, &tokenizer->allocator, out, error);
-    kvf_text_free(&tokenizer->allocator, &quoted);
+        status = regex_create(quoted.bytes, quoted.size, out, error);
+    kvf_text_free(&quoted);
     return status;
 }
 
@@ -175,10 +173,9 @@ static kvf_status read_split(kvf_tokenizer *tokenizer, part_field part, kvf_erro
         return unsupported(part, "pattern", "{\"Regex\": …} and {\"String\": …} are supported",
                            error);
     if (literal)
-        KVF_TRY(quote(tokenizer, literal, &step.pattern, error));
+        KVF_TRY(quote(literal, &step.pattern, error));
     else
-        KVF_TRY(regex_create(regex->as.string, regex->size, &tokenizer->allocator, &step.pattern,
-                             error));
+        KVF_TRY(regex_create(regex->as.string, regex->size, &step.pattern, error));
     return add_step(tokenizer, step, error);
 }
 
@@ -192,7 +189,7 @@ static kvf_status read_digits(kvf_tokenizer *tokenizer, part_field part, kvf_err
     KVF_TRY(check_fields(part, known, error));
     KVF_TRY(read_flag(part, "individual_digits", false, &individual, error));
     const char *pattern = individual ? one : many;
-    KVF_TRY(regex_create(pattern, strlen(pattern), &tokenizer->allocator, &step.pattern, error));
+    KVF_TRY(regex_create(pattern, strlen(pattern), &step.pattern, error));
     return add_step(tokenizer, step, error);
 }
 
@@ -208,8 +205,7 @@ static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf
         KVF_TRY(add_step(tokenizer, (split_step){.kind = SPLIT_PREFIX}, error));
     if (use_regex) {
         split_step step = {.kind = SPLIT_PATTERN, .keep_matches = true};
-        KVF_TRY(regex_create(GPT2_PATTERN, sizeof GPT2_PATTERN - 1, &tokenizer->allocator,
-                             &step.pattern, error));
+        KVF_TRY(regex_create(GPT2_PATTERN, sizeof GPT2_PATTERN - 1, &step.pattern, error));
         KVF_TRY(add_step(tokenizer, step, error));
     }
     if (tokenizer->byte_level_split)
@@ -266,7 +262,7 @@ static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, 
                            error);
     KVF_TRY(check_fields(part, known, error));
     if (is_words)
-        KVF_TRY(regex_create_native(WORDS_PATTERN, &tokenizer->allocator, &step.pattern, error));
+        KVF_TRY(regex_create_native(WORDS_PATTERN, &step.pattern, error));
     return add_step(tokenizer, step, error);
 }
 
@@ -304,7 +300,7 @@ static kvf_status read_bpe(kvf_tokenizer *tokenizer, part_field part, kvf_error 
     KVF_TRY(check_fields(part, known, error));
     tokenizer->is_bpe = true;
     return bpe_create(&tokenizer->bpe, part.object, &tokenizer->vocabulary,
-                      !tokenizer->byte_level_split, &tokenizer->allocator, error);
+                      !tokenizer->byte_level_split, error);
 }
 
 static kvf_status read_model(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
@@ -318,8 +314,7 @@ static kvf_status read_model(kvf_tokenizer *tokenizer, part_field part, kvf_erro
         return unsupported(
             part, "type", "BPE and WordLevel are supported, so use another model or give token ids",
             error);
-    KVF_TRY(vocabulary_create(&tokenizer->vocabulary, json_get(part.object, "vocab"),
-                              &tokenizer->allocator, error));
+    KVF_TRY(vocabulary_create(&tokenizer->vocabulary, json_get(part.object, "vocab"), error));
     return word_level ? read_word_level(tokenizer, part, error) : read_bpe(tokenizer, part, error);
 }
 
@@ -463,7 +458,7 @@ static kvf_status index_added(kvf_tokenizer *tokenizer, kvf_error *error)
         if (tokenizer->added.list[i].id >= tokenizer->size)
             tokenizer->size = tokenizer->added.list[i].id + 1;
     size_t bytes = (size_t)tokenizer->size * sizeof *tokenizer->added_of_id;
-    tokenizer->added_of_id = model_alloc(&tokenizer->allocator, bytes);
+    tokenizer->added_of_id = model_alloc(bytes);
     if (!tokenizer->added_of_id)
         return model_out_of_memory(error, bytes, "added tokens");
     memset(tokenizer->added_of_id, 0xff, bytes);
@@ -502,8 +497,7 @@ kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root, kvf_
             error, KVF_UNSUPPORTED,
             "tokenizer.json: WordLevel is supported without a ByteLevel pre_tokenizer");
     KVF_TRY(added_tokens_create(&tokenizer->added, json_get(root, "added_tokens"),
-                                &tokenizer->vocabulary, &tokenizer->normalizer,
-                                &tokenizer->allocator, error));
+                                &tokenizer->vocabulary, &tokenizer->normalizer, error));
     KVF_TRY(index_added(tokenizer, error));
     KVF_TRY(read_sequence(tokenizer, frame, "processors", read_post_processor, error));
     return read_decoder(tokenizer, part_of(root, "tokenizer.json: decoder", "decoder"), error);

@@ -64,8 +64,7 @@ static kvf_status fill(token_vocabulary *self, const json_value *object, kvf_err
     return KVF_OK;
 }
 
-kvf_status vocabulary_create(token_vocabulary *self, const json_value *object,
-                             const kvf_allocator *allocator, kvf_error *error)
+kvf_status vocabulary_create(token_vocabulary *self, const json_value *object, kvf_error *error)
 {
     *self = (token_vocabulary){0};
     if (!object || object->kind != JSON_OBJECT)
@@ -76,23 +75,23 @@ kvf_status vocabulary_create(token_vocabulary *self, const json_value *object,
     self->slots = 16;
     while (self->slots < (size_t)self->count * 2)
         self->slots *= 2;
-    self->blob = model_alloc(allocator, blob_bytes);
-    self->tokens = model_alloc_zero(allocator, self->size, sizeof *self->tokens);
-    self->table = model_alloc(allocator, self->slots * sizeof *self->table);
+    self->blob = model_alloc(blob_bytes);
+    self->tokens = model_alloc_zero(self->size, sizeof *self->tokens);
+    self->table = model_alloc(self->slots * sizeof *self->table);
     kvf_status status = KVF_OK;
     if (!self->blob || !self->tokens || !self->table)
         status = model_out_of_memory(error, blob_bytes, "the vocabulary");
     else
         status = fill(self, object, error);
     if (status != KVF_OK)
-        vocabulary_destroy(self, allocator);
+        vocabulary_destroy(self);
     return status;
 }
 
-void vocabulary_destroy(token_vocabulary *self, const kvf_allocator *allocator)
+void vocabulary_destroy(token_vocabulary *self)
 {
-    model_free(allocator, self->table);
-    model_free(allocator, self->tokens);
-    model_free(allocator, self->blob);
+    model_free(self->table);
+    model_free(self->tokens);
+    model_free(self->blob);
     *self = (token_vocabulary){0};
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The loop around the transformer.
+ * Prompts and tokens that are given, and what a session can do. Tokens that are generated are in
+ * generate_batch.c.
  *
- * It knows when a token is fed, timed, chosen and handed out. Invariant: after a generation the
- * token that ended it was handed out, and is not in the sequence.
+ * It knows when a token is fed, timed and scored. Invariant: a step is waited for before the next
+ * one.
  */
 
 #include "generate.h"
@@ -12,7 +13,6 @@
 #include "common/clock.h"
 
 #include <math.h>
-#include <string.h>
 
 kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
 {
@@ -20,10 +20,7 @@ kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued, k
     kvf_status status = enqueued != KVF_OK ? enqueued : waited;
     if (status == KVF_OK)
         return kvf_transformer_check(session->transformer, error);
-    const kvf_error *last = kvf_runtime_error(session->runtime);
-    if (last->status == status)
-        return model_fail(error, status, "%s", last->text);
-    return model_fail(error, status, "%s", kvf_status_text(status));
+    return kvf_library_told(session->runtime, status, error);
 }
 
 kvf_status kvf_session_cut(const kvf_session *session, kvf_sequence *sequence, uint32_t count)
@@ -31,6 +28,17 @@ kvf_status kvf_session_cut(const kvf_session *session, kvf_sequence *sequence, u
     const uint32_t length = kvf_sequence_length(sequence, 0);
     const uint32_t end = kvf_sequence_position(sequence, 0, length - 1) + 1;
     return kvf_sequence_truncate(session->cache, sequence, end - count, session->stream);
+}
+
+kvf_status kvf_session_check_draft(const kvf_session *session, kvf_error *error)
+{
+    const kvf_cache_plan *plan = kvf_cache_memory(session->cache);
+    if (plan->static_tokens)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "a static set of %u tokens does not become what it was when tokens of a "
+                          "draft are taken back; use a selection without one",
+                          plan->static_tokens);
+    return KVF_OK;
 }
 
 static bool evicts(const kvf_session *session)
@@ -168,184 +176,6 @@ kvf_status kvf_generate_extend(const kvf_session *session, const kvf_prefill_req
         }
     }
     return KVF_OK;
-}
-
-static kvf_status hand_out(const kvf_decode_request *request, kvf_decode_result *result,
-                           uint32_t id, const float *logits, kvf_error *error)
-{
-    if (id == KVF_SAMPLER_NONE)
-        return model_fail(error, KVF_NOT_FINITE,
-                          "no logit is a finite number after %u generated tokens; the weights may "
-                          "be damaged, or too large for their type",
-                          result->generated);
-    bool go_on = !request->token || request->token(request->user, id, logits);
-    result->generated++;
-    result->stop = kvf_ids_have(request->eos_ids, request->eos_count, id) ? KVF_STOP_EOS
-                   : go_on                                                ? KVF_STOP_LENGTH
-                                                                          : KVF_STOP_CALLER;
-    return KVF_OK;
-}
-
-/* The token that the sampler draws from a row of the logits. */
-static kvf_status choose(const kvf_session *session, const kvf_decode_request *request,
-                         uint32_t row, kvf_decode_result *result, uint32_t *id, kvf_error *error)
-{
-    const float *logits = kvf_transformer_logits(session->transformer, row);
-    *id = kvf_sampler_next(request->sampler, request->sampler_row, logits);
-    KVF_TRY(hand_out(request, result, *id, logits, error));
-    if (request->draft)
-        kvf_draft_see(request->draft, id, 1);
-    return KVF_OK;
-}
-
-/* ---- tokens that the host chooses ---- */
-
-static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_request *request,
-                                kvf_decode_result *result, uint32_t id, kvf_error *error)
-{
-    while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
-        KVF_TRY(step(session, request->sequence, id, true, result, error));
-        KVF_TRY(choose(session, request, 0, result, &id, error));
-    }
-    return KVF_OK;
-}
-
-/* ---- tokens that a draft has guessed ---- */
-
-/* Draws after each token in turn, as long as what was drawn is what the draft has. The last
- * one is fed next, or ended the answer. */
-static kvf_status follow_draft(const kvf_session *session, const kvf_decode_request *request,
-                               uint32_t *ids, uint32_t guessed, kvf_decode_result *result,
-                               kvf_error *error)
-{
-    uint32_t row = 0, id;
-    for (;; row++) {
-        KVF_TRY(choose(session, request, row, result, &id, error));
-        if (result->stop != KVF_STOP_LENGTH || row == guessed || id != ids[row + 1])
-            break;
-    }
-    kvf_draft_learn(request->draft, guessed, row);
-    result->drafted += guessed;
-    result->accepted += row;
-    ids[0] = id;
-    if (row == guessed)
-        return KVF_OK;
-    return kvf_session_finish(session, kvf_session_cut(session, request->sequence, guessed - row),
-                              error);
-}
-
-kvf_status kvf_session_check_draft(const kvf_session *session, kvf_error *error)
-{
-    const kvf_cache_plan *plan = kvf_cache_memory(session->cache);
-    if (plan->static_tokens)
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "a static set of %u tokens does not become what it was when tokens of a "
-                          "draft are taken back; use a selection without one",
-                          plan->static_tokens);
-    return KVF_OK;
-}
-
-static kvf_status draft_tokens(const kvf_session *session, const kvf_decode_request *request,
-                               kvf_decode_result *result, uint32_t id, kvf_error *error)
-{
-    uint32_t ids[1 + KVF_DRAFT_MAX] = {id};
-    KVF_TRY(kvf_session_check_draft(session, error));
-    while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
-        const uint32_t rest = request->tokens - result->generated - 1;
-        uint32_t guessed;
-        KVF_TRY(kvf_draft_guess(request->draft, rest, ids + 1, &guessed, error));
-        KVF_TRY(step_several(session, request->sequence, ids, 1 + guessed, true, result, error));
-        KVF_TRY(follow_draft(session, request, ids, guessed, result, error));
-    }
-    return KVF_OK;
-}
-
-/* ---- tokens that the device draws ---- */
-
-static kvf_status send(const kvf_session *session, const kvf_decode_request *request,
-                       const uint32_t *id)
-{
-    const kvf_draw_step step = {.sequences = &request->sequence,
-                                .ids = id,
-                                .batch = 1,
-                                .sampler = request->sampler,
-                                .sampler_rows = &request->sampler_row};
-    return kvf_transformer_draw(session->transformer, session->cache, &step, session->stream);
-}
-
-/* Where tokens cannot be cut off again, no step is enqueued that may not be wanted. */
-static uint32_t steps_at_once(const kvf_session *session, const kvf_decode_request *request)
-{
-    const kvf_cache_config *c = kvf_cache_settings(session->cache);
-    const size_t heads = (size_t)c->layers * c->kv_heads;
-    const bool keeps_all = c->head_mask && memchr(c->head_mask, 0, heads);
-    return keeps_all || request->one_at_a_time ? 1 : KVF_DRAWS_MAX;
-}
-
-static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request *request,
-                            kvf_decode_result *result, uint32_t first, kvf_error *error)
-{
-    kvf_transformer *t = session->transformer;
-    double before = kvf_now_ms();
-    const uint32_t *feed = &first;
-    const uint32_t at_once = steps_at_once(session, request);
-    for (uint32_t sent = result->generated;
-         result->stop == KVF_STOP_LENGTH && result->generated < request->tokens;) {
-        for (; sent < request->tokens && kvf_transformer_drawing(t) < at_once; sent++, feed = NULL)
-            KVF_TRY(send(session, request, feed));
-        uint32_t id = KVF_SAMPLER_NONE;
-        KVF_TRY(kvf_transformer_drawn(t, &id));
-        const double now = kvf_now_ms();
-        if (result->step_ms)
-            result->step_ms[result->steps] = now - before;
-        before = now;
-        result->steps++;
-        if (id != KVF_SAMPLER_NONE)
-            kvf_sampler_take(request->sampler, request->sampler_row, id);
-        KVF_TRY(hand_out(request, result, id, NULL, error));
-    }
-    return KVF_OK;
-}
-
-/* Steps that ran too far are cut off the sequence. */
-static kvf_status draw_tokens(const kvf_session *session, const kvf_decode_request *request,
-                              kvf_decode_result *result, uint32_t first, kvf_error *error)
-{
-    kvf_transformer *t = session->transformer;
-    kvf_sequence *sequence = request->sequence;
-    kvf_status status = draw_loop(session, request, result, first, error);
-    const uint32_t surplus = kvf_transformer_drawing(t);
-    if (status != KVF_NOT_FINITE)
-        status = kvf_session_finish(session, status, error);
-    else
-        (void)!kvf_stream_wait(session->stream);
-    kvf_transformer_draw_end(t);
-    if (status != KVF_OK || surplus == 0)
-        return status;
-    return kvf_session_finish(session, kvf_session_cut(session, sequence, surplus), error);
-}
-
-kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,
-                               kvf_decode_result *result, kvf_error *error)
-{
-    const double start = kvf_now_ms();
-    result->stop = KVF_STOP_LENGTH;
-    result->generated = 0;
-    result->steps = 0;
-    result->drafted = result->accepted = 0;
-    result->first_ms = 0.0;
-    uint32_t id;
-    if (request->tokens == 0)
-        return KVF_OK;
-    KVF_TRY(choose(session, request, 0, result, &id, error));
-    result->first_ms = kvf_now_ms() - start;
-    if (result->stop != KVF_STOP_LENGTH || request->tokens == 1)
-        return KVF_OK;
-    if (request->draft)
-        return draft_tokens(session, request, result, id, error);
-    return kvf_transformer_can_draw(session->transformer) && !request->wants_logits
-               ? draw_tokens(session, request, result, id, error)
-               : choose_tokens(session, request, result, id, error);
 }
 
 static bool is_likeliest(const float *logits, uint32_t vocab_size, uint32_t id)

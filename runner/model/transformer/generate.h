@@ -121,8 +121,7 @@ KVF_CHECKED kvf_status kvf_generate_extend(const kvf_session *session,
 typedef struct kvf_decode_request {
     kvf_sequence *sequence;
     uint32_t tokens; /**< to generate; the first follows from row 0 of the transformer's logits */
-    kvf_sampler *sampler;
-    uint32_t sampler_row;
+    kvf_sampler *sampler;    /**< whose row 0 it is */
     const uint32_t *eos_ids; /**< [eos_count] */
     uint32_t eos_count;
     kvf_token_fn token; /**< may be NULL */
@@ -139,7 +138,8 @@ typedef struct kvf_decode_result {
     kvf_stop stop;
     uint32_t generated;         /**< tokens handed out, an end token included */
     double first_ms;            /**< from the call to the first token */
-    double *step_ms;            /**< [tokens] of the caller, or NULL: time of each step in order */
+    double *step_ms;            /**< [tokens] of the caller, or NULL: time of each step in order,
+                                     without that of guessing a draft */
     uint32_t steps;             /**< how many are filled */
     uint32_t drafted, accepted; /**< tokens of drafts; of these, those that were drawn as well */
 } kvf_decode_result;

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Continuous batching; see the header.
+ * Continuous batching, and one answer of a sequence that is there already, which is a batch of one
+ * row; see the headers.
  *
  * Where the device draws tokens, steps of the same rows are on their way; an answer that ends waits
  * for them, and what they drew for it is dropped. Memory is promised when an answer begins and
  * taken back when it ends, so that no answer has to give way to another. Prompts begin in their
  * order. Invariant: what was promised is at most tokens_max; at most one prompt is prefilled and
- * has answers that did not begin.
+ * has answers that did not begin; the token that ended an answer was handed out, and is not in its
+ * sequence.
  */
 
 #include "generate_batch.h"
@@ -52,6 +54,9 @@ typedef struct batch {
     double start_ms;         /* of the root */
     double chunk_ms;         /* of its last chunk */
     uint32_t prefilled;      /* of the piece that is read */
+    uint32_t draws_max;      /* steps that may be on their way */
+    uint32_t surplus;        /* steps that were drawn after the end of every answer */
+    bool keeps;              /* the one sequence is the caller's: it has no token too many */
     bool stopped;
 } batch;
 
@@ -116,17 +121,16 @@ static void drop_sequence(const batch *b, kvf_sequence **sequence)
 static void end_answer(batch *b, row *r)
 {
     const kvf_batch_prompt *p = &b->request->prompts[r->answer.prompt];
+    if (b->keeps) {
+        r->sequence = NULL;
+        return;
+    }
     drop_sequence(b, &r->sequence);
     b->promised -= answer_tokens(p, b->local_tokens);
     if (--b->alive[r->answer.prompt] == 0 && !(b->root && b->prompt == r->answer.prompt))
         b->promised -= prompt_tokens(p, b->local_tokens);
     r->answer.ms = kvf_now_ms() - r->start_ms;
     b->request->end(b->request->user, &r->answer);
-}
-
-static kvf_status say(const batch *b, kvf_status status, kvf_error *error)
-{
-    return model_fail(error, status, "%s", kvf_runtime_error(b->session->runtime)->text);
 }
 
 /* After a chunk of a prompt. */
@@ -157,8 +161,7 @@ static kvf_status begin_root(batch *b, kvf_error *error)
     const kvf_status created = p->shared ? kvf_sequence_fork(b->session->cache, b->request->base,
                                                              b->session->stream, &b->root)
                                          : kvf_sequence_create(b->session->cache, &b->root);
-    if (created != KVF_OK)
-        return say(b, created, error);
+    KVF_TRY(kvf_library_told(b->session->runtime, created, error));
     b->promised += prompt_tokens(p, b->local_tokens);
     return KVF_OK;
 }
@@ -237,8 +240,7 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
     if (b->sample + 1 < p->samples) {
         const kvf_status forked =
             kvf_sequence_fork(b->session->cache, b->root, b->session->stream, &r->sequence);
-        if (forked != KVF_OK)
-            return say(b, forked, error);
+        KVF_TRY(kvf_library_told(b->session->runtime, forked, error));
     } else {
         r->sequence = b->root;
         b->root = NULL;
@@ -381,17 +383,17 @@ static kvf_status follow(const batch *b, uint32_t i, uint32_t at)
         kvf_draft_learn(r->draft, guessed, right);
     r->answer.drafted += guessed;
     r->answer.accepted += right;
-    return r->has_ended || right == guessed
+    return (r->has_ended && !b->keeps) || right == guessed
                ? KVF_OK
                : kvf_session_cut(b->session, r->sequence, guessed - right);
 }
 
 static kvf_status choose_step(batch *b, kvf_error *error)
 {
-    const double start = kvf_now_ms();
     collect(b);
     b->since = 0;
     KVF_TRY(feed(b, error));
+    const double start = kvf_now_ms();
     KVF_TRY(kvf_session_finish(b->session, enqueue(b), error));
     const double ms = kvf_now_ms() - start;
     kvf_status status = KVF_OK;
@@ -416,7 +418,7 @@ static bool wants_more(const batch *b)
             a->generated + drawing >= b->request->prompts[a->prompt].tokens)
             return false;
     }
-    return !b->stopped && !b->is_held && drawing < KVF_DRAWS_MAX;
+    return !b->stopped && !b->is_held && drawing < b->draws_max;
 }
 
 static kvf_status send(const batch *b, const uint32_t *ids)
@@ -445,6 +447,7 @@ static kvf_status take(batch *b, double *before)
         hand_out(b, r, b->ids[i]);
     }
     const double now = kvf_now_ms();
+    b->surplus += !any;
     if (any && !b->request->pass(b->request->user, 0, b->count, now - *before))
         b->stopped = true;
     *before = now;
@@ -461,14 +464,19 @@ static kvf_status draw_steps(batch *b, kvf_error *error)
     kvf_status status = feed(b, error);
     if (status == KVF_OK)
         status = send(b, b->ids);
-    while (status == KVF_OK && kvf_transformer_drawing(t) > 0) {
+    while (status == KVF_OK) {
         while (status == KVF_OK && wants_more(b))
             status = send(b, NULL);
+        if (kvf_transformer_drawing(t) == 0)
+            break;
         if (status == KVF_OK)
             status = take(b, &before);
     }
     status = kvf_session_finish(b->session, status, error);
     kvf_transformer_draw_end(t);
+    if (status == KVF_OK && b->keeps && b->surplus)
+        status = kvf_session_finish(
+            b->session, kvf_session_cut(b->session, b->sequences[0], b->surplus), error);
     if (status == KVF_OK)
         end_answers(b);
     return status;
@@ -540,6 +548,7 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
 {
     batch b = {.session = session,
                .request = request,
+               .draws_max = KVF_DRAWS_MAX,
                .local_tokens = kvf_cache_settings(session->cache)->local_tokens};
     kvf_status status = open_batch(&b, error);
     if (status == KVF_OK)
@@ -548,4 +557,103 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
         (void)!kvf_stream_wait(session->stream);
     close_batch(&b);
     return status;
+}
+
+/* ---- one answer ---- */
+
+typedef struct single {
+    const kvf_decode_request *request;
+    kvf_decode_result *result;
+    const float *logits; /* of the next token; NULL = they stay on the device */
+} single;
+
+static uint32_t choose_one(void *user, const kvf_batch_answer *answer, const float *logits)
+{
+    single *s = user;
+    s->logits = logits;
+    return kvf_sampler_next(s->request->sampler, answer->row, logits);
+}
+
+static bool on_token(void *user, const kvf_batch_answer *answer, uint32_t id)
+{
+    single *s = user;
+    const float *logits = s->logits;
+    s->logits = NULL;
+    s->result->generated = answer->generated;
+    return !s->request->token || s->request->token(s->request->user, id, logits);
+}
+
+static bool on_step(void *user, uint32_t prefilled, uint32_t rows, double ms)
+{
+    const single *s = user;
+    (void)prefilled;
+    (void)rows;
+    if (s->result->step_ms)
+        s->result->step_ms[s->result->steps] = ms;
+    s->result->steps++;
+    return true;
+}
+
+/* Where tokens cannot be cut off again, no step is enqueued that may not be wanted. */
+static uint32_t draws_of_one(const kvf_session *session, const kvf_decode_request *request)
+{
+    const kvf_cache_config *c = kvf_cache_settings(session->cache);
+    const size_t heads = (size_t)c->layers * c->kv_heads;
+    const bool keeps_all = c->head_mask && memchr(c->head_mask, 0, heads);
+    return keeps_all || request->one_at_a_time ? 1 : KVF_DRAWS_MAX;
+}
+
+/* The first token, from logits that are there, and those that follow it. */
+static kvf_status answer_one(batch *b, row *r, kvf_error *error)
+{
+    const float *logits = kvf_transformer_logits(b->session->transformer, 0);
+    hand_out(b, r, choose_one(b->request->user, &r->answer, logits));
+    return r->has_ended ? KVF_OK : run(b, error);
+}
+
+kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,
+                               kvf_decode_result *result, kvf_error *error)
+{
+    single s = {.request = request, .result = result};
+    const bool draws =
+        kvf_transformer_can_draw(session->transformer) && !request->wants_logits && !request->draft;
+    const kvf_batch_prompt prompt = {.tokens = request->tokens, .samples = 1};
+    const kvf_batch_request of_one = {.prompts = &prompt,
+                                      .rows = 1,
+                                      .sampler = request->sampler,
+                                      .eos_ids = request->eos_ids,
+                                      .eos_count = request->eos_count,
+                                      .step_rows = 1 + KVF_DRAFT_MAX,
+                                      .choose = draws ? NULL : choose_one,
+                                      .token = on_token,
+                                      .pass = on_step,
+                                      .user = &s};
+    kvf_sequence *sequence;
+    uint32_t at, tokens, ids[1 + KVF_DRAFT_MAX];
+    row r = {.sequence = request->sequence, .draft = request->draft, .start_ms = kvf_now_ms()};
+    batch b = {.session = session,
+               .request = &of_one,
+               .rows = &r,
+               .sequences = &sequence,
+               .at = &at,
+               .tokens = &tokens,
+               .ids = ids,
+               .draws_max = draws_of_one(session, request),
+               .keeps = true};
+    *result = (kvf_decode_result){.stop = KVF_STOP_LENGTH, .step_ms = result->step_ms};
+    if (request->tokens == 0)
+        return KVF_OK;
+    if (request->draft)
+        KVF_TRY(kvf_session_check_draft(session, error));
+    KVF_TRY(answer_one(&b, &r, error));
+    result->stop = r.answer.stop;
+    result->first_ms = r.answer.first_ms;
+    result->drafted = r.answer.drafted;
+    result->accepted = r.answer.accepted;
+    if (!r.answer.has_no_logits)
+        return KVF_OK;
+    return model_fail(error, KVF_NOT_FINITE,
+                      "no logit is a finite number after %u generated tokens; the weights may "
+                      "be damaged, or too large for their type",
+                      result->generated);
 }

@@ -64,7 +64,8 @@ typedef struct kvf_batch_request {
     bool (*token)(void *user, const kvf_batch_answer *answer, uint32_t id);
     /** An answer ended. Its row is free afterwards. */
     void (*end)(void *user, const kvf_batch_answer *answer);
-    /** After a prefill of @p prefilled tokens or a step of @p rows. @return whether to go on */
+    /** After a prefill of @p prefilled tokens or a step of @p rows, which took @p ms, without what
+     * guesses of drafts take. @return whether to go on */
     bool (*pass)(void *user, uint32_t prefilled, uint32_t rows, double ms);
     void *user;
 } kvf_batch_request;

@@ -13,6 +13,15 @@
 #include <assert.h>
 #include <string.h>
 
+kvf_status kvf_library_told(const kvf_runtime *runtime, kvf_status status, kvf_error *error)
+{
+    const kvf_error *last = kvf_runtime_error(runtime);
+    if (status == KVF_OK)
+        return KVF_OK;
+    return model_fail(error, status, "%s",
+                      last->status == status ? last->text : kvf_status_text(status));
+}
+
 uint32_t transformer_next_position(const kvf_sequence *sequence)
 {
     uint32_t length = kvf_sequence_length(sequence, 0);

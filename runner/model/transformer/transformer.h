@@ -20,6 +20,11 @@
 #include "sampling.h"
 #include "weights.h"
 
+/** @p status of the library as a message: what it said last.
+ * @return @p status; KVF_OK leaves the error as it is */
+KVF_CHECKED kvf_status kvf_library_told(const kvf_runtime *runtime, kvf_status status,
+                                        kvf_error *error);
+
 typedef struct kvf_transformer kvf_transformer;
 
 typedef struct kvf_transformer_options {
@@ -106,7 +111,7 @@ void kvf_transformer_watch(kvf_transformer *transformer, kvf_prefill_progress_fn
 /** Whether the last prefill was ended like that. */
 bool kvf_transformer_stopped(const kvf_transformer *transformer);
 
-/** A prompt for an empty sequence. */
+/** A prompt for an empty sequence, at most kvf_transformer_prompt_max tokens. */
 typedef struct kvf_prompt {
     kvf_sequence *sequence;
     const uint32_t *ids; /**< [count] < vocab_size, borrowed until the call returns */
@@ -114,42 +119,24 @@ typedef struct kvf_prompt {
 } kvf_prompt;
 
 /**
- * Prefill a batch of prompts, each pruned on its own: lengths and pivot layers may differ. All
- * prompts go through one layer before the next; one that starts over is brought up first.
- *
- * @param prompts  [batch], distinct empty sequences; the sum of their counts is at most
- *                 kvf_transformer_prompt_max
- * @return as kvf_prefill and kvf_prune_layer; after an error the sequences can only be destroyed.
- *         KVF_INVALID with no sequence touched for an id out of range, or too many tokens
- *
- * Stream: enqueues, and waits where a policy looks at numbers. The caller waits for the stream
- * before the next call on this transformer.
- */
-KVF_CHECKED kvf_status kvf_transformer_prefill_pruned(kvf_transformer *transformer,
-                                                      kvf_cache *cache, kvf_prune *prune,
-                                                      const kvf_prompt *prompts, uint32_t batch,
-                                                      kvf_stream *stream);
-
-/**
  * Prefill a prompt chunk by chunk: a chunk goes through all layers before the next one, so that
  * hidden states hold no more than a chunk, and with chunked eviction a layer no more than a chunk
- * beyond what it keeps.
+ * beyond what it keeps. With a pruner that does not evict from chunks the prompt goes whole, layer
+ * by layer, whatever the chunk.
  *
- * @param prune  opened with eviction NAIVE or PATCHED, and the sequence is empty; NULL = nothing is
- *               evicted, as kvf_transformer_prefill. With eviction NONE it is
- *               kvf_transformer_prefill_pruned, which goes layer by layer
+ * @param prune  the sequence is empty; NULL = nothing is pruned, as kvf_transformer_prefill
  * @param ids    [count] < vocab_size, borrowed until the call returns
  * @param want_logits  true: also the logits of the last token, from its own hidden state, as row 0
  *               of a step
  * @param count  any number where there is no pruner, or one that evicts
  * @param chunk  tokens, 1 ... kvf_transformer_prompt_max, with PATCHED the patch included
- * @return as kvf_prefill and kvf_prune_chunk; after an error the sequence can only be destroyed.
- *         KVF_INVALID with the sequence untouched where kvf_transformer_chunk_check says so, or for
- *         an id out of range
+ * @return as kvf_prefill, kvf_prune_layer and kvf_prune_chunk; after an error the sequence can only
+ *         be destroyed. KVF_INVALID with the sequence untouched where kvf_transformer_chunk_check
+ * says so, or for an id out of range
  *
  * Without eviction, chunks that are a multiple of chunk_max give the bits of a plain prefill.
- * Stream: enqueues, and waits between chunks. The caller waits for the stream before the next call
- * on this transformer.
+ * Stream: enqueues, and waits between chunks and where a policy looks at numbers. The caller waits
+ * for the stream before the next call on this transformer.
  */
 KVF_CHECKED kvf_status kvf_transformer_prefill_chunked(kvf_transformer *transformer,
                                                        kvf_cache *cache, kvf_prune *prune,
@@ -166,11 +153,11 @@ KVF_CHECKED kvf_status kvf_transformer_chunk_check(const kvf_transformer *transf
 /**
  * The hidden state of a prompt's last token after the last layer, before the final norm: what
  * FastKV's equation 3 compares. The prompt is appended to its sequence as by
- * kvf_transformer_prefill_pruned.
+ * kvf_transformer_prefill_chunked.
  *
  * @param prune   NULL = no pruning
  * @param hidden  [hidden_size] on the host
- * @return as kvf_transformer_prefill_pruned
+ * @return as kvf_transformer_prefill_chunked
  *
  * Stream: waits for it.
  */

@@ -14,7 +14,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define NAME_MAX_BYTES 128u
 
@@ -95,10 +94,10 @@ kvf_status kvf_transformer_cache_open(const kvf_transformer *t, const kvf_cache_
         kvf_form form;
         kvf_form_init(&form);
         form.sinks = t->layers[layer].sinks;
-        const kvf_status status = kvf_cache_form(*out, layer, &form);
+        const kvf_status status =
+            kvf_library_told(runtime, kvf_cache_form(*out, layer, &form), error);
         if (status == KVF_OK)
             continue;
-        model_fail(error, status, "%s", kvf_runtime_error(runtime)->text);
         kvf_cache_close(*out);
         *out = NULL;
         return status;
@@ -125,7 +124,7 @@ static const kvf_tensor *bind_tensor(binder *b, const char *name, uint32_t rank,
     const kvf_transformer_options *o = &b->t->options;
     b->status = kvf_weights_find(o->weights, name, rank, shape, &tensor, b->error);
     if (b->status == KVF_OK)
-        b->status = kvf_weights_load(o->weights, tensor, kvf_runtime_threads(o->runtime), b->error);
+        b->status = kvf_weights_load(tensor, kvf_runtime_threads(o->runtime), b->error);
     if (b->status != KVF_OK)
         return NULL;
     b->t->weight_bytes += tensor->bytes;
@@ -353,7 +352,6 @@ static void carve(kvf_transformer *t, kvf_carver *k)
     KVF_CARVE(k, t->vectors, vector_count(&t->model));
     KVF_CARVE(k, t->positions, rows);
     KVF_CARVE(k, t->index, rows);
-    KVF_CARVE(k, t->prompts, t->options.batch_max);
     KVF_CARVE(k, t->recording.sequences, t->options.batch_max);
 }
 

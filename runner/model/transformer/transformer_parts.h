@@ -50,9 +50,8 @@ typedef struct transformer_buffers {
 
 typedef struct transformer_ops transformer_ops;
 
-/* A prompt of a prefill: where its rows of hidden states are, and how far it has come. */
+/* The prompt of a prefill: its rows of hidden states, and how far it has come. */
 typedef struct transformer_prompt {
-    uint32_t first;
     uint32_t count; /* rows that the next layer gets */
     uint32_t patch; /* of these, the last ones that score a chunk and are dropped again */
     uint32_t layer; /* the next one */
@@ -91,15 +90,15 @@ struct kvf_transformer {
     kvf_rope_table local_rope; /* of layers with windows, where they have their own */
     float embedding_scale;
     const transformer_ops *ops;
-    void *device;                /* of the ops */
-    char *memory;                /* what layers ... prompts and recording.sequences are part of */
-    transformer_layer *layers;   /* [model.layers] */
-    kvf_linear *mlps;            /* [model.layers, 3, transformer_mlps] */
-    float *vectors;              /* norms and biases, widened */
-    kvf_linear embedding;        /* weight and dtype only */
-    uint32_t *positions;         /* host [rows of hidden states] */
-    uint32_t *index;             /* likewise: rows to gather, ids to start over with */
-    transformer_prompt *prompts; /* [batch_max] of a prefill */
+    void *device;              /* of the ops */
+    char *memory;              /* what layers ... index and recording.sequences are part of */
+    transformer_layer *layers; /* [model.layers] */
+    kvf_linear *mlps;          /* [model.layers, 3, transformer_mlps] */
+    float *vectors;            /* norms and biases, widened */
+    kvf_linear embedding;      /* weight and dtype only */
+    uint32_t *positions;       /* host [rows of hidden states] */
+    uint32_t *index;           /* likewise: rows to gather, ids to start over with */
+    transformer_prompt prompt; /* of a prefill */
     const float *final_norm;
     kvf_linear head;
     transformer_buffers buffers;

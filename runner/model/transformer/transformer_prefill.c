@@ -4,13 +4,11 @@
  * Prefill: rows of hidden states through all layers, one layer after the other.
  *
  * There is one driver. A plain prompt is one chunk without a pruner; chunk by chunk, the driver
- * runs once per chunk; a batch that is pruned layer by layer lies in the hidden states one prompt
- * after the other. A layer first attends with all rows of a prompt, then the policy looks at it,
- * then the rows that go on are gathered, and only they go through the MLP.
+ * runs once per chunk. A layer first attends with all rows of a prompt, then the policy looks at
+ * it, then the rows that go on are gathered, and only they go through the MLP.
  *
- * It knows the order of operations, no policy and no device. Every row is computed alone, and a
- * prompt is cut into operations by itself, so neither the order nor what lies beside a prompt
- * changes a bit. Invariant: row i is the token of positions[i].
+ * It knows the order of operations, no policy and no device. Every row is computed alone.
+ * Invariant: row i is the token of positions[i].
  *
  * Chunked eviction is after Bhaskar et al. (PruLong), 2025, section 3. With patched eviction the
  * prompt's last tokens follow every chunk but the last, at the positions right after it, as in the
@@ -24,22 +22,18 @@ typedef struct prefill_run {
     kvf_transformer *t;
     kvf_cache *cache;
     kvf_prune *prune; /* NULL = nothing is pruned */
-    const kvf_prompt *prompts;
-    uint32_t batch;
+    const kvf_prompt *prompt;
     kvf_stream *stream;
     bool evicts;    /* the pruner evicts from chunks; else it decides layer by layer */
     uint32_t done;  /* tokens of earlier chunks, */
     uint32_t chunk; /* of this one */
-    uint32_t total; /* and of the prompt or the batch */
-    bool completes; /* the last layer goes on to its end, for the last row of a prompt */
+    uint32_t total; /* and of the prompt */
+    bool completes; /* the last layer goes on to its end, for the last row */
 } prefill_run;
 
-static transformer_step step_of(const prefill_run *r, uint32_t index)
+static transformer_step step_of(const prefill_run *r)
 {
-    return (transformer_step){.t = r->t,
-                              .stream = r->stream,
-                              .first = r->t->prompts[index].first,
-                              .rows = r->t->prompts[index].count};
+    return (transformer_step){.t = r->t, .stream = r->stream, .rows = r->t->prompt.count};
 }
 
 /* ---- whether to go on ---- */
@@ -60,7 +54,7 @@ static kvf_status ask(const prefill_run *r, const transformer_prompt *p, const t
                       uint32_t layer)
 {
     transformer_watch *w = &r->t->watch;
-    const uint32_t gone = s->first - p->first;
+    const uint32_t gone = s->first;
     if (!w->progress || (layer == 0 && gone == 0))
         return KVF_OK;
     KVF_TRY(kvf_stream_wait(r->stream));
@@ -88,18 +82,17 @@ kvf_status transformer_mlp(const transformer_step *s, uint32_t layer)
 /* The operation that follows `s` in a prompt's rows; false after the last. */
 static bool next_rows(const transformer_prompt *p, transformer_step *s)
 {
-    const uint32_t rest = p->first + p->count - s->first - s->rows;
+    const uint32_t rest = p->count - s->first - s->rows;
     const uint32_t most = s->t->options.chunk_max;
     s->first += s->rows;
     s->rows = rest < most ? rest : most;
     return s->rows > 0;
 }
 
-static kvf_status attend(const prefill_run *r, uint32_t index, const transformer_step *s,
-                         uint32_t layer)
+static kvf_status attend(const prefill_run *r, const transformer_step *s, uint32_t layer)
 {
     const transformer_buffers *b = &r->t->buffers;
-    const kvf_prefill_args args = {.sequence = r->prompts[index].sequence,
+    const kvf_prefill_args args = {.sequence = r->prompt->sequence,
                                    .layer = layer,
                                    .tokens = s->rows,
                                    .q = b->q,
@@ -113,40 +106,40 @@ static kvf_status attend(const prefill_run *r, uint32_t index, const transformer
 
 /* All rows of a prompt; of the last layer only keys and values are read, and the last row where it
  * goes on. */
-static kvf_status run_attention(const prefill_run *r, uint32_t index, uint32_t layer)
+static kvf_status run_attention(const prefill_run *r, uint32_t layer)
 {
-    const transformer_prompt *p = &r->t->prompts[index];
+    const transformer_prompt *p = &r->t->prompt;
     const bool is_last = layer + 1 == r->t->model.layers;
-    transformer_step s = step_of(r, index);
+    transformer_step s = step_of(r);
     s.rows = 0;
     while (next_rows(p, &s)) {
-        const bool has_end = s.first + s.rows == p->first + p->count;
+        const bool has_end = s.first + s.rows == p->count;
         KVF_TRY(ask(r, p, &s, layer));
         if (r->t->watch.stopped)
             return KVF_OK;
         KVF_TRY(transformer_project(&s, layer));
-        KVF_TRY(attend(r, index, &s, layer));
+        KVF_TRY(attend(r, &s, layer));
         if (!is_last || (r->completes && has_end))
             KVF_TRY(r->t->ops->output(&s, &r->t->layers[layer], NULL));
     }
     return KVF_OK;
 }
 
-static transformer_step last_row(const prefill_run *r, uint32_t index)
+static transformer_step last_row(const prefill_run *r)
 {
-    transformer_step s = step_of(r, index);
+    transformer_step s = step_of(r);
     s.first += s.rows - 1;
     s.rows = 1;
     return s;
 }
 
-static kvf_status run_mlp(const prefill_run *r, uint32_t index, uint32_t layer)
+static kvf_status run_mlp(const prefill_run *r, uint32_t layer)
 {
-    const transformer_prompt *p = &r->t->prompts[index];
-    transformer_step s = last_row(r, index);
+    const transformer_prompt *p = &r->t->prompt;
+    transformer_step s = last_row(r);
     if (layer + 1 == r->t->model.layers)
         return r->completes ? transformer_mlp(&s, layer) : KVF_OK;
-    s = step_of(r, index);
+    s = step_of(r);
     s.rows = 0;
     while (next_rows(p, &s))
         KVF_TRY(transformer_mlp(&s, layer));
@@ -154,51 +147,51 @@ static kvf_status run_mlp(const prefill_run *r, uint32_t index, uint32_t layer)
 }
 
 /* Rows of the pivot, the first layer that hands fewer on. */
-static kvf_status keep_rows(const prefill_run *r, uint32_t index, uint32_t layer)
+static kvf_status keep_rows(const prefill_run *r, uint32_t layer)
 {
-    const transformer_step s = step_of(r, index);
-    if (!r->t->completion || r->batch > 1 || s.rows < r->prompts[index].count)
+    const transformer_step s = step_of(r);
+    if (!r->t->completion || s.rows < r->prompt->count)
         return KVF_OK;
-    return transformer_keep_rows(&s, r->prompts[index].sequence, layer);
+    return transformer_keep_rows(&s, r->prompt->sequence, layer);
 }
 
 /* Only the rows of `propagate` go on. */
-static kvf_status shorten(const prefill_run *r, uint32_t index, const kvf_prune_result *result)
+static kvf_status shorten(const prefill_run *r, const kvf_prune_result *result)
 {
-    transformer_prompt *p = &r->t->prompts[index];
-    uint32_t *positions = r->t->positions + p->first, *rows = r->t->index + p->first;
+    transformer_prompt *p = &r->t->prompt;
+    uint32_t *positions = r->t->positions, *rows = r->t->index;
     for (uint32_t i = 0; i < result->propagate_count; i++) {
-        rows[i] = p->first + result->propagate[i];
+        rows[i] = result->propagate[i];
         positions[i] = positions[result->propagate[i]];
     }
     p->count = result->propagate_count;
-    const transformer_step s = step_of(r, index);
+    const transformer_step s = step_of(r);
     return r->t->ops->gather(&s, rows);
 }
 
 /* The chosen tokens from the embedding on, as a prompt of their own. Until then a row's position is
  * its index in the prompt. */
-static kvf_status start_over(const prefill_run *r, uint32_t index, const kvf_prune_result *result)
+static kvf_status start_over(const prefill_run *r, const kvf_prune_result *result)
 {
-    transformer_prompt *p = &r->t->prompts[index];
-    uint32_t *positions = r->t->positions + p->first, *ids = r->t->index + p->first;
+    transformer_prompt *p = &r->t->prompt;
+    uint32_t *positions = r->t->positions, *ids = r->t->index;
     for (uint32_t i = 0; i < result->propagate_count; i++)
-        ids[i] = r->prompts[index].ids[positions[result->propagate ? result->propagate[i] : i]];
+        ids[i] = r->prompt->ids[positions[result->propagate ? result->propagate[i] : i]];
     for (uint32_t i = 0; i < result->propagate_count; i++)
         positions[i] = i;
     p->count = result->propagate_count;
     p->layer = 0;
-    const transformer_step s = step_of(r, index);
+    const transformer_step s = step_of(r);
     return r->t->ops->start(&s, ids, positions);
 }
 
-static kvf_status run_layer(const prefill_run *r, uint32_t index)
+static kvf_status run_layer(const prefill_run *r)
 {
-    transformer_prompt *p = &r->t->prompts[index];
-    kvf_sequence *sequence = r->prompts[index].sequence;
+    transformer_prompt *p = &r->t->prompt;
+    kvf_sequence *sequence = r->prompt->sequence;
     const uint32_t layer = p->layer++;
     kvf_prune_result result = {0};
-    KVF_TRY(run_attention(r, index, layer));
+    KVF_TRY(run_attention(r, layer));
     if (r->t->watch.stopped)
         return KVF_OK;
     if (r->evicts)
@@ -207,44 +200,29 @@ static kvf_status run_layer(const prefill_run *r, uint32_t index)
     else if (r->prune)
         KVF_TRY(kvf_prune_layer(r->prune, sequence, layer, r->stream, &result));
     if (result.restart)
-        return start_over(r, index, &result);
+        return start_over(r, &result);
     if (result.propagate && p->layer < r->t->model.layers) {
-        KVF_TRY(keep_rows(r, index, layer));
-        KVF_TRY(shorten(r, index, &result));
+        KVF_TRY(keep_rows(r, layer));
+        KVF_TRY(shorten(r, &result));
     }
-    return run_mlp(r, index, layer);
+    return run_mlp(r, layer);
 }
 
 /* ---- all layers ---- */
 
-static uint32_t lowest_layer(const prefill_run *r)
-{
-    uint32_t lowest = r->t->model.layers;
-    for (uint32_t i = 0; i < r->batch; i++)
-        if (r->t->prompts[i].layer < lowest)
-            lowest = r->t->prompts[i].layer;
-    return lowest;
-}
-
-/* A prompt that started over is behind and catches up alone. */
 static kvf_status run_layers(const prefill_run *r)
 {
-    for (uint32_t layer = 0; layer < r->t->model.layers; layer = lowest_layer(r))
-        for (uint32_t i = 0; i < r->batch; i++) {
-            if (r->t->prompts[i].layer == layer)
-                KVF_TRY(run_layer(r, i));
-            if (r->t->watch.stopped)
-                return KVF_OK;
-        }
+    while (r->t->prompt.layer < r->t->model.layers && !r->t->watch.stopped)
+        KVF_TRY(run_layer(r));
     return KVF_OK;
 }
 
 /* `count` more rows of hidden states for a prompt: these ids, at positions from `position` on. */
-static kvf_status add_rows(const prefill_run *r, uint32_t index, const uint32_t *ids,
-                           uint32_t count, uint32_t position)
+static kvf_status add_rows(const prefill_run *r, const uint32_t *ids, uint32_t count,
+                           uint32_t position)
 {
-    transformer_prompt *p = &r->t->prompts[index];
-    transformer_step s = step_of(r, index);
+    transformer_prompt *p = &r->t->prompt;
+    transformer_step s = step_of(r);
     s.first += p->count;
     s.rows = count;
     for (uint32_t i = 0; i < count; i++)
@@ -253,50 +231,21 @@ static kvf_status add_rows(const prefill_run *r, uint32_t index, const uint32_t 
     return count ? r->t->ops->start(&s, ids, r->t->positions + s.first) : KVF_OK;
 }
 
-/* ---- whole prompts, layer by layer ---- */
+/* ---- a whole prompt, layer by layer ---- */
 
-static bool fits(const prefill_run *r)
+static kvf_status prefill_whole(prefill_run *r)
 {
-    uint64_t rows = 0;
-    if (r->batch == 0 || r->batch > r->t->options.batch_max)
-        return false;
-    for (uint32_t i = 0; i < r->batch; i++) {
-        rows += r->prompts[i].count;
-        if (r->prompts[i].count == 0 || rows > kvf_transformer_prompt_max(r->t) ||
-            !transformer_ids_valid(r->t, r->prompts[i].ids, r->prompts[i].count))
-            return false;
-    }
-    return true;
-}
-
-static kvf_status prefill_batch(prefill_run *r)
-{
-    uint32_t first = 0;
+    const kvf_prompt *p = r->prompt;
     r->t->watch.stopped = false;
-    if (!fits(r))
+    if (p->count == 0 || p->count > kvf_transformer_prompt_max(r->t) ||
+        !transformer_ids_valid(r->t, p->ids, p->count))
         return KVF_INVALID;
-    for (uint32_t i = 0; i < r->batch; i++)
-        r->chunk = r->total += r->prompts[i].count;
-    for (uint32_t i = 0; r->prune && i < r->batch; i++)
-        KVF_TRY(kvf_prune_begin(r->prune, r->prompts[i].sequence, r->prompts[i].count));
-    for (uint32_t i = 0; i < r->batch; first += r->prompts[i++].count) {
-        r->t->prompts[i] = (transformer_prompt){.first = first};
-        KVF_TRY(add_rows(r, i, r->prompts[i].ids, r->prompts[i].count, 0));
-    }
+    r->chunk = r->total = p->count;
+    if (r->prune)
+        KVF_TRY(kvf_prune_begin(r->prune, p->sequence, p->count));
+    r->t->prompt = (transformer_prompt){0};
+    KVF_TRY(add_rows(r, p->ids, p->count, 0));
     return run_layers(r);
-}
-
-kvf_status kvf_transformer_prefill_pruned(kvf_transformer *t, kvf_cache *cache, kvf_prune *prune,
-                                          const kvf_prompt *prompts, uint32_t batch,
-                                          kvf_stream *stream)
-{
-    prefill_run run = {.t = t,
-                       .cache = cache,
-                       .prune = prune,
-                       .prompts = prompts,
-                       .batch = batch,
-                       .stream = stream};
-    return prefill_batch(&run);
 }
 
 kvf_status kvf_transformer_hidden(kvf_transformer *t, kvf_cache *cache, kvf_prune *prune,
@@ -305,19 +254,18 @@ kvf_status kvf_transformer_hidden(kvf_transformer *t, kvf_cache *cache, kvf_prun
     prefill_run run = {.t = t,
                        .cache = cache,
                        .prune = prune,
-                       .prompts = prompt,
-                       .batch = 1,
+                       .prompt = prompt,
                        .stream = stream,
                        .completes = true};
-    KVF_TRY(prefill_batch(&run));
-    const transformer_step s = last_row(&run, 0);
+    KVF_TRY(prefill_whole(&run));
+    const transformer_step s = last_row(&run);
     return t->ops->read_hidden(&s, hidden);
 }
 
 /* The prompt's last token, as row 0 of a step. */
 static kvf_status finish(const prefill_run *r)
 {
-    transformer_step s = last_row(r, 0);
+    transformer_step s = last_row(r);
     if (!r->completes || r->t->watch.stopped)
         return KVF_OK;
     s.separate = true;
@@ -375,10 +323,10 @@ kvf_status kvf_transformer_chunk_check(const kvf_transformer *t, const kvf_prune
 static kvf_status run_chunk(const prefill_run *r, uint32_t done, uint32_t tokens, uint32_t patch,
                             uint32_t position)
 {
-    const kvf_prompt *prompt = r->prompts;
-    r->t->prompts[0] = (transformer_prompt){.patch = patch};
-    KVF_TRY(add_rows(r, 0, prompt->ids + done, tokens, position));
-    KVF_TRY(add_rows(r, 0, prompt->ids + prompt->count - patch, patch, position + tokens));
+    const kvf_prompt *prompt = r->prompt;
+    r->t->prompt = (transformer_prompt){.patch = patch};
+    KVF_TRY(add_rows(r, prompt->ids + done, tokens, position));
+    KVF_TRY(add_rows(r, prompt->ids + prompt->count - patch, patch, position + tokens));
     return run_layers(r);
 }
 
@@ -392,8 +340,7 @@ kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache,
     prefill_run run = {.t = t,
                        .cache = cache,
                        .prune = prune,
-                       .prompts = &prompt,
-                       .batch = 1,
+                       .prompt = &prompt,
                        .stream = stream,
                        .evicts = eviction,
                        .completes = want_logits};
@@ -401,7 +348,7 @@ kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache,
     t->watch.stopped = false;
     KVF_TRY(kvf_transformer_chunk_check(t, prune, count, chunk, &error));
     if (prune && !eviction) {
-        KVF_TRY(prefill_batch(&run));
+        KVF_TRY(prefill_whole(&run));
         return finish(&run);
     }
     if (!transformer_ids_valid(t, ids, count))

@@ -79,119 +79,81 @@ static void use_cache(kvf_cache *cache, kvf_stream *stream, const test_tokens *t
     kvf_sequence_destroy(s);
 }
 
+static kvf_status open_another(void *user, kvf_error *error)
+{
+    const test_world *w = user;
+    kvf_cache *cache = NULL;
+    const kvf_status status = kvf_cache_open(w->runtime, &w->config, &cache, error);
+    assert_true((status == KVF_OK) == (cache != NULL));
+    assert_true(status == KVF_OK || is_memory_status(status) || status == KVF_PIN_FAILED ||
+                status == KVF_SYSTEM);
+    kvf_cache_close(cache);
+    return status;
+}
+
+/* Allocations, maps, registrations, device memory, streams, events, threads: each is refused once,
+ * at its turn. */
 static void cache_open_survives_every_failure(void **state)
 {
-    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
-                                           KVF_TRANSFER_GATHER};
-    static const uint8_t mask[] = {0, 1, 1,
-                                   1}; /* streaming heads beside a KV group with the others */
-    const uint32_t step = sweep_step();
-    for (uint32_t m = 0; m < 3; m++) {
-        heap h = {0};
-        const kvf_runtime_config rc = heap_config(&h);
-        kvf_runtime *runtime = NULL;
-        kvf_stream *stream = NULL;
-        kvf_error error = {0};
+    static const char *const settings[] = {
+        "transfer=direct verify_interval=8", "transfer=gather verify_interval=8", "transfer=each",
+        "transfer=gather verify_interval=8 layers=2 head_mask=0111"};
+    for (uint32_t m = 0; m < sizeof settings / sizeof *settings; m++) {
         kvf_cache_config cc = test_config_small();
-        cc.transfer = test_transfer(methods[m]);
-        cc.verify_interval = 8;
-        if (m == 2) {
-            cc.layers = 2;
-            cc.head_mask = mask;
-        }
+        kvf_runtime_config rc = test_runtime_config();
+        test_world w;
         test_tokens t;
+        test_set(&cc, settings[m]);
+        cc.transfer = test_transfer(cc.transfer);
+        rc.allow_unpinned = 0;
+        rc.allocator = test_asking_allocator();
         test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 130, .seed = 3, .sharpness = 1.0f});
-        assert_int_equal(test_runtime_open(&rc, &runtime, &error), KVF_OK);
-        assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
-        const int64_t before = h.live;
-        int64_t n = 0;
-        for (;; n += step) {
-            kvf_cache *cache = (kvf_cache *)&h;
-            heap_arm(&h, n);
-            memset(&error, 0, sizeof error);
-            const kvf_status status = kvf_cache_open(runtime, &cc, &cache, &error);
-            const int64_t failed = h.failed;
-            heap_arm(&h, -1);
-            if (!failed) {
-                assert_int_equal(status, KVF_OK);
-                use_cache(cache, stream, &t);
-                kvf_cache_close(cache);
-                break;
-            }
-            if (!is_memory_status(status) || cache || error.status != status || !error.text[0])
-                fail_msg("allocation %lld: %s, \"%s\"", (long long)n, kvf_status_name(status),
-                         error.text);
-            if (h.live != before)
-                fail_msg("allocation %lld failed and %lld blocks stayed", (long long)n,
-                         (long long)(h.live - before));
-        }
-        assert_true(n > 0);
-        print_message("# %lld allocations\n", (long long)n);
-        sweep_tell_step((uint64_t)n, step);
-        assert_int_equal(h.live, before);
-        kvf_stream_destroy(stream);
-        kvf_runtime_close(runtime);
-        assert_int_equal(h.live, 0);
-        test_tokens_free(&t);
+        test_world_open(&w, &rc, &cc);
+        kvf_cache_close(w.cache);
+        assert_true(test_refuse_each(w.runtime, open_another, &w) > 5);
+        test_ok(&w, kvf_cache_open(w.runtime, &cc, &w.cache, NULL));
+        use_cache(w.cache, w.stream, &t);
+        test_close(&w, &t);
     }
 }
 
-/* Streams, sequences and forks, one after the other; and a decode step asks for nothing at all. */
+static kvf_status make_stream(void *user, kvf_error *error)
+{
+    const test_world *w = user;
+    kvf_stream *stream = NULL;
+    const kvf_status status = kvf_stream_create(w->runtime, &stream);
+    *error = *kvf_runtime_error(w->runtime);
+    assert_true((status == KVF_OK) == (stream != NULL));
+    kvf_stream_destroy(stream);
+    return status;
+}
+
+/* Streams fail or are made; sequences, forks, a prompt and steps ask for nothing at all. */
 static void small_objects_survive_every_failure(void **state)
 {
-    heap h = {0};
-    const kvf_runtime_config rc = heap_config(&h);
-    kvf_cache_config cc = test_config_small();
-    cc.sequences_max = 2;
-    test_tokens t;
     test_world w;
+    test_tokens t;
+    kvf_runtime_config rc = test_runtime_config();
+    kvf_cache_config cc = test_config_small();
+    kvf_sequence *child = NULL;
     float *out = test_scratch(256 * sizeof *out);
+    cc.sequences_max = 2;
+    rc.allocator = test_asking_allocator();
     test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 300, .seed = 3, .sharpness = 1.0f});
     test_world_open(&w, &rc, &cc);
-    kvf_sequence *parent = test_sequence(&w);
-    const int64_t alive = h.live;
-    heap_arm(&h, -1);
-    test_prefill(&w, parent, &t, &(test_range){.count = 200, .chunk = 128}, NULL);
-    for (uint32_t i = 200; i < 290; i++)
-        test_decode(&w, parent, &t, 0, i, out, NULL);
+    assert_true(test_refuse_each(w.runtime, make_stream, &w) > 0);
+    atomic_store(&test_refuse_in, 1);
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = 200, .chunk = 128}, NULL);
+    test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &child));
+    for (uint32_t i = 200; i < 290; i++) {
+        test_decode(&w, s, &t, 0, i, out, NULL);
+        test_decode(&w, child, &t, 0, i + 1, out, NULL);
+    }
+    kvf_sequence_destroy(child);
     test_wait(&w);
-    assert_int_equal(h.asked, 0);
-    for (int64_t n = 0, more = 1; more; n++) {
-        kvf_stream *stream = NULL;
-        heap_arm(&h, n);
-        const kvf_status status = kvf_stream_create(w.runtime, &stream);
-        more = h.failed;
-        assert_true(more ? is_memory_status(status) && !stream : status == KVF_OK);
-        kvf_stream_destroy(stream);
-        assert_int_equal(h.live, alive);
-    }
-    for (int64_t n = 0, more = 1; more; n++) {
-        kvf_sequence *s = NULL;
-        heap_arm(&h, n);
-        const kvf_status status = kvf_sequence_create(w.cache, &s);
-        more = h.failed;
-        assert_true(more ? is_memory_status(status) && !s : status == KVF_OK);
-        kvf_sequence_destroy(s);
-        test_wait(&w);
-    }
-    for (int64_t n = 0, more = 1; more; n++) {
-        kvf_sequence *s = NULL;
-        heap_arm(&h, n);
-        const kvf_status status = kvf_sequence_fork(w.cache, parent, w.stream, &s);
-        more = h.failed;
-        assert_true(more ? is_memory_status(status) && !s : status == KVF_OK);
-        heap_arm(&h, -1);
-        if (s)
-            test_decode(&w, s, &t, 0, 291, out, NULL);
-        test_wait(&w);
-        kvf_sequence_destroy(s);
-    }
-    heap_arm(&h, -1);
-    test_decode(&w, parent, &t, 0, 291, out, NULL);
-    test_wait(&w);
-    test_world_close(&w);
-    assert_int_equal(h.live, 0);
-    test_tokens_free(&t);
+    assert_int_equal(atomic_exchange(&test_refuse_in, 0), 1);
+    test_close(&w, &t);
 }
 
 /* ---- misuse ---- */

@@ -32,30 +32,6 @@ kvf_blocks_config rig_config(void)
     return bc;
 }
 
-static size_t q_bytes(const rig *r)
-{
-    const kvf_cache_config *c = &r->config.cache;
-    return c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
-}
-
-static size_t k_bytes(const rig *r)
-{
-    const kvf_cache_config *c = &r->config.cache;
-    return c->kv_heads * c->head_dim * test_dtype_bytes(c->dtype);
-}
-
-static size_t v_bytes(const rig *r)
-{
-    const kvf_cache_config *c = &r->config.cache;
-    return c->kv_heads * test_value_dim(c) * test_dtype_bytes(c->dtype);
-}
-
-static size_t out_bytes(const rig *r)
-{
-    const kvf_cache_config *c = &r->config.cache;
-    return c->query_heads * test_value_dim(c) * test_dtype_bytes(c->dtype);
-}
-
 /* ---- what steps are given ---- */
 
 rig_form rig_gives;
@@ -98,16 +74,16 @@ static const int32_t *ids_of(const rig *r)
 static void run_layer(rig *r, rig_request *q, kvf_cache *cache, kvf_sequence *s, uint32_t layer)
 {
     const uint32_t heads = r->config.cache.query_heads;
-    char *out = q->out + (size_t)layer * q->count * out_bytes(r);
+    char *out = q->out + (size_t)layer * q->count * r->rows.out_bytes;
     float *lse = q->lse + (size_t)layer * q->count * heads;
     for (uint32_t i = 0; i < q->prompt; i += q->chunk) {
         const uint32_t n = kvf_min_u32(q->chunk, q->prompt - i);
         const kvf_prefill_args a =
-            test_chunk_args(s, &q->tokens, layer, i, n, out + i * out_bytes(r));
+            test_chunk_args(s, &q->tokens, layer, i, n, out + i * r->rows.out_bytes);
         test_expect(r->runtime, kvf_prefill(cache, &a, r->stream), KVF_OK);
     }
     for (uint32_t i = q->prompt; i < q->count; i++) {
-        kvf_decode_args a = test_step_args(&s, &q->tokens, layer, i, out + i * out_bytes(r));
+        kvf_decode_args a = test_step_args(&s, &q->tokens, layer, i, out + i * r->rows.out_bytes);
         a.lse = lse + (size_t)i * heads;
         if (r->form != RIG_NOTHING) {
             give_row(r, layer, i + 1, 0);
@@ -133,7 +109,7 @@ static void run_sequences(rig *r)
         rig_request *q = &r->request[i];
         const size_t rows = (size_t)cc->layers * q->count;
         kvf_sequence *s = NULL;
-        q->out = test_alloc(rows * out_bytes(r));
+        q->out = test_alloc(rows * r->rows.out_bytes);
         q->lse = test_alloc(rows * cc->query_heads * sizeof *q->lse);
         test_expect(r->runtime, kvf_sequence_create(cache, &s), KVF_OK);
         for (uint32_t layer = 0; layer < cc->layers; layer++)
@@ -165,7 +141,8 @@ static void make_requests(rig *r, uint64_t seed)
         q->chunk = 1 + test_random_below(&r->random, 150);
         q->ids = test_alloc(r->table_stride * sizeof *q->ids);
         make_tokens(r, i, seed);
-        if (r->config.cache.pages != KVF_PAGES_NATIVE)
+        /* There are none of other sizes, and a test takes any tokens. */
+        if (r->config.cache.pages != KVF_PAGES_NATIVE && r->config.cache.head_dim == 64)
             lossless_make(&q->tokens, r->config.cache.pages);
     }
 }
@@ -219,17 +196,13 @@ void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc,
     if (test_runtime_open(rc, &r->runtime, &error) != KVF_OK)
         fail_msg("%s", error.text);
     test_expect(r->runtime, kvf_stream_create(r->runtime, &r->stream), KVF_OK);
+    test_rows_open(&r->rows, c, tokens);
     make_requests(r, seed);
     r->form = rig_gives;
     if (r->form != RIG_NOTHING)
         r->given = test_alloc((size_t)RIG_REQUESTS * c->kv_heads * RIG_GIVEN * sizeof(float));
     run_sequences(r);
     open_blocks(r);
-    r->q = test_alloc(tokens * q_bytes(r));
-    r->out = test_alloc(tokens * out_bytes(r));
-    r->k = test_alloc(tokens * k_bytes(r));
-    r->v = test_alloc(tokens * v_bytes(r));
-    r->lse = test_alloc(RIG_REQUESTS * c->query_heads * sizeof *r->lse);
     r->slots = test_alloc(tokens * sizeof *r->slots);
     r->table = test_alloc(2 * RIG_REQUESTS * r->table_stride * sizeof *r->table);
     r->lengths = test_alloc(2 * RIG_REQUESTS * sizeof *r->lengths);
@@ -238,8 +211,7 @@ void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc,
 
 void rig_close(rig *r)
 {
-    void *all[] = {r->q,     r->out,     r->k,       r->v,     r->lse,      r->slots,
-                   r->table, r->lengths, r->regions, r->codes, r->free_ids, r->given};
+    void *all[] = {r->slots, r->table, r->lengths, r->regions, r->codes, r->free_ids, r->given};
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t i = 0; i < RIG_LAYERS; i++)
         if (r->graphs[i])
@@ -247,6 +219,7 @@ void rig_close(rig *r)
     kvf_blocks_close(r->blocks);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         test_release(all[i]);
+    test_rows_close(&r->rows);
     for (uint32_t i = 0; i < r->requests; i++) {
         test_tokens_free(&r->request[i].tokens);
         test_release(r->request[i].out);
@@ -299,8 +272,8 @@ static void put_tokens(rig *r, uint32_t layer, uint32_t first, uint32_t tokens)
 {
     const kvf_put_args put = {.layer = layer,
                               .tokens = tokens,
-                              .k = r->k + first * k_bytes(r),
-                              .v = r->v + first * v_bytes(r),
+                              .k = r->rows.k + first * r->rows.k_bytes,
+                              .v = r->rows.v + first * r->rows.v_bytes,
                               .slots = r->slots + first};
     test_expect(r->runtime, kvf_blocks_put(r->blocks, &put, r->stream), KVF_OK);
 }
@@ -311,9 +284,7 @@ static void lay_out(rig *r, const rig_request *q, uint32_t layer, uint32_t first
 {
     for (uint32_t i = 0; i < count; i++) {
         r->slots[at + i] = slot_of(r, q, first + i);
-        memcpy(r->q + (at + i) * q_bytes(r), test_q(&q->tokens, layer, first + i), q_bytes(r));
-        memcpy(r->k + (at + i) * k_bytes(r), test_k(&q->tokens, layer, first + i), k_bytes(r));
-        memcpy(r->v + (at + i) * v_bytes(r), test_v(&q->tokens, layer, first + i), v_bytes(r));
+        test_rows_put(&r->rows, at + i, &q->tokens, layer, first + i);
     }
 }
 
@@ -346,14 +317,15 @@ static void compare(rig *r, const rig_request *q, uint32_t layer, uint32_t token
     const uint32_t heads = r->config.cache.query_heads;
     const size_t row = (size_t)layer * q->count + q->length;
     if (r->records) {
-        memcpy(q->out + row * out_bytes(r), r->out + at * out_bytes(r), tokens * out_bytes(r));
+        memcpy(q->out + row * r->rows.out_bytes, r->rows.out + at * r->rows.out_bytes,
+               tokens * r->rows.out_bytes);
         if (lse)
             memcpy(q->lse + row * heads, lse, heads * sizeof *lse);
         return;
     }
     r->compared += tokens;
-    if (memcmp(r->out + at * out_bytes(r), q->out + row * out_bytes(r), tokens * out_bytes(r)) !=
-            0 ||
+    if (memcmp(r->rows.out + at * r->rows.out_bytes, q->out + row * r->rows.out_bytes,
+               tokens * r->rows.out_bytes) != 0 ||
         (lse && memcmp(lse, q->lse + row * heads, heads * sizeof *lse) != 0))
         r->differs++;
 }
@@ -382,9 +354,9 @@ void rig_decode(rig *r, uint32_t layer, const kvf_block_rows *rows)
 {
     const kvf_blocks_decode_args args = {.layer = layer,
                                          .rows = rows,
-                                         .q = r->q,
-                                         .out = r->out,
-                                         .lse = r->lse,
+                                         .q = r->rows.q,
+                                         .out = r->rows.out,
+                                         .lse = r->rows.lse,
                                          .page_scores = scores_of(r),
                                          .page_ids = ids_of(r),
                                          .page_stride = RIG_GIVEN};
@@ -432,8 +404,8 @@ static void run_chunks(rig *r, uint32_t layer, uint32_t first, uint32_t count,
                                             .rows = &rows,
                                             .starts = starts,
                                             .contexts = contexts,
-                                            .q = r->q,
-                                            .out = r->out});
+                                            .q = r->rows.q,
+                                            .out = r->rows.out});
 }
 
 static void run_pass_layer(rig *r, uint32_t layer, rig_request *const *rows, uint32_t count,
@@ -458,7 +430,7 @@ static void run_pass_layer(rig *r, uint32_t layer, rig_request *const *rows, uin
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t i = 0; i < count; i++)
         compare(r, rows[i], layer, next_tokens(rows[i]), starts[i],
-                i < steps ? r->lse + (size_t)i * heads : NULL);
+                i < steps ? r->rows.lse + (size_t)i * heads : NULL);
 }
 
 uint32_t rig_pass(rig *r, rig_request *const *list, uint32_t count)
@@ -498,12 +470,6 @@ kvf_blocks_config rig_coarse_config(void)
     return bc;
 }
 
-size_t rig_q_bytes(const rig *r)
-{
-    const kvf_cache_config *c = &r->config.cache;
-    return c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
-}
-
 kvf_block_rows rig_last_tokens(rig *r)
 {
     for (uint32_t i = 0; i < 2; i++) {
@@ -511,7 +477,8 @@ kvf_block_rows rig_last_tokens(rig *r)
         r->lengths[i] = (int32_t)q->count;
         r->regions[i] = (int32_t)i;
         memcpy(r->table + (size_t)i * r->table_stride, q->ids, q->ids_count * sizeof *q->ids);
-        memcpy(r->q + i * rig_q_bytes(r), test_q(&q->tokens, 0, q->count - 1), rig_q_bytes(r));
+        memcpy(r->rows.q + i * r->rows.q_bytes, test_q(&q->tokens, 0, q->count - 1),
+               r->rows.q_bytes);
     }
     return (kvf_block_rows){.rows = 2,
                             .table_stride = r->table_stride,
@@ -528,14 +495,14 @@ void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t i = 0; i < rows->rows; i++) {
         const rig_request *q = &r->request[i];
-        const char *out = r->out + i * rig_q_bytes(r);
+        const char *out = r->rows.out + i * r->rows.out_bytes;
         const size_t want = (size_t)q->count - 1;
-        for (uint32_t d = 0; bad >> i & 1 && d < heads * r->config.cache.head_dim; d++)
+        for (uint32_t d = 0; bad >> i & 1 && d < heads * test_value_dim(&r->config.cache); d++)
             assert_true(isnan(kvf_element_get(out, r->config.cache.dtype, d)));
         if (bad >> i & 1)
-            assert_true(isnan(r->lse[i * heads]));
+            assert_true(isnan(r->rows.lse[i * heads]));
         else
-            assert_memory_equal(out, q->out + want * rig_q_bytes(r), rig_q_bytes(r));
+            assert_memory_equal(out, q->out + want * r->rows.out_bytes, r->rows.out_bytes);
     }
     assert_int_equal(rig_stats(r).bad_rows - before, __builtin_popcount(bad));
 }

@@ -51,8 +51,7 @@ typedef struct rig {
     kvf_graph *graphs[RIG_LAYERS];
     uint32_t replays;
     /* of a pass; chunks lie after the rows of all steps where those are captured */
-    char *q, *k, *v, *out; /* [tokens of a pass, heads, head_dim] */
-    float *lse;
+    test_rows rows; /* [tokens of a pass] */
     void *given; /* [RIG_REQUESTS, kv_heads, RIG_GIVEN] ids or scores, where steps are given them */
     rig_form form;
     int64_t *slots;
@@ -104,13 +103,12 @@ void rig_open_two(rig *r);
 void rig_open_two_of(rig *r, kvf_blocks_config bc);
 /* The last token of the first two requests, which are put; row 0 is the first. */
 kvf_block_rows rig_last_tokens(rig *r);
-/* Calls that succeed; a step is of r->q, to r->out and r->lse. */
+/* Calls that succeed; a step is of r->rows.q, to its out and lse. */
 void rig_decode(rig *r, uint32_t layer, const kvf_block_rows *rows);
 void rig_extend(rig *r, const kvf_blocks_extend_args *args);
 /* Decodes; `bad` has a bit per row that must be NaN, and the others are the sequences'. */
 void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad);
 /* Bytes of the queries of a token. */
-size_t rig_q_bytes(const rig *r);
 kvf_blocks_stats rig_stats(const rig *r);
 
 #endif

@@ -53,10 +53,10 @@ static void a_row_of_length_zero_is_none(void **state)
     memset(r.table + r.table_stride, 0xff, r.table_stride * sizeof *r.table);
     rig_decode(&r, 0, &rows);
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
-    assert_memory_equal(r.out, r.request[0].out + (r.request[0].count - 1) * rig_q_bytes(&r),
-                        rig_q_bytes(&r));
+    assert_memory_equal(r.rows.out, r.request[0].out + (r.request[0].count - 1) * r.rows.out_bytes,
+                        r.rows.out_bytes);
     for (uint32_t d = 0; d < r.config.cache.head_dim; d++)
-        assert_true(((const float *)(const void *)(r.out + rig_q_bytes(&r)))[d] == 0.0f);
+        assert_true(((const float *)(const void *)(r.rows.out + r.rows.out_bytes))[d] == 0.0f);
     assert_int_equal(rig_stats(&r).bad_rows, 0);
     rig_close(&r);
 }
@@ -90,8 +90,8 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
     rig_request *q = &r.request[0];
     enum { QUERIES = 20, BAD = 11 };
     const uint32_t starts[] = {0, QUERIES}, contexts[] = {q->count - QUERIES};
-    const size_t bytes = rig_q_bytes(&r), all = QUERIES * bytes;
-    char *sound = test_alloc(all);
+    const size_t bytes = r.rows.q_bytes, all = QUERIES * bytes;
+    char *sound = test_scratch(all);
     const uint32_t heads = r.config.cache.query_heads;
     float *lse = test_alloc((size_t)QUERIES * heads * sizeof *lse);
     float *value = test_v(&q->tokens, 0, contexts[0] + BAD);
@@ -100,25 +100,24 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
     for (uint32_t i = 0; i < 3; i++) {
         value[3] = i == 1 ? INFINITY : 0.5f;
         rig_put(&r, q, contexts[0] + BAD, contexts[0] + BAD + 1);
-        memcpy(r.q, test_q(&q->tokens, 0, contexts[0]), all);
+        memcpy(r.rows.q, test_q(&q->tokens, 0, contexts[0]), all);
         rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
                                                  .starts = starts,
                                                  .contexts = contexts,
-                                                 .q = r.q,
-                                                 .out = r.out,
+                                                 .q = r.rows.q,
+                                                 .out = r.rows.out,
                                                  .lse = lse});
         test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
         if (i == 0)
-            memcpy(sound, r.out, all);
-        assert_memory_equal(r.out, sound, i == 1 ? BAD * bytes : all);
+            memcpy(sound, r.rows.out, all);
+        assert_memory_equal(r.rows.out, sound, i == 1 ? BAD * bytes : all);
         for (size_t d = BAD * bytes; i == 1 && d < all; d += sizeof(float))
-            assert_true(isnan(*(const float *)(const void *)(r.out + d)));
+            assert_true(isnan(*(const float *)(const void *)(r.rows.out + d)));
         for (uint32_t h = 0; h < QUERIES * heads; h++)
             assert_int_equal(isnan(lse[h]), i == 1 && h >= BAD * heads);
         assert_int_equal(rig_stats(&r).bad_rows, i != 0);
     }
     test_release(lse);
-    test_release(sound);
     rig_close(&r);
 }
 
@@ -133,8 +132,8 @@ static void chunks_of_many_rows_are_single_ones(void **state)
     bc.cache.sequences_max = ROWS;
     rig_open_two_of(&r, bc);
     const uint32_t heads = r.config.cache.query_heads;
-    const size_t bytes = rig_q_bytes(&r), out_bytes = ROWS * QUERIES * bytes;
-    float *lse = test_alloc(ROWS * QUERIES * heads * sizeof *lse), *one_lse = r.lse;
+    const size_t bytes = r.rows.q_bytes, out_bytes = ROWS * QUERIES * bytes;
+    float *lse = test_alloc(ROWS * QUERIES * heads * sizeof *lse), *one_lse = r.rows.lse;
     char *out = test_alloc(out_bytes);
     kvf_block_rows rows = rig_last_tokens(&r);
     rows.rows = ROWS;
@@ -145,13 +144,13 @@ static void chunks_of_many_rows_are_single_ones(void **state)
         r.lengths[i] = i == EMPTY ? -5 : (int32_t)(contexts[i] + n);
         memcpy(r.table + (size_t)i * r.table_stride, r.request[0].ids,
                r.request[0].ids_count * sizeof *r.table);
-        memcpy(r.q + tokens * bytes, test_q(&r.request[0].tokens, 0, contexts[i]), n * bytes);
+        memcpy(r.rows.q + tokens * bytes, test_q(&r.request[0].tokens, 0, contexts[i]), n * bytes);
         starts[i + 1] = tokens += n;
     }
     rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
                                              .starts = starts,
                                              .contexts = contexts,
-                                             .q = r.q,
+                                             .q = r.rows.q,
                                              .out = out,
                                              .lse = lse});
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
@@ -164,11 +163,11 @@ static void chunks_of_many_rows_are_single_ones(void **state)
         rig_extend(&r, &(kvf_blocks_extend_args){.rows = &row,
                                                  .starts = one,
                                                  .contexts = contexts + i,
-                                                 .q = r.q + starts[i] * bytes,
-                                                 .out = r.out,
+                                                 .q = r.rows.q + starts[i] * bytes,
+                                                 .out = r.rows.out,
                                                  .lse = one_lse});
         test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
-        assert_memory_equal(out + starts[i] * bytes, r.out, one[1] * bytes);
+        assert_memory_equal(out + starts[i] * bytes, r.rows.out, one[1] * bytes);
         assert_memory_equal(lse + starts[i] * heads, one_lse, one[1] * heads * sizeof *lse);
     }
     assert_int_equal(rig_stats(&r).bad_rows, 0);
@@ -198,13 +197,13 @@ static void a_chunk_tells_what_share_a_step_has(void **state)
         rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
                                                  .starts = starts,
                                                  .contexts = contexts,
-                                                 .q = r.q,
-                                                 .out = r.out,
+                                                 .q = r.rows.q,
+                                                 .out = r.rows.out,
                                                  .lse = dense});
         test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
         for (uint32_t h = 0; h < 2 * heads; h++) {
-            assert_true(r.lse[h] < dense[h] + 1e-4f);
-            most = fmaxf(most, dense[h] - r.lse[h]);
+            assert_true(r.rows.lse[h] < dense[h] + 1e-4f);
+            most = fmaxf(most, dense[h] - r.rows.lse[h]);
         }
         /* The shorter requests on CUDA have next to nothing outside of a budget. */
         assert_true(is_full ? most < 1e-4f : test_on_cuda() || most > 1e-2f);
@@ -219,7 +218,7 @@ static void bad_slots_are_left_out(void **state)
     rig_open_two(&r);
     const int64_t all = (int64_t)r.config.block_count * r.config.block_tokens;
     const uint64_t before = rig_stats(&r).tokens_put;
-    const kvf_put_args put = {.tokens = 4, .k = r.k, .v = r.v, .slots = r.slots};
+    const kvf_put_args put = {.tokens = 4, .k = r.rows.k, .v = r.rows.v, .slots = r.slots};
     r.slots[0] = -1;
     r.slots[1] = all;
     r.slots[2] = INT64_MAX;
@@ -243,12 +242,14 @@ static void a_chunk_of_another_length_is_bad(void **state)
     const uint32_t starts[] = {0, 2}, contexts[] = {r.request[0].count - 1};
     rows.rows = 1;
     rows.regions = NULL;
-    rig_extend(&r,
-               &(kvf_blocks_extend_args){
-                   .rows = &rows, .starts = starts, .contexts = contexts, .q = r.q, .out = r.out});
+    rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
+                                             .starts = starts,
+                                             .contexts = contexts,
+                                             .q = r.rows.q,
+                                             .out = r.rows.out});
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
     for (uint32_t i = 0; i < 2; i++)
-        assert_true(isnan(((const float *)(const void *)(r.out + i * rig_q_bytes(&r)))[0]));
+        assert_true(isnan(((const float *)(const void *)(r.rows.out + i * r.rows.out_bytes))[0]));
     assert_int_equal(rig_stats(&r).bad_rows, 1);
     rig_close(&r);
 }
@@ -329,7 +330,7 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
 {
     rig *r = user;
     kvf_blocks *b = r->blocks;
-    kvf_put_args put = {.tokens = 1, .k = r->k, .v = r->v, .slots = r->slots};
+    kvf_put_args put = {.tokens = 1, .k = r->rows.k, .v = r->rows.v, .slots = r->slots};
     kvf_block_rows rows = rig_last_tokens(r);
     uint32_t starts[] = {0, 1, 2}, contexts[] = {0, 0}, from = 0, to = 1;
     kvf_status status = KVF_OK;
@@ -348,10 +349,10 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
         const kvf_blocks_decode_args args = {
             .layer = strcmp(change, "decode layer 2") == 0 ? 2 : 0,
             .rows = strcmp(change, "decode rows NULL") == 0 ? NULL : &rows,
-            .q = r->q,
-            .out = strcmp(change, "decode out NULL") == 0 ? NULL : r->out,
+            .q = r->rows.q,
+            .out = strcmp(change, "decode out NULL") == 0 ? NULL : r->rows.out,
             .page_ids = strncmp(change, "decode page_", 12) == 0 ? r->lengths : NULL,
-            .page_scores = strcmp(change, "decode page_scores too") == 0 ? r->lse : NULL};
+            .page_scores = strcmp(change, "decode page_scores too") == 0 ? r->rows.lse : NULL};
         const bool is_given = strcmp(change, "decode args NULL") != 0;
         status = kvf_blocks_decode(b, is_given ? &args : NULL, r->stream);
     } else if (strncmp(change, "extend ", 7) == 0) {
@@ -361,8 +362,8 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
             .rows = &rows,
             .starts = starts,
             .contexts = strcmp(change, "extend contexts NULL") == 0 ? NULL : contexts,
-            .q = r->q,
-            .out = r->out};
+            .q = r->rows.q,
+            .out = r->rows.out};
         const bool is_given = strcmp(change, "extend args NULL") != 0;
         status = kvf_blocks_extend(b, is_given ? &args : NULL, r->stream);
     } else if (strncmp(change, "copy ", 5) == 0) {

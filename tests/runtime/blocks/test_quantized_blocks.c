@@ -28,11 +28,13 @@ static void record(rig *r, uint64_t seed)
 /* The outputs must be those that `from` kept. Prompts come in other chunks. */
 static void expect_outputs_of(rig *r, const rig *from)
 {
-    const size_t heads = r->config.cache.query_heads;
+    const kvf_cache_config *c = &r->config.cache;
+    const size_t heads = c->query_heads;
+    const size_t row = heads * test_value_dim(c) * test_dtype_bytes(c->dtype);
     for (uint32_t i = 0; i < r->requests; i++) {
         rig_request *q = &r->request[i];
         const size_t rows = (size_t)r->config.cache.layers * q->count;
-        memcpy(q->out, from->request[i].out, rows * rig_q_bytes(r));
+        memcpy(q->out, from->request[i].out, rows * row);
         memcpy(q->lse, from->request[i].lse, rows * heads * sizeof *q->lse);
         q->chunk = 1 + (q->chunk + 37) % 150;
     }
@@ -43,14 +45,18 @@ static void outputs_follow_from_tokens_alone(void **state)
 {
     static const kvf_dtype dtypes[] = {KVF_BF16, KVF_FP32, KVF_FP16, KVF_BF16};
     const uint8_t *const masks[] = {rig_all_kinds, NULL, rig_kinds, NULL};
-    for (uint32_t i = 0; i < (test_on_cuda() ? 1u : 4u); i++) {
+    for (uint32_t i = 0; i < (test_on_cuda() ? 2u : 4u); i++) {
         kvf_runtime_config rc = test_runtime_config();
         kvf_blocks_config bc = i % 2 ? rig_config() : rig_coarse_config();
         rig one, many;
         bc.cache.head_mask = masks[i];
         bc.cache.layer_windows = i ? NULL : rig_windows;
         bc.cache.pages = i < 2 ? KVF_PAGES_K8V4 : KVF_PAGES_K8V8;
-        bc.cache.dtype = dtypes[i];
+        bc.cache.dtype = test_on_cuda() ? KVF_BF16 : dtypes[i];
+        if (i == 1) { /* the widths that a GPU has */
+            bc.cache.head_dim = 192;
+            bc.cache.value_dim = 128;
+        }
         bc.cache.transfer = test_transfer(KVF_TRANSFER_DIRECT);
         test_seed_print("quantized blocks", 130 + i);
         rc.threads = 1;
@@ -104,7 +110,7 @@ static void a_block_takes_less_memory(void **state)
     kvf_runtime_close(runtime);
 }
 
-/* Kernels of a GPU dequantize one type and two sizes of heads. */
+/* Kernels of a GPU dequantize one type and three sizes of heads. */
 static void what_a_gpu_does_not_dequantize_is_refused(void **state)
 {
     kvf_runtime *runtime = test_runtime();
@@ -117,7 +123,7 @@ static void what_a_gpu_does_not_dequantize_is_refused(void **state)
         bc.cache.head_dim = i ? 96 : 64;
         assert_int_equal(kvf_blocks_plan_make(runtime, &bc, &plan, &error), KVF_UNSUPPORTED);
         assert_non_null(
-            strstr(error.text, i ? "head_dim 64 and 128, not 96" : "dtype = bf16 only"));
+            strstr(error.text, i ? "head_dim 64, 128 and 192, not 96" : "dtype = bf16 only"));
     }
     kvf_runtime_close(runtime);
 }

@@ -149,12 +149,10 @@ static void with_room_for_all_nothing_moves(void **state)
 {
     const kvf_cache_config c = config_of(0);
     const size_t bytes = out_bytes(&c);
-    char *few = test_alloc(bytes), *all = test_alloc(bytes);
+    char *few = test_scratch(bytes), *all = test_scratch(bytes);
     assert_true(misses_with(0, few) > 0);
     assert_int_equal(misses_with(UINT64_C(1) << 40, all), 0);
     assert_memory_equal(few, all, bytes);
-    test_release(few);
-    test_release(all);
 }
 
 /* ---- blocks that go to another sequence ---- */
@@ -187,15 +185,12 @@ static void a_block_never_shows_its_old_pages(void **state)
 {
     const kvf_cache_config c = config_of(0);
     const size_t bytes = out_bytes(&c);
-    char *alone = test_alloc(bytes), *after = test_alloc(bytes), *deaf = test_alloc(bytes);
+    char *alone = test_scratch(bytes), *after = test_scratch(bytes), *deaf = test_scratch(bytes);
     run_second(0, true, alone);
     run_second(0, false, after);
     run_second(1, false, deaf);
     assert_memory_equal(alone, after, bytes);
     assert_memory_not_equal(alone, deaf, bytes);
-    test_release(alone);
-    test_release(after);
-    test_release(deaf);
 }
 
 int main(void)

@@ -2,7 +2,7 @@
 
 /*
  * Bad input and full caches: a status, a text that names field and value, nothing half done, and a
- * cache that works afterwards.
+ * cache that works afterwards. Lengths and positions of sequences.
  */
 
 #include "harness.h"
@@ -243,10 +243,172 @@ static void bad_arguments_are_refused(void **state)
     test_close(&w, &t);
 }
 
+/* ---- sequences ---- */
+
+/* Sealed pages are shared: many children of a long parent fit into a pool for little more than one.
+ */
+static void fork_shares_pages(void **state)
+{
+    const uint64_t seed = test_seed(311);
+    kvf_cache_config c = test_config_small();
+    c.sequences_max = 8;
+    c.host_tokens_max = 400 + 8 * 48;
+    test_tokens t;
+    test_world w;
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 410, .seed = seed, .sharpness = 1.0f});
+    kvf_sequence *s[8];
+    float(*out)[256] = test_scratch(8 * sizeof *out);
+    s[0] = test_sequence(&w);
+    test_prefill(&w, s[0], &t, &(test_range){.count = 400, .chunk = 128}, NULL);
+    for (uint32_t i = 1; i < 8; i++)
+        test_ok(&w, kvf_sequence_fork(w.cache, s[0], w.stream, &s[i]));
+    kvf_sequence *extra = NULL;
+    test_expect(w.runtime, kvf_sequence_fork(w.cache, s[0], w.stream, &extra), KVF_FULL);
+    test_expect(w.runtime, kvf_sequence_create(w.cache, &extra), KVF_FULL);
+    assert_null(extra);
+    kvf_sequence_destroy(NULL);
+    kvf_sequence_destroy(s[3]);
+    test_ok(&w, kvf_sequence_fork(w.cache, s[2], w.stream, &s[3]));
+    for (uint32_t i = 0; i < 8; i++)
+        test_decode(&w, s[i], &t, 0, 400, out[i], NULL);
+    test_wait(&w);
+    for (uint32_t i = 1; i < 8; i++)
+        assert_memory_equal(out[0], out[i], sizeof out[0]);
+    test_close(&w, &t);
+}
+
+/* ---- lengths ---- */
+
+static void layers_may_have_different_lengths(void **state)
+{
+    const uint64_t seed = test_seed(317);
+    kvf_cache_config c = test_config_small();
+    c.layers = 3;
+    static const uint32_t lengths[3] = {300, 60, 5};
+    test_tokens t;
+    test_tokens_make(
+        &t, &c, &(test_tokens_spec){.count = 330, .seed = seed, .sharpness = 2.0f, .topics = 4});
+    float(*together)[20][256] = test_scratch(3 * sizeof *together);
+    float(*alone)[256] = test_scratch(20 * sizeof *alone);
+    test_world w;
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w);
+    for (uint32_t layer = 0; layer < 3; layer++)
+        test_prefill(&w, s, &t,
+                     &(test_range){.layer = layer, .count = lengths[layer], .chunk = 128}, NULL);
+    for (uint32_t i = 0; i < 20; i++)
+        for (uint32_t layer = 0; layer < 3; layer++)
+            test_decode(&w, s, &t, layer, lengths[layer] + i, together[layer][i], NULL);
+    test_wait(&w);
+    for (uint32_t layer = 0; layer < 3; layer++)
+        assert_int_equal(kvf_sequence_length(s, layer), lengths[layer] + 20);
+    test_world_close(&w);
+    for (uint32_t layer = 0; layer < 3; layer++) {
+        test_world_open(&w, NULL, &c);
+        s = test_sequence(&w);
+        test_prefill(&w, s, &t,
+                     &(test_range){.layer = layer, .count = lengths[layer], .chunk = 128}, NULL);
+        for (uint32_t i = 0; i < 20; i++)
+            test_decode(&w, s, &t, layer, lengths[layer] + i, alone[i], NULL);
+        test_wait(&w);
+        assert_memory_equal(together[layer], alone, 20 * sizeof *alone);
+        test_world_close(&w);
+    }
+    test_tokens_free(&t);
+}
+
+static void positions_come_back(void **state)
+{
+    const uint64_t seed = test_seed(331);
+    kvf_cache_config c = test_config_small();
+    c.layers = 2;
+    c.sequences_max = 2;
+    test_tokens t;
+    test_world w;
+    test_random r = {seed};
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 200, .seed = seed, .sharpness = 1.0f});
+    kvf_sequence *s = test_sequence(&w), *child = NULL;
+    uint32_t positions[200], next = 0;
+    for (uint32_t i = 0; i < 200; i++) {
+        next += test_random_below(&r, 3) ? 1 : 1 + test_random_below(&r, 1000);
+        positions[i] = next;
+    }
+    float *out = test_scratch(128 * 256 * sizeof *out);
+    for (uint32_t at = 0; at < 180; at += 60) {
+        uint32_t copy[60];
+        memcpy(copy, positions + at, sizeof copy);
+        kvf_prefill_args a = test_chunk_args(s, &t, 0, at, 60, out);
+        a.positions = copy;
+        test_ok(&w, kvf_prefill(w.cache, &a, w.stream));
+        memset(copy, 0xff, sizeof copy); /* they are copied */
+    }
+    test_prefill(&w, s, &t, &(test_range){.layer = 1, .count = 70, .chunk = 33}, NULL);
+    for (uint32_t i = 180; i < 190; i++) {
+        kvf_decode_args d = test_step_args(&s, &t, 0, i, out);
+        d.positions = &positions[i];
+        test_ok(&w, kvf_decode(w.cache, &d, w.stream));
+        test_wait(&w);
+    }
+    test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &child));
+    for (uint32_t i = 190; i < 200; i++) {
+        test_decode(&w, child, &t, 0, i, out, NULL); /* last + 1 */
+        test_wait(&w);
+    }
+    for (uint32_t i = 0; i < 190; i++) {
+        assert_int_equal(kvf_sequence_position(s, 0, i), positions[i]);
+        assert_int_equal(kvf_sequence_position(child, 0, i), positions[i]);
+    }
+    for (uint32_t i = 190; i < 200; i++)
+        assert_int_equal(kvf_sequence_position(child, 0, i), positions[189] + i - 189);
+    for (uint32_t i = 0; i < 70; i++)
+        assert_int_equal(kvf_sequence_position(s, 1, i), i);
+    assert_int_equal(kvf_sequence_length(s, 0), 190);
+    assert_int_equal(kvf_sequence_length(child, 0), 200);
+    test_close(&w, &t);
+}
+
+/* Positions that do not ascend, or have none after them, are refused, and nothing is appended. */
+static void positions_must_ascend(void **state)
+{
+    kvf_cache_config c = test_config_small();
+    test_tokens t;
+    test_world w;
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 8, .seed = 5, .sharpness = 1.0f});
+    kvf_sequence *s = test_sequence(&w);
+    float *out = test_scratch(8 * 256 * sizeof *out);
+    const uint32_t bad[3] = {4, 9, 9};
+    kvf_prefill_args a = test_chunk_args(s, &t, 0, 0, 3, out);
+    a.positions = bad;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "position"));
+    assert_int_equal(kvf_sequence_length(s, 0), 0);
+    a.tokens = 2;
+    test_ok(&w, kvf_prefill(w.cache, &a, w.stream));
+    const uint32_t back = 3;
+    kvf_decode_args d = test_step_args(&s, &t, 0, 2, out);
+    d.positions = &back;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    assert_int_equal(kvf_sequence_length(s, 0), 2);
+    const uint32_t no_next = UINT32_MAX, last = UINT32_MAX - 1;
+    d.positions = &no_next;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    d.positions = &last;
+    test_ok(&w, kvf_decode(w.cache, &d, w.stream));
+    d.positions = NULL;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    a.positions = NULL;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "positions[1] = 4294967296"));
+    assert_int_equal(kvf_sequence_length(s, 0), 3);
+    test_wait(&w);
+    test_close(&w, &t);
+}
+
 /* ---- NaN ---- */
 
 typedef struct nan_case {
-    uint32_t layer, token, in_value, infinite, by_decode;
+    uint32_t layer, token, head, in_value, infinite, by_decode;
+    const char *settings;
 } nan_case;
 
 static void check_nan(const nan_case *n, uint64_t seed)
@@ -255,17 +417,18 @@ static void check_nan(const nan_case *n, uint64_t seed)
     c.layers = 3;
     c.sequences_max = 2;
     c.dtype = KVF_BF16;
+    test_set(&c, n->settings);
     test_tokens bad, good;
     test_world w;
     test_tokens_make(&bad, &c, &(test_tokens_spec){.count = 130, .seed = seed, .sharpness = 1.0f});
     test_tokens_make(&good, &c,
                      &(test_tokens_spec){.count = 150, .seed = seed + 1, .sharpness = 1.0f});
-    uint16_t *row =
-        n->in_value ? test_v(&bad, n->layer, n->token) : test_k(&bad, n->layer, n->token);
-    row[77] = n->infinite ? 0xff80 : 0x7fc1;
+    void *row = n->in_value ? test_v(&bad, n->layer, n->token) : test_k(&bad, n->layer, n->token);
+    kvf_element_set(row, c.dtype, n->head * 64 + 13, n->infinite ? -INFINITY : NAN);
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w), *other = test_sequence(&w);
-    char *out = test_scratch(64 * 256 * 2);
+    const size_t elements = c.query_heads * c.head_dim;
+    char *out = test_scratch(64 * elements * 4);
     const uint32_t prompt = n->by_decode ? n->token : 100;
     test_prefill(&w, other, &good, &(test_range){.layer = n->layer, .count = 120, .chunk = 64},
                  NULL);
@@ -294,13 +457,13 @@ static void check_nan(const nan_case *n, uint64_t seed)
         test_decode(&w, other, &good, n->layer, i, out, NULL);
     s = test_sequence(&w);
     test_prefill(&w, s, &good, &(test_range){.layer = n->layer, .count = 120, .chunk = 64}, NULL);
-    char *again = test_scratch(256 * 2);
+    char *again = test_scratch(elements * 4);
     for (uint32_t i = 120; i < 150; i++)
         test_decode(&w, s, &good, n->layer, i, again, NULL);
     test_wait(&w);
-    assert_memory_equal(out, again, 256 * 2);
-    for (uint32_t i = 0; i < 256; i++)
-        assert_true(isfinite((double)kvf_element_get(again, KVF_BF16, i)));
+    assert_memory_equal(out, again, elements * test_dtype_bytes(c.dtype));
+    for (size_t i = 0; i < elements; i++)
+        assert_true(isfinite((double)kvf_element_get(again, c.dtype, i)));
     test_close(&w, &bad);
     test_tokens_free(&good);
 }
@@ -308,9 +471,17 @@ static void check_nan(const nan_case *n, uint64_t seed)
 static void a_sequence_with_nan_is_named(void **state)
 {
     const uint64_t seed = test_seed(409);
+#define HEADS                                                                                      \
+    "kv_heads=4 query_heads=8 dtype=fp32 select=full head_mask=010100001111 streaming_sink=6 "     \
+    "streaming_recent=21" /* both kinds, no retrieval head, no streaming head */
     static const nan_case cases[] = {
-        {0, 3, 0, 0, 0}, {2, 97, 1, 0, 0}, {1, 104, 0, 1, 1}, {2, 111, 1, 1, 1}, {1, 60, 1, 1, 0},
+        {0, 3, 1, 0, 0, 0, ""},     {2, 97, 1, 1, 0, 0, ""},    {1, 104, 1, 0, 1, 1, ""},
+        {2, 111, 1, 1, 1, 1, ""},   {1, 60, 1, 1, 1, 0, ""},    {0, 30, 0, 0, 1, 0, HEADS},
+        {0, 30, 1, 1, 0, 0, HEADS}, {1, 5, 3, 0, 0, 0, HEADS},  {2, 40, 2, 1, 1, 0, HEADS},
+        {0, 45, 2, 0, 0, 1, HEADS}, {0, 45, 3, 1, 0, 1, HEADS}, {1, 47, 0, 0, 1, 1, HEADS},
+        {2, 44, 0, 1, 0, 1, HEADS},
     };
+#undef HEADS
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_nan(&cases[i], seed + i);
 }
@@ -319,6 +490,7 @@ int main(void)
 {
     return unit_run(every_bad_setting_is_named, settings_at_the_border, settings_in_force_are_told,
                     tokens_max_is_a_limit, an_exhausted_pool_appends_nothing,
-                    a_batch_appends_all_or_nothing, bad_arguments_are_refused,
+                    a_batch_appends_all_or_nothing, bad_arguments_are_refused, fork_shares_pages,
+                    layers_may_have_different_lengths, positions_come_back, positions_must_ascend,
                     a_sequence_with_nan_is_named);
 }

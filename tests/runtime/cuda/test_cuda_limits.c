@@ -368,51 +368,9 @@ static void more_lists_than_a_launch_has(void **state)
     kvf_runtime_close(runtime);
 }
 
-static void recordings_in_the_wrong_place(void **state)
-{
-    world x;
-    kvf_recording *r = NULL, *other = NULL;
-    kvf_sequence *child = NULL;
-    kvf_cache_config cc = test_config_small();
-    cc.select = KVF_SELECT_DYNAMIC;
-    cc.transfer = KVF_TRANSFER_MAPPED;
-    cc.sequences_max = 2;
-    world_open(&x, &cc);
-    kvf_runtime *rt = x.w.runtime;
-    test_expect(rt, kvf_record_end(x.w.cache, &r), KVF_INVALID);
-    SAYS(kvf_runtime_error(rt), KVF_INVALID, "kvf_record_begin");
-    test_expect(rt, kvf_record_begin(x.w.cache, NULL, 1, x.w.stream), KVF_INVALID);
-    assert_string_equal(kvf_runtime_error(rt)->text, "sequences is NULL; pass the batch");
-    kvf_decode_args d = next_token(&x, 200);
-    test_ok(&x.w, kvf_decode(x.w.cache, &d, x.w.stream));
-    test_ok(&x.w, kvf_record_begin(x.w.cache, &x.s, 1, x.w.stream));
-    test_expect(rt, kvf_record_begin(x.w.cache, &x.s, 1, x.w.stream), KVF_INVALID);
-    const kvf_prefill_args p = {
-        .sequence = x.s, .tokens = 1, .k = test_k(&x.t, 0, 201), .v = test_v(&x.t, 0, 201)};
-    test_expect(rt, kvf_prefill(x.w.cache, &p, x.w.stream), KVF_INVALID);
-    SAYS(kvf_runtime_error(rt), KVF_INVALID, "being recorded", "kvf_record_end");
-    test_expect(rt, kvf_sequence_fork(x.w.cache, x.s, x.w.stream, &child), KVF_INVALID);
-    d = next_token(&x, 201);
-    test_ok(&x.w, kvf_decode(x.w.cache, &d, x.w.stream));
-    test_ok(&x.w, kvf_record_end(x.w.cache, &r));
-    test_expect(rt, kvf_record_end(x.w.cache, &other), KVF_INVALID);
-    test_ok(&x.w, kvf_replay(r, x.w.stream));
-    test_wait(&x.w);
-    assert_int_equal(kvf_sequence_length(x.s, 0), 202);
-    kvf_sequence_destroy(x.s);
-    x.s = test_sequence(&x.w); /* the same slot, another sequence */
-    assert_int_equal(kvf_replay_is_possible(r), 0);
-    test_expect(rt, kvf_replay(r, x.w.stream), KVF_INVALID);
-    SAYS(kvf_runtime_error(rt), KVF_INVALID, "destroyed");
-    kvf_recording_destroy(r);
-    test_wait(&x.w);
-    world_close(&x);
-}
-
 int main(void)
 {
     return unit_run(a_machine_without_a_gpu, a_device_that_is_not_there, memory_that_runs_out,
                     methods_that_are_not_there, streams_of_others, ids_that_are_out_of_range,
-                    lists_that_are_out_of_range, more_lists_than_a_launch_has,
-                    recordings_in_the_wrong_place);
+                    lists_that_are_out_of_range, more_lists_than_a_launch_has);
 }

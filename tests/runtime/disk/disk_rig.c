@@ -104,7 +104,7 @@ void disk_end(disk_pair p)
 
 void disk_same_prompt(disk_worlds *w, disk_pair p, uint32_t first, uint32_t count)
 {
-    const size_t bytes = save_decode_bytes(&w->t, count) / w->t.layers;
+    const size_t bytes = test_steps_bytes(&w->t, count) / w->t.layers;
     char *out[2] = {test_alloc(bytes), test_alloc(bytes)};
     for (uint32_t layer = 0; layer < w->t.layers; layer++) {
         const test_range range = {.layer = layer, .first = first, .count = count, .chunk = 40};
@@ -120,9 +120,9 @@ void disk_same_prompt(disk_worlds *w, disk_pair p, uint32_t first, uint32_t coun
 
 void disk_same_steps(disk_worlds *w, disk_pair p, uint32_t first, uint32_t count, const char *what)
 {
-    void *got = save_decode(&w->tier, p.tier, &w->t, first, count);
-    void *wanted = save_decode(&w->plain, p.plain, &w->t, first, count);
-    if (memcmp(got, wanted, save_decode_bytes(&w->t, count)) != 0)
+    void *got = test_steps(&w->tier, p.tier, &w->t, first, count);
+    void *wanted = test_steps(&w->plain, p.plain, &w->t, first, count);
+    if (memcmp(got, wanted, test_steps_bytes(&w->t, count)) != 0)
         fail_msg("%s: other bits", what);
     free(got);
     free(wanted);

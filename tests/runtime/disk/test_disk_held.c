@@ -301,7 +301,7 @@ static void attended_meanwhile(kvf_transfer transfer)
     config.budget_tokens = 96;
     disk_worlds_open(&w, config, &held_engine);
     const kvf_cache *cache = w.tier.cache;
-    const size_t row = save_decode_bytes(&w.t, 1) / w.t.layers;
+    const size_t row = test_steps_bytes(&w.t, 1) / w.t.layers;
     const uint32_t split = kvf_split(cache->kv_groups[0].dims.spans_max,
                                      cache->kv_groups[0].dims.paging.shape.page_size);
     const disk_pair p = disk_begin(&w);

@@ -43,13 +43,13 @@ static void open_listing(listing *l, kvf_cache_config config, const kvf_io_ops *
         test_world *world = i ? &l->w.plain : &l->w.tier;
         const uint32_t most = kvf_select_pages_max(world->cache) * config.kv_heads;
         l->s[i] = test_sequence(world);
-        save_prefill(world, l->s[i], &l->w.t, DISK_PROMPT);
+        test_fill(world, l->s[i], &l->w.t, 0, DISK_PROMPT);
         l->lists[i] = (kvf_page_lists){.indptr = whole(config.kv_heads + 1),
                                        .indices = whole(most),
                                        .capacity = most,
                                        .last_page_len = whole(config.kv_heads)};
     }
-    l->out = test_alloc(2 * save_decode_bytes(&l->w.t, 1));
+    l->out = test_alloc(2 * test_steps_bytes(&l->w.t, 1));
     l->page = test_alloc(2 * page_bytes(l));
 }
 
@@ -68,7 +68,7 @@ static void close_listing(listing *l)
 static kvf_decode_args args_of(listing *l, uint32_t side, uint32_t layer, uint32_t token)
 {
     const test_tokens *t = &l->w.t;
-    return test_step_args(&l->s[side], t, layer, token, l->out + side * save_decode_bytes(t, 1));
+    return test_step_args(&l->s[side], t, layer, token, l->out + side * test_steps_bytes(t, 1));
 }
 
 /* Lists are equal, and every page that they name has the same bytes in both. */
@@ -108,7 +108,7 @@ static void select_both(listing *l, uint32_t layer, uint32_t token)
 
 static void attend_both(listing *l, uint32_t layer, uint32_t token)
 {
-    const size_t bytes = save_decode_bytes(&l->w.t, 1);
+    const size_t bytes = test_steps_bytes(&l->w.t, 1);
     for (uint32_t side = 0; side < 2; side++) {
         test_world *world = side ? &l->w.plain : &l->w.tier;
         const kvf_decode_args args = args_of(l, side, layer, token);
@@ -195,7 +195,7 @@ static void pages_stay_for_what_is_enqueued(void **state)
     const size_t bytes = page_bytes(&l);
     const test_range more = {.layer = 0, .first = DISK_PROMPT, .count = 40, .chunk = 40};
     const test_range other = {.layer = 1, .first = DISK_PROMPT, .count = 40, .chunk = 40};
-    char *out = test_alloc(64 * save_decode_bytes(&l.w.t, 1));
+    char *out = test_scratch(64 * test_steps_bytes(&l.w.t, 1));
     test_prefill(tier, l.s[0], &l.w.t, &more, NULL);
     const kvf_decode_args args = args_of(&l, 0, 0, DISK_PROMPT + 40);
     test_ok(tier, kvf_select_pages(tier->cache, &args, &l.lists[0], tier->stream));
@@ -216,7 +216,6 @@ static void pages_stay_for_what_is_enqueued(void **state)
     assert_true(gone > 0);
     assert_memory_equal(r.to, r.to + LISTED_MAX * bytes, r.count * bytes);
     test_release(r.to);
-    test_release(out);
     close_listing(&l);
 }
 

@@ -218,9 +218,7 @@ static void knows_what_is_left(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(knows_what_is_left)};
-    const struct CMUnitTest of_the_host[] = {cmocka_unit_test(callers_with_little_stack)};
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     /* The stack of a driver is not ours, and the emulator takes more. */
-    return test_on_cuda() ? failed : failed + cmocka_run_group_tests(of_the_host, NULL, NULL);
+    return test_on_cuda() ? unit_run(knows_what_is_left)
+                          : unit_run(knows_what_is_left, callers_with_little_stack);
 }

@@ -101,12 +101,7 @@ void rig_open(rig *r, const kvf_cache_config *cc, uint32_t needs)
     kvf_prune_config_init(&r->config, &r->policy);
     r->config.settings.window = WINDOW;
     r->config.settings.beta = needs | 0x100u;
-    const size_t row = HEADS * DIM * sizeof(float);
-    r->q = test_alloc(CHUNK * row);
-    r->k = test_alloc(CHUNK * row);
-    r->v = test_alloc(CHUNK * row);
-    r->out = test_alloc(CHUNK * row);
-    assert_true(r->q && r->k && r->v && r->out);
+    test_rows_open(&r->chunk, cc, CHUNK);
 }
 
 void rig_prune(rig *r)
@@ -122,10 +117,7 @@ void rig_close(rig *r)
     kvf_prune_close(r->prune);
     test_tokens_free(&r->t);
     test_world_close(&r->w);
-    test_release(r->q);
-    test_release(r->k);
-    test_release(r->v);
-    test_release(r->out);
+    test_rows_close(&r->chunk);
 }
 
 progress rig_begin(rig *r, uint32_t count)
@@ -139,21 +131,16 @@ progress rig_begin(rig *r, uint32_t count)
 
 kvf_prefill_args rig_chunk_args(rig *r, const progress *p, uint32_t first, uint32_t count)
 {
-    const size_t kv_row = KV_HEADS * DIM * test_dtype_bytes(r->t.dtype), q_row = GROUP * kv_row;
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t token = p->tokens[first + i];
-        memcpy(r->q + i * q_row, test_q(&r->t, p->layer, token), q_row);
-        memcpy(r->k + i * kv_row, test_k(&r->t, p->layer, token), kv_row);
-        memcpy(r->v + i * kv_row, test_v(&r->t, p->layer, token), kv_row);
-    }
+    for (uint32_t i = 0; i < count; i++)
+        test_rows_put(&r->chunk, i, &r->t, p->layer, p->tokens[first + i]);
     return (kvf_prefill_args){.sequence = p->sequence,
                               .layer = p->layer,
                               .tokens = count,
-                              .q = r->q,
-                              .k = r->k,
-                              .v = r->v,
+                              .q = r->chunk.q,
+                              .k = r->chunk.k,
+                              .v = r->chunk.v,
                               .positions = p->positions + first,
-                              .out = r->out};
+                              .out = r->chunk.out};
 }
 
 void rig_fill_chunk(rig *r, const progress *p, uint32_t first, uint32_t chunk, bool appends)

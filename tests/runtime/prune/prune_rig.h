@@ -58,7 +58,7 @@ typedef struct rig {
     kvf_prune_policy policy;
     kvf_prune_config config;
     kvf_prune *prune;
-    char *q, *k, *v, *out; /* of one chunk */
+    test_rows chunk;
 } rig;
 
 kvf_cache_config rig_cache_config(void);

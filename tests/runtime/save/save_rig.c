@@ -93,6 +93,9 @@ const save_case save_cases[] = {
     {"coarse heads", "digest=codes budget_tokens=64 coarse_share=0 head_mask=1222" RINGS},
     {"windows of two lengths", "layers=3 head_mask=101100 streaming_sink=5 layer_windows=9,0,21"},
     {"all heads stream", "head_mask=0000 streaming_sink=8 streaming_recent=16"},
+    {"int8", "pages=k8v8 digest=codes dtype=bf16"},
+    {"int4, narrow values", "pages=k8v4 digest=codes select=dynamic page_size=4 dtype=bf16 "
+                            "head_dim=192 value_dim=128"},
     {NULL, NULL},
 };
 
@@ -104,44 +107,6 @@ kvf_cache_config save_config(const save_case *c)
     config.digest = KVF_DIGEST_MINMAX;
     test_set(&config, c->settings);
     return config;
-}
-
-/* ---- runs ---- */
-
-void save_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t count)
-{
-    for (uint32_t layer = 0; layer < t->layers; layer++)
-        test_prefill(w, s, t, &(test_range){.layer = layer, .count = count, .chunk = 40}, NULL);
-}
-
-size_t save_decode_bytes(const test_tokens *t, uint32_t count)
-{
-    return (size_t)count * t->layers * t->query_heads * t->value_dim * test_dtype_bytes(t->dtype);
-}
-
-void save_expect(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
-                 uint32_t count)
-{
-    void *got = save_decode(w, s, t, first, count);
-    assert_memory_equal(wanted, got, save_decode_bytes(t, count));
-    free(wanted);
-    free(got);
-}
-
-void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
-                  uint32_t count)
-{
-    const size_t row = (size_t)t->query_heads * t->value_dim * test_dtype_bytes(t->dtype);
-    const size_t bytes = save_decode_bytes(t, count);
-    char *out = malloc(bytes), *rows = test_alloc(bytes);
-    assert_non_null(out);
-    for (uint32_t i = 0; i < count; i++)
-        for (uint32_t layer = 0; layer < t->layers; layer++)
-            test_decode(w, s, t, layer, first + i, rows + (i * t->layers + layer) * row, NULL);
-    test_wait(w);
-    memcpy(out, rows, bytes);
-    test_release(rows);
-    return out;
 }
 
 kvf_save_args save_args(kvf_sequence *s, const char *path, const char *model)

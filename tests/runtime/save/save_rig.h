@@ -30,16 +30,6 @@ kvf_cache_config save_config(const save_case *c);
 #define SAVE_PROMPT 150u
 #define SAVE_STEPS  24u
 
-/* Tokens first .. first + count - 1 of every layer. */
-void save_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t count);
-/* Steps; *out [count, layers, query_heads, value_dim] is the caller's to free. */
-void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
-                  uint32_t count);
-size_t save_decode_bytes(const test_tokens *t, uint32_t count);
-/* The same steps again give these bytes, which are freed. */
-void save_expect(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
-                 uint32_t count);
-
 kvf_save_args save_args(kvf_sequence *s, const char *path, const char *model);
 kvf_save *save_begin(test_world *w, kvf_sequence *s, const char *path, const char *model);
 /* Save as "test" and wait. */

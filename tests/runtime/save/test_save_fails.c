@@ -111,12 +111,12 @@ static void each_refusal_once(void **state)
     kvf_sequence *copy = NULL;
     fail_world_open(&f, 65536);
     test_ok(&f.w, kvf_sequence_fork(f.w.cache, f.s, f.w.stream, &copy));
-    void *wanted = save_decode(&f.w, copy, &f.t, FAIL_TOKENS, 8);
+    void *wanted = test_steps(&f.w, copy, &f.t, FAIL_TOKENS, 8);
     kvf_sequence_destroy(copy);
     assert_true(test_refuse_each(f.w.runtime, save_or_leave, &f) >= 9);
     assert_true(test_refuse_each(f.w.runtime, restore_or_leave, &f) >= 9);
     assert_int_equal(save_count_files(), 1);
-    save_expect(wanted, &f.w, f.s, &f.t, FAIL_TOKENS, 8);
+    test_steps_again(wanted, &f.w, f.s, &f.t, FAIL_TOKENS, 8);
     (void)unlink(save_path("refused"));
     fail_world_close(&f);
 }

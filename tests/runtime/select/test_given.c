@@ -28,25 +28,20 @@ typedef struct pair {
     test_world w[2];
     test_tokens t[ROWS];
     kvf_sequence *s[2][ROWS];
-    kvf_recording *recording;      /* of the second, or NULL */
-    char *q, *k, *v, *out[2];      /* [layers, ROWS, heads, head_dim] */
-    float *lse[2];                 /* [layers, ROWS, query_heads] */
-    float *scores;                 /* [layers, ROWS, kv_heads, stride] */
-    int32_t *ids;                  /* the same shape */
-    uint32_t stride;               /* of both */
-    size_t q_row, k_row;           /* bytes */
-    size_t heads_given, heads_any; /* entries of a row; query heads of a row */
+    kvf_recording *recording; /* of the second, or NULL */
+    test_rows rows[2];        /* [layers, ROWS] */
+    float *scores;            /* [layers, ROWS, kv_heads, stride] */
+    int32_t *ids;             /* the same shape */
+    uint32_t stride;          /* of both */
+    size_t heads_given;       /* entries of a row */
     test_random random;
 } pair;
 
 static void pair_open(pair *x, const kvf_cache_config *cc, uint64_t seed)
 {
-    const size_t size = test_dtype_bytes(cc->dtype), rows = cc->layers * ROWS;
+    const size_t rows = cc->layers * ROWS;
     *x = (pair){.cc = *cc, .random = {seed}, .stride = cc->tokens_max};
-    x->q_row = cc->query_heads * cc->head_dim * size;
-    x->k_row = cc->kv_heads * cc->head_dim * size;
     x->heads_given = (size_t)cc->kv_heads * x->stride;
-    x->heads_any = cc->query_heads;
     for (uint32_t i = 0; i < ROWS; i++)
         test_tokens_make(
             &x->t[i], cc,
@@ -61,51 +56,36 @@ static void pair_open(pair *x, const kvf_cache_config *cc, uint64_t seed)
                              &(test_range){.layer = l, .count = prompts[i], .chunk = 100}, NULL);
         }
         test_wait(&x->w[c]);
-        x->out[c] = test_alloc(rows * x->q_row);
-        x->lse[c] = test_alloc(rows * x->heads_any * sizeof(float));
+        test_rows_open(&x->rows[c], cc, rows);
     }
-    x->q = test_alloc(rows * x->q_row);
-    x->k = test_alloc(rows * x->k_row);
-    x->v = test_alloc(rows * x->k_row);
     x->scores = test_alloc(rows * x->heads_given * sizeof *x->scores);
     x->ids = test_alloc(rows * x->heads_given * sizeof *x->ids);
 }
 
 static void pair_close(pair *x)
 {
-    void *all[] = {x->q, x->k, x->v, x->out[0], x->out[1], x->lse[0], x->lse[1], x->scores, x->ids};
     kvf_recording_destroy(x->recording);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        test_release(all[i]);
-    test_world_close(&x->w[0]);
-    test_world_close(&x->w[1]);
+    test_release(x->scores);
+    test_release(x->ids);
+    for (uint32_t c = 0; c < 2; c++) {
+        test_rows_close(&x->rows[c]);
+        test_world_close(&x->w[c]);
+    }
     for (uint32_t i = 0; i < ROWS; i++)
         test_tokens_free(&x->t[i]);
 }
 
 static void lay_out(const pair *x, uint32_t step)
 {
-    for (uint32_t l = 0; l < x->cc.layers; l++)
-        for (uint32_t i = 0; i < ROWS; i++) {
-            const size_t row = l * ROWS + i;
-            const uint32_t token = prompts[i] + step;
-            memcpy(x->q + row * x->q_row, test_q(&x->t[i], l, token), x->q_row);
-            memcpy(x->k + row * x->k_row, test_k(&x->t[i], l, token), x->k_row);
-            memcpy(x->v + row * x->k_row, test_v(&x->t[i], l, token), x->k_row);
-        }
+    for (uint32_t n = 0; n < 2 * x->cc.layers * ROWS; n++) {
+        const uint32_t row = n / 2, i = row % ROWS;
+        test_rows_put(&x->rows[n % 2], row, &x->t[i], row / ROWS, prompts[i] + step);
+    }
 }
 
 static kvf_decode_args call_of(const pair *x, uint32_t cache, uint32_t layer)
 {
-    const size_t row = (size_t)layer * ROWS;
-    return (kvf_decode_args){.layer = layer,
-                             .batch = ROWS,
-                             .sequences = x->s[cache],
-                             .q = x->q + row * x->q_row,
-                             .k = x->k + row * x->k_row,
-                             .v = x->v + row * x->k_row,
-                             .out = x->out[cache] + row * x->q_row,
-                             .lse = x->lse[cache] + row * x->heads_any};
+    return test_rows_args(&x->rows[cache], layer * ROWS, x->s[cache], ROWS, layer);
 }
 
 static kvf_decode_args given_of(const pair *x, uint32_t layer, form how)
@@ -196,9 +176,10 @@ static void run_step(pair *x, uint32_t step, form how)
 
 static void expect_same(const pair *x, uint32_t step, const char *what)
 {
+    const test_rows *a = &x->rows[0], *b = &x->rows[1];
     const size_t rows = x->cc.layers * ROWS;
-    if (memcmp(x->out[0], x->out[1], rows * x->q_row) != 0 ||
-        memcmp(x->lse[0], x->lse[1], rows * x->heads_any * sizeof(float)) != 0)
+    if (memcmp(a->out, b->out, rows * a->out_bytes) != 0 ||
+        memcmp(a->lse, b->lse, rows * a->query_heads * sizeof(float)) != 0)
         fail_msg("%s: step %u has other bits than the policy's", what, step);
 }
 
@@ -374,11 +355,11 @@ static void any_ids_attend_to_what_they_name(void **state)
                 double value;
                 tokens_taken(&x, length, x.ids + list_at(&x, 0, row, list), is_taken);
                 const double lse = attend_plainly(&x, row, head, length, is_taken, &value);
-                const float *out = (const float *)(const void *)x.out[1] + (size_t)n * cc.head_dim;
-                if (!(fabs(lse - (double)x.lse[1][n]) <= TEST_LSE_TOLERANCE) ||
+                const float *out = (const float *)(void *)x.rows[1].out + (size_t)n * cc.head_dim;
+                if (!(fabs(lse - (double)x.rows[1].lse[n]) <= TEST_LSE_TOLERANCE) ||
                     !(fabs(value - (double)out[0]) <= test_tolerance(KVF_FP32)))
                     fail_msg("%s: step %u head %u: LSE %.7g, the model has %.7g", settings[i], step,
-                             n, (double)x.lse[1][n], lse);
+                             n, (double)x.rows[1].lse[n], lse);
             }
         }
         test_release(is_taken);
@@ -413,47 +394,41 @@ static void all_pages_are_dense_attention(void **state)
 
 /* ---- several tokens of a sequence, and lists ---- */
 
+/* The sixth token seals a block, so the call is two steps. */
 static void tokens_of_a_call_have_lists_of_their_own(void **state)
 {
-    kvf_cache_config cc = config_of("digest=codes page_size=4 tokens_per_step_max=7");
+    kvf_cache_config cc =
+        config_of("digest=codes page_size=4 local_tokens=8 tokens_per_step_max=7");
     cc.layers = 1;
     pair x;
     pair_open(&x, &cc, test_seed(960));
     const uint32_t tokens[ROWS] = {7, 4}, rows = 11;
     const size_t entries = rows * x.heads_given;
-    int32_t *ids = test_alloc(entries * sizeof *ids);
-    char *q = test_alloc(rows * x.q_row), *k = test_alloc(rows * x.k_row);
-    char *v = test_alloc(rows * x.k_row), *out = test_alloc(rows * x.q_row);
+    int32_t *ids = test_scratch(entries * sizeof *ids);
+    test_rows all, one;
+    test_rows_open(&all, &cc, rows);
+    test_rows_open(&one, &cc, rows);
     for (size_t i = 0; i < entries; i++)
         ids[i] = (int32_t)test_random_below(&x.random, 80);
     for (uint32_t n = 0; n < rows; n++) { /* one by one in the first cache */
         const uint32_t i = n >= tokens[0], token = prompts[i] + n - i * tokens[0];
-        memcpy(q + n * x.q_row, test_q(&x.t[i], 0, token), x.q_row);
-        memcpy(k + n * x.k_row, test_k(&x.t[i], 0, token), x.k_row);
-        memcpy(v + n * x.k_row, test_v(&x.t[i], 0, token), x.k_row);
-        kvf_decode_args a = test_step_args(&x.s[0][i], &x.t[i], 0, token, x.out[0]);
+        test_rows_put(&all, n, &x.t[i], 0, token);
+        test_rows_put(&one, n, &x.t[i], 0, token);
+        kvf_decode_args a = test_rows_args(&one, n, &x.s[0][i], 1, 0);
         a.page_ids = ids + n * x.heads_given;
         a.page_stride = x.stride;
         test_ok(&x.w[0], kvf_decode(x.w[0].cache, &a, x.w[0].stream));
         test_wait(&x.w[0]);
-        memcpy(out + n * x.q_row, x.out[0], x.q_row);
     }
-    char *got = test_alloc(rows * x.q_row);
-    const kvf_decode_args all = {.batch = ROWS,
-                                 .sequences = x.s[1],
-                                 .q = q,
-                                 .k = k,
-                                 .v = v,
-                                 .out = got,
-                                 .tokens = tokens,
-                                 .page_ids = ids,
-                                 .page_stride = x.stride};
-    test_ok(&x.w[1], kvf_decode(x.w[1].cache, &all, x.w[1].stream));
+    kvf_decode_args a = test_rows_args(&all, 0, x.s[1], ROWS, 0);
+    a.tokens = tokens;
+    a.page_ids = ids;
+    a.page_stride = x.stride;
+    test_ok(&x.w[1], kvf_decode(x.w[1].cache, &a, x.w[1].stream));
     test_wait(&x.w[1]);
-    assert_memory_equal(out, got, rows * x.q_row);
-    void *mine[] = {ids, q, k, v, out, got};
-    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
-        test_release(mine[i]);
+    assert_memory_equal(one.out, all.out, rows * all.out_bytes);
+    test_rows_close(&all);
+    test_rows_close(&one);
     pair_close(&x);
 }
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Selection on its own: page lists for an engine's kernel, attention over given lists, and policies
- * of the caller.
- *
- * The test plays the engine: it reads pages through kvf_page_address and attends in plain C.
+ * Selection on its own: page lists for an engine's kernel, which reads pages at kvf_page_address,
+ * and policies of the caller. Attention over lists is compared with plain sums in test_quantized.c.
  */
 
 #include "harness.h"
@@ -27,7 +25,7 @@ typedef struct engine {
     test_tokens t[BATCH];
     kvf_sequence *s[BATCH];
     kvf_page_lists lists;
-    float *q, *k, *v; /* of the batch */
+    test_rows rows; /* of the batch */
 } engine;
 
 static kvf_cache_config lists_config(void)
@@ -41,9 +39,7 @@ static kvf_cache_config lists_config(void)
 static void engine_open(engine *e, const kvf_cache_config *c, uint64_t seed)
 {
     test_world_open(&e->w, NULL, c);
-    e->q = test_scratch(BATCH * HEADS * DIM * sizeof *e->q);
-    e->k = test_scratch(BATCH * KV * DIM * sizeof *e->k);
-    e->v = test_scratch(BATCH * KV * DIM * sizeof *e->v);
+    test_rows_open(&e->rows, c, BATCH);
     for (uint32_t b = 0; b < BATCH; b++) {
         test_tokens_make(
             &e->t[b], c,
@@ -67,6 +63,7 @@ static void engine_open(engine *e, const kvf_cache_config *c, uint64_t seed)
 
 static void engine_close(engine *e)
 {
+    test_rows_close(&e->rows);
     test_release(e->lists.indptr);
     test_release(e->lists.indices);
     test_release(e->lists.last_page_len);
@@ -75,53 +72,16 @@ static void engine_close(engine *e)
         test_tokens_free(&e->t[b]);
 }
 
-static kvf_decode_args engine_args(engine *e, uint32_t step, float *out, float *lse)
+static kvf_decode_args engine_args(engine *e, uint32_t step)
 {
-    for (uint32_t b = 0; b < BATCH; b++) {
-        const uint32_t token = prompts[b] + step;
-        memcpy(e->q + b * HEADS * DIM, test_q(&e->t[b], 0, token), HEADS * DIM * 4);
-        memcpy(e->k + b * KV * DIM, test_k(&e->t[b], 0, token), KV * DIM * 4);
-        memcpy(e->v + b * KV * DIM, test_v(&e->t[b], 0, token), KV * DIM * 4);
-    }
-    return (kvf_decode_args){
-        .batch = BATCH, .sequences = e->s, .q = e->q, .k = e->k, .v = e->v, .out = out, .lse = lse};
+    for (uint32_t b = 0; b < BATCH; b++)
+        test_rows_put(&e->rows, b, &e->t[b], 0, prompts[b] + step);
+    return test_rows_args(&e->rows, 0, e->s, BATCH, 0);
 }
 
 static const float *page_seen(const kvf_sequence *s, uint32_t kv_head, uint32_t page)
 {
     return test_seen(kvf_page_address(s, 0, kv_head, page), PAGE * 2 * DIM * sizeof(float));
-}
-
-/* Attention of one query head over the listed pages, read where the library says they are. */
-static double own_attention(const engine *e, uint32_t b, uint32_t head, double *out)
-{
-    const uint32_t kv_head = head / (HEADS / KV), list = b * KV + kv_head;
-    const int32_t first = e->lists.indptr[list], end = e->lists.indptr[list + 1];
-    const float *q = e->q + (b * HEADS + head) * DIM;
-    double top = -INFINITY, sum = 0.0;
-    memset(out, 0, DIM * sizeof *out);
-    for (int pass = 0; pass < 2; pass++)
-        for (int32_t i = first; i < end; i++) {
-            const float *page = page_seen(e->s[b], kv_head, (uint32_t)e->lists.indices[i]);
-            assert_non_null(page);
-            const int32_t tokens = i + 1 == end ? e->lists.last_page_len[list] : (int32_t)PAGE;
-            for (int32_t t = 0; t < tokens; t++) {
-                double logit = 0.0;
-                for (uint32_t d = 0; d < DIM; d++)
-                    logit += (double)q[d] * (double)page[(uint32_t)t * 2 * DIM + d] / 8.0;
-                if (pass == 0) {
-                    top = fmax(top, logit);
-                    continue;
-                }
-                const double weight = exp(logit - top);
-                sum += weight;
-                for (uint32_t d = 0; d < DIM; d++)
-                    out[d] += weight * (double)page[((uint32_t)t * 2 + 1) * DIM + d];
-            }
-        }
-    for (uint32_t d = 0; d < DIM; d++)
-        out[d] /= sum;
-    return top + log(sum);
 }
 
 /* Ascending, each page once, sink and window in, within the budget, lengths as FlashInfer wants. */
@@ -151,38 +111,6 @@ static void check_lists(const engine *e)
     }
 }
 
-static void lists_are_what_own_attention_needs(void **state)
-{
-    const uint64_t seed = test_seed(503);
-    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
-    for (uint32_t m = 0; m < 2; m++) {
-        engine e = {0};
-        kvf_cache_config c = lists_config();
-        c.transfer = methods[m];
-        engine_open(&e, &c, seed);
-        float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
-        float *lse = test_scratch(BATCH * HEADS * sizeof *lse);
-        double mine[DIM];
-        for (uint32_t step = 0; step < STEPS; step++) {
-            const kvf_decode_args a = engine_args(&e, step, out, lse);
-            test_ok(&e.w, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream));
-            test_ok(&e.w, kvf_attend_pages(e.w.cache, &a, &e.lists, e.w.stream));
-            test_wait(&e.w);
-            assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0] + step + 1);
-            check_lists(&e);
-            for (uint32_t b = 0; b < BATCH; b++)
-                for (uint32_t h = 0; h < HEADS; h++) {
-                    const double l = own_attention(&e, b, h, mine);
-                    assert_true(fabs(l - (double)lse[b * HEADS + h]) <= TEST_LSE_TOLERANCE);
-                    for (uint32_t d = 0; d < DIM; d++)
-                        assert_true(fabs(mine[d] - (double)out[(b * HEADS + h) * DIM + d]) <=
-                                    test_tolerance(KVF_FP32));
-                }
-        }
-        engine_close(&e);
-    }
-}
-
 /* The selected pages are the best ones by the naive model's scores; the pages are the tokens given.
  */
 static void listed_pages_are_the_best(void **state)
@@ -191,8 +119,6 @@ static void listed_pages_are_the_best(void **state)
     const kvf_cache_config c = lists_config();
     engine e = {0};
     naive n[BATCH];
-    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
-    float *lse = test_scratch(BATCH * HEADS * sizeof *lse);
     double scores[64];
     unsigned char best[64];
     uint32_t compared = 0, all = 0;
@@ -203,15 +129,17 @@ static void listed_pages_are_the_best(void **state)
             naive_append(&n[b], 0, NULL, test_k(&e.t[b], 0, i), test_v(&e.t[b], 0, i));
     }
     for (uint32_t step = 0; step < STEPS; step++) {
-        const kvf_decode_args a = engine_args(&e, step, out, lse);
+        const kvf_decode_args a = engine_args(&e, step);
         test_ok(&e.w, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream));
         test_wait(&e.w);
+        assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0] + step + 1);
+        check_lists(&e);
         for (uint32_t list = 0; list < BATCH * KV; list++) {
             const uint32_t b = list / KV, h = list % KV, token = prompts[b] + step;
             if (h == 0)
                 naive_append(&n[b], 0, NULL, test_k(&e.t[b], 0, token), test_v(&e.t[b], 0, token));
             const uint32_t sealed = naive_sealed(&n[b], 0);
-            naive_scores(&n[b], 0, (naive_heads){h * 2, 2}, e.q + b * HEADS * DIM, scores);
+            naive_scores(&n[b], 0, (naive_heads){h * 2, 2}, test_q(&e.t[b], 0, token), scores);
             const uint32_t window = token + 1 - sealed * PAGE;
             const uint32_t budget =
                 token + 1 <= c.budget_tokens ? sealed : (96 - 4 - window) / PAGE;
@@ -241,59 +169,13 @@ static void listed_pages_are_the_best(void **state)
     engine_close(&e);
 }
 
-/* Lists of the engine's own making: any pages, any number, also none but the last. */
-static void attention_over_given_lists(void **state)
-{
-    const uint64_t seed = test_seed(521);
-    const kvf_cache_config c = lists_config();
-    engine e = {0};
-    test_random r = {seed};
-    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
-    float *lse = test_scratch(BATCH * HEADS * sizeof *lse);
-    double mine[DIM];
-    engine_open(&e, &c, seed);
-    const uint32_t most = kvf_select_pages_max(e.w.cache);
-    for (uint32_t round = 0; round < 20; round++) {
-        const kvf_decode_args a = engine_args(&e, round, out, lse);
-        int32_t at = 0;
-        for (uint32_t list = 0; list < BATCH * KV; list++) {
-            const uint32_t length = kvf_sequence_length(e.s[list / KV], 0);
-            const uint32_t pages = (length + PAGE - 1) / PAGE;
-            e.lists.indptr[list] = at;
-            const int32_t first = at;
-            for (uint32_t p = 0; p < pages; p++)
-                if ((p + 1 == pages || test_random_below(&r, 4) == 0) &&
-                    (uint32_t)(at - first) < most)
-                    e.lists.indices[at++] = (int32_t)p;
-            e.lists.last_page_len[list] = (uint32_t)e.lists.indices[at - 1] + 1 == pages
-                                              ? (int32_t)((length - 1) % PAGE + 1)
-                                              : (int32_t)PAGE;
-        }
-        e.lists.indptr[BATCH * KV] = at;
-        const uint32_t before = kvf_sequence_length(e.s[0], 0);
-        test_ok(&e.w, kvf_attend_pages(e.w.cache, &a, &e.lists, e.w.stream));
-        test_wait(&e.w);
-        assert_int_equal(kvf_sequence_length(e.s[0], 0), before);
-        for (uint32_t b = 0; b < BATCH; b++)
-            for (uint32_t h = 0; h < HEADS; h++) {
-                const double l = own_attention(&e, b, h, mine);
-                assert_true(fabs(l - (double)lse[b * HEADS + h]) <= TEST_LSE_TOLERANCE);
-                for (uint32_t d = 0; d < DIM; d++)
-                    assert_true(fabs(mine[d] - (double)out[(b * HEADS + h) * DIM + d]) <=
-                                test_tolerance(KVF_FP32));
-            }
-    }
-    engine_close(&e);
-}
-
 static void lists_need_a_ratio_of_zero(void **state)
 {
     kvf_cache_config c = lists_config();
     c.static_ratio = 0.25f;
     engine e = {0};
-    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
     engine_open(&e, &c, 1);
-    const kvf_decode_args a = engine_args(&e, 0, out, NULL);
+    const kvf_decode_args a = engine_args(&e, 0);
     test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream),
                 KVF_UNSUPPORTED);
     assert_non_null(strstr(kvf_runtime_error(e.w.runtime)->text, "static_ratio"));
@@ -305,9 +187,8 @@ static void lists_too_small_are_refused(void **state)
 {
     const kvf_cache_config c = lists_config();
     engine e = {0};
-    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
     engine_open(&e, &c, 2);
-    const kvf_decode_args a = engine_args(&e, 0, out, NULL);
+    const kvf_decode_args a = engine_args(&e, 0);
     kvf_page_lists lists = e.lists;
     lists.capacity--;
     test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &lists, e.w.stream), KVF_INVALID);
@@ -404,7 +285,6 @@ static void a_custom_policy_sees_what_was_promised(void **state)
 
 int main(void)
 {
-    return unit_run(lists_are_what_own_attention_needs, listed_pages_are_the_best,
-                    attention_over_given_lists, lists_need_a_ratio_of_zero,
+    return unit_run(listed_pages_are_the_best, lists_need_a_ratio_of_zero,
                     lists_too_small_are_refused, a_custom_policy_sees_what_was_promised);
 }

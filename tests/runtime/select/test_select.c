@@ -15,14 +15,19 @@
 
 #include "naive.h"
 
-typedef struct tally {
-    uint32_t compared, steps;
-} tally;
+/* A run: settings beside those of its table; 0 = blocks of 8 tokens, a prompt of 230, 60 steps. */
+typedef struct row {
+    const char *settings;
+    uint32_t block, prompt, steps;
+} row;
 
+#define NONE UINT32_MAX /* a prompt of no tokens */
+
+/* A run that is compared, and steps of all so far. */
 typedef struct follow {
     const char *what;
-    const test_scenario *scenario;
-    tally *tally;
+    test_scenario scenario;
+    uint32_t compared, steps;
 } follow;
 
 static double relative(double a, double b)
@@ -76,9 +81,9 @@ static void compare_stats(const follow *f, const kvf_stats *stats, const naive_r
 }
 
 /* One run, compared after every step of every layer. */
-static void follow_run(const follow *f)
+static void follow_run(follow *f)
 {
-    const test_scenario *sc = f->scenario;
+    const test_scenario *sc = &f->scenario;
     test_world w;
     test_tokens t;
     naive n;
@@ -100,7 +105,7 @@ static void follow_run(const follow *f)
     float *lse = test_alloc(sc->cc.query_heads * sizeof *lse);
     void *out = test_alloc((size_t)sc->cc.query_heads * sc->cc.head_dim * 4);
     assert_true(lse && out);
-    f->tally->steps += sc->steps;
+    f->steps += sc->steps;
     for (uint32_t step = 0; step < sc->steps && n.border >= NAIVE_BORDER; step++)
         for (uint32_t layer = 0; layer < sc->cc.layers && n.border >= NAIVE_BORDER; layer++) {
             const uint32_t token = sc->prompt + step;
@@ -115,7 +120,7 @@ static void follow_run(const follow *f)
             kvf_cache_stats(w.cache, &stats);
             compare_step(f, &n, &r, out, lse, step);
             compare_stats(f, &stats, &r, &n, step);
-            f->tally->compared += layer == 0;
+            f->compared += layer == 0;
         }
     test_release(lse);
     test_release(out);
@@ -125,217 +130,190 @@ static void follow_run(const follow *f)
     test_close(&w, &t);
 }
 
-static test_scenario scenario_of(kvf_select select, uint64_t seed)
+/* Every row, with settings that all have; at least this share of all steps is compared. */
+static void follow_rows(uint64_t seed, double share, const char *settings, const row *rows,
+                        size_t count)
 {
-    test_scenario sc = {.cc = test_config_small(),
-                        .tokens = {.seed = seed, .sharpness = 2.0f, .topics = 6},
-                        .prompt = 230,
-                        .steps = TEST_SANITIZED ? 24 : 60,
-                        .chunk = 128};
-    sc.cc.select = select;
-    return sc;
+    follow f = {0};
+    for (size_t i = 0; i < count; i++) {
+        const row *x = &rows[i];
+        const kvf_runtime_config rc = test_runtime_config();
+        f.what = x->settings;
+        f.scenario = (test_scenario){.rc = &rc,
+                                     .cc = test_config_small(),
+                                     .tokens = {.seed = seed + i, .sharpness = 2.0f, .topics = 6},
+                                     .prompt = x->prompt == NONE ? 0
+                                               : x->prompt       ? x->prompt
+                                                                 : 230,
+                                     .steps = x->steps         ? x->steps
+                                              : TEST_SANITIZED ? 24
+                                                               : 60,
+                                     .chunk = 128};
+        if (x->block)
+            test_seams.block_size = x->block;
+        test_set(&f.scenario.cc, settings);
+        test_set(&f.scenario.cc, x->settings);
+        follow_run(&f);
+    }
+    print_message("# seed %llu: %u of %u steps compared\n", (unsigned long long)seed, f.compared,
+                  f.steps);
+    assert_true(f.compared >= share * f.steps);
 }
 
-static void demand(const tally *t)
-{
-    print_message("# %u of %u steps compared\n", t->compared, t->steps);
-    assert_true(t->compared * 4u >= t->steps * 3u);
-}
+#define FOLLOW(seed, share, settings, rows)                                                        \
+    follow_rows((seed), (share), (settings), (rows), sizeof(rows) / sizeof *(rows))
 
 static void policies_agree_with_the_naive_model(void **state)
 {
-    const uint64_t seed = test_seed(211);
-    static const struct {
-        kvf_select select;
-        const char *name;
-    } policies[] = {
-        {KVF_SELECT_HYBRID, "hybrid"},   {KVF_SELECT_STATIC, "static"},
-        {KVF_SELECT_DYNAMIC, "dynamic"}, {KVF_SELECT_STREAMING, "streaming"},
-        {KVF_SELECT_ORACLE, "oracle"},   {KVF_SELECT_FULL, "full"},
-        {KVF_SELECT_QUEST, "quest"},     {KVF_SELECT_ARKVALE, "arkvale"},
+    static const row rows[] = {
+        {"select=hybrid", .block = 8},  {"select=static", .block = 8},
+        {"select=dynamic", .block = 8}, {"select=streaming", .block = 8},
+        {"select=oracle", .block = 8},  {"select=full", .block = 8},
+        {"select=quest", .block = 8},   {"select=arkvale", .block = 8},
     };
-    tally all = {0};
-    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
-        for (uint32_t exact = 0; exact < 2; exact++) {
-            test_scenario sc = scenario_of(policies[i].select, seed + i);
-            const kvf_runtime_config rc = test_runtime_config();
-            test_seams.block_size = exact ? 32 : 8; /* pages are of 8 */
-            sc.rc = &rc;
-            sc.cc.refresh = exact ? KVF_REFRESH_EXACT : KVF_REFRESH_RESIDENT;
-            sc.cc.verify_interval = 1;
-            follow_run(&(follow){.what = policies[i].name, .scenario = &sc, .tally = &all});
-        }
-    demand(&all);
+    row exact[sizeof rows / sizeof *rows];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        exact[i] = (row){rows[i].settings, .block = 32}; /* pages are of 8 */
+    FOLLOW(211, 0.75, "verify_interval=1", rows);
+    FOLLOW(211, 0.75, "verify_interval=1 refresh=exact", exact);
 }
 
 /* The prompt is shorter than the budget: everything at first, a selection later. */
 static void growing_past_the_budget(void **state)
 {
-    const uint64_t seed = test_seed(223);
-    tally all = {0};
-    for (uint32_t i = 0; i < 3; i++) {
-        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        sc.prompt = 20 + 30 * i;
-        sc.steps = 130;
-        sc.cc.verify_interval = 1;
-        follow_run(&(follow){.what = "growing", .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
+    static const row rows[] = {
+        {"", .prompt = 20, .steps = 130},
+        {"", .prompt = 50, .steps = 130},
+        {"", .prompt = 80, .steps = 130},
+    };
+    FOLLOW(223, 0.75, "select=hybrid verify_interval=1", rows);
 }
 
 /* A share of the context above budget_tokens: for every policy that has a budget, from short to
- * long. */
+ * long: 78 of 130 tokens, where budget_tokens has more, to 114 of 190. */
 static void a_budget_that_grows(void **state)
 {
-    const uint64_t seed = test_seed(239);
-    static const kvf_select policies[] = {KVF_SELECT_HYBRID,    KVF_SELECT_DYNAMIC,
-                                          KVF_SELECT_STREAMING, KVF_SELECT_ORACLE,
-                                          KVF_SELECT_QUEST,     KVF_SELECT_ARKVALE};
-    tally all = {0};
-    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
-        test_scenario sc = scenario_of(policies[i], seed + i);
-        sc.prompt = 130;
-        sc.cc.budget_share = 0.6f; /* 78 of 130 tokens: budget_tokens has more; 114 of 190 */
-        follow_run(&(follow){.what = "a growing budget", .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
+    static const row rows[] = {
+        {"select=hybrid", .prompt = 130},    {"select=dynamic", .prompt = 130},
+        {"select=streaming", .prompt = 130}, {"select=oracle", .prompt = 130},
+        {"select=quest", .prompt = 130},     {"select=arkvale", .prompt = 130},
+    };
+    FOLLOW(239, 0.75, "budget_share=0.6", rows);
 }
 
 static void static_ratios(void **state)
 {
-    const uint64_t seed = test_seed(227);
-    static const float ratios[] = {0.0f, 0.1f, 0.25f, 0.5f, 0.75f, 1.0f};
-    tally all = {0};
-    for (size_t i = 0; i < sizeof ratios / sizeof *ratios; i++) {
-        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        sc.cc.static_ratio = ratios[i];
-        follow_run(&(follow){.what = "static ratio", .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
+    static const row rows[] = {
+        {"static_ratio=0", .block = 8},    {"static_ratio=0.1", .block = 8},
+        {"static_ratio=0.25", .block = 8}, {"static_ratio=0.5", .block = 8},
+        {"static_ratio=0.75", .block = 8}, {"static_ratio=1", .block = 8},
+    };
+    FOLLOW(227, 0.75, "select=hybrid", rows);
 }
 
 static void the_automatic_ratio(void **state)
 {
-    const uint64_t seed = test_seed(241);
-    static const uint32_t prompts[] = {230, 60, 0, 400};
-    tally all = {0};
-    for (uint32_t i = 0; i < 4; i++) {
-        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        const kvf_runtime_config rc = test_runtime_config();
-        test_seams.block_size = i % 2 ? 32 : 8;
-        sc.rc = &rc;
-        sc.cc.static_ratio = KVF_STATIC_RATIO_AUTO;
-        sc.cc.layers = 2;
-        sc.prompt = prompts[i];
-        sc.steps = prompts[i] < 100 ? 150 : 40;
-        follow_run(&(follow){.what = "automatic ratio", .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
+    static const row rows[] = {
+        {"", 8, 230, 40}, {"", 32, 60, 150}, {"", 8, NONE, 150}, {"", 32, 400, 40}};
+    FOLLOW(241, 0.75, "select=hybrid static_ratio=auto layers=2", rows);
 }
 
 static void digests_and_reductions(void **state)
 {
-    const uint64_t seed = test_seed(229);
-    static const kvf_digest_kind kinds[] = {KVF_DIGEST_MINMAX, KVF_DIGEST_CUBOID_MEAN,
-                                            KVF_DIGEST_MEAN};
-    static const kvf_group_reduce reduces[] = {KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_MAX,
-                                               KVF_GROUP_SUM};
-    static const uint32_t subs[] = {1, 2, 4};
-    tally all = {0};
-    for (uint32_t i = 0; i < 9; i++) {
-        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        sc.steps = 30;
-        sc.cc.digest = kinds[i % 3];
-        sc.cc.group_reduce = reduces[i / 3];
-        sc.cc.sub_digests = subs[(i + i / 3) % 3];
-        char what[64];
-        snprintf(what, sizeof what, "digest %u, reduction %u, sub %u", i % 3, i / 3,
-                 sc.cc.sub_digests);
-        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
+    static const row rows[] = {
+        {"digest=minmax group_reduce=mean-softmax sub_digests=1", .steps = 30},
+        {"digest=cuboid-mean group_reduce=mean-softmax sub_digests=2", .steps = 30},
+        {"digest=mean group_reduce=mean-softmax sub_digests=4", .steps = 30},
+        {"digest=minmax group_reduce=max sub_digests=2", .steps = 30},
+        {"digest=cuboid-mean group_reduce=max sub_digests=4", .steps = 30},
+        {"digest=mean group_reduce=max sub_digests=1", .steps = 30},
+        {"digest=minmax group_reduce=sum sub_digests=4", .steps = 30},
+        {"digest=cuboid-mean group_reduce=sum sub_digests=1", .steps = 30},
+        {"digest=mean group_reduce=sum sub_digests=2", .steps = 30},
+    };
+    FOLLOW(229, 0.75, "select=hybrid", rows);
 }
 
-/* Codes score tokens: pages of any size, static sets that come and go, dtypes and dimensions. */
+/* Codes score tokens: pages of any size, static sets that come and go, dtypes and dimensions.
+ * Masses have eight bits, so some tokens tie. */
 static void codes(void **state)
 {
-    const uint64_t seed = test_seed(241);
-    static const struct {
-        kvf_select select;
-        kvf_dtype dtype;
-        kvf_group_reduce reduce;
-        uint32_t page, group, head_dim;
-    } rows[] = {
-        {KVF_SELECT_DYNAMIC, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 1, 3, 64},
-        {KVF_SELECT_HYBRID, KVF_FP32, KVF_GROUP_MEAN_SOFTMAX, 4, 2, 80},
-        {KVF_SELECT_HYBRID, KVF_FP16, KVF_GROUP_MAX, 8, 4, 96},
-        {KVF_SELECT_DYNAMIC, KVF_BF16, KVF_GROUP_SUM, 16, 2, 128},
-        {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 1, 1, 64},
-        {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 64, 2, 64},
-        {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 4, 20, 64},
-        {KVF_SELECT_DYNAMIC, KVF_FP32, KVF_GROUP_MAX, 8, 33, 64},
+    static const row rows[] = {
+        {"select=dynamic dtype=bf16 page_size=1 query_heads=6", 0, 300, 36},
+        {"page_size=4 head_dim=80", 0, 300, 36},
+        {"dtype=fp16 group_reduce=max query_heads=8 head_dim=96", 0, 300, 36},
+        {"select=dynamic dtype=bf16 group_reduce=sum page_size=16 head_dim=128", 0, 300, 36},
+        {"dtype=bf16 page_size=1 query_heads=2", 0, 300, 36},
+        {"dtype=bf16 page_size=64 budget_tokens=224", 0, 300, 36},
+        {"dtype=bf16 page_size=4 query_heads=40", 0, 300, 36},
+        {"select=dynamic group_reduce=max query_heads=66", 0, 300, 36},
     };
-    tally all = {0};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        test_scenario sc = scenario_of(rows[i].select, seed + i);
-        sc.steps = 36;
-        sc.prompt = 300;
-        sc.cc.dtype = rows[i].dtype;
-        sc.cc.digest = KVF_DIGEST_CODES;
-        sc.cc.group_reduce = rows[i].reduce;
-        sc.cc.page_size = rows[i].page;
-        sc.cc.query_heads = sc.cc.kv_heads * rows[i].group;
-        sc.cc.head_dim = rows[i].head_dim;
-        sc.cc.budget_tokens = rows[i].page == 64 ? 224 : 120;
-        sc.cc.refresh_interval = 10;
-        char what[64];
-        snprintf(what, sizeof what, "codes row %zu", i);
-        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
-    }
-    /* Masses have eight bits, so some tokens tie. */
-    print_message("# %u of %u steps compared\n", all.compared, all.steps);
-    assert_true(all.compared * 3u >= all.steps * 2u);
+    FOLLOW(241, 2.0 / 3.0, "select=hybrid digest=codes budget_tokens=120 refresh_interval=10",
+           rows);
 }
 
 /* Pages counted by their tokens: digests, sinks longer than a page, every share of the static set,
  * pages of one token, which have no holes. */
 static void budgets_filled_with_tokens(void **state)
 {
-    const uint64_t seed = test_seed(251);
-    static const struct {
-        kvf_digest_kind digest;
-        float ratio;
-        uint32_t page, sink, budget, block;
-    } rows[] = {
-        {KVF_DIGEST_MINMAX, 0.25f, 8, 4, 120, 8},
-        {KVF_DIGEST_MINMAX, 0.75f, 16, 20, 200, 32},
-        {KVF_DIGEST_CODES, 0.5f, 8, 0, 150, 64},
-        {KVF_DIGEST_CODES, 0.25f, 1, 4, 130, 64},
-        {KVF_DIGEST_MINMAX, KVF_STATIC_RATIO_AUTO, 8, 4, 160, 8},
-        {KVF_DIGEST_MINMAX, 0.0f, 8, 11, 120, 8},
-        {KVF_DIGEST_MINMAX, 1.0f, 8, 4, 120, 8},
+    static const row rows[] = {
+        {"static_ratio=0.25 budget_tokens=120", 8, 300, 40},
+        {"static_ratio=0.75 page_size=16 sink_tokens=20 budget_tokens=200", 32, 300, 40},
+        {"digest=codes static_ratio=0.5 sink_tokens=0 budget_tokens=150", 64, 300, 40},
+        {"digest=codes static_ratio=0.25 page_size=1 budget_tokens=130", 64, 300, 40},
+        {"static_ratio=auto budget_tokens=160", 8, 300, 40},
+        {"static_ratio=0 sink_tokens=11 budget_tokens=120", 8, 300, 40},
+        {"static_ratio=1 budget_tokens=120", 8, 300, 40},
     };
-    tally all = {0};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        const kvf_runtime_config rc = test_runtime_config();
-        test_seams.block_size = rows[i].block;
-        sc.rc = &rc;
-        sc.steps = 40;
-        sc.prompt = 300;
-        sc.cc.fill = KVF_FILL_TOKENS;
-        sc.cc.digest = rows[i].digest;
-        sc.cc.static_ratio = rows[i].ratio;
-        sc.cc.page_size = rows[i].page;
-        sc.cc.sink_tokens = rows[i].sink;
-        sc.cc.budget_tokens = rows[i].budget;
-        sc.cc.refresh_interval = 10;
-        sc.cc.verify_interval = 1;
-        char what[64];
-        snprintf(what, sizeof what, "filled row %zu", i);
-        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
+    FOLLOW(251, 0.75,
+           "select=hybrid fill=tokens digest=minmax refresh_interval=10 verify_interval=1", rows);
+}
+
+/* Dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers, scales. */
+static void geometries(void **state)
+{
+    static const row rows[] = {
+        {"dtype=bf16 sink_tokens=0 query_heads=8 layers=2", 8, 300, 40},
+        {"dtype=fp16 page_size=16 local_tokens=32 budget_tokens=128 query_heads=2 head_dim=80 "
+         "softmax_scale=0.1",
+         8, 300, 40},
+        {"dtype=bf16 page_size=32 local_tokens=64 budget_tokens=192", 8, 300, 40},
+        {"sink_tokens=19 local_tokens=13 budget_tokens=100 query_heads=6 head_dim=96 "
+         "softmax_scale=0.1",
+         8, 300, 40},
+        {"dtype=bf16 page_size=16 sink_tokens=16 local_tokens=1 budget_tokens=101 layers=2 "
+         "head_dim=128",
+         8, 300, 40},
+        {"dtype=fp16 page_size=64 sink_tokens=1 local_tokens=10 budget_tokens=150 "
+         "softmax_scale=0.1",
+         8, 300, 40},
+        /* pages smaller than blocks */
+        {"dtype=bf16 page_size=1 budget_tokens=90 layers=2", 8, 300, 40},
+        {"page_size=2 sink_tokens=7 local_tokens=20 budget_tokens=100 query_heads=6 head_dim=80 "
+         "softmax_scale=0.1",
+         32, 300, 40},
+        {"dtype=fp16 page_size=4 local_tokens=30 budget_tokens=128", 32, 300, 40},
+        {"dtype=bf16 sink_tokens=3 local_tokens=5 query_heads=8 head_dim=128 softmax_scale=0.1", 64,
+         300, 40},
+        {"page_size=16 sink_tokens=20 budget_tokens=160 query_heads=2", 32, 300, 40},
+        /* several sub-groups, and kept queries that are scored in pieces */
+        {"dtype=bf16 local_tokens=64 budget_tokens=160 query_heads=96 softmax_scale=0.1", 8, 300,
+         40},
+        {"page_size=4 local_tokens=40 budget_tokens=120 query_heads=130", 32, 300, 40},
+    };
+    FOLLOW(233, 0.75, "select=hybrid", rows);
+}
+
+/* Few slots: victims by lowest score, and what a resident refresh can see, as defined. */
+static void slots_and_victims(void **state)
+{
+    static const row rows[] = {
+        {"device_bytes=1073741824 transfer=direct", .steps = 70},
+        {"device_bytes=0 transfer=gather", .steps = 70},
+        {"device_bytes=1073741824 transfer=direct", .steps = 70},
+        {"device_bytes=0 transfer=gather", .steps = 70},
+    };
+    FOLLOW(239, 0.75, "select=hybrid", rows);
 }
 
 /* k = 1024 tokens beside a window of 64 to 95, as published: at most a page less. */
@@ -355,7 +333,7 @@ static void the_prkv_preset_attends_to_k_tokens(void **state)
     assert_int_equal(kvf_cache_memory(w.cache)->static_tokens, K / 4);
     kvf_sequence *s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = PROMPT, .chunk = 128}, NULL);
-    float *out = test_alloc(cc.query_heads * cc.head_dim * sizeof *out);
+    float *out = test_scratch(cc.query_heads * cc.head_dim * sizeof *out);
     for (uint32_t step = 0; step < STEPS; step++) {
         kvf_cache_stats_reset(w.cache);
         test_decode(&w, s, &t, 0, PROMPT + step, out, NULL);
@@ -366,72 +344,8 @@ static void the_prkv_preset_attends_to_k_tokens(void **state)
         const uint64_t most = cc.kv_heads * (K + window);
         assert_in_range(stats.tokens_attended, most - cc.kv_heads * (cc.page_size - 1), most);
     }
-    test_release(out);
     kvf_sequence_destroy(s);
     test_close(&w, &t);
-}
-
-/* Other geometries: dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers. */
-static void geometries(void **state)
-{
-    const uint64_t seed = test_seed(233);
-    static const struct {
-        kvf_dtype dtype;
-        uint32_t page, sink, local, budget, group, layers, head_dim, block;
-    } rows[] = {
-        {KVF_BF16, 8, 0, 16, 96, 4, 2, 64, 8},
-        {KVF_FP16, 16, 4, 32, 128, 1, 1, 80, 8},
-        {KVF_BF16, 32, 4, 64, 192, 2, 1, 64, 8},
-        {KVF_FP32, 8, 19, 13, 100, 3, 1, 96, 8},
-        {KVF_BF16, 16, 16, 1, 101, 2, 2, 128, 8},
-        {KVF_FP16, 64, 1, 10, 150, 2, 1, 64, 8},
-        /* pages smaller than blocks */
-        {KVF_BF16, 1, 4, 16, 90, 2, 2, 64, 8},
-        {KVF_FP32, 2, 7, 20, 100, 3, 1, 80, 32},
-        {KVF_FP16, 4, 4, 30, 128, 2, 1, 64, 32},
-        {KVF_BF16, 8, 3, 5, 96, 4, 1, 128, 64},
-        {KVF_FP32, 16, 20, 16, 160, 1, 1, 64, 32},
-        /* several sub-groups, and kept queries that are scored in pieces */
-        {KVF_BF16, 8, 4, 64, 160, 48, 1, 64, 8},
-        {KVF_FP32, 4, 4, 40, 120, 65, 1, 64, 32},
-    };
-    tally all = {0};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        sc.steps = 40;
-        sc.prompt = 300;
-        sc.cc.dtype = rows[i].dtype;
-        sc.cc.page_size = rows[i].page;
-        sc.cc.sink_tokens = rows[i].sink;
-        sc.cc.local_tokens = rows[i].local;
-        sc.cc.budget_tokens = rows[i].budget;
-        sc.cc.query_heads = sc.cc.kv_heads * rows[i].group;
-        sc.cc.layers = rows[i].layers;
-        sc.cc.head_dim = rows[i].head_dim;
-        sc.cc.softmax_scale = i % 2 ? 0.1f : 0.0f;
-        const kvf_runtime_config rc = test_runtime_config();
-        test_seams.block_size = rows[i].block;
-        sc.rc = &rc;
-        char what[64];
-        snprintf(what, sizeof what, "geometry row %zu", i);
-        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
-}
-
-/* Few slots: victims by lowest score, and what a resident refresh can see, as defined. */
-static void slots_and_victims(void **state)
-{
-    const uint64_t seed = test_seed(239);
-    tally all = {0};
-    for (uint32_t i = 0; i < 4; i++) {
-        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
-        sc.cc.device_bytes = i % 2 ? 0 : UINT64_C(1) << 30;
-        sc.cc.transfer = i % 2 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT;
-        sc.steps = 70;
-        follow_run(&(follow){.what = "slots", .scenario = &sc, .tally = &all});
-    }
-    demand(&all);
 }
 
 int main(void)

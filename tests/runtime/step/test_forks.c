@@ -21,8 +21,8 @@ enum {
     POOL = 2400, /* tokens there are to choose from */
     PROMPT = 2200,
     LENGTH = 3600,       /* at most */
-    EVENTS = 64,         /* of a member, at most */
-    TURN = 3,            /* tokens of a sequence in a call, at most */
+    EVENTS = 128,        /* of a member, at most */
+    TURN = 16,           /* tokens of a sequence in a call, at most */
     OUTS = 1024,         /* outputs of all members */
     IN_MEMORY = 1310720, /* bytes of pages with a disk tier, the least there may be */
 };
@@ -47,8 +47,8 @@ typedef struct family {
     test_random random;
     uint32_t members, outs;
     member m[MEMBERS];
-    char *q, *k, *v, *out; /* of a call */
-    char *all;             /* [OUTS] outputs of steps */
+    test_rows rows; /* of a call */
+    char *all;      /* [OUTS] outputs of steps */
 } family;
 
 static size_t row_bytes(const family *f)
@@ -92,14 +92,6 @@ static void cut(family *f, member *m, uint32_t length)
     test_ok(&f->w, kvf_sequence_truncate(f->w.cache, m->s, length, f->w.stream));
 }
 
-static void put_token(family *f, uint32_t row, uint32_t token)
-{
-    const size_t q = row_bytes(f), k = q / f->cc.query_heads * f->cc.kv_heads;
-    memcpy(f->q + row * q, test_q(&f->pool, 0, token), q);
-    memcpy(f->k + row * k, test_k(&f->pool, 0, token), k);
-    memcpy(f->v + row * k, test_v(&f->pool, 0, token), k);
-}
-
 /* The tokens that a call brings. */
 typedef struct call {
     kvf_sequence *s[MEMBERS];
@@ -121,7 +113,7 @@ static void fill_call(family *f, call *c, uint32_t most, uint32_t turn)
             assert_true(f->outs < OUTS);
             c->of[c->rows] = f->outs++;
             note(m, (event){.kind = STEP, .token = token, .count = 1, .out = c->of[c->rows]});
-            put_token(f, c->rows++, token);
+            test_rows_put(&f->rows, c->rows++, &f->pool, 0, token);
         }
         c->batch++;
     }
@@ -129,20 +121,16 @@ static void fill_call(family *f, call *c, uint32_t most, uint32_t turn)
 
 static kvf_decode_args args_of(const family *f, const call *c, uint32_t most)
 {
-    return (kvf_decode_args){.batch = c->batch,
-                             .sequences = c->s,
-                             .q = f->q,
-                             .k = f->k,
-                             .v = f->v,
-                             .out = f->out,
-                             .tokens = most > 1 ? c->tokens : NULL};
+    kvf_decode_args a = test_rows_args(&f->rows, 0, c->s, c->batch, 0);
+    a.tokens = most > 1 ? c->tokens : NULL;
+    return a;
 }
 
 static void keep_outputs(family *f, const call *c)
 {
     test_wait(&f->w);
     for (uint32_t r = 0; r < c->rows; r++)
-        memcpy(f->all + c->of[r] * row_bytes(f), f->out + r * row_bytes(f), row_bytes(f));
+        memcpy(f->all + c->of[r] * row_bytes(f), f->rows.out + r * row_bytes(f), row_bytes(f));
 }
 
 static void step_all(family *f, uint32_t most)
@@ -189,11 +177,7 @@ static void open_family(family *f, const kvf_cache_config *cc, uint32_t members,
     f->cc.sequences_max = members;
     f->cc.tokens_max = LENGTH;
     test_open(&f->w, &f->pool, &f->cc, &spec);
-    const size_t rows = MEMBERS * TURN;
-    f->q = test_alloc(rows * row_bytes(f));
-    f->k = test_alloc(rows * row_bytes(f));
-    f->v = test_alloc(rows * row_bytes(f));
-    f->out = test_alloc(rows * row_bytes(f));
+    test_rows_open(&f->rows, &f->cc, MEMBERS * TURN);
     f->all = test_alloc(OUTS * row_bytes(f));
     f->m[0].s = test_sequence(&f->w);
     grow(f, &f->m[0], 0, PROMPT);
@@ -203,10 +187,7 @@ static void close_family(family *f)
 {
     test_wait(&f->w);
     test_close(&f->w, &f->pool);
-    test_release(f->q);
-    test_release(f->k);
-    test_release(f->v);
-    test_release(f->out);
+    test_rows_close(&f->rows);
     test_release(f->all);
 }
 
@@ -261,7 +242,7 @@ static void family_of(const kvf_cache_config *cc, uint32_t members, bool can_cut
 {
     family *f = calloc(1, sizeof *f);
     assert_non_null(f);
-    const uint32_t most = cc->tokens_per_step_max > 1 ? TURN : 1;
+    const uint32_t most = cc->tokens_per_step_max;
     open_family(f, cc, members, seed);
     step_all(f, most);
     for (uint32_t i = 1; i < members; i++) {
@@ -305,9 +286,9 @@ static void families_equal_single_sequences(void **state)
         {3, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
         {6, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
         {1, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
-        {4, 1, TURN, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
-        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = kinds},
-        {3, 16, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = rings},
+        {4, 1, 3, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
+        {5, 4, 5, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = kinds},
+        {3, 16, 3, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = rings},
         {3, 8, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER, .mask = NULL},
         {16, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
         {2, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
@@ -316,7 +297,7 @@ static void families_equal_single_sequences(void **state)
         {6, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, KVF_TRANSFER_BATCH, .mask = NULL},
         {6, 2, 1, KVF_SELECT_QUEST, KVF_DIGEST_MINMAX, KVF_TRANSFER_EACH, .mask = NULL},
         {5, 8, 1, KVF_SELECT_ARKVALE, KVF_DIGEST_CUBOID_MEAN, KVF_TRANSFER_GATHER, .mask = NULL},
-        {8, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
+        {8, 4, 3, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
         {5, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER,
          .refresh = KVF_REFRESH_EXACT},
         {5, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER,
@@ -365,13 +346,7 @@ typedef struct crowd {
 static void decode_crowd(family *f, const crowd *c, call *all)
 {
     for (uint32_t first = 0; first < c->members; first += c->alone) {
-        const size_t q = first * row_bytes(f), k = q / f->cc.query_heads * f->cc.kv_heads;
-        const kvf_decode_args a = {.batch = c->alone,
-                                   .sequences = all->s + first,
-                                   .q = f->q + q,
-                                   .k = f->k + k,
-                                   .v = f->v + k,
-                                   .out = f->out + q};
+        const kvf_decode_args a = test_rows_args(&f->rows, first, all->s + first, c->alone, 0);
         test_ok(&f->w, kvf_decode(f->w.cache, &a, f->w.stream));
     }
 }
@@ -399,7 +374,7 @@ static kvf_stats crowd_of(kvf_cache_config cc, crowd c)
     kvf_cache_stats_reset(f->w.cache);
     for (uint32_t n = 0; n < CROWD_STEPS; n++) {
         for (uint32_t i = 0; i < c.members; i++)
-            put_token(f, i, 100 * n + (c.is_same ? 0 : i));
+            test_rows_put(&f->rows, i, &f->pool, 0, 100 * n + (c.is_same ? 0 : i));
         if (c.forgets)
             test_ok(&f->w, kvf_residency_clear(&f->w.cache->kv_groups[0].residency, f->w.stream));
         if (r)

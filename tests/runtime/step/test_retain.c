@@ -1,129 +1,284 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pruned caches: keeping tokens against a fresh sequence that was given only those,
- * clearing, what is refused, and what comes after: decode, forks, replays, dense attention beside
- * it, with layers of different lengths.
+ * Keeping tokens, clearing, and what comes after: scores, decode, forks, replays, dense attention
+ * beside it, with layers of different lengths; and what is refused.
  *
- * Looks inside, because pruning does. Outputs are compared bit for bit.
+ * The yardstick is a sequence that is given the kept tokens alone: as they came, but for those that
+ * come back to sink or window out of quantized pages, which are what had been quantized. Looks
+ * inside, because pruning does. Outputs are compared bit for bit.
  */
 
+#include <math.h>
+
+#include <kvferry/prune.h>
+
 #include "cache.h"
+#include "heap.h"
+#include "quantized.h"
 #include "retain_world.h"
 
-#include <math.h>
+static const kvf_pages forms[] = {KVF_PAGES_NATIVE, KVF_PAGES_K8V8, KVF_PAGES_K8V4};
+
+/* A GPU dequantizes in bf16. */
+static kvf_dtype dtype_here(uint32_t i)
+{
+    return test_on_cuda() && i % 3 ? KVF_BF16 : (kvf_dtype)(i / 3 % 3);
+}
+
+static uint32_t turns_here(uint32_t turns)
+{
+    return test_on_cuda() ? (turns + 3) / 4 : turns;
+}
 
 static uint32_t between(test_random *r, uint32_t low, uint32_t high)
 {
     return low + test_random_below(r, high - low + 1);
 }
 
-/* ---- keeping ---- */
+/* ---- what is kept ---- */
 
-/* A fresh sequence with what `ids` say of tokens of layer 0. */
-static void append_only(test_world *w, kvf_sequence *s, const test_tokens *t, const uint32_t *ids,
-                        uint32_t count)
+/* A key with its value, and what a quantized page makes of them. */
+static void quantize_and_back(const kvf_shape *s, void *token)
 {
-    const size_t row = t->head_dim * test_dtype_bytes(t->dtype);
-    char *k = must(t->kv_heads * row), *v = must(t->kv_heads * row);
-    for (uint32_t i = 0; i < count; i++) {
+    _Alignas(64) char page[64 + 4 * KVF_HEAD_DIM_MAX];
+    const kvf_shape one = {s->dtype, s->head_dim, 1, s->pages, 0};
+    float x[KVF_HEAD_DIM_MAX];
+    kvf_quantize_token(&one, page, 0, token, x);
+    kvf_dequantize_token(&one, page, 0, token, x);
+}
+
+/* Keeping some tokens of a layer. */
+typedef struct keeping {
+    const uint32_t *ids; /* [kv_heads, count] */
+    uint32_t count;
+    uint32_t exact; /* tokens from this one on are there as they came, and those of the sink */
+} keeping;
+
+/* Token i of KV head `head` as it is appended. */
+static void kept_token(const test_world *w, const test_tokens *t, const keeping *x, uint32_t head,
+                       uint32_t i, char *token)
+{
+    const kvf_kv_group *kv_group = &w->cache->kv_groups[0];
+    const kvf_paging *p = &kv_group->dims.paging;
+    const size_t row = kvf_row_bytes(&p->shape);
+    const uint32_t id = x->ids[head * x->count + i];
+    const bool is_sealed = i < kvf_sealed_blocks(kv_group, x->count) * p->block_size;
+    memcpy(token, (char *)test_k(t, 0, id) + head * row, row);
+    memcpy(token + row, (char *)test_v(t, 0, id) + head * row, row);
+    if (p->shape.pages != KVF_PAGES_NATIVE && id >= p->sink && id < x->exact &&
+        (i < p->sink || !is_sealed))
+        quantize_and_back(&p->shape, token);
+}
+
+/* A fresh sequence of kept tokens. */
+static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const keeping *x)
+{
+    kvf_sequence *s = test_sequence(w);
+    const size_t row = kvf_row_bytes(&w->cache->kv_groups[0].dims.paging.shape);
+    char *k = test_alloc(t->kv_heads * row), *v = test_alloc(t->kv_heads * row);
+    for (uint32_t i = 0; i < x->count; i++) {
         uint32_t position = 0;
         for (uint32_t h = 0; h < t->kv_heads; h++) {
-            const uint32_t id = ids[h * count + i];
-            position = id > position ? id : position;
-            memcpy(k + h * row, (char *)test_k(t, 0, id) + h * row, row);
-            memcpy(v + h * row, (char *)test_v(t, 0, id) + h * row, row);
+            char token[8 * KVF_HEAD_DIM_MAX];
+            kept_token(w, t, x, h, i, token);
+            memcpy(k + h * row, token, row);
+            memcpy(v + h * row, token + row, row);
+            position = kvf_max_u32(position, x->ids[h * x->count + i]);
         }
-        test_ok(w,
-                kvf_prefill(w->cache,
-                            &(kvf_prefill_args){
-                                .sequence = s, .tokens = 1, .k = k, .v = v, .positions = &position},
-                            w->stream));
+        const kvf_prefill_args args = {
+            .sequence = s, .tokens = 1, .k = k, .v = v, .positions = &position};
+        test_ok(w, kvf_prefill(w->cache, &args, w->stream));
         test_wait(w);
     }
     test_release(k);
     test_release(v);
+    return s;
 }
 
+/* Positions and pages; of quantized ones those after the sink, whose own tokens nobody reads there.
+ */
 static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence *b)
 {
-    const kvf_paging *p = &w->cache->kv_groups[0].dims.paging;
-    const uint32_t n = kvf_sequence_length(a, 0);
+    const kvf_kv_group *kv_group = &w->cache->kv_groups[0];
+    const kvf_paging *p = &kv_group->dims.paging;
+    const kvf_layer *x = &a->layers[0], *y = &b->layers[0];
+    const size_t bytes = kvf_stored_block_bytes(p), page = kvf_page_bytes(&p->shape);
     test_wait(w);
-    assert_int_equal(n, kvf_sequence_length(b, 0));
-    assert_int_equal(a->layers[0].sealed, b->layers[0].sealed);
-    for (uint32_t i = 0; i < n; i++)
-        assert_int_equal(kvf_sequence_position(a, 0, i), kvf_sequence_position(b, 0, i));
-    for (uint32_t h = 0; h < p->kv_heads; h++)
-        for (uint32_t i = 0; i < a->layers[0].sealed; i++)
-            assert_memory_equal(test_seen(kvf_page_address(a, 0, h, i), kvf_page_bytes(&p->shape)),
-                                test_seen(kvf_page_address(b, 0, h, i), kvf_page_bytes(&p->shape)),
-                                kvf_page_bytes(&p->shape));
-    assert_true(kvf_page_pool_is_valid(&w->cache->kv_groups[0].pool));
+    assert_int_equal(x->length, y->length);
+    assert_int_equal(x->sealed, y->sealed);
+    assert_memory_equal(x->positions, y->positions, x->length * sizeof *x->positions);
+    for (uint32_t i = kvf_div_ceil_u32(p->sink, p->block_size);
+         p->shape.pages != KVF_PAGES_NATIVE && i < x->sealed; i++)
+        assert_memory_equal(test_seen(kvf_page_pool_device(&kv_group->pool, x->blocks[i]), bytes),
+                            test_seen(kvf_page_pool_device(&kv_group->pool, y->blocks[i]), bytes),
+                            bytes);
+    for (uint32_t h = 0; p->shape.pages == KVF_PAGES_NATIVE && h < p->kv_heads; h++)
+        for (uint32_t i = 0; i < x->sealed * p->block_pages; i++)
+            assert_memory_equal(test_seen(kvf_page_address(a, 0, h, i), page),
+                                test_seen(kvf_page_address(b, 0, h, i), page), page);
+    assert_true(kvf_page_pool_is_valid(&kv_group->pool));
 }
 
-/* Both decode the same tokens; every output must have the same bits. */
-static void same_decode(test_world *w, kvf_sequence *a, kvf_sequence *b, const test_tokens *t,
-                        uint32_t first, uint32_t steps)
+/* Tokens of a layer that are there as they came: its window, and the block that was sealed last. */
+static uint32_t exact_from(const kvf_sequence *s)
 {
-    const size_t row = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
-    char *out[2] = {must(row), must(row)};
-    for (uint32_t i = 0; i < steps; i++) {
-        test_decode(w, a, t, 0, first + i, out[0], NULL);
-        test_decode(w, b, t, 0, first + i, out[1], NULL);
-        test_wait(w);
-        assert_memory_equal(out[0], out[1], row);
-    }
-    test_release(out[0]);
-    test_release(out[1]);
+    const kvf_layer *layer = &s->layers[0];
+    return (layer->sealed - (layer->spare && layer->spare == layer->sealed)) *
+           layer->kv_group->dims.paging.block_size;
 }
 
-typedef struct keep_case {
-    kvf_cache_config cc;
-    uint32_t arena; /* as kvf_runtime.prefill_arena */
-    subset subset;
-    uint32_t chunk, steps;
-    uint32_t decoded; /* of the length, by decode steps */
-} keep_case;
-
-static void run_keep(const keep_case *x, uint64_t seed)
+static void same_steps(test_world *w, kvf_sequence *a, kvf_sequence *b, const test_tokens *t,
+                       uint32_t first, uint32_t steps)
 {
-    test_world w;
-    test_tokens t;
+    test_steps_again(test_steps(w, a, t, first, steps), w, b, t, first, steps);
+}
+
+static kvf_cache_config keep_config(uint32_t i)
+{
+    static const kvf_select selects[] = {KVF_SELECT_FULL, KVF_SELECT_DYNAMIC, KVF_SELECT_HYBRID,
+                                         KVF_SELECT_QUEST, KVF_SELECT_STREAMING};
+    kvf_cache_config c = test_config_small();
+    c.pages = forms[i % 3];
+    c.dtype = dtype_here(i);
+    c.kv_heads = 1 + i / 2 % 3;
+    c.query_heads = 2 * c.kv_heads;
+    c.page_size = 1u << i % 4;
+    c.digest = i / 3 % 3 ? KVF_DIGEST_CODES : KVF_DIGEST_MINMAX;
+    c.select = selects[i % 5];
+    c.sink_tokens = i % 7 ? 4 : 11;
+    c.tokens_max = 1024;
+    c.sequences_max = 3;
+    c.observe_window = 8;
+    c.transfer = test_transfer(i % 2 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
+    return c;
+}
+
+/* Once, and once more what is left, as chunked eviction does; the second time with a static set
+ * where there is one. */
+static void kept_tokens_are_a_fresh_sequence(void **state)
+{
+    const uint64_t seed = test_seed(2311);
     test_random r = {seed};
-    const uint32_t n = x->subset.length;
-    test_tokens_make(
-        &t, &x->cc,
-        &(test_tokens_spec){.count = n + x->steps, .seed = seed, .sharpness = 2.0f, .topics = 4});
-    open_world(&w, &x->cc, x->arena);
-    kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
-    const size_t row = (size_t)t.query_heads * t.head_dim * test_dtype_bytes(t.dtype);
-    char *out = must(row);
-    test_prefill(&w, s, &t, &(test_range){.count = n - x->decoded, .chunk = x->chunk}, NULL);
-    for (uint32_t i = n - x->decoded; i < n; i++)
-        test_decode(&w, s, &t, 0, i, out, NULL);
-    uint32_t *ids = retain_choose(&r, x->cc.kv_heads, &x->subset);
-    void *work = must(kvf_keep_work_bytes(w.cache));
-    uint32_t *given = must(x->cc.kv_heads * x->subset.count * sizeof *ids);
-    memcpy(given, ids, x->cc.kv_heads * x->subset.count * sizeof *ids);
-    test_ok(&w, kvf_sequence_keep(w.cache, s, 0, given, x->subset.count, work, w.stream));
-    memset(given, 0xff, x->cc.kv_heads * x->subset.count * sizeof *ids);
-    test_wait(&w);
-    memset(work, 0xff, kvf_keep_work_bytes(w.cache));
-    append_only(&w, fresh, &t, ids, x->subset.count);
-    same_layer(&w, s, fresh);
-    retain_seed_both(&w, s, fresh, &r);
-    same_decode(&w, s, fresh, &t, n, x->steps);
-    kvf_sequence_destroy(s);
-    kvf_sequence_destroy(fresh);
-    test_wait(&w);
-    assert_int_equal(w.cache->kv_groups[0].pool.free_count, w.cache->kv_groups[0].dims.block_count);
-    test_close(&w, &t);
-    test_release(out);
-    test_release(ids);
-    test_release(given);
-    test_release(work);
+    for (uint32_t i = 0; i < turns_here(60); i++) {
+        kvf_cache_config c = keep_config(i);
+        test_world w;
+        test_tokens t;
+        const uint32_t n = between(&r, 20, 420), count = between(&r, 2, n);
+        const uint32_t window = kvf_min_u32(count, between(&r, 0, 20));
+        const uint32_t front = i % 3 ? 0 : (count - window) / 2, decoded = i % 5 == 2 ? n / 10 : 0;
+        const uint32_t chunk = between(&r, 16, 128);
+        c.prefill_chunk_max = between(&r, chunk, 200);
+        open_world(&w, &c, i % 4 > 1);
+        test_tokens_make(&t, &c,
+                         &(test_tokens_spec){.count = n + 60, .seed = seed + i, .sharpness = 2});
+        kvf_sequence *s = test_sequence(&w);
+        void *work = test_alloc(kvf_keep_work_bytes(w.cache));
+        test_prefill(&w, s, &t, &(test_range){.count = n - decoded, .chunk = chunk}, NULL);
+        free(test_steps(&w, s, &t, n - decoded, decoded));
+        uint32_t *ids = retain_choose(&r, c.kv_heads, &(subset){n, count, window, front});
+        const keeping x = {ids, count, exact_from(s)};
+        uint32_t *given = must(c.kv_heads * count * sizeof *ids);
+        memcpy(given, ids, c.kv_heads * count * sizeof *ids);
+        test_ok(&w, kvf_sequence_keep(w.cache, s, 0, given, count, work, w.stream));
+        memset(given, 0xff, c.kv_heads * count * sizeof *ids);
+        test_wait(&w);
+        test_release(given);
+        memset(work, 0xff, kvf_keep_work_bytes(w.cache));
+        kvf_sequence *fresh = fresh_sequence(&w, &t, &x);
+        if (count < n)
+            same_layer(&w, s, fresh);
+        retain_seed_both(&w, s, fresh, &r);
+        same_steps(&w, s, fresh, &t, n, 50);
+        test_release(ids);
+        /* Both were sealed alike since; so what is kept of them is the same. */
+        const uint32_t length = count + 50;
+        ids = retain_choose(&r, c.kv_heads, &(subset){length, length / 2, 4, 0});
+        test_ok(&w, kvf_sequence_keep(w.cache, s, 0, ids, length / 2, work, w.stream));
+        test_ok(&w, kvf_sequence_keep(w.cache, fresh, 0, ids, length / 2, work, w.stream));
+        same_steps(&w, s, fresh, &t, n + 50, 10);
+        test_wait(&w);
+        kvf_sequence_destroy(s);
+        kvf_sequence_destroy(fresh);
+        test_wait(&w);
+        assert_int_equal(w.cache->kv_groups[0].pool.free_count,
+                         w.cache->kv_groups[0].dims.block_count);
+        test_close(&w, &t);
+        test_release(work);
+        test_release(ids);
+    }
 }
+
+/* The n-th allocation of the call fails, for every n, which leaves the fork as its twin is. */
+static kvf_status keep_at_last(test_world *w, heap *h, kvf_sequence *s, kvf_sequence *twin,
+                               const keeping *x, void *work)
+{
+    for (int64_t n = 1;; n++) {
+        h->asked = h->failed = 0;
+        h->fail_at = n;
+        const kvf_status status =
+            kvf_sequence_keep(w->cache, s, 0, x->ids, x->count, work, w->stream);
+        h->fail_at = 0;
+        if (!h->failed)
+            return status;
+        assert_int_equal(status, KVF_OUT_OF_MEMORY);
+        same_layer(w, s, twin);
+    }
+}
+
+/* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
+static void a_fork_keeps_for_itself(void **state)
+{
+    const uint64_t seed = test_seed(2333);
+    for (uint32_t i = 0; i < turns_here(6); i++) {
+        test_random r = {seed + i};
+        kvf_cache_config c = keep_config(i);
+        const uint32_t n = 300, count = 180;
+        const bool has_room = i % 2 == 0;
+        kvf_runtime_config rc = test_runtime_config();
+        heap h = {0};
+        test_world w;
+        test_tokens t;
+        rc.allocator = heap_allocator(&h);
+        test_seams.prefill_arena = i / 2 % 2;
+        c.host_tokens_max = has_room ? 0 : n;
+        test_world_open(&w, &rc, &c);
+        test_tokens_make(&t, &c,
+                         &(test_tokens_spec){.count = n + 30, .seed = seed, .sharpness = 2});
+        kvf_sequence *parent = test_sequence(&w), *child = NULL, *twin = NULL;
+        void *work = test_alloc(kvf_keep_work_bytes(w.cache));
+        test_prefill(&w, parent, &t, &(test_range){.count = n, .chunk = 100}, NULL);
+        test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
+        if (has_room) { /* with pages of its own, so that it shows what becomes of shared ones */
+            twin = test_sequence(&w);
+            test_prefill(&w, twin, &t, &(test_range){.count = n, .chunk = 100}, NULL);
+        } else {
+            test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &twin));
+        }
+        for (kvf_block b; !has_room && w.cache->kv_groups[0].pool.free_count;)
+            assert_int_equal(
+                kvf_page_pool_acquire_near(&w.cache->kv_groups[0].pool, KVF_BLOCK_NONE, &b),
+                KVF_OK);
+        uint32_t *ids = retain_choose(&r, c.kv_heads, &(subset){n, count, 0, 40});
+        const keeping x = {ids, count, exact_from(child)};
+        test_expect(w.runtime, keep_at_last(&w, &h, child, twin, &x, work),
+                    has_room ? KVF_OK : KVF_FULL);
+        same_layer(&w, parent, twin);
+        if (has_room) {
+            same_steps(&w, parent, twin, &t, n, 20);
+            kvf_sequence_destroy(twin);
+            twin = fresh_sequence(&w, &t, &x);
+        }
+        same_layer(&w, child, twin);
+        same_steps(&w, child, twin, &t, n, has_room ? 30 : 3);
+        test_close(&w, &t);
+        assert_int_equal(h.live, 0);
+        test_release(work);
+        test_release(ids);
+    }
+}
+
+/* ---- what is kept beside tokens ---- */
 
 static kvf_cache_config config_full(void)
 {
@@ -134,38 +289,6 @@ static kvf_cache_config config_full(void)
     cc.observe_window = 8;
     return cc;
 }
-
-static void kept_tokens_are_a_fresh_sequence(void **state)
-{
-    const uint64_t seed = 4711;
-    static const kvf_select selects[] = {KVF_SELECT_FULL, KVF_SELECT_QUEST, KVF_SELECT_HYBRID,
-                                         KVF_SELECT_STREAMING};
-    test_random r = {seed};
-    test_seed_print(__func__, seed);
-    for (uint32_t i = 0; i < test_afford(40); i++) {
-        keep_case x = {.cc = config_full(), .chunk = between(&r, 16, 128), .steps = 20};
-        x.cc.dtype = (kvf_dtype)(i % 3);
-        x.cc.kv_heads = between(&r, 1, 3);
-        x.cc.query_heads = x.cc.kv_heads * 2;
-        x.cc.prefill_chunk_max = between(&r, x.chunk, 200);
-        x.cc.select = selects[i % 4];
-        x.arena = i % 4 > 1;
-        x.cc.transfer =
-            test_transfer(i % 2 && !x.arena ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER);
-        x.subset.length = between(&r, 2, 500);
-        x.decoded = i % 5 == 2 || i % 4 == 2 ? between(&r, 0, x.subset.length - 1) % 40 : 0;
-        if (i % 8 == 2) /* before any refresh, as after a prompt */
-            x.decoded = 0;
-        x.subset.count = i % 6 == 5 ? x.subset.length : between(&r, 1, x.subset.length);
-        x.subset.window = between(&r, 0, 20);
-        x.subset.front = i % 3 == 0 ? x.subset.count / 2 : 0;
-        if (x.subset.window + x.subset.front > x.subset.count)
-            x.subset.window = x.subset.front = 0;
-        run_keep(&x, seed + i);
-    }
-}
-
-/* ---- what is kept beside tokens ---- */
 
 static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *args)
 {
@@ -193,7 +316,7 @@ static void kept_queries_stay_valid(void **state)
         const uint32_t n = 133, count = 70;
         open_world(&w, &cc, 0);
         test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n, .seed = seed, .sharpness = 2.0f});
-        kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
+        kvf_sequence *s = test_sequence(&w);
         test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 50}, NULL);
         uint32_t *ids = retain_choose(&r, cc.kv_heads,
                                       &(subset){.length = n, .count = count, .window = window});
@@ -203,7 +326,8 @@ static void kept_queries_stay_valid(void **state)
                     ids[h * count + count - window - 2] < n - window - 2 ? 1 : 0;
         void *work = must(kvf_keep_work_bytes(w.cache));
         test_ok(&w, kvf_sequence_keep(w.cache, s, 0, ids, count, work, w.stream));
-        append_only(&w, fresh, &t, ids, count);
+
+        kvf_sequence *fresh = fresh_sequence(&w, &t, &(keeping){ids, count, 0});
         kvf_scores_args a = {.window = window,
                              .candidates = count,
                              .pool = KVF_POOL_MAX,
@@ -225,6 +349,49 @@ static void kept_queries_stay_valid(void **state)
         test_close(&w, &t);
         test_release(ids);
         test_release(work);
+    }
+}
+
+/* Scores are those of what a step would attend to: exact sink and window, and quantized pages. */
+static void scores_are_of_what_steps_see(void **state)
+{
+    const uint64_t seed = test_seed(2339);
+    for (uint32_t i = 1; i < turns_here(9); i += 1 + i % 3 / 2) { /* quantized ones */
+        kvf_cache_config c = keep_config(i);
+        test_world w, plain;
+        test_tokens t;
+        const uint32_t n = 210 + 11 * i;
+        const kvf_scores_args a = {.window = 8,
+                                   .candidates = n - 8,
+                                   .pool = KVF_POOL_MAX,
+                                   .pool_width = 5,
+                                   .group_reduce = KVF_GROUP_SUM};
+        test_open(&w, &t, &c, &(test_tokens_spec){.count = n, .seed = seed + i, .sharpness = 2});
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 70}, NULL);
+        float *got = scores_of(&w, s, &a);
+        const kvf_paging *p = &w.cache->kv_groups[0].dims.paging;
+        const size_t row = kvf_row_bytes(&p->shape);
+        for (uint32_t id = c.sink_tokens; id < s->layers[0].sealed * p->block_size; id++)
+            for (uint32_t h = 0; h < c.kv_heads; h++) {
+                char token[8 * KVF_HEAD_DIM_MAX];
+                char *k = (char *)test_k(&t, 0, id) + h * row, *v = test_v(&t, 0, id);
+                memcpy(token, k, row);
+                memcpy(token + row, v + h * row, row);
+                quantize_and_back(&p->shape, token);
+                memcpy(k, token, row);
+                memcpy(v + h * row, token + row, row);
+            }
+        c.pages = KVF_PAGES_NATIVE;
+        test_world_open(&plain, NULL, &c);
+        s = test_sequence(&plain);
+        test_prefill(&plain, s, &t, &(test_range){.count = n, .chunk = 70}, NULL);
+        float *want = scores_of(&plain, s, &a);
+        assert_memory_equal(got, want, c.kv_heads * (n - 8) * sizeof *got);
+        test_release(got);
+        test_release(want);
+        test_world_close(&plain);
+        test_close(&w, &t);
     }
 }
 
@@ -266,7 +433,7 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
         test_prefill(&w, s, &t, &(test_range){.first = 30, .count = 260, .chunk = 60}, NULL);
         test_prefill(&w, fresh, &t, &(test_range){.first = 30, .count = 260, .chunk = 60}, NULL);
         same_layer(&w, s, fresh);
-        same_decode(&w, s, fresh, &t, 290, 40);
+        same_steps(&w, s, fresh, &t, 290, 40);
         test_close(&w, &t);
         test_release(out);
     }
@@ -298,56 +465,11 @@ static void streaming_heads_start_over(void **state)
     s = test_sequence(&w);
     test_prefill(&w, s, &t, &range, NULL);
     test_prefill(&w, fresh, &t, &range, NULL);
-    same_decode(&w, s, fresh, &t, n + 20, 10);
+    same_steps(&w, s, fresh, &t, n + 20, 10);
     test_close(&w, &t);
 }
 
-/* ---- forks, refusals, layers ---- */
-
-/* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
-static void a_fork_keeps_for_itself(void **state)
-{
-    const uint64_t seed = test_seed(612);
-    for (uint32_t i = 0; i < 4; i++) {
-        test_world w;
-        test_tokens t;
-        test_random r = {seed + i};
-        const uint32_t n = 300, count = 200;
-        const bool has_room = i % 2;
-        kvf_cache_config cc = config_full();
-        cc.host_tokens_max = has_room ? 0 : n;
-        cc.transfer = test_transfer(i > 1 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
-        open_world(&w, &cc, i > 1);
-        test_tokens_make(&t, &cc,
-                         &(test_tokens_spec){.count = n + 20, .seed = seed, .sharpness = 2.0f});
-        kvf_sequence *parent = test_sequence(&w), *child = NULL, *twin = NULL;
-        test_prefill(&w, parent, &t, &(test_range){.count = n, .chunk = 100}, NULL);
-        test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
-        test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &twin));
-        while (!has_room && w.cache->kv_groups[0].pool.free_count) { /* none is left */
-            kvf_block block;
-            assert_int_equal(
-                kvf_page_pool_acquire_near(&w.cache->kv_groups[0].pool, KVF_BLOCK_NONE, &block),
-                KVF_OK);
-        }
-        uint32_t *ids =
-            retain_choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .front = 40});
-        void *work = must(kvf_keep_work_bytes(w.cache));
-        test_expect(w.runtime, kvf_sequence_keep(w.cache, child, 0, ids, count, work, w.stream),
-                    has_room ? KVF_OK : KVF_FULL);
-        same_layer(&w, parent, twin);
-        if (has_room) {
-            kvf_sequence_destroy(twin);
-            twin = test_sequence(&w);
-            append_only(&w, twin, &t, ids, count);
-        }
-        same_layer(&w, child, twin);
-        same_decode(&w, child, twin, &t, n, has_room ? 20 : 3);
-        test_close(&w, &t);
-        test_release(ids);
-        test_release(work);
-    }
-}
+/* ---- refusals, layers ---- */
 
 static void bad_calls_change_nothing(void **state)
 {
@@ -362,7 +484,7 @@ static void bad_calls_change_nothing(void **state)
     test_prefill(&w, twin, &t, &(test_range){.count = n, .chunk = 100}, NULL);
     uint32_t good[] = {1, 5, 99, 0, 5, 98}, order[] = {1, 5, 99, 5, 0, 98};
     uint32_t twice[] = {1, 5, 5, 0, 5, 98}, beyond[] = {1, 5, 99, 0, 5, 100};
-    void *work = must(kvf_keep_work_bytes(w.cache));
+    void *work = test_scratch(kvf_keep_work_bytes(w.cache));
 #define BAD(call) test_expect(w.runtime, call, KVF_INVALID)
     BAD(kvf_sequence_keep(w.cache, s, 0, order, 3, work, w.stream));
     BAD(kvf_sequence_keep(w.cache, s, 0, twice, 3, work, w.stream));
@@ -392,37 +514,23 @@ static void bad_calls_change_nothing(void **state)
         BAD(kvf_sequence_scores(w.cache, s, &bad[i], out, w.stream));
 #undef BAD
     same_layer(&w, s, twin);
-    same_decode(&w, s, twin, &t, n, 9);
+    same_steps(&w, s, twin, &t, n, 9);
     test_close(&w, &t);
-    test_release(work);
 }
 
 /* One step of both layers, enqueued or replayed. */
 static void step_layers(test_world *w, kvf_sequence **s, const test_tokens *t, uint32_t token,
-                        kvf_recording *recording, char *place)
+                        kvf_recording *recording, const test_rows *rows)
 {
-    const size_t q = t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
-    const size_t kv = t->kv_heads * t->head_dim * test_dtype_bytes(t->dtype);
-    for (uint32_t layer = 0; layer < 2; layer++) {
-        memcpy(place + layer * 4 * q, test_q(t, layer, token), q);
-        memcpy(place + layer * 4 * q + q, test_k(t, layer, token), kv);
-        memcpy(place + layer * 4 * q + 2 * q, test_v(t, layer, token), kv);
-    }
+    for (uint32_t layer = 0; layer < 2; layer++)
+        test_rows_put(rows, layer, t, layer, token);
     if (recording) {
         test_ok(w, kvf_replay(recording, w->stream));
         return;
     }
     for (uint32_t layer = 0; layer < 2; layer++) {
-        char *at = place + layer * 4 * q;
-        test_ok(w, kvf_decode(w->cache,
-                              &(kvf_decode_args){.layer = layer,
-                                                 .batch = 1,
-                                                 .sequences = s,
-                                                 .q = at,
-                                                 .k = at + q,
-                                                 .v = at + 2 * q,
-                                                 .out = at + 3 * q},
-                              w->stream));
+        const kvf_decode_args a = test_rows_args(rows, layer, s, 1, layer);
+        test_ok(w, kvf_decode(w->cache, &a, w->stream));
     }
 }
 
@@ -456,18 +564,19 @@ static void layers_of_different_lengths_decode(void **state)
         assert_int_equal(kvf_sequence_position(s, 1, count - 1), n - 1);
         test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &child));
         kvf_recording *recording = NULL;
-        const size_t q = t.query_heads * t.head_dim * 2;
-        char *a = must(8 * q), *b = must(8 * q);
+        test_rows a, b;
+        test_rows_open(&a, &cc, 2);
+        test_rows_open(&b, &cc, 2);
         if (w.runtime->properties.can_capture && !verify) {
             test_ok(&w, kvf_record_begin(w.cache, &child, 1, w.stream));
-            step_layers(&w, &child, &t, n, NULL, b);
+            step_layers(&w, &child, &t, n, NULL, &b);
             test_ok(&w, kvf_record_end(w.cache, &recording));
         }
         for (uint32_t i = 0; i < steps; i++) {
-            step_layers(&w, &s, &t, n + i, NULL, a);
-            step_layers(&w, &child, &t, n + i, recording, b);
+            step_layers(&w, &s, &t, n + i, NULL, &a);
+            step_layers(&w, &child, &t, n + i, recording, &b);
             test_wait(&w);
-            assert_memory_equal(a, b, 8 * q);
+            assert_memory_equal(a.out, b.out, 2 * a.out_bytes);
         }
         assert_int_equal(kvf_sequence_position(child, 1, count + steps - 1), n + steps - 1);
         kvf_stats stats;
@@ -479,15 +588,15 @@ static void layers_of_different_lengths_decode(void **state)
         test_close(&w, &t);
         test_release(ids);
         test_release(work);
-        test_release(a);
-        test_release(b);
+        test_rows_close(&a);
+        test_rows_close(&b);
     }
 }
 
 int main(void)
 {
-    return unit_run(kept_tokens_are_a_fresh_sequence, kept_queries_stay_valid,
+    return unit_run(kept_tokens_are_a_fresh_sequence, a_fork_keeps_for_itself,
+                    kept_queries_stay_valid, scores_are_of_what_steps_see,
                     a_cleared_sequence_is_a_fresh_one, streaming_heads_start_over,
-                    a_fork_keeps_for_itself, bad_calls_change_nothing,
-                    layers_of_different_lengths_decode);
+                    bad_calls_change_nothing, layers_of_different_lengths_decode);
 }

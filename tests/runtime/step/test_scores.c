@@ -241,8 +241,9 @@ static void chunks_add_up_to_the_prompt(void **state)
     kvf_sequence *s = test_sequence(&w);
     const size_t all = (size_t)cc.kv_heads * n, each = (size_t)cc.query_heads * n;
     float *out = must(all * sizeof *out);
-    float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
-    double *want = must(all * sizeof *want), *want_heads = must(each * sizeof *want_heads);
+    float *work = test_scratch(kvf_scores_work_floats(w.cache) * sizeof *work);
+    double *want = test_scratch(all * sizeof *want),
+           *want_heads = test_scratch(each * sizeof *want_heads);
     for (uint32_t kind = 0; kind < 3; kind++) {
         test_ok(&w, kvf_sequence_clear(w.cache, s));
         memset(out, 0, all * sizeof *out);
@@ -269,9 +270,6 @@ static void chunks_add_up_to_the_prompt(void **state)
     }
     test_close(&w, &t);
     test_release(out);
-    test_release(work);
-    test_release(want);
-    test_release(want_heads);
 }
 
 int main(void)

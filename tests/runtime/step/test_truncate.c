@@ -7,6 +7,8 @@
  * Then both get the same tail, in steps and chunks, and say the same.
  */
 
+#include <kvferry/prune.h>
+
 #include "retain_world.h"
 
 /* Tokens by prefill and by decode steps. */
@@ -172,29 +174,6 @@ static kvf_cache_config cut_config(void)
     return c;
 }
 
-static void page_sizes(void **state)
-{
-    const uint64_t seed = test_seed(901);
-    static const uint32_t sizes[] = {1, 2, 4, 8, 16, 32, 64};
-    static const kvf_transfer transfers[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
-    for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (!test_takes(i))
-            continue;
-        cut_case x = {.cc = cut_config(),
-                      .arena = i % 3,
-                      .forks = (i + 1) % 3,
-                      .before = {{100, 150}, {0, 5 + i}},
-                      .dropped = {{0, 3}, {64, 1 + 13 * i}, {0, 2 * i}},
-                      .tail = {{0, 9}, {50, 40}, {0, test_afford(12)}}};
-        x.cc.select = i % 2 ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID;
-        x.cc.static_ratio = 0;
-        x.cc.page_size = sizes[i];
-        x.cc.budget_tokens = 192;
-        x.cc.transfer = test_transfer(transfers[i % 2]);
-        check_cut(&x, seed + 10 * i);
-    }
-}
-
 static piece random_piece(test_random *r, uint32_t most)
 {
     const uint32_t is_step = test_random_below(r, 2);
@@ -202,14 +181,17 @@ static piece random_piece(test_random *r, uint32_t most)
                    .count = test_random_below(r, is_step ? 12 : most)};
 }
 
+/* The first one has nothing left after the cut. */
 static void any_history(void **state)
 {
     const uint64_t seed = test_seed(907);
     test_random r = {seed};
-    static const kvf_select policies[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING,
-                                          KVF_SELECT_QUEST, KVF_SELECT_ORACLE};
-    for (uint32_t i = 0; i < test_afford(20); i++) {
-        cut_case x = {.cc = cut_config(), .arena = i % 3, .forks = test_random_below(&r, 3)};
+    static const kvf_select policies[] = {KVF_SELECT_DYNAMIC,   KVF_SELECT_FULL,
+                                          KVF_SELECT_STREAMING, KVF_SELECT_QUEST,
+                                          KVF_SELECT_ORACLE,    KVF_SELECT_HYBRID};
+    for (uint32_t i = 0; i < test_afford(28); i++) {
+        cut_case x = {
+            .cc = cut_config(), .arena = i % 3, .forks = i ? test_random_below(&r, 3) : 0};
         x.before[0] = (piece){128, 1 + test_random_below(&r, 200)};
         for (uint32_t j = 0; j < 3; j++) {
             x.before[j + 1] = random_piece(&r, 20);
@@ -217,11 +199,17 @@ static void any_history(void **state)
             x.tail[j + 1] = random_piece(&r, 40);
         }
         x.tail[0] = (piece){0, 5};
-        x.cc.select = policies[i % 5];
-        x.cc.page_size = 1u << test_random_below(&r, 5);
+        if (i == 0) {
+            memset(x.before, 0, sizeof x.before);
+            x.dropped[3] = (piece){128, 300};
+            x.tail[0] = (piece){100, 200};
+        }
+        x.cc.select = policies[i % 6];
+        x.cc.static_ratio = 0;
+        x.cc.page_size = 1u << i % 7;
         x.cc.dtype = (kvf_dtype)test_random_below(&r, 3);
         x.cc.sink_tokens = test_random_below(&r, 40);
-        x.cc.budget_tokens = 160;
+        x.cc.budget_tokens = 192 + x.cc.sink_tokens;
         x.cc.transfer = test_transfer(i % 2 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
         check_cut(&x, seed + i);
     }
@@ -297,15 +285,34 @@ static void a_static_set_is_dissolved(void **state)
     }
 }
 
-/* ---- ends ---- */
-
-static void nothing_is_left(void **state)
+/* Kept queries are those of the tokens that stay, however many of the newest go with a cut. */
+static void queries_go_with_their_tokens(void **state)
 {
-    cut_case x = {
-        .cc = cut_config(), .dropped = {{128, 300}, {0, 5}}, .tail = {{100, 200}, {0, 20}}};
-    x.cc.transfer = KVF_TRANSFER_GATHER;
-    check_cut(&x, 937);
+    enum { PROMPT = 100, WINDOW = 20 }; /* more than local_tokens */
+    for (uint32_t dropped = WINDOW - 2; dropped <= WINDOW + 2; dropped++) {
+        kvf_cache_config c = cut_config();
+        test_tokens t;
+        test_world w;
+        c.layers = 1;
+        c.observe_window = WINDOW;
+        open_world(&w, &c, 0);
+        test_tokens_make(&t, &c, &(test_tokens_spec){.count = PROMPT, .seed = 953});
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = PROMPT, .chunk = 128}, NULL);
+        test_ok(&w, kvf_sequence_truncate(w.cache, s, PROMPT - dropped, w.stream));
+        float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
+        const kvf_scores_args one = {
+            .window = 1, .candidates = 1, .pool_width = 1, .out = must(c.kv_heads * sizeof(float))};
+        test_expect(w.runtime, kvf_sequence_scores(w.cache, s, &one, work, w.stream),
+                    dropped < WINDOW ? KVF_OK : KVF_INVALID);
+        test_wait(&w);
+        test_release(one.out);
+        test_release(work);
+        test_close(&w, &t);
+    }
 }
+
+/* ---- ends ---- */
 
 /* By position, because layers may hold different tokens. */
 static void layers_are_cut_by_position(void **state)
@@ -353,9 +360,9 @@ static void refusals_name_what_is_wrong(void **state)
     uint32_t ids[2 * 40];
     for (uint32_t i = 0; i < 80; i++)
         ids[i] = i < 40 ? 2 * i : i + 20;
-    void *work = must(kvf_keep_work_bytes(w.cache));
+    void *work = test_scratch(kvf_keep_work_bytes(w.cache));
     test_ok(&w, kvf_sequence_keep(w.cache, s, 1, ids, 40, work, w.stream));
-    char *out = must(row_bytes(&w));
+    char *out = test_scratch(row_bytes(&w));
     for (uint32_t l = 0; l < c.layers; l++)
         test_decode(&w, s, &t, l, 100, out, NULL);
     test_refused(w.runtime, kvf_sequence_truncate(w.cache, s, 99, w.stream), KVF_UNSUPPORTED,
@@ -367,8 +374,6 @@ static void refusals_name_what_is_wrong(void **state)
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 0, w.stream));
     test_wait(&w);
     assert_int_equal(w.cache->kv_groups[0].pool.free_count, w.cache->kv_groups[0].pool.block_count);
-    test_release(work);
-    test_release(out);
     test_world_close(&w);
 
     static const uint8_t mask[] = {1, 0, 1, 1};
@@ -385,6 +390,7 @@ static void refusals_name_what_is_wrong(void **state)
 
 int main(void)
 {
-    return unit_run(page_sizes, any_history, a_static_set_stays, a_static_set_is_dissolved,
-                    nothing_is_left, layers_are_cut_by_position, refusals_name_what_is_wrong);
+    return unit_run(any_history, a_static_set_stays, a_static_set_is_dissolved,
+                    queries_go_with_their_tokens, layers_are_cut_by_position,
+                    refusals_name_what_is_wrong);
 }

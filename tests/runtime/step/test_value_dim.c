@@ -95,7 +95,7 @@ static void steps(side x[2], uint32_t first, uint32_t count, const char *what)
 {
     void *out[2];
     for (uint32_t i = 0; i < 2; i++)
-        out[i] = save_decode(&x[i].w, x[i].s, &x[i].t, first, count);
+        out[i] = test_steps(&x[i].w, x[i].s, &x[i].t, first, count);
     expect_same(x, out, (size_t)count * x[0].t.layers * x[0].t.query_heads, what);
     free(out[0]);
     free(out[1]);
@@ -265,20 +265,20 @@ static void what_is_no_width_of_values_is_named(void **state)
                 test_on_cuda() ? KVF_UNSUPPORTED : KVF_OK);
     c.value_dim = 128;
     test_expect(runtime, kvf_cache_plan_make(runtime, &c, &plan, &error), KVF_OK);
+    c.pages = KVF_PAGES_K8V4;
+    c.dtype = KVF_BF16;
+    test_expect(runtime, kvf_cache_plan_make(runtime, &c, &plan, &error), KVF_OK);
+    c.value_dim = 0; /* whatever the form of pages */
+    test_expect(runtime, kvf_cache_plan_make(runtime, &c, &plan, &error),
+                test_on_cuda() ? KVF_UNSUPPORTED : KVF_OK);
     kvf_runtime_close(runtime);
 }
 
 int main(void)
 {
-    const struct CMUnitTest on_host[] = {
-        cmocka_unit_test(narrow_values_have_the_bits_of_padded_ones),
-        cmocka_unit_test(forms_and_ways_change_nothing),
-    };
-    const struct CMUnitTest everywhere[] = {
-        cmocka_unit_test(what_is_no_width_of_values_is_named),
-    };
-    const int failed = cmocka_run_group_tests(everywhere, NULL, NULL);
     if (test_on_cuda()) /* which has no wide values to compare with */
-        return failed;
-    return failed + cmocka_run_group_tests(on_host, NULL, save_remove_folder);
+        return unit_run(what_is_no_width_of_values_is_named);
+    return unit_run_around(NULL, save_remove_folder, what_is_no_width_of_values_is_named,
+                           narrow_values_have_the_bits_of_padded_ones,
+                           forms_and_ways_change_nothing);
 }

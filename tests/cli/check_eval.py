@@ -421,13 +421,13 @@ def check_papers():
 
 
 def check_written(folder, documents, rows, lengths):
-    """A table has a line for each row, and there are figures and a picture."""
+    """A table has a line for each row, and there are figures."""
     out = os.path.join(folder, "results")
     facts = {"machine": "some", "load_average": [0.0, 1.0], "command": "this", "minutes": 1, "cpu_seconds": 60,
              "verify_every": eval_run.VERIFY, "texts": eval_texts.digest(documents),
              "document_tokens": lengths}
     with contextlib.redirect_stdout(io.StringIO()):
-        eval_report.write_results(facts, documents, rows, [], [], out)
+        eval_report.write_results(facts, documents, rows, out)
     lines = results_folder.read(os.path.join(out, "eval.md")).split("\n")
     table = [line for line in lines if line.startswith("|")]
     check("lines of a table", len(table) == 2 + len(rows) and

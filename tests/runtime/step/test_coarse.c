@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Coarse heads: which pages they may choose, against plain arithmetic on codes; that nothing else
- * changes; and that the same tokens give the same bits, however they came.
+ * Coarse heads: which pages they may choose, against plain arithmetic on codes; and that nothing
+ * else changes. However tokens came, the same ones give the same bits: test_bits.c, test_forks.c.
  *
  * A head that scores all of its segments is a hot head, bit for bit.
  */
@@ -256,165 +256,6 @@ static void what_is_left_out_follows_from_codes(void **state)
     test_tokens_free(&t);
 }
 
-/* ---- the same tokens, another way ---- */
-
-static void the_way_changes_no_bit(void **state)
-{
-    test_trace want, got;
-    test_scenario sc = scenario_of(all_kinds, 0.1f);
-    test_run(&sc, &want);
-    for (uint32_t i = 0; i < 4; i++) {
-        kvf_runtime_config rc = test_runtime_config();
-        test_scenario other = sc;
-        other.chunk = i == 0 ? 1 : i == 1 ? 37 : 128;
-        other.cc.transfer = i == 2 ? KVF_TRANSFER_GATHER : sc.cc.transfer;
-        rc.threads = i == 3 ? 1 : rc.threads;
-        other.rc = &rc;
-        test_run(&other, &got);
-        test_same_bits(&want, &got, "chunks, transfer, threads");
-        test_trace_free(&got);
-    }
-    test_trace_free(&want);
-}
-
-/* Steps of one sequence, all layers of a token one after the other. */
-static void run_steps(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
-                      uint32_t count, char *out)
-{
-    const size_t row = (size_t)HEADS * GROUP * DIM * test_dtype_bytes(t->dtype);
-    for (uint32_t i = 0; i < count; i++)
-        for (uint32_t layer = 0; layer < LAYERS; layer++)
-            test_decode(w, s, t, layer, first + i, out + (i * LAYERS + layer) * row, NULL);
-    test_wait(w);
-}
-
-static void forks_and_cuts_change_no_bit(void **state)
-{
-    enum { FIRST = 705, LATER = 90 };
-    test_world w;
-    test_tokens t;
-    kvf_cache_config c = config_of(coarse_mask, 0.1f);
-    c.sequences_max = 2;
-    test_tokens_make(
-        &t, &c,
-        &(test_tokens_spec){.count = FIRST + LATER, .seed = 41, .sharpness = 2.5f, .topics = 9});
-    const size_t bytes = (size_t)LATER * LAYERS * HEADS * GROUP * DIM * test_dtype_bytes(c.dtype);
-    char *want = test_alloc(bytes), *got = test_alloc(bytes);
-    test_world_open(&w, NULL, &c);
-    kvf_sequence *s = test_sequence(&w), *fork = NULL;
-    for (uint32_t layer = 0; layer < LAYERS; layer++)
-        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = FIRST, .chunk = 128}, NULL);
-    test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &fork));
-    run_steps(&w, s, &t, FIRST, LATER, want);
-    run_steps(&w, fork, &t, FIRST, LATER, got);
-    assert_memory_equal(want, got, bytes);
-    for (uint32_t cut = 1; cut <= LATER; cut += 41) { /* within a block, a segment, and beyond */
-        test_ok(&w, kvf_sequence_truncate(w.cache, fork, FIRST + LATER - cut, w.stream));
-        const size_t at = bytes / LATER * (LATER - cut);
-        memset(got + at, 0, bytes - at);
-        run_steps(&w, fork, &t, FIRST + LATER - cut, cut, got + at);
-        assert_memory_equal(want, got, bytes);
-    }
-    test_world_close(&w);
-    test_tokens_free(&t);
-    test_release(want);
-    test_release(got);
-}
-
-/* Room for a token of a batch in every layer. */
-typedef struct batch {
-    kvf_sequence *s[2];
-    char *q, *k, *v, *out; /* [LAYERS, 2 rows] */
-    size_t q_row, k_row;
-} batch;
-
-static kvf_decode_args call_of(const batch *b, uint32_t layer)
-{
-    return (kvf_decode_args){.layer = layer,
-                             .batch = 2,
-                             .sequences = b->s,
-                             .q = b->q + 2 * layer * b->q_row,
-                             .k = b->k + 2 * layer * b->k_row,
-                             .v = b->v + 2 * layer * b->k_row,
-                             .out = b->out + 2 * layer * b->q_row};
-}
-
-static void enqueue(test_world *w, const batch *b)
-{
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        const kvf_decode_args a = call_of(b, layer);
-        test_ok(w, kvf_decode(w->cache, &a, w->stream));
-    }
-}
-
-/* Two sequences of different lengths as single ones, and as a batch that is enqueued or replayed.
- */
-static void batches_and_recordings_change_no_bit(void **state)
-{
-    enum { LATER = 70 };
-    static const uint32_t prompt[2] = {820, 333};
-    test_world w;
-    test_tokens t;
-    batch b = {0};
-    uint32_t replays = 0;
-    kvf_recording *recording = NULL;
-    kvf_sequence *alone[2];
-    kvf_cache_config c = config_of(all_kinds, 0.1f);
-    c.sequences_max = 4;
-    c.transfer = test_on_cuda() ? KVF_TRANSFER_MAPPED : c.transfer;
-    test_tokens_make(&t, &c,
-                     &(test_tokens_spec){.count = 900, .seed = 43, .sharpness = 2.5f, .topics = 9});
-    const size_t size = test_dtype_bytes(c.dtype);
-    b.q_row = (size_t)HEADS * GROUP * DIM * size;
-    b.k_row = (size_t)HEADS * DIM * size;
-    b.q = test_alloc(2 * LAYERS * b.q_row);
-    b.k = test_alloc(2 * LAYERS * b.k_row);
-    b.v = test_alloc(2 * LAYERS * b.k_row);
-    b.out = test_alloc(2 * LAYERS * b.q_row);
-    char *one = test_alloc(b.q_row);
-    test_world_open(&w, NULL, &c);
-    for (uint32_t i = 0; i < 2; i++) {
-        b.s[i] = test_sequence(&w);
-        alone[i] = test_sequence(&w);
-        for (uint32_t n = 0; n < 2 * LAYERS; n++)
-            test_prefill(&w, n < LAYERS ? b.s[i] : alone[i], &t,
-                         &(test_range){.layer = n % LAYERS, .count = prompt[i], .chunk = 128},
-                         NULL);
-    }
-    if (test_on_cuda()) {
-        test_ok(&w, kvf_record_begin(w.cache, b.s, 2, w.stream));
-        enqueue(&w, &b);
-        test_ok(&w, kvf_record_end(w.cache, &recording));
-    }
-    for (uint32_t n = 0; n < LATER; n++) {
-        for (uint32_t row = 0; row < 2 * LAYERS; row++) {
-            const uint32_t layer = row / 2, token = prompt[row % 2] + n;
-            memcpy(b.q + row * b.q_row, test_q(&t, layer, token), b.q_row);
-            memcpy(b.k + row * b.k_row, test_k(&t, layer, token), b.k_row);
-            memcpy(b.v + row * b.k_row, test_v(&t, layer, token), b.k_row);
-        }
-        if (recording && n % 9 && kvf_replay_is_possible(recording)) {
-            test_ok(&w, kvf_replay(recording, w.stream));
-            replays++;
-        } else {
-            enqueue(&w, &b);
-        }
-        for (uint32_t row = 0; row < 2 * LAYERS; row++) {
-            test_decode(&w, alone[row % 2], &t, row / 2, prompt[row % 2] + n, one, NULL);
-            test_wait(&w);
-            if (memcmp(one, b.out + row * b.q_row, b.q_row) != 0)
-                fail_msg("step %u, layer %u, row %u differs", n, row / 2, row % 2);
-        }
-    }
-    assert_true(!test_on_cuda() || replays > LATER / 2);
-    kvf_recording_destroy(recording);
-    test_world_close(&w);
-    test_tokens_free(&t);
-    char *const places[] = {b.q, b.k, b.v, b.out, one};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        test_release(places[i]);
-}
-
 static void centroids_are_part_of_the_plan(void **state)
 {
     test_world w;
@@ -434,14 +275,6 @@ static void centroids_are_part_of_the_plan(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_segments_are_all_hot),
-        cmocka_unit_test(hot_heads_keep_their_bits),
-        cmocka_unit_test(what_is_left_out_follows_from_codes),
-        cmocka_unit_test(the_way_changes_no_bit),
-        cmocka_unit_test(forks_and_cuts_change_no_bit),
-        cmocka_unit_test(batches_and_recordings_change_no_bit),
-        cmocka_unit_test(centroids_are_part_of_the_plan),
-    };
-    return cmocka_run_group_tests_name("runtime: coarse heads", tests, NULL, NULL);
+    return unit_run(all_segments_are_all_hot, hot_heads_keep_their_bits,
+                    what_is_left_out_follows_from_codes, centroids_are_part_of_the_plan);
 }

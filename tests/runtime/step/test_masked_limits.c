@@ -243,49 +243,6 @@ static void a_full_pool_changes_nothing(void **state)
     test_close(&w, &t);
 }
 
-/* One number that is not finite: its layer and token are named, other sequences go on. */
-static void faults_are_named(void **state)
-{
-    static const struct {
-        uint32_t layer, head, token, by_step;
-    } cases[] = {{0, 0, 30, 0}, {0, 1, 30, 0}, {1, 3, 5, 0},  {2, 2, 40, 0},
-                 {0, 2, 45, 1}, {0, 3, 45, 1}, {1, 0, 47, 1}, {2, 0, 44, 1}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        test_world w;
-        test_tokens t, good;
-        float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
-        char want[64];
-        kvf_cache_config c = config_masked(mask_of_all_kinds);
-        c.sequences_max = 2;
-        const test_tokens_spec spec = {.count = 50, .seed = 1, .sharpness = 1.0f};
-        test_tokens_make(&t, &c, &spec);
-        test_tokens_make(&good, &c, &spec);
-        ((float *)(i % 2 ? test_v(&t, cases[i].layer, cases[i].token)
-                         : test_k(&t, cases[i].layer, cases[i].token)))[cases[i].head * 64 + 9] =
-            i % 3 ? NAN : INFINITY;
-        test_world_open(&w, NULL, &c);
-        kvf_sequence *s = test_sequence(&w), *other = test_sequence(&w);
-        const uint32_t layer = cases[i].layer, prompt = cases[i].by_step ? 43 : 48;
-        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = prompt, .chunk = prompt},
-                     NULL);
-        for (uint32_t k = prompt; k <= cases[i].token; k++)
-            test_decode(&w, s, &t, layer, k, out, NULL);
-        test_wait(&w);
-        const kvf_decode_args a = test_step_args(&s, &good, layer, 49, out);
-        test_expect(w.runtime, kvf_decode(w.cache, &a, w.stream), KVF_NOT_FINITE);
-        snprintf(want, sizeof want, "layer %u, token %u:", layer, cases[i].token);
-        expect_text(&w, want);
-        test_prefill(&w, other, &good, &(test_range){.layer = layer, .count = 48, .chunk = 27},
-                     NULL);
-        kvf_sequence_destroy(s);
-        s = test_sequence(&w); /* the slot is used again without its fault */
-        test_decode(&w, s, &good, layer, 0, out, NULL);
-        test_wait(&w);
-        test_close(&w, &t);
-        test_tokens_free(&good);
-    }
-}
-
 /* ---- a policy of the embedder ---- */
 
 static uint32_t note_view(void *user, const kvf_select_view *view, int32_t *ids)
@@ -318,15 +275,7 @@ static void custom_policies_see_the_models_heads(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_what_the_mask_says),
-        cmocka_unit_test(a_cache_takes_its_plan),
-        cmocka_unit_test(windows_in_force),
-        cmocka_unit_test(steps_and_tokens_are_counted),
-        cmocka_unit_test(what_needs_pages_is_refused),
-        cmocka_unit_test(a_full_pool_changes_nothing),
-        cmocka_unit_test(faults_are_named),
-        cmocka_unit_test(custom_policies_see_the_models_heads),
-    };
-    return cmocka_run_group_tests_name("runtime: limits of head masks", tests, NULL, NULL);
+    return unit_run(memory_is_what_the_mask_says, a_cache_takes_its_plan, windows_in_force,
+                    steps_and_tokens_are_counted, what_needs_pages_is_refused,
+                    a_full_pool_changes_nothing, custom_policies_see_the_models_heads);
 }

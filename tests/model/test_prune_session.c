@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pruned prefill of prompts and sessions: a batch is its prompts one by one, lengths and true
- * positions of deeper layers are what the policy said, the hidden state is what the head sees, a
- * session prunes its prompt, and bad prompts are refused.
+ * Pruned prefill of a session: lengths and true positions of deeper layers are what the policy
+ * said, the hidden state is what the head sees, a session prunes its prompt, and bad prompts are
+ * refused.
  */
 
 #include "common/convert.h"
@@ -13,62 +13,7 @@
 
 #include <math.h>
 
-/* ---- batches ---- */
-
-/* The layer and the stride follow from the length of the prompt. Keeps all. */
-static void pivot_by_length(const kvf_prune_view *view, kvf_prune_answer *answer)
-{
-    if (view->pass > 0 || view->layer != view->prompt % 3)
-        return;
-    answer->propagate_count = pick_strided(view, 2 + view->prompt % 2, answer->propagate);
-    answer->restart = view->prompt % 3 == 1;
-    answer->is_chosen = 1;
-}
-
-static void expect_batch_is_alone(rig *r, const kvf_prune_config *config, const char *what)
-{
-    static const uint32_t lengths[BATCH] = {PROMPT, 61, 97}; /* pivots 0 and 1 twice: % 3 */
-    static outcome together[BATCH], alone;
-    kvf_prune_stats all, each;
-    batch b = {.count = BATCH};
-    uint64_t computed = 0;
-    for (uint32_t i = 0; i < BATCH; i++) {
-        const batch one = one_prompt(i, lengths[i]);
-        b.lengths[i] = lengths[i];
-        memcpy(b.ids[i], one.ids[0], sizeof b.ids[i]);
-    }
-    rig_run_batch(r, config, &b, together, &all);
-    for (uint32_t i = 0; i < BATCH; i++) {
-        const batch one = one_prompt(i, lengths[i]);
-        rig_run_batch(r, config, &one, &alone, &each);
-        computed += each.tokens_computed;
-        outcome_expect_same(&alone, &together[i], what);
-    }
-    assert_int_equal(all.prompts, BATCH);
-    assert_int_equal(all.tokens_computed, computed);
-}
-
-static void batch_is_its_prompts_alone(void **state)
-{
-    static const char *const names[] = {"fastkv",   "snapkv",       "h2o",
-                                        "structkv", "pyramidinfer", "gemfilter"};
-    rig r;
-    rig_open(&r, KVF_SELECT_HYBRID, 64);
-    const kvf_prune_policy policy = own_policy(pivot_by_length, NULL);
-    kvf_prune_config config;
-    kvf_prune_config_init(&config, &policy);
-    config.settings.window = 3;
-    expect_batch_is_alone(&r, &config, "own pivots and restarts");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        config = rig_config_of(names[i]);
-        config.settings.window = config.settings.window ? WINDOW : 0;
-        config.settings.keep = 0.3f;
-        config.settings.propagate = 0.5f;
-        config.retention = i % 2 ? KVF_RETENTION_EVICT : KVF_RETENTION_OFFLOAD;
-        expect_batch_is_alone(&r, &config, names[i]);
-    }
-    model_rig_close(&r);
-}
+/* ---- layers ---- */
 
 static void deeper_layers_hold_what_was_propagated(void **state)
 {
@@ -97,9 +42,9 @@ static void hidden_of(rig *r, const kvf_prune_config *config, float *hidden)
 {
     kvf_sequence *s = NULL;
     kvf_prune *prune = config ? rig_open_prune(r, config) : NULL;
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     model_rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
-    const kvf_prompt prompt = {.sequence = s, .ids = b.ids[0], .count = PROMPT};
+    const kvf_prompt prompt = {.sequence = s, .ids = b.ids, .count = PROMPT};
     model_rig_must(
         r, kvf_transformer_hidden(r->transformer, r->cache, prune, &prompt, hidden, r->stream),
         "kvf_transformer_hidden");
@@ -141,19 +86,19 @@ static void hidden_state_is_what_the_head_sees(void **state)
     double logits[VOCAB];
     rig r;
     rig_open(&r, KVF_SELECT_FULL, 64);
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     kvf_sequence *s = NULL;
     hidden_of(&r, NULL, hidden);
     head_of(&r, hidden, logits);
     model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
-    model_rig_must(
-        &r, kvf_transformer_prefill(r.transformer, r.cache, s, b.ids[0], PROMPT - 1, r.stream),
-        "kvf_transformer_prefill");
-    model_rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
     model_rig_must(&r,
-                   kvf_transformer_decode(r.transformer, r.cache, &s, &b.ids[0][PROMPT - 1], 1,
-                                          true, r.stream),
-                   "kvf_transformer_decode");
+                   kvf_transformer_prefill(r.transformer, r.cache, s, b.ids, PROMPT - 1, r.stream),
+                   "kvf_transformer_prefill");
+    model_rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
+    model_rig_must(
+        &r,
+        kvf_transformer_decode(r.transformer, r.cache, &s, &b.ids[PROMPT - 1], 1, true, r.stream),
+        "kvf_transformer_decode");
     model_rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
     const float *want = kvf_transformer_logits(r.transformer, 0);
     double difference = 0.0, norm = 0.0;
@@ -187,7 +132,7 @@ static void session_prunes_its_prompt(void **state)
     kvf_error error;
     kvf_stop stop;
     kvf_sequence *s = NULL;
-    const batch b = one_prompt(0, PROMPT);
+    const rig_prompt b = one_prompt(0, PROMPT);
     rig_open(&r, KVF_SELECT_HYBRID, 64);
     const kvf_prune_config config = rig_config_of("fastkv");
     rig_run_one(&r, &config, &want, NULL);
@@ -198,7 +143,7 @@ static void session_prunes_its_prompt(void **state)
                                  .stream = r.stream,
                                  .prune = prune};
     model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
-    kvf_prefill_request request = {.sequence = s, .ids = b.ids[0], .count = PROMPT};
+    kvf_prefill_request request = {.sequence = s, .ids = b.ids, .count = PROMPT};
     model_rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error),
                    "kvf_generate_prefill");
     assert_int_equal(stop, KVF_STOP_LENGTH);
@@ -238,19 +183,10 @@ static void bad_prompts_are_refused(void **state)
     request.count = WINDOW + 1; /* of which a tenth is less than the window */
     fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
                    "keep");
-    kvf_prompt prompts[BATCH + 1] = {{.sequence = s, .ids = ids, .count = PROMPT}};
-    for (uint32_t i = 1; i <= BATCH; i++)
-        prompts[i] = prompts[0];
-    assert_int_equal(
-        kvf_transformer_prefill_pruned(r.transformer, r.cache, prune, prompts, BATCH + 1, r.stream),
-        KVF_INVALID);
-    assert_int_equal(
-        kvf_transformer_prefill_pruned(r.transformer, r.cache, prune, prompts, 0, r.stream),
-        KVF_INVALID);
     ids[3] = VOCAB;
-    assert_int_equal(
-        kvf_transformer_prefill_pruned(r.transformer, r.cache, prune, prompts, 1, r.stream),
-        KVF_INVALID);
+    assert_int_equal(kvf_transformer_prefill_chunked(r.transformer, r.cache, prune, s, ids, PROMPT,
+                                                     PROMPT, false, r.stream),
+                     KVF_INVALID);
     ids[3] = 0;
     for (uint32_t layer = 0; layer < LAYERS; layer++) /* nothing of it touched the sequence */
         assert_int_equal(kvf_sequence_length(s, layer), 0);
@@ -264,7 +200,6 @@ static void bad_prompts_are_refused(void **state)
 
 int main(void)
 {
-    return unit_run(batch_is_its_prompts_alone, deeper_layers_hold_what_was_propagated,
-                    hidden_state_is_what_the_head_sees, session_prunes_its_prompt,
-                    bad_prompts_are_refused);
+    return unit_run(deeper_layers_hold_what_was_propagated, hidden_state_is_what_the_head_sees,
+                    session_prunes_its_prompt, bad_prompts_are_refused);
 }

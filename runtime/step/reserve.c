@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The calls of a cache, and how much each puts into its frame.
+ * How much memory the calls of a cache take: what each puts into its frame.
  *
  * Knows nothing of what a call does with it: the functions that take room from a frame are run once
  * over a dry one, with as many rows and pages as there may be. So a frame and what is put into it

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Streaming heads: what a cache with a head mask attends to, head by head, against plain sums in
+ * double.
+ *
+ * A streaming head sees token j from query i iff j < sink or j > i - recent, which a layer may have
+ * of its own. Retrieval heads are held to the bits that they have in a cache without a mask.
+ * Batches and forks have the bits of single sequences: test_forks.c.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+
+#include "forms.h"
+
+typedef struct expectation {
+    const kvf_cache_config *c;
+    const test_tokens *t;
+} expectation;
+
+static int is_seen(const kvf_cache_config *c, uint32_t layer, uint32_t kv_head, uint32_t query,
+                   uint32_t j)
+{
+    if (!c->head_mask || c->head_mask[layer * c->kv_heads + kv_head])
+        return 1;
+    const uint32_t recent = c->layer_windows ? c->layer_windows[layer] : c->streaming_recent;
+    return j < c->streaming_sink || query - j < recent;
+}
+
+/* Attention of token `query` by one query head: out [head_dim], returns the log-sum-exp. */
+static double naive_head(const expectation *e, uint32_t layer, uint32_t head, uint32_t query,
+                         double *out)
+{
+    const kvf_cache_config *c = e->c;
+    const uint32_t d = c->head_dim, kv_head = head / (c->query_heads / c->kv_heads);
+    double *logit = test_alloc((query + 1) * sizeof *logit);
+    double top = test_sink(layer, head), sum = 0.0;
+    assert_non_null(logit);
+    memset(out, 0, d * sizeof *out);
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass)
+            sum = exp(test_sink(layer, head) - top);
+        for (uint32_t j = 0; j <= query; j++) {
+            if (!is_seen(c, layer, kv_head, query, j))
+                continue;
+            if (pass) {
+                const double weight = exp(logit[j] - top);
+                sum += weight;
+                for (uint32_t x = 0; x < d; x++)
+                    out[x] += weight * (double)kvf_element_get(test_v(e->t, layer, j), c->dtype,
+                                                               kv_head * d + x);
+                continue;
+            }
+            for (uint32_t x = 0; x < d; x++)
+                logit[j] +=
+                    (double)kvf_element_get(test_q(e->t, layer, query), c->dtype, head * d + x) *
+                    (double)kvf_element_get(test_k(e->t, layer, j), c->dtype, kv_head * d + x);
+            logit[j] = test_logit(c, layer, logit[j]);
+            top = logit[j] > top ? logit[j] : top;
+        }
+    }
+    for (uint32_t x = 0; x < d; x++)
+        out[x] /= sum;
+    test_release(logit);
+    return top + log(sum);
+}
+
+/* One row of outputs, all query heads; lse may be NULL. */
+static void expect_row(const expectation *e, uint32_t layer, uint32_t query, const void *out,
+                       const float *lse, const char *what)
+{
+    const kvf_cache_config *c = e->c;
+    double want[256];
+    for (uint32_t h = 0; h < c->query_heads; h++) {
+        const double want_lse = naive_head(e, layer, h, query, want);
+        for (uint32_t x = 0; x < c->head_dim; x++) {
+            const double got = (double)kvf_element_get(out, c->dtype, h * c->head_dim + x);
+            if (!(fabs(got - want[x]) <= test_tolerance(c->dtype)))
+                fail_msg("%s: layer %u, token %u, head %u, element %u: %g, not %g", what, layer,
+                         query, h, x, got, want[x]);
+        }
+        if (lse && !(fabs((double)lse[h] - want_lse) <= TEST_LSE_TOLERANCE))
+            fail_msg("%s: layer %u, token %u, head %u: lse %g, not %g", what, layer, query, h,
+                     (double)lse[h], want_lse);
+    }
+}
+
+/* Three layers of four KV heads: both kinds, no retrieval head, no streaming head. */
+static const uint8_t mask_of_all_kinds[12] = {0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1};
+
+static kvf_cache_config config_masked(const uint8_t *mask)
+{
+    kvf_cache_config c = test_config_small();
+    c.layers = 3;
+    c.kv_heads = 4;
+    c.query_heads = 8;
+    c.tokens_max = 400;
+    c.prefill_chunk_max = 100;
+    c.select = KVF_SELECT_FULL;
+    c.head_mask = mask;
+    c.streaming_sink = 6;
+    c.streaming_recent = 21;
+    return c;
+}
+
+/* A whole run, every output against the definition. */
+static void expect_run(const test_scenario *sc, const char *what)
+{
+    test_trace trace;
+    test_tokens t;
+    test_tokens_spec spec = sc->tokens;
+    const kvf_cache_config *c = &sc->cc;
+    spec.count = sc->prompt + sc->steps;
+    test_tokens_make(&t, c, &spec);
+    const expectation e = {c, &t};
+    const size_t row = (size_t)c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
+    test_run(sc, &trace);
+    for (uint32_t layer = 0; layer < c->layers; layer++) {
+        for (uint32_t i = 0; i < sc->prompt; i++)
+            expect_row(&e, layer, i, (char *)trace.prefill + (layer * sc->prompt + i) * row, NULL,
+                       what);
+        for (uint32_t i = 0; i < sc->steps; i++) {
+            const size_t at = (size_t)i * c->layers + layer;
+            expect_row(&e, layer, sc->prompt + i, (char *)trace.out + at * row,
+                       trace.lse + at * c->query_heads, what);
+        }
+    }
+    test_trace_free(&trace);
+    test_tokens_free(&t);
+}
+
+static void any_mask_is_what_it_says(void **state)
+{
+    static const uint32_t sinks[] = {0, 6, 8, 17}, recents[] = {1, 8, 21, 64};
+    const uint64_t seed = 401;
+    test_random r = {seed};
+    test_seed_print("any_mask_is_what_it_says", seed);
+    for (uint32_t i = 0; i < (test_on_cuda() || TEST_SANITIZED ? 4u : 12u); i++) {
+        uint8_t mask[12];
+        char what[96];
+        memcpy(mask, mask_of_all_kinds, sizeof mask);
+        for (uint32_t k = 0; i && k < 12; k++)
+            mask[k] = (uint8_t)test_random_below(&r, 2);
+        test_scenario sc = {.cc = config_masked(mask),
+                            .tokens = {.seed = seed + i, .sharpness = 1.5f},
+                            .prompt = 60 + test_random_below(&r, 60),
+                            .steps = 30,
+                            .chunk = 1 + test_random_below(&r, 100)};
+        sc.cc.dtype = (kvf_dtype)(i % 3);
+        sc.cc.head_dim = i % 2 ? 80 : 64;
+        sc.cc.page_size = 8u << (i % 3);
+        sc.cc.budget_tokens = 400;
+        sc.cc.streaming_sink = sinks[(i + i / 4) % 4];
+        sc.cc.streaming_recent = recents[i % 4];
+        snprintf(what, sizeof what, "mask %u, sink %u, recent %u, pages of %u, chunks of %u", i,
+                 sc.cc.streaming_sink, sc.cc.streaming_recent, sc.cc.page_size, sc.chunk);
+        expect_run(&sc, what);
+    }
+}
+
+/* One layer in full, two with windows of their own. */
+static const uint8_t mask_of_windows[12] = {1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0};
+
+/* Windows of layers, lengths about sink and window, and rings that wrap many times. */
+static void windows_and_lengths(void **state)
+{
+    static const struct {
+        const char *settings;
+        uint32_t prompt, steps, chunk;
+        bool has_windows; /* which layers have, and streaming_recent is not looked at */
+    } rows[] = {
+        {"layer_windows=0,9,40 streaming_recent=3 streaming_sink=0", 130, 30, 17, true},
+        {"layer_windows=0,64,1 streaming_recent=3 dtype=fp16", 130, 30, 37, true},
+        {"layer_windows=0,8,500 streaming_recent=3 streaming_sink=0 dtype=bf16", 0, 150, 57, true},
+        {"layer_windows=0,21,21 streaming_recent=3", 130, 30, 77, true},
+        {"", 25, 4, 9, false}, /* sink + recent = 27 */
+        {"", 26, 4, 9, false},
+        {"", 27, 4, 9, false},
+        {"", 28, 4, 9, false},
+        {"", 0, 40, 1, false},
+        /* rings are as long as the longest sequence */
+        {"tokens_max=41 streaming_sink=30 streaming_recent=1000", 40, 1, 1, false},
+        {"tokens_max=41 streaming_sink=1000 streaming_recent=1", 40, 1, 1, false},
+        {"streaming_sink=3 streaming_recent=10", 5, 190, 5, false},
+        {"streaming_sink=3 streaming_recent=10", 190, 5, 7, false},
+    };
+    for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (!test_takes(i))
+            continue;
+        test_scenario sc = {
+            .cc = config_masked(rows[i].has_windows ? mask_of_windows : mask_of_all_kinds),
+            .tokens = {.seed = 61 + i, .sharpness = 1.5f},
+            .prompt = rows[i].prompt,
+            .steps = rows[i].steps,
+            .chunk = rows[i].chunk};
+        sc.cc.budget_tokens = rows[i].has_windows ? 400 : sc.cc.budget_tokens;
+        test_set(&sc.cc, rows[i].settings);
+        expect_run(&sc, rows[i].settings);
+    }
+}
+
+/* A layer's bits are those of a cache whose layers all have its window. */
+static void windows_beside_each_other_have_the_same_bits(void **state)
+{
+    static const uint32_t windows[] = {0, 9, 70};
+    test_trace mixed, alone;
+    test_scenario sc = {.cc = config_masked(mask_of_windows),
+                        .tokens = {.seed = 67, .sharpness = 1.5f},
+                        .prompt = 200,
+                        .steps = 30,
+                        .chunk = 37};
+    sc.cc.layer_windows = windows;
+    test_run(&sc, &mixed);
+    const size_t prompt = mixed.prefill_bytes / 3, row = mixed.out_bytes / 3 / sc.steps;
+    for (uint32_t layer = 1; layer < 3; layer++) {
+        const uint32_t equal[] = {0, windows[layer], windows[layer]};
+        for (uint32_t as_windows = 0; as_windows < 2; as_windows++) {
+            sc.cc.layer_windows = as_windows ? equal : NULL;
+            sc.cc.streaming_recent = as_windows ? 5 : windows[layer];
+            test_run(&sc, &alone);
+            assert_memory_equal((char *)mixed.prefill + layer * prompt,
+                                (char *)alone.prefill + layer * prompt, prompt);
+            for (uint32_t i = 0; i < sc.steps; i++)
+                assert_memory_equal((char *)mixed.out + (3 * i + layer) * row,
+                                    (char *)alone.out + (3 * i + layer) * row, row);
+            test_trace_free(&alone);
+        }
+    }
+    test_trace_free(&mixed);
+}
+
+/* Wherever a prompt is cut: sink and window are summed in the same order. */
+static void chunks_change_no_bit(void **state)
+{
+    static const uint32_t sizes[] = {1, 7, 32, 100};
+    for (uint32_t i = 0; i < 3; i++) {
+        test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
+                            .tokens = {.seed = 13, .sharpness = 1.5f},
+                            .prompt = 300,
+                            .steps = 3,
+                            .chunk = 300};
+        test_trace whole, cut;
+        sc.cc.prefill_chunk_max = 300;
+        sc.cc.dtype = i == 1 ? KVF_BF16 : KVF_FP32;
+        sc.cc.page_size = i == 1 ? 64 : 8;
+        sc.cc.streaming_sink = i == 2 ? 0 : 6;
+        sc.cc.streaming_recent = i == 2 ? 1 : 77;
+        test_run(&sc, &whole);
+        for (uint32_t size = 0; size < 4; size++) {
+            if (!test_takes(size + i))
+                continue;
+            sc.chunk = sizes[size];
+            test_run(&sc, &cut);
+            if (memcmp(whole.prefill, cut.prefill, whole.prefill_bytes) != 0 ||
+                memcmp(whole.out, cut.out, whole.out_bytes) != 0)
+                fail_msg("case %u: chunks of %u", i, sc.chunk);
+            test_trace_free(&cut);
+        }
+        test_trace_free(&whole);
+    }
+}
+
+/* Cells whose mask is 1 have the bits of a cache without a mask: all of them, or some. */
+static void retrieval_heads_keep_their_bits(void **state)
+{
+    static const uint8_t ones[12] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    test_trace plain, masked;
+    test_scenario sc = {.cc = config_masked(NULL),
+                        .tokens = {.seed = 17, .sharpness = 3.0f, .topics = 5},
+                        .prompt = 220,
+                        .steps = 40,
+                        .chunk = 64};
+    sc.cc.select = KVF_SELECT_HYBRID;
+    sc.cc.budget_tokens = 96;
+    test_run(&sc, &plain);
+    const uint32_t layers = sc.cc.layers, kv_heads = sc.cc.kv_heads;
+    const size_t head = plain.out_bytes / sc.steps / layers / kv_heads;
+    for (uint32_t is_mixed = 0; is_mixed < 2; is_mixed++) {
+        const uint8_t *mask = sc.cc.head_mask = is_mixed ? mask_of_all_kinds : ones;
+        test_run(&sc, &masked);
+        for (size_t i = 0; i < plain.out_bytes / head; i++)
+            if (mask[i % (layers * kv_heads)])
+                assert_memory_equal((char *)plain.out + i * head, (char *)masked.out + i * head,
+                                    head);
+        for (size_t i = 0; i < plain.prefill_bytes / head; i++) /* [layers, prompt, heads] */
+            if (mask[i / kv_heads / sc.prompt * kv_heads + i % kv_heads])
+                assert_memory_equal((char *)plain.prefill + i * head,
+                                    (char *)masked.prefill + i * head, head);
+        assert_int_equal(masked.stats.steps, plain.stats.steps);
+        /* 2 and 4 of 4 heads retrieve in two of three layers */
+        assert_int_equal(masked.stats.pages_selected,
+                         plain.stats.pages_selected / 12 * (is_mixed ? 6 : 12));
+        test_trace_free(&masked);
+    }
+    test_trace_free(&plain);
+}
+
+int main(void)
+{
+    return unit_run(any_mask_is_what_it_says, windows_and_lengths,
+                    windows_beside_each_other_have_the_same_bits, chunks_change_no_bit,
+                    retrieval_heads_keep_their_bits);
+}
