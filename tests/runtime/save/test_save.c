@@ -12,6 +12,7 @@
 #include <kvferry/prune.h>
 
 #include "forms.h"
+#include "saved_format.h"
 
 static void make_tokens(test_tokens *t, const kvf_cache_config *c, uint32_t count, uint64_t seed)
 {
@@ -343,6 +344,43 @@ static void names_the_model(void **state)
     assert_int_equal(restore_with(&config, 1, NULL, &error), KVF_OK);
 }
 
+/* A sound header of one layer beside settings of two, of a sequence without tokens, so that nothing
+ * follows it: it has a mask of one layer, and the cache's has more. */
+static void names_a_forged_header(void **state)
+{
+    enum { BYTES = KVF_SAVED_HEAD_ALIGN };
+    kvf_cache_config config = save_config(&save_cases[0]);
+    test_world w;
+    kvf_error why;
+    kvf_saved_header is, forged;
+    size_t bytes;
+    test_set(&config, "head_mask=1011");
+    open_usual(&w, &config);
+    const char *path = save_path("settings");
+    assert_int_equal(save_now(&w, test_sequence(&w), path, NULL), KVF_OK);
+    char *data = save_read(path, &bytes), *mine = calloc(1, BYTES);
+    assert_non_null(mine);
+    assert_int_equal(bytes, BYTES);
+    test_ok(&w, kvf_saved_parse(w.runtime->context, path, data, bytes, bytes, &is));
+    test_world_close(&w);
+
+    is.head->layers = 1;
+    kvf_saved_carve_header(is.head, 0, mine, &forged);
+    *forged.head = *is.head;
+    forged.layers[0] = is.layers[0];
+    memcpy(forged.mask, is.mask, config.kv_heads);
+    memcpy(forged.settings, is.settings, is.head->settings_bytes);
+    kvf_saved_seal_header(&forged);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(mine, 1, BYTES, file), BYTES);
+    fclose(file);
+    assert_int_equal(restore_with(&config, 1, NULL, &why), KVF_CORRUPT);
+    assert_non_null(strstr(why.text, "its header contradicts its settings"));
+    free(data);
+    free(mine);
+}
+
 /* With other settings a sequence goes on like one that was given the same tokens without queries.
  */
 static void other_settings_take_tokens(void **state)
@@ -621,9 +659,10 @@ static void bad_arguments_are_named(void **state)
 
 int main(void)
 {
-    return unit_run_around(
-        NULL, save_remove_folder, continues_bit_for_bit, continues_from_little, of_pruned_prompts,
-        of_unequal_layers, whatever_the_order, names_what_differs, names_the_model,
-        other_settings_take_tokens, comes_back_to_its_form_alone, a_form_comes_before_tokens,
-        tells_what_it_holds, bad_arguments_are_named, reads_a_file_with_a_table_more);
+    return unit_run_around(NULL, save_remove_folder, continues_bit_for_bit, continues_from_little,
+                           of_pruned_prompts, of_unequal_layers, whatever_the_order,
+                           names_what_differs, names_the_model, names_a_forged_header,
+                           other_settings_take_tokens, comes_back_to_its_form_alone,
+                           a_form_comes_before_tokens, tells_what_it_holds, bad_arguments_are_named,
+                           reads_a_file_with_a_table_more);
 }
