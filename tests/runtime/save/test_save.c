@@ -369,6 +369,8 @@ static void names_a_forged_header(void **state)
     *forged.head = *is.head;
     forged.layers[0] = is.layers[0];
     memcpy(forged.mask, is.mask, config.kv_heads);
+    if (is.forms)
+        memcpy(forged.forms, is.forms, (2 + config.query_heads) * sizeof *is.forms);
     memcpy(forged.settings, is.settings, is.head->settings_bytes);
     kvf_saved_seal_header(&forged);
     FILE *file = fopen(path, "wb");
