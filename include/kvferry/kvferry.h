@@ -626,9 +626,9 @@ static inline void kvf_form_init(kvf_form *form)
 }
 
 /**
- * Give a layer its form; without it a layer has that of kvf_form_init. A layer with tokens takes no
- * other, and a saved sequence comes back only to layers of its forms. Earlier calls of the layer
- * must be done; recordings keep the form that they were made with.
+ * Give a layer its form; on failure it keeps the one that it has, at first that of kvf_form_init.
+ * A layer with tokens takes no other, and a saved sequence comes back only to layers of its forms.
+ * Earlier calls of the layer must be done; recordings keep the form that they were made with.
  *
  * @param form   borrowed for the call
  * @return KVF_OK; KVF_INVALID names the field; with sinks also KVF_OUT_OF_MEMORY, KVF_DEVICE_FAILED

@@ -202,27 +202,31 @@ static kvf_status check(const kvf_cache *cache, const kvf_form *form)
     return KVF_OK;
 }
 
-/* To the layer's place in device memory. */
-static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *sinks)
+/* To the place of the layer in device memory that its form does not use: where that fails, the form
+ * is whole. Then `form` has them there, and on the host. */
+static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, kvf_layer_form *form)
 {
     const kvf_device_ops *ops = cache->device->ops;
     const uint32_t heads = cache->config.query_heads, group = heads / cache->config.kv_heads;
     const uint32_t *order = cache->places[layer].heads;
-    float *to = cache->sinks + (size_t)layer * heads;
+    float *to = cache->sinks + (size_t)layer * 2 * heads;
+    float *told = cache->told + (size_t)layer * heads;
     kvf_stream *stream = NULL;
+    if (cache->forms[layer].sinks == to)
+        to += heads;
     for (uint32_t h = 0; h < cache->config.kv_heads; h++)
-        memcpy(cache->words.sinks + h * group, sinks + (order ? order[h] : h) * group,
-               group * sizeof *sinks);
+        memcpy(cache->words.sinks + h * group, form->told + (order ? order[h] : h) * group,
+               group * sizeof *to);
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_NORMAL, &stream));
-    kvf_status status = ops->copy(stream, to, cache->words_device.sinks, heads * sizeof *sinks);
+    kvf_status status = ops->copy(stream, to, cache->words_device.sinks, heads * sizeof *to);
     if (status == KVF_OK)
         status = ops->stream_wait(stream);
     ops->stream_destroy(stream);
     if (status != KVF_OK)
         return status;
-    memcpy(cache->told + (size_t)layer * heads, sinks, heads * sizeof *sinks);
-    cache->forms[layer].sinks = to;
-    cache->forms[layer].told = cache->told + (size_t)layer * heads;
+    memcpy(told, form->told, heads * sizeof *told);
+    form->sinks = to;
+    form->told = told;
     return KVF_OK;
 }
 
@@ -253,13 +257,14 @@ kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
     kvf_form own = defaults;
     KVF_TRY(KVF_SIZED_READ(cache->context, kvf_form, form, &own));
     KVF_TRY(check(cache, &own));
-    const kvf_layer_form wanted = {.scale =
-                                       own.scale > 0.0f ? own.scale : cache->config.softmax_scale,
-                                   .cap = own.soft_cap,
-                                   .told = own.sinks};
+    kvf_layer_form wanted = {.scale = own.scale > 0.0f ? own.scale : cache->config.softmax_scale,
+                             .cap = own.soft_cap,
+                             .told = own.sinks};
     if (is_same(&wanted, &cache->forms[layer], cache->config.query_heads))
         return KVF_OK;
     KVF_TRY(check_tokens(cache, layer));
-    cache->forms[layer] = (kvf_layer_form){.scale = wanted.scale, .cap = wanted.cap};
-    return own.sinks ? put_sinks(cache, layer, own.sinks) : KVF_OK;
+    if (own.sinks)
+        KVF_TRY(put_sinks(cache, layer, &wanted));
+    cache->forms[layer] = wanted;
+    return KVF_OK;
 }

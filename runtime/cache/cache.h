@@ -87,8 +87,9 @@ struct kvf_cache {
     kvf_sequence **row_sequences;      /* [rows] of a call with several tokens of a sequence */
     kvf_layer_host_counters *counters; /* [layers] */
     kvf_layer_form *forms;             /* [layers] */
-    float *sinks;                      /* [layers, query_heads] in device memory, of forms */
-    float *told;                       /* [layers, query_heads] likewise on the host */
+    float *sinks;                      /* [layers, 2, query_heads] in device memory: one is of the
+                                          layer's form, the next ones go to the other */
+    float *told;                       /* [layers, query_heads] of forms, on the host */
     kvf_footprint_meter footprint;
 
     kvf_order order;
@@ -176,8 +177,7 @@ uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims 
 /* Every layer gets the one that settings say. */
 void kvf_forms_reset(kvf_cache *cache);
 
-/* `layer` was checked. KVF_INVALID: the layer keeps the form that it has. A layer with tokens takes
- * no other. */
+/* `layer` was checked; on failure it keeps the form that it has. With tokens it takes no other. */
 KVF_CHECKED kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form);
 
 /* Places, KV groups and rings, without memory for pages. `config` is as the user gave it, `dims`

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory that runs out at every single allocation, two threads in one cache, and how much memory a
- * cache takes.
+ * Memory that runs out at every single allocation, a form that cannot be brought to the device, two
+ * threads in one cache, and how much memory a cache takes.
  *
  * The allocator of the test counts what is alive, so a leak of one block fails the test.
  */
@@ -16,6 +16,13 @@
 #include <unistd.h>
 
 #include "common/headroom.h"
+
+#ifndef TEST_HAS_EMULATOR
+#define TEST_HAS_EMULATOR 0
+#endif
+#if TEST_HAS_EMULATOR
+#include "emu_control.h"
+#endif
 
 /* ---- failing allocator ---- */
 
@@ -156,6 +163,104 @@ static void small_objects_survive_every_failure(void **state)
     test_close(&w, &t);
 }
 
+/* ---- forms ---- */
+
+#define FORMED 40u /* tokens under a form, then steps of as many */
+
+/* A layer that takes one of two forms, and what steps give under each. */
+typedef struct formed {
+    test_world w;
+    test_tokens t;
+    void *wanted[2];
+} formed;
+
+static kvf_status give(const formed *f, uint32_t number)
+{
+    const float sinks[2][4] = {{1.5f, -2.0f, 4.0f, 0.0f}, {-1.0f, 3.0f, 0.5f, 2.0f}};
+    kvf_form form;
+    kvf_form_init(&form);
+    form.sinks = sinks[number];
+    form.scale = number ? 0.3f : 0.2f;
+    form.soft_cap = number ? 0.0f : 20.0f;
+    return kvf_cache_form(f->w.cache, 0, &form);
+}
+
+/* A sequence in which the layer has this form. */
+static void *steps_under(formed *f, uint32_t number)
+{
+    kvf_sequence *s = test_sequence(&f->w);
+    test_fill(&f->w, s, &f->t, 0, FORMED);
+    test_ok(&f->w, give(f, number)); /* with tokens it takes the one alone that it has */
+    void *out = test_steps(&f->w, s, &f->t, FORMED, FORMED);
+    kvf_sequence_destroy(s);
+    return out;
+}
+
+static void is_under(formed *f, uint32_t number)
+{
+    void *out = steps_under(f, number);
+    assert_memory_equal(out, f->wanted[number], test_steps_bytes(&f->t, FORMED));
+    free(out);
+}
+
+/* From the first form to the second, with whatever fails here. */
+static kvf_status change_form(void *user, kvf_error *error)
+{
+    formed *f = user;
+    const int turn = atomic_exchange(&test_refuse_in, 0);
+    test_ok(&f->w, give(f, 0));
+    atomic_store(&test_refuse_in, turn);
+    const kvf_status status = give(f, 1);
+    *error = *kvf_runtime_error(f->w.runtime);
+    const int left = atomic_exchange(&test_refuse_in, 0);
+    is_under(f, status == KVF_OK);
+    atomic_store(&test_refuse_in, left);
+    return status;
+}
+
+#if TEST_HAS_EMULATOR
+enum { INVALID_VALUE = 1 }; /* of cudaError_t */
+
+/* The same for every CUDA call of the change. */
+static void refuse_cuda_calls(formed *f)
+{
+    bool fired = true;
+    for (uint64_t n = 1; fired; n++) {
+        test_ok(&f->w, give(f, 0));
+        kvf_emu_fail_call(NULL, n, INVALID_VALUE, 0);
+        const kvf_status status = give(f, 1);
+        fired = kvf_emu_failed_call() != NULL;
+        kvf_emu_reset();
+        assert_true(fired || status == KVF_OK);
+        is_under(f, status == KVF_OK);
+    }
+}
+#endif
+
+static void a_form_that_fails_changes_nothing(void **state)
+{
+    formed f = {0};
+    const kvf_cache_config cc = test_config_small();
+    kvf_runtime_config rc = test_runtime_config();
+    rc.allocator = test_asking_allocator();
+    test_tokens_make(&f.t, &cc,
+                     &(test_tokens_spec){.count = 2 * FORMED, .seed = 5, .sharpness = 2.0f});
+    test_world_open(&f.w, &rc, &cc);
+    for (uint32_t i = 0; i < 2; i++) {
+        test_ok(&f.w, give(&f, i));
+        f.wanted[i] = steps_under(&f, i);
+    }
+    assert_memory_not_equal(f.wanted[0], f.wanted[1], test_steps_bytes(&f.t, FORMED));
+    assert_true(test_refuse_each(f.w.runtime, change_form, &f) > 0);
+#if TEST_HAS_EMULATOR
+    if (test_on_cuda())
+        refuse_cuda_calls(&f);
+#endif
+    for (uint32_t i = 0; i < 2; i++)
+        free(f.wanted[i]);
+    test_close(&f.w, &f.t);
+}
+
 /* ---- misuse ---- */
 
 typedef struct hammer {
@@ -276,5 +381,5 @@ int main(void)
     /* The first one forks. */
     return unit_run(two_threads_in_one_cache_are_caught, a_cache_takes_what_its_plan_says,
                     runtime_open_survives_every_failure, cache_open_survives_every_failure,
-                    small_objects_survive_every_failure);
+                    small_objects_survive_every_failure, a_form_that_fails_changes_nothing);
 }
