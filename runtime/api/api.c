@@ -323,7 +323,7 @@ static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
     KVF_TRY(asks ? check_prefill_queries(cache, args)
                  : kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
                                     args->positions));
-    return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
+    return kvf_buffers_check(cache, args->q, args->k, args->v, args->q ? args->out : NULL);
 }
 
 static kvf_status check_batch(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch)
@@ -645,9 +645,11 @@ static kvf_status check_listed(kvf_cache *cache, const kvf_decode_args *args,
 static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
                                const kvf_page_lists *lists, kvf_stream *stream)
 {
-    KVF_TRY(check_step(cache, args));
-    KVF_TRY(check_listed(cache, args, lists));
-    return kvf_lists_attend(cache, args, lists, stream);
+    kvf_decode_args seen = *args;
+    seen.k = seen.v = NULL; /* nothing is appended */
+    KVF_TRY(check_step(cache, &seen));
+    KVF_TRY(check_listed(cache, &seen, lists));
+    return kvf_lists_attend(cache, &seen, lists, stream);
 }
 
 kvf_status kvf_attend_pages_sized(kvf_cache *cache, const kvf_decode_args *args, size_t args_size,
@@ -662,11 +664,13 @@ kvf_status kvf_attend_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
 static kvf_status read_pages(kvf_cache *cache, const kvf_decode_args *args,
                              const kvf_page_lists *lists, kvf_stream *stream)
 {
+    const kvf_decode_args seen = {
+        .layer = args->layer, .batch = args->batch, .sequences = args->sequences, .out = args->out};
     if (!args->sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "sequences is NULL; pass the batch");
-    KVF_TRY(check_rows(cache, args));
-    KVF_TRY(check_listed(cache, args, lists));
-    return kvf_lists_read(cache, args, lists, stream);
+    KVF_TRY(check_rows(cache, &seen));
+    KVF_TRY(check_listed(cache, &seen, lists));
+    return kvf_lists_read(cache, &seen, lists, stream);
 }
 
 kvf_status kvf_read_pages_sized(kvf_cache *cache, const kvf_decode_args *args, size_t args_size,

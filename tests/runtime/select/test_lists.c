@@ -197,6 +197,48 @@ static void lists_too_small_are_refused(void **state)
     engine_close(&e);
 }
 
+/* The header says that these calls ignore them. */
+static void ignored_fields_are_not_looked_at(void **state)
+{
+    const kvf_cache_config c = lists_config();
+    const uint32_t tokens[BATCH] = {0, 99};
+    const void *const odd = (const void *)(uintptr_t)1;
+    engine e = {0};
+    engine_open(&e, &c, 3);
+    const size_t page = PAGE * 2 * DIM * sizeof(float);
+    char *pages = test_alloc(2 * e.lists.capacity * page), *again = pages + e.lists.capacity * page;
+    kvf_decode_args a = engine_args(&e, 0);
+    test_ok(&e.w, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream));
+    test_ok(&e.w, kvf_attend_pages(e.w.cache, &a, &e.lists, e.w.stream));
+    test_wait(&e.w);
+    char *const out = test_scratch(BATCH * e.rows.out_bytes);
+    memcpy(out, e.rows.out, BATCH * e.rows.out_bytes);
+    memset(e.rows.out, 0, BATCH * e.rows.out_bytes);
+    a.k = a.v = odd;
+    test_ok(&e.w, kvf_attend_pages(e.w.cache, &a, &e.lists, e.w.stream));
+    test_wait(&e.w);
+    assert_memory_equal(e.rows.out, out, BATCH * e.rows.out_bytes);
+
+    memset(pages, 0, 2 * e.lists.capacity * page);
+    const kvf_decode_args plain = {.batch = BATCH, .sequences = e.s, .out = pages};
+    test_ok(&e.w, kvf_read_pages(e.w.cache, &plain, &e.lists, e.w.stream));
+    a.q = odd;
+    a.positions = a.tokens = tokens;
+    a.page_scores = odd;
+    a.page_ids = odd;
+    a.out = again;
+    test_ok(&e.w, kvf_read_pages(e.w.cache, &a, &e.lists, e.w.stream));
+    test_wait(&e.w);
+    assert_memory_equal(pages, again, e.lists.capacity * page);
+
+    kvf_prefill_args p = test_chunk_args(e.s[0], &e.t[0], 0, prompts[0] + 1, 1, (void *)odd);
+    p.q = NULL;
+    test_ok(&e.w, kvf_prefill(e.w.cache, &p, e.w.stream));
+    test_wait(&e.w);
+    test_release(pages);
+    engine_close(&e);
+}
+
 /* ---- custom policy ---- */
 
 typedef struct watcher {
@@ -286,5 +328,6 @@ static void a_custom_policy_sees_what_was_promised(void **state)
 int main(void)
 {
     return unit_run(listed_pages_are_the_best, lists_need_a_ratio_of_zero,
-                    lists_too_small_are_refused, a_custom_policy_sees_what_was_promised);
+                    lists_too_small_are_refused, ignored_fields_are_not_looked_at,
+                    a_custom_policy_sees_what_was_promised);
 }
