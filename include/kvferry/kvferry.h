@@ -864,10 +864,10 @@ static inline KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kv
 /**
  * Address of a page: [page_size, head_dim + value_dim], key and value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Sealed pages that are quantized (kvf_cache_config.pages) have no address: NULL; kvf_read_pages
- * copies them. Valid until the sequence appends; with a disk tier, until the next call on the
- * cache, and NULL if the page is on disk. Pages that the latest kvf_select_pages listed stay in
- * memory. Call it in stream order or after kvf_stream_wait.
+ * Those of streaming heads, and sealed ones that are quantized (kvf_cache_config.pages), have none:
+ * NULL; kvf_read_pages copies the latter. Valid until the sequence appends; with a disk tier, until
+ * the next call on the cache, and NULL if the page is on disk. Pages that the latest
+ * kvf_select_pages listed stay in memory. Call it in stream order or after kvf_stream_wait.
  */
 KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                                      uint32_t page);

@@ -161,6 +161,7 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
                                    uint32_t page)
 {
     KVF_ASSERT(layer < sequence->cache->config.layers);
+    KVF_ASSERT(kv_head < sequence->cache->config.kv_heads);
     const kvf_layer *state = &sequence->layers[layer];
     const kvf_kv_group *kv_group = state->kv_group;
     const uint32_t head = kv_group ? kvf_place_head(&sequence->cache->places[layer], kv_head) : 0;

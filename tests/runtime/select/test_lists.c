@@ -8,6 +8,8 @@
 #include "harness.h"
 
 #include <math.h>
+#include <setjmp.h>
+#include <signal.h>
 
 #include "naive.h"
 
@@ -239,6 +241,48 @@ static void ignored_fields_are_not_looked_at(void **state)
     engine_close(&e);
 }
 
+static sigjmp_buf before_call;
+
+static void leave_call(int number)
+{
+    siglongjmp(before_call, number);
+}
+
+/* Whether the library aborts at the address of a page of this KV head. */
+static int aborts_at(const kvf_sequence *s, uint32_t kv_head)
+{
+    const struct sigaction leave = {.sa_handler = leave_call};
+    struct sigaction before;
+    volatile int is_aborted = 1;
+    assert_int_equal(sigaction(SIGABRT, &leave, &before), 0);
+    if (sigsetjmp(before_call, 1) == 0) {
+        (void)kvf_page_address(s, 0, kv_head, 0);
+        is_aborted = 0;
+    }
+    assert_int_equal(sigaction(SIGABRT, &before, NULL), 0);
+    return is_aborted;
+}
+
+/* With a head mask heads are looked up, and one of them may have no pages. */
+static void a_head_that_is_not_there_has_no_address(void **state)
+{
+    static const char *const settings[] = {"sink_tokens=4", "head_mask=01"};
+    for (size_t i = 0; i < 2; i++) {
+        kvf_cache_config c = lists_config();
+        test_world w;
+        test_tokens t;
+        test_set(&c, settings[i]);
+        test_open(&w, &t, &c, &(test_tokens_spec){.count = 9, .seed = 1, .sharpness = 1.0f});
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = 9, .chunk = 9}, NULL);
+        test_wait(&w);
+        assert_int_equal(kvf_page_address(s, 0, 0, 0) == NULL, i);
+        assert_int_equal(aborts_at(s, KV - 1), 0);
+        assert_int_equal(aborts_at(s, KV), 1);
+        test_close(&w, &t);
+    }
+}
+
 /* ---- custom policy ---- */
 
 typedef struct watcher {
@@ -329,5 +373,6 @@ int main(void)
 {
     return unit_run(listed_pages_are_the_best, lists_need_a_ratio_of_zero,
                     lists_too_small_are_refused, ignored_fields_are_not_looked_at,
+                    a_head_that_is_not_there_has_no_address,
                     a_custom_policy_sees_what_was_promised);
 }
