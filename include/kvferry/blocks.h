@@ -137,8 +137,8 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
                                                size_t block_stride);
 
-/** Give a layer its form; see kvf_cache_form. Call it before the layer's first put: the library
- * does not know which rows have tokens. */
+/** Give a layer its form; see kvf_cache_form. Call it before the layer's first put, because the
+ * library does not know which rows have tokens, and before a capture, which has the form in it. */
 KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer,
                                                const kvf_form *form);
 

@@ -628,7 +628,7 @@ static inline void kvf_form_init(kvf_form *form)
 /**
  * Give a layer its form; on failure it keeps the one that it has, at first that of kvf_form_init.
  * A layer with tokens takes no other, and a saved sequence comes back only to layers of its forms.
- * Earlier calls of the layer must be done; recordings keep the form that they were made with.
+ * Earlier calls of the layer must be done. Recordings from before another form cannot be replayed.
  *
  * @param form   borrowed for the call
  * @return KVF_OK; KVF_INVALID names the field; with sinks also KVF_OUT_OF_MEMORY, KVF_DEVICE_FAILED
@@ -813,7 +813,7 @@ KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *
 KVF_API KVF_CHECKED kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out);
 
 /** 0 if the next step refreshes a static set, verifies, or has no room: enqueue such a step as
- * usual. 0 for good once one of the sequences is destroyed. */
+ * usual. 0 for good once one of the sequences is destroyed, or a layer got another form. */
 KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
 
 /** Run the recorded step for the next token of every sequence. Errors as kvf_decode. */

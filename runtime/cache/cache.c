@@ -266,5 +266,6 @@ kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
     if (own.sinks)
         KVF_TRY(put_sinks(cache, layer, &wanted));
     cache->forms[layer] = wanted;
+    cache->forms_given++;
     return KVF_OK;
 }

@@ -90,6 +90,7 @@ struct kvf_cache {
     float *sinks;                      /* [layers, 2, query_heads] in device memory: one is of the
                                           layer's form, the next ones go to the other */
     float *told;                       /* [layers, query_heads] of forms, on the host */
+    uint64_t forms_given;              /* each another than the layer had */
     kvf_footprint_meter footprint;
 
     kvf_order order;
