@@ -181,6 +181,10 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
     char text[384];
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
+    if (c->reserved)
+        KVF_FAIL(context, KVF_INVALID,
+                 "reserved = %u: kvferry %s has nothing there; leave it 0, or update the library",
+                 c->reserved, kvf_version());
     if (c->head_dim % 16)
         KVF_FAIL(context, KVF_INVALID, "head_dim = %u: must be a multiple of 16", c->head_dim);
     if (c->value_dim > c->head_dim || (c->value_dim && (c->head_dim - c->value_dim) % 32))

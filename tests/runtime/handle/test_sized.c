@@ -179,6 +179,8 @@ static void a_configuration_may_have_any_length(void **state)
         assert_memory_equal(&plan, &wanted, sizeof plan);
     }
     expect_refused(plan_sized(runtime, 16, SIZE_MAX, &plan), "layers = 0");
+    expect_refused(plan_sized(runtime, whole, offsetof(kvf_cache_config, reserved), &plan),
+                   "reserved = 1: kvferry ");
     for (size_t at = whole; at < whole + 64; at += 9) { /* asks for what is not here */
         char word[64];
         snprintf(word, sizeof word, "byte %zu is not 0", at);
