@@ -230,6 +230,14 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, kvf_layer_form *fo
     return KVF_OK;
 }
 
+static bool has_sinks(const float *sinks, uint32_t heads)
+{
+    bool has = false;
+    for (uint32_t h = 0; sinks && !has && h < heads; h++)
+        has = sinks[h] > -INFINITY;
+    return has;
+}
+
 static bool is_same(const kvf_layer_form *a, const kvf_layer_form *b, uint32_t heads)
 {
     bool same = a->scale == b->scale && a->cap == b->cap && !a->told == !b->told;
@@ -257,13 +265,14 @@ kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
     kvf_form own = defaults;
     KVF_TRY(KVF_SIZED_READ(cache->context, kvf_form, form, &own));
     KVF_TRY(check(cache, &own));
+    const uint32_t heads = cache->config.query_heads;
     kvf_layer_form wanted = {.scale = own.scale > 0.0f ? own.scale : cache->config.softmax_scale,
                              .cap = own.soft_cap,
-                             .told = own.sinks};
-    if (is_same(&wanted, &cache->forms[layer], cache->config.query_heads))
+                             .told = has_sinks(own.sinks, heads) ? own.sinks : NULL};
+    if (is_same(&wanted, &cache->forms[layer], heads))
         return KVF_OK;
     KVF_TRY(check_tokens(cache, layer));
-    if (own.sinks)
+    if (wanted.told)
         KVF_TRY(put_sinks(cache, layer, &wanted));
     cache->forms[layer] = wanted;
     cache->forms_given++;

@@ -529,6 +529,29 @@ static void a_form_comes_before_tokens(void **state)
     test_close(&w, &t);
 }
 
+/* As restores have it: sinks that no head has are none, and so is their form the same. */
+static void sinks_of_no_head_are_none(void **state)
+{
+    const kvf_cache_config config = save_config(&save_cases[0]);
+    const form_case none = {0.25f, 20.0f, -INFINITY, NULL};
+    float sinks[16];
+    kvf_form form;
+    test_world w;
+    test_tokens t;
+    kvf_form_init(&form);
+    form.scale = none.scale;
+    form.soft_cap = none.cap;
+    form.sinks = sinks;
+    for (size_t h = 0; h < 16; h++)
+        sinks[h] = -INFINITY;
+    make_tokens(&t, &config, 40, 31);
+    open_usual(&w, &config);
+    test_ok(&w, give_form(&w, &none));
+    test_fill(&w, test_sequence(&w), &t, 0, 40);
+    test_ok(&w, kvf_cache_form(w.cache, 1, &form));
+    test_close(&w, &t);
+}
+
 /* ---- a file of before ---- */
 
 /* Values that any program can make: prefetched.kvf has 100 such tokens. */
@@ -661,10 +684,10 @@ static void bad_arguments_are_named(void **state)
 
 int main(void)
 {
-    return unit_run_around(NULL, save_remove_folder, continues_bit_for_bit, continues_from_little,
-                           of_pruned_prompts, of_unequal_layers, whatever_the_order,
-                           names_what_differs, names_the_model, names_a_forged_header,
-                           other_settings_take_tokens, comes_back_to_its_form_alone,
-                           a_form_comes_before_tokens, tells_what_it_holds, bad_arguments_are_named,
-                           reads_a_file_with_a_table_more);
+    return unit_run_around(
+        NULL, save_remove_folder, continues_bit_for_bit, continues_from_little, of_pruned_prompts,
+        of_unequal_layers, whatever_the_order, names_what_differs, names_the_model,
+        names_a_forged_header, other_settings_take_tokens, comes_back_to_its_form_alone,
+        a_form_comes_before_tokens, sinks_of_no_head_are_none, tells_what_it_holds,
+        bad_arguments_are_named, reads_a_file_with_a_table_more);
 }
