@@ -247,6 +247,42 @@ static void widens_a_model_to_bf16(void **state)
     close_model(&m);
 }
 
+/* Biases of experts are of two dimensions as matrices are, but they are added as plain numbers. */
+static void widens_biases_of_experts(void **state)
+{
+    char path[1024];
+    kvf_error error = {0};
+    kvf_weights *weights;
+    gguf_image image = {0};
+    model m = open_model("gptoss-bf16");
+    gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
+    gguf_image other = {.fields = image.fields, .field_count = image.field_count};
+    const gguf_type *type = gguf_type_find(IMAGE_Q8_0);
+    char *blocks = gguf_image_blocks(type, 3 * 2);
+    float numbers[3 * 64];
+    gguf_image_tensor(&other, "blk.0.ffn_down_exps.bias", IMAGE_Q8_0, 2, (uint64_t[]){3, 64},
+                      blocks, 3 * 2 * 34);
+    gguf_image_tensor(&other, "token_embd.weight", IMAGE_Q8_0, 2, (uint64_t[]){3, 64}, blocks,
+                      3 * 2 * 34);
+    write_image(&other, m.directory, path);
+    check(kvf_weights_open(path, &weights, &error), &error);
+    kvf_weights_keep_packed(weights);
+    const kvf_tensor *bias = kvf_weights_get(weights, "model.layers.0.mlp.experts.down_proj.bias");
+    check(kvf_weights_load(bias, 2, &error), &error);
+    assert_null(bias->blocks);
+    assert_int_equal(bias->bytes, 3 * 64 * 2);
+    assert_int_equal(kvf_weights_bytes(weights), 3 * 64 * 2 + 3 * 2 * 34);
+    type->widen(blocks, 3 * 2, numbers);
+    for (size_t i = 0; i < 3 * 64; i++)
+        assert_int_equal(((const uint16_t *)bias->data)[i], kvf_bf16_from_float(numbers[i]));
+    kvf_weights_close(weights);
+    free(blocks);
+    other.fields = (kvf_text){0};
+    gguf_image_free(&other);
+    gguf_image_free(&image);
+    close_model(&m);
+}
+
 /* ---- fields ---- */
 
 static void reads_fields(void **state)
@@ -603,6 +639,6 @@ static void merges_by_scores(void **state)
 int main(void)
 {
     return unit_run(widens_as_published, has_the_weights_of_its_directory, stacks_experts,
-                    widens_a_model_to_bf16, reads_fields, encodes_as_its_directory, cuts_by_name,
-                    merges_by_scores);
+                    widens_a_model_to_bf16, widens_biases_of_experts, reads_fields,
+                    encodes_as_its_directory, cuts_by_name, merges_by_scores);
 }

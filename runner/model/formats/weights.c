@@ -265,12 +265,19 @@ bool kvf_weights_quantised(const kvf_weights *weights)
     return false;
 }
 
+/* Biases of all experts of a layer have two dimensions, but they are added as numbers. */
+static bool stays_packed(const weight_entry *entry)
+{
+    return is_quantised(entry) && entry->tensor.rank >= 2 &&
+           !weights_name_ends(entry->tensor.name, ".bias");
+}
+
 void kvf_weights_keep_packed(kvf_weights *weights)
 {
     for (size_t i = 0; i < weights->count; i++) {
         weight_entry *entry = &weights->entries[i];
         kvf_tensor *tensor = &entry->tensor;
-        if (!is_quantised(entry) || tensor->rank < 2 || tensor->blocks)
+        if (!stays_packed(entry) || tensor->blocks)
             continue;
         weights->bytes -= tensor->bytes - entry->source_bytes;
         tensor->blocks = entry->type;
