@@ -185,6 +185,18 @@ static kvf_status encode_word(encode_state *state, text_piece word)
 
 static kvf_status split_piece(encode_state *state, size_t step, text_piece piece);
 
+/* The part of a piece from @p start on, of @p size bytes, through the next steps. */
+static kvf_status split_part(encode_state *state, size_t index, text_piece piece, size_t start,
+                             size_t size)
+{
+    const bool starts = state->starts;
+    state->starts = starts && start == 0;
+    const kvf_status status =
+        split_piece(state, index + 1, (text_piece){piece.bytes + start, size});
+    state->starts = starts;
+    return status;
+}
+
 /* Matches and the text between them, as the step wants them. */
 static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece piece)
 {
@@ -195,13 +207,13 @@ static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece
         KVF_TRY(regex_find(step->pattern, state->scan, piece.bytes, piece.size, at, &start, &end,
                            state->error));
         if (step->ends_pieces) {
-            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + at, end - at}));
+            KVF_TRY(split_part(state, index, piece, at, end - at));
             continue;
         }
         if (keep_others && start > at)
-            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + at, start - at}));
+            KVF_TRY(split_part(state, index, piece, at, start - at));
         if (keep_matches && end > start)
-            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + start, end - start}));
+            KVF_TRY(split_part(state, index, piece, start, end - start));
     }
     return KVF_OK;
 }
@@ -215,7 +227,7 @@ static kvf_status split_by_space(encode_state *state, size_t index, text_piece p
         if (!utf8_is_space(code))
             continue;
         if (at > start)
-            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + start, at - start}));
+            KVF_TRY(split_part(state, index, piece, start, at - start));
         start = at + length;
     }
     return KVF_OK;

@@ -193,6 +193,14 @@ static kvf_status read_digits(kvf_tokenizer *tokenizer, part_field part, kvf_err
     return add_step(tokenizer, step, error);
 }
 
+static bool has_metaspace(const kvf_tokenizer *tokenizer)
+{
+    for (size_t i = 0; i < tokenizer->steps_count; i++)
+        if (tokenizer->steps[i].kind == SPLIT_METASPACE)
+            return true;
+    return false;
+}
+
 static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
@@ -201,6 +209,11 @@ static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf
     KVF_TRY(check_fields(part, known, error));
     KVF_TRY(read_flag(part, "add_prefix_space", true, &prefix, error));
     KVF_TRY(read_flag(part, "use_regex", true, &use_regex, error));
+    if (prefix && has_metaspace(tokenizer))
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "%s.add_prefix_space is true after Metaspace; only one of them may put "
+                          "something in front",
+                          part.part);
     if (prefix)
         KVF_TRY(add_step(tokenizer, (split_step){.kind = SPLIT_PREFIX}, error));
     if (use_regex) {
@@ -233,11 +246,13 @@ static kvf_status read_metaspace(kvf_tokenizer *tokenizer, part_field part, kvf_
                                                              : FRONT_NEVER;
     if (scheme && step.front == FRONT_NEVER && !json_is_string(scheme, "never"))
         return unsupported(part, "prepend_scheme", "always, first and never are supported", error);
+    if (!adds && scheme && step.front != FRONT_NEVER)
+        return unsupported(part, "prepend_scheme", "with add_prefix_space false it must be never",
+                           error);
     if (!adds)
         step.front = FRONT_NEVER;
-    for (size_t i = 0; i < tokenizer->steps_count; i++)
-        if (tokenizer->steps[i].kind == SPLIT_METASPACE)
-            return model_fail(error, KVF_UNSUPPORTED, "%s: Metaspace is there twice", part.part);
+    if (has_metaspace(tokenizer))
+        return model_fail(error, KVF_UNSUPPORTED, "%s: Metaspace is there twice", part.part);
     return add_step(tokenizer, step, error);
 }
 
