@@ -18,6 +18,9 @@ static void write_text(jinja_machine *m, const char *bytes, size_t size)
 {
     if (!jinja_is_live(m) || size == 0)
         return;
+    jinja_spend(m, size);
+    if (m->status != KVF_OK)
+        return;
     const kvf_status status = kvf_text_append(m->out, bytes, size, m->error);
     if (status != KVF_OK)
         jinja_fail(m, status, "%zu bytes could not be written", size);
