@@ -54,7 +54,8 @@ static jinja_value strip(jinja_machine *m, jinja_value text, jinja_value set, bo
             break;
         text.size = at;
     }
-    jinja_spend(m, (size - text.size) * (set.kind == JINJA_TEXT ? 1 + set.size : 1));
+    /* characters that went, and one at each end that did not */
+    jinja_spend(m, (size - text.size + 2) * (set.kind == JINJA_TEXT ? 1 + set.size : 1));
     return text;
 }
 
@@ -235,7 +236,7 @@ static bool map_method(jinja_machine *m, jinja_value *value, const jinja_token *
     if (jinja_is(name, "get") && a->count >= 1) {
         const jinja_value key = jinja_key(m, a->values[0]);
         const jinja_entry *e =
-            key.kind == JINJA_TEXT ? jinja_entry_find(*value, key.as.text, key.size) : NULL;
+            key.kind == JINJA_TEXT ? jinja_entry_find(m, *value, key.as.text, key.size) : NULL;
         *value = e ? e->value : a->count > 1 ? a->values[1] : jinja_none();
     } else if (jinja_is(name, "items")) {
         *value = of_form(pairs_of(m, *value), LIST_VIEW);

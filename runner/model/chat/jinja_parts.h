@@ -201,7 +201,8 @@ jinja_value jinja_list_of(jinja_machine *m, jinja_value value);
 /** How a mapping keeps a key, which may be text or a whole number; undefined for others. */
 jinja_value jinja_key(jinja_machine *m, jinja_value key);
 jinja_value jinja_key_value(const jinja_entry *entry);
-jinja_entry *jinja_entry_find(jinja_value map, const char *key, size_t size);
+/** Counts as work. */
+jinja_entry *jinja_entry_find(jinja_machine *m, jinja_value map, const char *key, size_t size);
 void jinja_map_set(jinja_machine *m, jinja_map *map, const char *key, size_t size,
                    jinja_value value);
 int64_t jinja_length(jinja_machine *m, jinja_value value);

@@ -128,22 +128,26 @@ jinja_value jinja_key_value(const jinja_entry *entry)
     return jinja_int(value);
 }
 
-jinja_entry *jinja_entry_find(jinja_value map, const char *key, size_t size)
+jinja_entry *jinja_entry_find(jinja_machine *m, jinja_value map, const char *key, size_t size)
 {
     if (map.kind != JINJA_MAP)
         return NULL;
-    for (jinja_entry *e = map.as.map->first; e; e = e->next)
+    size_t looked_at = 0;
+    jinja_entry *e = map.as.map->first;
+    for (; e; e = e->next) {
+        looked_at += e->key_size == size ? 1 + size : 1;
         if (e->key_size == size && memcmp(e->key, key, size) == 0)
-            return e;
-    return NULL;
+            break;
+    }
+    jinja_spend(m, looked_at);
+    return e;
 }
 
 void jinja_map_set(jinja_machine *m, jinja_map *map, const char *key, size_t size,
                    jinja_value value)
 {
     jinja_entry *entry =
-        jinja_entry_find((jinja_value){.kind = JINJA_MAP, .as.map = map}, key, size);
-    jinja_spend(m, map->count);
+        jinja_entry_find(m, (jinja_value){.kind = JINJA_MAP, .as.map = map}, key, size);
     if (entry) {
         entry->value = value;
         return;
@@ -195,9 +199,8 @@ static bool equal_maps(jinja_machine *m, jinja_value a, jinja_value b)
         return a.as.map == b.as.map;
     if (a.as.map->count != b.as.map->count)
         return false;
-    jinja_spend(m, a.as.map->count * b.as.map->count);
-    for (const jinja_entry *e = a.as.map->first; e; e = e->next) {
-        const jinja_entry *other = jinja_entry_find(b, e->key, e->key_size);
+    for (const jinja_entry *e = a.as.map->first; e && m->status == KVF_OK; e = e->next) {
+        const jinja_entry *other = jinja_entry_find(m, b, e->key, e->key_size);
         if (!other || !jinja_equal(m, e->value, other->value))
             return false;
     }
@@ -206,11 +209,11 @@ static bool equal_maps(jinja_machine *m, jinja_value a, jinja_value b)
 
 bool jinja_equal(jinja_machine *m, jinja_value a, jinja_value b)
 {
+    jinja_spend(m, a.kind == JINJA_TEXT && b.kind == JINJA_TEXT ? a.size : 0);
     if (is_number(a) && is_number(b))
         return order_of(a, b) == 0;
     if (a.kind != b.kind)
         return false;
-    jinja_spend(m, a.kind == JINJA_TEXT ? a.size : 0);
     if (a.kind == JINJA_TEXT)
         return a.size == b.size && (a.size == 0 || memcmp(a.as.text, b.as.text, a.size) == 0);
     if (a.kind == JINJA_MACRO)
@@ -248,7 +251,7 @@ bool jinja_contains(jinja_machine *m, jinja_value inner, jinja_value outer)
                (outer.size && memmem(outer.as.text, outer.size, inner.as.text, inner.size));
     if (outer.kind == JINJA_MAP) {
         const jinja_value key = jinja_key(m, inner);
-        return key.kind == JINJA_TEXT && jinja_entry_find(outer, key.as.text, key.size);
+        return key.kind == JINJA_TEXT && jinja_entry_find(m, outer, key.as.text, key.size);
     }
     if (outer.kind == JINJA_LIST) {
         for (size_t i = 0; i < outer.size; i++)
@@ -353,8 +356,7 @@ int64_t jinja_length(jinja_machine *m, jinja_value v)
 
 jinja_value jinja_member(jinja_machine *m, jinja_value v, const char *key, size_t size)
 {
-    const jinja_entry *entry = jinja_entry_find(v, key, size);
-    jinja_spend(m, v.kind == JINJA_MAP ? v.as.map->count : 0);
+    const jinja_entry *entry = jinja_entry_find(m, v, key, size);
     if (v.kind == JINJA_UNDEFINED)
         jinja_fail(m, KVF_INVALID, "'%.*s' is asked of something undefined", jinja_shown(size),
                    key);
