@@ -258,7 +258,7 @@ static void reads_the_text_model_of_pictures(void **state)
         fail_msg("%s", error.text);
     assert_true(c.hidden_size == 2560 && c.layers == 34 && c.head_dim == 256);
     assert_true(c.query_heads == 8 && c.kv_heads == 4 && c.vocab_size == 262208);
-    assert_true(c.positions_max == 1048576 && c.window == 1024 && c.tied_embeddings);
+    assert_true(c.positions_max == 131072 && c.window == 1024 && c.tied_embeddings);
     assert_true(c.rope.theta == 1e6 && c.rope.factor == 8 && c.local_theta == 1e4);
     assert_true(c.query_scale == 1.0f && c.dtype == KVF_FP16 && c.bos_id == 2);
     assert_true(c.eos_count == 2 && c.eos_ids[1] == 106);

@@ -27,9 +27,9 @@
     {                                                                                              \
         .name = (called), more, .family = "gemma3", .qk_norm = true, .has_windows = true,          \
         .has_norms_after = true, .norms_add_one = true, .has_gelu = true,                          \
-        .scales_embedding = true, .has_local_rope = true, .query_heads = 8, .kv_heads = 4,         \
-        .vocab_size = 262208, .positions = 131072, .head_dim = 256, .window_pattern = 6,           \
-        .is_tied = true, .rope_theta = 1e6                                                         \
+        .scales_embedding = true, .has_local_rope = true, .has_stretched_positions = true,         \
+        .query_heads = 8, .kv_heads = 4, .vocab_size = 262208, .positions = 131072,                \
+        .head_dim = 256, .window_pattern = 6, .is_tied = true, .rope_theta = 1e6                   \
     }
 
 /* To add an architecture without a new operation, add a row. */

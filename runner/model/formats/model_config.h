@@ -30,11 +30,12 @@ typedef struct kvf_architecture {
     bool has_windows; /**< sliding_window counts */
     bool has_experts; /**< in the place of the MLP of every layer */
     /* Gemma: */
-    bool has_norms_after;  /**< of what attention and MLP add to the hidden states */
-    bool norms_add_one;    /**< in a directory; in GGUF files it is added */
-    bool has_gelu;         /**< by tanh, in the place of SiLU */
-    bool scales_embedding; /**< by the square root of hidden_size */
-    bool has_local_rope;   /**< layers with windows turn by frequencies of their own */
+    bool has_norms_after;         /**< of what attention and MLP add to the hidden states */
+    bool norms_add_one;           /**< in a directory; in GGUF files it is added */
+    bool has_gelu;                /**< by tanh, in the place of SiLU */
+    bool scales_embedding;        /**< by the square root of hidden_size */
+    bool has_local_rope;          /**< layers with windows turn by frequencies of their own */
+    bool has_stretched_positions; /**< the factor of a linear RoPE scaling is in their number */
     /* gpt-oss: */
     bool has_sinks;       /**< a logit per query head that joins the denominators of attention */
     bool has_more_biases; /**< o_proj, the router and experts have biases too */

@@ -132,13 +132,15 @@ static void read_llama3(config_reader *reader, const json_value *scaling,
 /*
  * Where all positions are stretched by a factor, there are so many more of them than the model was
  * trained with: who sets the factor by hand, as model cards say, leaves max_position_embeddings as
- * it is. llama3 says nothing of lengths.
+ * it is. Files of Gemma 3 have the factor in both. llama3 says nothing of lengths.
  */
 static void stretch_positions(config_reader *reader, const json_value *scaling,
                               kvf_model_config *config)
 {
     const kvf_rope_config *rope = &config->rope;
     if (rope->kind != KVF_ROPE_LINEAR && rope->kind != KVF_ROPE_YARN)
+        return;
+    if (rope->kind == KVF_ROPE_LINEAR && config->architecture->has_stretched_positions)
         return;
     const double positions =
         fmin(floor(rope->factor * read_original(reader, scaling, config)), INT32_MAX);
