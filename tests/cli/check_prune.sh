@@ -189,6 +189,11 @@ prints '^structkv: variance of attention'; prints "^fastkv: share of a whole pro
 cp tuned.json first.json
 "$kvferry" $tune --layers 0..2 --out - >again.json 2>err </dev/null
 check 'the same text gives the same figures' cmp first.json again.json
+if [ -w /dev/full ]; then
+    "$kvferry" $tune --layers 0..2 --out - >/dev/full 2>err </dev/null
+    check 'a result that a full disk does not take ends with 1' test $? -eq 1
+    says 'kvferry: standard output: No space left'
+fi
 layer=$(python3 -c 'import json; print(json.load(open("tuned.json"))["fastkv"]["layer"])')
 try 0 $run --prune fastkv --prune-config tuned.json --stats s.json
 json s.json "p['chosen_layer'] == $layer and p['config'] == 'tuned.json'"

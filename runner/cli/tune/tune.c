@@ -192,6 +192,16 @@ static bool make_result(cli_tune *tune, cli_json *json)
 }
 
 /* @return false after a message */
+static bool print_result(const cli_json *json)
+{
+    const bool printed = fwrite(json->text.bytes, 1, json->text.size, stdout) == json->text.size &&
+                         fflush(stdout) == 0;
+    if (!printed)
+        perror("kvferry: standard output");
+    return printed;
+}
+
+/* @return false after a message */
 static bool write_result(cli_tune *tune)
 {
     const char *out = tune->options.out;
@@ -200,8 +210,7 @@ static bool write_result(cli_tune *tune)
     if (!written)
         fputs("kvferry: no memory for the result\n", stderr);
     else if (strcmp(out, "-") == 0)
-        written = fwrite(json.text.bytes, 1, json.text.size, stdout) == json.text.size &&
-                  fflush(stdout) == 0;
+        written = print_result(&json);
     else
         cli_output_write(&tune->output, json.text.bytes, json.text.size);
     cli_json_free(&json);
@@ -222,7 +231,7 @@ static int measure_and_report(cli_tune *tune, kvf_error *error)
     (o->heads ? cli_tune_heads_print : cli_tune_print)(tune, is_piped ? stderr : stdout);
     bool done = fflush(is_piped ? stderr : stdout) == 0;
     if (!done)
-        fputs("kvferry: standard output cannot be written\n", stderr);
+        perror("kvferry: standard output");
     if (o->out && !has_result(tune)) {
         fprintf(stderr, "kvferry: no policy keeps enough, so nothing is written to %s\n", o->out);
         return 1;
