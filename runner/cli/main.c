@@ -69,7 +69,8 @@ static int choose(int argc, char **argv)
 int main(int argc, char **argv)
 {
     take_standard_numbers();
-    (void)signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error as a full disk is */
+    (void)signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error as a full disk is, */
+    (void)signal(SIGPIPE, SIG_IGN); /* and so is a pipe that nobody reads */
     const int status = choose(argc, argv);
     errno = 0;
     if ((fflush(stdout) == 0 && !ferror(stdout)) || status != 0)

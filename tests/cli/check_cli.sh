@@ -138,6 +138,21 @@ for words in --version --help 'run --help' info; do
     check "kvferry $words to a full disk fails" test $? -eq 1
     says 'standard output: No space left'
 done
+# so is a pipe that nobody reads: files are complete all the same
+closed_pipe() { python3 -S -c 'import os, subprocess, sys
+read, write = os.pipe()
+os.close(read)
+sys.exit(subprocess.run(sys.argv[1:], stdout=write).returncode)' "$kvferry" "$@" 2>err; }
+closed_pipe $run --prompt "$text" --ignore-eos --emit-ids piped.ids --stats piped.json
+check 'a pipe that nobody reads is an error' test $? -eq 1
+says 'standard output cannot be written: Broken pipe'
+check 'the token that was not printed is in the ids' sh -c 'head -n 1 a.ids | cmp - piped.ids'
+check 'statistics are there' grep -q '"generated_tokens": 1,' piped.json
+for words in --version info; do
+    closed_pipe $words
+    check "kvferry $words into a pipe that nobody reads fails" test $? -eq 1
+    says 'standard output: Broken pipe'
+done
 try 0 $run --prompt "$text" --emit-ids b.ids --dump-logits b.f32 --ignore-eos --threads 1 \
     --transfer gather --verify dense --stats json
 says '"attention_recall"'
