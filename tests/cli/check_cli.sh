@@ -320,14 +320,25 @@ if grep -A1 'xxHash' out | grep -q yes; then
     head -c 5000 saved/document.kvs >saved/cut.kvs
     echo nothing >saved/notes
     touch saved/killed.kvs.tmp-abc123
+    # a save writes its header last
+    head -c 9000 /dev/zero >saved/zeros.kvs.tmp-abc123
+    cp saved/cut.kvs saved/begun.kvs.tmp-abc123
+    # names alone say nothing
+    cp saved/document.kvs saved/whole.tmp-abc123
+    echo another >saved/report.tmp-abc123
+    head -c 100 /dev/zero >saved/short.tmp-abc123
     try 0 cache ls saved; prints '^document.kvs .*saved'; prints '^cut.kvs .*damaged'; prints 'unfinished'
     check 'other files are not listed' sh -c '! grep -q notes out'
     try 1 cache verify saved; prints 'document.kvs ok'; says 'cut.kvs'
     try 2 cache rm saved; says 'name the files'
     try 1 cache rm saved notes; says '0 of 1'
+    try 1 cache rm saved report.tmp-abc123; says '0 of 1'
+    try 0 cache ls saved; prints '^whole.tmp-abc123 *saved'; prints '^begun.kvs.tmp-abc123 *unfinished'
     try 0 cache rm saved --unfinished; prints 'killed.kvs.tmp-abc123 removed'
+    prints 'zeros.kvs.tmp-abc123 removed'; prints 'begun.kvs.tmp-abc123 removed'
+    check 'no other file was removed' test "$(wc -l <out)" -eq 3
     try 0 cache rm saved --all
-    check 'what is no saved sequence stays' test "$(ls saved)" = notes
+    check 'what is no saved sequence stays' test "$(echo saved/*)" = 'saved/notes saved/report.tmp-abc123 saved/short.tmp-abc123'
     try 2 cache; says 'usage: kvferry cache ls DIR'
     try 0 cache --help
     try 1 cache ls missing; says 'No such file'

@@ -61,15 +61,26 @@ static bool is_unfinished(const char *name)
     return length > 11 && strncmp(name + length - 11, ".tmp-", 5) == 0;
 }
 
-/* Whether it begins as a saved sequence does; what is damaged after that still is one. */
-static bool begins_right(const char *path)
+typedef enum file_start { START_OTHER, START_SAVED, START_EMPTY } file_start;
+
+/* How it begins: as a saved sequence, which it is even if it is damaged after that; or with a
+ * header that was never written, since a save writes that last. */
+static file_start start_of(const char *path)
 {
-    char first[8] = "";
+    enum { HEADER_BYTES_MIN = 4096 };
+    static const char zeros[HEADER_BYTES_MIN], magic[8] = {"KVFSEQ\r\n"};
+    char first[HEADER_BYTES_MIN];
     FILE *file = fopen(path, "rb");
-    const bool is_read = file && fread(first, 1, sizeof first, file) == sizeof first;
-    if (file)
-        fclose(file);
-    return is_read && memcmp(first, "KVFSEQ\r\n", sizeof first) == 0;
+    if (!file)
+        return START_OTHER;
+    const size_t bytes = fread(first, 1, sizeof first, file);
+    const bool is_read = !ferror(file);
+    fclose(file);
+    if (bytes >= sizeof magic && memcmp(first, magic, sizeof magic) == 0)
+        return START_SAVED;
+    return is_read && (bytes == 0 || bytes == sizeof first) && memcmp(first, zeros, bytes) == 0
+               ? START_EMPTY
+               : START_OTHER;
 }
 
 static file_kind look_at(cache_scan *scan, const char *path, const char *name, int verify,
@@ -79,13 +90,13 @@ static file_kind look_at(cache_scan *scan, const char *path, const char *name, i
     if (lstat(path, &about) != 0 || !S_ISREG(about.st_mode))
         return FILE_OTHER;
     *saved = (kvf_saved){.bytes = (uint64_t)about.st_size};
-    if (is_unfinished(name))
-        return FILE_UNFINISHED;
-    if (!begins_right(path))
-        return FILE_OTHER;
+    const file_start start = start_of(path);
+    if (start != START_SAVED)
+        return start == START_EMPTY && is_unfinished(name) ? FILE_UNFINISHED : FILE_OTHER;
     kvf_saved read;
-    if (kvf_saved_read(scan->runtime, path, verify, &read, NULL, 0, error) != KVF_OK)
-        return FILE_DAMAGED;
+    const kvf_status status = kvf_saved_read(scan->runtime, path, verify, &read, NULL, 0, error);
+    if (status != KVF_OK)
+        return status == KVF_CORRUPT && is_unfinished(name) ? FILE_UNFINISHED : FILE_DAMAGED;
     *saved = read;
     return FILE_SAVED;
 }
