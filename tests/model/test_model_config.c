@@ -205,6 +205,12 @@ static void reads_other_families(void **state)
     assert_int_equal(c.window, 4096);
     for (uint32_t head = 0; head < 16; head++)
         assert_int_equal(c.window_mask[head], 0);
+    set_field(&mistral, "sliding_window", NULL); /* which is the default of Transformers */
+    expect_ok(&mistral, &c);
+    assert_int_equal(c.window, 4096);
+    set_field(&mistral, "sliding_window", "null");
+    expect_ok(&mistral, &c);
+    assert_int_equal(c.window, 0);
 }
 
 /* Gemma 3 as Transformers 4 wrote it, and as Transformers 5 does. */

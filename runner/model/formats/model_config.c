@@ -39,8 +39,8 @@ static const kvf_architecture architectures[] = {
      .gguf_turns_neighbours = true,
      .family = "llama",
      .has_one_kv_head_each = true},
-    {.name = "MistralForCausalLM", .family = "mistral", .has_windows = true},
-    {.name = "MinistralForCausalLM", .family = "mistral", .has_windows = true},
+    {.name = "MistralForCausalLM", .family = "mistral", .has_windows = true, .window = 4096},
+    {.name = "MinistralForCausalLM", .family = "mistral", .has_windows = true, .window = 4096},
     {.name = "Qwen2ForCausalLM", .gguf = "qwen2", .family = "qwen2", .qkv_bias = true},
     {.name = "Qwen3ForCausalLM",
      .gguf = "qwen3",
@@ -297,15 +297,23 @@ static void read_architecture(config_reader *reader, kvf_model_config *config)
 
 /* ---- windows ---- */
 
+/* A field that may be absent where the architecture has a default, which is not 0. */
+static config_range or_else(config_range range, uint32_t fallback)
+{
+    range.optional = fallback != 0;
+    range.fallback = fallback;
+    return range;
+}
+
 /* Whether a list of kinds names windows. */
 static bool names_windows(config_reader *reader, const kvf_model_config *config,
-                          const json_value *types, const json_value *window)
+                          const json_value *types, bool has_window)
 {
     bool slides = false;
     for (const json_value *type = json_first(types); type; type = json_next(types, type)) {
         const bool is_sliding = json_is_string(type, "sliding_attention");
         if (!json_is_string(type, "full_attention") &&
-            !(is_sliding && config->architecture->has_windows && window))
+            !(is_sliding && config->architecture->has_windows && has_window))
             config_refuse(reader, "layer_types", type,
                           "only \"full_attention\" is supported, use another model");
         slides = slides || is_sliding;
@@ -367,24 +375,27 @@ static void set_pattern(config_reader *reader, kvf_model_config *config, uint32_
 static void read_windows(config_reader *reader, kvf_model_config *config)
 {
     enum { MINISTRAL_WINDOW = 32768 };
-    const json_value *window = json_get_set(reader->root, "sliding_window");
+    const kvf_architecture *own = config->architecture;
+    const json_value *window = json_get(reader->root, "sliding_window");
     const json_value *types = json_get_set(reader->root, "layer_types");
+    const bool has_window = window ? window->kind != JSON_NULL : own->window != 0;
     if (types && types->kind != JSON_ARRAY) {
         config_reject(reader, "layer_types", types, "a list of names");
         return;
     }
-    const bool slides = !types || types->size == 0 || names_windows(reader, config, types, window);
-    if (!config->architecture->has_windows || !slides ||
-        (!window && !config->architecture->window_pattern))
+    const bool slides =
+        !types || types->size == 0 || names_windows(reader, config, types, has_window);
+    if (!own->has_windows || !slides || (!has_window && !own->window_pattern))
         return;
-    const uint32_t tokens = config_u32(reader, reader->root, "sliding_window",
-                                       (config_range){.min = 1, .max = INT32_MAX});
+    const uint32_t tokens =
+        config_u32(reader, reader->root, "sliding_window",
+                   or_else((config_range){.min = 1, .max = INT32_MAX}, own->window));
     /* A layer without a window turns otherwise, even if none is ever full. */
-    if (tokens >= config->positions_max && !config->architecture->has_local_rope)
+    if (tokens >= config->positions_max && !own->has_local_rope)
         return;
     if (types && types->size != 0)
         set_windows(reader, config, tokens, types);
-    else if (config->architecture->window_pattern)
+    else if (own->window_pattern)
         set_pattern(reader, config, tokens);
     else if (tokens < MINISTRAL_WINDOW)
         set_windows(reader, config, tokens, NULL);
@@ -396,14 +407,6 @@ static void read_windows(config_reader *reader, kvf_model_config *config)
 }
 
 /* ---- geometry ---- */
-
-/* A field that may be absent where the architecture has a default, which is not 0. */
-static config_range or_else(config_range range, uint32_t fallback)
-{
-    range.optional = fallback != 0;
-    range.fallback = fallback;
-    return range;
-}
 
 static void read_head_dim(config_reader *reader, kvf_model_config *config)
 {

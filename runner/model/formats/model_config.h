@@ -46,6 +46,7 @@ typedef struct kvf_architecture {
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
     uint32_t query_heads, kv_heads, vocab_size, positions; /**< 0 = the field is required */
     uint32_t head_dim;                                     /**< 0 = hidden_size / query heads */
+    uint32_t window;         /**< sliding_window; 0 = none, or the field is required */
     uint32_t window_pattern; /**< every so many layers one has no window; 0 = none has */
     bool is_tied;            /**< tie_word_embeddings */
     bool experts_normed;     /**< norm_topk_prob */
