@@ -138,6 +138,11 @@ for words in --version --help 'run --help' info; do
     check "kvferry $words to a full disk fails" test $? -eq 1
     says 'standard output: No space left'
 done
+# a file that standard output or error goes to is not replaced
+"$kvferry" $run --prompt "$text" --ignore-eos --emit-ids /dev/stdout >both 2>err
+check 'ids follow the text' sh -c 'cat a.out a.ids | cmp - both'
+try 0 $run --prompt "$text" --ignore-eos --stats /dev/stderr
+says 'every step is dense'; says '"generated_tokens": 4,'
 # so is a pipe that nobody reads: files are complete all the same
 closed_pipe() { python3 -S -c 'import os, subprocess, sys
 read, write = os.pipe()

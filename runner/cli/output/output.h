@@ -21,7 +21,7 @@
  * It knows bytes, not what they mean. Invariant: until cli_output_commit has succeeded the path
  * holds what it held before; after a failure nothing partial is left. A file that is replaced keeps
  * owner, mode and the symbolic link to it. (A path that is no regular file, such as a pipe, is
- * written directly.)
+ * written directly, and so is the file that standard output or error goes to.)
  */
 
 /** Zero-initialise; a zero one accepts writes and commits, and does nothing. */

@@ -38,11 +38,29 @@ static void set_mode(int descriptor, const char *place)
     (void)!fchmod(descriptor, 0666 & ~mask);
 }
 
+/* The number of the standard stream that goes to this file, such as /dev/stdout, or -1. If the file
+ * were replaced, what goes there would be lost. */
+static int stream_of(const struct stat *info)
+{
+    for (int i = STDOUT_FILENO; i <= STDERR_FILENO; i++) {
+        struct stat stream;
+        if (fstat(i, &stream) == 0 && stream.st_dev == info->st_dev &&
+            stream.st_ino == info->st_ino)
+            return i;
+    }
+    return -1;
+}
+
 bool cli_output_open(cli_output *output, const char *path)
 {
     *output = (cli_output){.path = path};
     struct stat info;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+    const bool is_there = stat(path, &info) == 0;
+    const int stream = is_there && S_ISREG(info.st_mode) ? stream_of(&info) : -1;
+    if (stream >= 0) {
+        const int descriptor = dup(stream);
+        output->file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
+    } else if (is_there && !S_ISREG(info.st_mode)) {
         output->file = fopen(path, "wb");
     } else if (kvf_path_of_link(path, output->place)) {
         snprintf(output->partial, sizeof output->partial, "%s.XXXXXX", output->place);
