@@ -282,6 +282,13 @@ if grep -A1 'xxHash' out | grep -q yes; then
     says 'is of another prompt: token'
     try 1 $run --prompt "$text" --load saved/document.kvs; says 'must begin with them'
     try 1 $run --prompt "$asked is" --load saved/none; says 'No such file'
+    # the same weights make other keys under another RoPE
+    mkdir turned; ln -s "$model"/* turned/; rm turned/config.json
+    sed 's/"rope_theta": *[0-9.]*/"rope_theta": 500.0/' "$model/config.json" >turned/config.json
+    try 1 run --model turned --device host --prompt "$asked is" --load saved/document.kvs
+    says 'was saved with another config.json'; silent
+    try 0 run --model turned --device host --prompt "$asked" --save turned/document.kvs
+    try 0 run --model turned --device host --prompt "$asked is" --load turned/document.kvs
     try 1 $run --prompt "$asked is" --load saved/document.kvs --local 33; says 'local_tokens = 64'
     try 1 $run --prompt "$asked" --save saved/none/document.kvs; says 'folder saved/none'
     # nothing else than a file is replaced, and that is said before the prompt is read

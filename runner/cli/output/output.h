@@ -73,7 +73,7 @@ typedef struct cli_column {
 #define CLI_COLUMN_NUMBER(number, ...)                     number,
 #define CLI_COLUMN_ROW(number, name, head, kind, decimals) {name, head, CLI_CELL_##kind, decimals},
 
-#define CLI_CELL_TEXT_BYTES 40u
+#define CLI_CELL_TEXT_BYTES 48u
 
 typedef struct cli_cell {
     bool is_set;

@@ -9,6 +9,7 @@
 #include "prune_file.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #define FILE_BYTES_MAX (1u << 20)
@@ -56,6 +57,45 @@ static uint64_t hash_tensor(uint64_t hash, const kvf_tensor *tensor)
     return hash_bytes(hash, data + (bytes - size) / 2, size);
 }
 
+static uint64_t hash_real(uint64_t hash, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return hash_number(hash, bits);
+}
+
+/* One that a logarithm may have made, whose last bits are not the same everywhere. */
+static uint64_t hash_rounded(uint64_t hash, double value)
+{
+    return hash_real(hash, floor(value * 0x1p12 + 0.5));
+}
+
+static uint64_t hash_settings(const kvf_model_config *model)
+{
+    const kvf_rope_config *r = &model->rope;
+    const double reals[] = {r->theta,
+                            r->factor,
+                            r->low_freq_factor,
+                            r->high_freq_factor,
+                            r->original_positions,
+                            r->beta_fast,
+                            r->beta_slow,
+                            r->truncate,
+                            model->local_theta,
+                            model->norm_eps,
+                            (double)model->query_scale,
+                            (double)model->swiglu_limit,
+                            (double)model->swiglu_alpha,
+                            model->experts_used,
+                            model->experts_normed};
+    uint64_t hash = hash_number(FNV_START, (uint64_t)r->kind);
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++)
+        hash = hash_real(hash, reals[i]);
+    for (uint32_t i = 0; r->kind == KVF_ROPE_FACTORS && i < model->head_dim / 2; i++)
+        hash = hash_real(hash, (double)r->factors[i]);
+    return hash_rounded(hash, r->attention_factor);
+}
+
 void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weights,
                           cli_model_print *out)
 {
@@ -72,6 +112,8 @@ void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weig
         .vocab_size = model->vocab_size,
     };
     snprintf(out->weights, sizeof out->weights, "%016" PRIx64, hash);
+    hash = hash_settings(model);
+    snprintf(out->settings, sizeof out->settings, "%08" PRIx32, (uint32_t)(hash ^ hash >> 32));
 }
 
 /* ---- write ---- */

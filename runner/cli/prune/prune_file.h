@@ -23,6 +23,7 @@ typedef struct cli_model_print {
     const char *family;
     uint32_t layers, query_heads, kv_heads, head_dim, hidden_size, vocab_size;
     char weights[17]; /* hexadecimal FNV-1a over names, types, shapes and some bytes of tensors */
+    char settings[9]; /* likewise over numbers of config.json that change keys and values */
 } cli_model_print;
 
 void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weights,

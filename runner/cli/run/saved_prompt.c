@@ -18,13 +18,35 @@
 /* Tokens of a block, at most. */
 #define BLOCK_TOKENS 64u
 
-/* As the file says it: family, depth and weights. */
-static void name_model(const cli_run *run, char name[64])
+/* As the file says it: family, depth and weights; then config.json, which older files do not say.
+ * @return bytes in front of that */
+static size_t name_model(const cli_run *run, char name[64])
 {
     cli_model_print print;
     cli_model_print_make(&run->model, run->weights, &print);
-    snprintf(name, 64, "%.24s %ux%u %s", print.family, print.layers, print.hidden_size,
-             print.weights);
+    return (size_t)snprintf(name, 64, "%.24s %ux%u %s %s", print.family, print.layers,
+                            print.hidden_size, print.weights, print.settings) -
+           sizeof print.settings;
+}
+
+/* Keys and hidden states of a prompt follow from weights and from config.json. */
+static kvf_status check_model(const cli_run *run, const kvf_saved *saved, kvf_error *error)
+{
+    const char *path = run->options.load_file;
+    char name[64];
+    const size_t weights = name_model(run, name);
+    const bool are_same = strncmp(name, saved->model, weights) == 0;
+    if (strcmp(name, saved->model) == 0 || (are_same && saved->model[weights] == '\0'))
+        return KVF_OK;
+    if (are_same && saved->model[weights] == ' ')
+        return model_fail(error, KVF_INVALID,
+                          "--load %s was saved with another config.json of this model, such as "
+                          "another RoPE; load it with that, or save the prompt again",
+                          path);
+    return model_fail(error, KVF_INVALID,
+                      "--load %s is of model '%s', this one is '%s'; load that model, or save "
+                      "the prompt again",
+                      path, saved->model, name);
 }
 
 /* The note of a file that this model wrote: ids, and how many at the end wait to be fed. */
@@ -32,13 +54,7 @@ static kvf_status take_note(cli_run *run, const kvf_saved *saved, kvf_error *err
 {
     const char *path = run->options.load_file;
     kvf_token_ids *ids = &run->loaded.prompt;
-    char name[64];
-    name_model(run, name);
-    if (strcmp(name, saved->model) != 0)
-        return model_fail(error, KVF_INVALID,
-                          "--load %s is of model '%s', this one is '%s'; load that model, or save "
-                          "the prompt again",
-                          path, saved->model, name);
+    KVF_TRY(check_model(run, saved, error));
     uint32_t held = 0;
     if (ids->count >= 2 && ids->ids[ids->count - 1] >= NOTE_HELD) {
         held = ids->ids[--ids->count] - NOTE_HELD;
@@ -183,7 +199,7 @@ kvf_status cli_saved_begin(cli_run *run, kvf_error *error)
     char name[64];
     if (!run->options.save_file)
         return KVF_OK;
-    name_model(run, name);
+    (void)name_model(run, name);
     const kvf_status status = save_with(run, name, &note, error);
     kvf_token_ids_free(&note);
     return status;
