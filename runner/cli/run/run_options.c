@@ -312,6 +312,19 @@ static const char *completing_problem(const cli_run_options *o)
     return NULL;
 }
 
+/* Whether two results would take each other's place. Devices take any number. */
+static bool share_a_file(const cli_run_options *o)
+{
+    const char *stats = o->stats && strcmp(o->stats, "json") != 0 ? o->stats : NULL;
+    const char *const files[] = {o->emit_ids_file, o->dump_logits_file, stats, o->save_file};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        for (size_t k = 0; k < i; k++)
+            if (files[i] && files[k] && strcmp(files[i], files[k]) == 0 &&
+                strncmp(files[i], "/dev/", 5) != 0)
+                return true;
+    return false;
+}
+
 /* Refusals without a look at the model. */
 static bool check_together(const cli_command *command, const cli_run_options *o)
 {
@@ -338,6 +351,8 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem = "--ask needs -n of at least 1";
     else if (o->save_file && (o->prompts_file || o->samples))
         problem = "--save takes one prompt and one answer; leave --prompts and --samples out";
+    else if (share_a_file(o))
+        problem = "each of --emit-ids, --dump-logits, --stats and --save needs a file of its own";
     else if (o->load_file && o->prompts_file && cli_chat_wanted(&o->chat))
         problem =
             "--load with --prompts goes on from what was saved, as plain text; leave --chat out";
