@@ -115,7 +115,13 @@ static jinja_value replace(jinja_machine *m, jinja_value text, arguments a)
     return jinja_join_all(m, split(m, text, a->values[0], -1), a->values[1]);
 }
 
-typedef enum letters { LETTERS_LOWER, LETTERS_UPPER, LETTERS_FIRST, LETTERS_EACH } letters;
+typedef enum letters {
+    LETTERS_LOWER,
+    LETTERS_UPPER,
+    LETTERS_FIRST,
+    LETTERS_EACH,  /* of words of letters, as str.title() */
+    LETTERS_TITLE, /* of what blanks, brackets and hyphens part, as the filter */
+} letters;
 
 static jinja_value set_case(jinja_machine *m, jinja_value text, letters how)
 {
@@ -125,9 +131,10 @@ static jinja_value set_case(jinja_machine *m, jinja_value text, letters how)
         const char c = text.as.text[i];
         const bool is_upper = c >= 'A' && c <= 'Z', is_lower = c >= 'a' && c <= 'z';
         const bool raises = how == LETTERS_UPPER || (how == LETTERS_FIRST && i == 0) ||
-                            (how == LETTERS_EACH && starts_word);
+                            (how >= LETTERS_EACH && starts_word);
         bytes[i] = raises && is_lower ? (char)(c - 32) : !raises && is_upper ? (char)(c + 32) : c;
-        starts_word = !is_upper && !is_lower;
+        starts_word = how == LETTERS_TITLE ? c && (is_blank((unsigned char)c) || strchr("-({[<", c))
+                                           : !is_upper && !is_lower;
         if ((unsigned char)c >= 0x80) {
             jinja_fail(m, KVF_UNSUPPORTED, "the case of letters beyond ASCII is not known here");
             break;
@@ -499,7 +506,7 @@ jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value 
 {
     static const char *const lists[] = {"selectattr", "rejectattr", "list", "items",    "join",
                                         "first",      "last",       "map",  "dictsort", NULL};
-    static const char *const methods[] = {"upper", "lower", "title", "capitalize", "replace", NULL};
+    static const char *const methods[] = {"upper", "lower", "capitalize", "replace", NULL};
     const bool selects = jinja_is(name, "selectattr") || jinja_is(name, "rejectattr");
     const bool two = jinja_is(name, "replace") || jinja_is(name, "default") || jinja_is(name, "d");
     if (jinja_is(name, "tojson"))
@@ -521,14 +528,14 @@ jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value 
     if (jinja_is(name, "trim"))
         return strip(m, jinja_string(m, v), a->count > 0 ? a->values[0] : (jinja_value){0}, true,
                      true);
-    if (jinja_is(name, "string"))
+    if (jinja_is(name, "title"))
+        return set_case(m, jinja_string(m, v), LETTERS_TITLE);
+    if (jinja_is(name, "string") || jinja_is(name, "safe"))
         return jinja_string(m, v);
     if (jinja_is(name, "int"))
         return to_int(m, v, a);
     if (jinja_is(name, "length") || jinja_is(name, "count"))
         return jinja_int(jinja_length(m, v));
-    if (jinja_is(name, "safe"))
-        return v;
     if (jinja_is(name, "default") || jinja_is(name, "d")) {
         const bool also_false = a->count > 1 && jinja_truth(a->values[1]);
         const bool absent = v.kind == JINJA_UNDEFINED || (also_false && !jinja_truth(v));
