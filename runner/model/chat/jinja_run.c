@@ -82,6 +82,7 @@ typedef struct loop_frame {
     size_t condition; /* the same of its `if`; 0 = none */
     jinja_value list;
     jinja_value info; /* the variable `loop` */
+    bool is_through;  /* the body once reached its end */
 } loop_frame;
 
 static void bind_targets(jinja_machine *m, const loop_frame *loop, jinja_value item)
@@ -155,6 +156,7 @@ static const char *run_items(jinja_machine *m, loop_frame *loop, const char *con
             m->at = loop->body;
         end = run_block(m, ends);
         jump = m->jump;
+        loop->is_through = loop->is_through || jump == JUMP_NONE;
         m->jump = JUMP_NONE;
         m->variable_count = variables;
         m->scope = scope;
@@ -188,8 +190,7 @@ static void run_for(jinja_machine *m)
     if (live && loop.condition)
         filter_items(m, &loop, loop.body);
     const char *end;
-    const bool runs = live && loop.list.size > 0;
-    if (runs) {
+    if (live && loop.list.size > 0) {
         end = run_items(m, &loop, ends);
     } else {
         m->dry = dry + 1;
@@ -200,7 +201,7 @@ static void run_for(jinja_machine *m)
     }
     if (end && strcmp(end, "else") == 0) {
         jinja_expect_end(m, TOKEN_TAG_END);
-        m->dry = dry + runs;
+        m->dry = dry + loop.is_through; /* also after jumps alone, as in Jinja */
         run_block(m, ends + 1);
         m->dry = dry;
     }
