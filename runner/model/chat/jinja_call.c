@@ -340,7 +340,7 @@ bool jinja_test(jinja_machine *m, const jinja_token *name, jinja_value v, argume
         {"mapping", 1u << JINJA_MAP},
         {"sequence", 1u << JINJA_TEXT | 1u << JINJA_LIST | 1u << JINJA_MAP},
         {"iterable", 1u << JINJA_TEXT | 1u << JINJA_LIST | 1u << JINJA_MAP | 1u << JINJA_UNDEFINED},
-        {"callable", 1u << JINJA_MACRO},
+        {"callable", 1u << JINJA_MACRO | 1u << JINJA_UNDEFINED},
     };
     for (size_t i = 0; i < sizeof by_kind / sizeof *by_kind; i++)
         if (jinja_is(name, by_kind[i].name))

@@ -423,6 +423,10 @@ static int64_t clip(jinja_value bound, int64_t absent, int64_t size, int64_t ste
 
 jinja_value jinja_slice(jinja_machine *m, jinja_value v, const jinja_value bounds[3])
 {
+    if (v.kind == JINJA_UNDEFINED) {
+        jinja_fail(m, KVF_INVALID, "a slice of something undefined");
+        return v;
+    }
     const jinja_value list = jinja_list_of(m, v);
     const int64_t step = bounds[2].kind == JINJA_INT ? bounds[2].as.integer : 1;
     const int64_t size = (int64_t)list.size;
