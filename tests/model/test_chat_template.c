@@ -12,6 +12,7 @@
 #include "model_fixture.h"
 #include "refusals.h"
 #include "unit.h"
+#include "watched_heap.h"
 
 enum { MESSAGES_MAX = 16 };
 
@@ -395,8 +396,11 @@ static void checks_markers(void **state)
     assert_int_equal(kvf_chat_check(&plain, tokenizer, &end, &error), KVF_OK);
     assert_int_equal(end, UINT32_MAX);
     /* a template that refuses the question cannot be asked */
-    const kvf_chat_format strict = {.source = "{{ raise_exception('no') }}"};
+    const kvf_chat_format strict = {.source = "a{{ raise_exception('no') }}"};
+    heap h = {0};
+    heap_watch(&h);
     assert_int_equal(kvf_chat_check(&strict, tokenizer, &end, &error), KVF_OK);
+    assert_int_equal(heap_left(), 0);
     const kvf_chat_format unknown = {.source = "{% include 'x' %}"};
     fixture_expect(kvf_chat_check(&unknown, tokenizer, &end, &error), &error, KVF_UNSUPPORTED,
                    "include");

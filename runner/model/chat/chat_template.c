@@ -315,8 +315,10 @@ kvf_status kvf_chat_check(const kvf_chat_format *format, const kvf_tokenizer *to
     kvf_text text = {0};
     *end = UINT32_MAX;
     kvf_status status = kvf_chat_render(&chat, &text, error);
-    if (status == KVF_INVALID)
+    if (status == KVF_INVALID) {
+        kvf_text_free(&text);
         return KVF_OK;
+    }
     const char *mark = status == KVF_OK && text.bytes ? strstr(text.bytes, message_mark) : NULL;
     if (mark)
         mark = strstr(mark + 1, message_mark); /* the answer */
