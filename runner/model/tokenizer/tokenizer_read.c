@@ -256,6 +256,23 @@ static kvf_status read_metaspace(kvf_tokenizer *tokenizer, part_field part, kvf_
     return add_step(tokenizer, step, error);
 }
 
+/* HF asks where a piece began before the text was normalised, which is not kept here. */
+static kvf_status check_first(const kvf_tokenizer *tokenizer, kvf_error *error)
+{
+    bool writes = false, is_behind = false;
+    for (size_t i = 0; i < tokenizer->normalizer.count; i++)
+        writes = writes || tokenizer->normalizer.steps[i].kind != NORMAL_NFC;
+    for (size_t i = 1; i < tokenizer->steps_count; i++)
+        is_behind = is_behind || (tokenizer->steps[i].kind == SPLIT_METASPACE &&
+                                  tokenizer->steps[i].front == FRONT_FIRST);
+    if (!writes || !is_behind)
+        return KVF_OK;
+    return model_fail(error, KVF_UNSUPPORTED,
+                      "tokenizer.json: pre_tokenizer: Metaspace with prepend_scheme \"first\" is "
+                      "supported after another step only if no normalizer puts text in front or "
+                      "replaces it");
+}
+
 static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", NULL};
@@ -506,6 +523,7 @@ kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root, kvf_
     KVF_TRY(check_whole((part_field){"tokenizer.json: the file", root}, error));
     KVF_TRY(read_sequence(tokenizer, normalizer, "normalizers", read_normalizer, error));
     KVF_TRY(read_sequence(tokenizer, splits, "pretokenizers", read_pre_tokenizer, error));
+    KVF_TRY(check_first(tokenizer, error));
     KVF_TRY(read_model(tokenizer, part_of(root, "tokenizer.json: model", "model"), error));
     if (!tokenizer->is_bpe && tokenizer->byte_level_split)
         return model_fail(
