@@ -257,6 +257,33 @@ class Memory(unittest.TestCase):
         again = memory.Sums(less.asked._replace(host=host), sums._plan)
         memory.divide_own(again, memory.blocks_that_fit(again))
 
+    def test_more_is_never_taken_than_is_left(self):
+        """Whatever `device_memory` is, where activations were larger than estimated, or the number of blocks was said;
+        and the value that a failure names is one with which it starts."""
+        for own in (None, 0, GIB, 2 * GIB):
+            sums, plan = self.sums(LLAMA_8B, CARDS["24 GB"], 256, own=own)
+            asked, told = sums.asked, set()
+            for lost, said in ((0, None), (0, 25_000), (16 << 20, None), (512 << 20, None), (2 * GIB, None)):
+
+                def start(host, said):
+                    """Blocks by what was estimated, the rest by what was measured."""
+                    blocks = said or memory.blocks_that_fit(memory.Sums(asked._replace(host=host), plan))
+                    less = memory.Sums(asked._replace(host=host, left=asked.left - lost), plan) # pylint: disable=cell-var-from-loop
+                    there = memory.divide_own(less, blocks, said is not None)
+                    taken = plan(blocks, there.regions, asked.tokens, there.device_bytes).device_bytes
+                    self.assertLessEqual(blocks * asked.block_bytes + taken, less.asked.left)
+
+                with self.subTest(own=own, lost=lost, said=said):
+                    try:
+                        start(asked.host, said)
+                        told.add("it starts")
+                    except kvferry.OutOfMemory as error:
+                        self.assertRegex(str(error), "^device_memory = %d: " % own if own else "^device memory: ")
+                        name, value = re.search(r"lower (\w+) to (\d+)", str(error)).groups()
+                        start(*((asked.host, int(value)) if said else (int(value), None)))
+                        told.add(name)
+            self.assertEqual(told, {"it starts", "host_memory", "num_gpu_blocks_override"})
+
     def test_calculator(self):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as told:
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:

@@ -143,24 +143,31 @@ class Own(NamedTuple):
     device_bytes: Optional[int] # None: as the library decides
 
 
-def divide_own(sums: Sums, blocks: int) -> Own:
-    """Windows beside so many blocks: of all requests, or half of what is left; the cache gets the rest."""
+def divide_own(sums: Sums, blocks: int, were_said: bool = False) -> Own:
+    """Windows beside so many blocks: of all requests, or half of what is left; the cache gets the rest. Less may be
+    left than when blocks were counted, or num_gpu_blocks_override said how many there are."""
     a = sums.asked
     if a.left is None:
         return Own(a.rows, a.own)
-    room = a.left - blocks * a.block_bytes if a.own is None else a.own
-    least = sums.own(blocks, 1, a.tokens)
-    if room < least and a.own != 0:
-        raise OutOfMemory(
-            "device memory: beside weights, activations and %d bytes of vLLM's blocks %d bytes are left, and kvferry "
-            "takes %d at least; lower host_memory to %d, max_num_seqs or max_model_len, or raise "
-            "gpu_memory_utilization" % (
-                blocks * a.block_bytes, room, least,
-                sums.host(max(2, sums.blocks_on_device(a.tokens) or 0), a.tokens)))
-    first = sums.first_regions(a.tokens)
+    left, least = a.left - blocks * a.block_bytes, sums.own(blocks, 1, a.tokens)
+    room = a.own or left
+    if not least <= room <= left:
+        raise OutOfMemory(_too_many(sums, blocks, were_said, left, max(least, a.own or 0)))
+    room -= sums.prompt(a.tokens)
     if a.own == 0:
-        return Own(first, 0)
-    return Own(sums.regions_within((room - sums.prompt(a.tokens)) // 2, blocks, a.tokens), room)
+        return Own(min(sums.first_regions(a.tokens), sums.regions_within(room, blocks, a.tokens)), 0)
+    return Own(sums.regions_within(room // 2, blocks, a.tokens), a.own or left)
+
+
+def _too_many(sums: Sums, blocks: int, were_said: bool, left: int, own: int) -> str:
+    """The refusal of so many blocks, with changes after which it starts."""
+    a, lower = sums.asked, ""
+    fit = sums.blocks_on_device(a.tokens) or 0
+    if fit >= sums.needed(a.tokens):
+        lower = "num_gpu_blocks_override to %d, " % fit if were_said else "host_memory to %d, " % sums.host(fit, a.tokens)
+    return ("%s: beside weights, activations and %d bytes of vLLM's blocks %d bytes are left, and kvferry takes %d at "
+            "least; lower %smax_num_seqs or max_model_len, or raise gpu_memory_utilization" % (
+                "device_memory = %d" % a.own if a.own else "device memory", blocks * a.block_bytes, left, own, lower))
 
 
 class Card(NamedTuple):

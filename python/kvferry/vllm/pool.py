@@ -130,7 +130,7 @@ class Pool:
         if self.runtime.on_cuda:
             asked = self._sums.asked._replace(left=_left(self.config, torch.cuda.max_memory_allocated()))
             self._sums = Sums(asked, self._plan)
-        own = divide_own(self._sums, count)
+        own = divide_own(self._sums, count, self.config.cache_config.num_gpu_blocks_override is not None)
         self.regions = own.regions
         self._make = functools.partial(
             Blocks, self.runtime, block_count=count, block_tokens=block_tokens, tokens_max=tokens,
