@@ -703,6 +703,17 @@ class Refusals(Case):
         asked = {"model": windowed_model(), "load_format": "dummy", "kv_sharing_fast_prefill": True}
         self.refused({text: asked, text[:-1]: {**asked, **per_kind}})
 
+    def test_a_checkpoint_says_the_type_of_a_cache(self):
+        """`auto` is that type then, and scales per head are no reason against the value that is named."""
+        asked = [{"load_format": "dummy", "dtype": "bfloat16", "model": variant(strategy, quantization_config={
+            "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}, "kv_cache_scheme": {
+                "num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}})}
+                 for strategy in ("tensor", "attn_head")]
+        engine = self.ran(Engine([], refused=asked + [{**one, "kv_cache_dtype": "bfloat16"} for one in asked]))
+        for told in engine.refused[:2]:
+            self.assertIn("kv_cache_dtype = fp8: pages have the type of the model; say --kv-cache-dtype bfloat16", told)
+        self.assertEqual(engine.refused[2:], ["it starts"] * 2)
+
 
 if __name__ == "__main__":
     main((SameTokens, PackedPages, NotFinite, Windows, Narrow, Linear, Budget, Runners, Replays, Folders, Calls, Refusals))

@@ -370,6 +370,38 @@ class Refusals(unittest.TestCase):
         wide = {"model__hf_text_config": types.SimpleNamespace(per_layer_config={"5": {"head_dim": 512}})}
         refusals.check_engine(engine(device__device_type="cpu", **wide))
 
+    def test_types_of_a_cache(self):
+        """The value that is named is one that vLLM takes, and means the type of the model: auto may not."""
+        scheme = {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}
+        inner = {"quantization_config": {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}}
+        plain = {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": None}}
+        for wanted, dtype, config in (
+                ("--kv-cache-dtype bfloat16", "bfloat16", {}), ("--kv-cache-dtype float16", "float16", scheme),
+                ("--kv-cache-dtype auto", "float32", {}), ("--kv-cache-dtype auto", "float32", plain),
+                ("--dtype bfloat16 --kv-cache-dtype bfloat16", "float32", scheme),
+                ("--dtype bfloat16 --kv-cache-dtype bfloat16", "float32", inner)):
+            bad = engine(cache__cache_dtype="fp8_e4m3", model__dtype="torch." + dtype,
+                         model__hf_config=types.SimpleNamespace(**config))
+            self.refused("kv_cache_dtype = fp8_e4m3: pages have the type of the model; say %s$" % wanted,
+                         refusals.check_engine, bad)
+
+    def test_reasons(self):
+        """A reason that no setting helps against comes alone; others come at once, so that no advice leads to the next one."""
+        asked = engine(cache__cache_dtype="fp8", model__hf_text_config=types.SimpleNamespace(
+            layer_types=["sliding_attention", "full_attention"]))
+        plain = dict(head_size=64, use_mla=False, attn_type="decoder", block_size=None)
+        self.assertEqual(refusals.reasons(engine(), plain), [])
+        for wanted, changed in (
+                (["kv_cache_dtype = fp8"], {}), (["MLA"], {"use_mla": True}),
+                (["kv_cache_dtype = fp8", "by --language-model-only", "block_size = 16", "leave them to vLLM by"],
+                 {"has_sliding_window": True, "use_mm_prefix": True, "block_size": 16})):
+            told = refusals.reasons(asked, {**plain, **changed})
+            self.assertEqual(len(told), len(wanted), told)
+            for text, reason in zip(wanted, told):
+                self.assertIn(text, reason)
+        asked.model_config.hf_text_config.per_layer_config = {"1": {"head_dim": 512}}
+        self.assertRegex("; ".join(refusals.reasons(asked, plain)), "^[^;]*heads of 512 elements[^;]*$")
+
     @staticmethod
     def model(**fields):
         return types.SimpleNamespace(hf_text_config=types.SimpleNamespace(**fields))

@@ -30,8 +30,7 @@ from .._errors import Unsupported
 from ..capi import BlockRows, PutArgs
 from .arrays import Arrays
 from .pool import Heads, Pool, ground_of, look
-from .refusals import (BLOCK_TOKENS, check_choice, check_engine, check_layer, check_spec, refuse,
-                       why_not_captured)
+from .refusals import (BLOCK_TOKENS, check_engine, check_layer, check_spec, reasons, refuse, why_not_captured)
 from .regions import Followed, Regions
 from .rows import Rows as PassRows, Run, part, runs_of
 from .verify import Rows
@@ -358,15 +357,14 @@ class Backend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        """A checkpoint may have them; pages, which have the type of the model, have no use for them."""
+        return True
+
+    @classmethod
     def validate_configuration(cls, *given: Any, **named: Any) -> List[str]:
         """In our words, with the way out; then what vLLM itself finds."""
-        try:
-            config = get_current_vllm_config()
-            check_engine(config)
-            check_choice(model=config.model_config, **named)
-        except Unsupported as error:
-            return [str(error)]
-        return super().validate_configuration(*given, **named)
+        return reasons(get_current_vllm_config(), named) or super().validate_configuration(*given, **named)
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:

@@ -24,7 +24,7 @@ def offer(platform: Any) -> None:
         reasons = AttentionBackendEnum.CUSTOM.get_class().validate_configuration(
             device_capability=None, **attn_selector_config._asdict())
         if reasons:
-            raise Unsupported(", ".join(reasons))
+            raise Unsupported(". ".join(reasons))
         return AttentionBackendEnum.CUSTOM.get_path()
 
     get_attn_backend_cls.gives_custom = True # type: ignore[attr-defined]

@@ -4,7 +4,7 @@
 Reads configurations of vLLM and imports nothing of it. Invariant: what is not refused gives the
 attention that the model was made for, exactly or within the budget.
 """
-from typing import Any, Optional
+from typing import Any, Callable, List, Optional
 
 from .._errors import Unsupported
 
@@ -28,7 +28,7 @@ def check_engine(config: Any) -> None:
                "they move vLLM's own blocks, which hold no keys; start without one")
     if cache.cache_dtype not in ("auto", _name(config.model_config.dtype)):
         refuse("kv_cache_dtype = %s" % cache.cache_dtype,
-               "pages have the type of the model; take auto")
+               "pages have the type of the model; say %s" % _cache_type(config.model_config))
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         refuse("context parallelism", "take tensor or pipeline parallelism")
     if getattr(cache, "kv_sharing_fast_prefill", False):
@@ -41,6 +41,19 @@ def check_engine(config: Any) -> None:
     drafts = config.speculative_config
     if drafts is not None and drafts.method not in DRAFTS:
         refuse("drafts by %s" % drafts.method, "take %s" % " or ".join(DRAFTS))
+
+
+def _cache_type(model: Any) -> str:
+    """The --kv-cache-dtype with which a ModelConfig is served. vLLM has no name for float32 but auto, and a checkpoint
+    may say what that is."""
+    name = _name(model.dtype)
+    if name != "float32":
+        return "--kv-cache-dtype %s" % name
+    quantized = getattr(getattr(model, "hf_config", None), "quantization_config", None) or {}
+    if any(part.get(field) for part in (quantized, quantized.get("quantization") or {})
+           for field in ("kv_cache_scheme", "kv_cache_quant_algo")):
+        return "--dtype bfloat16 --kv-cache-dtype bfloat16"
+    return "--kv-cache-dtype auto"
 
 
 def why_not_captured(verify_interval: int, sleeps: bool, machine: dict) -> Optional[str]:
@@ -79,20 +92,42 @@ def sees_windows_alone(model: Any) -> bool:
     return "full_attention" not in kinds if kinds else not getattr(text, "sliding_window_pattern", None)
 
 
-def check_choice(*, use_mla: bool, model: Any, has_sliding_window: bool = False, use_sparse: bool = False,
-                 use_mm_prefix: bool = False, use_non_causal: bool = False, use_rswa: bool = False,
-                 block_size: Any = None, attn_type: Any = "decoder", **_: Any) -> None:
-    """The words of vLLM for a layer of a ModelConfig when it chooses a backend, as for validate_configuration."""
+def reasons(config: Any, choice: dict) -> List[str]:
+    """Why vLLM cannot choose the backend for a layer of a VllmConfig, in its words: what no setting helps against, or
+    all that settings help against."""
+    model, told = config.model_config, _told(check_engine, config)
+    for name in ("attn_type", "use_mm_prefix", "block_size", "has_sliding_window"):
+        told += _told(check_choice, model=model, **{name: choice[name]} if name in choice else {})
+    return _told(check_kind, **choice) or _told(check_model, model, config.device_config.device_type) or told
+
+
+def _told(check: Callable[..., None], *given: Any, **named: Any) -> List[str]:
+    try:
+        check(*given, **named)
+    except Unsupported as error:
+        return [str(error)]
+    return []
+
+
+def check_kind(*, use_mla: bool = False, use_sparse: bool = False, use_non_causal: bool = False, use_rswa: bool = False,
+               **_: Any) -> None:
+    """The attention of a model, in the words of vLLM when it chooses a backend, as for validate_configuration."""
     if use_mla or use_sparse:
         refuse("multi-head latent attention (MLA)" if use_mla else "sparse attention of the model's own",
                "take another model; for models with an indexer vLLM has HiSparse")
-    if use_mm_prefix:
-        refuse("tokens of an image that attend to each other (partial multimodal full attention)",
-               "serve text alone by --language-model-only, or take another model")
     if use_non_causal:
         refuse("attention to tokens that come later", OTHER)
     if use_rswa:
         refuse("reference sliding windows", OTHER)
+
+
+def check_choice(*, model: Any, has_sliding_window: bool = False, use_mm_prefix: bool = False, block_size: Any = None,
+                 attn_type: Any = "decoder", **kind: Any) -> None:
+    """A layer of a ModelConfig, likewise."""
+    check_kind(**kind)
+    if use_mm_prefix:
+        refuse("tokens of an image that attend to each other (partial multimodal full attention)",
+               "serve text alone by --language-model-only, or take another model")
     if block_size is not None and block_size % BLOCK_TOKENS:
         refuse("block_size = %d" % block_size,
                "a block has a multiple of %d tokens; leave --block-size out" % BLOCK_TOKENS)
