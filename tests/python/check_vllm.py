@@ -19,7 +19,7 @@ import unittest
 
 from vllm_case import Case, main, stock, vllm_alone
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, answer, beginnings, capped_model, linear_model,
-                         mamba_model, narrow_model, pictured_model, poisoned_model, prompts, three_answers, variant,
+                         looped_model, mamba_model, narrow_model, pictured_model, poisoned_model, prompts, three_answers, variant,
                          windowed_model)
 
 
@@ -179,6 +179,16 @@ class Windows(Case):
         for second in (False, True):
             self.assertEqual([one["tokens"] for one in told[2.0, True, second]],
                              [one["tokens"] for one in told[2.0, False, False]])
+        small = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB", "transfer": transfer},
+                          num_gpu_blocks_override=None) for transfer in ("mapped", "direct")]
+        self.assertEqual(small[0].results, small[1].results)
+        self.assertGreater(small[0].summed("page_hits"), 1000)
+
+    def test_layers_that_ask_twice(self):
+        """Once with keys, and then without, for those that they had."""
+        self.model = looped_model()
+        alone, full = self.ask(None), self.ask({"budget": FULL})
+        self.assertEqual([one["tokens"] for one in full.results], [one["tokens"] for one in alone.results])
         small = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB", "transfer": transfer},
                           num_gpu_blocks_override=None) for transfer in ("mapped", "direct")]
         self.assertEqual(small[0].results, small[1].results)

@@ -88,6 +88,21 @@ def capped_model(cap):
     return folder
 
 
+def looped_model():
+    """The small model as an IQuest LoopCoder: its layers come twice, and then attend to keys of the first time as well,
+    beside 64 tokens of their own."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    folder = variant("looped", architectures=["IQuestLoopCoderForCausalLM"], loop_num=2, loop_window_size=64)
+    weights = load_file(os.path.join(small_model(), "model.safetensors"))
+    generator = torch.Generator().manual_seed(7)
+    for layer in range(4): # gates: of each head one number per query
+        for name, shape in (("weight", (8, 32)), ("bias", (8,))):
+            weights["model.gate_projections.%d.%s" % (layer, name)] = torch.randn(shape, generator=generator)
+    save_file(weights, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    return folder
+
+
 def pictured_model():
     """A random Gemma 3 for images, with words of one token."""
     import tokenizers

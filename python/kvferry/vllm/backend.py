@@ -220,7 +220,7 @@ class Impl(AttentionImpl[Pass]):
         q, out, lacks = query.contiguous(), output, self.heads.values - self.value_size
         if lacks:
             out = torch.nn.functional.pad(output, (0, lacks))
-        if self.owner is None:
+        if self.owner is None and key is not None: # without keys it asks those again that it had in this pass
             v = torch.nn.functional.pad(value, (0, lacks)) if lacks else value
             self.write(_packed(key), _packed(v), kv_cache, p)
         q_bytes, out_bytes = q.stride(0) * q.element_size(), out.stride(0) * out.element_size()
