@@ -681,13 +681,25 @@ class Refusals(Case):
                 "model": variant("group 256", num_attention_heads=256, num_key_value_heads=1), **kvferry},
             "block_size = 48: a block has a multiple of 32 tokens": {"block_size": 48, **kvferry},
             "block_tokens = 32: coarse heads score centroids of 64": {
-                "additional_config": {"kvferry": {"head_mask": mask}}}}
+                "additional_config": {"kvferry": {"head_mask": mask}}},
+            "kv_cache_memory_bytes = 1073741824: the number of blocks follows from host_memory": {
+                "kv_cache_memory_bytes": 1 << 30, **kvferry}}
         for method in ("draft_model", "eagle"):
             wanted["drafts by %s: take ngram" % method] = {**kvferry, "speculative_config": {
                 "method": method, "model": variant(method), "num_speculative_tokens": 2}}
         bare = {"model": variant("bare"), "load_format": "safetensors"}
         engine = self.refused({text: {**bare, **one} for text, one in wanted.items()})
         self.assertNotIn("Loading weights took", engine.log)
+
+    def test_engines_side_by_side(self):
+        """The second one says that its memory must be said, also before it loads weights."""
+        from kvferry import Invalid
+        from kvferry.vllm import options, pool
+        config = types.SimpleNamespace(
+            model_config=None, cache_config=types.SimpleNamespace(kv_cache_memory_bytes=None),
+            parallel_config=types.SimpleNamespace(world_size=1, data_parallel_index=1))
+        with self.assertRaisesRegex(Invalid, "host_memory must be said with data parallelism"):
+            pool._try(config, options.read({}, {}), None, None)
 
     def test_a_model_without_a_layer_for_it(self):
         """All layers see a window, and are left to vLLM; none has keys; nothing was asked to be kvferry's."""

@@ -300,8 +300,15 @@ def ground_of(config: Any, heads: Heads) -> Ground:
 
 
 def _try(config: Any, options: _options.Options, runtime: Runtime, heads: Heads) -> None:
-    """A plan of all layers and heads of the model, if they are of different kinds, else of one layer."""
-    model, cache = config.model_config, config.cache_config
+    """Where memory comes from; and a plan of all layers and heads of the model, if they are of different kinds, else of
+    one layer."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    if cache.kv_cache_memory_bytes is not None:
+        refuse("kv_cache_memory_bytes = %d" % cache.kv_cache_memory_bytes,
+               "the number of blocks follows from host_memory, and on a GPU device_memory and gpu_memory_utilization: set "
+               "these, and leave --kv-cache-memory-bytes and VLLM_CPU_KVCACHE_SPACE out")
+    if options.host_memory is None:
+        _options.default_memory(parallel.world_size, parallel.data_parallel_index)
     mask, layers, kv, query = None, 1, heads.kv, heads.query
     # Beside layers of other kinds vLLM makes our blocks larger than was said.
     is_said = cache.user_specified_block_size and not (config.attention_config.backend_per_kind or model.is_hybrid)
