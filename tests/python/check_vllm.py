@@ -19,8 +19,8 @@ import unittest
 
 from vllm_case import Case, main, stock, vllm_alone
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, answer, beginnings, capped_model, linear_model,
-                         looped_model, mamba_model, narrow_model, pictured_model, poisoned_model, prompts, three_answers, variant,
-                         windowed_model)
+                         looped_model, mamba_model, narrow_model, pictured_model, poisoned_model, prompts, sinks_model, three_answers,
+                         variant, windowed_model)
 
 
 def write_mask(path, layers):
@@ -183,6 +183,15 @@ class Windows(Case):
                           num_gpu_blocks_override=None) for transfer in ("mapped", "direct")]
         self.assertEqual(small[0].results, small[1].results)
         self.assertGreater(small[0].summed("page_hits"), 1000)
+
+    def test_new_sinks(self):
+        """Weights may come in place, which no layer processes."""
+        calls = [answer(prompts()), ("new_sinks", [], {}), ("reset", [], {}), answer(prompts())]
+        settings = {"model": sinks_model(), "attention_backend": None}
+        alone = self.ran(Engine(calls, **settings))
+        ours = self.ours(calls, attention_config={"backend_per_kind": {"full_attention": "CUSTOM"}}, **settings)
+        self.assertEqual(ours.results, alone.results)
+        self.assertNotEqual(*alone.results[::3])
 
     def test_layers_that_ask_twice(self):
         """Once with keys, and then without, for those that they had."""
@@ -622,6 +631,8 @@ class Calls(unittest.TestCase):
                               (gpu_model_runner.GPUModelRunner, ("_update_states",)),
                               (model_runner.GPUModelRunner, ("update_requests",))):
             self.assertTrue(all(name in vars(theirs) for name in names))
+        for runner in (gpu_model_runner, model_runner): # from a class of both
+            self.assertTrue(hasattr(runner.GPUModelRunner, "reset_lora_state"))
 
 
 class Refusals(Case):

@@ -103,6 +103,14 @@ def looped_model():
     return folder
 
 
+def sinks_model():
+    """A random gpt-oss."""
+    import tiny_models
+    folder = os.path.join(FOLDER.name, "sinks")
+    tiny_models.make("GptOssForCausalLM", 7).save_pretrained(folder)
+    return folder
+
+
 def pictured_model():
     """A random Gemma 3 for images, with words of one token."""
     import tokenizers
@@ -257,6 +265,16 @@ def do_reset(llm):
 def do_reload(llm):
     """Read the weights anew, as after training."""
     llm.collective_rpc("reload_weights")
+
+
+def do_new_sinks(llm):
+    """Other attention sinks in place, as whoever trains sends them: weights as the engine has them."""
+    import torch
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    new = [(name, 3 - weight.detach()) for name, weight in runner.model.named_parameters() if name.endswith("sinks")]
+    with torch.no_grad():
+        runner.reload_weights(weights_iterator=iter(new), is_checkpoint_format=False)
+    return len(new)
 
 
 def do_sleep(llm, level, tags=(None,)):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sleep, and copies of blocks, which vLLM tells no attention of. So whoever does it for vLLM is followed.
+"""Sleep, copies of blocks and new weights, which vLLM tells no attention of. So whoever does it for vLLM is followed.
 
 Pages go when vLLM gives the memory of its blocks back, and room for them comes back with it: on a GPU the mechanism
 of sleep mode does so, on a CPU the worker, which has nothing of vLLM's to give back. Blocks are copied by a runner,
-where a request goes on in the middle of a block of another one. Imports nothing of vLLM. Invariant: where vLLM has
+where a request goes on in the middle of a block of another one. Weights that come in place, as they are, are no
+layer's to process; but a runner forgets adapters after any. Imports nothing of vLLM. Invariant: where vLLM has
 the memory of its blocks there are pages for them, and of a block that is copied they are those of the other one.
 """
 import functools
@@ -23,7 +24,8 @@ def follow(pool: Any, teller: type) -> None:
     teller.is_followed = True # type: ignore[attr-defined]
     for name, wrap in (("sleep", _sleeps), ("suspend", _sleeps), ("discard", _discards),
                        ("wake_up", _wakes), ("resume", _wakes),
-                       ("_update_states", _copies), ("update_requests", _copies)):
+                       ("_update_states", _copies), ("update_requests", _copies),
+                       ("reset_lora_state", _has_weights)):
         if hasattr(teller, name):
             setattr(teller, name, wrap(getattr(teller, name)))
 
@@ -72,6 +74,15 @@ def _copies(theirs: Callable) -> Callable:
                 pool.copy(_pairs_of(pool, self.kv_cache_config.kv_cache_groups, output))
         return told
     return update
+
+
+def _has_weights(theirs: Callable) -> Callable:
+    @functools.wraps(theirs)
+    def reset(self: Any) -> None:
+        theirs(self)
+        for pool in _pools_of(self):
+            pool.form_all()
+    return reset
 
 
 def _pairs_of(pool: Any, groups: Any, output: Any) -> List[Tuple[int, int]]:

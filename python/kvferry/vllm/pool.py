@@ -144,6 +144,10 @@ class Pool:
 
     def _reserve(self) -> None:
         self.blocks = self._make()
+        self.form_all()
+
+    def form_all(self) -> None:
+        """Say it of every layer: blocks or weights are new."""
         for index in range(len(self.layers)):
             self.form(index)
 
