@@ -69,6 +69,15 @@ class Options(unittest.TestCase):
         with self.assertRaisesRegex(kvferry.Invalid, "host_memory must be said with data parallelism"):
             options.default_memory(1, 1)
 
+    def test_memory_of_a_node_or_a_cgroup(self):
+        """Which is less than the machine has: the library refuses more."""
+        for wanted, ranks, limit, near in ((1 << 20, 1, 2 << 20, None), (1 << 19, 2, 2 << 20, 9 << 20),
+                                           (3 << 20, 1, None, 4 << 20), (3 << 18, 4, 8 << 20, 4 << 20)):
+            machine = {"cgroup_headroom_bytes": limit, "available_bytes": near}
+            self.assertEqual(options.default_memory(ranks, 0, machine), wanted)
+        with kvferry.Runtime(device="host") as runtime:
+            self.assertLessEqual(set(machine), set(runtime.describe()["memory"]))
+
 
 def engine(**changes):
     """A VllmConfig as far as it is read; `part__field` is a field of a part."""

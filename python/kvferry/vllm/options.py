@@ -99,13 +99,20 @@ def _number(name: str, value: Any, what: str, kind: Callable[[Any], Any]) -> Any
     return number
 
 
-def default_memory(ranks: int, engine: int = 0) -> int:
-    """Half of the host memory that is free now, shared by the ranks of the only engine."""
+def default_memory(ranks: int, engine: int = 0, machine: Optional[Mapping[str, Any]] = None) -> int:
+    """Half of the host memory that is free now, shared by the ranks of the only engine; at most three quarters of it
+    where pages go, which may be one of several nodes.
+
+    machine   memory, as Runtime.describe() tells it
+    """
     if engine:
         raise Invalid("host_memory must be said with data parallelism: engines know nothing of each other")
     with open("/proc/meminfo", encoding="ascii") as text:
-        free = next(int(line.split()[1]) for line in text if line.startswith("MemAvailable"))
-    return free * 1024 // 2 // ranks
+        free = next(int(line.split()[1]) for line in text if line.startswith("MemAvailable")) * 1024
+    told = machine or {}
+    limit, near = (told.get(name) for name in ("cgroup_headroom_bytes", "available_bytes")) # None: none, or unknown
+    most = min(free, free if limit is None else limit) // 2
+    return (most if near is None else min(most, near * 3 // 4)) // ranks
 
 
 def of_config(config: Any) -> Options:

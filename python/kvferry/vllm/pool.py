@@ -100,8 +100,8 @@ class Pool:
         self._block_tokens, self._are_all_ours = block_tokens, are_all_ours
         config, parallel = self.config, self.config.parallel_config
         model, requests = config.model_config, config.scheduler_config.max_num_seqs
-        room = self.options.host_memory or _options.default_memory(parallel.world_size,
-                                                                   parallel.data_parallel_index)
+        room = self.options.host_memory or _options.default_memory(
+            parallel.world_size, parallel.data_parallel_index, self.runtime.describe()["memory"])
         own = self.options.device_memory # on a CPU, which moves no page by itself, nothing bounds it
         asked = Asked(room, requests, model.max_model_len, block_tokens, bytes_of_vllm,
                       None if own is None else sys.maxsize, own, rows_each=self.rows_each)
