@@ -440,6 +440,7 @@ class Refusals(unittest.TestCase):
                           ("type encoder", {"attn_type": "encoder"}),
                           ("sliding window: leave them to vLLM by", {"has_sliding_window": True}),
                           ("sliding window: leave", {"has_sliding_window": True, "model": self.model(sliding_window_pattern=6)}),
+                          ("sliding window: leave", {"has_sliding_window": True, "model": self.model(loop_window_size=64)}),
                           *(("layers all have a sliding window: take another model",
                              {"has_sliding_window": True, "model": model}) for model in alone)):
             self.refused(text, refusals.check_choice, **{**plain, **bad})

@@ -89,7 +89,8 @@ def sees_windows_alone(model: Any) -> bool:
     """Whether no layer of a ModelConfig sees everything, if any has a window."""
     text = model.hf_text_config
     kinds = getattr(text, "layer_types", None)
-    return "full_attention" not in kinds if kinds else not getattr(text, "sliding_window_pattern", None)
+    return "full_attention" not in kinds if kinds else not any(
+        getattr(text, name, None) for name in ("sliding_window_pattern", "loop_window_size"))
 
 
 def reasons(config: Any, choice: dict) -> List[str]:
