@@ -138,7 +138,8 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t laye
                                                size_t block_stride);
 
 /** Give a layer its form; see kvf_cache_form. Call it before the layer's first put, because the
- * library does not know which rows have tokens, and before a capture, which has the form in it. */
+ * library does not know which rows have tokens, and before a capture: that keeps scale, cap and
+ * whether there are sinks, and reads the numbers of sinks that the layer has at a replay. */
 KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer,
                                                const kvf_form *form);
 

@@ -202,30 +202,39 @@ static kvf_status check(const kvf_cache *cache, const kvf_form *form)
     return KVF_OK;
 }
 
-/* To the place of the layer in device memory that its form does not use: where that fails, the form
- * is whole. Then `form` has them there, and on the host. */
-static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, kvf_layer_form *form)
+/* Sinks as a caller told them, to the place of the layer in device memory, which captures have. */
+static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *told)
 {
     const kvf_device_ops *ops = cache->device->ops;
     const uint32_t heads = cache->config.query_heads, group = heads / cache->config.kv_heads;
     const uint32_t *order = cache->places[layer].heads;
-    float *to = cache->sinks + (size_t)layer * 2 * heads;
-    float *told = cache->told + (size_t)layer * heads;
+    float *to = cache->sinks + (size_t)layer * heads;
     kvf_stream *stream = NULL;
-    if (cache->forms[layer].sinks == to)
-        to += heads;
     for (uint32_t h = 0; h < cache->config.kv_heads; h++)
-        memcpy(cache->words.sinks + h * group, form->told + (order ? order[h] : h) * group,
+        memcpy(cache->words.sinks + h * group, told + (order ? order[h] : h) * group,
                group * sizeof *to);
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_NORMAL, &stream));
     kvf_status status = ops->copy(stream, to, cache->words_device.sinks, heads * sizeof *to);
     if (status == KVF_OK)
         status = ops->stream_wait(stream);
     ops->stream_destroy(stream);
-    if (status != KVF_OK)
+    return status;
+}
+
+/* `form`, which has sinks, in the place of the layer's: on failure that is whole again. */
+static kvf_status replace_sinks(kvf_cache *cache, uint32_t layer, kvf_layer_form *form)
+{
+    const uint32_t heads = cache->config.query_heads;
+    const float *before = cache->forms[layer].told;
+    float *told = cache->told + (size_t)layer * heads;
+    const kvf_status status = put_sinks(cache, layer, form->told);
+    if (status != KVF_OK) {
+        if (before)
+            (void)put_sinks(cache, layer, before); /* or the device is lost */
         return status;
+    }
     memcpy(told, form->told, heads * sizeof *told);
-    form->sinks = to;
+    form->sinks = cache->sinks + (size_t)layer * heads;
     form->told = told;
     return KVF_OK;
 }
@@ -273,7 +282,7 @@ kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
         return KVF_OK;
     KVF_TRY(check_tokens(cache, layer));
     if (wanted.told)
-        KVF_TRY(put_sinks(cache, layer, &wanted));
+        KVF_TRY(replace_sinks(cache, layer, &wanted));
     cache->forms[layer] = wanted;
     cache->forms_given++;
     return KVF_OK;

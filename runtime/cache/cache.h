@@ -87,9 +87,8 @@ struct kvf_cache {
     kvf_sequence **row_sequences;      /* [rows] of a call with several tokens of a sequence */
     kvf_layer_host_counters *counters; /* [layers] */
     kvf_layer_form *forms;             /* [layers] */
-    float *sinks;                      /* [layers, 2, query_heads] in device memory: one is of the
-                                          layer's form, the next ones go to the other */
-    float *told;                       /* [layers, query_heads] of forms, on the host */
+    float *sinks;                      /* [layers, query_heads] in device memory, of forms */
+    float *told;                       /* [layers, query_heads] likewise on the host */
     uint64_t forms_given;              /* each another than the layer had */
     kvf_footprint_meter footprint;
 

@@ -251,7 +251,7 @@ static void carve_frames(kvf_cache *cache, kvf_reservation *r)
     char *device, *const host = carve_words(cache, &r->control, &cache->words);
     (void)carve_words(cache, &r->control_device, &cache->words_device);
     KVF_CARVE(&r->table, device, KVF_FRAMES, cache->frame_bytes);
-    KVF_CARVE(&r->table, cache->sinks, 2 * cache->config.layers, cache->config.query_heads);
+    KVF_CARVE(&r->table, cache->sinks, cache->config.layers, cache->config.query_heads);
     for (uint32_t i = 0; host && i < KVF_FRAMES; i++) {
         cache->order.frames[i].host.base = host + i * cache->frame_bytes;
         cache->order.frames[i].device = device + i * cache->frame_bytes;

@@ -173,6 +173,49 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
     }
 }
 
+static void decode_twice(rig *r, kvf_graph *graph, void *out)
+{
+    const kvf_device_ops *ops = r->runtime->device->ops;
+    const kvf_block_rows rows = rig_last_tokens(r);
+    rig_decode(r, 0, &rows);
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    memcpy(out, r->rows.out, 2 * r->rows.out_bytes);
+    memset(r->rows.out, 0, 2 * r->rows.out_bytes);
+    test_expect(r->runtime, ops->graph_launch(graph, r->stream), KVF_OK);
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    assert_memory_equal(r->rows.out, out, 2 * r->rows.out_bytes);
+}
+
+/* Engines get new weights between replays. */
+static void a_capture_has_sinks_that_come_after_it(void **state)
+{
+    rig r;
+    kvf_blocks_config bc = rig_config();
+    kvf_form form;
+    char *out[2];
+    bc.cache.transfer = KVF_TRANSFER_MAPPED;
+    rig_open_two_of(&r, bc);
+    kvf_form_init(&form);
+    for (uint32_t i = 0; i < 2; i++) {
+        const float sinks[4] = {1.0f, 99.0f * (float)i, -INFINITY, 0.5f};
+        form.sinks = sinks;
+        test_expect(r.runtime, kvf_blocks_form(r.blocks, 0, &form), KVF_OK);
+        if (i == 0) {
+            const kvf_device_ops *ops = r.runtime->device->ops;
+            const kvf_block_rows rows = rig_last_tokens(&r);
+            test_expect(r.runtime, ops->capture_begin(r.stream), KVF_OK);
+            rig_decode(&r, 0, &rows);
+            test_expect(r.runtime, ops->capture_end(r.stream, &r.graphs[0]), KVF_OK);
+        }
+        out[i] = test_alloc(2 * r.rows.out_bytes);
+        decode_twice(&r, r.graphs[0], out[i]);
+    }
+    assert_memory_not_equal(out[0], out[1], 2 * r.rows.out_bytes);
+    for (uint32_t i = 0; i < 2; i++)
+        test_release(out[i]);
+    rig_close(&r);
+}
+
 /* Steps are told what to select: as sequences, all kinds of heads, captured too. */
 static void given_pages_have_the_bits_of_sequences(void **state)
 {
@@ -392,5 +435,6 @@ int main(void)
     /* The host device has no graphs; kernels of both note writes alike: check_blocks.c. */
     if (!test_on_cuda())
         return failed + unit_run(a_write_voids_centroids_and_tails);
-    return failed + unit_run(a_capture_of_the_caller_has_the_same_bits);
+    return failed + unit_run(a_capture_of_the_caller_has_the_same_bits,
+                             a_capture_has_sinks_that_come_after_it);
 }
