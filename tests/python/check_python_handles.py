@@ -5,6 +5,7 @@
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,7 +89,9 @@ class Handles(Base):
         cache, stream = self.cache(), kvferry.Stream(self.runtime)
         sequence, rows = cache.sequence(), self.qkv(64)
         cache.prefill(sequence, *rows)
-        save = sequence.save(os.path.join(tempfile.mkdtemp(), "a.kvs")) # its thread is not in a child
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        save = sequence.save(os.path.join(folder, "a.kvs")) # its thread is not in a child
         holds, ends = threading.Event(), threading.Event()
 
         def hold(): # a lock that no thread of a child gives back
