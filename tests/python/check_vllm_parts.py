@@ -431,11 +431,13 @@ class Refusals(unittest.TestCase):
         alone = [self.model(**fields) for fields in ({}, {"layer_types": ["sliding_attention"] * 4})]
         refusals.check_choice(**plain)
         refusals.check_choice(**{**plain, "block_size": 64, "has_sink": True})
+        refusals.check_kind(**plain)
         for text, bad in (("MLA.*HiSparse", {"use_mla": True, "use_sparse": True}),
                           ("sparse attention", {"use_sparse": True}),
-                          ("tokens of an image.*--language-model-only", {"use_mm_prefix": True, "has_sliding_window": True}),
                           ("come later", {"use_non_causal": True}),
-                          ("reference sliding", {"use_rswa": True}),
+                          ("reference sliding", {"use_rswa": True})):
+            self.refused(text, refusals.check_kind, **{**plain, **bad})
+        for text, bad in (("tokens of an image.*--language-model-only", {"use_mm_prefix": True, "has_sliding_window": True}),
                           ("block_size = 16: a block has a multiple of 32", {"block_size": 16}),
                           ("type encoder", {"attn_type": "encoder"}),
                           ("sliding window: leave them to vLLM by", {"has_sliding_window": True}),

@@ -123,9 +123,8 @@ def check_kind(*, use_mla: bool = False, use_sparse: bool = False, use_non_causa
 
 
 def check_choice(*, model: Any, has_sliding_window: bool = False, use_mm_prefix: bool = False, block_size: Any = None,
-                 attn_type: Any = "decoder", **kind: Any) -> None:
+                 attn_type: Any = "decoder", **_: Any) -> None:
     """A layer of a ModelConfig, likewise."""
-    check_kind(**kind)
     if use_mm_prefix:
         refuse("tokens of an image that attend to each other (partial multimodal full attention)",
                "serve text alone by --language-model-only, or take another model")
