@@ -197,6 +197,15 @@ static void stacks_experts(void **state)
     close_model(&m);
 }
 
+/* @p other has the fields of @p image, which was made of the model. */
+static void close_images(gguf_image *other, gguf_image *image, model *m)
+{
+    other->fields = (kvf_text){0};
+    gguf_image_free(other);
+    gguf_image_free(image);
+    close_model(m);
+}
+
 /* A quantised matrix, widened to bf16 by any number of threads; the query's rows change places. */
 static void widens_a_model_to_bf16(void **state)
 {
@@ -241,10 +250,7 @@ static void widens_a_model_to_bf16(void **state)
         kvf_weights_close(weights);
     }
     free(blocks);
-    other.fields = (kvf_text){0};
-    gguf_image_free(&other);
-    gguf_image_free(&image);
-    close_model(&m);
+    close_images(&other, &image, &m);
 }
 
 /* Biases of experts are of two dimensions as matrices are, but they are added as plain numbers. */
@@ -277,10 +283,7 @@ static void widens_biases_of_experts(void **state)
         assert_int_equal(((const uint16_t *)bias->data)[i], kvf_bf16_from_float(numbers[i]));
     kvf_weights_close(weights);
     free(blocks);
-    other.fields = (kvf_text){0};
-    gguf_image_free(&other);
-    gguf_image_free(&image);
-    close_model(&m);
+    close_images(&other, &image, &m);
 }
 
 /* ---- fields ---- */
