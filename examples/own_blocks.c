@@ -136,19 +136,19 @@ static void add_tokens(engine *e, row *r, uint32_t count, uint32_t at)
 
 static void put(engine *e, uint32_t tokens)
 {
-    const kvf_put_args args = {.tokens = tokens, .k = e->k, .v = e->v, .slots = e->slots};
+    const kvf_blocks_put_args args = {.tokens = tokens, .k = e->k, .v = e->v, .slots = e->slots};
     must(e, kvf_blocks_put(e->blocks, &args, e->stream));
 }
 
 /* The rows as the device reads them. */
-static kvf_block_rows tell(engine *e, uint32_t first, uint32_t count)
+static kvf_blocks_rows tell(engine *e, uint32_t first, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         const row *r = &e->rows[first + i];
         memcpy(e->table + (size_t)i * TABLE, r->ids, sizeof r->ids);
         e->lengths[i] = (int32_t)r->length;
     }
-    return (kvf_block_rows){
+    return (kvf_blocks_rows){
         .rows = count, .table_stride = TABLE, .table = e->table, .lengths = e->lengths};
 }
 
@@ -158,7 +158,7 @@ static void extend(engine *e, uint32_t index, uint32_t tokens)
     const uint32_t starts[] = {0, tokens}, contexts[] = {e->rows[index].length};
     add_tokens(e, &e->rows[index], tokens, 0);
     put(e, tokens);
-    const kvf_block_rows rows = tell(e, index, 1);
+    const kvf_blocks_rows rows = tell(e, index, 1);
     const kvf_blocks_extend_args chunk = {
         .rows = &rows, .starts = starts, .contexts = contexts, .q = e->q, .out = e->out};
     must(e, kvf_blocks_extend(e->blocks, &chunk, e->stream));
@@ -194,7 +194,7 @@ static float step(engine *e)
     for (uint32_t i = 0; i < ROWS; i++)
         add_tokens(e, &e->rows[i], 1, i);
     put(e, ROWS);
-    const kvf_block_rows rows = tell(e, 0, ROWS);
+    const kvf_blocks_rows rows = tell(e, 0, ROWS);
     const kvf_blocks_decode_args args = {.rows = &rows, .q = e->q, .out = e->out};
     must(e, kvf_blocks_decode(e->blocks, &args, e->stream));
     must(e, kvf_stream_wait(e->stream));

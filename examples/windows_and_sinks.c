@@ -64,10 +64,10 @@ int main(void)
     const kvf_error *last = kvf_runtime_error(runtime);
     kvf_cache *cache = open_cache(runtime);
     for (uint32_t layer = 0; layer < LAYERS; layer++) { /* before the first token */
-        kvf_form form;
-        kvf_form_init(&form);
-        form.sinks = sinks;
-        must(kvf_cache_form(cache, layer, &form), last);
+        kvf_attention_params params;
+        kvf_attention_params_init(&params);
+        params.sinks = sinks;
+        must(kvf_cache_attention_params(cache, layer, &params), last);
     }
     must(kvf_stream_create(runtime, &stream), last);
     must(kvf_sequence_create(cache, &sequence), last);

@@ -58,7 +58,7 @@ typedef struct kvf_blocks_config {
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
      * prefill_chunk_max and tokens_per_step_max are ignored: drafts are rows. Refused by name,
      * because a kvf_blocks has no sequences: verify_interval, observe_window and disk_path.
-     * pages in quantized form: see above, and device_row_bytes of the plan.
+     * pages that are quantized: see above, and device_region_bytes of the plan.
      * head_mask is read before return. A streaming head scores, fetches and keeps nothing but its
      * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the
      * same to all. */
@@ -76,16 +76,16 @@ typedef struct kvf_blocks_plan {
     uint64_t code_bytes; /**< of one block of one layer: head_dim / 4 per token, KV head */
     uint64_t host_bytes; /**< pages of all blocks and layers, and tables; quantized pages take
                               less, by 2.3 times with k8v4 and pages of 4 */
-    uint64_t device_block_bytes; /**< per block, all layers: scales, write counters, centroids */
-    uint64_t device_row_bytes;   /**< per region, all layers: window, sink, tables, and its part of
-                                      prompt_bytes */
-    uint64_t device_bytes;       /**< in all, without the caller's codes */
-    uint32_t slots;              /**< pages of a KV head that have room on the device, of all
-                                      blocks and layers */
-    kvf_transfer transfer;       /**< the method in force */
-    uint64_t resident_tokens;    /**< tokens that the slots hold, over all blocks */
-    uint64_t prompt_bytes;       /**< room for tokens_max tokens of a layer, which chunks use in
-                                      turn: as in kvf_cache_plan */
+    uint64_t device_block_bytes;  /**< per block, all layers: scales, write counters, centroids */
+    uint64_t device_region_bytes; /**< per region, all layers: window, sink, tables, and its part of
+                                    prompt_bytes */
+    uint64_t device_bytes;        /**< in all, without the caller's codes */
+    uint32_t slots;               /**< pages of a KV head that have room on the device, of all
+                                       blocks and layers */
+    kvf_transfer transfer;        /**< the method in force */
+    uint64_t resident_tokens;     /**< tokens that the slots hold, over all blocks */
+    uint64_t prompt_bytes;        /**< room for tokens_max tokens of a layer, which chunks use in
+                                       turn: as in kvf_cache_plan */
 } kvf_blocks_plan;
 
 /** Check a configuration and compute its memory without reserving any. Errors as
@@ -137,15 +137,16 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
                                                size_t block_stride);
 
-/** Give a layer its form; see kvf_cache_form. Call it before the layer's first put, because the
- * library does not know which rows have tokens, and before a capture: that keeps scale, cap and
- * whether there are sinks, and reads the numbers of sinks that the layer has at a replay. */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer,
-                                               const kvf_form *form);
+/** Set the attention parameters of a layer; see kvf_cache_attention_params. Call it before the
+ * layer's first put, because the library does not know which rows have tokens, and before a
+ * capture: a capture keeps scale, cap and whether there are sinks, and reads the values of the
+ * layer's sinks at each replay. */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_attention_params(kvf_blocks *blocks, uint32_t layer,
+                                                           const kvf_attention_params *params);
 
 /** New tokens of one layer. Rows of k are [kv_heads, head_dim], of v [kv_heads, value_dim],
  * contiguous. */
-typedef struct kvf_put_args {
+typedef struct kvf_blocks_put_args {
     uint32_t layer;
     uint32_t tokens;
     const void *k;        /**< device: [tokens] rows, after RoPE */
@@ -153,7 +154,7 @@ typedef struct kvf_put_args {
     size_t k_stride;      /**< elements from row to row; 0 = kv_heads * head_dim */
     size_t v_stride;      /**< likewise, kv_heads * value_dim */
     const int64_t *slots; /**< device: [tokens] id * block_tokens + offset; below 0: left out */
-} kvf_put_args;
+} kvf_blocks_put_args;
 
 /**
  * Write tokens to host memory and their codes to the caller's; invalidates copies of them on the
@@ -166,28 +167,30 @@ typedef struct kvf_put_args {
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
-KVF_API KVF_CHECKED kvf_status kvf_blocks_put_sized(kvf_blocks *blocks, const kvf_put_args *args,
-                                                    size_t size, kvf_stream *stream);
-static inline KVF_CHECKED kvf_status kvf_blocks_put(kvf_blocks *blocks, const kvf_put_args *args,
+KVF_API KVF_CHECKED kvf_status kvf_blocks_put_sized(kvf_blocks *blocks,
+                                                    const kvf_blocks_put_args *args, size_t size,
+                                                    kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_blocks_put(kvf_blocks *blocks,
+                                                    const kvf_blocks_put_args *args,
                                                     kvf_stream *stream)
 {
     return kvf_blocks_put_sized(blocks, args, sizeof *args, stream);
 }
 
 /** Rows of a call: the first ceil(lengths[i] / block_tokens) ids of each are read. */
-typedef struct kvf_block_rows {
+typedef struct kvf_blocks_rows {
     uint32_t rows;          /**< 1 … sequences_max */
     uint32_t table_stride;  /**< ids from row to row */
     const int32_t *table;   /**< device: [rows, table_stride] */
     const int32_t *lengths; /**< device: [rows] tokens, with those of this pass; 0 = no row */
     const int32_t *regions; /**< device: [rows] 0 … sequences_max - 1, each once; NULL: row i has i.
                                  A row that keeps its region keeps its window */
-} kvf_block_rows;
+} kvf_blocks_rows;
 
 /** A step of one layer: a query per row. */
 typedef struct kvf_blocks_decode_args {
     uint32_t layer;
-    const kvf_block_rows *rows;
+    const kvf_blocks_rows *rows;
     const void *q;            /**< device: [rows, query_heads, head_dim] */
     void *out;                /**< device: [rows, query_heads, value_dim]; zeros for a row of
                                    length 0 */
@@ -219,8 +222,8 @@ static inline KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks,
 /** Chunks of one layer: row i has queries starts[i] … starts[i + 1] - 1 of q and out. */
 typedef struct kvf_blocks_extend_args {
     uint32_t layer;
-    const kvf_block_rows *rows; /**< their regions are not used and may be NULL */
-    const uint32_t *starts;     /**< host: [rows + 1] ascending */
+    const kvf_blocks_rows *rows; /**< their regions are not used and may be NULL */
+    const uint32_t *starts;      /**< host: [rows + 1] ascending */
     const uint32_t *contexts; /**< host: [rows] tokens before the queries. lengths[i] on the device
                                    must be contexts[i] and the queries of row i: else its output
                                    is NaN (bad_rows) */

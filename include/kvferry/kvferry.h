@@ -441,24 +441,17 @@ typedef uint32_t (*kvf_select_fn)(void *user, const kvf_select_view *view, int32
 typedef struct kvf_cache_config {
     size_t size; /**< set by init */
 
-    /* geometry: no defaults */
+    /* ---- geometry: no defaults but those that are named ---- */
     uint32_t layers;      /**< 1 … 1024 */
     uint32_t query_heads; /**< a multiple of kv_heads; group 1 … 128 */
     uint32_t kv_heads;    /**< 1 … 1024 */
     uint32_t head_dim;    /**< multiple of 16, 16 … 512; GPU: 32, 64, 80, 96, 128, 192 or 256 */
+    uint32_t value_dim;   /**< head_dim less a multiple of 32 (GPU: 128 of 192); 0 = head_dim */
     kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
-    /** Form of sealed pages in memory, in slots, on disk, in saved files and on their way; default
-     * NATIVE. Sink and local window stay as they came. A block is quantized once, when it is
-     * sealed, and whatever looks at its tokens from then on, digests too, sees what was quantized.
-     * A token of a prompt sees what a decode step would: exact keys and values within its local
-     * window, quantized ones before it. So results do not depend on chunks. A token that is not
-     * finite is quantized as zeros, and kvf_prefill and kvf_decode report it. With K8V8 or K8V4
-     * a cache on the CUDA device has dtype BF16 and head_dim 64, 128 or 192: else KVF_UNSUPPORTED.
-     * A saved sequence comes back to a cache of the same form. */
-    kvf_pages pages;
+    uint32_t reserved_geometry; /**< 0 */
 
-    /* limits: memory is reserved for them at open */
+    /* ---- limits: memory is reserved for them at open ---- */
     uint32_t sequences_max; /**< default 1. On a GPU sequences_max x tokens_per_step_max x KV heads
                                  (with QUEST query heads) is at most 65535 */
     uint32_t tokens_max;    /**< per sequence, no default */
@@ -468,8 +461,11 @@ typedef struct kvf_cache_config {
     uint32_t prefill_chunk_max;   /**< tokens of one prefill call; default 512 */
     uint32_t tokens_per_step_max; /**< new tokens of a sequence in one decode call, 1 to 16;
                                        default 1. Memory for page lists grows with it */
+    uint32_t observe_window;  /**< newest queries kept, which pruning needs: 0 to 128; default 0 */
+    uint32_t reserved_limits; /**< 0 */
 
-    /* policy */
+    /* ---- policy: what a step attends to; kvf_cache_config_preset sets page_size to
+     * group_reduce ---- */
     uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 4 */
     uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
                                   default 1024 */
@@ -487,17 +483,11 @@ typedef struct kvf_cache_config {
     uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
     kvf_fill fill;             /**< of HYBRID: how pages fill the budget; default PAGES */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
-    kvf_transfer transfer;         /**< default AUTO */
-    /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes). The
-     * rest is slots for pages, which sequences and layers share. 0 = as little as a call needs;
-     * default KVF_DEVICE_BYTES_AUTO: 7/8 of free device memory, on the host device 1/2 of free. */
-    uint64_t device_bytes;
-    kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
+    uint32_t reserved_policy;      /**< 0 */
+    kvf_select_fn select_fn;       /**< for KVF_SELECT_CUSTOM */
     void *select_user;
-    uint32_t verify_interval; /**< every N-th step also attends densely; default 0 = never */
-    uint32_t phase_times;     /**< 1 = measure phases, 0 = off; default 2 = on the host device */
 
-    /* kinds of KV heads */
+    /* policy, by kinds of KV heads */
     /** [layers, kv_heads]: 1 = hot head, as without a mask; 2 = coarse head; 0 = streaming head.
      * Hot and coarse heads are retrieval heads: they keep all tokens and attend to what is
      * selected. A hot head scores every token by its code; a coarse head scores the centroids of 64
@@ -509,6 +499,9 @@ typedef struct kvf_cache_config {
      * (kvf_select_pages), cut (kvf_sequence_truncate) or pruned: KVF_UNSUPPORTED. Verification and
      * times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the call. */
     const uint8_t *head_mask;
+    /** [layers]: streaming_recent of each layer, 0 in layers where no head streams. NULL = the same
+     * in all; so is it in settings if all are equal. Borrowed for the call. */
+    const uint32_t *layer_windows;
     float coarse_share;        /**< share of its 64-token segments that a coarse head scores by
                                   codes, rounded: 0 to 1; default 0.1. At least as many as hold
                                   twice the pages that it selects; the first segment and those of
@@ -516,24 +509,36 @@ typedef struct kvf_cache_config {
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends to; default 128 */
     uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */
 
-    /* pruning */
-    uint32_t observe_window; /**< newest queries kept, which pruning needs: 0 to 128; default 0 */
+    /* what is measured */
+    uint32_t verify_interval; /**< every N-th step also attends densely; default 0 = never */
+    uint32_t phase_times;     /**< 1 = measure phases, 0 = off; default 2 = on the host device */
 
-    /* disk tier: sealed pages beyond host_bytes lie in a file */
+    /* ---- memory ---- */
+    /** Storage format of sealed pages in memory, in slots, on disk, in saved files and on their
+     * way; default NATIVE. Sink and local window stay as they came. A block is quantized once, when
+     * it is sealed, and whatever looks at its tokens from then on, digests too, sees what was
+     * quantized. A token of a prompt sees what a decode step would: exact keys and values within
+     * its local window, quantized ones before it. So results do not depend on chunks. A token that
+     * is not finite is quantized as zeros, and kvf_prefill and kvf_decode report it. With K8V8 or
+     * K8V4 a cache on the CUDA device has dtype BF16 and head_dim 64, 128 or 192: else
+     * KVF_UNSUPPORTED. A saved sequence comes back to a cache of the same format. */
+    kvf_pages pages;
+    /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes). The
+     * rest is slots for pages, which sequences and layers share. 0 = as little as a call needs;
+     * default KVF_DEVICE_BYTES_AUTO: 7/8 of free device memory, on the host device 1/2 of free. */
+    uint64_t device_bytes;
+    kvf_transfer transfer; /**< how missing pages are brought; default AUTO */
+
+    /* memory, the disk tier: sealed pages beyond host_bytes lie in a file */
+    uint32_t disk_bundle_bytes; /**< least that is read and written together; 0 = 128 KiB */
     /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
      * NULL = all pages are in memory. Selection never reads it; the host waits in a step until the
      * pages that were selected are in memory, on every device. Such a cache cannot be recorded:
      * KVF_UNSUPPORTED. With a head_mask layers that have equally many retrieval heads share a file
      * and a part of host_bytes. Borrowed for the call. */
     const char *disk_path;
-    uint64_t host_bytes;        /**< of sealed pages in memory; at least a layer of a sequence */
-    uint64_t disk_bytes;        /**< most that the file may take; 0 = what host_tokens_max needs */
-    uint32_t disk_bundle_bytes; /**< least that is read and written together; 0 = 128 KiB */
-    uint32_t reserved;          /**< 0 */
-    uint32_t value_dim; /**< head_dim less a multiple of 32 (GPU: 128 of 192); 0 = head_dim */
-    /** [layers]: streaming_recent of each layer, 0 in layers where no head streams. NULL = the same
-     * in all; so is it in settings if all are equal. Borrowed for the call. */
-    const uint32_t *layer_windows;
+    uint64_t host_bytes; /**< of sealed pages in memory; at least a layer of a sequence */
+    uint64_t disk_bytes; /**< most that the file may take; 0 = what host_tokens_max needs */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init_sized(kvf_cache_config *config, size_t size);
@@ -610,31 +615,32 @@ KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 /** How a layer attends. With s = scale q.k of an attended token, under a cap cap tanh(s / cap), and
  * v its value, out = sum e^s v / (e^sink + sum e^s) and lse = ln (e^sink + sum e^s); without a sink
  * e^sink is 0. Verification and prune policies count both; selection of pages the cap alone. */
-typedef struct kvf_form {
+typedef struct kvf_attention_params {
     size_t size; /**< set by init */
     float scale; /**< above 0; 0 = softmax_scale of the settings */
     /** On the host, [query_heads], copied: a logit per query head that joins the denominator, after
      * scaling; -infinity = none in this head. NULL = none at all. Not tokens: see sink_tokens. */
     const float *sinks;
     float soft_cap; /**< above 0; 0 = none */
-} kvf_form;
+} kvf_attention_params;
 
-KVF_API void kvf_form_init_sized(kvf_form *form, size_t size);
-static inline void kvf_form_init(kvf_form *form)
+KVF_API void kvf_attention_params_init_sized(kvf_attention_params *params, size_t size);
+static inline void kvf_attention_params_init(kvf_attention_params *params)
 {
-    kvf_form_init_sized(form, sizeof *form);
+    kvf_attention_params_init_sized(params, sizeof *params);
 }
 
 /**
- * Give a layer its form; on failure it keeps the one that it has, at first that of kvf_form_init.
- * A layer with tokens takes no other, and a saved sequence comes back only to layers of its forms.
- * Earlier calls of the layer must be done. Recordings from before another form cannot be replayed.
+ * Set the attention parameters of a layer; before, and if the call fails, a layer keeps those that
+ * it has, at first those of kvf_attention_params_init. A layer with tokens takes no others. A saved
+ * sequence comes back only to layers with the same parameters. Earlier calls of the layer must be
+ * done. Recordings from before a change cannot be replayed.
  *
- * @param form   borrowed for the call
+ * @param params borrowed for the call
  * @return KVF_OK; KVF_INVALID names the field; with sinks also KVF_OUT_OF_MEMORY, KVF_DEVICE_FAILED
  */
-KVF_API KVF_CHECKED kvf_status kvf_cache_form(kvf_cache *cache, uint32_t layer,
-                                              const kvf_form *form);
+KVF_API KVF_CHECKED kvf_status kvf_cache_attention_params(kvf_cache *cache, uint32_t layer,
+                                                          const kvf_attention_params *params);
 
 /* ---- sequences ---- */
 
@@ -753,8 +759,9 @@ typedef struct kvf_decode_args {
  * With k and v NULL a step has queries alone, one of each sequence, for a layer of the model that
  * attends to keys of another one (shared KV): `layer` owns the keys, and its own step came before.
  * Nothing is appended, positions are NULL. The queries select for themselves, with the bits of a
- * layer that holds copies of the keys; static set and form are the owner's, whose own steps do not
- * change. Not in recorded steps, with streaming heads or select = ORACLE.
+ * layer that holds copies of the keys; static set and attention parameters are the
+ * owner's, whose own steps do not change. Not in recorded steps, with streaming heads or select =
+ * ORACLE.
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.
@@ -813,7 +820,8 @@ KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *
 KVF_API KVF_CHECKED kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out);
 
 /** 0 if the next step refreshes a static set, verifies, or has no room: enqueue such a step as
- * usual. 0 for good once one of the sequences is destroyed, or a layer got another form. */
+ * usual. 0 for good once one of the sequences is destroyed, or a layer got other attention
+ * parameters. */
 KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
 
 /** Run the recorded step for the next token of every sequence. Errors as kvf_decode. */
@@ -888,8 +896,9 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
 }
 
 /**
- * Copy listed pages to the device, contiguous and in full precision, whatever form they have in the
- * cache: for a kernel of the caller where pages are quantized, or that wants them in one place.
+ * Copy listed pages to the device, contiguous and in full precision, whatever their storage format
+ * in the cache: for a kernel of the caller where pages are quantized, or that wants them in one
+ * place.
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
  *                 as [page_size, head_dim + value_dim] at i, in device memory. Tokens of sink and

@@ -96,12 +96,12 @@ static inline void kvf_restore_args_init(kvf_restore_args *args)
 
 /**
  * Make a sequence from a file. Geometry (layers, heads, head_dim, value_dim, dtype, head_mask
- * and what streaming heads keep) must be that of the file, and so must the form of every layer
- * (kvf_cache_form): give it before. A page of 64 tokens does not go together with smaller ones.
- * With `exact` every setting that decides what is attended must be too. Without it, if one is
- * another, the sequence is as if its tokens had been appended without queries: the next step
- * chooses a static set anew; if all are the same, it continues bit for bit, too.
- * Settings of transfer, limits and statistics may always differ.
+ * and what streaming heads keep) must be that of the file, and so must the attention parameters of
+ * every layer (kvf_cache_attention_params): set them before. A page of 64 tokens does not go
+ * together with smaller ones. With `exact` every setting that decides what is attended must be too.
+ * Without it, if one is another, the sequence is as if its tokens had been appended without
+ * queries: the next step chooses a static set anew; if all are the same, it continues bit for bit,
+ * too. Settings of transfer, limits and statistics may always differ.
  *
  * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it is damaged;
  *         KVF_UNSUPPORTED for another format version; KVF_INVALID names the setting or the model

@@ -8,14 +8,14 @@ import ctypes
 from ctypes import addressof, byref
 from typing import Any, Optional, Sequence as Many, Tuple
 
-from .capi import (BlockRows, BlocksConfig, BlocksDecodeArgs, BlocksExtendArgs, BlocksPlan, BlocksStats,
-                   CacheConfig, PutArgs, lib, sized)
-from ._cache import make_config, make_form
+from .capi import (BlocksRows, BlocksConfig, BlocksDecodeArgs, BlocksExtendArgs, BlocksPlan, BlocksStats,
+                   CacheConfig, BlocksPutArgs, lib, sized)
+from ._cache import make_config, make_attention_params
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, behind_work
 
-_ROWS_BYTES = ctypes.sizeof(BlockRows)
+_ROWS_BYTES = ctypes.sizeof(BlocksRows)
 
 
 def _config(block_count: int, block_tokens: int, settings: dict, keep: list) -> BlocksConfig:
@@ -72,18 +72,18 @@ class Blocks(Handle):
         stride = self.plan.code_bytes if block_stride is None else block_stride
         self._must(lib.kvf_blocks_bind(self._node.check(), layer, codes, stride))
 
-    def form(self, layer: int, *, scale: float = 0.0, sinks: Any = None, soft_cap: float = 0.0) -> None:
-        """How a layer attends: as `Cache.form`."""
-        made = make_form(self.settings, scale, sinks, soft_cap)
-        self._must(lib.kvf_blocks_form(self._node.check(), layer, byref(made[0])))
+    def attention_params(self, layer: int, *, scale: float = 0.0, sinks: Any = None, soft_cap: float = 0.0) -> None:
+        """How a layer attends: as `Cache.attention_params`."""
+        made = make_attention_params(self.settings, scale, sinks, soft_cap)
+        self._must(lib.kvf_blocks_attention_params(self._node.check(), layer, byref(made[0])))
 
     def put(self, layer: int, tokens: int, k: int, v: int, slots: int, stream: Stream, *,
             k_stride: int = 0, v_stride: int = 0) -> None:
         """Write tokens; `slots` are int64 on the device, strides elements from token to token."""
-        self.write(PutArgs(layer=layer, tokens=tokens, k=k, v=v, k_stride=k_stride, v_stride=v_stride,
+        self.write(BlocksPutArgs(layer=layer, tokens=tokens, k=k, v=v, k_stride=k_stride, v_stride=v_stride,
                            slots=slots), stream)
 
-    def write(self, args: PutArgs, stream: Stream) -> None:
+    def write(self, args: BlocksPutArgs, stream: Stream) -> None:
         """`put` with arguments that the caller uses again."""
         self._must(lib.kvf_blocks_put_sized(self._node.check(), *sized(args), stream._node.check()))
 
@@ -99,7 +99,7 @@ class Blocks(Handle):
         self.step(layer, self.describe(rows, table, lengths, regions), q, out, stream, lse,
                   page_scores=page_scores, page_ids=page_ids, page_stride=page_stride)
 
-    def step(self, layer: int, rows: BlockRows, q: int, out: int, stream: Stream,
+    def step(self, layer: int, rows: BlocksRows, q: int, out: int, stream: Stream,
              lse: Optional[int] = None, **given: Any) -> None:
         """`decode` of rows that `describe` describes once, for all layers of a pass."""
         args = BlocksDecodeArgs(layer=layer, rows=addressof(rows), q=q, out=out, lse=lse, **given)
@@ -139,10 +139,10 @@ class Blocks(Handle):
 
     @staticmethod
     def describe(rows: int, table: Tuple[int, int], lengths: int,
-                 regions: Optional[int] = None) -> BlockRows:
+                 regions: Optional[int] = None) -> BlocksRows:
         """Rows of a call, as `decode` takes them."""
         address, stride = table
-        return BlockRows(rows=rows, table_stride=stride, table=address, lengths=lengths,
+        return BlocksRows(rows=rows, table_stride=stride, table=address, lengths=lengths,
                          regions=regions)
 
     def _must(self, status: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _policies
 from ._arrays import FLOAT32, INT32, Reader, positions_address
-from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, Form,
+from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, AttentionParams,
                     PageLists as PageListsRow, PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats,
                     lib, sized)
 from ._errors import Invalid, checked, raise_last
@@ -74,10 +74,10 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
     return config
 
 
-def make_form(settings: CacheConfig, scale: float, sinks: Any, soft_cap: float) -> tuple:
-    """A kvf_form, and the array that it names."""
-    form, array = Form(), None
-    lib.kvf_form_init_sized(byref(form), ctypes.sizeof(form))
+def make_attention_params(settings: CacheConfig, scale: float, sinks: Any, soft_cap: float) -> tuple:
+    """A kvf_attention_params, and the array that it names."""
+    form, array = AttentionParams(), None
+    lib.kvf_attention_params_init_sized(byref(form), ctypes.sizeof(form))
     form.scale, form.soft_cap = scale, soft_cap
     if sinks is not None:
         array = np.ascontiguousarray(sinks, dtype=np.float32)
@@ -161,16 +161,16 @@ class Cache(Handle):
         self._args_address = addressof(self._args)
         self._shapes: dict = {}
 
-    def form(self, layer: int, *, scale: float = 0.0, sinks: Any = None, soft_cap: float = 0.0) -> None:
+    def attention_params(self, layer: int, *, scale: float = 0.0, sinks: Any = None, soft_cap: float = 0.0) -> None:
         """How a layer attends; call it before the layer's first token.
 
         scale     of scores; 0 = softmax_scale of the settings
         sinks     [query_heads] on the host: logits that join the denominators; -inf = none of a head
         soft_cap  a score s becomes soft_cap * tanh(s / soft_cap); 0 = none
         """
-        made = make_form(self.settings, scale, sinks, soft_cap)
+        made = make_attention_params(self.settings, scale, sinks, soft_cap)
         with self._node.lock:
-            self._must(lib.kvf_cache_form(self._node.check(), self._layer(layer), byref(made[0])))
+            self._must(lib.kvf_cache_attention_params(self._node.check(), self._layer(layer), byref(made[0])))
 
     # -- sequences --
 

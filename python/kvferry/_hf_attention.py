@@ -52,8 +52,8 @@ class Stored(torch.Tensor):
             "named kvferry, which alone reads pages" % name)
 
 
-class Form(NamedTuple):
-    """How a layer attends besides its keys; see `kvferry.Cache.form`."""
+class AttentionParams(NamedTuple):
+    """How a layer attends besides its keys; see `kvferry.Cache.attention_params`."""
     scale: float
     sinks: Optional[torch.Tensor]
     cap: Optional[float]
@@ -124,7 +124,7 @@ def _handed_out(layer: Any, key: torch.Tensor, value: torch.Tensor) -> tuple:
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
             cache: torch.Tensor, layer: int, shared: bool, scale: float, sinks: Optional[torch.Tensor],
             cap: Optional[float]) -> torch.Tensor:
-    return caches[int(cache)]._attend(q, k, v, mask, layer, shared, Form(scale, sinks, cap))
+    return caches[int(cache)]._attend(q, k, v, mask, layer, shared, AttentionParams(scale, sinks, cap))
 
 
 def _shape_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],

@@ -8,7 +8,7 @@ from typing import Optional
 
 import torch
 
-from ._hf_attention import WITHOUT, Form, no
+from ._hf_attention import WITHOUT, AttentionParams, no
 
 _MASK_QUERIES = 1024 # looked at together
 _PADDING_QUERIES = 64 # likewise
@@ -33,7 +33,7 @@ def causal_columns(mask: torch.Tensor, columns: int, queries: int) -> torch.Tens
 
 
 def attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor,
-                        out: torch.Tensor, form: Form) -> None:
+                        out: torch.Tensor, form: AttentionParams) -> None:
     """Queries of padding after the first token of a prompt: nobody needs them, but logits show them."""
     padding, keys = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0], valid.nonzero()[:, 0]
     k, v = (x[keys].transpose(0, 1).float().repeat_interleave(q.shape[1] // k.shape[1], 0) for x in (k, v))

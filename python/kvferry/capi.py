@@ -123,23 +123,23 @@ RuntimeConfig = _struct("kvf_runtime_config", """size size; enum device; u32 thr
     ptr log log_user; u32 device_ordinal calibrate early_starts; text calibration_path""")
 SelectView = _struct("kvf_select_view", """u32 layer kv_head pages pages_max; ptr scores static_bits;
     u32 page_size block_size""")
-CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads kv_heads head_dim;
-    enum dtype; f32 softmax_scale; enum pages; u32 sequences_max tokens_max; u64 host_tokens_max;
-    u32 prefill_chunk_max tokens_per_step_max page_size budget_tokens; f32 budget_share;
+CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads kv_heads head_dim value_dim;
+    enum dtype; f32 softmax_scale; u32 reserved_geometry sequences_max tokens_max; u64 host_tokens_max;
+    u32 prefill_chunk_max tokens_per_step_max observe_window reserved_limits page_size budget_tokens; f32 budget_share;
     u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
-    enum fill group_reduce transfer; u64 device_bytes; ptr select_fn select_user; u32 verify_interval
-    phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
-    observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes reserved value_dim; ptr layer_windows""")
-Form = _struct("kvf_form", "size size; f32 scale; ptr sinks; f32 soft_cap")
+    enum fill group_reduce; u32 reserved_policy; ptr select_fn select_user head_mask layer_windows; f32 coarse_share;
+    u32 streaming_sink streaming_recent verify_interval phase_times; enum pages; u64 device_bytes; enum transfer;
+    u32 disk_bundle_bytes; text disk_path; u64 host_bytes disk_bytes""")
+AttentionParams = _struct("kvf_attention_params", "size size; f32 scale; ptr sinks; f32 soft_cap")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
     u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest; u64 resident_tokens prompt_bytes""")
 BlocksConfig = _struct("kvf_blocks_config",
                        "size size; u32 block_count block_tokens reserved[6]; kvf_cache_config cache")
 BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes
-    device_row_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens prompt_bytes""")
-PutArgs = _struct("kvf_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
-BlockRows = _struct("kvf_block_rows", "u32 rows table_stride; ptr table lengths regions")
+    device_region_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens prompt_bytes""")
+BlocksPutArgs = _struct("kvf_blocks_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
+BlocksRows = _struct("kvf_blocks_rows", "u32 rows table_stride; ptr table lengths regions")
 BlocksDecodeArgs = _struct("kvf_blocks_decode_args",
                            "u32 layer; ptr rows q out lse page_scores page_ids; u32 page_stride")
 BlocksExtendArgs = _struct("kvf_blocks_extend_args", "u32 layer; ptr rows starts contexts q out lse")
@@ -252,8 +252,8 @@ kvf_cache_open            enum  ptr ptr ptr ptr
 kvf_cache_close           void  ptr
 kvf_cache_settings        ptr   ptr
 kvf_cache_memory          ptr   ptr
-kvf_form_init_sized       void  ptr size
-kvf_cache_form            enum  ptr u32 ptr
+kvf_attention_params_init_sized       void  ptr size
+kvf_cache_attention_params            enum  ptr u32 ptr
 kvf_sequence_create       enum  ptr ptr
 kvf_sequence_fork         enum  ptr ptr ptr ptr
 kvf_sequence_truncate     enum  ptr ptr u32 ptr
@@ -307,7 +307,7 @@ kvf_blocks_open           enum  ptr ptr ptr ptr
 kvf_blocks_close          void  ptr
 kvf_blocks_memory         ptr   ptr
 kvf_blocks_bind           enum  ptr u32 ptr size
-kvf_blocks_form           enum  ptr u32 ptr
+kvf_blocks_attention_params           enum  ptr u32 ptr
 kvf_blocks_put_sized      enum  ptr ptr size ptr
 kvf_blocks_decode_sized   enum  ptr ptr size size ptr
 kvf_blocks_extend_sized   enum  ptr ptr size size ptr

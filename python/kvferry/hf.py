@@ -351,7 +351,7 @@ class Cache(_caches.DynamicCache):
         self._held: List[int] = [] # tokens of each row
         self._gaps: Optional[torch.Tensor] = None # [rows, columns] False = padding; None = there is none
         self._columns = 0 # of the whole batch
-        self._forms: Dict[int, dict] = {} # of layers, as `kvferry.Cache.form` takes them
+        self._forms: Dict[int, dict] = {} # of layers, as `kvferry.Cache.attention_params` takes them
         self._known: Dict[int, tuple] = {} # what tells whether a layer has another by now
         self._saved: List[str] = [] # files that the rows come from
         self._model: Optional[str] = None # what they must be of
@@ -645,7 +645,7 @@ class Cache(_caches.DynamicCache):
         """A cache whose layers have the forms of tokens that come from another memory or from files."""
         cache = _PagedCache(self._runtime, **settings)
         for layer, form in self._forms.items():
-            cache.form(layer, **form)
+            cache.attention_params(layer, **form)
         self._forms, self._known = dict(self._forms), {}
         return cache
 
@@ -712,7 +712,7 @@ class Cache(_caches.DynamicCache):
         return None if new is None or bool(new.all()) else new
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-                layer: int, shared: bool, form: _attention.Form) -> torch.Tensor:
+                layer: int, shared: bool, form: _attention.AttentionParams) -> torch.Tensor:
         """[rows, queries, heads, elements of a value] of [rows, heads, queries, elements of a key]."""
         rows, _, tokens, _ = k.shape
         if (layer or shared) and (self._pass is None or self._turn == len(self._order) or
@@ -772,7 +772,7 @@ class Cache(_caches.DynamicCache):
         if (valid is None) != (wanted is None) or valid is not None and not torch.equal(valid, wanted):
             raise self._paged[layer].refusal("its mask is not that of the first layer")
 
-    def _form(self, layer: int, form: _attention.Form, shared: bool) -> None:
+    def _form(self, layer: int, form: _attention.AttentionParams, shared: bool) -> None:
         """Before a layer's first token. Where sinks have changed since, pages refuse them."""
         if not 0 < form.scale < float("inf"):
             raise self._paged[layer].refusal("scores are multiplied by %g" % form.scale)
@@ -784,11 +784,11 @@ class Cache(_caches.DynamicCache):
         if self._known.get(layer) != known:
             given = {"scale": form.scale, "soft_cap": form.cap or 0.0,
                      "sinks": None if sinks is None else sinks.detach().float().cpu().tolist()}
-            self._cache.form(layer, **given)
+            self._cache.attention_params(layer, **given)
             self._known[layer], self._forms[layer] = known, given
 
     def _append(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-                layer: int, form: _attention.Form) -> None:
+                layer: int, form: _attention.AttentionParams) -> None:
         """The new tokens of a row, without padding."""
         row, of, result, valid = self._rows[i], None, out, self._pass.valid
         if valid is not None and not bool(valid[i].all()):
@@ -813,7 +813,7 @@ class Cache(_caches.DynamicCache):
             out[of] = result
 
     def _ask(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-             layer: int, form: _attention.Form) -> None:
+             layer: int, form: _attention.AttentionParams) -> None:
         """Queries of a layer that has the keys of another one, which has appended the row's tokens."""
         row, valid, tokens = self._rows[i], self._pass.valid, k.shape[0]
         if q.shape[0] not in (tokens, self._candidates + 1):

@@ -119,16 +119,18 @@ const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache)
     return &cache->plan;
 }
 
-static kvf_status set_form(kvf_cache *cache, uint32_t layer, const kvf_form *form)
+static kvf_status set_attention(kvf_cache *cache, uint32_t layer,
+                                const kvf_attention_params *params)
 {
     KVF_TRY(kvf_layer_check(cache, layer));
-    return kvf_form_set(cache, layer, form);
+    return kvf_attention_params_set(cache, layer, params);
 }
 
-kvf_status kvf_cache_form(kvf_cache *cache, uint32_t layer, const kvf_form *form)
+kvf_status kvf_cache_attention_params(kvf_cache *cache, uint32_t layer,
+                                      const kvf_attention_params *params)
 {
     KVF_TRY(kvf_enter_idle(cache));
-    return kvf_leave(cache, set_form(cache, layer, form));
+    return kvf_leave(cache, set_attention(cache, layer, params));
 }
 
 /* ---- statistics ---- */

@@ -124,20 +124,22 @@ kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes, size
     return kvf_leave(blocks->cache, bind(blocks, layer, codes, block_stride));
 }
 
-static kvf_status set_form(kvf_blocks *blocks, uint32_t layer, const kvf_form *form)
+static kvf_status set_attention(kvf_blocks *blocks, uint32_t layer,
+                                const kvf_attention_params *params)
 {
     KVF_TRY(check_layer(blocks, layer));
-    return kvf_form_set(blocks->cache, layer, form);
+    return kvf_attention_params_set(blocks->cache, layer, params);
 }
 
-kvf_status kvf_blocks_form(kvf_blocks *blocks, uint32_t layer, const kvf_form *form)
+kvf_status kvf_blocks_attention_params(kvf_blocks *blocks, uint32_t layer,
+                                       const kvf_attention_params *params)
 {
     KVF_CHECK_HANDLE(blocks, blocks);
     KVF_TRY(kvf_enter(blocks->cache));
-    return kvf_leave(blocks->cache, set_form(blocks, layer, form));
+    return kvf_leave(blocks->cache, set_attention(blocks, layer, params));
 }
 
-static kvf_status check_strides(const kvf_blocks *blocks, const kvf_put_args *args)
+static kvf_status check_strides(const kvf_blocks *blocks, const kvf_blocks_put_args *args)
 {
     const kvf_cache_config *c = &blocks->cache->config;
     const struct {
@@ -153,7 +155,7 @@ static kvf_status check_strides(const kvf_blocks *blocks, const kvf_put_args *ar
     return KVF_OK;
 }
 
-static kvf_status put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
+static kvf_status put(kvf_blocks *blocks, const kvf_blocks_put_args *args, kvf_stream *stream)
 {
     kvf_context *context = blocks->cache->context;
     if (!args->k || !args->v || !args->slots)
@@ -163,25 +165,26 @@ static kvf_status put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *
     return kvf_block_write(blocks, args, stream);
 }
 
-kvf_status kvf_blocks_put_sized(kvf_blocks *blocks, const kvf_put_args *args, size_t size,
+kvf_status kvf_blocks_put_sized(kvf_blocks *blocks, const kvf_blocks_put_args *args, size_t size,
                                 kvf_stream *stream)
 {
-    kvf_put_args own;
+    kvf_blocks_put_args own;
     KVF_CHECK_HANDLE(blocks, blocks);
     KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
-    kvf_status status = KVF_SIZED_TAKE(blocks->cache->context, kvf_put_args, args, size, &own);
+    kvf_status status =
+        KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_put_args, args, size, &own);
     if (status == KVF_OK)
         status = put(blocks, &own, stream);
     return kvf_leave(blocks->cache, status);
 }
 
-static kvf_status take_rows(const kvf_blocks *blocks, const kvf_block_rows *rows, size_t size,
-                            kvf_block_rows *own)
+static kvf_status take_rows(const kvf_blocks *blocks, const kvf_blocks_rows *rows, size_t size,
+                            kvf_blocks_rows *own)
 {
-    return KVF_SIZED_TAKE(blocks->cache->context, kvf_block_rows, rows, size, own);
+    return KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_rows, rows, size, own);
 }
 
-static kvf_status check_rows(const kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+static kvf_status check_rows(const kvf_blocks *blocks, uint32_t layer, const kvf_blocks_rows *rows,
                              const void *q, const void *out)
 {
     kvf_context *context = blocks->cache->context;
@@ -200,7 +203,7 @@ static kvf_status decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
                          size_t rows_size, kvf_stream *stream)
 {
     kvf_blocks_decode_args own;
-    kvf_block_rows rows;
+    kvf_blocks_rows rows;
     KVF_TRY(KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_decode_args, args, args_size, &own));
     KVF_TRY(take_rows(blocks, own.rows, rows_size, &rows));
     own.rows = &rows;
@@ -259,7 +262,7 @@ static kvf_status extend_given(kvf_blocks *blocks, const kvf_blocks_extend_args 
                                size_t args_size, size_t rows_size, kvf_stream *stream)
 {
     kvf_blocks_extend_args own;
-    kvf_block_rows rows;
+    kvf_blocks_rows rows;
     KVF_TRY(KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_extend_args, args, args_size, &own));
     KVF_TRY(take_rows(blocks, own.rows, rows_size, &rows));
     own.rows = &rows;

@@ -44,7 +44,7 @@ static kvf_physical_centroids centroids_of(const kvf_blocks *blocks, uint32_t la
                                     .blocks = kvf_segment_blocks(c)};
 }
 
-kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
+kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_blocks_put_args *args, kvf_stream *stream)
 {
     const kvf_paging *p = &blocks->physical.paging;
     const size_t keys = (size_t)p->kv_heads * p->shape.head_dim;
@@ -98,7 +98,7 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
 }
 
 /* Rows, and what their regions have of them. */
-static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows *rows)
+static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_blocks_rows *rows)
 {
     const kvf_rows_args make = {.blocks = blocks->constants.physical,
                                 .layer = step->layer,
@@ -194,8 +194,8 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                     .group = c->paging.group,
                                     .spans_max = gather_window.spans_max,
                                     .split = kvf_ring_split(&tail->ring),
-                                    .scale = kvf_step_form(step)->scale,
-                                    .cap = kvf_step_form(step)->cap,
+                                    .scale = kvf_step_attention(step)->scale,
+                                    .cap = kvf_step_attention(step)->cap,
                                     .q = step->q,
                                     .spans = t->spans,
                                     .span_count = t->span_count,
@@ -211,7 +211,7 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                   .partial_lse = t->partial_lse,
                                   .out = t->out,
                                   .lse = t->lse,
-                                  .sinks = kvf_step_form(step)->sinks,
+                                  .sinks = kvf_step_attention(step)->sinks,
                                   .heads = step->kv_group->config.query_heads};
     KVF_TRY(KVF_LAUNCH(step, gather_window, gather_window));
     KVF_TRY(KVF_LAUNCH(step, attend, attend));
@@ -321,7 +321,7 @@ static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
 static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_args *args,
                                  uint32_t row, const kvf_query_chunks *chunks, kvf_stream *stream)
 {
-    const kvf_block_rows *rows = args->rows;
+    const kvf_blocks_rows *rows = args->rows;
     const kvf_physical_blocks *c = &blocks->physical;
     const kvf_paging *p = &c->paging;
     const kvf_rows_args make = {.blocks = blocks->constants.physical,
@@ -334,15 +334,15 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
     kvf_prefill_kernel_args prefill = {.shape = kvf_run_shape(p),
                                        .kv_heads = p->kv_heads,
                                        .group = p->group,
-                                       .scale = blocks->cache->forms[args->layer].scale,
-                                       .cap = blocks->cache->forms[args->layer].cap,
+                                       .scale = blocks->cache->attention[args->layer].scale,
+                                       .cap = blocks->cache->attention[args->layer].cap,
                                        .q = args->q,
                                        .blocks = (const void *const *)c->blocks,
                                        .out = args->out,
                                        .lse = args->lse,
                                        .blocks_stride = p->blocks_max,
                                        .chunks = *chunks,
-                                       .sinks = blocks->cache->forms[args->layer].sinks};
+                                       .sinks = blocks->cache->attention[args->layer].sinks};
     kvf_poison_args poison = poison_of(blocks, chunks->count, args->out, args->lse);
     poison.chunks = *chunks;
     for (uint32_t i = 0; i < chunks->count; i++)

@@ -336,7 +336,7 @@ static kvf_status plan(kvf_blocks *blocks, const kvf_cache_config *config)
                       (c->paging.shape.head_dim / 4),
         .host_bytes = inner->host_kv_bytes + inner->host_staging_bytes + inner->host_table_bytes,
         .device_block_bytes = per_block / c->ids,
-        .device_row_bytes =
+        .device_region_bytes =
             (device + k.bytes - per_block - tables.bytes - slots.bytes) / c->regions,
         .device_bytes = device + k.bytes,
         .slots = inner->slots,

@@ -79,7 +79,7 @@ KVF_CHECKED kvf_status kvf_block_store_reserve(kvf_blocks *blocks, kvf_reservati
 void kvf_block_store_destroy(kvf_blocks *blocks); /* NULL is fine, and half of it */
 
 /* Arguments were checked. They enqueue. */
-KVF_CHECKED kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args,
+KVF_CHECKED kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_blocks_put_args *args,
                                        kvf_stream *stream);
 KVF_CHECKED kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
                                       kvf_stream *stream);

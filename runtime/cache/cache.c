@@ -95,7 +95,7 @@ kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
         KVF_TRY(kvf_kv_group_open(&cache->kv_groups[i]));
     KVF_TRY(take_order(cache));
     link_sequences(cache);
-    kvf_forms_reset(cache);
+    kvf_attention_params_reset(cache);
     for (uint32_t i = 0; i < cache->config.layers; i++)
         kvf_footprint_shape(cache, i);
     return kvf_stats_clear(cache);
@@ -170,35 +170,36 @@ void kvf_cache_release(kvf_cache *cache)
         kvf_cache_destroy(cache);
 }
 
-/* ---- forms of layers ---- */
+/* ---- attention parameters of layers ---- */
 
-static const kvf_form defaults = {.size = sizeof(kvf_form)};
+static const kvf_attention_params defaults = {.size = sizeof(kvf_attention_params)};
 
-void kvf_form_init_sized(kvf_form *form, size_t size)
+void kvf_attention_params_init_sized(kvf_attention_params *params, size_t size)
 {
-    kvf_sized_init(form, size, &defaults, sizeof defaults);
+    kvf_sized_init(params, size, &defaults, sizeof defaults);
 }
 
-void kvf_forms_reset(kvf_cache *cache)
+void kvf_attention_params_reset(kvf_cache *cache)
 {
     for (uint32_t i = 0; i < cache->config.layers; i++)
-        cache->forms[i] = (kvf_layer_form){.scale = cache->config.softmax_scale};
+        cache->attention[i] = (kvf_layer_attention){.scale = cache->config.softmax_scale};
 }
 
-static kvf_status check(const kvf_cache *cache, const kvf_form *form)
+static kvf_status check(const kvf_cache *cache, const kvf_attention_params *params)
 {
-    if (!(form->scale >= 0.0f) || isinf(form->scale))
+    if (!(params->scale >= 0.0f) || isinf(params->scale))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "scale = %g: must be a number above 0, or 0 for softmax_scale = %g",
-                 (double)form->scale, (double)cache->config.softmax_scale);
-    if (!(form->soft_cap >= 0.0f) || isinf(form->soft_cap))
+                 (double)params->scale, (double)cache->config.softmax_scale);
+    if (!(params->soft_cap >= 0.0f) || isinf(params->soft_cap))
         KVF_FAIL(cache->context, KVF_INVALID,
-                 "soft_cap = %g: must be a number above 0, or 0 for none", (double)form->soft_cap);
-    for (uint32_t h = 0; form->sinks && h < cache->config.query_heads; h++)
-        if (!(form->sinks[h] < INFINITY))
+                 "soft_cap = %g: must be a number above 0, or 0 for none",
+                 (double)params->soft_cap);
+    for (uint32_t h = 0; params->sinks && h < cache->config.query_heads; h++)
+        if (!(params->sinks[h] < INFINITY))
             KVF_FAIL(cache->context, KVF_INVALID,
                      "sinks[%u] = %g: must be a number, or -infinity for a head without one", h,
-                     (double)form->sinks[h]);
+                     (double)params->sinks[h]);
     return KVF_OK;
 }
 
@@ -221,21 +222,22 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *told)
     return status;
 }
 
-/* `form`, which has sinks, in the place of the layer's: on failure that is whole again. */
-static kvf_status replace_sinks(kvf_cache *cache, uint32_t layer, kvf_layer_form *form)
+/* Replace the layer's parameters by `params`, which has sinks. On failure the layer keeps its own.
+ */
+static kvf_status replace_sinks(kvf_cache *cache, uint32_t layer, kvf_layer_attention *params)
 {
     const uint32_t heads = cache->config.query_heads;
-    const float *before = cache->forms[layer].told;
+    const float *before = cache->attention[layer].told;
     float *told = cache->told + (size_t)layer * heads;
-    const kvf_status status = put_sinks(cache, layer, form->told);
+    const kvf_status status = put_sinks(cache, layer, params->told);
     if (status != KVF_OK) {
         if (before)
             (void)put_sinks(cache, layer, before); /* or the device is lost */
         return status;
     }
-    memcpy(told, form->told, heads * sizeof *told);
-    form->sinks = cache->sinks + (size_t)layer * heads;
-    form->told = told;
+    memcpy(told, params->told, heads * sizeof *told);
+    params->sinks = cache->sinks + (size_t)layer * heads;
+    params->told = told;
     return KVF_OK;
 }
 
@@ -247,7 +249,7 @@ static bool has_sinks(const float *sinks, uint32_t heads)
     return has;
 }
 
-static bool is_same(const kvf_layer_form *a, const kvf_layer_form *b, uint32_t heads)
+static bool is_same(const kvf_layer_attention *a, const kvf_layer_attention *b, uint32_t heads)
 {
     bool same = a->scale == b->scale && a->cap == b->cap && !a->told == !b->told;
     for (uint32_t h = 0; same && a->told && h < heads; h++)
@@ -255,35 +257,38 @@ static bool is_same(const kvf_layer_form *a, const kvf_layer_form *b, uint32_t h
     return same;
 }
 
-/* Tokens of a layer were made under its form. */
+/* Tokens of a layer were made under its attention parameters. */
 static kvf_status check_tokens(const kvf_cache *cache, uint32_t layer)
 {
     for (uint32_t s = 0; s < cache->config.sequences_max; s++) {
         const kvf_sequence *sequence = &cache->sequences[s];
         if (sequence->is_alive && sequence->layers[layer].length > 0)
             KVF_FAIL(cache->context, KVF_INVALID,
-                     "layer = %u: a sequence has %u tokens in it, and its form is another; give it "
+                     "layer = %u: a sequence has %u tokens in it under other attention parameters; "
+                     "set them "
                      "before the first token, or truncate the sequence to 0",
                      layer, sequence->layers[layer].length);
     }
     return KVF_OK;
 }
 
-kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form)
+kvf_status kvf_attention_params_set(kvf_cache *cache, uint32_t layer,
+                                    const kvf_attention_params *params)
 {
-    kvf_form own = defaults;
-    KVF_TRY(KVF_SIZED_READ(cache->context, kvf_form, form, &own));
+    kvf_attention_params own = defaults;
+    KVF_TRY(KVF_SIZED_READ(cache->context, kvf_attention_params, params, &own));
     KVF_TRY(check(cache, &own));
     const uint32_t heads = cache->config.query_heads;
-    kvf_layer_form wanted = {.scale = own.scale > 0.0f ? own.scale : cache->config.softmax_scale,
-                             .cap = own.soft_cap,
-                             .told = has_sinks(own.sinks, heads) ? own.sinks : NULL};
-    if (is_same(&wanted, &cache->forms[layer], heads))
+    kvf_layer_attention wanted = {.scale =
+                                      own.scale > 0.0f ? own.scale : cache->config.softmax_scale,
+                                  .cap = own.soft_cap,
+                                  .told = has_sinks(own.sinks, heads) ? own.sinks : NULL};
+    if (is_same(&wanted, &cache->attention[layer], heads))
         return KVF_OK;
     KVF_TRY(check_tokens(cache, layer));
     if (wanted.told)
         KVF_TRY(replace_sinks(cache, layer, &wanted));
-    cache->forms[layer] = wanted;
-    cache->forms_given++;
+    cache->attention[layer] = wanted;
+    cache->attention_changes++;
     return KVF_OK;
 }

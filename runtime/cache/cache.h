@@ -36,14 +36,14 @@ typedef struct kvf_place {
                                KV group  has all, in order */
 } kvf_place;
 
-/* How a layer attends; see kvf_form. */
-typedef struct kvf_layer_form {
+/* How a layer attends; see kvf_attention_params. */
+typedef struct kvf_layer_attention {
     float scale; /* not 0 */
     float cap;   /* 0 = none */
     const float
         *sinks; /* on the device, of the KV group's query heads, then those that stream; or NULL */
     const float *told; /* the same on the host, as they were given */
-} kvf_layer_form;
+} kvf_layer_attention;
 
 /* Sums that only the host knows. */
 typedef struct kvf_layer_host_counters {
@@ -86,10 +86,10 @@ struct kvf_cache {
     kvf_layer **states;                /* [rows] of a step; rows = kvf_rows_max */
     kvf_sequence **row_sequences;      /* [rows] of a call with several tokens of a sequence */
     kvf_layer_host_counters *counters; /* [layers] */
-    kvf_layer_form *forms;             /* [layers] */
-    float *sinks;                      /* [layers, query_heads] in device memory, of forms */
+    kvf_layer_attention *attention;    /* [layers] */
+    float *sinks;                      /* [layers, query_heads] in device memory, of attention */
     float *told;                       /* [layers, query_heads] likewise on the host */
-    uint64_t forms_given;              /* each another than the layer had */
+    uint64_t attention_changes;        /* each another than the layer had */
     kvf_footprint_meter footprint;
 
     kvf_order order;
@@ -167,7 +167,7 @@ KVF_CHECKED kvf_status kvf_config_read(kvf_context *context, const kvf_cache_con
 /* Settings -> sizes. `resolved` gets the defaults. */
 KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
                                           kvf_cache_config *resolved, kvf_dims *dims);
-/* The form of kvf_cache_config.pages. */
+/* The storage format of kvf_cache_config.pages. */
 const char *kvf_pages_name(kvf_pages pages);
 /* Some head of the mask, in any layer, has this value. */
 bool kvf_config_has_heads(const kvf_cache_config *config, uint8_t kind);
@@ -175,10 +175,11 @@ bool kvf_config_has_heads(const kvf_cache_config *config, uint8_t kind);
 uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims *dims);
 
 /* Every layer gets the one that settings say. */
-void kvf_forms_reset(kvf_cache *cache);
+void kvf_attention_params_reset(kvf_cache *cache);
 
-/* `layer` was checked; on failure it keeps the form that it has. With tokens it takes no other. */
-KVF_CHECKED kvf_status kvf_form_set(kvf_cache *cache, uint32_t layer, const kvf_form *form);
+/* `layer` was checked; on failure it keeps what it has. With tokens it takes no others. */
+KVF_CHECKED kvf_status kvf_attention_params_set(kvf_cache *cache, uint32_t layer,
+                                                const kvf_attention_params *params);
 
 /* Places, KV groups and rings, without memory for pages. `config` is as the user gave it, `dims`
  * are of the cache's settings. */

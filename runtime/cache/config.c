@@ -112,7 +112,7 @@ static const kvf_setting rows[] = {
     {FIELD(softmax_scale), .kind = KVF_SETTING_REAL, .high = FLT_MAX,
      .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
     {FIELD(pages), KVF_NAMED(KVF_PAGES_LIST),
-     .meaning = "form of pages in memory, on disk and on their way"},
+     .meaning = "storage format of pages in memory, on disk and on their way"},
     {FIELD(sequences_max), COUNT(1, 4096), .meaning = "sequences alive at once"},
     {FIELD(tokens_max), COUNT(1, TOKENS_MAX), .meaning = "tokens of the longest sequence"},
     {FIELD(host_tokens_max), COUNT(0, 0x1p48),
@@ -176,15 +176,24 @@ const kvf_setting *kvf_cache_setting(uint32_t index)
     return index < ROWS ? &rows[index] : NULL;
 }
 
+static kvf_status check_reserved(kvf_context *context, const char *heading, uint32_t value)
+{
+    if (value)
+        KVF_FAIL(
+            context, KVF_INVALID,
+            "reserved_%s = %u: kvferry %s has nothing there; leave it 0, or update the library",
+            heading, value, kvf_version());
+    return KVF_OK;
+}
+
 static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
 {
     char text[384];
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
-    if (c->reserved)
-        KVF_FAIL(context, KVF_INVALID,
-                 "reserved = %u: kvferry %s has nothing there; leave it 0, or update the library",
-                 c->reserved, kvf_version());
+    KVF_TRY(check_reserved(context, "geometry", c->reserved_geometry));
+    KVF_TRY(check_reserved(context, "limits", c->reserved_limits));
+    KVF_TRY(check_reserved(context, "policy", c->reserved_policy));
     if (c->head_dim % 16)
         KVF_FAIL(context, KVF_INVALID, "head_dim = %u: must be a multiple of 16", c->head_dim);
     if (c->value_dim > c->head_dim || (c->value_dim && (c->head_dim - c->value_dim) % 32))

@@ -222,7 +222,7 @@ static inline bool kvf_moves_pages(const kvf_kv_group *kv_group)
     return kvf_transfer_moves(kv_group->config.transfer);
 }
 
-/* Sealed pages have another form than those of the window. */
+/* Sealed pages have another storage format than those of the window. */
 static inline bool kvf_quantizes_pages(const kvf_kv_group *kv_group)
 {
     return kv_group->config.pages != KVF_PAGES_NATIVE;

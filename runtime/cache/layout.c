@@ -222,7 +222,7 @@ static void carve_sequences(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, cache->states, kvf_rows_max(c));
     KVF_CARVE(k, cache->row_sequences, kvf_rows_max(c));
     KVF_CARVE(k, cache->counters, c->layers);
-    KVF_CARVE(k, cache->forms, c->layers);
+    KVF_CARVE(k, cache->attention, c->layers);
     KVF_CARVE(k, cache->footprint.layers, c->layers);
     KVF_CARVE(k, cache->footprint.rows, rows);
     KVF_CARVE(k, cache->footprint.spans, c->sequences_max);

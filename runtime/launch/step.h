@@ -94,9 +94,9 @@ typedef struct kvf_step {
     uint32_t is_undone;    /* 1: blocks did not come; what was enqueued is to be taken back */
 } kvf_step;
 
-static inline const kvf_layer_form *kvf_step_form(const kvf_step *step)
+static inline const kvf_layer_attention *kvf_step_attention(const kvf_step *step)
 {
-    return &step->cache->forms[step->layer];
+    return &step->cache->attention[step->layer];
 }
 
 /* Launch a kernel of the table: arguments by value. */

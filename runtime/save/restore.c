@@ -42,7 +42,7 @@ static bool is_free(const restoring *r, const char *name)
         "sequences_max", "tokens_max",  "host_tokens_max",   "prefill_chunk_max",
         "transfer",      "phase_times", "verify_interval",   "tokens_per_step_max",
         "host_bytes",    "disk_bytes",  "disk_bundle_bytes", "device_bytes",
-        "softmax_scale"}; /* a part of forms */
+        "softmax_scale"}; /* part of the attention parameters */
     static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)
         if (strcmp(name, free_ones[i]) == 0)
@@ -112,18 +112,18 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     return KVF_OK;
 }
 
-/* ---- forms of layers: what is held was made under them, whatever `exact` says ---- */
+/* ---- attention parameters of layers: what is held was made under them, whatever `exact` says ---- */
 
 static kvf_status differs(const restoring *r, uint32_t layer, const char *what, float theirs,
                           float mine)
 {
     KVF_FAIL(r->cache->context, KVF_INVALID,
-             "%s was saved with %s = %.7g in layer %u, this cache has %.7g; give the layer that "
-             "form before, or prefill again",
+             "%s was saved with %s = %.7g in layer %u, this cache has %.7g; set it "
+             "for the layer before, or prefill again",
              r->file.path, what, (double)theirs, layer, (double)mine);
 }
 
-/* A file without forms says softmax_scale, as text. */
+/* A file without them says softmax_scale, as text. */
 static kvf_status check_scale(const restoring *r, uint32_t layer, float scale)
 {
     char theirs[32] = "", mine[32];
@@ -133,10 +133,11 @@ static kvf_status check_scale(const restoring *r, uint32_t layer, float scale)
                                      : differs(r, layer, "scale", strtof(theirs, NULL), scale);
 }
 
-static kvf_status check_form(const restoring *r, uint32_t layer)
+static kvf_status check_attention(const restoring *r, uint32_t layer)
 {
-    const kvf_layer_form *mine = &r->cache->forms[layer];
-    const float *theirs = r->file.header.forms ? kvf_saved_form(&r->file.header, layer) : NULL;
+    const kvf_layer_attention *mine = &r->cache->attention[layer];
+    const float *theirs =
+        r->file.header.attention ? kvf_saved_attention(&r->file.header, layer) : NULL;
     const float cap = theirs ? theirs[1] : 0.0f;
     if (!theirs)
         KVF_TRY(check_scale(r, layer, mine->scale));
@@ -249,7 +250,7 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
                  r->file.path);
     KVF_TRY(check_mask(r)); /* of as many heads */
     for (uint32_t i = 0; i < h->head->layers; i++) {
-        KVF_TRY(check_form(r, i));
+        KVF_TRY(check_attention(r, i));
         KVF_TRY(check_window(r, i));
         KVF_TRY(check_layer(r, i));
     }

@@ -81,23 +81,23 @@ static void describe_layer(const kvf_save *save, const kvf_sequence *sequence, u
 }
 
 /* Some layer does not attend as the settings say. */
-static bool has_forms(const kvf_cache *cache)
+static bool has_attention(const kvf_cache *cache)
 {
     bool has = false;
     for (uint32_t i = 0; !has && i < cache->config.layers; i++) {
-        const kvf_layer_form *f = &cache->forms[i];
+        const kvf_layer_attention *f = &cache->attention[i];
         has = f->scale != cache->config.softmax_scale || f->cap > 0.0f || f->told;
     }
     return has;
 }
 
-static void put_form(const kvf_cache *cache, uint32_t layer, float *to)
+static void put_attention(const kvf_cache *cache, uint32_t layer, float *to)
 {
-    const kvf_layer_form *form = &cache->forms[layer];
-    to[0] = form->scale;
-    to[1] = form->cap;
+    const kvf_layer_attention *attention = &cache->attention[layer];
+    to[0] = attention->scale;
+    to[1] = attention->cap;
     for (uint32_t h = 0; h < cache->config.query_heads; h++)
-        to[2 + h] = form->told ? form->told[h] : -INFINITY;
+        to[2 + h] = attention->told ? attention->told[h] : -INFINITY;
 }
 
 static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
@@ -107,7 +107,7 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
     kvf_saved_head head = {
         .version = c->layer_windows               ? KVF_SAVED_WINDOWS
                    : c->value_dim != c->head_dim  ? KVF_SAVED_VALUES
-                   : has_forms(cache)             ? KVF_SAVED_FORMS
+                   : has_attention(cache)         ? KVF_SAVED_ATTENTION
                    : c->pages == KVF_PAGES_NATIVE ? KVF_SAVED_VERSION
                                                   : KVF_SAVED_QUANTIZED,
         .note_bytes = args->note_bytes,
@@ -152,8 +152,8 @@ static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
     *save->header.head = head;
     for (uint32_t i = 0; i < head.layers; i++)
         describe_layer(save, args->sequence, i, &save->header.layers[i]);
-    for (uint32_t i = 0; save->header.forms && i < head.layers; i++)
-        put_form(cache, i, kvf_saved_form(&save->header, i));
+    for (uint32_t i = 0; save->header.attention && i < head.layers; i++)
+        put_attention(cache, i, kvf_saved_attention(&save->header, i));
     if (save->header.windows)
         memcpy(save->header.windows, cache->config.layer_windows,
                head.layers * sizeof *save->header.windows);

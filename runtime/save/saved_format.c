@@ -116,7 +116,8 @@ void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
     KVF_CARVE(&k, h.head, 1);
     KVF_CARVE(&k, h.layers, layers);
     KVF_CARVE(&k, h.mask, head->is_masked ? layers : 0, heads);
-    KVF_CARVE(&k, h.forms, head->version >= KVF_SAVED_FORMS ? layers : 0, 2 + head->query_heads);
+    KVF_CARVE(&k, h.attention, head->version >= KVF_SAVED_ATTENTION ? layers : 0,
+              2 + head->query_heads);
     KVF_CARVE(&k, h.windows, head->version >= KVF_SAVED_WINDOWS ? layers : 0);
     KVF_CARVE(&k, h.settings, head->settings_bytes);
     KVF_CARVE(&k, h.checksums, extents);
@@ -126,9 +127,9 @@ void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
         *out = h;
 }
 
-float *kvf_saved_form(const kvf_saved_header *header, uint32_t layer)
+float *kvf_saved_attention(const kvf_saved_header *header, uint32_t layer)
 {
-    return header->forms + (size_t)layer * (2 + header->head->query_heads);
+    return header->attention + (size_t)layer * (2 + header->head->query_heads);
 }
 
 static uint64_t checksum_of(const kvf_saved_head *head)
@@ -186,7 +187,7 @@ static bool is_geometry(const kvf_saved_head *h)
            h->value_dim < h->head_dim &&
            (h->value_dim == 0 || (h->head_dim - h->value_dim) % 32 == 0) &&
            h->pages <= KVF_PAGES_K8V4 &&
-           (h->version >= KVF_SAVED_FORMS ||
+           (h->version >= KVF_SAVED_ATTENTION ||
             (h->pages != KVF_PAGES_NATIVE) == (h->version == KVF_SAVED_QUANTIZED)) &&
            h->page_size >= 1 && h->page_size <= KVF_PAGE_SIZE_MAX &&
            (h->page_size & (h->page_size - 1)) == 0 && h->block_size >= h->page_size &&
@@ -209,12 +210,12 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            l->share_from <= l->length && l->exact_from <= l->length;
 }
 
-/* Numbers that a layer may have; see kvf_form. */
-static bool is_form(const kvf_saved_head *h, const float *form)
+/* Numbers that a layer may have; see kvf_attention_params. */
+static bool is_attention(const kvf_saved_head *h, const float *p)
 {
-    bool is_right = form[0] > 0.0f && !isinf(form[0]) && form[1] >= 0.0f && !isinf(form[1]);
+    bool is_right = p[0] > 0.0f && !isinf(p[0]) && p[1] >= 0.0f && !isinf(p[1]);
     for (uint32_t i = 0; is_right && i < h->query_heads; i++)
-        is_right = form[2 + i] < INFINITY;
+        is_right = p[2 + i] < INFINITY;
     return is_right;
 }
 
@@ -235,7 +236,7 @@ static bool check_parts(void *data, size_t bytes, uint64_t file_bytes, kvf_saved
     kvf_saved_carve_header(head, extents, data, out);
     for (uint32_t i = 0; i < head->layers; i++)
         if (!is_layer(head, &out->layers[i]) ||
-            (out->forms && !is_form(head, kvf_saved_form(out, i))) ||
+            (out->attention && !is_attention(head, kvf_saved_attention(out, i))) ||
             (out->windows && (out->windows[i] == 0) != (out->layers[i].streaming == 0)))
             return false;
     return out->settings[head->settings_bytes - 1] == '\0' &&

@@ -13,9 +13,9 @@
  * one per extent of the layers. Numbers are in the byte order of the machine that wrote them, which
  * the header tells.
  *
- * Where a layer does not attend as the settings say, the header has the forms of all layers, and a
- * version of its own: who does not know forms cannot go on with such a file. So it has windows of
- * several lengths; where all are equal, settings have the one.
+ * If a layer does not attend as the settings say, the header stores the attention parameters of
+ * all layers, under a version of its own: a reader that does not know them must refuse the file.
+ * The same holds for windows of several lengths; a single length is in the settings.
  *
  * Knows no sequence and no device. Invariant: a header that was parsed is whole, its sizes add up
  * to those of the file, and every count is in the range of a cache.
@@ -29,9 +29,9 @@
 
 #define KVF_SAVED_VERSION    1u
 #define KVF_SAVED_QUANTIZED  2u /* version of a file of quantized pages; otherwise the same */
-#define KVF_SAVED_FORMS      3u /* ... with forms of layers; its pages may be quantized */
+#define KVF_SAVED_ATTENTION  3u /* ... with attention parameters; its pages may be quantized */
 #define KVF_SAVED_VALUES     4u /* ... and with values of another width than keys */
-#define KVF_SAVED_WINDOWS    5u /* as KVF_SAVED_FORMS, of any values, with windows of layers */
+#define KVF_SAVED_WINDOWS    5u /* as KVF_SAVED_ATTENTION, of any values, with windows of layers */
 #define KVF_SAVED_MODEL_MAX  64u
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
@@ -83,7 +83,7 @@ typedef struct kvf_saved_header {
     kvf_saved_head *head;
     kvf_saved_layer *layers; /* [layers] */
     uint8_t *mask;           /* [layers, kv_heads], or NULL */
-    float *forms;            /* [layers, 2 + query_heads] scale, soft cap, sinks (-infinity = none);
+    float *attention;        /* [layers, 2 + query_heads] scale, soft cap, sinks (-infinity = none);
                                 NULL = softmax_scale alone */
     uint32_t *windows;       /* [layers] as kvf_cache_config.layer_windows, or NULL */
     char *settings;          /* "name=value\n" of every setting, NUL-terminated */
@@ -120,8 +120,8 @@ uint64_t kvf_saved_blocks_bytes(const kvf_saved_head *head, const kvf_saved_laye
 /* Bytes of all layers; more than KVF_CARVE_MAX if they are more than any file. */
 uint64_t kvf_saved_data_bytes(const kvf_saved_header *header);
 
-/* [2 + query_heads] of a layer, of a header that has forms. */
-float *kvf_saved_form(const kvf_saved_header *header, uint32_t layer);
+/* [2 + query_heads] of a layer, of a header that has them. */
+float *kvf_saved_attention(const kvf_saved_header *header, uint32_t layer);
 
 /* A header by the counts and the version of `head`, whose header_bytes it sets; NULL base: only
  * that. */

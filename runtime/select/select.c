@@ -35,7 +35,7 @@ static kvf_status filter(kvf_step *step)
                                     .pages_max = score_centroids.stride,
                                     .pages_step = 1,
                                     .scale = 1.0f,
-                                    .cap = kvf_step_form(step)->cap,
+                                    .cap = kvf_step_attention(step)->cap,
                                     .scores = t->coarse.scores,
                                     .pages = step->coarse.count,
                                     .out = t->coarse.ranked};
@@ -77,7 +77,7 @@ static kvf_status score_by_codes(kvf_step *step)
     const kvf_rotate_args rotate = {.dtype = p->shape.dtype,
                                     .head_dim = p->shape.head_dim,
                                     .rows = step->rows * kv_group->config.query_heads,
-                                    .scale = kvf_step_form(step)->scale,
+                                    .scale = kvf_step_attention(step)->scale,
                                     .q = step->q,
                                     .y = t->by_codes.rotated,
                                     .y_scale = t->by_codes.scale};
@@ -88,7 +88,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                               .group = p->group,
                                               .pages_max = step->stride,
                                               .tiles_max = kvf_tiles(step->stride, page_size),
-                                              .cap = kvf_step_form(step)->cap,
+                                              .cap = kvf_step_attention(step)->cap,
                                               .q = t->by_codes.rotated,
                                               .q_scale = t->by_codes.scale,
                                               .codes = step->digests,
@@ -173,8 +173,8 @@ kvf_status kvf_select_score(kvf_step *step)
                                         kv_group->config.query_heads / kv_group->dims.choose_lists,
                                     .pages_max = step->stride,
                                     .pages_step = 1,
-                                    .scale = kvf_step_form(step)->scale,
-                                    .cap = kvf_step_form(step)->cap,
+                                    .scale = kvf_step_attention(step)->scale,
+                                    .cap = kvf_step_attention(step)->cap,
                                     .scores = score.scores,
                                     .pages = step->choose_pages,
                                     .out = kv_group->tables.reduced};

@@ -41,14 +41,14 @@ kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
                               .kv_heads = p->kv_heads,
                               .group = p->group,
                               .spans_max = kv_group->dims.cover_max,
-                              .scale = kvf_step_form(step)->scale,
-                              .cap = kvf_step_form(step)->cap,
+                              .scale = kvf_step_attention(step)->scale,
+                              .cap = kvf_step_attention(step)->cap,
                               .spans = t->cover.spans,
                               .span_index = t->cover.span_index,
                               .span_count = t->cover.span_count,
                               .row_max = t->tokens.row_max,
                               .row_sum = t->tokens.row_sum,
-                              .sinks = kvf_step_form(step)->sinks,
+                              .sinks = kvf_step_attention(step)->sinks,
                               .score = t->tokens.score};
 }
 

@@ -296,12 +296,12 @@ kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32
                                        .group = p->group,
                                        .tokens = args->tokens,
                                        .base = base,
-                                       .scale = kvf_step_form(step)->scale,
-                                       .cap = kvf_step_form(step)->cap,
+                                       .scale = kvf_step_attention(step)->scale,
+                                       .cap = kvf_step_attention(step)->cap,
                                        .q = args->q,
                                        .blocks = (const void *const *)blocks,
                                        .out = args->out,
-                                       .sinks = kvf_step_form(step)->sinks};
+                                       .sinks = kvf_step_attention(step)->sinks};
     return args->q ? KVF_LAUNCH(step, prefill, a) : KVF_OK;
 }
 

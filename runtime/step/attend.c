@@ -135,8 +135,8 @@ static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a,
                              .group = a->group,
                              .spans_max = a->spans_max,
                              .split = kvf_split(a->spans_max, a->shape.page_size),
-                             .scale = kvf_step_form(step)->scale,
-                             .cap = kvf_step_form(step)->cap,
+                             .scale = kvf_step_attention(step)->scale,
+                             .cap = kvf_step_attention(step)->cap,
                              .q = a->q,
                              .spans = a->spans,
                              .span_count = a->span_count,
@@ -157,7 +157,7 @@ static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
                                        .out = a->out,
                                        .lse = a->lse,
                                        .arrived = step->kv_group->tables.arrived,
-                                       .sinks = kvf_step_form(step)->sinks,
+                                       .sinks = kvf_step_attention(step)->sinks,
                                        .heads = step->kv_group->config.query_heads};
     return KVF_LAUNCH(step, attend_step, args);
 }
@@ -176,7 +176,7 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
                                  .partial_lse = kv_group->tables.partial_lse,
                                  .out = a->out,
                                  .lse = a->lse,
-                                 .sinks = kvf_step_form(step)->sinks,
+                                 .sinks = kvf_step_attention(step)->sinks,
                                  .heads = kv_group->config.query_heads};
     return KVF_LAUNCH(step, merge, args);
 }

@@ -59,7 +59,7 @@ struct kvf_recording {
     size_t call_bytes, seal_bytes; /* of a frame, of a list of such rows */
     kvf_sequence **sequences;      /* [batch] */
     uint64_t *generations;         /* [batch] of the sequences */
-    uint64_t forms_given;          /* to layers of the cache before it */
+    uint64_t attention_changes;    /* to layers of the cache before it */
     kvf_decode_args *calls;        /* [layers] as they were recorded */
     uint8_t *has_layer;            /* [layers] */
     uint32_t *sealing;             /* [kv_groups] rows that the next replay seals a block of */

@@ -150,7 +150,7 @@ kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences,
     if (!r)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording");
     r->cache = cache;
-    r->forms_given = cache->forms_given;
+    r->attention_changes = cache->attention_changes;
     kvf_cache_hold(cache);
     r->batch = batch;
     kvf_status status = reserve(r, sequences);
@@ -293,9 +293,9 @@ static bool is_alive(const kvf_recording *r)
 }
 
 /* Scales and caps are in the graph, and sinks where they were. */
-static bool has_its_forms(const kvf_recording *r)
+static bool has_its_attention(const kvf_recording *r)
 {
-    return r->forms_given == r->cache->forms_given;
+    return r->attention_changes == r->cache->attention_changes;
 }
 
 static bool has_room(const kvf_recording *r)
@@ -323,7 +323,7 @@ static bool is_plain(const kvf_recording *r)
 
 bool kvf_recording_can_replay(const kvf_recording *r)
 {
-    return is_alive(r) && has_its_forms(r) && is_plain(r) && has_room(r) && !full_kv_group(r);
+    return is_alive(r) && has_its_attention(r) && is_plain(r) && has_room(r) && !full_kv_group(r);
 }
 
 static kvf_status check(kvf_recording *r)
@@ -332,10 +332,11 @@ static kvf_status check(kvf_recording *r)
     if (!is_alive(r))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "a sequence of this recording was destroyed; destroy the recording too");
-    if (!has_its_forms(r))
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "a layer of the cache got another form since this step was recorded; destroy the "
-                 "recording, and record it again");
+    if (!has_its_attention(r))
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "a layer of the cache got other attention parameters since this step was recorded; "
+            "destroy the recording, and record it again");
     for (uint32_t b = 0; b < r->batch; b++)
         KVF_TRY(kvf_sequence_check(cache, r->sequences[b]));
     for (uint32_t i = 0; i < r->count; i++)

@@ -227,7 +227,7 @@ kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call)
 /* Sinks of the streaming heads, which come after the others. */
 static const float *sinks_of(const kvf_heads_call *call)
 {
-    const float *sinks = kvf_step_form(call->step)->sinks;
+    const float *sinks = kvf_step_attention(call->step)->sinks;
     const uint32_t others = call->step->cache->config.kv_heads - call->streaming;
     return sinks ? sinks + (size_t)others * rings_of(call)->group : NULL;
 }
@@ -273,8 +273,8 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
                                             .base = c->base - c->shift * c->ring.shape.page_size,
                                             .sink = c->ring.sink,
                                             .window = c->ring.recent,
-                                            .scale = kvf_step_form(step)->scale,
-                                            .cap = kvf_step_form(step)->cap,
+                                            .scale = kvf_step_attention(step)->scale,
+                                            .cap = kvf_step_attention(step)->cap,
                                             .q = heads.q,
                                             .blocks = c->window,
                                             .out = heads.out,
@@ -319,8 +319,8 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
                                     .group = z->group,
                                     .spans_max = ring.spans_max,
                                     .split = kvf_ring_split(&ring.ring),
-                                    .scale = kvf_step_form(step)->scale,
-                                    .cap = kvf_step_form(step)->cap,
+                                    .scale = kvf_step_attention(step)->scale,
+                                    .cap = kvf_step_attention(step)->cap,
                                     .q = heads.q,
                                     .spans = ring.spans,
                                     .span_count = ring.span_count,

@@ -44,7 +44,7 @@ typedef struct model {
 
 /* Rows of a call. */
 typedef struct call {
-    kvf_block_rows rows;
+    kvf_blocks_rows rows;
     int32_t table[REGIONS][TABLE_MAX + 1];
     int32_t lengths[REGIONS];
     int32_t regions[REGIONS];
@@ -142,7 +142,7 @@ static void account(world *w, uint32_t layer, uint32_t row, uint32_t at)
 /* w->slots and w->k, w->v to a layer. */
 static void put(world *w, uint32_t layer, uint32_t tokens)
 {
-    const kvf_put_args args = {
+    const kvf_blocks_put_args args = {
         .layer = layer, .tokens = tokens, .k = w->k, .v = w->v, .slots = w->slots};
     const kvf_status status = kvf_blocks_put(w->blocks, &args, w->stream);
     PROMISE(status == (layer < w->config.cache.layers ? KVF_OK : KVF_INVALID));
@@ -497,8 +497,8 @@ static int open_store(world *w)
     memset(w->other, 0x5a, bytes);
     for (uint32_t l = 0; l < bc.cache.layers; l++) {
         float sinks[QUERY_HEADS_MAX];
-        const kvf_form form = fuzz_layer_form(w->forms, &bc.cache, l, sinks);
-        PROMISE(kvf_blocks_form(w->blocks, l, &form) == KVF_OK);
+        const kvf_attention_params form = fuzz_layer_form(w->forms, &bc.cache, l, sinks);
+        PROMISE(kvf_blocks_attention_params(w->blocks, l, &form) == KVF_OK);
         bind(w, l);
         put_all(w, l);
     }

@@ -144,8 +144,8 @@ static inline void give_forms(const world *w, kvf_cache *cache)
 {
     float sinks[HEADS_MAX];
     for (uint32_t l = 0; w->forms % 2 && l < w->config.layers; l++) {
-        const kvf_form form = fuzz_layer_form(w->forms, &w->config, l, sinks);
-        PROMISE(kvf_cache_form(cache, l, &form) == KVF_OK);
+        const kvf_attention_params form = fuzz_layer_form(w->forms, &w->config, l, sinks);
+        PROMISE(kvf_cache_attention_params(cache, l, &form) == KVF_OK);
     }
 }
 
@@ -276,13 +276,14 @@ static inline int is_listed(kvf_status status)
 static inline void open_poisoned(world *w)
 {
     const size_t first = offsetof(kvf_cache_config, layers);
-    const size_t at = first + (draw(w, 0, 255) | draw(w, 0, 1) << 8) %
-                                  (offsetof(kvf_cache_config, select_fn) - first);
     kvf_cache_config c = w->config;
+    const size_t at = first + (draw(w, 0, 255) | draw(w, 0, 1) << 8) % (sizeof c - first);
     kvf_cache *cache = NULL;
     kvf_cache_plan plan = {0};
     kvf_error error = {.status = KVF_OK};
     ((unsigned char *)&c)[at] ^= (unsigned char)draw(w, 1, 255);
+    c.select_fn = w->config.select_fn;
+    c.select_user = w->config.select_user;
     c.head_mask = NULL; /* has as many heads as the sound ones */
     c.layer_windows = NULL;
     c.disk_path = NULL;

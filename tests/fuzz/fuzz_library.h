@@ -68,7 +68,7 @@ static inline const uint32_t *fuzz_windows(int has, const kvf_cache_config *c, u
     return has ? windows : NULL;
 }
 
-/* How a query head attends; see kvf_form. */
+/* How a query head attends; see kvf_attention_params. */
 typedef struct fuzz_form {
     double scale, sink;
     double cap; /* 0 = none */
@@ -91,11 +91,11 @@ static inline fuzz_form fuzz_form_of(uint32_t byte, uint32_t dim, uint32_t layer
 }
 
 /* That of a layer, whose sinks go to `sinks`. */
-static inline kvf_form fuzz_layer_form(uint32_t byte, const kvf_cache_config *c, uint32_t layer,
-                                       float *sinks)
+static inline kvf_attention_params fuzz_layer_form(uint32_t byte, const kvf_cache_config *c,
+                                                   uint32_t layer, float *sinks)
 {
-    kvf_form form;
-    kvf_form_init(&form);
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
     form.scale = (float)fuzz_form_of(byte, c->head_dim, layer, 0).scale;
     form.soft_cap = (float)fuzz_form_of(byte, c->head_dim, layer, 0).cap;
     form.sinks = sinks;

@@ -67,12 +67,12 @@ static void step(kvf_sequence *s)
 static void give_forms(uint32_t has_forms)
 {
     static const float sinks[] = {1.0f};
-    kvf_form form;
-    kvf_form_init(&form);
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
     if (has_forms)
         form.scale = 0.5f, form.soft_cap = 30.0f, form.sinks = sinks;
     for (uint32_t layer = 0; layer < 2; layer++)
-        fuzz_require(kvf_cache_form(world.cache, layer, &form) == KVF_OK);
+        fuzz_require(kvf_cache_attention_params(world.cache, layer, &form) == KVF_OK);
 }
 
 static void make_good(uint32_t has_forms)

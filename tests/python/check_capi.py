@@ -3,9 +3,14 @@
 """Compare the tables of the Python package with the headers: functions with their parameters, structs
 with their fields, enumerators, constants; by a C program also offsets, sizes and kinds of fields.
 
+Sizes and offsets are compared with the committed table struct_layout.txt, too. A line of it never
+changes: a new field adds one, at the end of its struct or for a reserved field that it takes over, and
+changes the size of the struct alone. KVF_WRITE_LAYOUT=1 writes the table anew.
+
 usage: check_capi.py INCLUDE_FOLDER [CC...]
 """
 import ctypes
+import os
 import pathlib
 import re
 import subprocess
@@ -216,6 +221,18 @@ class Tables(unittest.TestCase):
                 self.skipTest("no C compiler (%s)" % " ".join(CC))
             said = subprocess.run([folder + "/layout"], check=True, capture_output=True, text=True)
         self.assertEqual(dict(line.split(" ") for line in said.stdout.splitlines()), wanted)
+
+    def test_layout_is_the_committed_one(self):
+        """Programs that were compiled with yesterday's headers go on."""
+        rows = ["# Size of every public struct, offset and size of its fields, on 64-bit machines."]
+        for s in sorted(capi.STRUCTS, key=lambda s: s.c_name):
+            rows.append("%s %d" % (s.c_name, ctypes.sizeof(s)))
+            rows += ["    %d %d %s" % (getattr(s, name).offset, getattr(s, name).size, name) for name, _ in s._fields_]
+        table = pathlib.Path(__file__).with_name("struct_layout.txt")
+        text = "\n".join(rows) + "\n"
+        if os.environ.get("KVF_WRITE_LAYOUT") == "1":
+            table.write_text(text, encoding="utf-8")
+        self.assertEqual(table.read_text(encoding="utf-8").splitlines(), text.splitlines())
 
     @staticmethod
     def kind(kind):

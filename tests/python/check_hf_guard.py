@@ -171,7 +171,7 @@ class Models(Case):
                             layer.self_attn.sinks += 1
                         else:
                             layer.self_attn.attn_logit_softcapping = 3.0
-                    self.refused("layer = 0: a sequence has 50 tokens in it, and its form is another", model,
+                    self.refused("layer = 0: a sequence has 50 tokens in it under other attention parameters", model,
                                  further, past_key_values=other, error=kvferry.Invalid)
 
     def test_a_scale_per_layer(self):

@@ -61,12 +61,12 @@ double test_sink(uint32_t layer, uint32_t query_head)
     return has_all() ? sinks[(2 * layer + query_head) % 5] : -INFINITY;
 }
 
-static kvf_form form_of(const kvf_cache_config *c, uint32_t layer)
+static kvf_attention_params form_of(const kvf_cache_config *c, uint32_t layer)
 {
     enum { HEADS = 512 };
     static float sinks[HEADS];
-    kvf_form form;
-    kvf_form_init(&form);
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
     assert_true(c->query_heads <= HEADS);
     for (uint32_t h = 0; h < c->query_heads; h++)
         sinks[h] = (float)test_sink(layer, h);
@@ -79,15 +79,15 @@ static kvf_form form_of(const kvf_cache_config *c, uint32_t layer)
 void test_give_forms(kvf_cache *cache, const kvf_cache_config *c)
 {
     for (uint32_t i = 0; has_caps() && i < c->layers; i++) {
-        const kvf_form form = form_of(c, i);
-        assert_int_equal(kvf_cache_form(cache, i, &form), KVF_OK);
+        const kvf_attention_params form = form_of(c, i);
+        assert_int_equal(kvf_cache_attention_params(cache, i, &form), KVF_OK);
     }
 }
 
 void test_give_block_forms(kvf_blocks *blocks, const kvf_cache_config *c)
 {
     for (uint32_t i = 0; has_caps() && i < c->layers; i++) {
-        const kvf_form form = form_of(c, i);
-        assert_int_equal(kvf_blocks_form(blocks, i, &form), KVF_OK);
+        const kvf_attention_params form = form_of(c, i);
+        assert_int_equal(kvf_blocks_attention_params(blocks, i, &form), KVF_OK);
     }
 }

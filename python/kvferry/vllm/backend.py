@@ -27,7 +27,7 @@ from vllm.v1.worker.utils import customize_attention_spec
 from .._blocks import Blocks
 from .._cache import width_in_pages
 from .._errors import Unsupported
-from ..capi import BlockRows, PutArgs
+from ..capi import BlocksRows, BlocksPutArgs
 from .arrays import Arrays
 from .pool import Heads, Pool, ground_of, look
 from .refusals import (BLOCK_TOKENS, check_engine, check_layer, check_spec, reasons, refuse, why_not_captured)
@@ -53,9 +53,9 @@ class Pass(AttentionMetadata):
     runs: List[Run]
     contexts: Optional[List[int]] # tokens before the newest of every row, if this pass is verified
     # The same in every layer, so said once: each layer of a step of one request takes microseconds.
-    steps: List[Optional[BlockRows]] # of each run, for the library; None = it is a prompt's
+    steps: List[Optional[BlocksRows]] # of each run, for the library; None = it is a prompt's
     stepping: int # rows of all these
-    put: PutArgs # but for the layer, its keys and its values
+    put: BlocksPutArgs # but for the layer, its keys and its values
 
     def rows_at(self, run: Run) -> Tuple[Tuple[int, int], int]:
         """Where the table and the lengths of a run are."""
@@ -121,7 +121,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         tokens = runs[-1].starts[-1] if runs else 0
         p = Pass(tokens, m.slot_mapping, table, seq_lens, regions, runs,
                  [length - 1 for length in rows.lengths] if is_verified else None, [], 0,
-                 PutArgs(tokens=tokens, slots=m.slot_mapping.data_ptr()))
+                 BlocksPutArgs(tokens=tokens, slots=m.slot_mapping.data_ptr()))
         for run in runs:
             is_step = run.contexts is None
             p.steps.append(Blocks.describe(run.rows, *p.rows_at(run), regions.data_ptr() + 4 * run.row)

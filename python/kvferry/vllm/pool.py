@@ -157,7 +157,7 @@ class Pool:
         is_plain = impl.sinks is None and not impl.soft_cap and impl.scale == self._shape["softmax_scale"]
         if self.blocks is not None and not is_plain:
             sinks = None if impl.sinks is None else impl.sinks.detach().float().cpu().numpy()
-            self.blocks.form(index, scale=impl.scale, sinks=sinks, soft_cap=impl.soft_cap)
+            self.blocks.attention_params(index, scale=impl.scale, sinks=sinks, soft_cap=impl.soft_cap)
 
     def copy(self, pairs: List[Tuple[int, int]]) -> None:
         """Pages of blocks onto those of others, as vLLM does it with their codes."""

@@ -91,11 +91,11 @@ kvf_status kvf_transformer_cache_open(const kvf_transformer *t, const kvf_cache_
     kvf_runtime *runtime = t->options.runtime;
     KVF_TRY(kvf_cache_open(runtime, config, out, error));
     for (uint32_t layer = 0; t->model.architecture->has_sinks && layer < t->model.layers; layer++) {
-        kvf_form form;
-        kvf_form_init(&form);
-        form.sinks = t->layers[layer].sinks;
+        kvf_attention_params params;
+        kvf_attention_params_init(&params);
+        params.sinks = t->layers[layer].sinks;
         const kvf_status status =
-            kvf_library_told(runtime, kvf_cache_form(*out, layer, &form), error);
+            kvf_library_told(runtime, kvf_cache_attention_params(*out, layer, &params), error);
         if (status == KVF_OK)
             continue;
         kvf_cache_close(*out);

@@ -177,12 +177,12 @@ typedef struct formed {
 static kvf_status give(const formed *f, uint32_t number)
 {
     const float sinks[2][4] = {{1.5f, -2.0f, 4.0f, 0.0f}, {-1.0f, 3.0f, 0.5f, 2.0f}};
-    kvf_form form;
-    kvf_form_init(&form);
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
     form.sinks = sinks[number];
     form.scale = number ? 0.3f : 0.2f;
     form.soft_cap = number ? 0.0f : 20.0f;
-    return kvf_cache_form(f->w.cache, 0, &form);
+    return kvf_cache_attention_params(f->w.cache, 0, &form);
 }
 
 /* A sequence in which the layer has this form. */

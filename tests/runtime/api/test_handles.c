@@ -403,8 +403,8 @@ static void handles_that_are_none_are_refused(void **state)
     expect_named(kvf_replay(NULL, NULL), "recording is NULL");
     expect_named(kvf_save_finish(NULL, &error), "save is NULL");
     expect_named(kvf_blocks_bind(NULL, 0, NULL, 0), "blocks is NULL");
-    expect_named(kvf_cache_form(NULL, 0, NULL), "cache is NULL");
-    expect_named(kvf_blocks_form(NULL, 0, NULL), "blocks is NULL");
+    expect_named(kvf_cache_attention_params(NULL, 0, NULL), "cache is NULL");
+    expect_named(kvf_blocks_attention_params(NULL, 0, NULL), "blocks is NULL");
     expect_named(kvf_hidden_put(NULL, 0, 0, NULL, NULL), "hidden is NULL");
 }
 

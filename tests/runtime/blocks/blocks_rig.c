@@ -270,11 +270,11 @@ static int64_t slot_of(const rig *r, const rig_request *q, uint32_t token)
 
 static void put_tokens(rig *r, uint32_t layer, uint32_t first, uint32_t tokens)
 {
-    const kvf_put_args put = {.layer = layer,
-                              .tokens = tokens,
-                              .k = r->rows.k + first * r->rows.k_bytes,
-                              .v = r->rows.v + first * r->rows.v_bytes,
-                              .slots = r->slots + first};
+    const kvf_blocks_put_args put = {.layer = layer,
+                                     .tokens = tokens,
+                                     .k = r->rows.k + first * r->rows.k_bytes,
+                                     .v = r->rows.v + first * r->rows.v_bytes,
+                                     .slots = r->slots + first};
     test_expect(r->runtime, kvf_blocks_put(r->blocks, &put, r->stream), KVF_OK);
 }
 
@@ -331,13 +331,13 @@ static void compare(rig *r, const rig_request *q, uint32_t layer, uint32_t token
 }
 
 /* Rows of a call: `first` of those of the pass, in the arrays. */
-static kvf_block_rows rows_from(const rig *r, uint32_t first, uint32_t count)
+static kvf_blocks_rows rows_from(const rig *r, uint32_t first, uint32_t count)
 {
-    return (kvf_block_rows){.rows = count,
-                            .table_stride = r->table_stride,
-                            .table = r->table + (size_t)first * r->table_stride,
-                            .lengths = r->lengths + first,
-                            .regions = r->regions + first};
+    return (kvf_blocks_rows){.rows = count,
+                             .table_stride = r->table_stride,
+                             .table = r->table + (size_t)first * r->table_stride,
+                             .lengths = r->lengths + first,
+                             .regions = r->regions + first};
 }
 
 static void lay_out_row(rig *r, const rig_request *q, uint32_t layer, uint32_t row, uint32_t at)
@@ -350,7 +350,7 @@ static void lay_out_row(rig *r, const rig_request *q, uint32_t layer, uint32_t r
         give_row(r, layer, q->length + next_tokens(q), row);
 }
 
-void rig_decode(rig *r, uint32_t layer, const kvf_block_rows *rows)
+void rig_decode(rig *r, uint32_t layer, const kvf_blocks_rows *rows)
 {
     const kvf_blocks_decode_args args = {.layer = layer,
                                          .rows = rows,
@@ -371,7 +371,7 @@ void rig_extend(rig *r, const kvf_blocks_extend_args *args)
 /* A token of each of the first `steps` rows. */
 static void run_steps(rig *r, uint32_t layer, uint32_t steps)
 {
-    const kvf_block_rows rows = rows_from(r, 0, steps);
+    const kvf_blocks_rows rows = rows_from(r, 0, steps);
     put_tokens(r, layer, 0, steps);
     rig_decode(r, layer, &rows);
 }
@@ -397,7 +397,7 @@ static void replay_steps(rig *r, uint32_t layer, uint32_t steps)
 static void run_chunks(rig *r, uint32_t layer, uint32_t first, uint32_t count,
                        const uint32_t *starts, const uint32_t *contexts)
 {
-    kvf_block_rows rows = rows_from(r, first, count);
+    kvf_blocks_rows rows = rows_from(r, first, count);
     rows.regions = NULL;
     put_tokens(r, layer, starts[0], starts[count] - starts[0]);
     rig_extend(r, &(kvf_blocks_extend_args){.layer = layer,
@@ -470,7 +470,7 @@ kvf_blocks_config rig_coarse_config(void)
     return bc;
 }
 
-kvf_block_rows rig_last_tokens(rig *r)
+kvf_blocks_rows rig_last_tokens(rig *r)
 {
     for (uint32_t i = 0; i < 2; i++) {
         rig_request *q = &r->request[i];
@@ -480,14 +480,14 @@ kvf_block_rows rig_last_tokens(rig *r)
         memcpy(r->rows.q + i * r->rows.q_bytes, test_q(&q->tokens, 0, q->count - 1),
                r->rows.q_bytes);
     }
-    return (kvf_block_rows){.rows = 2,
-                            .table_stride = r->table_stride,
-                            .table = r->table,
-                            .lengths = r->lengths,
-                            .regions = r->regions};
+    return (kvf_blocks_rows){.rows = 2,
+                             .table_stride = r->table_stride,
+                             .table = r->table,
+                             .lengths = r->lengths,
+                             .regions = r->regions};
 }
 
-void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
+void rig_expect_rows(rig *r, const kvf_blocks_rows *rows, uint32_t bad)
 {
     const uint32_t heads = r->config.cache.query_heads;
     const uint64_t before = rig_stats(r).bad_rows;

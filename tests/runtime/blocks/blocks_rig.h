@@ -102,12 +102,12 @@ kvf_blocks_config rig_coarse_config(void);
 void rig_open_two(rig *r);
 void rig_open_two_of(rig *r, kvf_blocks_config bc);
 /* The last token of the first two requests, which are put; row 0 is the first. */
-kvf_block_rows rig_last_tokens(rig *r);
+kvf_blocks_rows rig_last_tokens(rig *r);
 /* Calls that succeed; a step is of r->rows.q, to its out and lse. */
-void rig_decode(rig *r, uint32_t layer, const kvf_block_rows *rows);
+void rig_decode(rig *r, uint32_t layer, const kvf_blocks_rows *rows);
 void rig_extend(rig *r, const kvf_blocks_extend_args *args);
 /* Decodes; `bad` has a bit per row that must be NaN, and the others are the sequences'. */
-void rig_expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad);
+void rig_expect_rows(rig *r, const kvf_blocks_rows *rows, uint32_t bad);
 /* Bytes of the queries of a token. */
 kvf_blocks_stats rig_stats(const rig *r);
 

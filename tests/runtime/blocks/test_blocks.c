@@ -176,7 +176,7 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
 static void decode_twice(rig *r, kvf_graph *graph, void *out)
 {
     const kvf_device_ops *ops = r->runtime->device->ops;
-    const kvf_block_rows rows = rig_last_tokens(r);
+    const kvf_blocks_rows rows = rig_last_tokens(r);
     rig_decode(r, 0, &rows);
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     memcpy(out, r->rows.out, 2 * r->rows.out_bytes);
@@ -191,18 +191,18 @@ static void a_capture_has_sinks_that_come_after_it(void **state)
 {
     rig r;
     kvf_blocks_config bc = rig_config();
-    kvf_form form;
+    kvf_attention_params form;
     char *out[2];
     bc.cache.transfer = KVF_TRANSFER_MAPPED;
     rig_open_two_of(&r, bc);
-    kvf_form_init(&form);
+    kvf_attention_params_init(&form);
     for (uint32_t i = 0; i < 2; i++) {
         const float sinks[4] = {1.0f, 99.0f * (float)i, -INFINITY, 0.5f};
         form.sinks = sinks;
-        test_expect(r.runtime, kvf_blocks_form(r.blocks, 0, &form), KVF_OK);
+        test_expect(r.runtime, kvf_blocks_attention_params(r.blocks, 0, &form), KVF_OK);
         if (i == 0) {
             const kvf_device_ops *ops = r.runtime->device->ops;
-            const kvf_block_rows rows = rig_last_tokens(&r);
+            const kvf_blocks_rows rows = rig_last_tokens(&r);
             test_expect(r.runtime, ops->capture_begin(r.stream), KVF_OK);
             rig_decode(&r, 0, &rows);
             test_expect(r.runtime, ops->capture_end(r.stream, &r.graphs[0]), KVF_OK);
@@ -404,7 +404,7 @@ static void a_copy_has_the_same_bits(void **state)
 {
     rig r;
     rig_open_two_of(&r, rig_coarse_config());
-    kvf_block_rows rows = rig_last_tokens(&r);
+    kvf_blocks_rows rows = rig_last_tokens(&r);
     rig_expect_rows(&r, &rows, 0); /* means of the blocks that are copied are there */
     rig_request *q = &r.request[0];
     for (uint32_t i = 0; i < q->ids_count; i++) {

@@ -21,7 +21,7 @@ static void mistakes_cost_a_row(void **state)
     const int32_t bad_ids[] = {-1, (int32_t)r.config.block_count, INT32_MAX, INT32_MIN};
     const int32_t bad_lengths[] = {-1, RIG_TOKENS + 1, INT32_MAX, INT32_MIN};
     const int32_t bad_regions[] = {-1, RIG_REQUESTS, INT32_MAX, 0};
-    kvf_block_rows rows = rig_last_tokens(&r);
+    kvf_blocks_rows rows = rig_last_tokens(&r);
     rig_expect_rows(&r, &rows, 0);
     for (uint32_t i = 0; i < 4; i++) {
         rows = rig_last_tokens(&r);
@@ -47,7 +47,7 @@ static void a_row_of_length_zero_is_none(void **state)
 {
     rig r;
     rig_open_two(&r);
-    kvf_block_rows rows = rig_last_tokens(&r);
+    kvf_blocks_rows rows = rig_last_tokens(&r);
     r.lengths[1] = 0;
     r.regions[1] = 12345;
     memset(r.table + r.table_stride, 0xff, r.table_stride * sizeof *r.table);
@@ -68,7 +68,7 @@ static void a_token_that_is_not_finite_costs_its_rows(void **state)
     rig_request *q = &r.request[0];
     float *key = test_k(&q->tokens, 0, 3);
     const float sound = key[5];
-    kvf_block_rows rows;
+    kvf_blocks_rows rows;
     for (uint32_t i = 0; i < 2; i++) {
         key[5] = i ? INFINITY : NAN;
         rig_put(&r, q, 3, 4);
@@ -95,7 +95,7 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
     const uint32_t heads = r.config.cache.query_heads;
     float *lse = test_alloc((size_t)QUERIES * heads * sizeof *lse);
     float *value = test_v(&q->tokens, 0, contexts[0] + BAD);
-    kvf_block_rows rows = rig_last_tokens(&r);
+    kvf_blocks_rows rows = rig_last_tokens(&r);
     rows.rows = 1;
     for (uint32_t i = 0; i < 3; i++) {
         value[3] = i == 1 ? INFINITY : 0.5f;
@@ -135,7 +135,7 @@ static void chunks_of_many_rows_are_single_ones(void **state)
     const size_t bytes = r.rows.q_bytes, out_bytes = ROWS * QUERIES * bytes;
     float *lse = test_alloc(ROWS * QUERIES * heads * sizeof *lse), *one_lse = r.rows.lse;
     char *out = test_alloc(out_bytes);
-    kvf_block_rows rows = rig_last_tokens(&r);
+    kvf_blocks_rows rows = rig_last_tokens(&r);
     rows.rows = ROWS;
     rows.regions = NULL;
     for (uint32_t i = 0; i < ROWS; i++) {
@@ -156,10 +156,10 @@ static void chunks_of_many_rows_are_single_ones(void **state)
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
     for (uint32_t i = 0; i < ROWS; i++) {
         const uint32_t one[] = {0, starts[i + 1] - starts[i]};
-        const kvf_block_rows row = {.rows = 1,
-                                    .table_stride = r.table_stride,
-                                    .table = r.table + (size_t)i * r.table_stride,
-                                    .lengths = r.lengths + i};
+        const kvf_blocks_rows row = {.rows = 1,
+                                     .table_stride = r.table_stride,
+                                     .table = r.table + (size_t)i * r.table_stride,
+                                     .lengths = r.lengths + i};
         rig_extend(&r, &(kvf_blocks_extend_args){.rows = &row,
                                                  .starts = one,
                                                  .contexts = contexts + i,
@@ -192,7 +192,7 @@ static void a_chunk_tells_what_share_a_step_has(void **state)
         const uint32_t starts[] = {0, 1, 2}, heads = r.config.cache.query_heads;
         const uint32_t contexts[] = {r.request[0].count - 1, r.request[1].count - 1};
         float *dense = test_alloc(2 * heads * sizeof *dense);
-        const kvf_block_rows rows = rig_last_tokens(&r);
+        const kvf_blocks_rows rows = rig_last_tokens(&r);
         rig_expect_rows(&r, &rows, 0);
         rig_extend(&r, &(kvf_blocks_extend_args){.rows = &rows,
                                                  .starts = starts,
@@ -218,7 +218,7 @@ static void bad_slots_are_left_out(void **state)
     rig_open_two(&r);
     const int64_t all = (int64_t)r.config.block_count * r.config.block_tokens;
     const uint64_t before = rig_stats(&r).tokens_put;
-    const kvf_put_args put = {.tokens = 4, .k = r.rows.k, .v = r.rows.v, .slots = r.slots};
+    const kvf_blocks_put_args put = {.tokens = 4, .k = r.rows.k, .v = r.rows.v, .slots = r.slots};
     r.slots[0] = -1;
     r.slots[1] = all;
     r.slots[2] = INT64_MAX;
@@ -227,7 +227,7 @@ static void bad_slots_are_left_out(void **state)
     test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
     assert_int_equal(rig_stats(&r).bad_slots, 2);
     assert_int_equal(rig_stats(&r).tokens_put, before);
-    const kvf_block_rows rows = rig_last_tokens(&r);
+    const kvf_blocks_rows rows = rig_last_tokens(&r);
     rig_expect_rows(&r, &rows, 0);
     kvf_blocks_stats_reset(r.blocks);
     assert_int_equal(rig_stats(&r).bad_slots, 0);
@@ -238,7 +238,7 @@ static void a_chunk_of_another_length_is_bad(void **state)
 {
     rig r;
     rig_open_two(&r);
-    kvf_block_rows rows = rig_last_tokens(&r);
+    kvf_blocks_rows rows = rig_last_tokens(&r);
     const uint32_t starts[] = {0, 2}, contexts[] = {r.request[0].count - 1};
     rows.rows = 1;
     rows.regions = NULL;
@@ -270,9 +270,9 @@ static void rows_take_what_windows_need(void **state)
         bc.cache.layer_windows = windows[i];
         test_expect(runtime, kvf_blocks_plan_make(runtime, &bc, &plan[i], NULL), KVF_OK);
     }
-    assert_true(plan[1].device_row_bytes < plan[0].device_row_bytes);
-    assert_true(plan[3].device_row_bytes < plan[1].device_row_bytes);
-    assert_int_equal(plan[1].device_row_bytes, plan[2].device_row_bytes);
+    assert_true(plan[1].device_region_bytes < plan[0].device_region_bytes);
+    assert_true(plan[3].device_region_bytes < plan[1].device_region_bytes);
+    assert_int_equal(plan[1].device_region_bytes, plan[2].device_region_bytes);
     kvf_runtime_close(runtime);
 }
 
@@ -330,8 +330,8 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
 {
     rig *r = user;
     kvf_blocks *b = r->blocks;
-    kvf_put_args put = {.tokens = 1, .k = r->rows.k, .v = r->rows.v, .slots = r->slots};
-    kvf_block_rows rows = rig_last_tokens(r);
+    kvf_blocks_put_args put = {.tokens = 1, .k = r->rows.k, .v = r->rows.v, .slots = r->slots};
+    kvf_blocks_rows rows = rig_last_tokens(r);
     uint32_t starts[] = {0, 1, 2}, contexts[] = {0, 0}, from = 0, to = 1;
     kvf_status status = KVF_OK;
     (void)size;
@@ -384,7 +384,7 @@ static void bad_arguments_are_named(void **state)
     rig_open_two(&r);
     refusals_check(&(refusals){
         .path = "tests/runtime/blocks/blocks_calls.refusals", .call = call_row, .user = &r});
-    const kvf_block_rows rows = rig_last_tokens(&r);
+    const kvf_blocks_rows rows = rig_last_tokens(&r);
     rig_expect_rows(&r, &rows, 0); /* nothing was enqueued */
     rig_close(&r);
 }

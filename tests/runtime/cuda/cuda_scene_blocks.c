@@ -64,15 +64,15 @@ static kvf_status pass_blocks(stage *st, kvf_blocks *blocks, char *memory, uint3
     block_arrays *a = (block_arrays *)(void *)memory;
     const uint32_t starts[] = {0, end - first};
     const float *q = stage_token(st->q, HEADS, layer, first);
-    const kvf_put_args put = {.layer = layer,
-                              .tokens = end - first,
-                              .k = stage_token(st->k, KV_HEADS, layer, first),
-                              .v = stage_token(st->v, KV_HEADS, layer, first),
-                              .slots = a->slots + first};
-    const kvf_block_rows rows = {.rows = 1,
-                                 .table_stride = 2,
-                                 .table = a->tables[first > PROMPT],
-                                 .lengths = a->lengths + end};
+    const kvf_blocks_put_args put = {.layer = layer,
+                                     .tokens = end - first,
+                                     .k = stage_token(st->k, KV_HEADS, layer, first),
+                                     .v = stage_token(st->v, KV_HEADS, layer, first),
+                                     .slots = a->slots + first};
+    const kvf_blocks_rows rows = {.rows = 1,
+                                  .table_stride = 2,
+                                  .table = a->tables[first > PROMPT],
+                                  .lengths = a->lengths + end};
     const kvf_blocks_decode_args step = {.layer = layer, .rows = &rows, .q = q, .out = st->out};
     const kvf_blocks_extend_args chunk = {.layer = layer,
                                           .rows = &rows,

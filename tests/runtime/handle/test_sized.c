@@ -33,13 +33,12 @@ typedef struct old_runtime_config {
 
 typedef struct old_cache_config {
     size_t size;
-    uint32_t layers, query_heads, kv_heads, head_dim;
+    uint32_t layers, query_heads, kv_heads, head_dim, value_dim;
     int dtype;
     float softmax_scale;
-    int pages;
-    uint32_t sequences_max, tokens_max;
+    uint32_t reserved_geometry, sequences_max, tokens_max;
     uint64_t host_tokens_max;
-    uint32_t prefill_chunk_max, tokens_per_step_max;
+    uint32_t prefill_chunk_max, tokens_per_step_max, observe_window, reserved_limits;
 } old_cache_config;
 
 typedef struct old_prefill_args {
@@ -74,7 +73,7 @@ SAME(old_cache_config, kvf_cache_config, head_dim);
 SAME(old_cache_config, kvf_cache_config, dtype);
 SAME(old_cache_config, kvf_cache_config, tokens_max);
 SAME(old_cache_config, kvf_cache_config, host_tokens_max);
-SAME(old_cache_config, kvf_cache_config, tokens_per_step_max);
+SAME(old_cache_config, kvf_cache_config, reserved_limits);
 SAME(old_prefill_args, kvf_prefill_args, tokens);
 SAME(old_prefill_args, kvf_prefill_args, q);
 SAME(old_prefill_args, kvf_prefill_args, v);
@@ -179,8 +178,13 @@ static void a_configuration_may_have_any_length(void **state)
         assert_memory_equal(&plan, &wanted, sizeof plan);
     }
     expect_refused(plan_sized(runtime, 16, SIZE_MAX, &plan), "layers = 0");
-    expect_refused(plan_sized(runtime, whole, offsetof(kvf_cache_config, reserved), &plan),
-                   "reserved = 1: kvferry ");
+#define RESERVED(heading)                                                                          \
+    expect_refused(                                                                                \
+        plan_sized(runtime, whole, offsetof(kvf_cache_config, reserved_##heading), &plan),         \
+        "reserved_" #heading " = 1: kvferry ")
+    RESERVED(geometry);
+    RESERVED(limits);
+    RESERVED(policy);
     for (size_t at = whole; at < whole + 64; at += 9) { /* asks for what is not here */
         char word[64];
         snprintf(word, sizeof word, "byte %zu is not 0", at);
@@ -395,15 +399,15 @@ static void close_handles(handles *h)
                            h->w.stream))                                                           \
     X(kvf_page_lists, read_lists,                                                                  \
       kvf_read_pages_sized(h->w.cache, &h->step, sizeof h->step, given, h->size, h->w.stream))     \
-    X(kvf_put_args, put, kvf_blocks_put_sized(h->blocks, given, h->size, h->w.stream))             \
+    X(kvf_blocks_put_args, put, kvf_blocks_put_sized(h->blocks, given, h->size, h->w.stream))      \
     X(kvf_blocks_decode_args, blocks_decode,                                                       \
-      kvf_blocks_decode_sized(h->blocks, given, h->size, sizeof(kvf_block_rows), h->w.stream))     \
+      kvf_blocks_decode_sized(h->blocks, given, h->size, sizeof(kvf_blocks_rows), h->w.stream))    \
     X(kvf_blocks_extend_args, blocks_extend,                                                       \
-      kvf_blocks_extend_sized(h->blocks, given, h->size, sizeof(kvf_block_rows), h->w.stream))     \
-    X(kvf_block_rows, decode_rows,                                                                 \
+      kvf_blocks_extend_sized(h->blocks, given, h->size, sizeof(kvf_blocks_rows), h->w.stream))    \
+    X(kvf_blocks_rows, decode_rows,                                                                \
       kvf_blocks_decode_sized(h->blocks, &(kvf_blocks_decode_args){.rows = given},                 \
                               sizeof(kvf_blocks_decode_args), h->size, h->w.stream))               \
-    X(kvf_block_rows, extend_rows,                                                                 \
+    X(kvf_blocks_rows, extend_rows,                                                                \
       kvf_blocks_extend_sized(h->blocks, &(kvf_blocks_extend_args){.rows = given},                 \
                               sizeof(kvf_blocks_extend_args), h->size, h->w.stream))               \
     X(kvf_prune_shape, shape,                                                                      \

@@ -369,8 +369,8 @@ static void names_a_forged_header(void **state)
     *forged.head = *is.head;
     forged.layers[0] = is.layers[0];
     memcpy(forged.mask, is.mask, config.kv_heads);
-    if (is.forms)
-        memcpy(forged.forms, is.forms, (2 + config.query_heads) * sizeof *is.forms);
+    if (is.attention)
+        memcpy(forged.attention, is.attention, (2 + config.query_heads) * sizeof *is.attention);
     memcpy(forged.settings, is.settings, is.head->settings_bytes);
     kvf_saved_seal_header(&forged);
     FILE *file = fopen(path, "wb");
@@ -431,14 +431,14 @@ static kvf_status give_form(const test_world *w, const form_case *f)
 {
     enum { HEADS = 16 };
     float sinks[HEADS];
-    kvf_form form;
-    kvf_form_init(&form);
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
     for (uint32_t h = 0; h < HEADS; h++)
         sinks[h] = h == 1 ? f->sink : -INFINITY;
     form.scale = f->scale;
     form.soft_cap = f->cap;
     form.sinks = f->sink > -INFINITY ? sinks : NULL;
-    return kvf_cache_form(w->cache, 1, &form);
+    return kvf_cache_attention_params(w->cache, 1, &form);
 }
 
 /* Into a cache whose layer 1 has the form; what comes back goes on as `wanted` says. */
@@ -473,7 +473,7 @@ static void comes_back_to_its_form_alone(void **state)
 {
 #define DIFFERENT(what, theirs, mine)                                                              \
     " was saved with " what " = " theirs " in layer 1, this cache has " mine                       \
-    "; give the layer that form before, or prefill again"
+    "; set it for the layer before, or prefill again"
     static const form_case rows[][5] = {
         {{0.25f, 20.0f, 1.5f, NULL},
          {0.5f, 20.0f, 1.5f, DIFFERENT("scale", "0.25", "0.5")},
@@ -521,9 +521,10 @@ static void a_form_comes_before_tokens(void **state)
     test_fill(&w, s, &t, 0, 40);
     test_ok(&w, give_form(&w, &first));
     test_expect(w.runtime, give_form(&w, &other), KVF_INVALID);
-    assert_string_equal(kvf_runtime_error(w.runtime)->text,
-                        "layer = 1: a sequence has 40 tokens in it, and its form is another; give "
-                        "it before the first token, or truncate the sequence to 0");
+    assert_string_equal(
+        kvf_runtime_error(w.runtime)->text,
+        "layer = 1: a sequence has 40 tokens in it under other attention "
+        "parameters; set them before the first token, or truncate the sequence to 0");
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 0, w.stream));
     test_ok(&w, give_form(&w, &other));
     test_close(&w, &t);
@@ -535,10 +536,10 @@ static void sinks_of_no_head_are_none(void **state)
     const kvf_cache_config config = save_config(&save_cases[0]);
     const form_case none = {0.25f, 20.0f, -INFINITY, NULL};
     float sinks[16];
-    kvf_form form;
+    kvf_attention_params form;
     test_world w;
     test_tokens t;
-    kvf_form_init(&form);
+    kvf_attention_params_init(&form);
     form.scale = none.scale;
     form.soft_cap = none.cap;
     form.sinks = sinks;
@@ -548,7 +549,7 @@ static void sinks_of_no_head_are_none(void **state)
     open_usual(&w, &config);
     test_ok(&w, give_form(&w, &none));
     test_fill(&w, test_sequence(&w), &t, 0, 40);
-    test_ok(&w, kvf_cache_form(w.cache, 1, &form));
+    test_ok(&w, kvf_cache_attention_params(w.cache, 1, &form));
     test_close(&w, &t);
 }
 

@@ -282,12 +282,12 @@ static kvf_status form_row(void *user, char *change, size_t size, kvf_error *err
     const test_world *w = user;
     uint32_t layer;
     float sinks[] = {0.0f, -INFINITY, 0.0f, 0.0f};
-    kvf_form form;
-    kvf_form_init(&form);
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
     form.sinks = sinks;
     assert_int_equal(sscanf(change, "%u %f %f %f", &layer, &form.scale, &sinks[3], &form.soft_cap),
                      4);
-    const kvf_status status = kvf_cache_form(w->cache, layer, &form);
+    const kvf_status status = kvf_cache_attention_params(w->cache, layer, &form);
     *error = *kvf_runtime_error(w->runtime);
     return status;
 }
@@ -300,7 +300,7 @@ static void bad_forms_are_named(void **state)
     test_world_open(&w, NULL, &c);
     refusals_check(
         &(refusals){.path = "tests/runtime/step/forms.refusals", .call = form_row, .user = &w});
-    test_expect(w.runtime, kvf_cache_form(w.cache, 0, NULL), KVF_INVALID);
+    test_expect(w.runtime, kvf_cache_attention_params(w.cache, 0, NULL), KVF_INVALID);
     test_world_close(&w);
 }
 

@@ -396,27 +396,27 @@ static void a_recording_ends_with_its_forms(void **state)
     const float sinks[4] = {1.0f, -1.0f, 2.0f, 0.5f};
     const kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     char out[LAYERS * ROWS * 4 * 64 * 2];
-    kvf_form form;
-    kvf_form_init(&form);
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
     form.sinks = sinks;
     form.scale = 0.3f;
     bench b;
     bench_open(&b, &cc, 1051);
     record(&b);
     step(&b, 0, 0, out);
-    test_expect(b.w.runtime, kvf_cache_form(b.w.cache, 1, &form), KVF_INVALID);
+    test_expect(b.w.runtime, kvf_cache_attention_params(b.w.cache, 1, &form), KVF_INVALID);
     assert_int_equal(kvf_replay_is_possible(b.recording), 1); /* that changed nothing */
     for (uint32_t i = 0; i < ROWS; i++)
         test_ok(&b.w, kvf_sequence_truncate(b.w.cache, b.s[i], 0, b.w.stream));
     test_wait(&b.w);
-    test_ok(&b.w, kvf_cache_form(b.w.cache, 1, &form));
+    test_ok(&b.w, kvf_cache_attention_params(b.w.cache, 1, &form));
     for (uint32_t i = 0; i < ROWS; i++)
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             test_prefill(&b.w, b.s[i], &b.t[i],
                          &(test_range){.layer = layer, .count = prompts[i], .chunk = 64}, NULL);
     step(&b, 0, 0, out);
     assert_int_equal(kvf_replay_is_possible(b.recording), 0);
-    refused(&b, kvf_replay(b.recording, b.w.stream), KVF_INVALID, "another form");
+    refused(&b, kvf_replay(b.recording, b.w.stream), KVF_INVALID, "other attention parameters");
     kvf_recording_destroy(b.recording);
     record(&b);
     step(&b, 1, 1, out);
