@@ -38,8 +38,9 @@ MAY_SEE = {
                                           "kernels/cuda"],
     "runner/cli": FLOOR + CLI,
     "runner/cli/absent": CLI[:1],
-    "tests": FLOOR + ["kernels", "kernels/cuda", "tests/emu"] + OFFLOAD + CORE + MODEL + CLI,
+    "tests": FLOOR + ["kernels", "kernels/cuda", "tests/emu", "llama"] + OFFLOAD + CORE + MODEL + CLI,
     "tests/emu": FLOOR + ["kernels", "kernels/cuda", "tests"], # tests/unit.h, for its tests
+    "llama": FLOOR,
     "bench": FLOOR + ["kernels", "tests"] + OFFLOAD + CORE + MODEL + CLI,
     "examples": ["include"],
 }
@@ -65,7 +66,7 @@ FOREIGN = {
     "pcre2.h": ["runner/model"],
     "utf8proc.h": ["runner/model"],
     "cmocka.h": ["tests"],
-    "pthread.h": ["offload", "runtime", "runner/model", "runner/cli", "tests", "bench"],
+    "pthread.h": ["offload", "runtime", "runner/model", "runner/cli", "llama", "tests", "bench"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 

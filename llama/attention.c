@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * FLASH_ATTN_EXT on a cache of llama.cpp: rows of a step become chains, stale tokens are put from
+ * llama.cpp's own tensors, and one call attends for all rows.
+ *
+ * A row is served only if its mask is exactly the first cells of a chain, looked at anew for every
+ * layer; everything else is left to llama.cpp's kernels, with the reason. A failure of the library
+ * is a failed pass: nothing of it is kept.
+ */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cell_numbers.h"
+#include "plugin.h"
+
+/** An attention, taken apart. */
+typedef struct operation {
+    gg_tensor *node;
+    const gg_tensor *q, *k, *v, *mask, *sinks;
+    const gg_tensor *keys, *values; /* of the cache */
+    kvl_cache *cache;
+    uint32_t layer;
+    uint32_t stream;  /* the first */
+    uint32_t streams; /* of this operation */
+    uint32_t tokens;  /* per stream */
+} operation;
+
+static const uint16_t *mask_row(const operation *o, uint32_t token, uint32_t s)
+{
+    return (const uint16_t *)((const char *)o->mask->data + token * o->mask->nb[1] +
+                              (size_t)(s % o->mask->ne[3]) * o->mask->nb[3]);
+}
+
+/* Keys or values as they lie in a cache: heads side by side in a cell. */
+static int lies_as_known(const gg_tensor *view, const gg_tensor *cache)
+{
+    const size_t head = kvl_row_bytes(cache->type, (size_t)view->ne[0]);
+    const size_t cell = head * (size_t)view->ne[2];
+    return head && view->type == cache->type && view->nb[1] == cell && cache->nb[1] == cell &&
+           (view->ne[2] == 1 || view->nb[2] == head) &&
+           cache->nb[2] == cell * (size_t)cache->ne[1] && view->view_offs % cache->nb[2] == 0 &&
+           (view->ne[3] == 1 || view->nb[3] == cache->nb[2]) && view->ne[1] <= cache->ne[1] &&
+           view->view_offs / cache->nb[2] + (size_t)view->ne[3] <= (size_t)cache->ne[2];
+}
+
+static kvl_reason take_apart(operation *o)
+{
+    const gg_tensor *q = o->q, *k = o->k, *v = o->v, *m = o->mask, *out = o->node;
+    const kvl_cache *c = o->cache;
+    if (!m || m->type != GG_F16 || m->ne[2] != 1 || m->ne[0] != k->ne[1] || m->ne[0] % 64 ||
+        m->nb[0] != 2 || m->ne[1] < q->ne[1] || (m->ne[3] != 1 && m->ne[3] != q->ne[3]))
+        return KVL_MASK;
+    if (q->type != GG_F32 || q->nb[0] != 4 || out->type != GG_F32 || out->nb[0] != 4 ||
+        !lies_as_known(k, o->keys) || !lies_as_known(v, o->values) || q->ne[3] != k->ne[3] ||
+        v->ne[3] != k->ne[3] || v->ne[1] != k->ne[1] ||
+        k->view_offs / o->keys->nb[2] != v->view_offs / o->values->nb[2])
+        return KVL_LAYOUT;
+    if (q->ne[2] != c->query_heads || k->ne[2] != c->kv_heads || v->ne[2] != c->kv_heads ||
+        q->ne[0] != c->head_dim || k->ne[0] != c->head_dim || v->ne[0] != c->value_dim ||
+        c->layers[o->layer].k != o->keys || c->layers[o->layer].v != o->values)
+        return KVL_GEOMETRY;
+    o->stream = (uint32_t)(k->view_offs / o->keys->nb[2]);
+    o->streams = (uint32_t)q->ne[3];
+    o->tokens = (uint32_t)q->ne[1];
+    return KVL_SERVED;
+}
+
+/* Give a layer its scale, cap and sinks; they stay. */
+static kvl_reason set_form(const operation *o)
+{
+    kvl_layer *l = &o->cache->layers[o->layer];
+    float parameters[3];
+    memcpy(parameters, o->node->op_params, sizeof parameters);
+    if (parameters[1] != 0.0f)
+        return KVL_ALIBI;
+    const size_t heads = o->cache->query_heads;
+    if (o->sinks && (o->sinks->type != GG_F32 || o->sinks->ne[0] != (int64_t)heads))
+        return KVL_LAYOUT;
+    if (l->has_form) {
+        const int same = l->scale == parameters[0] && l->cap == parameters[2] &&
+                         l->has_sinks == (o->sinks != NULL) &&
+                         (!o->sinks || !memcmp(l->sinks, o->sinks->data, heads * sizeof(float)));
+        return same ? KVL_SERVED : KVL_FORM;
+    }
+    if (o->sinks) {
+        if (!l->sinks)
+            l->sinks = malloc(heads * sizeof(float));
+        if (!l->sinks)
+            return KVL_MEMORY;
+        memcpy(l->sinks, o->sinks->data, heads * sizeof(float));
+    }
+    kvf_attention_params form;
+    kvf_attention_params_init(&form);
+    form.scale = l->scale = parameters[0];
+    form.soft_cap = l->cap = parameters[2];
+    form.sinks = o->sinks ? l->sinks : NULL;
+    l->has_sinks = o->sinks != NULL;
+    if (kvf_blocks_attention_params(o->cache->blocks, o->layer, &form) != KVF_OK)
+        return KVL_FORM;
+    l->has_form = 1;
+    return KVL_SERVED;
+}
+
+/* ---- putting ---- */
+
+static int put_some(kvl_plugin *p, const operation *o, const kvl_stale *list, uint32_t count,
+                    kvl_reason *reason)
+{
+    kvl_cache *c = o->cache;
+    const size_t k = (size_t)c->kv_heads * c->head_dim, v = (size_t)c->kv_heads * c->value_dim;
+    for (uint32_t i = 0; i < count; i++) {
+        const char *key = (const char *)o->keys->data + list[i].cell * o->keys->nb[1];
+        const char *value = (const char *)o->values->data + list[i].cell * o->values->nb[1];
+        if (!kvl_row_to_f16(o->keys->type, key, c->put_k + i * k, k) ||
+            !kvl_row_to_f16(o->values->type, value, c->put_v + i * v, v))
+            *reason = KVL_RANGE;
+        c->put_slots[i] = list[i].slot;
+    }
+    const kvf_blocks_put_args args = {
+        .layer = o->layer, .tokens = count, .k = c->put_k, .v = c->put_v, .slots = c->put_slots};
+    p->counts.put += count;
+    return kvf_blocks_put(c->blocks, &args, c->stream) == KVF_OK &&
+           kvf_stream_wait(c->stream) == KVF_OK;
+}
+
+static int put(kvl_plugin *p, const operation *o, uint32_t count, kvl_reason *reason)
+{
+    for (uint32_t at = 0; at < count; at += KVL_PUT) {
+        const uint32_t n = count - at < KVL_PUT ? count - at : KVL_PUT;
+        if (!put_some(p, o, o->cache->stale + at, n, reason))
+            return 0;
+    }
+    return 1;
+}
+
+/* Put what rows of this operation see and the library lacks. */
+static int put_rows(kvl_plugin *p, const operation *o, kvl_reason *reason)
+{
+    kvl_cache *c = o->cache;
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < c->rows_count; r++) {
+        if (!c->rows[r].count)
+            continue;
+        if (count + c->rows[r].count > c->stale_room) {
+            if (!put(p, o, count, reason))
+                return 0;
+            count = 0;
+        }
+        count += kvl_chain_stale(c->chains, c->rows[r].chain, o->layer, c->rows[r].count,
+                                 c->stale + count);
+    }
+    return put(p, o, count, reason);
+}
+
+/* ---- steps ---- */
+
+/* Are sets of this operation's rows those of the rows that were found last? Leaves the sets. */
+static kvl_reason read_masks(const operation *o, int *same)
+{
+    kvl_cache *c = o->cache;
+    const uint32_t words = c->cells / 64, rows = o->tokens * o->streams;
+    const size_t width = (size_t)o->mask->ne[0];
+    *same = c->rows_count == rows;
+    for (uint32_t r = 0; r < rows; r++) {
+        uint64_t *set = c->sets + (size_t)r * words;
+        const uint32_t s = r / o->tokens;
+        int is_same = 0;
+        const int64_t count = kvl_open_cells(mask_row(o, r % o->tokens, s), width, set, &is_same);
+        if (count < 0)
+            return KVL_MASK;
+        for (size_t w = width / 64; w < words; w++) {
+            is_same &= set[w] == 0;
+            set[w] = 0;
+        }
+        *same &= is_same && c->rows[r].stream == o->stream + s;
+        c->rows[r].stream = o->stream + s;
+        c->rows[r].count = (uint32_t)count;
+    }
+    return KVL_SERVED;
+}
+
+/* Chains of the rows, and their block tables. */
+static kvl_reason find_rows(const operation *o)
+{
+    kvl_cache *c = o->cache;
+    int same;
+    const kvl_reason reason = read_masks(o, &same);
+    if (reason != KVL_SERVED) {
+        c->rows_count = 0;
+        return reason;
+    }
+    if (same)
+        return KVL_SERVED;
+    c->rows_count = 0; /* until all are found */
+    kvl_chains_begin(c->chains);
+    const uint32_t rows = o->tokens * o->streams;
+    for (uint32_t r = 0; r < rows; r++) {
+        kvl_row *row = &c->rows[r];
+        c->lengths[r] = (int32_t)row->count;
+        if (!row->count)
+            continue;
+        if (kvl_chains_find(c->chains, row->stream, c->sets + (size_t)r * (c->cells / 64),
+                            row->count, row->chain, &row->chain) != KVL_FOUND)
+            return KVL_ROOM;
+    }
+    /* A chain may get other blocks while later rows are found. */
+    for (uint32_t r = 0; r < rows; r++)
+        if (c->rows[r].count)
+            memcpy(c->table + (size_t)r * c->table_stride, kvl_chain_table(c->rows[r].chain),
+                   (c->rows[r].count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
+    c->rows_count = rows;
+    return KVL_SERVED;
+}
+
+static const float *query(const operation *o, uint32_t token, uint32_t head, uint32_t s)
+{
+    return (const float *)((const char *)o->q->data + token * o->q->nb[1] + head * o->q->nb[2] +
+                           s * o->q->nb[3]);
+}
+
+static float *output(const operation *o, uint32_t token, uint32_t head, uint32_t s)
+{
+    return (float *)((char *)o->node->data + head * o->node->nb[1] + token * o->node->nb[2] +
+                     s * o->node->nb[3]);
+}
+
+static kvl_reason read_queries(const operation *o, uint16_t *q)
+{
+    const kvl_cache *c = o->cache;
+    int fits = 1;
+    for (uint32_t s = 0; s < o->streams; s++)
+        for (uint32_t t = 0; t < o->tokens; t++)
+            for (uint32_t h = 0; h < c->query_heads; h++, q += c->head_dim)
+                fits &= kvl_to_f16(query(o, t, h, s), q, c->head_dim);
+    return fits ? KVL_SERVED : KVL_RANGE;
+}
+
+static void write_outputs(const operation *o, const uint16_t *out)
+{
+    const kvl_cache *c = o->cache;
+    for (uint32_t s = 0; s < o->streams; s++)
+        for (uint32_t t = 0; t < o->tokens; t++)
+            for (uint32_t h = 0; h < c->query_heads; h++, out += c->value_dim)
+                kvl_from_f16(out, output(o, t, h, s), c->value_dim);
+}
+
+static void verify(kvl_plugin *p, const operation *o)
+{
+    kvl_layer *l = &o->cache->layers[o->layer];
+    if (!p->settings.verify || l->steps++ % p->settings.verify)
+        return;
+    for (uint32_t r = 0; r < o->cache->rows_count; r++) {
+        const kvl_row *row = &o->cache->rows[r];
+        if (!row->count || row->count > o->cache->budget)
+            continue; /* nothing, or a choice of its tokens */
+        const double difference = kvl_plain_difference(o->node, r % o->tokens, r / o->tokens);
+        if (difference < 0)
+            continue;
+        p->counts.verified++;
+        p->counts.worst = fmax(p->counts.worst, difference);
+        /* A wrong cell moves outputs by much more than rounding does. */
+        if (difference <= 0.05)
+            continue;
+        p->counts.wrong++;
+        kvl_say("verify: layer %u row %u: output differs from a plain loop by %.3g", o->layer, r,
+                difference);
+    }
+}
+
+static kvl_outcome leave(kvl_plugin *p, const operation *o, kvl_reason reason)
+{
+    kvl_leave(p, o->cache, reason, o->keys, (uint64_t)o->q->ne[1] * (uint64_t)o->q->ne[3], NULL);
+    return KVL_LEFT;
+}
+
+/* The library's part of the cache is gone: the next step begins anew. */
+static kvl_outcome fail(kvl_plugin *p, const operation *o)
+{
+    kvl_say("a pass failed: %s: %s", o->keys->name, kvf_runtime_error(p->runtime)->text);
+    kvl_cache_reset(p, o->cache);
+    return KVL_FAILED;
+}
+
+static kvl_outcome step(kvl_plugin *p, const operation *o)
+{
+    kvl_cache *c = o->cache;
+    kvl_reason reason = find_rows(o);
+    if (reason == KVL_SERVED)
+        reason = read_queries(o, c->q);
+    if (reason != KVL_SERVED)
+        return leave(p, o, reason);
+    if (!put_rows(p, o, &reason))
+        return fail(p, o);
+    if (reason != KVL_SERVED) { /* the library has other numbers than llama.cpp now */
+        kvl_cache_reset(p, c);
+        c->state = KVL_REFUSED;
+        c->refused = reason;
+        return leave(p, o, reason);
+    }
+    const kvf_blocks_rows rows = {.rows = c->rows_count,
+                                  .table_stride = c->table_stride,
+                                  .table = c->table,
+                                  .lengths = c->lengths};
+    const kvf_blocks_decode_args args = {
+        .layer = o->layer, .rows = &rows, .q = c->q, .out = c->out};
+    if (kvf_blocks_decode(c->blocks, &args, c->stream) != KVF_OK ||
+        kvf_stream_wait(c->stream) != KVF_OK)
+        return fail(p, o);
+    write_outputs(o, c->out);
+    p->counts.served += c->rows_count;
+    for (uint32_t r = 0; r < c->rows_count; r++)
+        p->counts.held += (double)c->rows[r].count * c->kv_heads;
+    verify(p, o);
+    return KVL_DONE;
+}
+
+kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node)
+{
+    operation o = {.node = node,
+                   .q = node->src[0],
+                   .k = node->src[1],
+                   .v = node->src[2],
+                   .mask = node->src[3],
+                   .sinks = node->src[4]};
+    o.keys = kvl_cache_tensor(o.k, 'k');
+    o.values = kvl_cache_tensor(o.v, 'v');
+    if (!o.keys)
+        return KVL_LEFT;
+    kvl_reason reason = kvl_learn(p, node);
+    if (reason == KVL_SERVED) {
+        o.cache = kvl_find_cache(p, o.keys, &o.layer);
+        reason = take_apart(&o);
+    }
+    if (reason != KVL_SERVED)
+        return leave(p, &o, reason);
+    const uint64_t rows = (uint64_t)o.tokens * o.streams;
+    if (rows > p->settings.rows) {
+        p->counts.prompt += rows;
+        return KVL_LEFT;
+    }
+    reason = kvl_cache_ready(p, o.cache);
+    if (reason == KVL_SERVED)
+        reason = set_form(&o);
+    return reason == KVL_SERVED ? step(p, &o) : leave(p, &o, reason);
+}

@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * llama.cpp's KV caches as this plug-in knows them: tensors of layers, the buffer that they lie in,
+ * and the kvf_blocks beside them.
+ *
+ * Layers become known when the scheduler asks who computes their attention, which it does of whole
+ * graphs before the first pass; a kvf_blocks is opened at the first step. From the first sight on
+ * the functions of the buffer are ours: they raise counts of cells that are written by no operation
+ * (a state that is loaded, a copy of a sequence, a clear), and forget tensors when the buffer goes.
+ *
+ * Invariant: tensors of a kvl_cache are alive, because its buffer is.
+ */
+
+#include <kvferry/setting.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cell_numbers.h"
+#include "common/base.h"
+#include "plugin.h"
+
+const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind)
+{
+    while (t->view_src)
+        t = t->view_src;
+    const char prefix[] = {'c', 'a', 'c', 'h', 'e', '_', kind, '_', 'l'};
+    if (strncmp(t->name, prefix, sizeof prefix) != 0)
+        return NULL;
+    const char *digits = t->name + sizeof prefix;
+    return *digits && !digits[strspn(digits, "0123456789")] ? t : NULL;
+}
+
+/* Make room for one more of a growing array. */
+static int grow(void **array, uint32_t count, uint32_t *room, size_t bytes)
+{
+    if (count < *room)
+        return 1;
+    const uint32_t more = *room ? *room * 2 : 8;
+    void *larger = realloc(*array, more * bytes);
+    if (!larger)
+        return 0;
+    *array = larger;
+    *room = more;
+    return 1;
+}
+
+/* ---- functions of buffers ---- */
+
+static kvl_hook *hook_of(kvl_plugin *p, const gg_buffer *buffer)
+{
+    for (uint32_t i = 0; i < p->hooks_count; i++)
+        if (p->hooks[i]->buffer == buffer)
+            return p->hooks[i];
+    return NULL;
+}
+
+static int holds(const gg_tensor *cache, const char *data)
+{
+    const char *base = cache->data;
+    return base && data >= base && data < base + cache->nb[3] * (size_t)cache->ne[3];
+}
+
+/* Bytes of a buffer's tensor were written: count the cells. */
+static void wrote(kvl_plugin *p, const gg_buffer *buffer, const char *data, size_t bytes)
+{
+    for (uint32_t i = 0; i < p->caches_count; i++) {
+        kvl_cache *c = p->caches[i];
+        if (c->buffer != buffer || !c->chains)
+            continue;
+        for (uint32_t l = 0; l < c->layers_count; l++) {
+            const gg_tensor *of = holds(c->layers[l].k, data)   ? c->layers[l].k
+                                  : holds(c->layers[l].v, data) ? c->layers[l].v
+                                                                : NULL;
+            if (!of || !bytes)
+                continue;
+            const size_t from = (size_t)(data - (const char *)of->data);
+            const size_t total = (size_t)c->cells * c->streams;
+            for (size_t cell = from / of->nb[1]; cell < total && cell * of->nb[1] < from + bytes;
+                 cell++)
+                kvl_chains_wrote(c->chains, l, cell);
+        }
+    }
+}
+
+/* The functions of a buffer before ours, after its cells were counted. */
+static gg_buffer_i counted(gg_buffer *buffer, const gg_tensor *tensor, size_t offset, size_t bytes)
+{
+    kvl_plugin *p = kvl_the_plugin();
+    pthread_mutex_lock(&p->lock);
+    const gg_buffer_i original = hook_of(p, buffer)->original;
+    wrote(p, buffer, (const char *)tensor->data + offset, bytes);
+    pthread_mutex_unlock(&p->lock);
+    return original;
+}
+
+static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
+                       size_t size)
+{
+    counted(buffer, tensor, offset, size).set_tensor(buffer, tensor, data, offset, size);
+}
+
+static void memset_tensor(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, size_t offset,
+                          size_t size)
+{
+    counted(buffer, tensor, offset, size).memset_tensor(buffer, tensor, value, offset, size);
+}
+
+static void set_tensor_2d(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
+                          size_t size, size_t copies, size_t stride_tensor, size_t stride_data)
+{
+    const size_t bytes = copies ? (copies - 1) * stride_tensor + size : 0;
+    counted(buffer, tensor, offset, bytes)
+        .set_tensor_2d(buffer, tensor, data, offset, size, copies, stride_tensor, stride_data);
+}
+
+static bool cpy_tensor(gg_buffer *buffer, const gg_tensor *from, gg_tensor *to)
+{
+    const size_t bytes = kvl_the_plugin()->gg.nbytes(to);
+    return counted(buffer, to, 0, bytes).cpy_tensor(buffer, from, to);
+}
+
+static void clear(gg_buffer *buffer, uint8_t value)
+{
+    kvl_plugin *p = kvl_the_plugin();
+    pthread_mutex_lock(&p->lock);
+    const gg_buffer_i original = hook_of(p, buffer)->original;
+    for (uint32_t i = 0; i < p->caches_count; i++)
+        for (uint32_t l = 0; p->caches[i]->buffer == buffer && l < p->caches[i]->layers_count; l++)
+            kvl_layer_wrote(p->caches[i], l);
+    pthread_mutex_unlock(&p->lock);
+    original.clear(buffer, value);
+}
+
+static void forget_cache(kvl_plugin *p, uint32_t index)
+{
+    kvl_cache *c = p->caches[index];
+    kvl_cache_reset(p, c);
+    for (uint32_t l = 0; l < c->layers_count; l++)
+        free(c->layers[l].sinks);
+    free(c->layers);
+    free(c);
+    p->caches[index] = p->caches[--p->caches_count];
+}
+
+/* The buffer goes, and all that is known of it. */
+static gg_buffer_i forget(kvl_plugin *p, const gg_buffer *buffer)
+{
+    for (uint32_t i = p->caches_count; i-- > 0;)
+        if (p->caches[i]->buffer == buffer)
+            forget_cache(p, i);
+    kvl_hook *hook = hook_of(p, buffer);
+    const gg_buffer_i original = hook->original;
+    for (uint32_t i = 0; i < p->hooks_count; i++)
+        if (p->hooks[i] == hook) {
+            p->hooks[i] = p->hooks[--p->hooks_count];
+            break;
+        }
+    free(hook->keys);
+    free(hook);
+    return original;
+}
+
+static void free_buffer(gg_buffer *buffer)
+{
+    kvl_plugin *p = kvl_the_plugin();
+    pthread_mutex_lock(&p->lock);
+    const gg_buffer_i original = forget(p, buffer);
+    pthread_mutex_unlock(&p->lock);
+    buffer->iface = original;
+    if (original.free_buffer)
+        original.free_buffer(buffer);
+}
+
+kvl_hook *kvl_hook_buffer(kvl_plugin *p, gg_buffer *buffer)
+{
+    kvl_hook *hook = hook_of(p, buffer);
+    if (hook)
+        return hook;
+    if (!grow((void **)&p->hooks, p->hooks_count, &p->hooks_room, sizeof *p->hooks))
+        return NULL;
+    hook = calloc(1, sizeof *hook);
+    if (!hook)
+        return NULL;
+    hook->buffer = buffer;
+    hook->original = buffer->iface;
+    p->hooks[p->hooks_count++] = hook;
+    buffer->iface.free_buffer = free_buffer;
+    if (p->no_hooks)
+        return hook;
+    /* ggml does without a function that a buffer lacks, by one that it has. */
+    if (hook->original.set_tensor)
+        buffer->iface.set_tensor = set_tensor;
+    if (hook->original.memset_tensor)
+        buffer->iface.memset_tensor = memset_tensor;
+    if (hook->original.set_tensor_2d)
+        buffer->iface.set_tensor_2d = set_tensor_2d;
+    if (hook->original.cpy_tensor)
+        buffer->iface.cpy_tensor = cpy_tensor;
+    if (hook->original.clear)
+        buffer->iface.clear = clear;
+    return hook;
+}
+
+struct kvl_key *kvl_key_of(kvl_plugin *p, const gg_tensor *k)
+{
+    kvl_hook *hook = k->buffer ? kvl_hook_buffer(p, k->buffer) : NULL;
+    if (!hook)
+        return NULL;
+    for (uint32_t i = 0; i < hook->keys_count; i++)
+        if (hook->keys[i].k == k)
+            return &hook->keys[i];
+    if (!grow((void **)&hook->keys, hook->keys_count, &hook->keys_room, sizeof *hook->keys))
+        return NULL;
+    hook->keys[hook->keys_count] = (struct kvl_key){.k = k};
+    return &hook->keys[hook->keys_count++];
+}
+
+/* ---- learning ---- */
+
+kvl_cache *kvl_find_cache(kvl_plugin *p, const gg_tensor *of, uint32_t *layer)
+{
+    for (uint32_t i = 0; i < p->caches_count; i++)
+        for (uint32_t l = 0; l < p->caches[i]->layers_count; l++)
+            if (p->caches[i]->layers[l].k == of || p->caches[i]->layers[l].v == of) {
+                *layer = l;
+                return p->caches[i];
+            }
+    return NULL;
+}
+
+static int same_shape(const kvl_cache *a, const kvl_cache *b)
+{
+    return a->buffer == b->buffer && a->query_heads == b->query_heads &&
+           a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
+           a->value_dim == b->value_dim && a->cells == b->cells && a->streams == b->streams;
+}
+
+/* A cache that still learns and has this shape, or a new one. */
+static kvl_cache *learning(kvl_plugin *p, const kvl_cache *shape)
+{
+    for (uint32_t i = 0; i < p->caches_count; i++)
+        if (p->caches[i]->state == KVL_LEARNING && same_shape(p->caches[i], shape))
+            return p->caches[i];
+    if (!grow((void **)&p->caches, p->caches_count, &p->caches_room, sizeof *p->caches))
+        return NULL;
+    kvl_cache *c = malloc(sizeof *c);
+    if (!c)
+        return NULL;
+    *c = *shape;
+    return p->caches[p->caches_count++] = c;
+}
+
+kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node)
+{
+    const gg_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+    const gg_tensor *keys = kvl_cache_tensor(k, 'k'), *values = kvl_cache_tensor(v, 'v');
+    uint32_t layer;
+    float parameters[3];
+    memcpy(parameters, node->op_params, sizeof parameters);
+    if (!values)
+        return KVL_MLA;
+    if (parameters[1] != 0.0f)
+        return KVL_ALIBI;
+    if (!kvl_row_bytes(keys->type, (size_t)k->ne[0]) ||
+        !kvl_row_bytes(values->type, (size_t)v->ne[0]))
+        return KVL_TYPE;
+    if (kvl_find_cache(p, keys, &layer))
+        return KVL_SERVED;
+    const kvl_cache shape = {.buffer = keys->buffer,
+                             .query_heads = (uint32_t)q->ne[2],
+                             .kv_heads = (uint32_t)k->ne[2],
+                             .head_dim = (uint32_t)k->ne[0],
+                             .value_dim = (uint32_t)v->ne[0],
+                             .cells = (uint32_t)keys->ne[1],
+                             .streams = (uint32_t)keys->ne[2]};
+    if (shape.cells % 64 || values->ne[1] != keys->ne[1] || values->ne[2] != keys->ne[2] ||
+        values->buffer != keys->buffer || keys->ne[0] != k->ne[0] * k->ne[2] ||
+        values->ne[0] != v->ne[0] * v->ne[2] || keys->ne[3] != 1)
+        return KVL_LAYOUT;
+    if (!kvl_hook_buffer(p, keys->buffer))
+        return KVL_MEMORY;
+    kvl_cache *c = learning(p, &shape);
+    if (!c || !grow((void **)&c->layers, c->layers_count, &c->layers_room, sizeof *c->layers))
+        return KVL_MEMORY;
+    c->layers[c->layers_count++] = (kvl_layer){.k = keys, .v = values};
+    return KVL_SERVED;
+}
+
+/* ---- opening and closing ---- */
+
+static void free_scratch(kvl_cache *c)
+{
+    free(c->rows), free(c->sets), free(c->table), free(c->lengths), free(c->q), free(c->out);
+    free(c->put_k), free(c->put_v), free(c->put_slots), free(c->stale);
+    c->rows = NULL;
+    c->sets = NULL;
+    c->table = c->lengths = NULL;
+    c->q = c->out = c->put_k = c->put_v = NULL;
+    c->put_slots = NULL;
+    c->stale = NULL;
+    c->rows_count = 0;
+}
+
+static void close_blocks(kvl_plugin *p, kvl_cache *c)
+{
+    kvl_chains_close(c->chains);
+    kvf_blocks_close(c->blocks);
+    kvf_stream_destroy(c->stream);
+    if (c->codes)
+        kvf_memory_free(p->runtime, c->codes);
+    c->chains = NULL;
+    c->blocks = NULL;
+    c->stream = NULL;
+    c->codes = NULL;
+    free_scratch(c);
+}
+
+static void add_counts(const kvl_cache *c, kvl_counts *counts)
+{
+    if (!c->blocks || !c->chains)
+        return;
+    kvf_blocks_stats s;
+    kvf_blocks_stats_get(c->blocks, &s);
+    counts->attended += (double)s.tokens_attended;
+    counts->hits += s.hits;
+    counts->misses += s.misses;
+    counts->bytes += s.bytes_to_device;
+    counts->forks += kvl_chains_stats_get(c->chains)->forks;
+    counts->dropped += kvl_chains_stats_get(c->chains)->dropped;
+}
+
+void kvl_counts_add(const kvl_plugin *p, kvl_counts *counts)
+{
+    for (uint32_t i = 0; i < p->caches_count; i++)
+        add_counts(p->caches[i], counts);
+}
+
+void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
+{
+    add_counts(c, &p->counts);
+    close_blocks(p, c);
+    for (uint32_t l = 0; l < c->layers_count; l++)
+        c->layers[l].has_form = 0;
+    if (c->state == KVL_OPEN)
+        c->state = KVL_LEARNING;
+}
+
+static int alloc_scratch(kvl_cache *c)
+{
+    const size_t rows = c->rows_max, kv = c->kv_heads;
+    c->stale_room = c->cells + 4096;
+    c->rows = calloc(rows, sizeof *c->rows);
+    c->sets = calloc(rows * (c->cells / 64), sizeof *c->sets);
+    c->table = calloc(rows * c->table_stride, sizeof *c->table);
+    c->lengths = calloc(rows, sizeof *c->lengths);
+    c->q = malloc(rows * c->query_heads * c->head_dim * sizeof *c->q);
+    c->out = malloc(rows * c->query_heads * c->value_dim * sizeof *c->out);
+    c->put_k = malloc(KVL_PUT * kv * c->head_dim * sizeof *c->put_k);
+    c->put_v = malloc(KVL_PUT * kv * c->value_dim * sizeof *c->put_v);
+    c->put_slots = malloc(KVL_PUT * sizeof *c->put_slots);
+    c->stale = malloc(c->stale_room * sizeof *c->stale);
+    return c->rows && c->sets && c->table && c->lengths && c->q && c->out && c->put_k && c->put_v &&
+           c->put_slots && c->stale;
+}
+
+static size_t scratch_bytes(const kvl_cache *c)
+{
+    const size_t heads = (size_t)c->head_dim + c->value_dim;
+    const size_t row = sizeof *c->rows + c->cells / 8 + (c->table_stride + 1) * sizeof *c->table +
+                       c->query_heads * heads * sizeof *c->q;
+    return c->rows_max * row + c->stale_room * sizeof *c->stale +
+           KVL_PUT * (c->kv_heads * heads * sizeof *c->put_k + sizeof *c->put_slots);
+}
+
+/* A runtime for all caches of the process, with llama.cpp's threads. */
+static kvf_status open_runtime(kvl_plugin *p, kvf_error *error)
+{
+    if (p->runtime)
+        return KVF_OK;
+    kvf_runtime_config rc = p->settings.runtime;
+    if (!rc.threads)
+        rc.threads = (uint32_t)p->threads;
+    return kvf_runtime_open(&rc, &p->runtime, error);
+}
+
+static void configure(const kvl_plugin *p, const kvl_cache *c, kvf_blocks_config *b)
+{
+    kvf_blocks_config_init(b);
+    b->cache = p->settings.cache;
+    b->cache.layers = c->layers_count;
+    b->cache.query_heads = c->query_heads;
+    b->cache.kv_heads = c->kv_heads;
+    b->cache.head_dim = c->head_dim;
+    b->cache.value_dim = c->value_dim == c->head_dim ? 0 : c->value_dim;
+    b->cache.tokens_max = c->cells;
+    b->cache.sequences_max = p->settings.rows;
+    if (p->settings.full || b->cache.budget_tokens > c->cells)
+        b->cache.budget_tokens = c->cells;
+    b->block_tokens = KVL_BLOCK;
+    /* Every cell once, and of every chain the block that it does not fill and one to copy to. */
+    b->block_count =
+        (uint32_t)((uint64_t)c->cells * c->streams / KVL_BLOCK) + 2 * (p->settings.rows + 16);
+}
+
+static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvf_blocks_config *b, kvf_error *error)
+{
+    kvf_blocks_plan plan;
+    KVF_TRY(open_runtime(p, error));
+    KVF_TRY(kvf_blocks_plan_make(p->runtime, b, &plan, error));
+    if (p->settings.host_memory && plan.host_bytes > p->settings.host_memory)
+        b->block_count = (uint32_t)((double)b->block_count * (double)p->settings.host_memory /
+                                    (double)plan.host_bytes);
+    KVF_TRY(kvf_blocks_open(p->runtime, b, &c->blocks, error));
+    kvf_status status = kvf_stream_create(p->runtime, &c->stream);
+    const size_t layer_bytes = kvf_blocks_memory(c->blocks)->code_bytes * b->block_count;
+    if (status == KVF_OK)
+        status = kvf_memory_alloc(p->runtime, layer_bytes * c->layers_count, &c->codes);
+    for (uint32_t l = 0; status == KVF_OK && l < c->layers_count; l++)
+        status = kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * layer_bytes,
+                                 kvf_blocks_memory(c->blocks)->code_bytes);
+    if (status != KVF_OK)
+        *error = *kvf_runtime_error(p->runtime);
+    return status;
+}
+
+static void say_first(const kvl_cache *c, const kvf_blocks_config *b,
+                      const kvl_chains_config *chains)
+{
+    const kvf_blocks_plan *plan = kvf_blocks_memory(c->blocks);
+    const double mib = 1048576.0;
+    char pages[32] = "native";
+    for (uint32_t i = 0; kvf_cache_setting(i); i++)
+        if (b->cache.pages && !strcmp(kvf_cache_setting(i)->name, "pages"))
+            kvf_setting_show(kvf_cache_setting(i), &b->cache, pages, sizeof pages);
+    const uint64_t codes = plan->code_bytes * b->block_count * c->layers_count;
+    kvl_say("serving %u of %u layers, %llu cells of room, host %.0f MiB, device %.0f MiB, budget "
+            "%u, pages %s; heads=%u kv_heads=%u head_dim=%u layers=%u blocks=%u host=%llu "
+            "device=%llu codes=%llu own=%llu",
+            c->layers_count, c->layers_count, (unsigned long long)b->block_count * KVL_BLOCK,
+            (double)plan->host_bytes / mib, ((double)plan->device_bytes + (double)codes) / mib,
+            b->cache.budget_tokens, pages, c->query_heads, c->kv_heads, c->head_dim,
+            c->layers_count, b->block_count, (unsigned long long)plan->host_bytes,
+            (unsigned long long)plan->device_bytes, (unsigned long long)codes,
+            (unsigned long long)(kvl_chains_bytes(chains) + scratch_bytes(c)));
+}
+
+kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_cache *c)
+{
+    if (c->state == KVL_OPEN)
+        return KVL_SERVED;
+    if (c->state == KVL_REFUSED)
+        return c->refused;
+    kvf_error error = {0};
+    kvf_blocks_config b;
+    configure(p, c, &b);
+    const kvf_status status = open_blocks(p, c, &b, &error);
+    c->rows_max = p->settings.rows;
+    c->table_stride = c->cells / KVL_BLOCK;
+    c->budget = b.cache.budget_tokens;
+    const kvl_chains_config chains = {.layers = c->layers_count,
+                                      .cells = c->cells,
+                                      .streams = c->streams,
+                                      .blocks = b.block_count,
+                                      .chains = p->settings.rows + 16,
+                                      .budget = c->budget,
+                                      .no_counts = p->no_counts};
+    if (status == KVF_OK && alloc_scratch(c))
+        c->chains = kvl_chains_open(&chains);
+    if (c->chains) {
+        c->state = KVL_OPEN;
+        say_first(c, &b, &chains);
+        return KVL_SERVED;
+    }
+    close_blocks(p, c);
+    c->state = KVL_REFUSED;
+    c->refused = status == KVF_INVALID || status == KVF_UNSUPPORTED ? KVL_GEOMETRY : KVL_MEMORY;
+    kvl_leave(p, c, c->refused, c->layers[0].k, 0,
+              status == KVF_OK ? "host memory of the plug-in" : error.text);
+    return c->refused;
+}
+
+void kvl_layer_wrote(kvl_cache *c, uint32_t layer)
+{
+    const size_t total = (size_t)c->cells * c->streams;
+    for (size_t cell = 0; c->chains && cell < total; cell++)
+        kvl_chains_wrote(c->chains, layer, cell);
+}
+
+void kvl_close_all(kvl_plugin *p)
+{
+    while (p->hooks_count) {
+        gg_buffer *buffer = p->hooks[0]->buffer;
+        buffer->iface = forget(p, buffer);
+    }
+    while (p->caches_count)
+        forget_cache(p, 0);
+    kvf_runtime_close(p->runtime);
+    p->runtime = NULL;
+    free(p->hooks);
+    free(p->caches);
+    p->hooks = NULL;
+    p->caches = NULL;
+    p->hooks_room = p->caches_room = 0;
+}

@@ -1,0 +1,558 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Chains. A row's set is compared with what chains hold, and a chain is found, made longer, changed
+ * in place, or made from the one that is most like it. See chains.h and docs/design/llama.md.
+ *
+ * A chain that another row of the call uses (*claimed*) keeps the cells that the row sees. One that
+ * no row of the call uses is changed in place only if its newest cell is in the set: then it is the
+ * same sequence a step later. Otherwise it may be another sequence with the same beginning, and a
+ * new chain shares its blocks.
+ */
+
+#include "chains.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LOG = 1024 }; /* writes of a layer that are remembered one by one */
+
+struct kvl_chain {
+    int32_t stream; /* -1 = free */
+    uint32_t length;
+    uint32_t newest;     /* cell whose token came last */
+    uint32_t claimed;    /* cells that rows of call `claimed_in` see */
+    uint64_t claimed_in; /* a call */
+    uint64_t used;       /* latest call */
+    int32_t *table;      /* [blocks of `cells`] */
+    uint32_t *place;     /* [cells] of cells in `bits` */
+    uint64_t *bits;      /* [words] cells of the chain */
+    uint64_t *checked;   /* [layers] writes of the layer up to which `right` holds */
+    uint32_t *right;     /* [layers] first cells that were not stale then */
+};
+
+typedef struct block {
+    uint32_t refs;
+    uint32_t cells[KVL_BLOCK];
+} block;
+
+struct kvl_chains {
+    kvl_chains_config c;
+    uint32_t words; /* of a set */
+    size_t total;   /* cells of all streams */
+    uint64_t call;
+    uint32_t pass;
+    uint32_t *count;  /* [layers][total] writes */
+    uint32_t *seen;   /* [layers][blocks * 32] counts when put; 0 = never */
+    uint32_t *born;   /* [total] pass in which the token came */
+    uint64_t *writes; /* [layers] in all */
+    uint32_t *log;    /* [layers][LOG] the latest cells */
+    block *blocks;
+    int32_t *unused; /* [blocks] a stack */
+    uint32_t unused_count;
+    kvl_chain *chains;
+    uint32_t *fresh; /* [cells] cells that a chain gets */
+    uint32_t *holes; /* [cells] places that it loses */
+    kvl_chains_stats stats;
+};
+
+void kvl_chains_close(kvl_chains *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; s->chains && i < s->c.chains; i++) {
+        kvl_chain *h = &s->chains[i];
+        free(h->table), free(h->place), free(h->bits), free(h->checked), free(h->right);
+    }
+    free(s->chains), free(s->count), free(s->seen), free(s->born), free(s->writes), free(s->log);
+    free(s->blocks), free(s->unused), free(s->fresh), free(s->holes);
+    free(s);
+}
+
+static int open_chain(const kvl_chains *s, kvl_chain *h)
+{
+    h->stream = -1;
+    h->table = malloc((s->c.cells / KVL_BLOCK) * sizeof *h->table);
+    h->place = malloc(s->c.cells * sizeof *h->place);
+    h->bits = calloc(s->words, sizeof *h->bits);
+    h->checked = calloc(s->c.layers, sizeof *h->checked);
+    h->right = calloc(s->c.layers, sizeof *h->right);
+    return h->table && h->place && h->bits && h->checked && h->right;
+}
+
+kvl_chains *kvl_chains_open(const kvl_chains_config *config)
+{
+    kvl_chains *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->c = *config;
+    s->words = config->cells / 64;
+    s->total = (size_t)config->cells * config->streams;
+    s->count = malloc(config->layers * s->total * sizeof *s->count);
+    s->seen = calloc((size_t)config->layers * config->blocks * KVL_BLOCK, sizeof *s->seen);
+    s->born = calloc(s->total, sizeof *s->born);
+    s->writes = calloc(config->layers, sizeof *s->writes);
+    s->log = calloc((size_t)config->layers * LOG, sizeof *s->log);
+    s->blocks = calloc(config->blocks, sizeof *s->blocks);
+    s->unused = malloc(config->blocks * sizeof *s->unused);
+    s->chains = calloc(config->chains, sizeof *s->chains);
+    s->fresh = malloc(config->cells * sizeof *s->fresh);
+    s->holes = malloc(config->cells * sizeof *s->holes);
+    int has_all = s->count && s->seen && s->born && s->writes && s->log && s->blocks && s->unused &&
+                  s->chains && s->fresh && s->holes;
+    for (uint32_t i = 0; has_all && i < config->chains; i++)
+        has_all = open_chain(s, &s->chains[i]);
+    if (!has_all) {
+        kvl_chains_close(s);
+        return NULL;
+    }
+    for (size_t i = 0; i < config->layers * s->total; i++)
+        s->count[i] = 1;
+    for (uint32_t i = 0; i < config->blocks; i++)
+        s->unused[s->unused_count++] = (int32_t)(config->blocks - 1 - i);
+    return s;
+}
+
+size_t kvl_chains_bytes(const kvl_chains_config *c)
+{
+    const size_t total = (size_t)c->cells * c->streams, blocks = c->blocks, layers = c->layers;
+    const size_t layer = (total + blocks * KVL_BLOCK + LOG) * sizeof(uint32_t) + sizeof(uint64_t);
+    const size_t chain = sizeof(kvl_chain) + c->cells / KVL_BLOCK * sizeof(int32_t) +
+                         c->cells * sizeof(uint32_t) + c->cells / 8 + layers * 12;
+    return layers * layer + total * sizeof(uint32_t) + blocks * (sizeof(block) + 4) +
+           2 * c->cells * sizeof(uint32_t) + c->chains * chain;
+}
+
+void kvl_chains_pass(kvl_chains *s)
+{
+    s->pass++;
+}
+
+void kvl_chains_born(kvl_chains *s, size_t cell)
+{
+    s->born[cell] = s->pass;
+}
+
+void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t cell)
+{
+    if (s->c.no_counts)
+        return;
+    uint32_t *count = &s->count[layer * s->total + cell];
+    if (++*count == 0)
+        *count = 1;
+    s->log[(size_t)layer * LOG + s->writes[layer]++ % LOG] = (uint32_t)cell;
+}
+
+void kvl_chains_begin(kvl_chains *s)
+{
+    s->call++;
+}
+
+const int32_t *kvl_chain_table(const kvl_chain *h)
+{
+    return h->table;
+}
+
+static int holds(const kvl_chain *h, uint32_t cell)
+{
+    return (int)(h->bits[cell / 64] >> cell % 64 & 1);
+}
+
+uint32_t kvl_chain_place(const kvl_chain *h, uint32_t cell, uint32_t length)
+{
+    return holds(h, cell) && h->place[cell] < length ? h->place[cell] : UINT32_MAX;
+}
+
+static uint32_t cell_at(const kvl_chains *s, const kvl_chain *h, uint32_t place)
+{
+    return s->blocks[h->table[place / KVL_BLOCK]].cells[place % KVL_BLOCK];
+}
+
+/* ---- blocks ---- */
+
+static void give_back(kvl_chains *s, int32_t id)
+{
+    if (--s->blocks[id].refs)
+        return;
+    s->unused[s->unused_count++] = id;
+    s->stats.blocks--;
+}
+
+/* From here on a chain's places may be stale, because what is there changes. */
+static void doubt_from(const kvl_chains *s, kvl_chain *h, uint32_t place)
+{
+    for (uint32_t l = 0; l < s->c.layers; l++)
+        if (h->right[l] > place)
+            h->right[l] = place;
+}
+
+static void shorten(kvl_chains *s, kvl_chain *h, uint32_t length)
+{
+    for (uint32_t i = length; i < h->length; i++) {
+        const uint32_t cell = cell_at(s, h, i);
+        h->bits[cell / 64] &= ~(UINT64_C(1) << cell % 64);
+    }
+    const uint32_t keep = (length + KVL_BLOCK - 1) / KVL_BLOCK;
+    for (uint32_t b = (h->length + KVL_BLOCK - 1) / KVL_BLOCK; b > keep; b--)
+        give_back(s, h->table[b - 1]);
+    h->length = length;
+    doubt_from(s, h, length);
+}
+
+static void drop(kvl_chains *s, kvl_chain *h)
+{
+    shorten(s, h, 0);
+    h->stream = -1;
+    s->stats.chains--;
+    s->stats.dropped++;
+}
+
+/* The chain that was used the longest ago, and is not of this call. */
+static kvl_chain *oldest(const kvl_chains *s, const kvl_chain *but)
+{
+    kvl_chain *best = NULL;
+    for (uint32_t i = 0; i < s->c.chains; i++) {
+        kvl_chain *h = &s->chains[i];
+        if (h->stream >= 0 && h != but && h->claimed_in != s->call &&
+            (!best || h->used < best->used))
+            best = h;
+    }
+    return best;
+}
+
+/* A block without references; old chains make room. -1 = every chain is in use. */
+static int32_t take(kvl_chains *s, const kvl_chain *for_whom)
+{
+    while (!s->unused_count) {
+        kvl_chain *old = oldest(s, for_whom);
+        if (!old)
+            return -1;
+        drop(s, old);
+    }
+    const int32_t id = s->unused[--s->unused_count];
+    s->blocks[id].refs = 1;
+    if (++s->stats.blocks > s->stats.blocks_max)
+        s->stats.blocks_max = s->stats.blocks;
+    for (uint32_t l = 0; l < s->c.layers; l++)
+        memset(s->seen + ((size_t)l * s->c.blocks + (size_t)id) * KVL_BLOCK, 0,
+               KVL_BLOCK * sizeof *s->seen);
+    return id;
+}
+
+/* Make the block of a place the chain's alone: its cells are put anew. */
+static int own_block(kvl_chains *s, kvl_chain *h, uint32_t place)
+{
+    int32_t *id = &h->table[place / KVL_BLOCK];
+    if (s->blocks[*id].refs == 1)
+        return 1;
+    const int32_t copy = take(s, h);
+    if (copy < 0)
+        return 0;
+    memcpy(s->blocks[copy].cells, s->blocks[*id].cells, sizeof s->blocks[copy].cells);
+    give_back(s, *id);
+    *id = copy;
+    doubt_from(s, h, place / KVL_BLOCK * KVL_BLOCK);
+    return 1;
+}
+
+/* Put a cell at a place that is in the chain's blocks. */
+static void lay(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
+{
+    const int32_t id = h->table[place / KVL_BLOCK];
+    s->blocks[id].cells[place % KVL_BLOCK] = cell;
+    for (uint32_t l = 0; l < s->c.layers; l++)
+        s->seen[((size_t)l * s->c.blocks + (size_t)id) * KVL_BLOCK + place % KVL_BLOCK] = 0;
+    h->place[cell] = place;
+    h->bits[cell / 64] |= UINT64_C(1) << cell % 64;
+    doubt_from(s, h, place);
+}
+
+static int append(kvl_chains *s, kvl_chain *h, uint32_t cell)
+{
+    if (h->length % KVL_BLOCK == 0) {
+        const int32_t id = take(s, h);
+        if (id < 0)
+            return 0;
+        h->table[h->length / KVL_BLOCK] = id;
+    } else if (!own_block(s, h, h->length))
+        return 0;
+    lay(s, h, h->length++, cell);
+    return 1;
+}
+
+static int replace(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
+{
+    if (!own_block(s, h, place))
+        return 0;
+    const uint32_t old = cell_at(s, h, place);
+    h->bits[old / 64] &= ~(UINT64_C(1) << old % 64);
+    lay(s, h, place, cell);
+    return 1;
+}
+
+/* ---- finding ---- */
+
+static int has_strangers(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
+{
+    uint64_t strange = 0;
+    for (uint32_t w = 0; w < s->words; w++)
+        strange |= h->bits[w] & ~set[w];
+    return strange != 0;
+}
+
+/* First cells of a chain that are in the set. */
+static uint32_t kept(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
+{
+    if (!has_strangers(s, h, set))
+        return h->length;
+    uint32_t n = 0;
+    for (; n < h->length; n++) {
+        const uint32_t cell = cell_at(s, h, n);
+        if (!(set[cell / 64] >> cell % 64 & 1))
+            break;
+    }
+    return n;
+}
+
+static uint32_t common(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
+{
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < s->words; w++)
+        n += (uint32_t)__builtin_popcountll(h->bits[w] & set[w]);
+    return n;
+}
+
+/* Cells of the set that the chain lacks, in the order in which their tokens came. */
+static uint32_t fresh_cells(kvl_chains *s, const kvl_chain *h, const uint64_t *set)
+{
+    const uint32_t *born = s->born + (size_t)h->stream * s->c.cells;
+    uint32_t n = 0;
+    int is_sorted = 1;
+    for (uint32_t w = 0; w < s->words; w++)
+        for (uint64_t bits = set[w] & ~h->bits[w]; bits; bits &= bits - 1) {
+            s->fresh[n] = w * 64 + (uint32_t)__builtin_ctzll(bits);
+            is_sorted &= !n || born[s->fresh[n - 1]] <= born[s->fresh[n]];
+            n++;
+        }
+    if (is_sorted)
+        return n;
+    /* Merge runs: stable, so that cells of one pass stay in their order. `holes` is the other half.
+     */
+    uint32_t *from = s->fresh, *to = s->holes;
+    for (uint32_t run = 1; run < n; run *= 2) {
+        for (uint32_t at = 0; at < n; at += 2 * run) {
+            uint32_t a = at, b = at + run < n ? at + run : n, out = at;
+            const uint32_t a_end = b, b_end = at + 2 * run < n ? at + 2 * run : n;
+            while (a < a_end || b < b_end)
+                to[out++] = b == b_end || (a < a_end && born[from[a]] <= born[from[b]]) ? from[a++]
+                                                                                        : from[b++];
+        }
+        uint32_t *swap = from;
+        from = to, to = swap;
+    }
+    if (from != s->fresh)
+        memcpy(s->fresh, from, n * sizeof *from);
+    return n;
+}
+
+/* Where the order is free, cells that come take the places of those that went. */
+static int exchange(kvl_chains *s, kvl_chain *h, const uint64_t *set, uint32_t *next, uint32_t n)
+{
+    uint32_t holes = 0;
+    while (h->length) {
+        const uint32_t cell = cell_at(s, h, h->length - 1);
+        if (set[cell / 64] >> cell % 64 & 1)
+            break;
+        shorten(s, h, h->length - 1);
+    }
+    for (uint32_t place = 0; place < h->length; place++) {
+        const uint32_t cell = cell_at(s, h, place);
+        if (!(set[cell / 64] >> cell % 64 & 1))
+            s->holes[holes++] = place;
+    }
+    uint32_t i = 0;
+    for (; i < holes && *next < n; i++)
+        if (!replace(s, h, s->holes[i], s->fresh[(*next)++]))
+            return 0;
+    /* Fewer come than went: cells at the end fill the holes. */
+    while (i < holes) {
+        const uint32_t last = h->length - 1, cell = cell_at(s, h, last);
+        shorten(s, h, last);
+        if (s->holes[holes - 1] == last)
+            holes--;
+        else if (!replace(s, h, s->holes[i++], cell))
+            return 0;
+    }
+    return 1;
+}
+
+/* Make the set of a chain that no row of the call sees beyond what it keeps. */
+static int change(kvl_chains *s, kvl_chain *h, const uint64_t *set, uint32_t count)
+{
+    const uint32_t keep = kept(s, h, set);
+    const int is_free = count <= s->c.budget;
+    if (keep < h->length && !is_free) {
+        shorten(s, h, keep);
+        s->stats.cuts++;
+    }
+    const uint32_t n = fresh_cells(s, h, set);
+    uint32_t next = 0;
+    if (keep < h->length && is_free && !exchange(s, h, set, &next, n))
+        return 0;
+    for (; next < n; next++)
+        if (!append(s, h, s->fresh[next]))
+            return 0;
+    if (n)
+        h->newest = s->fresh[n - 1];
+    return 1;
+}
+
+/* A chain without cells: a free one, or the one that was used the longest ago. */
+static kvl_chain *empty(kvl_chains *s, uint32_t stream, const kvl_chain *but)
+{
+    kvl_chain *h = NULL;
+    for (uint32_t i = 0; i < s->c.chains && !h; i++)
+        if (s->chains[i].stream < 0)
+            h = &s->chains[i];
+    if (!h) {
+        h = oldest(s, but);
+        if (!h)
+            return NULL;
+        drop(s, h);
+    }
+    h->stream = (int32_t)stream;
+    h->claimed = 0;
+    h->claimed_in = 0;
+    h->used = s->call;
+    s->stats.chains++;
+    return h;
+}
+
+/* A chain with the first `length` cells of another one, and its blocks. */
+static kvl_chain *fork_chain(kvl_chains *s, const kvl_chain *of, uint32_t length)
+{
+    kvl_chain *h = empty(s, (uint32_t)of->stream, of);
+    if (!h)
+        return NULL;
+    s->stats.forks++;
+    h->length = length;
+    h->newest = length ? cell_at(s, of, length - 1) : 0;
+    for (uint32_t b = 0; b < (length + KVL_BLOCK - 1) / KVL_BLOCK; b++) {
+        h->table[b] = of->table[b];
+        s->blocks[h->table[b]].refs++;
+    }
+    for (uint32_t i = 0; i < length; i++) {
+        const uint32_t cell = cell_at(s, of, i);
+        h->place[cell] = i;
+        h->bits[cell / 64] |= UINT64_C(1) << cell % 64;
+    }
+    memcpy(h->checked, of->checked, s->c.layers * sizeof *h->checked);
+    for (uint32_t l = 0; l < s->c.layers; l++)
+        h->right[l] = of->right[l] < length ? of->right[l] : length;
+    return h;
+}
+
+static void claim(const kvl_chains *s, kvl_chain *h, uint32_t count)
+{
+    if (h->claimed_in != s->call || h->claimed < count)
+        h->claimed = count;
+    h->claimed_in = s->call;
+    h->used = s->call;
+}
+
+/* May the chain be changed to the set, although it is not a part of it? */
+static int is_the_same_later(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
+{
+    return h->claimed_in != s->call && (int)(set[h->newest / 64] >> h->newest % 64 & 1);
+}
+
+kvl_found kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_t count,
+                          const kvl_chain *hint, kvl_chain **found)
+{
+    kvl_chain *best = NULL;
+    uint32_t best_keep = 0, best_common = 0;
+    const uint32_t first = hint ? (uint32_t)(hint - s->chains) : 0;
+    for (uint32_t i = 0; i < s->c.chains; i++) {
+        kvl_chain *h = &s->chains[(first + i) % s->c.chains];
+        if (h->stream != (int32_t)stream)
+            continue;
+        const uint32_t keep = kept(s, h, set);
+        if (keep >= count) { /* its first `count` cells are in a set of as many */
+            claim(s, *found = h, count);
+            return KVL_FOUND;
+        }
+        const uint32_t alike = keep == h->length ? keep : common(s, h, set);
+        const int is_better = count <= s->c.budget ? alike > best_common : keep > best_keep;
+        if (is_better)
+            best = h, best_keep = keep, best_common = alike;
+    }
+    kvl_chain *h = best;
+    if (!h)
+        h = empty(s, stream, NULL);
+    else if (best_keep < h->length && !is_the_same_later(s, h, set)) {
+        const int is_whole = count <= s->c.budget && best_common > best_keep + KVL_BLOCK;
+        h = fork_chain(s, h, is_whole ? h->length : best_keep);
+    }
+    if (!h)
+        return KVL_NO_ROOM;
+    claim(s, h, h->claimed_in == s->call ? h->claimed : 0);
+    if (!change(s, h, set, count)) {
+        if (h->claimed) /* other rows of this call go on with what they see */
+            shorten(s, h, h->claimed < h->length ? h->claimed : h->length);
+        else
+            drop(s, h);
+        return KVL_NO_ROOM;
+    }
+    claim(s, h, count);
+    *found = h;
+    return KVL_FOUND;
+}
+
+/* ---- stale places ---- */
+
+static int refresh(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint32_t place,
+                   kvl_stale *stale)
+{
+    const int32_t id = h->table[place / KVL_BLOCK];
+    const uint32_t at = place % KVL_BLOCK;
+    const size_t cell = (size_t)h->stream * s->c.cells + s->blocks[id].cells[at];
+    uint32_t *seen = &s->seen[((size_t)layer * s->c.blocks + (size_t)id) * KVL_BLOCK + at];
+    const uint32_t count = s->count[layer * s->total + cell];
+    if (*seen == count)
+        return 0;
+    *seen = count;
+    *stale = (kvl_stale){.cell = cell, .slot = (int64_t)id * KVL_BLOCK + at};
+    return 1;
+}
+
+uint32_t kvl_chain_stale(kvl_chains *s, kvl_chain *h, uint32_t layer, uint32_t length,
+                         kvl_stale *list)
+{
+    const uint64_t writes = s->writes[layer];
+    uint32_t n = 0, from = 0, right = length;
+    if (writes - h->checked[layer] <= LOG) {
+        from = h->right[layer] < length ? h->right[layer] : length;
+        right = h->right[layer] > length ? h->right[layer] : length;
+        const size_t base = (size_t)h->stream * s->c.cells;
+        for (uint64_t w = h->checked[layer]; w < writes; w++) {
+            const size_t cell = s->log[(size_t)layer * LOG + w % LOG] - base;
+            if (cell >= s->c.cells || !holds(h, (uint32_t)cell))
+                continue;
+            const uint32_t place = h->place[cell];
+            if (place < from)
+                n += (uint32_t)refresh(s, h, layer, place, &list[n]);
+            else if (place >= length && place < right)
+                right = place; /* for a longer row */
+        }
+    }
+    for (uint32_t place = from; place < length; place++)
+        n += (uint32_t)refresh(s, h, layer, place, &list[n]);
+    h->checked[layer] = writes;
+    h->right[layer] = right;
+    return n;
+}
+
+const kvl_chains_stats *kvl_chains_stats_get(const kvl_chains *s)
+{
+    return &s->stats;
+}

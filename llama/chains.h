@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_CHAINS_H
+#define KVL_CHAINS_H
+
+/*
+ * Sets of cells as chains of blocks: block tables for rows that llama.cpp describes by a mask.
+ *
+ * A *cell* is a place of llama.cpp's cache. A *chain* is an ordered list of cells with a block of
+ * the library for every 32 of them; a row of a step is the first `length` cells of a chain. Chains
+ * that begin alike share blocks; a shared block is copied before one of its places changes.
+ *
+ * Every write to a cell of a layer raises a count. A place of a block remembers the count that its
+ * cell had when it was put; if they differ it is *stale* and is put anew. So nobody needs to tell
+ * when a sequence ends, is cut, shifted or copied: the set says what is attended, counts say
+ * whether the library has it.
+ *
+ * Knows neither ggml nor the library. One thread at a time.
+ * Invariants: a chain's first n cells are distinct; a block has as many references as chains name
+ * it; a place is reported as stale unless its count is that of its cell.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { KVL_BLOCK = 32 };
+
+typedef struct kvl_chains kvl_chains;
+typedef struct kvl_chain kvl_chain;
+
+typedef struct kvl_chains_config {
+    uint32_t layers;
+    uint32_t cells;   /* of a stream, a multiple of 64 */
+    uint32_t streams; /* of separate sets of cells */
+    uint32_t blocks;  /* of the library */
+    uint32_t chains;  /* kept at once, at least as many as rows of a call */
+    uint32_t budget;  /* sets of at most so many cells are attended whole: their order is free */
+    int no_counts;    /* for a control of tests: nothing becomes stale again */
+} kvl_chains_config;
+
+/** Why a set has no chain. */
+typedef enum kvl_found { KVL_FOUND, KVL_NO_ROOM } kvl_found;
+
+/** @return NULL without memory */
+kvl_chains *kvl_chains_open(const kvl_chains_config *config);
+void kvl_chains_close(kvl_chains *chains);
+
+/** Bytes that it takes; those of a chain are touched when it is used. */
+size_t kvl_chains_bytes(const kvl_chains_config *config);
+
+/** A cell (stream * cells + cell) of a layer was written. */
+void kvl_chains_wrote(kvl_chains *chains, uint32_t layer, size_t cell);
+/** A pass of the model begins to write. */
+void kvl_chains_pass(kvl_chains *chains);
+/** This pass puts a new token into a cell: later passes' tokens come later in new chains. */
+void kvl_chains_born(kvl_chains *chains, size_t cell);
+
+/** A call begins: chains found before it may change, those found from now on keep their cells. */
+void kvl_chains_begin(kvl_chains *chains);
+
+/**
+ * The chain whose first @p count cells are the set.
+ *
+ * @param set    [cells / 64] bits, zeros after the mask's end
+ * @param hint   a chain to look at first, from any earlier call; NULL = none
+ */
+kvl_found kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set, uint32_t count,
+                          const kvl_chain *hint, kvl_chain **found);
+
+/** Ids of the blocks that hold a chain's cells. */
+const int32_t *kvl_chain_table(const kvl_chain *chain);
+/** Which place of the chain a cell has; UINT32_MAX if it is not among its first @p length. */
+uint32_t kvl_chain_place(const kvl_chain *chain, uint32_t cell, uint32_t length);
+
+/** A place that must be put. */
+typedef struct kvl_stale {
+    size_t cell;  /* stream * cells + cell */
+    int64_t slot; /* block * 32 + offset */
+} kvl_stale;
+
+/**
+ * Stale places of a chain's first @p length cells, which count as put from now on.
+ *
+ * @param list  [at least length] receives them
+ * @return how many
+ */
+uint32_t kvl_chain_stale(kvl_chains *chains, kvl_chain *chain, uint32_t layer, uint32_t length,
+                         kvl_stale *list);
+
+typedef struct kvl_chains_stats {
+    uint32_t chains, blocks, blocks_max; /* in use */
+    uint64_t forks, cuts, dropped;
+} kvl_chains_stats;
+const kvl_chains_stats *kvl_chains_stats_get(const kvl_chains *chains);
+
+#endif

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * KVFERRY_LLAMA as settings. Names and ranges are rows of the library; the few of this plug-in are
+ * below. Whether the values go together, the library says, by a plan for a layer of some model.
+ *
+ * Invariant: a word that means nothing is an error, never passed over.
+ */
+
+#include "llama_settings.h"
+
+#include <float.h>
+#include <kvferry/setting.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Names that are shorter here, as `kvferry run` and vLLM's plug-in have them. */
+static const char *const aliases[][2] = {{"budget", "budget_tokens"},
+                                         {"device_memory", "device_bytes"},
+                                         {"sink", "sink_tokens"},
+                                         {"local", "local_tokens"}};
+
+/* Said by llama.cpp and the model, or without a home under blocks. */
+static const char *const taken[] = {"layers",
+                                    "query_heads",
+                                    "kv_heads",
+                                    "head_dim",
+                                    "value_dim",
+                                    "dtype",
+                                    "softmax_scale",
+                                    "sequences_max",
+                                    "tokens_max",
+                                    "host_tokens_max",
+                                    "tokens_per_step_max",
+                                    "prefill_chunk_max",
+                                    "host_bytes",
+                                    "disk_path",
+                                    "disk_bytes",
+                                    "disk_bundle_bytes",
+                                    "observe_window",
+                                    "verify_interval",
+                                    "phase_times",
+                                    "device",
+                                    "device_ordinal",
+                                    "head_mask",
+                                    "layer_windows"};
+
+#define OWN(field) sizeof(((kvl_settings *)0)->field), offsetof(kvl_settings, field)
+
+static const kvf_setting own[] = {
+    {"host_memory", KVF_SETTING_WHOLE, 1, OWN(host_memory), 0, 0x1p48, NULL, NULL, 0,
+     "most bytes of pages in host memory; 0 = what there is"},
+    {"rows", KVF_SETTING_WHOLE, 1, OWN(rows), 1, 512, NULL, NULL, 0,
+     "most tokens of a pass that are attended as a step; more are a prompt"},
+    {"prompts", KVF_SETTING_NAME, 1, OWN(prompts), 0, 2,
+     (const char *const[]){"auto", "llama", "kvferry", NULL}, NULL, 0,
+     "whose kernels compute prompts"},
+    {"log", KVF_SETTING_REAL, 1, OWN(log_seconds), 0, 1e9, NULL, NULL, 0,
+     "seconds between summaries; 0 = at the end only"},
+    {"verify", KVF_SETTING_WHOLE, 1, OWN(verify), 0, 1e9, NULL, NULL, 0,
+     "every N-th step of a layer is compared with a plain loop; 0 = none"},
+};
+
+static const kvf_setting *row_of(const kvf_setting *(*at)(uint32_t), const char *name)
+{
+    const kvf_setting *s;
+    for (uint32_t i = 0; (s = at(i)); i++)
+        if (!strcmp(s->name, name))
+            return s;
+    return NULL;
+}
+
+static int is_taken(const char *name)
+{
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (!strcmp(taken[i], name))
+            return 1;
+    return 0;
+}
+
+/* Set one field, or say its range. */
+static int parse(const kvf_setting *s, const char *name, const char *value, void *config,
+                 char *error)
+{
+    char range[256];
+    if (kvf_setting_parse(s, value, config))
+        return 1;
+    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s = %s: must be %s (%s)", name, value,
+             kvf_setting_range(s, range, sizeof range), s->meaning);
+    return 0;
+}
+
+static int set(kvl_settings *settings, const char *name, char *value, char *error)
+{
+    const size_t length = strlen(value);
+    if (!strcmp(name, "budget") && !strcmp(value, "full"))
+        return settings->full = 1;
+    if (!strcmp(name, "pages") && !strcmp(value, "native"))
+        value = "bf16"; /* the library's word for pages as they came */
+    if (!strcmp(name, "log") && length > 1 && value[length - 1] == 's')
+        value[length - 1] = '\0';
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (!strcmp(own[i].name, name))
+            return parse(&own[i], name, value, settings, error);
+    const char *full = name;
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+        if (!strcmp(aliases[i][0], name))
+            full = aliases[i][1];
+    if (is_taken(full)) {
+        snprintf(error, KVL_SETTING_TEXT,
+                 "KVFERRY_LLAMA: there is no %s here: llama.cpp and the model decide it", name);
+        return 0;
+    }
+    const kvf_setting *s = row_of(kvf_cache_setting, full);
+    if (s)
+        return parse(s, name, value, &settings->cache, error);
+    s = row_of(kvf_runtime_setting, full);
+    if (s && s->kind != KVF_SETTING_TEXT)
+        return parse(s, name, value, &settings->runtime, error);
+    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: there is no setting %s", name);
+    return 0;
+}
+
+/* Do the values go together? The library says it of a layer of some model. */
+static int check(const kvl_settings *settings, char *error)
+{
+    kvf_error why;
+    kvf_runtime *runtime;
+    kvf_runtime_config rc = settings->runtime;
+    rc.threads = 1;
+    kvf_blocks_config c;
+    kvf_blocks_config_init(&c);
+    c.cache = settings->cache;
+    c.cache.layers = 1;
+    c.cache.query_heads = c.cache.kv_heads = 8;
+    c.cache.head_dim = 128;
+    c.cache.tokens_max = 1u << 20;
+    c.block_count = c.cache.tokens_max / c.block_tokens;
+    kvf_blocks_plan plan;
+    if (kvf_runtime_open(&rc, &runtime, &why) != KVF_OK) {
+        snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s", why.text);
+        return 0;
+    }
+    const kvf_status status = kvf_blocks_plan_make(runtime, &c, &plan, &why);
+    kvf_runtime_close(runtime);
+    /* Memory is asked for when the model is known. */
+    if (status == KVF_OK || (status != KVF_INVALID && status != KVF_UNSUPPORTED))
+        return 1;
+    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s", why.text);
+    return 0;
+}
+
+int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
+{
+    memset(settings, 0, sizeof *settings);
+    kvf_runtime_config_init(&settings->runtime);
+    settings->runtime.device = KVF_DEVICE_HOST;
+    settings->runtime.allow_unpinned = 1;
+    kvf_cache_config_init(&settings->cache);
+    settings->cache.dtype = KVF_FP16;
+    settings->cache.phase_times = 0;
+    settings->rows = 32;
+    static const char blanks[] = " \t\n,";
+    char word[256];
+    for (const char *at = text ? text : ""; *(at += strspn(at, blanks)) != '\0';) {
+        const size_t length = strcspn(at, blanks);
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        at += length;
+        char *value = strchr(word, '=');
+        if (!strcmp(word, "off")) {
+            settings->off = 1;
+            continue;
+        }
+        if (!value || length >= sizeof word) {
+            snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s: must be name=value, or off alone",
+                     word);
+            return 0;
+        }
+        *value++ = '\0';
+        if (!set(settings, word, value, error))
+            return 0;
+    }
+    settings->cache.sequences_max = settings->rows;
+    return settings->off || check(settings, error);
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * How the plug-in gets into llama.cpp, and the functions that it exports.
+ *
+ * ggml calls ggml_backend_init where it loads backends (GGML_BACKEND_PATH). Where it does not, a
+ * constructor under LD_PRELOAD, or kvferry_llama_load, asks ggml to load this library. Nothing here
+ * ends a process: what is not understood is said in a line, and llama.cpp runs on.
+ */
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend.h"
+#include "plugin.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+
+EXPORTED gg_registry *ggml_backend_init(void);
+EXPORTED const char *kvferry_llama_check_settings(const char *text);
+EXPORTED int kvferry_llama_load(void);
+EXPORTED const char *kvferry_llama_version(void);
+
+/* A library for tests sees no writes. */
+#ifndef KVL_UNCOUNTED
+#define KVL_UNCOUNTED 0
+#endif
+
+static kvl_plugin the_plugin = {
+    .lock = PTHREAD_MUTEX_INITIALIZER, .threads = 1, .no_counts = KVL_UNCOUNTED};
+
+kvl_plugin *kvl_the_plugin(void)
+{
+    return &the_plugin;
+}
+
+/* The file of this library. */
+static const char *own_path(void)
+{
+    Dl_info info;
+    return dladdr(&the_plugin, &info) ? info.dli_fname : NULL;
+}
+
+static gg_registry *refuse(const char *why)
+{
+    kvl_say("not loaded: %s; llama.cpp runs on without it", why);
+    kvl_report("refused %s", why);
+    return NULL;
+}
+
+/* Under the lock. */
+static gg_registry *load(kvl_plugin *p, const void *inside)
+{
+    char why[KVL_SETTING_TEXT] = "";
+    if (p->is_loaded)
+        return kvl_registry(&p->gg);
+    if (!kvl_settings_read(getenv("KVFERRY_LLAMA"), &p->settings, why))
+        return refuse(why);
+    if (p->settings.off) {
+        kvl_report("off");
+        return NULL;
+    }
+    if (!gg_open(&p->gg, inside, why))
+        return refuse(why);
+    /* Buffers may have our functions until the end of the process: stay, whatever is closed. */
+    const char *path = own_path();
+    void *self = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) : NULL;
+    if (self)
+        dlclose(self);
+    p->is_loaded = 1;
+    p->said_at = kvl_now();
+    kvl_say("loaded into llama.cpp (ggml %s, backend interface %d)", p->gg.version,
+            p->gg.api_version);
+    kvl_report("loaded ggml=%s api=%d", p->gg.version, p->gg.api_version);
+    return kvl_registry(&p->gg);
+}
+
+gg_registry *ggml_backend_init(void)
+{
+    kvl_plugin *p = &the_plugin;
+    pthread_mutex_lock(&p->lock);
+    gg_registry *registry = load(p, __builtin_return_address(0));
+    pthread_mutex_unlock(&p->lock);
+    return registry;
+}
+
+const char *kvferry_llama_check_settings(const char *text)
+{
+    static _Thread_local char why[KVL_SETTING_TEXT];
+    kvl_settings settings;
+    return kvl_settings_read(text, &settings, why) ? NULL : why;
+}
+
+const char *kvferry_llama_version(void)
+{
+    return kvf_version();
+}
+
+/* Ask the ggml of this process to load us. */
+static int ask_ggml(void *load_function)
+{
+    gg_registry *(*backend_load)(const char *path);
+    memcpy(&backend_load, &load_function, sizeof backend_load);
+    const char *path = own_path();
+    return path && backend_load(path) != NULL;
+}
+
+int kvferry_llama_load(void)
+{
+    void *function = gg_find(NULL, "ggml_backend_load");
+    if (the_plugin.is_loaded)
+        return 0;
+    if (!function) {
+        refuse("there is no ggml with shared libraries in this process");
+        return 1;
+    }
+    return !ask_ggml(function);
+}
+
+/* Take this library out of LD_PRELOAD, so that programs that are started from here do not get it.
+ * @return whether it was there */
+static int leave_preload(const char *path)
+{
+    const char *list = getenv("LD_PRELOAD");
+    const char *slash = strrchr(path, '/');
+    const char *file = slash ? slash + 1 : path;
+    if (!list || !strstr(list, file))
+        return 0;
+    char *rest = calloc(1, strlen(list) + 2);
+    if (!rest)
+        return 1;
+    for (const char *at = list; *(at += strspn(at, ": ")) != '\0';) {
+        const size_t length = strcspn(at, ": ");
+        const size_t name = strlen(file);
+        const int is_own = length >= name && !memcmp(at + length - name, file, name);
+        if (!is_own) {
+            if (*rest)
+                strcat(rest, ":");
+            strncat(rest, at, length);
+        }
+        at += length;
+    }
+    if (*rest)
+        setenv("LD_PRELOAD", rest, 1);
+    else
+        unsetenv("LD_PRELOAD");
+    free(rest);
+    return 1;
+}
+
+/* Under LD_PRELOAD, in a process that has ggml. In any other one nothing happens. */
+__attribute__((constructor)) static void preloaded(void)
+{
+    void *function = dlsym(RTLD_DEFAULT, "ggml_backend_load");
+    const char *path = own_path();
+    if (!function || !path || !leave_preload(path))
+        return;
+    gg_registry *(*by_name)(const char *) = NULL;
+    void *found = dlsym(RTLD_DEFAULT, "ggml_backend_reg_by_name");
+    memcpy(&by_name, &found, sizeof found);
+    if (by_name && by_name("CPU"))
+        ask_ggml(function);
+    else /* this build loads its backends later, and this one with them */
+        setenv("GGML_BACKEND_PATH", path, 0);
+}
+
+/* The end of the process. Other threads may be at work: only counters are read. */
+__attribute__((destructor)) static void end(void)
+{
+    kvl_plugin *p = &the_plugin;
+    if (!p->is_loaded || pthread_mutex_trylock(&p->lock) != 0)
+        return;
+    kvl_summary(p, 1);
+    pthread_mutex_unlock(&p->lock);
+}

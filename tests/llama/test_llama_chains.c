@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Chains: random sets of cells, written and read as rows of llama.cpp are, against a pool that
+ * remembers which token every place of a block got last. Nothing of the library runs.
+ */
+
+#include "chains.h"
+#include "common/random.h"
+#include "unit.h"
+
+enum {
+    CELLS = 512,
+    STREAMS = 2,
+    LAYERS = 3,
+    BLOCKS = STREAMS * CELLS / KVL_BLOCK + 64,
+    CHAINS = 24
+};
+
+/* A token as the pool has it: the cell and its true number of writes. */
+typedef struct token {
+    size_t cell;
+    uint32_t writes;
+} token;
+
+typedef struct rig {
+    kvl_chains *chains;
+    uint32_t writes[LAYERS][STREAMS * CELLS];
+    token pool[LAYERS][BLOCKS * KVL_BLOCK];
+    kvl_stale stale[CELLS];
+    uint64_t random;
+    uint64_t wrong, put;
+} rig;
+
+static rig *open_rig(uint32_t budget, int no_counts, uint64_t seed)
+{
+    rig *r = calloc(1, sizeof *r);
+    const kvl_chains_config config = {.layers = LAYERS,
+                                      .cells = CELLS,
+                                      .streams = STREAMS,
+                                      .blocks = BLOCKS,
+                                      .chains = CHAINS,
+                                      .budget = budget,
+                                      .no_counts = no_counts};
+    r->chains = kvl_chains_open(&config);
+    assert_non_null(r->chains);
+    r->random = seed;
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (size_t cell = 0; cell < STREAMS * CELLS; cell++)
+            r->writes[l][cell] = 1;
+    return r;
+}
+
+static void close_rig(rig *r)
+{
+    kvl_chains_close(r->chains);
+    free(r);
+}
+
+static uint32_t below(rig *r, uint32_t n)
+{
+    return kvf_random_below(&r->random, n);
+}
+
+static void write_cell(rig *r, size_t cell)
+{
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        kvl_chains_wrote(r->chains, l, cell);
+        r->writes[l][cell]++;
+    }
+    kvl_chains_born(r->chains, cell);
+}
+
+static uint32_t cells_of(const uint64_t *set)
+{
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < CELLS / 64; w++)
+        n += (uint32_t)__builtin_popcountll(set[w]);
+    return n;
+}
+
+static int is_in(const uint64_t *set, uint32_t cell)
+{
+    return (int)(set[cell / 64] >> cell % 64 & 1);
+}
+
+static void add(uint64_t *set, uint32_t cell)
+{
+    set[cell / 64] |= UINT64_C(1) << cell % 64;
+}
+
+static void take(uint64_t *set, uint32_t cell)
+{
+    set[cell / 64] &= ~(UINT64_C(1) << cell % 64);
+}
+
+/* A row as the library would see it: every token of the set once, as it is now. */
+static void check_row(rig *r, uint32_t stream, const uint64_t *set, const int32_t *table,
+                      uint32_t count, uint32_t layer)
+{
+    uint64_t seen[CELLS / 64] = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        const token t = r->pool[layer][table[i / KVL_BLOCK] * KVL_BLOCK + (int32_t)(i % KVL_BLOCK)];
+        const uint32_t cell = (uint32_t)(t.cell - (size_t)stream * CELLS);
+        assert_true(t.cell / CELLS == stream);
+        r->wrong += !is_in(set, cell) || is_in(seen, cell) || t.writes != r->writes[layer][t.cell];
+        add(seen, cell);
+    }
+    assert_int_equal(cells_of(set), count);
+}
+
+/* A call with some rows; returns whether all had room. */
+static int call(rig *r, uint32_t rows, const uint32_t *streams, uint64_t (*sets)[CELLS / 64],
+                kvl_chain **hints)
+{
+    int32_t tables[8][CELLS / KVL_BLOCK];
+    kvl_chain *chains[8];
+    kvl_chains_begin(r->chains);
+    for (uint32_t i = 0; i < rows; i++) {
+        if (kvl_chains_find(r->chains, streams[i], sets[i], cells_of(sets[i]),
+                            hints ? hints[i] : NULL, &chains[i]) != KVL_FOUND)
+            return 0;
+        if (hints)
+            hints[i] = chains[i];
+    }
+    for (uint32_t i = 0; i < rows; i++)
+        memcpy(tables[i], kvl_chain_table(chains[i]), sizeof tables[i]);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        for (uint32_t i = 0; i < rows; i++) {
+            const uint32_t n =
+                kvl_chain_stale(r->chains, chains[i], l, cells_of(sets[i]), r->stale);
+            r->put += n;
+            for (uint32_t j = 0; j < n; j++)
+                r->pool[l][r->stale[j].slot] =
+                    (token){r->stale[j].cell, r->writes[l][r->stale[j].cell]};
+        }
+        for (uint32_t i = 0; i < rows; i++)
+            check_row(r, streams[i], sets[i], tables[i], cells_of(sets[i]), l);
+    }
+    return 1;
+}
+
+/* Sequences that grow, are cut, lose cells, are copied and written over, several to a call. */
+static uint64_t wander(uint32_t budget, int no_counts, uint64_t seed, int actions)
+{
+    rig *r = open_rig(budget, no_counts, seed);
+    uint64_t sets[8][CELLS / 64] = {{0}};
+    uint32_t streams[8];
+    kvl_chain *hints[8] = {0};
+    for (uint32_t i = 0; i < 8; i++)
+        streams[i] = i % STREAMS;
+    for (int action = 0; action < actions; action++) {
+        const uint32_t who = below(r, 8), what = below(r, 10);
+        uint64_t *set = sets[who];
+        kvl_chains_pass(r->chains);
+        if (what == 0) /* another sequence of the stream begins like this one */
+            memcpy(sets[(who + STREAMS) % 8], set, sizeof sets[who]);
+        else if (what == 1) /* cells go */
+            for (uint32_t n = below(r, 20); n; n--)
+                take(set, below(r, CELLS));
+        else if (what == 2)
+            memset(set, 0, sizeof sets[who]);
+        else if (what == 3) /* cells are written again */
+            for (uint32_t n = below(r, 40); n; n--)
+                write_cell(r, streams[who] * CELLS + below(r, CELLS));
+        else
+            for (uint32_t n = 1 + below(r, what == 4 ? 60 : 3), cell = below(r, CELLS); n; n--) {
+                cell = (cell + 1) % CELLS;
+                write_cell(r, streams[who] * CELLS + cell);
+                add(set, cell);
+            }
+        uint32_t rows = 0, row_streams[8];
+        uint64_t row_sets[8][CELLS / 64];
+        for (uint32_t i = 0; i < 8; i++)
+            if (cells_of(sets[i]) && below(r, 3)) {
+                memcpy(row_sets[rows], sets[i], sizeof sets[i]);
+                row_streams[rows++] = streams[i];
+            }
+        call(r, rows, row_streams, row_sets, below(r, 2) ? hints : NULL);
+    }
+    const uint64_t wrong = r->wrong;
+    close_rig(r);
+    return wrong;
+}
+
+static void no_set_is_ever_another(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        assert_int_equal(wander(64, 0, seed, 400), 0);
+        assert_int_equal(wander(CELLS, 0, seed, 400), 0);
+    }
+}
+
+static void without_counts_sets_are_wrong(void **state)
+{
+    (void)state;
+    assert_true(wander(64, 1, 1, 400) > 0);
+    assert_true(wander(CELLS, 1, 1, 400) > 0);
+}
+
+/* Four sequences over a prefix take its blocks once, whatever their order. */
+static void a_prefix_is_shared(void **state)
+{
+    (void)state;
+    enum { PREFIX = 330, OWN = 40 };
+    for (uint32_t budget = 64; budget <= CELLS; budget += CELLS - 64) {
+        rig *r = open_rig(budget, 0, 1);
+        uint64_t sets[4][CELLS / 64] = {{0}};
+        for (uint32_t cell = 0; cell < PREFIX; cell++)
+            for (uint32_t i = 0; i < 4; i++)
+                add(sets[i], cell);
+        const uint32_t streams[4] = {0};
+        assert_true(call(r, 1, streams, sets, NULL));
+        const uint32_t blocks = kvl_chains_stats_get(r->chains)->blocks;
+        assert_int_equal(blocks, (PREFIX + KVL_BLOCK - 1) / KVL_BLOCK);
+        for (uint32_t n = 0; n < OWN; n++) {
+            for (uint32_t i = 0; i < 4; i++) {
+                write_cell(r, PREFIX + n * 4 + i);
+                add(sets[i], PREFIX + n * 4 + i);
+            }
+            /* In one call, and one by one. */
+            if (n % 2)
+                assert_true(call(r, 4, streams, sets, NULL));
+            else
+                for (uint32_t i = 0; i < 4; i++)
+                    assert_true(call(r, 1, streams, &sets[i], NULL));
+        }
+        const kvl_chains_stats *s = kvl_chains_stats_get(r->chains);
+        assert_true(s->blocks - blocks <= 4 * ((OWN + KVL_BLOCK - 1) / KVL_BLOCK + 2));
+        assert_int_equal(r->wrong, 0);
+        close_rig(r);
+    }
+}
+
+/* A window that slides puts a token or two per step, not the window. */
+static void a_window_slides(void **state)
+{
+    (void)state;
+    rig *r = open_rig(128, 0, 1);
+    uint64_t set[1][CELLS / 64] = {{0}};
+    const uint32_t streams[1] = {1};
+    kvl_chain *hint[1] = {0};
+    for (uint32_t step = 0; step < 3 * CELLS; step++) {
+        write_cell(r, CELLS + step % CELLS);
+        add(set[0], step % CELLS);
+        if (step >= 100)
+            take(set[0], (step - 100) % CELLS);
+        assert_true(call(r, 1, streams, set, hint));
+    }
+    assert_int_equal(r->wrong, 0);
+    assert_true(r->put <= (uint64_t)3 * CELLS * LAYERS * 2);
+    assert_int_equal(kvl_chains_stats_get(r->chains)->chains, 1);
+    close_rig(r);
+}
+
+/* Drafts: rows of one sequence are one chain, and cells that are written over are put once more. */
+static void drafts_are_rows_of_a_chain(void **state)
+{
+    (void)state;
+    rig *r = open_rig(64, 0, 1);
+    uint64_t sets[4][CELLS / 64] = {{0}};
+    const uint32_t streams[4] = {0};
+    for (uint32_t cell = 0; cell < 200; cell++)
+        add(sets[0], cell);
+    assert_true(call(r, 1, streams, sets, NULL));
+    for (uint32_t length = 200; length < 300; length++) { /* one of four is taken */
+        for (uint32_t i = 0; i < 4; i++) {
+            if (i)
+                memcpy(sets[i], sets[i - 1], sizeof sets[i]);
+            write_cell(r, length + i);
+            add(sets[i], length + i);
+        }
+        assert_true(call(r, 4, streams, sets, NULL));
+    }
+    const kvl_chains_stats *s = kvl_chains_stats_get(r->chains);
+    assert_int_equal(s->chains, 1);
+    assert_int_equal(s->forks, 0);
+    assert_int_equal(r->wrong, 0);
+    assert_true(r->put <= (200 + 4 * 100 + 8) * LAYERS);
+    close_rig(r);
+}
+
+/* Sets without anything in common fill all blocks: old ones make room, those of the call do not. */
+static void old_chains_make_room(void **state)
+{
+    (void)state;
+    const kvl_chains_config config = {.layers = LAYERS,
+                                      .cells = CELLS,
+                                      .streams = STREAMS,
+                                      .blocks = 8,
+                                      .chains = 8,
+                                      .budget = 64};
+    rig *r = open_rig(64, 0, 1);
+    kvl_chains_close(r->chains);
+    r->chains = kvl_chains_open(&config);
+    uint64_t sets[3][CELLS / 64] = {{0}};
+    const uint32_t streams[3] = {0};
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t cell = 0; cell < 128; cell++)
+            add(sets[i], i * 128 + cell);
+    assert_true(call(r, 2, streams, sets, NULL));
+    assert_true(call(r, 1, streams, &sets[2], NULL));
+    assert_true(kvl_chains_stats_get(r->chains)->dropped > 0);
+    assert_false(call(r, 3, streams, sets, NULL));
+    assert_true(call(r, 2, streams, &sets[1], NULL));
+    assert_int_equal(r->wrong, 0);
+    close_rig(r);
+}
+
+int main(void)
+{
+    return unit_run(no_set_is_ever_another, without_counts_sets_are_wrong, a_prefix_is_shared,
+                    a_window_slides, drafts_are_rows_of_a_chain, old_chains_make_room);
+}
