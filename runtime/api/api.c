@@ -463,11 +463,9 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
         return kvf_recording_decode(cache->recording, args, stream);
     }
     KVF_TRY(check_append(cache, args));
-    if (!args->tokens)
-        return kvf_heads_decode(cache, args, stream);
     if (cache->plan.disk_bytes && kvf_has_streaming_heads(cache))
         KVF_TRY(check_single(cache, args, "a cache with disk_path and streaming heads takes"));
-    return kvf_heads_decode_several(cache, args, stream);
+    return kvf_heads_decode(cache, args, stream);
 }
 
 kvf_status kvf_decode_sized(kvf_cache *cache, const kvf_decode_args *args, size_t size,

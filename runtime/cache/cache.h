@@ -52,6 +52,14 @@ typedef struct kvf_layer_host_counters {
     uint64_t held;     /* tokens there were, over steps and KV heads */
 } kvf_layer_host_counters;
 
+/* What the host knows of a call of decode before it; see undo.h. */
+typedef struct kvf_undo {
+    kvf_layer *layers;       /* [sequences_max] */
+    kvf_footprint_row *rows; /* [sequences_max] */
+    uint64_t entry_steps, device_entry_steps;
+    kvf_layer_host_counters counters;
+} kvf_undo;
+
 /* Host memory that the device sees: carved twice, from the address of either. */
 typedef struct kvf_words {
     uint64_t *faults; /* [sequences_max] */
@@ -91,6 +99,7 @@ struct kvf_cache {
     float *told;                       /* [layers, query_heads] likewise on the host */
     uint64_t attention_changes;        /* each another than the layer had */
     kvf_footprint_meter footprint;
+    kvf_undo undo;
 
     kvf_order order;
     kvf_recording *recording; /* under way, or NULL */

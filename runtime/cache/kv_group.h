@@ -198,6 +198,17 @@ static inline uint32_t kvf_kept_queries(const kvf_kv_group *kv_group, const kvf_
     return kvf_min_u32(layer->queries - layer->queries_from, kv_group->dims.paging.query_window);
 }
 
+/* Queries, and blocks of the ring, that a call may take from a row; see undo.h. */
+static inline uint32_t kvf_undo_queries(const kvf_kv_group *kv_group)
+{
+    return kvf_min_u32(kv_group->config.tokens_per_step_max, kv_group->dims.paging.query_window);
+}
+
+static inline uint32_t kvf_undo_blocks(const kvf_kv_group *kv_group)
+{
+    return kvf_div_ceil_u32(kv_group->config.tokens_per_step_max, kv_group->dims.paging.block_size);
+}
+
 /* The next refresh looks at all keys. */
 static inline void kvf_layer_needs_exact(kvf_layer *layer, uint32_t length)
 {

@@ -46,6 +46,30 @@ static void carve_rows(kvf_kv_group *kv_group, kvf_reservation *r)
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? 2 : 0, rows);
 }
 
+/* Copies of what a call changes, where it may fail half-way. */
+static void carve_undo(kvf_kv_group *kv_group, kvf_reservation *r)
+{
+    const kvf_cache_config *c = &kv_group->config;
+    const kvf_dims *d = &kv_group->dims;
+    const kvf_paging *p = &d->paging;
+    const uint64_t s = d->page_frames ? c->sequences_max : 0;
+    const uint64_t set = d->static_tokens ? s : 0;
+    const uint64_t twice = c->refresh_interval < c->tokens_per_step_max ? set : 0;
+    const uint64_t blocks = kvf_undo_blocks(kv_group) + p->spare_blocks;
+    kvf_undo_tables *t = &kv_group->tables.undo;
+    KVF_CARVE(&r->kv, t->blocks, s, blocks, kvf_block_bytes(p));
+    KVF_CARVE(&r->kv, t->stores, twice, p->kv_heads, p->store_pages, kvf_page_bytes(&p->shape));
+    KVF_CARVE(&r->table, t->store_index, twice, p->kv_heads, kvf_store_tokens(p));
+    KVF_CARVE(&r->table, t->store_count, s, p->kv_heads);
+    KVF_CARVE(&r->table, t->bits, set, p->kv_heads, p->blocks_max);
+    KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? s : 0, 2);
+    KVF_CARVE(&r->table, t->chosen_at, d->recalls ? s : 0, p->kv_heads, p->pages_max);
+    KVF_CARVE(&r->table, t->queries, s, kvf_undo_queries(kv_group), c->query_heads, c->head_dim,
+              kvf_dtype_bytes(c->dtype));
+    KVF_CARVE(&r->table, t->faults, s);
+    KVF_CARVE(&r->table, t->counters, s ? 1 : 0);
+}
+
 /* Room for what `s` rows choose. */
 static void carve_choice(const kvf_kv_group *kv_group, kvf_carver *k, uint64_t s,
                          kvf_choice *choice)
@@ -198,6 +222,7 @@ static void carve_control(const kvf_kv_group *kv_group, kvf_carver *k, kvf_contr
 static void carve_kv_group(kvf_kv_group *kv_group, kvf_reservation *r)
 {
     carve_rows(kv_group, r);
+    carve_undo(kv_group, r);
     carve_choices(kv_group, &r->table);
     carve_step(kv_group, &r->table);
     carve_cover(kv_group, &r->table);
@@ -223,6 +248,8 @@ static void carve_sequences(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, cache->row_sequences, kvf_rows_max(c));
     KVF_CARVE(k, cache->counters, c->layers);
     KVF_CARVE(k, cache->attention, c->layers);
+    KVF_CARVE(k, cache->undo.layers, c->sequences_max);
+    KVF_CARVE(k, cache->undo.rows, c->sequences_max);
     KVF_CARVE(k, cache->footprint.layers, c->layers);
     KVF_CARVE(k, cache->footprint.rows, rows);
     KVF_CARVE(k, cache->footprint.spans, c->sequences_max);

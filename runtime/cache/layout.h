@@ -103,6 +103,21 @@ typedef struct kvf_token_tables {
     uint32_t *count_b; /* [kv_heads] */
 } kvf_token_tables;
 
+/* What a call of decode changes, as it was before; see undo.h. Only where the host brings pages,
+ * and of one layer. T and B are kvf_undo_queries and kvf_undo_blocks. */
+typedef struct kvf_undo_tables {
+    char *blocks;          /* [S, B + spare_blocks, block bytes] of the ring, and the spare one */
+    char *stores;          /* [S, kv_heads, store_pages, page bytes] if a call may refresh twice */
+    uint32_t *store_index; /* [S, kv_heads, store tokens] likewise */
+    uint32_t *store_count; /* [S, kv_heads] */
+    uint64_t *bits;        /* [S, kv_heads, blocks_max] of a static set */
+    uint32_t *share;       /* [S, 2] of static_ratio = auto */
+    uint32_t *chosen_at;   /* [S, kv_heads, pages_max] */
+    char *queries;         /* [S, T, query_heads, head_dim] */
+    uint64_t *faults;      /* [S] */
+    kvf_layer_counters *counters; /* [1] */
+} kvf_undo_tables;
+
 /* In device memory. All but `rows` is of one call, and in reservation table but for the arena
  * and the room in full precision. */
 typedef struct kvf_tables {
@@ -110,6 +125,7 @@ typedef struct kvf_tables {
     char *arena;       /* [arena_blocks, block bytes]; see append.h */
     void **arena_pool; /* [arena_blocks] */
     kvf_wide_tables wide;
+    kvf_undo_tables undo;
 
     /* choosing and fetching */
     kvf_choice now;

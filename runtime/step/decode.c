@@ -5,14 +5,13 @@
  *
  * Knows the order of the phases and nothing of their insides. Everything is enqueued; what depends
  * on data stays on the device. A call that is refused has changed nothing; one whose pages could
- * not be brought takes its tokens back.
+ * not be brought is undone by its caller (undo.h).
  */
 
 #include "decode.h"
 
 #include "append.h"
 #include "bring.h"
-#include "retain.h"
 #include "select.h"
 
 /* ---- bookkeeping on the host ---- */
@@ -117,27 +116,22 @@ static kvf_status bring_rows(kvf_step *step)
     return kvf_bring_rows(step, reads_all, leaves ? kvf_arena_leave_rows : NULL);
 }
 
-/* A read of the step failed: its tokens go, and with the slots that were to get it all
- * others, because nobody knows any more which these are. */
-static kvf_status take_back(kvf_step *step, const kvf_decode_args *args, kvf_status failure)
+/* Slots that were to get pages have others now, or none: all are empty, because nobody knows which
+ * these are. */
+static kvf_status end_failed(kvf_step *step, kvf_status failure)
 {
-    kvf_cache *cache = step->cache;
-    kvf_kv_group *kv_group = step->kv_group;
-    kvf_error error;
-    kvf_context_error(cache->context, &error);
-    kvf_status status = kvf_residency_clear(&kv_group->residency, step->stream);
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_status status = kvf_moves_pages(kv_group)
+                                  ? kvf_residency_clear(&kv_group->residency, step->stream)
+                                  : KVF_OK;
     KVF_TRY(kvf_step_end(step, status));
-    for (uint32_t b = 0; args->k && b < args->batch && status == KVF_OK; b++)
-        status = kvf_truncate_layer(cache, args->sequences[b], args->layer, step->stream);
-    if (status != KVF_OK)
-        return cache->broken = status;
-    return kvf_fail(cache->context, failure, error.foreign, "%s", error.text);
+    return failure;
 }
 
-kvf_status kvf_decode_end(kvf_step *step, const kvf_decode_args *args, kvf_status status)
+kvf_status kvf_decode_end(kvf_step *step, kvf_status status)
 {
     kvf_bring_drop(step);
-    return step->is_undone ? take_back(step, args, status) : kvf_step_end(step, status);
+    return step->is_undone ? end_failed(step, status) : kvf_step_end(step, status);
 }
 
 kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream,

@@ -44,9 +44,8 @@ KVF_CHECKED kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *
 KVF_CHECKED kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args,
                                           const kvf_due *due);
 
-/* The end of such a call. If pages could not be brought, the tokens are taken back. */
-KVF_CHECKED kvf_status kvf_decode_end(kvf_step *step, const kvf_decode_args *args,
-                                      kvf_status status);
+/* The end of such a call. If pages could not be brought, the caller undoes it. */
+KVF_CHECKED kvf_status kvf_decode_end(kvf_step *step, kvf_status status);
 
 /*
  * Refreshing the static set of a row.

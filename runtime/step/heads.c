@@ -5,13 +5,14 @@
  * Where a layer has both, heads are packed apart and outputs are put together.
  *
  * Knows nothing of rings (streaming_heads.c) or of what a KV group does. A call that is refused has
- * changed nothing. Rings are written after the KV group, so that a step that is taken back, because
- * its pages could not be read, has not touched them.
+ * changed nothing. Rings are written after the KV group, so that a step that is undone, because its
+ * pages could not be read, has not touched them.
  */
 
 #include "heads.h"
 
 #include "append.h"
+#include "undo.h"
 
 /* ---- chunks ---- */
 
@@ -113,19 +114,33 @@ static kvf_status enqueue_step(kvf_step *step, const kvf_decode_args *args, cons
     return KVF_OK;
 }
 
-kvf_status kvf_heads_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
-                                    kvf_stream *stream)
-{
-    kvf_step step = {.cache = cache};
-    const kvf_due nothing = {0};
-    KVF_TRY(kvf_decode_prepare_queries(&step, args, stream));
-    return kvf_decode_end(&step, args, enqueue_step(&step, args, &nothing));
-}
-
-kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_heads_step(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_decode_end(&step, args, enqueue_step(&step, args, &due));
+    return kvf_decode_end(&step, enqueue_step(&step, args, &due));
+}
+
+kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_undo_keep(cache, args, stream));
+    const kvf_status status =
+        args->tokens ? kvf_heads_steps(cache, args, stream) : kvf_heads_step(cache, args, stream);
+    return kvf_undo_unless_ok(cache, args, stream, status);
+}
+
+static kvf_status step_queries(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    const kvf_due nothing = {0};
+    KVF_TRY(kvf_decode_prepare_queries(&step, args, stream));
+    return kvf_decode_end(&step, enqueue_step(&step, args, &nothing));
+}
+
+kvf_status kvf_heads_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
+                                    kvf_stream *stream)
+{
+    KVF_TRY(kvf_undo_keep(cache, args, stream));
+    return kvf_undo_unless_ok(cache, args, stream, step_queries(cache, args, stream));
 }

@@ -13,6 +13,7 @@
 #include "append.h"
 #include "bring.h"
 #include "select.h"
+#include "undo.h"
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
 {
@@ -148,13 +149,20 @@ static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, co
     return kvf_bring_listed(step, lists, find);
 }
 
-kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
-                            const kvf_page_lists *lists, kvf_stream *stream)
+static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists, kvf_stream *stream)
 {
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_decode_end(&step, args, enqueue_select(&step, args, &due, lists));
+    return kvf_decode_end(&step, enqueue_select(&step, args, &due, lists));
+}
+
+kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(kvf_undo_keep(cache, args, stream));
+    return kvf_undo_unless_ok(cache, args, stream, select_pages(cache, args, lists, stream));
 }
 
 const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,

@@ -7,13 +7,12 @@
  * Knows nothing of what a step does. Tokens of a sequence make one step only where all but the
  * first leave alone what the sequence has once: they seal no block, refresh no static set, are not
  * verified, and follow none of these. So what a row sees is what it would see in a call of its own,
- * and it gives the same bits. A call that is refused has changed nothing; one whose pages could not
- * be brought takes its tokens back.
+ * and it gives the same bits. A step that fails ends the call; whoever called undoes the steps
+ * before it.
  */
 
 #include "append.h"
 #include "heads.h"
-#include "retain.h"
 
 /* Tokens of one sequence may be in one step: nothing that belongs to a sequence has to be in order
  * token by token, but its slots (see kvf_step_turn). */
@@ -107,22 +106,7 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
     };
 }
 
-/* The step after the first `rows` rows was taken back, and so are these. */
-static kvf_status take_back(kvf_cache *cache, uint32_t layer, uint32_t rows, kvf_stream *stream,
-                            kvf_status failure)
-{
-    kvf_error error;
-    kvf_context_error(cache->context, &error);
-    for (uint32_t r = rows; r-- > 0 && cache->broken == KVF_OK;) {
-        const kvf_status status = kvf_truncate_layer(cache, cache->row_sequences[r], layer, stream);
-        if (status != KVF_OK)
-            return cache->broken = status;
-    }
-    return kvf_fail(cache->context, failure, error.foreign, "%s", error.text);
-}
-
-kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_decode_args *args,
-                                    kvf_stream *stream)
+kvf_status kvf_heads_steps(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     KVF_TRY(check_room(cache, args));
     const uint32_t rows = list_rows(cache, args);
@@ -130,11 +114,7 @@ kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_decode_args *arg
     for (uint32_t first = 0; first < rows; first = end) {
         end = step_end(cache, args->layer, first, rows);
         const kvf_decode_args some = some_rows(cache, args, first, end);
-        const kvf_status status = kvf_heads_decode(cache, &some, stream);
-        if (status != KVF_OK)
-            return first && cache->broken == KVF_OK
-                       ? take_back(cache, args->layer, first, stream, status)
-                       : status;
+        KVF_TRY(kvf_heads_step(cache, &some, stream));
     }
     return KVF_OK;
 }

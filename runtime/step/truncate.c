@@ -19,32 +19,21 @@
 #include "cache.h"
 #include "step.h"
 
-#define ALL_LAYERS UINT32_MAX
-
-/* Tokens at positions below `tokens` stay, of one layer or all. */
-typedef struct cut {
-    uint32_t tokens;
-    uint32_t layer;
-} cut;
-
-/* Tokens of a layer that stay: positions ascend. */
-static uint32_t length_after(const kvf_sequence *sequence, uint32_t index, const cut *c)
+/* Tokens of a layer that stay, at positions below `tokens`: positions ascend. */
+static uint32_t length_after(const kvf_layer *layer, uint32_t tokens)
 {
-    const kvf_layer *layer = &sequence->layers[index];
     uint32_t length = layer->length;
-    while (length && layer->positions[length - 1] >= c->tokens &&
-           (c->layer == ALL_LAYERS || c->layer == index))
+    while (length && layer->positions[length - 1] >= tokens)
         length--;
     return length;
 }
 
-static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const cut *c)
+static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, uint32_t tokens)
 {
-    const uint32_t tokens = c->tokens;
     uint32_t end = 0;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(sequence, i, c);
+        const uint32_t length = length_after(&sequence->layers[i], tokens);
         if (layer->length)
             end = kvf_max_u32(end, layer->positions[layer->length - 1] + 1);
         if (length && length < layer->kept)
@@ -152,14 +141,14 @@ static kvf_status drop(kvf_step *step)
 }
 
 /* Every layer of the KV group is cut on the host as its rows are made. */
-static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut *c)
+static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t tokens)
 {
     kvf_kv_group *kv_group = step->kv_group;
     step->rows = kv_group->config.layers;
     kvf_fork_take(step);
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(sequence, i, c), sealed = layer->sealed;
+        const uint32_t length = length_after(&sequence->layers[i], tokens), sealed = layer->sealed;
         if (layer->kv_group != kv_group)
             continue;
         layer->sealed_before = sealed;
@@ -181,13 +170,13 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut 
 
 /* Blocks that come back to the window, of all layers, into memory. */
 static kvf_status bring_blocks(const kvf_kv_group *kv_group, const kvf_sequence *sequence,
-                               const cut *c)
+                               uint32_t tokens)
 {
     for (uint32_t i = 0; i < sequence->cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
         if (layer->kv_group != kv_group)
             continue;
-        const uint32_t length = length_after(sequence, i, c);
+        const uint32_t length = length_after(&sequence->layers[i], tokens);
         const uint32_t first = kvf_sealed_blocks(kv_group, length);
         const uint32_t end =
             kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, kv_group->dims.paging.block_size));
@@ -197,16 +186,16 @@ static kvf_status bring_blocks(const kvf_kv_group *kv_group, const kvf_sequence 
     return KVF_OK;
 }
 
-static kvf_status cut_on_device(kvf_kv_group *kv_group, kvf_sequence *sequence, const cut *c,
+static kvf_status cut_on_device(kvf_kv_group *kv_group, kvf_sequence *sequence, uint32_t tokens,
                                 kvf_stream *stream)
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
     step.kv_group = kv_group;
-    const kvf_status status = bring_blocks(kv_group, sequence, c);
+    const kvf_status status = bring_blocks(kv_group, sequence, tokens);
     if (status != KVF_OK)
         return kvf_step_refuse(&step, status);
-    return kvf_step_end(&step, enqueue_cut(&step, sequence, c));
+    return kvf_step_end(&step, enqueue_cut(&step, sequence, tokens));
 }
 
 /* Blocks first .. end-1 as they were sealed: no bits but those of the sink. */
@@ -250,11 +239,11 @@ static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *s
 }
 
 /* Some layer of the KV group has blocks that are in the window again. */
-static bool unseals(const kvf_kv_group *kv_group, const kvf_sequence *sequence, const cut *c)
+static bool unseals(const kvf_kv_group *kv_group, const kvf_sequence *sequence, uint32_t tokens)
 {
     for (uint32_t i = 0; i < sequence->cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(sequence, i, c);
+        const uint32_t length = length_after(&sequence->layers[i], tokens);
         if (layer->kv_group == kv_group && length &&
             kvf_sealed_blocks(kv_group, length) < layer->sealed)
             return true;
@@ -263,15 +252,15 @@ static bool unseals(const kvf_kv_group *kv_group, const kvf_sequence *sequence, 
 }
 
 /* Tokens of the layers that stay; whatever has to be dissolved was. */
-static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, const cut *c,
+static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
                           kvf_stream *stream)
 {
     for (uint32_t i = 0; i < cache->kv_group_count; i++)
-        if (unseals(&cache->kv_groups[i], sequence, c))
-            KVF_TRY(cut_on_device(&cache->kv_groups[i], sequence, c, stream));
+        if (unseals(&cache->kv_groups[i], sequence, tokens))
+            KVF_TRY(cut_on_device(&cache->kv_groups[i], sequence, tokens, stream));
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(sequence, i, c);
+        const uint32_t length = length_after(&sequence->layers[i], tokens);
         if (length == 0 && layer->length) {
             kvf_layer_clear(layer);
             kvf_footprint_cut(cache, sequence, i);
@@ -285,12 +274,11 @@ static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, const cut *c
 kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
                         kvf_stream *stream)
 {
-    const cut c = {tokens, ALL_LAYERS};
-    KVF_TRY(check(cache, sequence, &c));
+    KVF_TRY(check(cache, sequence, tokens));
     /* First what reads the most: if it cannot be read, nothing was cut. */
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(sequence, i, &c);
+        const uint32_t length = length_after(&sequence->layers[i], tokens);
         if (length == 0 || layer->static_from <= length)
             continue;
         kvf_page_pool_call(&layer->kv_group->pool);
@@ -298,17 +286,5 @@ kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t token
     }
     for (uint32_t i = 0; i < cache->kv_group_count; i++)
         kvf_page_pool_call(&cache->kv_groups[i].pool);
-    return cut_all(cache, sequence, &c, stream);
-}
-
-kvf_status kvf_truncate_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t index,
-                              kvf_stream *stream)
-{
-    kvf_layer *layer = &sequence->layers[index];
-    const uint32_t length = layer->length - 1;
-    const cut c = {layer->positions[length], index};
-    if (layer->static_from > length && kvf_sealed_blocks(layer->kv_group, length) < layer->sealed)
-        KVF_TRY(dissolve(sequence, index, stream));
-    layer->static_from = kvf_min_u32(layer->static_from, length);
-    return cut_all(cache, sequence, &c, stream);
+    return cut_all(cache, sequence, tokens, stream);
 }
