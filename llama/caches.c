@@ -304,9 +304,9 @@ static void free_scratch(kvl_cache *c)
 
 static void close_blocks(kvl_plugin *p, kvl_cache *c)
 {
+    kvf_stream_destroy(c->stream);
     kvl_chains_close(c->chains);
     kvf_blocks_close(c->blocks);
-    kvf_stream_destroy(c->stream);
     if (c->codes)
         kvf_memory_free(p->runtime, c->codes);
     c->chains = NULL;
@@ -338,6 +338,8 @@ void kvl_counts_add(const kvl_plugin *p, kvl_counts *counts)
 
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
 {
+    kvf_stream_destroy(c->stream); /* waits, also after a failure */
+    c->stream = NULL;
     add_counts(c, &p->counts);
     close_blocks(p, c);
     for (uint32_t l = 0; l < c->layers_count; l++)

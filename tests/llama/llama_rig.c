@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The rig: nodes as llama.cpp makes them, a scheduler of one node, and comparisons.
+ */
+
+#include "llama_rig.h"
+
+#include <math.h>
+#include <unistd.h>
+
+#include "common/convert.h"
+#include "common/random.h"
+
+gg_registry *ggml_backend_init(void);
+
+int rig_is_inside;
+
+static FILE *caught;
+static int own_stderr = -1;
+static char said[65536];
+
+void rig_listen(void)
+{
+    fflush(stderr);
+    caught = tmpfile();
+    own_stderr = dup(STDERR_FILENO);
+    dup2(fileno(caught), STDERR_FILENO);
+}
+
+const char *rig_said(void)
+{
+    if (caught) {
+        fflush(stderr);
+        dup2(own_stderr, STDERR_FILENO);
+        close(own_stderr);
+        rewind(caught);
+        said[fread(said, 1, sizeof said - 1, caught)] = '\0';
+        fclose(caught);
+        caught = NULL;
+    }
+    return said;
+}
+
+gg_registry *rig_load(const char *setting)
+{
+    if (setting)
+        setenv("KVFERRY_LLAMA", setting, 1);
+    else
+        unsetenv("KVFERRY_LLAMA");
+    return ggml_backend_init();
+}
+
+void rig_unload(void)
+{
+    kvl_plugin *p = kvl_the_plugin();
+    kvl_close_all(p);
+    p->counts = (kvl_counts){0};
+    p->is_loaded = p->no_counts = p->no_hooks = p->has_said_flash = 0;
+    p->said = 0;
+    p->said_served = p->said_stock = 0;
+}
+
+static void reserve(rig *r);
+
+void rig_make_cache(rig *r)
+{
+    const int type = r->o.type ? r->o.type : GG_F16, streams = r->o.streams ? r->o.streams : 1;
+    gg_tensor *all[2 * RIG_LAYERS];
+    for (int l = 0; l < RIG_LAYERS; l++) {
+        char name[32];
+        r->k[l] = standin_tensor(r->context, type, RIG_KV * RIG_DIM, RIG_CELLS, streams, 1);
+        r->v[l] = standin_tensor(r->context, type, RIG_KV * RIG_DIM, RIG_CELLS, streams, 1);
+        snprintf(name, sizeof name, "cache_k_l%d", l);
+        ggml_set_name(r->k[l], name);
+        snprintf(name, sizeof name, "cache_v_l%d", l);
+        ggml_set_name(r->v[l], name);
+        all[2 * l] = r->k[l];
+        all[2 * l + 1] = r->v[l];
+    }
+    r->buffer = standin_place(all, 2 * RIG_LAYERS);
+    reserve(r);
+}
+
+rig *rig_open(const rig_options *options)
+{
+    rig *r = calloc(1, sizeof *r);
+    r->o = *options;
+    r->random = 7;
+    if (!kvl_the_plugin()->is_loaded) {
+        rig_listen();
+        assert_non_null(rig_load(options->setting ? options->setting : "budget=full"));
+        rig_said();
+        kvl_the_plugin()->no_counts = options->no_counts;
+        kvl_the_plugin()->no_hooks = options->no_hooks;
+    }
+    r->registry = rig_load(NULL);
+    r->device = r->registry->iface.get_device(r->registry, 0);
+    r->context = ggml_init((gg_init_params){0});
+    r->backend = r->device->iface.init_backend(r->device, NULL);
+    assert_non_null(r->backend);
+    r->cpu = standin_cpu();
+    rig_make_cache(r);
+    return r;
+}
+
+void rig_close(rig *r)
+{
+    ggml_backend_buffer_free(r->buffer);
+    ggml_backend_free(r->backend);
+    ggml_backend_free(r->cpu);
+    ggml_free(r->context);
+    free(r);
+}
+
+/* The scheduler: a node goes to the plug-in if it takes it, else to the CPU. */
+static int run(rig *r, gg_context *context, gg_tensor *node)
+{
+    gg_graph *graph = ggml_new_graph_custom(context, 8, false);
+    ggml_build_forward_expand(graph, node);
+    __atomic_store_n(&rig_is_inside, 1, __ATOMIC_RELAXED);
+    const bool ours = r->device->iface.supports_op(r->device, node);
+    gg_backend *by = ours ? r->backend : r->cpu;
+    const int status = by->iface.graph_compute(by, graph);
+    __atomic_store_n(&rig_is_inside, 0, __ATOMIC_RELAXED);
+    return status;
+}
+
+static gg_tensor *random_rows(rig *r, gg_context *context, int64_t a, int64_t b, int64_t c,
+                              int64_t d)
+{
+    gg_tensor *t = standin_tensor(context, GG_F32, a, b, c, d);
+    float *data = malloc(ggml_nbytes(t));
+    for (size_t i = 0; i < ggml_nbytes(t) / sizeof *data; i++)
+        data[i] = kvf_random_normal(&r->random);
+    t->data = data;
+    return t;
+}
+
+static int set_rows(rig *r, gg_tensor *cache, const int64_t *cells, int count)
+{
+    gg_context *context = ggml_init((gg_init_params){0});
+    gg_tensor *node =
+        standin_tensor(context, cache->type, cache->ne[0], cache->ne[1] * cache->ne[2], 1, 1);
+    gg_tensor *rows = random_rows(r, context, cache->ne[0], count, 1, 1);
+    gg_tensor *numbers = standin_tensor(context, GG_I64, count, 1, 1, 1);
+    int64_t list[RIG_CELLS];
+    memcpy(list, cells, (size_t)count * sizeof *list);
+    numbers->data = list;
+    node->op = STANDIN_SET_ROWS;
+    node->src[0] = rows;
+    node->src[1] = numbers;
+    node->view_src = cache;
+    node->data = cache->data;
+    const int status = run(r, context, node);
+    free(rows->data);
+    ggml_free(context);
+    return status;
+}
+
+int rig_write(rig *r, int layer, const int64_t *cells, int count)
+{
+    const int status = set_rows(r, r->k[layer], cells, count);
+    return status ? status : set_rows(r, r->v[layer], cells, count);
+}
+
+int rig_shift(rig *r, int layer)
+{
+    gg_context *context = ggml_init((gg_init_params){0});
+    gg_tensor *cache = r->k[layer];
+    gg_tensor *node =
+        standin_tensor(context, cache->type, cache->ne[0], cache->ne[1] * cache->ne[2], 1, 1);
+    node->op = STANDIN_ROPE;
+    node->view_src = cache;
+    node->data = cache->data;
+    const int status = run(r, context, node);
+    ggml_free(context);
+    return status;
+}
+
+/* Keys or values of a cache as attention sees them: heads as a dimension of their own. */
+static gg_tensor *by_heads(gg_context *context, gg_tensor *cache, int first, int streams)
+{
+    gg_tensor *t = standin_tensor(context, cache->type, RIG_DIM, cache->ne[1], RIG_KV, streams);
+    t->nb[1] = cache->nb[1];
+    t->nb[2] = cache->nb[1] / RIG_KV;
+    t->nb[3] = cache->nb[2];
+    t->op = STANDIN_VIEW;
+    t->view_src = cache;
+    t->view_offs = (size_t)first * cache->nb[2];
+    t->data = (char *)cache->data + t->view_offs;
+    t->buffer = cache->buffer;
+    return t;
+}
+
+static gg_tensor *make_mask(gg_context *context, int tokens, int streams, rig_set *sets)
+{
+    gg_tensor *mask = standin_tensor(context, GG_F16, RIG_CELLS, tokens, 1, streams);
+    uint16_t *at = malloc(ggml_nbytes(mask));
+    mask->data = at;
+    for (int row = 0; row < tokens * streams; row++)
+        for (int cell = 0; cell < RIG_CELLS; cell++)
+            *at++ = sets[row][cell / 64] >> cell % 64 & 1 ? 0 : 0xfc00;
+    return mask;
+}
+
+/* llama.cpp asks of whole graphs before the first pass. */
+static void reserve(rig *r)
+{
+    gg_context *context = ggml_init((gg_init_params){0});
+    for (int layer = 0; layer < RIG_LAYERS; layer++) {
+        gg_tensor *q = standin_tensor(context, GG_F32, RIG_DIM, 1, RIG_HEADS, 1);
+        gg_tensor *node =
+            ggml_flash_attn_ext(context, q, by_heads(context, r->k[layer], 0, 1),
+                                by_heads(context, r->v[layer], 0, 1), NULL, 0.2f, 0.0f, r->o.cap);
+        r->device->iface.supports_op(r->device, node);
+    }
+    ggml_free(context);
+}
+
+int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *sets)
+{
+    assert_true(tokens * streams <= RIG_ROWS);
+    gg_context *context = ggml_init((gg_init_params){0});
+    gg_tensor *q = random_rows(r, context, RIG_DIM, tokens, RIG_HEADS, streams);
+    gg_tensor *mask = make_mask(context, tokens, streams, sets);
+    gg_tensor *node = ggml_flash_attn_ext(
+        context, q, by_heads(context, r->k[layer], first, streams),
+        by_heads(context, r->v[layer], first, streams), mask, 0.2f, 0.0f, r->o.cap);
+    node->data = r->out;
+    memset(r->out, 0xff, sizeof r->out);
+    if (r->spoil)
+        r->spoil(node);
+    const uint64_t before = standin_computed;
+    const int status = run(r, context, node);
+    r->by_kvferry = standin_computed == before;
+    for (int row = 0; status == GG_SUCCESS && !r->spoil && row < tokens * streams; row++) {
+        const double difference = kvl_plain_difference(node, row % tokens, row / tokens);
+        assert_true(difference >= 0);
+        if (difference > r->worst)
+            r->worst = difference;
+    }
+    r->attentions++;
+    free(q->data);
+    free(mask->data);
+    ggml_free(context);
+    return status;
+}
+
+int rig_pass(rig *r, const int64_t *cells, int count, int tokens, int first, int streams,
+             rig_set *sets)
+{
+    int status = GG_SUCCESS;
+    for (int layer = 0; layer < RIG_LAYERS && status == GG_SUCCESS; layer++) {
+        if (count)
+            status = rig_write(r, layer, cells, count);
+        if (status == GG_SUCCESS)
+            status = rig_attend(r, layer, tokens, first, streams, sets);
+    }
+    return status;
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_LLAMA_RIG_H
+#define KVL_LLAMA_RIG_H
+
+/*
+ * A small llama.cpp around the plug-in, on the stand-in for ggml: a KV cache with layers, writes
+ * and attention as graphs of one node that go to whoever takes them, and every output compared with
+ * a plain loop.
+ */
+
+#include "plugin.h"
+#include "standin.h"
+#include "unit.h"
+
+enum { RIG_LAYERS = 2, RIG_CELLS = 256, RIG_HEADS = 4, RIG_KV = 2, RIG_DIM = 32, RIG_ROWS = 64 };
+
+typedef struct rig_options {
+    int type;            /* of the cache; 0 = F16 */
+    int streams;         /* 0 = 1 */
+    const char *setting; /* KVFERRY_LLAMA; NULL = budget=full */
+    int no_counts, no_hooks;
+    float cap;
+} rig_options;
+
+/** Whether the plug-in computes, of a rig that one thread uses. */
+extern int rig_is_inside;
+
+typedef uint64_t rig_set[RIG_CELLS / 64];
+
+typedef struct rig {
+    rig_options o;
+    gg_context *context;
+    gg_registry *registry;
+    gg_device *device;
+    gg_backend *backend, *cpu;
+    gg_tensor *k[RIG_LAYERS], *v[RIG_LAYERS];
+    gg_buffer *buffer;
+    uint64_t random;
+    /* of the latest attention */
+    float out[RIG_ROWS * RIG_HEADS * RIG_DIM];
+    int by_kvferry;
+    double worst; /* over all attentions */
+    uint64_t attentions;
+    /* to make a node another one than llama.cpp makes */
+    void (*spoil)(gg_tensor *node);
+} rig;
+
+rig *rig_open(const rig_options *options);
+void rig_close(rig *r);
+/** Load the plug-in with these settings; NULL = it did not load. What it said is in rig_said. */
+gg_registry *rig_load(const char *setting);
+const char *rig_said(void);
+/** From here to rig_said standard error is caught. */
+void rig_listen(void);
+void rig_unload(void);
+
+/** A cache of another context, its tensors in a buffer of their own. */
+void rig_make_cache(rig *r);
+/** Random tokens to cells of a layer, in one SET_ROWS each of keys and values. */
+int rig_write(rig *r, int layer, const int64_t *cells, int count);
+/** Attention of `tokens` rows in each of `streams` streams from `first` on. */
+int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *sets);
+/** Keys of a layer change in place. */
+int rig_shift(rig *r, int layer);
+/** All layers: write the cells, then attend. */
+int rig_pass(rig *r, const int64_t *cells, int count, int tokens, int first, int streams,
+             rig_set *sets);
+
+static inline void rig_add(uint64_t *set, uint32_t cell)
+{
+    set[cell / 64] |= UINT64_C(1) << cell % 64;
+}
+
+static inline void rig_take(uint64_t *set, uint32_t cell)
+{
+    set[cell / 64] &= ~(UINT64_C(1) << cell % 64);
+}
+
+#endif

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Loading: an interface that is not known, settings that mean nothing, and what whoever started the
+ * process is told. And numbers: conversions and masks against plain loops.
+ */
+
+#include <math.h>
+#include <unistd.h>
+
+#include "cell_numbers.h"
+#include "common/convert.h"
+#include "common/random.h"
+#include "llama_rig.h"
+
+const char *kvferry_llama_check_settings(const char *text);
+int kvferry_llama_load(void);
+
+/* What loading tells through the pipe; "" = nothing. */
+static const char *reported(const char *setting)
+{
+    static char line[1024];
+    int ends[2];
+    char number[16];
+    assert_int_equal(pipe(ends), 0);
+    snprintf(number, sizeof number, "%d", ends[1]);
+    setenv("KVFERRY_LLAMA_REPORT", number, 1);
+    rig_listen();
+    rig_load(setting);
+    rig_said();
+    if (getenv("KVFERRY_LLAMA_REPORT")) { /* nothing was written */
+        unsetenv("KVFERRY_LLAMA_REPORT");
+        close(ends[1]);
+    }
+    const ssize_t n = read(ends[0], line, sizeof line - 1);
+    line[n > 0 ? n : 0] = '\0';
+    close(ends[0]);
+    return line;
+}
+
+static void an_unknown_interface_is_refused(void **state)
+{
+    (void)state;
+    const char *const why[STANDIN_FAULTS] = {
+        [STANDIN_NO_OPERATION] = "no operation FLASH_ATTN_EXT",
+        [STANDIN_TYPES] = "type 1 of this ggml is",
+        [STANDIN_TENSOR] = "struct ggml_tensor has another layout",
+        [STANDIN_BACKEND] = "struct ggml_backend has another layout",
+        [STANDIN_DEVICE] = "struct ggml_backend_device has another layout",
+        [STANDIN_BUFFER] = "struct ggml_backend_buffer has another layout",
+        [STANDIN_NO_CPU] = "there is no CPU backend"};
+    for (int fault = STANDIN_RIGHT + 1; fault < STANDIN_FAULTS; fault++) {
+        standin_break((standin_fault)fault);
+        rig_listen();
+        assert_null(rig_load(NULL));
+        const char *text = rig_said();
+        assert_non_null(strstr(text, why[fault]));
+        assert_non_null(strstr(text, "llama.cpp runs on without it"));
+        assert_ptr_equal(strchr(text, '\n') + 1, text + strlen(text)); /* one line */
+        assert_true(!strncmp(reported(NULL), "refused ", 8));
+    }
+    standin_break(STANDIN_RIGHT);
+}
+
+static void a_known_one_is_loaded(void **state)
+{
+    (void)state;
+    assert_string_equal(reported(NULL), "loaded ggml=0.0.0-standin api=42\n");
+    assert_true(kvl_the_plugin()->gg.op.flash_attn == STANDIN_FLASH_ATTN);
+    assert_int_equal(rig_load(NULL)->api_version, 42);
+    assert_int_equal(kvferry_llama_load(), 0);
+    rig_unload();
+}
+
+static void off_loads_nothing(void **state)
+{
+    (void)state;
+    assert_string_equal(reported("off"), "off\n");
+    assert_null(rig_load("off"));
+}
+
+static void wrong_settings_are_told(void **state)
+{
+    (void)state;
+    const char *const cases[][2] = {
+        {"budget=0", "budget = 0: must be a whole number from 1 to 67108864"},
+        {"budget", "budget: must be name=value, or off alone"},
+        {"page=4", "there is no setting page"},
+        {"page_size=5", "page_size = 5: must be 1, 2, 4, 8, 16, 32 or 64"},
+        {"layers=3", "there is no layers here: llama.cpp and the model decide it"},
+        {"pages=k2", "pages = k2: must be"},
+        {"log=-1", "log = -1: must be a number from 0"},
+        {"rows=0", "rows = 0: must be a whole number from 1 to 512"},
+        {"prompts=mine", "prompts = mine: must be auto, llama or kvferry"},
+        {"budget=64 local=64", "budget_tokens = 64"},
+        {"select=quest", "select"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *text = kvferry_llama_check_settings(cases[i][0]);
+        assert_non_null(text);
+        if (!strstr(text, cases[i][1]))
+            fail_msg("%s: %s", cases[i][0], text);
+        assert_true(!strncmp(reported(cases[i][0]), "refused KVFERRY_LLAMA: ", 23));
+    }
+    assert_null(kvferry_llama_check_settings(NULL));
+    assert_null(kvferry_llama_check_settings(
+        "budget=2048 pages=native device_memory=4GiB host_memory=48GiB log=10s verify=64"));
+    assert_null(kvferry_llama_check_settings("budget=full, pages=k8v4, rows=64, threads=3"));
+}
+
+static void halves_are_those_of_plain_conversions(void **state)
+{
+    (void)state;
+    uint64_t random = 3;
+    float from[67], back[67];
+    uint16_t to[67];
+    for (int turn = 0; turn < 3000; turn++) {
+        for (int i = 0; i < 67; i++) {
+            const uint32_t bits = (uint32_t)kvf_random_next(&random);
+            from[i] = turn % 2 ? kvf_bits_float(bits)
+                               : ldexpf(kvf_random_normal(&random), (int)(bits % 40) - 26);
+        }
+        int fits = 1;
+        const int said = kvl_to_f16(from, to, 67);
+        for (int i = 0; i < 67; i++) {
+            const uint16_t own = kvf_fp16_from_float(from[i]);
+            if (from[i] == from[i])
+                assert_int_equal(to[i], own);
+            fits &= !(isinf(kvf_fp16_to_float(own)) && isfinite(from[i]));
+        }
+        assert_int_equal(said, fits);
+        kvl_from_f16(to, back, 67);
+        for (int i = 0; i < 67; i++)
+            if (from[i] == from[i])
+                assert_true(back[i] == kvf_fp16_to_float(to[i]));
+    }
+}
+
+static void masks_are_sets(void **state)
+{
+    (void)state;
+    enum { CELLS = 320 };
+    uint64_t random = 5, set[CELLS / 64] = {0}, own[CELLS / 64];
+    uint16_t mask[CELLS];
+    for (int turn = 0; turn < 500; turn++) {
+        int64_t open = 0;
+        memset(own, 0, sizeof own);
+        for (uint32_t i = 0; i < CELLS; i++) {
+            const int is_open = kvf_random_below(&random, 3) == 0;
+            mask[i] = is_open ? 0 : 0xfc00;
+            own[i / 64] |= (uint64_t)is_open << i % 64;
+            open += is_open;
+        }
+        int same;
+        assert_int_equal(kvl_open_cells(mask, CELLS, set, &same), open);
+        assert_memory_equal(set, own, sizeof own);
+        assert_false(same);
+        assert_int_equal(kvl_open_cells(mask, CELLS, set, &same), open);
+        assert_true(same);
+        mask[kvf_random_below(&random, CELLS)] = turn % 2 ? 0x8000 : 0x3c00;
+        assert_int_equal(kvl_open_cells(mask, CELLS, set, &same), -1);
+    }
+}
+
+int main(void)
+{
+    return unit_run(an_unknown_interface_is_refused, a_known_one_is_loaded, off_loads_nothing,
+                    wrong_settings_are_told, halves_are_those_of_plain_conversions, masks_are_sets);
+}

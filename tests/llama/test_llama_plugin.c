@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The plug-in under a stand-in for ggml: whatever happens to sequences, no output is another than
+ * that of a plain loop over the cache; with counts of writes off, or without the functions of
+ * buffers, it is.
+ */
+
+#include <pthread.h>
+
+#include "common/convert.h"
+#include "common/random.h"
+#include "llama_rig.h"
+
+/* Rounding of F16 queries, values and outputs, relative to the largest output. */
+#define ROUNDING 0.01
+
+/* ---- random edits of sequences ---- */
+
+enum { SEQUENCES = 4 };
+
+typedef struct wanderer {
+    rig *r;
+    rig_set sets[SEQUENCES];
+    int streams; /* sequence i is in stream i % streams */
+    char *saved;
+} wanderer;
+
+static uint32_t below(wanderer *w, uint32_t n)
+{
+    return kvf_random_below(&w->r->random, n);
+}
+
+/* Cells of a sequence's stream that no sequence has. */
+static int free_cells(const wanderer *w, int sequence, int64_t *cells, int count)
+{
+    const int stream = sequence % w->streams;
+    int found = 0;
+    for (uint32_t cell = 0; cell < RIG_CELLS && found < count; cell++) {
+        int used = 0;
+        for (int i = stream; i < SEQUENCES; i += w->streams)
+            used |= (int)(w->sets[i][cell / 64] >> cell % 64 & 1);
+        if (!used)
+            cells[found++] = (int64_t)stream * RIG_CELLS + (int64_t)cell;
+    }
+    return found;
+}
+
+/* A step with `tokens` new tokens of each of the sequences `from` on: rows see what is before. */
+static void step(wanderer *w, int from, int sequences, int tokens)
+{
+    rig_set rows[RIG_ROWS];
+    int64_t cells[RIG_ROWS];
+    int count = 0;
+    for (int i = from; i < from + sequences; i++) {
+        int64_t own[RIG_ROWS];
+        if (free_cells(w, i, own, tokens) < tokens)
+            memset(w->sets[i], 0, sizeof w->sets[i]), free_cells(w, i, own, tokens);
+        for (int t = 0; t < tokens; t++) {
+            rig_add(w->sets[i], (uint32_t)(own[t] % RIG_CELLS));
+            memcpy(rows[count], w->sets[i], sizeof rows[count]);
+            cells[count++] = own[t];
+        }
+    }
+    const int first = w->streams > 1 ? from : 0;
+    const int per_stream = w->streams > 1 ? tokens : count;
+    assert_int_equal(
+        rig_pass(w->r, cells, count, per_stream, first, w->streams > 1 ? sequences : 1, rows),
+        GG_SUCCESS);
+}
+
+/* State out and in: bytes of the buffer, by its functions. */
+static void state(wanderer *w)
+{
+    const int layer = (int)below(w, RIG_LAYERS);
+    gg_tensor *t = below(w, 2) ? w->r->k[layer] : w->r->v[layer];
+    const size_t row = t->nb[1], cell = below(w, RIG_CELLS - 40), n = (1 + below(w, 40)) * row;
+    char *bytes = malloc(n);
+    memcpy(bytes, (const char *)t->data + below(w, RIG_CELLS - 40) * row, n);
+    standin_set_tensor(t, bytes, cell * row, n);
+    free(bytes);
+}
+
+static void edit(wanderer *w)
+{
+    const int who = (int)below(w, SEQUENCES), other = (who + w->streams) % SEQUENCES;
+    uint64_t *set = w->sets[who];
+    switch (below(w, 8)) {
+    case 0: /* the same cells in another sequence */
+        memcpy(w->sets[other], set, sizeof w->sets[other]);
+        break;
+    case 1: /* holes */
+        for (uint32_t n = below(w, 30); n; n--)
+            rig_take(set, below(w, RIG_CELLS));
+        break;
+    case 2: /* the end is cut */
+        for (uint32_t n = below(w, 100), cell = RIG_CELLS; n; n--)
+            rig_take(set, --cell);
+        break;
+    case 3:
+        for (int layer = 0; layer < RIG_LAYERS; layer++)
+            assert_int_equal(rig_shift(w->r, layer), GG_SUCCESS);
+        break;
+    case 4:
+        state(w);
+        break;
+    case 5:
+        memset(set, 0, sizeof w->sets[who]);
+        break;
+    case 6:
+        if (!below(w, 8))
+            standin_clear(w->r->buffer, 0x11);
+        break;
+    default:
+        break;
+    }
+}
+
+static double wander(const rig_options *o, uint64_t seed, int actions)
+{
+    wanderer w = {.r = rig_open(o), .streams = o->streams ? o->streams : 1};
+    w.r->random = seed;
+    rig_listen();
+    for (int action = 0; action < actions; action++) {
+        if (below(&w, 3) == 0)
+            edit(&w);
+        const int sequences = 1 + (int)below(&w, SEQUENCES);
+        const int from = (int)below(&w, (uint32_t)(SEQUENCES - sequences + 1));
+        step(&w, from, w.streams > 1 ? sequences : sequences, 1 + (int)below(&w, 4));
+    }
+    const double worst = w.r->worst;
+    rig_close(w.r);
+    rig_unload();
+    rig_said();
+    return worst;
+}
+
+static void no_output_is_wrong(void **unused)
+{
+    (void)unused;
+    const int types[] = {GG_F16, GG_BF16, GG_Q8_0};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        for (int streams = 1; streams <= SEQUENCES; streams += SEQUENCES - 1) {
+            const rig_options o = {.type = types[i], .streams = streams};
+            assert_true(wander(&o, 1 + i, 150) < ROUNDING);
+        }
+}
+
+static void without_proofs_outputs_are_wrong(void **unused)
+{
+    (void)unused;
+    assert_true(wander(&(rig_options){.no_counts = 1}, 1, 150) > 0.2);
+    assert_true(wander(&(rig_options){.no_hooks = 1}, 1, 150) > 0.2);
+}
+
+/* ---- what is served, what is left, and what is said ---- */
+
+/* A sequence of `count` tokens in the first cells of stream 0, and its set. */
+static int begin(rig *r, uint32_t count, rig_set set)
+{
+    int64_t cells[RIG_CELLS];
+    for (uint32_t i = 0; i < count; i++) {
+        cells[i] = i;
+        rig_add(set, i);
+    }
+    return rig_pass(r, cells, (int)count, 1, 0, 1, (rig_set *)set);
+}
+
+static void steps_are_served_and_prompts_left(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4 verify=1"});
+    const kvl_counts *c = &kvl_the_plugin()->counts;
+    rig_set sets[5] = {{0}};
+    rig_listen();
+    assert_int_equal(begin(r, 100, sets[0]), GG_SUCCESS);
+    assert_true(r->by_kvferry);
+    assert_int_equal(c->served, RIG_LAYERS);
+    for (int i = 1; i < 5; i++)
+        memcpy(sets[i], sets[0], sizeof sets[i]);
+    assert_int_equal(rig_attend(r, 0, 5, 0, 1, sets), GG_SUCCESS);
+    assert_false(r->by_kvferry);
+    assert_int_equal(c->prompt, 5);
+    assert_int_equal(rig_attend(r, 0, 4, 0, 1, sets), GG_SUCCESS);
+    assert_true(r->by_kvferry);
+    assert_true(r->worst < ROUNDING);
+    assert_int_equal(c->verified, c->served);
+    assert_int_equal(c->wrong, 0);
+    rig_close(r);
+    const char *text = rig_said();
+    assert_non_null(strstr(text, "kvferry: serving 2 of 2 layers"));
+    assert_non_null(strstr(text, "kvferry: attended served=6 stock=0 share=1.0000 prompt=5"));
+    rig_unload();
+}
+
+static void alibi(gg_tensor *node)
+{
+    const float bias = 8.0f;
+    memcpy(&node->op_params[1], &bias, sizeof bias);
+}
+
+static void mask_of_numbers(gg_tensor *node)
+{
+    ((uint16_t *)node->src[3]->data)[3] = 0x3c00;
+}
+
+static void values_are_keys(gg_tensor *node)
+{
+    node->src[2] = node->src[1];
+}
+
+static void queries_beyond_f16(gg_tensor *node)
+{
+    ((float *)node->src[0]->data)[5] = 1e6f;
+}
+
+static void another_scale(gg_tensor *node)
+{
+    const float scale = 0.3f;
+    memcpy(&node->op_params[0], &scale, sizeof scale);
+}
+
+/* Left to llama.cpp: with its bits, counted, and said once. */
+static void what_is_not_understood_is_left(void **unused)
+{
+    (void)unused;
+    const struct {
+        void (*spoil)(gg_tensor *node);
+        const char *said;
+    } cases[] = {{alibi, "ALiBi"},
+                 {mask_of_numbers, "the mask has values"},
+                 {values_are_keys, "one tensor (MLA)"},
+                 {queries_beyond_f16, "beyond F16"},
+                 {another_scale, "scale, cap or sinks"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float own[RIG_HEADS * RIG_DIM];
+        rig_set set[1] = {{0}};
+        rig *r = rig_open(&(rig_options){0});
+        assert_int_equal(begin(r, 70, set[0]), GG_SUCCESS);
+        r->spoil = cases[i].spoil;
+        rig_listen();
+        for (int turn = 0; turn < 2; turn++) {
+            r->random = 99;
+            assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
+            assert_false(r->by_kvferry);
+        }
+        memcpy(own, r->out, sizeof own);
+        const char *text = rig_said(), *first = strstr(text, cases[i].said);
+        assert_non_null(first);
+        assert_null(strstr(first + 1, cases[i].said));
+        /* The CPU alone. */
+        gg_backend *ours = r->backend;
+        r->backend = r->cpu;
+        r->random = 99;
+        assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
+        assert_memory_equal(own, r->out, sizeof own);
+        r->backend = ours;
+        rig_listen();
+        rig_close(r);
+        rig_said();
+        rig_unload();
+    }
+}
+
+static void values_beyond_f16_leave_the_cache(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){.type = GG_BF16});
+    rig_set set[1] = {{0}};
+    assert_int_equal(begin(r, 70, set[0]), GG_SUCCESS);
+    const uint16_t large = kvf_bf16_from_float(1e6f);
+    standin_set_tensor(r->v[1], &large, 3 * r->v[1]->nb[1], sizeof large);
+    rig_listen();
+    for (int turn = 0; turn < 3; turn++) {
+        assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
+        assert_false(r->by_kvferry);
+    }
+    assert_true(r->worst < ROUNDING);
+    rig_close(r);
+    assert_non_null(strstr(rig_said(), "beyond F16"));
+    rig_unload();
+}
+
+static void attention_that_is_off_is_said(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){0});
+    const int64_t cell = 3;
+    rig_listen();
+    for (int turn = 0; turn < 4; turn++)
+        assert_int_equal(rig_write(r, 0, &cell, 1), GG_SUCCESS);
+    assert_int_equal(kvl_the_plugin()->counts.stock[KVL_NO_FLASH], 3);
+    rig_close(r);
+    const char *text = rig_said(), *first = strstr(text, "add -fa on");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "add -fa on"));
+    assert_non_null(strstr(text, "stock.no_flash=3"));
+    rig_unload();
+}
+
+/* Contexts come and go; one has no memory behind its cache, as `--fit` makes them. */
+static void contexts_are_apart(void **unused)
+{
+    (void)unused;
+    rig *a = rig_open(&(rig_options){0}), *b = rig_open(&(rig_options){.streams = 2});
+    rig_set set[1] = {{0}}, more[2] = {{0}};
+    rig_listen();
+    assert_int_equal(begin(a, 60, set[0]), GG_SUCCESS);
+    assert_int_equal(begin(b, 90, more[0]), GG_SUCCESS);
+    assert_int_equal(rig_attend(a, 0, 1, 0, 1, set), GG_SUCCESS);
+    assert_true(a->by_kvferry);
+    /* The cache of one goes before its backend, and another one comes, perhaps in its place. */
+    ggml_backend_buffer_free(a->buffer);
+    rig_make_cache(a);
+    memset(set, 0, sizeof set);
+    assert_int_equal(begin(a, 80, set[0]), GG_SUCCESS);
+    assert_true(a->by_kvferry);
+    assert_int_equal(rig_attend(b, 1, 1, 0, 1, more), GG_SUCCESS);
+    assert_true(b->by_kvferry);
+    assert_true(a->worst < ROUNDING && b->worst < ROUNDING);
+    rig_close(b);
+    rig_close(a);
+    assert_int_equal(kvl_the_plugin()->caches_count, 0);
+    assert_int_equal(kvl_the_plugin()->hooks_count, 0);
+    rig_said();
+    rig_unload();
+}
+
+/* The plug-in closes first: buffers have their own functions again. */
+static void buffers_outlive_the_plugin(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){0});
+    rig_set set[1] = {{0}};
+    gg_buffer *plain = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 64);
+    const gg_buffer_i original = plain->iface;
+    ggml_backend_buffer_free(plain);
+    rig_listen();
+    assert_int_equal(begin(r, 60, set[0]), GG_SUCCESS);
+    assert_true(r->buffer->iface.clear != original.clear);
+    kvl_close_all(kvl_the_plugin());
+    assert_memory_equal(&r->buffer->iface, &original, sizeof original);
+    standin_clear(r->buffer, 0);
+    rig_close(r);
+    rig_said();
+    rig_unload();
+}
+
+static void *generate(void *user)
+{
+    rig *r = user;
+    rig_set set[1] = {{0}};
+    for (int64_t cell = 0; cell < 40; cell++) {
+        rig_add(set[0], (uint32_t)cell);
+        if (rig_pass(r, &cell, 1, 1, 0, 1, set) != GG_SUCCESS)
+            abort();
+    }
+    return NULL;
+}
+
+static void contexts_run_in_threads(void **unused)
+{
+    (void)unused;
+    rig *r[2] = {rig_open(&(rig_options){0}), rig_open(&(rig_options){0})};
+    pthread_t threads[2];
+    rig_listen();
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, generate, r[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++) {
+        assert_true(r[i]->worst < ROUNDING);
+        rig_close(r[i]);
+    }
+    rig_said();
+    rig_unload();
+}
+
+int main(void)
+{
+    return unit_run(no_output_is_wrong, without_proofs_outputs_are_wrong,
+                    steps_are_served_and_prompts_left, what_is_not_understood_is_left,
+                    values_beyond_f16_leave_the_cache, attention_that_is_off_is_said,
+                    contexts_are_apart, buffers_outlive_the_plugin, contexts_run_in_threads);
+}
