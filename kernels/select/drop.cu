@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Stores without the sink tokens that a row has lost, on the GPU; see drop_ref.c for the meaning. A
- * thread per KV head. Exact.
+ * Stores without the sink tokens that a row has lost, or without a static set, on the GPU; see
+ * drop_ref.c for the meaning. A block per KV head of a row. Exact.
  */
 
 #include "cuda_kernels.h"
@@ -10,22 +10,24 @@
 
 #define THREADS 128u
 
-static __global__ void drop_kernel(const __grid_constant__ kvf_drop_args a, uint32_t tasks)
+static __global__ void drop_kernel(const __grid_constant__ kvf_drop_args a)
 {
     const kvf_paging *p = &a.paging;
-    const uint32_t task = blockIdx.x * THREADS + threadIdx.x;
-    if (task >= tasks)
-        return;
-    const kvf_row *row = &a.row[task / p->kv_heads];
-    const uint32_t sealed = row->sealed * p->block_size;
-    if (sealed < p->sink)
-        row->store_count[task % p->kv_heads] = sealed;
+    const kvf_row *row = &a.row[blockIdx.x / p->kv_heads];
+    const uint32_t head = blockIdx.x % p->kv_heads, sealed = row->sealed * p->block_size;
+    if (threadIdx.x == 0 && (a.sets || sealed < p->sink))
+        row->store_count[head] = kvf_min_u32(sealed, p->sink);
+    for (uint32_t b = threadIdx.x; a.sets && b < row->sealed; b += THREADS)
+        kvf_row_bits(p, row, head)[b] = kvf_sink_bits(p, b);
+    for (uint32_t i = threadIdx.x; a.sets && row->chosen_at && i < kvf_row_sealed_pages(p, row);
+         i += THREADS)
+        row->chosen_at[(size_t)head * p->pages_max + i] = 0;
 }
 
 extern "C" int kvf_drop_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<drop_kernel>(dim3(kvf_div_ceil_u32(tasks, THREADS)), dim3(THREADS), 0,
-                                        (cudaStream_t)stream, *(const kvf_drop_args *)args, tasks);
+    return kvf_cuda_launch<drop_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                        *(const kvf_drop_args *)args);
 }

@@ -314,12 +314,14 @@ typedef struct kvf_fetch_args {
 } kvf_fetch_args;
 KVF_TASKS(fetch, kvf_fetch_args, 1)
 
-/* ---- drop: the store of rows that lost blocks has as much of the sink as is sealed. A task is a
- * KV head of a row. */
+/* ---- drop: the store of rows that lost blocks has as much of the sink as is sealed; with `sets`
+ * the static set of the rows goes, too: bits are those of the sink, and no page was chosen lately.
+ * A task is a KV head of a row. */
 typedef struct kvf_drop_args {
     kvf_paging paging;
     uint32_t rows;
-    const kvf_row *row; /* [rows] sealed, store_count; all else is not looked at */
+    uint32_t sets;
+    const kvf_row *row; /* [rows] sealed, store_count, bits, chosen_at */
 } kvf_drop_args;
 KVF_TASKS(drop, kvf_drop_args, a->rows * a->paging.kv_heads)
 

@@ -135,13 +135,6 @@ static kvf_status put_digests(kvf_step *step, const kvf_digest_job *jobs)
     return p->segments_max ? KVF_LAUNCH(step, centroids, centroids) : KVF_OK;
 }
 
-kvf_status kvf_step_seal_again(kvf_step *step)
-{
-    kvf_seal_args args;
-    KVF_TRY(seal_rows(step, &args, NULL, 0));
-    return kvf_has_codes(step->kv_group) ? KVF_OK : put_digests(step, args.jobs);
-}
-
 kvf_status kvf_step_seal_blocks(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
     if (!step->is_recorded)

@@ -48,9 +48,6 @@ typedef struct kvf_carried {
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
                                         const kvf_carried *carried, kvf_stream *stream);
 
-/* Blocks sealed_before .. sealed-1 of every row once more, read where the tables say: bits, sink
- * and boxes. Codes are of their tokens alone, and forks may have them too: they stay. */
-KVF_CHECKED kvf_status kvf_step_seal_again(kvf_step *step);
 /* Seal: bits, sink and digests of the pages that this call completes, and their way from
  * the ring to the pool. Flip: wait for that and point the page tables there. */
 KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);

@@ -9,7 +9,9 @@
  * of room. A cut within the window changes nothing on the device.
  *
  * A static set that was chosen before the cut stays, with its age. One that dropped queries have
- * chosen is dissolved: the next step chooses another with all keys, as after a prefill.
+ * chosen is dissolved, which looks at no page: the next step chooses another with all keys, as
+ * after a prefill. Blocks are read from disk before anything changes, so a cut that fails has no
+ * effect.
  */
 
 #include "retain.h"
@@ -133,10 +135,10 @@ static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
     return KVF_OK;
 }
 
-static kvf_status drop(kvf_step *step)
+static kvf_status drop(kvf_step *step, uint32_t sets)
 {
     const kvf_drop_args args = {
-        .paging = step->kv_group->dims.paging, .rows = step->rows, .row = step->row};
+        .paging = step->kv_group->dims.paging, .rows = step->rows, .sets = sets, .row = step->row};
     return KVF_LAUNCH(step, drop, args);
 }
 
@@ -165,7 +167,7 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t t
         if (sequence->layers[i].kv_group == kv_group)
             KVF_TRY(dequantize_window(step, &sequence->layers[i]));
     KVF_TRY(KVF_LAUNCH(step, table, table));
-    return drop(step);
+    return drop(step, 0);
 }
 
 /* Blocks that come back to the window, of all layers, into memory. */
@@ -192,45 +194,24 @@ static kvf_status cut_on_device(kvf_kv_group *kv_group, kvf_sequence *sequence, 
     kvf_step step;
     KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
     step.kv_group = kv_group;
-    const kvf_status status = bring_blocks(kv_group, sequence, tokens);
-    if (status != KVF_OK)
-        return kvf_step_refuse(&step, status);
     return kvf_step_end(&step, enqueue_cut(&step, sequence, tokens));
 }
 
-/* Blocks first .. end-1 as they were sealed: no bits but those of the sink. */
-static kvf_status enqueue_again(kvf_step *step, uint32_t first, uint32_t end)
+static kvf_status enqueue_dissolve(kvf_step *step)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
-    KVF_TAKE(step, step->row_host, step->row, step->rows);
-    step->row_host[0] = kvf_step_row(kv_group, step->states[0]);
-    step->row_host[0].sealed_before = first;
-    step->row_host[0].sealed = end;
-    step->sealed_blocks = end - first;
+    kvf_fork_take(step);
+    step->row_host[0] = kvf_step_row(step->kv_group, step->states[0]);
     KVF_TRY(kvf_step_send(step));
-    if (first == 0)
-        KVF_TRY(kv_group->device->ops->fill(step->stream, step->row_host[0].store_count, 0,
-                                            kv_group->config.kv_heads * sizeof(uint32_t)));
-    if (kvf_quantizes_pages(kv_group))
-        KVF_TRY(kvf_wide_row(step, kv_group, step->row, first, end - first, &step->row));
-    return step->sealed_blocks ? kvf_step_seal_again(step) : KVF_OK;
+    return drop(step, 1);
 }
 
 static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *stream)
 {
     kvf_layer *layer = &sequence->layers[index];
-    uint32_t first = 0;
-    do {
-        const uint32_t end = kvf_min_u32(first + layer->kv_group->dims.chunk_blocks, layer->sealed);
-        kvf_step step;
-        KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
-        kvf_step_at(&step, index, &sequence, 1);
-        const kvf_status status = first ? KVF_OK : kvf_bring(&step, layer, 0, UINT32_MAX);
-        if (status != KVF_OK)
-            return kvf_step_refuse(&step, status);
-        KVF_TRY(kvf_step_end(&step, enqueue_again(&step, first, end)));
-        first = end;
-    } while (first < layer->sealed);
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
+    kvf_step_at(&step, index, &sequence, 1);
+    KVF_TRY(kvf_step_end(&step, enqueue_dissolve(&step)));
     layer->static_from = 0;
     layer->since_refresh = 0;
     layer->needs_exact = 1;
@@ -251,7 +232,7 @@ static bool unseals(const kvf_kv_group *kv_group, const kvf_sequence *sequence, 
     return false;
 }
 
-/* Tokens of the layers that stay; whatever has to be dissolved was. */
+/* Tokens of the layers that stay; static sets that have to be dissolved were. */
 static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
                           kvf_stream *stream)
 {
@@ -275,16 +256,14 @@ kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t token
                         kvf_stream *stream)
 {
     KVF_TRY(check(cache, sequence, tokens));
-    /* First what reads the most: if it cannot be read, nothing was cut. */
+    /* First what may fail: if it cannot be read, nothing was cut. */
+    for (uint32_t i = 0; i < cache->kv_group_count; i++)
+        KVF_TRY(bring_blocks(&cache->kv_groups[i], sequence, tokens));
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(&sequence->layers[i], tokens);
-        if (length == 0 || layer->static_from <= length)
-            continue;
-        kvf_page_pool_call(&layer->kv_group->pool);
-        KVF_TRY(dissolve(sequence, i, stream));
+        const uint32_t length = length_after(layer, tokens);
+        if (length && layer->static_from > length)
+            KVF_TRY(dissolve(sequence, i, stream));
     }
-    for (uint32_t i = 0; i < cache->kv_group_count; i++)
-        kvf_page_pool_call(&cache->kv_groups[i].pool);
     return cut_all(cache, sequence, tokens, stream);
 }

@@ -118,9 +118,18 @@ static void drop_case(check *c)
         c, &w,
         &(check_rows_config){.rows = 1 + check_below(c, 4), .blocks_max = 12, .pool_blocks = 4});
     check_rows_describe(c, &w, "drop");
-    const kvf_drop_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
-    for (uint32_t b = 0; b < w.rows; b++)
-        check_track(c, "store_count", w.row[b].store_count, w.p.kv_heads * sizeof(uint32_t));
+    const kvf_drop_args a = {
+        .paging = w.p, .rows = w.rows, .sets = check_below(c, 2), .row = w.row};
+    for (uint32_t b = 0; b < w.rows; b++) {
+        const size_t heads = w.p.kv_heads;
+        if (check_below(c, 4) == 0)
+            w.row[b].chosen_at = NULL;
+        else
+            check_track(c, "chosen_at", w.row[b].chosen_at,
+                        heads * w.p.pages_max * sizeof(uint32_t));
+        check_track(c, "store_count", w.row[b].store_count, heads * sizeof(uint32_t));
+        check_track(c, "bits", w.row[b].bits, heads * w.p.blocks_max * sizeof(uint64_t));
+    }
     CHECK_BOTH(c, drop, &a);
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A call of decode that fails half-way has no effect: every read of every call fails once, or the
- * call needs more memory than there is. After each failure saved bytes, counts, memory and blocks
- * are those of a cache that never had the call, and so are the outputs of what follows.
+ * A call of decode that fails half-way has no effect, nor has a cut: every read of every call fails
+ * once, or the call needs more memory than there is. After each failure saved bytes, counts, memory
+ * and blocks are those of a cache that never had the call, and so are the outputs of what follows.
  *
  * Both caches have a disk tier. Calls have three sequences of three tokens each where nothing else
  * is said. Which pages lie in slots and in page frames may differ, and so hits and what the disk
@@ -283,6 +283,81 @@ static void too_many_at_once(const undo_case *c)
     close_worlds(&f);
 }
 
+/* ---- cuts ---- */
+
+typedef struct cutting {
+    worlds *f;
+    uint32_t i, tokens;
+} cutting;
+
+static kvf_status cut(const cutting *k, side *x)
+{
+    return kvf_sequence_truncate(x->w.cache, x->s[k->i], k->tokens, x->w.stream);
+}
+
+static uint64_t wanted(const side *x)
+{
+    kvf_stats s;
+    kvf_cache_stats(x->w.cache, &s);
+    return s.disk_wanted;
+}
+
+/* Each read of a cut fails: it has no effect on any layer. It reads what is in the window again,
+ * and not all that a static set was chosen from. */
+static void cut_each_read_fails(const undo_case *c, uint32_t tokens)
+{
+    worlds f;
+    open_worlds(&f, c);
+    call k = {.f = &f, .c = c, .alone = SEQUENCES};
+    for (; k.n < c->calls; k.n++)
+        for (k.layer = 0; k.layer < f.t.layers; k.layer++) {
+            test_ok(&f.failing.w, decode(&k, &f.failing));
+            test_ok(&f.other.w, decode(&k, &f.other));
+        }
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        const cutting now = {&f, i, c->prompt - 10 * i + c->calls * c->tokens - tokens};
+        const uint32_t block = f.other.w.cache->plan.block_size;
+        const uint64_t before = wanted(&f.other);
+        for (uint32_t n = 0;; n++) {
+            fail_plan_set(n, ERRNO + EIO, 0);
+            fail_plan.kind = FAIL_READS;
+            const kvf_status status = cut(&now, &f.failing);
+            fail_plan_set(UINT32_MAX, NOTHING, 0);
+            if (status == KVF_OK)
+                break;
+            assert_int_equal(status, KVF_SYSTEM);
+            f.failures++;
+            same_state(&f);
+        }
+        test_ok(&f.other.w, cut(&now, &f.other));
+        same_state(&f);
+        assert_true(wanted(&f.other) - before <= f.t.layers * (tokens / block + 1));
+    }
+    k.n = c->calls - tokens / c->tokens;
+    for (k.layer = 0; k.layer < f.t.layers; k.layer++) {
+        test_ok(&f.failing.w, decode(&k, &f.failing));
+        test_ok(&f.other.w, decode(&k, &f.other));
+        same_outputs(&k);
+    }
+    printf("# cuts, %s: %u failures\n", c->name, f.failures);
+    assert_true(f.failures > 0);
+    close_worlds(&f);
+}
+
+static void cuts_that_fail(void **state)
+{
+    static const undo_case cuts[] = {
+        {"hybrid", "layers=3 refresh_interval=4", 150, TOKENS, 12, 1400},
+        {"int4", "layers=3 pages=k8v4 digest=codes dtype=bf16 refresh_interval=4", 150, TOKENS, 12,
+         500},
+        {"dynamic", "layers=3 digest=codes select=dynamic page_size=4 dtype=fp16", 150, TOKENS, 12,
+         700},
+    };
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++)
+        if (test_takes(i))
+            cut_each_read_fails(&cuts[i], 33);
+}
+
 #define LARGE                                                                                      \
     "page_size=64 local_tokens=34 sink_tokens=3 budget_tokens=420 kv_heads=1 query_heads=4 "
 
@@ -301,5 +376,6 @@ static void calls_that_are_too_large(void **state)
 
 int main(void)
 {
-    return unit_run_around(NULL, save_remove_folder, reads_that_fail, calls_that_are_too_large);
+    return unit_run_around(NULL, save_remove_folder, reads_that_fail, cuts_that_fail,
+                           calls_that_are_too_large);
 }
