@@ -38,6 +38,23 @@ class Options(unittest.TestCase):
     def test_nothing_said(self):
         self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None, None))
 
+    def test_variables_that_are_no_settings(self):
+        """Of Kubernetes for a Service named kvferry or kvferry-NAME, and of other doors; typos are none of them."""
+        port = "tcp://10.0.0.1:80"
+        passed = {"KVFERRY_SERVICE_HOST": "10.0.0.1", "KVFERRY_SERVICE_PORT": "80", "KVFERRY_SERVICE_PORT_HTTP": "80",
+                  "KVFERRY_PORT": port, "KVFERRY_PORT_80_TCP": port, "KVFERRY_PORT_80_TCP_ADDR": "10.0.0.1",
+                  "KVFERRY_PORT_53_UDP_PROTO": "udp", "KVFERRY_CHAT_SERVICE_HOST": "10.0.0.2", "KVFERRY_CHAT_PORT": port,
+                  "KVFERRY_CHAT_PORT_8000_TCP_PORT": "8000", "KVFERRY_LLAMA": "budget=512", "KVFERRY_LLAMA_REPORT": "3",
+                  "KVFERRY_LIBRARY": "elsewhere", "KVFERRY_METRICS": "/tmp/there"}
+        self.assertEqual(options.read({"budget": 512}, passed), options.read({"budget": 512}, {}))
+        for row in kvferry.settings("cache") + kvferry.settings("runtime"):
+            self.assertIsNone(options.NOT_OURS.fullmatch(row.name.upper()), row.name)
+        for name, text in (("BUDGT", "no setting budgt: did you mean budget"), ("PORTS", "no setting ports"),
+                           ("LLAMAS", "no setting llamas"), ("PORT_80", "no setting port_80"),
+                           ("SERVICE", "no setting service"), ("HOST_MEMRY", "did you mean host_memory")):
+            with self.subTest(name), self.assertRaisesRegex(kvferry.Invalid, text):
+                options.read({}, {"KVFERRY_" + name: "5"})
+
     def test_memory_of_the_device(self):
         for said, wanted in (("2GiB", 2 << 30), (0, 0), ("auto", None)):
             self.assertEqual(options.read({"device_memory": said}, {}).device_memory, wanted)

@@ -7,6 +7,7 @@ of vLLM. Invariant: a name or a value that means nothing is an error, never igno
 import difflib
 import math
 import os
+import re
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional
 
 from .._errors import Invalid, Unsupported
@@ -26,7 +27,9 @@ HOMELESS = {"disk": _ON_DISK, "disk_path": _ON_DISK,
             "disk_bytes": _ON_DISK, "observe_window": "blocks cannot be pruned",
             "phase_times": "vLLM's own profiler times a pass"}
 PREFIX = "KVFERRY_"
-NOT_OURS = ("library", "metrics") # where the library is, and where metrics.py writes
+# Variables that are no settings: where the library is, where metrics.py writes, those of the plug-in for llama.cpp,
+# and those that Kubernetes gives every pod for a Service named kvferry or kvferry-NAME.
+NOT_OURS = re.compile("LIBRARY|METRICS|LLAMA(_.+)?|(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.+)?)?)")
 
 
 class Options(NamedTuple):
@@ -45,7 +48,7 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
     if not isinstance(given, dict):
         raise Invalid("additional_config: kvferry = %r must be an object of names and values" % (given,))
     said = {name[len(PREFIX):].lower(): value for name, value in environment.items()
-            if name.startswith(PREFIX) and name[len(PREFIX):].lower() not in NOT_OURS}
+            if name.startswith(PREFIX) and not NOT_OURS.fullmatch(name, len(PREFIX))}
     found = {**_full(said), **_full(given)}
     own = {name: found.pop(name) for name in OWN if name in found}
     runtime = {name: found.pop(name) for name in _rows("runtime") if name in found}
