@@ -122,12 +122,13 @@ def run(python, args, rest, tests, path=(), also=(), **variables):
     sys.exit(max(codes))
 
 
-def arguments(about):
-    """The command line: what is ours, and what is the script's."""
+def arguments(about, more=lambda parser: None):
+    """The command line: what is ours, with `more` of it, and what is the script's."""
     parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--library", required=True, help="libkvferry.so")
     parser.add_argument("--command", required=True, help="the kvferry command")
     parser.add_argument("--run", metavar="SCRIPT", help="run this instead of the tests")
+    more(parser)
     return parser.parse_known_args()
 
 

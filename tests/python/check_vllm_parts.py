@@ -10,7 +10,10 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import tempfile
+import threading
 import types
 import unittest
 
@@ -18,10 +21,42 @@ import numpy as np
 
 import kvferry
 from kvferry._cache import width_in_pages
+from kvferry import _planner as planner
 from kvferry.vllm import __main__ as calculator
-from kvferry.vllm import estimate, heads, memory, options, refusals
+from kvferry.vllm import admit as admission
+from kvferry.vllm import known as releases
+from kvferry.vllm import estimate, heads, memory, options, progress, refusals
 from kvferry.vllm.regions import Followed, Regions
 from kvferry.vllm.rows import Run, Rows, part, runs_of
+
+
+class Releases(unittest.TestCase):
+    """Beside a vLLM that is not known."""
+
+    PROGRAM = ("import logging; logging.basicConfig(format='%(message)s'); import kvferry, kvferry.vllm\n"
+               "kvferry.vllm.register()\n"
+               "try:\n    import kvferry.vllm.backend\n"
+               "except kvferry.Unsupported as error:\n    print(error)")
+
+    def test_a_line(self):
+        """An engine that does not ask for kvferry goes on, and one that does gets the line."""
+        known = "kvferry knows vLLM 0.32 and 0.33, and this is vLLM 0.99.1"
+        with tempfile.TemporaryDirectory() as folder:
+            os.makedirs(os.path.join(folder, "vllm"))
+            for name, text in (("vllm/__init__.py", "__version__ = '0.99.1'"), ("torch.py", "def __getattr__(name): return object")):
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+                    out.write(text)
+            paths = [folder, os.path.dirname(os.path.dirname(kvferry.__file__))]
+            done = subprocess.run([sys.executable, "-c", self.PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                  env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(known, done.stderr)
+        self.assertRegex(done.stdout, "^%s: .*: No module named 'vllm.config'" % known)
+
+    def test_known(self):
+        for version, wanted in (("0.32.0", True), ("0.32.1+cpu", True), ("0.33.0", True), ("0.34.0", False), ("0.3.2", False),
+                                ("0.331.0", False), ("1.0", False)):
+            self.assertEqual(releases.is_known(version), wanted, version)
 
 
 class Options(unittest.TestCase):
@@ -36,7 +71,7 @@ class Options(unittest.TestCase):
         self.assertEqual(got.head_mask, "hot.tsv")
 
     def test_nothing_said(self):
-        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None, None))
+        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None, None, "all"))
 
     def test_variables_that_are_no_settings(self):
         """Of Kubernetes for a Service named kvferry or kvferry-NAME, and of other doors; typos are none of them."""
@@ -64,7 +99,10 @@ class Options(unittest.TestCase):
         for text, given in (("no setting budgets: did you mean budget", {"budgets": 5}),
                             ("no setting tokens_max: vLLM and the model decide it", {"tokens_max": 5}),
                             ("budget_tokens and budget are one", {"budget": 5, "budget_tokens": 5}),
-                            ("host_bytes = much: must be", {"host_memory": "much"}),
+                            ("host_bytes = much: must be a size, as 64GiB or 64GB", {"host_memory": "much"}),
+                            ("device_bytes = 5GBs: must be a size", {"device_memory": "5GBs"}),
+                            ("admit = some: must be all, resident, or how many", {"admit": "some"}),
+                            ("admit = 0: must be", {"admit": 0}), ("admit = 2.5: must be", {"admit": 2.5}),
                             ("log_interval = -1: must be seconds", {"log_interval": -1}),
                             ("verify_interval = no: must be a number of passes", {"verify_interval": "no"}),
                             ("verify_interval = 0.5: must be a number of passes", {"verify_interval": 0.5}),
@@ -72,6 +110,12 @@ class Options(unittest.TestCase):
                             ("must be an object", [5])):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Invalid, text):
                 options.read(given, {})
+
+    def test_sizes(self):
+        """In powers of two, or of ten as memory is sold."""
+        for text, size in (("64GiB", 64 << 30), ("64G", 64 << 30), ("64GB", 64 * 10 ** 9), ("1.5 TB", 1500 * 10 ** 9),
+                           ("512MB", 512 * 10 ** 6), ("7kB", 7000), (4096, 4096)):
+            self.assertEqual(options.read({"host_memory": text}, {}).host_memory, size)
 
     def test_what_has_no_home_is_refused(self):
         for name, why in (("disk", "stays in host memory"), ("disk_path", "stays in host memory"),
@@ -88,29 +132,22 @@ class Options(unittest.TestCase):
 
     def test_memory_of_a_node_or_a_cgroup(self):
         """Which is less than the machine has: the library refuses more."""
-        for wanted, ranks, limit, near in ((1 << 20, 1, 2 << 20, None), (1 << 19, 2, 2 << 20, 9 << 20),
-                                           (3 << 20, 1, None, 4 << 20), (3 << 18, 4, 8 << 20, 4 << 20)):
+        for wanted, ranks, limit, near, has_card in (
+                (2 << 20, 1, 4 << 20, None, False), (1 << 20, 2, 4 << 20, 9 << 20, False),
+                (3 << 20, 1, None, 4 << 20, False), (3 << 18, 4, 8 << 20, 4 << 20, False),
+                (3 << 20, 1, 4 << 20, None, True), (3 << 20, 1, None, 4 << 20, True), (3 << 18, 4, 4 << 20, 8 << 20, True)):
             machine = {"cgroup_headroom_bytes": limit, "available_bytes": near}
-            self.assertEqual(options.default_memory(ranks, 0, machine), wanted)
+            self.assertEqual(options.default_memory(ranks, 0, machine, has_card), wanted)
         with kvferry.Runtime(device="host") as runtime:
             self.assertLessEqual(set(machine), set(runtime.describe()["memory"]))
 
 
 def engine(**changes):
-    """A VllmConfig as far as it is read; `part__field` is a field of a part."""
-    parts = {
-        "": dict(kv_transfer_config=None, speculative_config=None),
-        "device": dict(device_type="cuda"),
-        "cache": dict(cache_dtype="auto", enable_prefix_caching=True),
-        "parallel": dict(decode_context_parallel_size=1, prefill_context_parallel_size=1,
-                         use_ubatching=False),
-        "model": dict(dtype="torch.bfloat16", is_hybrid=False, rswa_window=None,
-                      hf_text_config=types.SimpleNamespace(num_kv_shared_layers=15))}
-    for name, value in changes.items():
-        part, _, field = name.rpartition("__")
-        parts[part][field] = value
-    made = {name + "_config": types.SimpleNamespace(**fields) for name, fields in parts.items() if name}
-    return types.SimpleNamespace(**made, **parts[""])
+    """An upstream.Engine as far as refusals read it."""
+    return types.SimpleNamespace(**{**dict(
+        connector=None, offload_gib=None, offload_backend="native", drafts_by=None, device_type="cuda", cache_dtype="auto", has_fast_prefill=False,
+        shares_contexts=False, has_micro_batches=False, dtype="torch.bfloat16", quantization=None,
+        has_reference_windows=False, text=types.SimpleNamespace(num_kv_shared_layers=15)), **changes})
 
 
 class Heads(unittest.TestCase):
@@ -163,6 +200,13 @@ LLAMA_8B = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=3
 QWEN3_06B = dict(hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8,
                  head_dim=128, num_hidden_layers=28, vocab_size=151936, max_position_embeddings=40960,
                  tie_word_embeddings=True)
+GPT_OSS = dict(model_type="gpt_oss", hidden_size=2880, intermediate_size=2880, num_attention_heads=64, num_key_value_heads=8,
+               head_dim=64, num_hidden_layers=24, vocab_size=201088, max_position_embeddings=131072, sliding_window=128,
+               num_local_experts=32, num_experts_per_tok=4, layer_types=["sliding_attention", "full_attention"] * 12,
+               tie_word_embeddings=False, quantization_config={"quant_method": "mxfp4"})
+GEMMA3_4B = dict(model_type="gemma3", text_config=dict(hidden_size=2560, intermediate_size=10240, model_type="gemma3_text",
+                                                       num_hidden_layers=34, sliding_window=1024))
+README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
 CARDS = {"80 GB": 79.1, "24 GB": 23.5} # GiB, as an H100 and an RTX 4090 have them
 
 
@@ -176,8 +220,9 @@ class Memory(unittest.TestCase):
     def sums(self, config, card, requests, host=64 * GIB, own=None, tokens=None, share=0.92, budget=512):
         """Sums of vLLM's defaults for such a card."""
         model = estimate.read(config)
-        shape = dict(layers=model.layers, query_heads=model.query_heads, kv_heads=model.kv_heads,
-                     head_dim=model.head_dim, dtype="bf16", transfer="mapped", budget_tokens=budget)
+        a = model.attention
+        shape = dict(layers=a.layers, query_heads=a.query_heads, kv_heads=a.kv_heads,
+                     head_dim=a.head_dim, dtype="bf16", transfer="mapped", budget_tokens=budget)
         ahead = estimate.activations(model, 8192 if card > 70 else 2048, requests)
         left = memory.Card(int(card * GIB), share, int(card * GIB)).left(
             int(card * GIB) - 2 * model.weights, 2 * model.weights, 2 * model.weights, ahead)
@@ -187,7 +232,7 @@ class Memory(unittest.TestCase):
             return kvferry.Blocks.plan_for(self.runtime, block_count=blocks, block_tokens=32, tokens_max=tokens_max,
                                            sequences_max=regions, device_bytes=device_bytes, **shape)
         return memory.Sums(memory.Asked(
-            host, requests, tokens or model.tokens, 32, model.layers * plan(2, 1, 32).code_bytes, left, own,
+            host, requests, tokens or a.tokens, 32, a.layers * plan(2, 1, 32).code_bytes, left, own,
             model.vocabulary * estimate.LOGIT_BYTES), plan), plan
 
     def starts(self, sums, plan):
@@ -233,7 +278,7 @@ class Memory(unittest.TestCase):
         room = plan(2, 1, sums.asked.tokens).prompt_bytes
         self.assertEqual(room, sums.asked.tokens * 8 * 128 * 2 * 2)
         for own in (room // 2, room):
-            with self.assertRaisesRegex(kvferry.OutOfMemory, "device_memory = %d: .*give " % own):
+            with self.assertRaisesRegex(kvferry.OutOfMemory, "device_memory = %dMiB: .*give " % (own >> 20)):
                 memory.blocks_that_fit(self.sums(LLAMA_8B, CARDS["24 GB"], 256, own=own)[0])
         blocks = memory.blocks_that_fit(sums)
         there = plan(blocks, 1, sums.asked.tokens, memory.divide_own(sums, blocks).device_bytes)
@@ -266,9 +311,9 @@ class Memory(unittest.TestCase):
                 memory.blocks_that_fit(self.sums(config, **given)[0])
             text, found = str(caught.exception), set()
             for words, field in (*changed.items(), ("give", "host" if name == "host_memory" else "own")):
-                for value in re.findall(r"%s (\d+)" % words, text):
+                for value in re.findall(r"%s (\d+\w*)" % words, text):
                     with self.subTest(text, field=field, value=value):
-                        self.starts(*self.sums(config, **{**given, field: int(value)}))
+                        self.starts(*self.sums(config, **{**given, field: options.bytes_of(field, value)}))
                         found.add(field)
             self.assertEqual(found, wanted, text)
 
@@ -277,9 +322,9 @@ class Memory(unittest.TestCase):
         sums, _ = self.sums(LLAMA_8B, CARDS["24 GB"], 256)
         blocks = memory.blocks_that_fit(sums)
         less = memory.Sums(sums.asked._replace(left=blocks * sums.asked.block_bytes + (1 << 20)), sums._plan)
-        with self.assertRaisesRegex(kvferry.OutOfMemory, "lower host_memory to (\\d+), max_num_seqs or") as caught:
+        with self.assertRaisesRegex(kvferry.OutOfMemory, "lower host_memory to (\\w+), max_num_seqs or") as caught:
             memory.divide_own(less, blocks)
-        host = int(re.search(r"host_memory to (\d+)", str(caught.exception))[1])
+        host = options.bytes_of("host", re.search(r"host_memory to (\w+)", str(caught.exception))[1])
         again = memory.Sums(less.asked._replace(host=host), sums._plan)
         memory.divide_own(again, memory.blocks_that_fit(again))
 
@@ -304,9 +349,9 @@ class Memory(unittest.TestCase):
                         start(asked.host, said)
                         told.add("it starts")
                     except kvferry.OutOfMemory as error:
-                        self.assertRegex(str(error), "^device_memory = %d: " % own if own else "^device memory: ")
-                        name, value = re.search(r"lower (\w+) to (\d+)", str(error)).groups()
-                        start(*((asked.host, int(value)) if said else (int(value), None)))
+                        self.assertRegex(str(error), "^device_memory = %s: " % memory.said(own) if own else "^device memory: ")
+                        name, value = re.search(r"lower (\w+) to (\w+)", str(error)).groups()
+                        start(*((asked.host, int(value)) if said else (options.bytes_of(name, value), None)))
                         told.add(name)
             self.assertEqual(told, {"it starts", "host_memory", "num_gpu_blocks_override"})
 
@@ -320,6 +365,55 @@ class Memory(unittest.TestCase):
                                  ("must divide the 32 heads", ["--tensor-parallel-size", "3"])):
                 with self.assertRaisesRegex(kvferry.Error, wrong):
                     calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", *given])
+
+    def calculated(self, config, *given):
+        """What it prints."""
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as told:
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
+                json.dump(config, out)
+            calculator.main([folder, *given])
+        return told.getvalue()
+
+    def test_calculator_of_models_with_windows(self):
+        """gpt-oss, and Gemma 3 by a configuration that says little. What takes numbers of blocks is said, and that
+        max_num_seqs ends before memory does."""
+        for config, given in ((GPT_OSS, ["--weights", "13GiB"]), (GEMMA3_4B, [])):
+            told = self.calculated(config, "--gpu", "24GB", "--host", "64GB", *given)
+            self.assertRegex(told, r"vLLM's blocks \d+\.\d, windows and pages \d+\.\d\n\d+ tokens fit where other layers take no block")
+            self.assertRegex(told, r"a step of \d+ requests of 4096 tokens brings \d+\.\d [GM]iB at 0% hits, \d")
+            self.assertNotRegex(told, r"-\d")
+        self.assertIn("    256 requests of 1024 tokens, by max_num_seqs\n", self.calculated(
+            GPT_OSS, "--gpu", "24GB", "--host", "64GB", "--weights", "13GiB"))
+        with self.assertRaisesRegex(kvferry.Invalid, "weights are quantized.*say --weights SIZE"):
+            self.calculated(GPT_OSS, "--gpu", "24GB", "--host", "64GB")
+
+    def test_calculator_of_what_does_not_fit(self):
+        """In GiB, and without numbers below 0."""
+        for given in (["--gpu", "16GB"], ["--gpu", "18GiB"], ["--gpu", "24GB", "--max-num-seqs", "4096"]):
+            with self.assertRaises(kvferry.OutOfMemory) as caught:
+                self.calculated(LLAMA_8B, "--host", "64GB", *given)
+            self.assertNotRegex(str(caught.exception), r"-\d|\d{9}")
+            self.assertRegex(str(caught.exception), r"\d [GM]iB")
+
+    def test_calculator_has_vllm_s_defaults(self):
+        """EngineArgs.get_batch_defaults, by memory and name."""
+        for card, name, wanted in ((80, "NVIDIA H100", (1024, 8192)), (80, "NVIDIA A100-SXM4-80GB", (256, 2048)),
+                                   (40, "NVIDIA A100-PCIE-40GB", (256, 2048)), (180, "NVIDIA B200", (1024, 16384)),
+                                   (119, "NVIDIA GB10", (256, 2048)), (24, "", (256, 2048))):
+            self.assertEqual(calculator.defaults_of(card * GIB, name), wanted)
+        for name, wanted in (("H100", 511), ("A100", 256)):
+            self.assertRegex(self.calculated(LLAMA_8B, "--gpu", "80GiB", "--gpu-name", name, "--host", "64GiB"),
+                             "%7d requests of 1024 tokens" % wanted)
+
+    def test_readme_s_command_pays(self):
+        """By the machine's memory: three quarters of what there is hold more than twice vLLM's own tokens."""
+        for card, host in (("80GiB", "512GiB"), ("80GiB", "256GiB"), ("48GB", "256GiB"), ("24GB", "128GiB"), ("141GB", "512GiB")):
+            told = self.calculated(LLAMA_8B, "--gpu", card, "--host", "%dGiB" % (int(host[:-3]) * 3 // 4))
+            self.assertNotIn("vLLM alone would hold", told, (card, host))
+        self.assertIn("host_memory = 64GiB holds 524064 tokens, and vLLM alone would hold",
+                      self.calculated(LLAMA_8B, "--gpu", "80GiB", "--host", "64GiB"))
+        with open(README, encoding="utf-8") as text:
+            self.assertNotIn("host_memory", text.read().partition("vllm serve")[2].partition("```")[0])
 
     def told_is_planned(self, text, wanted, requests):
         blocks, regions, resident = self.starts(*wanted)
@@ -347,54 +441,272 @@ class Memory(unittest.TestCase):
         """An engine starts whatever names the configuration of its model has."""
         def of(**text):
             return estimate.of_engine(types.SimpleNamespace(
-                parallel_config=types.SimpleNamespace(tensor_parallel_size=2), model_config=types.SimpleNamespace(
-                    hf_text_config=types.SimpleNamespace(**text), max_model_len=9, get_hidden_size=lambda: 64,
-                    get_vocab_size=lambda: 1000)))
+                ranks=2, text=types.SimpleNamespace(**text), tokens=9, hidden=64, vocabulary=1000))
         for widest, text in ((128, {}), (50, {"intermediate_size": 100}), (75, {"intermediate_size": [100, 150]}),
                              (80, {"intermediate_size": 100, "moe_intermediate_size": 40, "num_experts_per_tok": 4})):
             self.assertEqual(of(**text).widest, widest)
         self.assertEqual(estimate.activations(of(), 10, 3), 10 * (4 * 64 + 3 * 128) * 2 + 3 * 1000 * 14)
 
+    def test_layers_with_windows(self):
+        """As Transformers reads such configurations: by their kinds, by a pattern, from a layer on, or by the family."""
+        for full, windowed, fields in (
+                (32, 0, {"sliding_window": 4096, "use_sliding_window": False}), (32, 0, {"sliding_window": None}),
+                (16, 16, {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 128}),
+                (5, 27, {"sliding_window": 512, "sliding_window_pattern": 6}),
+                (5, 27, {"model_type": "gemma3_text"}), (16, 16, {"model_type": "gemma2", "sliding_window": 4096}),
+                (28, 4, {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": True})):
+            a = estimate.read({**LLAMA_8B, **fields}).attention
+            self.assertEqual((a.layers, a.windows.layers if a.windows else 0), (full, windowed), fields)
+
     def test_models_that_cannot_be_counted(self):
-        for good in (LLAMA_8B, QWEN3_06B, {"sliding_window": 4096, "use_sliding_window": False}, {"sliding_window": None}):
-            estimate.layers_of_all(good)
-        for text, bad in (("sliding_attention are not counted", {"layer_types": ["full_attention", "sliding_attention"]}),
-                          ("sliding_window = 4096", {"sliding_window": 4096}),
-                          ("kv_lora_rank", {"kv_lora_rank": 512}), ("attn_layer_period", {"attn_layer_period": 8}),
+        for text, bad in (("linear_attention are not counted", {"layer_types": ["full_attention", "linear_attention"]}),
+                          ("layers all have a sliding window", {"sliding_window": 4096}),
+                          ("layers all have a sliding window", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}),
+                          (r"\(MLA\), which deepseek_v3 has", {"kv_lora_rank": 512, "model_type": "deepseek_v3"}),
+                          ("attn_layer_period", {"attn_layer_period": 8}),
                           ("num_kv_shared_layers", {"text_config": {"num_kv_shared_layers": 15}})):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Unsupported, text):
-                estimate.layers_of_all(bad)
+                estimate.read({**LLAMA_8B, **bad})
         with self.assertRaisesRegex(kvferry.Unsupported, "config.json has no 'num_hidden_layers'"):
             estimate.read({})
 
 
+class Steps(unittest.TestCase):
+    """What a plan tells of steps, beside steps."""
+
+    MODEL = planner.Model(layers=2, query_heads=4, kv_heads=2, head_dim=32, tokens=4096, element=4)
+    SETTINGS = {"budget_tokens": 256, "local_tokens": 32, "transfer": "mapped", "page_size": 4}
+    REQUESTS, STEPS = 3, 30
+
+    def setUp(self):
+        self.runtime = kvferry.Runtime(device="host")
+        self.addCleanup(self.runtime.close)
+
+    def plan(self, own):
+        host = self.REQUESTS * self.MODEL.tokens * self.MODEL.token_bytes * 5 // 4
+        return planner.plan(self.runtime, self.MODEL, planner.Load(host, None, self.REQUESTS, self.MODEL.tokens, own=own),
+                            self.SETTINGS)
+
+    def test_bytes_of_a_step_at_rates_of_hits(self):
+        """Pages of lists of ours, of which such a share was in the list before: the bytes that move are those of the plan,
+        within a tenth. Others come from far away in the context."""
+        p = self.plan(5 << 20)
+        self.assertEqual((p.windows, p.kept, p.admitted), (self.REQUESTS,) * 3)
+        for rate in (0.0, 0.5, 0.9, 1.0):
+            with self.subTest(rate=rate):
+                stats = self.steps(p, rate)
+                self.assertAlmostEqual(stats.hits / (stats.hits + stats.misses), rate, delta=0.02)
+                moved = stats.bytes_to_device / self.STEPS
+                wanted = p.step_bytes(self.REQUESTS, rate)
+                self.assertLessEqual(abs(moved - wanted), 0.1 * wanted + 0.02 * p.step_bytes(self.REQUESTS, 0))
+
+    def steps(self, p, rate):
+        """Counters of steps of all requests."""
+        m, rng, count = self.MODEL, np.random.default_rng(3), self.REQUESTS
+        with kvferry.Blocks(self.runtime, block_count=p.blocks, layers=m.layers, query_heads=m.query_heads,
+                            kv_heads=m.kv_heads, head_dim=m.head_dim, tokens_max=m.tokens, dtype="fp32",
+                            sequences_max=count, device_bytes=p.load.own, **self.SETTINGS) as blocks, \
+                kvferry.Stream(self.runtime) as stream:
+            codes = [np.zeros((p.blocks, blocks.plan.code_bytes), np.uint8) for _ in range(m.layers)]
+            tables = np.arange(count * m.tokens // 32, dtype=np.int32).reshape(count, -1) + 1
+            slots = np.concatenate([(table[:, None].astype(np.int64) * 32 + np.arange(32)).ravel() for table in tables])
+            k, v = rng.standard_normal((2, len(slots), m.kv_heads, m.head_dim), dtype=np.float32)
+            for layer in range(m.layers):
+                blocks.bind(layer, codes[layer].ctypes.data)
+                blocks.put(layer, len(slots), k.ctypes.data, v.ctypes.data, slots.ctypes.data, stream)
+            lengths = np.full(count, m.tokens, np.int32)
+            q = rng.standard_normal((count, m.query_heads, m.head_dim), dtype=np.float32)
+            pages = p.budget.selected // 4
+            ids = np.empty((count, m.kv_heads, pages), np.int32)
+            far = 1 # after the sink, and before the window
+            for step in range(1 + self.STEPS):
+                fresh = pages if step == 0 else round((1 - rate) * pages)
+                where = (far + np.arange(fresh)) % (m.tokens // 4 - 32) + 1
+                far += fresh
+                ids[:, :, :] = np.roll(ids, fresh, axis=2) # the newest are first, and the oldest go
+                ids[:, :, :fresh] = where
+                for layer in range(m.layers):
+                    out = np.empty_like(q)
+                    blocks.decode(layer, count, (tables.ctypes.data, tables.shape[1]), lengths.ctypes.data, q.ctypes.data,
+                                  out.ctypes.data, stream, page_ids=ids.ctypes.data, page_stride=pages)
+                    stream.wait()
+                    self.assertTrue(np.isfinite(out).all())
+                if step == 0:
+                    blocks.reset_stats()
+            return blocks.stats()
+
+    def test_what_is_admitted(self):
+        """So many budgets have room in the memory that there is, and with one more they have none."""
+        for own in (2900 << 10, 3 << 20, 3500 << 10, 5 << 20):
+            p = self.plan(own)
+            again = planner.plan(self.runtime, self.MODEL, p.load._replace(requests=p.admitted), self.SETTINGS)
+            self.assertEqual((again.kept, again.admitted), (p.admitted, p.admitted), own)
+        whole = planner.plan(self.runtime, self.MODEL, p.load._replace(own=None), {"budget_tokens": 256})
+        self.assertEqual((whole.kept, whole.admitted), (self.REQUESTS, self.REQUESTS)) # pages are read where they are
+
+    def test_a_card(self):
+        """An 8B on a card of 24 GB: where few of its requests of 4,096 tokens hit, a step brings 10 GiB."""
+        a = estimate.read(LLAMA_8B).attention
+        left = int(5 * GIB)
+        p = planner.plan(self.runtime, a, planner.Load(64 * GIB, left, 256, a.tokens), {"budget_tokens": 1024})
+        requests = p.requests_of(4096)
+        self.assertGreater(requests, 80)
+        self.assertLess(p.kept, requests // 5)
+        each = 32 * 8 * 512 # bytes of a token
+        self.assertAlmostEqual(p.step_bytes(p.windows, 0), p.windows * (1024 - p.budget.window) * each, delta=GIB // 100)
+        self.assertAlmostEqual(p.step_bytes(p.windows, 0.9), p.step_bytes(p.windows, 0) / 10, delta=GIB // 100)
+        self.assertGreater(p.step_bytes(requests, 0), 10 * GIB)
+        # With a reserve for their budgets as many blocks remain, and all that are admitted keep theirs.
+        shape = dict(layers=a.layers, query_heads=a.query_heads, kv_heads=a.kv_heads, head_dim=a.head_dim, dtype="bf16",
+                     transfer="mapped", budget_tokens=1024)
+
+        def sized(blocks, regions, tokens, device_bytes=0):
+            return kvferry.Blocks.plan_for(self.runtime, block_count=blocks, tokens_max=tokens, sequences_max=regions,
+                                           device_bytes=device_bytes, **shape)
+        sums = memory.Sums(memory.Asked(64 * GIB, p.admitted, a.tokens, 32, p.groups.block_bytes, left,
+                                        reserve=p.admitted * p.budget.bytes), sized)
+        blocks = memory.blocks_that_fit(sums)
+        self.assertGreater(blocks, 0.95 * p.blocks)
+        own = memory.divide_own(sums, blocks)
+        self.assertEqual(own.regions, p.admitted)
+        there = sized(blocks, own.regions, a.tokens, own.device_bytes)
+        self.assertGreaterEqual(there.resident_tokens, 0.95 * p.admitted * p.budget.selected)
+
+    def test_windows_beside(self):
+        """Blocks as vLLM makes them: gpt-oss has as many layers of each kind, Gemma 3 five times as many with windows."""
+        for (full, windowed), wanted in (((12, 12), 1), ((10, 52), 6), ((10, 12), 1)):
+            windows = planner.Windows(windowed, 8, 64, 128)
+            model = planner.Model(full, 64, 8, 64, 131072, windows=windows)
+            g = planner.groups_of(model, 32 * 8 * 64 // 4, 32)
+            self.assertEqual((g.block_tokens, g.others), (512, wanted))
+            self.assertEqual(g.block_bytes, max(full, 12 if full == 10 and windowed == 12 else full) * 32 * 8 * 64 * 4)
+            self.assertEqual(g.blocks_of(4096), 8 + wanted * 5)
+            self.assertEqual(g.blocks_of(64), 1 + wanted * 3)
+        with self.assertRaisesRegex(kvferry.Unsupported, "several groups"):
+            planner.groups_of(planner.Model(12, 64, 8, 64, 0, windows=planner.Windows(4, 8, 64, 128)), 4096, 32)
+
+    def test_a_line_where_host_memory_is_short(self):
+        each = 131072 # bytes of a token of an 8B
+        self.assertIsNone(memory.warning(256 * GIB, 2 << 20, each, 56 * GIB))
+        self.assertIsNone(memory.warning(GIB, 8192, each, None))
+        self.assertIsNone(memory.warning(GIB, 8192, each, -5))
+        told = memory.warning(64 * GIB, 524064, each, 56 * GIB)
+        self.assertRegex(told, "^host_memory = 64GiB holds 524064 tokens, and vLLM alone would hold 458752 on this card: "
+                               "give 112GiB or more")
+
+
+class Admission(unittest.TestCase):
+    """admit = resident: max_num_seqs of an engine, settled once and for all ranks."""
+
+    def engine(self, **changes):
+        settings = changes.pop("settings", {"kvferry": {"admit": "resident", "device_memory": "64MiB", "budget": 512,
+                                                        "host_memory": "1GiB", "transfer": "mapped"}})
+        text = types.SimpleNamespace(to_dict=lambda: dict(
+            hidden_size=512, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
+            num_hidden_layers=8, vocab_size=512, tie_word_embeddings=True))
+        return types.SimpleNamespace(**{**dict(
+            settings=settings, requests=256, text=text, ranks=1, stages=1, ranks_in_all=1, number=0, card_bytes=None,
+            dtype=np.dtype("float32"), tokens=4096, folder="/nowhere", share_of_card=0.9, tokens_of_a_pass=2048,
+            block_tokens=32, block_tokens_were_said=True, graph_sizes=None), **changes})
+
+    def settled(self, **changes):
+        engine = self.engine(**changes)
+        admission.settle(engine)
+        return engine
+
+    def test_the_number(self):
+        """It is in the settings that every rank gets, and the next look changes nothing."""
+        with self.assertLogs("vllm.kvferry", "INFO") as told:
+            engine = self.settled()
+        self.assertTrue(1 < engine.requests < 100, engine.requests)
+        self.assertEqual(engine.settings["kvferry"]["admit"], engine.requests)
+        self.assertIn("max_num_seqs is %d, and was 256" % engine.requests, told.output[0])
+        before = engine.requests
+        admission.settle(engine)
+        self.assertEqual(engine.requests, before)
+        copy = self.engine(settings=engine.settings)
+        admission.settle(copy)
+        self.assertEqual(copy.requests, before)
+        # Twice the heads over two ranks, each with its own memory: the same number.
+        self.assertEqual(self.settled(ranks=2, ranks_in_all=2).requests, self.settled(ranks=2, ranks_in_all=2).requests)
+        self.assertGreater(self.settled(ranks=2, ranks_in_all=2).requests, before)
+
+    def test_a_graph_for_it(self):
+        before = self.settled().requests
+        sizes = [1, 2, 4] + list(range(8, 257, 8))
+        self.assertEqual(self.settled(graph_sizes=sizes).requests, max(size for size in sizes if size <= before))
+
+    def test_others_are_as_they_were(self):
+        for settings in ({}, {"kvferry": {}}, {"kvferry": {"admit": "all", "device_memory": "64MiB"}}):
+            self.assertEqual(self.settled(settings=settings).requests, 256)
+        self.assertEqual(self.settled(settings={"kvferry": {"admit": 5}}).requests, 5)
+        self.assertEqual(self.settled(settings={"kvferry": {"admit": 500}}).requests, 256)
+
+    def test_on_a_card(self):
+        """Of a card's memory by its sizes, without a look at it."""
+        text = types.SimpleNamespace(to_dict=lambda: LLAMA_8B)
+        engine = self.settled(card_bytes=int(23.5 * GIB), dtype=np.dtype("float16"), text=text, tokens=131072, share_of_card=0.92,
+                              settings={"kvferry": {"admit": "resident", "host_memory": "64GiB"}})
+        self.assertTrue(4 < engine.requests < 40, engine.requests)
+
+    def test_what_cannot_be_counted(self):
+        text = types.SimpleNamespace(to_dict=lambda: {**LLAMA_8B, "layer_types": ["linear_attention", "full_attention"]})
+        with self.assertRaisesRegex(kvferry.Unsupported, "admit = resident: layers of the kind linear.* Or say --max-num-seqs"):
+            self.settled(text=text)
+
+
+class Progress(unittest.TestCase):
+    def test_lines(self):
+        """Of a reservation that takes long; of another one none."""
+        sizes, told = iter(range(0, 100 << 30, 1 << 30)), threading.Event()
+
+        def measure():
+            size = next(sizes)
+            if size == 3 << 30:
+                told.set()
+            return size
+        with self.assertLogs("vllm.kvferry", "INFO") as lines:
+            with progress.Progress(2 << 30, 0.001, measure):
+                self.assertTrue(told.wait(60))
+        self.assertIn("reserves host memory: 1.0 GiB of 2.0 GiB after 0 s", lines.output[0])
+        self.assertIn("2.0 GiB of 2.0 GiB", lines.output[2])
+        with self.assertNoLogs("vllm.kvferry", "INFO"), progress.Progress(2 << 30):
+            self.assertGreater(progress.held(), 1 << 20)
+
+
 class Refusals(unittest.TestCase):
-    def refused(self, text, call, *given, **named):
-        with self.subTest(text), self.assertRaisesRegex(kvferry.Unsupported, text):
+    def refused(self, wanted, call, /, *given, **named):
+        with self.subTest(wanted), self.assertRaisesRegex(kvferry.Unsupported, wanted):
             call(*given, **named)
 
     def test_engines(self):
-        for good in ({}, {"cache__cache_dtype": "bfloat16"},
-                     {"speculative_config": types.SimpleNamespace(method="ngram")}):
+        for good in ({}, {"cache_dtype": "bfloat16"}, {"drafts_by": "ngram"}):
             refusals.check_engine(engine(**good))
         for text, bad in (
-                ("KV connectors", {"kv_transfer_config": "any"}),
-                ("kv_cache_dtype = fp8", {"cache__cache_dtype": "fp8"}),
-                ("context parallelism", {"parallel__decode_context_parallel_size": 2}),
-                ("context parallelism", {"parallel__prefill_context_parallel_size": 2}),
-                ("micro-batches", {"parallel__use_ubatching": True}),
-                ("reference sliding windows", {"model__rswa_window": 8}),
-                ("kv_sharing_fast_prefill", {"cache__kv_sharing_fast_prefill": True}),
-                ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(
-                    per_layer_config={"5": {"head_dim": 512}})}),
-                ("heads of 512 elements", {"model__hf_text_config": types.SimpleNamespace(
+                ("KV connectors \\(--kv-transfer-config with NixlConnector\\)", {"connector": "NixlConnector"}),
+                ("--kv-offloading-size 8 \\(with --kv-offloading-backend native\\): .*host_memory",
+                 {"offload_gib": 8.0, "connector": "OffloadingConnector"}),
+                ("kv_cache_dtype = fp8", {"cache_dtype": "fp8"}),
+                ("context parallelism", {"shares_contexts": True}),
+                ("micro-batches", {"has_micro_batches": True}),
+                ("reference sliding windows", {"has_reference_windows": True}),
+                ("kv_sharing_fast_prefill", {"has_fast_prefill": True}),
+                ("heads of 512 elements", {"text": types.SimpleNamespace(per_layer_config={"5": {"head_dim": 512}})}),
+                ("heads of 512 elements", {"text": types.SimpleNamespace(
                     layer_types=["sliding_attention", "full_attention"],
                     per_layer_config=[types.SimpleNamespace(head_dim=n) for n in (1024, 512)])}),
-                ("drafts by eagle",
-                 {"speculative_config": types.SimpleNamespace(method="eagle")})):
+                ("drafts by eagle", {"drafts_by": "eagle"})):
             self.refused(text, refusals.check_engine, engine(**bad))
-        wide = {"model__hf_text_config": types.SimpleNamespace(per_layer_config={"5": {"head_dim": 512}})}
-        refusals.check_engine(engine(device__device_type="cpu", **wide))
+        wide = types.SimpleNamespace(per_layer_config={"5": {"head_dim": 512}})
+        refusals.check_engine(engine(device_type="cpu", text=wide))
+
+    def test_a_library_without_cuda(self):
+        """As `pip install .[vllm]` makes one where there is no nvcc."""
+        with self.assertRaises(kvferry.Unsupported) as caught:
+            kvferry.Runtime(device="cuda")
+        if "no CUDA device" in str(caught.exception):
+            self.assertRegex(refusals.without_cuda(str(caught.exception)), "no nvcc.*this build.*pip install --force-reinstall")
+        self.assertEqual(refusals.without_cuda("the driver is too old"), "the driver is too old")
 
     def test_types_of_a_cache(self):
         """The value that is named is one that vLLM takes, and means the type of the model: auto may not."""
@@ -406,14 +718,13 @@ class Refusals(unittest.TestCase):
                 ("--kv-cache-dtype auto", "float32", {}), ("--kv-cache-dtype auto", "float32", plain),
                 ("--dtype bfloat16 --kv-cache-dtype bfloat16", "float32", scheme),
                 ("--dtype bfloat16 --kv-cache-dtype bfloat16", "float32", inner)):
-            bad = engine(cache__cache_dtype="fp8_e4m3", model__dtype="torch." + dtype,
-                         model__hf_config=types.SimpleNamespace(**config))
+            bad = engine(cache_dtype="fp8_e4m3", dtype="torch." + dtype, quantization=config.get("quantization_config"))
             self.refused("kv_cache_dtype = fp8_e4m3: pages have the type of the model; say %s$" % wanted,
                          refusals.check_engine, bad)
 
     def test_reasons(self):
         """A reason that no setting helps against comes alone; others come at once, so that no advice leads to the next one."""
-        asked = engine(cache__cache_dtype="fp8", model__hf_text_config=types.SimpleNamespace(
+        asked = engine(cache_dtype="fp8", text=types.SimpleNamespace(
             layer_types=["sliding_attention", "full_attention"]))
         plain = dict(head_size=64, use_mla=False, attn_type="decoder", block_size=None)
         self.assertEqual(refusals.reasons(engine(), plain), [])
@@ -425,27 +736,23 @@ class Refusals(unittest.TestCase):
             self.assertEqual(len(told), len(wanted), told)
             for text, reason in zip(wanted, told):
                 self.assertIn(text, reason)
-        asked.model_config.hf_text_config.per_layer_config = {"1": {"head_dim": 512}}
+        asked.text.per_layer_config = {"1": {"head_dim": 512}}
         self.assertRegex("; ".join(refusals.reasons(asked, plain)), "^[^;]*heads of 512 elements[^;]*$")
 
-    @staticmethod
-    def model(**fields):
-        return types.SimpleNamespace(hf_text_config=types.SimpleNamespace(**fields))
-
     def test_layers(self):
-        mixed = self.model(layer_types=["sliding_attention", "full_attention"])
+        mixed = types.SimpleNamespace(layer_types=["sliding_attention", "full_attention"])
         refusals.check_layer("decoder", mixed)
         for text, bad in (("type encoder_only", {"attn_type": "encoder_only"}),
                           ("type encoder_decoder", {"attn_type": "encoder_decoder"}),
                           ("ALiBi", {"alibi_slopes": [1.0]}),
                           ("sliding window", {"sliding_window": 128})):
-            self.refused(text, refusals.check_layer, **{"attn_type": "decoder", "model": mixed, **bad})
+            self.refused(text, refusals.check_layer, **{"attn_type": "decoder", "text": mixed, **bad})
 
     def test_what_vllm_says_when_it_chooses(self):
         """Words of ours, and of several reasons the one that has no way out by settings."""
         plain = dict(head_size=64, use_mla=False, has_sink=False, block_size=None,
-                     model=self.model(layer_types=["sliding_attention", "full_attention"]))
-        alone = [self.model(**fields) for fields in ({}, {"layer_types": ["sliding_attention"] * 4})]
+                     text=types.SimpleNamespace(layer_types=["sliding_attention", "full_attention"]))
+        alone = [types.SimpleNamespace(**fields) for fields in ({}, {"layer_types": ["sliding_attention"] * 4})]
         refusals.check_choice(**plain)
         refusals.check_choice(**{**plain, "block_size": 64, "has_sink": True})
         refusals.check_kind(**plain)
@@ -458,10 +765,10 @@ class Refusals(unittest.TestCase):
                           ("block_size = 16: a block has a multiple of 32", {"block_size": 16}),
                           ("type encoder", {"attn_type": "encoder"}),
                           ("sliding window: leave them to vLLM by", {"has_sliding_window": True}),
-                          ("sliding window: leave", {"has_sliding_window": True, "model": self.model(sliding_window_pattern=6)}),
-                          ("sliding window: leave", {"has_sliding_window": True, "model": self.model(loop_window_size=64)}),
+                          ("sliding window: leave", {"has_sliding_window": True, "text": types.SimpleNamespace(sliding_window_pattern=6)}),
+                          ("sliding window: leave", {"has_sliding_window": True, "text": types.SimpleNamespace(loop_window_size=64)}),
                           *(("layers all have a sliding window: take another model",
-                             {"has_sliding_window": True, "model": model}) for model in alone)):
+                             {"has_sliding_window": True, "text": text}) for text in alone)):
             self.refused(text, refusals.check_choice, **{**plain, **bad})
 
     def test_what_is_not_captured(self):
@@ -482,11 +789,9 @@ class Refusals(unittest.TestCase):
             self.assertEqual(width_in_pages(*given), wanted, given)
 
     def test_blocks(self):
-        plain = dict(sliding_window=None, attention_chunk_size=None, non_causal=False)
+        plain = dict(has_window=False, is_causal=True)
         refusals.check_spec(types.SimpleNamespace(**plain))
-        for text, bad in (("part of the context", {"sliding_window": 64}),
-                          ("part of the context", {"attention_chunk_size": 64}),
-                          ("come later", {"non_causal": True})):
+        for text, bad in (("part of the context", {"has_window": True}), ("come later", {"is_causal": False})):
             self.refused(text, refusals.check_spec, types.SimpleNamespace(**{**plain, **bad}))
 
 

@@ -7,19 +7,30 @@ vLLM finds `register` by the entry point vllm.general_plugins and calls it in ev
 changes for an engine that does not ask for the backend CUSTOM. docs/vllm.md says what to set and what
 is refused.
 """
+import logging
+
+from .._errors import Unsupported
+from . import known
+
+log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 
 
 def register() -> None:
-    """Tell vLLM where the backend is. May be called twice."""
-    from vllm.platforms import current_platform # pylint: disable=import-outside-toplevel
-    from vllm.v1.attention.backends.registry import ( # pylint: disable=import-outside-toplevel
-        AttentionBackendEnum, register_backend)
-    from vllm.model_executor.layers.attention import Attention # pylint: disable=import-outside-toplevel
-    from . import asked, metrics, narrow # pylint: disable=import-outside-toplevel
+    """Tell vLLM where the backend is. May be called twice. Where vLLM lacks what kvferry takes of it, an engine that does
+    not ask for kvferry goes on."""
+    import vllm # pylint: disable=import-outside-toplevel
+    if not known.is_known(vllm.__version__):
+        log.warning("%s", known.line_of(vllm.__version__))
+    try:
+        from . import admit, asked, cpu, narrow, upstream # pylint: disable=import-outside-toplevel
+    except Unsupported as error:
+        log.warning("%s", error)
+        return
+    from . import metrics # pylint: disable=import-outside-toplevel
     metrics.announce()
-    register_backend(AttentionBackendEnum.CUSTOM, __name__ + ".backend.Backend")
-    asked.watch(type(current_platform))
-    narrow.follow(Attention)
-    if current_platform.is_cpu():
-        from .cpu import offer # pylint: disable=import-outside-toplevel
-        offer(type(current_platform))
+    upstream.announce(__name__ + ".backend.Backend")
+    asked.watch(upstream.Platform)
+    admit.follow(upstream.Platform, upstream.Engine)
+    narrow.follow(upstream.Layer)
+    if upstream.IS_CPU:
+        cpu.offer(upstream.Platform)

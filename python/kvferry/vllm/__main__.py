@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests of how many tokens fit, before anything is loaded.
+"""How many requests of how many tokens fit, and what a step brings to the card, before anything is loaded.
 
     python -m kvferry.vllm MODEL --gpu 80GiB --host 512GiB [OPTION...] [budget=1024 pages=k8v4 ...]
 
@@ -7,32 +7,43 @@ MODEL is a folder with a config.json. Other names are those of `vllm serve` and 
 are estimated; a server measures them, and its first line says what is in force.
 """
 import argparse
-import glob
 import json
 import os
 import sys
-from typing import List, Optional
+from typing import List, NamedTuple, Optional
 
 from .. import Runtime
-from .._blocks import Blocks
 from .._errors import Error, Invalid
-from .._settings import fill
-from ..capi import BlocksPlan, CacheConfig
+from .._planner import GIB, RATES, Load, Plan, plan
 from . import estimate, options
-from .memory import Asked, Sums, blocks_that_fit, divide_own
+from .memory import Card, shown, warning
 
-GIB = 1 << 30
-LARGE = 70 * GIB # from here on vLLM takes more requests, and longer passes
-BLOCK = 32
 LENGTHS = (1024, 4096, 16384, 65536)
+
+
+class Defaults(NamedTuple):
+    """Of `vllm serve`."""
+    requests: int
+    tokens_of_a_pass: int
+
+
+def defaults_of(card: int, name: str = "") -> Defaults:
+    """By a card's memory and name, as vLLM's EngineArgs.get_batch_defaults has it."""
+    if card >= 160 * GIB:
+        return Defaults(1024, 16384)
+    if card >= 70 * GIB and "a100" not in name.lower() and "gb10" not in name.lower():
+        return Defaults(1024, 8192)
+    return Defaults(256, 2048)
 
 
 def _arguments(given: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m kvferry.vllm", description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("model", metavar="MODEL", help="a folder with a config.json")
     parser.add_argument("settings", metavar="NAME=VALUE", nargs="*", help="settings of kvferry")
-    parser.add_argument("--gpu", required=True, help="memory of a card, as 80GiB")
-    parser.add_argument("--host", required=True, help="host memory for pages, of all ranks")
+    parser.add_argument("--gpu", required=True, metavar="SIZE", help="memory of a card: 80GiB, or 80GB as it is sold")
+    parser.add_argument("--gpu-name", default="", metavar="NAME", help="as nvidia-smi has it: A100s have other defaults")
+    parser.add_argument("--host", required=True, metavar="SIZE", help="host memory for pages, of all ranks")
+    parser.add_argument("--weights", metavar="SIZE", help="default: of MODEL's files, or two bytes a number")
     parser.add_argument("--max-model-len", type=int, help="default: what the model was made for")
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-batched-tokens", type=int)
@@ -41,15 +52,14 @@ def _arguments(given: Optional[List[str]]) -> argparse.Namespace:
     return parser.parse_intermixed_args(given)
 
 
-def _bytes(text: str) -> int:
-    sizes = CacheConfig()
-    fill(sizes, "cache", {"host_bytes": text}, [])
-    return sizes.host_bytes
-
-
-def _weights(folder: str, model: estimate.Model) -> int:
+def _weights(args: argparse.Namespace, config: dict, model: estimate.Model) -> int:
     """Bytes: of the files, if they are there."""
-    return sum(map(os.path.getsize, glob.glob(os.path.join(folder, "*.safetensors")))) or 2 * model.weights
+    if args.weights:
+        return options.bytes_of("weights", args.weights)
+    found = estimate.size_of_files(args.model)
+    if not found and config.get("quantization_config"):
+        raise Invalid("weights are quantized, and there are no files of them: say --weights SIZE")
+    return found or 2 * model.weights
 
 
 def main(given: Optional[List[str]] = None) -> None:
@@ -60,36 +70,42 @@ def main(given: Optional[List[str]] = None) -> None:
     if not all("=" in one for one in args.settings):
         raise Invalid("settings are said as NAME=VALUE: %s" % " ".join(args.settings))
     said = options.read(dict(one.split("=", 1) for one in args.settings), {})
-    estimate.layers_of_all(config)
-    model, ranks, gpu = estimate.read(config), args.tensor_parallel_size, _bytes(args.gpu)
-    rank = estimate.rank_of(model, ranks)
-    requests = args.max_num_seqs or (1024 if gpu >= LARGE else 256)
-    passes = args.max_num_batched_tokens or (8192 if gpu >= LARGE else 2048)
-    weights, ahead = _weights(args.model, model) // ranks, estimate.activations(rank, passes, requests)
-    tokens = args.max_model_len or model.tokens
-
-    def plan(blocks: int, regions: int, tokens_max: int, device_bytes: Optional[int] = 0) -> BlocksPlan:
-        return Blocks.plan_for(
-            runtime, block_count=blocks, block_tokens=BLOCK, layers=rank.layers, query_heads=rank.query_heads,
-            kv_heads=rank.kv_heads, head_dim=rank.head_dim, dtype="bf16", tokens_max=tokens_max,
-            sequences_max=regions, device_bytes=device_bytes, **{"transfer": "mapped", **said.cache})
+    model, ranks, gpu = estimate.read(config), args.tensor_parallel_size, options.bytes_of("gpu", args.gpu)
+    rank, default = estimate.rank_of(model, ranks), defaults_of(gpu, args.gpu_name)
+    requests = args.max_num_seqs or default.requests
+    weights, ahead = _weights(args, config, model) // ranks, estimate.activations(
+        rank, args.max_num_batched_tokens or default.tokens_of_a_pass, requests)
+    tokens = args.max_model_len or model.attention.tokens
+    if not tokens:
+        raise Invalid("config.json does not say how many tokens a request may have: say --max-model-len")
+    load = Load(options.bytes_of("host", args.host) // ranks, Card(gpu, args.gpu_memory_utilization, gpu).left(
+        gpu - weights, weights, weights, ahead), requests, tokens, own=said.device_memory,
+                request_bytes=rank.vocabulary * estimate.LOGIT_BYTES)
     with Runtime(device="host") as runtime:
-        sums = Sums(Asked(
-            _bytes(args.host) // ranks, requests, tokens, BLOCK, rank.layers * plan(2, 1, BLOCK).code_bytes,
-            int(gpu * args.gpu_memory_utilization) - weights - ahead, said.device_memory,
-            rank.vocabulary * estimate.LOGIT_BYTES), plan)
-        blocks = blocks_that_fit(sums)
-        own = divide_own(sums, blocks)
-        there = plan(blocks, own.regions, tokens, own.device_bytes)
-        bound = "host memory" if blocks == sums.blocks_on_host(tokens) else "the card"
-        print("%.1f GiB of %s: weights %.1f, activations %.1f (estimated), codes %.1f, windows and pages %.1f" % (
-            gpu * args.gpu_memory_utilization / GIB, "each card" if ranks > 1 else "the card", weights / GIB,
-            ahead / GIB, blocks * sums.asked.block_bytes / GIB, there.device_bytes / GIB))
-    fit = (blocks - 1) * BLOCK
-    print("%d tokens fit, by %s; of these %d stay on the card, and windows of %d requests" % (
-        fit, bound, min(there.resident_tokens, fit), own.regions))
-    for length in [length for length in LENGTHS if length < tokens] + [tokens]:
-        print("%7d requests of %d tokens" % (min(requests, (blocks - 1) // -(-length // BLOCK)), length))
+        p = plan(runtime, rank.attention, load, said.cache)
+    print("%.1f GiB of %s: weights %.1f, activations %.1f (estimated), %s %.1f, windows and pages %.1f" % (
+        gpu * args.gpu_memory_utilization / GIB, "each card" if ranks > 1 else "the card", weights / GIB, ahead / GIB,
+        "vLLM's blocks" if rank.attention.windows else "codes", p.code_bytes / GIB, p.there.device_bytes / GIB))
+    print("\n".join(lines_of(p)))
+
+
+def lines_of(p: Plan) -> List[str]:
+    """What fits, in words."""
+    load = p.load
+    told = ["%d tokens fit%s, by %s; of these %d stay on the card, and windows of %d requests" % (
+        p.tokens, " where other layers take no block" if p.groups.others else "",
+        "host memory" if p.by_host else "the card", p.resident_tokens, p.windows)]
+    for length in [length for length in LENGTHS if length < load.tokens] + [load.tokens]:
+        count = p.requests_of(length)
+        told.append("%7d requests of %d tokens%s" % (count, length,
+                                                     ", by max_num_seqs" if count == load.requests else ""))
+    at = min(load.tokens, 4096)
+    count = p.requests_of(at)
+    told.append("a step of %d requests of %d tokens brings %s to the card" % (count, at, ", ".join(
+        "%s at %d%% hits" % (shown(p.step_bytes(count, rate)), 100 * rate) for rate in RATES)))
+    told.append("%d requests keep their budget on the card; with admit=resident %d run at once" % (min(p.kept, count), p.admitted))
+    text = warning(load.host, p.tokens, p.model.token_bytes, load.left)
+    return told + ([text] if text else [])
 
 
 if __name__ == "__main__":

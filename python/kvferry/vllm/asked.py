@@ -6,9 +6,8 @@ backends of a rank, once all its layers are there. Invariant: an engine that doe
 """
 from typing import Any
 
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
 from .._errors import Unsupported
+from .upstream import Engine
 
 
 def watch(platform: Any) -> None:
@@ -18,24 +17,22 @@ def watch(platform: Any) -> None:
         return
 
     def update_block_size_for_backend(_: Any, vllm_config: Any) -> None:
-        check(vllm_config)
+        check(Engine(vllm_config))
         theirs(vllm_config)
 
     update_block_size_for_backend.looks = True # type: ignore[attr-defined]
     platform.update_block_size_for_backend = classmethod(update_block_size_for_backend)
 
 
-def check(config: Any) -> None:
+def check(engine: Engine) -> None:
     """Refuse a rank without a layer of ours, if one was asked for."""
-    asked, custom = config.attention_config, AttentionBackendEnum.CUSTOM
-    is_asked = custom in (asked.backend, *asked.backend_per_kind.values())
-    if not is_asked and not (isinstance(config.additional_config, dict) and "kvferry" in config.additional_config):
+    is_asked = engine.asks_for_custom
+    if not is_asked and not (isinstance(engine.settings, dict) and "kvferry" in engine.settings):
         return
     if not is_asked:
         raise Unsupported("kvferry is in --additional-config, and no layer is to be its: add --attention-backend CUSTOM")
     from .backend import Backend # pylint: disable=import-outside-toplevel
-    layers = config.compilation_config.static_forward_context.values()
-    theirs = {layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend")}
+    theirs = engine.backends()
     if not any(issubclass(one, Backend) for one in theirs):
         raise Unsupported("no layer of this model is kvferry's: %s; leave CUSTOM out, or take a model with layers that "
                           "see everything" % (", ".join(sorted("%s has some" % one.get_name() for one in theirs))

@@ -8,21 +8,11 @@ tokens of a pass and then attends, run by run (rows.py).
 
 Invariant: no answer depends on which request a row or a block belongs to.
 """
-import copy
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, List, Optional, Set, Tuple
 
 import torch
-from vllm.config import CUDAGraphMode, get_current_vllm_config
-from vllm.platforms import current_platform
-from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
-                                       AttentionMetadata, AttentionMetadataBuilder, AttentionType,
-                                       MultipleOf)
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
-from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheLayout
-from vllm.v1.worker.utils import customize_attention_spec
 
 from .._blocks import Blocks
 from .._cache import width_in_pages
@@ -33,6 +23,8 @@ from .pool import Heads, Pool, ground_of, look
 from .refusals import (BLOCK_TOKENS, check_engine, check_layer, check_spec, reasons, refuse, why_not_captured)
 from .regions import Followed, Regions
 from .rows import Rows as PassRows, Run, part, runs_of
+from .upstream import (AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadata, AttentionMetadataBuilder,
+                       AttentionType, Batch, Engine, KVCacheLayout, MultipleOf, batch_of, is_full, spec_of, with_codes)
 from .verify import Rows
 
 log = logging.getLogger("vllm.kvferry")
@@ -75,53 +67,53 @@ class Builder(AttentionMetadataBuilder[Pass]):
     def __init__(self, kv_cache_spec: Any, layer_names: List[str], vllm_config: Any,
                  device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        check_spec(kv_cache_spec)
-        self.pool = pool_of(vllm_config)
+        check_spec(spec_of(kv_cache_spec))
+        self.engine = Engine(vllm_config)
+        self.pool = pool_of(self.engine)
         if set(layer_names) != self.pool.names:
             refuse(*SEVERAL_GROUPS)
         self.pool.open(kv_cache_spec.block_size)
         self.regions = Regions(self.pool.regions)
         self.drafts = self.pool.rows_each - 1
-        self.followed = Followed(vllm_config.parallel_config.pipeline_parallel_size, self.drafts)
-        self.arrays = Arrays(vllm_config.scheduler_config.max_num_seqs * self.pool.rows_each, device)
+        self.followed = Followed(self.engine.stages, self.drafts)
+        self.arrays = Arrays(self.engine.requests * self.pool.rows_each, device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
         """Passes of steps alone, each request with as many tokens; said before vLLM settles on graphs."""
-        pool = pool_of(vllm_config)
-        why = why_not_captured(pool.options.verify_interval, vllm_config.model_config.enable_sleep_mode,
-                               pool.runtime.describe())
+        engine = Engine(vllm_config)
+        pool = pool_of(engine)
+        why = why_not_captured(pool.options.verify_interval, engine.sleeps, pool.runtime.describe())
         if why is None:
             return cls._cudagraph_support
-        if _has_graphs(vllm_config):
+        if engine.has_graphs:
             log.warning("kvferry: attention stays out of CUDA graphs: %s", why)
         return AttentionCGSupport.NEVER
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any,
               fast_build: bool = False) -> Pass:
-        p = self.describe(common_attn_metadata)
+        p = self.describe(batch_of(common_attn_metadata))
         self.pool.begin(p.stepping)
         return p
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Pass:
         """The description of a pass that is captured, or has nobody's tokens."""
-        return self.describe(common_attn_metadata)
+        return self.describe(batch_of(common_attn_metadata))
 
-    def describe(self, m: Any) -> Pass:
+    def describe(self, batch: Batch) -> Pass:
         """Rows, what they attend to, and where."""
-        starts, lengths = m.query_start_loc_cpu.tolist(), m.seq_lens_cpu_upper_bound.tolist()
-        prompts, requests = self.prompts_of(m, starts), self.requests_of(m, starts, lengths)
-        rows = part(starts, lengths, prompts, self.drafts)
+        prompts, requests = self.prompts_of(batch), self.requests_of(batch)
+        rows = part(batch.starts, batch.lengths, prompts, self.drafts)
         runs = runs_of(rows.starts, rows.lengths, rows.prompts, self.pool.regions)
         is_verified = any(run.contexts is None for run in runs) and self.pool.recall.begin()
         regions = self.arrays.put_regions(self.regions_of(runs, rows, requests))
-        table, seq_lens = m.block_table_tensor, m.seq_lens
+        table, seq_lens = batch.table, batch.seq_lens
         if self.drafts: # candidates are rows of their request's table
             table, seq_lens = self.arrays.put_rows(table, seq_lens, rows)
         tokens = runs[-1].starts[-1] if runs else 0
-        p = Pass(tokens, m.slot_mapping, table, seq_lens, regions, runs,
+        p = Pass(tokens, batch.slots, table, seq_lens, regions, runs,
                  [length - 1 for length in rows.lengths] if is_verified else None, [], 0,
-                 BlocksPutArgs(tokens=tokens, slots=m.slot_mapping.data_ptr()))
+                 BlocksPutArgs(tokens=tokens, slots=batch.slots.data_ptr()))
         for run in runs:
             is_step = run.contexts is None
             p.steps.append(Blocks.describe(run.rows, *p.rows_at(run), regions.data_ptr() + 4 * run.row)
@@ -129,24 +121,26 @@ class Builder(AttentionMetadataBuilder[Pass]):
             p.stepping += run.rows if is_step else 0
         return p
 
-    def prompts_of(self, m: Any, starts: List[int]) -> List[bool]:
+    def prompts_of(self, batch: Batch) -> List[bool]:
         """Whether a row has tokens of its prompt, which attend to everything.
 
         A graph has steps alone, and vLLM takes it for a piece of a prompt as well, where that has no more
         tokens than a step. So in engines with graphs such a piece selects, whether its pass is replayed or
         not.
         """
-        most = 1 if m.is_prefilling is None else 0 # it was not said what is a prompt
-        if _has_graphs(self.vllm_config):
+        most = 1 if batch.prompts is None else 0 # it was not said what is a prompt
+        if self.engine.has_graphs:
             most = 1 + self.drafts
         if most:
-            return [end - start > most for start, end in zip(starts, starts[1:])][:m.num_reqs]
-        return m.is_prefilling.tolist()
+            return [end - start > most for start, end in zip(batch.starts, batch.starts[1:])][:batch.rows]
+        assert batch.prompts is not None
+        return batch.prompts
 
-    def requests_of(self, m: Any, starts: List[int], lengths: List[int]) -> List[int]:
-        """A number per row. The second of vLLM's two runners says it, except for rows that fill up a pass."""
-        if m.req_idx is not None:
-            return m.req_idx.tolist()
+    def requests_of(self, batch: Batch) -> List[int]:
+        """A number per row."""
+        if batch.requests is not None:
+            return batch.requests
+        starts, lengths = batch.starts, batch.lengths
         return self.followed.number([length - (end - start) for length, start, end
                                      in zip(lengths, starts, starts[1:])], lengths[:len(starts) - 1])
 
@@ -161,12 +155,6 @@ class Builder(AttentionMetadataBuilder[Pass]):
         return given
 
 
-def _has_graphs(config: Any) -> bool:
-    """Whether whole passes of steps are, or may be, CUDA graphs."""
-    mode = config.compilation_config.cudagraph_mode
-    return mode is not None and mode.decode_mode() == CUDAGraphMode.FULL
-
-
 class Impl(AttentionImpl[Pass]):
     """A layer."""
 
@@ -176,14 +164,14 @@ class Impl(AttentionImpl[Pass]):
                  logits_soft_cap: Optional[float] = None, attn_type: str = AttentionType.DECODER,
                  kv_sharing_target_layer_name: Optional[str] = None,
                  sinks: Optional[torch.Tensor] = None, value_size: Optional[int] = None) -> None:
-        self.config = get_current_vllm_config()
-        check_layer(attn_type, self.config.model_config, alibi_slopes=alibi_slopes, sliding_window=sliding_window)
-        check_engine(self.config)
+        self.engine = Engine.current()
+        check_layer(attn_type, self.engine.text, alibi_slopes=alibi_slopes, sliding_window=sliding_window)
+        check_engine(self.engine)
         look()
         self.value_size = value_size or head_size
-        width = width_in_pages(head_size, self.value_size, self.config.device_config.device_type)
+        width = width_in_pages(head_size, self.value_size, self.engine.device_type)
         self.heads = Heads(num_heads, num_kv_heads or num_heads, head_size, width, float(scale))
-        ground_of(self.config, self.heads)
+        ground_of(self.engine, self.heads)
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.sinks = sinks # a weight: a logit of each query head
@@ -202,10 +190,9 @@ class Impl(AttentionImpl[Pass]):
         if self.pool is not None:
             self.pool.form(self.index)
         else:
-            pool = pool_of(self.config)
-            # vLLM does so next: with linear layers it makes blocks as large as their states.
-            current_platform.update_block_size_for_backend(self.config)
-            pool.size_blocks(*blocks_of(self.config, set(pool.layers)))
+            pool = pool_of(self.engine)
+            self.engine.settle_block_tokens()
+            pool.size_blocks(*blocks_of(self.engine, set(pool.layers)))
 
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 kv_cache: torch.Tensor, attn_metadata: Optional[Pass], output: torch.Tensor,
@@ -269,46 +256,35 @@ def _packed(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def blocks_of(config: Any, ours: Set[str]) -> Tuple[int, int, bool]:
+def blocks_of(engine: Engine, ours: Set[str]) -> Tuple[int, int, bool]:
     """Bytes of a block in vLLM's tensors of a rank, its tokens in our layers, and whether all are ours.
 
     Layers of other kinds may be there, which have blocks of their own under the same numbers: vLLM
     makes the blocks of all layers equal in bytes, so that ours have more tokens then.
     """
-    layers, specs = config.compilation_config.static_forward_context, {}
-    for name, layer in layers.items():
-        spec = layer.get_kv_cache_spec(config) if isinstance(layer, AttentionLayerBase) else None
-        if spec is not None and not getattr(layer, "kv_sharing_target_layer_name", None):
-            specs[name] = (customize_attention_spec(layer.get_attn_backend(), spec)
-                           if isinstance(spec, AttentionSpec) else spec)
-    asked = copy.copy(config) # the layout is not settled yet: any of ours makes the same groups
-    asked.cache_config = copy.copy(config.cache_config)
-    asked.cache_config.kv_cache_layout = Backend.supported_kv_cache_layouts()[0].name
-    groups = [{name: getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
-               for name in group.layer_names} for group in get_kv_cache_groups(asked, specs)]
+    specs = engine.specs()
+    groups = engine.groups(specs, Backend.supported_kv_cache_layouts()[0]) # any of ours makes the same groups
     mine = [group for group in groups if ours & set(group)]
     if len(mine) > 1:
         refuse(*SEVERAL_GROUPS)
     are_all_ours = set(specs) == ours
-    if not are_all_ours and config.parallel_config.pipeline_parallel_size > 1:
+    if not are_all_ours and engine.stages > 1:
         refuse("pipeline parallelism for layers of several kinds", "take tensor parallelism")
     return (max(sum(spec.page_size_bytes for spec in group.values()) for group in groups),
             next(spec.block_size for name, spec in mine[0].items() if name in ours), are_all_ours)
 
 
-def pool_of(config: Any) -> Pool:
+def pool_of(engine: Engine) -> Pool:
     """The pool of an engine's rank; made, and given to all its layers, the first time."""
-    layers = config.compilation_config.static_forward_context
-    ours = {name: layer.impl for name, layer in layers.items()
-            if isinstance(getattr(layer, "impl", None), Impl)}
+    ours = engine.implementations(Impl)
     owners = {name: impl for name, impl in ours.items() if impl.owner is None}
     first = next(iter(ours.values()))
     for name, impl in ours.items():
-        if layers[name].head_size_v != impl.value_size:
+        if engine.value_size(name) != impl.value_size:
             refuse("values of %d elements beside keys of %d in a layer of its own kind" % (
-                layers[name].head_size_v, impl.head_size), "take another model")
+                engine.value_size(name), impl.head_size), "take another model")
     if first.pool is None:
-        pool = Pool(config, owners, set(ours))
+        pool = Pool(engine, owners, set(ours))
         for index, impl in enumerate(owners.values()):
             impl.index = index
         for impl in ours.values():
@@ -364,7 +340,7 @@ class Backend(AttentionBackend):
     @classmethod
     def validate_configuration(cls, *given: Any, **named: Any) -> List[str]:
         """In our words, with the way out; then what vLLM itself finds."""
-        return reasons(get_current_vllm_config(), named) or super().validate_configuration(*given, **named)
+        return reasons(Engine.current(), named) or super().validate_configuration(*given, **named)
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
@@ -373,10 +349,8 @@ class Backend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Codes alone: in bf16 a sixteenth of keys and values. They are bytes, so vLLM clears blocks that other layers
-        get: read as numbers, codes may be none, and layers with a window multiply such by 0."""
-        if type(spec) is not FullAttentionSpec:
+        """Codes alone: in bf16 a sixteenth of keys and values."""
+        if not is_full(spec):
             refuse("blocks of the kind %s" % type(spec).__name__, "take another model")
-        check_spec(spec)
-        return replace(spec, num_head_slots=spec.num_kv_heads, dtype=torch.uint8,
-                       state_content_bytes=spec.head_size // CODES_PER_BYTE)
+        check_spec(spec_of(spec))
+        return with_codes(spec, CODES_PER_BYTE)

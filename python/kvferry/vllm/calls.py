@@ -4,12 +4,14 @@
 Pages go when vLLM gives the memory of its blocks back, and room for them comes back with it: on a GPU the mechanism
 of sleep mode does so, on a CPU the worker, which has nothing of vLLM's to give back. Blocks are copied by a runner,
 where a request goes on in the middle of a block of another one. Weights that come in place, as they are, are no
-layer's to process; but a runner forgets adapters after any. Imports nothing of vLLM. Invariant: where vLLM has
+layer's to process; but a runner forgets adapters after any. Invariant: where vLLM has
 the memory of its blocks there are pages for them, and of a block that is copied they are those of the other one.
 """
 import functools
 import weakref
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, List
+
+from .upstream import copies_of
 
 BLOCKS = "kv_cache" # vLLM's tag of that memory
 
@@ -33,7 +35,7 @@ def follow(pool: Any, teller: type) -> None:
 def _pools_of(teller: Any) -> List[Any]:
     """A worker and a runner are of one engine; a mechanism of sleep mode there is one in a process."""
     config = getattr(teller, "vllm_config", None)
-    return [pool for pool in _pools if config is None or pool.config is config]
+    return [pool for pool in _pools if config is None or pool.engine.config is config]
 
 
 def _sleeps(theirs: Callable) -> Callable:
@@ -69,9 +71,8 @@ def _copies(theirs: Callable) -> Callable:
     @functools.wraps(theirs)
     def update(self: Any, output: Any) -> Any:
         told = theirs(self, output)
-        if output.kv_cache_block_copies:
-            for pool in _pools_of(self):
-                pool.copy(_pairs_of(pool, self.kv_cache_config.kv_cache_groups, output))
+        for pool in _pools_of(self):
+            pool.copy(copies_of(self, output, set(pool.layers)))
         return told
     return update
 
@@ -83,13 +84,3 @@ def _has_weights(theirs: Callable) -> Callable:
         for pool in _pools_of(self):
             pool.form_all()
     return reset
-
-
-def _pairs_of(pool: Any, groups: Any, output: Any) -> List[Tuple[int, int]]:
-    """Copies before a pass, without those of states. A block with tokens of a pool is copied for a request that
-    begins."""
-    number = next(i for i, group in enumerate(groups) if set(group.layer_names) & set(pool.layers))
-    tables = [request.block_ids for request in output.scheduled_new_reqs]
-    tables += [table for table in output.scheduled_cached_reqs.new_block_ids if table is not None]
-    tokens = {block for table in tables for block in table[number]}
-    return [(one, other) for one, other in output.kv_cache_block_copies if other in tokens]

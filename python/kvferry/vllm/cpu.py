@@ -6,9 +6,8 @@ plug-in.
 """
 from typing import Any, Optional
 
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
 from .._errors import Unsupported
+from .upstream import CUSTOM
 
 
 def offer(platform: Any) -> None:
@@ -19,13 +18,13 @@ def offer(platform: Any) -> None:
 
     def get_attn_backend_cls(_: Any, selected_backend: Any, attn_selector_config: Any,
                              num_heads: Optional[int] = None) -> str:
-        if selected_backend is not AttentionBackendEnum.CUSTOM:
+        if selected_backend is not CUSTOM:
             return theirs(selected_backend, attn_selector_config, num_heads)
-        reasons = AttentionBackendEnum.CUSTOM.get_class().validate_configuration(
+        reasons = CUSTOM.get_class().validate_configuration(
             device_capability=None, **attn_selector_config._asdict())
         if reasons:
             raise Unsupported(". ".join(reasons))
-        return AttentionBackendEnum.CUSTOM.get_path()
+        return CUSTOM.get_path()
 
     get_attn_backend_cls.gives_custom = True # type: ignore[attr-defined]
     platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

@@ -28,6 +28,8 @@ class Asked(NamedTuple):
     request_bytes: int = 0 # what activations have less of with a request less
     rows_each: int = 1 # of a request in a pass: its token, and candidates of a draft
     rows_max: int = sys.maxsize # of a call
+    reserve: int = 0 # of the device, for budgets of all requests that are to stay there
+    others: int = 0 # blocks that a request takes for layers of other kinds
 
     @property
     def rows(self) -> int:
@@ -65,7 +67,7 @@ class Sums:
     def regions_within(self, room: int, blocks: int, tokens: int) -> int:
         """Regions that fit, at least one."""
         room += self.prompt(tokens)
-        return max(1, _most(lambda regions: self.own(blocks, regions, tokens) <= room, self.asked.rows))
+        return max(1, most(lambda regions: self.own(blocks, regions, tokens) <= room, self.asked.rows))
 
     def first_regions(self, tokens: int) -> int:
         """Regions that there are in any case."""
@@ -74,7 +76,7 @@ class Sums:
 
     def blocks_on_host(self, tokens: int) -> int:
         """The most blocks whose pages fit in host memory."""
-        return _most(lambda blocks: self.host(blocks, tokens) <= self.asked.host)
+        return most(lambda blocks: self.host(blocks, tokens) <= self.asked.host)
 
     def blocks_on_device(self, tokens: int) -> Optional[int]:
         """The most blocks that fit on the device; None: any number does."""
@@ -87,8 +89,8 @@ class Sums:
             theirs, own = blocks * a.block_bytes, self.own(blocks, regions, tokens)
             if a.own:
                 return theirs + a.own <= left and own <= a.own
-            return theirs + own <= (left if a.own == 0 else left - left // PART)
-        return _most(fits)
+            return theirs + own <= (left if a.own == 0 else left - max(left // PART, a.reserve))
+        return most(fits)
 
     def blocks(self, tokens: int) -> int:
         """The most blocks, for requests of so many tokens."""
@@ -97,7 +99,7 @@ class Sums:
 
     def needed(self, tokens: int) -> int:
         """Blocks that a request takes; vLLM keeps one that is nobody's."""
-        return -(-tokens // self.asked.block_tokens) + 1
+        return -(-tokens // self.asked.block_tokens) + self.asked.others + 1
 
 
 def blocks_that_fit(sums: Sums) -> int:
@@ -106,29 +108,32 @@ def blocks_that_fit(sums: Sums) -> int:
     blocks, need = sums.blocks(tokens), sums.needed(tokens)
     if blocks >= need:
         return blocks
-    fit = _most(lambda some: sums.blocks(some * a.block_tokens) > some) * a.block_tokens
+    fit = most(lambda some: sums.blocks(some * a.block_tokens) > some + a.others) * a.block_tokens
     ways = ["set max_model_len to %d" % fit] if fit else []
     if sums.blocks_on_host(tokens) < need:
-        ways.insert(0, "give %d" % sums.host(need, tokens))
-        raise OutOfMemory("host_memory = %d: a request of max_model_len = %d tokens has %d bytes of pages; %s"
-                          % (a.host, tokens, sums.host(need, tokens), ", or ".join(ways)))
+        ways.insert(0, "give %s" % said(sums.host(need, tokens)))
+        raise OutOfMemory("host_memory = %s: a request of max_model_len = %d tokens has %s of pages; %s"
+                          % (said(a.host), tokens, shown(sums.host(need, tokens)), ", or ".join(ways)))
     assert a.left is not None
+    if a.left <= 0:
+        raise OutOfMemory("device memory: weights and activations alone take more than vLLM's share of the card, by %s; "
+                          "raise gpu_memory_utilization, or share the model by tensor_parallel_size" % shown(-a.left))
     theirs, own = need * a.block_bytes, _with_spare(sums.own(need, 1, tokens))
     if a.own:
         if a.own < own:
-            ways.insert(0, "give %d" % own)
+            ways.insert(0, "give %s" % said(own))
         elif a.left - theirs >= own:
-            ways.insert(0, "lower it to %d" % (a.left - theirs))
+            ways.insert(0, "lower it to %s" % said(a.left - theirs, up=False))
         raise OutOfMemory(
-            "device_memory = %d: of %d bytes beside weights and activations a request of max_model_len = %d tokens "
-            "takes %d in vLLM's blocks and %d of device_memory; %s" % (
-                a.own, a.left, tokens, theirs, own, ", or ".join(ways or ["raise gpu_memory_utilization"])))
-    fewer = _most(lambda requests: sums.with_requests(requests).blocks(tokens) >= need, a.requests)
+            "device_memory = %s: %sa request of max_model_len = %d tokens takes %s in vLLM's blocks and %s of "
+            "device_memory; %s" % (
+                said(a.own), "" if a.left == sys.maxsize else "of %s beside weights and activations " % shown(a.left), tokens, shown(theirs), shown(own), ", or ".join(ways or ["raise gpu_memory_utilization"])))
+    fewer = most(lambda requests: sums.with_requests(requests).blocks(tokens) >= need, a.requests)
     if fewer:
         ways.append("set max_num_seqs to %d, which makes activations smaller" % fewer)
     raise OutOfMemory(
-        "device memory: vLLM's share less weights and activations is %d bytes, and a request of max_model_len = %d "
-        "tokens takes %d; %s" % (a.left, tokens, theirs + own, ", or ".join(
+        "device memory: vLLM's share less weights and activations is %s, and a request of max_model_len = %d "
+        "tokens takes %s; %s" % (shown(a.left), tokens, shown(theirs + own), ", or ".join(
             ways + ["raise gpu_memory_utilization, or share the model by tensor_parallel_size"])))
 
 
@@ -164,10 +169,29 @@ def _too_many(sums: Sums, blocks: int, were_said: bool, left: int, own: int) -> 
     a, lower = sums.asked, ""
     fit = sums.blocks_on_device(a.tokens) or 0
     if fit >= sums.needed(a.tokens):
-        lower = "num_gpu_blocks_override to %d, " % fit if were_said else "host_memory to %d, " % sums.host(fit, a.tokens)
-    return ("%s: beside weights, activations and %d bytes of vLLM's blocks %d bytes are left, and kvferry takes %d at "
+        lower = "num_gpu_blocks_override to %d, " % fit if were_said else "host_memory to %s, " % said(
+            sums.host(fit, a.tokens))
+    there = "%s are left" % shown(left) if left > 0 else "nothing is left"
+    return ("%s: beside weights, activations and %s of vLLM's blocks %s, and kvferry takes %s at "
             "least; lower %smax_num_seqs or max_model_len, or raise gpu_memory_utilization" % (
-                "device_memory = %d" % a.own if a.own else "device memory", blocks * a.block_bytes, left, own, lower))
+                "device_memory = %s" % said(a.own) if a.own else "device memory", shown(blocks * a.block_bytes), there,
+                shown(own), lower))
+
+
+PAYS = 2 # times what vLLM alone would hold: with less, budgets are attended to for little
+
+
+def warning(host: int, tokens: int, token_bytes: int, left: Optional[int]) -> Optional[str]:
+    """A line where host memory holds too little.
+
+    token_bytes   of keys and values, in the type of the model
+    left          of the card, beside weights and activations; None: it has none of its own
+    """
+    alone = 0 if left is None else max(0, left) // token_bytes
+    if tokens >= PAYS * alone:
+        return None
+    return ("host_memory = %s holds %d tokens, and vLLM alone would hold %d on this card: give %s or more, if there is as "
+            "much, or serve without kvferry" % (said(host, up=False), tokens, alone, said(PAYS * alone * token_bytes)))
 
 
 class Card(NamedTuple):
@@ -187,7 +211,26 @@ class Card(NamedTuple):
         return min(int(self.total * self.share), self.free) - (self.free - free - reserved) - held - ahead
 
 
-def _most(fits: Callable[[int], bool], limit: Optional[int] = None) -> int:
+UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10))
+
+
+def shown(size: float) -> str:
+    """To read."""
+    for unit, shift in UNITS:
+        if size >= 1 << shift:
+            return "%.1f %s" % (size / (1 << shift), unit)
+    return "%d bytes" % size
+
+
+def said(size: int, up: bool = True) -> str:
+    """As a setting takes it, in a unit of which it has at least a thousand, if not a whole number of a larger one."""
+    for unit, shift in UNITS:
+        if size >= 1000 << shift or size and not size % (1 << shift):
+            return "%d%s" % (-(-size >> shift) if up else size >> shift, unit)
+    return str(size)
+
+
+def most(fits: Callable[[int], bool], limit: Optional[int] = None) -> int:
     """The most, up to `limit`, that fits; 0 = none. More never takes less."""
     low, high = 0, 1
     while (limit is None or high <= limit) and fits(high):

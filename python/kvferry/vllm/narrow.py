@@ -7,14 +7,8 @@ model took.
 import functools
 from typing import Any
 
-from vllm.config import get_current_vllm_config
-from vllm.platforms import current_platform
-from vllm.triton_utils import HAS_TRITON
-from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.attention.selector import get_attn_spec_kind
-
 from .refusals import OTHER, refuse
+from .upstream import HAS_TRITON, IS_CPU, Engine, window_of
 
 
 def follow(layer: type) -> None:
@@ -36,12 +30,10 @@ def follow(layer: type) -> None:
 
 def is_ours(named: Any) -> bool:
     """Whether such a layer, with these arguments of its class, is to be kvferry's."""
-    asked, cache = get_current_vllm_config().attention_config, named.get("cache_config")
-    window = named.get("per_layer_sliding_window") or getattr(cache, "sliding_window", None)
-    if AttentionBackendEnum.CUSTOM not in (asked.backend, *asked.backend_per_kind.values()):
+    engine, window = Engine.current(), window_of(named)
+    if not engine.asks_for_custom:
         return False
-    if window is not None and current_platform.is_cpu() and not HAS_TRITON:
+    if window is not None and IS_CPU and not HAS_TRITON:
         refuse("layers with a window on a CPU whose values are narrower than keys", "vLLM's own attention for them needs "
                "Triton; " + OTHER.partition(",")[0])
-    kind = get_attn_spec_kind(False, window is not None, named.get("attn_type", AttentionType.DECODER))
-    return asked.backend_per_kind.get(kind.value, asked.backend) is AttentionBackendEnum.CUSTOM
+    return engine.is_custom(window is not None, named.get("attn_type"))

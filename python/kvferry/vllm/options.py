@@ -8,15 +8,16 @@ import difflib
 import math
 import os
 import re
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 
 from .._errors import Invalid, Unsupported
 from .._settings import ROWS, fill, rows_of
-from ..capi import CacheConfig, CONSTANTS
+from ..capi import CacheConfig
 
 # Names that are shorter here, as `kvferry run` and kvferry.hf say it.
 NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "device_memory": "device_bytes"}
-OWN = ("log_interval", "verify_interval", "head_mask")
+OWN = ("log_interval", "verify_interval", "head_mask", "admit")
+ALL, RESIDENT = "all", "resident" # values of admit
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
          "tokens_max", "host_tokens_max", "prefill_chunk_max", "tokens_per_step_max", "device",
@@ -41,6 +42,7 @@ class Options(NamedTuple):
     verify_interval: int # every N-th pass is also attended to densely; 0 = none
     head_mask: Optional[str] # file of the kinds of heads; see heads.py
     device_memory: Optional[int] # bytes of windows, tables and pages on the device of a rank
+    admit: Union[str, int] = ALL # or RESIDENT, or how many requests at once that is; see admit.py
 
 
 def read(given: Any, environment: Mapping[str, str]) -> Options:
@@ -52,14 +54,25 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
     found = {**_full(said), **_full(given)}
     own = {name: found.pop(name) for name in OWN if name in found}
     runtime = {name: found.pop(name) for name in _rows("runtime") if name in found}
-    sizes = CacheConfig()
-    fill(sizes, "cache", {"host_bytes": found.pop("host_bytes", None),
-                          "device_bytes": found.pop("device_bytes", "auto")}, [])
-    return Options(runtime, found, sizes.host_bytes or None,
+    host, device = found.pop("host_bytes", None), found.pop("device_bytes", "auto")
+    return Options(runtime, found, None if host is None else bytes_of("host_bytes", host) or None,
                    _number("log_interval", own.get("log_interval", 60), "seconds", float),
                    _number("verify_interval", own.get("verify_interval", 0), "a number of passes", _whole),
                    own.get("head_mask"),
-                   None if sizes.device_bytes == CONSTANTS["KVF_DEVICE_BYTES_AUTO"] else sizes.device_bytes)
+                   None if device == "auto" else bytes_of("device_bytes", device), _admit(own.get("admit", ALL)))
+
+
+def bytes_of(name: str, value: Any) -> int:
+    """A size as the library reads it, 64GiB, or in powers of ten, as memory is sold: 64GB, 1.5TB."""
+    sold = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGT])B", value) if isinstance(value, str) else None
+    if sold is not None:
+        return int(float(sold[1]) * 1000 ** ("KMGT".index(sold[2].upper()) + 1))
+    sizes = CacheConfig()
+    try:
+        fill(sizes, "cache", {"host_bytes": value}, [])
+    except Invalid as error:
+        raise Invalid("%s = %s: must be a size, as 64GiB or 64GB" % (name, value)) from error
+    return sizes.host_bytes
 
 
 def _rows(of: str) -> List[str]:
@@ -86,6 +99,19 @@ def _full(said: dict) -> dict:
     return found
 
 
+def _admit(value: Any) -> Union[str, int]:
+    """Of admit."""
+    if value in (ALL, RESIDENT):
+        return value
+    try:
+        count = _whole(value)
+    except (TypeError, ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise Invalid("admit = %s: must be all, resident, or how many requests" % (value,))
+    return count
+
+
 def _whole(value: Any) -> int:
     if int(value) != float(value):
         raise ValueError("a part of one")
@@ -102,9 +128,9 @@ def _number(name: str, value: Any, what: str, kind: Callable[[Any], Any]) -> Any
     return number
 
 
-def default_memory(ranks: int, engine: int = 0, machine: Optional[Mapping[str, Any]] = None) -> int:
-    """Half of the host memory that is free now, shared by the ranks of the only engine; at most three quarters of it
-    where pages go, which may be one of several nodes.
+def default_memory(ranks: int, engine: int = 0, machine: Optional[Mapping[str, Any]] = None, has_card: bool = False) -> int:
+    """Three quarters of the host memory that is free now, and of that where pages go, which may be one of several nodes;
+    half where there is no card, because weights and activations are there, too. Shared by the ranks of the only engine.
 
     machine   memory, as Runtime.describe() tells it
     """
@@ -114,11 +140,10 @@ def default_memory(ranks: int, engine: int = 0, machine: Optional[Mapping[str, A
         free = next(int(line.split()[1]) for line in text if line.startswith("MemAvailable")) * 1024
     told = machine or {}
     limit, near = (told.get(name) for name in ("cgroup_headroom_bytes", "available_bytes")) # None: none, or unknown
-    most = min(free, free if limit is None else limit) // 2
+    most = min(free, free if limit is None else limit) * (3 if has_card else 2) // 4
     return (most if near is None else min(most, near * 3 // 4)) // ranks
 
 
-def of_config(config: Any) -> Options:
-    """Options of a VllmConfig and this process."""
-    additional = config.additional_config
-    return read(additional.get("kvferry", {}) if isinstance(additional, dict) else {}, os.environ)
+def of_engine(engine: Any) -> Options:
+    """Options of an upstream.Engine and this process."""
+    return read(engine.settings.get("kvferry", {}) if isinstance(engine.settings, dict) else {}, os.environ)

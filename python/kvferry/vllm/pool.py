@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocks of a rank: how many there are, and the pages under them.
 
-Knows configurations of vLLM, but neither passes nor tensors. Invariant: vLLM has as many blocks as
+Knows the engine, but neither passes nor tensors of vLLM. Invariant: vLLM has as many blocks as
 have pages in host memory and codes on the device, so what its scheduler admits has room.
 """
 import functools
@@ -11,21 +11,22 @@ import time
 from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
 import torch
-from vllm.model_executor.models.utils import extract_layer_index
-from vllm.platforms import current_platform
 
 from .. import __version__
 from .._blocks import Blocks
-from .._errors import OutOfMemory
+from .._errors import OutOfMemory, Unsupported
+from .._planner import budget_of
 from .._runtime import Runtime, Stream
 from ..capi import BlocksPlan, BlocksStats, Pages, Select
 from . import estimate as _estimate
 from . import heads as _heads
 from . import options as _options
 from .calls import follow
-from .memory import Asked, Card, Sums, blocks_that_fit, divide_own
+from .progress import Progress
+from .memory import Asked, Card, Sums, blocks_that_fit, divide_own, warning
 from .metrics import Written, values_of
-from .refusals import refuse
+from .refusals import refuse, without_cuda
+from .upstream import IS_CPU, Engine, number_of_layer
 from .verify import Recall
 
 log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
@@ -33,7 +34,6 @@ log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 MIB = 1 << 20
 GPU_LISTS = 65535 # of a call: a launch takes so many
 COUNTED = [name for name, *_ in BlocksStats._fields_]
-RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner") # the first has CPUs' as well
 TELL_SECONDS = 1.0 # between readings of a GPU's counters: each waits for it
 
 
@@ -44,22 +44,20 @@ class Pool:
     names   of these and of those that attend to keys of one of them
     """
 
-    def __init__(self, config: Any, layers: dict, names: Set[str]) -> None:
-        self.layers, self.names, self.config = layers, names, config
+    def __init__(self, engine: Engine, layers: dict, names: Set[str]) -> None:
+        self.layers, self.names, self.engine = layers, names, engine
         first = next(iter(layers.values()))
-        ground = ground_of(config, first.heads)
+        ground = ground_of(engine, first.heads)
         self.options, self.runtime = ground.options, ground.runtime
         self._shape = self._settings()
         self.blocks: Optional[Blocks] = None # once it is open, but while it sleeps
-        drafts = config.speculative_config
-        self.rows_each = 1 + (drafts.num_speculative_tokens if drafts is not None else 0) # of a request
+        self.rows_each = 1 + engine.drafts # of a request
         self.regions = 0 # of the device: most rows of a call, once it is open
         self._sums: Optional[Sums] = None # once blocks are sized
         self._block_tokens, self._are_all_ours = 0, True
         self._stream: Optional[Stream] = None # of a host device
         self._make: Any = None # makes the blocks, once their number is known
-        parallel = config.parallel_config
-        self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
+        self._counters = Written(engine=str(engine.number), rank=str(engine.rank))
         self.recall = Recall(self.options.verify_interval, _heads.that_select(
             self._shape["head_mask"], *(self._shape[n] for n in ("layers", "query_heads", "kv_heads"))))
         self._steps = 0
@@ -70,23 +68,20 @@ class Pool:
 
     def _settings(self) -> dict:
         """Settings of the blocks, without their number."""
-        config, impl = self.config, next(iter(self.layers.values()))
+        engine, impl = self.engine, next(iter(self.layers.values()))
         shapes = {i.heads._replace(scale=0.0) for i in self.layers.values()}
         if len(shapes) > 1:
             refuse("layers of different shapes", "take another model")
         mask = None
         if self.options.head_mask is not None:
-            model, parallel = config.model_config, config.parallel_config
-            ranks = parallel.tensor_parallel_size
             mask = _heads.read(
-                self.options.head_mask, model.get_total_num_hidden_layers(),
-                model.get_total_num_kv_heads(),
-                _heads.Share([extract_layer_index(name) for name in self.layers], impl.num_kv_heads,
-                             parallel.rank % ranks, ranks))
+                self.options.head_mask, engine.layers_in_all, engine.kv_heads_in_all,
+                _heads.Share([number_of_layer(name) for name in self.layers], impl.num_kv_heads,
+                             engine.rank % engine.ranks, engine.ranks))
         return dict(
             self.options.cache, head_mask=mask, layers=len(self.layers), query_heads=impl.num_heads,
             kv_heads=impl.num_kv_heads, head_dim=impl.head_size, value_dim=impl.heads.values,
-            dtype=config.model_config.dtype, softmax_scale=impl.scale)
+            dtype=engine.dtype, softmax_scale=impl.scale)
 
     # -- how many blocks --
 
@@ -98,22 +93,32 @@ class Pool:
     def size_blocks(self, bytes_of_vllm: int, block_tokens: int, are_all_ours: bool) -> None:
         """Tell vLLM how many blocks there are, each with `bytes_of_vllm` bytes of its own tensors."""
         self._block_tokens, self._are_all_ours = block_tokens, are_all_ours
-        config, parallel = self.config, self.config.parallel_config
-        model, requests = config.model_config, config.scheduler_config.max_num_seqs
+        engine = self.engine
         room = self.options.host_memory or _options.default_memory(
-            parallel.world_size, parallel.data_parallel_index, self.runtime.describe()["memory"])
+            engine.ranks_in_all, engine.number, self.runtime.describe()["memory"], self.runtime.on_cuda)
         own = self.options.device_memory # on a CPU, which moves no page by itself, nothing bounds it
-        asked = Asked(room, requests, model.max_model_len, block_tokens, bytes_of_vllm,
+        asked = Asked(room, engine.requests, engine.tokens, block_tokens, bytes_of_vllm,
                       None if own is None else sys.maxsize, own, rows_each=self.rows_each)
         if self.runtime.on_cuda:
-            rank = _estimate.of_engine(config)
+            rank = _estimate.of_engine(engine)
             asked = asked._replace(
-                left=_left(config, torch.cuda.memory_allocated(), _estimate.activations(
-                    rank, config.scheduler_config.max_num_batched_tokens, requests)),
+                left=_left(engine, torch.cuda.memory_allocated(), _estimate.activations(
+                    rank, engine.tokens_of_a_pass, engine.requests)),
                 request_bytes=rank.vocabulary * _estimate.LOGIT_BYTES,
-                rows_max=GPU_LISTS // self._shape["kv_heads"])
+                rows_max=GPU_LISTS // self._shape["kv_heads"],
+                reserve=0 if self.options.admit == _options.ALL else engine.requests * budget_of(
+                    self.runtime, self._shape, engine.tokens, block_tokens).bytes)
         self._sums = Sums(asked, self._plan)
-        config.cache_config.kv_cache_memory_bytes = blocks_that_fit(self._sums) * bytes_of_vllm
+        blocks = blocks_that_fit(self._sums)
+        told = warning(room, blocks * block_tokens, self._token_bytes(), asked.left if self.runtime.on_cuda else None)
+        if told is not None:
+            log.warning("kvferry: %s", told)
+        engine.bytes_of_blocks = blocks * bytes_of_vllm
+
+    def _token_bytes(self) -> int:
+        """Keys and values of a token as vLLM alone would have them, in our layers of this rank."""
+        s = self._shape
+        return s["layers"] * s["kv_heads"] * (s["head_dim"] + s["value_dim"]) * self.engine.dtype.itemsize
 
     def open(self, block_tokens: int) -> None:
         """Reserve all memory, when vLLM has settled on blocks and has measured its activations."""
@@ -121,29 +126,29 @@ class Pool:
         self._block_tokens = block_tokens
         if self.blocks is not None: # of an earlier try
             self.blocks.close()
-        count, limit = self.config.cache_config.num_gpu_blocks, self.options.host_memory
-        tokens = self.config.model_config.max_model_len
+        count, limit, tokens = self.engine.blocks, self.options.host_memory, self.engine.tokens
         need = self._sums.host(count, tokens)
         if limit is not None and need > limit:
             raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %d bytes of host_memory, "
                               "and there are %d; lower it, or give more" % (count, need, limit))
         if self.runtime.on_cuda:
-            asked = self._sums.asked._replace(left=_left(self.config, torch.cuda.max_memory_allocated()))
+            asked = self._sums.asked._replace(left=_left(self.engine, torch.cuda.max_memory_allocated()))
             self._sums = Sums(asked, self._plan)
-        own = divide_own(self._sums, count, self.config.cache_config.num_gpu_blocks_override is not None)
+        own = divide_own(self._sums, count, self.engine.blocks_were_said)
         self.regions = own.regions
         self._make = functools.partial(
             Blocks, self.runtime, block_count=count, block_tokens=block_tokens, tokens_max=tokens,
             sequences_max=own.regions, device_bytes="auto" if own.device_bytes is None else own.device_bytes,
             **self._shape)
         self._reserve()
-        for teller in _tellers(self.config):
+        for teller in self.engine.tellers():
             follow(self, teller)
         self._stream = None if self.runtime.on_cuda else Stream(self.runtime)
         log.info("%s", self.describe())
 
     def _reserve(self) -> None:
-        self.blocks = self._make()
+        with Progress(self._sums.host(self.engine.blocks, self.engine.tokens) if self._sums else 0):
+            self.blocks = self._make()
         self.form_all()
 
     def form_all(self) -> None:
@@ -172,7 +177,7 @@ class Pool:
         """Settings in force, in a line."""
         assert self.blocks is not None
         s, plan, mask = self.blocks.settings, self.blocks.plan, self._shape["head_mask"]
-        blocks, scheduler = self.config.cache_config.num_gpu_blocks - 1, self.config.scheduler_config
+        blocks, requests = self.engine.blocks - 1, self.engine.requests
         return ("kvferry %s on %s: budget %d, pages of %d tokens%s, select %s%s; %d blocks of %d, %d tokens fit%s, "
                 "in %d requests at once of up to %d%s; host memory %d MiB, device memory %d MiB and %d MiB "
                 "in vLLM's blocks" % (
@@ -182,9 +187,9 @@ class Pool:
                     "" if mask is None else ", " + _heads.describe(mask), blocks, self._block_tokens,
                     blocks * self._block_tokens,
                     "" if self._are_all_ours else " where other layers take no block",
-                    scheduler.max_num_seqs, s.tokens_max,
+                    requests, s.tokens_max,
                     ", %d of them with a window of their own on the device" % (self.regions // self.rows_each)
-                    if self.regions < scheduler.max_num_seqs * self.rows_each else "",
+                    if self.regions < requests * self.rows_each else "",
                     plan.host_bytes // MIB, plan.device_bytes // MIB,
                     (blocks + 1) * len(self.layers) * plan.code_bytes // MIB))
 
@@ -280,7 +285,7 @@ class Heads(NamedTuple):
 
 class Ground(NamedTuple):
     """The runtime that a pool stands on, there before weights are loaded."""
-    config: Any
+    engine: Engine
     options: _options.Options
     runtime: Runtime
 
@@ -288,79 +293,64 @@ class Ground(NamedTuple):
 _ground: List[Ground] = [] # of the newest engine of this process
 
 
-def ground_of(config: Any, heads: Heads) -> Ground:
+def ground_of(engine: Engine, heads: Heads) -> Ground:
     """Settings and the runtime of an engine's rank. The first time, with its first layer, settings are
     tried: what they contradict is refused before weights are loaded."""
-    if not _ground or _ground[0].config is not config:
-        options = _options.of_config(config)
+    if not _ground or _ground[0].engine != engine:
+        options = _options.of_engine(engine)
         runtime = _runtime(options)
         try:
-            _try(config, options, runtime, heads)
+            _try(engine, options, runtime, heads)
         except Exception:
             runtime.close()
             raise
-        _ground[:] = [Ground(config, options, runtime)]
+        _ground[:] = [Ground(engine, options, runtime)]
     return _ground[0]
 
 
-def _try(config: Any, options: _options.Options, runtime: Runtime, heads: Heads) -> None:
+def _try(engine: Any, options: _options.Options, runtime: Runtime, heads: Heads) -> None:
     """Where memory comes from; and a plan of all layers and heads of the model, if they are of different kinds, else of
     one layer."""
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    if cache.kv_cache_memory_bytes is not None:
-        refuse("kv_cache_memory_bytes = %d" % cache.kv_cache_memory_bytes,
+    if engine.bytes_of_blocks is not None:
+        refuse("kv_cache_memory_bytes = %d" % engine.bytes_of_blocks,
                "the number of blocks follows from host_memory, and on a GPU device_memory and gpu_memory_utilization: set "
                "these, and leave --kv-cache-memory-bytes and VLLM_CPU_KVCACHE_SPACE out")
     if options.host_memory is None:
-        _options.default_memory(parallel.world_size, parallel.data_parallel_index)
+        _options.default_memory(engine.ranks_in_all, engine.number)
     mask, layers, kv, query = None, 1, heads.kv, heads.query
     # Beside layers of other kinds vLLM makes our blocks larger than was said.
-    is_said = cache.user_specified_block_size and not (config.attention_config.backend_per_kind or model.is_hybrid)
+    is_said = engine.block_tokens_were_said and not (engine.backends_by_kind or engine.is_hybrid)
     if options.head_mask is not None:
-        layers, kv = model.get_total_num_hidden_layers(), model.get_total_num_kv_heads()
+        layers, kv = engine.layers_in_all, engine.kv_heads_in_all
         query = kv * (heads.query // heads.kv)
         mask = _heads.read(options.head_mask, layers, kv, _heads.Share(range(layers), kv, 0, 1))
-    Blocks.plan_for(runtime, block_count=2, device_bytes=0, sequences_max=1, tokens_max=model.max_model_len,
-                    block_tokens=cache.block_size if is_said else 64, head_mask=mask,
+    Blocks.plan_for(runtime, block_count=2, device_bytes=0, sequences_max=1, tokens_max=engine.tokens,
+                    block_tokens=engine.block_tokens if is_said else 64, head_mask=mask,
                     layers=layers, query_heads=query, kv_heads=kv, head_dim=heads.size, value_dim=heads.values,
-                    dtype=model.dtype, softmax_scale=heads.scale, **options.cache)
+                    dtype=engine.dtype, softmax_scale=heads.scale, **options.cache)
 
 
 @functools.lru_cache(maxsize=None)
 def look() -> tuple:
     """Memory of a GPU, free and in all, when this is first asked: before weights are loaded."""
-    if current_platform.is_cpu():
+    if IS_CPU:
         return 0, 0
     free, total = torch.cuda.mem_get_info()
     return free + torch.cuda.memory_reserved(), total
 
 
-def _tellers(config: Any) -> List[type]:
-    """Whose objects make an engine sleep, and copy its blocks."""
-    runners = [vars(sys.modules[name])["GPUModelRunner"] for name in RUNNERS if name in sys.modules]
-    return [one for one in [_teller_of_sleep(config), *runners] if one is not None]
-
-
-def _teller_of_sleep(config: Any) -> Optional[type]:
-    if current_platform.is_cpu():
-        from vllm.v1.worker.cpu_worker import CPUWorker # pylint: disable=import-outside-toplevel
-        return CPUWorker
-    from vllm.device_allocator.sleep_mode_backend import ( # pylint: disable=import-outside-toplevel
-        SleepModeBackendFactory)
-    model = config.model_config
-    return SleepModeBackendFactory.get_backend_class(model.sleep_mode_backend) if model.enable_sleep_mode else None
-
-
-def _left(config: Any, held: int, ahead: int = 0) -> int:
+def _left(engine: Engine, held: int, ahead: int = 0) -> int:
     free, total = look()
-    card = Card(total, config.cache_config.gpu_memory_utilization, free)
+    card = Card(total, engine.share_of_card, free)
     return card.left(torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved(), held, ahead)
 
 
 def _runtime(options: _options.Options) -> Runtime:
     def line(level: int, text: str) -> None:
         log.info("kvferry: %s", text)
-    if current_platform.is_cpu():
+    if IS_CPU:
         return Runtime(device="host", log=line, **options.runtime)
-    return Runtime(device="cuda", device_ordinal=torch.cuda.current_device(), log=line,
-                   **options.runtime)
+    try:
+        return Runtime(device="cuda", device_ordinal=torch.cuda.current_device(), log=line, **options.runtime)
+    except Unsupported as error:
+        raise Unsupported(without_cuda(str(error))) from error
