@@ -25,7 +25,7 @@ from kvferry import _planner as planner
 from kvferry.vllm import __main__ as calculator
 from kvferry.vllm import admit as admission
 from kvferry.vllm import known as releases
-from kvferry.vllm import estimate, heads, memory, options, progress, refusals
+from kvferry.vllm import estimate, heads, memory, metrics, options, progress, refusals
 from kvferry.vllm.regions import Followed, Regions
 from kvferry.vllm.rows import Run, Rows, part, runs_of
 
@@ -653,6 +653,42 @@ class Admission(unittest.TestCase):
         text = types.SimpleNamespace(to_dict=lambda: {**LLAMA_8B, "layer_types": ["linear_attention", "full_attention"]})
         with self.assertRaisesRegex(kvferry.Unsupported, "admit = resident: layers of the kind linear.* Or say --max-num-seqs"):
             self.settled(text=text)
+
+
+class Answered(unittest.TestCase):
+    """How many tokens of a request selected, told when it ends."""
+
+    def test_a_request(self):
+        """A prompt in two chunks, then tokens within the budget and beyond it."""
+        answers = metrics.Answers(100)
+        for begin, end, is_step in ((0, 64, False), (64, 98, False), (98, 99, True), (99, 100, True), (100, 101, True),
+                                    (101, 102, True)):
+            self.assertEqual(answers.follow([7], [begin], [end], [is_step]), [])
+        self.assertEqual(answers.follow([8], [0], [30], [False]), [2])
+        self.assertEqual(answers.follow([], [], [], []), [0])
+
+    def test_another_with_its_number(self):
+        answers = metrics.Answers(10)
+        answers.follow([0, 1], [0, 0], [40, 50], [False, False])
+        self.assertEqual(answers.follow([0, 1], [40, 50], [41, 51], [True, True]), [])
+        self.assertEqual(answers.follow([0, 1], [32, 51], [60, 52], [False, True]), [1]) # a prefix hit of 32
+        self.assertEqual(answers.follow([0, 1], [60, 0], [61, 9], [True, False]), [2])
+        self.assertEqual(answers.follow([0, 1], [61, 9], [61, 9], [True, True]), [1, 0]) # rows that fill up a pass
+
+    def test_candidates_that_are_taken_back(self):
+        answers = metrics.Answers(10, drafts=3)
+        answers.follow([5], [0], [20], [False])
+        answers.follow([5], [20], [24], [True]) # three of the four are wrong
+        answers.follow([5], [21], [25], [True])
+        self.assertEqual(answers.follow([], [], [], []), [5])
+
+    def test_passes_at_once(self):
+        answers = metrics.Answers(10, passes=2)
+        answers.follow([1], [0], [20], [False])
+        answers.follow([2], [0], [30], [False])
+        self.assertEqual(answers.follow([1], [20], [21], [True]), [])
+        self.assertEqual(answers.follow([3], [0], [9], [False]), [0])
+        self.assertEqual(answers.follow([3], [9], [10], [True]), [1])
 
 
 class Progress(unittest.TestCase):

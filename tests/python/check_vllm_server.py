@@ -19,7 +19,7 @@ import time
 import unittest
 import urllib.request
 
-from kvferry.vllm.metrics import COUNTERS
+from kvferry.vllm.metrics import COUNTERS, GAUGES
 from vllm_case import Case, main, stock
 from vllm_engine import FOLDER, FULL, LIMIT, NEW, Engine, answer, environment, prompts, small_model
 
@@ -324,13 +324,17 @@ class Server(Case):
     def test_metrics(self):
         self.ask(7)
         before = self.served.metrics("kvferry:")
+        ended = self.answered()
         self.client.completions.create(model="small", temperature=0, max_tokens=24,
                                        prompt="One and one make two. " * 400,
                                        extra_body={"ignore_eos": True})
         names = {name.partition("{")[0] for name in before}
-        self.assertEqual(names, {"kvferry:%s_total" % name for name, _ in COUNTERS})
+        self.assertEqual(names, {
+            *("kvferry:%s_total" % name for name, _ in COUNTERS), *("kvferry:" + name for name, _ in GAUGES),
+            *("kvferry:request_selected_tokens_" + name for name in ("bucket", "count", "sum"))})
+        after = self.served.metrics("kvferry:")
         more = {name.partition("{")[0][len("kvferry:"):-len("_total")]: value - before[name]
-                for name, value in self.served.metrics('kvferry:').items()}
+                for name, value in after.items() if "_total{" in name}
         self.assertEqual(more["steps"], 23 * 30)
         self.assertLessEqual(more["tokens_attended"], 23 * 30 * 3 * 512)
         self.assertGreater(more["tokens_attended"], 23 * 30 * 3 * 400)
@@ -341,6 +345,20 @@ class Server(Case):
         self.assertIn(more["heads_verified"], (5 * 30 * 9, 6 * 30 * 9))
         self.assertTrue(0.8 < more["recall"] / more["heads_verified"] < 0.9999)
         self.assertIn('engine="0",rank="0"', next(iter(before)))
+        gauges = {name.partition("{")[0][len("kvferry:"):]: value for name, value in after.items()}
+        self.assertTrue(0 < gauges["host_bytes_used"] <= gauges["host_bytes"] <= 512 << 20, gauges)
+        self.assertTrue(0 < gauges["windows_used"] <= gauges["windows"] == 8, gauges)
+        self.assertTrue(0.5 < gauges["hit_rate"] <= 1, gauges)
+        self.assertGreater(gauges["bytes_per_second"], 0)
+        self.ask(8, 1) # another pass, before which the long request has ended: all but its first token selected
+        count, selected = (now - was for now, was in zip(self.answered(), ended))
+        self.assertIn(count, (1, 2)) # the one before it may have been counted late, too
+        self.assertEqual(selected, 23)
+
+    def answered(self):
+        """Requests that have ended, and tokens of theirs that selected."""
+        told = self.served.metrics("kvferry:request_selected_tokens")
+        return tuple(sum(value for name, value in told.items() if "_%s{" % part in name) for part in ("count", "sum"))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from .._cache import width_in_pages
 from .._errors import Unsupported
 from ..capi import BlocksRows, BlocksPutArgs
 from .arrays import Arrays
+from .metrics import Answers
 from .pool import Heads, Pool, ground_of, look
 from .refusals import (BLOCK_TOKENS, check_engine, check_layer, check_spec, reasons, refuse, why_not_captured)
 from .regions import Followed, Regions
@@ -47,6 +48,8 @@ class Pass(AttentionMetadata):
     # The same in every layer, so said once: each layer of a step of one request takes microseconds.
     steps: List[Optional[BlocksRows]] # of each run, for the library; None = it is a prompt's
     stepping: int # rows of all these
+    requests: List[int] # a number of every row of the batch
+    prompts: List[bool] # whether it has tokens of its prompt
     put: BlocksPutArgs # but for the layer, its keys and its values
 
     def rows_at(self, run: Run) -> Tuple[Tuple[int, int], int]:
@@ -76,6 +79,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         self.regions = Regions(self.pool.regions)
         self.drafts = self.pool.rows_each - 1
         self.followed = Followed(self.engine.stages, self.drafts)
+        self.answers = Answers(self.pool.budget, self.engine.stages, self.drafts)
         self.arrays = Arrays(self.engine.requests * self.pool.rows_each, device)
 
     @classmethod
@@ -92,8 +96,13 @@ class Builder(AttentionMetadataBuilder[Pass]):
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any,
               fast_build: bool = False) -> Pass:
-        p = self.describe(batch_of(common_attn_metadata))
-        self.pool.begin(p.stepping)
+        batch = batch_of(common_attn_metadata)
+        p = self.describe(batch)
+        tokens = [end - start for start, end in zip(batch.starts, batch.starts[1:])]
+        begins = [length - count for length, count in zip(batch.lengths, tokens)]
+        for selected in self.answers.follow(p.requests, begins, batch.lengths, [not prompt for prompt in p.prompts]):
+            self.pool.counters.ended(selected)
+        self.pool.begin(p.stepping, sum(batch.lengths), self.regions.used)
         return p
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Pass:
@@ -112,7 +121,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
             table, seq_lens = self.arrays.put_rows(table, seq_lens, rows)
         tokens = runs[-1].starts[-1] if runs else 0
         p = Pass(tokens, batch.slots, table, seq_lens, regions, runs,
-                 [length - 1 for length in rows.lengths] if is_verified else None, [], 0,
+                 [length - 1 for length in rows.lengths] if is_verified else None, [], 0, requests, prompts,
                  BlocksPutArgs(tokens=tokens, slots=batch.slots.data_ptr()))
         for run in runs:
             is_step = run.contexts is None

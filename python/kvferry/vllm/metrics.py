@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of every rank in the /metrics of vLLM's server.
+"""Counters, gauges and a histogram of every rank in the /metrics of vLLM's server.
 
-Ranks are other processes than the one that answers. Each writes its counters to a file of the kind
+Ranks are other processes than the one that answers. Each writes them to files of the kind
 that prometheus_client shares among processes; the one that answers reads them all. They lie where
 vLLM keeps such files, if several processes answer, else in a folder that only ranks of kvferry make,
 and that the first process removes; if that was killed, the next rank of any engine does.
@@ -11,11 +11,13 @@ import atexit
 import fcntl
 import functools
 import glob
+import math
 import os
 import secrets
 import shutil
 import tempfile
-from typing import IO, Any, Iterable, List, Tuple
+import time
+from typing import IO, Any, Dict, Iterable, List, Sequence, Tuple
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR" # vLLM sets it
 OURS = "KVFERRY_METRICS" # the first process says it to the others
@@ -35,6 +37,18 @@ COUNTERS = (
     ("heads_verified", "Query heads of decode steps compared with dense attention, counted per layer"),
     ("recall", "Share of their attention weights on attended tokens, summed over heads verified"),
 )
+
+GAUGES = (
+    ("host_bytes", "Host memory that is reserved for pages"),
+    ("host_bytes_used", "Host memory of the pages of requests in the latest pass; what several share is counted for each"),
+    ("windows", "Sinks and local windows that have room on the device"),
+    ("windows_used", "Of these, those that a request has"),
+    ("hit_rate", "Share of selected pages that were on the device, in the latest seconds with steps"),
+    ("bytes_per_second", "Bytes that came from host memory, in the latest seconds"),
+)
+SELECTED = ("request_selected_tokens", "Tokens of a request's answer that selected, because the context was longer than the "
+            "budget; counted when it ends or is preempted")
+BUCKETS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 def values_of(steps: int, stats: Any, recall: Tuple[int, float]) -> List[float]:
@@ -56,14 +70,71 @@ class Written:
             folder = os.environ[OURS]
             self._held = _hold(folder) # as long as this rank lives
             _remove_left()
-        self._file = mmap_dict.MmapedDict(os.path.join(folder, "counter_kvferry%d.db" % os.getpid()))
-        self._keys = [mmap_dict.mmap_key("kvferry:" + name, "kvferry:%s_total" % name, list(labels),
-                                         list(labels.values()), text) for name, text in COUNTERS]
+
+        def file(kind: str) -> Any:
+            return mmap_dict.MmapedDict(os.path.join(folder, "%s_kvferry%d.db" % (kind, os.getpid())))
+
+        def keys(rows: Any, end: str) -> List[str]:
+            return [mmap_dict.mmap_key("kvferry:" + name, "kvferry:%s%s" % (name, end), list(labels), list(labels.values()),
+                                       text) for name, text in rows]
+        self._file, self._keys = file("counter"), keys(COUNTERS, "_total")
+        self._gauges, self._gauge_keys = file("gauge_mostrecent"), keys(GAUGES, "")
+        name, text = SELECTED
+        self._answers, self._sum_key = file("histogram"), keys([SELECTED], "_sum")[0]
+        self._buckets = {most: mmap_dict.mmap_key(
+            "kvferry:" + name, "kvferry:%s_bucket" % name, [*labels, "le"],
+            [*labels.values(), "+Inf" if most == math.inf else "%.1f" % most], text) for most in (*BUCKETS, math.inf)}
 
     def write(self, values: Iterable[float]) -> None:
-        """All of them, as they are."""
+        """All counters, as they are."""
         for key, value in zip(self._keys, values):
             self._file.write_value(key, value, 0.0)
+
+    def write_gauges(self, values: Iterable[float]) -> None:
+        """Likewise."""
+        for key, value in zip(self._gauge_keys, values):
+            self._gauges.write_value(key, value, time.time())
+
+    def ended(self, tokens: int) -> None:
+        """A request, with so many tokens that selected."""
+        for key, more in ((self._buckets[min(most for most in self._buckets if tokens <= most)], 1), (self._sum_key, tokens)):
+            self._answers.write_value(key, self._answers.read_value(key)[0] + more, 0.0)
+
+
+class Answers:
+    """Requests of passes, until they end: how many tokens of each selected.
+
+    budget   of a step
+    passes   how many may be under way at once, each with other requests
+    drafts   candidates of a row at most: so many tokens may be taken back
+    """
+
+    def __init__(self, budget: int, passes: int = 1, drafts: int = 0) -> None:
+        self._budget, self._passes, self._drafts, self._pass = budget, passes, drafts, 0
+        self._requests: Dict[int, Tuple[int, int, int]] = {} # by number: tokens, those that selected, pass
+
+    def follow(self, requests: Sequence[int], begins: Sequence[int], ends: Sequence[int],
+               steps: Sequence[bool]) -> List[int]:
+        """Tokens that selected, of requests that ended before this pass: another has their number, or none had it.
+
+        begins, ends   tokens of every row before and after this pass
+        steps          whether a row goes on by tokens of an answer
+        """
+        self._pass += 1
+        done = []
+        for number, begin, end, is_step in zip(requests, begins, ends, steps):
+            if end == begin: # it fills up the pass
+                continue
+            was, selected, _ = self._requests.pop(number, (begin, 0, 0))
+            if was - self._drafts <= begin <= was: # candidates may have been taken back
+                selected = max(0, selected - (was - begin))
+            else: # another request
+                done.append(selected)
+                selected = 0
+            selected += sum(length > self._budget for length in range(begin + 1, end + 1)) if is_step else 0
+            self._requests[number] = end, selected, self._pass
+        gone = [number for number, (_, _, last) in self._requests.items() if last <= self._pass - self._passes]
+        return done + [self._requests.pop(number)[1] for number in gone]
 
 
 class Read:

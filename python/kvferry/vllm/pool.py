@@ -57,11 +57,13 @@ class Pool:
         self._block_tokens, self._are_all_ours = 0, True
         self._stream: Optional[Stream] = None # of a host device
         self._make: Any = None # makes the blocks, once their number is known
-        self._counters = Written(engine=str(engine.number), rank=str(engine.rank))
+        self.counters = Written(engine=str(engine.number), rank=str(engine.rank))
         self.recall = Recall(self.options.verify_interval, _heads.that_select(
             self._shape["head_mask"], *(self._shape[n] for n in ("layers", "query_heads", "kv_heads"))))
         self._steps = 0
         self._read, self._told = 0.0, time.monotonic()
+        self._gauged, self._hit_rate = (self._told, BlocksStats()), 1.0
+        self._held, self._windows = 0, 0 # of the latest pass
         self._before = self._latest = (0, BlocksStats(), (0, 0.0))
         self._counted = BlocksStats() # before it slept
         self._is_poisoned = False # the last pass had a row without an answer
@@ -199,8 +201,14 @@ class Pool:
         """Where the work of a layer goes: torch's own stream, or one that is waited for."""
         return self._stream or self.runtime.torch_stream()
 
-    def begin(self, steps: int) -> None:
-        """A pass with so many rows of steps comes; where layers are in a graph nothing else is called of it."""
+    def begin(self, steps: int, held: int, windows: int) -> None:
+        """A pass comes; where layers are in a graph nothing else is called of it.
+
+        steps     rows of steps
+        held      tokens of all rows
+        windows   regions that a request has
+        """
+        self._held, self._windows = held, windows
         self._steps += steps * len(self.names)
         if self._stream is None and time.monotonic() - self._read >= TELL_SECONDS:
             self.stream().wait()
@@ -220,7 +228,9 @@ class Pool:
         self._read = now = time.monotonic()
         stats, last = self._stats(), self._latest[1]
         self._latest = self._steps, stats, self.recall.read()
-        self._counters.write(values_of(*self._latest))
+        self.counters.write(values_of(*self._latest))
+        if now - self._gauged[0] >= TELL_SECONDS:
+            self._write_gauges(now)
         is_poisoned = stats.bad_rows > last.bad_rows
         if is_poisoned and not self._is_poisoned:
             log.warning("kvferry: a request is lost, others go on: a key or value of it is not finite")
@@ -229,6 +239,25 @@ class Pool:
             if self._steps != self._before[0]:
                 log.info("%s", self._line())
             self._told, self._before = now, self._latest
+
+    def _write_gauges(self, now: float) -> None:
+        """Since the last ones."""
+        assert self.blocks is not None
+        (when, before), stats, plan = self._gauged, self._latest[1], self.blocks.plan
+        came, had = (s.bytes_to_device + s.bytes_prompt for s in (stats, before))
+        hits, misses = stats.hits - before.hits, stats.misses - before.misses
+        if hits + misses:
+            self._hit_rate = hits / (hits + misses)
+        each = plan.host_bytes / (self.engine.blocks * self._block_tokens)
+        self.counters.write_gauges([plan.host_bytes, min(plan.host_bytes, self._held * each), self.regions, self._windows,
+                                    self._hit_rate, (came - had) / (now - when)])
+        self._gauged = now, stats
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a step."""
+        assert self.blocks is not None
+        return self.blocks.settings.budget_tokens
 
     def _line(self) -> str:
         """Counters since the last line."""

@@ -15,6 +15,11 @@ class Regions:
         self.count = count
         self._of: Dict[int, int] = {} # of requests, in the order of their last use
 
+    @property
+    def used(self) -> int:
+        """How many a request has."""
+        return len(self._of)
+
     def give(self, requests: Sequence[int]) -> List[int]:
         """Regions of the rows of a call, which are not more than there are regions."""
         for request in requests:
