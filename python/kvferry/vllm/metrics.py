@@ -84,6 +84,8 @@ class Written:
         self._buckets = {most: mmap_dict.mmap_key(
             "kvferry:" + name, "kvferry:%s_bucket" % name, [*labels, "le"],
             [*labels.values(), "+Inf" if most == math.inf else "%.1f" % most], text) for most in (*BUCKETS, math.inf)}
+        for key in (self._sum_key, *self._buckets.values()):
+            self._answers.read_value(key) # which are 0 from now on
 
     def write(self, values: Iterable[float]) -> None:
         """All counters, as they are."""
