@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What kvferry takes from vLLM's inside, with its signatures in a release: a list per release.
+"""Names that kvferry takes from vLLM's inside, with their signatures in a release: a list per release.
 
 usage: vllm_names.py SOURCE [--write]
 
 SOURCE is a wheel (`pip download --no-deps vllm==0.33.0`) or a folder with a package vllm. Nothing of it is imported.
-What is taken is read from python/kvferry/vllm/: names that upstream.py imports and what its tables say, attributes of
+They are read from python/kvferry/vllm/: names that upstream.py imports and those of its tables, attributes of
 values that are annotated with vLLM's classes, and methods that backend.py overrides. The list of that release in
 tests/python/vllm/ is compared, or written. Knows Python's syntax alone.
 """
@@ -183,7 +183,7 @@ def of_release(tree: ast.AST, version: str) -> ast.AST:
 
 
 class Taken:
-    """What the plug-in takes of a release, member by member; `missing` has what is not there."""
+    """Names that the plug-in takes of a release, member by member; `missing` has those that are not there."""
 
     def __init__(self, release: object, version: str) -> None:
         self.release, self.rows, self.missing = release, {}, []

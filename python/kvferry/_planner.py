@@ -44,7 +44,7 @@ class Model(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What is to be served, and with what memory, of a rank."""
+    """The load of a rank, and its memory."""
     host: int # bytes for pages
     left: Optional[int] # of the card, beside weights and activations; None: pages are read in place
     requests: int # at once, at most
@@ -63,7 +63,7 @@ class Groups(NamedTuple):
     window_block: int = 1 # tokens of such a block
 
     def blocks_of(self, tokens: int) -> int:
-        """Of a request."""
+        """Blocks of a request."""
         each = -(-min(tokens, self.window) // self.window_block) + 1 if self.others else 0
         return -(-tokens // self.block_tokens) + self.others * each
 
@@ -86,19 +86,19 @@ def groups_of(model: Model, code_bytes: int, block_tokens: int) -> Groups:
 
 
 class Budget(NamedTuple):
-    """What a step of a request selects."""
+    """The tokens that a step of a request selects."""
     window: int # tokens: sink and local window
     selected: int # tokens beside these, at most
     token_bytes: float # of a token's keys and values in pages, all layers and heads
 
     @property
     def bytes(self) -> int:
-        """Of the pages that are selected."""
+        """Bytes of the pages that are selected."""
         return int(self.selected * self.token_bytes)
 
 
 class Plan(NamedTuple):
-    """What fits."""
+    """The parts of a card and of host memory, and the load that they carry."""
     model: Model
     load: Load
     groups: Groups
@@ -116,7 +116,7 @@ class Plan(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of all requests, where other layers take no block."""
+        """Tokens of all requests, where other layers take no block."""
         return (self.blocks - 1) * self.groups.block_tokens
 
     @property
@@ -126,7 +126,7 @@ class Plan(NamedTuple):
 
     @property
     def resident_tokens(self) -> int:
-        """Of these, with pages on the card."""
+        """Tokens of these whose pages stay on the card."""
         return self.tokens if self.is_whole else min(self.there.resident_tokens, self.tokens)
 
     @property
@@ -156,7 +156,7 @@ def budget_of(runtime: Runtime, shape: dict, tokens: int, block_tokens: int) -> 
 
 
 def plan(runtime: Runtime, model: Model, load: Load, settings: dict) -> Plan:
-    """What fits; OutOfMemory says what to change where one request does not.
+    """Plan a load; OutOfMemory says what to change where one request does not.
 
     settings   of the cache, as `kvferry.Cache` takes them, without memory
     """

@@ -637,7 +637,7 @@ class Calls(unittest.TestCase):
 
 
 class Taken(unittest.TestCase):
-    """What the plug-in takes of this release; check_vllm_names.py has the same of all, by their lists."""
+    """The names that the plug-in takes of this release; check_vllm_names.py has those of all, by their lists."""
 
     def test_its_list(self):
         import vllm

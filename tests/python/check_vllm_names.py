@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the plug-in takes from vLLM's inside, against the list of each release that is known. Needs no vLLM.
+"""Names that the plug-in takes from vLLM's inside, against the list of each release that is known. Needs no vLLM.
 
 tools/vllm_names.py makes the lists; check_vllm.py compares one with the release that is there.
 """

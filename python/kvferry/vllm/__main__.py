@@ -22,7 +22,7 @@ LENGTHS = (1024, 4096, 16384, 65536)
 
 
 class Defaults(NamedTuple):
-    """Of `vllm serve`."""
+    """Defaults of `vllm serve`."""
     requests: int
     tokens_of_a_pass: int
 
@@ -90,7 +90,7 @@ def main(given: Optional[List[str]] = None) -> None:
 
 
 def lines_of(p: Plan) -> List[str]:
-    """What fits, in words."""
+    """A plan in words."""
     load = p.load
     told = ["%d tokens fit%s, by %s; of these %d stay on the card, and windows of %d requests" % (
         p.tokens, " where other layers take no block" if p.groups.others else "",
@@ -101,8 +101,8 @@ def lines_of(p: Plan) -> List[str]:
                                                      ", by max_num_seqs" if count == load.requests else ""))
     at = min(load.tokens, 4096)
     count = p.requests_of(at)
-    told.append("a step of %d requests of %d tokens brings %s to the card" % (count, at, ", ".join(
-        "%s at %d%% hits" % (shown(p.step_bytes(count, rate)), 100 * rate) for rate in RATES)))
+    told.append("a step of %d requests of %d tokens brings %s at %s hits" % (
+        count, at, ", ".join(shown(p.step_bytes(count, rate)) for rate in RATES), ", ".join("%d%%" % (100 * r) for r in RATES)))
     told.append("%d requests keep their budget on the card; with admit=resident %d run at once" % (min(p.kept, count), p.admitted))
     text = warning(load.host, p.tokens, p.model.token_bytes, load.left)
     return told + ([text] if text else [])

@@ -16,7 +16,7 @@ from .refusals import OTHER, check_model, refuse
 # Fields of configurations whose layers are linear or Mamba, or have no keys of their own.
 OTHERS = ("attn_layer_period", "hybrid_override_pattern", "layers_block_type", "ssm_cfg", "num_kv_shared_layers")
 LATENT = "kv_lora_rank"
-# What configurations of Gemma leave out, because it is Transformers' default.
+# Fields that configurations of Gemma leave out, with Transformers' defaults.
 DEFAULTS = {"gemma2": {"sliding_window_pattern": 2},
             "gemma3": {"sliding_window_pattern": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
                        "vocab_size": 262208, "sliding_window": 4096, "max_position_embeddings": 131072}}

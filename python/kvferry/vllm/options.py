@@ -100,7 +100,7 @@ def _full(said: dict) -> dict:
 
 
 def _admit(value: Any) -> Union[str, int]:
-    """Of admit."""
+    """The value of admit."""
     if value in (ALL, RESIDENT):
         return value
     try:

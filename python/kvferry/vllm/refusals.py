@@ -157,7 +157,7 @@ def check_layer(attn_type: Any, text: Any, *, alibi_slopes: Any = None, sliding_
 
 
 def check_spec(spec: Any) -> None:
-    """What a group of layers has in a block, as upstream.spec_of tells it."""
+    """The block of a group of layers, as upstream.spec_of tells it."""
     if spec.has_window:
         refuse("layers that see a part of the context",
                "take a model whose layers all see everything")

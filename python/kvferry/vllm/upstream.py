@@ -59,7 +59,7 @@ RUNNERS = {"vllm.v1.worker.gpu_model_runner.GPUModelRunner": ("_update_states", 
 SLEEPERS = {"vllm.v1.worker.cpu_worker.CPUWorker": ("sleep", "wake_up"),
             "vllm.device_allocator.sleep_mode_backend.CuMemBackend": ("suspend", "resume", "discard"),
             "vllm.device_allocator.sleep_mode_backend.SleepModeBackendFactory": ("get_backend_class",)}
-# Of a platform, which is followed in asked.py and cpu.py, and of layers, which are of several classes.
+# Methods of a platform, which is followed in asked.py, admit.py and cpu.py, and of layers, which are of several classes.
 OTHERS = {"vllm.platforms.interface.Platform": ("update_block_size_for_backend", "get_attn_backend_cls", "is_cpu",
                                                  "check_and_update_config", "get_device_total_memory"),
           "vllm.model_executor.layers.attention.Attention": ("__init__", "impl", "kv_sharing_target_layer_name"),
@@ -110,12 +110,12 @@ class Engine:
 
     @property
     def quantization(self) -> Any:
-        """What config.json says of quantization, if anything."""
+        """The part of config.json about quantization, if there is one."""
         return getattr(self.config.model_config.hf_config, "quantization_config", None)
 
     @property
     def tokens(self) -> int:
-        """Of a request, at most."""
+        """Tokens of a request, at most."""
         return self.config.model_config.max_model_len
 
     @property
@@ -129,7 +129,7 @@ class Engine:
 
     @property
     def layers_in_all(self) -> int:
-        """Of all ranks."""
+        """Layers of all ranks."""
         return self.config.model_config.get_total_num_hidden_layers()
 
     @property
@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def card_bytes(self) -> Optional[int]:
-        """Of a card in all; None: there is none."""
+        """Memory of a card in all; None: there is none."""
         return None if IS_CPU else Platform.get_device_total_memory()
 
     @property
@@ -285,7 +285,7 @@ class Engine:
 
     @property
     def bytes_of_blocks(self) -> Optional[int]:
-        """What vLLM's own tensors may take, if it was said."""
+        """The limit of vLLM's own tensors, if it was said."""
         return self.config.cache_config.kv_cache_memory_bytes
 
     @bytes_of_blocks.setter
@@ -307,11 +307,11 @@ class Engine:
 
     @property
     def layers(self) -> Dict[str, Any]:
-        """Of a rank, once they are made: those with attention, and others."""
+        """Layers of a rank, once they are made: those with attention, and others."""
         return self.config.compilation_config.static_forward_context
 
     def implementations(self, kind: type) -> Dict[str, Any]:
-        """Of the layers that have one of a class."""
+        """Implementations of a class, by their layers."""
         return {name: layer.impl for name, layer in self.layers.items()
                 if isinstance(getattr(layer, "impl", None), kind)}
 
@@ -321,11 +321,11 @@ class Engine:
         return layer.head_size_v
 
     def backends(self) -> Set[type]:
-        """Of all layers."""
+        """Backends of all layers."""
         return {layer.get_attn_backend() for layer in self.layers.values() if hasattr(layer, "get_attn_backend")}
 
     def specs(self) -> Dict[str, Any]:
-        """What every layer with blocks of its own has in a block."""
+        """The block of every layer that has blocks of its own."""
         found = {}
         for name, layer in self.layers.items():
             spec = layer.get_kv_cache_spec(self.config) if isinstance(layer, AttentionLayerBase) else None
@@ -379,7 +379,7 @@ def _each(group: KVCacheGroupSpec) -> Dict[str, Any]:
 
 
 def window_of(named: Dict[str, Any]) -> Optional[int]:
-    """Of a layer, by the arguments of its class."""
+    """The window of a layer, by the arguments of its class."""
     cache: Optional[CacheConfig] = named.get("cache_config")
     return named.get("per_layer_sliding_window") or (None if cache is None else cache.sliding_window)
 
@@ -411,7 +411,7 @@ def batch_of(m: CommonAttentionMetadata) -> Batch:
 
 
 class Spec(NamedTuple):
-    """What a layer has in a block, as far as kvferry looks."""
+    """The block of a layer, as far as kvferry looks."""
     has_window: bool
     is_causal: bool
 
