@@ -33,6 +33,10 @@ test   py:numpy                   python3-numpy
 real   py:pip                     python3-pip
 real   file:/usr/share/perl/5*/CPAN.pm  perl
 eval   cmd:gnuplot                gnuplot-nox
+llama  cmd:cmake                  cmake
+llama  cmd:g++                    g++
+llama  cmd:cc                     gcc
+llama  py:pip                     python3-pip
 lint   cmd:clang-format-14        clang-format-14
 lint   cmd:clang-tidy-14          clang-tidy-14
 lint   cmd:shellcheck             shellcheck

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logits of steps in one build of llama.cpp, teacher-forced: a process of check_llama_logits.py.
+
+usage: llama_steps.py FOLDER JOB.json
+
+A job has the model, the seed, how many tokens a prompt and how many steps, and layouts of the KV cache to go
+through. Without a file of tokens the first layout draws them from its own logits and writes them.
+"""
+import json
+import struct
+import sys
+
+import numpy as np
+
+import llama_api
+
+FIRST, LAST = 5, 280  # ids of prompts of models with random weights
+
+
+def drawn(logits, random):
+    """A token by its probability."""
+    p = np.exp(logits.astype(np.float64) - logits.max())
+    return int(random.choice(len(p), p=p / p.sum()))
+
+
+def make_wrong(context, sequence):
+    """Write one wrong cell: the keys of a token in the first layer that has some, through a state."""
+    state, cells = context.state(sequence), context.length(sequence)
+    for at in range(0, len(state) - 24, 4): # of a layer: type and bytes of a row, then rows of all cells
+        kind, row = struct.unpack_from("<iQ", state, at)
+        after = at + 12 + row * cells
+        if kind == llama_api.F16 and 64 <= row <= 1 << 14 and after + 12 <= len(state) and \
+                struct.unpack_from("<i", state, after)[0] == kind:
+            keys = np.frombuffer(state, np.float16, row // 2, at + 12 + row * (cells // 2))
+            keys[:] = keys[::-1] * 4
+            break
+    else:
+        raise RuntimeError("the state shows no keys")
+    context.remove(sequence)
+    if not context.restore(state, sequence):
+        raise RuntimeError("the state does not go back")
+
+
+def steps(model, job, layout, tokens):
+    """Logits [step][slot][token] of one layout, and the tokens that were fed."""
+    slots, count = layout["slots"], job["steps"]
+    context = llama_api.Context(model, job["context"] * slots, slots=slots, kind=layout["kind"],
+                                unified=layout["unified"])
+    random = [np.random.default_rng([job["seed"], slot]) for slot in range(slots)]
+    vocabulary = min(LAST, model.tokens)
+    prompts = [one.integers(FIRST, vocabulary, job["prompt"] + 7 * slot).tolist()
+               for slot, one in enumerate(random)]
+    logits = []
+    for slot, prompt in enumerate(prompts):
+        context.prompt(prompt, slot)
+        logits.append(np.array(context.logits()))
+    fed, out = [], np.empty((count, slots, model.tokens), np.float32)
+    for step in range(count):
+        row = (tokens[step][:slots] if tokens is not None
+               else [drawn(one, each) for one, each in zip(logits, random)])
+        context.decode([(int(token), len(prompts[slot]) + step, slot, True) for slot, token in enumerate(row)])
+        logits = [np.array(context.logits(slot)) for slot in range(slots)]
+        out[step] = logits
+        fed.append(row)
+        if layout.get("wrong") == step:
+            make_wrong(context, 0)
+    context.close()
+    return out, fed
+
+
+def main():
+    folder, path = sys.argv[1:]
+    with open(path, encoding="utf-8") as text:
+        job = json.load(text)
+    model = llama_api.Model(llama_api.Library(folder), job["model"])
+    tokens = np.load(job["tokens"]).tolist() if job.get("tokens") else None
+    for layout in job["layouts"]:
+        out, fed = steps(model, job, layout, tokens)
+        if tokens is None:
+            tokens = fed
+            np.save(job["draws"], fed)
+        np.save(layout["out"], out)
+    model.close()
+
+
+if __name__ == "__main__":
+    main()

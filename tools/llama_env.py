@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Unmodified builds of llama.cpp, and the tests of kvferry's plug-in in them.
+
+usage: llama_env.py --plugin FILE --library FILE --command FILE [--quick] [TEST...]
+       llama_env.py --plugin FILE --library FILE --command FILE --run PROGRAM [ARG...]
+
+Made once, in the cache folder of the user (0.6 GB): one native build of shared libraries with llama-server,
+llama-cli and llama-bench, for CPUs only, from the source package of llama-cpp-python (half an hour on two
+cores), and the shared libraries of several versions from wheels of llama-cpp-py-sync. These want a glibc
+that Debian 12 lacks; where it does, a newer one of Debian lies beside them, for these processes alone.
+Models are tiny ones with random weights (tests/python/llama_models.py), and the real one. With --quick
+there is no native build and one wheel: what takes two minutes.
+"""
+import argparse
+import glob
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+import python_env
+import real_model
+
+ROOT = python_env.ROOT
+SOURCE = "llama-cpp-python==0.3.36"
+WHEELS = {"b8468": "llama-cpp-py-sync==0.8468", "b9445": "llama-cpp-py-sync==0.9445",
+          "b10335": "llama-cpp-py-sync==0.10335", "b11413": "llama-cpp-py-sync==0.11413",
+          "b11739": "llama-cpp-py-sync==0.11739"}
+NEWEST = "b11739"
+WHEELS_GLIBC = (2, 38)
+PROGRAMS = ("llama-server", "llama-cli", "llama-bench", "llama-quantize")
+OPTIONS = {"CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON", "LLAMA_USE_PREBUILT_UI": "OFF",
+           "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_EXAMPLES": "OFF",
+           "LLAMA_BUILD_APP": "OFF", "LLAMA_BUILD_NUMBER": "1"}
+GLIBC_PACKAGES = ("libc6", "libstdc++6", "libgcc-s1", "libgomp1")
+DEBIAN = """Types: deb
+URIs: MIRROR
+Suites: trixie
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+"""
+TESTS = ("check_llama_launch.py", "check_llama_logits.py", "check_llama_fuzz.py", "check_llama_server.py")
+QUICK = ("check_llama_launch.py", "check_llama_logits.py --quick", "check_llama_fuzz.py --quick")
+
+
+def folder(*names):
+    """A path under the folder of all this."""
+    return os.path.join(real_model.cache_folder(), "llama", *names)
+
+
+def say(text):
+    """One line of what is going on."""
+    print("llama_env.py: " + text, file=sys.stderr, flush=True)
+
+
+def download(package, scratch, *options):
+    """The file of a package of PyPI."""
+    command = [real_model.python_with_pip(), "-m", "pip", "download", "--quiet", "--no-deps",
+               "--disable-pip-version-check", "--dest", scratch, *options, package]
+    for left in reversed(range(python_env.TRIES)):
+        if subprocess.run(command).returncode == 0:
+            return glob.glob(os.path.join(scratch, "*"))[0]
+        if not left:
+            sys.exit("llama_env.py: pip cannot download " + package)
+    return ""
+
+
+def made_once(target, make):
+    """A folder that is there whole or not at all: make(scratch) fills it."""
+    if not os.path.exists(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as scratch:
+            whole = os.path.join(scratch, "whole")
+            os.mkdir(whole)
+            make(whole, scratch)
+            os.rename(whole, target)
+    return target
+
+
+def source():
+    """The source tree of llama.cpp that the package of its Python binding has inside."""
+    def make(whole, scratch):
+        say("fetching the source of llama.cpp from %s (77 MB)" % SOURCE)
+        path = download(SOURCE, os.path.join(scratch, "down"), "--no-binary", SOURCE.split("==")[0])
+        with tarfile.open(path) as tar:
+            inside = tar.getnames()[0].split("/")[0] + "/vendor/llama.cpp/"
+            for member in tar.getmembers():
+                if member.name.startswith(inside) and not member.name.endswith(".gguf"):
+                    member.name = member.name[len(inside):]
+                    tar.extract(member, whole)
+    return made_once(folder("llama.cpp"), make)
+
+
+def native():
+    """The folder of programs of the native build, which stays when it was built once."""
+    programs = folder("native", "bin")
+    mark = folder("native", "built")
+    if not os.path.exists(mark):
+        say("building llama.cpp for this machine (half an hour on two cores)")
+        subprocess.run(["cmake", "-G", "Ninja", "-S", source(), "-B", folder("native"),
+                        "-DCMAKE_PROJECT_llama.cpp_INCLUDE=" + os.path.join(ROOT, "tools", "llama_unity.cmake"),
+                        *("-D%s=%s" % row for row in OPTIONS.items())], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["nice", "ninja", "-C", folder("native"), "-j2", *PROGRAMS], check=True)
+        with open(mark, "w", encoding="utf-8") as out:
+            out.write(SOURCE)
+    return programs
+
+
+def wheel(version):
+    """The folder of shared libraries of a version, unpacked from its wheel."""
+    def make(whole, scratch):
+        say("fetching llama.cpp %s from %s" % (version, WHEELS[version]))
+        with zipfile.ZipFile(download(WHEELS[version], os.path.join(scratch, "down"))) as packed:
+            packed.extractall(scratch)
+        shutil.copytree(os.path.join(scratch, "llama_cpp_py_sync"), whole, dirs_exist_ok=True)
+    return made_once(folder("wheels", version), make)
+
+
+def newer_glibc():
+    """A folder with ld.so and libraries as wheels want them, "" where this machine's own will do."""
+    if tuple(map(int, platform.libc_ver()[1].split("."))) >= WHEELS_GLIBC:
+        return ""
+    inside = os.path.join("usr", "lib", "x86_64-linux-gnu")
+
+    def make(whole, scratch):
+        say("fetching a newer glibc from Debian, for test processes alone")
+        sources = os.path.join(scratch, "debian.sources")
+        with open(sources, "w", encoding="utf-8") as out:
+            out.write(DEBIAN)
+        for name in ("lists", "cache"):
+            os.mkdir(os.path.join(scratch, name))
+        apt = ["apt-get", "-qq", "-o", "Dir::Etc::sourcelist=" + sources, "-o", "Dir::Etc::sourceparts=/dev/null",
+               "-o", "Dir::State::lists=" + os.path.join(scratch, "lists"),
+               "-o", "Dir::Cache=" + os.path.join(scratch, "cache"), "-o", "APT::Sandbox::User=root"]
+        subprocess.run([*apt, "update"], check=True, cwd=scratch)
+        subprocess.run([*apt, "download", *GLIBC_PACKAGES], check=True, cwd=scratch)
+        for package in glob.glob(os.path.join(scratch, "*.deb")):
+            subprocess.run(["dpkg-deb", "-x", package, whole], check=True)
+    return os.path.join(made_once(folder("glibc"), make), inside)
+
+
+def with_numpy():
+    """The first interpreter that has NumPy, by its own name: ld.so does not start scripts."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        if os.path.exists(python) and subprocess.run([python, "-c", "import numpy"],
+                                                     stderr=subprocess.DEVNULL).returncode == 0:
+            return os.path.realpath(python)
+    return sys.exit("llama_env.py: no python3 has NumPy (package python3-numpy)")
+
+
+def arguments():
+    """The command line: what is ours, and what is the tests'."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--plugin", required=True, help="libggml-kvferry.so")
+    parser.add_argument("--library", required=True, help="libkvferry.so")
+    parser.add_argument("--command", required=True, help="the kvferry command")
+    parser.add_argument("--quick", action="store_true", help="one wheel, no native build")
+    parser.add_argument("--run", metavar="PROGRAM", help="run this with the environment instead of the tests")
+    return parser.parse_known_args()
+
+
+def main():
+    args, rest = arguments()
+    env = dict(os.environ, KVFERRY_LLAMA_PLUGIN=os.path.abspath(args.plugin), KVFERRY_LIBRARY=os.path.abspath(args.library),
+               KVF_COMMAND=os.path.abspath(args.command), KVF_LLAMA=folder(), KVF_LLAMA_GLIBC=newer_glibc(),
+               KVF_LLAMA_MODEL=real_model.fetch(), PYTHONPATH=os.path.join(ROOT, "python"), PYTHONDONTWRITEBYTECODE="1")
+    for version in [NEWEST] if args.quick else WHEELS:
+        wheel(version)
+    if not args.quick:
+        native()
+        source()
+        env["KVF_LLAMA_TORCH"] = python_env.environment()
+    python = with_numpy()
+    if args.run:
+        os.execvpe(args.run, [args.run, *rest], env)
+    codes = []
+    for test in [] if rest else QUICK if args.quick else TESTS:
+        script, *words = test.split()
+        codes.append(subprocess.run([python, os.path.join(ROOT, "tests", "python", script), *words], env=env).returncode)
+    if rest:
+        codes.append(subprocess.run([python, os.path.join(ROOT, "tests", "python", rest[0]), *rest[1:]], env=env).returncode)
+    sys.exit(max(codes))
+
+
+if __name__ == "__main__":
+    main()
