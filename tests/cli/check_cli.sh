@@ -51,12 +51,21 @@ PATH=$PWD/path:$usual
 try 0 plan --vllm 'a model' --gpu 80GiB budget=512
 PATH=$usual
 prints '^a model|--gpu|80GiB|budget=512|'
+PATH=$PWD/path:$usual
+try 0 plan --llama 'a model' -c 8192
+PATH=$usual
+prints '^a model|-c|8192|'
 # A Python without the package: -S leaves out all that was installed.
 printf '#!/bin/sh\nexec "%s" -S "$@"\n' "$(python3 -c 'import sys; print(sys.executable)')" >path/python3
 PATH=$PWD/path:$usual
 try 1 plan --vllm x
 PATH=$usual
 says "cannot import kvferry.vllm: .*No module named 'kvferry'"
+silent
+PATH=$PWD/path:$usual
+try 1 plan --llama x
+PATH=$usual
+says "cannot import kvferry._llama: .*No module named 'kvferry'"
 silent
 # shellcheck disable=SC2123 # where no program is
 PATH=$PWD/none
