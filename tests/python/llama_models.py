@@ -7,6 +7,7 @@ SOURCE is llama.cpp's tree. A file that is there stays. Weights are fp32, so tha
 not hide attention. They have no tokenizer: a test feeds ids. Configurations are small, with heads as wide as
 those of real models.
 """
+import json
 import os
 import shutil
 import sys
@@ -73,17 +74,17 @@ def convert(source, folder, path):
     import gguf
     import conversion
     hparams = conversion.ModelBase.load_hparams(pathlib.Path(folder), False)
-    name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
+    kind = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
 
-    class Plain(conversion.get_model_class(name)):
-        """It, without a tokenizer."""
-
-        def set_vocab(self):
-            self.gguf_writer.add_tokenizer_model("none")
-            self.gguf_writer.add_vocab_size(VOCABULARY)
-
+    def no_vocabulary(self):
+        self.gguf_writer.add_tokenizer_model("none")
+        self.gguf_writer.add_vocab_size(VOCABULARY)
+    kind.set_vocab = no_vocabulary
+    kind.no_mtp = True # layers that draft: there are none
+    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as out: # some count its tokens
+        json.dump({"model": {"vocab": dict.fromkeys(map(str, range(VOCABULARY)))}, "added_tokens": []}, out)
     with torch.inference_mode():
-        Plain(pathlib.Path(folder), gguf.LlamaFileType.ALL_F32, pathlib.Path(path)).write()
+        kind(pathlib.Path(folder), gguf.LlamaFileType.ALL_F32, pathlib.Path(path)).write()
 
 
 def main():
