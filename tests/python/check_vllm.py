@@ -79,6 +79,17 @@ class SameTokens(Case):
                 self.assertEqual(engine.results[0]["tokens"], stock())
                 self.assertEqual(engine.log.count("kvferry 0."), 2)
 
+    def test_as_many_as_keep_their_budget(self):
+        """Two ranks, whose scheduler is in a third process: all have one number, and others wait."""
+        engine = self.ran(Engine([answer(prompts())], {
+            "budget": FULL, "transfer": "mapped", "host_memory": "64MiB", "device_memory": "24MiB", "admit": "resident"},
+            several=True, tensor_parallel_size=2, num_gpu_blocks_override=None))
+        self.assertEqual(engine.results[0]["tokens"], stock())
+        told = re.findall(r"max_num_seqs is (\d+), and was 12", engine.log)
+        self.assertEqual(len(set(told)), 1, engine.log[-4000:])
+        self.assertTrue(1 < int(told[0]) < 12)
+        self.assertEqual(re.findall(r"tokens fit, in (\d+) requests at once", engine.log), [told[0]] * 2)
+
     def test_settings_of_the_environment(self):
         """Pages that go to the device and are found there again."""
         for name, value in (("KVFERRY_PAGE_SIZE", "8"), ("KVFERRY_VERIFY_INTERVAL", "2")):

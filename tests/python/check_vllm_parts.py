@@ -142,6 +142,17 @@ class Options(unittest.TestCase):
             self.assertLessEqual(set(machine), set(runtime.describe()["memory"]))
 
 
+    def test_more_than_there_is(self):
+        """Said before weights are loaded: the container's limit."""
+        machine = {"cgroup_headroom_bytes": 8 << 30}
+        with self.assertRaisesRegex(kvferry.OutOfMemory, "host_memory = 9GiB: 8GiB is all that this container may have, by "
+                                                         "its memory.max; give that or less"):
+            options.check_memory(9 << 30, machine)
+        for size in (8 << 30, None):
+            options.check_memory(size, machine)
+        options.check_memory(1 << 50, {"cgroup_headroom_bytes": None})
+
+
 def engine(**changes):
     """An upstream.Engine as far as refusals read it."""
     return types.SimpleNamespace(**{**dict(
@@ -389,6 +400,7 @@ class Memory(unittest.TestCase):
 
     def test_calculator_of_what_does_not_fit(self):
         """In GiB, and without numbers below 0."""
+        self.assertRegex(self.calculated(LLAMA_8B, "--gpu", "80GB", "--max-model-len", "1024"), "tokens fit") # of this machine
         for given in (["--gpu", "16GB"], ["--gpu", "18GiB"], ["--gpu", "24GB", "--max-num-seqs", "4096"]):
             with self.assertRaises(kvferry.OutOfMemory) as caught:
                 self.calculated(LLAMA_8B, "--host", "64GB", *given)

@@ -42,7 +42,8 @@ def _arguments(given: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("settings", metavar="NAME=VALUE", nargs="*", help="settings of kvferry")
     parser.add_argument("--gpu", required=True, metavar="SIZE", help="memory of a card: 80GiB, or 80GB as it is sold")
     parser.add_argument("--gpu-name", default="", metavar="NAME", help="as nvidia-smi has it: A100s have other defaults")
-    parser.add_argument("--host", required=True, metavar="SIZE", help="host memory for pages, of all ranks")
+    parser.add_argument("--host", metavar="SIZE", help="host memory for pages, of all ranks; default: what a server here takes, "
+                        "by what is free and what the container may have")
     parser.add_argument("--weights", metavar="SIZE", help="default: of MODEL's files, or two bytes a number")
     parser.add_argument("--max-model-len", type=int, help="default: what the model was made for")
     parser.add_argument("--max-num-seqs", type=int)
@@ -62,6 +63,11 @@ def _weights(args: argparse.Namespace, config: dict, model: estimate.Model) -> i
     return found or 2 * model.weights
 
 
+def _default_host(ranks: int) -> int:
+    with Runtime(device="host") as runtime:
+        return options.default_memory(ranks, 0, runtime.describe()["memory"], True)
+
+
 def main(given: Optional[List[str]] = None) -> None:
     """Print what fits."""
     args = _arguments(given)
@@ -78,7 +84,8 @@ def main(given: Optional[List[str]] = None) -> None:
     tokens = args.max_model_len or model.attention.tokens
     if not tokens:
         raise Invalid("config.json does not say how many tokens a request may have: say --max-model-len")
-    load = Load(options.bytes_of("host", args.host) // ranks, Card(gpu, args.gpu_memory_utilization, gpu).left(
+    host = options.bytes_of("host", args.host) // ranks if args.host else _default_host(ranks)
+    load = Load(host, Card(gpu, args.gpu_memory_utilization, gpu).left(
         gpu - weights, weights, weights, ahead), requests, tokens, own=said.device_memory,
                 request_bytes=rank.vocabulary * estimate.LOGIT_BYTES)
     with Runtime(device="host") as runtime:

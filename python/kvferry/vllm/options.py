@@ -10,9 +10,10 @@ import os
 import re
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 
-from .._errors import Invalid, Unsupported
+from .._errors import Invalid, OutOfMemory, Unsupported
 from .._settings import ROWS, fill, rows_of
 from ..capi import CacheConfig
+from .memory import said as in_words
 
 # Names that are shorter here, as `kvferry run` and kvferry.hf say it.
 NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "device_memory": "device_bytes"}
@@ -142,6 +143,15 @@ def default_memory(ranks: int, engine: int = 0, machine: Optional[Mapping[str, A
     limit, near = (told.get(name) for name in ("cgroup_headroom_bytes", "available_bytes")) # None: none, or unknown
     most = min(free, free if limit is None else limit) * (3 if has_card else 2) // 4
     return (most if near is None else min(most, near * 3 // 4)) // ranks
+
+
+def check_memory(size: Optional[int], machine: Mapping[str, Any]) -> None:
+    """Refuse, before weights are loaded, more for a rank than its container may have. A virtual machine that shows less
+    may get more, so the library tries that."""
+    limit = machine.get("cgroup_headroom_bytes") # None: there is none, or it is not known
+    if size is not None and limit is not None and size > limit:
+        raise OutOfMemory("host_memory = %s: %s is all that this container may have, by its memory.max; give that or less" % (
+            in_words(size), in_words(limit, up=False)))
 
 
 def of_engine(engine: Any) -> Options:

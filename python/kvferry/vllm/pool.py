@@ -346,6 +346,8 @@ def _try(engine: Any, options: _options.Options, runtime: Runtime, heads: Heads)
                "these, and leave --kv-cache-memory-bytes and VLLM_CPU_KVCACHE_SPACE out")
     if options.host_memory is None:
         _options.default_memory(engine.ranks_in_all, engine.number)
+    else:
+        _options.check_memory(options.host_memory, runtime.describe()["memory"])
     mask, layers, kv, query = None, 1, heads.kv, heads.query
     # Beside layers of other kinds vLLM makes our blocks larger than was said.
     is_said = engine.block_tokens_were_said and not (engine.backends_by_kind or engine.is_hybrid)
