@@ -47,7 +47,7 @@ typedef struct rig {
 
 rig *rig_open(const rig_options *options);
 void rig_close(rig *r);
-/** Load the plug-in with these settings; NULL = it did not load. What it said is in rig_said. */
+/** Load the plug-in with these settings; NULL = it did not load. */
 gg_registry *rig_load(const char *setting);
 const char *rig_said(void);
 /** From here to rig_said standard error is caught. */

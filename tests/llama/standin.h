@@ -21,7 +21,7 @@ typedef enum standin_fault {
     STANDIN_FAULTS
 } standin_fault;
 
-/** What the process has from now on. */
+/** The process has this fault from now on. */
 void standin_break(standin_fault fault);
 
 /** Numbers of operations of the stand-in. */

@@ -16,7 +16,7 @@
 const char *kvferry_llama_check_settings(const char *text);
 int kvferry_llama_load(void);
 
-/* What loading tells through the pipe; "" = nothing. */
+/* The line that loading writes to the pipe; "" = none. */
 static const char *reported(const char *setting)
 {
     static char line[1024];

@@ -298,7 +298,7 @@ static void attention_that_is_off_is_said(void **unused)
     rig_unload();
 }
 
-/* Contexts come and go; one has no memory behind its cache, as `--fit` makes them. */
+/* Contexts come and go; the cache of one goes before its backend. */
 static void contexts_are_apart(void **unused)
 {
     (void)unused;
