@@ -118,44 +118,42 @@ int kvferry_llama_load(void)
     return !ask_ggml(function);
 }
 
-/* Take this library out of LD_PRELOAD, so that programs that are started from here do not get it.
- * @return whether it was there */
-static int leave_preload(const char *path)
+/* Is the file one of LD_PRELOAD's? With `leave` it is taken out, for programs that start from here.
+ */
+static int is_preloaded(const char *file, int leave)
 {
     const char *list = getenv("LD_PRELOAD");
-    const char *slash = strrchr(path, '/');
-    const char *file = slash ? slash + 1 : path;
-    if (!list || !strstr(list, file))
-        return 0;
-    char *rest = calloc(1, strlen(list) + 2);
-    if (!rest)
-        return 1;
-    for (const char *at = list; *(at += strspn(at, ": ")) != '\0';) {
+    char *rest = list ? calloc(1, strlen(list) + 2) : NULL;
+    int found = 0;
+    const size_t name = strlen(file);
+    for (const char *at = list; rest && *(at += strspn(at, ": ")) != '\0';) {
         const size_t length = strcspn(at, ": ");
-        const size_t name = strlen(file);
-        const int is_own = length >= name && !memcmp(at + length - name, file, name);
-        if (!is_own) {
-            if (*rest)
-                strcat(rest, ":");
-            strncat(rest, at, length);
-        }
+        if (length >= name && !memcmp(at + length - name, file, name))
+            found = 1;
+        else
+            strncat(*rest ? strcat(rest, ":") : rest, at, length);
         at += length;
     }
-    if (*rest)
+    if (found && leave && *rest)
         setenv("LD_PRELOAD", rest, 1);
-    else
+    else if (found && leave)
         unsetenv("LD_PRELOAD");
     free(rest);
-    return 1;
+    return found;
 }
 
-/* Under LD_PRELOAD, in a process that has ggml. In any other one nothing happens. */
+/* Under LD_PRELOAD. A process that has ggml loads us, and so do those that it starts, if they have
+ * it, too, as a router of llama-server does. Tools that it starts leave LD_PRELOAD; a script that
+ * will become llama.cpp does nothing. */
 __attribute__((constructor)) static void preloaded(void)
 {
+    static const char mark[] = "KVFERRY_LLAMA_INSIDE";
     void *function = dlsym(RTLD_DEFAULT, "ggml_backend_load");
     const char *path = own_path();
-    if (!function || !path || !leave_preload(path))
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    if (!path || !is_preloaded(slash ? slash + 1 : path, !function && getenv(mark)) || !function)
         return;
+    setenv(mark, "1", 1);
     gg_registry *(*by_name)(const char *) = NULL;
     void *found = dlsym(RTLD_DEFAULT, "ggml_backend_reg_by_name");
     memcpy(&by_name, &found, sizeof found);
