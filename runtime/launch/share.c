@@ -95,9 +95,13 @@ void kvf_step_share(kvf_step *step, uint32_t most)
     if (!order || !common)
         return;
     put_in_order(step, order, common);
+    bool any_tile = false;
     for (uint32_t i = 0; i < step->rows; i++) {
         step->shared.any |= common[i] != 0;
         common[i] /= per_tile;
+        any_tile = any_tile || common[i];
     }
     part_rows(common, step->rows, most);
+    /* A recording keeps its form: its rows get no more in common, but `most` grows with them. */
+    step->shared.tiles = any_tile && (most > 1 || step->is_recorded);
 }

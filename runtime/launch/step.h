@@ -41,7 +41,8 @@ typedef struct kvf_block_codes {
 typedef struct kvf_shared_rows {
     const uint32_t *order;
     const uint32_t *common;
-    uint32_t any; /* 1: there are such rows, so what one misses others may miss too */
+    uint32_t any;   /* 1: there are such rows, so what one misses others may miss too */
+    uint32_t tiles; /* 1: a whole tile may be scored for several rows at once */
 } kvf_shared_rows;
 
 typedef struct kvf_step {
@@ -168,8 +169,7 @@ KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state);
  * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
 uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
 
-/* step->shared, for rows that are known, of `most` rows at once, >= 1; and
- * step->shared.any. */
+/* step->shared, for rows that are known, of `most` rows at once, >= 1. */
 void kvf_step_share(kvf_step *step, uint32_t most);
 
 /*

@@ -97,7 +97,8 @@ static kvf_status score_by_codes(kvf_step *step)
                                               .physical_stride = p->blocks_max,
                                               .physical_codes = step->by_block.codes,
                                               .row_lists = p->lists,
-                                              .order = step->shared.order,
+                                              .order =
+                                                  step->shared.tiles ? step->shared.order : NULL,
                                               .common = step->shared.common,
                                               .bits = step->bits,
                                               .pages = step->pages,

@@ -94,6 +94,9 @@ void kvf_emu_lose_device(int error);
 size_t kvf_emu_called(const char **names, uint64_t *calls, size_t max);
 /* Calls of one entry point since the last reset. */
 uint64_t kvf_emu_calls_of(const char *name);
+/* Launches since the last reset, replayed ones included, of kernels whose name, with its template
+ * arguments, a pattern of fnmatch() describes. */
+uint64_t kvf_emu_launches_of(const char *pattern);
 
 #ifdef __cplusplus
 }

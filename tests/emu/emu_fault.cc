@@ -295,6 +295,7 @@ void kvf_emu_reset(void)
           &counts.graph_launches, &counts.chain_nodes, &counts.forbidden_calls,
           &counts.dropped_batches, &counts.full_queues, &counts.faults})
         counter->store(0, std::memory_order_relaxed);
+    emu::forget_launches();
     for (emu::EntryPoint *p = emu::entry_points.load(std::memory_order_acquire); p != nullptr;
          p = p->next)
         p->calls.store(0, std::memory_order_relaxed);

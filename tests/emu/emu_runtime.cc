@@ -8,6 +8,7 @@
  */
 
 #include <algorithm>
+#include <fnmatch.h>
 #include <map>
 #include <stdio.h>
 #include <string.h>
@@ -212,6 +213,30 @@ static void prefer_carveout(const void *function, int percent)
     (void)load(function);
     std::unique_lock<std::shared_mutex> hold(loaded_lock);
     loaded.at(here(function)).carveout = percent;
+}
+
+/* ---- how often each kernel was launched ---- */
+
+struct Launched {
+    const char *name;
+    std::atomic<uint64_t> count{0};
+};
+static std::mutex launched_lock;
+static auto &launched = *new std::map<const void *, Launched>;
+
+static Launched *launched_of(const kvf_emu_kernel &kernel)
+{
+    std::lock_guard<std::mutex> hold(launched_lock);
+    Launched *found = &launched[kernel.function];
+    found->name = kernel.name;
+    return found;
+}
+
+void forget_launches()
+{
+    std::lock_guard<std::mutex> hold(launched_lock);
+    for (auto &one : launched)
+        one.second.count.store(0, std::memory_order_relaxed);
 }
 
 } // namespace emu
@@ -478,8 +503,10 @@ static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t sha
     if (shared_bytes > (size_t)found.shared)
         return cudaErrorInvalidValue; /* as kvf_emu_check_launch */
     const kvf_emu_kernel what = *kernel;
+    emu::Launched *launched = emu::launched_of(what);
     auto run = [=] {
         emu::count(emu::counts.launches);
+        emu::count(launched->count);
         if (what.starts_early)
             emu::count(emu::counts.early_starts);
         if (emu::carveout_of_last.exchange(found.carveout) != found.carveout ||
@@ -489,6 +516,16 @@ static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t sha
     };
     error = emu::submit(stream, run, what.name, &what);
     return error == cudaSuccess ? error : fail(error);
+}
+
+uint64_t kvf_emu_launches_of(const char *pattern)
+{
+    uint64_t launches = 0;
+    std::lock_guard<std::mutex> hold(emu::launched_lock);
+    for (const auto &one : emu::launched)
+        if (fnmatch(pattern, one.second.name, 0) == 0)
+            launches += one.second.count.load(std::memory_order_relaxed);
+    return launches;
 }
 
 int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,

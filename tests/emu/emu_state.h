@@ -138,6 +138,8 @@ cudaError_t pending_error(bool is_cleared);
 kvf_emu_config config();
 /* The device that this thread has set. */
 int current_device();
+/* No kernel was launched since: emu_runtime.cc. */
+void forget_launches();
 
 struct Counts {
     std::atomic<uint64_t> allocations{0}, pinned_allocations{0}, registrations{0}, streams{0},

@@ -15,6 +15,13 @@
 #include "harness.h"
 #include "step.h"
 
+#ifndef TEST_HAS_EMULATOR
+#define TEST_HAS_EMULATOR 0
+#endif
+#if TEST_HAS_EMULATOR
+#include "emu_control.h"
+#endif
+
 enum {
     MEMBERS = 16,
     TILE = 1024, /* tokens of a tile, and of two of them and a window a prompt */
@@ -431,6 +438,72 @@ static void forks_move_a_page_once(void **state)
     }
 }
 
+/* ---- the kernel that scores ---- */
+
+#if TEST_HAS_EMULATOR
+typedef enum kinship { STRANGERS, FORKS, SHORT_FORKS } kinship;
+
+/* Launches of the form for tiles that rows have in common, and of the one for single rows. */
+typedef struct scored {
+    uint64_t together, singly;
+} scored;
+
+static scored scored_since(scored before)
+{
+    return (scored){kvf_emu_launches_of("score_codes_pages<*, false>*") - before.together,
+                    kvf_emu_launches_of("score_codes_pages<*, true>*") - before.singly};
+}
+
+static void score_members(uint32_t members, kinship kin)
+{
+    family *f = calloc(1, sizeof *f);
+    kvf_cache_config c = config_of();
+    assert_non_null(f);
+    c.select = KVF_SELECT_DYNAMIC;
+    c.transfer = KVF_TRANSFER_MAPPED;
+    open_family(f, &c, members, 7);
+    for (uint32_t i = 1; i < members; i++) {
+        if (kin == STRANGERS) {
+            f->m[i].s = test_sequence(&f->w);
+            grow(f, &f->m[i], 0, PROMPT);
+            continue;
+        }
+        fork_member(f, 0, i);
+        if (kin == SHORT_FORKS)
+            cut(f, &f->m[i], TILE - 1);
+    }
+    test_wait(&f->w);
+    const scored before = scored_since((scored){0});
+    step_all(f, 1);
+    const scored eager = scored_since(before);
+    replay_all(f, 3, false);
+    const scored all = scored_since(before);
+    const bool is_together = kin == FORKS;
+    assert_int_equal(is_together ? eager.together : eager.singly, 1);
+    assert_int_equal(is_together ? eager.singly : eager.together, 0);
+    assert_int_equal(is_together ? all.together : all.singly, 4);
+    assert_int_equal(is_together ? all.singly : all.together, 0);
+    close_family(f);
+    free(f);
+}
+
+/* Eager and recorded steps of rows without a tile in common take the form for single rows. */
+static void the_form_that_scores_is_that_of_the_rows(void **state)
+{
+    kvf_emu_config config;
+    if (!test_on_cuda())
+        return;
+    kvf_emu_get_config(&config);
+    config.multiprocessors = 1; /* few tiles keep it busy */
+    kvf_emu_set_config(&config);
+    score_members(1, STRANGERS);
+    score_members(3, STRANGERS);
+    score_members(3, FORKS);
+    score_members(3, SHORT_FORKS);
+    kvf_emu_reset();
+}
+#endif
+
 /* ---- who has what in common ---- */
 
 enum { ROWS = 24, TILES = 12, BLOCK = 32, PER_TILE = TILE / BLOCK };
@@ -495,6 +568,7 @@ static void order_says_what_is_common(void **state)
                          .states = list,
                          .row_host = rows};
         uint32_t seen = 0;
+        bool any_tile = false;
         make_tree(&random, states, blocks);
         for (uint32_t b = 0; b < ROWS; b++) {
             list[b] = &states[b];
@@ -517,6 +591,15 @@ static void order_says_what_is_common(void **state)
         }
         assert_int_equal(seen, (1u << step.rows) - 1);
         assert_int_equal(step.shared.common[0], 0);
+        for (uint32_t i = 0; i < step.rows; i++)
+            any_tile = any_tile || step.shared.common[i];
+        assert_int_equal(step.shared.tiles, any_tile);
+        kvf_step_share(&step, 1);
+        assert_int_equal(step.shared.tiles, 0);
+        step.is_recorded = 1;
+        kvf_step_share(&step, 1);
+        assert_int_equal(step.shared.tiles, any_tile);
+        kvf_step_share(&step, UINT32_MAX);
         rows_at_once_are_few(&step, 1 + test_random_below(&random, 4));
     }
     free(blocks);
@@ -545,6 +628,12 @@ static void few_tiles_are_weighed_by_many(void **state)
 
 int main(void)
 {
+#if TEST_HAS_EMULATOR
+    return unit_run(families_equal_single_sequences, forks_move_a_page_once,
+                    the_form_that_scores_is_that_of_the_rows, order_says_what_is_common,
+                    few_tiles_are_weighed_by_many);
+#else
     return unit_run(families_equal_single_sequences, forks_move_a_page_once,
                     order_says_what_is_common, few_tiles_are_weighed_by_many);
+#endif
 }
