@@ -4,8 +4,11 @@
 
 /*
  * cmocka, with what it wants in front of it, and the part of C's library that every test uses.
+ *
+ * KVF_TEST_LOCALE in the environment is the locale that a program of tests runs in.
  */
 
+#include <locale.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -37,6 +40,11 @@ static inline int unit_run_list(const char *group, const char *names,
     static struct CMUnitTest tests[TESTS];
     static char words[TESTS * 80];
     size_t count = 0;
+    const char *locale = getenv("KVF_TEST_LOCALE");
+    if (locale && !setlocale(LC_ALL, locale)) {
+        fprintf(stderr, "there is no locale %s\n", locale);
+        abort();
+    }
     if (strlen(names) >= sizeof words)
         abort();
     strcpy(words, names);

@@ -30,6 +30,7 @@ build  pc:jansson                 libjansson-dev
 build  pc:libedit                 libedit-dev
 test   pc:cmocka                  libcmocka-dev
 test   py:numpy                   python3-numpy
+test   file:/usr/share/i18n/locales/ps_AF  locales
 real   py:pip                     python3-pip
 real   file:/usr/share/perl/5*/CPAN.pm  perl
 eval   cmd:gnuplot                gnuplot-nox

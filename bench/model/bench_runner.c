@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/text.h"
+
 #define STEPS       30u
 #define PROMPT      64u
 #define SLICE_BYTES (1u << 20)
@@ -205,8 +207,8 @@ static bool report(const bench_model *m, const cli_table *table, cli_output *jso
                               {"weight_bytes", NULL, bytes},
                               {"prefill_tokens", NULL, PROMPT},
                               {0}};
-    printf("random model, %.0f MB of bf16 weights, %u threads; medians of %u\n", bytes * 1e-6,
-           threads, STEPS);
+    kvf_print(stdout, "random model, %.0f MB of bf16 weights, %u threads; medians of %u\n",
+              bytes * 1e-6, threads, STEPS);
     return cli_table_write(table, CLI_FORMAT_TABLE, facts, stdout) &&
            cli_table_save(table, facts, json);
 }

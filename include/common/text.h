@@ -3,11 +3,78 @@
 #define KVF_COMMON_TEXT_H
 
 /*
- * Numbers as people read them. It knows nothing of what is counted.
+ * Numbers as text, text as numbers, and kinds of characters: the only place that calls functions of
+ * the C library whose results depend on the locale (`tools/lint` refuses them elsewhere).
+ *
+ * Knows nothing of what is counted or said. Invariant: results are those of the C locale, whatever
+ * the process and the thread have set, and the thread's locale is as it was.
  */
 
+#include <locale.h>
+#include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base.h"
+
+/* ---- the locale ---- */
+
+/* From here on this thread has the C locale. @return the one that it had, for the end. The C
+ * library has this locale ready: nothing is allocated, and nothing fails. */
+static inline locale_t kvf_c_locale_begin(void)
+{
+    return uselocale(newlocale(LC_ALL_MASK, "C", (locale_t)0));
+}
+
+static inline void kvf_c_locale_end(locale_t before)
+{
+    (void)uselocale(before);
+}
+
+/* ---- numbers ---- */
+
+/* vsnprintf, snprintf, fprintf, strtod. */
+KVF_PRINTF(3, 0)
+static inline int kvf_vformat(char *text, size_t capacity, const char *format, va_list list)
+{
+    const locale_t before = kvf_c_locale_begin();
+    const int length = vsnprintf(text, capacity, format, list);
+    kvf_c_locale_end(before);
+    return length;
+}
+
+KVF_PRINTF(3, 4)
+static inline int kvf_format(char *text, size_t capacity, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    const int length = kvf_vformat(text, capacity, format, list);
+    va_end(list);
+    return length;
+}
+
+KVF_PRINTF(2, 3)
+static inline int kvf_print(FILE *file, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    const locale_t before = kvf_c_locale_begin();
+    const int length = vfprintf(file, format, list);
+    kvf_c_locale_end(before);
+    va_end(list);
+    return length;
+}
+
+static inline double kvf_real_of(const char *text, char **end)
+{
+    const locale_t before = kvf_c_locale_begin();
+    const double value = strtod(text, end);
+    kvf_c_locale_end(before);
+    return value;
+}
 
 /* A size, e.g. "1.50 GiB"; UINT64_MAX is "unlimited". Returns text. */
 static inline const char *kvf_bytes_text(uint64_t bytes, char text[32])
@@ -26,8 +93,44 @@ static inline const char *kvf_bytes_text(uint64_t bytes, char text[32])
     if (unit == 0)
         snprintf(text, 32, "%llu B", (unsigned long long)bytes);
     else
-        snprintf(text, 32, "%.2f %s", value, units[unit]);
+        kvf_format(text, 32, "%.2f %s", value, units[unit]);
     return text;
+}
+
+/* ---- characters: letters and digits are those of ASCII ---- */
+
+static inline bool kvf_is_space(char c)
+{
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+static inline bool kvf_is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static inline char kvf_lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+static inline char kvf_upper(char c)
+{
+    return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c;
+}
+
+static inline bool kvf_is_alnum(char c)
+{
+    return kvf_is_digit(c) || (kvf_lower(c) >= 'a' && kvf_lower(c) <= 'z');
+}
+
+/* ---- errors of the system ---- */
+
+/* The English text of an errno. */
+static inline const char *kvf_errno_text(int code)
+{
+    const locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    return c ? strerror_l(code, c) : "the operating system refused";
 }
 
 #endif

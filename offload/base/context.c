@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/text.h"
 
 #define BLOCK_HEAD_BYTES ((size_t)64)
 
@@ -150,7 +151,7 @@ kvf_status kvf_fail(kvf_context *context, kvf_status status, int foreign, const 
     kvf_error error = {.status = status, .foreign = foreign}; /* the text may be in `last` */
     va_list list;
     va_start(list, format);
-    vsnprintf(error.text, sizeof error.text, format, list);
+    kvf_vformat(error.text, sizeof error.text, format, list);
     va_end(list);
     last.context = context;
     last.born_ns = context ? context->born_ns : 0;
@@ -239,7 +240,7 @@ void kvf_log(kvf_context *context, int level, const char *format, ...)
     char line[512];
     va_list list;
     va_start(list, format);
-    vsnprintf(line, sizeof line, format, list);
+    kvf_vformat(line, sizeof line, format, list);
     va_end(list);
     context->log(context->log_user, level, line);
 }

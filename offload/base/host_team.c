@@ -22,6 +22,7 @@
 #include <sys/resource.h>
 
 #include "common/clock.h"
+#include "common/text.h"
 
 /* About the wake-up time of a sleeping thread on a shared machine: spinning longer than a wake-up
  * takes would cost others more than it saves here. */
@@ -129,7 +130,7 @@ static kvf_status not_started(kvf_context *context, const char *name, int code)
         "thread '%s' could not be started: %s; lower threads, or raise what is reached: "
         "the tasks of this user (`ulimit -u`, %s) or of the cgroup (pids.max), or the "
         "address space (`ulimit -v`)",
-        name, strerror(code), most);
+        name, kvf_errno_text(code), most);
 }
 
 /* A CPU that went away meanwhile only costs the pinning. */

@@ -8,7 +8,6 @@
 
 #include "settings.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
@@ -16,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/text.h"
 
 #define TEXT_MAX 64u
 #define WORD_MAX 48u
@@ -140,18 +141,18 @@ const char *kvf_setting_range(const kvf_setting *s, char *text, size_t capacity)
     switch (s->kind) {
     case KVF_SETTING_WHOLE:
         if (s->high >= 0x1p64) /* which no number of 64 bits is */
-            snprintf(text, capacity, "a whole number from %.0f to %" PRIu64, s->low, UINT64_MAX);
+            kvf_format(text, capacity, "a whole number from %.0f to %" PRIu64, s->low, UINT64_MAX);
         else
-            snprintf(text, capacity, "a whole number from %.0f to %.0f", s->low, s->high);
+            kvf_format(text, capacity, "a whole number from %.0f to %.0f", s->low, s->high);
         break;
     case KVF_SETTING_REAL:
         if (s->high >= (double)FLT_MAX)
-            snprintf(text, capacity, "%s at least %g", what, s->low);
+            kvf_format(text, capacity, "%s at least %g", what, s->low);
         else
-            snprintf(text, capacity, "%s from %g to %g", what, s->low, s->high);
+            kvf_format(text, capacity, "%s from %g to %g", what, s->low, s->high);
         break;
     case KVF_SETTING_SHARE:
-        snprintf(text, capacity, "%s above %g, at most %g", what, s->low, s->high);
+        kvf_format(text, capacity, "%s above %g, at most %g", what, s->low, s->high);
         break;
     case KVF_SETTING_SWITCH:
         snprintf(text, capacity, "on or off");
@@ -182,7 +183,7 @@ bool kvf_settings_wrong(const kvf_setting *rows, size_t count, const void *confi
             if (is_special(s, v) || is_in_range(s, v))
                 continue;
             snprintf(index, sizeof index, "[%u]", k);
-            snprintf(shown, sizeof shown, is_real(s) ? "%g" : "%.0f", number(s, v));
+            kvf_format(shown, sizeof shown, is_real(s) ? "%g" : "%.0f", number(s, v));
             snprintf(text, capacity, "%s%s = %s: must be %s (%s)", s->name,
                      s->count > 1 ? index : "", shown, kvf_setting_range(s, range, sizeof range),
                      s->meaning);
@@ -201,10 +202,10 @@ static bool parse_whole(const kvf_setting *s, const char *word, value *out)
     char *end = NULL;
     errno = 0;
     word += is_negative;
-    if (!isdigit((unsigned char)word[0]))
+    if (!kvf_is_digit(word[0]))
         return false;
     unsigned long long x = strtoull(word, &end, 10);
-    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    const char *unit = *end ? strchr(units, kvf_upper(*end)) : NULL;
     const int shift = unit ? 10 * (int)(unit - units + 1) : 0;
     end += unit ? (strcmp(end + 1, "iB") == 0 ? 3 : 1) : 0;
     if (errno || end[0] || x > UINT64_MAX >> shift)
@@ -218,9 +219,9 @@ static bool parse_real(const char *word, value *out)
 {
     char *end = NULL;
     errno = 0;
-    if (isspace((unsigned char)word[0]))
+    if (kvf_is_space(word[0]))
         return false;
-    out->real = strtod(word, &end);
+    out->real = kvf_real_of(word, &end);
     return end != word && !*end && !errno;
 }
 
@@ -285,7 +286,7 @@ static void show_word(const kvf_setting *s, value v, char *text, size_t capacity
     else if (s->kind == KVF_SETTING_SWITCH && v.whole <= 1)
         snprintf(text, capacity, "%s", v.whole ? "on" : "off");
     else if (is_real(s))
-        snprintf(text, capacity, "%.*g", element_bytes(s) == 4 ? 7 : 15, v.real);
+        kvf_format(text, capacity, "%.*g", element_bytes(s) == 4 ? 7 : 15, v.real);
     else if (s->low < 0)
         snprintf(text, capacity, "%lld", (long long)v.whole);
     else

@@ -17,6 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/text.h"
+
 #define CPUS_FIRST 1024u
 #define CPUS_MOST  (1u << 20)
 #define PATH_BYTES 512
@@ -118,7 +120,7 @@ static kvf_status read_affinity(kvf_context *context, cpus *out)
     const uint32_t count = online > 0 && online < CPUS_MOST ? (uint32_t)online : 1;
     kvf_log(context, KVF_LOG_WARNING,
             "the CPUs that this process may use cannot be read (%s); it takes the first %u",
-            strerror(code), count);
+            kvf_errno_text(code), count);
     KVF_TRY(reserve(context, count, out));
     add_range(out, 0, count - 1);
     return KVF_OK;
@@ -292,10 +294,11 @@ void kvf_pci_link_read(const char *sysfs_root, const char *pci_address, uint32_t
     double speed = 0.0;
     unsigned lanes = 0;
     *generation = *width = 0;
-    if (read_line(root, pci_address, "max_link_speed", line) && sscanf(line, "%lf", &speed) == 1)
-        for (uint32_t i = 0; i < sizeof speeds / sizeof *speeds; i++)
-            if (speed >= speeds[i])
-                *generation = i + 1;
+    if (read_line(root, pci_address, "max_link_speed", line))
+        speed = kvf_real_of(line, NULL);
+    for (uint32_t i = 0; i < sizeof speeds / sizeof *speeds; i++)
+        if (speed >= speeds[i])
+            *generation = i + 1;
     if (read_line(root, pci_address, "max_link_width", line) && sscanf(line, "%u", &lanes) == 1 &&
         lanes <= 32)
         *width = lanes;

@@ -14,9 +14,9 @@
 
 #include "cuda_device.h"
 
-#include <ctype.h>
 #include <stdio.h>
 
+#include "common/text.h"
 #include "topology.h"
 
 static void cuda_properties(const kvf_device *device, kvf_device_properties *out)
@@ -120,7 +120,7 @@ static cudaError_t read_properties(kvf_cuda_device *device)
     if (error != cudaSuccess)
         return error;
     for (char *c = p->pci_address; *c != '\0'; c++)
-        *c = (char)tolower((unsigned char)*c);
+        *c = kvf_lower(*c);
     snprintf(p->name, sizeof p->name, "%.*s", (int)sizeof p->name - 1, found.name);
     write_uuid(p->uuid, &found.uuid);
     p->memory_bytes = found.totalGlobalMem;

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "common/files.h"
+#include "common/text.h"
 
 #if KVF_HAVE_XXHASH
 #define XXH_INLINE_ALL
@@ -114,10 +115,10 @@ static kvf_status failed(const mover *m, int code)
         return kvf_fail(m->e->context, KVF_SYSTEM, code,
                         "%s: writing %llu bytes failed: %s%s; nothing was saved, the sequence is "
                         "as it was",
-                        m->e->path, (unsigned long long)m->bytes, strerror(code),
+                        m->e->path, (unsigned long long)m->bytes, kvf_errno_text(code),
                         kvf_errno_fix(code));
     return kvf_fail(m->e->context, KVF_SYSTEM, code, "%s: reading failed: %s%s", m->e->path,
-                    strerror(code), kvf_errno_fix(code));
+                    kvf_errno_text(code), kvf_errno_fix(code));
 }
 
 static kvf_status try_again(const mover *m, transfer *t, int code)

@@ -19,6 +19,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/text.h"
 #include "io_engine.h"
 
 #define IS_WRITE    ((uint64_t)1 << 32) /* in the data of a request, above its tag */
@@ -102,7 +103,7 @@ static kvf_status uring_open(kvf_context *context, uint32_t depth, kvf_io **out)
     if (code) {
         kvf_free(context, io);
         return kvf_fail(context, KVF_SYSTEM, -code, "io_uring with %u entries was refused: %s; %s",
-                        depth, strerror(-code), refusal_fix(-code));
+                        depth, kvf_errno_text(-code), refusal_fix(-code));
     }
     *out = &io->base;
     return KVF_OK;
@@ -162,7 +163,7 @@ static void note_buffers(const kvf_io *io, const kvf_io_kept *kept, int code)
     kvf_log(io->context, KVF_LOG_NOTE,
             "io_uring could not register %llu KiB of memory (%s)%s; requests work without, each "
             "for a little more of a CPU",
-            (unsigned long long)(bytes / 1024), strerror(-code),
+            (unsigned long long)(bytes / 1024), kvf_errno_text(-code),
             code == -ENOMEM ? ": raise `ulimit -l` to that, or give CAP_IPC_LOCK" : "");
 }
 
@@ -171,7 +172,7 @@ static void note_files(const kvf_io *io, const kvf_io_kept *kept, int code)
     kvf_log(io->context, KVF_LOG_NOTE,
             "io_uring could not register %u files (%s)%s; requests work without, each for a "
             "little more of a CPU",
-            kept->file_count, strerror(-code), code == -EMFILE ? ": raise `ulimit -n`" : "");
+            kept->file_count, kvf_errno_text(-code), code == -EMFILE ? ": raise `ulimit -n`" : "");
 }
 
 static void uring_keep(kvf_io *base, const kvf_io_kept *kept)

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/files.h"
+#include "common/text.h"
 
 #define ALIGN_USUAL 4096u /* where the kernel does not say */
 #define ALIGN_MOST  65536u
@@ -49,12 +50,12 @@ kvf_status kvf_file_scratch(kvf_context *context, const char *folder, uint64_t b
     code = *out >= 0 || code ? code : errno;
     if (code)
         return kvf_fail(context, code == ENOMEM ? KVF_OUT_OF_MEMORY : KVF_SYSTEM, code,
-                        "%s: a file cannot be made there: %s%s", folder, strerror(code),
+                        "%s: a file cannot be made there: %s%s", folder, kvf_errno_text(code),
                         kvf_errno_fix(code));
     kvf_status status = kvf_file_reserve(context, folder, *out, bytes);
     if (status == KVF_OK && ftruncate(*out, (off_t)bytes) != 0)
         status = kvf_fail(context, KVF_SYSTEM, errno, "%s: a file of %llu bytes cannot be made: %s",
-                          folder, (unsigned long long)bytes, strerror(errno));
+                          folder, (unsigned long long)bytes, kvf_errno_text(errno));
     if (status != KVF_OK) {
         (void)close(*out);
         *out = -1;
@@ -71,7 +72,7 @@ kvf_status kvf_file_reserve(kvf_context *context, const char *path, int file, ui
         return KVF_OK; /* this file system cannot say */
     return kvf_fail(context, KVF_SYSTEM, code,
                     "%s: there is no room for %llu bytes: %s; free some, or take another folder",
-                    path, (unsigned long long)bytes, strerror(code));
+                    path, (unsigned long long)bytes, kvf_errno_text(code));
 }
 
 /* The kernel's rules for requests past its cache: their alignment, 0 = none are possible. */
@@ -115,7 +116,7 @@ uint32_t kvf_file_direct(kvf_context *context, const char *path, int file)
         return align;
     kvf_file_buffered(file);
     kvf_log(context, KVF_LOG_NOTE, "%s: requests go through the page cache, not past it: %s", path,
-            strerror(code));
+            kvf_errno_text(code));
     return 1;
 }
 
@@ -130,8 +131,8 @@ void kvf_file_buffered(int file)
 
 static kvf_status failed(const kvf_new_file *f, const char *what, int code)
 {
-    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s%s", f->path, what, strerror(code),
-                    kvf_errno_fix(code));
+    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s%s", f->path, what,
+                    kvf_errno_text(code), kvf_errno_fix(code));
 }
 
 /* The test hook, by the name of the call; else what the call says. */
@@ -174,7 +175,8 @@ kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_fil
     *out = (kvf_new_file){.context = context, .file = -1};
     KVF_TRY(kvf_new_file_check(context, path));
     if (!kvf_path_of_link(path, place))
-        return kvf_fail(context, KVF_SYSTEM, errno, "path = %.300s: %s", path, strerror(errno));
+        return kvf_fail(context, KVF_SYSTEM, errno, "path = %.300s: %s", path,
+                        kvf_errno_text(errno));
     const size_t length = strlen(place);
     out->path = kvf_alloc(context, length + 1, 1);
     out->temporary = kvf_alloc(context, length + sizeof KVF_NEW_FILE_MARK "XXXXXX", 1);
@@ -242,7 +244,7 @@ kvf_status kvf_disk_file_open(kvf_context *context, const char *folder, uint64_t
     KVF_TRY(kvf_file_scratch(context, folder, bytes, &out->buffered));
     if (fstat(out->buffered, &about) != 0)
         return kvf_fail(context, KVF_SYSTEM, errno, "disk_path: its file cannot be looked at: %s",
-                        strerror(errno));
+                        kvf_errno_text(errno));
     out->device = about.st_dev;
     out->inode = about.st_ino;
     snprintf(again, sizeof again, "/proc/self/fd/%d", out->buffered);
@@ -295,7 +297,7 @@ kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint
         if (moved <= 0)
             return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
                             "disk_path: reading %zu bytes of its file failed: %s", bytes,
-                            strerror(moved ? errno : EIO));
+                            kvf_errno_text(moved ? errno : EIO));
         to += moved;
         offset += (uint64_t)moved;
         bytes -= (size_t)moved;
@@ -315,7 +317,7 @@ kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uin
         if (moved <= 0)
             return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
                             "disk_path: writing %zu bytes of its file failed: %s", bytes,
-                            strerror(moved ? errno : EIO));
+                            kvf_errno_text(moved ? errno : EIO));
         from += moved;
         offset += (uint64_t)moved;
         bytes -= (size_t)moved;

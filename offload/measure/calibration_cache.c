@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "common/files.h"
+#include "common/text.h"
 #include "plain_file.h"
 #include "transfer_calibrate.h"
 
@@ -166,7 +167,7 @@ bool kvf_calibration_load(kvf_context *context, const char *path, kvf_calibratio
     if (!text) {
         if (errno != ENOENT)
             snprintf(out->note, sizeof out->note, "calibration %.160s cannot be read: %.60s", path,
-                     strerror(errno));
+                     kvf_errno_text(errno));
         return false;
     }
     const size_t page_bytes = out->page_bytes;
@@ -195,16 +196,16 @@ bool kvf_calibration_load(kvf_context *context, const char *path, kvf_calibratio
 
 static size_t format(const kvf_calibration *c, char record[RECORD_MAX])
 {
-    size_t n = (size_t)snprintf(
+    size_t n = (size_t)kvf_format(
         record, RECORD_MAX, HEADER "%u\nkey %s\npage_bytes %zu\npeak %.0f\nextra %.0f\n",
         KVF_CALIBRATION_VERSION, c->key, c->page_bytes, c->peak_bytes_per_second, c->extra_ns);
     for (uint32_t m = 0; m < KVF_TRANSFER_METHODS && n < RECORD_MAX; m++) {
         const kvf_calibration_fit *fit = &c->fit[m];
         const double slope = rint(fit->ns_per_byte * 1e6);
         if (fit->is_measured)
-            n += (size_t)snprintf(record + n, RECORD_MAX - n, "fit %s %.0f %.0f %.0f\n",
-                                  kvf_transfer_name((kvf_transfer)m), fit->intercept_ns,
-                                  slope > 1 ? slope : 1, fit->r_squared * 1e6);
+            n += (size_t)kvf_format(record + n, RECORD_MAX - n, "fit %s %.0f %.0f %.0f\n",
+                                    kvf_transfer_name((kvf_transfer)m), fit->intercept_ns,
+                                    slope > 1 ? slope : 1, fit->r_squared * 1e6);
     }
     KVF_ASSERT(n + 64 < RECORD_MAX);
     return n + (size_t)snprintf(record + n, RECORD_MAX - n, END "%016" PRIx64 "\n",
@@ -275,6 +276,6 @@ bool kvf_calibration_save(kvf_context *context, const char *path, kvf_calibratio
     }
     if (!is_written)
         snprintf(calibration->note, sizeof calibration->note,
-                 "calibration %.160s cannot be written: %.60s", path, strerror(code));
+                 "calibration %.160s cannot be written: %.60s", path, kvf_errno_text(code));
     return is_written;
 }

@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/random.h"
+#include "common/text.h"
 #include "io_engine.h"
 #include "link_measure.h"
 #include "plain_file.h"
@@ -90,7 +91,7 @@ static kvf_status check(const kvf_disk *disk, const kvf_disk_case *c)
 static kvf_status failed(const kvf_disk *disk, const char *what, int code)
 {
     return kvf_fail(disk->context, KVF_SYSTEM, code, "%s: %s: %s", disk->path, what,
-                    strerror(code));
+                    kvf_errno_text(code));
 }
 
 /* ---- memory and file ---- */

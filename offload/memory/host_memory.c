@@ -118,7 +118,7 @@ static void bind_to_node(kvf_context *context, kvf_arena *arena, int32_t node)
     }
     if (!arena->bound)
         kvf_log(context, KVF_LOG_WARNING, "host memory could not be bound to NUMA node %d: %s",
-                node, strerror(errno));
+                node, kvf_errno_text(errno));
 #else
     (void)arena;
     kvf_log(context, KVF_LOG_WARNING,
@@ -296,7 +296,7 @@ static kvf_status populate(const request *r, const kvf_arena *arena)
             return kvf_fail(r->context, KVF_OUT_OF_MEMORY, error,
                             "%s of host memory could not be populated: %s; lower tokens_max or "
                             "host_tokens_max",
-                            kvf_bytes_text(arena->bytes, text), strerror(error));
+                            kvf_bytes_text(arena->bytes, text), kvf_errno_text(error));
     }
     return KVF_OK;
 }
@@ -323,7 +323,7 @@ static kvf_status obtain(const request *r, kvf_arena *arena)
     if (!map_normal(context, arena, wants_huge))
         return kvf_fail(context, KVF_OUT_OF_MEMORY, errno,
                         "%s of host memory could not be mapped: %s; see `ulimit -v`, or lower %s",
-                        text, strerror(errno), config->lower);
+                        text, kvf_errno_text(errno), config->lower);
     bind_to_node(context, arena, config->node);
     return populate(r, arena);
 }

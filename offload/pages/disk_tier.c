@@ -16,6 +16,7 @@
 #include "common/carve.h"
 #include "common/clock.h"
 #include "common/files.h"
+#include "common/text.h"
 
 #define NONE      KVF_DISK_NONE
 #define TRIES_MAX 64u
@@ -210,7 +211,7 @@ static kvf_status failed(const kvf_disk_tier *t, bool is_write, int code)
     return kvf_fail(t->context, KVF_SYSTEM, code,
                     "disk_path: %s the tier's file failed: %s%s; the sequences are as they were, "
                     "and the call may be made again",
-                    is_write ? "writing" : "reading", strerror(code), kvf_errno_fix(code));
+                    is_write ? "writing" : "reading", kvf_errno_text(code), kvf_errno_fix(code));
 }
 
 static void pause_a_little(uint32_t tries)

@@ -16,6 +16,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
+
 #define NAME(name, meaning) #name,
 #define MAIN(name, meaning) cli_##name##_main,
 #define HELP(name, meaning) {#name, meaning},
@@ -76,6 +78,6 @@ int main(int argc, char **argv)
     if ((fflush(stdout) == 0 && !ferror(stdout)) || status != 0)
         return status;
     fprintf(stderr, "kvferry: standard output: %s\n",
-            errno ? strerror(errno) : "it could not be written");
+            errno ? kvf_errno_text(errno) : "it could not be written");
     return 1;
 }

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
+
 #include "disk_tier.h"
 #include "runtime.h"
 #include "settings.h"
@@ -36,7 +38,7 @@ KVF_PRINTF(2, 3) static void format(writer *w, const char *pattern, ...)
     char piece[256];
     va_list list;
     va_start(list, pattern);
-    const int n = vsnprintf(piece, sizeof piece, pattern, list);
+    const int n = kvf_vformat(piece, sizeof piece, pattern, list);
     va_end(list);
     KVF_ASSERT(n >= 0 && (size_t)n < sizeof piece);
     for (int i = 0; i < n; i++)

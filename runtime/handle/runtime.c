@@ -19,6 +19,8 @@
 #include <kvferry/disk.h>
 #include <kvferry/link.h>
 
+#include "common/text.h"
+
 #define THREADS_MAX 1024u
 
 static const kvf_runtime_config defaults = {
@@ -67,7 +69,7 @@ static kvf_status refuse(kvf_error *error, kvf_status status, const char *format
         va_list list;
         va_start(list, format);
         *error = (kvf_error){.status = status};
-        vsnprintf(error->text, sizeof error->text, format, list);
+        kvf_vformat(error->text, sizeof error->text, format, list);
         va_end(list);
     }
     return status;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
 #include "kernels.h"
 #include "settings.h"
 
@@ -223,7 +224,7 @@ static void complain(complaint *c, const char *format, ...)
     c->is_made = 1;
     va_list args;
     va_start(args, format);
-    vsnprintf(c->text, c->capacity, format, args);
+    kvf_vformat(c->text, c->capacity, format, args);
     va_end(args);
 }
 

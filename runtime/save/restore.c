@@ -17,6 +17,7 @@
 
 #include "append.h"
 #include "cache.h"
+#include "common/text.h"
 #include "saving.h"
 #include "streaming_heads.h"
 
@@ -128,9 +129,10 @@ static kvf_status check_scale(const restoring *r, uint32_t layer, float scale)
 {
     char theirs[32] = "", mine[32];
     (void)kvf_saved_setting(r->file.header.settings, "softmax_scale", theirs, sizeof theirs);
-    snprintf(mine, sizeof mine, "%.7g", (double)scale);
-    return strcmp(theirs, mine) == 0 ? KVF_OK
-                                     : differs(r, layer, "scale", strtof(theirs, NULL), scale);
+    kvf_format(mine, sizeof mine, "%.7g", (double)scale);
+    return strcmp(theirs, mine) == 0
+               ? KVF_OK
+               : differs(r, layer, "scale", (float)kvf_real_of(theirs, NULL), scale);
 }
 
 static kvf_status check_attention(const restoring *r, uint32_t layer)

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/files.h"
+#include "common/text.h"
 #include "extents.h"
 #include "saving.h"
 
@@ -18,8 +19,8 @@
 
 static kvf_status failed(const kvf_saved_file *f, const char *what, int code)
 {
-    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s%s", f->path, what, strerror(code),
-                    kvf_errno_fix(code));
+    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s%s", f->path, what,
+                    kvf_errno_text(code), kvf_errno_fix(code));
 }
 
 static kvf_status read_at(const kvf_saved_file *f, char *to, size_t bytes, uint64_t offset)

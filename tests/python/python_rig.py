@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers of tests of the Python package: a small geometry, random rows, and dense attention by NumPy.
 
-Knows nothing of what is tested.
+Knows nothing of what is tested. KVF_TEST_LOCALE in the environment is the locale that tests run in.
 """
+import locale
+import os
 import unittest
 
 import numpy as np
 
 import kvferry
+
+if "KVF_TEST_LOCALE" in os.environ:
+    locale.setlocale(locale.LC_ALL, os.environ["KVF_TEST_LOCALE"])
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 GROUP = QUERY_HEADS // KV_HEADS

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 #define INDENT  29
 #define COLUMNS 100
 #define TEXT    256u
@@ -45,7 +47,7 @@ static bool take_budget(const cli_option *option, const char *text, void *at)
     kvf_cache_config *config = at;
     const char *plus = strchr(text, '+');
     char tokens[32], *end;
-    const double percent = plus ? strtod(plus + 1, &end) : 0.0;
+    const double percent = plus ? kvf_real_of(plus + 1, &end) : 0.0;
     if (plus && (plus[1] < '0' || plus[1] > '9' || strcmp(end, "%") != 0 || percent > 100.0))
         return cli_refuse(option, text, give);
     snprintf(tokens, sizeof tokens, "%.*s", (int)strcspn(text, "+"), text);

@@ -26,6 +26,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/text.h"
+
 #define BLOCK_TOKENS 64u /* of a block, at most */
 
 typedef struct decode_bench {
@@ -402,11 +404,12 @@ static bool write_results(decode_bench *b)
                               {"read_gb_per_s", NULL, b->rates.read_rate},
                               {"link_gb_per_s", NULL, b->rates.link_rate},
                               {NULL, NULL, 0.0}};
-    fprintf(stderr,
-            "%s (%s): reads %.1f GB/s, link %.1f GB/s; %u layers, %u KV heads, group %u, head_dim "
-            "%u, bf16, pages of %u\n",
-            kvf_runtime_device_name(b->runtime), device, b->rates.read_rate, b->rates.link_rate,
-            c->layers, c->kv_heads, b->o.group, c->head_dim, c->page_size);
+    kvf_print(
+        stderr,
+        "%s (%s): reads %.1f GB/s, link %.1f GB/s; %u layers, %u KV heads, group %u, head_dim "
+        "%u, bf16, pages of %u\n",
+        kvf_runtime_device_name(b->runtime), device, b->rates.read_rate, b->rates.link_rate,
+        c->layers, c->kv_heads, b->o.group, c->head_dim, c->page_size);
     return cli_table_write(&b->table, b->o.format, facts, stdout) &&
            cli_table_save(&b->table, facts, &b->json);
 }

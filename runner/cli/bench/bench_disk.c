@@ -18,6 +18,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/text.h"
+
 /* ---- output ---- */
 
 #define COLUMNS(X)                                                                                 \
@@ -365,8 +367,8 @@ static bool write_results(disk_run *run, uint32_t rounds)
                               {"seed", NULL, (double)run->options.base.seed},
                               {"peak_gb_per_s", NULL, peak},
                               {NULL, NULL, 0.0}};
-    fprintf(stderr, "file of %llu MiB, %u rounds: peak %.3f GB/s, the best of a round in order\n",
-            (unsigned long long)(run->options.file_bytes >> 20), rounds, peak);
+    kvf_print(stderr, "file of %llu MiB, %u rounds: peak %.3f GB/s, the best of a round in order\n",
+              (unsigned long long)(run->options.file_bytes >> 20), rounds, peak);
     return cli_table_write(&run->table, run->options.format, facts, stdout) &&
            cli_table_save(&run->table, facts, &run->json);
 }

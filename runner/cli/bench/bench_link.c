@@ -19,6 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 #define PEAK_BYTES    ((uint64_t)16 << 20)
 #define PEAK_EVERY_MS 200.0 /* or more, as long as a case takes */
 
@@ -428,7 +430,7 @@ static bool write_results(link_run *run)
                               {"seed", NULL, (double)run->options.base.seed},
                               {"pool_bytes", NULL, (double)run->options.base.pool_bytes},
                               {NULL, NULL, 0.0}};
-    fprintf(
+    kvf_print(
         stderr,
         "%s (%s): peak %.2f GB/s (%.2f to %.2f), one contiguous copy, measured %u times by turns\n",
         kvf_runtime_device_name(run->runtime), device, peak, low, high, run->peak_count);

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/utsname.h>
 
+#include "common/text.h"
+
 #define CPUS_MOST (1u << 16)
 
 static void read_processor(char *name, size_t bytes)
@@ -76,7 +78,7 @@ bool bench_machine_pin(const char *list)
         fprintf(stderr, "kvferry: --cpus is '%s'; give a list of CPUs such as 0-3,8\n", list);
     else if (!is_done)
         fprintf(stderr, "kvferry: --cpus %s: %s; give CPUs that this process may use\n", list,
-                strerror(errno));
+                kvf_errno_text(errno));
     CPU_FREE(set);
     return is_done;
 }

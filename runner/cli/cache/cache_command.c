@@ -18,6 +18,7 @@
 
 #include <kvferry/save.h>
 
+#include "common/text.h"
 #include "options.h"
 #include "output.h"
 
@@ -128,7 +129,7 @@ static void remove_file(cache_scan *scan, const char *path, const char *name, fi
     if (!is_meant)
         return;
     if (unlink(path) != 0) {
-        fprintf(stderr, "kvferry: %s: %s\n", path, strerror(errno));
+        fprintf(stderr, "kvferry: %s: %s\n", path, kvf_errno_text(errno));
         scan->failed = true;
         return;
     }
@@ -178,7 +179,7 @@ static bool visit_folder(cache_scan *scan, file_fn visit)
     const char *folder = scan->options->folder;
     const int count = scandir(folder, &entries, NULL, alphasort);
     if (count < 0) {
-        fprintf(stderr, "kvferry: %s: %s\n", folder, strerror(errno));
+        fprintf(stderr, "kvferry: %s: %s\n", folder, kvf_errno_text(errno));
         return false;
     }
     for (int i = 0; i < count; i++) {

@@ -9,6 +9,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "common/text.h"
+
 #define COLUMNS_NONE 80u
 #define COLUMNS_MIN  40u
 #define COLUMNS_MAX  120u
@@ -46,7 +48,7 @@ void cli_bars_print(const cli_bars *bars, FILE *file)
         for (long k = 0; k < (long)width; k++)
             fputc(k < filled ? '#' : ' ', file);
         if (isfinite(value))
-            fprintf(file, "  %10.4g", value);
+            kvf_print(file, "  %10.4g", value);
         else
             fprintf(file, "  %10s", "-");
         fprintf(file, "%s%s\n", bars->first + i == bars->marked ? "  " : "",

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 static void put(cli_json *json, const char *bytes, size_t size)
 {
     if (!json->failed && kvf_text_append(&json->text, bytes, size, NULL) != KVF_OK)
@@ -92,7 +94,7 @@ void cli_json_real(cli_json *json, const char *key, double value)
     char number[40] = "null";
     start(json, key);
     if (isfinite(value))
-        snprintf(number, sizeof number, "%.9g", value);
+        kvf_format(number, sizeof number, "%.9g", value);
     put(json, number, strlen(number));
 }
 
@@ -125,11 +127,11 @@ void cli_json_setting(cli_json *json, const char *key, const kvf_setting *s, con
     } else if (!is_real) {
         cli_json_integer(json, key, strtoull(text, NULL, 10));
     } else if (s->count <= 1) {
-        cli_json_real(json, key, strtod(text, NULL));
+        cli_json_real(json, key, kvf_real_of(text, NULL));
     } else {
         cli_json_array(json, key);
         for (uint32_t i = 0; i < s->count; i++, at += strcspn(at, ",") + 1)
-            cli_json_real(json, NULL, strtod(at, NULL));
+            cli_json_real(json, NULL, kvf_real_of(at, NULL));
         cli_json_end(json, ']');
     }
 }

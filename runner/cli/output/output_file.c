@@ -15,12 +15,13 @@
 #include <unistd.h>
 
 #include "common/files.h"
+#include "common/text.h"
 
 static void fail(cli_output *output, const char *what)
 {
     if (!output->failed)
         fprintf(stderr, "kvferry: %s: %s: %s%s; nothing was left there\n", output->path, what,
-                strerror(errno), kvf_errno_fix(errno));
+                kvf_errno_text(errno), kvf_errno_fix(errno));
     output->failed = true;
 }
 

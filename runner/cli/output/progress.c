@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/text.h"
 
 #define BAR_WIDTH 30u
 #define DRAW_MS   100.0
@@ -63,8 +64,8 @@ void cli_progress_pace(cli_progress *progress, uint64_t tokens, double start_ms)
         return;
     if (strcmp(progress->unit, "tokens") != 0) /* the bar does not count them */
         snprintf(count, sizeof count, "%llu tokens, ", (unsigned long long)tokens);
-    snprintf(progress->note, sizeof progress->note, "%s%.1f tokens/s", count,
-             (double)tokens / (now - start_ms) * 1e3);
+    kvf_format(progress->note, sizeof progress->note, "%s%.1f tokens/s", count,
+               (double)tokens / (now - start_ms) * 1e3);
 }
 
 void cli_progress_clear(cli_progress *progress)

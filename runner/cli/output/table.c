@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 const char *const cli_format_names[] = {
     [CLI_FORMAT_TABLE] = "table", [CLI_FORMAT_CSV] = "csv",     [CLI_FORMAT_JSON] = "json",
     [CLI_FORMAT_JSONL] = "jsonl", [CLI_FORMAT_MARKDOWN] = "md", NULL};
@@ -87,7 +89,7 @@ static const char *shown(const cli_column *column, const cli_cell *cell, char te
     else if (column->kind == CLI_CELL_INTEGER)
         snprintf(text, CELL_BYTES, "%llu", (unsigned long long)cell->integer);
     else
-        snprintf(text, CELL_BYTES, "%.*f", column->decimals, cell->real);
+        kvf_format(text, CELL_BYTES, "%.*f", column->decimals, cell->real);
     return text;
 }
 
@@ -161,7 +163,7 @@ static void write_csv(const cli_table *t, FILE *file)
             if (t->columns[c].kind == CLI_CELL_INTEGER)
                 fprintf(file, "%llu", (unsigned long long)cell->integer);
             else if (t->columns[c].kind == CLI_CELL_REAL)
-                fprintf(file, "%.9g", cell->real);
+                kvf_print(file, "%.9g", cell->real);
             else if (strpbrk(cell->text, ",\""))
                 fprintf(file, "\"%s\"", cell->text); /* names of ours have no quotes */
             else

@@ -15,6 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/text.h"
+
 /* A module as `python3 -m` runs it; a Python that lacks it says so in a line. */
 #define RUN_MODULE(name, argument)                                                                 \
     "import runpy, sys\n"                                                                          \
@@ -74,7 +76,7 @@ int cli_plan_main(int argc, char **argv)
         memcpy(words + 3, argv + 2, given * sizeof *words);
         (void)execvp(words[0], (char *const *)words);
     }
-    fprintf(stderr, "kvferry: cannot run python3: %s\n", strerror(errno));
+    fprintf(stderr, "kvferry: cannot run python3: %s\n", kvf_errno_text(errno));
     free(words);
     return 1;
 }

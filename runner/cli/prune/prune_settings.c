@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 #define ROWS_MAX 32u
 
 /* Whether a row is a policy's, not one of the configuration around it. */
@@ -102,7 +104,7 @@ static bool member_text(const kvf_setting *s, const json_value *member, char tex
     else if (!is_real && member->kind == JSON_INTEGER)
         snprintf(text, 64, "%llu", (unsigned long long)member->as.integer);
     else if (is_real && s->count <= 1 && json_is_number(member))
-        snprintf(text, 64, "%.17g", json_number(member));
+        kvf_format(text, 64, "%.17g", json_number(member));
     if (text[0] || s->count <= 1)
         return text[0] != '\0';
     if (member->kind != JSON_ARRAY || member->size != s->count)
@@ -110,7 +112,8 @@ static bool member_text(const kvf_setting *s, const json_value *member, char tex
     for (const json_value *v = json_first(member); v; v = json_next(member, v)) {
         if (!json_is_number(v))
             return false;
-        used += snprintf(text + used, 64 - (size_t)used, "%s%.9g", used ? "," : "", json_number(v));
+        used +=
+            kvf_format(text + used, 64 - (size_t)used, "%s%.9g", used ? "," : "", json_number(v));
     }
     return true;
 }

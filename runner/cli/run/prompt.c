@@ -8,10 +8,11 @@
 
 #include "prompt.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "common/text.h"
 
 #define PROMPT_BYTES_MAX (1u << 30)
 #define READ_BYTES       65536u
@@ -77,13 +78,13 @@ static kvf_status parse_ids(const char *path, const kvf_text *text, uint32_t voc
 {
     const char *next = text->bytes, *end = text->bytes + text->size;
     while (next < end) {
-        if (isspace((unsigned char)*next) || *next == ',') {
+        if (kvf_is_space(*next) || *next == ',') {
             next++;
             continue;
         }
         char *after = NULL;
-        unsigned long long id = isdigit((unsigned char)*next) ? strtoull(next, &after, 10) : 0;
-        if (!after || (after < end && !isspace((unsigned char)*after) && *after != ','))
+        unsigned long long id = kvf_is_digit(*next) ? strtoull(next, &after, 10) : 0;
+        if (!after || (after < end && !kvf_is_space(*after) && *after != ','))
             return model_fail(error, KVF_INVALID, "%s: byte %td begins no token id: '%.12s'", path,
                               next - text->bytes, next);
         if (id >= vocab_size)

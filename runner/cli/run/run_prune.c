@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 /* Heads of layers with windows stream; the transformer sets their mask. */
 static kvf_status prepare_windows(cli_run *run, kvf_error *error)
 {
@@ -199,9 +201,10 @@ void cli_run_prune_summary(const cli_run *run)
         return;
     if (s->chosen_layer != KVF_PRUNE_LAYER_AUTO)
         snprintf(layer, sizeof layer, ", layer %u", s->chosen_layer);
-    fprintf(stderr, "pruning   %s%s: %.0f%% of the prefill computed, %.0f tokens kept per layer\n",
-            run->options.prune.policy->name, layer,
-            100.0 * ratio((double)s->tokens_computed, (double)s->tokens_full), kept_per_layer(run));
+    kvf_print(
+        stderr, "pruning   %s%s: %.0f%% of the prefill computed, %.0f tokens kept per layer\n",
+        run->options.prune.policy->name, layer,
+        100.0 * ratio((double)s->tokens_computed, (double)s->tokens_full), kept_per_layer(run));
 }
 
 static void write_mask(cli_json *j, const cli_run *run)

@@ -8,7 +8,6 @@
  */
 
 #include "common/percentile.h"
-#include "common/text.h"
 #include "output.h"
 #include "progress.h"
 #include "run.h"
@@ -16,6 +15,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/text.h"
 
 #define PACE_STEPS 1000u
 
@@ -106,37 +107,37 @@ void cli_run_summary(const cli_run *run)
     step_times t = token_times(run);
     char host[32], device[32], moved[32];
     if (run->loaded.tokens)
-        fprintf(stderr, "\nloaded    %u tokens in %.2f s (%.0f tokens/s)", run->loaded.tokens,
-                run->loaded.ms / 1e3, ratio(run->loaded.tokens, run->loaded.ms / 1e3));
-    fprintf(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
-            run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
-            run->interrupted ? ", interrupted" : "");
+        kvf_print(stderr, "\nloaded    %u tokens in %.2f s (%.0f tokens/s)", run->loaded.tokens,
+                  run->loaded.ms / 1e3, ratio(run->loaded.tokens, run->loaded.ms / 1e3));
+    kvf_print(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
+              run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
+              run->interrupted ? ", interrupted" : "");
     if (run->scored.count > 0)
-        fprintf(stderr,
-                "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
-                mean_loss(&run->scored), run->scored.count, t.p50, t.p95);
+        kvf_print(stderr,
+                  "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
+                  mean_loss(&run->scored), run->scored.count, t.p50, t.p95);
     else if (run->given.count)
         cli_rescore_summary(run);
     else if (generated_tokens(run) > 0)
-        fprintf(stderr,
-                "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
-                "token after %.2f s\n",
-                (unsigned long long)generated_tokens(run), run->steps.count, t.p50,
-                run->batch.rows || run->draft.of ? "step" : "token", t.p95,
-                first_token_ms(run) / 1e3);
+        kvf_print(stderr,
+                  "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
+                  "token after %.2f s\n",
+                  (unsigned long long)generated_tokens(run), run->steps.count, t.p50,
+                  run->batch.rows || run->draft.of ? "step" : "token", t.p95,
+                  first_token_ms(run) / 1e3);
     if (run->draft.proposed > 0)
         fprintf(stderr, "draft     %llu of %llu guessed tokens were right\n",
                 (unsigned long long)run->draft.accepted, (unsigned long long)run->draft.proposed);
     if (run->batch.rows)
-        fprintf(stderr, "batch     %u of %llu answers, %.1f at once; %.1f tokens/s\n",
-                run->batch.answers, (unsigned long long)run->jobs.answers, rows_at_once(run),
-                ratio((double)run->batch.generated, run->batch.ms / 1e3));
+        kvf_print(stderr, "batch     %u of %llu answers, %.1f at once; %.1f tokens/s\n",
+                  run->batch.answers, (unsigned long long)run->jobs.answers, rows_at_once(run),
+                  ratio((double)run->batch.generated, run->batch.ms / 1e3));
     cli_run_prune_summary(run);
     fprintf(stderr, "KV        %s on the host, %s on the device\n",
             kvf_bytes_text(run->plan.cache.host_kv_bytes, host),
             kvf_bytes_text(run->plan.cache.device_kv_bytes, device));
     if (s.steps > 0)
-        fprintf(
+        kvf_print(
             stderr,
             "attention %.0f tokens per KV head and step, %.1f%% of the context; %.0f%% hits, %s "
             "moved\n",
@@ -144,12 +145,13 @@ void cli_run_summary(const cli_run *run)
             100.0 * ratio((double)s.hits, (double)(s.hits + s.misses)),
             kvf_bytes_text(s.bytes_to_device, moved));
     if (s.disk_wanted > 0)
-        fprintf(stderr, "disk      %.1f%% of what was needed was in memory; %s read, %s written\n",
-                100.0 * (1.0 - ratio((double)s.disk_reads, (double)s.disk_wanted)),
-                kvf_bytes_text(s.bytes_from_disk, host), kvf_bytes_text(s.bytes_to_disk, device));
+        kvf_print(stderr,
+                  "disk      %.1f%% of what was needed was in memory; %s read, %s written\n",
+                  100.0 * (1.0 - ratio((double)s.disk_reads, (double)s.disk_wanted)),
+                  kvf_bytes_text(s.bytes_from_disk, host), kvf_bytes_text(s.bytes_to_disk, device));
     if (s.verified > 0)
-        fprintf(stderr, "verified  attention recall %.4f, largest error %.2g, over %llu rows\n",
-                s.recall_sum / (double)s.verified, s.error_max, (unsigned long long)s.verified);
+        kvf_print(stderr, "verified  attention recall %.4f, largest error %.2g, over %llu rows\n",
+                  s.recall_sum / (double)s.verified, s.error_max, (unsigned long long)s.verified);
 }
 
 /* ---- programs ---- */

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "common/percentile.h"
+#include "common/text.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "run.h"
@@ -190,18 +191,18 @@ void cli_rescore_summary(const cli_run *run)
 {
     if (run->batch.generated == 0)
         return;
-    fprintf(stderr, "score     %.4f nats per token, over %llu tokens of %u answers\n",
-            -run->rescores.sum / (double)run->batch.generated,
-            (unsigned long long)run->batch.generated, run->batch.answers);
+    kvf_print(stderr, "score     %.4f nats per token, over %llu tokens of %u answers\n",
+              -run->rescores.sum / (double)run->batch.generated,
+              (unsigned long long)run->batch.generated, run->batch.answers);
     for (uint32_t i = 0; i < run->rescores.count; i++) {
         const cli_rescored *group = &run->rescores.of[i];
         difference d;
         if (summarise(group->values, group->count, &d))
-            fprintf(stderr,
-                    "drawn     %s: log-probabilities differ by %+.2g nats on average, %.2g "
-                    "without sign (p99 %.2g, largest %.2g)\n",
-                    group->selection[0] ? group->selection : "elsewhere", d.mean, d.mean_abs, d.p99,
-                    d.most);
+            kvf_print(stderr,
+                      "drawn     %s: log-probabilities differ by %+.2g nats on average, %.2g "
+                      "without sign (p99 %.2g, largest %.2g)\n",
+                      group->selection[0] ? group->selection : "elsewhere", d.mean, d.mean_abs,
+                      d.p99, d.most);
     }
 }
 

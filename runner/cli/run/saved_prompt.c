@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/text.h"
 #include "prune_file.h"
 
 /* A note ends with the window that a pruner observed, and with this, which no id is, plus how many
@@ -130,7 +131,7 @@ static kvf_status check_target(const cli_run *run, kvf_error *error)
                           path, S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
     if (access(folder, W_OK | X_OK) != 0)
         return model_fail(error, KVF_SYSTEM, "--save %s: folder %.200s: %s", path, folder,
-                          strerror(errno));
+                          kvf_errno_text(errno));
     return KVF_OK;
 }
 

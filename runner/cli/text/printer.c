@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
+
 static void fail(cli_printer *p, const char *text)
 {
     if (!p->failed)
@@ -27,7 +29,7 @@ static void print_bytes(cli_printer *p, char *bytes, size_t size)
         fail(p, "no memory for the answer");
     if (p->silent || (fwrite(bytes, 1, size, stdout) == size && fflush(stdout) == 0))
         return;
-    snprintf(text, sizeof text, "standard output cannot be written: %s", strerror(errno));
+    snprintf(text, sizeof text, "standard output cannot be written: %s", kvf_errno_text(errno));
     fail(p, text);
 }
 

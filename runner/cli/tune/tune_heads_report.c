@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 #define WIDE_HEADS 35u /* more stand close together */
 
 /* Hot heads by their share of all sensitivity; the last one is below all others. */
@@ -40,7 +42,7 @@ static void print_shares(const double *sorted, size_t heads, double all, FILE *f
         const size_t count = (size_t)floor(shares[i] * (double)heads + 0.5);
         for (; done < (count ? count : 1); done++)
             sum += sorted[done];
-        fprintf(file, "  %-19s  %22.1f%%\n", names[i], 100.0 * sum / all);
+        kvf_print(file, "  %-19s  %22.1f%%\n", names[i], 100.0 * sum / all);
     }
 }
 

@@ -4,18 +4,19 @@
 
 #include "tune.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/text.h"
 
 /* "4..15", or one layer. */
 static bool take_layers(const cli_option *option, const char *text, void *at)
 {
     cli_tune_options *o = at;
     char *end = NULL;
-    unsigned long long first = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+    unsigned long long first = kvf_is_digit(*text) ? strtoull(text, &end, 10) : 0;
     unsigned long long last = first;
-    if (end && strncmp(end, "..", 2) == 0 && isdigit((unsigned char)end[2]))
+    if (end && strncmp(end, "..", 2) == 0 && kvf_is_digit(end[2]))
         last = strtoull(end + 2, &end, 10);
     if (!end || *end || first > last || last > 1023)
         return cli_refuse(option, text, "the first and the last layer, such as 4..15");

@@ -8,6 +8,7 @@
 
 #include "tune.h"
 
+#include "common/text.h"
 #include "output.h"
 
 double cli_tune_share(const cli_tune *tune, const kvf_prune_settings *s, uint32_t layer)
@@ -25,7 +26,7 @@ static void print_propagated(const kvf_prune_settings *s, FILE *file)
     if (s->propagate_tokens)
         fprintf(file, "%u tokens", s->propagate_tokens);
     else
-        fprintf(file, "%g of the tokens", (double)s->propagate);
+        kvf_print(file, "%g of the tokens", (double)s->propagate);
 }
 
 static void print_bars(const cli_tuned *tuned, const double *values, uint32_t first, uint32_t count,
@@ -58,8 +59,8 @@ static void print_measure(const cli_tuned *tuned, const char *title, const doubl
 static void print_measures(const cli_tuned *structkv, FILE *file)
 {
     char title[96];
-    snprintf(title, sizeof title, "structkv: share of attention on the top %g of the tokens",
-             (double)structkv->settings.mass_share);
+    kvf_format(title, sizeof title, "structkv: share of attention on the top %g of the tokens",
+               (double)structkv->settings.mass_share);
     print_measure(structkv, "structkv: entropy of attention", structkv->entropy, file);
     print_measure(structkv, title, structkv->sparsity, file);
     print_measure(structkv, "structkv: variance of attention", structkv->variance, file);
@@ -82,15 +83,15 @@ static void print_setting(const cli_tuned *t, FILE *file)
 {
     const kvf_prune_settings *s = &t->settings;
     if (s->layer == KVF_PRUNE_LAYER_AUTO)
-        fprintf(file, "layer_min %u, threshold %.4g (layer %u in the mean), propagate ",
-                s->layer_min, (double)s->threshold, t->layer);
+        kvf_print(file, "layer_min %u, threshold %.4g (layer %u in the mean), propagate ",
+                  s->layer_min, (double)s->threshold, t->layer);
     else
         fprintf(file, "layer %u, propagate ", s->layer);
     print_propagated(s, file);
     if (s->keep_tokens)
         fprintf(file, ", keep %u tokens", s->keep_tokens);
     else
-        fprintf(file, ", keep %g", (double)s->keep);
+        kvf_print(file, ", keep %g", (double)s->keep);
 }
 
 static void print_answers(const cli_tuned *t, const char *policy, double goal, FILE *file)
@@ -99,12 +100,12 @@ static void print_answers(const cli_tuned *t, const char *policy, double goal, F
         return;
     fprintf(file, "\n%s: ", policy);
     if (!t->keeps)
-        fprintf(file, "no setting keeps %g%% of the answers; the best: ", 100.0 * goal);
+        kvf_print(file, "no setting keeps %g%% of the answers; the best: ", 100.0 * goal);
     print_setting(t, file);
-    fprintf(file,
-            "\n  keeps %u of %u answers, computes %.0f%% of a full prefill, first token after "
-            "%.2f of its time\n",
-            t->kept, t->full, 100.0 * t->computed, t->first_share);
+    kvf_print(file,
+              "\n  keeps %u of %u answers, computes %.0f%% of a full prefill, first token after "
+              "%.2f of its time\n",
+              t->kept, t->full, 100.0 * t->computed, t->first_share);
 }
 
 void cli_tune_print(const cli_tune *tune, FILE *file)
@@ -121,9 +122,9 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
     print_answers(structkv, "structkv", tune->options.goal, file);
     print_answers(asl, "asl", tune->options.goal, file);
     if (fastkv->scores) {
-        fprintf(file, "\nfastkv: layer %u of 0 to %u; it computes %.0f%% of a full prefill\n",
-                fastkv->layer, tune->model.layers - 1,
-                100.0 * cli_tune_share(tune, &fastkv->settings, fastkv->layer));
+        kvf_print(file, "\nfastkv: layer %u of 0 to %u; it computes %.0f%% of a full prefill\n",
+                  fastkv->layer, tune->model.layers - 1,
+                  100.0 * cli_tune_share(tune, &fastkv->settings, fastkv->layer));
         fputs("relative change of the last hidden state if ", file);
         print_propagated(&fastkv->settings, file);
         fputs(" go on\n", file);
@@ -137,11 +138,12 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
         print_measures(structkv, file);
     }
     if (asl->scores) {
-        fprintf(file,
-                "\nasl: layer_min %u, threshold %.4g; the mean piece chooses layer %u of 0 to %u\n"
-                "variance of ranks, relative to that of layer_min, if ",
-                asl->settings.layer_min, (double)asl->settings.threshold, asl->layer,
-                tune->model.layers - 1);
+        kvf_print(
+            file,
+            "\nasl: layer_min %u, threshold %.4g; the mean piece chooses layer %u of 0 to %u\n"
+            "variance of ranks, relative to that of layer_min, if ",
+            asl->settings.layer_min, (double)asl->settings.threshold, asl->layer,
+            tune->model.layers - 1);
         print_propagated(&asl->settings, file);
         fputs(" go on\n", file);
         print_scores(asl, file);

@@ -25,10 +25,11 @@
 #include "interrupt.h"
 #include "tune.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/text.h"
 
 static const float shares[] = {0.1f, 0.2f, 0.3f, 0.5f, 0.7f};
 
@@ -77,10 +78,10 @@ static kvf_status judge(const cli_tune *tune, said *s, const char *answer, kvf_e
     kvf_text text = {0};
     KVF_TRY(kvf_tokenizer_decode(tune->tokenizer, s->ids, s->count, true, &text, error));
     size_t at = 0, size = strlen(answer);
-    while (at < text.size && isspace((unsigned char)text.bytes[at]))
+    while (at < text.size && kvf_is_space(text.bytes[at]))
         at++;
     s->is_right = text.size - at >= size && memcmp(text.bytes + at, answer, size) == 0 &&
-                  (text.size == at + size || !isalnum((unsigned char)text.bytes[at + size]));
+                  (text.size == at + size || !kvf_is_alnum(text.bytes[at + size]));
     kvf_text_free(&text);
     return KVF_OK;
 }

@@ -4,8 +4,9 @@
 
 #include "chat_template.h"
 
-#include <ctype.h>
 #include <string.h>
+
+#include "common/text.h"
 
 static const char opening[] = "<think>", closing[] = "</think>";
 
@@ -21,9 +22,9 @@ static const char *find(const char *text, size_t size, const char *marker, size_
 
 static void trim(const char **text, size_t *size)
 {
-    for (; *size > 0 && isspace((unsigned char)**text); (*size)--)
+    for (; *size > 0 && kvf_is_space(**text); (*size)--)
         (*text)++;
-    while (*size > 0 && isspace((unsigned char)(*text)[*size - 1]))
+    while (*size > 0 && kvf_is_space((*text)[*size - 1]))
         (*size)--;
 }
 

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text.h"
+
 typedef const jinja_arguments *arguments;
 
 /* ---- text ---- */
@@ -477,7 +479,7 @@ static bool parse_number(jinja_value text, double *out)
     copy[text.size] = '\0';
     if (strspn(copy, "0123456789+-.eE") != text.size)
         return false;
-    *out = strtod(copy, &end);
+    *out = kvf_real_of(copy, &end);
     return *end == '\0';
 }
 

@@ -17,6 +17,8 @@
 #include <string.h>
 #include <utf8proc.h>
 
+#include "common/text.h"
+
 /* ---- from JSON ---- */
 
 jinja_value jinja_from_json(jinja_machine *m, const json_value *json)
@@ -67,8 +69,8 @@ static int shortest(double number, char digits[24], int *exponent)
     char text[40];
     int count = 0;
     for (int precision = 0; precision < 17; precision++) {
-        snprintf(text, sizeof text, "%.*e", precision, number);
-        if (strtod(text, NULL) == number)
+        kvf_format(text, sizeof text, "%.*e", precision, number);
+        if (kvf_real_of(text, NULL) == number)
             break;
     }
     const char *at = text;
@@ -137,7 +139,7 @@ static void put_escaped(json_form *f, uint32_t unit)
     const char *form = !f->python || (unit >= 0x100 && unit < 0x10000) ? "\\u%04x"
                        : unit < 0x100                                  ? "\\x%02x"
                                                                        : "\\U%08x";
-    put(f, text, (size_t)snprintf(text, sizeof text, form, unit));
+    put(f, text, (size_t)kvf_format(text, sizeof text, form, unit));
 }
 
 /* As str.isprintable. */

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
+
 enum {
     CHUNK_BYTES = 64 << 10,
     DEPTH_MAX = 96,
@@ -68,7 +70,7 @@ void jinja_fail(jinja_machine *m, kvf_status status, const char *format, ...)
     char what[192];
     va_list list;
     va_start(list, format);
-    vsnprintf(what, sizeof what, format, list);
+    kvf_vformat(what, sizeof what, format, list);
     va_end(list);
     m->status = status;
     if (m->count == 0)

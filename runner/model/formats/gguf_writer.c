@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
+
 const char *gguf_family_key(const gguf_writer *w, const char *rest, char key[GGUF_KEY_BYTES])
 {
     snprintf(key, GGUF_KEY_BYTES, "%s.%s", w->family, rest);
@@ -24,7 +26,7 @@ static const char *show_value(const gguf_value *value, char *buffer, size_t size
     else if (gguf_natural(value, &natural))
         snprintf(buffer, size, "%" PRIu64, natural);
     else if (value->kind == GGUF_F32 || value->kind == GGUF_F64)
-        snprintf(buffer, size, "%g", value->as.real);
+        kvf_format(buffer, size, "%g", value->as.real);
     else if (value->kind == GGUF_BOOL)
         snprintf(buffer, size, "%s", value->as.flag ? "true" : "false");
     else if (value->kind == GGUF_STRING)
@@ -128,7 +130,7 @@ void gguf_put(gguf_writer *w, const char *format, ...)
     char piece[512]; /* of a fixed format with names of this program and numbers */
     va_list list;
     va_start(list, format);
-    vsnprintf(piece, sizeof piece, format, list);
+    kvf_vformat(piece, sizeof piece, format, list);
     va_end(list);
     append(w, piece, strlen(piece));
 }

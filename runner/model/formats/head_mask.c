@@ -10,10 +10,11 @@
 
 #include "head_mask.h"
 
-#include <locale.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/text.h"
 
 /* Values longer than this are not numbers; so a mask of any model is far below the limit. */
 #define VALUE_BYTES_MAX 64u
@@ -24,7 +25,6 @@ typedef struct mask_reader {
     uint32_t kv_heads;
     double sparsity;
     double *values; /* [layers, kv_heads] */
-    locale_t plain; /* C */
     kvf_error *error;
 } mask_reader;
 
@@ -87,7 +87,7 @@ static kvf_status read_value(const mask_reader *r, const char *text, size_t size
                           "%s, line %u, column %u: \"%.*s\" is not a number; values are separated "
                           "by tabs, and may not be NaN or infinity",
                           r->path, place.line, place.column, shown, text);
-    const double value = strtod_l(copy, NULL, r->plain);
+    const double value = kvf_real_of(copy, NULL);
     if (r->sparsity < 0.0 && value != 0.0 && value != 1.0 && value != 2.0)
         return model_fail(r->error, KVF_INVALID,
                           "%s, line %u, column %u: %.*s is neither 0, 1 nor 2; give the share of "
@@ -234,15 +234,11 @@ kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uint32_t kv_hea
                                                   "KV heads; is it the right file?",
                                                   path, layers, kv_heads)
                                      : status;
-    r.plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
     r.values = model_alloc(heads * sizeof *r.values);
-    status = r.plain && r.values
-                 ? read_lines(&r, text.bytes, text.size)
-                 : model_out_of_memory(error, heads * sizeof *r.values, "a head mask");
+    status = r.values ? read_lines(&r, text.bytes, text.size)
+                      : model_out_of_memory(error, heads * sizeof *r.values, "a head mask");
     if (status == KVF_OK)
         status = choose(&r, mask);
-    if (r.plain)
-        freelocale(r.plain);
     model_free(r.values);
     kvf_text_free(&text);
     return status;

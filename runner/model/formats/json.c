@@ -17,6 +17,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "common/text.h"
+
 struct json_document {
     json_t *tree; /* owns every string, unless a key has NUL */
     json_value *values;
@@ -59,6 +61,16 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
  */
 #define NUL_STAND_IN "\xef\xb7\xaf"
 
+/* An escape for it, whose digits are letters of either case; the text ends with NUL. */
+static bool is_stand_in_escape(const char *at)
+{
+    static const char escape[] = "\\ufdef";
+    size_t same = 0;
+    while (escape[same] && kvf_lower(at[same]) == escape[same])
+        same++;
+    return !escape[same];
+}
+
 static kvf_status hide_nul(json_reader *reader, const char *text, size_t bytes)
 {
     char *copy = model_alloc(bytes + 1);
@@ -68,7 +80,7 @@ static kvf_status hide_nul(json_reader *reader, const char *text, size_t bytes)
     memcpy(copy, text, bytes);
     copy[bytes] = '\0';
     for (size_t at = 0; at < bytes; at++) {
-        if (strncmp(copy + at, NUL_STAND_IN, 3) == 0 || strncasecmp(copy + at, "\\ufdef", 6) == 0)
+        if (strncmp(copy + at, NUL_STAND_IN, 3) == 0 || is_stand_in_escape(copy + at))
             return model_fail(reader->error, KVF_CORRUPT, "%s: U+FDEF beside \\u0000 at byte %zu",
                               reader->what, at);
         if (strncmp(copy + at, "\\u0000", 6) == 0)
@@ -150,7 +162,9 @@ static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes
                          (reader->as_written ? 0 : JSON_DECODE_INT_AS_REAL);
     json_document *document = reader->document;
     json_error_t problem = {0};
+    const locale_t before = kvf_c_locale_begin(); /* jansson reads numbers by strtod */
     document->tree = json_loadb(text, bytes, flags, &problem);
+    kvf_c_locale_end(before);
     if (document->tree)
         return add_tree(reader, NULL, document->tree, 0);
     if (json_error_code(&problem) == json_error_null_byte_in_key && !document->strings) {
@@ -299,7 +313,7 @@ const char *json_show(const json_value *value, char *buffer, size_t size)
     else if (value && value->kind == JSON_INTEGER)
         snprintf(buffer, size, "%llu", (unsigned long long)value->as.integer);
     else if (value && value->kind == JSON_REAL)
-        snprintf(buffer, size, "%.9g", value->as.real);
+        kvf_format(buffer, size, "%.9g", value->as.real);
     else
         snprintf(buffer, size, "%s", json_kind_name(value));
     return buffer;

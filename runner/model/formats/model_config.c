@@ -20,6 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/text.h"
+
 #define CONFIG_BYTES_MAX (16u << 20)
 #define WINDOW_MAX       (1u << 20) /* of kvf_cache_config.streaming_recent */
 
@@ -267,8 +269,8 @@ __attribute__((format(printf, 2, 3))) static void add_note(kvf_model_config *con
     va_start(arguments, format);
     const int lead =
         snprintf(config->note + used, sizeof config->note - used, "%s", used ? "; " : "");
-    vsnprintf(config->note + used + (size_t)lead, sizeof config->note - used - (size_t)lead, format,
-              arguments);
+    kvf_vformat(config->note + used + (size_t)lead, sizeof config->note - used - (size_t)lead,
+                format, arguments);
     va_end(arguments);
 }
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/files.h"
+#include "common/text.h"
 
 __attribute__((weak)) void *model_alloc(size_t bytes)
 {
@@ -62,7 +63,7 @@ static void error_write(kvf_error *error, kvf_status status, int foreign, const 
         return;
     error->status = status;
     error->foreign = foreign;
-    int length = vsnprintf(error->text, sizeof error->text, format, list);
+    int length = kvf_vformat(error->text, sizeof error->text, format, list);
     if (length < 0)
         error->text[0] = '\0';
     for (char *c = error->text; *c != '\0'; c++) /* names from files may hold anything */
@@ -86,10 +87,8 @@ kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ..
     error_write(error, KVF_SYSTEM, number, format, list);
     va_end(list);
     if (error) {
-        char reason[128] = "";
-        const char *text = strerror_r(number, reason, sizeof reason);
         size_t used = strlen(error->text);
-        snprintf(error->text + used, sizeof error->text - used, ": %s%s", text,
+        snprintf(error->text + used, sizeof error->text - used, ": %s%s", kvf_errno_text(number),
                  kvf_errno_fix(number));
     }
     return KVF_SYSTEM;
