@@ -17,6 +17,8 @@
 #include <cpuid.h>
 #endif
 
+#include "common/cgroup.h"
+
 /* Version 1 writes a huge number for "no limit". */
 #define KVF_CGROUP_UNLIMITED ((uint64_t)1 << 60)
 
@@ -120,57 +122,15 @@ static inline uint64_t kvf_cgroup_room(const char *directory, int version)
     return usage < limit ? limit - usage : 0;
 }
 
-/* The least over a directory and its parents, up to `base`. */
-static inline uint64_t kvf_cgroup_tree_room(const char *base, const char *below, int version)
-{
-    char path[1024];
-    uint64_t least = UINT64_MAX;
-    int length = snprintf(path, sizeof path, "%s%s", base, below);
-    if (length < 0 || (size_t)length >= sizeof path)
-        return UINT64_MAX;
-    size_t stop = strlen(base);
-    for (;;) {
-        uint64_t here = kvf_cgroup_room(path, version);
-        least = here < least ? here : least;
-        char *slash = strrchr(path, '/');
-        if (strlen(path) <= stop || !slash)
-            return least;
-        *slash = '\0';
-    }
-}
-
 /* Room below the limits of this process, and the name of the file with the least; of
- * "/proc/self/cgroup" and "/sys/fs/cgroup", which tests replace. */
+ * KVF_PROC_CGROUP and KVF_SYS_CGROUP, which tests replace. */
 static inline uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup,
                                            const char **limit)
 {
-    *limit = "memory.max";
-    FILE *file = fopen(proc_self_cgroup, "r");
-    if (!file)
-        return UINT64_MAX;
-    char line[768];
-    uint64_t least = UINT64_MAX;
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = '\0';
-        const char *controllers = strchr(line, ':');
-        const char *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path)
-            continue;
-        size_t length = (size_t)(path - controllers) - 1;
-        char base[256];
-        uint64_t found = UINT64_MAX;
-        if (length == 0) {
-            snprintf(base, sizeof base, "%s", sys_fs_cgroup);
-            found = kvf_cgroup_tree_room(base, path + 1, 2);
-            *limit = found < least ? "memory.max" : *limit;
-        } else if (length == 6 && strncmp(controllers + 1, "memory", 6) == 0) {
-            snprintf(base, sizeof base, "%s/memory", sys_fs_cgroup);
-            found = kvf_cgroup_tree_room(base, path + 1, 1);
-            *limit = found < least ? "memory.limit_in_bytes" : *limit;
-        }
-        least = found < least ? found : least;
-    }
-    fclose(file);
+    int version;
+    const uint64_t least =
+        kvf_cgroup_least(proc_self_cgroup, sys_fs_cgroup, "memory", kvf_cgroup_room, &version);
+    *limit = version == 2 ? "memory.max" : "memory.limit_in_bytes";
     return least;
 }
 

@@ -75,7 +75,7 @@ void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom 
     if (topology != NULL && (topology->node_count == 1 || kvf_topology_find(topology, node) < 0))
         known = -1;
     out->memlock = memlock_headroom();
-    out->cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup", &out->cgroup_file);
+    out->cgroup = kvf_cgroup_headroom(KVF_PROC_CGROUP, KVF_SYS_CGROUP, &out->cgroup_file);
     out->node_free = free_memory(known, out->cgroup);
     out->hugetlb_free = free_huge_pages(known);
     out->may_come = known < 0 ? kvf_machine_growth("/proc/meminfo", kvf_machine_is_virtual()) : 0;

@@ -11,12 +11,15 @@
 #include "topology.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "common/cgroup.h"
 #include "common/text.h"
 
 #define CPUS_FIRST 1024u
@@ -233,6 +236,7 @@ kvf_status kvf_topology_read(kvf_context *context, const char *sysfs, kvf_topolo
     cpus usable = {0};
     *out = (kvf_topology){0};
     KVF_TRY(sysfs ? read_online(context, sysfs, &usable) : read_affinity(context, &usable));
+    out->cpu_quota = sysfs ? UINT64_MAX : kvf_cgroup_cpus(KVF_PROC_CGROUP, KVF_SYS_CGROUP);
     const kvf_status status = read_nodes(context, sysfs, &usable, out);
     if (status == KVF_OK)
         out->core_count = count_cores(sysfs, &usable, out);
@@ -240,6 +244,12 @@ kvf_status kvf_topology_read(kvf_context *context, const char *sysfs, kvf_topolo
         kvf_topology_close(context, out);
     kvf_free(context, usable.set);
     return status;
+}
+
+uint32_t kvf_topology_threads(const kvf_topology *topology)
+{
+    const uint64_t quota = topology->cpu_quota / 1000;
+    return kvf_max_u32(1, quota < topology->core_count ? (uint32_t)quota : topology->core_count);
 }
 
 void kvf_topology_close(kvf_context *context, kvf_topology *topology)
@@ -273,11 +283,11 @@ int32_t kvf_topology_node_of_pci(const char *sysfs, const char *pci_address)
 
 /* ---- the PCIe link of a device ---- */
 
-static bool read_line(const char *root, const char *pci_address, const char *name, char line[64])
+static bool read_line(const char *folder, const char *name, char line[64])
 {
-    char path[512];
-    snprintf(path, sizeof path, "%s/bus/pci/devices/%s/%s", root, pci_address, name);
-    FILE *file = fopen(path, "r");
+    char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "re");
     if (!file)
         return false;
     const bool is_read = fgets(line, 64, file) != NULL;
@@ -285,21 +295,45 @@ static bool read_line(const char *root, const char *pci_address, const char *nam
     return is_read;
 }
 
-void kvf_pci_link_read(const char *sysfs_root, const char *pci_address, uint32_t *generation,
-                       uint32_t *width)
+/* The most that one device or bridge can do; 0 = it does not say. */
+static void read_link(const char *folder, uint32_t *generation, uint32_t *width)
 {
     static const double speeds[] = {2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0}; /* GT/s */
-    const char *root = sysfs_root ? sysfs_root : "/sys";
     char line[64];
-    double speed = 0.0;
     unsigned lanes = 0;
     *generation = *width = 0;
-    if (read_line(root, pci_address, "max_link_speed", line))
-        speed = kvf_real_of(line, NULL);
+    const double speed = read_line(folder, "max_link_speed", line) ? kvf_real_of(line, NULL) : 0.0;
     for (uint32_t i = 0; i < sizeof speeds / sizeof *speeds; i++)
         if (speed >= speeds[i])
             *generation = i + 1;
-    if (read_line(root, pci_address, "max_link_width", line) && sscanf(line, "%u", &lanes) == 1 &&
-        lanes <= 32)
+    if (read_line(folder, "max_link_width", line) && sscanf(line, "%u", &lanes) == 1 && lanes <= 32)
         *width = lanes;
+}
+
+static void take_smaller(uint32_t *least, uint32_t value)
+{
+    if (value != 0 && (*least == 0 || value < *least))
+        *least = value;
+}
+
+/* The folder of a device is in that of the bridge above it, up to the root, which has no address.
+ */
+void kvf_pci_link_read(const char *sysfs_root, const char *pci_address, uint32_t *generation,
+                       uint32_t *width)
+{
+    char link[PATH_BYTES], folder[PATH_MAX];
+    unsigned part;
+    *generation = *width = 0;
+    const int length = snprintf(link, sizeof link, "%s/bus/pci/devices/%s",
+                                sysfs_root ? sysfs_root : "/sys", pci_address);
+    if (length < 0 || length >= PATH_BYTES || !realpath(link, folder))
+        return;
+    for (char *slash; (slash = strrchr(folder, '/')) != NULL; *slash = '\0') {
+        uint32_t here, lanes;
+        if (sscanf(slash, "/%x:%x:%x.%x", &part, &part, &part, &part) != 4)
+            return;
+        read_link(folder, &here, &lanes);
+        take_smaller(generation, here);
+        take_smaller(width, lanes);
+    }
 }

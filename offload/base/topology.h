@@ -3,13 +3,13 @@
 #define KVF_OFFLOAD_TOPOLOGY_H
 
 /*
- * NUMA nodes, CPUs and cores, which node a device on PCI is at, and its link, out of sysfs; and how
- * much memory the system has left for us.
+ * NUMA nodes, CPUs and cores, how much time of them the cgroup gives, which node a device on PCI is
+ * at, and its link, out of sysfs; and how much memory the system has left for us.
  *
  * Knows nothing of who asks; it only answers questions, however many nodes and CPUs there
  * are. Where the system gives no NUMA information, there is one node, id -1, that holds every
  * usable CPU. `sysfs` is NULL for this machine, whose CPUs are those that this process may use;
- * tests name a folder instead, of which all CPUs that are online count.
+ * tests name a folder instead, of which all CPUs that are online count, without a quota.
  */
 
 #include "context.h"
@@ -30,12 +30,17 @@ typedef struct kvf_topology {
     uint32_t cpu_count;
     uint32_t *cpus;      /* numbers of the system, grouped by node */
     uint32_t core_count; /* physical cores among them */
+    uint64_t cpu_quota;  /* of the cgroups, in thousandths of a CPU; UINT64_MAX = none */
     bool known;          /* NUMA information was had */
 } kvf_topology;
 
 KVF_CHECKED kvf_status kvf_topology_read(kvf_context *context, const char *sysfs,
                                          kvf_topology *out);
 void kvf_topology_close(kvf_context *context, kvf_topology *topology); /* zeroes is fine */
+
+/* Threads that can run at once in the long run, at least 1: one per core, as far as the quota goes.
+ * More would be stopped together once it is spent, for the rest of its period. */
+uint32_t kvf_topology_threads(const kvf_topology *topology);
 
 /*
  * Node nearest a PCI address "dddd:bb:dd.f", or -1 if nothing is known. A node id of -1 in sysfs,
@@ -47,9 +52,9 @@ int32_t kvf_topology_node_of_pci(const char *sysfs, const char *pci_address);
 int32_t kvf_topology_find(const kvf_topology *topology, int32_t node_id);
 
 /*
- * Generation (1 to 7) and lanes of the link at "dddd:bb:dd.f", the most that the device can do: the
- * current speed falls when a GPU idles. 0 = unknown. `sysfs_root` replaces "/sys" if it is not
- * NULL.
+ * Generation (1 to 7) and lanes of the link of "dddd:bb:dd.f": each the smallest of what the device
+ * and the bridges above it can do. The present speed says less: it falls while a GPU idles.
+ * 0 = unknown. `sysfs_root` replaces "/sys" if it is not NULL.
  */
 void kvf_pci_link_read(const char *sysfs_root, const char *pci_address, uint32_t *generation,
                        uint32_t *width);

@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "common/text.h"
-
 #include "disk_tier.h"
 #include "runtime.h"
 #include "settings.h"
@@ -159,6 +158,10 @@ static void nodes(writer *w, const kvf_topology *t)
     format(w, "\"numa\":{\"known\":%s,", t->known ? "true" : "false");
     number(w, "cores", t->core_count);
     number(w, "cpus", t->cpu_count);
+    if (t->cpu_quota == UINT64_MAX)
+        number(w, "cpu_quota", UINT64_MAX);
+    else
+        format(w, "\"cpu_quota\":%.6g,", (double)t->cpu_quota * 1e-3);
     format(w, "\"nodes\":[");
     for (uint32_t i = 0; i < t->node_count; i++) {
         const kvf_node *n = &t->nodes[i];

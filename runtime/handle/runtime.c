@@ -38,7 +38,7 @@ static const kvf_setting rows[] = {
     {FIELD(device), KVF_NAMED(KVF_DEVICE_LIST), .meaning = "where attention runs"},
     {FIELD(device_ordinal), COUNT(0, 1023), .meaning = "which GPU"},
     {FIELD(threads), COUNT(0, THREADS_MAX),
-     .meaning = "compute threads of the host device; 0 = one per usable core"},
+     .meaning = "compute threads on the host; 0 = as cores and CPU quota allow"},
     {FIELD(gather_threads), COUNT(0, THREADS_MAX),
      .meaning = "threads that gather pages; 0 = chosen from the cores"},
     {FIELD(numa_node), COUNT(-1, INT32_MAX),
@@ -118,11 +118,11 @@ static kvf_status open_parts(kvf_runtime *rt)
         KVF_FAIL(rt->context, KVF_OUT_OF_MEMORY, "no memory for the topology of the machine");
     KVF_TRY(kvf_topology_read(rt->context, NULL, rt->topology));
     kvf_runtime_config *c = &rt->config;
-    const uint32_t cores = kvf_max_u32(1, rt->topology->core_count);
+    const uint32_t threads = kvf_topology_threads(rt->topology);
     if (c->threads == 0)
-        c->threads = cores;
+        c->threads = threads;
     if (c->gather_threads == 0)
-        c->gather_threads = kvf_max_u32(1, kvf_min_u32(4, cores / 2));
+        c->gather_threads = kvf_max_u32(1, kvf_min_u32(4, threads / 2));
     const kvf_device_config device = {.threads = c->threads,
                                       .cpus = node_cpus(rt, c->numa_node, c->threads),
                                       .isa_mask = c->isa_mask,

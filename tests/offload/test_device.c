@@ -302,8 +302,42 @@ static void test_pci_link(void **state)
     }
 }
 
+/* A card of generation 5 with 16 lanes, below a switch that does not say its speed, in a slot of
+ * generation 4 with 8 lanes: the link is that of the slot. */
+static void test_pci_link_of_slot(void **state)
+{
+    static const struct {
+        const char *folder, *speed, *width;
+    } steps[] = {
+        {"0000:00:01.0", "16.0 GT/s PCIe\n", "8\n"},
+        {"0000:00:01.0/0000:01:00.0", "Unknown\n", "0\n"},
+        {"0000:00:01.0/0000:01:00.0/0000:02:08.0", "32.0 GT/s PCIe\n", "16\n"},
+        {"0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0", "32.0 GT/s PCIe\n", "16\n"}};
+    rig_tree t = {.root = "/tmp/kvf-link-XXXXXX"};
+    assert_non_null(mkdtemp(t.root));
+    rig_tree_put(&t, "bus/pci/devices/none", "");
+    rig_tree_put(&t, "devices/pci0000:00/max_link_width", "1\n"); /* of no bridge */
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        char path[256], target[256];
+        const char *address = strrchr(steps[i].folder, '/');
+        address = address ? address + 1 : steps[i].folder;
+        snprintf(path, sizeof path, "devices/pci0000:00/%s/max_link_speed", steps[i].folder);
+        rig_tree_put(&t, path, steps[i].speed);
+        snprintf(path, sizeof path, "devices/pci0000:00/%s/max_link_width", steps[i].folder);
+        rig_tree_put(&t, path, steps[i].width);
+        snprintf(path, sizeof path, "%s/bus/pci/devices/%s", t.root, address);
+        snprintf(target, sizeof target, "../../../devices/pci0000:00/%s", steps[i].folder);
+        assert_int_equal(symlink(target, path), 0);
+        uint32_t generation = 77, width = 77;
+        kvf_pci_link_read(t.root, address, &generation, &width);
+        assert_int_equal(generation, 4);
+        assert_int_equal(width, 8);
+    }
+    rig_tree_remove(&t);
+}
+
 int main(void)
 {
     return unit_run(test_words, test_elapsed, test_batch, test_graphs, test_wrapped_stream,
-                    test_pci_link);
+                    test_pci_link, test_pci_link_of_slot);
 }

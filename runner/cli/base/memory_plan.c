@@ -14,7 +14,7 @@
 void cli_memory_available(cli_memory_plan *plan)
 {
     const char *file;
-    const uint64_t cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup", &file);
+    const uint64_t cgroup = kvf_cgroup_headroom(KVF_PROC_CGROUP, KVF_SYS_CGROUP, &file);
     const uint64_t machine = kvf_machine_headroom("/proc/meminfo", cgroup);
     const bool is_limit = cgroup < machine;
     plan->available_by = !is_limit ? "the machine"
