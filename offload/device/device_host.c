@@ -20,12 +20,10 @@
 
 #include "common/text.h"
 #include "host_stream.h"
+#include "populate.h"
 #include "topology.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
+#define SMALL_BYTES ((size_t)4096)
 #define HUGE_BYTES  ((size_t)2 << 20)
 #define THREADS_MAX 1024u
 
@@ -48,19 +46,16 @@ typedef struct memory_head {
  * it. */
 static char *map_memory(kvf_context *context, size_t bytes)
 {
-    size_t map_bytes = kvf_round_up(bytes, 4096) + HUGE_BYTES;
+    size_t map_bytes = kvf_round_up(bytes, SMALL_BYTES) + HUGE_BYTES;
     char *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return NULL;
     uintptr_t first = kvf_round_up((uintptr_t)map + MEMORY_HEAD_BYTES, HUGE_BYTES);
     char *block = map + (first - (uintptr_t)map);
     (void)madvise(block, bytes, MADV_HUGEPAGE);
-    if (madvise(block, kvf_round_up(bytes, 4096), MADV_POPULATE_WRITE) != 0) {
-        if (errno != EINVAL) {
-            munmap(map, map_bytes);
-            return NULL;
-        }
-        memset(block, 0, bytes); /* a kernel before 5.14 */
+    if (kvf_populate(block, kvf_round_up(bytes, SMALL_BYTES), SMALL_BYTES, false) != 0) {
+        munmap(map, map_bytes);
+        return NULL;
     }
     memory_head *head = (memory_head *)(void *)(block - MEMORY_HEAD_BYTES);
     head->map = map;

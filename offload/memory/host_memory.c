@@ -21,14 +21,12 @@
 
 #include "common/text.h"
 #include "host_team.h"
+#include "populate.h"
 
 #if KVF_HAVE_NUMA
 #include <numaif.h>
 #endif
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 #ifndef MAP_HUGE_SHIFT
 #define MAP_HUGE_SHIFT 26
 #endif
@@ -131,7 +129,7 @@ static void bind_to_node(kvf_context *context, kvf_arena *arena, int32_t node)
 typedef struct touch_args {
     char *base;
     size_t bytes;
-    size_t page_bytes;
+    bool hugetlb;
     atomic_int *error; /* first errno */
 } touch_args;
 
@@ -140,17 +138,11 @@ static void touch_task(const void *raw, uint32_t task)
     const touch_args *args = raw;
     size_t first = (size_t)task * TOUCH_BYTES;
     size_t bytes = args->bytes - first < TOUCH_BYTES ? args->bytes - first : TOUCH_BYTES;
-    char *from = args->base + first;
-    if (madvise(from, bytes, MADV_POPULATE_WRITE) == 0)
-        return;
-    if (errno != EINVAL) {
-        int none = 0;
-        atomic_compare_exchange_strong(args->error, &none, errno);
-        return;
-    }
-    /* A kernel before 5.14. */
-    for (size_t i = 0; i < bytes; i += args->page_bytes)
-        *(volatile char *)(from + i) = 0;
+    const int code = kvf_populate(args->base + first, bytes,
+                                  args->hugetlb ? HUGE_BYTES : SMALL_BYTES, args->hugetlb);
+    int none = 0;
+    if (code != 0)
+        atomic_compare_exchange_strong(args->error, &none, code);
 }
 
 static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena, size_t from,
@@ -163,10 +155,8 @@ static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena, s
         return EAGAIN;
     atomic_int error;
     atomic_init(&error, 0);
-    touch_args args = {.base = arena->host + from,
-                       .bytes = bytes,
-                       .page_bytes = arena->hugetlb ? HUGE_BYTES : SMALL_BYTES,
-                       .error = &error};
+    touch_args args = {
+        .base = arena->host + from, .bytes = bytes, .hugetlb = arena->hugetlb, .error = &error};
     kvf_team_run(team, &job, touch_task, &args,
                  (uint32_t)((bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
     kvf_team_job_fini(&job);
@@ -215,10 +205,13 @@ static void note_small_pages(kvf_context *context, const kvf_host_memory *memory
     const bool is_off = file && fgets(how, sizeof how, file) && strstr(how, "[never]");
     if (file)
         fclose(file);
+    const kvf_arena *last = &memory->arenas[memory->arena_count - 1];
+    const bool is_refused = madvise(last->host, last->bytes, MADV_HUGEPAGE) != 0;
     const char *why = is_off ? "transparent huge pages are switched off"
                       : prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1
                           ? "transparent huge pages are switched off for this process"
-                          : "the kernel found no huge pages";
+                      : is_refused ? "the system refuses madvise (a filter of system calls?)"
+                                   : "the kernel found no huge pages";
     kvf_log(context, KVF_LOG_NOTE,
             "%s of host memory are on pages of 4 KiB, not on huge ones: %s; reserve some with "
             "`sysctl vm.nr_hugepages=N`%s%s",
@@ -293,10 +286,10 @@ static kvf_status populate(const request *r, const kvf_arena *arena)
         const int error = touch(r->context, r->team, arena, from, bytes);
         char text[32];
         if (error != 0)
-            return kvf_fail(r->context, KVF_OUT_OF_MEMORY, error,
-                            "%s of host memory could not be populated: %s; lower tokens_max or "
-                            "host_tokens_max",
-                            kvf_bytes_text(arena->bytes, text), kvf_errno_text(error));
+            return kvf_fail(
+                r->context, KVF_OUT_OF_MEMORY, error,
+                "%s of host memory could not be populated: %s; free memory, or lower %s",
+                kvf_bytes_text(arena->bytes, text), kvf_errno_text(error), r->config->lower);
     }
     return KVF_OK;
 }

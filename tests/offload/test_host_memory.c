@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/headroom.h"
@@ -319,6 +321,65 @@ static void test_preflight(void **state)
     rig_close(&r);
 }
 
+/* ---- where madvise is refused ---- */
+
+#define DEVICE_BYTES ((size_t)6 << 20)
+
+/* In a process of its own; 0 = as it must be. */
+static int populate_refused(int code)
+{
+    rig r;
+    kvf_host_memory memory;
+    kvf_error error;
+    void *device = NULL;
+    char line[512] = "";
+    const kvf_host_memory_config config = plain(6 * MIB, 4096);
+    rig_deny(SYS_madvise, UINT32_MAX, code);
+    rig_open(&r, NULL);
+    rig_fault fault = {.at = 1, .only = "hugetlb map"};
+    r.context->log = note_line;
+    r.context->log_user = line;
+    r.context->fault = rig_refuse;
+    r.context->fault_user = &fault;
+    const uint64_t before = kvf_process_resident();
+    const kvf_status status = kvf_host_memory_create(r.context, r.device, &config, &memory);
+    if (code == ENOMEM)
+        return !(status == KVF_OUT_OF_MEMORY &&
+                 strstr(rig_error(&r, &error), "Cannot allocate memory; free memory, or lower "
+                                               "bytes_of_test") &&
+                 r.device->ops->memory_alloc(r.device, DEVICE_BYTES, &device) ==
+                     KVF_OUT_OF_DEVICE_MEMORY);
+    if (status != KVF_OK || !strstr(line, "madvise"))
+        return 2;
+    if (r.device->ops->memory_alloc(r.device, DEVICE_BYTES, &device) != KVF_OK)
+        return 3;
+    if (kvf_process_resident() < before + 6 * MIB + DEVICE_BYTES)
+        return 4;
+    r.device->ops->memory_free(r.device, device);
+    kvf_host_memory_destroy(r.context, &memory);
+    rig_close(&r);
+    return 0;
+}
+
+/* By a filter, or by a kernel without it: memory is there all the same. Where there is none, that
+ * is the cause. */
+static void test_madvise_refused(void **state)
+{
+    static const int codes[] = {EPERM, ENOSYS, EINVAL, EACCES, ENOMEM};
+    if (rig_kind() != KVF_DEVICE_HOST)
+        return; /* nothing of it is the device's, and a GPU is not there after fork() */
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        int ended;
+        const pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0)
+            _exit(populate_refused(codes[i]));
+        assert_int_equal(waitpid(child, &ended, 0), child);
+        if (ended != 0)
+            fail_msg("madvise fails with %d: %#x", codes[i], (unsigned)ended);
+    }
+}
+
 /* ---- looks while it is populated ---- */
 
 /* The answer of the reader below: first at every look, then from look `from` on. */
@@ -530,10 +591,75 @@ static void test_cgroup_v1(void **state)
     rig_tree_remove(&t);
 }
 
+/* ---- time of CPUs ---- */
+
+static uint64_t read_cpus(const rig_tree *t)
+{
+    char proc[128], sys[128];
+    snprintf(proc, sizeof proc, "%s/self", t->root);
+    snprintf(sys, sizeof sys, "%s/fs", t->root);
+    return kvf_cgroup_cpus(proc, sys);
+}
+
+static void test_cpu_quota_v2(void **state)
+{
+    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
+    assert_non_null(mkdtemp(t.root));
+    assert_true(read_cpus(&t) == UINT64_MAX);
+    rig_tree_put(&t, "self", "0::/box/pod\n");
+    rig_tree_put(&t, "fs/box/pod/cpu.max", "max 100000\n");
+    assert_true(read_cpus(&t) == UINT64_MAX);
+    rig_tree_put(&t, "fs/box/cpu.max", "350000 100000\n");
+    assert_true(read_cpus(&t) == 3500);
+    rig_tree_put(&t, "fs/box/pod/cpu.max", "20000 10000\n");
+    assert_true(read_cpus(&t) == 2000);
+    /* In a container whose mount begins at its own cgroup. */
+    rig_tree_put(&t, "self", "0::/of/the/host\n");
+    rig_tree_put(&t, "fs/cpu.max", "150000 100000\n");
+    assert_true(read_cpus(&t) == 1500);
+    rig_tree_put(&t, "fs/cpu.max", "");
+    assert_true(read_cpus(&t) == UINT64_MAX);
+    rig_tree_remove(&t);
+}
+
+static void test_cpu_quota_v1(void **state)
+{
+    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
+    assert_non_null(mkdtemp(t.root));
+    rig_tree_put(&t, "self", "9:name=systemd:/\n4:cpuset:/x\n3:cpu,cpuacct:/box/x\n0::/\n");
+    rig_tree_put(&t, "fs/cpuset/x/cpu.cfs_quota_us", "1000\n"); /* of another controller */
+    rig_tree_put(&t, "fs/cpuset/x/cpu.cfs_period_us", "1000\n");
+    rig_tree_put(&t, "fs/cpu,cpuacct/box/x/cpu.cfs_quota_us", "-1\n");
+    rig_tree_put(&t, "fs/cpu,cpuacct/box/x/cpu.cfs_period_us", "100000\n");
+    assert_true(read_cpus(&t) == UINT64_MAX);
+    rig_tree_put(&t, "fs/cpu,cpuacct/box/cpu.cfs_quota_us", "600000\n");
+    rig_tree_put(&t, "fs/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n");
+    assert_true(read_cpus(&t) == 6000);
+    rig_tree_put(&t, "fs/cpu/cpu.cfs_quota_us", "50000\n"); /* a mount of the controller's name */
+    rig_tree_put(&t, "fs/cpu/cpu.cfs_period_us", "100000\n");
+    assert_true(read_cpus(&t) == 500);
+    rig_tree_remove(&t);
+}
+
+/* One per core, as far as the quota goes; at least one. */
+static void test_threads_under_a_quota(void **state)
+{
+    static const struct {
+        uint64_t quota;
+        uint32_t cores, threads;
+    } cases[] = {{UINT64_MAX, 8, 8}, {3500, 8, 3}, {8000, 8, 8}, {900000, 8, 8},
+                 {400, 8, 1},        {0, 8, 1},    {2000, 0, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const kvf_topology t = {.core_count = cases[i].cores, .cpu_quota = cases[i].quota};
+        assert_int_equal(kvf_topology_threads(&t), cases[i].threads);
+    }
+}
+
 int main(void)
 {
     return unit_run(test_tiers, test_degraded, test_arenas, test_resident_size, test_bound,
-                    test_unpinned, test_preflight, test_others_take_memory, test_memory_that_comes,
-                    test_headroom_of_this_machine, test_memory_that_grows, test_cgroup_v2,
-                    test_cgroup_v1);
+                    test_unpinned, test_preflight, test_madvise_refused, test_others_take_memory,
+                    test_memory_that_comes, test_headroom_of_this_machine, test_memory_that_grows,
+                    test_cgroup_v2, test_cgroup_v1, test_cpu_quota_v2, test_cpu_quota_v1,
+                    test_threads_under_a_quota);
 }
