@@ -17,7 +17,7 @@ from ._arrays import FLOAT32, INT32, Reader, positions_address
 from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, AttentionParams,
                     PageLists as PageListsRow, PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats,
                     lib, sized)
-from ._errors import Invalid, checked, raise_last
+from ._errors import Invalid, checked, raise_last, without_nul
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, _opened, behind_work
 from ._save import Save
@@ -189,8 +189,8 @@ class Cache(Handle):
         """
         row = RestoreArgs()
         lib.kvf_restore_args_init_sized(*sized(row))
-        row.path, row.exact = os.fsencode(path), int(exact)
-        row.model = None if model is None else model.encode()
+        row.path, row.exact = without_nul("path", os.fsencode(path)), int(exact)
+        row.model = None if model is None else without_nul("model", model.encode())
         stream, _ = self.runtime._stream_for(stream, None)
         with self._node.lock:
             return Sequence(self, _opened(self.runtime._node.handle, lib.kvf_sequence_restore,
@@ -565,7 +565,8 @@ class Sequence(Handle):
         """
         cache, row = self.cache, SaveArgs()
         lib.kvf_save_args_init_sized(*sized(row))
-        row.path, row.model = os.fsencode(path), model.encode()
+        row.path = without_nul("path", os.fsencode(path))
+        row.model = without_nul("model", model.encode())
         row.note, row.note_bytes = ctypes.cast(note, ctypes.c_void_p), len(note)
         stream, _ = cache.runtime._stream_for(stream, None)
         with cache._node.lock:

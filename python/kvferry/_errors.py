@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A status of the library as an exception. Knows no handle. Every failed call ends here."""
+"""A status of the library as an exception. Knows no handle. Every failed call ends here, and every text
+that the library would cut."""
 import ctypes
 
 from .capi import ErrorText, Status, lib
@@ -39,11 +40,18 @@ _KINDS = {Status.INVALID: Invalid, Status.OUT_OF_MEMORY: OutOfMemory,
           Status.UNSUPPORTED: Unsupported, Status.FULL: Full}
 
 
+def without_nul(name: str, text: bytes) -> bytes:
+    """Text or a path for the library, which would end at a NUL inside."""
+    if b"\0" in text:
+        raise Invalid("%s = %r: must have no NUL, at which it would be cut" % (name, text))
+    return text
+
+
 def raise_error(error: ErrorText, status: int) -> None:
     """Raise for `status`, with the text of `error` where it is about that status."""
     status = Status(status)
     same = error is not None and error.status == status and error.text
-    text = error.text.decode() if same else lib.kvf_status_text(status).decode()
+    text = error.text.decode(errors="replace") if same else lib.kvf_status_text(status).decode()
     raise _KINDS.get(status, Error)(text, status, error.foreign if same else 0)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .capi import (CALLBACKS, Check, Decide, NeedsAt, PrunePolicyRow, PruneNeeds, PruneReach,
                     PruneSettings, PruneShape, StateBytes, lib)
-from ._errors import Invalid
+from ._errors import Invalid, without_nul
 from ._handles import here
 from ._settings import rows_of
 
@@ -103,7 +103,7 @@ def select_function(policy: SelectPolicy, errors: list) -> Any:
 
 def log_function(log: Callable[[int, str], None], errors: list) -> Any:
     """`log(level, line)` as a kvf_log_fn."""
-    return _log(lambda _, level, line: guarded(errors, None, lambda: log(level, line.decode())))
+    return _log(lambda _, level, line: guarded(errors, None, lambda: log(level, line.decode(errors="replace"))))
 
 
 def task_function(fn: Callable[[int], None], errors: list) -> Any:
@@ -194,9 +194,11 @@ class PrunePolicy:
                  check: Optional[Callable[[PruneSettings, PruneShape], Optional[str]]] = None) -> None:
         self.name, self.errors = name, []
         self._decide, self._state_bytes = decide, state_bytes
-        row = self.row = PrunePolicyRow(size=ctypes.sizeof(PrunePolicyRow), name=name.encode(),
-                                        source=source.encode(), reach=reach,
-                                        settings=settings.encode() if settings else None)
+        row = self.row = PrunePolicyRow(size=ctypes.sizeof(PrunePolicyRow), reach=reach,
+                                        name=without_nul("name", name.encode()),
+                                        source=without_nul("source", source.encode()),
+                                        settings=without_nul("settings", settings.encode())
+                                        if settings else None)
         # The row has addresses of these; they live as long as the policy.
         self._functions = [Decide(lambda view, answer: guarded(
             self.errors, None, lambda: self._answer(view[0], answer[0])))]

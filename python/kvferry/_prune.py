@@ -14,7 +14,7 @@ import numpy as np
 from ._cache import Cache, Sequence, make_config
 from .capi import (HiddenPlan, PrefillArgs, PruneConfig, PrunePlan, PruneResult, PruneShape,
                     PruneStats, StructkvMeasures, lib, sized)
-from ._errors import Invalid, checked
+from ._errors import Invalid, checked, without_nul
 from ._handles import Handle, Node
 from ._policies import PrunePolicy, prune_policies, raise_first
 from ._runtime import Runtime, Stream, _opened, _raw, behind_work
@@ -26,7 +26,7 @@ Policy = Union[str, PrunePolicy]
 def _policy_address(policy: Policy) -> int:
     if isinstance(policy, PrunePolicy):
         return addressof(policy.row)
-    found = lib.kvf_prune_policy_find(str(policy).encode())
+    found = lib.kvf_prune_policy_find(without_nul("policy", str(policy).encode()))
     if not found:
         raise Invalid("policy = %s: must be one of %s, or a PrunePolicy" % (
             policy, ", ".join(prune_policies())))
@@ -35,7 +35,8 @@ def _policy_address(policy: Policy) -> int:
 
 def policy_takes(policy: Policy, setting: str) -> bool:
     """Whether a prune policy looks at a setting."""
-    return bool(lib.kvf_prune_policy_takes(_policy_address(policy), setting.encode()))
+    return bool(lib.kvf_prune_policy_takes(_policy_address(policy),
+                                           without_nul("setting", setting.encode())))
 
 
 class PruneStep(NamedTuple):
@@ -180,7 +181,7 @@ class Hidden(Handle):
 
     def __init__(self, runtime: Runtime, row_bytes: int, rows_max: int, disk_path: Any = None) -> None:
         handle = runtime._node.check()
-        folder = None if disk_path is None else os.fsencode(disk_path)
+        folder = None if disk_path is None else without_nul("disk_path", os.fsencode(disk_path))
         super().__init__(Node("hidden", _opened(handle, lib.kvf_hidden_open, handle, row_bytes, rows_max,
                                                 folder),
                               behind_work(runtime._node, lib.kvf_hidden_close), runtime._node))

@@ -16,7 +16,7 @@ import numpy as np
 from . import _arrays, _policies
 from .capi import (Device, DiskCase, DiskResult, LinkCase, LinkLine, LinkResult, RuntimeConfig, lib,
                    sized)
-from ._errors import Invalid, checked, raise_last
+from ._errors import Invalid, checked, raise_last, without_nul
 from ._handles import Handle, Node
 from ._settings import fill
 
@@ -264,7 +264,7 @@ class Disk(Handle):
     def __init__(self, runtime: Runtime, folder: Any = ".", bytes: int = 1 << 28) -> None: # pylint: disable=redefined-builtin
         handle = runtime._node.check()
         super().__init__(Node("disk", _opened(handle, lib.kvf_disk_open, handle,
-                                              os.fsencode(folder), bytes),
+                                              without_nul("folder", os.fsencode(folder)), bytes),
                               lib.kvf_disk_close, runtime._node))
         self.runtime = runtime
 

@@ -9,7 +9,7 @@ from ctypes import byref
 from typing import Tuple, Union
 
 from .capi import ErrorText, Saved, lib, sized
-from ._errors import checked, raise_error
+from ._errors import checked, raise_error, without_nul
 from ._handles import Handle, Node
 from ._runtime import Runtime
 
@@ -39,7 +39,7 @@ class Save(Handle):
 
 def saved(runtime: Runtime, path: Union[str, os.PathLike], verify: bool = False) -> Tuple[Saved, bytes]:
     """A file's description of itself, and the note of whoever saved it. `verify` reads all of it."""
-    row, name = Saved(), os.fsencode(path)
+    row, name = Saved(), without_nul("path", os.fsencode(path))
     handle = runtime._node.check()
     checked(lib.kvf_saved_read_sized, handle, name, int(verify), *sized(row), None, 0)
     note = ctypes.create_string_buffer(row.note_bytes)

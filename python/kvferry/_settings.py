@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Type
 
 from .capi import (CacheConfig, DiskCase, LinkCase, PruneConfig, RuntimeConfig, SettingKind, SettingRow,
                     Struct, lib)
-from ._errors import Invalid
+from ._errors import Invalid, without_nul
 
 ROWS = {"runtime": lib.kvf_runtime_setting, "cache": lib.kvf_cache_setting,
         "prune": lib.kvf_prune_setting, "link": lib.kvf_link_setting,
@@ -57,8 +57,6 @@ def settings(of: str = "cache") -> List[Setting]:
 
 def _as_text(row: SettingRow, value: Any) -> str:
     """A value of Python as the library reads it."""
-    if row.kind == SettingKind.TEXT:
-        return os.fspath(value)
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)):
@@ -85,7 +83,8 @@ def fill(config: Struct, of: str, given: dict, keep: list) -> None:
                 name, ": did you mean %s?" % near[0] if near
                 else "; kvferry.settings(%r) lists them" % of))
         row = rows[name]
-        text = _as_text(row, value).encode()
+        is_path = row.kind == SettingKind.TEXT
+        text = without_nul(name, os.fsencode(value) if is_path else _as_text(row, value).encode())
         keep.append(text)
         if not lib.kvf_setting_parse(ctypes.byref(row), text, ctypes.byref(config)):
             raise Invalid("%s = %s: must be %s" % (name, value,

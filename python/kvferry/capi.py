@@ -89,7 +89,7 @@ class Struct(ctypes.Structure):
         """Fields by name; texts are str, structs are dicts, pointers are addresses."""
         def plain(value: object) -> object:
             if isinstance(value, bytes):
-                return value.decode()
+                return value.decode(errors="replace")
             if isinstance(value, Struct):
                 return value.as_dict()
             return list(value) if isinstance(value, ctypes.Array) else value

@@ -429,6 +429,48 @@ class Arrays(Base):
         with self.assertRaisesRegex(kvferry.Error, "layer"):
             self.one.decode(self.sequence, **self.token, layer=7)
 
+    def test_text_with_a_nul_is_refused(self):
+        """The library's texts end there: another file would be read, written or replaced."""
+        runtime, sequence = self.runtime, self.sequence
+        self.one.prefill(sequence, *self.qkv(3))
+        with tempfile.TemporaryDirectory() as folder:
+            victim = os.path.join(folder, "victim")
+            pathlib.Path(victim).write_text("mine")
+            sequence.save(os.path.join(folder, "good"), model="a").wait()
+            nul = victim + "\0.kvs"
+            calls = {
+                "path": [lambda: sequence.save(nul), lambda: sequence.save(os.fsencode(nul)),
+                         lambda: sequence.save(pathlib.Path(nul)), lambda: self.one.restore(nul),
+                         lambda: kvferry.saved(runtime, os.path.join(folder, "good\0"))],
+                "model": [lambda: sequence.save(victim, model="a\0b"),
+                          lambda: self.one.restore(os.path.join(folder, "good"), model="a\0b")],
+                "folder": [lambda: kvferry.Disk(runtime, folder + "\0/none", 1 << 20)],
+                "disk_path": [lambda: kvferry.Hidden(runtime, 192, 9, folder + "\0/none"),
+                              lambda: self.cache(disk_path=folder + "\0/none", host_bytes=1 << 20)],
+                "device": [lambda: kvferry.Runtime(device="host\0cuda")],
+                "select": [lambda: self.cache(select="full\0none")],
+                "calibration_path": [lambda: kvferry.Runtime(device="host", calibration_path=nul)],
+                "policy": [lambda: kvferry.Pruner(self.one, "fastkv\0")],
+                "name": [lambda: kvferry.PrunePolicy("a\0b", lambda view: None)],
+            }
+            for name, doing in calls.items():
+                for call in doing:
+                    with self.assertRaisesRegex(kvferry.Invalid, name + r" = .*must have no NUL"):
+                        call()
+            self.assertEqual(sorted(os.listdir(folder)), ["good", "victim"])
+            self.assertEqual(pathlib.Path(victim).read_text(), "mine")
+
+    def test_names_that_are_not_utf8(self):
+        """A path is bytes: it is taken as it is, and a message that quotes it is still one."""
+        with tempfile.TemporaryDirectory() as folder:
+            name = os.path.join(os.fsencode(folder), b"\xff\xfe")
+            with self.assertRaisesRegex(kvferry.Error, "No such file or directory"):
+                kvferry.saved(self.runtime, name)
+            with self.assertRaisesRegex(kvferry.Error, "a file cannot be made there"):
+                self.cache(disk_path=name, host_bytes=1 << 20, tokens_max=1 << 16)
+            os.mkdir(name)
+            self.cache(disk_path=os.fsdecode(name), host_bytes=1 << 20, tokens_max=1 << 16).close()
+
     def test_arrays_that_cannot_be_written_are_read(self):
         for array in self.token.values():
             array.flags.writeable = False
