@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -146,6 +147,22 @@ static void pin(pthread_t thread, size_t cpu)
     CPU_FREE(set);
 }
 
+/* A thread has the mask of the one that makes it, and SIGXFSZ in it: a write past RLIMIT_FSIZE is
+ * an error of the call, as that on a full disk is, and does not end the process. */
+static int create_thread(pthread_t *thread, const pthread_attr_t *attributes, void *(*fn)(void *),
+                         void *argument)
+{
+    sigset_t limit, before;
+    sigemptyset(&limit);
+    sigaddset(&limit, SIGXFSZ);
+    const int code = pthread_sigmask(SIG_BLOCK, &limit, &before);
+    if (code != 0)
+        return code;
+    const int created = pthread_create(thread, attributes, fn, argument);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return created;
+}
+
 kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread, const char *name, int64_t cpu,
                             void *(*fn)(void *), void *argument)
 {
@@ -158,7 +175,7 @@ kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread, const char 
     size_t stack = 0;
     if (pthread_attr_getstacksize(&attributes, &stack) == 0 && stack < KVF_THREAD_STACK_BYTES)
         (void)pthread_attr_setstacksize(&attributes, KVF_THREAD_STACK_BYTES);
-    code = pthread_create(thread, &attributes, fn, argument);
+    code = create_thread(thread, &attributes, fn, argument);
     pthread_attr_destroy(&attributes);
     if (code != 0)
         return not_started(context, name, code);

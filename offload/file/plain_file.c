@@ -66,9 +66,14 @@ kvf_status kvf_file_scratch(kvf_context *context, const char *folder, uint64_t b
 kvf_status kvf_file_reserve(kvf_context *context, const char *path, int file, uint64_t bytes)
 {
     int code = kvf_context_refuses(context, "file reserve") ? ENOSPC : 0;
-    if (!code && fallocate(file, 0, 0, (off_t)bytes) != 0)
+    if (!code && bytes > kvf_file_bytes_max())
+        code = EFBIG; /* the call would bring a signal */
+    else if (!code && fallocate(file, 0, 0, (off_t)bytes) != 0)
         code = errno;
-    if (code != ENOSPC && code != EFBIG && code != EDQUOT)
+    if (code == EFBIG)
+        return kvf_fail(context, KVF_SYSTEM, code, "%s: a file of %llu bytes is too large: %s%s",
+                        path, (unsigned long long)bytes, kvf_errno_text(code), kvf_errno_fix(code));
+    if (code != ENOSPC && code != EDQUOT)
         return KVF_OK; /* this file system cannot say */
     return kvf_fail(context, KVF_SYSTEM, code,
                     "%s: there is no room for %llu bytes: %s; free some, or take another folder",
@@ -171,24 +176,18 @@ static void keep_owner(const kvf_new_file *f)
 
 kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out)
 {
-    char place[PATH_MAX];
+    const char *what = "a file beside it cannot be made";
     *out = (kvf_new_file){.context = context, .file = -1};
     KVF_TRY(kvf_new_file_check(context, path));
-    if (!kvf_path_of_link(path, place))
-        return kvf_fail(context, KVF_SYSTEM, errno, "path = %.300s: %s", path,
-                        kvf_errno_text(errno));
-    const size_t length = strlen(place);
-    out->path = kvf_alloc(context, length + 1, 1);
-    out->temporary = kvf_alloc(context, length + sizeof KVF_NEW_FILE_MARK "XXXXXX", 1);
+    out->path = kvf_alloc(context, PATH_MAX, 1);
+    out->temporary = kvf_alloc(context, KVF_BESIDE_BYTES, 1);
     if (!out->path || !out->temporary)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the name of a file");
-    memcpy(out->path, place, length + 1);
-    snprintf(out->temporary, length + sizeof KVF_NEW_FILE_MARK "XXXXXX",
-             "%s" KVF_NEW_FILE_MARK "XXXXXX", place);
-    if (!refused(out->context, "file open", EIO))
-        out->file = mkostemp(out->temporary, O_CLOEXEC);
+    if (!refused(context, "file open", EIO))
+        out->file = kvf_open_beside(path, KVF_NEW_FILE_MARK, out->path, out->temporary, &what);
     if (out->file < 0)
-        return failed(out, "a file beside it cannot be made", errno);
+        return kvf_fail(context, KVF_SYSTEM, errno, "path = %.300s: %s: %s%s", path, what,
+                        kvf_errno_text(errno), kvf_errno_fix(errno));
     keep_owner(out);
     return KVF_OK;
 }
@@ -296,8 +295,9 @@ kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint
             continue;
         if (moved <= 0)
             return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
-                            "disk_path: reading %zu bytes of its file failed: %s", bytes,
-                            kvf_errno_text(moved ? errno : EIO));
+                            "disk_path: reading %zu bytes of its file failed: %s%s", bytes,
+                            kvf_errno_text(moved ? errno : EIO),
+                            kvf_errno_fix(moved ? errno : EIO));
         to += moved;
         offset += (uint64_t)moved;
         bytes -= (size_t)moved;
@@ -316,8 +316,9 @@ kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uin
             continue;
         if (moved <= 0)
             return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
-                            "disk_path: writing %zu bytes of its file failed: %s", bytes,
-                            kvf_errno_text(moved ? errno : EIO));
+                            "disk_path: writing %zu bytes of its file failed: %s%s", bytes,
+                            kvf_errno_text(moved ? errno : EIO),
+                            kvf_errno_fix(moved ? errno : EIO));
         from += moved;
         offset += (uint64_t)moved;
         bytes -= (size_t)moved;

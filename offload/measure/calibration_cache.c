@@ -240,40 +240,41 @@ static bool write_all(kvf_context *context, FILE *file, const char *path, const 
     return fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
 }
 
+/* Writes beside the file, and takes its place. @return 0, or the errno */
+static int replace(kvf_context *context, const char *path, char *place, char *temporary,
+                   const kvf_calibration *calibration)
+{
+    struct stat old;
+    const char *what;
+    if (kvf_file_bytes_max() < 2 * FILE_BYTES_MAX)
+        return EFBIG; /* writing would bring a signal */
+    const int descriptor = kvf_open_beside(path, ".", place, temporary, &what);
+    if (descriptor < 0)
+        return errno;
+    if (stat(place, &old) == 0)
+        (void)kvf_keep_owner(descriptor, place, &old);
+    FILE *file = fdopen(descriptor, "wb");
+    int code = file && write_all(context, file, path, calibration) ? 0 : errno ? errno : EIO;
+    if ((file ? fclose(file) : close(descriptor)) != 0 && code == 0)
+        code = errno;
+    if (code == 0 && rename(temporary, place) != 0)
+        code = errno;
+    if (code != 0)
+        (void)unlink(temporary);
+    return code;
+}
+
 bool kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration *calibration)
 {
-    char place[PATH_MAX];
-    struct stat old;
-    const bool may_replace = !kvf_new_file_obstacle(path) && kvf_path_of_link(path, place);
-    const size_t length = may_replace ? strlen(place) + 8 : 0;
-    char *temporary = may_replace ? kvf_alloc(context, length, 1) : NULL;
-    bool is_written = false;
-    int code = may_replace ? ENOMEM : EINVAL;
-    if (temporary) {
-        snprintf(temporary, length, "%s.XXXXXX", place);
-        const int descriptor = mkstemp(temporary);
-        if (descriptor >= 0 && stat(place, &old) == 0)
-            (void)kvf_keep_owner(descriptor, place, &old);
-        FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
-        code = errno;
-        if (file) {
-            is_written = write_all(context, file, path, calibration);
-            code = errno;
-            if (fclose(file) != 0 && is_written) {
-                is_written = false;
-                code = errno;
-            }
-            if (is_written && rename(temporary, place) != 0) {
-                is_written = false;
-                code = errno;
-            }
-        } else if (descriptor >= 0) {
-            close(descriptor);
-        }
-        if (!is_written && descriptor >= 0)
-            (void)unlink(temporary);
-        kvf_free(context, temporary);
-    }
+    char *place = kvf_alloc(context, PATH_MAX, 1);
+    char *temporary = kvf_alloc(context, KVF_BESIDE_BYTES, 1);
+    int code = ENOMEM;
+    if (place && temporary)
+        code = kvf_new_file_obstacle(path) ? EINVAL
+                                           : replace(context, path, place, temporary, calibration);
+    kvf_free(context, place);
+    kvf_free(context, temporary);
+    const bool is_written = code == 0;
     if (!is_written)
         snprintf(calibration->note, sizeof calibration->note,
                  "calibration %.160s cannot be written: %.60s", path, kvf_errno_text(code));

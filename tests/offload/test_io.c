@@ -7,6 +7,7 @@
  */
 
 #include <errno.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -307,6 +308,61 @@ static void stays_whose_it_was(void **state)
     close_context(context);
 }
 
+/* The name under which it is written is cut where it would be too long. */
+static void names_of_any_length(void **state)
+{
+    char folder[] = "/tmp/kvf-names-XXXXXX", path[400];
+    kvf_context *context = open_context();
+    kvf_new_file f;
+    assert_non_null(mkdtemp(folder));
+    for (int length = 240; length <= 256; length++) {
+        snprintf(path, sizeof path, "%s/%0*d", folder, length, 0);
+        const kvf_status status = kvf_new_file_open(context, path, &f);
+        assert_int_equal(status, length <= 255 ? KVF_OK : KVF_SYSTEM);
+        if (status == KVF_OK) {
+            assert_int_equal(kvf_new_file_commit(&f), KVF_OK);
+            kvf_new_file_close(&f);
+            assert_int_equal(unlink(path), 0);
+            assert_int_equal(kvf_new_file_open(context, path, &f), KVF_OK);
+        } else {
+            assert_non_null(strstr(kvf_context_last(context)->text, "File name too long"));
+        }
+        kvf_new_file_close(&f);
+    }
+    assert_int_equal(rmdir(folder), 0);
+    close_context(context);
+}
+
+/* In a process that RLIMIT_FSIZE holds, and that SIGXFSZ would end: 0 if it is told, and lives. */
+static int limited(void)
+{
+    kvf_context *context = open_context();
+    int file;
+    (void)signal(SIGXFSZ, SIG_DFL);
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){65536, 65536}) != 0)
+        return 1;
+    if (kvf_file_scratch(context, "/tmp", 65537, &file) != KVF_SYSTEM)
+        return 2;
+    if (!strstr(kvf_context_last(context)->text, "RLIMIT_FSIZE is the limit: raise `ulimit -f`"))
+        return 3;
+    if (kvf_file_scratch(context, "/tmp", 65536, &file) != KVF_OK)
+        return 4;
+    (void)close(file);
+    close_context(context);
+    return 0;
+}
+
+static void a_limit_of_file_sizes_is_named(void **state)
+{
+    int ended;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(limited());
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+}
+
 /* The access list of a shared folder's file; where the file system has such lists. */
 static void keeps_access_lists(void **state)
 {
@@ -338,5 +394,5 @@ int main(void)
 {
     return unit_run(engines_move_the_same_bytes, a_full_queue_takes_nothing, refused_by_the_hook,
                     refused_by_the_system, whole_or_not_at_all, stays_whose_it_was,
-                    keeps_access_lists);
+                    names_of_any_length, a_limit_of_file_sizes_is_named, keeps_access_lists);
 }

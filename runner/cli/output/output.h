@@ -28,9 +28,9 @@
 typedef struct cli_output {
     const char *path;
     FILE *file;
-    char place[PATH_MAX];       /* after symbolic links */
-    char partial[PATH_MAX + 8]; /* empty = path is written directly */
-    bool failed;                /* a message was printed */
+    char place[PATH_MAX];        /* after symbolic links */
+    char partial[PATH_MAX + 16]; /* empty = path is written directly */
+    bool failed;                 /* a message was printed */
 } cli_output;
 
 /** @return false after a message naming the path */

@@ -17,6 +17,8 @@
 #include "common/files.h"
 #include "common/text.h"
 
+_Static_assert(sizeof((cli_output *)0)->partial >= KVF_BESIDE_BYTES, "a name beside any has room");
+
 static void fail(cli_output *output, const char *what)
 {
     if (!output->failed)
@@ -63,11 +65,13 @@ bool cli_output_open(cli_output *output, const char *path)
         output->file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
     } else if (is_there && !S_ISREG(info.st_mode)) {
         output->file = fopen(path, "wb");
-    } else if (kvf_path_of_link(path, output->place)) {
-        snprintf(output->partial, sizeof output->partial, "%s.XXXXXX", output->place);
-        int descriptor = mkstemp(output->partial);
+    } else {
+        const char *what;
+        const int descriptor = kvf_open_beside(path, ".", output->place, output->partial, &what);
         if (descriptor >= 0)
             set_mode(descriptor, output->place);
+        else
+            output->partial[0] = '\0';
         output->file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
     }
     if (!output->file) {

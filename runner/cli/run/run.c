@@ -136,9 +136,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
     if (cli_interrupted())
         return KVF_OK;
     KVF_TRY(open_cache(run, error));
-    const kvf_status status = kvf_stream_create(run->runtime, &run->stream);
-    if (status != KVF_OK)
-        return model_fail(error, status, "no stream could be created");
+    KVF_TRY(kvf_library_told(run->runtime, kvf_stream_create(run->runtime, &run->stream), error));
     run->session = (kvf_session){
         .runtime = run->runtime,
         .transformer = run->transformer,
@@ -249,9 +247,9 @@ static int prepare(cli_run *run, kvf_error *error)
         status = cli_runtime_open(&run->options.runtime, &run->model, run->weights, &run->runtime,
                                   error);
     if (status == KVF_OK)
-        status = cli_saved_check(run, error);
-    if (status == KVF_OK)
         status = cli_run_make_plan(run, error);
+    if (status == KVF_OK)
+        status = cli_saved_check(run, error);
     if (status != KVF_OK) {
         cli_complain(&run->command, error->text);
         return 1;

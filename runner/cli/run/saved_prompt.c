@@ -5,12 +5,13 @@
 #include "run.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/clock.h"
-#include "common/text.h"
+#include "common/files.h"
 #include "prune_file.h"
 
 /* A note ends with the window that a pruner observed, and with this, which no id is, plus how many
@@ -114,25 +115,51 @@ kvf_status cli_saved_match(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-/* Refusals that would otherwise come only after the prefill: the build, and the folder. */
+/* The least that the file will have: ids, and keys and values of 4 bits where pages are quantized.
+ * What a pruned prompt or a mask leaves is not known yet. */
+static uint64_t least_bytes(const cli_run *run)
+{
+    const kvf_cache_config *c = &run->options.cache;
+    const uint64_t tokens = run->prompt.count > 0 ? run->prompt.count - 1 : 0;
+    const uint64_t elements = 2 * tokens * c->layers * c->kv_heads * c->head_dim;
+    const uint64_t ids = tokens * sizeof(uint32_t);
+    if (run->options.prune.policy || c->head_mask)
+        return ids;
+    return ids +
+           (c->pages == KVF_PAGES_NATIVE ? elements * kvf_dtype_bytes(c->dtype) : elements / 2);
+}
+
+/* Does to the target what saving will do to it, up to its name. */
+static kvf_status try_target(const char *path, uint64_t bytes, kvf_error *error)
+{
+    char place[PATH_MAX], beside[KVF_BESIDE_BYTES];
+    const char *what;
+    const int file = kvf_open_beside(path, ".tmp-", place, beside, &what);
+    if (file < 0)
+        return model_fail_errno(error, errno, "--save %s: %s", path, what);
+    const int code = bytes > kvf_file_bytes_max()                        ? EFBIG
+                     : bytes && fallocate(file, 0, 0, (off_t)bytes) != 0 ? errno
+                                                                         : 0;
+    (void)close(file);
+    (void)unlink(beside);
+    return code == ENOSPC || code == EDQUOT || code == EFBIG
+               ? model_fail_errno(error, code, "--save %s: there is no room for %llu bytes", path,
+                                  (unsigned long long)bytes)
+               : KVF_OK;
+}
+
+/* Refusals that would otherwise come only after the prefill. */
 static kvf_status check_target(const cli_run *run, kvf_error *error)
 {
     const char *path = run->options.save_file;
-    const char *slash = strrchr(path, '/');
     kvf_saved unused;
     struct stat info;
-    char folder[4096] = ".";
     if (kvf_saved_read(run->runtime, "/dev/null", 0, &unused, NULL, 0, error) == KVF_UNSUPPORTED)
         return KVF_UNSUPPORTED;
-    if (slash)
-        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
         return model_fail(error, KVF_INVALID, "--save %s is %s; name a new file, or a regular one",
                           path, S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
-    if (access(folder, W_OK | X_OK) != 0)
-        return model_fail(error, KVF_SYSTEM, "--save %s: folder %.200s: %s", path, folder,
-                          kvf_errno_text(errno));
-    return KVF_OK;
+    return try_target(path, least_bytes(run), error);
 }
 
 kvf_status cli_saved_check(const cli_run *run, kvf_error *error)

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -337,10 +338,101 @@ static void shrinks_meanwhile(void **state)
     fail_world_close(&f);
 }
 
+/* ---- a limit of file sizes ---- */
+
+/* In a process that SIGXFSZ would end; 0 = as it must be. */
+static int save_past_limit(const char *path, const char *folder)
+{
+    test_world w;
+    test_tokens t;
+    kvf_error error;
+    kvf_cache *cache = NULL;
+    kvf_cache_config c = save_config(&save_cases[0]);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = SAVE_PROMPT, .seed = 5, .sharpness = 2});
+    kvf_sequence *s = test_sequence(&w);
+    test_fill(&w, s, &t, 0, SAVE_PROMPT);
+    (void)signal(SIGXFSZ, SIG_DFL);
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){8192, RLIM_INFINITY}) != 0)
+        return 1;
+    if (save_now(&w, s, path, &error) != KVF_SYSTEM || error.foreign != EFBIG ||
+        !strstr(error.text, "RLIMIT_FSIZE"))
+        return 2;
+    c.disk_path = folder;
+    c.host_bytes = 18 << 20;
+    c.tokens_max = 1 << 14;
+    if (kvf_cache_open(w.runtime, &c, &cache, &error) == KVF_OK || error.foreign != EFBIG)
+        return print_message("%s\n", error.text), 3;
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY}) != 0)
+        return 4;
+    if (save_now(&w, s, path, &error) != KVF_OK)
+        return 5;
+    test_close(&w, &t);
+    return 0;
+}
+
+static void past_the_limit_of_file_sizes(void **state)
+{
+    int ended;
+    char path[160];
+    snprintf(path, sizeof path, "%s", save_path("limited"));
+    if (test_on_cuda())
+        return; /* a GPU is not there after fork(), and has no part in it */
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(save_past_limit(path, save_folder()));
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+}
+
+typedef struct seen_mask {
+    sigset_t mask;
+    _Atomic int is_seen;
+} seen_mask;
+
+static void see_mask(const void *args, uint32_t task)
+{
+    seen_mask *seen;
+    memcpy(&seen, args, sizeof seen);
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &seen->mask);
+    seen->is_seen = 1;
+}
+
+/* A thread of the library has the mask of who made it, and that signal. */
+static void only_one_signal_is_blocked(void **state)
+{
+    sigset_t mine, before;
+    seen_mask *seen = calloc(1, sizeof *seen);
+    kvf_stream *stream;
+    if (test_on_cuda()) {
+        free(seen);
+        return;
+    }
+    sigemptyset(&mine);
+    sigaddset(&mine, SIGUSR2);
+    assert_int_equal(pthread_sigmask(SIG_BLOCK, &mine, &before), 0);
+    kvf_runtime *runtime = test_runtime();
+    test_expect(runtime, kvf_stream_create(runtime, &stream), KVF_OK);
+    test_expect(runtime, kvf_stream_launch(stream, see_mask, &seen, sizeof seen, 1), KVF_OK);
+    while (!seen->is_seen) /* a thread that waits would do the work itself */
+        usleep(100);
+    test_expect(runtime, kvf_stream_wait(stream), KVF_OK);
+    assert_int_equal(sigismember(&seen->mask, SIGXFSZ), 1);
+    assert_int_equal(sigismember(&seen->mask, SIGUSR2), 1);
+    assert_int_equal(sigismember(&seen->mask, SIGTERM), 0);
+    assert_int_equal(pthread_sigmask(SIG_SETMASK, NULL, &mine), 0);
+    assert_int_equal(sigismember(&mine, SIGXFSZ), 0); /* the caller's is what it was */
+    assert_int_equal(pthread_sigmask(SIG_SETMASK, &before, NULL), 0);
+    kvf_stream_destroy(stream);
+    kvf_runtime_close(runtime);
+    free(seen);
+}
+
 int main(void)
 {
     /* The first ones fork, and threads do not. */
     return unit_run_around(NULL, save_remove_folder, killed_at_every_write,
                            killed_around_the_rename, each_request_once, each_refusal_once,
-                           damage_is_found, shrinks_meanwhile);
+                           damage_is_found, shrinks_meanwhile, past_the_limit_of_file_sizes,
+                           only_one_signal_is_blocked);
 }
