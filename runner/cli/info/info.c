@@ -17,7 +17,8 @@ static char *describe(kvf_runtime *runtime)
     if (text && (status == KVF_OK || status == KVF_FULL))
         status = kvf_runtime_describe(runtime, text, needed, &needed);
     if (!text || status != KVF_OK) {
-        fputs("kvferry: the machine could not be described\n", stderr);
+        fprintf(stderr, "kvferry: the machine could not be described: %s\n",
+                status != KVF_OK ? kvf_runtime_error(runtime)->text : "there is no memory for it");
         free(text);
         return NULL;
     }

@@ -98,8 +98,7 @@ kvf_status cli_run_draft_open(cli_run *run, kvf_error *error)
     KVF_TRY(cli_weights_convert(d->weights, run->runtime, error));
     KVF_TRY(kvf_transformer_open(&options, &d->transformer, error));
     KVF_TRY(kvf_transformer_cache_open(d->transformer, &d->config, &d->cache, error));
-    if (kvf_sequence_create(d->cache, &d->sequence) != KVF_OK)
-        return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
+    KVF_TRY(kvf_library_told(run->runtime, kvf_sequence_create(d->cache, &d->sequence), error));
     d->session = (kvf_session){.runtime = run->runtime,
                                .transformer = d->transformer,
                                .cache = d->cache,

@@ -134,9 +134,7 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
         return model_fail(error, KVF_OUT_OF_MEMORY, "give fewer --tokens");
     KVF_TRY(kvf_transformer_open(&options, &tune->transformer, error));
     KVF_TRY(kvf_transformer_cache_open(tune->transformer, &config, &tune->cache, error));
-    if (kvf_stream_create(tune->runtime, &tune->stream) != KVF_OK)
-        return model_fail(error, KVF_OUT_OF_MEMORY, "no stream could be created");
-    return KVF_OK;
+    return kvf_library_told(tune->runtime, kvf_stream_create(tune->runtime, &tune->stream), error);
 }
 
 static void close_tune(cli_tune *tune)

@@ -103,8 +103,7 @@ static kvf_status read_tokens(const search *s, kvf_prune *prune, const tune_ques
     const cli_tune *tune = s->tune;
     const kvf_session session = session_of(s, prune);
     kvf_stop stop;
-    if (kvf_sequence_create(tune->cache, out) != KVF_OK)
-        return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
+    KVF_TRY(kvf_library_told(tune->runtime, kvf_sequence_create(tune->cache, out), error));
     const kvf_prefill_request prefill = {.sequence = *out,
                                          .ids = tune->prompts.ids + q->first,
                                          .count = count,
