@@ -124,6 +124,33 @@ static inline bool kvf_is_alnum(char c)
     return kvf_is_digit(c) || (kvf_lower(c) >= 'a' && kvf_lower(c) <= 'z');
 }
 
+/* ---- UTF-8 ---- */
+
+/* U+FFFD, in the place of a byte that is not UTF-8. */
+#define KVF_UTF8_REPLACEMENT "\xef\xbf\xbd"
+
+/* Bytes of the character that a text of `size` bytes begins with; 0 = it is not UTF-8. */
+static inline size_t kvf_utf8_size(const char *text, size_t size)
+{
+    static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const unsigned char first = size > 0 ? (unsigned char)*text : 0xff;
+    const size_t bytes = first < 0x80             ? 1
+                         : (first & 0xe0) == 0xc0 ? 2
+                         : (first & 0xf0) == 0xe0 ? 3
+                         : (first & 0xf8) == 0xf0 ? 4
+                                                  : 0;
+    if (bytes <= 1 || bytes > size)
+        return bytes == 1;
+    unsigned code = first & (0x7fu >> bytes);
+    for (size_t i = 1; i < bytes; i++) {
+        if (((unsigned char)text[i] & 0xc0) != 0x80)
+            return 0;
+        code = code << 6 | ((unsigned char)text[i] & 0x3f);
+    }
+    const bool is_surrogate = code >= 0xd800 && code < 0xe000;
+    return code < least[bytes] || code > 0x10ffff || is_surrogate ? 0 : bytes;
+}
+
 /* ---- errors of the system ---- */
 
 /* The English text of an errno. */

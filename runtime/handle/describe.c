@@ -47,14 +47,16 @@ KVF_PRINTF(2, 3) static void format(writer *w, const char *pattern, ...)
 static void string(writer *w, const char *s)
 {
     put(w, '"');
-    for (; *s; s++) {
+    while (*s) {
         const unsigned char c = (unsigned char)*s;
+        const size_t valid = kvf_utf8_size(s, strlen(s));
         if (c == '"' || c == '\\')
             put(w, '\\');
         if (c < 0x20)
             format(w, "\\u%04x", c);
         else
-            put(w, *s);
+            format(w, "%.*s", (int)(valid ? valid : 3), valid ? s : KVF_UTF8_REPLACEMENT);
+        s += valid ? valid : 1;
     }
     put(w, '"');
 }
@@ -327,15 +329,15 @@ kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *text, size_t capacit
 
 const char *kvf_runtime_device_name(const kvf_runtime *runtime)
 {
-    return runtime->properties.name;
+    return runtime ? runtime->properties.name : "";
 }
 
 uint32_t kvf_runtime_numa_nodes(const kvf_runtime *runtime, int32_t *ids, uint32_t capacity)
 {
-    const kvf_topology *t = runtime->topology;
-    if (!t->known)
+    const kvf_topology *t = runtime ? runtime->topology : NULL;
+    if (!t || !t->known)
         return 0;
-    for (uint32_t i = 0; i < kvf_min_u32(capacity, t->node_count); i++)
+    for (uint32_t i = 0; ids && i < kvf_min_u32(capacity, t->node_count); i++)
         ids[i] = t->nodes[i].id;
     return t->node_count;
 }

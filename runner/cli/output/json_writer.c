@@ -8,6 +8,7 @@
 
 #include "output.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,15 +26,17 @@ static void put(cli_json *json, const char *bytes, size_t size)
 static void put_string(cli_json *json, const char *bytes, size_t size)
 {
     put(json, "\"", 1);
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)bytes[i];
-        char escape[8];
+    for (size_t i = 0, step; i < size; i += step) {
+        const size_t valid = kvf_utf8_size(bytes + i, size - i);
+        const unsigned char c = (unsigned char)bytes[i];
+        char escape[8] = KVF_UTF8_REPLACEMENT;
+        step = valid ? valid : 1;
         if (c == '"' || c == '\\')
             snprintf(escape, sizeof escape, "\\%c", c);
         else if (c < 0x20)
             snprintf(escape, sizeof escape, "\\u%04x", c);
-        else
-            snprintf(escape, sizeof escape, "%c", c);
+        else if (valid)
+            memcpy(escape, bytes + i, valid), escape[valid] = '\0';
         put(json, escape, strlen(escape));
     }
     put(json, "\"", 1);
@@ -139,11 +142,13 @@ void cli_json_setting(cli_json *json, const char *key, const kvf_setting *s, con
 bool cli_json_print(cli_json *json)
 {
     put(json, "\n", 1);
+    errno = 0;
     const bool done = !json->failed &&
                       fwrite(json->text.bytes, 1, json->text.size, stdout) == json->text.size &&
                       fflush(stdout) == 0;
     if (!done)
-        fputs("kvferry: the result could not be written to standard output\n", stderr);
+        fprintf(stderr, "kvferry: standard output: %s\n",
+                errno ? kvf_errno_text(errno) : "there is no memory for the result");
     return done;
 }
 

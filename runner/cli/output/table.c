@@ -9,6 +9,7 @@
 
 #include "common/percentile.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,6 +231,7 @@ static bool write_jsonl(const cli_table *t, FILE *file)
 bool cli_table_write(const cli_table *table, cli_format format, const cli_fact *facts, FILE *file)
 {
     bool is_whole = true;
+    errno = 0;
     if (format == CLI_FORMAT_CSV)
         write_csv(table, file);
     else if (format == CLI_FORMAT_JSON)
@@ -240,7 +242,8 @@ bool cli_table_write(const cli_table *table, cli_format format, const cli_fact *
         write_for_people(table, format == CLI_FORMAT_MARKDOWN, file);
     if (fflush(file) == 0 && !ferror(file) && is_whole)
         return true;
-    fputs("kvferry: the results could not be written\n", stderr);
+    fprintf(stderr, "kvferry: the results could not be written: %s\n",
+            is_whole && errno ? kvf_errno_text(errno) : "there is no memory for them");
     return false;
 }
 

@@ -8,6 +8,7 @@
 
 #include "prompt.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,7 +27,9 @@ static kvf_status read_standard_input(kvf_text *text, kvf_error *error)
             return model_fail(error, KVF_INVALID, "standard input is larger than 1 GiB");
     }
     if (ferror(stdin))
-        return model_fail(error, KVF_SYSTEM, "standard input cannot be read");
+        return model_fail_errno(error, errno, "standard input cannot be read");
+    if (text->size > 0)
+        model_skip_mark(text);
     return KVF_OK;
 }
 

@@ -18,7 +18,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/text.h"
 
@@ -637,12 +636,7 @@ kvf_status kvf_model_config_read(const char *model, kvf_model_config *out, kvf_e
 {
     static const char other[] = "generation_config.json";
     kvf_text config, generation = {0};
-    if (access(model, F_OK) != 0)
-        return model_fail_errno(error, errno,
-                                "a model is a folder of this machine with config.json, "
-                                "*.safetensors and tokenizer.json, or a GGUF file; %s cannot be "
-                                "opened",
-                                model);
+    KVF_TRY(model_check_folder(model, error));
     KVF_TRY(model_read_part(model, "config.json", CONFIG_BYTES_MAX, &config, error));
     kvf_status status = KVF_OK;
     if (model_has_part(model, other))

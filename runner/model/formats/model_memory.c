@@ -202,15 +202,26 @@ static kvf_status read_stream(FILE *file, const char *path, size_t bytes_max, kv
     return kvf_text_append(out, "", 0, error);
 }
 
+void model_skip_mark(kvf_text *text)
+{
+    static const char mark[] = "\xef\xbb\xbf";
+    if (text->size < 3 || memcmp(text->bytes, mark, 3) != 0)
+        return;
+    text->size -= 3;
+    memmove(text->bytes, text->bytes + 3, text->size + 1);
+}
+
 kvf_status model_read_file(const char *path, size_t bytes_max, kvf_text *out, kvf_error *error)
 {
     *out = (kvf_text){0};
     FILE *file = fopen(path, "rbe");
     if (!file)
-        return model_fail_errno(error, errno, "%s cannot be opened", path);
+        return model_fail_open(path, errno, error);
     kvf_status status = read_stream(file, path, bytes_max, out, error);
     fclose(file);
-    if (status != KVF_OK)
+    if (status == KVF_OK)
+        model_skip_mark(out);
+    else
         kvf_text_free(out);
     return status;
 }
@@ -245,7 +256,7 @@ kvf_status model_map(const char *path, model_mapping *out, kvf_error *error)
     struct stat info = {0};
     const int fd = kvf_open_regular(path, &info);
     if (fd == -1)
-        return model_fail_errno(error, errno, "%s cannot be opened", path);
+        return model_fail_open(path, errno, error);
     kvf_status status = KVF_OK;
     const size_t size = fd < 0 ? 0 : (size_t)info.st_size;
     void *bytes = size ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;

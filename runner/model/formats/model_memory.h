@@ -69,11 +69,21 @@ kvf_status model_fail(kvf_error *error, kvf_status status, const char *format, .
 /** As model_fail with errno kept in error->foreign and its text appended. */
 kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/** @p path could not be opened: why, also where it is a link that leads nowhere. @return KVF_SYSTEM
+ */
+kvf_status model_fail_open(const char *path, int number, kvf_error *error);
 kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what);
 
-/** Read a whole file of at most @p bytes_max. */
+/** Whether something has this name, be it a link that leads nowhere. */
+bool model_has_file(const char *path);
+/** A path that cannot be a model is refused, with what to give instead. */
+KVF_CHECKED kvf_status model_check_folder(const char *model, kvf_error *error);
+
+/** Read a whole file of text, of at most @p bytes_max, without a byte order mark at its start. */
 KVF_CHECKED kvf_status model_read_file(const char *path, size_t bytes_max, kvf_text *out,
                                        kvf_error *error);
+/** A byte order mark at the start of a text is no part of it. */
+void model_skip_mark(kvf_text *text);
 /** Whether a file that was asked for is here: Git without LFS leaves a pointer to it instead.
  * @return KVF_OK; KVF_CORRUPT with what to do */
 KVF_CHECKED kvf_status model_check_pointer(const char *path, const char *bytes, size_t size,

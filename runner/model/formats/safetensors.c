@@ -12,7 +12,6 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
 #define HEADER_BYTES_MAX (100u << 20) /* the limit of the format's own specification */
 #define INDEX_BYTES_MAX  (64u << 20)
@@ -330,9 +329,9 @@ static kvf_status open_single(kvf_weights *weights, const char *path, kvf_error 
 kvf_status safetensors_open(kvf_weights *weights, const char *directory, kvf_error *error)
 {
     char path[MODEL_PATH_BYTES];
-    if (access(model_path(path, directory, "model.safetensors"), F_OK) == 0)
+    if (model_has_file(model_path(path, directory, "model.safetensors")))
         return open_single(weights, path, error);
-    if (access(model_path(path, directory, "model.safetensors.index.json"), F_OK) == 0)
+    if (model_has_file(model_path(path, directory, "model.safetensors.index.json")))
         return open_index(weights, directory, path, error);
     return model_fail(error, KVF_SYSTEM,
                       "%.300s holds neither model.safetensors nor model.safetensors.index.json; "
