@@ -57,8 +57,9 @@ static bool take_budget(const cli_option *option, const char *text, void *at)
     return true;
 }
 
-/* Spellings of kvf_cache_setting, for every command. Hidden is what the model, the prompt or
- * another option sets. */
+/* Spellings of kvf_cache_setting, for every command. Hidden is what another option sets, and by
+ * `from` below geometry and limits, which follow from the model and the prompt: those are options
+ * only of a command that spells them. */
 static const cli_spelling cache_spellings[] = {
     {"budget_tokens", "budget", CLI_BUDGET, NULL},
     {"budget_share", NULL, CLI_HIDDEN, NULL}, /* --budget says it */
@@ -66,20 +67,10 @@ static const cli_spelling cache_spellings[] = {
     {"local_tokens", "local", CLI_PLAIN, NULL},
     {"refresh_interval", "refresh", CLI_PLAIN, NULL},
     {"refresh", "refresh-mode", CLI_PLAIN, NULL},
-    /* what the model or the prompt says */
-    {"query_heads", NULL, CLI_HIDDEN, NULL},
-    {"dtype", NULL, CLI_HIDDEN, NULL},
-    {"softmax_scale", NULL, CLI_HIDDEN, NULL},
-    {"sequences_max", NULL, CLI_HIDDEN, NULL},
-    {"tokens_max", NULL, CLI_HIDDEN, NULL},
-    {"host_tokens_max", NULL, CLI_HIDDEN, NULL},
-    {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
-    {"tokens_per_step_max", NULL, CLI_HIDDEN, NULL},
     {"verify_interval", NULL, CLI_HIDDEN, NULL},
     {"coarse_share", NULL, CLI_HIDDEN, NULL},
     {"streaming_sink", NULL, CLI_HIDDEN, NULL},
     {"streaming_recent", NULL, CLI_HIDDEN, NULL},
-    {"observe_window", NULL, CLI_HIDDEN, NULL},
     {"disk_path", "disk", CLI_FOLDER, NULL},
     {"host_bytes", "host-memory", CLI_PLAIN, NULL},
     {"device_bytes", "device-memory", CLI_PLAIN, NULL},
@@ -94,14 +85,14 @@ static const cli_spelling *find_spelling(const cli_spelling *list, const char *f
     return NULL;
 }
 
-static const cli_spelling *spelling_of(const cli_settings *settings, const char *field)
+static const cli_spelling *spelling_of(const cli_settings *settings, const kvf_setting *row)
 {
     static const cli_spelling plain = {0}, hidden = {.how = CLI_HIDDEN};
-    const cli_spelling *s = find_spelling(settings->spellings, field);
+    const cli_spelling *s = find_spelling(settings->spellings, row->name);
     if (!s)
-        s = find_spelling(settings->also, field);
+        s = find_spelling(settings->also, row->name);
     if (!s)
-        s = settings->only ? &hidden : &plain;
+        s = settings->only || row->offset < settings->from ? &hidden : &plain;
     return s;
 }
 
@@ -109,7 +100,7 @@ void cli_add_settings(cli_command *c, const cli_settings *settings)
 {
     const kvf_setting *setting;
     for (uint32_t i = 0; (setting = settings->at(i)) != NULL; i++) {
-        const cli_spelling *s = spelling_of(settings, setting->name);
+        const cli_spelling *s = spelling_of(settings, setting);
         if (s->how == CLI_HIDDEN)
             continue;
         const cli_option row = {.is = *setting,
@@ -161,7 +152,8 @@ void cli_add_cache(cli_command *c, size_t base, const cli_spelling *spellings)
     cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
                                         .base = base,
                                         .spellings = spellings,
-                                        .also = cache_spellings});
+                                        .also = cache_spellings,
+                                        .from = offsetof(kvf_cache_config, page_size)});
 }
 
 void cli_add_runtime(cli_command *c, size_t base)

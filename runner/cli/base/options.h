@@ -76,6 +76,7 @@ typedef struct cli_settings {
     const cli_spelling *spellings; /* may be NULL; others are as in `also` */
     const cli_spelling *also;      /* may be NULL; others are plain */
     bool only;                     /* others are no options */
+    size_t from;                   /* nor are fields before this offset */
     const char *absent;            /* as in cli_option */
     bool (*take)(const cli_option *option, const char *text, void *at);
 } cli_settings;
@@ -86,8 +87,8 @@ typedef struct cli_settings {
 void cli_heading(cli_command *command, const char *heading);
 void cli_add(cli_command *command, const cli_option *rows, size_t count, size_t base);
 void cli_add_settings(cli_command *command, const cli_settings *settings);
-/** --preset and the settings of a kvf_cache_config at @p base; @p spellings are the command's own,
- * or NULL. */
+/** --preset and the settings of a kvf_cache_config at @p base, but for geometry and limits;
+ * @p spellings are the command's own, or NULL. */
 void cli_add_cache(cli_command *command, size_t base, const cli_spelling *spellings);
 /** Those of a kvf_runtime_config at @p base. */
 void cli_add_runtime(cli_command *command, size_t base);

@@ -54,6 +54,10 @@ static const cli_option rows[] = {
 
 /* Settings of the library, but for those that follow from other options. */
 static const cli_spelling of_cache[] = {
+    {"layers", NULL, CLI_PLAIN, NULL},
+    {"kv_heads", NULL, CLI_PLAIN, NULL},
+    {"head_dim", NULL, CLI_PLAIN, NULL},
+    {"value_dim", NULL, CLI_PLAIN, NULL},
     {"budget_tokens", "budget", CLI_LIST, NULL},
     {"budget_share", NULL, CLI_PLAIN, NULL},
     {"select", NULL, CLI_LIST, NULL},

@@ -261,14 +261,6 @@ static const cli_option of_completing[] = {
      .argument = "R"},
 };
 
-/* A setting of the model, the prompt or another option is none. */
-static const cli_spelling of_cache[] = {
-    {"layers", NULL, CLI_HIDDEN, NULL},
-    {"kv_heads", NULL, CLI_HIDDEN, NULL},
-    {"head_dim", NULL, CLI_HIDDEN, NULL},
-    {0},
-};
-
 /* Options of a batch, and those that do not go with one. */
 static const char *batch_problem(const cli_command *command, const cli_run_options *o)
 {
@@ -397,7 +389,7 @@ static void set_chat_defaults(void *options)
 static void add_cache(cli_command *c)
 {
     cli_heading(c, "Cache:");
-    cli_add_cache(c, offsetof(cli_run_options, cache), of_cache);
+    cli_add_cache(c, offsetof(cli_run_options, cache), NULL);
     cli_add_runtime(c, offsetof(cli_run_options, runtime));
     cli_add_cublas(c, offsetof(cli_run_options, cublas));
 }

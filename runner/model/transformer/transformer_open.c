@@ -76,6 +76,8 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
     cache->query_heads = m->query_heads;
     cache->kv_heads = m->kv_heads;
     cache->head_dim = m->head_dim;
+    cache->value_dim = 0;
+    cache->softmax_scale = 0.0f;
     cache->dtype = m->dtype;
     cache->prefill_chunk_max = options->chunk_max;
     if (m->window) {
@@ -85,10 +87,32 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
     }
 }
 
+/* A geometry that is not the model's would be attended with, and mean nothing. */
+static kvf_status check_geometry(const kvf_model_config *m, const kvf_cache_config *c,
+                                 kvf_error *error)
+{
+    const uint32_t value_dim = c->value_dim ? c->value_dim : c->head_dim;
+    const struct {
+        const char *name;
+        uint32_t given, own;
+    } rows[] = {
+        {"layers", c->layers, m->layers},       {"query_heads", c->query_heads, m->query_heads},
+        {"kv_heads", c->kv_heads, m->kv_heads}, {"head_dim", c->head_dim, m->head_dim},
+        {"value_dim", value_dim, m->head_dim},  {"dtype", c->dtype, m->dtype}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].given != rows[i].own)
+            return model_fail(error, KVF_INVALID,
+                              "%s = %u: the model has %u; leave it to kvf_transformer_geometry",
+                              rows[i].name, rows[i].given, rows[i].own);
+    return KVF_OK;
+}
+
 kvf_status kvf_transformer_cache_open(const kvf_transformer *t, const kvf_cache_config *config,
                                       kvf_cache **out, kvf_error *error)
 {
     kvf_runtime *runtime = t->options.runtime;
+    *out = NULL;
+    KVF_TRY(check_geometry(&t->model, config, error));
     KVF_TRY(kvf_cache_open(runtime, config, out, error));
     for (uint32_t layer = 0; t->model.architecture->has_sinks && layer < t->model.layers; layer++) {
         kvf_attention_params params;
