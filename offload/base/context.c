@@ -215,6 +215,13 @@ kvf_status kvf_handle_check(kvf_context *context, const char *name)
     return KVF_OK;
 }
 
+kvf_status kvf_pointer_check(kvf_context *context, const char *name, const void *pointer)
+{
+    if (!pointer)
+        KVF_FAIL(context, KVF_INVALID, "%s is NULL; pass the address of what it is for", name);
+    return KVF_OK;
+}
+
 void kvf_context_hold(kvf_context *context)
 {
     atomic_fetch_add_explicit(&context->users, 1, memory_order_relaxed);

@@ -84,6 +84,22 @@ KVF_CHECKED kvf_status kvf_handle_check(kvf_context *context, const char *name);
     KVF_TRY(kvf_handle_check((handle) ? (of)->context : NULL, #handle))
 /* The same for those that return none, without a text. */
 bool kvf_handle_is_alive(const kvf_context *context);
+#define KVF_IS_ALIVE(handle) ((handle) && kvf_handle_is_alive((handle)->context))
+
+/* Refuses an argument of the caller's that is NULL. */
+KVF_CHECKED kvf_status kvf_pointer_check(kvf_context *context, const char *name,
+                                         const void *pointer);
+#define KVF_CHECK_POINTER(context, pointer)                                                        \
+    KVF_TRY(kvf_pointer_check((context), #pointer, (pointer)))
+
+/* First in every function that opens: *out is NULL whatever follows, and `out` itself is not. */
+#define KVF_CHECK_OPENS(handle, of, out)                                                           \
+    do {                                                                                           \
+        if (out)                                                                                   \
+            *(out) = NULL;                                                                         \
+        KVF_CHECK_HANDLE(handle, of);                                                              \
+        KVF_CHECK_POINTER((of)->context, out);                                                     \
+    } while (0)
 
 /* A handle was opened; it is closed. The owner ends with the last of them: whoever closes it
  * earlier closes it as far as he is concerned. */

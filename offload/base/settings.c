@@ -135,8 +135,18 @@ static void list(const kvf_setting *s, char *text, size_t capacity)
                                      words[i]);
 }
 
+/* Whether there is a setting to write of, and room for a text, which begins empty. */
+static bool has_room(const kvf_setting *s, char *text, size_t capacity)
+{
+    if (text && capacity)
+        text[0] = '\0';
+    return s && text && capacity;
+}
+
 const char *kvf_setting_range(const kvf_setting *s, char *text, size_t capacity)
 {
+    if (!has_room(s, text, capacity))
+        return "";
     const char *what = s->count == 3 ? "three numbers, each" : "a number";
     switch (s->kind) {
     case KVF_SETTING_WHOLE:
@@ -256,6 +266,8 @@ int kvf_setting_parse(const kvf_setting *s, const char *text, void *config)
 {
     value values[8];
     char word[WORD_MAX];
+    if (!s || !text || !config)
+        return 0;
     if (s->kind == KVF_SETTING_TEXT) {
         memcpy((char *)config + s->offset, &text, sizeof text);
         return 1;
@@ -295,6 +307,8 @@ static void show_word(const kvf_setting *s, value v, char *text, size_t capacity
 
 const char *kvf_setting_show(const kvf_setting *s, const void *config, char *text, size_t capacity)
 {
+    if (!has_room(config ? s : NULL, text, capacity))
+        return "";
     if (s->kind == KVF_SETTING_TEXT) {
         const char *words = NULL;
         memcpy(&words, (const char *)config + s->offset, sizeof words);

@@ -93,6 +93,8 @@ kvf_status kvf_sized_reserved(kvf_context *context, const uint32_t *words, size_
 
 void kvf_sized_give(void *given, size_t size, const void *known, size_t known_bytes)
 {
+    if (!given)
+        return;
     const size_t both = size < known_bytes ? size : known_bytes;
     memcpy(given, known, both);
     memset((char *)given + both, 0, size - both);
@@ -101,5 +103,6 @@ void kvf_sized_give(void *given, size_t size, const void *known, size_t known_by
 void kvf_sized_init(void *given, size_t size, const void *known, size_t known_bytes)
 {
     kvf_sized_give(given, size, known, known_bytes);
-    memcpy(given, &size, sizeof size);
+    if (given)
+        memcpy(given, &size, sizeof size);
 }

@@ -152,6 +152,8 @@ kvf_status kvf_disk_bench_open(kvf_context *context, const char *folder, uint64_
                                kvf_disk **out)
 {
     *out = NULL;
+    if (!folder)
+        KVF_FAIL(context, KVF_INVALID, "folder is NULL; name one, such as \".\"");
     if (bytes == 0 || bytes % PART != 0 || bytes > FILE_MOST)
         KVF_FAIL(context, KVF_INVALID,
                  "bytes = %llu: must be a multiple of %zu, at most %llu (bytes of the file)",
@@ -399,6 +401,8 @@ kvf_status kvf_disk_measure_sized(kvf_disk *disk, const kvf_disk_case *c, kvf_di
                                   size_t size)
 {
     kvf_disk_result own = {0};
+    KVF_CHECK_HANDLE(disk, disk);
+    KVF_CHECK_POINTER(disk->context, result);
     const kvf_status status = measure(disk, c, &own);
     KVF_SIZED_GIVE(result, size, &own);
     return status;

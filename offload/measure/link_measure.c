@@ -198,7 +198,6 @@ static kvf_status run_pin(kvf_link *bench, const kvf_link_case *c, uint64_t *sam
 static kvf_status measure(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
                           kvf_link_result *result)
 {
-    KVF_TRY(kvf_handle_check(bench ? bench->device->context : NULL, "link"));
     kvf_link_case own = defaults;
     KVF_TRY(KVF_SIZED_READ(bench->device->context, kvf_link_case, c, &own));
     KVF_TRY(check(bench, &own));
@@ -210,6 +209,8 @@ kvf_status kvf_link_measure_sized(kvf_link *bench, const kvf_link_case *c, uint6
                                   kvf_link_result *result, size_t size)
 {
     kvf_link_result own = {.numa_node = -1};
+    KVF_TRY(kvf_handle_check(bench ? bench->device->context : NULL, "link"));
+    KVF_CHECK_POINTER(bench->device->context, result);
     const kvf_status status = measure(bench, c, samples_ns, &own);
     KVF_SIZED_GIVE(result, size, &own);
     return status;
@@ -246,7 +247,10 @@ kvf_status kvf_link_fit(const double *x, const double *y, uint32_t count, int we
                         kvf_link_line *out)
 {
     double sw = 0, sx = 0, sy = 0;
+    KVF_CHECK_POINTER(NULL, out);
     *out = (kvf_link_line){0};
+    KVF_CHECK_POINTER(NULL, x);
+    KVF_CHECK_POINTER(NULL, y);
     for (uint32_t i = 0; i < count; i++) {
         if (weighted && !(y[i] > 0))
             return KVF_INVALID;

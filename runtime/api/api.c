@@ -78,7 +78,9 @@ kvf_status kvf_cache_plan_make_sized(kvf_runtime *runtime, const kvf_cache_confi
 {
     kvf_cache *cache = NULL;
     kvf_reservation unused;
-    const kvf_status status = plan(runtime, config, &unused, &cache);
+    kvf_status status = plan(runtime, config, &unused, &cache);
+    if (status == KVF_OK)
+        status = kvf_pointer_check(runtime->context, "plan", out);
     if (status == KVF_OK)
         KVF_SIZED_GIVE(out, size, &cache->plan);
     kvf_cache_close(cache);
@@ -90,8 +92,11 @@ kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config, 
 {
     kvf_cache *cache = NULL;
     kvf_reservation r;
-    *out = NULL;
+    if (out)
+        *out = NULL;
     kvf_status status = plan(runtime, config, &r, &cache);
+    if (status == KVF_OK)
+        status = kvf_pointer_check(runtime->context, "out", out);
     if (status == KVF_OK)
         status = kvf_cache_reserve(cache, &r);
     (void)kvf_runtime_report(runtime, status, error);
@@ -111,12 +116,12 @@ void kvf_cache_close(kvf_cache *cache)
 
 const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache)
 {
-    return &cache->config;
+    return cache ? &cache->config : NULL;
 }
 
 const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache)
 {
-    return &cache->plan;
+    return cache ? &cache->plan : NULL;
 }
 
 static kvf_status set_attention(kvf_cache *cache, uint32_t layer,
@@ -138,7 +143,7 @@ kvf_status kvf_cache_attention_params(kvf_cache *cache, uint32_t layer,
 void kvf_cache_stats_sized(const kvf_cache *cache, kvf_stats *stats, size_t size)
 {
     kvf_stats own = {0};
-    if (kvf_handle_is_alive(cache->context))
+    if (KVF_IS_ALIVE(cache))
         kvf_stats_read(cache, &own);
     KVF_SIZED_GIVE(stats, size, &own);
 }
@@ -147,7 +152,7 @@ void kvf_cache_layer_stats_sized(const kvf_cache *cache, uint32_t layer, kvf_sta
                                  size_t size)
 {
     kvf_stats own = {0};
-    if (kvf_handle_is_alive(cache->context)) {
+    if (KVF_IS_ALIVE(cache)) {
         KVF_ASSERT(layer < cache->config.layers);
         kvf_stats_read_layer(cache, layer, &own);
     }
@@ -156,7 +161,7 @@ void kvf_cache_layer_stats_sized(const kvf_cache *cache, uint32_t layer, kvf_sta
 
 void kvf_cache_stats_reset(kvf_cache *cache)
 {
-    if (!kvf_handle_is_alive(cache->context))
+    if (!KVF_IS_ALIVE(cache))
         return;
     kvf_footprint_reset(cache);
     kvf_stats_reset(cache);
@@ -165,7 +170,7 @@ void kvf_cache_stats_reset(kvf_cache *cache)
 void kvf_cache_footprint_sized(const kvf_cache *cache, kvf_footprint *footprint, size_t size)
 {
     kvf_footprint own = {0};
-    if (kvf_handle_is_alive(cache->context))
+    if (KVF_IS_ALIVE(cache))
         kvf_footprint_read(cache, &own);
     KVF_SIZED_GIVE(footprint, size, &own);
 }
@@ -174,7 +179,7 @@ void kvf_cache_footprint_sized(const kvf_cache *cache, kvf_footprint *footprint,
 
 kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
 {
-    *out = NULL;
+    KVF_CHECK_OPENS(cache, cache, out);
     KVF_TRY(kvf_enter(cache));
     return kvf_leave(cache, kvf_sequence_begin(cache, out));
 }
@@ -182,7 +187,8 @@ kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
 kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
                              kvf_sequence **out)
 {
-    *out = NULL;
+    KVF_CHECK_OPENS(cache, cache, out);
+    KVF_CHECK_POINTER(cache->context, parent);
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
     kvf_status status = kvf_sequence_check(cache, parent);
     if (status == KVF_OK)
@@ -218,12 +224,16 @@ void kvf_sequence_destroy(kvf_sequence *sequence)
 
 uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t layer)
 {
+    if (!sequence)
+        return 0;
     KVF_ASSERT(layer < sequence->cache->config.layers);
     return sequence->layers[layer].length;
 }
 
 uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer, uint32_t index)
 {
+    if (!sequence)
+        return 0;
     KVF_ASSERT(layer < sequence->cache->config.layers);
     KVF_ASSERT(index < sequence->layers[layer].length);
     return sequence->layers[layer].positions[index];
@@ -486,6 +496,8 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
 {
     const kvf_cache_config *c = &cache->config;
     KVF_TRY(kvf_stream_check(cache->device, stream));
+    if (!sequences)
+        KVF_FAIL(cache->context, KVF_INVALID, "sequences is NULL; pass the batch");
     if (!cache->runtime->properties.can_capture)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "the %s device cannot record work; enqueue every step", cache->device->ops->name);
@@ -505,8 +517,6 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
     if (cache->recording)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this cache is being recorded already; call kvf_record_end first");
-    if (!sequences)
-        KVF_FAIL(cache->context, KVF_INVALID, "sequences is NULL; pass the batch");
     KVF_TRY(check_batch(cache, sequences, batch));
     return kvf_recording_begin(cache, sequences, batch, stream);
 }
@@ -528,7 +538,7 @@ static kvf_status record_end(kvf_cache *cache, kvf_recording **out)
 
 kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
 {
-    *out = NULL;
+    KVF_CHECK_OPENS(cache, cache, out);
     KVF_TRY(kvf_enter(cache));
     return kvf_leave(cache, record_end(cache, out));
 }
@@ -548,7 +558,7 @@ kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
 
 uint32_t kvf_recording_nodes(const kvf_recording *recording)
 {
-    return recording->cache->device->ops->graph_nodes(recording->graph);
+    return recording ? recording->cache->device->ops->graph_nodes(recording->graph) : 0;
 }
 
 void kvf_recording_destroy(kvf_recording *recording)
@@ -561,7 +571,7 @@ void kvf_recording_destroy(kvf_recording *recording)
 
 uint32_t kvf_select_pages_max(const kvf_cache *cache)
 {
-    return kvf_lists_pages_max(cache);
+    return cache ? kvf_lists_pages_max(cache) : 0;
 }
 
 static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
@@ -684,7 +694,7 @@ kvf_status kvf_read_pages_sized(kvf_cache *cache, const kvf_decode_args *args, s
 const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                              uint32_t page)
 {
-    return kvf_handle_is_alive(sequence->cache->context)
+    return sequence && kvf_handle_is_alive(sequence->cache->context)
                ? kvf_lists_page_address(sequence, layer, kv_head, page)
                : NULL;
 }

@@ -23,7 +23,8 @@ void kvf_blocks_config_init_sized(kvf_blocks_config *config, size_t size)
 {
     const kvf_blocks_config own = defaults();
     kvf_sized_init(config, size, &own, sizeof own);
-    config->cache.size = size - INNER;
+    if (config)
+        config->cache.size = size - INNER;
 }
 
 /* ---- open and close ---- */
@@ -45,7 +46,9 @@ kvf_status kvf_blocks_plan_make_sized(kvf_runtime *runtime, const kvf_blocks_con
 {
     kvf_blocks *blocks = NULL;
     kvf_reservation unused;
-    const kvf_status status = make(runtime, config, &unused, &blocks);
+    kvf_status status = make(runtime, config, &unused, &blocks);
+    if (status == KVF_OK)
+        status = kvf_pointer_check(runtime->context, "plan", plan);
     if (status == KVF_OK)
         KVF_SIZED_GIVE(plan, size, &blocks->plan);
     kvf_block_store_destroy(blocks);
@@ -57,8 +60,11 @@ kvf_status kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config
 {
     kvf_blocks *blocks = NULL;
     kvf_reservation r;
-    *out = NULL;
+    if (out)
+        *out = NULL;
     kvf_status status = make(runtime, config, &r, &blocks);
+    if (status == KVF_OK)
+        status = kvf_pointer_check(runtime->context, "out", out);
     if (status == KVF_OK)
         status = kvf_block_store_reserve(blocks, &r);
     (void)kvf_runtime_report(runtime, status, error);
@@ -78,7 +84,7 @@ void kvf_blocks_close(kvf_blocks *blocks)
 
 const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks)
 {
-    return &blocks->plan;
+    return blocks ? &blocks->plan : NULL;
 }
 
 /* ---- what calls are given ---- */
@@ -328,14 +334,14 @@ static void read_stats(const kvf_blocks *blocks, kvf_blocks_stats *stats)
 void kvf_blocks_stats_get_sized(const kvf_blocks *blocks, kvf_blocks_stats *stats, size_t size)
 {
     kvf_blocks_stats own = {0};
-    if (kvf_handle_is_alive(blocks->context))
+    if (KVF_IS_ALIVE(blocks))
         read_stats(blocks, &own);
     KVF_SIZED_GIVE(stats, size, &own);
 }
 
 void kvf_blocks_stats_reset(kvf_blocks *blocks)
 {
-    if (!kvf_handle_is_alive(blocks->context))
+    if (!KVF_IS_ALIVE(blocks))
         return;
     kvf_stats_reset(blocks->cache);
 }

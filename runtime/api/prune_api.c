@@ -28,6 +28,7 @@ static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *cache_confi
     kvf_prune_given own;
     kvf_cache *cache = NULL;
     KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_CHECK_POINTER(runtime->context, cache_config);
     KVF_TRY(kvf_config_read(runtime->context, cache_config, &own_cache));
     KVF_TRY(kvf_prune_config_read(runtime->context, config, &own));
     kvf_status status = kvf_cache_create(runtime, &own_cache, &cache);
@@ -44,7 +45,9 @@ kvf_status kvf_prune_plan_make_sized(kvf_runtime *runtime, const kvf_cache_confi
                                      size_t size, kvf_error *error)
 {
     kvf_prune_plan own;
-    const kvf_status status = plan(runtime, cache_config, config, &own);
+    kvf_status status = plan(runtime, cache_config, config, &own);
+    if (status == KVF_OK)
+        status = kvf_pointer_check(runtime->context, "plan", out);
     if (status == KVF_OK)
         KVF_SIZED_GIVE(out, size, &own);
     return kvf_runtime_report(runtime, status, error);
@@ -53,7 +56,7 @@ kvf_status kvf_prune_plan_make_sized(kvf_runtime *runtime, const kvf_cache_confi
 static kvf_status open_prune(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out)
 {
     kvf_prune_given own;
-    KVF_CHECK_HANDLE(cache, cache);
+    KVF_CHECK_OPENS(cache, cache, out);
     KVF_TRY(check_cache(cache));
     KVF_TRY(kvf_prune_config_read(cache->context, config, &own));
     return kvf_pruner_open(cache, &own.config, out);
@@ -62,10 +65,9 @@ static kvf_status open_prune(kvf_cache *cache, const kvf_prune_config *config, k
 kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out,
                           kvf_error *error)
 {
-    *out = NULL;
     const kvf_status status = open_prune(cache, config, out);
     (void)kvf_runtime_report(cache ? cache->runtime : NULL, status, error);
-    if (status != KVF_OK) {
+    if (status != KVF_OK && out) {
         kvf_pruner_close(*out);
         *out = NULL;
     }
@@ -80,13 +82,13 @@ void kvf_prune_close(kvf_prune *prune)
 
 const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune)
 {
-    return &prune->config;
+    return prune ? &prune->config : NULL;
 }
 
 void kvf_prune_stats_get_sized(const kvf_prune *prune, kvf_prune_stats *stats, size_t size)
 {
     kvf_prune_stats own = {0};
-    if (kvf_handle_is_alive(prune->context)) {
+    if (KVF_IS_ALIVE(prune)) {
         own = prune->stats;
         own.observe_ns += __atomic_load_n(&prune->clock->observe_ns, __ATOMIC_RELAXED);
         own.retain_ns += __atomic_load_n(&prune->clock->retain_ns, __ATOMIC_RELAXED);
@@ -96,8 +98,8 @@ void kvf_prune_stats_get_sized(const kvf_prune *prune, kvf_prune_stats *stats, s
 
 void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32_t count)
 {
-    const bool is_alive = kvf_handle_is_alive(prune->context);
-    for (uint32_t l = 0; l < count; l++)
+    const bool is_alive = KVF_IS_ALIVE(prune);
+    for (uint32_t l = 0; measures && l < count; l++)
         measures[l] = is_alive && l < prune->shape.layers ? prune->measures[l] : NAN;
 }
 
@@ -138,6 +140,7 @@ kvf_status kvf_prune_layer_sized(kvf_prune *prune, kvf_sequence *sequence, uint3
 {
     kvf_prune_result own = {0};
     KVF_CHECK_HANDLE(prune, prune);
+    KVF_CHECK_POINTER(prune->context, result);
     KVF_TRY(kvf_enter_enqueueing(prune->cache, stream));
     const kvf_status status = prune_layer(prune, sequence, layer, stream, &own);
     if (status == KVF_OK)
@@ -173,7 +176,7 @@ static kvf_status begin_whole(kvf_cache *cache, kvf_sequence *sequence, uint32_t
 kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence *sequence, uint32_t first_layer,
                               uint32_t tokens, kvf_stream *stream, kvf_sequence **whole)
 {
-    *whole = NULL;
+    KVF_CHECK_OPENS(cache, cache, whole);
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, begin_whole(cache, sequence, first_layer, tokens, stream, whole));
 }
@@ -181,6 +184,8 @@ kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence *sequence, uint32_t
 kvf_status kvf_complete_end(kvf_cache *cache, kvf_sequence *sequence, kvf_sequence *whole,
                             kvf_stream *stream)
 {
+    KVF_CHECK_HANDLE(cache, cache);
+    KVF_CHECK_POINTER(cache->context, whole);
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
     return kvf_leave(cache, kvf_whole_end(cache, sequence, whole, stream));
 }

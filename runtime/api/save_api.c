@@ -54,7 +54,7 @@ static kvf_status check_save(kvf_cache *cache, const kvf_save_args *args)
 kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_save_args *args, kvf_stream *stream,
                              kvf_save **out)
 {
-    *out = NULL;
+    KVF_CHECK_OPENS(cache, cache, out);
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
     kvf_save_args own = save_defaults;
     kvf_status status = KVF_SIZED_READ(cache->context, kvf_save_args, args, &own);
@@ -87,7 +87,7 @@ kvf_status kvf_save_finish(kvf_save *save, kvf_error *error)
 kvf_status kvf_sequence_restore(kvf_cache *cache, const kvf_restore_args *args, kvf_stream *stream,
                                 kvf_sequence **out)
 {
-    *out = NULL;
+    KVF_CHECK_OPENS(cache, cache, out);
     KVF_TRY(kvf_enter_enqueueing(cache, stream));
     kvf_restore_args own = restore_defaults;
     kvf_status status = KVF_SIZED_READ(cache->context, kvf_restore_args, args, &own);
@@ -125,6 +125,12 @@ kvf_status kvf_saved_read_sized(kvf_runtime *runtime, const char *path, int veri
     kvf_status status = kvf_handle_check(runtime ? runtime->context : NULL, "runtime");
     if (status != KVF_OK)
         return kvf_runtime_report(NULL, status, error);
+    kvf_context *context = runtime->context;
+    status = kvf_pointer_check(context, "path", path);
+    if (status == KVF_OK)
+        status = kvf_pointer_check(context, "out", out);
+    if (status != KVF_OK)
+        return kvf_runtime_report(runtime, status, error);
     status = kvf_saved_open(runtime, path, &file);
     if (status == KVF_OK && verify)
         status = kvf_saved_check(&file);

@@ -76,7 +76,7 @@ void kvf_cache_config_init_sized(kvf_cache_config *config, size_t size)
 void kvf_cache_config_preset(kvf_cache_config *config, kvf_preset preset)
 {
     kvf_cache_config own = {0};
-    if ((uint32_t)preset > KVF_NAMES_HIGH(KVF_PRESET_LIST))
+    if (!config || (uint32_t)preset > KVF_NAMES_HIGH(KVF_PRESET_LIST))
         return;
     const size_t known = config->size < sizeof own ? config->size : sizeof own;
     memcpy(&own, config, known);

@@ -65,14 +65,14 @@ const kvf_setting *kvf_runtime_setting(uint32_t index)
 KVF_PRINTF(3, 4)
 static kvf_status refuse(kvf_error *error, kvf_status status, const char *format, ...)
 {
-    if (error) {
-        va_list list;
-        va_start(list, format);
-        *error = (kvf_error){.status = status};
-        kvf_vformat(error->text, sizeof error->text, format, list);
-        va_end(list);
-    }
-    return status;
+    kvf_error own = {.status = status};
+    va_list list;
+    va_start(list, format);
+    kvf_vformat(own.text, sizeof own.text, format, list);
+    va_end(list);
+    if (error)
+        *error = own;
+    return kvf_fail_again(NULL, status, &own);
 }
 
 static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
@@ -224,12 +224,12 @@ const kvf_error *kvf_runtime_error(const kvf_runtime *runtime)
 
 uint32_t kvf_runtime_threads(const kvf_runtime *runtime)
 {
-    return runtime->config.threads;
+    return runtime ? runtime->config.threads : 0;
 }
 
 kvf_device_kind kvf_runtime_device(const kvf_runtime *runtime)
 {
-    return runtime->device->ops->kind;
+    return runtime ? runtime->device->ops->kind : KVF_DEVICE_AUTO;
 }
 
 /* ---- streams and device memory ---- */
@@ -241,16 +241,14 @@ static kvf_status check_stream(const kvf_stream *stream)
 
 kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out)
 {
-    *out = NULL;
-    KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_CHECK_OPENS(runtime, runtime, out);
     return kvf_context_held(runtime->context, runtime->device->ops->stream_create(
                                                   runtime->device, KVF_PRIORITY_NORMAL, out));
 }
 
 kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *native, kvf_stream **out)
 {
-    *out = NULL;
-    KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_CHECK_OPENS(runtime, runtime, out);
     const kvf_device_ops *ops = runtime->device->ops;
     if (!ops->stream_wrap)
         KVF_FAIL(runtime->context, KVF_UNSUPPORTED,
@@ -260,8 +258,8 @@ kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *native, kvf_stream **out)
 
 void *kvf_stream_native(kvf_stream *stream)
 {
-    const kvf_device_ops *ops = stream->device->ops;
-    return ops->stream_native ? ops->stream_native(stream) : NULL;
+    const kvf_device_ops *ops = stream ? stream->device->ops : NULL;
+    return ops && ops->stream_native ? ops->stream_native(stream) : NULL;
 }
 
 void kvf_stream_destroy(kvf_stream *stream)
@@ -300,8 +298,7 @@ kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn fn, const void *arg
 
 kvf_status kvf_memory_alloc(kvf_runtime *runtime, size_t bytes, void **out)
 {
-    *out = NULL;
-    KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_CHECK_OPENS(runtime, runtime, out);
     if (bytes == 0)
         KVF_FAIL(runtime->context, KVF_INVALID, "bytes = 0: ask for at least 1");
     return kvf_context_held(runtime->context,
@@ -310,7 +307,7 @@ kvf_status kvf_memory_alloc(kvf_runtime *runtime, size_t bytes, void **out)
 
 void kvf_memory_free(kvf_runtime *runtime, void *pointer)
 {
-    if (!pointer || !kvf_handle_is_alive(runtime->context))
+    if (!pointer || !KVF_IS_ALIVE(runtime))
         return;
     runtime->device->ops->memory_free(runtime->device, pointer);
     kvf_context_release(runtime->context);
@@ -414,8 +411,10 @@ _Static_assert(sizeof(kvf_host_memory) <= HEAD_BYTES, "the head has room for its
 
 kvf_status kvf_pinned_alloc(kvf_runtime *runtime, size_t bytes, void **host, void **device)
 {
-    *host = *device = NULL;
-    KVF_CHECK_HANDLE(runtime, runtime);
+    if (device)
+        *device = NULL;
+    KVF_CHECK_OPENS(runtime, runtime, host);
+    KVF_CHECK_POINTER(runtime->context, device);
     if (bytes == 0 || bytes > KVF_ARENA_BYTES_MAX - HEAD_BYTES)
         KVF_FAIL(runtime->context, KVF_INVALID, "bytes = %zu: 1 to %zu in one piece", bytes,
                  KVF_ARENA_BYTES_MAX - HEAD_BYTES);
@@ -434,7 +433,7 @@ kvf_status kvf_pinned_alloc(kvf_runtime *runtime, size_t bytes, void **host, voi
 
 void kvf_pinned_free(kvf_runtime *runtime, void *host)
 {
-    if (!host || !kvf_handle_is_alive(runtime->context))
+    if (!host || !KVF_IS_ALIVE(runtime))
         return;
     kvf_host_memory memory = *(kvf_host_memory *)(void *)((char *)host - HEAD_BYTES);
     kvf_host_memory_destroy(runtime->context, &memory);
@@ -445,7 +444,7 @@ void kvf_pinned_free(kvf_runtime *runtime, void *host)
 
 kvf_status kvf_link_open(kvf_runtime *runtime, kvf_link **out)
 {
-    KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_CHECK_OPENS(runtime, runtime, out);
     kvf_link_bench_config config = {.memory = kvf_runtime_memory(runtime),
                                     .gather_threads = runtime->config.gather_threads};
     config.memory.lower = "pool_bytes";
@@ -454,6 +453,6 @@ kvf_status kvf_link_open(kvf_runtime *runtime, kvf_link **out)
 
 kvf_status kvf_disk_open(kvf_runtime *runtime, const char *folder, uint64_t bytes, kvf_disk **out)
 {
-    KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_CHECK_OPENS(runtime, runtime, out);
     return kvf_disk_bench_open(runtime->context, folder, bytes, out);
 }

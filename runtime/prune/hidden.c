@@ -85,8 +85,7 @@ static kvf_status open_hidden(kvf_hidden *h, const char *disk_path)
 kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes, uint32_t rows_max,
                            const char *disk_path, kvf_hidden **out)
 {
-    *out = NULL;
-    KVF_CHECK_HANDLE(runtime, runtime);
+    KVF_CHECK_OPENS(runtime, runtime, out);
     if (row_bytes == 0 || row_bytes > ROW_BYTES_MAX || rows_max == 0)
         KVF_FAIL(runtime->context, KVF_INVALID,
                  "row_bytes = %llu, rows_max = %u: a row has 1 to %llu bytes, and there is one or "

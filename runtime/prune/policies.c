@@ -149,6 +149,8 @@ static const char *apply(const kvf_prune_policy *policy, kvf_prune_config *confi
 int kvf_prune_policy_takes(const kvf_prune_policy *policy, const char *setting)
 {
     word w;
+    if (!policy || !setting)
+        return 0;
     for (const char *at = policy->settings; (at = next_word(at, &w));)
         if (strcmp(w.name, setting) == 0)
             return 1;
@@ -187,7 +189,8 @@ void kvf_prune_config_init_sized(kvf_prune_config *config, const kvf_prune_polic
     own.policy = policy ? policy : &full;
     (void)apply(own.policy, &own);
     kvf_sized_init(config, size, &own, sizeof own);
-    config->settings.size = size - INNER;
+    if (config)
+        config->settings.size = size - INNER;
 }
 
 kvf_status kvf_prune_config_read(kvf_context *context, const kvf_prune_config *config,

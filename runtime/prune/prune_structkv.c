@@ -231,7 +231,7 @@ static double rising(const kvf_structkv_measures *m, uint32_t which)
 kvf_structkv_measures kvf_structkv_measure(const kvf_prune_profile *profile, uint32_t heads)
 {
     kvf_structkv_measures mean = {0};
-    for (uint32_t h = 0; h < heads; h++) {
+    for (uint32_t h = 0; profile && h < heads; h++) {
         mean.entropy += (double)profile[h].entropy;
         mean.sparsity += (double)profile[h].mass;
         mean.variance += (double)profile[h].variance;
@@ -247,8 +247,10 @@ kvf_structkv_measures kvf_structkv_measure(const kvf_prune_profile *profile, uin
 void kvf_structkv_transition(const float weights[3], const kvf_structkv_measures *measures,
                              uint32_t layers, double *score)
 {
-    for (uint32_t l = 0; l < layers; l++)
+    for (uint32_t l = 0; score && l < layers; l++)
         score[l] = 0.0;
+    if (!score || !weights || !measures)
+        return;
     for (uint32_t which = 0; which < MEASURES; which++) {
         double least = INFINITY, most = -INFINITY;
         for (uint32_t l = 1; l < layers; l++) {
@@ -282,12 +284,12 @@ static uint32_t highest(const double *score, uint32_t layers, uint32_t layer_min
 uint32_t kvf_structkv_pivot(const double *score, uint32_t layers, uint32_t layer_min,
                             uint32_t layer_max)
 {
-    const uint32_t best = highest(score, layers, layer_min);
+    const uint32_t best = score ? highest(score, layers, layer_min) : 0;
     return best && best < layer_max ? best + 1 : layer_max;
 }
 
 bool kvf_structkv_is_past(const double *score, uint32_t layers, uint32_t layer_min)
 {
-    const uint32_t best = highest(score, layers, layer_min);
+    const uint32_t best = score ? highest(score, layers, layer_min) : 0;
     return best && layers >= best + 3;
 }
