@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/text.h"
 #include "plugin.h"
 
 enum { LINE = 1024 };
@@ -29,7 +30,7 @@ void kvl_say(const char *format, ...)
     char line[LINE];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
+    kvf_vformat(line, sizeof line, format, arguments);
     va_end(arguments);
     fprintf(stderr, "kvferry: %s\n", line);
 }
@@ -46,7 +47,7 @@ void kvl_report(const char *format, ...)
     unsetenv("KVFERRY_LLAMA_REPORT");
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(line, sizeof line - 1, format, arguments);
+    int length = kvf_vformat(line, sizeof line - 1, format, arguments);
     va_end(arguments);
     if (length > (int)sizeof line - 2)
         length = (int)sizeof line - 2;
@@ -93,7 +94,7 @@ void kvl_summary(kvl_plugin *p, int end)
     p->said_served = c.served;
     p->said_stock = stock;
     char text[LINE];
-    int at = snprintf(
+    int at = kvf_format(
         text, sizeof text,
         "attended served=%llu stock=%llu share=%.4f prompt=%llu prompt_served=%llu tokens=%.0f "
         "held=%.0f hits=%llu misses=%llu bytes=%llu put=%llu forks=%llu dropped=%llu "

@@ -304,7 +304,7 @@ def last_text():
 
 
 def complaint(function, name, status, allowed):
-    """What is wrong with the end of a call; None = nothing."""
+    """The fault of a call that ended; None = it has none."""
     result = API[function][0]
     if allowed is ANY:
         return None

@@ -116,7 +116,7 @@ kvf_status cli_saved_match(cli_run *run, kvf_error *error)
 }
 
 /* The least that the file will have: ids, and keys and values of 4 bits where pages are quantized.
- * What a pruned prompt or a mask leaves is not known yet. */
+ * How much pruning or a mask leaves is not known yet. */
 static uint64_t least_bytes(const cli_run *run)
 {
     const kvf_cache_config *c = &run->options.cache;
