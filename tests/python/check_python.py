@@ -467,9 +467,9 @@ class Arrays(Base):
             with self.assertRaisesRegex(kvferry.Error, "No such file or directory"):
                 kvferry.saved(self.runtime, name)
             with self.assertRaisesRegex(kvferry.Error, "a file cannot be made there"):
-                self.cache(disk_path=name, host_bytes=1 << 20, tokens_max=1 << 16)
+                self.cache(disk_path=name, host_bytes=1 << 24)
             os.mkdir(name)
-            self.cache(disk_path=os.fsdecode(name), host_bytes=1 << 20, tokens_max=1 << 16).close()
+            self.cache(disk_path=os.fsdecode(name), host_bytes=1 << 24).close()
 
     def test_arrays_that_cannot_be_written_are_read(self):
         for array in self.token.values():
