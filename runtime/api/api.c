@@ -4,8 +4,8 @@
  * Every function of kvferry.h that takes a cache, a sequence or a recording: it enters, checks what
  * it was given, refuses, hands over, and leaves.
  *
- * Here, and nowhere below, it is asked whether a cache is being recorded. Knows nothing of how the
- * work is done. A call that is refused has changed nothing.
+ * Here it is asked whether a cache is being recorded; below, only statistics ask. Knows nothing of
+ * how the work is done. A call that is refused has changed nothing.
  */
 
 #include "api.h"
