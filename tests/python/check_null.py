@@ -38,12 +38,7 @@ ALLOWED = {
     "kvf_runtime_describe needed": ANY, "kvf_structkv_measure profile": ANY,
     # Nothing can be recorded on the host device, and chunks are pruned under other settings.
     "kvf_record_begin stream": ANY, "kvf_replay stream": ANY, "kvf_prune_chunk sequence": ANY,
-    "kvf_runtime_config alloc": ANY, "kvf_runtime_config calibration_path": OK,
-    "kvf_cache_config select_fn": OK, "kvf_cache_config select_user": OK, "kvf_cache_config head_mask": OK,
-    "kvf_cache_config disk_path": OK, "kvf_cache_config layer_windows": OK,
-    "kvf_save_args model": OK, "kvf_save_args note": OK, "kvf_restore_args model": OK,
 }
-CLOSES = re.compile(r"_(close|destroy|free)$")
 
 
 def exported(text):
@@ -309,7 +304,7 @@ def complaint(function, name, status, allowed):
     if allowed is ANY:
         return None
     if result != "kvf_status":
-        return None if not status else "gives %r" % status
+        return None if status in (allowed, 0, None, b"") else "gives %r" % status
     if allowed is not None:
         return None if status == allowed else "gives %d: %s" % (status, last_text())
     if status != capi.Status.INVALID:
@@ -344,11 +339,9 @@ def attempt(case, folder):
     values = arguments(w, function)
     at = [n for n, _ in kinds].index(name)
     if member:
-        struct = struct_kind(kinds[at][1])
-        setattr(STRUCTS[struct].from_address(values[at]), member, None)
-        allowed = ALLOWED.get("%s %s" % (struct, member), ALLOWED.get(member, ANY))
+        setattr(STRUCTS[struct_kind(kinds[at][1])].from_address(values[at]), member, None)
         getattr(lib, function)(*values)
-        return None if allowed is ANY else None
+        return None # whatever it says: a member may be one of several, and most may be NULL
     values[at] = None
     allowed = ALLOWED.get("%s %s" % (function, name), ALLOWED.get(name))
     return complaint(function, name, getattr(lib, function)(*values), allowed)
