@@ -7,7 +7,8 @@ device memory, as on a GPU, so on a CPU a move costs a copy and no link. Prompts
 places. Told are tokens a second of CPU time, most requests at once, the hit rate, and bytes of a step beside those of
 the plan at that rate.
 
-usage: bench_admission.py [--requests N] [--tokens N] [--new N] [--budget N] [--device-memory SIZE]
+usage: bench_admission.py [--requests N] [--tokens N] [--new N] [--budget N] [--host-memory SIZE]
+                          [--device-memory SIZE]
        ./dev vllm --run bench/python/bench_admission.py
 """
 import argparse
@@ -30,7 +31,7 @@ def serve(args, admit):
     with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as text:
         ids = transformers.AutoTokenizer.from_pretrained(args.model)(text.read()).input_ids
     ids = ids * (2 * args.tokens // len(ids) + 1)
-    settings = {"budget": args.budget, "host_memory": "2GiB", "device_memory": args.device_memory, "transfer": "mapped"}
+    settings = {"budget": args.budget, "host_memory": args.host_memory, "device_memory": args.device_memory, "transfer": "mapped"}
     llm = LLM(args.model, dtype="bfloat16", max_model_len=args.tokens + args.new, max_num_seqs=args.requests, block_size=32,
               max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.1, enforce_eager=True,
               attention_backend="CUSTOM", additional_config={"kvferry": {**settings, "admit": admit, "log_interval": 0}})
@@ -61,7 +62,7 @@ def serve(args, admit):
     rate = hits / (hits + misses)
     with Runtime(device="host") as runtime, open(os.path.join(args.model, "config.json"), encoding="utf-8") as text:
         p = _planner.plan(runtime, estimate.read(json.load(text)).attention, _planner.Load(
-            2 << 30, None, args.requests, args.tokens + args.new, own=engine_bytes(args.device_memory)),
+            engine_bytes(args.host_memory), None, args.requests, args.tokens + args.new, own=engine_bytes(args.device_memory)),
                           {"budget_tokens": args.budget, "transfer": "mapped"})
     print("@@ " + json.dumps({
         "admit": admit, "admitted": p.admitted, "most": most, "steps": steps, "rows": rows / steps, "rate": rate,
@@ -80,6 +81,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=1536)
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--host-memory", default="2GiB")
     parser.add_argument("--device-memory", default="96MiB")
     parser.add_argument("--model", default=os.environ.get("KVF_HF_MODEL"))
     parser.add_argument("--admit", help=argparse.SUPPRESS)

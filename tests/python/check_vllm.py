@@ -676,8 +676,9 @@ class Refusals(Case):
 
     def test_what_is_not_supported(self):
         wanted = {
-            "KV connectors": {"kv_transfer_config": {
+            "KV connectors (--kv-transfer-config with ExampleConnector)": {"kv_transfer_config": {
                 "kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            "--kv-offloading-size 1 (with --kv-offloading-backend native)": {"kv_offloading_size": 1.0},
             "kv_cache_dtype = fp8": {"kv_cache_dtype": "fp8"},
             "a sliding window: leave them to vLLM by --attention-config": {
                 "model": windowed_model(), "load_format": "dummy"},
