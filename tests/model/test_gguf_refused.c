@@ -6,6 +6,7 @@
  * every byte and lets every allocation fail.
  */
 
+#include "common/text.h"
 #include "gguf_image.h"
 #include "gguf_parts.h"
 #include "model_fixture.h"
@@ -129,7 +130,7 @@ static void reads_the_small_model(void **state)
 /* TYPE KEY VALUE, in place of the field or beside the others. */
 static void add_field(gguf_image *image, const char *type, const char *key, const char *value)
 {
-    const double number = strtod(value, NULL);
+    const double number = kvf_real_of(value, NULL);
     const uint8_t flag = (uint8_t)strtoul(value, NULL, 10);
     if (strcmp(type, "u32") == 0)
         gguf_image_u32(image, key, (uint32_t)strtoul(value, NULL, 10));

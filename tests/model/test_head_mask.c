@@ -5,6 +5,7 @@
  * that is not a mask; and the most sensitive heads, to a file and back.
  */
 
+#include "common/text.h"
 #include "head_mask.h"
 #include "refusals.h"
 #include "unit.h"
@@ -104,7 +105,7 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
     uint8_t mask[6];
     const char *text = refusals_value(change);
     write_file(text, size - (size_t)(text - change));
-    return kvf_head_mask_read(path, 2, 3, *change == '-' ? -1.0 : strtod(change, NULL), mask,
+    return kvf_head_mask_read(path, 2, 3, *change == '-' ? -1.0 : kvf_real_of(change, NULL), mask,
                               error);
 }
 

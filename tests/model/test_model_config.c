@@ -5,6 +5,7 @@
  * field and value, and the rotary frequencies are those of HF Transformers.
  */
 
+#include "common/text.h"
 #include "json.h"
 #include "model_config.h"
 #include "model_fixture.h"
@@ -417,7 +418,7 @@ static void reads_numbers_exactly(void **state)
         kvf_error error;
         assert_int_equal(json_parse(numbers[i], strlen(numbers[i]), "n", &document, &error),
                          KVF_OK);
-        double expected = strtod(numbers[i], NULL);
+        double expected = kvf_real_of(numbers[i], NULL);
         double got = json_number(json_root(document));
         if (fabs(got - expected) > 4e-16 * fabs(expected))
             fail_msg("%s was read as %.17g", numbers[i], got);
@@ -455,9 +456,9 @@ static void frequencies_match(void **state)
         kvf_rope_table table;
         kvf_rope_table_make(&config, &table);
         assert_int_equal(table.count, config.head_dim / 2);
-        assert_true(fabs(table.attention_scaling - strtod(scaling, NULL)) < 1e-6);
+        assert_true(fabs(table.attention_scaling - kvf_real_of(scaling, NULL)) < 1e-6);
         for (uint32_t i = 0; i < table.count; i++) {
-            double expected = strtod(values, &values);
+            double expected = kvf_real_of(values, &values);
             if (fabs(table.inv_freq[i] - expected) > 1e-6 * expected)
                 fail_msg("%s: frequency %u is %.9g, not %.9g", json, i, (double)table.inv_freq[i],
                          expected);
