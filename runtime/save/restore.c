@@ -113,7 +113,7 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     return KVF_OK;
 }
 
-/* ---- attention parameters of layers: what is held was made under them, whatever `exact` says ---- */
+/* ---- attention parameters of layers, under which tokens were made, whatever `exact` says ---- */
 
 static kvf_status differs(const restoring *r, uint32_t layer, const char *what, float theirs,
                           float mine)

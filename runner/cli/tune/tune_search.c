@@ -8,8 +8,8 @@
  * shallowest layer that keeps the answers, by halving, where that would be cheaper than what was
  * found so far. Then the memory: the smallest share that KV heads keep. Answers need not rise with
  * the layer, so a better setting may be missed; what is returned was measured. Tokens that a
- * policy does not keep are deleted here, and all others are attended. Times are those of what was
- * found, in pairs with full attention, so that other work on the machine meets both.
+ * policy does not keep are deleted here, and all others are attended. Each reported
+ * time is measured alternately with full attention, so load on the machine affects both.
  *
  * At the end of a prompt every question has a sequence of its own, and the window knows it. Asked
  * afterwards, it has a fork of the piece, which was pruned without it; the piece is read once for
