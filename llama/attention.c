@@ -69,7 +69,7 @@ static kvl_reason take_apart(operation *o)
 }
 
 /* Give a layer its scale, cap and sinks; they stay. */
-static kvl_reason set_form(const operation *o)
+static kvl_reason set_attention(const operation *o)
 {
     kvl_layer *l = &o->cache->layers[o->layer];
     float parameters[3];
@@ -284,6 +284,15 @@ static kvl_outcome fail(kvl_plugin *p, const operation *o)
     return KVL_FAILED;
 }
 
+/* The library has other numbers than llama.cpp: the cache is left alone from now on. */
+static kvl_outcome refuse_cache(kvl_plugin *p, const operation *o, kvl_reason reason)
+{
+    kvl_cache_reset(p, o->cache);
+    o->cache->state = KVL_REFUSED;
+    o->cache->refused = reason;
+    return leave(p, o, reason);
+}
+
 static kvl_outcome step(kvl_plugin *p, const operation *o)
 {
     kvl_cache *c = o->cache;
@@ -294,12 +303,8 @@ static kvl_outcome step(kvl_plugin *p, const operation *o)
         return leave(p, o, reason);
     if (!put_rows(p, o, &reason))
         return fail(p, o);
-    if (reason != KVL_SERVED) { /* the library has other numbers than llama.cpp now */
-        kvl_cache_reset(p, c);
-        c->state = KVL_REFUSED;
-        c->refused = reason;
-        return leave(p, o, reason);
-    }
+    if (reason != KVL_SERVED)
+        return refuse_cache(p, o, reason);
     const kvf_blocks_rows rows = {.rows = c->rows_count,
                                   .table_stride = c->table_stride,
                                   .table = c->table,
@@ -314,6 +319,132 @@ static kvl_outcome step(kvl_plugin *p, const operation *o)
     for (uint32_t r = 0; r < c->rows_count; r++)
         p->counts.held += (double)c->rows[r].count * c->kv_heads;
     verify(p, o);
+    return KVL_DONE;
+}
+
+/* ---- prompts ---- */
+
+/* Room for queries and outputs of a prompt, kept for the next one. */
+static int prompt_room(kvl_cache *c, size_t tokens)
+{
+    if (tokens <= c->prompt_tokens)
+        return 1;
+    const size_t heads = tokens * c->query_heads;
+    free(c->prompt_q), free(c->prompt_out), free(c->prompt_cells);
+    c->prompt_q = malloc(heads * c->head_dim * sizeof *c->prompt_q);
+    c->prompt_out = malloc(heads * c->value_dim * sizeof *c->prompt_out);
+    c->prompt_cells = malloc(tokens * sizeof *c->prompt_cells);
+    c->prompt_tokens = c->prompt_q && c->prompt_out && c->prompt_cells ? tokens : 0;
+    return c->prompt_tokens != 0;
+}
+
+/* The one cell that a set has more than an earlier one; -1 = it is no such set. */
+static int64_t one_more(const uint64_t *before, const uint64_t *set, uint32_t words)
+{
+    int64_t cell = -1;
+    for (uint32_t w = 0; w < words; w++) {
+        const uint64_t more = set[w] & ~before[w];
+        if ((before[w] & ~set[w]) || (more && cell >= 0) || (more & (more - 1)))
+            return -1;
+        if (more)
+            cell = (int64_t)w * 64 + __builtin_ctzll(more);
+    }
+    return cell;
+}
+
+/* Rows as chunks, in which each sees one cell more than the row before it: of chunk i the set of
+ * its last row is sets[i]. @return chunks; 0 = there are others, or too many */
+static uint32_t find_chunks(const operation *o, uint32_t *starts, uint32_t *contexts)
+{
+    kvl_cache *c = o->cache;
+    const uint32_t words = c->cells / 64;
+    const size_t width = (size_t)o->mask->ne[0];
+    uint32_t chunks = 0;
+    for (uint32_t row = 0; row < o->tokens * o->streams; row++) {
+        /* The set is read to where a next chunk would have it. */
+        uint64_t *set = c->sets + (size_t)chunks * words, *before = set - words;
+        int same;
+        const uint32_t s = row / o->tokens, token = row % o->tokens;
+        if (chunks == c->rows_max - 1)
+            return 0;
+        memset(set, 0, words * sizeof *set);
+        const int64_t count = kvl_open_cells(mask_row(o, token, s), width, set, &same);
+        if (count <= 0)
+            return 0;
+        const int64_t cell = token && chunks ? one_more(before, set, words) : -1;
+        c->prompt_cells[row] = (uint32_t)cell;
+        if (cell >= 0) {
+            memcpy(before, set, words * sizeof *set);
+            c->rows[chunks - 1].count = (uint32_t)count;
+            continue;
+        }
+        starts[chunks] = row;
+        contexts[chunks] = (uint32_t)count - 1;
+        c->rows[chunks].count = (uint32_t)count;
+        c->rows[chunks++].stream = o->stream + s;
+    }
+    starts[chunks] = o->tokens * o->streams;
+    return chunks;
+}
+
+/* Chains of the chunks, in which every row's own cell is its last one. */
+static int find_chunk_rows(const operation *o, uint32_t chunks, const uint32_t *starts,
+                           const uint32_t *contexts)
+{
+    kvl_cache *c = o->cache;
+    kvl_chains_begin(c->chains);
+    for (uint32_t i = 0; i < chunks; i++) {
+        kvl_row *row = &c->rows[i];
+        c->lengths[i] = (int32_t)row->count;
+        if (kvl_chains_find(c->chains, row->stream, c->sets + (size_t)i * (c->cells / 64),
+                            row->count, NULL, &row->chain) != KVL_FOUND)
+            return 0;
+        for (uint32_t j = starts[i] + 1; j < starts[i + 1]; j++)
+            if (kvl_chain_place(row->chain, c->prompt_cells[j], row->count) !=
+                contexts[i] + (j - starts[i]))
+                return 0;
+    }
+    for (uint32_t i = 0; i < chunks; i++)
+        memcpy(c->table + (size_t)i * c->table_stride, kvl_chain_table(c->rows[i].chain),
+               (c->rows[i].count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
+    c->rows_count = chunks;
+    return 1;
+}
+
+static kvl_outcome prompt(kvl_plugin *p, const operation *o)
+{
+    kvl_cache *c = o->cache;
+    uint32_t starts[513], contexts[512]; /* `rows` is at most 512 */
+    const uint32_t tokens = o->tokens * o->streams;
+    kvl_reason reason = KVL_SERVED;
+    c->rows_count = 0;
+    if (!prompt_room(c, tokens))
+        return KVL_LEFT;
+    const uint32_t chunks = find_chunks(o, starts, contexts);
+    if (!chunks || !find_chunk_rows(o, chunks, starts, contexts) ||
+        read_queries(o, c->prompt_q) != KVL_SERVED) {
+        c->rows_count = 0;
+        return KVL_LEFT;
+    }
+    const int is_put = put_rows(p, o, &reason);
+    c->rows_count = 0; /* of chunks, not of a step */
+    if (!is_put)
+        return fail(p, o);
+    if (reason != KVL_SERVED)
+        return refuse_cache(p, o, reason);
+    const kvf_blocks_rows rows = {
+        .rows = chunks, .table_stride = c->table_stride, .table = c->table, .lengths = c->lengths};
+    const kvf_blocks_extend_args args = {.layer = o->layer,
+                                         .rows = &rows,
+                                         .starts = starts,
+                                         .contexts = contexts,
+                                         .q = c->prompt_q,
+                                         .out = c->prompt_out};
+    if (kvf_blocks_extend(c->blocks, &args, c->stream) != KVF_OK ||
+        kvf_stream_wait(c->stream) != KVF_OK)
+        return fail(p, o);
+    write_outputs(o, c->prompt_out);
+    p->counts.prompt_served += tokens;
     return KVL_DONE;
 }
 
@@ -337,12 +468,18 @@ kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node)
     if (reason != KVL_SERVED)
         return leave(p, &o, reason);
     const uint64_t rows = (uint64_t)o.tokens * o.streams;
-    if (rows > p->settings.rows) {
+    const int is_prompt = rows > p->settings.rows;
+    if (is_prompt && p->settings.prompts != KVL_PROMPTS_KVFERRY) {
         p->counts.prompt += rows;
         return KVL_LEFT;
     }
     reason = kvl_cache_ready(p, o.cache);
     if (reason == KVL_SERVED)
-        reason = set_form(&o);
-    return reason == KVL_SERVED ? step(p, &o) : leave(p, &o, reason);
+        reason = set_attention(&o);
+    if (reason != KVL_SERVED)
+        return leave(p, &o, reason);
+    const kvl_outcome outcome = is_prompt ? prompt(p, &o) : step(p, &o);
+    if (is_prompt && outcome == KVL_LEFT)
+        p->counts.prompt += rows;
+    return outcome;
 }

@@ -293,6 +293,10 @@ static void free_scratch(kvl_cache *c)
 {
     free(c->rows), free(c->sets), free(c->table), free(c->lengths), free(c->q), free(c->out);
     free(c->put_k), free(c->put_v), free(c->put_slots), free(c->stale);
+    free(c->prompt_q), free(c->prompt_out), free(c->prompt_cells);
+    c->prompt_q = c->prompt_out = NULL;
+    c->prompt_cells = NULL;
+    c->prompt_tokens = 0;
     c->rows = NULL;
     c->sets = NULL;
     c->table = c->lengths = NULL;

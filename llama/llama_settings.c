@@ -54,7 +54,7 @@ static const kvf_setting own[] = {
      "most tokens of a pass that are attended as a step; more are a prompt"},
     {"prompts", KVF_SETTING_NAME, 1, OWN(prompts), 0, 2,
      (const char *const[]){"auto", "llama", "kvferry", NULL}, NULL, 0,
-     "whose kernels compute prompts"},
+     "whose kernels compute prompts; auto = llama.cpp's"},
     {"log", KVF_SETTING_REAL, 1, OWN(log_seconds), 0, 1e9, NULL, NULL, 0,
      "seconds between summaries; 0 = at the end only"},
     {"verify", KVF_SETTING_WHOLE, 1, OWN(verify), 0, 1e9, NULL, NULL, 0,

@@ -82,7 +82,11 @@ typedef struct kvl_cache {
     uint16_t *q, *out;       /* [rows_max] */
     uint16_t *put_k, *put_v; /* [KVL_PUT] */
     int64_t *put_slots;      /* likewise */
-    kvl_stale *stale;        /* [stale_room] */
+    /* of a prompt */
+    size_t prompt_tokens; /* room */
+    uint16_t *prompt_q, *prompt_out;
+    uint32_t *prompt_cells;
+    kvl_stale *stale; /* [stale_room] */
     uint32_t stale_room;
 } kvl_cache;
 

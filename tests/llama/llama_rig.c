@@ -231,9 +231,9 @@ int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *s
     memset(r->out, 0xff, sizeof r->out);
     if (r->spoil)
         r->spoil(node);
-    const uint64_t before = standin_computed;
+    const uint64_t before = __atomic_load_n(&standin_computed, __ATOMIC_RELAXED);
     const int status = run(r, context, node);
-    r->by_kvferry = standin_computed == before;
+    r->by_kvferry = __atomic_load_n(&standin_computed, __ATOMIC_RELAXED) == before;
     for (int row = 0; status == GG_SUCCESS && !r->spoil && row < tokens * streams; row++) {
         const double difference = kvl_plain_difference(node, row % tokens, row / tokens);
         assert_true(difference >= 0);

@@ -46,6 +46,10 @@ WRAP(kvf_blocks_decode_sized,
      (kvf_blocks * b, const kvf_blocks_decode_args *args, size_t size, size_t rows,
       kvf_stream *stream),
      (b, args, size, rows, stream))
+WRAP(kvf_blocks_extend_sized,
+     (kvf_blocks * b, const kvf_blocks_extend_args *args, size_t size, size_t rows,
+      kvf_stream *stream),
+     (b, args, size, rows, stream))
 WRAP(kvf_stream_wait, (kvf_stream * stream), (stream))
 
 kvf_status __real_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config,
@@ -89,16 +93,19 @@ static void arm(int64_t call)
     __atomic_store_n(&at, call, __ATOMIC_RELAXED);
 }
 
-/* One attention under a failure, three without. Returns whether the failure happened. */
+/* A step and a prompt under a failure, three steps without. Returns whether the failure happened.
+ */
 static int attend_once(int64_t call, int allocations)
 {
-    rig *r = rig_open(&(rig_options){0});
-    rig_set set[1] = {{0}};
+    rig *r = rig_open(&(rig_options){.setting = "budget=full rows=2 prompts=kvferry"});
+    rig_set set[1] = {{0}}, prompt[3];
     int64_t cells[100];
     rig_listen();
     for (int64_t cell = 0; cell < 100; cell++) {
         rig_add(set[0], (uint32_t)cell);
         cells[cell] = cell;
+        if (cell >= 97)
+            memcpy(prompt[cell - 97], set[0], sizeof prompt[0]);
     }
     for (int layer = 0; layer < RIG_LAYERS; layer++)
         assert_int_equal(rig_write(r, layer, cells, 100), GG_SUCCESS);
@@ -106,7 +113,8 @@ static int attend_once(int64_t call, int allocations)
     arm(call);
     int failed = 0;
     for (int layer = 0; layer < RIG_LAYERS; layer++)
-        failed |= rig_attend(r, layer, 1, 0, 1, set) != GG_SUCCESS;
+        failed |= (rig_attend(r, layer, 1, 0, 1, set) != GG_SUCCESS) |
+                  (rig_attend(r, layer, 3, 0, 1, prompt) != GG_SUCCESS);
     const int happened = counted >= call;
     arm(0);
     for (int turn = 0; turn < 3; turn++) {

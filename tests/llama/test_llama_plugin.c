@@ -116,6 +116,8 @@ static void edit(wanderer *w)
     }
 }
 
+static uint64_t prompts_served; /* rows of prompts that the library computed */
+
 static double wander(const rig_options *o, uint64_t seed, int actions)
 {
     wanderer w = {.r = rig_open(o), .streams = o->streams ? o->streams : 1};
@@ -129,6 +131,7 @@ static double wander(const rig_options *o, uint64_t seed, int actions)
         step(&w, from, w.streams > 1 ? sequences : sequences, 1 + (int)below(&w, 4));
     }
     const double worst = w.r->worst;
+    prompts_served = kvl_the_plugin()->counts.prompt_served;
     rig_close(w.r);
     rig_unload();
     rig_said();
@@ -143,7 +146,18 @@ static void no_output_is_wrong(void **unused)
         for (int streams = 1; streams <= SEQUENCES; streams += SEQUENCES - 1) {
             const rig_options o = {.type = types[i], .streams = streams};
             assert_true(wander(&o, 1 + i, 150) < ROUNDING);
+            assert_int_equal(prompts_served, 0);
         }
+}
+
+static void no_prompt_is_wrong(void **unused)
+{
+    (void)unused;
+    for (int streams = 1; streams <= SEQUENCES; streams += SEQUENCES - 1) {
+        const rig_options o = {.streams = streams, .setting = "budget=full rows=4 prompts=kvferry"};
+        assert_true(wander(&o, 9, 150) < ROUNDING);
+        assert_true(prompts_served > 100);
+    }
 }
 
 static void without_proofs_outputs_are_wrong(void **unused)
@@ -378,7 +392,7 @@ static void contexts_run_in_threads(void **unused)
 
 int main(void)
 {
-    return unit_run(no_output_is_wrong, without_proofs_outputs_are_wrong,
+    return unit_run(no_output_is_wrong, no_prompt_is_wrong, without_proofs_outputs_are_wrong,
                     steps_are_served_and_prompts_left, what_is_not_understood_is_left,
                     values_beyond_f16_leave_the_cache, attention_that_is_off_is_said,
                     contexts_are_apart, buffers_outlive_the_plugin, contexts_run_in_threads);
