@@ -6,11 +6,11 @@ usage: python_env.py --library FILE --command FILE [TEST...]
        python_env.py --library FILE --command FILE --run SCRIPT [ARG...]
 
 The environment is made once, in the cache folder of the user, from the pinned packages below. torch
-for x86-64 drags the libraries of CUDA along and does not import without them: 6 GB in all. A second
-one, of 0.2 GB, has only the newest Transformers that pip gives, and takes the rest from the first: users
-have that one. The real model is unpacked there too, from its GGUF file, as a Hugging Face directory
-(0.5 GB). Without --run the tests of `kvferry.hf` run in both, then those of pruned prompts; names choose
-some of check_hf.py.
+for x86-64 drags the libraries of CUDA along and does not import without them: 6 GB in all. Two more, of
+0.2 GB each, have the newest Transformers that pip gives and the oldest that is served, and take the rest
+from the first. The real model is unpacked there too, from its GGUF file, as a Hugging Face directory
+(0.5 GB). Without --run the tests of `kvferry.hf` run in all of them, in the oldest those that need no
+other version, then those of pruned prompts; names choose some of check_hf.py.
 """
 import argparse
 import os
@@ -23,7 +23,10 @@ import real_model
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ["torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate==1.15.0",
             "numpy==2.4.6", "fastapi==0.165.0", "uvicorn==0.54.0", "openai==3.54.0"]
-TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_shared.py", "check_hf_ways.py",
+OLDEST = "transformers==5.16.0" # as kvferry/_hf_known.py has it
+OLD_TESTS = ["check_hf_known.py", "check_hf_ways.py"]
+TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_known.py",
+         "check_hf_shared.py", "check_hf_ways.py",
          "check_hf_models.py --shard 1/2", "check_hf_models.py --shard 2/2"]
 TRIES = 3  # registries time out
 UNPACK = """
@@ -71,9 +74,9 @@ def environment(name="python", packages=PACKAGES, fill=install):
     return python
 
 
-def newest(python):
-    """An interpreter with the newest Transformers; other packages are those of that interpreter."""
-    folder = os.path.join(real_model.cache_folder(), "python-newest")
+def beside(python, name, *packages):
+    """An interpreter with those packages in place of its own; others are those of `python`."""
+    folder = os.path.join(real_model.cache_folder(), name)
     above = os.path.join(folder, "bin", "python")
     if not os.path.exists(above):
         subprocess.run([python, "-m", "venv", folder], check=True)
@@ -83,8 +86,8 @@ def newest(python):
         with open(os.path.join(sites[0], "packages_below.pth"), "w") as out:
             out.write(sites[1] + "\n")
     if subprocess.run([above, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--upgrade",
-                       "--disable-pip-version-check", "transformers"]).returncode:
-        print("%s: pip gives nothing; tests run on the Transformers that is there" %
+                       "--disable-pip-version-check", *packages]).returncode:
+        print("%s: pip gives nothing; tests run on the packages that are there" %
               os.path.basename(sys.argv[0]), file=sys.stderr)
     return above
 
@@ -136,7 +139,8 @@ def main():
     args, rest = arguments(__doc__)
     python = environment()
     tests = TESTS[:1] if rest else TESTS
-    also = [] if args.run else [(newest(python), tests)]
+    also = [] if args.run else [(beside(python, "python-newest", "transformers"), tests),
+                                (beside(python, "python-oldest", OLDEST), tests if rest else OLD_TESTS)]
     run(python, args, rest, tests if rest else [*TESTS, "check_prune_tokens.py"], also=also)
 
 

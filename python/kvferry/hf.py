@@ -37,6 +37,8 @@ import types
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
+from . import _hf_known as _known # before Transformers of other versions fail
+
 import torch
 from transformers import PreTrainedModel
 from transformers import cache_utils as _caches
@@ -156,6 +158,10 @@ def _must_fit(model: Any) -> None:
         return
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         raise no("%s keeps a cache of its own kind" % name, WITHOUT)
+    where = _known.asks_for_the_name(model)
+    if where:
+        raise no("%s asks for the name of its attention, and may do otherwise under the name kvferry (%s)" % (
+            name, where), WITHOUT)
     homes = {type(module).__module__ for module in model.modules()
              if "Attention" in type(module).__name__}
     if homes and not any(hasattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS") for home in homes):
@@ -248,10 +254,16 @@ def _name_of_the_cache(model: Any) -> str:
 class _Pass(NamedTuple):
     """A forward pass, as its first layer sees it: what counts once the last layer has attended."""
     mask: Optional[torch.Tensor]
+    version: int # of the mask: a layer may write into it
     valid: Optional[torch.Tensor] # [rows, tokens] of its columns that are tokens; None = all
     gaps: Optional[torch.Tensor]
     columns: int
     held: List[int]
+
+
+def _version(mask: Optional[torch.Tensor]) -> int:
+    """How often somebody has written into it; -1 = nobody counts."""
+    return 0 if mask is None else -1 if mask.is_inference() else mask._version
 
 
 class _Turn(NamedTuple):
@@ -261,7 +273,7 @@ class _Turn(NamedTuple):
     shared: bool # it has no keys of its own
 
 
-_NEVER = _Pass(None, None, None, 0, []) # one that failed before its first layer attended
+_NEVER = _Pass(None, 0, None, None, 0, []) # one that failed before its first layer attended
 
 
 class Cache(_caches.DynamicCache):
@@ -316,6 +328,9 @@ class Cache(_caches.DynamicCache):
         self._runtime = runtime
         layers: list = _caches.DynamicCache(config=config).layers
         self._name = type(model).__name__
+        kinds = _known.unknown_kinds(config, layers)
+        if kinds:
+            raise no("%s has layers of kinds that kvferry does not know: %s" % (self._name, kinds), WITHOUT)
         number = _registered(self)
         self._paged: List[_Layer] = []
         self._order: List[_Turn] = [] # of a pass
@@ -687,7 +702,7 @@ class Cache(_caches.DynamicCache):
                 if self._held[i] and not valid[i, -1]:
                     raise no("row %d ends in padding after tokens of an earlier pass" % i,
                              "pad on the left")
-        self._pass, self._turn = _Pass(mask, valid, gaps, self._columns + tokens, held), 0
+        self._pass, self._turn = _Pass(mask, _version(mask), valid, gaps, self._columns + tokens, held), 0
 
     def _new_columns(self, mask: Optional[torch.Tensor], rows: int, tokens: int,
                      queries: int) -> Optional[torch.Tensor]:
@@ -765,8 +780,9 @@ class Cache(_caches.DynamicCache):
         if v.shape[3] > s.value_dim:
             raise self._paged[layer].refusal("values of %d elements, where others have %d" % (
                 v.shape[3], s.value_dim))
-        if mask is first or mask is not None and first is not None and mask.shape == first.shape and \
-                mask.data_ptr() == first.data_ptr():
+        if mask is None and first is None or mask is not None and first is not None and \
+                mask.shape == first.shape and mask.data_ptr() == first.data_ptr() and \
+                _version(mask) == self._pass.version >= 0:
             return
         valid, wanted = self._new_columns(mask, q.shape[0], tokens, q.shape[2]), self._pass.valid
         if (valid is None) != (wanted is None) or valid is not None and not torch.equal(valid, wanted):

@@ -296,7 +296,7 @@ class EncoderDecoders(Case):
         t5 = peaky("T5ForConditionalGeneration", "T5Config", d_model=64, d_kv=16, d_ff=96, num_layers=2,
                    num_heads=4, vocab_size=VOCABULARY, decoder_start_token_id=0)
         both = transformers.EncoderDecoderCache(cache_of(t5, tokens_max=256), transformers.DynamicCache())
-        self.refused("T5.*, layer 0: its attention has a bias", t5.generate, prompt(1, 40),
+        self.refused("T5.*, layer 0: its attention is handed a bias of positions", t5.generate, prompt(1, 40),
                      past_key_values=both)
         cache = cache_of(make())
         for use in (lambda: cache.layers[1].keys[0], lambda: list(cache)[0],

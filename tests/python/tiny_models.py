@@ -2,10 +2,15 @@
 """Tiny random models of every architecture that the installed Transformers knows for text.
 
 A configuration is shrunk by the names of its fields, inner configurations included; `OWN` has what a
-family needs besides. Weights are large enough that attention shows in the logits: `make` gives every
+family needs besides. Its layers are of all kinds that the files of the family name, as released ones have
+kinds that defaults do not. Weights are large enough that attention shows in the logits: `make` gives every
 matrix a gain of its own, because weights as Transformers draws them attend to all tokens alike.
 """
 import dataclasses
+import glob
+import os
+import re
+import sys
 import types
 
 import torch
@@ -54,7 +59,8 @@ EVEN_NONE = ("head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed
 # In families with latent keys a head has its own keys, and head_dim is the part that turns.
 LATENT = {"num_key_value_heads": LAYERS, "head_dim": 16}
 
-PARTIAL = ("sliding_attention", "linear_attention", "chunked_attention", "conv")
+PARTIAL = ("sliding_attention", "linear_attention", "chunked_attention", "conv", "indexed_attention",
+           "minimax_m3_sparse")
 _MIXED = ["linear_attention", "full_attention"] * 2
 # Fields that a family needs besides, by its class of configurations.
 OWN = {
@@ -182,9 +188,13 @@ def _shrunk(kind, **own):
     made = kind(**given)
     kinds = getattr(made, "layer_types", None)
     if "layer_types" in fields and "layer_types" not in given and kinds:
-        others = [kind for kind in kinds if kind in PARTIAL]
-        if others and set(kinds) <= {*PARTIAL, "full_attention"}: # both, whatever the pattern
-            given["layer_types"] = [others[0], "full_attention"] * (len(kinds) // 2)
+        others = [other for other in PARTIAL if other in {*kinds, *_kinds_named(kind)}]
+        if others and set(kinds) <= {*PARTIAL, "full_attention"}: # all of them, whatever the pattern
+            given["layer_types"] = [others[at // 2 % len(others)] if at % 2 == 0 else "full_attention"
+                                    for at in range(len(kinds))]
+            if "sliding_attention" in others:
+                given.update((name, value) for name, value in (("sliding_window", 64), ("use_sliding_window", True))
+                             if name in fields)
             made = kind(**given)
     rope = getattr(made, "rope_parameters", None)
     if isinstance(rope, dict) and "mrope_section" in rope and "rope_parameters" not in given:
@@ -193,6 +203,17 @@ def _shrunk(kind, **own):
         given["rope_parameters"] = dict(rope, mrope_section=[whole - 2 * third, third, third])
         made = kind(**given)
     return made
+
+
+def _kinds_named(kind):
+    """Kinds of layers that the files of a family name in its own words."""
+    folder, text = os.path.dirname(sys.modules[kind.__module__].__file__), ""
+    for path in sorted(glob.glob(os.path.join(folder, "*.py"))):
+        if os.path.basename(path).startswith(("modeling_", "configuration_")):
+            with open(path, encoding="utf-8") as source:
+                text += source.read()
+    named = set(re.findall(r'"(\w+)"', text))
+    return named if "full_attention" in named else set()
 
 
 def _default(kind):
