@@ -24,8 +24,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ["torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate==1.15.0",
             "numpy==2.4.6", "fastapi==0.165.0", "uvicorn==0.54.0", "openai==3.54.0"]
 OLDEST = "transformers==5.16.0" # as kvferry/_hf_known.py has it
-OLD_TESTS = ["check_hf_known.py", "check_hf_ways.py"]
-TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_known.py",
+OLD_TESTS = ["check_hf_known.py", "check_hf_generate.py", "check_hf_ways.py"]
+TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_known.py", "check_hf_generate.py",
          "check_hf_shared.py", "check_hf_ways.py",
          "check_hf_models.py --shard 1/2", "check_hf_models.py --shard 2/2"]
 TRIES = 3  # registries time out

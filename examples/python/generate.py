@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long document and a question, in Transformers: dense attention, then kvferry with a budget.
 
-Needs torch and Transformers 5, and a model as a Hugging Face directory; `./dev python --run
+Needs torch and Transformers 5.16 or newer, and a model as a Hugging Face directory; `./dev python --run
 examples/python/generate.py` has them. The document is read by the model once per way; then it
 answers, token by token.
 
@@ -14,6 +14,7 @@ import time
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.generation import GenerateDecoderOnlyOutput
 
 import kvferry.hf
 
@@ -23,6 +24,7 @@ DOCUMENTS = sys.argv[2:3] or [os.path.join(TOP, name) for name in (
     "ARCHITECTURE.md", "docs/design/gpu.md", "docs/design/disk.md")]
 QUESTION = sys.argv[3] if len(sys.argv) > 3 else "What is a page? Answer in one sentence."
 TOKENS, NEW = 4096, 48
+CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__annotations__ else "past_key_values" # before 5.24
 
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 model = AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="kvferry").eval()
@@ -54,7 +56,7 @@ class Pace:
 def answer(name, cache):
     pace = Pace()
     with torch.no_grad():
-        ids = model.generate(**prompt, past_key_values=cache, max_new_tokens=NEW, do_sample=False,
+        ids = model.generate(**prompt, **{CACHE: cache}, max_new_tokens=NEW, do_sample=False,
                              streamer=pace)
     print("%s: %s" % (name, tokenizer.decode(ids[0, length:], skip_special_tokens=True).strip()))
     return pace.ms

@@ -51,6 +51,7 @@ class Stored(torch.Tensor):
                 isinstance(result, tuple) and all(isinstance(x, int) for x in result):
             return result
         stored = next(a for a in flat((args, kwargs)) if isinstance(a, Stored))
+        stored.kvferry_layer.waiting = None # this pass ends here
         raise stored.kvferry_layer.refusal(
             "what the cache hands out goes into %s, not into the attention "
             "named kvferry, which alone reads pages" % name)

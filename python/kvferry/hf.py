@@ -6,7 +6,7 @@
 
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="kvferry")
     cache = kvferry.hf.Cache(model, budget=1024)
-    model.generate(**inputs, past_key_values=cache, max_new_tokens=200)
+    model.generate(**inputs, cache=cache, max_new_tokens=200) # past_key_values=cache before Transformers 5.24
     cache.stats()
 
 `kvferry.hf.use(model, budget=1024)` gives every `generate` of a model such a cache, in pipelines and
@@ -26,7 +26,6 @@ one has: a pass that does anything else raises, one that ends early has not been
 """
 import copy
 import functools
-import inspect
 import itertools
 import json
 import os
@@ -48,6 +47,7 @@ from ._cache import Cache as _PagedCache
 from ._cache import Sequence, width_in_pages
 from ._errors import Full, Invalid, Unsupported
 from ._hf_attention import NAME, WITHOUT, no
+from ._hf_generate import NAMES, cache_in, follow, handed_back, name_of_the_cache, whole_prompts_only
 from ._hf_prompt import attend_from_padding, attend_to_prompt, causal_columns
 from ._prune import Policy, Pruner
 from ._runtime import Runtime
@@ -63,7 +63,7 @@ _TOKENS_MAX = 32768
 _STEP_TOKENS = 16 # of a sequence, that one decode call takes
 _SHARED = "it attends with keys of another layer"
 _NOT_ATTENDED = "it did not attend to pages in this pass"
-_NAMES = ("cache", "past_key_values") # of a cache among arguments, as versions call it
+_OUTSIDE = "keys come outside a forward pass, in which nobody attends to them"
 
 _runtimes: Dict[str, Runtime] = {}
 _numbers = itertools.count(1)
@@ -79,31 +79,12 @@ def _runtime_of(device: torch.device) -> Runtime:
     return _runtimes[name]
 
 
-def _whole_prompts_only(generation_config: Any) -> None:
-    """A forward pass does not tell whether more of the prompt follows, so what prunes would take the
-    first chunk for all of it."""
-    chunk = getattr(generation_config, "prefill_chunk_size", None)
-    if chunk:
-        raise no("prune with prefill_chunk_size = %d would choose at the end of the first chunk, "
-                  "without the question" % chunk, "leave prefill_chunk_size out, or prune")
-
-
-def _cache_in(args: tuple, kwargs: dict) -> Optional["Cache"]:
-    """The cache of kvferry that a pass is given, under whatever name."""
-    for value in (*kwargs.values(), *args):
-        if isinstance(value, _caches.EncoderDecoderCache):
-            value = value.self_attention_cache
-        if isinstance(value, Cache):
-            return value
-    return None
-
-
 def _has_cross_attention(model: Any) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _pass_begins(module: Any, args: tuple, kwargs: dict) -> None:
-    cache = _cache_in(args, kwargs)
+    cache = cache_in(args, kwargs)
     if cache is None:
         return
     if _has_cross_attention(module) and any(cache is value for value in (*kwargs.values(), *args)):
@@ -121,12 +102,17 @@ def _pass_begins(module: Any, args: tuple, kwargs: dict) -> None:
 
 
 def _pass_ends(module: Any, args: tuple, kwargs: dict, result: Any) -> None:
-    cache = _cache_in(args, kwargs)
+    cache = cache_in(args, kwargs)
     if cache is None:
         return
     if result is None: # an error ended it
         cache._interrupted(id(module))
-    else: # the operator comes after all that this tensor is made of
+    else:
+        other = handed_back(result)
+        if other is not None and cache_in((other,), {}) is not cache:
+            raise no("%s hands out a %s after a pass with a Cache of kvferry" % (
+                type(module).__name__, type(other).__name__), WITHOUT)
+        # The operator comes after all that this tensor is made of.
         number = cache._paged[0].number
         made = next((x for x in _attention.flat(result) if isinstance(x, torch.Tensor)), number)
         torch.ops.kvferry.end(number, id(module), made)
@@ -140,6 +126,7 @@ def _watch(model: Any) -> None:
             module.register_forward_pre_hook(_pass_begins, with_kwargs=True)
             module.register_forward_hook(_pass_ends, with_kwargs=True, always_call=True)
         _attention.expands(type(module))
+    follow(type(model))
 
 
 def _implementation(model: Any) -> Any:
@@ -170,6 +157,13 @@ def _must_fit(model: Any) -> None:
 
 def _row_path(path: Union[str, os.PathLike], row: int) -> str:
     return os.fspath(path) + (".%d" % row if row else "")
+
+
+def _in_a_forward(frame: Optional[types.FrameType]) -> bool:
+    """Whether a module is at work, of a model that has never seen a Cache, too."""
+    while frame is not None and not isinstance(frame.f_locals.get("self"), torch.nn.Module):
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Layer(_caches.CacheLayerMixin):
@@ -210,6 +204,9 @@ class _Layer(_caches.CacheLayerMixin):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> tuple:
+        if not torch.compiler.is_compiling() and _attention.caches[int(self.number)]._is_idle() and \
+                not _in_a_forward(sys._getframe(1)):
+            raise self.refusal(_OUTSIDE)
         if self.waiting is not None:
             raise self.refusal("keys come again before those that came were attended")
         self.waiting = key_states, value_states
@@ -246,11 +243,6 @@ def _registered(cache: "Cache") -> torch.Tensor:
         return torch.tensor(number, device="cpu")
 
 
-def _name_of_the_cache(model: Any) -> str:
-    return next(name for name in _NAMES if name in inspect.signature(model.forward).parameters or
-                name == _NAMES[-1])
-
-
 class _Pass(NamedTuple):
     """A forward pass, as its first layer sees it: what counts once the last layer has attended."""
     mask: Optional[torch.Tensor]
@@ -277,7 +269,7 @@ _NEVER = _Pass(None, 0, None, None, 0, []) # one that failed before its first la
 
 
 class Cache(_caches.DynamicCache):
-    """Keys and values of a model in kvferry's pages; pass it as `past_key_values`.
+    """Keys and values of a model in kvferry's pages; pass it as `cache`, or `past_key_values` before Transformers 5.24.
 
     model       a model with attn_implementation="kvferry"
     budget      tokens that a KV head attends to in a step, with the first and the newest ones; at least
@@ -317,7 +309,7 @@ class Cache(_caches.DynamicCache):
             raise no("prune = %s hands fewer tokens to deeper layers" % prune,
                       "take one of %s" % ", ".join(PRUNE_POLICIES))
         if prune is not None:
-            _whole_prompts_only(getattr(model, "generation_config", None))
+            whole_prompts_only(getattr(model, "generation_config", None))
         limit = getattr(config, "max_position_embeddings", None) or _TOKENS_MAX
         self._settings = dict(settings, budget_tokens=budget,
                               tokens_max=tokens_max or min(limit, _TOKENS_MAX))
@@ -374,6 +366,12 @@ class Cache(_caches.DynamicCache):
         self._outer: Optional[tuple] = None # module whose pass it is, by its id, and the thread that called it
         self._pass: Optional[_Pass] = None # while some layers have attended, and others have not
         self._turn = 0 # the layer that attends next
+        self.kvferry_passes = 0 # that had this cache
+        self._watched = isinstance(model, torch.nn.Module)
+
+    def _is_idle(self) -> bool:
+        """Whether no pass of the model is under way that says where it begins."""
+        return self._watched and self._outer is None
 
     def refusal(self, at: int, what: str) -> Unsupported:
         """Names the model, one of its layers, the reason and the way out."""
@@ -642,6 +640,10 @@ class Cache(_caches.DynamicCache):
 
     def _settle(self) -> None:
         """Takes back what a pass has left that did not reach its end."""
+        if self._outer is None and self._pass is None: # there was none
+            for layer in self._paged:
+                if layer.waiting is not None:
+                    raise layer.refusal(_OUTSIDE + "; call reset()")
         if self._outer is not None or self._pass is not None:
             for layer in self._others():
                 if not isinstance(layer, _caches.CacheLayerMixin) or \
@@ -765,6 +767,7 @@ class Cache(_caches.DynamicCache):
 
     def _count(self) -> None:
         """The pass has been."""
+        self.kvferry_passes += 1
         self._held, self._gaps = self._pass.held, self._pass.gaps
         self._grow(self._pass.columns)
         self._pass, self._turn = None, 0
@@ -879,32 +882,32 @@ def use(model: Any, budget: int = 1024, **settings: Any) -> Any:
     cache. A call that names a cache_implementation has chosen its cache. settings: of `Cache`.
     `del model.generate` ends it.
     """
-    generate = getattr(type(model), "generate", None)
-    if generate is None:
+    if getattr(type(model), "generate", None) is None:
         raise no("%s has no generate" % type(model).__name__, "give use() the model itself, before torch.compile")
     _must_fit(model)
     model.set_attn_implementation(NAME)
     Cache(model, budget, **settings) # says now what does not fit
+    generate = type(model).generate
 
     @functools.wraps(generate)
     def generate_with_pages(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(kwargs.get(name) is not None for name in (*_NAMES, "cache_implementation")) or \
+        if any(kwargs.get(name) is not None for name in (*NAMES, "cache_implementation")) or \
                 kwargs.get("use_cache") is False or \
                 getattr(kwargs.get("generation_config"), "cache_implementation", None) is not None:
             return generate(self, *args, **kwargs)
         if settings.get("prune") is not None:
-            _whole_prompts_only(kwargs.get("generation_config"))
-            _whole_prompts_only(types.SimpleNamespace(**kwargs))
+            whole_prompts_only(kwargs.get("generation_config"))
+            whole_prompts_only(types.SimpleNamespace(**kwargs))
         cache = Cache(self, budget, **settings)
         given = _caches.EncoderDecoderCache(cache, _caches.DynamicCache()) if \
             _has_cross_attention(self) else cache
-        kwargs[_name_of_the_cache(self)], told = given, None
+        kwargs[name_of_the_cache(self)], told = given, None
         if getattr(getattr(self, "generation_config", None), "cache_implementation", None) is not None:
             kwargs["cache_implementation"] = None # the checkpoint's habit
         try:
             told = generate(self, *args, **kwargs)
         finally:
-            if not any(getattr(told, name, None) is given for name in _NAMES):
+            if handed_back(told) is not given:
                 cache.close()
         return told
 

@@ -59,8 +59,7 @@ EVEN_NONE = ("head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed
 # In families with latent keys a head has its own keys, and head_dim is the part that turns.
 LATENT = {"num_key_value_heads": LAYERS, "head_dim": 16}
 
-PARTIAL = ("sliding_attention", "linear_attention", "chunked_attention", "conv", "indexed_attention",
-           "minimax_m3_sparse")
+PARTIAL = ("sliding_attention", "linear_attention", "chunked_attention", "conv", "minimax_m3_sparse")
 _MIXED = ["linear_attention", "full_attention"] * 2
 # Fields that a family needs besides, by its class of configurations.
 OWN = {
@@ -69,7 +68,7 @@ OWN = {
     "BltConfig": {"encoder_hash_byte_group_vocab": 100},
     "ChameleonConfig": {"vocabulary_map": {"<image>": 300}},
     "CohereCompassTextConfig": {"rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+        kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}},
     "Data2VecTextConfig": {"pad_token_id": 1},
     "DbrxAttentionConfig": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
     "Dots1Config": {"n_shared_experts": 1},

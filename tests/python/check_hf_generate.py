@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry in Transformers: a cache that was asked for is used, or somebody says why not.
+
+usage: check_hf_generate.py [TEST...]
+"""
+import unittest
+import warnings
+
+import check_hf  # ends here where there is no torch
+import torch
+import transformers
+from check_hf import SMALL, cache_of, make, prompt
+from check_hf_guard import peaky, sharpened, steps
+
+import kvferry.hf
+
+LONG = {"original_max_position_embeddings": 96, "sliding_window": None, "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16,
+                            "long_factor": [2.0] * 16, "original_max_position_embeddings": 96}}
+FIELDS = {name: value for name, value in SMALL.items() if name != "head_dim"}
+FIELDS.update(hidden_size=128)
+
+
+class LongRope(unittest.TestCase):
+    """Past a length all keys turn by other factors: the text is read again, into the same cache."""
+
+    def models(self):
+        yield peaky("Phi3ForCausalLM", "Phi3Config", **{**FIELDS, **LONG})
+        yield peaky("PhimoeForCausalLM", "PhimoeConfig", **{
+            **FIELDS, **LONG, "num_local_experts": 2, "num_experts_per_tok": 1,
+            "rope_parameters": {**LONG["rope_parameters"], "short_mscale": 1.0, "long_mscale": 1.1}})
+
+    def test_prompts_and_answers_past_it(self):
+        for model in self.models():
+            for tokens in (60, 92, 96, 97, 200):
+                with self.subTest(type(model).__name__, tokens=tokens):
+                    model.set_attn_implementation("eager")
+                    wanted = steps(model, prompt(1, tokens), new=12)
+                    model.set_attn_implementation("kvferry")
+                    cache = cache_of(model, tokens_max=512)
+                    got = steps(model, prompt(1, tokens), cache, new=12)
+                    self.assertEqual(got[0].tolist(), wanted[0].tolist())
+                    self.assertLess(float((got[1] - wanted[1]).abs().max() / wanted[1].std()), 1e-3)
+                    self.assertEqual(cache.get_seq_length(), tokens + 11)
+                    self.assertGreater(cache.stats()["steps"], 0)
+
+    def test_use_selects_past_it(self):
+        model = next(self.models())
+        kvferry.hf.use(model, 64, tokens_max=512, local_tokens=16)
+        with torch.no_grad():
+            told = model.generate(prompt(1, 200), max_new_tokens=12, min_new_tokens=12, do_sample=False,
+                                  return_dict_in_generate=True)
+        stats = (getattr(told, "cache", None) or told.past_key_values).stats()
+        self.assertEqual(stats["steps"], 4 * 11)
+        self.assertLessEqual(stats["tokens_attended"] / stats["steps"] / 2, 64)
+
+    def test_rows_beams_and_candidates(self):
+        model = next(self.models())
+        ids, mask = prompt(2, 92), torch.ones(2, 92, dtype=torch.long)
+        mask[0, :20] = 0
+        for how in ({"attention_mask": mask}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 4}):
+            rows = prompt(1, 23).repeat(1, 4) if "prompt_lookup_num_tokens" in how else ids
+            said = []
+            for own in ("sdpa", "kvferry"):
+                model.set_attn_implementation(own)
+                cache = cache_of(model, tokens_max=512) if own == "kvferry" else None
+                model.set_attn_implementation(own)
+                settings = {"attention_mask": torch.ones_like(rows), **how}
+                said.append(model.generate(rows, past_key_values=cache, max_new_tokens=12, do_sample=False,
+                                           **settings).tolist())
+            self.assertEqual(*said, how)
+
+    def test_what_cannot_be_read_again_is_refused(self):
+        """Tokens of an earlier turn that are not handed over again."""
+        model = next(self.models())
+        cache = cache_of(model, tokens_max=512)
+        model.generate(prompt(1, 60), past_key_values=cache, max_new_tokens=2, do_sample=False)
+        held, mask = cache.get_seq_length(), torch.ones(1, 61 + 110, dtype=torch.long)
+        with self.assertRaisesRegex(kvferry.Unsupported, "Phi3ForCausalLM drops the Cache.* holds 61 tokens.* and 110 tokens of it are"):
+            model.generate(prompt(1, 110), attention_mask=mask, past_key_values=cache, max_new_tokens=2)
+        self.assertEqual(cache.get_seq_length(), held)
+
+
+class PassedOver(unittest.TestCase):
+    def setUp(self):
+        self.model = sharpened(make())
+
+    def test_a_generate_of_somebody_s_own(self):
+        def own(model, input_ids, **kwargs):
+            return model(input_ids, use_cache=False).logits[:, -1:].argmax(-1)
+        for give in (lambda: {"past_key_values": cache_of(self.model)},
+                     lambda: kvferry.hf.use(self.model, tokens_max=256) and {}):
+            given = give()
+            with self.assertWarnsRegex(RuntimeWarning, "LlamaForCausalLM.generate passed over the Cache that it was "
+                                       "given.*custom_generate = .* has passes of its own"):
+                self.model.generate(prompt(1, 40), custom_generate=own, max_new_tokens=2, **given)
+
+    def test_a_cache_that_is_used_is_no_news(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            self.model.generate(prompt(1, 40), past_key_values=cache_of(self.model), max_new_tokens=2)
+
+    def test_a_model_that_hands_out_another_cache(self):
+        def other(module, args, kwargs, result):
+            result["cache" if "cache" in result else "past_key_values"] = transformers.DynamicCache()
+            return result
+        self.model.set_attn_implementation("kvferry")
+        cache = cache_of(self.model)
+        self.model.model.register_forward_hook(other, with_kwargs=True, prepend=True)
+        with self.assertRaisesRegex(kvferry.Unsupported, "LlamaModel hands out a DynamicCache"):
+            self.model.generate(prompt(1, 40), past_key_values=cache, max_new_tokens=2)
+
+    def test_continuous_batching(self):
+        kvferry.hf.use(self.model, tokens_max=256)
+        with self.assertRaisesRegex(kvferry.Unsupported, "continuous batching .* call generate"):
+            self.model.generate_batch([[5, 6, 7]])
+
+    def test_keys_outside_a_pass(self):
+        """Nobody would attend to them, and the next pass would drop them."""
+        cache = cache_of(self.model)
+        keys = torch.ones(1, 2, 5, 32)
+        for update in (lambda: cache.update(keys, keys, 0), lambda: cache.layers[0].update(keys, keys)):
+            with self.assertRaisesRegex(kvferry.Unsupported, "layer 0: keys come outside a forward pass"):
+                update()
+        wanted = steps(self.model, prompt(1, 40), cache_of(self.model))
+        self.assertEqual(steps(self.model, prompt(1, 40), cache)[0].tolist(), wanted[0].tolist())
+        class Taker(torch.nn.Module): # nobody knows of its passes
+            def forward(self, cache):
+                cache.update(keys, keys, 0)
+        other = cache_of(self.model)
+        Taker()(other)
+        for use in (lambda: steps(self.model, prompt(1, 40), other), lambda: other.crop(-1)):
+            with self.assertRaisesRegex(kvferry.Unsupported, "layer 0: keys come outside .*; call reset"):
+                use()
+        other.reset()
+        self.assertEqual(steps(self.model, prompt(1, 40), other)[0].tolist(), wanted[0].tolist())
+        with self.assertRaisesRegex(kvferry.Unsupported, "layer 0: keys come outside a forward pass"):
+            cache.update(keys, keys, 0)
+
+
+if __name__ == "__main__":
+    check_hf.main("check_hf_generate")
