@@ -200,7 +200,7 @@ typedef struct kvf_paging {
     uint32_t block_pages;  /* pages of a run: block_size / page_size */
     uint32_t block_jobs;   /* digest jobs of a run: block_pages, or 1 if a digest is of a run */
     uint32_t digest_bytes; /* of a run */
-    uint32_t blocks_max;   /* stride of blocks, digests, bits */
+    uint32_t blocks_max;   /* stride of blocks, bits */
     uint32_t pages_max;    /* of a row: blocks_max * block_pages */
     uint32_t store_pages;  /* pages of the static store per KV head */
     uint32_t slots;        /* per KV head of a KV group, a multiple of KVF_SLOT_WAYS; see slots.h */
@@ -218,10 +218,9 @@ typedef struct kvf_paging {
 typedef struct kvf_row {
     void **blocks; /* [blocks_max] */
     char *ring;    /* [ring_blocks] blocks; block b of the row is in b % ring_blocks */
-    char *digests; /* [kv_heads, blocks_max, digest_bytes] boxes of the row */
-    char *codes;   /* [kv_heads] of code_stride bytes -> [blocks of the pool, digest_bytes],
-                      of all rows; NULL = digests are boxes */
-    size_t code_stride;
+    char *digests; /* [kv_heads] of digest_stride bytes -> [blocks of the pool, digest_bytes], of
+                      all rows: boxes of pages, or codes of tokens */
+    size_t digest_stride;
     uint32_t *block_of; /* [blocks_max] which of the pool a sealed block is, from block_first */
     uint32_t block_first;
     int8_t *centroids;         /* [kv_heads, segments_max, head_dim]; see score_args.h */
@@ -430,12 +429,12 @@ KVF_INLINE uint64_t kvf_row_skip(const kvf_paging *p, const kvf_row *row, uint32
     return kvf_page_skip(p, kvf_row_bits(p, row, head)[page / p->block_pages], page);
 }
 
-/* Codes of a run belong to its block of the pool, so rows that share a block share them. They are
+/* Digests of a run belong to its block of the pool, so rows that share a block share them. They are
  * written once, when the block is sealed. */
-KVF_INLINE char *kvf_row_codes(const kvf_paging *p, const kvf_row *row, uint32_t pool_block,
-                               uint32_t head)
+KVF_INLINE char *kvf_row_digests(const kvf_paging *p, const kvf_row *row, uint32_t pool_block,
+                                 uint32_t head)
 {
-    return row->codes + head * row->code_stride + (size_t)pool_block * p->digest_bytes;
+    return row->digests + head * row->digest_stride + (size_t)pool_block * p->digest_bytes;
 }
 
 /* Which block of the pool a block is that this call seals. */
@@ -444,11 +443,11 @@ KVF_INLINE uint32_t kvf_row_sealing(const kvf_row *row, uint32_t block)
     return row->new_block_of ? row->new_block_of[block - row->sealed_before] : row->block_of[block];
 }
 
-/* Box of job `job` of a row's runs, counted from its first run: of a page. */
-KVF_INLINE char *kvf_row_digest(const kvf_paging *p, const kvf_row *row, uint32_t job,
-                                uint32_t head)
+/* Where job `job` of a block that this call seals writes its digest. */
+KVF_INLINE char *kvf_row_job_digest(const kvf_paging *p, const kvf_row *row, uint32_t block,
+                                    uint32_t job, uint32_t head)
 {
-    return row->digests + (size_t)head * p->blocks_max * p->digest_bytes +
+    return kvf_row_digests(p, row, kvf_row_sealing(row, block), head) +
            (size_t)job * (p->digest_bytes / p->block_jobs);
 }
 

@@ -566,7 +566,7 @@ typedef struct kvf_cache_plan {
     uint64_t host_kv_bytes;      /**< the page pool */
     uint64_t host_staging_bytes; /**< the staging ring */
     uint64_t device_kv_bytes;    /**< slots, static sets, local windows */
-    /** Codes, of host_tokens_max tokens; boxes and centroids of all rows. */
+    /** Codes or boxes, of host_tokens_max tokens; centroids of all rows. */
     uint64_t device_digest_bytes;
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */
@@ -648,9 +648,9 @@ KVF_API KVF_CHECKED kvf_status kvf_cache_attention_params(kvf_cache *cache, uint
 KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out);
 
 /**
- * Make a second sequence that continues from the same tokens. Sealed pages and their codes
- * are shared, and so is what the device has of them. The local window, the static set, the tables
- * and boxes are copied on @p stream.
+ * Make a second sequence that continues from the same tokens. Sealed pages and their digests
+ * are shared, and so is what the device has of them. The local window, the static set and the
+ * tables are copied on @p stream.
  * @return KVF_OK; KVF_FULL when sequences_max are alive
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,

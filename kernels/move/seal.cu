@@ -51,15 +51,14 @@ static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)
         const uint32_t block = first + i / p->block_jobs, j = i % p->block_jobs;
         const uint64_t sink = kvf_sink_bits(p, block);
         const size_t job = ((size_t)row->job_first * p->block_jobs + i) * p->kv_heads;
-        char *digest = row->codes ? kvf_row_codes(p, row, kvf_row_sealing(row, block), head)
-                                  : kvf_row_digest(p, row, block * p->block_jobs + j, head);
         if (j == 0)
             kvf_row_bits(p, row, head)[block] = sink;
         if (j == 0 && head == 0 && row->new_block_of)
             row->block_of[block] = kvf_row_sealing(row, block);
         kvf_job_set(&a.jobs[job + head],
                     kvf_row_run(p, row, block, head) + j * tokens * kvf_token_bytes(&p->shape),
-                    digest, sink >> j * tokens & kvf_live_bits(tokens, 0), tokens);
+                    kvf_row_job_digest(p, row, block, j, head),
+                    sink >> j * tokens & kvf_live_bits(tokens, 0), tokens);
     }
 }
 

@@ -33,8 +33,7 @@ static void put_jobs(const kvf_seal_args *a, const kvf_row *row, uint32_t block,
     for (uint32_t j = 0; j < p->block_jobs; j++)
         a->jobs[(first + j) * p->kv_heads + head] = (kvf_digest_job){
             .page = kvf_row_run(p, row, block, head) + j * tokens * kvf_token_bytes(&p->shape),
-            .digest = row->codes ? kvf_row_codes(p, row, kvf_row_sealing(row, block), head)
-                                 : kvf_row_digest(p, row, block * p->block_jobs + j, head),
+            .digest = kvf_row_job_digest(p, row, block, j, head),
             .skip = skip >> j * tokens & kvf_live_bits(tokens, 0),
             .count = tokens};
 }

@@ -150,6 +150,13 @@ store_scores(const kvf_score_args &a, uint32_t list, uint32_t box, uint32_t boxe
         }
 }
 
+static __device__ __forceinline__ const char *box_at(const kvf_score_args &a, uint32_t list,
+                                                     uint32_t box)
+{
+    return (const char *)kvf_score_digest(&a, list, box / a.subs) +
+           box % a.subs * 4 * (size_t)a.shape.head_dim;
+}
+
 template <typename T, uint32_t HEAD_BLOCKS>
 static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
     score_pages(const __grid_constant__ kvf_score_args a)
@@ -164,8 +171,6 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
         return;
     const uint32_t boxes = pages * a.subs;
     const uint32_t end = kvf_min_u32(pages, first_page + KVF_SCORE_PAGES) * a.subs;
-    const size_t box_bytes = 4 * (size_t)head_dim;
-    const char *digests = (const char *)a.digests[list];
     const uint64_t *bits = a.bits ? a.bits[list] : NULL;
     uint4 *queries = (uint4 *)kvf_shared();
     loads x;
@@ -175,8 +180,8 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
             break;
         /* Rows past the end repeat the last one, and are not stored. */
         const uint32_t row = box + lane / 4;
-        const char *first = digests + kvf_min_u32(row, boxes - 1) * box_bytes;
-        const char *second = digests + kvf_min_u32(row + 8, boxes - 1) * box_bytes;
+        const char *first = box_at(a, list, kvf_min_u32(row, boxes - 1));
+        const char *second = box_at(a, list, kvf_min_u32(row + 8, boxes - 1));
         load_spans(&x, first, second, 0, head_dim);
         if (turn == warp) { /* while the first boxes are on their way */
             prepare_queries<T>(a, queries, list, HEAD_BLOCKS);

@@ -50,15 +50,16 @@ typedef struct kvf_score_args {
     kvf_shape shape;
     uint32_t subs;
     uint32_t lists;
-    uint32_t group;              /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
-    kvf_subgroup sub;            /* heads that take part */
-    uint32_t pages_max;          /* row stride of scores, >= every pages[l] */
-    uint32_t block_size;         /* tokens of an entry of bits */
-    const void *q;               /* [lists, group, head_dim] dtype */
-    const void *const *digests;  /* [lists] -> [pages, subs, 2, head_dim] bf16 */
-    const uint64_t *const *bits; /* [lists] -> [blocks]; NULL: only boxes tell */
-    const uint32_t *pages;       /* [lists] */
-    float *scores;               /* [lists, group, pages_max] */
+    uint32_t group;                  /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
+    kvf_subgroup sub;                /* heads that take part */
+    uint32_t pages_max;              /* row stride of scores, >= every pages[l] */
+    uint32_t block_size;             /* tokens of an entry of block_of and bits */
+    const void *q;                   /* [lists, group, head_dim] dtype */
+    const void *const *digests;      /* [lists] -> [blocks, pages, subs, 2, head_dim] bf16 */
+    const uint32_t *const *block_of; /* [lists] -> [blocks] of these; NULL: in order */
+    const uint64_t *const *bits;     /* [lists] -> [blocks]; NULL: only boxes tell */
+    const uint32_t *pages;           /* [lists] */
+    float *scores;                   /* [lists, group, pages_max] */
 } kvf_score_args;
 
 /* Whether bits of a list, or NULL, leave a token of a page. */
@@ -66,6 +67,17 @@ KVF_INLINE bool kvf_score_counts(const kvf_score_args *a, const uint64_t *bits, 
 {
     const uint32_t page_size = a->shape.page_size, pages = a->block_size / page_size;
     return !bits || kvf_live_bits(page_size, bits[page / pages] >> page % pages * page_size);
+}
+
+/* Boxes of page `page` of a list. */
+KVF_INLINE const void *kvf_score_digest(const kvf_score_args *a, uint32_t list, uint32_t page)
+{
+    size_t at = page;
+    if (a->block_of) {
+        const uint32_t pages = a->block_size / a->shape.page_size;
+        at = (size_t)a->block_of[list][page / pages] * pages + page % pages;
+    }
+    return kvf_offset(a->digests[list], at * kvf_digest_bytes(a->shape.head_dim, a->subs));
 }
 KVF_TASKS(score, kvf_score_args, kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES) * a->lists)
 
@@ -158,7 +170,7 @@ KVF_INLINE kvf_code_group kvf_block_group(const char *codes, const uint32_t *blo
 KVF_INLINE kvf_code_group kvf_row_group(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                         uint32_t token)
 {
-    return kvf_block_group(kvf_row_codes(p, row, 0, head), row->block_of, p->shape.head_dim,
+    return kvf_block_group(kvf_row_digests(p, row, 0, head), row->block_of, p->shape.head_dim,
                            p->block_size, token);
 }
 

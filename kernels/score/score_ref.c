@@ -41,8 +41,7 @@ void kvf_score_ref(const void *args, uint32_t task)
         const size_t row = (size_t)list * a->group + g;
         const void *q = kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
         for (uint32_t p = first; p < end; p++) {
-            const uint16_t *digest =
-                kvf_offset(a->digests[list], p * kvf_digest_bytes(head_dim, a->subs));
+            const uint16_t *digest = kvf_score_digest(a, list, p);
             const uint32_t boxes = kvf_score_counts(a, bits, p) ? a->subs : 0;
             float best = -INFINITY;
             for (uint32_t box = 0; box < boxes; box++) {

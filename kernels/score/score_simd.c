@@ -78,9 +78,9 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
 {
     const uint32_t head_dim = a->shape.head_dim;
     const uint32_t per_step = 8 / rows, boxes = count * a->subs;
+    const uint32_t shift = (uint32_t)__builtin_ctz(a->subs);
     const size_t box_elements = 2 * (size_t)head_dim;
-    const uint16_t *digest =
-        kvf_offset(a->digests[list], page * kvf_digest_bytes(head_dim, a->subs));
+    const uint16_t *digests[KVF_SCORE_PAGES];
     float sums[BOXES_MAX * 4 + 8];
     queries x;
     for (uint32_t g = 0; g < rows; g++)
@@ -88,10 +88,14 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
             &x, g,
             kvf_offset(a->q, ((size_t)list * a->group + first + g) * kvf_row_bytes(&a->shape)),
             &a->shape);
+    for (uint32_t p = 0; p < count; p++)
+        digests[p] = kvf_score_digest(a, list, page + p);
     for (uint32_t b = 0; b < boxes; b += per_step) {
         const uint16_t *box[8];
-        for (uint32_t k = 0; k < per_step; k++)
-            box[k] = digest + kvf_min_u32(b + k, boxes - 1) * box_elements;
+        for (uint32_t k = 0; k < per_step; k++) {
+            const uint32_t at = kvf_min_u32(b + k, boxes - 1);
+            box[k] = digests[at >> shift] + (at & (a->subs - 1)) * box_elements;
+        }
         score_boxes(&x, rows, head_dim, box, sums + b * rows);
     }
     float *out = a->scores + ((size_t)list * a->group + first) * a->pages_max + page;
@@ -101,7 +105,7 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
         const uint32_t subs = kvf_score_counts(a, bits, page + p) ? a->subs : 0;
         for (uint32_t sub = 0; sub < subs; sub++) {
             const uint32_t b = p * a->subs + sub;
-            const uint16_t *lo = digest + b * box_elements;
+            const uint16_t *lo = digests[p] + sub * box_elements;
             if (kvf_bf16_to_float(lo[0]) > kvf_bf16_to_float(lo[head_dim]))
                 continue;
             for (uint32_t g = 0; g < rows; g++) {

@@ -147,7 +147,7 @@ static kvf_status set_dims(kvf_blocks *blocks)
     d->arena_blocks = 0;
     d->jobs_max = 0;
     p->digest_bytes = 0;
-    d->code_blocks = 0;
+    d->digest_blocks = 0;
     p->query_window = 0;
     p->spare_blocks = 0;
     return KVF_OK;

@@ -52,7 +52,7 @@ typedef struct kvf_layer_host_counters {
     uint64_t held;     /* tokens there were, over steps and KV heads */
 } kvf_layer_host_counters;
 
-/* What the host knows of a call of decode before it; see undo.h. */
+/* Counts and layers of a call of decode before it; see undo.h. */
 typedef struct kvf_undo {
     kvf_layer *layers;       /* [sequences_max] */
     kvf_footprint_row *rows; /* [sequences_max] */

@@ -669,7 +669,6 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     KVF_TRY(count_disk(context, resolved, dims));
     dims->step_tokens = dims->page_frames ? 1 : resolved->tokens_per_step_max;
     KVF_TRY(count_slots(context, resolved, dims));
-    if (resolved->digest == KVF_DIGEST_CODES)
-        dims->code_blocks = dims->block_count;
+    dims->digest_blocks = dims->block_count;
     return KVF_OK;
 }

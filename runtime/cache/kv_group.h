@@ -61,7 +61,7 @@ struct kvf_dims {
     uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
-    uint32_t code_blocks;   /* whose codes are on the device: all of the pool, or none */
+    uint32_t digest_blocks; /* whose digests are on the device: all of the pool, or none */
     uint32_t bundle_blocks; /* blocks that come and go together */
     uint32_t page_frames;   /* bundles in memory; 0 = all blocks are there, none come and go */
 };

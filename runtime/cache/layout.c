@@ -25,14 +25,12 @@ static void carve_rows(kvf_kv_group *kv_group, kvf_reservation *r)
     /* Under blocks of the caller, what belongs to a row is its ring and one store. */
     const uint64_t kept = d->by_block ? 0 : rows;
     const uint64_t ringed = kept || kvf_brings_tokens(kv_group) ? rows : 0;
-    const uint64_t coded = d->code_blocks ? kept : 0;
     kvf_row_tables *t = &kv_group->tables.rows;
     KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
     KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, kv_group->tables.arena, d->arena_blocks, block);
     KVF_CARVE(&r->kv, kv_group->tables.wide.blocks, d->wide_blocks, block);
-    KVF_CARVE(&r->digest, t->digests, kept - coded, p->kv_heads, p->blocks_max, p->digest_bytes);
-    KVF_CARVE(&r->digest, t->codes, p->kv_heads, d->code_blocks, p->digest_bytes);
+    KVF_CARVE(&r->digest, t->digests, p->kv_heads, d->digest_blocks, p->digest_bytes);
     KVF_CARVE(&r->digest, t->centroids, kept, p->kv_heads, p->segments_max, c->head_dim);
     KVF_CARVE(&r->digest, t->centroid_scales, kept, p->kv_heads, p->segments_max);
     KVF_CARVE(&r->table, t->blocks, kept, p->blocks_max);

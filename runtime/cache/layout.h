@@ -40,9 +40,8 @@ typedef struct kvf_row_tables {
     char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
     /* reservation digest */
-    char *digests;     /* [rows, kv_heads, blocks_max, digest_bytes] boxes */
-    char *codes;       /* [kv_heads, code_blocks, digest_bytes] of all rows, by block of the pool */
-    int8_t *centroids; /* [rows, kv_heads, segments_max, head_dim] */
+    char *digests; /* [kv_heads, digest_blocks, digest_bytes] of all rows, by block of the pool */
+    int8_t *centroids;         /* [rows, kv_heads, segments_max, head_dim] */
     uint16_t *centroid_scales; /* [rows, kv_heads, segments_max] */
     /* reservation table */
     void **blocks;         /* [rows, blocks_max] */
@@ -103,7 +102,7 @@ typedef struct kvf_token_tables {
     uint32_t *count_b; /* [kv_heads] */
 } kvf_token_tables;
 
-/* What a call of decode changes, as it was before; see undo.h. Only where the host brings pages,
+/* Copies of arrays that a call of decode changes; see undo.h. Only where the host brings pages,
  * and of one layer. T and B are kvf_undo_queries and kvf_undo_blocks. */
 typedef struct kvf_undo_tables {
     char *blocks;          /* [S, B + spare_blocks, block bytes] of the ring, and the spare one */

@@ -100,9 +100,8 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
     return (kvf_row){
         .blocks = t->blocks + n * p->blocks_max,
         .ring = t->rings + n * kvf_ring_size(p),
-        .digests = t->digests ? t->digests + n * runs * p->digest_bytes : NULL,
-        .codes = t->codes,
-        .code_stride = (size_t)kv_group->dims.code_blocks * p->digest_bytes,
+        .digests = t->digests,
+        .digest_stride = (size_t)kv_group->dims.digest_blocks * p->digest_bytes,
         .block_of = t->block_of + n * p->blocks_max,
         .centroids = t->centroids ? t->centroids + n * centroids * p->shape.head_dim : NULL,
         .centroid_scales = t->centroid_scales ? t->centroid_scales + n * centroids : NULL,
@@ -278,7 +277,7 @@ void kvf_step_lists(kvf_step *step)
     const uint64_t **bits;
     uint32_t *pages, *choose_pages;
     KVF_TAKE(step, digests, step->digests, lists);
-    KVF_TAKE(step, block_of, step->block_of, kvf_has_codes(kv_group) ? lists : 0);
+    KVF_TAKE(step, block_of, step->block_of, lists);
     KVF_TAKE(step, bits, step->bits,
              kvf_has_codes(kv_group) || kv_group->dims.static_tokens ? lists : 0);
     KVF_TAKE(step, pages, step->pages, lists);
@@ -292,9 +291,8 @@ void kvf_step_lists(kvf_step *step)
         const uint32_t b = l / p->lists, list = l % p->lists;
         const kvf_row *row = &step->row_host[b];
         const uint32_t head = kvf_list_head(p, list);
-        digests[l] = row->codes ? kvf_row_codes(p, row, 0, head) : kvf_row_digest(p, row, 0, head);
-        if (block_of)
-            block_of[l] = row->block_of;
+        digests[l] = kvf_row_digests(p, row, 0, head);
+        block_of[l] = row->block_of;
         if (bits)
             bits[l] = kvf_row_bits(p, row, head);
         pages[l] = kvf_row_sealed_pages(p, row);

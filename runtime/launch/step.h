@@ -59,7 +59,7 @@ typedef struct kvf_step {
     kvf_row *row_after_host;  /* [rows] with the stores that a refresh of this call brings into */
     const kvf_row *row_after; /* force; NULL if there is none */
     void **pool_host;         /* addresses of the blocks that this call seals */
-    uint32_t *block_of_host;  /* which blocks of the pool these are, where there are codes */
+    uint32_t *block_of_host;  /* which blocks of the pool these are */
     const uint32_t *new_block_of; /* the same on the device */
     uint32_t sealed_blocks;       /* of all rows, by this call */
     void **arena_host;            /* where a prefill chunk puts them first, if there is an arena */
@@ -80,8 +80,8 @@ typedef struct kvf_step {
     uint32_t is_fused;
 
     /* per list, on the device, in the frame */
-    const void *const *digests;      /* of score lists: boxes, or the head's codes of all blocks */
-    const uint32_t *const *block_of; /* of score lists, where there are codes; see score_args.h */
+    const void *const *digests;      /* of score lists: those of the head, of all blocks */
+    const uint32_t *const *block_of; /* of score lists; see score_args.h */
     const uint64_t *const *bits;     /* of score lists; NULL: no token is left out */
     const uint32_t *pages;           /* of score lists */
     kvf_coarse_lists coarse;

@@ -230,15 +230,15 @@ static void make_jobs(const putting *p, uint32_t first, uint32_t end)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;
     const uint32_t tokens = paging->block_size / paging->block_jobs;
+    const size_t bytes = paging->digest_bytes / paging->block_jobs;
     kvf_digest_job *job = p->work.jobs;
     for (uint32_t b = first; b < end; b++)
         for (uint32_t j = 0; j < paging->block_jobs; j++)
             for (uint32_t h = 0; h < paging->kv_heads; h++)
                 *job++ = (kvf_digest_job){
                     .page = exact_run(p, b, h) + j * tokens * kvf_token_bytes(&paging->shape),
-                    .digest = p->row.codes
-                                  ? kvf_row_codes(paging, &p->row, p->layer->blocks[b].index, h)
-                                  : kvf_row_digest(paging, &p->row, b * paging->block_jobs + j, h),
+                    .digest =
+                        kvf_row_digests(paging, &p->row, p->layer->blocks[b].index, h) + j * bytes,
                     .skip = kvf_sink_bits(paging, b) >> j * tokens & kvf_live_bits(tokens, 0),
                     .count = tokens};
 }

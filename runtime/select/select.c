@@ -161,6 +161,7 @@ kvf_status kvf_select_score(kvf_step *step)
                                   .block_size = p->block_size,
                                   .q = step->q,
                                   .digests = step->digests,
+                                  .block_of = step->block_of,
                                   .bits = step->bits,
                                   .pages = step->pages,
                                   .scores = kv_group->tables.scores};

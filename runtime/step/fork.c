@@ -35,7 +35,7 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     const size_t query =
         (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
-    if (from->sealed) /* pages and codes, which both have from now on */
+    if (from->sealed) /* pages and digests, which both have from now on */
         copy(c, to->block_of, from->block_of, from->sealed * sizeof *to->block_of);
     copy(c, to->ring, from->ring, kvf_ring_size(p));
     copy(c, to->store, from->store, (size_t)p->kv_heads * p->store_pages * page);
@@ -49,9 +49,6 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
              (size_t)p->kv_heads * p->pages_max * sizeof *to->chosen_at);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         copy(c, kvf_row_bits(p, to, h), kvf_row_bits(p, from, h), from->sealed * sizeof *to->bits);
-        if (!from->codes)
-            copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h),
-                 (size_t)from->sealed * p->digest_bytes);
         if (p->segments_max == 0)
             continue;
         const size_t whole = kvf_segments(p->block_size, from->sealed);

@@ -470,7 +470,7 @@ static void compare_centroids(check *c, const world *w)
     uint32_t *block_of = check_in(c, per * sizeof *block_of);
     for (uint32_t j = 0; j < per; j++)
         block_of[j] = j;
-    *row = (kvf_row){.codes = check_out(c, KVF_CENTROID_GROUPS * kvf_code_bytes(head_dim)),
+    *row = (kvf_row){.digests = check_out(c, KVF_CENTROID_GROUPS * kvf_code_bytes(head_dim)),
                      .block_of = block_of,
                      .centroids = check_out(c, head_dim),
                      .centroid_scales = check_out(c, sizeof(uint16_t)),
@@ -489,7 +489,7 @@ static void compare_centroids(check *c, const world *w)
         for (uint32_t j = 0; j < per; j++)
             job[j] = (kvf_digest_job){
                 .page = exact_run(w, physical[j], head, runs + j * kvf_run_bytes(p)),
-                .digest = row->codes + j * kvf_code_bytes(head_dim),
+                .digest = row->digests + j * kvf_code_bytes(head_dim),
                 .count = p->block_size};
         const kvf_encode_args encode = {.shape = p->shape, .job_count = per, .jobs = job};
         CHECK_RUN(c, c->ref, encode, &encode, 0);

@@ -129,23 +129,6 @@ static void make_codes(check *c, const kvf_score_codes_args *a, const void **cod
     *codes = base;
 }
 
-/* Where blocks of a list are: one after the other, or anywhere among a few more. */
-static const uint32_t *make_block_of(check *c, uint32_t blocks, uint32_t *all)
-{
-    const bool is_apart = check_below(c, 3);
-    const uint32_t first = check_below(c, 4);
-    uint32_t *block_of = check_in(c, blocks * sizeof *block_of);
-    *all = first + blocks;
-    for (uint32_t b = 0; b < blocks; b++)
-        block_of[b] = first + b;
-    for (uint32_t b = 1; is_apart && b < blocks; b++) {
-        const uint32_t other = check_below(c, b + 1), before = block_of[b];
-        block_of[b] = block_of[other];
-        block_of[other] = before;
-    }
-    return block_of;
-}
-
 static void make_queries(check *c, kvf_score_codes_args *a, bool is_extreme)
 {
     const uint32_t rows = a->lists * a->group;
@@ -254,7 +237,7 @@ static void score_codes_case(check *c, uint32_t head_dim, uint32_t page_size, ui
         uint64_t *words = check_in(c, blocks * sizeof *words);
         make_bits(c, words, blocks);
         bits[l] = words;
-        block_of[l] = make_block_of(c, blocks, &all);
+        block_of[l] = check_block_of(c, blocks, &all);
         make_codes(c, &a, &codes[l], all * a.block_size, is_extreme);
     }
     make_queries(c, &a, is_extreme);
@@ -312,7 +295,7 @@ static void make_sharers(check *c, const kvf_score_codes_args *a,
             for (int k = 0; k < 2; k++) {
                 const kvf_score_codes_args *of = k ? shared : a;
                 uint32_t all;
-                ((const uint32_t **)(uintptr_t)of->block_of)[l] = make_block_of(c, blocks, &all);
+                ((const uint32_t **)(uintptr_t)of->block_of)[l] = check_block_of(c, blocks, &all);
                 make_codes(c, a, &((const void **)(uintptr_t)of->codes)[l], all * a->block_size,
                            false);
             }
@@ -549,7 +532,7 @@ static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
                       .blocks_max = 8 * per + check_below(c, 2),
                       .segments_max = 8};
     uint32_t all;
-    const uint32_t *block_of = make_block_of(c, p->blocks_max, &all);
+    const uint32_t *block_of = check_block_of(c, p->blocks_max, &all);
     check_describe(c, "d=%u block=%u rows=%u heads=%u%s", head_dim, block, a.rows, p->kv_heads,
                    is_extreme ? " extreme" : "");
     const size_t centroids = (size_t)p->kv_heads * p->segments_max * head_dim;
@@ -561,8 +544,8 @@ static void centroids_case(check *c, uint32_t head_dim, bool is_extreme)
     for (uint32_t r = 0; r < a.rows; r++) {
         const void *of_row;
         make_codes(c, &codes, &of_row, p->kv_heads * all * block, is_extreme);
-        kvf_row one = {.codes = (char *)(uintptr_t)of_row,
-                       .code_stride = (size_t)all * p->digest_bytes,
+        kvf_row one = {.digests = (char *)(uintptr_t)of_row,
+                       .digest_stride = (size_t)all * p->digest_bytes,
                        .block_of = (uint32_t *)(uintptr_t)block_of};
         one.sealed_before = check_below(c, 6 * per);
         one.sealed = one.sealed_before + check_below(c, 2 * per + 1);

@@ -116,16 +116,23 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
     uint32_t *counts = check_in(c, a.lists * sizeof *counts);
     double norm = 0.0;
     check_fill(c, q, dtype, rows * head_dim, data);
+    a.block_size = check_below(c, 2) ? 32 : 64;
+    const uint32_t per = a.block_size / a.shape.page_size;
+    const bool is_apart = check_below(c, 2);
+    const uint32_t **block_of = check_in(c, a.lists * sizeof *block_of);
     for (uint32_t i = 0; i < a.lists; i++) {
         counts[i] = i == 0 ? pages : check_below(c, pages + 1);
-        uint16_t *boxes = check_in(c, counts[i] * kvf_digest_bytes(head_dim, subs));
-        norm = fmax(norm, fill_boxes(c, boxes, (size_t)counts[i] * subs, head_dim, data));
+        uint32_t blocks = kvf_div_ceil_u32(counts[i], per);
+        if (is_apart)
+            block_of[i] = check_block_of(c, blocks, &blocks);
+        uint16_t *boxes = check_in(c, blocks * per * kvf_digest_bytes(head_dim, subs));
+        norm = fmax(norm, fill_boxes(c, boxes, (size_t)blocks * per * subs, head_dim, data));
         digests[i] = boxes;
     }
     a.q = q;
     a.digests = digests;
+    a.block_of = is_apart ? block_of : NULL;
     a.pages = counts;
-    a.block_size = check_below(c, 2) ? 32 : 64;
     if (check_below(c, 2)) { /* whole pages are left out, and parts, which change nothing */
         const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
         for (uint32_t i = 0; i < a.lists; i++) {

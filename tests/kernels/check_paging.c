@@ -140,8 +140,8 @@ static void put_codes(check *c, check_rows *w)
             block_of[i] = check_below(c, blocks);
         for (uint32_t i = row->sealed_before; i < row->sealed; i++)
             fresh[i - row->sealed_before] = check_below(c, blocks);
-        row->codes = codes;
-        row->code_stride = (size_t)blocks * p->digest_bytes;
+        row->digests = codes;
+        row->digest_stride = (size_t)blocks * p->digest_bytes;
         row->block_of = block_of;
         row->new_block_of = check_below(c, 4) ? fresh : NULL;
     }

@@ -100,7 +100,8 @@ static void make_blocks(check *c, const kvf_paging *p, kvf_row *row,
     }
     row->pool = check_put(c, row->blocks + row->sealed_before,
                           (row->sealed - row->sealed_before) * sizeof *row->blocks);
-    row->digests = noise_out(c, (size_t)p->kv_heads * p->blocks_max * p->digest_bytes);
+    row->digest_stride = (size_t)most * p->digest_bytes;
+    row->digests = noise_out(c, p->kv_heads * row->digest_stride);
 }
 
 /* Copy token `position` of a page to entry `entry` of the store. */

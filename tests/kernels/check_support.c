@@ -329,6 +329,22 @@ void *check_changed(check *c, const char *name, size_t bytes)
     return data;
 }
 
+const uint32_t *check_block_of(check *c, uint32_t blocks, uint32_t *all)
+{
+    const bool is_apart = check_below(c, 3);
+    const uint32_t first = check_below(c, 4);
+    uint32_t *block_of = check_in(c, blocks * sizeof *block_of);
+    *all = first + blocks;
+    for (uint32_t b = 0; b < blocks; b++)
+        block_of[b] = first + b;
+    for (uint32_t b = 1; is_apart && b < blocks; b++) {
+        const uint32_t other = check_below(c, b + 1), before = block_of[b];
+        block_of[b] = block_of[other];
+        block_of[other] = before;
+    }
+    return block_of;
+}
+
 /* All tracked bytes to or from one buffer of the host. */
 static void copy_tracked(const check *c, uint8_t *copy, bool is_saved)
 {

@@ -124,6 +124,8 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
 void check_track(check *c, const char *name, void *data, size_t bytes);
 /* The memory of check_out, tracked. */
 void *check_changed(check *c, const char *name, size_t bytes);
+/* Where blocks of a list are: one after the other, or anywhere among a few more. */
+const uint32_t *check_block_of(check *c, uint32_t blocks, uint32_t *all);
 #define CHECK_BOTH(c, op, args)                                                                    \
     check_both((c), (c)->ref->op, (c)->var->op, CHECK_ARGS(args), kvf_##op##_tasks(args))
 void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uint32_t tasks);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Codes of shared blocks are there once: a plan for forks has room for one prompt, rows of forks
+ * Digests of shared blocks are there once: a plan for forks has room for one prompt, rows of forks
  * name the same blocks, and whatever a fork does leaves every byte that others have as it was. That
  * forks have the bits of single sequences is the business of test_forks.c. Looks inside.
  */
@@ -42,12 +42,13 @@ static void sixteen_forks_take_an_eighth(void **state)
     static const uint32_t contexts[] = {32768, 131072};
     static const uint8_t kinds[16] = {1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1};
     kvf_runtime *runtime = test_runtime();
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t context = contexts[i / 2];
+    for (uint32_t i = 0; i < 6; i++) {
+        const uint32_t context = contexts[i % 2];
         kvf_cache_config one = config_of_8b(1, context, ANSWER);
         kvf_cache_config forks = config_of_8b(FORKS, context, ANSWER);
         one.head_mask = forks.head_mask =
-            i % 2 ? kinds : NULL; /* coarse heads have centroids, too */
+            i / 2 == 1 ? kinds : NULL; /* coarse heads have centroids, too */
+        one.digest = forks.digest = i / 2 == 2 ? KVF_DIGEST_MINMAX : KVF_DIGEST_CODES;
         const uint64_t single = digest_bytes(runtime, &one);
         assert_true(digest_bytes(runtime, &forks) >= FORKS * single); /* of prompts of their own */
         forks.host_tokens_max = context + FORKS * (ANSWER + WINDOW);
@@ -63,7 +64,7 @@ static void sixteen_forks_take_an_eighth(void **state)
 
 enum { TOKENS = 700, PROMPT = 300 };
 
-static kvf_cache_config config_small(kvf_select select)
+static kvf_cache_config config_small(kvf_select select, kvf_digest_kind digest)
 {
     kvf_cache_config c = test_config_small();
     c.head_dim = 32;
@@ -73,28 +74,28 @@ static kvf_cache_config config_small(kvf_select select)
     c.budget_tokens = 96;
     c.tokens_max = TOKENS;
     c.sequences_max = 4;
-    c.digest = KVF_DIGEST_CODES;
+    c.digest = digest;
     c.select = select;
     c.refresh_interval = 8;
     c.transfer = test_transfer(KVF_TRANSFER_DIRECT);
     return c;
 }
 
-static size_t row_codes_bytes(const kvf_kv_group *kv_group, const kvf_layer *layer)
+static size_t row_digest_bytes(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
     return (size_t)layer->sealed * kv_group->dims.paging.kv_heads *
            kv_group->dims.paging.digest_bytes;
 }
 
-/* Codes of all sealed blocks of a layer, and which these are. */
-static char *codes_of(const test_world *w, const kvf_sequence *s, uint32_t index)
+/* Digests of all sealed blocks of a layer, and which these are. */
+static char *digests_of(const test_world *w, const kvf_sequence *s, uint32_t index)
 {
     const kvf_layer *layer = &s->layers[index];
     const kvf_kv_group *kv_group = layer->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row row = kvf_step_row(kv_group, layer);
     const uint32_t *named = test_seen(row.block_of, layer->sealed * sizeof *named);
-    char *all = malloc(row_codes_bytes(kv_group, layer) + 1), *to = all;
+    char *all = malloc(row_digest_bytes(kv_group, layer) + 1), *to = all;
     assert_non_null(all);
     (void)w;
     for (uint32_t b = 0; b < layer->sealed; b++)
@@ -102,14 +103,14 @@ static char *codes_of(const test_world *w, const kvf_sequence *s, uint32_t index
     for (uint32_t b = 0; b < layer->sealed; b++)
         for (uint32_t h = 0; h < p->kv_heads; h++, to += p->digest_bytes)
             memcpy(to,
-                   test_seen(kvf_row_codes(p, &row, layer->blocks[b].index, h), p->digest_bytes),
+                   test_seen(kvf_row_digests(p, &row, layer->blocks[b].index, h), p->digest_bytes),
                    p->digest_bytes);
     return all;
 }
 
 typedef struct watched {
     const kvf_sequence *s;
-    char *codes[2];
+    char *digests[2];
     uint32_t sealed;
 } watched;
 
@@ -118,7 +119,7 @@ static watched watch(test_world *w, const kvf_sequence *s)
     watched o = {.s = s, .sealed = s->layers[0].sealed};
     test_wait(w);
     for (uint32_t i = 0; i < 2; i++)
-        o.codes[i] = codes_of(w, s, i);
+        o.digests[i] = digests_of(w, s, i);
     return o;
 }
 
@@ -127,12 +128,12 @@ static void is_as_it_was(test_world *w, watched *o, const char *after)
     test_wait(w);
     assert_int_equal(o->s->layers[0].sealed, o->sealed);
     for (uint32_t i = 0; i < 2; i++) {
-        char *now = codes_of(w, o->s, i);
-        if (memcmp(now, o->codes[i], row_codes_bytes(o->s->layers[i].kv_group, &o->s->layers[i])) !=
-            0)
-            fail_msg("%s: codes of layer %u of another sequence changed", after, i);
+        char *now = digests_of(w, o->s, i);
+        if (memcmp(now, o->digests[i],
+                   row_digest_bytes(o->s->layers[i].kv_group, &o->s->layers[i])) != 0)
+            fail_msg("%s: digests of layer %u of another sequence changed", after, i);
         free(now);
-        free(o->codes[i]);
+        free(o->digests[i]);
     }
 }
 
@@ -183,11 +184,12 @@ static void nobody_writes_what_others_have(void **state)
 {
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_HYBRID};
     const uint64_t seed = test_seed(4711);
-    for (uint32_t i = 0; i < 4; i++) {
-        kvf_cache_config cc = config_small(selects[i % 2]);
+    for (uint32_t i = 0; i < 8; i++) {
+        kvf_cache_config cc =
+            config_small(selects[i % 2], i < 4 ? KVF_DIGEST_CODES : KVF_DIGEST_MINMAX);
         test_world w;
         test_tokens t;
-        open_world(&w, &cc, i < 2 ? 1 : 2);
+        open_world(&w, &cc, i % 4 < 2 ? 1 : 2);
         test_tokens_make(&t, &cc,
                          &(test_tokens_spec){.count = TOKENS, .seed = seed + i, .sharpness = 2.0f});
         kvf_sequence *parent = test_sequence(&w), *child = NULL, *grandchild = NULL;
@@ -205,7 +207,8 @@ static void nobody_writes_what_others_have(void **state)
         test_ok(&w, kvf_sequence_truncate(w.cache, grandchild, 150, w.stream));
         prompt(&w, grandchild, &t, 400, 200);
         is_as_it_was(&w, &o, "a cut, and other tokens");
-        assert_int_equal(blocks_in_common(parent, grandchild), (150 - 16) / 32);
+        assert_int_equal(blocks_in_common(parent, grandchild),
+                         (150 - 16) / w.cache->plan.block_size);
 
         o = watch(&w, parent);
         watched third = watch(&w, grandchild);
