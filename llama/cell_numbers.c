@@ -11,26 +11,27 @@
 
 #include "common/base.h"
 #include "common/convert.h"
+#include "common/cpu_isa.h"
 #include "ggml_abi.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define VECTOR __attribute__((target("avx2,f16c")))
+
+/* Asked once: the answer is a constant of the machine. */
+static int has_vectors(void)
+{
+    static _Atomic int known; /* 0 = not asked, else 1 + the answer */
+    if (!known)
+        known = 1 + ((kvf_cpu_has() & KVF_ISA_AVX2) != 0);
+    return known - 1;
+}
 #endif
 
 enum { Q8_0_BYTES = 34 };
 #define F16_INFINITY 0x7c00u
 #define F16_OPEN     0x0000u
 #define F16_HIDDEN   0xfc00u
-
-static int has_vectors(void)
-{
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-#else
-    return 0;
-#endif
-}
 
 /* A finite number became an infinite one. */
 static int overflows(float from, uint16_t to)

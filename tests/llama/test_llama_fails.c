@@ -112,9 +112,10 @@ static int attend_once(int64_t call, int allocations)
     allocations_count = allocations;
     arm(call);
     int failed = 0;
-    for (int layer = 0; layer < RIG_LAYERS; layer++)
-        failed |= (rig_attend(r, layer, 1, 0, 1, set) != GG_SUCCESS) |
-                  (rig_attend(r, layer, 3, 0, 1, prompt) != GG_SUCCESS);
+    for (int layer = 0; layer < RIG_LAYERS; layer++) {
+        failed |= rig_attend(r, layer, 1, 0, 1, set) != GG_SUCCESS;
+        failed |= rig_attend(r, layer, 3, 0, 1, prompt) != GG_SUCCESS;
+    }
     const int happened = counted >= call;
     arm(0);
     for (int turn = 0; turn < 3; turn++) {
