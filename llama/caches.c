@@ -440,6 +440,7 @@ static void say_first(const kvl_cache *c, const kvf_blocks_config *b,
         if (b->cache.pages && !strcmp(kvf_cache_setting(i)->name, "pages"))
             kvf_setting_show(kvf_cache_setting(i), &b->cache, pages, sizeof pages);
     const uint64_t codes = plan->code_bytes * b->block_count * c->layers_count;
+    const uint64_t own = kvl_chains_bytes(chains) + scratch_bytes(c);
     kvl_say("serving %u of %u layers, %llu cells of room, host %.0f MiB, device %.0f MiB, budget "
             "%u, pages %s; heads=%u kv_heads=%u head_dim=%u layers=%u blocks=%u host=%llu "
             "device=%llu codes=%llu own=%llu",
@@ -448,7 +449,7 @@ static void say_first(const kvl_cache *c, const kvf_blocks_config *b,
             b->cache.budget_tokens, pages, c->query_heads, c->kv_heads, c->head_dim,
             c->layers_count, b->block_count, (unsigned long long)plan->host_bytes,
             (unsigned long long)plan->device_bytes, (unsigned long long)codes,
-            (unsigned long long)(kvl_chains_bytes(chains) + scratch_bytes(c)));
+            (unsigned long long)own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_cache *c)
