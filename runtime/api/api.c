@@ -440,7 +440,7 @@ kvf_status kvf_prefill_sized(kvf_cache *cache, const kvf_prefill_args *args, siz
     if (status == KVF_OK)
         status = check_prefill(cache, &own);
     if (status == KVF_OK)
-        status = own.k ? kvf_heads_prefill(cache, &own, stream)
+        status = own.k ? kvf_layer_prefill(cache, &own, stream)
                        : kvf_prefill_queries(cache, &own, stream);
     return kvf_leave(cache, status);
 }
@@ -458,7 +458,7 @@ static kvf_status decode_queries(kvf_cache *cache, const kvf_decode_args *args, 
                  "k and v are NULL with select = %s, which looks with queries of tokens that it "
                  "appends; use another policy",
                  kvf_select_name(cache->config.select));
-    return kvf_heads_decode_queries(cache, args, stream);
+    return kvf_layer_decode_queries(cache, args, stream);
 }
 
 static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
@@ -475,7 +475,7 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     KVF_TRY(check_append(cache, args));
     if (cache->plan.disk_bytes && kvf_has_streaming_heads(cache))
         KVF_TRY(check_single(cache, args, "a cache with disk_path and streaming heads takes"));
-    return kvf_heads_decode(cache, args, stream);
+    return kvf_layer_decode(cache, args, stream);
 }
 
 kvf_status kvf_decode_sized(kvf_cache *cache, const kvf_decode_args *args, size_t size,

@@ -46,7 +46,7 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args)
     return kvf_heads_unpack(&call);
 }
 
-kvf_status kvf_heads_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+kvf_status kvf_layer_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
 {
     kvf_step step = {.cache = cache};
     KVF_TRY(kvf_prefill_prepare(&step, args, stream));
@@ -114,7 +114,7 @@ static kvf_status enqueue_step(kvf_step *step, const kvf_decode_args *args, cons
     return KVF_OK;
 }
 
-kvf_status kvf_heads_step(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_layer_step(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     kvf_step step = {.cache = cache};
     kvf_due due;
@@ -122,11 +122,11 @@ kvf_status kvf_heads_step(kvf_cache *cache, const kvf_decode_args *args, kvf_str
     return kvf_decode_end(&step, enqueue_step(&step, args, &due));
 }
 
-kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_layer_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     KVF_TRY(kvf_undo_keep(cache, args, stream));
     const kvf_status status =
-        args->tokens ? kvf_heads_steps(cache, args, stream) : kvf_heads_step(cache, args, stream);
+        args->tokens ? kvf_layer_steps(cache, args, stream) : kvf_layer_step(cache, args, stream);
     return kvf_undo_unless_ok(cache, args, stream, status);
 }
 
@@ -138,7 +138,7 @@ static kvf_status step_queries(kvf_cache *cache, const kvf_decode_args *args, kv
     return kvf_decode_end(&step, enqueue_step(&step, args, &nothing));
 }
 
-kvf_status kvf_heads_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
+kvf_status kvf_layer_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
                                     kvf_stream *stream)
 {
     KVF_TRY(kvf_undo_keep(cache, args, stream));

@@ -12,21 +12,21 @@
 #include "streaming_heads.h"
 
 /* Arguments were checked. */
-KVF_CHECKED kvf_status kvf_heads_prefill(kvf_cache *cache, const kvf_prefill_args *args,
+KVF_CHECKED kvf_status kvf_layer_prefill(kvf_cache *cache, const kvf_prefill_args *args,
                                          kvf_stream *stream);
 /* With args->tokens: as many calls as there are tokens, to the bit. A call that fails has no effect
  * (undo.h). */
-KVF_CHECKED kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args,
+KVF_CHECKED kvf_status kvf_layer_decode(kvf_cache *cache, const kvf_decode_args *args,
                                         kvf_stream *stream);
 /* Queries alone, of a layer without streaming heads. */
-KVF_CHECKED kvf_status kvf_heads_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
+KVF_CHECKED kvf_status kvf_layer_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
                                                 kvf_stream *stream);
 
 /* One step, of rows of different sequences, and those that args->tokens asks for; they are undone
- * by kvf_heads_decode. */
-KVF_CHECKED kvf_status kvf_heads_step(kvf_cache *cache, const kvf_decode_args *args,
+ * by kvf_layer_decode. */
+KVF_CHECKED kvf_status kvf_layer_step(kvf_cache *cache, const kvf_decode_args *args,
                                       kvf_stream *stream);
-KVF_CHECKED kvf_status kvf_heads_steps(kvf_cache *cache, const kvf_decode_args *args,
+KVF_CHECKED kvf_status kvf_layer_steps(kvf_cache *cache, const kvf_decode_args *args,
                                        kvf_stream *stream);
 
 /* Room of a step's streaming heads in the frame, after that of the KV group; nothing where there

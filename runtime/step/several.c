@@ -106,7 +106,7 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
     };
 }
 
-kvf_status kvf_heads_steps(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_layer_steps(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     KVF_TRY(check_room(cache, args));
     const uint32_t rows = list_rows(cache, args);
@@ -114,7 +114,7 @@ kvf_status kvf_heads_steps(kvf_cache *cache, const kvf_decode_args *args, kvf_st
     for (uint32_t first = 0; first < rows; first = end) {
         end = step_end(cache, args->layer, first, rows);
         const kvf_decode_args some = some_rows(cache, args, first, end);
-        KVF_TRY(kvf_heads_step(cache, &some, stream));
+        KVF_TRY(kvf_layer_step(cache, &some, stream));
     }
     return KVF_OK;
 }
