@@ -43,23 +43,28 @@ def serve(args, admit):
                            SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=args.new))
     scheduler = engine.engine_core.engine_core.scheduler
 
-    def counter(name):
-        return sum(float(line.rsplit(" ", 1)[1]) for line in generate_latest().decode().splitlines()
-                   if line.startswith("kvferry:%s_total{" % name))
-    most, steps, rows, cpu, moved = 0, 0, 0, 0.0, 0.0
-    before, first = {name: counter(name) for name in ("page_hits", "page_misses")}, time.process_time()
+    def counters():
+        told = {}
+        for line in generate_latest().decode().splitlines():
+            if line.startswith("kvferry:") and "_total{" in line:
+                told[line[len("kvferry:"):].partition("_total{")[0]] = float(line.rsplit(" ", 1)[1])
+        return told
+    most, steps, cpu, sums, layers = 0, 0, 0.0, {}, config.model_config.get_total_num_hidden_layers()
+    first = time.process_time()
     while engine.has_unfinished_requests():
-        began, came = time.process_time(), counter("bytes_to_device")
-        tokens = counter("steps")
+        before, began = counters(), time.process_time()
         engine.step()
+        took = time.process_time() - began
         most = max(most, len(scheduler.running))
-        made = (counter("steps") - tokens) / config.model_config.get_total_num_hidden_layers()
-        if made == len(scheduler.running) and made: # a pass of steps alone
-            steps, rows = steps + 1, rows + made
-            moved, cpu = moved + counter("bytes_to_device") - came, cpu + time.process_time() - began
-    whole = time.process_time() - first
-    hits, misses = (counter(name) - before[name] for name in ("page_hits", "page_misses"))
-    rate = hits / (hits + misses)
+        more = {name: value - before.get(name, 0) for name, value in counters().items()}
+        made = more.get("steps", 0) / layers
+        if made and more["tokens_put"] == more["steps"]: # a pass of steps alone
+            steps, cpu = steps + 1, cpu + took
+            sums = {name: sums.get(name, 0) + value for name, value in more.items()}
+    whole, rows = time.process_time() - first, sums["steps"] / layers
+    rate = sums["page_hits"] / (sums["page_hits"] + sums["page_misses"])
+    token = 2 * config.model_config.get_head_size() * 2 # bytes, of a KV head
+    moved = sums["bytes_to_device"] + sums["tokens_brought"] * token
     with Runtime(device="host") as runtime, open(os.path.join(args.model, "config.json"), encoding="utf-8") as text:
         p = _planner.plan(runtime, estimate.read(json.load(text)).attention, _planner.Load(
             engine_bytes(args.host_memory), None, args.requests, args.tokens + args.new, own=engine_bytes(args.device_memory)),
