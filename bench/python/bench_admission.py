@@ -7,13 +7,14 @@ device memory, as on a GPU, so on a CPU a move costs a copy and no link. Prompts
 places. Told are tokens a second of CPU time, most requests at once, the hit rate, and bytes of a step beside those of
 the plan at that rate.
 
-usage: bench_admission.py [--requests N] [--tokens N] [--new N] [--budget N] [--host-memory SIZE]
-                          [--device-memory SIZE]
+usage: bench_admission.py [--requests N] [--tokens N] [--new N] [--budget N] [--small]
+                          [--host-memory SIZE] [--device-memory SIZE]
        ./dev vllm --run bench/python/bench_admission.py
 """
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -23,18 +24,22 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 def serve(args, admit):
     """One engine, in this process; what came of it as a line."""
-    import transformers
     from prometheus_client import generate_latest
     from vllm import LLM, SamplingParams
     from kvferry import Runtime, _planner
     from kvferry.vllm import estimate
-    with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as text:
-        ids = transformers.AutoTokenizer.from_pretrained(args.model)(text.read()).input_ids
-    ids = ids * (2 * args.tokens // len(ids) + 1)
+    if args.small:
+        draw = random.Random(3)
+        ids = [draw.randrange(2, 160) for _ in range(2 * args.tokens)]
+    else:
+        from transformers import AutoTokenizer
+        with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as text:
+            ids = AutoTokenizer.from_pretrained(args.model)(text.read()).input_ids
+        ids = ids * (2 * args.tokens // len(ids) + 1)
     settings = {"budget": args.budget, "host_memory": args.host_memory, "device_memory": args.device_memory, "transfer": "mapped"}
     llm = LLM(args.model, dtype="bfloat16", max_model_len=args.tokens + args.new, max_num_seqs=args.requests, block_size=32,
               max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.1, enforce_eager=True,
-              attention_backend="CUSTOM", additional_config={"kvferry": {**settings, "admit": admit, "log_interval": 0}})
+              skip_tokenizer_init=args.small, attention_backend="CUSTOM", additional_config={"kvferry": {**settings, "admit": admit, "log_interval": 0}})
     engine = llm.llm_engine
     config = engine.vllm_config
     for number in range(args.requests):
@@ -89,14 +94,20 @@ def main():
     parser.add_argument("--host-memory", default="2GiB")
     parser.add_argument("--device-memory", default="96MiB")
     parser.add_argument("--model", default=os.environ.get("KVF_HF_MODEL"))
+    parser.add_argument("--small", action="store_true", help="the random model of the tests, and drawn prompts")
     parser.add_argument("--admit", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.admit:
         return serve(args, args.admit)
     env = dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_PLUGINS="kvferry", OMP_WAIT_POLICY="passive",
                OMP_NUM_THREADS="1", KVFERRY_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    model = []
+    if args.small:
+        sys.path.insert(0, os.path.join(ROOT, "tests", "python"))
+        import vllm_engine
+        model = ["--model", vllm_engine.small_model()]
     for admit in ("all", "resident"):
-        with subprocess.Popen([sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--admit", admit], env=env,
+        with subprocess.Popen([sys.executable, os.path.abspath(__file__), *sys.argv[1:], *model, "--admit", admit], env=env,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             lines = list(process.stdout)
         told = [line[3:] for line in lines if line.startswith("@@ ")]
