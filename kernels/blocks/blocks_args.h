@@ -119,6 +119,16 @@ typedef struct kvf_physical_blocks {
     kvf_layer_counters *counters; /* [layers] added to, atomically */
 } kvf_physical_blocks;
 
+/* Where physical blocks live, for who is given it beside the description: nobody waits for that
+ * then. */
+typedef struct kvf_physical_pool {
+    char *const *arenas;
+    size_t block_bytes;    /* in storage format */
+    uint32_t arena_blocks; /* layer by layer, of all arenas */
+    uint32_t blocks;       /* of a layer */
+    uint32_t block_size;
+} kvf_physical_pool;
+
 /* Tokens of a region that are kept one by one: the sink, then the ring. */
 KVF_INLINE uint32_t kvf_region_tokens(const kvf_paging *p)
 {
@@ -135,6 +145,7 @@ KVF_INLINE uint32_t kvf_region_tokens(const kvf_paging *p)
 #define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
     const kvf_physical_blocks *blocks;
+    kvf_physical_pool pool; /* theirs */
     kvf_physical_codes codes;
     kvf_shape shape; /* of the physical blocks */
     uint32_t layer;
@@ -184,6 +195,9 @@ KVF_INLINE uint32_t kvf_rows_expected(const kvf_rows_args *a, uint32_t row)
  * task per (row, KV head). */
 typedef struct kvf_validate_args {
     const kvf_physical_blocks *blocks;
+    const kvf_row *row; /* theirs, as the next two */
+    const uint32_t *region;
+    const uint32_t *store_count;
     kvf_pages pages; /* of the physical blocks */
     uint32_t layer;
     uint32_t rows;
@@ -292,11 +306,36 @@ KVF_INLINE size_t kvf_physical_count(const kvf_physical_blocks *c)
     return (size_t)c->ids * c->id_blocks;
 }
 
+KVF_INLINE kvf_physical_pool kvf_physical_pool_of(const kvf_physical_blocks *c)
+{
+    kvf_physical_pool pool;
+    pool.arenas = c->arenas;
+    pool.block_bytes = kvf_stored_block_bytes(&c->paging);
+    pool.arena_blocks = c->arena_blocks;
+    pool.blocks = c->ids * c->id_blocks;
+    pool.block_size = c->paging.block_size;
+    return pool;
+}
+
+/* Block `n` of all arenas. Physical blocks of all layers have numbers of 32 bits, as pages of slots
+ * have. */
+KVF_INLINE char *kvf_arena_block(char *const *arenas, uint32_t arena_blocks, size_t block_bytes,
+                                 uint32_t n)
+{
+    const uint32_t arena = n / arena_blocks;
+    return arenas[arena] + (n - arena * arena_blocks) * block_bytes;
+}
+
+KVF_INLINE char *kvf_pool_home(const kvf_physical_pool *pool, uint32_t layer, uint32_t block)
+{
+    return kvf_arena_block(pool->arenas, pool->arena_blocks, pool->block_bytes,
+                           layer * pool->blocks + block);
+}
+
 KVF_INLINE char *kvf_physical_home(const kvf_physical_blocks *c, uint32_t layer, uint32_t block)
 {
-    const size_t n = layer * kvf_physical_count(c) + block;
-    return c->arenas[n / c->arena_blocks] +
-           n % c->arena_blocks * kvf_stored_block_bytes(&c->paging);
+    return kvf_arena_block(c->arenas, c->arena_blocks, kvf_stored_block_bytes(&c->paging),
+                           layer * (uint32_t)kvf_physical_count(c) + block);
 }
 
 /* The page of a physical block that token `token` of a KV head is in, in storage format. */
@@ -461,24 +500,29 @@ KVF_INLINE kvf_row kvf_physical_row(const kvf_physical_blocks *c, uint32_t layer
     return row;
 }
 
-/* Whether the call says that a row is bad, before its table is looked at. */
+/* An earlier row with a length has the region of this one. No load waits for another. */
+KVF_INLINE uint32_t kvf_rows_is_taken(const kvf_rows_args *a, uint32_t row, uint32_t earlier)
+{
+    if (!a->regions || a->chunks.count)
+        return 0;
+    return (uint32_t)(a->lengths[row] != 0) & (uint32_t)(a->lengths[earlier] != 0) &
+           (uint32_t)(a->regions[earlier] == a->regions[row]);
+}
+
+/* Whether the call says that a row is bad, before its table and earlier rows are looked at. No load
+ * waits for another here, either. */
 KVF_INLINE uint32_t kvf_rows_is_bad(const kvf_rows_args *a, uint32_t row)
 {
     const kvf_physical_blocks *c = a->blocks;
     const int32_t length = a->lengths[row];
     const int32_t region = a->regions ? a->regions[row] : (int32_t)row;
-    const uint32_t id_tokens = c->id_blocks * c->paging.block_size;
-    if (length < 0 || (uint32_t)length > c->tokens_max ||
-        kvf_div_ceil_u32((uint32_t)length, id_tokens) > a->table_stride)
-        return 1;
+    const uint32_t tokens = (uint32_t)length, id_tokens = c->id_blocks * c->paging.block_size;
+    const uint32_t regions = c->regions;
+    const uint32_t is_long = (uint32_t)(length < 0) | (uint32_t)(tokens > c->tokens_max) |
+                             (uint32_t)(kvf_div_ceil_u32(tokens, id_tokens) > a->table_stride);
     if (a->chunks.count)
-        return (uint32_t)length != kvf_rows_expected(a, row);
-    if (length && (region < 0 || (uint32_t)region >= c->regions))
-        return 1;
-    for (uint32_t i = 0; length && a->regions && i < row; i++)
-        if (a->regions[i] == region && a->lengths[i])
-            return 1;
-    return 0;
+        return is_long | (uint32_t)(tokens != kvf_rows_expected(a, row));
+    return is_long | ((uint32_t)(length != 0) & (uint32_t)((uint32_t)region >= regions));
 }
 
 /* Physical block of block `block` of a row, or UINT32_MAX if its id is none. */

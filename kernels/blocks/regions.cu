@@ -32,6 +32,112 @@ static __device__ __forceinline__ void copy_token(const kvf_physical_blocks *c, 
         *(uint4 *)(to + i) = *(const uint4 *)(from + i);
 }
 
+/* ---- validate: a block is 4 warps and a KV head of a row. A lane looks at a token, and a warp
+ * brings those that its lanes found new, one after the other. The longest path of one that finds
+ * nothing is three loads that wait for each other: the row beside its region and the description, a
+ * tag beside the physical block, the count of writes. Bound: those; in decoding one token across
+ * the link per head. ---- */
+
+/* Tokens of a KV head of a row that a region has: `sinks`, then those from `first` on. */
+typedef struct region_tokens {
+    const kvf_row *row;
+    kvf_physical_tag *tags;
+    uint32_t head, sinks, first, count;
+} region_tokens;
+
+static __device__ __forceinline__ uint32_t region_token(const region_tokens *r, uint32_t i)
+{
+    return i < r->sinks ? i : r->first + i - r->sinks;
+}
+
+static __device__ __forceinline__ kvf_physical_tag *region_tag(const kvf_paging *p,
+                                                               const region_tokens *r, uint32_t i)
+{
+    const uint32_t ring = p->ring_blocks * p->block_size;
+    return r->tags + (i < r->sinks ? i : p->sink + region_token(r, i) % ring);
+}
+
+static __device__ __forceinline__ char *region_place(const kvf_paging *p, const region_tokens *r,
+                                                     uint32_t i)
+{
+    const uint32_t t = region_token(r, i);
+    if (i < r->sinks)
+        return kvf_store_token(p, r->row->store, r->head, t);
+    return kvf_row_run(p, r->row, t / p->block_size, r->head) +
+           t % p->block_size * kvf_token_bytes(&p->shape);
+}
+
+/* Tokens of a region that lanes of the warp have, from `first` on. Returns how many were new. */
+template <bool is_quantized>
+static __device__ __forceinline__ uint32_t bring_new(const kvf_validate_args &a,
+                                                     const uint32_t *physical,
+                                                     const region_tokens *r, uint32_t first)
+{
+    const kvf_physical_blocks *c = a.blocks;
+    const kvf_paging *p = &c->paging;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, own = first + lane;
+    const uint32_t t = region_token(r, own), in_block = t % p->block_size;
+    kvf_physical_tag *tag = NULL, wanted = {0, 0};
+    uint32_t block = 0;
+    bool is_new = false;
+    if (own < r->count) {
+        tag = region_tag(p, r, own);
+        block = physical[t / p->block_size];
+        wanted = kvf_physical_tag_of(c, a.layer, block, in_block, 1);
+        is_new = !kvf_physical_tag_is(tag, wanted);
+    }
+    const uint32_t all = __ballot_sync(KVF_FULL_WARP, is_new);
+    for (uint32_t left = all; left; left &= left - 1) {
+        const uint32_t i = (uint32_t)__ffs((int)left) - 1;
+        const uint32_t from = __shfl_sync(KVF_FULL_WARP, block, i);
+        const uint32_t token = __shfl_sync(KVF_FULL_WARP, in_block, i);
+        copy_token<is_quantized>(c, kvf_physical_page(c, a.layer, from, r->head, token), token,
+                                 region_place(p, r, first + i));
+    }
+    if (is_new)
+        *tag = wanted;
+    return (uint32_t)__popc(all);
+}
+
+template <bool is_quantized>
+static __global__ void __launch_bounds__(THREADS, is_quantized ? 4 : 8)
+    validate_regions(const __grid_constant__ kvf_validate_args a)
+{
+    const kvf_physical_blocks *c = a.blocks;
+    const kvf_paging *p = &c->paging;
+    const uint32_t number = blockIdx.x / a.kv_heads, head = blockIdx.x % a.kv_heads;
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES * KVF_WARP_LANES;
+    const kvf_row row = a.row[number]; /* all loads that need no other one are before the return */
+    const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
+    const size_t tags = kvf_region_head(c, a.region[number], a.layer, head) * kvf_region_tokens(p);
+    const uint32_t sinks = a.store_count[blockIdx.x];
+    region_tokens r = {&row, c->token_tags + tags, head, sinks, row.sealed * p->block_size, sinks};
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        ++*c->clock;
+    if (row.length == 0 || kvf_row_is_idle(&row, head))
+        return;
+    r.count += row.ring ? row.length - r.first : 0;
+    uint32_t brought = 0;
+    for (uint32_t first = warp; first < r.count; first += THREADS)
+        brought += bring_new<is_quantized>(a, physical, &r, first);
+    if (brought && threadIdx.x == warp)
+        kvf_counter_add(&c->counters[a.layer].tokens_brought, brought);
+}
+
+extern "C" int kvf_validate_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_validate_args *a = (const kvf_validate_args *)args;
+    const dim3 grid(tasks), block(THREADS);
+    if (tasks == 0)
+        return cudaSuccess;
+    if (a->pages != KVF_PAGES_NATIVE)
+        return kvf_cuda_launch<validate_regions<true>>(grid, block, 0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<validate_regions<false>>(grid, block, 0, (cudaStream_t)stream, *a);
+}
+
+/* ---- gather_window: a block is 4 warps and a KV head of a row, a warp per token. Bound: counts of writes, 4 bytes per token of a
+ * tail, and in decoding one token across the link per head. ---- */
+
 /* A warp brings a token of a physical block to `to`, unless it is there; 1 in its first lane if it
  * was not. */
 template <bool is_quantized>
@@ -51,58 +157,8 @@ static __device__ __forceinline__ uint32_t bring(const kvf_physical_blocks *c, u
     return lane == 0;
 }
 
-/* ---- validate: a block is 4 warps and a KV head of a row, a warp per token. Bound: in decoding
- * one token across the link per head. ---- */
-
 template <bool is_quantized>
-static __global__ void __launch_bounds__(THREADS, is_quantized ? 4 : 8)
-    validate_regions(const __grid_constant__ kvf_validate_args a)
-{
-    const kvf_physical_blocks *c = a.blocks;
-    const kvf_paging *p = &c->paging;
-    const uint32_t number = blockIdx.x / a.kv_heads, head = blockIdx.x % a.kv_heads;
-    const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
-    const kvf_row *row = &c->row[number];
-    const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        ++*c->clock;
-    if (row->length == 0 || kvf_row_is_idle(row, head))
-        return;
-    kvf_physical_tag *tags =
-        c->token_tags + kvf_region_head(c, c->region[number], a.layer, head) * kvf_region_tokens(p);
-    uint64_t brought = 0;
-    for (uint32_t t = warp; t < row->store_count[head]; t += WARPS)
-        brought +=
-            bring<is_quantized>(c, a.layer, physical[t / p->block_size], head, t % p->block_size,
-                                &tags[t], kvf_store_token(p, row->store, head, t));
-    for (uint32_t t = row->sealed * p->block_size + warp; row->ring && t < row->length; t += WARPS)
-        brought +=
-            bring<is_quantized>(c, a.layer, physical[t / p->block_size], head, t % p->block_size,
-                                &tags[p->sink + t % (p->ring_blocks * p->block_size)],
-                                kvf_row_run(p, row, t / p->block_size, head) +
-                                    t % p->block_size * kvf_token_bytes(&p->shape));
-    brought = kvf_block_sum(brought, kvf_shared());
-    if (threadIdx.x == 0)
-        kvf_counter_add(&c->counters[a.layer].tokens_brought, brought);
-}
-
-extern "C" int kvf_validate_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_validate_args *a = (const kvf_validate_args *)args;
-    const dim3 grid(tasks), block(THREADS);
-    if (tasks == 0)
-        return cudaSuccess;
-    if (a->pages != KVF_PAGES_NATIVE)
-        return kvf_cuda_launch<validate_regions<true>>(grid, block, SHARED, (cudaStream_t)stream,
-                                                       *a);
-    return kvf_cuda_launch<validate_regions<false>>(grid, block, SHARED, (cudaStream_t)stream, *a);
-}
-
-/* ---- gather_window: blocks and warps as above. Bound: counts of writes, 4 bytes per token of a
- * tail, and in decoding one token across the link per head. ---- */
-
-template <bool is_quantized>
-static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 8)
+static __global__ void __launch_bounds__(THREADS, is_quantized ? 3 : 7)
     gather_window_heads(const __grid_constant__ kvf_gather_window_args a)
 {
     const kvf_physical_blocks *c = a.blocks;

@@ -42,17 +42,17 @@ void kvf_validate_ref(const void *args, uint32_t task)
     const kvf_physical_blocks *c = a->blocks;
     const kvf_paging *p = &c->paging;
     const uint32_t number = task / a->kv_heads, head = task % a->kv_heads;
-    const kvf_row *row = &c->row[number];
+    const kvf_row *row = &a->row[number];
     const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
     const size_t token_bytes = kvf_token_bytes(&p->shape);
     if (task == 0)
         ++*c->clock;
     if (row->length == 0 || kvf_row_is_idle(row, head))
         return;
-    kvf_physical_tag *tags = c->token_tags + kvf_region_head(c, c->region[number], a->layer, head) *
+    kvf_physical_tag *tags = c->token_tags + kvf_region_head(c, a->region[number], a->layer, head) *
                                                  kvf_region_tokens(p);
     uint32_t brought = 0;
-    for (uint32_t t = 0; t < row->store_count[head]; t++)
+    for (uint32_t t = 0; t < a->store_count[task]; t++)
         brought += bring(c, a->layer, physical[t / p->block_size], head, t % p->block_size,
                          &tags[t], kvf_store_token(p, row->store, head, t));
     for (uint32_t t = row->sealed * p->block_size; row->ring && t < row->length; t++)

@@ -42,7 +42,9 @@ void kvf_rows_ref(const void *args, uint32_t task)
     const kvf_paging *p = &c->paging;
     const uint32_t length = (uint32_t)a->lengths[task];
     const uint32_t expected = kvf_rows_expected(a, task);
-    const int is_none = kvf_rows_is_bad(a, task) != 0;
+    uint32_t is_none = kvf_rows_is_bad(a, task);
+    for (uint32_t i = 0; i < task; i++)
+        is_none |= kvf_rows_is_taken(a, task, i);
     const uint32_t region =
         is_none || length == 0 || expected || !a->regions ? task : (uint32_t)a->regions[task];
     kvf_row row = kvf_physical_row(c, a->layer, task, region, is_none ? 0 : length);

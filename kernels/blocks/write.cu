@@ -3,20 +3,23 @@
 /*
  * New tokens into their physical blocks on the GPU; see write_ref.c for the meaning.
  *
- * Knows nothing of rows. A block is 4 warps and one token: all of them copy keys and values to
- * mapped host memory, and half a warp encodes a head, which it quantizes first where pages are
- * quantized: in shared memory, as a page of one token, whose parts then go to the physical block.
- * Bound: a prompt's stores across the link; in decoding the launch itself. Exact.
+ * Knows nothing of rows. A block is one token. Exact pages: a warp copies key and value of a KV
+ * head to mapped host memory, after two loads that wait for each other: the slot, then the arena
+ * beside key and value; a slot that is left out costs one. Quantized pages: 4 warps. Half a warp
+ * encodes a head, which it quantizes first where pages are quantized: in shared memory, as a page
+ * of one token, whose parts then go to the physical block. Bound: a prompt's stores across the
+ * link; in decoding the launch itself. Exact.
  */
 
 #include "cuda_kernels.h"
 #include "move/quantized.cuh"
 #include "select/find_slot.cuh"
 
-#define THREADS 128u
-#define BLOCKS  8u /* of a multiprocessor, at least */
-#define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
-#define HALVES  (THREADS / KVF_CODE_LANES)
+#define WARPS_MAX 8u
+#define BLOCKS    4u   /* of a multiprocessor, at least */
+#define THREADS   128u /* quantized */
+#define SHARED    (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
+#define HALVES    (THREADS / KVF_CODE_LANES)
 
 /* Where the token of a block is. */
 typedef struct token_place {
@@ -27,21 +30,20 @@ typedef struct token_place {
 /* The call is counted, too. */
 static __device__ __forceinline__ token_place place_of(const kvf_write_args &a)
 {
-    const kvf_physical_blocks *c = a.blocks;
-    const uint32_t size = c->paging.block_size;
+    const uint32_t size = a.pool.block_size, shift = (uint32_t)__ffs((int)size) - 1;
     const int64_t slot = a.slots[blockIdx.x];
     token_place at = {0, 0, false};
     if (blockIdx.x == 0 && threadIdx.x == 0)
-        ++*c->clock;
+        ++*a.blocks->clock;
     if (slot < 0)
         return at;
-    if ((uint64_t)slot >= kvf_physical_count(c) * size) {
+    if ((uint64_t)slot >= (uint64_t)a.pool.blocks << shift) {
         if (threadIdx.x == 0)
-            kvf_counter_add(&c->counters[a.layer].bad_slots, 1);
+            kvf_counter_add(&a.blocks->counters[a.layer].bad_slots, 1);
         return at;
     }
-    at.block = (uint32_t)((uint64_t)slot / size);
-    at.token = (uint32_t)((uint64_t)slot % size);
+    at.block = (uint32_t)(slot >> shift);
+    at.token = (uint32_t)slot & (size - 1);
     at.is_there = true;
     return at;
 }
@@ -68,57 +70,79 @@ static __device__ __forceinline__ void encode(const kvf_write_args &a, float x[K
                                               bool is_nonfinite, const token_place &at,
                                               uint32_t head, bool is_there)
 {
-    const kvf_paging *p = &a.blocks->paging;
-    const uint32_t head_dim = p->shape.head_dim, words = head_dim / KVF_CODE_LANES;
-    uint32_t *to = (uint32_t *)kvf_physical_words(&a.codes, head_dim, p->block_size, at.block, head,
-                                                  at.token) +
+    const uint32_t head_dim = a.shape.head_dim, words = head_dim / KVF_CODE_LANES;
+    uint32_t *to = (uint32_t *)kvf_physical_words(&a.codes, head_dim, a.pool.block_size, at.block,
+                                                  head, at.token) +
                    kvf_code_word(head_dim, at.token % KVF_CODE_TOKENS, 0);
     for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
         x[i] = 0.0f;
     kvf_code_rotate_lanes(x, words);
     const uint16_t scale = kvf_code_encode_lanes(is_there ? to : NULL, x, words, head_dim);
     if (is_there && threadIdx.x % KVF_CODE_LANES == 0)
-        kvf_physical_scales(&a.codes, p->block_size, at.block, head)[at.token] = scale;
+        kvf_physical_scales(&a.codes, a.pool.block_size, at.block, head)[at.token] = scale;
 }
 
-static __device__ __forceinline__ void clear(const kvf_paging *p, char *to, size_t bytes)
+/* Key and value of a head to their place, by a warp; whether this lane met what is not finite. The
+ * caller's tensors are aligned to an element at least; 16 bytes at a time where to that. */
+static __device__ __forceinline__ bool copy_head(char *to, const char *k, const char *v,
+                                                 const kvf_shape *s)
 {
-    for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p))
-        for (size_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
-            ((uint32_t *)to)[i] = 0;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t key = (uint32_t)kvf_row_bytes(s), bytes = (uint32_t)kvf_token_bytes(s);
+    bool bad = false;
+    v -= key;
+    if (((size_t)k | (size_t)v) % 16 == 0) {
+        for (uint32_t i = lane * 16; i < bytes; i += KVF_WARP_LANES * 16) {
+            const uint4 x = *(const uint4 *)((i < key ? k : v) + i);
+            *(uint4 *)(to + i) = x;
+            bad = bad || kvf_has_no_finite(x.x, s->dtype) || kvf_has_no_finite(x.y, s->dtype) ||
+                  kvf_has_no_finite(x.z, s->dtype) || kvf_has_no_finite(x.w, s->dtype);
+        }
+        return bad;
+    }
+    for (uint32_t i = lane * 4; i < bytes; i += KVF_WARP_LANES * 4) {
+        const uint16_t *halves = (const uint16_t *)((i < key ? k : v) + i);
+        const uint32_t x = halves[0] | (uint32_t)halves[1] << 16;
+        *(uint32_t *)(to + i) = x;
+        bad = bad || kvf_has_no_finite(x, s->dtype);
+    }
+    return bad;
+}
+
+/* By a warp. */
+static __device__ __forceinline__ void clear_head(char *to, uint32_t bytes)
+{
+    for (uint32_t i = threadIdx.x % KVF_WARP_LANES * 4; i < bytes; i += KVF_WARP_LANES * 4)
+        *(uint32_t *)(to + i) = 0;
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS, BLOCKS)
+static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES, BLOCKS)
     write_tokens(const __grid_constant__ kvf_write_args a)
 {
-    const kvf_physical_blocks *c = a.blocks;
-    const kvf_paging *p = &c->paging;
-    const size_t bytes = kvf_row_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, warps = blockDim.x / KVF_WARP_LANES;
+    const uint32_t heads = a.codes.kv_heads, head_dim = a.shape.head_dim;
+    const uint32_t bytes = (uint32_t)kvf_token_bytes(&a.shape);
+    const size_t run = (size_t)a.pool.block_size * bytes;
     const token_place at = place_of(a);
     if (!at.is_there)
         return;
     const T *k = (const T *)a.k + blockIdx.x * a.k_stride;
     const T *v = (const T *)a.v + blockIdx.x * a.v_stride;
-    char *const home = kvf_physical_home(c, a.layer, at.block) + at.token * (bytes + value_bytes);
+    char *const home = kvf_pool_home(&a.pool, a.layer, at.block) + at.token * bytes;
     bool bad = false;
-    char *to = home;
-    for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p)) {
-        const bool bad_key =
-            kvf_copy_and_look(to, k + (size_t)h * p->shape.head_dim, bytes, p->shape.dtype);
-        const bool bad_value = kvf_copy_and_look(
-            to + bytes, v + (size_t)h * kvf_value_dim(&p->shape), value_bytes, p->shape.dtype);
-        bad = bad || bad_key || bad_value;
-    }
-    const bool is_nonfinite = kvf_block_sum(bad, kvf_shared()) != 0;
-    if (is_nonfinite)
-        clear(p, home, bytes + value_bytes);
-    for (uint32_t first = 0; first < p->kv_heads; first += HALVES) {
-        const uint32_t h = first + threadIdx.x / KVF_CODE_LANES;
-        const uint32_t head = h < p->kv_heads ? h : 0;
+    for (uint32_t h = warp; h < heads; h += warps)
+        bad |= copy_head(home + h * run, (const char *)(k + h * head_dim),
+                         (const char *)(v + h * kvf_value_dim(&a.shape)), &a.shape);
+    const bool is_nonfinite = __syncthreads_or(bad);
+    for (uint32_t h = warp; is_nonfinite && h < heads; h += warps)
+        clear_head(home + h * run, bytes);
+    for (uint32_t first = 2 * warp; first < heads; first += 2 * warps) {
+        const uint32_t h = first + threadIdx.x / KVF_CODE_LANES % 2;
+        const bool is_there = h < heads;
         float x[KVF_CODE_WORDS];
-        kvf_code_load(x, k + (size_t)head * p->shape.head_dim, p->shape.head_dim / KVF_CODE_LANES);
-        encode(a, x, is_nonfinite, at, head, h < p->kv_heads);
+        kvf_code_load(x, k + (is_there ? h : first) * head_dim, head_dim / KVF_CODE_LANES);
+        encode(a, x, is_nonfinite, at, is_there ? h : first, is_there);
     }
     if (threadIdx.x == 0)
         note(a, at, is_nonfinite);
@@ -163,7 +187,7 @@ static __host__ __device__ __forceinline__ kvf_shape shape_of_one(const kvf_shap
     return one;
 }
 
-static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
+static __global__ void __launch_bounds__(THREADS, 4)
     write_quantized(const __grid_constant__ kvf_write_args a)
 {
     const kvf_physical_blocks *c = a.blocks;
@@ -209,23 +233,22 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS / 2)
 extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_write_args *a = (const kvf_write_args *)args;
-    const dim3 grid(a->tokens), block(THREADS);
+    const dim3 grid(a->tokens);
+    const dim3 block(kvf_min_u32(WARPS_MAX, a->codes.kv_heads) * KVF_WARP_LANES);
     const kvf_shape one = shape_of_one(&a->shape);
     const size_t pages = HALVES * kvf_stored_page_bytes(&one);
     if (tasks == 0)
         return cudaSuccess;
     if (a->shape.pages != KVF_PAGES_NATIVE)
-        return kvf_cuda_launch<write_quantized>(grid, block, pages > SHARED ? pages : SHARED,
-                                                (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<write_quantized>(
+            grid, dim3(THREADS), pages > SHARED ? pages : SHARED, (cudaStream_t)stream, *a);
     switch (a->shape.dtype) {
     case KVF_BF16:
-        return kvf_cuda_launch<write_tokens<kvf_bf16>>(grid, block, SHARED, (cudaStream_t)stream,
-                                                       *a);
+        return kvf_cuda_launch<write_tokens<kvf_bf16>>(grid, block, 0, (cudaStream_t)stream, *a);
     case KVF_FP16:
-        return kvf_cuda_launch<write_tokens<kvf_half>>(grid, block, SHARED, (cudaStream_t)stream,
-                                                       *a);
+        return kvf_cuda_launch<write_tokens<kvf_half>>(grid, block, 0, (cudaStream_t)stream, *a);
     default:
-        return kvf_cuda_launch<write_tokens<float>>(grid, block, SHARED, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<write_tokens<float>>(grid, block, 0, (cudaStream_t)stream, *a);
     }
 }
 

@@ -50,6 +50,7 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_blocks_put_args *args, 
     const size_t keys = (size_t)p->kv_heads * p->shape.head_dim;
     const size_t values = (size_t)p->kv_heads * kvf_value_dim(&p->shape);
     const kvf_write_args write = {.blocks = blocks->constants.physical,
+                                  .pool = kvf_physical_pool_of(&blocks->physical),
                                   .codes = codes_of(blocks, args->layer),
                                   .shape = p->shape,
                                   .layer = args->layer,
@@ -108,6 +109,9 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_blocks_row
                                 .lengths = rows->lengths,
                                 .regions = rows->regions};
     const kvf_validate_args validate = {.blocks = make.blocks,
+                                        .row = step->row,
+                                        .region = blocks->physical.region,
+                                        .store_count = blocks->physical.store_count,
                                         .pages = blocks->physical.paging.shape.pages,
                                         .layer = step->layer,
                                         .rows = rows->rows,

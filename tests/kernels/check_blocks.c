@@ -251,6 +251,7 @@ static void write_tokens(check *c, world *w, uint32_t with_nonfinite, check_data
     const uint32_t tokens = all / step, row = p->kv_heads * p->shape.head_dim;
     const uint32_t values = p->kv_heads * kvf_value_dim(&p->shape);
     kvf_write_args a = {.blocks = w->c,
+                        .pool = kvf_physical_pool_of(w->c),
                         .codes = w->codes,
                         .shape = p->shape,
                         .layer = LAYER,
@@ -510,6 +511,9 @@ static void step(check *c, world *w)
                                 .lengths = w->lengths,
                                 .regions = check_below(c, 3) ? w->regions : NULL};
     const kvf_validate_args validate = {.blocks = w->c,
+                                        .row = w->c->row,
+                                        .region = w->c->region,
+                                        .store_count = w->c->store_count,
                                         .pages = w->c->paging.shape.pages,
                                         .layer = LAYER,
                                         .rows = REGIONS,
