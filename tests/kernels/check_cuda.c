@@ -267,15 +267,15 @@ const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args,
     return said(status);
 }
 
-static cudaError_t record(check_cuda *cuda, check_launcher fn, const check_args *args,
-                          uint32_t tasks, uint32_t launches, cudaGraphExec_t *out)
+static cudaError_t record(check_cuda *cuda, const check_launch *launches, uint32_t count,
+                          cudaGraphExec_t *out)
 {
     cudaGraph_t graph = NULL;
     cudaError_t status = cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal);
     if (status != cudaSuccess)
         return status;
-    for (uint32_t i = 0; i < launches && status == cudaSuccess; i++)
-        status = launch(cuda, fn, args[i], tasks);
+    for (uint32_t i = 0; i < count && status == cudaSuccess; i++)
+        status = launch(cuda, launches[i].fn, launches[i].args, launches[i].tasks);
     const cudaError_t ended = cudaStreamEndCapture(cuda->stream, &graph);
     status = status == cudaSuccess ? ended : status;
     if (status == cudaSuccess)
@@ -307,18 +307,16 @@ static cudaError_t timed_run(check_cuda *cuda, cudaGraphExec_t graph, const void
     return status;
 }
 
-const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const check_args *args,
-                            uint32_t tasks, uint32_t launches, uint32_t times, double *ns)
+const char *check_cuda_time(check_cuda *cuda, const check_launch *launches, uint32_t count,
+                            uint32_t times, double *ns)
 {
     double first = 0.0;
     cudaGraphExec_t graph = NULL;
-    cudaError_t status = record(cuda, fn, args, tasks, launches, &graph);
+    cudaError_t status = record(cuda, launches, count, &graph);
     if (status == cudaSuccess)
         status = timed_run(cuda, graph, NULL, &first);
-    for (uint32_t i = 0; i < times && status == cudaSuccess; i++) {
+    for (uint32_t i = 0; i < times && status == cudaSuccess; i++)
         status = timed_run(cuda, graph, NULL, &ns[i]);
-        ns[i] /= launches;
-    }
     if (graph)
         cudaGraphExecDestroy(graph);
     return said(status);

@@ -34,6 +34,12 @@ typedef struct check_args {
     size_t bytes;
 } check_args;
 
+typedef struct check_launch {
+    check_launcher fn;
+    check_args args;
+    uint32_t tasks;
+} check_launch;
+
 #if KVF_HAVE_CUDA
 
 /* NULL if there is nothing to run on; `why` says what is missing. */
@@ -62,11 +68,10 @@ void *check_cuda_take_home(check_cuda *cuda, size_t bytes);
  * or what went wrong. */
 const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks);
 
-/* `launches` of them in one graph, each with arguments of its own, likewise. The
- * graph runs once and then `times` times, each time after writes that leave nothing else in L2.
- * ns[i]: by events around run i, divided by the launches. */
-const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const check_args *args,
-                            uint32_t tasks, uint32_t launches, uint32_t times, double *ns);
+/* `count` of them in one graph, likewise. The graph runs once and then `times` times, each time
+ * after writes that leave nothing else in L2. ns[i]: by events around run i. */
+const char *check_cuda_time(check_cuda *cuda, const check_launch *launches, uint32_t count,
+                            uint32_t times, double *ns);
 
 const char *check_cuda_rates(check_cuda *cuda, check_rates *out);
 
@@ -86,8 +91,8 @@ const char *check_cuda_rates(check_cuda *cuda, check_rates *out);
 #define check_cuda_abandon(cuda, memory)      ((void)(cuda))
 #define check_cuda_release(cuda)              ((void)(cuda))
 #define check_cuda_run(cuda, fn, args, tasks) ((void)(cuda), CHECK_NONE)
-#define check_cuda_time(cuda, fn, args, tasks, launches, times, ns)                                \
-    ((void)(cuda), (void)(launches), (ns)[0] = 0.0, CHECK_NONE)
+#define check_cuda_time(cuda, launches, count, times, ns)                                          \
+    ((void)(cuda), (void)(launches), (void)(count), (ns)[0] = 0.0, CHECK_NONE)
 #define check_cuda_rates(cuda, out) ((void)(cuda), (void)(out), CHECK_NONE)
 
 #endif

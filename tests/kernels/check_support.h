@@ -113,6 +113,8 @@ double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_
 /* Runs every task of a kernel of `table`, which is c->ref or c->var; backwards for the variant,
  * because order must not matter. On a GPU: one launch on copies of all buffers, and back. */
 #define CHECK_ARGS(args) ((check_args){(args), sizeof *(args)})
+#define CHECK_LAUNCH(c, op, args)                                                                  \
+    ((check_launch){(c)->var->op, CHECK_ARGS(args), kvf_##op##_tasks(args)})
 #define CHECK_RUN(c, table, op, args, backwards)                                                   \
     check_run((c), (table), (table)->op, CHECK_ARGS(args), kvf_##op##_tasks(args), (backwards))
 void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args args, uint32_t tasks,
