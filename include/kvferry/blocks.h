@@ -263,7 +263,8 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_
                                                kvf_stream *stream);
 
 /**
- * Totals since open or the last reset, over layers. Read and reset them after kvf_stream_wait.
+ * Totals since open or the last reset, over layers. Reset them after kvf_stream_wait. Read after it
+ * they are exact; meanwhile each has what calls that are done counted, or more.
  *
  * A row is bad, and its output and lse are NaN, if it has a length below 0 or above tokens_max, an
  * id at or above block_count, a table that is shorter than its length, a region out of range or of

@@ -14,8 +14,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
+import unittest.mock
 
 from vllm_case import Case, main, stock, vllm_alone
 from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, answer, beginnings, capped_model, linear_model,
@@ -594,6 +596,44 @@ class Calls(unittest.TestCase):
                 kv_cache_block_copies=copies, scheduled_cached_reqs=runs,
                 scheduled_new_reqs=[types.SimpleNamespace(block_ids=([0, 2], [7, 4]))]))
             self.assertEqual(told, ["updated", *wanted])
+
+    def test_counters_are_read_without_a_wait(self):
+        """An event of one pass, asked in later ones; what it comes after is read once."""
+        from kvferry.vllm import pool as module
+        told, events = [], []
+
+        class Event:
+            is_done = False
+
+            def record(self):
+                events.append(self)
+
+            def query(self):
+                return self.is_done
+
+        class Pool(module.Pool):
+            def __init__(self):
+                self._steps, self.names, self._stream, self._mark, self._read = 0, {"a", "b"}, None, None, 0.0
+
+            def _tell(self):
+                self._read = time.monotonic()
+                told.append(self._steps)
+
+            def stream(self):
+                raise AssertionError("waits")
+
+        pool = Pool()
+        with unittest.mock.patch.object(module.torch.cuda, "Event", Event):
+            for _ in range(3):
+                pool.begin(1, 0, 0)
+            self.assertEqual((len(events), told), (1, []))
+            events[0].is_done = True
+            for _ in range(3):
+                pool.begin(1, 0, 0)
+            self.assertEqual((len(events), told), (1, [8]))
+            pool._read -= 2 * module.TELL_SECONDS
+            pool.begin(1, 0, 0)
+            self.assertEqual((len(events), told), (2, [8]))
 
     def test_a_mechanism_of_sleep_mode(self):
         """Pages go before or beside vLLM's blocks, and come back after them."""

@@ -34,7 +34,7 @@ log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 MIB = 1 << 20
 GPU_LISTS = 65535 # of a call: a launch takes so many
 COUNTED = [name for name, *_ in BlocksStats._fields_]
-TELL_SECONDS = 1.0 # between readings of a GPU's counters: each waits for it
+TELL_SECONDS = 1.0 # between readings of a GPU's counters
 
 
 class Pool:
@@ -64,6 +64,7 @@ class Pool:
         self._read, self._told = 0.0, time.monotonic()
         self._gauged, self._hit_rate = (self._told, BlocksStats()), 1.0
         self._held, self._windows = 0, 0 # of the latest pass
+        self._mark: Any = None # an event after passes that are read once they are done
         self._before = self._latest = (0, BlocksStats(), (0, 0.0))
         self._counted = BlocksStats() # before it slept
         self._is_poisoned = False # the last pass had a row without an answer
@@ -210,8 +211,13 @@ class Pool:
         """
         self._held, self._windows = held, windows
         self._steps += steps * len(self.names)
-        if self._stream is None and time.monotonic() - self._read >= TELL_SECONDS:
-            self.stream().wait()
+        if self._stream is not None:
+            return
+        if self._mark is None and time.monotonic() - self._read >= TELL_SECONDS:
+            self._mark = torch.cuda.Event()
+            self._mark.record()
+        elif self._mark is not None and self._mark.query(): # in a later pass, and nobody waits
+            self._mark = None
             self._tell()
 
     def done(self, stream: Stream, is_last: bool) -> None:
