@@ -44,7 +44,8 @@ Suites: trixie
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """
-TESTS = ("check_llama_launch.py", "check_llama_logits.py", "check_llama_fuzz.py", "check_llama_server.py")
+TESTS = ("check_llama_launch.py", "check_llama_plan.py", "check_llama_logits.py", "check_llama_fuzz.py",
+         "check_llama_server.py")
 QUICK = ("check_llama_launch.py", "check_llama_logits.py --quick", "check_llama_fuzz.py --quick")
 
 
@@ -121,6 +122,12 @@ def wheel(version):
     return made_once(folder("wheels", version), make)
 
 
+def models():
+    """Files with random weights; those that are there stay."""
+    subprocess.run([python_env.environment(), os.path.join(ROOT, "tests", "python", "llama_models.py"), source(),
+                    folder("models")], check=True)
+
+
 def newer_glibc():
     """A folder with ld.so and libraries as wheels want them, "" where this machine's own will do."""
     if tuple(map(int, platform.libc_ver()[1].split("."))) >= WHEELS_GLIBC:
@@ -173,8 +180,7 @@ def main():
         wheel(version)
     if not args.quick:
         native()
-        source()
-        env["KVF_LLAMA_TORCH"] = python_env.environment()
+        models()
     python = with_numpy()
     if args.run:
         os.execvpe(args.run, [args.run, *rest], env)

@@ -19,8 +19,9 @@ import numpy as np
 import llama_case
 
 SHARE = 0.95
-# Rounding of keys and values is the same with both; sums differ in their order. Runs of three seeds scatter by this.
-SLACK, FLOOR = 1.25, 2e-6
+# Rounding of keys and values is the same with both; sums differ in their order, which routes of experts and a few
+# tokens near a tie make much of. So runs of a family and a type of cache are judged together.
+SLACK, FLOOR = 1.1, 1e-8
 FAMILIES = ("llama", "mistral", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gemma3", "gemma4", "gptoss", "glm4moe",
             "phi", "granite")
 ALONE = ("deepseek",) # left to llama.cpp, by name
@@ -87,11 +88,22 @@ def wrong(row, name):
     """What is wrong with a row, "" where nothing is."""
     if name in ALONE:
         return "" if row["share"] == 0 and row["mean"] == row["stock mean"] else "not left to llama.cpp"
-    if row["share"] < SHARE:
-        return "share served %.3f" % row["share"]
-    for which in ("mean", "largest"):
-        if row[which] > SLACK * row["stock " + which] + FLOOR:
-            return "%s KL %.2e, stock's %.2e" % (which, row[which], row["stock " + which])
+    return "share served %.3f" % row["share"] if row["share"] < SHARE else ""
+
+
+def key(row):
+    """What is judged together."""
+    return row["version"], row["family"], row["kind"]
+
+
+def too_far(rows):
+    """What is wrong with the distances of rows that are judged together, "" where nothing is."""
+    if rows[0]["family"] in ALONE:
+        return ""
+    for which, sums in (("mean", np.mean), ("largest", np.max)):
+        ours, theirs = (sums([row[name + which] for row in rows]) for name in ("", "stock "))
+        if ours > SLACK * theirs + FLOOR:
+            return "%s KL %.2e, stock's %.2e" % (which, ours, theirs)
     return ""
 
 
@@ -112,21 +124,25 @@ def check(version, name, seed, folder, steps, kinds, layouts):
         slots, unified = layouts[0]
         mine, said = family.served(slots, unified, "f16", wrong=steps // 2)
         truth, runs = family.stock(slots, unified, ("f16",))
-        if not wrong(row_of(truth, runs[0], mine, said), name):
-            yield dict(row_of(truth, runs[0], mine, said), version=version, family=name, seed=seed, kind="one wrong cell",
-                       slots=slots, unified=unified, wrong="a wrong cell is not seen")
+        row = dict(row_of(truth, runs[0], mine, said), version=version, family=name, seed=seed, kind="one wrong cell",
+                   slots=slots, unified=unified)
+        yield dict(row, wrong="" if too_far([row]) else "a wrong cell is not seen")
+
+
+def groups(rows):
+    """Rows that are judged together, with their key."""
+    return [(name, list(group)) for name, group in itertools.groupby(sorted(rows, key=key), key)]
 
 
 def table(rows):
     """Rows as Markdown, the worst of seeds and layouts per version, family and kind."""
+    rows = [row for row in rows if row["kind"] in KINDS]
     lines = ["| version | family | cache | runs | KL mean: stock / kvferry | largest | least share served |",
              "|---|---|---|---|---|---|---|"]
-    rows = sorted(rows, key=lambda row: (row["version"], row["family"], row["kind"]))
-    for key, group in itertools.groupby(rows, key=lambda row: (row["version"], row["family"], row["kind"])):
-        group = list(group)
-        mean = {name: np.mean([row[name] for row in group]) for name in ("stock mean", "mean")}
+    for name, group in groups(rows):
+        mean = {which: np.mean([row[which] for row in group]) for which in ("stock mean", "mean")}
         lines.append("| %s | %s | %s | %d | %.1e / %.1e | %.1e / %.1e | %.3f |" % (
-            *key, len(group), mean["stock mean"], mean["mean"], max(row["stock largest"] for row in group),
+            *name, len(group), mean["stock mean"], mean["mean"], max(row["stock largest"] for row in group),
             max(row["largest"] for row in group), min(row["share"] for row in group)))
     return "\n".join(lines) + "\n"
 
@@ -165,6 +181,11 @@ def main():
         with open(args.table, "w", encoding="utf-8") as out:
             out.write(table(rows))
     bad = sum(bool(row["wrong"]) for row in rows)
+    for name, group in groups(row for row in rows if row["kind"] in KINDS):
+        text = too_far(group)
+        bad += bool(text)
+        if text:
+            print("WRONG: %s: %s" % (" ".join(name), text))
     print("%d passed, %d failed" % (len(rows) - bad, bad))
     sys.exit(bool(bad) or not rows)
 

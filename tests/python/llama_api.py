@@ -146,13 +146,13 @@ class Context:
     """A context: a KV cache, and passes through the model.
 
     fields    of llama_context_params; the KV cache is of one type for keys and values. Flash attention makes fp16
-              of an fp32 cache, so that one goes without it
+              of an fp32 cache, so that one goes without it. Layers with windows have cells for their windows, as in llama-server
     """
 
     def __init__(self, model, tokens, *, slots=1, kind="f16", threads=1, unified=False, **fields):
         self.model, self.lib, self.slots = model, model.library.llama, slots
         params = _set(self.lib.llama_context_default_params(), dict(
-            {"n_batch": 2048, "n_ubatch": 512}, n_ctx=tokens, n_seq_max=slots, n_threads=threads,
+            {"n_batch": 2048, "n_ubatch": 512, "swa_full": False}, n_ctx=tokens, n_seq_max=slots, n_threads=threads,
             n_threads_batch=threads, type_k=TYPES[kind], type_v=TYPES[kind], kv_unified=unified, no_perf=True,
             flash_attn_type=FLASH_OFF if kind == "f32" else FLASH_ON, **fields))
         self.context = self.lib.llama_init_from_model(model.model, params)

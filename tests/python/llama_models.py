@@ -55,6 +55,7 @@ FAMILIES = {
 
 def random_model(name):
     """A model of Transformers with random weights; those of tiny_models.py, in fp32."""
+    import torch
     import transformers
 
     import tiny_models
@@ -62,7 +63,22 @@ def random_model(name):
     kind = getattr(transformers, kind)
     fields = {field: value for field, value in {**COMMON, **own}.items() if value is not None or field in own}
     fields = {field: value for field, value in fields.items() if not (value is None and field == "head_dim")}
-    return tiny_models.fill(kind(kind.config_class(**fields)), 1)
+    model = tiny_models.fill(kind(kind.config_class(**fields)), 1)
+    if fields["tie_word_embeddings"]: # logits of embeddings as large as those of a real model, not one token alone
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(0.1)
+    return model
+
+
+def rename_layers(path):
+    """Hybrids of Mamba call their layers as the converter knows them; Transformers renames them when it saves."""
+    with open(path, encoding="utf-8") as text:
+        config = json.load(text)
+    if config["model_type"] == "granitemoehybrid":
+        config["layer_types"] = [{"full_attention": "attention", "linear_attention": "mamba"}.get(kind, kind)
+                                 for kind in config["layer_types"]]
+        with open(path, "w", encoding="utf-8") as out:
+            json.dump(config, out)
 
 
 def convert(source, folder, path):
@@ -73,6 +89,7 @@ def convert(source, folder, path):
     sys.path[:0] = [source, os.path.join(source, "gguf-py")]
     import gguf
     import conversion
+    rename_layers(os.path.join(folder, "config.json"))
     hparams = conversion.ModelBase.load_hparams(pathlib.Path(folder), False)
     kind = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
 
