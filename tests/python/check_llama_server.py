@@ -2,7 +2,8 @@
 """An unmodified llama-server under kvferry-llama: slots, shared prefixes, cancelled requests, files, prompt caches.
 
 Answers are compared with those of the same server without kvferry by the log-probability of the next token, at a
-budget of the context. KVF_LLAMA_REQUESTS says how many requests the first test sends (400 by hand, 40 here).
+budget of the context. KVF_LLAMA_REQUESTS says how many requests the first test sends (400 by hand, 40 here), and
+KVF_LLAMA_SERVER which server it is, the native build's if not another one.
 """
 import concurrent.futures
 import http.client
@@ -19,9 +20,7 @@ import unittest
 
 import llama_case
 
-SERVER = next((path for path in (os.path.join(llama_case.PLACE, *names) for names in
-                                 (("server", "llama-server"), ("native", "bin", "llama-server")))
-               if os.path.exists(path)), "")
+SERVER = os.environ.get("KVF_LLAMA_SERVER", os.path.join(llama_case.NATIVE, "llama-server"))
 REQUESTS = int(os.environ.get("KVF_LLAMA_REQUESTS", "40"))
 NEAR = 0.25 # of a log-probability: this model of 4 bits scatters by 0.05 when sums of fp16 change their order
 STORY = ("The lighthouse keeper wrote in her log every evening. On the first day she saw two ships and a whale. On the "
@@ -186,13 +185,12 @@ class Served(unittest.TestCase):
     def test_prompt_caches(self):
         """Two conversations in one slot: each comes back from the prompt cache, or by shifting."""
         prompts = [STORY + end for end in ENDS[:2]] + [STORY[60:] + STORY + ENDS[2]]
-        with Server("-np", "1", settings=None) as server:
-            first = [server.complete(prompt) for prompt in prompts]
-        with Server("-np", "1", "--cache-ram", "64", "--cache-reuse", "32", "-ctxcp", "4",
-                    settings="budget=full verify=1") as server:
-            for _ in range(2):
-                for prompt, answer in zip(prompts, first):
-                    self.near(answer, server.complete(prompt))
+        words = ("-np", "1", "--cache-ram", "64", "--cache-reuse", "32", "-ctxcp", "4")
+        with Server(*words, settings=None) as server: # keys that were shifted are not those of a new prompt
+            first = [server.complete(prompt) for prompt in prompts * 2]
+        with Server(*words, settings="budget=full verify=1") as server:
+            for prompt, answer in zip(prompts * 2, first):
+                self.near(answer, server.complete(prompt))
             self.assertEqual(server.end(), 0)
             self.served(server)
 
@@ -227,5 +225,5 @@ class Served(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    llama_case.require(SERVER or "llama-server", llama_case.MODEL)
+    llama_case.require(SERVER, llama_case.MODEL)
     unittest.main()

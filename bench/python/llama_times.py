@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of steps and prompts in one build of llama.cpp: a process of bench_llama.py.
+
+usage: llama_times.py FOLDER MODEL KIND DEPTH STEPS
+
+The KV cache is filled from a state that was made longer, because a prompt of that length would take hours. Prints
+JSON: seconds of every step, of the clock and of the process's threads.
+"""
+import json
+import os
+import struct
+import sys
+import time
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "python"))
+import llama_api # pylint: disable=wrong-import-position
+
+SEED = 256 # tokens that are computed
+WARM = 4   # steps before those that count: the first one brings all tokens
+
+
+def longer(state, cells, wanted, random):
+    """A state of a sequence with so many cells; keys and values of its own, drawn again."""
+    at = state.index(struct.pack("<II", 1, cells)) + 8 # one stream
+    size = 8 + 4 * struct.unpack_from("<I", state, at + 4)[0]
+    rest = bytes(state[at + 8:at + size])
+    ids = struct.unpack_from("<I", state, at + 4)[0]
+    out = [bytes(state[:at - 4]), struct.pack("<I", wanted)]
+    out += [struct.pack("<iI", cell, ids) + rest for cell in range(wanted)]
+    at += cells * size
+    layers = struct.unpack_from("<I", state, at + 4)[0]
+    begin, at = at, at + 8
+    while not struct.unpack_from("<i", state, at)[0]: # what newer versions say more, before the first type
+        at += 4
+    out.append(bytes(state[begin:at]))
+    drawn = np.concatenate([np.arange(cells), random.integers(0, cells, wanted - cells)])
+    for _ in range(2 * layers):
+        row = struct.unpack_from("<Q", state, at + 4)[0]
+        rows = np.frombuffer(state, np.uint8, row * cells, at + 12).reshape(cells, row)
+        out += [bytes(state[at:at + 12]), rows[drawn].tobytes()]
+        at += 12 + row * cells
+    return bytearray(b"".join([*out, bytes(state[at:])]))
+
+
+def main():
+    folder, path, kind, depth, steps = sys.argv[1:]
+    depth, steps = int(depth), int(steps)
+    random = np.random.default_rng(1)
+    model = llama_api.Model(llama_api.Library(folder), path)
+    context = llama_api.Context(model, depth + SEED + steps + WARM + 256, kind=kind)
+    context.prompt(random.integers(5, model.tokens, SEED).tolist())
+    if depth > SEED:
+        state = longer(context.state(), SEED, depth, random)
+        context.remove(0)
+        if not context.restore(state):
+            raise RuntimeError("the longer state does not go in")
+        del state
+    clock, threads = [], []
+    for step in range(WARM + steps):
+        begin, used = time.perf_counter(), time.process_time()
+        context.decode([(int(random.integers(5, model.tokens)), max(depth, SEED) + step, 0, True)])
+        context.logits()
+        clock.append(time.perf_counter() - begin)
+        threads.append(time.process_time() - used)
+    print(json.dumps({"clock": clock[WARM:], "threads": threads[WARM:]}))
+    context.close()
+    model.close()
+
+
+if __name__ == "__main__":
+    main()
