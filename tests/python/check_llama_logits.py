@@ -21,7 +21,7 @@ import llama_case
 SHARE = 0.95
 # Rounding of keys and values is the same with both; sums differ in their order, which routes of experts and a few
 # tokens near a tie make much of. So runs of a family and a type of cache are judged together.
-SLACK, FLOOR = 1.1, 1e-8
+SLACK, FLOOR = {"mean": 1.1, "largest": 2}, 1e-8
 FAMILIES = ("llama", "mistral", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gemma3", "gemma4", "gptoss", "glm4moe",
             "phi", "granite")
 REFUSED = ("b8468",) # older than the interface that the plug-in knows
@@ -103,7 +103,7 @@ def too_far(rows):
         return ""
     for which, sums in (("mean", np.mean), ("largest", np.max)):
         ours, theirs = (sums([row[name + which] for row in rows]) for name in ("", "stock "))
-        if ours > SLACK * theirs + FLOOR:
+        if ours > SLACK[which] * theirs + FLOOR:
             return "%s KL %.2e, stock's %.2e" % (which, ours, theirs)
     return ""
 
