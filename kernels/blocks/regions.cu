@@ -135,8 +135,8 @@ extern "C" int kvf_validate_cuda(const void *args, uint32_t tasks, void *stream)
     return kvf_cuda_launch<validate_regions<false>>(grid, block, 0, (cudaStream_t)stream, *a);
 }
 
-/* ---- gather_window: a block is 4 warps and a KV head of a row, a warp per token. Bound: counts of writes, 4 bytes per token of a
- * tail, and in decoding one token across the link per head. ---- */
+/* ---- gather_window: a block is 4 warps and a KV head of a row, a warp per token. Bound: counts of
+ * writes, 4 bytes per token of a tail, and in decoding one token across the link per head. ---- */
 
 /* A warp brings a token of a physical block to `to`, unless it is there; 1 in its first lane if it
  * was not. */

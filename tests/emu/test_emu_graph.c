@@ -535,6 +535,9 @@ static void test_early_start(void **state)
     }
     assert_int_equal(stale, 2);
     assert_int_equal(rig_counts().early_starts, 4 * 2);
+    assert_int_equal(kvf_emu_launches_of("take*"), 4 * 2); /* replayed ones */
+    assert_int_equal(kvf_emu_launches_of("mix*"), 4 * 2);
+    assert_int_equal(kvf_emu_launches_of("tak"), 0);
     assert_in_range(rig_counts().carveout_changes, 0, 1); /* none between kernels */
     OK(cudaGraphExecDestroy(exec));
 }
