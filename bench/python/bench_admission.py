@@ -13,6 +13,7 @@ usage: bench_admission.py [--requests N] [--tokens N] [--new N] [--budget N] [--
 """
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
@@ -77,7 +78,7 @@ def serve(args, admit):
     print("@@ " + json.dumps({
         "admit": admit, "admitted": p.admitted, "most": most, "steps": steps, "rows": rows / steps, "rate": rate,
         "tokens per CPU second of steps": rows / cpu, "of all": args.requests * args.new / whole,
-        "bytes of a step": moved / steps, "planned": p.step_bytes(int(rows / steps), rate)}), flush=True)
+        "bytes of a step": moved / steps, "planned": p.step_bytes(math.ceil(rows / steps), rate) * rows / steps / math.ceil(rows / steps)}), flush=True)
 
 
 def engine_bytes(text):

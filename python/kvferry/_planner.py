@@ -15,6 +15,7 @@ from .capi import BlocksPlan
 from .vllm.memory import Asked, Sums, blocks_that_fit, divide_own, most
 
 GIB = 1 << 30
+UNSEALED = 16 # tokens that a local window has beyond local_tokens: up to a block of 32, which is sealed as a whole
 RATES = (0.0, 0.5, 0.9) # of hits, for which a plan tells bytes of a step
 
 
@@ -142,14 +143,15 @@ class Plan(NamedTuple):
 
     def step_bytes(self, requests: int, rate: float) -> float:
         """That a step of so many requests brings to the card, where such a share of pages is found there."""
-        homeless = max(0, requests - self.windows)
-        return requests * self.budget.bytes * (1 - rate) + homeless * self.budget.window * self.budget.token_bytes
+        b = self.budget
+        brought = b.window if requests > self.windows else 1 # rows take regions in turn, and all bring their window anew
+        return requests * (b.bytes * (1 - rate) + brought * b.token_bytes)
 
 
 def budget_of(runtime: Runtime, shape: dict, tokens: int, block_tokens: int) -> Budget:
     """By settings of a cache with its shape."""
     config = make_config(shape, [], [])
-    window = config.sink_tokens + config.local_tokens
+    window = config.sink_tokens + config.local_tokens + UNSEALED # on average
     budget = min(tokens, max(config.budget_tokens, int(config.budget_share * tokens)))
     few, many = (_sized(runtime, shape, blocks, 1, block_tokens, block_tokens).host_bytes for blocks in (2, 1002))
     return Budget(window, max(0, budget - window), (many - few) / 1000 / block_tokens)
