@@ -47,13 +47,12 @@ from ._cache import Cache as _PagedCache
 from ._cache import Sequence, width_in_pages
 from ._errors import Full, Invalid, Unsupported
 from ._hf_attention import NAME, WITHOUT, no
+from ._hf_fit import implementation, must_fit, must_open, settings_of, text_config
 from ._hf_generate import NAMES, cache_in, follow, handed_back, name_of_the_cache, whole_prompts_only
 from ._hf_prompt import attend_from_padding, attend_to_prompt, causal_columns
 from ._prune import Policy, Pruner
 from ._runtime import Runtime
 from ._save import saved
-from ._settings import fill
-from .capi import CacheConfig
 
 __all__ = ["Cache", "use"]
 
@@ -93,10 +92,10 @@ def _pass_begins(module: Any, args: tuple, kwargs: dict) -> None:
     if kwargs.get("use_cache") is False:
         raise no("%s, use_cache = False with a Cache: generate hands over the whole text in every pass"
                  % type(module).__name__, "call it with use_cache=True, or without a Cache")
-    if _implementation(module) != NAME:
+    if implementation(module) != NAME:
         raise Invalid("attn_implementation = %s of a %s with a Cache of kvferry: call "
                       "set_attn_implementation('kvferry'), or pass another cache" % (
-                          _implementation(module), type(module).__name__))
+                          implementation(module), type(module).__name__))
     wanted = kwargs.get("logits_to_keep")
     torch.ops.kvferry.begin(cache._paged[0].number, id(module), wanted if isinstance(wanted, int) else -1)
 
@@ -127,32 +126,6 @@ def _watch(model: Any) -> None:
             module.register_forward_hook(_pass_ends, with_kwargs=True, always_call=True)
         _attention.expands(type(module))
     follow(type(model))
-
-
-def _implementation(model: Any) -> Any:
-    return getattr(_text(model), "_attn_implementation", None)
-
-
-def _text(model: Any) -> Any:
-    """Configuration of the decoder."""
-    return getattr(model, "config", model).get_text_config(decoder=True)
-
-
-def _must_fit(model: Any) -> None:
-    """Refuses what the class or the configuration of a model shows; a pass shows the rest."""
-    name = type(model).__name__
-    if not isinstance(model, torch.nn.Module):
-        return
-    if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
-        raise no("%s keeps a cache of its own kind" % name, WITHOUT)
-    where = _known.asks_for_the_name(model)
-    if where:
-        raise no("%s asks for the name of its attention, and may do otherwise under the name kvferry (%s)" % (
-            name, where), WITHOUT)
-    homes = {type(module).__module__ for module in model.modules()
-             if "Attention" in type(module).__name__}
-    if homes and not any(hasattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS") for home in homes):
-        raise no("%s does not attend through the attention interface of Transformers" % name, WITHOUT)
 
 
 def _row_path(path: Union[str, os.PathLike], row: int) -> str:
@@ -273,7 +246,7 @@ class Cache(_caches.DynamicCache):
 
     model       a model with attn_implementation="kvferry"
     budget      tokens that a KV head attends to in a step, with the first and the newest ones; at least
-                the length of the context = dense attention
+                the length of the context = dense attention. Default: 1024
     tokens_max  longest context. Memory is reserved for it by the first forward pass: (tokens_max) x
                 layers x KV heads x 2 x head_dim elements per row of the batch in host memory. Default:
                 what the model is made for, at most 32768
@@ -297,21 +270,21 @@ class Cache(_caches.DynamicCache):
     keys other than hand them to the attention: the error says which layer.
     """
 
-    def __init__(self, model: Any, budget: int = 1024, *, tokens_max: Optional[int] = None,
+    def __init__(self, model: Any, budget: Optional[int] = None, *, tokens_max: Optional[int] = None,
                  prune: Optional[Policy] = None, prune_settings: Optional[dict] = None,
                  runtime: Optional[Runtime] = None, **settings: Any) -> None:
-        _must_fit(model)
-        config, self._of = _text(model), getattr(model, "config", model)
-        if _implementation(model) != NAME:
+        must_fit(model)
+        config, self._of = text_config(model), getattr(model, "config", model)
+        if implementation(model) != NAME:
             raise Invalid("attn_implementation = %s: load the model with attn_implementation='kvferry', "
-                          "or call model.set_attn_implementation('kvferry')" % _implementation(model))
+                          "or call model.set_attn_implementation('kvferry')" % implementation(model))
         if isinstance(prune, str) and prune not in PRUNE_POLICIES:
             raise no("prune = %s hands fewer tokens to deeper layers" % prune,
                       "take one of %s" % ", ".join(PRUNE_POLICIES))
         if prune is not None:
             whole_prompts_only(getattr(model, "generation_config", None))
         limit = getattr(config, "max_position_embeddings", None) or _TOKENS_MAX
-        self._settings = dict(settings, budget_tokens=budget,
+        self._settings = dict(settings_of(budget, settings),
                               tokens_max=tokens_max or min(limit, _TOKENS_MAX))
         self._prune, self._prune_settings = prune, prune_settings or {}
         if prune is not None:
@@ -347,8 +320,9 @@ class Cache(_caches.DynamicCache):
         if not self._paged:
             raise no("%s has no layer of full attention alone, but %s" % (
                 self._name, ", ".join(sorted({type(layer).__name__ for layer in layers}))), WITHOUT)
-        for dim in {getattr(config.per_layer_config[layer.at], "head_dim", None) for layer in self._paged}:
-            fill(CacheConfig(), "cache", {"head_dim": dim}, []) # says now what the first pass would
+        device = getattr(model, "device", torch.device("cpu"))
+        must_open(runtime or _runtime_of(device if device.type == "cuda" else torch.device("cpu")), model,
+                  {layer.at for layer in self._paged}, self._settings)
         _caches.Cache.__init__(self, layers=layers)
         _watch(model)
         self._cache: Optional[_PagedCache] = None
@@ -375,9 +349,8 @@ class Cache(_caches.DynamicCache):
 
     def refusal(self, at: int, what: str) -> Unsupported:
         """Names the model, one of its layers, the reason and the way out."""
-        implementation = _implementation(self._of)
-        if implementation != NAME:
-            what += ", because attn_implementation = %s by now" % implementation
+        if implementation(self._of) != NAME:
+            what += ", because attn_implementation = %s by now" % implementation(self._of)
         return no("%s, layer %d: %s" % (self._name, at, what), WITHOUT)
 
     # -- what Transformers calls --
@@ -874,7 +847,7 @@ class Cache(_caches.DynamicCache):
             raise no("this policy hands fewer tokens to deeper layers", "take one that keeps them")
 
 
-def use(model: Any, budget: int = 1024, **settings: Any) -> Any:
+def use(model: Any, budget: Optional[int] = None, **settings: Any) -> Any:
     """Give every `generate` of a model a Cache of its own where none is passed. Returns the model.
 
     For pipelines, evaluation harnesses and servers, which call `generate` themselves. Its memory is
@@ -884,7 +857,7 @@ def use(model: Any, budget: int = 1024, **settings: Any) -> Any:
     """
     if getattr(type(model), "generate", None) is None:
         raise no("%s has no generate" % type(model).__name__, "give use() the model itself, before torch.compile")
-    _must_fit(model)
+    must_fit(model)
     model.set_attn_implementation(NAME)
     Cache(model, budget, **settings) # says now what does not fit
     generate = type(model).generate

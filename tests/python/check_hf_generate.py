@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvferry in Transformers: a cache that was asked for is used, or somebody says why not.
+"""kvferry in Transformers: a cache that was asked for is used, or somebody says why not; settings are given once,
+and refused where the cache is made.
 
 usage: check_hf_generate.py [TEST...]
 """
@@ -136,6 +137,52 @@ class PassedOver(unittest.TestCase):
         self.assertEqual(steps(self.model, prompt(1, 40), other)[0].tolist(), wanted[0].tolist())
         with self.assertRaisesRegex(kvferry.Unsupported, "layer 0: keys come outside a forward pass"):
             cache.update(keys, keys, 0)
+
+
+class Settings(unittest.TestCase):
+    def setUp(self):
+        self.model = sharpened(make())
+
+    def test_a_setting_counts_once(self):
+        for settings in ({"budget": 96}, {"budget_tokens": 96}):
+            cache = kvferry.hf.Cache(self.named(), tokens_max=512, local_tokens=32, **settings)
+            steps(self.model, prompt(1, 300), cache)
+            self.assertLessEqual(cache.stats()["tokens_attended"] / cache.stats()["steps"] / 2, 96)
+            self.assertEqual(cache._cache.settings.budget_tokens, 96)
+        cache = cache_of(self.model, budget=None, tokens_max=2048)
+        steps(self.model, prompt(1, 40), cache)
+        self.assertEqual(cache._cache.settings.budget_tokens, 1024)
+        for call in (kvferry.hf.Cache, kvferry.hf.use):
+            for budget in (96, 128):
+                with self.assertRaisesRegex(kvferry.Invalid, "budget = %d and budget_tokens = 128 are one" % budget):
+                    call(self.named(), budget, budget_tokens=128)
+
+    def named(self):
+        self.model.set_attn_implementation("kvferry")
+        return self.model
+
+    def test_what_follows_from_the_model(self):
+        for name, value in (("layers", 3), ("query_heads", 4), ("kv_heads", 1), ("head_dim", 64), ("value_dim", 32),
+                            ("dtype", "fp16"), ("softmax_scale", 0.5)):
+            with self.assertRaisesRegex(kvferry.Invalid, "%s = .*: it follows from the model" % name):
+                kvferry.hf.Cache(self.named(), **{name: value})
+
+    def test_what_the_first_pass_would_refuse(self):
+        """Is refused where the cache is made."""
+        for call in (kvferry.hf.Cache, kvferry.hf.use):
+            for dim in (72, 100):
+                model = make(head_dim=dim)
+                model.set_attn_implementation("kvferry")
+                with self.assertRaisesRegex(kvferry.Invalid, "head_dim = %d: must be a multiple of 16" % dim):
+                    call(model)
+            for settings, text in (({"page_sizes": 16}, "no setting page_sizes: did you mean page_size"),
+                                   ({"budget": 0}, "budget_tokens = 0"), ({"page_size": 17}, "page_size = 17"),
+                                   ({"select": "nobody"}, "select = nobody"), ({"sink_tokens": 5000}, "sink_tokens")):
+                with self.assertRaisesRegex(kvferry.Invalid, text):
+                    call(self.named(), **settings)
+        odd = peaky("GPT2LMHeadModel", "GPT2Config", n_embd=144, n_head=2, n_layer=2, vocab_size=160, n_positions=512)
+        with self.assertRaisesRegex(kvferry.Invalid, "head_dim = 72: must be a multiple of 16"):
+            kvferry.hf.Cache(odd)
 
 
 if __name__ == "__main__":
