@@ -32,7 +32,7 @@ def make_wrong(context, sequence):
         if kind == llama_api.F16 and 64 <= row <= 1 << 14 and after + 12 <= len(state) and \
                 struct.unpack_from("<i", state, after)[0] == kind:
             keys = np.frombuffer(state, np.float16, row // 2, at + 12 + row * (cells // 2))
-            keys[:] = keys[::-1] * 4
+            keys[:] = keys[::-1] * 16
             break
     else:
         raise RuntimeError("the state shows no keys")
