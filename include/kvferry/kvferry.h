@@ -37,8 +37,9 @@
  *   reverse order; every close, destroy and free accepts NULL. A handle that is closed earlier
  *   lives on until everything made from it is closed: a runtime until its caches, streams and
  *   memory, a cache until its pruners, recordings and saves. Sequences end with their cache.
- * - Wherever a status comes back, a handle that is NULL, or a stream of another runtime, is
- *   KVF_INVALID, and nothing was done.
+ * - A function with a status returns KVF_INVALID, and does nothing, for a stream of another
+ *   runtime, and for a pointer that is NULL unless its text allows that. A function without a
+ *   status then returns 0, NULL or an empty text, or does nothing.
  * - Fill a configuration with its `_init`, which sets `size` and the defaults. Other structs have
  *   no `size`: NAME, inline, passes sizeof beside the pointer to NAME_sized, which the library
  *   exports and other languages bind. So structs grow at their end under one soname. Where the
@@ -58,9 +59,9 @@
  *   reads zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
  *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
  *   device if its parent used a GPU: CUDA does not work in a child. clone() and such go unnoticed.
- * - Signals: the library takes and blocks none. Its threads run with the mask of whoever opened the
- *   runtime, created the stream or began to save; block there what only other threads shall get. No
- *   function may be called from a handler.
+ * - Signals: the library installs no handler. Its threads inherit the mask of the thread that
+ *   opened the runtime, created the stream or began to save, and block SIGXFSZ, so that a file
+ *   beyond RLIMIT_FSIZE is an error of the call. Call no function from a handler.
  * - Calls enqueue work on the caller's stream, where it runs in order. Queries, keys, values and
  *   outputs must stay valid until the stream has done that work.
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
@@ -70,8 +71,8 @@
  *   GPU takes. Threads of the library have stacks of 2 MiB or more, whatever libc and limits say.
  *   On the host device a thread that waits for a stream runs work itself, but only where its own
  *   stack has 512 KiB left.
- * - The library never exits, prints, or reads the environment. Functions without a status abort on
- *   invalid arguments, such as a layer index out of range.
+ * - The library never exits, prints, or reads the environment. It reads and writes numbers as in
+ *   the C locale. Functions without a status abort on an index out of range, such as a layer.
  */
 
 #include <stddef.h>
@@ -184,7 +185,7 @@ typedef void (*kvf_log_fn)(void *user, int level, const char *line);
 typedef struct kvf_runtime_config {
     size_t size;               /**< set by init */
     kvf_device_kind device;    /**< default AUTO */
-    uint32_t threads;          /**< compute threads of the host device; 0 = one per usable core */
+    uint32_t threads;          /**< compute threads on the host; 0 = as cores and CPU quota allow */
     uint32_t gather_threads;   /**< workers of the gather method; 0 = the library decides */
     int32_t numa_node;         /**< node for host memory; -1 = nearest the device */
     kvf_huge_pages huge_pages; /**< default AUTO */
@@ -247,7 +248,7 @@ KVF_API const kvf_error *kvf_runtime_error(const kvf_runtime *runtime);
  * memlock, CPU features, optional parts present or absent with the way to get them.
  *
  * @param text      receives a NUL-terminated string, at most @p capacity bytes; may be NULL if 0
- * @param needed    receives the bytes a whole answer takes, NUL included
+ * @param needed    receives the bytes a whole answer takes, NUL included; may be NULL
  * @return KVF_OK; KVF_FULL if the text was cut
  */
 KVF_API KVF_CHECKED kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *text,

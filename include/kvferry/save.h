@@ -74,9 +74,9 @@ KVF_API int kvf_save_is_done(const kvf_save *save);
  * cache like any other. If it returns KVF_OK the file is there, whole and durable.
  *
  * @param error   filled on failure; may be NULL
- * @return KVF_OK; KVF_SYSTEM with errno, such as ENOSPC or EIO: what was there before is as it was,
- *         unless the text says that the new file's name could not be made durable;
- *         KVF_NOT_FINITE; KVF_OUT_OF_MEMORY; KVF_DEVICE_FAILED
+ * @return KVF_OK; KVF_SYSTEM with errno, such as ENOSPC, EIO, or EFBIG beyond RLIMIT_FSIZE: the
+ *         file that was there before is as it was, unless the text says that the new file's name
+ *         could not be made durable; KVF_NOT_FINITE; KVF_OUT_OF_MEMORY; KVF_DEVICE_FAILED
  */
 KVF_API KVF_CHECKED kvf_status kvf_save_finish(kvf_save *save, kvf_error *error);
 
