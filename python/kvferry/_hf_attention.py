@@ -58,7 +58,7 @@ class Stored(torch.Tensor):
 
 
 class Mask(torch.Tensor):
-    """What a mask says of columns that are in pages, for their attention alone. A layer that edits it is refused."""
+    """A mask of columns that are in pages, for their attention alone. A layer that edits it is refused."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (),
@@ -224,7 +224,7 @@ def _sdpa_serves(module: Any) -> bool:
 
 
 def _refuse_unknown(module: Any, kwargs: dict, function: Any, known: frozenset = frozenset()) -> None:
-    """What an attention is handed, and the function that answers for it does not take."""
+    """Refuses arguments of an attention that the function does not take which answers for it."""
     names = [] if torch.compiler.is_compiling() else _known.unknown(kwargs, known | _known.parameters(function))
     if names:
         raise no("%s, layer %s: its attention is handed %s, which kvferry does not know" % (
@@ -320,7 +320,7 @@ def _must_agree(layer: Any, module: Any, query: torch.Tensor, key: torch.Tensor,
 
 
 def _plain_mask(mask: torch.Tensor) -> torch.Tensor:
-    """What a `Mask` says: columns of rows, or one element, if all are tokens."""
+    """The columns of rows that a `Mask` shows, or one element, if all are tokens."""
     with torch._C.DisableTorchFunctionSubclass():
         mask = mask.as_subclass(torch.Tensor)
         if mask.ndim < 4:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cache of pages refuses before the first pass of a model of Transformers.
+"""Refusals of a cache of pages before the first pass of a model of Transformers.
 
 By its class, its configuration, its sources and the settings; a pass shows the rest. Knows no pages.
 """

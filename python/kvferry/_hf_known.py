@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the models of Transformers: what an attention is handed besides queries, keys and values,
+"""Facts about the models of Transformers: arguments of an attention besides queries, keys and values,
 kinds of layers, and models that ask for the name of their attention.
 
 Whatever is on no list here is refused by name. The lists hold for the versions that OLDEST begins; the test
@@ -27,7 +27,7 @@ HARMLESS = frozenset((
     "output_attentions", "output_hidden_states", "output_router_logits", "is_causal", "position_ids",
     "sliding_window", "deterministic"))
 FORMS = frozenset(("s_aux", "softcap")) # of an attention, which pages have
-# What SDPA and the attentions of models take besides. Pages have none of it.
+# Arguments that SDPA and the attentions of models take besides. Pages have none of them.
 OTHERS = {"position_bias": "a bias of positions", "indices": "selected tokens", "block_indices": "selected blocks",
           "sinks": "sinks that each query has", "cu_seq_lens_q": "packed sequences",
           "cu_seq_lens_k": "packed sequences", "max_length_q": "packed sequences",
@@ -110,7 +110,7 @@ def comparisons(source: str) -> List[Tuple[int, str]]:
 
 
 def known_comparisons(file: str) -> Dict[str, str]:
-    """Of a module of Transformers, by its name."""
+    """The comparisons of a module of Transformers that are on the list."""
     package, _, name = file.rpartition(".")
     return NAMED.get(name[len("modeling_"):], {}) if package.startswith("transformers.models.") else {}
 

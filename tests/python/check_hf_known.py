@@ -25,7 +25,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 import kvferry.hf
 from kvferry import _hf_known as known
 
-# What an attention of the interface is handed by its place, whatever it is called.
+# Arguments of an attention of the interface that are handed by their place.
 ARGUMENTS = {"query", "key", "value", "attention_mask", "scaling", "dropout"}
 
 
@@ -38,7 +38,7 @@ def sources():
 
 
 class Sweeps(unittest.TestCase):
-    """What a version has that nobody has looked at, and no list does."""
+    """A version that nobody has looked at has nothing that no list has."""
 
     def test_what_attentions_are_handed(self):
         """By the calls of the interface."""
@@ -199,7 +199,7 @@ class Own(unittest.TestCase):
         self.refused("layer 0: its own attention is not that of pages", self.logits, model, "kvferry", cache_of(model))
 
     def test_a_mask_that_a_layer_edits(self):
-        """In place or not, in all layers or in one. What all layers hide in all passes is padding."""
+        """In place or not, in all layers or in one. Columns that all layers hide in all passes are padding."""
         def hidden(mask):
             return written(mask.clone())
 
