@@ -179,7 +179,7 @@ class Launch(unittest.TestCase):
 
 
 class Plan(unittest.TestCase):
-    """What a file's metadata say of memory."""
+    """Memory by the metadata of a file."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp()
@@ -217,7 +217,7 @@ class Plan(unittest.TestCase):
         self.assertEqual([layer.window for layer in self.layers("phi3", **window)], [0] * 8)
 
     def test_refused(self):
-        """What cannot be told is not guessed."""
+        """Nothing is guessed that the file does not tell."""
         from kvferry._llama import Refused
         for arch, keys, text in (("deepseek2", {"attention__kv_lora_rank": 512}, "latent keys"),
                                  ("new", {"attention__sliding_window": 64}, "which layers have them"),

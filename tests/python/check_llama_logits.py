@@ -86,19 +86,19 @@ def row_of(truth, stock, mine, said):
 
 
 def wrong(row, name):
-    """What is wrong with a row, "" where nothing is."""
+    """A fault of a row, "" where nothing is."""
     if name in ALONE or row["version"] in REFUSED:
         return "" if row["share"] == 0 and row["mean"] == row["stock mean"] else "not left to llama.cpp"
     return "share served %.3f" % row["share"] if row["share"] < SHARE else ""
 
 
 def key(row):
-    """What is judged together."""
+    """Rows that are judged together."""
     return row["version"], row["family"], row["kind"]
 
 
 def too_far(rows):
-    """What is wrong with the distances of rows that are judged together, "" where nothing is."""
+    """A fault in the distances of rows that are judged together, "" where nothing is."""
     if rows[0]["family"] in ALONE:
         return ""
     for which, sums in (("mean", np.mean), ("largest", np.max)):

@@ -75,5 +75,5 @@ def summary(said):
 
 
 def reasons(said):
-    """What the plug-in left to llama.cpp, in its words."""
+    """Operations that the plug-in left to llama.cpp, in its words."""
     return re.findall(r"^kvferry: (?:left to llama\.cpp|not loaded): (.*)$", said, re.M)

@@ -52,7 +52,7 @@ def at(address):
 
 
 def plain(node):
-    """What FLASH_ATTN_EXT computes, [stream][token][head][channel]."""
+    """The result of FLASH_ATTN_EXT, [stream][token][head][channel]."""
     q, k, v, mask = (at(node.src[i]).numbers() for i in range(4))
     sinks = at(node.src[4]).numbers().ravel() if node.src[4] else None
     scale, _, cap = node.params[:3]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model takes in a llama.cpp with kvferry, from its file's metadata, before anything is loaded.
+"""The memory of a model in a llama.cpp with kvferry, from its file's metadata, before anything is loaded.
 
     kvferry-llama --plan MODEL.gguf --host 64GiB [--gpu 24GiB] [-c TOKENS] [-np SLOTS] [OPTION...] [NAME=VALUE...]
 
@@ -28,7 +28,7 @@ NOT_MEMORY = ("log", "verify", "threads", "prompts", "rows", "host_memory", "bud
 
 
 class Asked(NamedTuple):
-    """What llama-server is asked for."""
+    """The load of llama-server: its options."""
     tokens: int # -c
     slots: int
     unified: bool

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program or a library of llama.cpp is: how its ggml comes into the process, and so the way by which it
+"""Kinds of programs and libraries of llama.cpp: how its ggml comes into the process, and so the way by which it
 loads the plug-in.
 
 Nothing of it is run: the dynamic linker lists what it would load. Invariant: a way is named only where ggml
