@@ -65,7 +65,7 @@ class Place:
             print("skipped: no vLLM here; ./dev vllm makes an environment that has it")
             sys.exit(77)
         os.symlink(model, os.path.join(self.folder, real.NAME))
-        self.python, self.paths = python, [env.entry_points(python)]
+        self.python, self.paths = python, [env.entry_points(python, env.VLLM.partition("==")[2])]
         self.env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
                     "HF_HUB_OFFLINE": "1"}
 
