@@ -89,8 +89,8 @@ static __device__ __forceinline__ uint32_t bring_new(const kvf_validate_args &a,
     const uint32_t all = __ballot_sync(KVF_FULL_WARP, is_new);
     for (uint32_t left = all; left; left &= left - 1) {
         const uint32_t i = (uint32_t)__ffs((int)left) - 1;
-        const uint32_t from = __shfl_sync(KVF_FULL_WARP, block, i);
-        const uint32_t token = __shfl_sync(KVF_FULL_WARP, in_block, i);
+        const uint32_t from = __shfl_sync(KVF_FULL_WARP, block, (int)i);
+        const uint32_t token = __shfl_sync(KVF_FULL_WARP, in_block, (int)i);
         copy_token<is_quantized>(c, kvf_physical_page(c, a.layer, from, r->head, token), token,
                                  region_place(p, r, first + i));
     }
