@@ -441,7 +441,7 @@ static void forks_move_a_page_once(void **state)
 /* ---- the kernel that scores ---- */
 
 #if TEST_HAS_EMULATOR
-typedef enum kinship { STRANGERS, FORKS, SHORT_FORKS } kinship;
+typedef enum kinship { STRANGERS, KIN, KIN_SHORT } kinship;
 
 /* Launches of the form for tiles that rows have in common, and of the one for single rows. */
 typedef struct scored {
@@ -469,7 +469,7 @@ static void score_members(uint32_t members, kinship kin)
             continue;
         }
         fork_member(f, 0, i);
-        if (kin == SHORT_FORKS)
+        if (kin == KIN_SHORT)
             cut(f, &f->m[i], TILE - 1);
     }
     test_wait(&f->w);
@@ -478,7 +478,7 @@ static void score_members(uint32_t members, kinship kin)
     const scored eager = scored_since(before);
     replay_all(f, 3, false);
     const scored all = scored_since(before);
-    const bool is_together = kin == FORKS;
+    const bool is_together = kin == KIN;
     assert_int_equal(is_together ? eager.together : eager.singly, 1);
     assert_int_equal(is_together ? eager.singly : eager.together, 0);
     assert_int_equal(is_together ? all.together : all.singly, 4);
@@ -498,8 +498,8 @@ static void the_form_that_scores_is_that_of_the_rows(void **state)
     kvf_emu_set_config(&config);
     score_members(1, STRANGERS);
     score_members(3, STRANGERS);
-    score_members(3, FORKS);
-    score_members(3, SHORT_FORKS);
+    score_members(3, KIN);
+    score_members(3, KIN_SHORT);
     kvf_emu_reset();
 }
 #endif
