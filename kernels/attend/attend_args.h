@@ -172,20 +172,18 @@ KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
 /* ---- prefill: causal attention of a chunk, or of several rows' ----
  * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own
  * index, which lie in pages in order: token j is row j % page_size of pages[kv_head][j /
- * page_size], with page_size a multiple of KVF_PREFILL_RUN: pages are runs of blocks. With a
- * window, query i attends only to tokens j < sink and j > i - window; time is that of sink + window
- * + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no query of the launch
- * attends to are not read, nor are their blocks. Keys and values of other tokens below base +
- * tokens are finite, attended or not. Keys are summed in runs of KVF_PREFILL_TILE or less, from a
- * multiple of it, one after the other; so a query has the same bits whatever the chunk, also where
- * whole such runs between sink and window are left out. A task is one KV head x KVF_PREFILL_ROWS
- * consecutive query tokens (all query heads of the group). With chunks the same of each; tasks
- * after the end of a chunk do nothing.
+ * page_size]. With a window, query i attends only to tokens j < sink and j > i - window; time is
+ * that of sink + window + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no
+ * query of the launch attends to are not read, nor are their blocks. Keys and values of other
+ * tokens below base + tokens are finite, attended or not. Keys are summed in runs of
+ * KVF_PREFILL_TILE or less, from a multiple of it, one after the other; so a query has the same
+ * bits whatever the chunk, also where whole such runs between sink and window are left out. A task
+ * is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query heads of the group). With
+ * chunks the same of each; tasks after the end of a chunk do nothing.
  */
 #define KVF_PREFILL_ROWS 48u
 #define KVF_PREFILL_KEYS 64u
 #define KVF_PREFILL_TILE 128u
-#define KVF_PREFILL_RUN  32u
 
 typedef struct kvf_prefill_kernel_args {
     kvf_shape shape;

@@ -29,18 +29,14 @@
 
 #define WARPS 4u
 #define SLOTS 3u
-#define RUN   KVF_PREFILL_RUN /* keys that lie in one page */
 
 /* The tile of one head_dim. */
 template <uint32_t D> struct plan {
     static const uint32_t keys = D > 128 ? 32 : 64;
     static_assert(KVF_PREFILL_TILE % keys == 0, "keys of a tile are summed together");
-    static_assert(keys % RUN == 0, "a tile has whole runs");
-    static const uint32_t runs = keys / RUN;
     static const uint32_t parts = D > 128 ? 1 : 2; /* of 16 rows, in a warp */
     static const uint32_t warp_rows = 16 * parts;
     static const uint32_t slot_bytes = keys * kvf_tile<D>::stride;
-    static const uint32_t table_bytes = (SLOTS * runs * sizeof(char *) + 15) / 16 * 16;
 };
 
 /* The rows of one block. */
@@ -124,64 +120,21 @@ static __device__ __forceinline__ void load_queries(char *to, const kvf_prefill_
     }
 }
 
-/* The entry of the table for run `run` of the tile of keys from `first` on. */
+/* Keys first .. first + plan::keys - 1, or their values; zeros after the last key of the tile. */
 template <uint32_t D>
-static __device__ __forceinline__ const void *const *run_entry(const kvf_prefill_kernel_args *a,
-                                                               uint32_t first, uint32_t run)
-{
-    return a->blocks + ((first_key(a) + first + run * RUN) >> kvf_page_shift(a->shape.page_size));
-}
-
-/* The blocks of a tile's runs, to `blocks` in shared memory; those after its last key are none. */
-template <uint32_t D>
-static __device__ __forceinline__ void
-ask_runs(const char **blocks, const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t first)
-{
-    if (threadIdx.x < plan<D>::runs && first + threadIdx.x * RUN < t->keys)
-        kvf_async_copy8(blocks + threadIdx.x, run_entry<D>(a, first, threadIdx.x));
-}
-
-/* Rows of a run of PIECES x 16 bytes from `from` on, or zeros after the first `left`. */
-template <uint32_t D, uint32_t PIECES>
-static __device__ __forceinline__ void load_run(char *to, const char *from, uint32_t left)
-{
-    constexpr uint32_t token = kvf_tile<D>::token_bytes, stride = kvf_tile<D>::stride;
-    constexpr uint32_t threads = WARPS * KVF_WARP_LANES, step = threads / PIECES;
-    /* All of it by a whole block: a thread has one column, and addresses differ by constants. */
-    if (threads % PIECES == 0 && RUN % step == 0 && blockDim.x == threads && left >= RUN) {
-        const uint32_t row = threadIdx.x / PIECES, column = threadIdx.x % PIECES;
-        from += row * token + column * 16;
-        to += row * stride + column * 16;
-#pragma unroll
-        for (uint32_t i = 0; i < RUN / step; i++)
-            kvf_async_copy16(to + i * step * stride, from + i * step * token);
-        return;
-    }
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < RUN * PIECES; i += blockDim.x) {
-        const uint32_t row = i / PIECES, column = i % PIECES;
-        kvf_async_copy16(to + row * stride + column * 16, from + row * token + column * 16,
-                         row < left ? 16 : 0);
-    }
-}
-
-/* Keys first .. first + plan::keys - 1, or their values, of the blocks that ask_runs brought; zeros
- * after the last key of the tile. */
-template <uint32_t D, bool VALUES>
 static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_kernel_args *a,
-                                                 const query_tile *t, uint32_t first,
-                                                 const char *const *blocks)
+                                                 const query_tile *t, uint32_t first, size_t values)
 {
-    constexpr uint32_t pieces = VALUES ? kvf_tile<D>::value_dim / 8 : kvf_tile<D>::pieces;
-    constexpr uint32_t run_bytes = RUN * kvf_tile<D>::stride;
-    const uint32_t left = t->keys - first, size = a->shape.page_size;
-#pragma unroll
-    for (uint32_t r = 0; r < plan<D>::runs; r++, to += run_bytes) {
-        const uint32_t row = t->head * size + ((first + r * RUN) & (size - 1));
-        const char *from = (const char *)a->q; /* nothing is read there */
-        if (r * RUN < left)
-            from = blocks[r] + (size_t)row * kvf_tile<D>::token_bytes + (VALUES ? 2 * D : 0);
-        load_run<D, pieces>(to, from, left - kvf_min_u32(left, r * RUN));
+    const uint32_t left = t->keys - first, at = first_key(a) + first;
+    const uint32_t pieces = values ? kvf_tile<D>::value_dim / 8 : kvf_tile<D>::pieces;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < plan<D>::keys * pieces; i += blockDim.x) {
+        const uint32_t row = i / pieces, column = i % pieces;
+        const bool exists = row < left;
+        const char *from = (const char *)a->q;
+        if (exists)
+            from = key_row(a, t->head, at + row, kvf_tile<D>::token_bytes) + values + column * 16;
+        kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
     }
 }
 
@@ -386,18 +339,9 @@ store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const
     }
 }
 
-/* The tile after one that some row sees. */
-template <uint32_t D, bool Windowed>
-static __device__ __forceinline__ uint32_t next_tile(const query_tile *t, uint32_t first)
+static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
 {
-    const uint32_t next = first + plan<D>::keys;
-    return Windowed ? seen_tile(t, next, plan<D>::keys) : next;
-}
-
-/* The slot that comes `more` (1 or 2) after one. */
-static __device__ __forceinline__ uint32_t slot_after(uint32_t slot, uint32_t more)
-{
-    return slot + more < SLOTS ? slot + more : slot + more - SLOTS;
+    return slot + 1 == SLOTS ? 0 : slot + 1;
 }
 
 /* q [tokens, kv_heads, group, D], out [.., value_dim], blocks [pages] -> [kv_heads] pages, lse
@@ -408,43 +352,33 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t block_rows = blockDim.x / KVF_WARP_LANES * plan<D>::warp_rows;
     const query_tile t = tile_of(&a, block_rows);
+    const size_t values = 2 * D;
     const float unit = a.scale * KVF_CUDA_LOG2E;
     const uint32_t begin = Windowed ? seen_tile(&t, 0, plan<D>::keys) : 0;
     const uint32_t first_row = warp * plan<D>::warp_rows;
     const bool idle = first_row >= t.rows;
     char *slots = kvf_shared();
-    /* [SLOTS] the blocks of the tile whose keys are in a slot, or come there next. */
-    const char **tables = (const char **)(slots + SLOTS * plan<D>::slot_bytes);
-    char *queries = (char *)tables + plan<D>::table_bytes;
+    char *queries = slots + SLOTS * plan<D>::slot_bytes;
     char *own = queries + first_row * kvf_tile<D>::stride;
     warp_state<D> w;
     if (t.rows == 0)
         return;
-    ask_runs<D>(tables, &a, &t, begin);
-    kvf_async_commit();
     begin_rows<D>(&w, &a, &t, idle ? 0 : first_row, lane);
     load_queries<D>(queries, &a, &t, block_rows);
+    load_tile<D>(slots, &a, &t, begin, 0);
     kvf_async_commit();
-    kvf_async_wait<1>();
-    __syncthreads(); /* the first blocks are here */
-    load_tile<D, false>(slots, &a, &t, begin, tables);
-    ask_runs<D>(tables + 2 * plan<D>::runs, &a, &t, next_tile<D, Windowed>(&t, begin));
+    load_tile<D>(slots + plan<D>::slot_bytes, &a, &t, begin, values);
     kvf_async_commit();
-    load_tile<D, true>(slots + plan<D>::slot_bytes, &a, &t, begin, tables);
-    kvf_async_commit();
-    uint32_t used = 0;
+    uint32_t used = 0, filled = 2;
     for (uint32_t first = begin, next; first < t.keys; first = next) {
         const bool visible = !idle && first <= w.last_limit;
-        next = next_tile<D, Windowed>(&t, first);
+        next = first + plan<D>::keys;
+        if (Windowed)
+            next = seen_tile(&t, next, plan<D>::keys);
         kvf_async_wait<1>();
-        __syncthreads(); /* keys and the next blocks are here, and nobody needs the values before */
-        if (next < t.keys) {
-            const uint32_t filled = slot_after(used, 2);
-            load_tile<D, false>(slots + filled * plan<D>::slot_bytes, &a, &t, next,
-                                tables + filled * plan<D>::runs);
-            ask_runs<D>(tables + slot_after(used, 1) * plan<D>::runs, &a, &t,
-                        next_tile<D, Windowed>(&t, next));
-        }
+        __syncthreads(); /* keys are here, and nobody needs the values before them */
+        if (next < t.keys)
+            load_tile<D>(slots + filled * plan<D>::slot_bytes, &a, &t, next, 0);
         kvf_async_commit();
         if (visible) {
             tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
@@ -458,16 +392,17 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
                 soften<D>(&w, m, 1);
             }
         }
-        used = slot_after(used, 1);
+        used = next_slot(used);
+        filled = next_slot(filled);
         kvf_async_wait<1>();
         __syncthreads(); /* values are here, and nobody needs the keys */
         if (next < t.keys)
-            load_tile<D, true>(slots + slot_after(used, 2) * plan<D>::slot_bytes, &a, &t, next,
-                               tables + slot_after(used, 1) * plan<D>::runs);
+            load_tile<D>(slots + filled * plan<D>::slot_bytes, &a, &t, next, values);
         kvf_async_commit();
         if (visible)
             add_values<T, D>(&w, slots + used * plan<D>::slot_bytes, lane);
-        used = slot_after(used, 1);
+        used = next_slot(used);
+        filled = next_slot(filled);
     }
     if (!idle)
         store_rows<T, D>(&w, own, &a, &t, first_row, lane);
@@ -498,8 +433,8 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
         kvf_div_ceil_u32(rows, WARPS * plan<D>::warp_rows) * a->kv_heads * chunks < 128)
         warps = WARPS / 2;
     const uint32_t block_rows = warps * plan<D>::warp_rows;
-    const size_t shared = (size_t)SLOTS * plan<D>::slot_bytes +
-                          (size_t)block_rows * kvf_tile<D>::stride + plan<D>::table_bytes;
+    const size_t shared =
+        (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
     const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads, chunks);
     const dim3 block(warps * KVF_WARP_LANES);
     if (a->cap > 0.0f)

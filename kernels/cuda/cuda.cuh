@@ -307,30 +307,14 @@ static __device__ __forceinline__ uint64_t kvf_device_ns(void)
     return ns;
 }
 
-/* ---- asynchronous copies into shared memory, 16 bytes per thread, or 8 ---- */
+/* ---- asynchronous copies into shared memory, 16 bytes per thread ---- */
 
 /* `bytes` (0 .. 16) are read, the rest of the 16 become zero. */
 static __device__ __forceinline__ void kvf_async_copy16(void *shared, const void *global,
-                                                        uint32_t bytes)
+                                                        uint32_t bytes = 16)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(kvf_shared_address(shared)),
                  "l"(global), "r"(bytes)
-                 : "memory");
-}
-
-/* All 16 bytes. */
-static __device__ __forceinline__ void kvf_async_copy16(void *shared, const void *global)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(kvf_shared_address(shared)),
-                 "l"(global)
-                 : "memory");
-}
-
-/* 8 bytes. */
-static __device__ __forceinline__ void kvf_async_copy8(void *shared, const void *global)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(kvf_shared_address(shared)),
-                 "l"(global)
                  : "memory");
 }
 

@@ -304,19 +304,9 @@ static inline uint64_t kvf_device_ns(void)
 
 /* ---- asynchronous copies ---- */
 
-static inline void kvf_async_copy16(void *shared, const void *global, uint32_t bytes)
+static inline void kvf_async_copy16(void *shared, const void *global, uint32_t bytes = 16)
 {
-    kvf_emu_async_copy(shared, global, bytes, 16);
-}
-
-static inline void kvf_async_copy16(void *shared, const void *global)
-{
-    kvf_emu_async_copy(shared, global, 16, 16);
-}
-
-static inline void kvf_async_copy8(void *shared, const void *global)
-{
-    kvf_emu_async_copy(shared, global, 8, 8);
+    kvf_emu_async_copy16(shared, global, bytes);
 }
 
 static inline void kvf_async_commit(void)

@@ -15,8 +15,7 @@
 
 /* ---- lists ---- */
 
-KVF_EMU_QUIET static void push(kvf_emu_copies *list, void *to, const void *from, uint32_t bytes,
-                               uint32_t size)
+KVF_EMU_QUIET static void push(kvf_emu_copies *list, void *to, const void *from, uint32_t bytes)
 {
     if (list->count == list->capacity) {
         list->capacity = list->capacity != 0 ? list->capacity * 2 : 16;
@@ -24,7 +23,7 @@ KVF_EMU_QUIET static void push(kvf_emu_copies *list, void *to, const void *from,
         if (list->items == NULL)
             abort();
     }
-    list->items[list->count++] = kvf_emu_copy{to, from, bytes, size, list->group};
+    list->items[list->count++] = kvf_emu_copy{to, from, bytes, list->group};
 }
 
 /* Copies at the head of the list that belong to groups before the last `groups` that were closed.
@@ -49,20 +48,19 @@ KVF_EMU_QUIET static kvf_emu_thread *current(kvf_emu_machine *m)
     return &m->threads[m->current];
 }
 
-/* ---- 16 bytes per thread, or 8 ---- */
+/* ---- 16 bytes per thread ---- */
 
-void kvf_emu_async_copy(void *shared, const void *global, uint32_t bytes, uint32_t size)
+void kvf_emu_async_copy16(void *shared, const void *global, uint32_t bytes)
 {
-    const char *name = size == 8 ? "kvf_async_copy8" : "kvf_async_copy16";
     kvf_emu_machine *m = kvf_emu_machine_get();
-    kvf_emu_check_shared(name, shared, size, size);
-    kvf_emu_check_aligned(name, global, size);
+    kvf_emu_check_shared("kvf_async_copy16", shared, 16, 16);
+    kvf_emu_check_aligned("kvf_async_copy16", global, 16);
     if (bytes != 0)
-        kvf_emu_check_global(name, global);
-    if (bytes > size)
-        kvf_emu_fail("%s of %u bytes", name, bytes);
-    kvf_emu_poison(shared, size);
-    push(&m->threads[m->current].async, shared, global, bytes, size);
+        kvf_emu_check_global("kvf_async_copy16", global);
+    if (bytes > 16)
+        kvf_emu_fail("kvf_async_copy16 of %u bytes", bytes);
+    kvf_emu_poison(shared, 16);
+    push(&m->threads[m->current].async, shared, global, bytes);
 }
 
 KVF_EMU_QUIET void kvf_emu_async_commit(void)
@@ -76,7 +74,7 @@ static void arrive_async(kvf_emu_copies *list, uint32_t n)
         const kvf_emu_copy c = list->items[i];
         if (c.bytes != 0)
             memcpy(c.to, c.from, c.bytes);
-        memset((char *)c.to + c.bytes, 0, c.size - c.bytes);
+        memset((char *)c.to + c.bytes, 0, 16 - c.bytes);
     }
     drop(list, n);
 }

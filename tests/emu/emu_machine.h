@@ -31,7 +31,7 @@ enum { KVF_EMU_WARPS_MAX = 32 };
 struct kvf_emu_copy {
     void *to;
     const void *from;
-    uint32_t bytes, size; /* zeros after the first `bytes` of `size` */
+    uint32_t bytes;
     uint32_t group;
 };
 

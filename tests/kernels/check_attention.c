@@ -515,18 +515,12 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
                    b.logit + (double)(base + tokens + 16) * 0x1p-23, 0x1p-22);
 }
 
-/* A run of a block. */
-static uint32_t page_of(uint32_t i)
-{
-    return KVF_PREFILL_RUN << i % 2;
-}
-
 void check_prefill(check *c)
 {
     static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)], page_of(i),
-                       KVF_PAGES_NATIVE, 0};
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
+                       check_page_sizes[i % 4], KVF_PAGES_NATIVE, 0};
         const uint32_t group = check_groups[i * 7 % CHECK_GROUPS];
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
         prefill_case(c,
@@ -540,8 +534,8 @@ void check_prefill(check *c)
     static const uint32_t sinks[] = {0, 1, 64, 70, 128, 1000}, far[] = {0, 40, 150, 333, 448};
     for (uint32_t i = 0; i < 60; i++) {
         kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
-                                               check_head_dims[i / 3 % check_dims(c)], page_of(i),
-                                               KVF_PAGES_NATIVE, 0},
+                                               check_head_dims[i / 3 % check_dims(c)],
+                                               check_page_sizes[i % 4], KVF_PAGES_NATIVE, 0},
                                      .group = check_groups[i * 7 % CHECK_GROUPS]};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
         a.base = far[i / 3 % 5];

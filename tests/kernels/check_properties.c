@@ -13,7 +13,7 @@
 #include "common/convert.h"
 
 #define D     128u
-#define P     32u
+#define P     16u
 #define SPANS 9u
 #define GROUP 5u
 
@@ -217,7 +217,7 @@ static void chunks_are_single_ones(check *c, uint32_t index)
         return;
     const kvf_shape s =
         check_values(c, &(kvf_shape){(kvf_dtype)(index % 3), check_head_dims[index % check_dims(c)],
-                                     KVF_PREFILL_RUN << index % 2, KVF_PAGES_NATIVE, 0});
+                                     check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0});
     a.shape = s;
     a.scale = 0.1f;
     a.window = index % 2 ? 20 : 0;
