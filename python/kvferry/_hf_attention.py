@@ -38,15 +38,19 @@ def no(what: str, way_out: str) -> Unsupported:
     return Unsupported("kvferry.hf: %s; %s" % (what, way_out))
 
 
+def _called(function: Any, args: tuple, kwargs: Optional[Dict[str, Any]]) -> tuple:
+    """The name of a function of torch, and what it gives for tensors without a class of their own."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return getattr(function, "__name__", str(function)), function(*args, **(kwargs or {}))
+
+
 class Stored(torch.Tensor):
     """Keys or values that wait for the attention of their layer. Whoever computes with them is refused."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (),
                            kwargs: Optional[Dict[str, Any]] = None) -> Any:
-        name = getattr(function, "__name__", str(function))
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
+        name, result = _called(function, args, kwargs)
         if isinstance(result, _PLAIN) or name in _NOTHING_TO_DO and any(result is a for a in args) or \
                 isinstance(result, tuple) and all(isinstance(x, int) for x in result):
             return result
@@ -63,9 +67,7 @@ class Mask(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (),
                            kwargs: Optional[Dict[str, Any]] = None) -> Any:
-        name = getattr(function, "__name__", str(function))
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
+        name, result = _called(function, args, kwargs)
         if isinstance(result, _PLAIN) or result is None and name == "__get__":
             return result
         if isinstance(result, torch.Tensor) and (name in _NOTHING_TO_DO or name == "__getitem__" and
