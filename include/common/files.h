@@ -36,6 +36,19 @@ static inline uint64_t kvf_file_bytes_max(void)
                : (uint64_t)limit.rlim_cur;
 }
 
+static inline bool kvf_is_past_file_limit(uint64_t offset, uint64_t bytes)
+{
+    return bytes > 0 && offset + bytes > kvf_file_bytes_max();
+}
+
+/* pwrite, to which that limit is an error and no signal. One that falls meanwhile is not seen. */
+static inline ssize_t kvf_pwrite(int file, const void *from, size_t bytes, uint64_t offset)
+{
+    if (kvf_is_past_file_limit(offset, bytes))
+        return errno = EFBIG, -1;
+    return pwrite(file, from, bytes, (off_t)offset);
+}
+
 /* The fix for an errno, after its text; "" where that says it. */
 static inline const char *kvf_errno_fix(int code)
 {

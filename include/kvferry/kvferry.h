@@ -60,8 +60,9 @@
  *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
  *   device if its parent used a GPU: CUDA does not work in a child. clone() and such go unnoticed.
  * - Signals: the library installs no handler. Its threads inherit the mask of the thread that
- *   opened the runtime, created the stream or began to save, and block SIGXFSZ, so that a file
- *   beyond RLIMIT_FSIZE is an error of the call. Call no function from a handler.
+ *   opened the runtime, created the stream or began to save, and block SIGXFSZ. On a caller's
+ *   thread a limit is looked up before each write, so a file beyond RLIMIT_FSIZE is an error of the
+ *   call on every thread, also where the limit has fallen since. Call no function from a handler.
  * - Calls enqueue work on the caller's stream, where it runs in order. Queries, keys, values and
  *   outputs must stay valid until the stream has done that work.
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.

@@ -32,15 +32,23 @@ static void plain_close(kvf_io *io)
     kvf_free(io->context, io);
 }
 
+/* Bytes, or -errno. */
+static int64_t moved_by(const kvf_io_request *r)
+{
+    if (kvf_io_is_past_limit(r))
+        return -EFBIG;
+    const ssize_t bytes = r->is_write ? pwritev(r->file, r->pieces, (int)r->count, (off_t)r->offset)
+                                      : preadv(r->file, r->pieces, (int)r->count, (off_t)r->offset);
+    return bytes < 0 ? -errno : bytes;
+}
+
 static int plain_submit(kvf_io *base, const kvf_io_request *r)
 {
     plain_io *io = (plain_io *)base;
     if (io->count == base->depth)
         return -EBUSY;
-    const ssize_t moved = r->is_write ? pwritev(r->file, r->pieces, (int)r->count, (off_t)r->offset)
-                                      : preadv(r->file, r->pieces, (int)r->count, (off_t)r->offset);
     io->results[(io->first + io->count++) % KVF_IO_DEPTH_MAX] =
-        (kvf_io_result){.tag = r->tag, .bytes = moved < 0 ? -errno : moved};
+        (kvf_io_result){.tag = r->tag, .bytes = moved_by(r)};
     return 0;
 }
 

@@ -14,6 +14,7 @@
 
 #include <sys/uio.h>
 
+#include "common/files.h"
 #include "context.h"
 
 #define KVF_IO_PIECES_MAX 64u
@@ -89,6 +90,16 @@ static inline void kvf_io_begin(kvf_io *io)
 {
     if (io->ops->begin)
         io->ops->begin(io);
+}
+
+/* Whether the kernel would answer with SIGXFSZ, to the thread that calls. Engines end such a
+ * request with EFBIG. A limit that falls between this and the call is not seen. */
+static inline bool kvf_io_is_past_limit(const kvf_io_request *r)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; r->is_write && i < r->count; i++)
+        bytes += r->pieces[i].iov_len;
+    return kvf_is_past_file_limit(r->offset, bytes);
 }
 
 #endif

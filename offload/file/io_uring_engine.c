@@ -35,7 +35,7 @@ typedef struct uring_io {
     uint32_t held_first, held_count;
     kvf_io_request held[KVF_IO_DEPTH_MAX]; /* writes that are not */
     uint32_t failed_count;
-    kvf_io_result failed[KVF_IO_DEPTH_MAX]; /* taken back from the ring */
+    kvf_io_result failed[KVF_IO_DEPTH_MAX]; /* never taken, or taken back from the ring */
     struct iovec *buffers;                  /* [base.kept_buffers] by address */
     int *files;                             /* [base.kept_files] */
 } uring_io;
@@ -253,16 +253,27 @@ static int uring_submit(kvf_io *base, const kvf_io_request *r)
     return 0;
 }
 
+/* A request that the kernel never takes. */
+static void end_here(uring_io *io, uint32_t tag, int code)
+{
+    io->failed[io->failed_count++] = (kvf_io_result){.tag = tag, .bytes = code};
+}
+
 /* Writes go after the reads that are in the queue. */
 static void put_writes(uring_io *io)
 {
     const uint32_t most = (io->base.depth + WRITE_SHARE - 1) / WRITE_SHARE;
     while (io->held_count && io->writes < most) {
-        struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
-        KVF_ASSERT(sqe);
-        put(io, sqe, &io->held[io->held_first]);
+        const kvf_io_request *r = &io->held[io->held_first];
         io->held_first = (io->held_first + 1) % KVF_IO_DEPTH_MAX;
         io->held_count--;
+        if (kvf_io_is_past_limit(r)) {
+            end_here(io, r->tag, -EFBIG);
+            continue;
+        }
+        struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
+        KVF_ASSERT(sqe);
+        put(io, sqe, r);
         io->writes++;
     }
 }
@@ -280,7 +291,7 @@ static int enter(uring_io *io)
 {
     put_writes(io);
     int code = refusal(io->base.context, "ring wait", EIO);
-    if (!code)
+    if (!code && !io->failed_count)
         code = io_uring_submit_and_wait(&io->ring, 1);
     return code;
 }
@@ -293,7 +304,7 @@ static void take_back(uring_io *io, int code)
     const unsigned head = *(volatile const unsigned *)sq->khead;
     for (unsigned at = head; at != sq->sqe_tail; at++) {
         const uint64_t data = sq->sqes[at & *sq->kring_mask].user_data;
-        io->failed[io->failed_count++] = (kvf_io_result){.tag = (uint32_t)data, .bytes = code};
+        end_here(io, (uint32_t)data, code);
         io->writes -= (data & IS_WRITE) != 0;
     }
     sq->sqe_head = sq->sqe_tail = head;

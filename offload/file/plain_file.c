@@ -311,7 +311,7 @@ kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uin
     while (bytes) {
         const ssize_t moved = refused(context, "tier write", ENOSPC) || is_lost(f)
                                   ? -1
-                                  : pwrite(f->buffered, from, bytes, (off_t)offset);
+                                  : kvf_pwrite(f->buffered, from, bytes, offset);
         if (moved < 0 && errno == EINTR)
             continue;
         if (moved <= 0)

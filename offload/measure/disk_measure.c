@@ -124,8 +124,7 @@ static kvf_status fill_file(kvf_disk *disk)
     for (uint64_t at = 0; at < disk->bytes; at += PART) {
         fill(disk->memory, at, PART);
         for (size_t done = 0; done < PART;) {
-            const ssize_t n =
-                pwrite(disk->file, disk->memory + done, PART - done, (off_t)(at + done));
+            const ssize_t n = kvf_pwrite(disk->file, disk->memory + done, PART - done, at + done);
             if (n <= 0 && errno != EINTR)
                 return failed(disk, "its file cannot be written", n == 0 ? EIO : errno);
             done += n > 0 ? (size_t)n : 0;

@@ -10,6 +10,10 @@
 #include "save_faults.h"
 
 #include <errno.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "cache.h"
 
@@ -22,7 +26,7 @@ typedef struct disk_world {
     uint32_t failures;
 } disk_world;
 
-static void open_worlds(disk_world *f, const save_case *c)
+static void open_worlds_on(disk_world *f, const save_case *c, const kvf_io_ops *engine)
 {
     kvf_cache_config config = save_config(c);
     *f = (disk_world){0};
@@ -36,8 +40,13 @@ static void open_worlds(disk_world *f, const save_case *c)
     /* On a GPU more pages than the choices of one call, which it keeps. */
     disk_config(&config, PROMPT, 1);
     fail_plan_set(UINT32_MAX, NOTHING, 0);
-    disk_worlds_open(&f->w, config, &fail_engine);
+    disk_worlds_open(&f->w, config, engine);
     f->p = disk_begin(&f->w);
+}
+
+static void open_worlds(disk_world *f, const save_case *c)
+{
+    open_worlds_on(f, c, &fail_engine);
 }
 
 /* ---- calls that may fail ---- */
@@ -236,18 +245,26 @@ static void several_tokens(void **state)
     }
 }
 
+/* Chunks are read until one fails, which is at a->first and a->layer then. */
+static kvf_status read_on(attempt *a)
+{
+    for (a->first = 0; a->first < PROMPT; a->first += a->count)
+        for (a->layer = 0; a->layer < a->f->w.t.layers; a->layer++) {
+            const kvf_status status = prefill(a);
+            if (status != KVF_OK)
+                return status;
+        }
+    return KVF_OK;
+}
+
 /* Writes fail from now on, and chunks are read until there is no page frame left, which is named.
  * */
 static void fill_the_disk(attempt *a)
 {
     const disk_world *f = a->f;
-    kvf_status status = KVF_OK;
     fail_plan_set(0, ERRNO + ENOSPC, 1);
     fail_plan.kind = FAIL_WRITES;
-    for (a->first = 0; a->first < PROMPT && status == KVF_OK; a->first += a->count)
-        for (a->layer = 0; a->layer < f->w.t.layers && status == KVF_OK; a->layer++)
-            status = prefill(a);
-    assert_int_equal(status, KVF_SYSTEM);
+    assert_int_equal(read_on(a), KVF_SYSTEM);
     assert_int_equal(kvf_runtime_error(f->w.tier.runtime)->foreign, ENOSPC);
 }
 
@@ -261,8 +278,6 @@ static void a_disk_that_is_full(void **state)
     test_wait(&f.w.tier);
     disk_worlds_check(&f.w);
     fail_plan_set(UINT32_MAX, NOTHING, 0);
-    a.first -= 60;
-    a.layer--;
     test_ok(&f.w.tier, prefill(&a));
     test_wait(&f.w.tier);
     test_release(a.out);
@@ -302,6 +317,46 @@ static void a_disk_that_stays_full(void **state)
     disk_worlds_close(&f.w);
 }
 
+/* ---- a limit of file sizes that falls while the tier is open ---- */
+
+/* In a process that SIGXFSZ would end; 0 = as it must be. */
+static int read_past_limit(const kvf_io_ops *engine)
+{
+    disk_world f;
+    open_worlds_on(&f, &save_cases[4], engine);
+    attempt a = {.f = &f, .count = 60, .out = test_alloc(1 << 20)};
+    (void)signal(SIGXFSZ, SIG_DFL);
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){6000, RLIM_INFINITY}) != 0)
+        return 1;
+    const kvf_status status = read_on(&a);
+    const kvf_error *error = kvf_runtime_error(f.w.tier.runtime);
+    if (status != KVF_SYSTEM || error->foreign != EFBIG || !strstr(error->text, "disk_path") ||
+        !strstr(error->text, "RLIMIT_FSIZE"))
+        return 2;
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY}) != 0)
+        return 3;
+    if (prefill(&a) != KVF_OK)
+        return 4;
+    test_wait(&f.w.tier);
+    test_release(a.out);
+    disk_worlds_close(&f.w);
+    return 0;
+}
+
+static void past_a_limit_that_falls(void **state)
+{
+    const kvf_io_ops *engines[] = {&kvf_io_plain, NULL}; /* NULL: the best there is */
+    for (size_t i = 0; i < 2 && !test_on_cuda(); i++) {  /* a GPU is not there after fork() */
+        int ended;
+        const pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0)
+            _exit(read_past_limit(engines[i]));
+        assert_int_equal(waitpid(child, &ended, 0), child);
+        assert_int_equal(ended, 0);
+    }
+}
+
 /* ---- open ---- */
 
 static kvf_status open_another(void *user, kvf_error *error)
@@ -326,5 +381,5 @@ int main(void)
 {
     return unit_run_around(NULL, save_remove_folder, transient_failures, failures_with_a_name,
                            several_tokens, a_disk_that_is_full, a_disk_that_stays_full,
-                           each_refusal_at_open);
+                           past_a_limit_that_falls, each_refusal_at_open);
 }
