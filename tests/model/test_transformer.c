@@ -310,10 +310,53 @@ static void tensors_are_named(void **state)
                    "model.layers.0.self_attn.q_proj.bias");
 }
 
+static kvf_cache_config config_of(model_rig *model)
+{
+    kvf_cache_config cc;
+    model_rig_make(model, &(model_shape){.layers = 2}, 1);
+    kvf_transformer_options options = model_rig_options(model);
+    options.chunk_max = CHUNK;
+    options.batch_max = 1;
+    model_rig_transformer(model, &options, &cc);
+    cc.tokens_max = CHUNK;
+    return cc;
+}
+
+static void another_geometry_is_refused(void **state)
+{
+    static const char *texts[] = {
+        "layers = 3: the model has 2;",       "query_heads = 8: the model has 4;",
+        "kv_heads = 1: the model has 2;",     "head_dim = 32: the model has 64;",
+        "value_dim = 32: the model has 64;",  "dtype = 1: the model has 0;",
+        "softmax_scale = 0.5: the model has "};
+    model_rig model;
+    const kvf_cache_config own = config_of(&model);
+    kvf_cache_config others[] = {own, own, own, own, own, own, own};
+    others[0].layers = 3;
+    others[1].query_heads = 8;
+    others[2].kv_heads = 1;
+    others[3].head_dim = 32;
+    others[4].value_dim = 32;
+    others[5].dtype = KVF_FP16;
+    others[6].softmax_scale = 0.5f;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        kvf_error error = {0};
+        kvf_cache *cache = (kvf_cache *)&model;
+        assert_int_equal(kvf_transformer_cache_open(model.transformer, &others[i], &cache, &error),
+                         KVF_INVALID);
+        assert_null(cache);
+        if (strncmp(error.text, texts[i], strlen(texts[i])) != 0 ||
+            !strstr(error.text, "leave it to kvf_transformer_geometry"))
+            fail_msg("%s", error.text);
+    }
+    model_rig_cache(&model, &own);
+    model_rig_close(&model);
+}
+
 int main(void)
 {
     return unit_run(threads_and_batch_give_the_same_bits, chunks_do_not_matter,
                     a_prompt_goes_on_behind_steps, order_of_layers_does_not_matter,
                     ids_out_of_range_are_refused, a_prefill_stops_where_it_is_told,
-                    tensors_are_named);
+                    tensors_are_named, another_geometry_is_refused);
 }

@@ -104,6 +104,11 @@ static kvf_status check_geometry(const kvf_model_config *m, const kvf_cache_conf
             return model_fail(error, KVF_INVALID,
                               "%s = %u: the model has %u; leave it to kvf_transformer_geometry",
                               rows[i].name, rows[i].given, rows[i].own);
+    if (c->softmax_scale != 0.0f)
+        return model_fail(error, KVF_INVALID,
+                          "softmax_scale = %g: the model has that of head_dim; leave it to "
+                          "kvf_transformer_geometry",
+                          (double)c->softmax_scale);
     return KVF_OK;
 }
 
