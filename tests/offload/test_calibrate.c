@@ -246,6 +246,49 @@ static void test_measures(void **state)
     rig_close(&r);
 }
 
+static struct {
+    void (*properties)(const kvf_device *device, kvf_device_properties *out);
+    uint32_t generation, width;
+} slot;
+
+static void in_a_slot(const kvf_device *device, kvf_device_properties *out)
+{
+    slot.properties(device, out);
+    out->link_generation = slot.generation;
+    out->link_width = slot.width;
+}
+
+/* The same card in another slot has another link. */
+static void test_slots(void **state)
+{
+    static const struct {
+        uint32_t generation, width;
+        const char *key;
+    } slots[] = {{5, 16, "/gen5x16/"}, {4, 16, "/gen4x16/"}, {4, 8, "/gen4x8/"}};
+    rig r;
+    folder f;
+    kvf_calibration c;
+    rig_open(&r, NULL);
+    make_folder(&f);
+    const kvf_calibration_config config = patient(&f);
+    kvf_device_ops ops = *r.device->ops;
+    slot.properties = ops.properties;
+    ops.properties = in_a_slot;
+    r.device->ops = &ops;
+    for (size_t i = 0; i < 2 * (sizeof slots / sizeof *slots); i++) {
+        const size_t now = i / 2;
+        slot.generation = slots[now].generation;
+        slot.width = slots[now].width;
+        RIG_OK(kvf_calibrate(r.device, &config, &c));
+        assert_non_null(strstr(c.key, slots[now].key));
+        assert_true(c.is_measured);
+        assert_int_equal(c.is_cached, i % 2); /* measured, then read */
+    }
+    r.device->ops = r.ops;
+    remove_folder(&f);
+    rig_close(&r);
+}
+
 /* A file that cannot be written is a note; a device that needs no calibration gets none. */
 static void test_edges(void **state)
 {
@@ -328,6 +371,6 @@ static void test_choice(void **state)
 
 int main(void)
 {
-    return unit_run(test_round_trip, test_damage, test_strict, test_measures, test_edges,
-                    test_choice);
+    return unit_run(test_round_trip, test_damage, test_strict, test_measures, test_slots,
+                    test_edges, test_choice);
 }
