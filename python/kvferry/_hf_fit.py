@@ -6,6 +6,7 @@ By its class, its configuration, its sources and the settings; a pass shows the 
 import sys
 from typing import Any, Collection
 
+import numpy
 import torch
 
 from . import _hf_known as _known
@@ -65,7 +66,7 @@ def must_open(runtime: Runtime, model: Any, layers: Collection[int], settings: d
             if "Attention" in type(module).__name__ and getattr(module, "layer_idx", None) in layers}
     dims = dims or {getattr(layer, "head_dim", None) for at, layer in enumerate(config.per_layer_config)
                     if at in layers}
-    heads, dtype = getattr(settings.get("head_mask"), "shape", (1,))[-1], getattr(model, "dtype", None)
+    heads, dtype = (numpy.shape(settings.get("head_mask")) or (1,))[-1], getattr(model, "dtype", None)
     for dim in {dim for dim in dims if isinstance(dim, int)} or {64}:
         Cache.plan_for(runtime, **settings, layers=len(layers), query_heads=heads, kv_heads=heads, head_dim=dim,
                        dtype=dtype if dtype in _DTYPES else torch.float32)

@@ -194,8 +194,8 @@ class Small(Case):
         its bits are the same."""
         compared, opens = [], cache._open
 
-        def opens_both(q, k, scale):
-            opens(q, k, scale)
+        def opens_both(q, k, v, scale):
+            opens(q, k, v, scale)
             pages, order, last = cache._cache, cache._order, {}
             other = kvferry.Cache(cache._runtime, **{**cache._geometry, "layers": len(order)})
             rows = {row: other.sequence() for row in cache._rows}
