@@ -67,6 +67,8 @@ def _prepared(prepare: Any) -> Any:
         given = cache_in(args, kwargs)
         inputs = prepare(self, *args, **kwargs)
         if given is not None and cache_in((), inputs) is None:
+            if kwargs.get("next_sequence_length") is not None: # before 5.24 that stays when the cache goes
+                inputs = prepare(self, *args, **{**kwargs, "next_sequence_length": None})
             _read_anew(self, given, kwargs, inputs)
         return inputs
     return prepare_inputs_for_generation
