@@ -19,6 +19,7 @@ import tempfile
 import time
 
 import eval_texts
+from judge.tasks import is_answer
 import real_model
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -170,7 +171,7 @@ def play(args, screen, scene, methods):
                         % (number, len(methods), method))
         answers, stats = scene.run(args, method)
         answers_of[method] = answers
-        right = [eval_texts.is_answer(a, wanted) for a, (_, wanted) in zip(answers, scene.asked)]
+        right = [is_answer(a, wanted) for a, (_, wanted) in zip(answers, scene.asked)]
         shown = right.index(True) if method == "full" and any(right) else shown
         rows.append(row_of(method, sum(right), stats, full_ms))
         full_ms = full_ms or stats["tpot_ms"]["p50"]

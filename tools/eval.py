@@ -16,7 +16,7 @@ Fetches a real model once (real_model.py), makes documents with fixed seeds (eva
 kvferry command under all rows (eval_run.py), and writes eval.md and, not for the repository, every
 figure in eval.json to bench/results/. A row that the library refuses is left out and named.
 Findings are kept in FOLDER/eval/: --report tells of them, also of a run that was cut. With --ruler other
-tasks are asked (eval_ruler_texts.py) of any model, and ruler.md and ruler.json are written.
+tasks are asked (judge/tasks.py) of any model, and ruler.md and ruler.json are written.
 """
 import argparse
 import json

@@ -3,7 +3,7 @@
 
 Heat maps as in the papers: a sentence with a key and a number lies at a depth in prose of a length,
 and is asked for at the end of the prompt. Every row reads every prompt whole. The forms are those of
-RULER's `niah_single_2` (eval_ruler_texts.py), with one needle at a given depth. Writes niah.md and,
+RULER's `niah_single_2` (judge/tasks.py), with one needle at a given depth. Writes niah.md and,
 with gnuplot, niah.svg, a map for each row. Knows depths and scores, not how they came about.
 """
 import itertools
@@ -11,10 +11,10 @@ import os
 import sys
 import tempfile
 
-import eval_ruler_texts as texts
 import eval_run
+import eval_texts
 from eval_ruler import count
-from eval_texts import Random
+from judge import tasks, texts
 from results_folder import gnuplot, machine, write as write_file
 
 LENGTHS, DEPTHS, SAMPLES = [1024, 2048, 4096], 5, 1
@@ -24,16 +24,16 @@ ANSWER = 24  # tokens
 
 def placed(material, length, depth, sample, size):
     """Prose of `size` sentences with a needle after a share `depth` of its characters."""
-    r = Random(SEED + 100 * length + sample)
-    key, value = "%s-%s" % tuple(texts.choose(r, texts.ADJECTIVES, 2)), r.number()
+    r = texts.Random(SEED + 100 * length + sample)
+    key, value = "%s-%s" % tuple(tasks.choose(r, texts.ADJECTIVES, 2)), r.number()
     sentences = list(material.sentences(r, size))
     ends = [0, *itertools.accumulate(map(len, sentences))]
     at = min(range(len(ends)), key=lambda i: abs(ends[i] - depth * ends[-1]))
-    sentences.insert(at, texts.NEEDLE % ("numbers", key, value))
+    sentences.insert(at, tasks.NEEDLE % ("numbers", key, value))
     words = {"some": "A", "are": "is", "are_all": "is", "kind": "number"}
-    document = texts.Document(
-        texts.NIAH[0].format(context=" ".join(sentences), **words),
-        texts.RulerTask("niah", texts.NIAH[1].format(query=key, **words), [value], ANSWER))
+    document = tasks.Document(
+        tasks.NIAH[0].format(context=" ".join(sentences), **words),
+        tasks.RulerTask("niah", tasks.NIAH[1].format(query=key, **words), [value], ANSWER))
     document.at, document.is_whole = (length, depth), True
     return document
 
@@ -104,7 +104,7 @@ def main(args, program, model, folder):
     """`folder`: where answers are kept while it runs"""
     rows = eval_run.named(["full select=full"] + (args.row or []))
     counted = lambda made: count(program, model, made)  # noqa: E731
-    made = documents(texts.Material(), args.lengths or LENGTHS, args.depths,
+    made = documents(texts.Material(eval_texts.all_prose()), args.lengths or LENGTHS, args.depths,
                      (args.samples or [SAMPLES])[0], counted)
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

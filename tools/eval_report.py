@@ -8,11 +8,11 @@ with a fixed seed. Bytes are of a step of one sequence, over all layers and KV h
 import math
 import sys
 
-from eval_texts import Random
+import eval_texts  # noqa: F401: the way to judge
+from judge.figures import bootstrap, kept
 from results_folder import save
 
 ASKED = ("number", "facts", "chain")
-DRAWS = 2000
 
 
 # ---- figures ----
@@ -62,28 +62,6 @@ def wilson(right, count, z=1.96):
     centre = (p + zz / (2 * count)) / (1 + zz / count)
     half = z * math.sqrt(p * (1 - p) / count + zz / (4 * count * count)) / (1 + zz / count)
     return centre - half, centre + half
-
-
-def bootstrap(count, figure):
-    """The interval of figure(indexes) over draws with replacement."""
-    r, values = Random(11), []
-    for _ in range(DRAWS):
-        value = figure([r.below(count) for _ in range(count)])
-        if value is not None:
-            values.append(value)
-    values.sort()
-    return (values[int(0.025 * len(values))], values[int(0.975 * len(values)) - 1]) if values else (
-        None, None)
-
-
-def kept(mine, full):
-    """Right answers as a share of full's, with its interval."""
-    def share(at):
-        total = sum(full[i] for i in at)
-        return sum(mine[i] for i in at) / total if total else None
-
-    everything = range(len(full))
-    return share(everything), bootstrap(len(full), share)
 
 
 def lost(mine, full):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of selections and pruning in the tasks of RULER and MRCR (eval_ruler_texts.py): `eval.py
+"""The cost of selections and pruning in the tasks of RULER and MRCR (judge/tasks.py): `eval.py
 --ruler`. A sweep has a row for each value of a setting: `eval_footprint.py` makes of it the smallest
 footprint that keeps a share of the score.
 
@@ -15,19 +15,18 @@ import sys
 import tempfile
 
 import eval_footprint
-import eval_ruler_texts
 import eval_sets
 import eval_texts
-from eval_report import DRAWS, kept
-from eval_texts import Random
 from eval_run import Command, Row, command_line, is_whole, named, read, run, spent
+from judge import tasks
+from judge.figures import DRAWS, JUDGED, interval_of, kept, mean, outcomes
+from judge.texts import Material, Random
 from results_folder import RESULTS, machine, save
 
 LENGTHS, SAMPLES = [2048, 4096, 7500], 10
 PART = 4  # documents that are asked at once
 FEW = 1  # documents of a task that full attention cannot do at a shorter length
 ROWS = [("full", "select=full"), ("default", "")]
-JUDGED = 0.2  # full attention's least score
 
 
 def count(program, model, documents):
@@ -146,11 +145,6 @@ class Run:
         return sum(s[part] for s in told) / sum(s[whole] for s in told) if told else None
 
 
-def mean(scores):
-    """Over all questions of all documents."""
-    return sum(map(sum, scores)) / sum(map(len, scores))
-
-
 def figures(one):
     """The figures that are told of a run."""
     full = one.scores("full")
@@ -246,14 +240,7 @@ def mean_of_tasks(runs):
             yield [mine[i] for i in at], [full[i] for i in at]
 
     r = Random(11)
-    values = sorted(v for v in (share(list(drawn(r))) for _ in range(DRAWS)) if v is not None)
-    return share(runs), (values[int(0.025 * len(values))], values[int(0.975 * len(values)) - 1])
-
-
-def outcomes(mine, full):
-    """Questions that score less than with full attention, and those that score more."""
-    pairs = [pair for m, f in zip(mine, full) for pair in zip(m, f)]
-    return sum(m < f for m, f in pairs), sum(m > f for m, f in pairs)
+    return share(runs), interval_of([v for v in (share(list(drawn(r))) for _ in range(DRAWS)) if v is not None])
 
 
 def attended_share(told, name):
@@ -380,7 +367,7 @@ class Runs:
             self.source = eval_sets.Sets(args.data, args.draws)
             self.names = list(self.source.files)
         else:
-            self.source, self.names = eval_ruler_texts.Material(), list(eval_ruler_texts.TASKS)
+            self.source, self.names = Material(eval_texts.all_prose()), list(tasks.TASKS)
         self.too_hard = {}  # task -> the shortest length that full attention cannot do
 
     def part(self, documents, name, is_first):
@@ -399,7 +386,7 @@ class Runs:
                 samples = min(samples, FEW)
             counted = lambda d: count(self.program, self.model, d)  # noqa: E731
             documents = (self.source.documents(task, tokens, samples, counted) if self.args.data else
-                         eval_ruler_texts.fitted(self.source, task, tokens, samples, counted))
+                         tasks.fitted(self.source, task, tokens, samples, counted))
             self.runs[task, tokens] = Run(task, tokens, documents, self.part)
         return self.runs[task, tokens]
 

@@ -23,8 +23,8 @@ import re
 import string
 import sys
 
-from eval_ruler_texts import Document
-from eval_texts import Task
+import eval_texts  # noqa: F401: the way to judge
+from judge.tasks import Document, Task
 
 ABOUT = """\
 Every row reads every prompt whole. Prompts of LongBench v2 and of problems are the published ones,

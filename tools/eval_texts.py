@@ -19,6 +19,12 @@ import glob
 import hashlib
 import os
 import re
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(os.path.join(ROOT, "python", "kvferry")) # of the package this part needs no library
+from judge.tasks import Task  # noqa: E402
+from judge.texts import CITIES, PEOPLE, WORDS, Random  # noqa: E402
 
 MANUALS = ["CPAN.pm", "Locale/Maketext/TPJ13.pod", "Math/BigInt.pm", "Getopt/Long.pm",
            "overload.pm", "CPAN/Meta/Spec.pm", "Locale/Maketext.pod", "ExtUtils/MakeMaker.pm",
@@ -27,38 +33,6 @@ LENGTHS = [3000, 6000, 4000, 5000, 4500, 3500, 7000, 7000, 7500, 3000, 5500, 600
 CHARS_PER_TOKEN = 4.3  # of this prose, with the model's tokenizer
 CONTINUATION_CHARS = 1560
 NUMBERS, CHAINS, REPEATED = 9, 2, 40
-CITIES = """Paris London Rome Berlin Madrid Vienna Lisbon Dublin Oslo Athens Prague Warsaw
-Budapest Cairo Tokyo Delhi Moscow Boston Chicago Denver Dallas Seattle Toronto Sydney""".split()
-PEOPLE = """Alice Robert Martin Sophie Daniel Helen Victor Laura Simon Peter Julia Oscar Emma
-Felix Clara Hugo Nora Thomas Anna Walter""".split()
-WORDS = """lantern river tiger copper velvet anchor basket candle desert engine falcon garden
-hammer island jungle kettle ladder marble needle orchid pepper quartz ribbon saddle temple
-umbrella violin walnut yellow zipper bridge castle dragon eagle forest guitar helmet insect jacket
-kitten lemon mirror noodle oyster pencil rabbit saucer turtle valley window""".split()
-
-
-class Random:
-    """SplitMix64: the same numbers everywhere."""
-
-    def __init__(self, seed):
-        self.state = seed
-
-    def below(self, n):
-        self.state = (self.state + 0x9E3779B97F4A7C15) & (1 << 64) - 1
-        z = self.state
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-        z = (z ^ z >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
-        return (z ^ z >> 31) % n
-
-    def shuffled(self, items):
-        items = list(items)
-        for i in range(len(items) - 1, 0, -1):
-            j = self.below(i + 1)
-            items[i], items[j] = items[j], items[i]
-        return items
-
-    def number(self):
-        return str(10000 + self.below(90000))
 
 
 # ---- prose ----
@@ -90,6 +64,10 @@ def prose(name):
     return out
 
 
+def all_prose():
+    return " ".join(p for name in MANUALS for p in prose(name))
+
+
 def cut(paragraphs, chars):
     """Paragraphs of so many characters, and those after them."""
     size, count = 0, 0
@@ -105,26 +83,6 @@ def first_words(paragraphs, chars):
 
 
 # ---- tasks ----
-
-def is_answer(said, answer):
-    """Whether it begins with the answer, and not with a longer word or number."""
-    said = said.strip()
-    return said.startswith(answer) and not said[len(answer):][:1].isalnum()
-
-
-class Task:
-    """kind, what is fed, and what is right; `key`: tasks that are right only together; `enough`:
-    texts after which nothing that is said could change what it is worth."""
-
-    enough = []
-
-    def __init__(self, kind, text, answer=None, tokens=0, cue="", key=None):
-        self.kind, self.text, self.answer = kind, text, answer
-        self.tokens, self.cue, self.key = tokens, cue, key
-
-    def is_right(self, said):
-        return is_answer(said, self.answer)
-
 
 def numbers(r, cities):
     for city in cities:

@@ -24,11 +24,12 @@ import eval_niah  # noqa: E402
 import eval_papers  # noqa: E402
 import eval_report  # noqa: E402
 import eval_ruler  # noqa: E402
-import eval_ruler_texts  # noqa: E402
 import eval_run  # noqa: E402
 import eval_sets  # noqa: E402
 import eval_texts  # noqa: E402
 import results_folder  # noqa: E402
+from judge import tasks as ruler_tasks  # noqa: E402
+from judge.texts import Material  # noqa: E402
 
 MODEL = os.path.join(EXAMPLES, "recall", "model")
 SETTINGS = {
@@ -186,7 +187,7 @@ def check_footprint(folder):
 
 def check_niah(text):
     """A needle is where it should be, and prompts fit."""
-    material = eval_ruler_texts.Material(text)
+    material = Material(text)
     counted = lambda made: eval_ruler.count(KVFERRY, MODEL, made)  # noqa: E731
     made = eval_niah.documents(material, [300, 500], 3, 2, counted)
     check("every length, depth and sample", [d.at for d in made] == [
@@ -292,11 +293,11 @@ def check_report():
 
 def check_ruler(text):
     """Prompts fill what they should, hold what is asked for, and are always the same."""
-    material, tokens, samples = eval_ruler_texts.Material(text), 700, 2
-    for name in eval_ruler_texts.TASKS:
-        documents = eval_ruler_texts.fitted(
+    material, tokens, samples = Material(text), 700, 2
+    for name in ruler_tasks.TASKS:
+        documents = ruler_tasks.fitted(
             material, name, tokens, samples, lambda d: eval_ruler.count(KVFERRY, MODEL, d))
-        again = eval_ruler_texts.fitted(
+        again = ruler_tasks.fitted(
             material, name, tokens, samples, lambda d: eval_ruler.count(KVFERRY, MODEL, d))
         taken = [n + d.tasks[0].tokens  # all ask for as many
                  for n, d in zip(eval_ruler.count(KVFERRY, MODEL, documents), documents)]
@@ -313,14 +314,14 @@ def check_ruler(text):
                       all(a in d.text for a in task.answers[name == "mrcr":]))
                 check("%s: all found, nothing found" % name,
                       task.score(" ".join(task.answers)) == 1.0 and task.score(" - ") == 0.0)
-    four = eval_ruler_texts.RulerTask("", "", ["Abc", "def", "ghi", "jkl"], 1)
+    four = ruler_tasks.RulerTask("", "", ["Abc", "def", "ghi", "jkl"], 1)
     check("a share of what is expected", four.score(" abc, DEF and gh") == 0.5)
-    mrcr = eval_ruler_texts.MrcrTask("", "", ["QWERTY", "one two three"], 1)
+    mrcr = ruler_tasks.MrcrTask("", "", ["QWERTY", "one two three"], 1)
     check("a reply needs its mark", mrcr.score("one two three") == 0.0 and
           mrcr.score(" QWERTY one two three User: and") == 1.0 and
           0.3 < mrcr.score("QWERTY one") < 0.7)
     try:
-        eval_ruler_texts.fitted(material, "vt", 100, 1,
+        ruler_tasks.fitted(material, "vt", 100, 1,
                                 lambda d: eval_ruler.count(KVFERRY, MODEL, d))
         check("vt in 100 tokens is refused", False)
     except ValueError as problem:
@@ -358,8 +359,8 @@ def check_ruler_report():
 
 def check_ruler_parts(folder):
     """A run that was cut counts up to its first part that is not complete."""
-    documents = [eval_ruler.eval_ruler_texts.Document(
-        "d%d" % i, eval_ruler_texts.RulerTask("vt", "q", ["abc"], 1)) for i in range(12)]
+    documents = [ruler_tasks.Document(
+        "d%d" % i, ruler_tasks.RulerTask("vt", "q", ["abc"], 1)) for i in range(12)]
     one = eval_ruler.Run("vt", 700, documents, lambda d, name, is_first: eval_ruler.Part(
         d, "model", folder, name, ["more select=full"] if is_first else None))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents and tasks in the forms of RULER (Hsieh et al., 2024), and one in that of MRCR.
+"""Documents and tasks in the forms of RULER (Hsieh et al., 2024), one in that of MRCR, and free questions.
 
 Knows texts and right answers, not models or selections. The forms are RULER's: kinds of needles and
 haystacks, prompts, answer prefixes, how many tokens are generated, and the score, which is the
@@ -7,8 +7,8 @@ share of expected strings that are found. A document is a prompt up to its quest
 and the answer prefix follow as the task. RULER asks one question of a document; where it holds more
 needles, or replies, that could have been the one, up to QUESTIONS of them are asked for, each by
 itself. Where RULER takes data that is not generated this takes
-the manuals of eval_texts.py: their prose in place of essays, their words in place of a list of
-words. The same texts on the machine and the same seed give the same documents.
+a material's prose in place of essays, and its words in place of a list of
+words. The same material and the same seed give the same documents.
 
   niah_*  needles: a key and a value. single_1: in one repeated sentence; single_2, multi*: in prose;
           single_3: a value that is a UUID; multikey_1: of four keys one is asked for; multikey_2, _3:
@@ -18,12 +18,17 @@ words. The same texts on the machine and the same seed give the same documents.
   cwe     the ten words that are listed most often
   fwe     the three most frequent of made-up words
   mrcr    a chat in which the same is asked for several times; one of the replies is asked for again
+
+Others are of the judge alone: `own` has questions of the user's file, `text` is continued token by token,
+`long` is answered at length, `tool` asks for a call of a function that was described far back.
 """
 import difflib
+import json
 import math
 import uuid
+from typing import Any, Callable, Dict, List, Optional
 
-from eval_texts import MANUALS, WORDS, Random, Task, prose
+from .texts import ADJECTIVES, CITIES, PEOPLE, WORDS, Material, Random
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic %s for %s is: %s."
@@ -49,11 +54,6 @@ FWE = ("Read the following coded text and track the frequency of each coded word
 MRCR = ("User: Write a {form} about {topic}.\n\nAssistant: {reply}\n\n",
         "User: Prepend {mark} to the {which} {form} about {topic}. Do not include any other text in "
         "your response.\n\nAssistant:")
-ADJECTIVES = """ancient bitter brave broad calm clever cold curious dark deep eager early faint fancy
-fierce gentle golden grand happy heavy hollow humble icy jolly keen late little lively loud lucky
-mellow mild narrow noble odd pale plain proud quick quiet rapid rare rough round sharp shiny silent
-silver simple sleepy slow small smooth soft solid sour steady stern strange strong sturdy sweet
-swift tall tender thick thin tidy tiny vast warm weak wide wild wise young""".split()
 FORMS = ["poem", "riddle", "letter", "story"]
 ORDER = ["first", "second", "third", "fourth"]
 DEPTHS = 40  # at which needles lie in prose
@@ -77,6 +77,26 @@ def distinct(make, count):
         if one not in out:
             out.append(one)
     return out
+
+
+class Task:
+    """kind, what is fed, and what is right; `key`: tasks that are right only together; `enough`:
+    texts after which nothing that is said could change what it is worth."""
+
+    enough: List[str] = []
+
+    def __init__(self, kind, text, answer=None, tokens=0, cue="", key=None):
+        self.kind, self.text, self.answer = kind, text, answer
+        self.tokens, self.cue, self.key = tokens, cue, key
+
+    def is_right(self, said):
+        return is_answer(said, self.answer)
+
+
+def is_answer(said, answer):
+    """Whether it begins with the answer, and not with a longer word or number."""
+    said = said.strip()
+    return said.startswith(answer) and not said[len(answer):][:1].isalnum()
 
 
 class RulerTask(Task):
@@ -111,34 +131,7 @@ class Document:
         self.text, self.tasks = text, list(tasks)
 
 
-# ---- material ----
-
-class Material:
-    """Texts that are read once: prose as words, and a list of words."""
-
-    def __init__(self, text=None):
-        """text: instead of the manuals"""
-        if text is None:
-            text = " ".join(p for name in MANUALS for p in prose(name))
-        self.words = text.split()
-        counts = {}
-        for word in self.words:
-            if word.isascii() and word.isalpha() and word.islower() and 4 <= len(word) <= 10:
-                counts[word] = counts.get(word, 0) + 1
-        self.list = sorted(word for word, n in counts.items() if n >= 2)
-
-    def sentences(self, r, count):
-        """So many words, from somewhere, cut after full stops."""
-        first = r.below(len(self.words))
-        words = [self.words[(first + i) % len(self.words)] for i in range(count)]
-        out, sentence = [], []
-        for word in words:
-            sentence.append(word)
-            if word[-1] in ".?!":
-                out.append(" ".join(sentence))
-                sentence = []
-        return out + ([" ".join(sentence)] if sentence else [])
-
+# ---- words ----
 
 def word(r):
     return ADJECTIVES[r.below(len(ADJECTIVES))] + "-" + WORDS[r.below(len(WORDS))]
@@ -289,29 +282,159 @@ TASKS = {
 }
 
 
-def make(material, name, tokens, sample, size):
-    return TASKS[name][0](Random(SEED + 1000 * list(TASKS).index(name) + sample), material, size,
-                          tokens)
-
-
 def fitted(material, name, tokens, samples, count):
-    """So many documents that fill `tokens` with their question and what is generated.
+    """So many documents that fill `tokens` with their question and what is generated."""
+    form, least = TASKS[name]
+    seed = SEED + 1000 * list(TASKS).index(name)
+    return filled(lambda sample, size: form(Random(seed + sample), material, size, tokens), least, name, tokens, samples,
+                  count)
+
+
+def filled(make, least, name, tokens, samples, count):
+    """Likewise, of make(sample, size), from size `least` on.
 
     count(documents): tokens of each, with its question. Prompts grow with their size nearly as a
     line does: two sizes tell which size fits, and what is still too long is made shorter.
     """
-    least = TASKS[name][1]
     sizes = [least, 2 * least]
-    short, long = count([make(material, name, tokens, 0, s) for s in sizes])
-    room = tokens - make(material, name, tokens, 0, least).tasks[0].tokens
+    short, long = count([make(0, s) for s in sizes])
+    room = tokens - make(0, least).tasks[0].tokens
     if short > room:
         raise ValueError("%s does not fit %d tokens" % (name, tokens))
     size = least + int((room - short) * (sizes[1] - sizes[0]) / (long - short))
     sizes = [size] * samples
     while True:
-        documents = [make(material, name, tokens, i, s) for i, s in enumerate(sizes)]
+        documents = [make(i, s) for i, s in enumerate(sizes)]
         taken = count(documents)
         if all(t <= room for t in taken):
             return documents
         sizes = [s if t <= room else max(least, min(s - 1, s * room // t))
                  for s, t in zip(sizes, taken)]
+
+
+# ---- what RULER does not have ----
+
+OWN = ("Read the following text. I will ask about it afterwards.\n{context}\n", "Question: {question}\nAnswer:")
+LONG = ("Read the following text.\n{context}\n",
+        "Write a long and detailed story, of several chapters, about the people and things in the text above.\n\nChapter 1.")
+TOOL = "Read the following text.\n{context}\n", "Now call the function {name} once: {wish}."
+OWN_TOKENS = 64
+
+
+def own(questions: List[dict], at: int) -> Callable[[int, int, Material], Document]:
+    """Documents with facts of a user's questions, QUESTIONS from the number `at` on."""
+    asked = questions[at:at + QUESTIONS]
+
+    def make(sample, size, material):
+        r = Random(SEED + 77000 + at + sample)
+        context = spread(r, material.sentences(r, size), [q["fact"] for q in asked])
+        return Document(OWN[0].format(context=context), *(
+            RulerTask("own", OWN[1].format(question=q["question"]), q["answers"], q.get("tokens", OWN_TOKENS))
+            for q in asked))
+    return make
+
+
+def read_own(path: str) -> List[dict]:
+    """Lines {"fact", "question", "answers"}, which are hidden in texts, or whole ones, {"prompt", "answers"}."""
+    out = []
+    with open(path, encoding="utf-8-sig") as f:
+        for number, line in enumerate(f, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                fine = isinstance(row, dict) and row.get("answers") and all(isinstance(a, str) for a in row["answers"])
+            except ValueError:
+                fine = False
+            if not fine or not ("prompt" in row or ("fact" in row and "question" in row)):
+                raise ValueError("%s:%d: give {\"fact\": \"...\", \"question\": \"...\", \"answers\": [\"...\"]}, or "
+                                 "\"prompt\" in place of the first two" % (path, number))
+            out.append(row)
+    return out
+
+
+def whole(row: dict) -> Document:
+    """A prompt of the user, as it is."""
+    return Document("", RulerTask("own", row["prompt"], row["answers"], row.get("tokens", OWN_TOKENS)))
+
+
+def continued(tokens: int) -> Callable[[int, int, Material], Document]:
+    """Text, and what follows in it."""
+    def make(sample, size, material):
+        r = Random(SEED + 88000 + sample)
+        sentences = " ".join(material.sentences(r, size + 2 * tokens)).split(" ")
+        return Document(" ".join(sentences[:size]), Task("text", " " + " ".join(sentences[size:]), tokens=tokens))
+    return make
+
+
+def told_at_length(tokens: int) -> Callable[[int, int, Material], Document]:
+    """Text, and a wish for a long answer."""
+    def make(sample, size, material):
+        r = Random(SEED + 99000 + sample)
+        context = " ".join(material.sentences(r, size))
+        return Document(LONG[0].format(context=context), Task("long", LONG[1], tokens=tokens))
+    return make
+
+
+class ToolTask(Task):
+    """A call of the function `answers[0]`, whose schema servers put before everything."""
+
+    def __init__(self, text: str, schema: str, tokens: int = 128) -> None:
+        Task.__init__(self, "tool", text, schema, tokens)
+        self.answers = [schema]
+
+    def score(self, said: str) -> float:
+        """said: JSON of the calls, each {"name", "arguments"}"""
+        try:
+            calls = json.loads(said)
+            return float(len(calls) == 1 and is_call(json.loads(self.answers[0]), **calls[0]))
+        except (ValueError, TypeError, KeyError):
+            return 0.0
+
+
+TYPES = {"string": str, "integer": int, "boolean": bool}
+
+
+def is_call(schema: dict, name: str, arguments: str) -> bool:
+    """Whether it is one of the function: all that is required is there, of its type, and nothing else."""
+    given, wanted = json.loads(arguments), schema["parameters"]["properties"]
+    return (name == schema["name"] and set(schema["parameters"]["required"]) <= set(given) <= set(wanted) and all(
+        isinstance(given[k], TYPES[wanted[k]["type"]]) and isinstance(given[k], bool) == (wanted[k]["type"] == "boolean")
+        and given[k] in wanted[k].get("enum", [given[k]]) for k in given))
+
+
+def tool(sample: int, size: int, material: Material) -> Document:
+    """A function by a name that says nothing, so that its schema has to be looked at."""
+    r = Random(SEED + 66000 + sample)
+    name, cities = "file_%s_%s" % (r.one(ADJECTIVES), r.one(WORDS)), choose(r, CITIES, 4)
+    fields = {"person": {"type": "string"}, "city": {"type": "string", "enum": cities},
+              "count": {"type": "integer"}, "urgent": {"type": "boolean"}}
+    schema = {"name": name, "description": "File a report.",
+              "parameters": {"type": "object", "properties": fields, "required": list(fields)}}
+    wish = "person %s, city %s, count %d, and it is %surgent" % (
+        r.one(PEOPLE), r.one(cities), r.below(90), "" if r.below(2) else "not ")
+    context = " ".join(material.sentences(r, size))
+    return Document(TOOL[0].format(context=context), ToolTask(TOOL[1].format(name=name, wish=wish), json.dumps(schema)))
+
+
+# ---- documents as rows of a file ----
+
+def row_of(document: Document, name: str, length: int, sample: int) -> Dict[str, Any]:
+    """As `document_of` takes it."""
+    return {"task": name, "length": length, "sample": sample, "text": document.text, "questions": [
+        {"kind": t.kind, "text": t.text, "tokens": t.tokens, "answers": getattr(t, "answers", None)}
+        for t in document.tasks]}
+
+
+def document_of(row: Dict[str, Any]) -> Document:
+    """With `name` and `length`, which tell whose row it counts for, and its number among such."""
+    def task(kind: str, text: str, tokens: int, answers: Optional[List[str]]) -> Task:
+        if kind == "tool":
+            return ToolTask(text, answers[0], tokens)
+        if answers is None:
+            return Task(kind, text, tokens=tokens)
+        return (MrcrTask if kind == "mrcr" else RulerTask)(kind, text, answers, tokens)
+
+    made = Document(row["text"], *(task(**q) for q in row["questions"]))
+    made.name, made.length, made.sample = row["task"], row["length"], row["sample"]
+    return made
