@@ -37,6 +37,7 @@ PROGRAMS = ("llama-server", "llama-cli", "llama-bench", "llama-quantize")
 OPTIONS = {"CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON", "LLAMA_USE_PREBUILT_UI": "OFF",
            "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_EXAMPLES": "OFF",
            "LLAMA_BUILD_APP": "OFF", "LLAMA_BUILD_NUMBER": "1"}
+LAUNCHERS = {"CMAKE_%s_COMPILER_LAUNCHER" % language: "ccache" for language in ("C", "CXX")}
 GLIBC_PACKAGES = ("libc6", "libstdc++6", "libgcc-s1", "libgomp1")
 GLIBC_SUITE = "trixie" # of Debian, from the mirror that this machine has
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -106,8 +107,9 @@ def native():
         say("building llama.cpp for this machine (half an hour on two cores)")
         subprocess.run(["cmake", "-G", "Ninja", "-S", source(), "-B", folder("native"),
                         "-DCMAKE_PROJECT_llama.cpp_INCLUDE=" + os.path.join(ROOT, "tools", "llama_unity.cmake"),
-                        *("-D%s=%s" % row for row in OPTIONS.items())], check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["nice", "ninja", "-C", folder("native"), "-j2", *PROGRAMS], check=True)
+                        *("-D%s=%s" % row for row in (OPTIONS | (LAUNCHERS if shutil.which("ccache") else {})).items())],
+                       check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["ninja", "-C", folder("native"), "-j2", *PROGRAMS], check=True)
         with open(mark, "w", encoding="utf-8") as out:
             out.write(SOURCE)
     return programs
