@@ -72,35 +72,32 @@ static kvl_reason take_apart(operation *o)
 static kvl_reason set_attention(const operation *o)
 {
     kvl_layer *l = &o->cache->layers[o->layer];
-    float parameters[3];
-    memcpy(parameters, o->node->op_params, sizeof parameters);
-    if (parameters[1] != 0.0f)
-        return KVL_ALIBI;
+    float given[3]; /* scale, slope of ALiBi, cap */
+    memcpy(given, o->node->op_params, sizeof given);
     const size_t heads = o->cache->query_heads;
+    if (given[1] != 0.0f)
+        return KVL_ALIBI;
     if (o->sinks && (o->sinks->type != GG_F32 || o->sinks->ne[0] != (int64_t)heads))
         return KVL_LAYOUT;
-    if (l->has_form) {
-        const int same = l->scale == parameters[0] && l->cap == parameters[2] &&
+    if (l->has_params) {
+        const int same = l->scale == given[0] && l->cap == given[2] &&
                          l->has_sinks == (o->sinks != NULL) &&
                          (!o->sinks || !memcmp(l->sinks, o->sinks->data, heads * sizeof(float)));
-        return same ? KVL_SERVED : KVL_FORM;
+        return same ? KVL_SERVED : KVL_PARAMS;
     }
-    if (o->sinks) {
-        if (!l->sinks)
-            l->sinks = malloc(heads * sizeof(float));
-        if (!l->sinks)
-            return KVL_MEMORY;
+    if (o->sinks && !l->sinks && !(l->sinks = malloc(heads * sizeof(float))))
+        return KVL_MEMORY;
+    if (o->sinks)
         memcpy(l->sinks, o->sinks->data, heads * sizeof(float));
-    }
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
-    form.scale = l->scale = parameters[0];
-    form.soft_cap = l->cap = parameters[2];
-    form.sinks = o->sinks ? l->sinks : NULL;
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    params.scale = l->scale = given[0];
+    params.soft_cap = l->cap = given[2];
+    params.sinks = o->sinks ? l->sinks : NULL;
     l->has_sinks = o->sinks != NULL;
-    if (kvf_blocks_attention_params(o->cache->blocks, o->layer, &form) != KVF_OK)
-        return KVL_FORM;
-    l->has_form = 1;
+    if (kvf_blocks_attention_params(o->cache->blocks, o->layer, &params) != KVF_OK)
+        return KVL_PARAMS;
+    l->has_params = 1;
     return KVL_SERVED;
 }
 
@@ -182,29 +179,18 @@ static kvl_reason read_masks(const operation *o, int *same)
     return KVL_SERVED;
 }
 
-/* Chains of the rows, and their block tables. */
-static kvl_reason find_rows(const operation *o)
+/* Chains of the cache's first rows, and their block tables. */
+static int find_chains(kvl_cache *c, uint32_t rows)
 {
-    kvl_cache *c = o->cache;
-    int same;
-    const kvl_reason reason = read_masks(o, &same);
-    if (reason != KVL_SERVED) {
-        c->rows_count = 0;
-        return reason;
-    }
-    if (same)
-        return KVL_SERVED;
     c->rows_count = 0; /* until all are found */
     kvl_chains_begin(c->chains);
-    const uint32_t rows = o->tokens * o->streams;
     for (uint32_t r = 0; r < rows; r++) {
         kvl_row *row = &c->rows[r];
         c->lengths[r] = (int32_t)row->count;
-        if (!row->count)
-            continue;
-        if (kvl_chains_find(c->chains, row->stream, c->sets + (size_t)r * (c->cells / 64),
-                            row->count, row->chain, &row->chain) != KVL_FOUND)
-            return KVL_ROOM;
+        if (row->count &&
+            !kvl_chains_find(c->chains, row->stream, c->sets + (size_t)r * (c->cells / 64),
+                             row->count, row->chain, &row->chain))
+            return 0;
     }
     /* A chain may get other blocks while later rows are found. */
     for (uint32_t r = 0; r < rows; r++)
@@ -212,7 +198,18 @@ static kvl_reason find_rows(const operation *o)
             memcpy(c->table + (size_t)r * c->table_stride, kvl_chain_table(c->rows[r].chain),
                    (c->rows[r].count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
     c->rows_count = rows;
-    return KVL_SERVED;
+    return 1;
+}
+
+static kvl_reason find_rows(const operation *o)
+{
+    int same;
+    const kvl_reason reason = read_masks(o, &same);
+    if (reason != KVL_SERVED)
+        o->cache->rows_count = 0;
+    if (reason != KVL_SERVED || same)
+        return reason;
+    return find_chains(o->cache, o->tokens * o->streams) ? KVL_SERVED : KVL_ROOM;
 }
 
 static const float *query(const operation *o, uint32_t token, uint32_t head, uint32_t s)
@@ -387,27 +384,15 @@ static uint32_t find_chunks(const operation *o, uint32_t *starts, uint32_t *cont
     return chunks;
 }
 
-/* Chains of the chunks, in which every row's own cell is its last one. */
-static int find_chunk_rows(const operation *o, uint32_t chunks, const uint32_t *starts,
-                           const uint32_t *contexts)
+/* Has every row of the chunks its own cell as the last one that it sees? */
+static int are_causal(const kvl_cache *c, uint32_t chunks, const uint32_t *starts,
+                      const uint32_t *contexts)
 {
-    kvl_cache *c = o->cache;
-    kvl_chains_begin(c->chains);
-    for (uint32_t i = 0; i < chunks; i++) {
-        kvl_row *row = &c->rows[i];
-        c->lengths[i] = (int32_t)row->count;
-        if (kvl_chains_find(c->chains, row->stream, c->sets + (size_t)i * (c->cells / 64),
-                            row->count, NULL, &row->chain) != KVL_FOUND)
-            return 0;
+    for (uint32_t i = 0; i < chunks; i++)
         for (uint32_t j = starts[i] + 1; j < starts[i + 1]; j++)
-            if (kvl_chain_place(row->chain, c->prompt_cells[j], row->count) !=
+            if (kvl_chain_place(c->rows[i].chain, c->prompt_cells[j], c->rows[i].count) !=
                 contexts[i] + (j - starts[i]))
                 return 0;
-    }
-    for (uint32_t i = 0; i < chunks; i++)
-        memcpy(c->table + (size_t)i * c->table_stride, kvl_chain_table(c->rows[i].chain),
-               (c->rows[i].count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
-    c->rows_count = chunks;
     return 1;
 }
 
@@ -421,7 +406,7 @@ static kvl_outcome prompt(kvl_plugin *p, const operation *o)
     if (!prompt_room(c, tokens))
         return KVL_LEFT;
     const uint32_t chunks = find_chunks(o, starts, contexts);
-    if (!chunks || !find_chunk_rows(o, chunks, starts, contexts) ||
+    if (!chunks || !find_chains(c, chunks) || !are_causal(c, chunks, starts, contexts) ||
         read_queries(o, c->prompt_q) != KVL_SERVED) {
         c->rows_count = 0;
         return KVL_LEFT;

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carve.h"
 #include "cell_numbers.h"
 #include "common/base.h"
 #include "plugin.h"
@@ -289,21 +290,23 @@ kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node)
 
 /* ---- opening and closing ---- */
 
-static void free_scratch(kvl_cache *c)
+/* Arrays of steps in one arena. @return its bytes */
+static size_t lay_out(kvl_cache *c, char *arena)
 {
-    free(c->rows), free(c->sets), free(c->table), free(c->lengths), free(c->q), free(c->out);
-    free(c->put_k), free(c->put_v), free(c->put_slots), free(c->stale);
-    free(c->prompt_q), free(c->prompt_out), free(c->prompt_cells);
-    c->prompt_q = c->prompt_out = NULL;
-    c->prompt_cells = NULL;
-    c->prompt_tokens = 0;
-    c->rows = NULL;
-    c->sets = NULL;
-    c->table = c->lengths = NULL;
-    c->q = c->out = c->put_k = c->put_v = NULL;
-    c->put_slots = NULL;
-    c->stale = NULL;
-    c->rows_count = 0;
+    const size_t rows = c->rows_max, kv = c->kv_heads, heads = c->query_heads;
+    size_t at = 0;
+    c->stale_room = c->cells + 4096;
+    c->rows = kvl_carve(arena, &at, rows * sizeof *c->rows);
+    c->sets = kvl_carve(arena, &at, rows * c->cells / 8);
+    c->table = kvl_carve(arena, &at, rows * c->table_stride * sizeof *c->table);
+    c->lengths = kvl_carve(arena, &at, rows * sizeof *c->lengths);
+    c->q = kvl_carve(arena, &at, rows * heads * c->head_dim * sizeof *c->q);
+    c->out = kvl_carve(arena, &at, rows * heads * c->value_dim * sizeof *c->out);
+    c->put_k = kvl_carve(arena, &at, KVL_PUT * kv * c->head_dim * sizeof *c->put_k);
+    c->put_v = kvl_carve(arena, &at, KVL_PUT * kv * c->value_dim * sizeof *c->put_v);
+    c->put_slots = kvl_carve(arena, &at, KVL_PUT * sizeof *c->put_slots);
+    c->stale = kvl_carve(arena, &at, c->stale_room * sizeof *c->stale);
+    return at;
 }
 
 static void close_blocks(kvl_plugin *p, kvl_cache *c)
@@ -317,7 +320,11 @@ static void close_blocks(kvl_plugin *p, kvl_cache *c)
     c->blocks = NULL;
     c->stream = NULL;
     c->codes = NULL;
-    free_scratch(c);
+    free(c->scratch), free(c->prompt_q), free(c->prompt_out), free(c->prompt_cells);
+    c->scratch = NULL;
+    c->prompt_q = c->prompt_out = NULL;
+    c->prompt_cells = NULL;
+    c->prompt_tokens = c->rows_count = 0;
 }
 
 static void add_counts(const kvl_cache *c, kvl_counts *counts)
@@ -347,36 +354,9 @@ void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
     add_counts(c, &p->counts);
     close_blocks(p, c);
     for (uint32_t l = 0; l < c->layers_count; l++)
-        c->layers[l].has_form = 0;
+        c->layers[l].has_params = 0;
     if (c->state == KVL_OPEN)
         c->state = KVL_LEARNING;
-}
-
-static int alloc_scratch(kvl_cache *c)
-{
-    const size_t rows = c->rows_max, kv = c->kv_heads;
-    c->stale_room = c->cells + 4096;
-    c->rows = calloc(rows, sizeof *c->rows);
-    c->sets = calloc(rows * (c->cells / 64), sizeof *c->sets);
-    c->table = calloc(rows * c->table_stride, sizeof *c->table);
-    c->lengths = calloc(rows, sizeof *c->lengths);
-    c->q = malloc(rows * c->query_heads * c->head_dim * sizeof *c->q);
-    c->out = malloc(rows * c->query_heads * c->value_dim * sizeof *c->out);
-    c->put_k = malloc(KVL_PUT * kv * c->head_dim * sizeof *c->put_k);
-    c->put_v = malloc(KVL_PUT * kv * c->value_dim * sizeof *c->put_v);
-    c->put_slots = malloc(KVL_PUT * sizeof *c->put_slots);
-    c->stale = malloc(c->stale_room * sizeof *c->stale);
-    return c->rows && c->sets && c->table && c->lengths && c->q && c->out && c->put_k && c->put_v &&
-           c->put_slots && c->stale;
-}
-
-static size_t scratch_bytes(const kvl_cache *c)
-{
-    const size_t heads = (size_t)c->head_dim + c->value_dim;
-    const size_t row = sizeof *c->rows + c->cells / 8 + (c->table_stride + 1) * sizeof *c->table +
-                       c->query_heads * heads * sizeof *c->q;
-    return c->rows_max * row + c->stale_room * sizeof *c->stale +
-           KVL_PUT * (c->kv_heads * heads * sizeof *c->put_k + sizeof *c->put_slots);
 }
 
 /* A runtime for all caches of the process, with llama.cpp's threads. */
@@ -390,66 +370,92 @@ static kvf_status open_runtime(kvl_plugin *p, kvf_error *error)
     return kvf_runtime_open(&rc, &p->runtime, error);
 }
 
-static void configure(const kvl_plugin *p, const kvl_cache *c, kvf_blocks_config *b)
+/* Blocks beside one for every 32 cells: of every chain the one that it does not fill, and one to
+ * copy to. A small cache has few sequences; where it has more, chains give way to each other. */
+static uint32_t spare_blocks(const kvl_settings *settings, uint32_t blocks)
+{
+    const uint32_t all = 2 * (settings->rows + KVL_CHAINS), few = blocks / 4 + 16;
+    return all < few ? all : few;
+}
+
+static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_blocks_config *b)
 {
     kvf_blocks_config_init(b);
-    b->cache = p->settings.cache;
+    b->cache = settings->cache;
     b->cache.layers = c->layers_count;
     b->cache.query_heads = c->query_heads;
     b->cache.kv_heads = c->kv_heads;
     b->cache.head_dim = c->head_dim;
     b->cache.value_dim = c->value_dim == c->head_dim ? 0 : c->value_dim;
     b->cache.tokens_max = c->cells;
-    b->cache.sequences_max = p->settings.rows;
-    if (p->settings.full || b->cache.budget_tokens > c->cells)
+    b->cache.sequences_max = settings->rows;
+    if (settings->full || b->cache.budget_tokens > c->cells)
         b->cache.budget_tokens = c->cells;
     b->block_tokens = KVL_BLOCK;
-    /* Every cell once, and of every chain the block that it does not fill and one to copy to. */
-    b->block_count =
-        (uint32_t)((uint64_t)c->cells * c->streams / KVL_BLOCK) + 2 * (p->settings.rows + 16);
+    b->block_count = (uint32_t)((uint64_t)c->cells * c->streams / KVL_BLOCK);
+    b->block_count += spare_blocks(settings, b->block_count);
 }
 
-static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvf_blocks_config *b, kvf_error *error)
+kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *c,
+                         kvl_plan *plan, kvf_error *error)
 {
-    kvf_blocks_plan plan;
+    kvf_blocks_config *b = &plan->blocks;
+    configure(settings, c, b);
+    KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, error));
+    const uint64_t most = settings->host_memory;
+    if (most && plan->memory.host_bytes > most) {
+        b->block_count =
+            (uint32_t)((double)b->block_count * (double)most / (double)plan->memory.host_bytes);
+        KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, error));
+    }
+    c->rows_max = settings->rows;
+    c->table_stride = c->cells / KVL_BLOCK;
+    c->budget = b->cache.budget_tokens;
+    plan->chains = (kvl_chains_config){.layers = c->layers_count,
+                                       .cells = c->cells,
+                                       .streams = c->streams,
+                                       .blocks = b->block_count,
+                                       .chains = settings->rows + KVL_CHAINS,
+                                       .budget = c->budget};
+    plan->codes = plan->memory.code_bytes * b->block_count * c->layers_count;
+    plan->own = kvl_chains_bytes(&plan->chains) + lay_out(c, NULL);
+    return KVF_OK;
+}
+
+static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_error *error)
+{
     KVF_TRY(open_runtime(p, error));
-    KVF_TRY(kvf_blocks_plan_make(p->runtime, b, &plan, error));
-    if (p->settings.host_memory && plan.host_bytes > p->settings.host_memory)
-        b->block_count = (uint32_t)((double)b->block_count * (double)p->settings.host_memory /
-                                    (double)plan.host_bytes);
-    KVF_TRY(kvf_blocks_open(p->runtime, b, &c->blocks, error));
+    KVF_TRY(kvl_plan_make(p->runtime, &p->settings, c, plan, error));
+    KVF_TRY(kvf_blocks_open(p->runtime, &plan->blocks, &c->blocks, error));
     kvf_status status = kvf_stream_create(p->runtime, &c->stream);
-    const size_t layer_bytes = kvf_blocks_memory(c->blocks)->code_bytes * b->block_count;
     if (status == KVF_OK)
-        status = kvf_memory_alloc(p->runtime, layer_bytes * c->layers_count, &c->codes);
+        status = kvf_memory_alloc(p->runtime, plan->codes, &c->codes);
     for (uint32_t l = 0; status == KVF_OK && l < c->layers_count; l++)
-        status = kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * layer_bytes,
-                                 kvf_blocks_memory(c->blocks)->code_bytes);
+        status =
+            kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * (plan->codes / c->layers_count),
+                            plan->memory.code_bytes);
     if (status != KVF_OK)
         *error = *kvf_runtime_error(p->runtime);
     return status;
 }
 
-static void say_first(const kvl_cache *c, const kvf_blocks_config *b,
-                      const kvl_chains_config *chains)
+static void say_first(const kvl_cache *c, const kvl_plan *plan)
 {
-    const kvf_blocks_plan *plan = kvf_blocks_memory(c->blocks);
+    const kvf_blocks_plan *memory = &plan->memory;
     const double mib = 1048576.0;
     char pages[32] = "native";
-    for (uint32_t i = 0; kvf_cache_setting(i); i++)
-        if (b->cache.pages && !strcmp(kvf_cache_setting(i)->name, "pages"))
-            kvf_setting_show(kvf_cache_setting(i), &b->cache, pages, sizeof pages);
-    const uint64_t codes = plan->code_bytes * b->block_count * c->layers_count;
-    const uint64_t own = kvl_chains_bytes(chains) + scratch_bytes(c);
+    if (plan->blocks.cache.pages)
+        kvf_setting_show(kvl_setting_of("pages"), &plan->blocks.cache, pages, sizeof pages);
     kvl_say("serving %u of %u layers, %llu cells of room, host %.0f MiB, device %.0f MiB, budget "
             "%u, pages %s; heads=%u kv_heads=%u head_dim=%u layers=%u blocks=%u host=%llu "
             "device=%llu codes=%llu own=%llu",
-            c->layers_count, c->layers_count, (unsigned long long)b->block_count * KVL_BLOCK,
-            (double)plan->host_bytes / mib, ((double)plan->device_bytes + (double)codes) / mib,
-            b->cache.budget_tokens, pages, c->query_heads, c->kv_heads, c->head_dim,
-            c->layers_count, b->block_count, (unsigned long long)plan->host_bytes,
-            (unsigned long long)plan->device_bytes, (unsigned long long)codes,
-            (unsigned long long)own);
+            c->layers_count, c->layers_count,
+            (unsigned long long)plan->blocks.block_count * KVL_BLOCK,
+            (double)memory->host_bytes / mib,
+            ((double)memory->device_bytes + (double)plan->codes) / mib, c->budget, pages,
+            c->query_heads, c->kv_heads, c->head_dim, c->layers_count, plan->blocks.block_count,
+            (unsigned long long)memory->host_bytes, (unsigned long long)memory->device_bytes,
+            (unsigned long long)plan->codes, (unsigned long long)plan->own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_cache *c)
@@ -459,24 +465,16 @@ kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_cache *c)
     if (c->state == KVL_REFUSED)
         return c->refused;
     kvf_error error = {0};
-    kvf_blocks_config b;
-    configure(p, c, &b);
-    const kvf_status status = open_blocks(p, c, &b, &error);
-    c->rows_max = p->settings.rows;
-    c->table_stride = c->cells / KVL_BLOCK;
-    c->budget = b.cache.budget_tokens;
-    const kvl_chains_config chains = {.layers = c->layers_count,
-                                      .cells = c->cells,
-                                      .streams = c->streams,
-                                      .blocks = b.block_count,
-                                      .chains = p->settings.rows + 16,
-                                      .budget = c->budget,
-                                      .no_counts = p->no_counts};
-    if (status == KVF_OK && alloc_scratch(c))
-        c->chains = kvl_chains_open(&chains);
+    kvl_plan plan;
+    const kvf_status status = open_blocks(p, c, &plan, &error);
+    if (status == KVF_OK && (c->scratch = calloc(1, lay_out(c, NULL)))) {
+        lay_out(c, c->scratch);
+        plan.chains.no_counts = p->no_counts;
+        c->chains = kvl_chains_open(&plan.chains);
+    }
     if (c->chains) {
         c->state = KVL_OPEN;
-        say_first(c, &b, &chains);
+        say_first(c, &plan);
         return KVL_SERVED;
     }
     close_blocks(p, c);

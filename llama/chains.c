@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carve.h"
+
 enum { LOG = 1024 }; /* writes of a layer that are remembered one by one */
 
 struct kvl_chain {
@@ -43,7 +45,7 @@ struct kvl_chains {
     uint64_t call;
     uint32_t pass;
     uint32_t *count;  /* [layers][total] writes */
-    uint32_t *seen;   /* [layers][blocks * 32] counts when put; 0 = never */
+    uint32_t *seen;   /* [layers][blocks * 32] 1 + counts when put; 0 = never */
     uint32_t *born;   /* [total] pass in which the token came */
     uint64_t *writes; /* [layers] in all */
     uint32_t *log;    /* [layers][LOG] the latest cells */
@@ -53,31 +55,45 @@ struct kvl_chains {
     kvl_chain *chains;
     uint32_t *fresh; /* [cells] cells that a chain gets */
     uint32_t *holes; /* [cells] places that it loses */
+    char *arena;     /* of all arrays */
     kvl_chains_stats stats;
 };
 
-void kvl_chains_close(kvl_chains *s)
+/* All arrays in one arena. @return its bytes */
+static size_t lay_out(kvl_chains *s, char *arena)
 {
-    if (!s)
-        return;
-    for (uint32_t i = 0; s->chains && i < s->c.chains; i++) {
-        kvl_chain *h = &s->chains[i];
-        free(h->table), free(h->place), free(h->bits), free(h->checked), free(h->right);
+    const size_t layers = s->c.layers, cells = s->c.cells, blocks = s->c.blocks;
+    size_t at = 0;
+    s->words = s->c.cells / 64;
+    s->total = cells * s->c.streams;
+    s->count = kvl_carve(arena, &at, layers * s->total * sizeof *s->count);
+    s->seen = kvl_carve(arena, &at, layers * blocks * KVL_BLOCK * sizeof *s->seen);
+    s->born = kvl_carve(arena, &at, s->total * sizeof *s->born);
+    s->writes = kvl_carve(arena, &at, layers * sizeof *s->writes);
+    s->log = kvl_carve(arena, &at, layers * LOG * sizeof *s->log);
+    s->blocks = kvl_carve(arena, &at, blocks * sizeof *s->blocks);
+    s->unused = kvl_carve(arena, &at, blocks * sizeof *s->unused);
+    s->fresh = kvl_carve(arena, &at, cells * sizeof *s->fresh);
+    s->holes = kvl_carve(arena, &at, cells * sizeof *s->holes);
+    s->chains = kvl_carve(arena, &at, s->c.chains * sizeof *s->chains);
+    for (uint32_t i = 0; i < s->c.chains; i++) {
+        kvl_chain h = {.stream = -1};
+        h.table = kvl_carve(arena, &at, cells / KVL_BLOCK * sizeof *h.table);
+        h.place = kvl_carve(arena, &at, cells * sizeof *h.place);
+        h.bits = kvl_carve(arena, &at, cells / 8);
+        h.checked = kvl_carve(arena, &at, layers * sizeof *h.checked);
+        h.right = kvl_carve(arena, &at, layers * sizeof *h.right);
+        if (arena)
+            s->chains[i] = h;
     }
-    free(s->chains), free(s->count), free(s->seen), free(s->born), free(s->writes), free(s->log);
-    free(s->blocks), free(s->unused), free(s->fresh), free(s->holes);
-    free(s);
+    return at;
 }
 
-static int open_chain(const kvl_chains *s, kvl_chain *h)
+void kvl_chains_close(kvl_chains *s)
 {
-    h->stream = -1;
-    h->table = malloc((s->c.cells / KVL_BLOCK) * sizeof *h->table);
-    h->place = malloc(s->c.cells * sizeof *h->place);
-    h->bits = calloc(s->words, sizeof *h->bits);
-    h->checked = calloc(s->c.layers, sizeof *h->checked);
-    h->right = calloc(s->c.layers, sizeof *h->right);
-    return h->table && h->place && h->bits && h->checked && h->right;
+    if (s)
+        free(s->arena);
+    free(s);
 }
 
 kvl_chains *kvl_chains_open(const kvl_chains_config *config)
@@ -86,41 +102,20 @@ kvl_chains *kvl_chains_open(const kvl_chains_config *config)
     if (!s)
         return NULL;
     s->c = *config;
-    s->words = config->cells / 64;
-    s->total = (size_t)config->cells * config->streams;
-    s->count = malloc(config->layers * s->total * sizeof *s->count);
-    s->seen = calloc((size_t)config->layers * config->blocks * KVL_BLOCK, sizeof *s->seen);
-    s->born = calloc(s->total, sizeof *s->born);
-    s->writes = calloc(config->layers, sizeof *s->writes);
-    s->log = calloc((size_t)config->layers * LOG, sizeof *s->log);
-    s->blocks = calloc(config->blocks, sizeof *s->blocks);
-    s->unused = malloc(config->blocks * sizeof *s->unused);
-    s->chains = calloc(config->chains, sizeof *s->chains);
-    s->fresh = malloc(config->cells * sizeof *s->fresh);
-    s->holes = malloc(config->cells * sizeof *s->holes);
-    int has_all = s->count && s->seen && s->born && s->writes && s->log && s->blocks && s->unused &&
-                  s->chains && s->fresh && s->holes;
-    for (uint32_t i = 0; has_all && i < config->chains; i++)
-        has_all = open_chain(s, &s->chains[i]);
-    if (!has_all) {
-        kvl_chains_close(s);
+    s->arena = calloc(1, lay_out(s, NULL));
+    if (!s->arena) {
+        free(s);
         return NULL;
     }
-    for (size_t i = 0; i < config->layers * s->total; i++)
-        s->count[i] = 1;
-    for (uint32_t i = 0; i < config->blocks; i++)
-        s->unused[s->unused_count++] = (int32_t)(config->blocks - 1 - i);
+    lay_out(s, s->arena);
+    for (uint32_t i = config->blocks; i-- > 0;)
+        s->unused[s->unused_count++] = (int32_t)i;
     return s;
 }
 
-size_t kvl_chains_bytes(const kvl_chains_config *c)
+size_t kvl_chains_bytes(const kvl_chains_config *config)
 {
-    const size_t total = (size_t)c->cells * c->streams, blocks = c->blocks, layers = c->layers;
-    const size_t layer = (total + blocks * KVL_BLOCK + LOG) * sizeof(uint32_t) + sizeof(uint64_t);
-    const size_t chain = sizeof(kvl_chain) + c->cells / KVL_BLOCK * sizeof(int32_t) +
-                         c->cells * sizeof(uint32_t) + c->cells / 8 + layers * 12;
-    return layers * layer + total * sizeof(uint32_t) + blocks * (sizeof(block) + 4) +
-           2 * c->cells * sizeof(uint32_t) + c->chains * chain;
+    return lay_out(&(kvl_chains){.c = *config}, NULL);
 }
 
 void kvl_chains_pass(kvl_chains *s)
@@ -138,8 +133,8 @@ void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t cell)
     if (s->c.no_counts)
         return;
     uint32_t *count = &s->count[layer * s->total + cell];
-    if (++*count == 0)
-        *count = 1;
+    if (++*count == UINT32_MAX)
+        *count = 0;
     s->log[(size_t)layer * LOG + s->writes[layer]++ % LOG] = (uint32_t)cell;
 }
 
@@ -466,8 +461,8 @@ static int is_the_same_later(const kvl_chains *s, const kvl_chain *h, const uint
     return h->claimed_in != s->call && (int)(set[h->newest / 64] >> h->newest % 64 & 1);
 }
 
-kvl_found kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_t count,
-                          const kvl_chain *hint, kvl_chain **found)
+int kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_t count,
+                    const kvl_chain *hint, kvl_chain **found)
 {
     kvl_chain *best = NULL;
     uint32_t best_keep = 0, best_common = 0;
@@ -479,7 +474,7 @@ kvl_found kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, u
         const uint32_t keep = kept(s, h, set);
         if (keep >= count) { /* its first `count` cells are in a set of as many */
             claim(s, *found = h, count);
-            return KVL_FOUND;
+            return 1;
         }
         const uint32_t alike = keep == h->length ? keep : common(s, h, set);
         const int is_better = count <= s->c.budget ? alike > best_common : keep > best_keep;
@@ -494,18 +489,18 @@ kvl_found kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, u
         h = fork_chain(s, h, is_whole ? h->length : best_keep);
     }
     if (!h)
-        return KVL_NO_ROOM;
+        return 0;
     claim(s, h, h->claimed_in == s->call ? h->claimed : 0);
     if (!change(s, h, set, count)) {
         if (h->claimed) /* other rows of this call go on with what they see */
             shorten(s, h, h->claimed < h->length ? h->claimed : h->length);
         else
             drop(s, h);
-        return KVL_NO_ROOM;
+        return 0;
     }
     claim(s, h, count);
     *found = h;
-    return KVL_FOUND;
+    return 1;
 }
 
 /* ---- stale places ---- */
@@ -517,10 +512,10 @@ static int refresh(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint32_t p
     const uint32_t at = place % KVL_BLOCK;
     const size_t cell = (size_t)h->stream * s->c.cells + s->blocks[id].cells[at];
     uint32_t *seen = &s->seen[((size_t)layer * s->c.blocks + (size_t)id) * KVL_BLOCK + at];
-    const uint32_t count = s->count[layer * s->total + cell];
-    if (*seen == count)
+    const uint32_t now = 1 + s->count[layer * s->total + cell];
+    if (*seen == now)
         return 0;
-    *seen = count;
+    *seen = now;
     *stale = (kvl_stale){.cell = cell, .slot = (int64_t)id * KVL_BLOCK + at};
     return 1;
 }

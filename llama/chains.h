@@ -37,9 +37,6 @@ typedef struct kvl_chains_config {
     int no_counts;    /* for a control of tests: nothing becomes stale again */
 } kvl_chains_config;
 
-/** Why a set has no chain. */
-typedef enum kvl_found { KVL_FOUND, KVL_NO_ROOM } kvl_found;
-
 /** @return NULL without memory */
 kvl_chains *kvl_chains_open(const kvl_chains_config *config);
 void kvl_chains_close(kvl_chains *chains);
@@ -62,9 +59,10 @@ void kvl_chains_begin(kvl_chains *chains);
  *
  * @param set    [cells / 64] bits, zeros after the mask's end
  * @param hint   a chain to look at first, from any earlier call; NULL = none
+ * @return 0 = there is no room for it
  */
-kvl_found kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set, uint32_t count,
-                          const kvl_chain *hint, kvl_chain **found);
+int kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set, uint32_t count,
+                    const kvl_chain *hint, kvl_chain **found);
 
 /** Ids of the blocks that hold a chain's cells. */
 const int32_t *kvl_chain_table(const kvl_chain *chain);

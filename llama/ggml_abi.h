@@ -56,23 +56,21 @@ struct gg_tensor {
     char padding[8];
 };
 
+/* Functions that nobody here calls or fills are `void *`. */
 typedef struct gg_buffer_i {
     void (*free_buffer)(gg_buffer *buffer);
-    void *(*get_base)(gg_buffer *buffer);
-    int (*init_tensor)(gg_buffer *buffer, gg_tensor *tensor);
+    void *base, *init_tensor;
     void (*memset_tensor)(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, size_t offset,
                           size_t size);
     void (*set_tensor)(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size);
-    void (*get_tensor)(gg_buffer *buffer, const gg_tensor *tensor, void *data, size_t offset,
-                       size_t size);
+    void *get_tensor;
     void (*set_tensor_2d)(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                           size_t size, size_t copies, size_t stride_tensor, size_t stride_data);
-    void (*get_tensor_2d)(gg_buffer *buffer, const gg_tensor *tensor, void *data, size_t offset,
-                          size_t size, size_t copies, size_t stride_tensor, size_t stride_data);
+    void *get_tensor_2d;
     bool (*cpy_tensor)(gg_buffer *buffer, const gg_tensor *from, gg_tensor *to);
     void (*clear)(gg_buffer *buffer, uint8_t value);
-    void (*reset)(gg_buffer *buffer);
+    void *reset;
 } gg_buffer_i;
 
 /* Later versions have fields after these, which nobody here looks at. */
@@ -86,12 +84,9 @@ struct gg_buffer {
 typedef struct gg_backend_i {
     const char *(*get_name)(gg_backend *backend);
     void (*free)(gg_backend *backend);
-    void *async[5]; /* set, get, their 2d forms, copy: of asynchronous backends */
-    void (*synchronize)(gg_backend *backend);
-    void *plans[4];
+    void *async[6], *plans[4];
     int (*graph_compute)(gg_backend *backend, gg_graph *graph);
-    void *events[2];
-    void *graph_optimize;
+    void *events[2], *graph_optimize;
 } gg_backend_i;
 
 struct gg_backend {
@@ -118,12 +113,10 @@ typedef struct gg_device_i {
     void (*get_props)(gg_device *device, gg_device_props *props);
     gg_backend *(*init_backend)(gg_device *device, const char *params);
     gg_buffer_type *(*get_buffer_type)(gg_device *device);
-    gg_buffer_type *(*get_host_buffer_type)(gg_device *device);
-    gg_buffer *(*buffer_from_host_ptr)(gg_device *device, void *ptr, size_t size, size_t most);
+    void *get_host_buffer_type, *buffer_from_host_ptr;
     bool (*supports_op)(gg_device *device, const gg_tensor *op);
     bool (*supports_buft)(gg_device *device, gg_buffer_type *type);
-    bool (*offload_op)(gg_device *device, const gg_tensor *op);
-    void *events[3];
+    void *offload_op, *events[3];
 } gg_device_i;
 
 struct gg_device {

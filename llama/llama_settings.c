@@ -21,29 +21,11 @@ static const char *const aliases[][2] = {{"budget", "budget_tokens"},
                                          {"local", "local_tokens"}};
 
 /* Said by llama.cpp and the model, or without a home under blocks. */
-static const char *const taken[] = {"layers",
-                                    "query_heads",
-                                    "kv_heads",
-                                    "head_dim",
-                                    "value_dim",
-                                    "dtype",
-                                    "softmax_scale",
-                                    "sequences_max",
-                                    "tokens_max",
-                                    "host_tokens_max",
-                                    "tokens_per_step_max",
-                                    "prefill_chunk_max",
-                                    "host_bytes",
-                                    "disk_path",
-                                    "disk_bytes",
-                                    "disk_bundle_bytes",
-                                    "observe_window",
-                                    "verify_interval",
-                                    "phase_times",
-                                    "device",
-                                    "device_ordinal",
-                                    "head_mask",
-                                    "layer_windows"};
+static const char taken[] =
+    " layers query_heads kv_heads head_dim value_dim dtype softmax_scale sequences_max tokens_max "
+    "host_tokens_max tokens_per_step_max prefill_chunk_max host_bytes disk_path disk_bytes "
+    "disk_bundle_bytes observe_window verify_interval phase_times device device_ordinal head_mask "
+    "layer_windows ";
 
 #define OWN(field) sizeof(((kvl_settings *)0)->field), offsetof(kvl_settings, field)
 
@@ -61,32 +43,34 @@ static const kvf_setting own[] = {
      "every N-th step of a layer is compared with a plain loop; 0 = none"},
 };
 
-static const kvf_setting *row_of(const kvf_setting *(*at)(uint32_t), const char *name)
+static const kvf_setting *own_setting(uint32_t index)
+{
+    return index < sizeof own / sizeof *own ? &own[index] : NULL;
+}
+
+static const kvf_setting *find(const kvf_setting *(*at)(uint32_t), const char *name)
 {
     const kvf_setting *s;
-    for (uint32_t i = 0; (s = at(i)); i++)
-        if (!strcmp(s->name, name))
-            return s;
-    return NULL;
+    for (uint32_t i = 0; (s = at(i)) && strcmp(s->name, name) != 0; i++) {
+    }
+    return s;
+}
+
+const kvf_setting *kvl_setting_of(const char *name)
+{
+    return find(kvf_cache_setting, name);
 }
 
 static int is_taken(const char *name)
 {
-    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
-        if (!strcmp(taken[i], name))
-            return 1;
-    return 0;
+    char word[264];
+    snprintf(word, sizeof word, " %s ", name);
+    return strstr(taken, word) != NULL;
 }
 
-/* Set one field, or say its range. */
-static int parse(const kvf_setting *s, const char *name, const char *value, void *config,
-                 char *error)
+static int fault(char *error, const char *before, const char *name, const char *after)
 {
-    char range[256];
-    if (kvf_setting_parse(s, value, config))
-        return 1;
-    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s = %s: must be %s (%s)", name, value,
-             kvf_setting_range(s, range, sizeof range), s->meaning);
+    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s%s%s", before, name, after);
     return 0;
 }
 
@@ -99,33 +83,37 @@ static int set(kvl_settings *settings, const char *name, char *value, char *erro
         value = "bf16"; /* the library's word for pages as they came */
     if (!strcmp(name, "log") && length > 1 && value[length - 1] == 's')
         value[length - 1] = '\0';
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        if (!strcmp(own[i].name, name))
-            return parse(&own[i], name, value, settings, error);
     const char *full = name;
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
         if (!strcmp(aliases[i][0], name))
             full = aliases[i][1];
-    if (is_taken(full)) {
-        snprintf(error, KVL_SETTING_TEXT,
-                 "KVFERRY_LLAMA: there is no %s here: llama.cpp and the model decide it", name);
+    if (is_taken(full))
+        return fault(error, "there is no ", name, " here: llama.cpp and the model decide it");
+    const struct {
+        const kvf_setting *row;
+        void *config;
+    } homes[] = {{find(own_setting, name), settings},
+                 {kvl_setting_of(full), &settings->cache},
+                 {find(kvf_runtime_setting, full), &settings->runtime}};
+    for (size_t i = 0; i < sizeof homes / sizeof *homes; i++) {
+        const kvf_setting *s = homes[i].row;
+        char range[256];
+        if (!s || s->kind == KVF_SETTING_TEXT)
+            continue;
+        if (kvf_setting_parse(s, value, homes[i].config))
+            return 1;
+        snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s = %s: must be %s (%s)", name, value,
+                 kvf_setting_range(s, range, sizeof range), s->meaning);
         return 0;
     }
-    const kvf_setting *s = row_of(kvf_cache_setting, full);
-    if (s)
-        return parse(s, name, value, &settings->cache, error);
-    s = row_of(kvf_runtime_setting, full);
-    if (s && s->kind != KVF_SETTING_TEXT)
-        return parse(s, name, value, &settings->runtime, error);
-    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: there is no setting %s", name);
-    return 0;
+    return fault(error, "there is no setting ", name, "");
 }
 
 /* Do the values go together? The library says it of a layer of some model. */
 static int check(const kvl_settings *settings, char *error)
 {
     kvf_error why;
-    kvf_runtime *runtime;
+    kvf_runtime *runtime = NULL;
     kvf_runtime_config rc = settings->runtime;
     rc.threads = 1;
     kvf_blocks_config c;
@@ -137,17 +125,15 @@ static int check(const kvl_settings *settings, char *error)
     c.cache.tokens_max = 1u << 20;
     c.block_count = c.cache.tokens_max / c.block_tokens;
     kvf_blocks_plan plan;
-    if (kvf_runtime_open(&rc, &runtime, &why) != KVF_OK) {
-        snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s", why.text);
-        return 0;
+    kvf_status status = kvf_runtime_open(&rc, &runtime, &why);
+    if (status == KVF_OK) {
+        status = kvf_blocks_plan_make(runtime, &c, &plan, &why);
+        kvf_runtime_close(runtime);
+        /* Memory is asked for when the model is known. */
+        if (status != KVF_INVALID && status != KVF_UNSUPPORTED)
+            return 1;
     }
-    const kvf_status status = kvf_blocks_plan_make(runtime, &c, &plan, &why);
-    kvf_runtime_close(runtime);
-    /* Memory is asked for when the model is known. */
-    if (status == KVF_OK || (status != KVF_INVALID && status != KVF_UNSUPPORTED))
-        return 1;
-    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s", why.text);
-    return 0;
+    return fault(error, "", why.text, "");
 }
 
 int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
@@ -171,11 +157,8 @@ int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
             settings->off = 1;
             continue;
         }
-        if (!value || length >= sizeof word) {
-            snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s: must be name=value, or off alone",
-                     word);
-            return 0;
-        }
+        if (!value || length >= sizeof word)
+            return fault(error, "", word, ": must be name=value, or off alone");
         *value++ = '\0';
         if (!set(settings, word, value, error))
             return 0;

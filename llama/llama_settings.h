@@ -8,6 +8,7 @@
  */
 
 #include <kvferry/blocks.h>
+#include <kvferry/setting.h>
 
 enum { KVL_SETTING_TEXT = 640 };
 
@@ -30,5 +31,8 @@ typedef struct kvl_settings {
  *  @param error  what is wrong, KVL_SETTING_TEXT bytes
  *  @return 1; 0 = the error says why */
 int kvl_settings_read(const char *text, kvl_settings *settings, char *error);
+
+/** The library's row of a setting of the cache; NULL if there is none. */
+const kvf_setting *kvl_setting_of(const char *name);
 
 #endif

@@ -9,6 +9,7 @@
  */
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,8 +20,9 @@
 
 EXPORTED gg_registry *ggml_backend_init(void);
 EXPORTED const char *kvferry_llama_check_settings(const char *text);
+EXPORTED const char *kvferry_llama_plan(const char *settings, const uint32_t *shape,
+                                        uint64_t *bytes);
 EXPORTED int kvferry_llama_load(void);
-EXPORTED const char *kvferry_llama_version(void);
 
 /* A library for tests sees no writes. */
 #ifndef KVL_UNCOUNTED
@@ -92,9 +94,36 @@ const char *kvferry_llama_check_settings(const char *text)
     return kvl_settings_read(text, &settings, why) ? NULL : why;
 }
 
-const char *kvferry_llama_version(void)
+/* Bytes of layers of one shape: layers, heads of queries and keys, widths of keys and values, cells
+ * of a stream, streams; on the host, the device, in codes, of the plug-in's own, and blocks. */
+const char *kvferry_llama_plan(const char *settings, const uint32_t *shape, uint64_t *bytes)
 {
-    return kvf_version();
+    static _Thread_local char why[KVL_SETTING_TEXT];
+    kvl_settings said;
+    if (!kvl_settings_read(settings, &said, why))
+        return why;
+    kvl_cache cache = {.layers_count = shape[0],
+                       .query_heads = shape[1],
+                       .kv_heads = shape[2],
+                       .head_dim = shape[3],
+                       .value_dim = shape[4],
+                       .cells = shape[5],
+                       .streams = shape[6]};
+    kvl_plan plan;
+    kvf_error error;
+    kvf_runtime *runtime = NULL;
+    kvf_status status = kvf_runtime_open(&said.runtime, &runtime, &error);
+    if (status == KVF_OK)
+        status = kvl_plan_make(runtime, &said, &cache, &plan, &error);
+    kvf_runtime_close(runtime);
+    if (status != KVF_OK) {
+        snprintf(why, sizeof why, "%s", error.text);
+        return why;
+    }
+    const uint64_t sums[] = {plan.memory.host_bytes, plan.memory.device_bytes, plan.codes, plan.own,
+                             plan.blocks.block_count};
+    memcpy(bytes, sums, sizeof sums);
+    return NULL;
 }
 
 /* Ask the ggml of this process to load us. */

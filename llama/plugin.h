@@ -25,7 +25,7 @@
     X(GEOMETRY, "geometry", "the library does not have heads of this shape")                       \
     X(MEMORY, "memory", "there is not enough memory")                                              \
     X(ROOM, "room", "more blocks are in use than there is room for")                               \
-    X(FORM, "form", "scale, cap or sinks of a layer changed")                                      \
+    X(PARAMS, "params", "scale, cap or sinks of a layer changed")                                  \
     X(RANGE, "range", "a number is beyond F16")
 
 #define KVL_REASON(name, key, text) KVL_##name,
@@ -44,10 +44,10 @@ typedef struct kvl_counts {
 
 typedef struct kvl_layer {
     const gg_tensor *k, *v; /* llama.cpp's, as long as its buffer lives */
-    int has_form, has_sinks;
+    int has_params, has_sinks;
     float scale, cap;
-    float *sinks;            /* [query_heads] */
-    uint64_t steps, checked; /* of verify */
+    float *sinks;   /* [query_heads] */
+    uint64_t steps; /* of verify */
 } kvl_layer;
 
 /** A row of the latest step: the set of cells that it sees. */
@@ -74,6 +74,7 @@ typedef struct kvl_cache {
     void *codes;
     kvl_chains *chains;
     uint32_t rows_max, table_stride, budget;
+    char *scratch; /* of arrays from rows to stale */
     kvl_row *rows; /* [rows_max] */
     uint32_t rows_count;
     uint64_t *sets; /* [rows_max][cells / 64] */
@@ -82,12 +83,12 @@ typedef struct kvl_cache {
     uint16_t *q, *out;       /* [rows_max] */
     uint16_t *put_k, *put_v; /* [KVL_PUT] */
     int64_t *put_slots;      /* likewise */
+    kvl_stale *stale;        /* [stale_room] */
+    uint32_t stale_room;
     /* of a prompt */
     size_t prompt_tokens; /* room */
     uint16_t *prompt_q, *prompt_out;
     uint32_t *prompt_cells;
-    kvl_stale *stale; /* [stale_room] */
-    uint32_t stale_room;
 } kvl_cache;
 
 /** A buffer whose functions we stand in for. */
@@ -124,13 +125,26 @@ typedef struct kvl_plugin {
 /** The plug-in of this process. */
 kvl_plugin *kvl_the_plugin(void);
 
-enum { KVL_PUT = 256 }; /* tokens that are put in a call */
+enum {
+    KVL_PUT = 256,  /* tokens that are put in a call */
+    KVL_CHAINS = 16 /* beside those of a step's rows */
+};
 
 /** The tensor of llama.cpp's cache under a tensor's views; NULL if it is none.
  * @param kind  'k' or 'v' */
 const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind);
 
 /* caches.c: what is seen of llama.cpp's caches, and their life. */
+
+/** What a cache takes; its shape is known, and nothing is reserved. */
+typedef struct kvl_plan {
+    kvf_blocks_config blocks;
+    kvf_blocks_plan memory;
+    kvl_chains_config chains;
+    uint64_t codes, own; /* bytes: of all layers, and of the plug-in's own arrays */
+} kvl_plan;
+kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *shape,
+                         kvl_plan *plan, kvf_error *error);
 
 /** A FLASH_ATTN_EXT on a cache: its layer becomes known. @return KVL_SERVED, or why it is left */
 kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node);
