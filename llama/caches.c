@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "carve.h"
 #include "cell_numbers.h"
 #include "common/base.h"
+#include "common/carve.h"
 #include "plugin.h"
 
 const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind)
@@ -290,23 +290,23 @@ kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node)
 
 /* ---- opening and closing ---- */
 
-/* Arrays of steps in one arena. @return its bytes */
+/* Arrays of steps, over an arena or over NULL. @return bytes */
 static size_t lay_out(kvl_cache *c, char *arena)
 {
-    const size_t rows = c->rows_max, kv = c->kv_heads, heads = c->query_heads;
-    size_t at = 0;
+    const uint64_t rows = c->rows_max, kv = c->kv_heads, heads = c->query_heads;
+    kvf_carver carver = {.base = arena};
     c->stale_room = c->cells + 4096;
-    c->rows = kvl_carve(arena, &at, rows * sizeof *c->rows);
-    c->sets = kvl_carve(arena, &at, rows * c->cells / 8);
-    c->table = kvl_carve(arena, &at, rows * c->table_stride * sizeof *c->table);
-    c->lengths = kvl_carve(arena, &at, rows * sizeof *c->lengths);
-    c->q = kvl_carve(arena, &at, rows * heads * c->head_dim * sizeof *c->q);
-    c->out = kvl_carve(arena, &at, rows * heads * c->value_dim * sizeof *c->out);
-    c->put_k = kvl_carve(arena, &at, KVL_PUT * kv * c->head_dim * sizeof *c->put_k);
-    c->put_v = kvl_carve(arena, &at, KVL_PUT * kv * c->value_dim * sizeof *c->put_v);
-    c->put_slots = kvl_carve(arena, &at, KVL_PUT * sizeof *c->put_slots);
-    c->stale = kvl_carve(arena, &at, c->stale_room * sizeof *c->stale);
-    return at;
+    KVF_CARVE(&carver, c->rows, rows);
+    KVF_CARVE(&carver, c->sets, rows, c->cells / 64);
+    KVF_CARVE(&carver, c->table, rows, c->table_stride);
+    KVF_CARVE(&carver, c->lengths, rows);
+    KVF_CARVE(&carver, c->q, rows, heads, c->head_dim);
+    KVF_CARVE(&carver, c->out, rows, heads, c->value_dim);
+    KVF_CARVE(&carver, c->put_k, KVL_PUT, kv, c->head_dim);
+    KVF_CARVE(&carver, c->put_v, KVL_PUT, kv, c->value_dim);
+    KVF_CARVE(&carver, c->put_slots, KVL_PUT);
+    KVF_CARVE(&carver, c->stale, c->stale_room);
+    return carver.bytes;
 }
 
 static void close_blocks(kvl_plugin *p, kvl_cache *c)

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "carve.h"
+#include "common/carve.h"
 
 enum { LOG = 1024 }; /* writes of a layer that are remembered one by one */
 
@@ -59,34 +59,34 @@ struct kvl_chains {
     kvl_chains_stats stats;
 };
 
-/* All arrays in one arena. @return its bytes */
+/* All arrays, over an arena or over NULL. @return bytes */
 static size_t lay_out(kvl_chains *s, char *arena)
 {
-    const size_t layers = s->c.layers, cells = s->c.cells, blocks = s->c.blocks;
-    size_t at = 0;
+    const uint64_t layers = s->c.layers, cells = s->c.cells, blocks = s->c.blocks;
+    kvf_carver carver = {.base = arena};
     s->words = s->c.cells / 64;
     s->total = cells * s->c.streams;
-    s->count = kvl_carve(arena, &at, layers * s->total * sizeof *s->count);
-    s->seen = kvl_carve(arena, &at, layers * blocks * KVL_BLOCK * sizeof *s->seen);
-    s->born = kvl_carve(arena, &at, s->total * sizeof *s->born);
-    s->writes = kvl_carve(arena, &at, layers * sizeof *s->writes);
-    s->log = kvl_carve(arena, &at, layers * LOG * sizeof *s->log);
-    s->blocks = kvl_carve(arena, &at, blocks * sizeof *s->blocks);
-    s->unused = kvl_carve(arena, &at, blocks * sizeof *s->unused);
-    s->fresh = kvl_carve(arena, &at, cells * sizeof *s->fresh);
-    s->holes = kvl_carve(arena, &at, cells * sizeof *s->holes);
-    s->chains = kvl_carve(arena, &at, s->c.chains * sizeof *s->chains);
+    KVF_CARVE(&carver, s->count, layers, s->total);
+    KVF_CARVE(&carver, s->seen, layers, blocks, KVL_BLOCK);
+    KVF_CARVE(&carver, s->born, s->total);
+    KVF_CARVE(&carver, s->writes, layers);
+    KVF_CARVE(&carver, s->log, layers, LOG);
+    KVF_CARVE(&carver, s->blocks, blocks);
+    KVF_CARVE(&carver, s->unused, blocks);
+    KVF_CARVE(&carver, s->fresh, cells);
+    KVF_CARVE(&carver, s->holes, cells);
+    KVF_CARVE(&carver, s->chains, s->c.chains);
     for (uint32_t i = 0; i < s->c.chains; i++) {
         kvl_chain h = {.stream = -1};
-        h.table = kvl_carve(arena, &at, cells / KVL_BLOCK * sizeof *h.table);
-        h.place = kvl_carve(arena, &at, cells * sizeof *h.place);
-        h.bits = kvl_carve(arena, &at, cells / 8);
-        h.checked = kvl_carve(arena, &at, layers * sizeof *h.checked);
-        h.right = kvl_carve(arena, &at, layers * sizeof *h.right);
+        KVF_CARVE(&carver, h.table, cells / KVL_BLOCK);
+        KVF_CARVE(&carver, h.place, cells);
+        KVF_CARVE(&carver, h.bits, s->words);
+        KVF_CARVE(&carver, h.checked, layers);
+        KVF_CARVE(&carver, h.right, layers);
         if (arena)
             s->chains[i] = h;
     }
-    return at;
+    return carver.bytes;
 }
 
 void kvl_chains_close(kvl_chains *s)

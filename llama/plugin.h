@@ -136,7 +136,7 @@ const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind);
 
 /* caches.c: what is seen of llama.cpp's caches, and their life. */
 
-/** What a cache takes; its shape is known, and nothing is reserved. */
+/** Memory of a cache whose shape is known; nothing is reserved. */
 typedef struct kvl_plan {
     kvf_blocks_config blocks;
     kvf_blocks_plan memory;

@@ -118,7 +118,7 @@ static int call(rig *r, uint32_t rows, const uint32_t *streams, uint64_t (*sets)
     kvl_chains_begin(r->chains);
     for (uint32_t i = 0; i < rows; i++) {
         if (!kvl_chains_find(r->chains, streams[i], sets[i], cells_of(sets[i]),
-                            hints ? hints[i] : NULL, &chains[i]))
+                             hints ? hints[i] : NULL, &chains[i]))
             return 0;
         if (hints)
             hints[i] = chains[i];

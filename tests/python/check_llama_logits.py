@@ -6,7 +6,7 @@ distance is KL. At a budget of the context the plug-in must be no farther from t
 and must have attended to 95% of what it serves. A run with one wrong cell shows that the test can fail.
 
 Keys and values are rounded alike in both, and only their sums differ, so of two runs that are equally exact either
-may be the nearer one. What is asked, of all runs of a family and a type of cache together, in blocks of 32 positions:
+may be the nearer one. All runs of a family and a type of cache are judged together, in blocks of 32 positions:
   - the mean, and the largest of a block, are no larger than llama.cpp's; or larger by no more than if each block
     had been given to one or the other by a coin (p >= 0.01);
   - the largest of all is at most twice llama.cpp's.

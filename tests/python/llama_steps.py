@@ -9,6 +9,7 @@ it writes which experts every token of a step had, too, and by how much the last
 """
 import ctypes
 import json
+import resource
 import struct
 import sys
 
@@ -78,6 +79,12 @@ def make_wrong(context, sequence):
         raise RuntimeError("the state does not go back")
 
 
+def mapped():
+    """Bytes of memory that the process has mapped."""
+    with open("/proc/self/statm", encoding="ascii") as text:
+        return int(text.read().split()[0]) * resource.getpagesize()
+
+
 def steps(model, job, layout, tokens):
     """Logits [step][slot][token] of one layout, the tokens that were fed, and experts and margins of every step."""
     slots, count = layout["slots"], job["steps"]
@@ -97,7 +104,10 @@ def steps(model, job, layout, tokens):
     for step in range(count):
         row = (tokens[step][:slots] if tokens is not None
                else [drawn(one, each) for one, each in zip(logits, random)])
+        before = mapped()
         context.decode([(int(token), len(prompts[slot]) + step, slot, True) for slot, token in enumerate(row)])
+        if step == 0:
+            print(json.dumps({"mapped": mapped() - before})) # by what opens at the first step
         logits = [np.array(context.logits(slot)) for slot in range(slots)]
         out[step] = logits
         fed.append(row)

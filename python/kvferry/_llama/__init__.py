@@ -47,6 +47,8 @@ def plugin() -> ctypes.CDLL:
         raise Refused("the plug-in does not load: %s" % error) from error
     library.kvferry_llama_check_settings.restype = ctypes.c_char_p
     library.kvferry_llama_check_settings.argtypes = [ctypes.c_char_p]
+    library.kvferry_llama_plan.restype = ctypes.c_char_p
+    library.kvferry_llama_plan.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
     return library
 
 

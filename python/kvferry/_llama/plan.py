@@ -8,23 +8,18 @@ without keys (linear, recurrent) takes none of it; layers with windows have a KV
 Buffers for activations are not counted.
 """
 import argparse
+import ctypes
 import itertools
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional
 
-from .. import Runtime
-from .._blocks import Blocks
 from .._errors import Error
 from .._settings import fill
 from ..capi import CacheConfig
-from . import SETTINGS, Refused, check_settings, gguf
+from . import SETTINGS, Refused, gguf, plugin
 
 GIB = 1 << 30
-BLOCK = 32
-ROWS, CHAINS = 32, 16 # what the plug-in has room for: rows of a step, and chains beside them
 ELEMENT = {"f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "f32": 4.0}
-ALIASES = {"budget": "budget_tokens", "device_memory": "device_bytes", "sink": "sink_tokens", "local": "local_tokens"}
-NOT_MEMORY = ("log", "verify", "threads", "prompts", "rows", "host_memory", "budget", "pages")
 
 
 class Asked(NamedTuple):
@@ -47,6 +42,7 @@ class Group(NamedTuple):
     host: int # kvferry's pages
     device: int # kvferry's windows and pages in slots
     codes: int
+    own: int # the plug-in's tables
     blocks: int
 
 
@@ -60,28 +56,19 @@ def cells(asked: Asked, window: int) -> int:
     return min(own, _pad(window * (asked.slots if asked.unified else 1) + asked.ubatch)) if window else own
 
 
-def groups(runtime: Runtime, layers: List[gguf.Layer], asked: Asked, said: Dict[str, str]) -> List[Group]:
-    """The bytes of every group of layers; `said` are settings of KVFERRY_LLAMA."""
-    rows = int(said.get("rows", ROWS))
-    cache = {ALIASES.get(name, name): value for name, value in said.items() if name not in NOT_MEMORY}
-    cache["pages"] = {"native": "bf16"}.get(said.get("pages", "native"), said.get("pages"))
-    made = []
+def groups(layers: List[gguf.Layer], asked: Asked, settings: str) -> List[Group]:
+    """The bytes of every group of layers, by the function with which the plug-in opens them."""
+    library, made = plugin(), []
     for layer, same in itertools.groupby(sorted(layers)):
-        count, length = len(list(same)), cells(asked, layer.window)
-        streams = 1 if asked.unified else asked.slots
-        budget = said.get("budget")
-        if budget is not None:
-            budget = length if budget == "full" else min(length, int(budget))
-        blocks = length * streams // BLOCK + 2 * (rows + CHAINS)
-        plan = Blocks.plan_for(
-            runtime, block_count=blocks, block_tokens=BLOCK, layers=count, query_heads=layer.query_heads,
-            kv_heads=layer.kv_heads, head_dim=layer.head_dim, dtype="fp16", tokens_max=length, sequences_max=rows,
-            value_dim=layer.value_dim if layer.value_dim != layer.head_dim else None,
-            budget_tokens=budget, **cache)
+        count, length, streams = len(list(same)), cells(asked, layer.window), 1 if asked.unified else asked.slots
+        shape = (ctypes.c_uint32 * 7)(count, layer.query_heads, layer.kv_heads, layer.head_dim, layer.value_dim, length, streams)
+        sizes = (ctypes.c_uint64 * 5)()
+        said = library.kvferry_llama_plan(os.fsencode(settings), shape, sizes)
+        if said:
+            raise Refused(said.decode(), 2)
         numbers = layer.kv_heads * count * length * streams
-        made.append(Group(layer, count, length, streams,
-                          int(numbers * (layer.head_dim * asked.bytes_k + layer.value_dim * asked.bytes_v)),
-                          plan.host_bytes, plan.device_bytes, plan.code_bytes * blocks * count, blocks))
+        made.append(Group(layer, count, length, streams, int(numbers * (
+            layer.head_dim * asked.bytes_k + layer.value_dim * asked.bytes_v)), *sizes))
     return made
 
 
@@ -107,19 +94,13 @@ def _arguments(given: List[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(given)
 
 
-def _settings(words: List[str]) -> Dict[str, str]:
-    text = " ".join(words) or os.environ.get(SETTINGS, "")
-    check_settings(text)
-    return dict(word.split("=", 1) for word in text.replace(",", " ").split() if "=" in word)
-
-
 def _show(group: Group) -> str:
     layer = group.layer
-    return "%3d layers of %d heads on %d of %d%s, %s cells: KV cache %.2f, pages %.2f, codes %.2f, windows %.2f GiB" % (
+    return "%3d layers of %d heads on %d of %d%s, %s cells: KV cache %.2f, pages %.2f, codes %.2f, windows %.2f, tables %.2f GiB" % (
         group.layers, layer.query_heads, layer.kv_heads, layer.head_dim,
         ", windows of %d tokens" % layer.window if layer.window else "",
         "%d x %d" % (group.streams, group.cells) if group.streams > 1 else group.cells,
-        group.cache / GIB, group.host / GIB, group.codes / GIB, group.device / GIB)
+        group.cache / GIB, group.host / GIB, group.codes / GIB, group.device / GIB, group.own / GIB)
 
 
 def main(given: List[str]) -> None:
@@ -130,10 +111,9 @@ def main(given: List[str]) -> None:
     tokens = args.ctx_size or found.get(arch + ".context_length") or 4096
     asked = Asked(tokens, args.parallel, bool(args.kv_unified) or args.parallel == 1, args.ubatch_size,
                   ELEMENT[args.cache_type_k], ELEMENT[args.cache_type_v])
-    layers, said = gguf.layers(found), _settings(args.settings)
+    layers = gguf.layers(found)
+    made = groups(layers, asked, " ".join(args.settings) or os.environ.get(SETTINGS, ""))
     try:
-        with Runtime(device="host") as runtime:
-            made = groups(runtime, layers, asked, said)
         host_there, card = _bytes(args.host), _bytes(args.gpu) if args.gpu else None
     except Error as error:
         raise Refused(str(error)) from error
@@ -142,7 +122,7 @@ def main(given: List[str]) -> None:
         arch, len(layers), found.get(arch + ".block_count", 0), weights / GIB))
     for group in made:
         print(_show(group))
-    on_host = sum(group.cache + group.host for group in made)
+    on_host = sum(group.cache + group.host + group.own for group in made)
     beside = sum(group.codes + group.device for group in made)
     _verdict(on_host, beside + weights, host_there, card)
 
