@@ -25,7 +25,8 @@ if tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2])
 HARMLESS = frozenset((
     "cache", "past_key_values", "use_cache", "return_dict", "num_items_in_batch", "logits_to_keep",
     "output_attentions", "output_hidden_states", "output_router_logits", "is_causal", "position_ids",
-    "sliding_window", "deterministic"))
+    "sliding_window", "deterministic",
+    "tokenizer", "assistant_tokenizer")) # generate hands on what only its stop strings and candidates need
 FORMS = frozenset(("s_aux", "softcap")) # of an attention, which pages have
 # Arguments that SDPA and the attentions of models take besides. Pages have none of them.
 OTHERS = {"position_bias": "a bias of positions", "indices": "selected tokens", "block_indices": "selected blocks",

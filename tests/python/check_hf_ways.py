@@ -80,6 +80,7 @@ def ways(model):
         "own end": {"inputs": rows, "stopping_criteria": transformers.StoppingCriteriaList([Ends()])},
         "guidance": {"inputs": ids, "guidance_scale": 1.5},
         "a bias of words": {"inputs": rows, "sequence_bias": [[[9], 3.0]]},
+        "a tokenizer": {"inputs": rows, "tokenizer": object()}, # as servers hand over, for stop strings
         "one token": {"inputs": rows, "max_new_tokens": 1},
         "a prompt of one token": {"inputs": prompt(2, 1)},
     }
