@@ -9,7 +9,10 @@ function(kvferry_join_models)
     set(alone ${sources})
     list(FILTER alone EXCLUDE REGEX "models/[a-z0-9_-]*\\.cpp$")
     list(FILTER sources INCLUDE REGEX "models/deepseek") # two of them name helpers alike
-    set_source_files_properties(${alone} ${sources} DIRECTORY ${folder} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    foreach(source ${alone} ${sources})
+      get_filename_component(source ${source} ABSOLUTE BASE_DIR ${folder}) # else it is looked for in this one
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endforeach()
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   endforeach()
 endfunction()
