@@ -780,7 +780,9 @@ typedef struct kvf_decode_args {
  * memory, and read in stream order, by a recorded step each time that it is replayed. They need
  * select = DYNAMIC or HYBRID, which choose pages for KV heads by score: else KVF_UNSUPPORTED.
  *
- * @return as kvf_prefill; KVF_SYSTEM if a read from disk failed. A call that fails has no effect.
+ * @return as kvf_prefill; KVF_SYSTEM if a read from disk failed. A call that fails has no effect on
+ *         what later calls attend to, return and save. Statistics are as if it had not been, but
+ *         for what was read from disk and, where pages move, hits that are misses afterwards.
  *
  * Stream: enqueues on @p stream; does not wait. On a GPU, transfers that a thread of the host takes
  * part in (gather, each, batch; auto where it was measured to pay) are waited for until they are
