@@ -402,10 +402,11 @@ kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl
     kvf_blocks_config *b = &plan->blocks;
     configure(settings, c, b);
     KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, error));
-    const uint64_t most = settings->host_memory;
-    if (most && plan->memory.host_bytes > most) {
-        b->block_count =
-            (uint32_t)((double)b->block_count * (double)most / (double)plan->memory.host_bytes);
+    while (settings->host_memory && plan->memory.host_bytes > settings->host_memory &&
+           b->block_count > 1) {
+        const double fits = (double)settings->host_memory / (double)plan->memory.host_bytes;
+        b->block_count = (uint32_t)((double)(b->block_count - 1) * fits);
+        b->block_count += !b->block_count;
         KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, error));
     }
     c->rows_max = settings->rows;

@@ -76,7 +76,7 @@ try 0 info --help; prints 'default: auto'
 
 # info
 try 0 info; prints 'matrix products'; prints '^disk tier'; prints '^  engine  *[ip]'
-try 0 info --json; prints '"runner"'
+try 0 info --json; prints '"runner"'; prints '"llama_plugin"'
 
 # operating errors: named, nothing on standard output
 try 1 run --model "$dir/none" --prompt a; says 'or a GGUF file; .*none cannot be opened: No such file'; silent

@@ -14,6 +14,7 @@
 #include "llama_rig.h"
 
 const char *kvferry_llama_check_settings(const char *text);
+const char *kvferry_llama_plan(const char *settings, const uint32_t *shape, uint64_t *bytes);
 int kvferry_llama_load(void);
 
 /* The line that loading writes to the pipe; "" = none. */
@@ -108,6 +109,26 @@ static void wrong_settings_are_told(void **state)
     assert_null(kvferry_llama_check_settings("budget=full, pages=k8v4, rows=64, threads=3"));
 }
 
+static void plans_keep_what_is_said(void **state)
+{
+    (void)state;
+    enum { HOST, DEVICE, CODES, OWN, BLOCKS, SUMS };
+    uint32_t shape[] = {4, 4, 2, 64, 64, 4096, 1};
+    uint64_t all[SUMS], few[SUMS];
+    assert_null(kvferry_llama_plan("budget=full", shape, all));
+    assert_true(all[HOST] > UINT64_C(4096) * 4 * 2 * 64 * 2 * 2);
+    assert_null(kvferry_llama_plan("budget=full host_memory=3MiB", shape, few));
+    assert_true(few[HOST] <= 3u << 20 && few[HOST] > 2u << 20);
+    assert_true(few[BLOCKS] < all[BLOCKS] && few[CODES] < all[CODES]);
+    /* A small cache has few spare blocks. */
+    shape[5] = 512;
+    assert_null(kvferry_llama_plan("budget=full", shape, few));
+    assert_true(few[BLOCKS] <= 5 * shape[5] / 32 / 2);
+    assert_non_null(strstr(kvferry_llama_plan("budget=0", shape, few), "budget"));
+    shape[3] = 7;
+    assert_non_null(strstr(kvferry_llama_plan("budget=full", shape, few), "head_dim"));
+}
+
 static void halves_are_those_of_plain_conversions(void **state)
 {
     (void)state;
@@ -165,5 +186,6 @@ static void masks_are_sets(void **state)
 int main(void)
 {
     return unit_run(an_unknown_interface_is_refused, a_known_one_is_loaded, off_loads_nothing,
-                    wrong_settings_are_told, halves_are_those_of_plain_conversions, masks_are_sets);
+                    wrong_settings_are_told, plans_keep_what_is_said,
+                    halves_are_those_of_plain_conversions, masks_are_sets);
 }

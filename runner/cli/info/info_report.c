@@ -16,7 +16,29 @@
 #include "matmul.h"
 #include "output.h"
 
+#include <dlfcn.h>
 #include <string.h>
+#include <unistd.h>
+
+/* The plug-in for llama.cpp: beside the library as they are installed, or as they are built. "" =
+ * there is none. */
+static const char *find_llama_plugin(char *path, size_t capacity)
+{
+    static const char *const places[] = {"", "../llama/"};
+    Dl_info library;
+    const char *(*inside)(void) = kvf_version;
+    void *address;
+    memcpy(&address, &inside, sizeof address);
+    const char *slash = dladdr(address, &library) ? strrchr(library.dli_fname, '/') : NULL;
+    for (size_t i = 0; slash && i < sizeof places / sizeof *places; i++) {
+        const int folder = (int)(slash + 1 - library.dli_fname);
+        kvf_format(path, capacity, "%.*s%slibggml-kvferry.so", folder, library.dli_fname,
+                   places[i]);
+        if (access(path, R_OK) == 0)
+            return path;
+    }
+    return "";
+}
 
 static void describe_runner(cli_json *j)
 {
@@ -30,6 +52,8 @@ static void describe_runner(cli_json *j)
     cli_json_text(j, "line_editing", cli_line_editing());
     cli_json_text(j, "families",
                   "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3, gpt-oss");
+    char plugin[4096];
+    cli_json_text(j, "llama_plugin", find_llama_plugin(plugin, sizeof plugin));
     cli_json_end(j, '}');
 }
 
