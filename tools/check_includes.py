@@ -6,7 +6,8 @@ from room to room in offload and runtime.
 usage: check_includes.py FILE...    prints `FILE:LINE: what` for every finding, exits 1 if any
 
 The build's include paths say the same; this also catches relative paths, and headers of other
-libraries in a layer that should not know them.
+libraries in a layer that should not know them. And a source of runtime that has no header of its
+name begins by saying whose header it shares: "Part of cache.h".
 """
 import os
 import re
@@ -68,6 +69,7 @@ FOREIGN = {
     "cmocka.h": ["tests"],
     "pthread.h": ["offload", "runtime", "runner/model", "runner/cli", "llama", "tests", "bench"],
 }
+PART = re.compile(r"^/\* SPDX[^\n]*\n\n/\*\n \* Part of (?:kvferry/)?(\w+\.h)[.:]")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -107,11 +109,24 @@ def check(path, owner_of):
             yield number, "%s/ may not see %s" % (layer, target)
 
 
+def check_header(path, owner_of):
+    """A header of the same name, or the first line says which one declares what the source defines."""
+    if not path.startswith("runtime/") or not path.endswith(".c"):
+        return
+    name = os.path.basename(path)
+    with open(path, encoding="utf-8") as f:
+        part = PART.match(f.read(400))
+    if not part and name[:-1] + "h" not in owner_of:
+        yield 4, "no %sh, and the first line does not begin \"Part of NAME.h\"" % name[:-1]
+    elif part and part.group(1) not in owner_of:
+        yield 4, "there is no " + part.group(1)
+
+
 def main():
     findings = 0
     owner_of = {os.path.basename(p): p for p in sys.argv[1:]}
     for path in sys.argv[1:]:
-        for line, what in check(path, owner_of):
+        for line, what in [*check(path, owner_of), *check_header(path, owner_of)]:
             print("%s:%d: %s" % (path, line, what))
             findings += 1
     return findings > 0

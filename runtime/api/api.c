@@ -13,8 +13,11 @@
 #include "append.h"
 #include "bring.h"
 #include "cache.h"
-#include "decode.h"
 #include "heads.h"
+#include "lists.h"
+#include "prefill.h"
+#include "record.h"
+#include "reserve.h"
 #include "retain.h"
 #include "settings.h"
 
@@ -441,7 +444,7 @@ kvf_status kvf_prefill_sized(kvf_cache *cache, const kvf_prefill_args *args, siz
         status = check_prefill(cache, &own);
     if (status == KVF_OK)
         status = own.k ? kvf_layer_prefill(cache, &own, stream)
-                       : kvf_prefill_queries(cache, &own, stream);
+                       : kvf_layer_prefill_queries(cache, &own, stream);
     return kvf_leave(cache, status);
 }
 

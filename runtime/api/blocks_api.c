@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every function of kvferry/blocks.h; see entry.c. The content of tables, lengths and slots is not
- * known here: kernels look at it.
+ * Part of kvferry/blocks.h: every function of it; see api.c. The content of tables, lengths and
+ * slots is not known here: kernels look at it.
  */
 
 #include "api.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every function of kvferry/prune.h that takes a cache or a pruner; see entry.c.
+ * Part of kvferry/prune.h: every function of it that takes a cache or a pruner; see api.c.
  */
 
 #include <math.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every function of kvferry/save.h; see entry.c. Files are known here by their names only.
+ * Part of kvferry/save.h: every function of it; see api.c. Files are known here by their names
+ * only.
  */
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Calls on pages under the caller's blocks: write, step, chunk, copy.
+ * Part of block_store.h. Calls on pages under the caller's blocks: write, step, chunk, copy.
  *
  * Knows the order of the launches and nothing of their insides. A call has no frame: all that
  * depends on rows is on the device, so a launch takes constants and the caller's pointers. On a
@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#include "decode.h"
+#include "attend.h"
 #include "select.h"
 
 static kvf_kv_group *kv_group_of(const kvf_blocks *blocks)

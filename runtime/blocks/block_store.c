@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 #include "cache.h"
-#include "heads.h"
+#include "reserve.h"
 #include "rings.h"
 #include "score/codes.h"
 

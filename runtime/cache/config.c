@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Settings of a cache: defaults, ranges, and the counts that follow from them.
+ * Part of cache.h. Settings of a cache: defaults, ranges, and the counts that follow from them.
  *
  * Knows nothing of bytes (layout.c). Every refusal names the field, its value and what to do. After
  * kvf_config_resolve, sink + static tokens + chosen pages + the largest window fit in the budget.

@@ -118,7 +118,7 @@ typedef struct kvf_order {
     uint32_t is_listed; /* 1: the last call listed pages that the caller reads where they are */
 } kvf_order;
 
-/* Whose pages lie in the prefill arena; see append.h. */
+/* Whose pages lie in the prefill arena; see prefill_arena.h. */
 typedef struct kvf_prefill_arena {
     kvf_layer *owner;    /* NULL = nobody's */
     uint32_t first, end; /* pages that lie there */

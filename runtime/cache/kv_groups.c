@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which KV group a layer is in: without a head mask there is one KV group; with one, a KV group for
- * every number of retrieval heads that a layer has. With a disk tier each has a share of the memory
- * and a file of its own. And opening and closing one: its pool, slots, transfer engine and
- * write-back.
+ * Part of kv_group.h. Which KV group a layer is in: without a head mask there is one KV group; with
+ * one, a KV group for every number of retrieval heads that a layer has. With a disk tier each has a
+ * share of the memory and a file of its own. And opening and closing one: its pool, slots, transfer
+ * engine and write-back.
  *
  * Knows nothing of steps. A half-open KV group is closed by the same function as an open one.
  */

@@ -121,7 +121,7 @@ typedef struct kvf_undo_tables {
  * and the room in full precision. */
 typedef struct kvf_tables {
     kvf_row_tables rows;
-    char *arena;       /* [arena_blocks, block bytes]; see append.h */
+    char *arena;       /* [arena_blocks, block bytes]; see prefill_arena.h */
     void **arena_pool; /* [arena_blocks] */
     kvf_wide_tables wide;
     kvf_undo_tables undo;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sequences: slots of a cache that are alive, and their blocks.
+ * Part of cache.h. Sequences: slots of a cache that are alive, and their blocks.
  *
  * Knows nothing of attention. An ended sequence gives its blocks back at once: whoever gets them
  * writes them later in the order of the cache's work, after every reader that is still enqueued.

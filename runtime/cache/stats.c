@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Statistics: what kernels counted, what the host counted, what the transfer engine counted.
+ * Part of cache.h. Statistics: what kernels counted, what the host counted, what the transfer
+ * engine counted.
  *
  * Knows nothing of how things were counted. Times are differences of stamps in stream order. The
  * transfer engine does not know layers, so its figures are in the totals only.

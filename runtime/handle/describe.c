@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The machine, the device and this build, as one JSON object.
+ * Part of kvferry/kvferry.h. The machine, the device and this build, as one JSON object.
  *
  * Knows nothing of caches. Unknown or unlimited numbers are null. The writer counts what does not
  * fit, so one pass gives both the text and the room a whole answer takes.

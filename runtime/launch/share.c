@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which rows of a step have blocks in common; see the header.
+ * Part of step.h. Which rows of a step have blocks in common; see the header.
  *
  * A block has one id while anybody holds it. Two rows get the same one only by a fork, which gives
  * the child all blocks of its parent, and part for good where one of them is cut or written anew,

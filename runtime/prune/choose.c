@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How policies choose tokens; see choose.h.
+ * Part of policies.h. How policies choose tokens.
  *
  * A threshold is found digit by digit from the top: three passes over the row count the digits of
  * those that share the threshold's higher digits. One more pass takes all above the threshold and

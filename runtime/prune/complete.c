@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Completing a pruned sequence; see the header.
+ * Part of pruner.h. Completing a pruned sequence; see the header.
  *
  * The completed sequence is a fork whose deeper layers are empty. At the end both handles trade
  * their slots, and with them everything that the cache has of a slot: layers, tables, counts and

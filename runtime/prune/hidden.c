@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Hidden states that wait until there is time: in host memory, or in a private file behind a small
- * window of it.
+ * Part of kvferry/prune.h. Hidden states that wait until there is time: in host memory, or in a
+ * private file behind a small window of it.
  *
  * Knows rows and bytes, not what they are of. Invariant: a row is moved by one copy of the stream,
  * to or from memory that no other row has until that copy is done.

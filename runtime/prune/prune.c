@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pruning a layer of a prompt: measure, let the policy decide, check what it said, keep.
+ * Part of pruner.h. Pruning a layer of a prompt: measure, let the policy decide, check what it
+ * said, keep.
  *
  * Knows no policy by name, no model and no kernel. The host waits only where numbers are to be
  * looked at or tokens change. A policy's answer is checked before anything is done with it, so that

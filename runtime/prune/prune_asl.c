@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The layer that hands few tokens to the deeper ones is the one at which their order has settled.
- * After Taniguchi et al., "Adaptive Layer Selection for Layer-Wise Token Pruning in LLM Inference"
- * (ASL); conditions of its published code.
+ * Part of policies.h. The layer that hands few tokens to the deeper ones is the one at which their
+ * order has settled. After Taniguchi et al., "Adaptive Layer Selection for Layer-Wise Token Pruning
+ * in LLM Inference" (ASL); conditions of its published code.
  *
  * A layer's candidates are ranked by their scores, summed over KV heads: 1 for the best. From
  * layer_min on, over the last layers_observed layers: of the tokens that are among the best in any

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chunked eviction: after each chunk of a prompt, a layer keeps the best of that chunk. After
- * Bhaskar et al., "Cache Me If You Can: How Many KVs Do You Need for Effective Long-Context LMs?"
- * (PruLong), 2025, section 3, and what its published code does where the text leaves it open.
+ * Part of pruner.h. Chunked eviction: after each chunk of a prompt, a layer keeps the best of that
+ * chunk. After Bhaskar et al., "Cache Me If You Can: How Many KVs Do You Need for Effective
+ * Long-Context LMs?" (PruLong), 2025, section 3, and what its published code does where the text
+ * leaves it open.
  *
  * NAIVE: the chunk's own last `chunk_queries` queries score it and are kept. PATCHED: a chunk that
  * is not the last is followed by the prompt's last `chunk_queries` tokens, which score it and are

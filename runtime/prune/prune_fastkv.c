@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One layer hands few tokens to the deeper ones, apart from what each layer keeps. After Jo et al.,
- * "FastKV: Decoupling of Context Reduction and KV Cache Compression for Prefill-Decoding
- * Acceleration", 2025; conditions of its published code.
+ * Part of policies.h. One layer hands few tokens to the deeper ones, apart from what each layer
+ * keeps. After Jo et al., "FastKV: Decoupling of Context Reduction and KV Cache Compression for
+ * Prefill-Decoding Acceleration", 2025; conditions of its published code.
  *
  * Scores as in SnapKV, maximum over 7 tokens, summed over the query heads of a KV head. Every layer
  * keeps, per KV head, the best and the window: of n tokens floor(n * keep) up to and including the

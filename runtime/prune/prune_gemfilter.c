@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One layer of the model filters the prompt, which is then read again without the rest. After Shi
- * et al., "Discovering the Gems in Early Layers: Accelerating Long-Context LLMs with 1000x Input
- * Token Reduction" (GemFilter), 2024.
+ * Part of policies.h. One layer of the model filters the prompt, which is then read again without
+ * the rest. After Shi et al., "Discovering the Gems in Early Layers: Accelerating Long-Context LLMs
+ * with 1000x Input Token Reduction" (GemFilter), 2024.
  *
  * At the filter layer, the last query's raw products with all keys are summed over all heads and
  * smoothed (average over 5); the best tokens, as many as `keep` says, are the new prompt, at

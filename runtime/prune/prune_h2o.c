@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Heavy hitters and newest tokens. After Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient
- * Generative Inference of Large Language Models", NeurIPS 2023.
+ * Part of policies.h. Heavy hitters and newest tokens. After Zhang et al., "H2O: Heavy-Hitter
+ * Oracle for Efficient Generative Inference of Large Language Models", NeurIPS 2023.
  *
  * A token's score is the attention that it got from all queries of the prompt; of what a KV head
  * keeps, one half are the newest tokens and the rest the heaviest of those before (the published

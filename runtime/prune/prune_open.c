@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Opening and closing a pruner: every reservation it will ever make, or what they would be.
+ * Part of pruner.h. Opening and closing a pruner: every reservation it will ever make, or what they
+ * would be.
  *
  * Knows no policy by name: what to reserve follows from what a policy says it needs of each layer
  * with fresh state. Per KV head and token of a layer that is one score on the device and, where the

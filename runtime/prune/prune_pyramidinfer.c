@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every layer gets fewer tokens than the one before. After Yang et al., "PyramidInfer: Pyramid KV
- * Cache Compression for High-throughput LLM Inference", Findings of ACL 2024.
+ * Part of policies.h. Every layer gets fewer tokens than the one before. After Yang et al.,
+ * "PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference", Findings of ACL
+ * 2024.
  *
  * Layer l of L gets share(l) = p + (1 - p) (1 + cos(pi l / (L - 1))) / 2 of the prompt: all of it
  * at first, p = `propagate` at last, (1 + p) / 2 on average. It keeps what it gets; what it does

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * SnapKV's choice with a budget that shrinks from layer to layer. After Cai et al., "PyramidKV:
- * Dynamic KV Cache Compression based on Pyramidal Information Funneling", 2024; arithmetic of its
- * published code, in whole numbers.
+ * Part of policies.h. SnapKV's choice with a budget that shrinks from layer to layer. After Cai et
+ * al., "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling", 2024;
+ * arithmetic of its published code, in whole numbers.
  *
  * With capacity tokens per layer on average, the window included, and C = capacity - window:
  * nothing is dropped while the layer has fewer tokens than capacity, and C is the same everywhere

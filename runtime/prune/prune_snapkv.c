@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Keeps the tokens that the newest queries look at, per layer and KV head. After Li et al.,
- * "SnapKV: LLM Knows What You Are Looking For Before Generation", NeurIPS 2024.
+ * Part of policies.h. Keeps the tokens that the newest queries look at, per layer and KV head.
+ * After Li et al., "SnapKV: LLM Knows What You Are Looking For Before Generation", NeurIPS 2024.
  *
  * Attention of the newest `window` queries, summed over them, smoothed along tokens; the best of
  * it and the window are kept. Nothing is propagated: every layer gets the whole prompt. The

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * First and newest tokens, without looking at attention. After Xiao et al., "Efficient Streaming
- * Language Models with Attention Sinks" (StreamingLLM), ICLR 2024.
+ * Part of policies.h. First and newest tokens, without looking at attention. After Xiao et al.,
+ * "Efficient Streaming Language Models with Attention Sinks" (StreamingLLM), ICLR 2024.
  *
  * Every layer and KV head keeps the first `sink_tokens` (4, as published) and the newest of what it
  * may keep. Positions stay true. The share that is kept is FastKV's for this comparison, 0.1.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Deeper layers get tokens by the attention that they drew in all layers so far, at the
- * layer at which attention stops exploring; what a layer keeps is decided by that layer alone.
- * After StructKV (global in-degree centrality, dynamic pivot detection, structural propagation and
- * decoupling), of which no code was published.
+ * Part of policies.h. Deeper layers get tokens by the attention that they drew in all layers so
+ * far, at the layer at which attention stops exploring; what a layer keeps is decided by that layer
+ * alone. After StructKV (global in-degree centrality, dynamic pivot detection, structural
+ * propagation and decoupling), of which no code was published.
  *
  * Saliency of a layer: the mean of its scores (maximum over 7 tokens) over KV heads. Centrality:
  * decay times what it was, plus the saliency, up to the pivot. There the tokens of highest

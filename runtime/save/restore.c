@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A sequence from a file: whether its cache can have it, its bytes, and its tables.
+ * Part of saving.h. A sequence from a file: whether its cache can have it, its bytes, and its
+ * tables.
  *
  * Knows nothing of decoding. Sealed blocks are read straight into the pool, or through a buffer
  * where they have no address. Nothing is enqueued before every byte was read and checked, so a file
@@ -18,6 +19,7 @@
 #include "append.h"
 #include "cache.h"
 #include "common/text.h"
+#include "prefill_arena.h"
 #include "saving.h"
 #include "streaming_heads.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Saving: what the call takes at once, and the thread that writes it.
+ * Part of saving.h. Saving: what the call takes at once, and the thread that writes it.
  *
  * Knows nothing of decoding. Everything that the thread reads is its own: blocks that are held,
  * memory that the stream filled before `taken`. A save that failed has left no file and no change.
@@ -13,10 +13,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "append.h"
 #include "cache.h"
 #include "host_team.h"
 #include "plain_file.h"
+#include "prefill_arena.h"
 #include "streaming_heads.h"
 
 /* ---- memory ---- */

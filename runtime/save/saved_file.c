@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The file of a saved sequence, open for reading: its header, and its bytes into memory.
+ * Part of saving.h. The file of a saved sequence, open for reading: its header, and its bytes into
+ * memory.
  *
  * Knows no cache. A file may shrink or change while it is read: whatever was read was checked.
  */

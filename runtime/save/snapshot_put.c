@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A snapshot of a layer into a cache; see snapshot.h.
+ * Part of snapshot.h. A snapshot of a layer into a cache; see snapshot.h.
  *
  * Tables are made on the host and copied whole. With other settings than those of the snapshot the
  * layer is as if its tokens had just been appended: the sink is in the store, no page was chosen

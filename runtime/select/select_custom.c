@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The caller's own choice of pages, from reduced digest scores and static bits. The function runs
- * on a thread of the host in stream order, list after list; what it writes is checked there, and a
- * bad answer fails the stream.
+ * Part of select.h. The caller's own choice of pages, from reduced digest scores and static bits.
+ * The function runs on a thread of the host in stream order, list after list; what it writes is
+ * checked there, and a bad answer fails the stream.
  *
  * On a device whose memory the host cannot read, copies to and from registered memory stand around
  * the call.

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * True top tokens of each step by full attention of the current query, mean over the group; for
- * evaluation. It reads all keys, so it is as slow as dense attention, and it is the best that a
- * choice of tokens per KV head can do by attention mass.
+ * Part of select.h. True top tokens of each step by full attention of the current query, mean over
+ * the group; for evaluation. It reads all keys, so it is as slow as dense attention, and it is the
+ * best that a choice of tokens per KV head can do by attention mass.
  */
 
 #include "select.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How much queries look at single tokens: every place of a row's tokens listed, attention summed
- * over the queries, the best taken.
+ * Part of select.h. How much queries look at single tokens: every place of a row's tokens listed,
+ * attention summed over the queries, the best taken.
  *
  * Knows nothing of what the tokens are for.
  */

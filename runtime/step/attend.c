@@ -9,7 +9,7 @@
  * are fixed and merged in order, that changes no bit.
  */
 
-#include "decode.h"
+#include "attend.h"
 
 #include "bring.h"
 #include "select.h"

@@ -11,8 +11,12 @@
 #include "decode.h"
 
 #include "append.h"
+#include "attend.h"
 #include "bring.h"
+#include "prefill_arena.h"
+#include "seal.h"
 #include "select.h"
+#include "static_set.h"
 
 /* ---- bookkeeping on the host ---- */
 

@@ -3,8 +3,7 @@
 #define KVF_RUNTIME_DECODE_H
 
 /*
- * A decode step, whole and in its parts: refreshes of static sets, attention, and what page lists
- * and recordings share with it.
+ * A decode step, whole and in the parts that page lists and recordings share with it.
  */
 
 #include "step.h"
@@ -46,61 +45,5 @@ KVF_CHECKED kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args 
 
 /* The end of such a call. If pages could not be brought, the caller undoes it. */
 KVF_CHECKED kvf_status kvf_decode_end(kvf_step *step, kvf_status status);
-
-/*
- * Refreshing the static set of a row.
- */
-
-/* Rows again, with the other store where a refresh is due, and the host's note of it. */
-void kvf_step_rows_after(kvf_step *step);
-
-/* Refresh the static set of row `index` of the step. */
-KVF_CHECKED kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
-/* The same with scores of the caller, which `put` puts into token_score. */
-KVF_CHECKED kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
-                                       kvf_status (*put)(kvf_step *step, const float *scores));
-
-/*
- * From chosen pages to attention.
- */
-
-/* Slots, the misses on their way, and spans. */
-KVF_CHECKED kvf_status kvf_step_place(kvf_step *step);
-KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
-/* Attend densely to row `index` and compare. */
-KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
-                                       const float *lse);
-/* Partial results of `lists` lists, then merged. */
-typedef struct kvf_attention {
-    kvf_shape shape; /* of a span */
-    uint32_t lists;
-    uint32_t group;
-    uint32_t spans_max;
-    const void *q;
-    const kvf_span *spans;
-    const uint32_t *span_count;
-    void *out;
-    float *lse;
-} kvf_attention;
-KVF_CHECKED kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass);
-KVF_CHECKED kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a);
-
-/*
- * Page lists: chosen here and attended by the caller, or the other way round. Arguments were
- * checked.
- */
-
-/* Most pages of one list. */
-uint32_t kvf_lists_pages_max(const kvf_cache *cache);
-KVF_CHECKED kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
-                                        const kvf_page_lists *lists, kvf_stream *stream);
-KVF_CHECKED kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
-                                        const kvf_page_lists *lists, kvf_stream *stream);
-/* To args->out, in full precision. */
-KVF_CHECKED kvf_status kvf_lists_read(kvf_cache *cache, const kvf_decode_args *args,
-                                      const kvf_page_lists *lists, kvf_stream *stream);
-/* Where a page is; the host waits if it is on its way. */
-const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
-                                   uint32_t page);
 
 #endif

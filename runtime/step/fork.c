@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A second sequence from the same tokens: sealed blocks shared, everything on the device copied in
- * stream order.
+ * Part of retain.h. A second sequence from the same tokens: sealed blocks shared, everything on the
+ * device copied in stream order.
  *
  * Knows nothing of policies, nor of slots, which belong to blocks. Recent choices are copied too,
  * so that the child's static set, which is chosen among them, is the one its parent would choose.
@@ -10,8 +10,8 @@
 
 #include "retain.h"
 
-#include "append.h"
 #include "cache.h"
+#include "prefill_arena.h"
 #include "rings.h"
 
 typedef struct copier {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chunks and decode steps: the KV group has the retrieval heads, rings have the streaming ones.
+ * Decode steps: the KV group has the retrieval heads, rings have the streaming ones.
  * Where a layer has both, heads are packed apart and outputs are put together.
  *
  * Knows nothing of rings (streaming_heads.c) or of what a KV group does. A call that is refused has
@@ -11,49 +11,7 @@
 
 #include "heads.h"
 
-#include "append.h"
 #include "undo.h"
-
-/* ---- chunks ---- */
-
-static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args)
-{
-    kvf_prefill_args own = *args;
-    kvf_streaming_chunk pages = {0};
-    kvf_heads_call call = kvf_heads_call_of(step, args->tokens);
-    call.is_chunk = true;
-    call.q = args->q;
-    call.k = args->k;
-    call.v = args->v;
-    call.out = args->out;
-    if (step->kv_group)
-        KVF_TRY(kvf_prefill_place(step));
-    if (call.streaming) {
-        kvf_heads_take_jobs(&call);
-        pages = kvf_streaming_take_chunk(&call);
-        const kvf_packed_heads heads = kvf_heads_packed(&call, false);
-        own.q = heads.q;
-        own.k = heads.k;
-        own.v = heads.v;
-        own.out = heads.out;
-    }
-    KVF_TRY(kvf_step_send(step));
-    KVF_TRY(kvf_heads_pack(&call));
-    if (step->kv_group)
-        KVF_TRY(kvf_prefill_enqueue(step, &own));
-    if (call.streaming)
-        KVF_TRY(kvf_streaming_prefill(&call, &pages));
-    return kvf_heads_unpack(&call);
-}
-
-kvf_status kvf_layer_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
-{
-    kvf_step step = {.cache = cache};
-    KVF_TRY(kvf_prefill_prepare(&step, args, stream));
-    return kvf_step_end(&step, enqueue_chunk(&step, args));
-}
-
-/* ---- steps ---- */
 
 kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args)
 {

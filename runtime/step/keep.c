@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Keeping some tokens of a layer and dropping the others.
+ * Part of retain.h. Keeping some tokens of a layer and dropping the others.
  *
  * Knows no policy. Pages of the front that stay as they are stay where they are; of the rest, rows
  * are taken by index and appended again, chunk by chunk. That may run in place: ids ascend, so
@@ -19,9 +19,10 @@
  * twice but those that come back to the window.
  */
 
-#include "append.h"
 #include "bring.h"
 #include "cache.h"
+#include "prefill.h"
+#include "prefill_arena.h"
 #include "retain.h"
 #include "step.h"
 
@@ -357,14 +358,14 @@ static kvf_status append_rest(const keeping *k)
         const uint32_t first = layer->length;
         const uint32_t tokens = kvf_min_u32(chunk_tokens(k->kv_group), k->count - first);
         KVF_TRY(take_chunk(k, first, tokens));
-        KVF_TRY(kvf_append_again(k->cache,
-                                 &(kvf_prefill_args){.sequence = k->sequence,
-                                                     .layer = k->index,
-                                                     .tokens = tokens,
-                                                     .k = k->work.k,
-                                                     .v = k->work.v,
-                                                     .positions = layer->positions + first},
-                                 &carried, k->stream));
+        KVF_TRY(kvf_layer_append_again(k->cache,
+                                       &(kvf_prefill_args){.sequence = k->sequence,
+                                                           .layer = k->index,
+                                                           .tokens = tokens,
+                                                           .k = k->work.k,
+                                                           .v = k->work.v,
+                                                           .positions = layer->positions + first},
+                                       &carried, k->stream));
     }
     return KVF_OK;
 }

@@ -8,10 +8,12 @@
  * until the next call.
  */
 
-#include "decode.h"
+#include "lists.h"
 
-#include "append.h"
+#include "attend.h"
 #include "bring.h"
+#include "decode.h"
+#include "prefill_arena.h"
 #include "select.h"
 #include "undo.h"
 

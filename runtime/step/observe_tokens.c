@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How much queries look at the tokens of a layer: attention per query head, pooled, then reduced
- * over the group.
+ * Part of retain.h. How much queries look at the tokens of a layer: attention per query head,
+ * pooled, then reduced over the group.
  *
  * Knows no policy. Statistics of rows are taken for all heads of the group at once; scores head by
  * head, each into the same [kv_heads, tokens] buffer, because pooling comes before the reduction.

@@ -8,9 +8,9 @@
  * every call, and they are brought again: from device memory if they have slots.
  */
 
-#include "append.h"
+#include "prefill_arena.h"
 
-#include "writeback.h"
+#include "seal.h"
 
 static char *block_of(const kvf_kv_group *kv_group, uint32_t index)
 {
@@ -142,22 +142,4 @@ void kvf_arena_wait_block(const kvf_layer *layer, uint32_t block)
     if (a->owner == layer && block >= a->first && block < a->end)
         (void)kv_group->device->ops->event_wait(
             kv_group->written); /* a failure shows in the stream */
-}
-
-/* Blocks of one submission; a copy is cut into chunks that hold fewer anyway. */
-#define BLOCKS_MAX 64u
-
-kvf_status kvf_write_back(kvf_kv_group *kv_group, void *const *to, const void *const *from,
-                          uint32_t count)
-{
-    kvf_writeback_block blocks[BLOCKS_MAX];
-    for (uint32_t i = 0; i < count;) {
-        uint32_t n = 0;
-        for (; n < BLOCKS_MAX && i < count; n++, i++)
-            blocks[n] = (kvf_writeback_block){.from = from[i], .to = to[i]};
-        const kvf_writeback_job job = {
-            .blocks = blocks, .count = n, .block_bytes = kvf_block_bytes(&kv_group->dims.paging)};
-        KVF_TRY(kvf_writeback_enqueue(kv_group->writeback, &job, NULL));
-    }
-    return KVF_OK;
 }

@@ -10,9 +10,10 @@
  * quantized. So attention is the one of other caches, over one page table.
  */
 
-#include "append.h"
+#include "prefill_quantized.h"
 
-#include "step.h"
+#include "chunk.h"
+#include "seal.h"
 
 /* Earlier blocks in full precision, if somebody attends to them, and those that this call seals of
  * what is in the window. */

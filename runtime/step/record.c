@@ -8,12 +8,14 @@
  * writes their pieces of one frame, seals what the step seals, and launches the graph.
  */
 
-#include "heads.h"
+#include "record.h"
 
 #include <string.h>
 
 #include "append.h"
-#include "cache.h"
+#include "heads.h"
+#include "prefill_arena.h"
+#include "seal.h"
 
 /* ---- making and unmaking ---- */
 

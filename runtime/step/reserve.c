@@ -8,12 +8,14 @@
  * cannot disagree. The arrays of streaming heads are few, and added up.
  */
 
-#include "heads.h"
+#include "reserve.h"
 
-#include "append.h"
 #include "decode.h"
 #include "layout.h"
+#include "prefill_arena.h"
 #include "retain.h"
+#include "static_set.h"
+#include "streaming_heads.h"
 
 /* A step that refreshes the static set of every row; page lists, scores and seeds take less of it.
  * */

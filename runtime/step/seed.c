@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The static set out of given scores: a refresh whose observation somebody else has made.
+ * Part of retain.h. The static set out of given scores: a refresh whose observation somebody else
+ * has made.
  *
  * Knows nothing of where scores come from. Candidates are those of every refresh, so that scores of
  * the sink and of the window change nothing. Afterwards the row is as after an exact refresh.
@@ -9,9 +10,9 @@
 
 #include "bring.h"
 #include "cache.h"
-#include "decode.h"
 #include "retain.h"
 #include "select.h"
+#include "static_set.h"
 
 /* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Calls with several tokens of a sequence: which of them make one step, and steps one after the
- * other.
+ * Part of heads.h. Calls with several tokens of a sequence: which of them make one step, and steps
+ * one after the other.
  *
  * Knows nothing of what a step does. Tokens of a sequence make one step only where all but the
  * first leave alone what the sequence has once: they seal no block, refresh no static set, are not

@@ -9,7 +9,7 @@
  * first refresh after a prefill is exact: it looks at all tokens.
  */
 
-#include "decode.h"
+#include "static_set.h"
 
 #include "select.h"
 #include "step.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Cutting the newest tokens off a sequence, so that what comes next is as if they had never been.
+ * Part of retain.h. Cutting the newest tokens off a sequence, so that what comes next is as if they
+ * had never been.
  *
  * Knows nothing of who wants it. A block that was sealed and is cut lies in the window again: its
  * tokens come back from the pool to the ring, its digest is gone. Blocks of the pool
@@ -16,9 +17,9 @@
 
 #include "retain.h"
 
-#include "append.h"
 #include "bring.h"
 #include "cache.h"
+#include "prefill_arena.h"
 #include "step.h"
 
 /* Tokens of a layer that stay, at positions below `tokens`: positions ascend. */

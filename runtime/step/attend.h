@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_ATTEND_H
+#define KVF_RUNTIME_ATTEND_H
+
+/*
+ * From chosen pages to attention.
+ */
+
+#include "step.h"
+
+/* Slots, the misses on their way, and spans. */
+KVF_CHECKED kvf_status kvf_step_place(kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
+/* Attend densely to row `index` and compare. */
+KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
+                                       const float *lse);
+/* Partial results of `lists` lists, then merged. */
+typedef struct kvf_attention {
+    kvf_shape shape; /* of a span */
+    uint32_t lists;
+    uint32_t group;
+    uint32_t spans_max;
+    const void *q;
+    const kvf_span *spans;
+    const uint32_t *span_count;
+    void *out;
+    float *lse;
+} kvf_attention;
+KVF_CHECKED kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass);
+KVF_CHECKED kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a);
+
+#endif

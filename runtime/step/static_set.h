@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_STATIC_SET_H
+#define KVF_RUNTIME_STATIC_SET_H
+
+/*
+ * Refreshing the static set of a row.
+ */
+
+#include "step.h"
+
+/* Rows again, with the other store where a refresh is due, and the host's note of it. */
+void kvf_step_rows_after(kvf_step *step);
+
+/* Refresh the static set of row `index` of the step. */
+KVF_CHECKED kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
+/* The same with scores of the caller, which `put` puts into token_score. */
+KVF_CHECKED kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
+                                       kvf_status (*put)(kvf_step *step, const float *scores));
+
+#endif
