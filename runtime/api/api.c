@@ -13,7 +13,7 @@
 #include "append.h"
 #include "bring.h"
 #include "cache.h"
-#include "heads.h"
+#include "decode.h"
 #include "lists.h"
 #include "prefill.h"
 #include "record.h"

@@ -222,6 +222,11 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
     return kvf_step_merge(step, &a);
 }
 
+bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer)
+{
+    return kv_group->config.verify_interval && layer->steps % kv_group->config.verify_interval == 0;
+}
+
 kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, const float *lse)
 {
     const kvf_kv_group *kv_group = step->kv_group;

@@ -11,6 +11,8 @@
 /* Slots, the misses on their way, and spans. */
 KVF_CHECKED kvf_status kvf_step_place(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
+/* Whether the next step of this layer is verified. */
+bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer);
 /* Attend densely to row `index` and compare. */
 KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
                                        const float *lse);

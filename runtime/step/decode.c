@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One decode step of one layer for a batch: append, seal, refresh, score, choose, resolve, attend.
+ * Decode steps of a layer: the host's bookkeeping, then the KV group has the retrieval heads, and
+ * rings have the streaming ones. Where a layer has both, heads are packed apart and outputs are put
+ * together.
  *
- * Knows the order of the phases and nothing of their insides. Everything is enqueued; what depends
- * on data stays on the device. A call that is refused has changed nothing; one whose pages could
- * not be brought is undone by its caller (undo.h).
+ * Knows nothing of what a KV group does with its pages (pages.h), or of rings (streaming_heads.h).
+ * A call that is refused has changed nothing; one whose pages could not be brought is undone
+ * (undo.h). Rings are written after the KV group, so that a step that is undone has not touched
+ * them.
  */
 
 #include "decode.h"
@@ -14,9 +17,9 @@
 #include "attend.h"
 #include "bring.h"
 #include "prefill_arena.h"
-#include "seal.h"
-#include "select.h"
+#include "several.h"
 #include "static_set.h"
+#include "undo.h"
 
 /* ---- bookkeeping on the host ---- */
 
@@ -38,17 +41,6 @@ static kvf_status acquire(kvf_step *step)
     return KVF_OK;
 }
 
-bool kvf_refresh_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer, uint32_t sealed)
-{
-    return kv_group->dims.static_tokens && sealed &&
-           (layer->needs_exact || layer->since_refresh >= kv_group->config.refresh_interval);
-}
-
-bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer)
-{
-    return kv_group->config.verify_interval && layer->steps % kv_group->config.verify_interval == 0;
-}
-
 /* The part of the step that pages have. */
 static void note_due(const kvf_kv_group *kv_group, kvf_layer *layer, kvf_due *due)
 {
@@ -60,11 +52,19 @@ static void note_due(const kvf_kv_group *kv_group, kvf_layer *layer, kvf_due *du
     due->verifies += layer->is_verified;
 }
 
-/* A row attends, to all that its layer has by now. */
+static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t layer, uint32_t length)
+{
+    return kvf_min_u32(length, c->streaming_sink + kvf_streaming_recent(c, layer));
+}
+
+/* A row attends, to all that its layer has by now; heads that stream, to what they see of it. */
 static void count_row(kvf_step *step, const kvf_layer *layer)
 {
-    kvf_layer_host_counters *counters = &step->cache->counters[step->layer];
-    counters->held += (uint64_t)layer->length * step->cache->config.kv_heads;
+    const kvf_cache *cache = step->cache;
+    kvf_layer_host_counters *counters = &cache->counters[step->layer];
+    const uint64_t streaming = kvf_streaming_count(cache, step->layer);
+    counters->held += (uint64_t)layer->length * cache->config.kv_heads;
+    counters->streamed += streaming * streaming_tokens(&cache->config, step->layer, layer->length);
     counters->steps++;
 }
 
@@ -83,14 +83,6 @@ void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
         count_row(step, layer);
         kvf_footprint_append(step->cache, args->sequences[b], step->layer, 1);
     }
-}
-
-void kvf_decode_take(kvf_step *step)
-{
-    if (!step->kv_group)
-        return;
-    kvf_step_rows(step);
-    kvf_step_lists(step);
 }
 
 /* ---- rows that are read whole ---- */
@@ -149,14 +141,14 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
     if (status != KVF_OK)
         return kvf_step_refuse(step, status);
     kvf_decode_note(step, args, due);
-    kvf_decode_take(step);
+    kvf_pages_take(step);
     if (due->refreshes)
         kvf_step_rows_after(step);
     return KVF_OK;
 }
 
-kvf_status kvf_decode_prepare_queries(kvf_step *step, const kvf_decode_args *args,
-                                      kvf_stream *stream)
+/* The same for queries alone: rows of what the layers have. */
+static kvf_status prepare_queries(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream)
 {
     KVF_TRY(kvf_step_begin(step->cache, stream, step));
     kvf_step_at(step, args->layer, args->sequences, args->batch);
@@ -165,7 +157,7 @@ kvf_status kvf_decode_prepare_queries(kvf_step *step, const kvf_decode_args *arg
         return kvf_step_refuse(step, status);
     for (uint32_t b = 0; b < step->rows; b++)
         count_row(step, step->states[b]);
-    kvf_decode_take(step);
+    kvf_pages_take(step);
     for (uint32_t b = 0; b < step->rows; b++)
         step->row_host[b].chosen_at = NULL; /* the layer's own steps go on as if nobody had asked */
     return KVF_OK;
@@ -178,84 +170,77 @@ kvf_status kvf_decode_send(kvf_step *step)
     return kvf_step_send(step);
 }
 
-/* ---- phases ---- */
+/* ---- launches ---- */
 
-static bool is_one_turn(const kvf_step *step)
+kvf_status kvf_decode_enqueue(const kvf_heads_call *call, const kvf_decode_args *args,
+                              const kvf_due *due)
 {
-    return kvf_step_turn(step, 0) == step->rows;
+    kvf_step *step = call->step;
+    const kvf_packed_heads heads = kvf_heads_packed(call, false);
+    kvf_decode_args own = *args;
+    own.q = heads.q;
+    own.k = heads.k;
+    own.v = heads.v;
+    own.out = heads.out;
+    own.lse = heads.lse;
+    KVF_TRY(kvf_heads_pack(call));
+    step->heads = call->heads;
+    if (step->kv_group)
+        KVF_TRY(kvf_pages_decode(step, &own, due));
+    if (call->streaming)
+        KVF_TRY(kvf_streaming_decode(call));
+    return kvf_heads_unpack(call);
 }
 
-/* Blocks to seal were complete before the call, so sealing may come first; it does where tokens
- * after the first one of a sequence may need the room in the ring. */
-static kvf_status append(kvf_step *step, const kvf_decode_args *args)
+static kvf_status send_and_enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
-    const kvf_append_args a = {.paging = kv_group->dims.paging,
-                               .rows = step->rows,
-                               .row = step->row,
-                               .q = args->q,
-                               .k = args->k,
-                               .v = args->v,
-                               .choose = kv_group->tables.choose,
-                               .choose_lists = kv_group->dims.choose_lists};
-    if (is_one_turn(step)) {
-        KVF_TRY(KVF_LAUNCH(step, append, a));
-        return kvf_step_seal(step);
+    const kvf_heads_call call = kvf_heads_take_step(step, args);
+    KVF_TRY(kvf_decode_send(step));
+    return kvf_decode_enqueue(&call, args, due);
+}
+
+/* ---- steps ---- */
+
+/* One token each of different sequences, or several of a sequence that make one step. */
+static kvf_status step_tokens(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    kvf_due due;
+    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
+    return kvf_decode_end(&step, send_and_enqueue(&step, args, &due));
+}
+
+/* As many steps as args->tokens takes. */
+static kvf_status step_all(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    uint32_t rows = 0;
+    if (!args->tokens)
+        return step_tokens(cache, args, stream);
+    KVF_TRY(kvf_several_begin(cache, args, &rows));
+    for (uint32_t first = 0; first < rows;) {
+        const kvf_decode_args next = kvf_several_next(cache, args, rows, &first);
+        KVF_TRY(step_tokens(cache, &next, stream));
     }
-    KVF_TRY(kvf_step_seal(step));
-    KVF_TRY(kvf_step_flip(step));
-    step->sealed_blocks = 0;
-    return KVF_LAUNCH(step, append, a);
-}
-
-static kvf_status refresh(kvf_step *step, uint64_t *clock)
-{
-    for (uint32_t b = 0; b < step->rows; b++)
-        if (step->states[b]->is_due)
-            KVF_TRY(kvf_static_refresh(step, b));
-    step->row = step->row_after;
-    step->row_host = step->row_after_host;
-    return kvf_step_stamp(step, clock);
-}
-
-kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
-{
-    kvf_layer_counters *counters = kvf_counters_device(step->kv_group, step->index);
-    step->q = args->q;
-    step->given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
-    KVF_TRY(kvf_step_stamp(step, NULL));
-    KVF_TRY(append(step, args));
-    KVF_TRY(kvf_step_stamp(step, &counters->append_ns));
-    if (due->refreshes)
-        KVF_TRY(refresh(step, &counters->refresh_ns));
-    /* After a refresh, which may look at every page. */
-    if (!step->is_recorded)
-        KVF_TRY(kvf_arena_leave_rows(step));
-    if (step->kv_group->policy->scores_pages) {
-        KVF_TRY(kvf_select_score(step));
-        KVF_TRY(kvf_step_stamp(step, &counters->score_ns));
-    }
-    KVF_TRY(kvf_select_choose(step));
-    return kvf_step_flip(step);
-}
-
-static kvf_status place_and_attend(kvf_step *step, void *out, float *lse)
-{
-    kvf_layer_counters *counters = kvf_counters_device(step->kv_group, step->index);
-    KVF_TRY(kvf_step_place(step));
-    KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
-    KVF_TRY(kvf_step_attend(step, out, lse));
-    return kvf_step_stamp(step, &counters->attend_ns);
-}
-
-kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
-{
-    const kvf_kv_group *kv_group = step->kv_group;
-    float *lse = args->lse ? args->lse : kv_group->tables.lse;
-    KVF_TRY(kvf_decode_select(step, args, due));
-    KVF_TRY(place_and_attend(step, args->out, lse));
-    for (uint32_t b = 0; due->verifies && b < step->rows; b++)
-        if (step->states[b]->is_verified)
-            KVF_TRY(kvf_step_verify(step, b, args->out, lse));
     return KVF_OK;
+}
+
+kvf_status kvf_layer_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_undo_keep(cache, args, stream));
+    return kvf_undo_unless_ok(cache, args, stream, step_all(cache, args, stream));
+}
+
+static kvf_status step_queries(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    const kvf_due nothing = {0};
+    KVF_TRY(prepare_queries(&step, args, stream));
+    return kvf_decode_end(&step, send_and_enqueue(&step, args, &nothing));
+}
+
+kvf_status kvf_layer_decode_queries(kvf_cache *cache, const kvf_decode_args *args,
+                                    kvf_stream *stream)
+{
+    KVF_TRY(kvf_undo_keep(cache, args, stream));
+    return kvf_undo_unless_ok(cache, args, stream, step_queries(cache, args, stream));
 }

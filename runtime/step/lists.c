@@ -144,7 +144,7 @@ static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, co
                                  const kvf_page_lists *lists)
 {
     KVF_TRY(kvf_decode_send(step));
-    KVF_TRY(kvf_decode_select(step, args, due));
+    KVF_TRY(kvf_pages_select(step, args, due));
     const kvf_csr_args csr = csr_args(step, lists);
     KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->kv_group, step->index)->select_ns));

@@ -13,9 +13,11 @@
 #include <string.h>
 
 #include "append.h"
-#include "heads.h"
+#include "attend.h"
+#include "decode.h"
 #include "prefill_arena.h"
 #include "seal.h"
+#include "static_set.h"
 
 /* ---- making and unmaking ---- */
 
@@ -66,7 +68,7 @@ static size_t measure(kvf_recording *r, kvf_kv_group *kv_group)
     kvf_frame frame;
     kvf_step step = call_step(r, 0, &frame, NULL);
     step.kv_group = kv_group;
-    kvf_decode_take(&step);
+    kvf_pages_take(&step);
     return frame.host.bytes + kvf_streaming_frame_bytes(r->cache, r->batch, false);
 }
 
@@ -216,10 +218,10 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
     r->calls[r->count].sequences = r->sequences;
     kvf_frame frame;
     kvf_step step = next_step(r, r->count++, &frame);
-    kvf_decode_take(&step);
-    kvf_heads_call call = kvf_heads_take_step(&step, args);
+    kvf_pages_take(&step);
+    const kvf_heads_call call = kvf_heads_take_step(&step, args);
     KVF_ASSERT(frame.host.bytes <= r->call_bytes);
-    return kvf_heads_enqueue_step(&call, args, &none);
+    return kvf_decode_enqueue(&call, args, &none);
 }
 
 kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
@@ -425,9 +427,8 @@ static void note_call(kvf_recording *r, uint32_t call)
     KVF_ASSERT(due.refreshes == 0 && due.verifies == 0); /* is_plain */
     for (uint32_t b = 0; step.kv_group && b < r->batch; b++)
         note_sealed(r, &step, step.states[b]);
-    kvf_decode_take(&step);
+    kvf_pages_take(&step);
     (void)kvf_heads_take_step(&step, &r->calls[call]);
-    kvf_heads_note_step(&step);
 }
 
 static void note(kvf_recording *r)

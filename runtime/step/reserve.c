@@ -10,8 +10,8 @@
 
 #include "reserve.h"
 
-#include "decode.h"
 #include "layout.h"
+#include "pages.h"
 #include "prefill_arena.h"
 #include "retain.h"
 #include "static_set.h"
@@ -21,7 +21,7 @@
  * */
 static void take_decode(kvf_step *step)
 {
-    kvf_decode_take(step);
+    kvf_pages_take(step);
     if (step->kv_group)
         kvf_step_rows_after(step);
     step->frame->host.bytes += kvf_streaming_frame_bytes(step->cache, step->rows, false);

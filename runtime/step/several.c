@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Part of heads.h. Calls with several tokens of a sequence: which of them make one step, and steps
- * one after the other.
+ * Calls with several tokens of a sequence: which of them make one step, and steps one after the
+ * other.
  *
  * Knows nothing of what a step does. Tokens of a sequence make one step only where all but the
  * first leave alone what the sequence has once: they seal no block, refresh no static set, are not
@@ -11,8 +11,12 @@
  * before it.
  */
 
+#include "several.h"
+
 #include "append.h"
-#include "heads.h"
+#include "attend.h"
+#include "rings.h"
+#include "static_set.h"
 
 /* Tokens of one sequence may be in one step: nothing that belongs to a sequence has to be in order
  * token by token, but its slots (see kvf_step_turn). */
@@ -106,15 +110,17 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
     };
 }
 
-kvf_status kvf_layer_steps(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_several_begin(kvf_cache *cache, const kvf_decode_args *args, uint32_t *rows)
 {
     KVF_TRY(check_room(cache, args));
-    const uint32_t rows = list_rows(cache, args);
-    uint32_t end;
-    for (uint32_t first = 0; first < rows; first = end) {
-        end = step_end(cache, args->layer, first, rows);
-        const kvf_decode_args some = some_rows(cache, args, first, end);
-        KVF_TRY(kvf_layer_step(cache, &some, stream));
-    }
+    *rows = list_rows(cache, args);
     return KVF_OK;
+}
+
+kvf_decode_args kvf_several_next(const kvf_cache *cache, const kvf_decode_args *args, uint32_t rows,
+                                 uint32_t *first)
+{
+    const uint32_t begin = *first;
+    *first = step_end(cache, args->layer, begin, rows);
+    return some_rows(cache, args, begin, *first);
 }

@@ -14,6 +14,12 @@
 #include "select.h"
 #include "step.h"
 
+bool kvf_refresh_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer, uint32_t sealed)
+{
+    return kv_group->dims.static_tokens && sealed &&
+           (layer->needs_exact || layer->since_refresh >= kv_group->config.refresh_interval);
+}
+
 void kvf_step_rows_after(kvf_step *step)
 {
     const kvf_kv_group *kv_group = step->kv_group;

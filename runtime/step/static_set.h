@@ -8,6 +8,10 @@
 
 #include "step.h"
 
+/* Whether the next step of this layer, after which `sealed` blocks are sealed, refreshes its static
+ * set. */
+bool kvf_refresh_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer, uint32_t sealed);
+
 /* Rows again, with the other store where a refresh is due, and the host's note of it. */
 void kvf_step_rows_after(kvf_step *step);
 

@@ -287,13 +287,28 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
 
 /* ---- decode ---- */
 
-void kvf_streaming_take_rows(kvf_heads_call *call)
+static void take_rows(kvf_heads_call *call)
 {
     const kvf_step *step = call->step;
     kvf_row *row;
     KVF_TAKE(call->step, row, call->row, call->rows);
     for (uint32_t b = 0; b < call->rows; b++)
         row[b] = row_of(step->states[b]);
+}
+
+kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args)
+{
+    kvf_heads_call call = kvf_heads_call_of(step, step->rows);
+    call.q = args->q;
+    call.k = args->k;
+    call.v = args->v;
+    call.out = args->out;
+    call.lse = args->lse;
+    if (call.streaming) {
+        kvf_heads_take_jobs(&call);
+        take_rows(&call);
+    }
+    return call;
 }
 
 kvf_status kvf_streaming_decode(const kvf_heads_call *call)

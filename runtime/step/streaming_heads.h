@@ -65,8 +65,9 @@ size_t kvf_streaming_frame_bytes(const kvf_cache *cache, uint32_t rows, bool is_
 KVF_CHECKED kvf_status kvf_streaming_prefill(const kvf_heads_call *call,
                                              const kvf_streaming_chunk *chunk);
 
-/* Rows of a batch, of a layer with streaming heads. */
-void kvf_streaming_take_rows(kvf_heads_call *call);
+/* A step's call, with room for its streaming heads in the frame, after that of the KV group. */
+kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args);
+/* A batch, of a layer with streaming heads. */
 KVF_CHECKED kvf_status kvf_streaming_decode(const kvf_heads_call *call);
 
 /* A copy of a ring on the host: what it has no token for becomes 0. */
