@@ -11,7 +11,6 @@
 #include "api.h"
 
 #include "append.h"
-#include "bring.h"
 #include "cache.h"
 #include "decode.h"
 #include "lists.h"

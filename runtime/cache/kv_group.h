@@ -98,7 +98,7 @@ typedef struct kvf_layer {
     uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
     uint32_t spare;         /* blocks[spare - 1] is in the spare block as it was; 0: none is */
     uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
-    uint64_t arrivals;      /* of the pool when the page table was sent; see bring.h */
+    uint64_t arrivals;      /* of the pool when the page table was sent; see addressable.h */
 } kvf_layer;
 
 /* Arguments of one call: built on the host, copied to the device in stream order. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks into memory before they are read; see the header.
+ * Blocks into memory before they are read; see addressable.h, and bring.h for what a step chose.
  *
  * Knows the disk by the pool's door alone. The page table of a row is sent whole, when it lacks an
  * address that is needed: that happens after a read from disk, next to which it is nothing.
@@ -60,12 +60,11 @@ static kvf_status send_table(kvf_step *step, kvf_layer *layer, uint32_t end)
         end * sizeof *seen);
 }
 
-/* Blocks below `end` that are not in the prefill arena. */
-static uint32_t in_pool(const kvf_layer *layer, uint32_t end)
+/* Sealed blocks that are not in the prefill arena. */
+static uint32_t in_pool(const kvf_layer *layer)
 {
     const kvf_prefill_arena *a = &layer->kv_group->arena;
-    end = kvf_min_u32(end, layer->sealed);
-    return a->owner == layer ? kvf_min_u32(end, a->first) : end;
+    return a->owner == layer ? kvf_min_u32(layer->sealed, a->first) : layer->sealed;
 }
 
 /* The latest arrival among blocks that are in memory. */
@@ -88,55 +87,87 @@ static uint64_t latest(const kvf_kv_group *kv_group, const kvf_layer *layer, uin
 
 /* ---- ranges ---- */
 
-kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t first, uint32_t end)
+/* All sealed blocks of a row that do not lie in the prefill arena. */
+static kvf_status bring_row(kvf_step *step, kvf_layer *layer)
 {
-    kvf_kv_group *kv_group = state->kv_group;
-    if (!kvf_page_pool_spills(&kv_group->pool))
-        return KVF_OK;
-    end = in_pool(state, end);
-    for (uint32_t b = first; b < end; b++)
-        kvf_page_pool_want(&kv_group->pool, state->blocks[b], state->index + 1);
+    kvf_kv_group *kv_group = step->kv_group;
+    const uint32_t end = in_pool(layer);
+    for (uint32_t b = 0; b < end; b++)
+        kvf_page_pool_want(&kv_group->pool, layer->blocks[b], layer->index + 1);
     KVF_TRY(failed(kv_group, kvf_page_pool_bring(&kv_group->pool)));
-    return latest(kv_group, state, first, end) > state->arrivals
-               ? send_table(step, state, in_pool(state, UINT32_MAX))
-               : KVF_OK;
+    return latest(kv_group, layer, 0, end) > layer->arrivals ? send_table(step, layer, end)
+                                                             : KVF_OK;
 }
 
-kvf_status kvf_bring_rows(kvf_step *step,
-                          bool (*is_wanted)(const kvf_kv_group *kv_group, const kvf_layer *layer),
-                          kvf_status (*before)(kvf_step *step))
-{
-    if (!kvf_page_pool_spills(&step->kv_group->pool))
-        return KVF_OK;
-    if (before)
-        KVF_TRY(before(step));
-    for (uint32_t b = 0; b < step->rows; b++)
-        if (!is_wanted || is_wanted(step->kv_group, step->states[b]))
-            KVF_TRY(kvf_bring(step, step->states[b], 0, UINT32_MAX));
-    return KVF_OK;
-}
-
-kvf_status kvf_bring_blocks(kvf_kv_group *kv_group, const kvf_block *blocks, uint32_t count)
+kvf_status kvf_addressable_blocks(kvf_kv_group *kv_group, const kvf_block *blocks, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
         kvf_page_pool_want(&kv_group->pool, blocks[i], UNREAD);
     return failed(kv_group, kvf_page_pool_bring(&kv_group->pool));
 }
 
-kvf_status kvf_bring_fresh(kvf_kv_group *kv_group, const kvf_block *blocks, uint32_t count)
+kvf_status kvf_addressable_fresh(kvf_kv_group *kv_group, const kvf_block *blocks, uint32_t count)
 {
-    KVF_TRY(kvf_bring_blocks(kv_group, blocks, count));
+    KVF_TRY(kvf_addressable_blocks(kv_group, blocks, count));
     for (uint32_t i = 0; i < count; i++)
         kvf_page_pool_write(&kv_group->pool, blocks[i]);
     return KVF_OK;
 }
 
-kvf_status kvf_bring_wait(kvf_kv_group *kv_group, kvf_stream *stream)
+kvf_status kvf_addressable_wait(kvf_kv_group *kv_group, kvf_stream *stream)
 {
     if (!kvf_page_pool_spills(&kv_group->pool))
         return KVF_OK;
     KVF_TRY(kv_group->device->ops->event_record(kv_group->chosen, stream));
     return kv_group->device->ops->event_wait(kv_group->chosen);
+}
+
+/* ---- a call, from its beginning to its end ---- */
+
+bool kvf_step_may_fail(const kvf_cache *cache, uint32_t layer)
+{
+    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    return kv_group && kvf_page_pool_spills(&kv_group->pool);
+}
+
+kvf_status kvf_step_open(kvf_step *step, uint32_t layer, kvf_sequence *const *sequence, bool reads,
+                         kvf_stream *stream)
+{
+    KVF_TRY(kvf_step_begin(step->cache, stream, step));
+    kvf_step_at(step, layer, sequence, 1);
+    const bool may_fail = reads && kvf_step_may_fail(step->cache, layer);
+    const kvf_status status = may_fail ? bring_row(step, step->states[0]) : KVF_OK;
+    return status == KVF_OK ? KVF_OK : kvf_step_refuse(step, status);
+}
+
+kvf_status kvf_addressable_rows(kvf_step *step, bool (*is_read)(const kvf_kv_group *kv_group,
+                                                                const kvf_layer *layer))
+{
+    for (uint32_t b = 0; kvf_step_may_fail(step->cache, step->layer) && b < step->rows; b++)
+        if (is_read(step->kv_group, step->states[b]))
+            KVF_TRY(bring_row(step, step->states[b]));
+    return KVF_OK;
+}
+
+/* Slots that were to get pages have others now, or none: all are empty, because nobody knows which
+ * these are. */
+static kvf_status end_failed(kvf_step *step, kvf_status failure)
+{
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_status status = kvf_moves_pages(kv_group)
+                                  ? kvf_residency_clear(&kv_group->residency, step->stream)
+                                  : KVF_OK;
+    KVF_TRY(kvf_step_end(step, status));
+    return failure;
+}
+
+kvf_status kvf_step_close(kvf_step *step, kvf_status status)
+{
+    /* After a failure of something else no read is left in flight. */
+    const kvf_status late = step->is_late ? kvf_page_pool_bring(&step->kv_group->pool) : KVF_OK;
+    (void)late; /* the other failure is told */
+    step->is_late = 0;
+    return step->is_undone ? end_failed(step, status) : kvf_step_end(step, status);
 }
 
 /* ---- what a step chose ---- */
@@ -352,16 +383,10 @@ kvf_status kvf_bring_misses(kvf_step *step, kvf_choice *out)
     return KVF_OK;
 }
 
-void kvf_bring_drop(kvf_step *step)
-{
-    const kvf_status status = step->is_late ? kvf_page_pool_bring(&step->kv_group->pool) : KVF_OK;
-    (void)status; /* the other failure is told */
-    step->is_late = 0;
-}
-
-kvf_status kvf_bring_listed(kvf_step *step, const kvf_page_lists *lists,
-                            kvf_status (*find)(kvf_step *step, const kvf_page_lists *lists,
-                                               const int32_t **indptr, const int32_t **indices))
+kvf_status kvf_addressable_listed(kvf_step *step, const kvf_page_lists *lists,
+                                  kvf_status (*find)(kvf_step *step, const kvf_page_lists *lists,
+                                                     const int32_t **indptr,
+                                                     const int32_t **indices))
 {
     chosen c = {0};
     if (!kvf_page_pool_spills(&step->kv_group->pool))

@@ -91,8 +91,9 @@ typedef struct kvf_step {
 
     const uint64_t *masks; /* of the chosen pages; NULL = none */
     uint32_t ticket;       /* of the transfer */
-    uint32_t is_late;      /* > 0: pages that the step chose are not addressable yet; see bring.h */
-    uint32_t is_undone;    /* 1: blocks did not come; what was enqueued is to be undone */
+    uint32_t
+        is_late; /* > 0: pages that the step chose are not addressable yet; see addressable.h */
+    uint32_t is_undone; /* 1: blocks did not come; what was enqueued is to be undone */
 } kvf_step;
 
 static inline const kvf_layer_attention *kvf_step_attention(const kvf_step *step)

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#include "bring.h"
+#include "addressable.h"
 #include "cache.h"
 #include "quantized.h"
 #include "snapshot.h"
@@ -334,7 +334,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     p.row = kvf_step_row(kv_group, l->state);
     p.blocks_device = p.row.blocks;
     kvf_page_pool_call(&kv_group->pool);
-    const kvf_status status = kvf_bring_blocks(kv_group, p.layer->blocks, p.layer->sealed);
+    const kvf_status status = kvf_addressable_blocks(kv_group, p.layer->blocks, p.layer->sealed);
     step->is_undone = status != KVF_OK;
     KVF_TRY(status);
     KVF_TRY(put_blocks(&p));
@@ -354,5 +354,5 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     KVF_TRY(put_digests(&p));
     KVF_TRY(put_centroids(&p));
     /* The next layer may take the memory of this one's blocks. */
-    return kvf_bring_wait(kv_group, step->stream);
+    return kvf_addressable_wait(kv_group, step->stream);
 }

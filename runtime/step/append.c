@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#include "bring.h"
+#include "addressable.h"
 
 kvf_status kvf_append_full(const kvf_kv_group *kv_group)
 {
@@ -41,8 +41,8 @@ kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens)
     KVF_TRY(kvf_append_reserve(layer, tokens));
     if (sealed <= layer->sealed)
         return KVF_OK;
-    const kvf_status status =
-        kvf_bring_fresh(layer->kv_group, layer->blocks + layer->sealed, sealed - layer->sealed);
+    const kvf_status status = kvf_addressable_fresh(layer->kv_group, layer->blocks + layer->sealed,
+                                                    sealed - layer->sealed);
     if (status != KVF_OK)
         kvf_append_release(layer, sealed);
     return status;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * From chosen pages to attention: slots, transfer, spans, passes, merge; and the check against
- * dense attention.
+ * From chosen pages to attention: slots, spans, passes, merge; and the check against dense
+ * attention.
  *
  * Knows nothing of how pages were chosen. Hits are attended while misses are on their way, and what
  * is addressable is attended before what is late, but for pages that share a split; because splits
@@ -11,7 +11,7 @@
 
 #include "attend.h"
 
-#include "bring.h"
+#include "fetch.h"
 #include "select.h"
 
 static kvf_status resolve(kvf_step *step)
@@ -30,25 +30,6 @@ static kvf_status resolve(kvf_step *step)
                                    .miss_count = now->miss_count,
                                    .counters = kvf_counters_device(kv_group, step->index)};
     return KVF_LAUNCH(step, resolve, args);
-}
-
-static kvf_status submit(kvf_step *step, const kvf_choice *c)
-{
-    const kvf_kv_group *kv_group = step->kv_group;
-    const kvf_fetch_args fetch = {.paging = kv_group->dims.paging,
-                                  .rows = step->rows,
-                                  .ids_max = c->ids_max,
-                                  .row = step->row,
-                                  .misses = c->misses,
-                                  .miss_count = c->miss_count,
-                                  .from = c->from,
-                                  .to = c->to,
-                                  .count = c->fetch_count};
-    const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
-    KVF_TRY(KVF_LAUNCH(step, fetch, fetch));
-    if (!step->is_recorded)
-        KVF_TRY(kvf_transfer_wait_room(kv_group->transfer));
-    return kvf_transfer_submit(kv_group->transfer, &request, step->stream, &step->ticket);
 }
 
 static kvf_status assemble_spans(kvf_step *step)
@@ -119,11 +100,9 @@ kvf_status kvf_step_place(kvf_step *step)
     if (step->is_fused)
         return select_at_once(step);
     KVF_TRY(resolve(step));
-    KVF_TRY(kvf_bring_chosen(step));
-    if (kvf_moves_pages(step->kv_group) && !step->is_late)
-        KVF_TRY(submit(step, &step->kv_group->tables.now));
+    KVF_TRY(kvf_fetch_begin(step));
     KVF_TRY(assemble_spans(step));
-    return kvf_bring_mark(step);
+    return kvf_fetch_mark(step);
 }
 
 static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a, kvf_pass pass)
@@ -181,22 +160,6 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
     return KVF_LAUNCH(step, merge, args);
 }
 
-/* Late pages, and misses in their slots: hits did not wait for them. */
-static kvf_status arrive(kvf_step *step)
-{
-    const kvf_kv_group *kv_group = step->kv_group;
-    if (!kvf_moves_pages(kv_group))
-        return kvf_bring_late(step);
-    while (step->is_late) {
-        kvf_choice misses;
-        KVF_TRY(kvf_bring_misses(step, &misses));
-        KVF_TRY(submit(step, &misses));
-        if (step->is_late)
-            KVF_TRY(kvf_transfer_join(kv_group->transfer, step->ticket, step->stream));
-    }
-    return kvf_transfer_join(kv_group->transfer, step->ticket, step->stream);
-}
-
 kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 {
     const kvf_kv_group *kv_group = step->kv_group;
@@ -212,9 +175,9 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
                              .lse = lse};
     if (step->is_fused)
         return attend_at_once(step, &a);
-    if (kvf_moves_pages(kv_group) || step->is_late) {
+    if (kvf_fetch_is_pending(step)) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
-        KVF_TRY(arrive(step));
+        KVF_TRY(kvf_fetch_end(step));
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
     } else {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));

@@ -13,9 +13,9 @@
 
 #include "decode.h"
 
+#include "addressable.h"
 #include "append.h"
 #include "attend.h"
-#include "bring.h"
 #include "prefill_arena.h"
 #include "several.h"
 #include "static_set.h"
@@ -95,49 +95,37 @@ static bool looks_at_all(const kvf_kv_group *kv_group, const kvf_layer *layer)
 }
 
 /* A refresh does too: which pages of recent choices have no slot the host does not know. */
-static bool reads_all(const kvf_kv_group *kv_group, const kvf_layer *layer)
+static bool reads(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
     return looks_at_all(kv_group, layer) ||
            kvf_refresh_is_due(kv_group, layer, kvf_sealed_blocks(kv_group, layer->length + 1));
 }
 
-/* Rows of which all is read, before anything has changed. */
-static kvf_status bring_rows(kvf_step *step)
+/* A row that is looked at after the refresh does not lie in the prefill arena then. */
+static kvf_status leave_arena(kvf_step *step)
 {
-    bool leaves = false; /* what is read after the refresh does not lie in the prefill arena */
-    if (!step->kv_group)
-        return KVF_OK;
-    for (uint32_t b = 0; b < step->rows; b++)
-        leaves |= looks_at_all(step->kv_group, step->states[b]);
-    return kvf_bring_rows(step, reads_all, leaves ? kvf_arena_leave_rows : NULL);
+    for (uint32_t b = 0; step->kv_group && b < step->rows; b++)
+        if (looks_at_all(step->kv_group, step->states[b]))
+            return kvf_arena_leave_rows(step);
+    return KVF_OK;
 }
 
-/* Slots that were to get pages have others now, or none: all are empty, because nobody knows which
- * these are. */
-static kvf_status end_failed(kvf_step *step, kvf_status failure)
+/* Rows that are read whole are addressable, before anything has changed. */
+static kvf_status begin(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
-    const kvf_status status = kvf_moves_pages(kv_group)
-                                  ? kvf_residency_clear(&kv_group->residency, step->stream)
-                                  : KVF_OK;
-    KVF_TRY(kvf_step_end(step, status));
-    return failure;
-}
-
-kvf_status kvf_decode_end(kvf_step *step, kvf_status status)
-{
-    kvf_bring_drop(step);
-    return step->is_undone ? end_failed(step, status) : kvf_step_end(step, status);
+    KVF_TRY(kvf_step_begin(step->cache, stream, step));
+    kvf_step_at(step, args->layer, args->sequences, args->batch);
+    kvf_status status = leave_arena(step);
+    if (status == KVF_OK)
+        status = kvf_addressable_rows(step, reads);
+    return status == KVF_OK ? KVF_OK : kvf_step_refuse(step, status);
 }
 
 kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream,
                               kvf_due *due)
 {
-    KVF_TRY(kvf_step_begin(step->cache, stream, step));
-    kvf_step_at(step, args->layer, args->sequences, args->batch);
-    kvf_status status = bring_rows(step);
-    if (status == KVF_OK)
-        status = acquire(step);
+    KVF_TRY(begin(step, args, stream));
+    const kvf_status status = acquire(step);
     if (status != KVF_OK)
         return kvf_step_refuse(step, status);
     kvf_decode_note(step, args, due);
@@ -150,11 +138,7 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
 /* The same for queries alone: rows of what the layers have. */
 static kvf_status prepare_queries(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream)
 {
-    KVF_TRY(kvf_step_begin(step->cache, stream, step));
-    kvf_step_at(step, args->layer, args->sequences, args->batch);
-    const kvf_status status = bring_rows(step);
-    if (status != KVF_OK)
-        return kvf_step_refuse(step, status);
+    KVF_TRY(begin(step, args, stream));
     for (uint32_t b = 0; b < step->rows; b++)
         count_row(step, step->states[b]);
     kvf_pages_take(step);
@@ -207,7 +191,7 @@ static kvf_status step_tokens(kvf_cache *cache, const kvf_decode_args *args, kvf
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_decode_end(&step, send_and_enqueue(&step, args, &due));
+    return kvf_step_close(&step, send_and_enqueue(&step, args, &due));
 }
 
 /* As many steps as args->tokens takes. */
@@ -235,7 +219,7 @@ static kvf_status step_queries(kvf_cache *cache, const kvf_decode_args *args, kv
     kvf_step step = {.cache = cache};
     const kvf_due nothing = {0};
     KVF_TRY(prepare_queries(&step, args, stream));
-    return kvf_decode_end(&step, send_and_enqueue(&step, args, &nothing));
+    return kvf_step_close(&step, send_and_enqueue(&step, args, &nothing));
 }
 
 kvf_status kvf_layer_decode_queries(kvf_cache *cache, const kvf_decode_args *args,

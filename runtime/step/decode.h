@@ -26,14 +26,14 @@ KVF_CHECKED kvf_status kvf_layer_decode_queries(kvf_cache *cache, const kvf_deco
  * enqueued. A refusal has changed nothing. */
 KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
                                           kvf_stream *stream, kvf_due *due);
-/* Of that: length, sealed blocks and what is due of every row, and counts; blocks are there. */
+/* Its note of the rows: length, sealed blocks and what is due of every row, and counts; blocks are
+ * there. */
 void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due);
 /* The frame is filled: send it. */
 KVF_CHECKED kvf_status kvf_decode_send(kvf_step *step);
 /* All launches. */
 KVF_CHECKED kvf_status kvf_decode_enqueue(const kvf_heads_call *call, const kvf_decode_args *args,
                                           const kvf_due *due);
-/* The end of such a call. If pages could not be brought, the caller undoes it. */
-KVF_CHECKED kvf_status kvf_decode_end(kvf_step *step, kvf_status status);
+/* Then kvf_step_close: if pages could not be brought, the caller undoes it. */
 
 #endif

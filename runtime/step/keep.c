@@ -19,7 +19,7 @@
  * twice but those that come back to the window.
  */
 
-#include "bring.h"
+#include "addressable.h"
 #include "cache.h"
 #include "prefill.h"
 #include "prefill_arena.h"
@@ -128,7 +128,7 @@ static kvf_status replace_blocks(const keeping *k, uint32_t end, uint32_t shared
     for (; n < shared && status == KVF_OK; n += status == KVF_OK)
         status = kvf_page_pool_acquire_near(pool, n ? fresh[n - 1] : KVF_BLOCK_NONE, &fresh[n]);
     if (status == KVF_OK)
-        status = kvf_bring_fresh(k->kv_group, fresh, shared);
+        status = kvf_addressable_fresh(k->kv_group, fresh, shared);
     while (status != KVF_OK && n > 0)
         kvf_page_pool_release(pool, fresh[--n]);
     n = 0;
@@ -321,12 +321,9 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
 /* All blocks are brought, until the call ends: tokens are taken from any of them. */
 static kvf_status start(const keeping *k)
 {
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
-    step.kv_group = k->kv_group;
-    kvf_status status = kvf_bring(&step, k->layer, 0, UINT32_MAX);
-    if (status == KVF_OK)
-        status = own_blocks(k);
+    kvf_step step = {.cache = k->cache};
+    KVF_TRY(kvf_step_open(&step, k->index, &k->sequence, true, k->stream));
+    const kvf_status status = own_blocks(k);
     return status == KVF_OK ? kvf_step_end(&step, enqueue_start(&step, k))
                             : kvf_step_refuse(&step, status);
 }

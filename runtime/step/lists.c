@@ -10,8 +10,8 @@
 
 #include "lists.h"
 
+#include "addressable.h"
 #include "attend.h"
-#include "bring.h"
 #include "decode.h"
 #include "prefill_arena.h"
 #include "select.h"
@@ -126,13 +126,13 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
 
 /* ---- pages of the lists ---- */
 
-/* As kvf_bring_listed wants it. */
+/* As kvf_addressable_listed wants it. */
 static kvf_status find(kvf_step *step, const kvf_page_lists *lists, const int32_t **indptr,
                        const int32_t **indices)
 {
     lists_check c;
     KVF_TRY(see_lists(step, lists, &c));
-    KVF_TRY(kvf_bring_wait(step->kv_group, step->stream));
+    KVF_TRY(kvf_addressable_wait(step->kv_group, step->stream));
     *indptr = c.indptr;
     *indices = c.indices;
     return check_lists(&c);
@@ -148,7 +148,7 @@ static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, co
     const kvf_csr_args csr = csr_args(step, lists);
     KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->kv_group, step->index)->select_ns));
-    return kvf_bring_listed(step, lists, find);
+    return kvf_addressable_listed(step, lists, find);
 }
 
 static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
@@ -157,7 +157,7 @@ static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_decode_end(&step, enqueue_select(&step, args, &due, lists));
+    return kvf_step_close(&step, enqueue_select(&step, args, &due, lists));
 }
 
 kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
@@ -259,7 +259,7 @@ static kvf_status use_lists(kvf_cache *cache, const kvf_decode_args *args,
     kvf_step_at(&step, args->layer, args->sequences, args->batch);
     step.q = args->q;
     kvf_step_rows(&step);
-    const kvf_status status = kvf_bring_listed(&step, lists, find);
+    const kvf_status status = kvf_addressable_listed(&step, lists, find);
     return status == KVF_OK ? kvf_step_end(&step, enqueue(&step, args, lists))
                             : kvf_step_refuse(&step, status);
 }

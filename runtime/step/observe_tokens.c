@@ -10,7 +10,7 @@
  * that buffer and what the caller gives, whatever the number of queries.
  */
 
-#include "bring.h"
+#include "addressable.h"
 #include "cache.h"
 #include "retain.h"
 #include "select.h"
@@ -206,15 +206,11 @@ static kvf_status enqueue(scoring *s)
 kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
                                const kvf_scores_args *args, float *work, kvf_stream *stream)
 {
-    kvf_step step;
+    kvf_step step = {.cache = cache};
     KVF_TRY(check(cache, sequence, args));
     if (args->candidates == args->begin)
         return KVF_OK;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_step_at(&step, args->layer, &sequence, 1);
-    const kvf_status status = kvf_bring_rows(&step, NULL, NULL);
-    if (status != KVF_OK)
-        return kvf_step_refuse(&step, status);
+    KVF_TRY(kvf_step_open(&step, args->layer, &sequence, true, stream));
     kvf_step_rows(&step);
     scoring s = {.step = &step, .args = args, .work = work};
     s.observe = observe_args(&step, args);

@@ -9,8 +9,8 @@
 
 #include "prefill.h"
 
+#include "addressable.h"
 #include "append.h"
-#include "bring.h"
 #include "chunk.h"
 #include "prefill_arena.h"
 #include "seal.h"
@@ -97,13 +97,8 @@ static kvf_status prepare(kvf_step *step, const kvf_prefill_args *args, kvf_stre
 {
     kvf_layer *layer = &args->sequence->layers[args->layer];
     const uint32_t base = layer->length;
-    KVF_TRY(kvf_step_begin(step->cache, stream, step));
-    kvf_step_at(step, args->layer, &args->sequence, 1);
-    kvf_status status = KVF_OK;
-    if (step->kv_group && args->q)
-        status = kvf_bring(step, layer, 0, UINT32_MAX);
-    if (step->kv_group && status == KVF_OK)
-        status = kvf_append_acquire(layer, args->tokens);
+    KVF_TRY(kvf_step_open(step, args->layer, &args->sequence, args->q != NULL, stream));
+    const kvf_status status = step->kv_group ? kvf_append_acquire(layer, args->tokens) : KVF_OK;
     if (status != KVF_OK)
         return kvf_step_refuse(step, status);
     kvf_append_note(layer, args->tokens, args->positions);
@@ -168,12 +163,8 @@ static kvf_status enqueue_queries(kvf_step *step, const kvf_prefill_args *args)
 kvf_status kvf_layer_prefill_queries(kvf_cache *cache, const kvf_prefill_args *args,
                                      kvf_stream *stream)
 {
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_step_at(&step, args->layer, &args->sequence, 1);
-    const kvf_status status = kvf_bring(&step, step.states[0], 0, UINT32_MAX);
-    if (status != KVF_OK)
-        return kvf_step_refuse(&step, status);
+    kvf_step step = {.cache = cache};
+    KVF_TRY(kvf_step_open(&step, args->layer, &args->sequence, true, stream));
     kvf_step_rows(&step);
     return kvf_step_end(&step, enqueue_queries(&step, args));
 }
@@ -193,9 +184,8 @@ kvf_status kvf_layer_append_again(kvf_cache *cache, const kvf_prefill_args *args
 {
     kvf_layer *layer = &args->sequence->layers[args->layer];
     const uint32_t base = layer->length;
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_step_at(&step, args->layer, &args->sequence, 1);
+    kvf_step step = {.cache = cache};
+    KVF_TRY(kvf_step_open(&step, args->layer, &args->sequence, false, stream));
     KVF_TRY(kvf_append_acquire(layer, args->tokens));
     kvf_append_note(layer, args->tokens, args->positions);
     kvf_layer_needs_exact(layer, base);

@@ -8,7 +8,7 @@
  * the sink and of the window change nothing. Afterwards the row is as after an exact refresh.
  */
 
-#include "bring.h"
+#include "addressable.h"
 #include "cache.h"
 #include "retain.h"
 #include "select.h"
@@ -48,12 +48,8 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
     if (state->kv_group->dims.static_tokens == 0)
         return KVF_OK;
     if (state->sealed > 0) {
-        kvf_step step;
-        KVF_TRY(kvf_step_begin(cache, stream, &step));
-        kvf_step_at(&step, layer, &sequence, 1);
-        const kvf_status status = kvf_bring_rows(&step, NULL, NULL);
-        if (status != KVF_OK)
-            return kvf_step_refuse(&step, status);
+        kvf_step step = {.cache = cache};
+        KVF_TRY(kvf_step_open(&step, layer, &sequence, true, stream));
         state->is_due = 1;
         kvf_step_rows(&step);
         kvf_step_rows_after(&step);

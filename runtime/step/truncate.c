@@ -11,13 +11,13 @@
  *
  * A static set that was chosen before the cut stays, with its age. One that dropped queries have
  * chosen is dissolved, which looks at no page: the next step chooses another with all keys, as
- * after a prefill. Blocks are read from disk before anything changes, so a cut that fails has no
+ * after a prefill. Blocks are made addressable before anything changes, so a cut that fails has no
  * effect.
  */
 
 #include "retain.h"
 
-#include "bring.h"
+#include "addressable.h"
 #include "cache.h"
 #include "prefill_arena.h"
 #include "step.h"
@@ -184,7 +184,7 @@ static kvf_status bring_blocks(const kvf_kv_group *kv_group, const kvf_sequence 
         const uint32_t end =
             kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, kv_group->dims.paging.block_size));
         if (length && first < end)
-            KVF_TRY(kvf_bring_blocks(layer->kv_group, layer->blocks + first, end - first));
+            KVF_TRY(kvf_addressable_blocks(layer->kv_group, layer->blocks + first, end - first));
     }
     return KVF_OK;
 }

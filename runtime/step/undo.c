@@ -10,6 +10,7 @@
 
 #include "undo.h"
 
+#include "addressable.h"
 #include "retain.h"
 
 typedef struct undoing {
@@ -166,16 +167,10 @@ static void put_counts_back(kvf_cache *cache, const kvf_decode_args *args)
 
 /* ---- a call ---- */
 
-static bool may_fail(const kvf_cache *cache, const kvf_decode_args *args)
-{
-    const kvf_kv_group *kv_group = cache->places[args->layer].kv_group;
-    return kv_group && kvf_page_pool_spills(&kv_group->pool);
-}
-
 kvf_status kvf_undo_keep(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     kvf_step step;
-    if (!may_fail(cache, args))
+    if (!kvf_step_may_fail(cache, args->layer))
         return KVF_OK;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     kvf_step_at(&step, args->layer, args->sequences, args->batch);
@@ -201,7 +196,7 @@ kvf_status kvf_undo_unless_ok(kvf_cache *cache, const kvf_decode_args *args, kvf
                               kvf_status status)
 {
     kvf_step step;
-    if (status == KVF_OK || cache->broken != KVF_OK || !may_fail(cache, args))
+    if (status == KVF_OK || cache->broken != KVF_OK || !kvf_step_may_fail(cache, args->layer))
         return status;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     kvf_step_at(&step, args->layer, args->sequences, args->batch);

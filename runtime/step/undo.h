@@ -5,13 +5,13 @@
 /*
  * Undoing a call of decode that fails half-way.
  *
- * A read from disk can fail after a step has appended, sealed, refreshed and counted, or after
- * earlier steps of a call with several tokens. So a call on a KV group with a disk tier first keeps
+ * A read of blocks can fail after a step has appended, sealed, refreshed and counted, or after
+ * earlier steps of a call with several tokens. So a call that may fail (addressable.h) first keeps
  * a copy of all that it will change, and a failure puts that back.
  *
  * Invariant: after kvf_undo outputs, counts and saved bytes of later calls are those of a cache
  * that never had the call. Which pages lie in slots and in page frames is not put back, and so
- * neither are figures of transfers and of the disk.
+ * neither are figures of transfers and of reads.
  */
 
 #include "step.h"
