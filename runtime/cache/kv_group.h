@@ -19,6 +19,7 @@
 
 #include <stdbool.h>
 
+#include "layer.h"
 #include "layout.h"
 #include "page_pool.h"
 #include "paging.h"
@@ -83,22 +84,15 @@ typedef struct kvf_layer {
     uint32_t length;
     uint32_t sealed;        /* blocks */
     uint32_t sealed_before; /* in this call: before its tokens */
-    uint32_t queries;       /* so far: the newest is in slot (queries - 1) % window */
-    uint32_t queries_from;  /* those before it are lost: a cut took what had overwritten them */
-    uint32_t since_refresh; /* decode steps */
-    uint32_t steps;         /* decode steps, for verify_interval */
-    uint32_t store;         /* 0 or 1 */
-    uint32_t is_fresh;      /* tables on the device hold another sequence's data */
-    uint32_t needs_exact;   /* the next refresh follows a prefill */
-    uint32_t exact_from;    /* length when that became so */
-    uint32_t share_from;    /* length when auto chose; 0: it has not */
-    uint32_t is_due;        /* in this call: the static set is refreshed */
-    uint32_t is_verified;   /* in this call: dense attention is compared */
-    uint32_t static_from;   /* length when the static set was chosen; 0: no page has bits of one */
-    uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
-    uint32_t spare;         /* blocks[spare - 1] is in the spare block as it was; 0: none is */
-    uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
-    uint64_t arrivals;      /* of the pool when the page table was sent; see addressable.h */
+    kvf_layer_queries queries;
+    kvf_layer_refresh refresh;
+    uint32_t steps;       /* decode steps, for verify_interval */
+    uint32_t is_fresh;    /* tables on the device hold another sequence's data */
+    uint32_t is_verified; /* in this call: dense attention is compared */
+    uint32_t kept;        /* tokens that an eviction chose, per KV head its own; 0: none did */
+    uint32_t spare;       /* blocks[spare - 1] is in the spare block as it was; 0: none is */
+    uint32_t held;        /* in a call that shortens: blocks[sealed .. held) are there already */
+    uint64_t arrivals;    /* of the pool when the page table was sent; see addressable.h */
 } kvf_layer;
 
 /* Arguments of one call: built on the host, copied to the device in stream order. */
@@ -195,7 +189,8 @@ static inline uint32_t kvf_rest_tokens(const kvf_kv_group *kv_group, const kvf_l
 /* Queries of the layer that are on the device: the newest ones. */
 static inline uint32_t kvf_kept_queries(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    return kvf_min_u32(layer->queries - layer->queries_from, kv_group->dims.paging.query_window);
+    return kvf_min_u32(layer->queries.count - layer->queries.from,
+                       kv_group->dims.paging.query_window);
 }
 
 /* Queries, and blocks of the ring, that a call may take from a row; see undo.h. */
@@ -207,14 +202,6 @@ static inline uint32_t kvf_undo_queries(const kvf_kv_group *kv_group)
 static inline uint32_t kvf_undo_blocks(const kvf_kv_group *kv_group)
 {
     return kvf_div_ceil_u32(kv_group->config.tokens_per_step_max, kv_group->dims.paging.block_size);
-}
-
-/* The next refresh looks at all keys. */
-static inline void kvf_layer_needs_exact(kvf_layer *layer, uint32_t length)
-{
-    if (!layer->needs_exact)
-        layer->exact_from = length;
-    layer->needs_exact = 1;
 }
 
 /* Spans of a split, of lists of at most `spans_max` spans of so many tokens each. Settings alone

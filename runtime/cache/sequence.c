@@ -39,7 +39,7 @@ static void replace(kvf_layer *layer, const kvf_layer *by)
 
 static void validate_layer(kvf_layer *layer)
 {
-    replace(layer, &(kvf_layer){.is_fresh = 1, .needs_exact = 1});
+    replace(layer, &(kvf_layer){.is_fresh = 1, .refresh.needs_exact = 1});
 }
 
 /* A new generation; after a million of them, wait until no older one can report any more. */

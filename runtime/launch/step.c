@@ -48,7 +48,7 @@ kvf_layer kvf_step_state(const kvf_step *step, uint32_t row)
     kvf_layer state = *step->states[row];
     for (uint32_t b = row + 1; b < step->rows && !kvf_step_is_first(step, b); b++) {
         state.length--;
-        state.queries--;
+        state.queries.count--;
         state.steps--;
     }
     return state;
@@ -91,7 +91,7 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
     const kvf_paging *p = &kv_group->dims.paging;
     const size_t n = state->row;
     const size_t rows = (size_t)kv_group->config.sequences_max * kv_group->config.layers;
-    const size_t stored = state->store * rows + n; /* two stores per row */
+    const size_t stored = state->refresh.store * rows + n; /* two stores per row */
     const size_t runs = (size_t)p->kv_heads * p->blocks_max;
     const size_t centroids = (size_t)p->kv_heads * p->segments_max; /* no coarse head: none */
     const size_t page = kvf_page_bytes(&p->shape);
@@ -124,7 +124,7 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
         .length = state->length,
         .sealed = state->sealed,
         .sealed_before = state->sealed,
-        .query_slot = state->queries ? (state->queries - 1) % p->query_window : 0,
+        .query_slot = state->queries.count ? (state->queries.count - 1) % p->query_window : 0,
         .query_count = kvf_kept_queries(kv_group, state),
         .attend_all = kv_group->policy->all_pages ||
                       state->length <= kvf_budget_tokens(&kv_group->config, state->length),
@@ -163,7 +163,7 @@ void kvf_step_rows(kvf_step *step)
         if (kvf_step_is_first(step, b))
             row->sealed_before = state.sealed_before;
         /* A query that this step brings and overwrites is not kept. */
-        if (step->states[b]->queries - state.queries >= p->query_window)
+        if (step->states[b]->queries.count - state.queries.count >= p->query_window)
             row->queries = NULL;
         KVF_ASSERT(job + row->sealed - row->sealed_before <= step->sealed_blocks);
         row->job_first = job;

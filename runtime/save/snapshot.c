@@ -15,11 +15,11 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
     *out = (kvf_saved_layer){
         .length = state->length,
         .sealed = state->sealed,
-        .queries = state->queries,
-        .since_refresh = state->since_refresh,
+        .queries = state->queries.count,
+        .since_refresh = state->refresh.since,
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
-                 (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
+                 (state->refresh.needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
                  (kv_group->tables.rows.share ? KVF_SAVED_AUTO : 0u) |
                  (state->spare ? KVF_SAVED_SPARE : 0u) |
                  (kv_group->tables.rows.chosen_at ? KVF_SAVED_RECENT : 0u),
@@ -27,11 +27,11 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
         .lists = p->lists,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
         .query_window = p->query_window,
-        .queries_from = state->queries_from,
+        .queries_from = state->queries.from,
         .kept = state->kept,
-        .static_from = state->static_from,
-        .share_from = state->share_from,
-        .exact_from = state->needs_exact ? state->exact_from : 0,
+        .static_from = state->refresh.static_from,
+        .share_from = state->refresh.share_from,
+        .exact_from = state->refresh.needs_exact ? state->refresh.exact_from : 0,
     };
 }
 

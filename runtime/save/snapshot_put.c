@@ -302,7 +302,7 @@ static void put_counts(const putting *p)
 {
     const kvf_saved_layer *saved = p->l->saved;
     kvf_layer *layer = p->layer;
-    layer->store = 0;
+    layer->refresh.store = 0;
     layer->kept = saved->kept;
     layer->spare = p->l->snapshot->spare ? layer->sealed : 0;
     memset(layer->by_step, 0, layer->length);
@@ -310,14 +310,13 @@ static void put_counts(const putting *p)
         return;
     for (uint32_t i = 0; i < layer->length; i++)
         layer->by_step[i] = p->l->snapshot->by_step[i] != 0;
-    layer->queries = saved->queries;
-    layer->queries_from = saved->queries_from;
-    layer->since_refresh = saved->since_refresh;
     layer->steps = saved->steps;
-    layer->needs_exact = (saved->flags & KVF_SAVED_NEEDS_EXACT) != 0;
-    layer->exact_from = saved->exact_from;
-    layer->share_from = saved->share_from;
-    layer->static_from = saved->static_from;
+    layer->queries = (kvf_layer_queries){.count = saved->queries, .from = saved->queries_from};
+    layer->refresh = (kvf_layer_refresh){.since = saved->since_refresh,
+                                         .needs_exact = (saved->flags & KVF_SAVED_NEEDS_EXACT) != 0,
+                                         .exact_from = saved->exact_from,
+                                         .share_from = saved->share_from,
+                                         .static_from = saved->static_from};
 }
 
 kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_event *done)

@@ -44,11 +44,10 @@ static kvf_status acquire(kvf_step *step)
 /* The part of the step that pages have. */
 static void note_due(const kvf_kv_group *kv_group, kvf_layer *layer, kvf_due *due)
 {
-    layer->queries++;
-    layer->is_due = kvf_refresh_is_due(kv_group, layer, layer->sealed);
-    layer->since_refresh = layer->is_due ? 1 : layer->since_refresh + 1;
+    kvf_queries_add(&layer->queries, 1);
+    kvf_refresh_step(&layer->refresh, kvf_refresh_is_due(kv_group, layer, layer->sealed));
     layer->is_verified = kvf_verify_is_due(kv_group, layer);
-    due->refreshes += layer->is_due;
+    due->refreshes += layer->refresh.is_due;
     due->verifies += layer->is_verified;
 }
 

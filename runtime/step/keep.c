@@ -218,12 +218,11 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
     if (stay == all)
         return KVF_OK;
     for (uint32_t i = 0; i < stay; i++) {
-        const uint32_t slot = (k->layer->queries - stay + i) % p->query_window;
+        const uint32_t slot = (k->layer->queries.count - stay + i) % p->query_window;
         KVF_TRY(
             ops->copy(k->stream, k->work.queries + i * bytes, row->queries + slot * bytes, bytes));
     }
-    k->layer->queries = stay;
-    k->layer->queries_from = 0;
+    kvf_queries_keep(&k->layer->queries, stay);
     return stay ? ops->copy(k->stream, row->queries, k->work.queries, stay * bytes) : KVF_OK;
 }
 
@@ -374,11 +373,11 @@ static kvf_status shorten(keeping *k)
     const uint32_t block_size = kv_group->dims.paging.block_size;
     const uint32_t front = common_front(k) / block_size;
     k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(kv_group, k->count));
-    if (layer->static_from)
+    if (layer->refresh.static_from)
         k->blocks = 0;
     KVF_TRY(start(k));
     note_positions(k);
-    layer->static_from = 0;
+    kvf_refresh_drop_set(&layer->refresh);
     layer->kept = k->count;
     layer->spare = 0; /* what is sealed now never comes back to the window */
     layer->held = k->sealed;

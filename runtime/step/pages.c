@@ -54,7 +54,7 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 static kvf_status refresh(kvf_step *step, uint64_t *clock)
 {
     for (uint32_t b = 0; b < step->rows; b++)
-        if (step->states[b]->is_due)
+        if (step->states[b]->refresh.is_due)
             KVF_TRY(kvf_static_refresh(step, b));
     step->row = step->row_after;
     step->row_host = step->row_after_host;

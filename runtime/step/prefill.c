@@ -26,11 +26,11 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
     const size_t bytes =
         (size_t)kv_group->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     if (!args->q) {
-        layer->queries = layer->queries_from = 0; /* what comes next does not follow what is kept */
+        kvf_queries_forget(&layer->queries);
         return KVF_OK;
     }
-    const uint32_t first = layer->queries;
-    layer->queries += args->tokens;
+    const uint32_t first = layer->queries.count;
+    kvf_queries_add(&layer->queries, args->tokens);
     uint32_t i = args->tokens - kvf_min_u32(args->tokens, p->query_window);
     while (i < args->tokens) {
         const uint32_t slot = (first + i) % p->query_window;
@@ -103,7 +103,7 @@ static kvf_status prepare(kvf_step *step, const kvf_prefill_args *args, kvf_stre
         return kvf_step_refuse(step, status);
     kvf_append_note(layer, args->tokens, args->positions);
     kvf_footprint_append(step->cache, args->sequence, args->layer, args->tokens);
-    kvf_layer_needs_exact(layer, base);
+    kvf_refresh_needs_exact(&layer->refresh, base);
     if (step->kv_group)
         kvf_step_rows(step);
     return KVF_OK;
@@ -188,7 +188,7 @@ kvf_status kvf_layer_append_again(kvf_cache *cache, const kvf_prefill_args *args
     KVF_TRY(kvf_step_open(&step, args->layer, &args->sequence, false, stream));
     KVF_TRY(kvf_append_acquire(layer, args->tokens));
     kvf_append_note(layer, args->tokens, args->positions);
-    kvf_layer_needs_exact(layer, base);
+    kvf_refresh_needs_exact(&layer->refresh, base);
     kvf_step_rows(&step);
     return kvf_step_end(&step, enqueue_again(&step, args, carried, base));
 }

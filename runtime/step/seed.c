@@ -50,13 +50,11 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
     if (state->sealed > 0) {
         kvf_step step = {.cache = cache};
         KVF_TRY(kvf_step_open(&step, layer, &sequence, true, stream));
-        state->is_due = 1;
+        kvf_refresh_seed(&state->refresh);
         kvf_step_rows(&step);
         kvf_step_rows_after(&step);
-        state->is_due = 0;
         KVF_TRY(kvf_step_end(&step, enqueue(&step, scores)));
     }
-    state->needs_exact = 0;
-    state->since_refresh = 0;
+    kvf_refresh_seeded(&state->refresh);
     return KVF_OK;
 }

@@ -36,8 +36,9 @@ static effect advance(const kvf_kv_group *kv_group, kvf_layer *at)
     const bool seals = sealed > at->sealed, is_due = kvf_refresh_is_due(kv_group, at, sealed);
     const bool is_alone = is_due || kvf_verify_is_due(kv_group, at);
     at->sealed = sealed;
-    at->since_refresh = is_due ? 1 : at->since_refresh + 1;
-    at->needs_exact = is_due ? 0 : at->needs_exact;
+    kvf_refresh_step(&at->refresh, is_due);
+    if (is_due)
+        kvf_refresh_was_exact(&at->refresh);
     at->steps++;
     return is_alone ? EFFECT_ALONE : seals ? EFFECT_SEALS : EFFECT_NONE;
 }

@@ -17,7 +17,8 @@
 bool kvf_refresh_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer, uint32_t sealed)
 {
     return kv_group->dims.static_tokens && sealed &&
-           (layer->needs_exact || layer->since_refresh >= kv_group->config.refresh_interval);
+           (layer->refresh.needs_exact ||
+            layer->refresh.since >= kv_group->config.refresh_interval);
 }
 
 void kvf_step_rows_after(kvf_step *step)
@@ -26,8 +27,7 @@ void kvf_step_rows_after(kvf_step *step)
     KVF_TAKE(step, step->row_after_host, step->row_after, step->rows);
     for (uint32_t b = 0; step->states && b < step->rows; b++) {
         kvf_layer *state = step->states[b];
-        state->store ^= state->is_due;
-        state->static_from = state->is_due ? state->length : state->static_from;
+        kvf_refresh_flip(&state->refresh, state->length);
         const kvf_row other = kvf_step_row(kv_group, state);
         step->row_after_host[b] = step->row_host[b];
         step->row_after_host[b].store = other.store;
@@ -86,7 +86,7 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
     }
     if (all->window && row->sealed * kv_group->dims.paging.block_size >
                            kv_group->dims.rest_tokens + kv_group->config.sink_tokens)
-        layer->share_from = row->length;
+        kvf_refresh_chose_share(&layer->refresh, row->length);
     return KVF_LAUNCH(step, overlap, args);
 }
 
@@ -150,7 +150,7 @@ kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
     kvf_layer *layer = step->states[index];
     const kvf_observation all = newest_queries(step, index, false);
     step->cache->counters[step->layer].refreshes++;
-    if (kv_group->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from)
+    if (kv_group->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->refresh.share_from)
         KVF_TRY(choose_share(step, &all, layer));
     KVF_TRY(kvf_step_cover(step, &all));
     KVF_TRY(put(step, scores));
@@ -162,12 +162,12 @@ kvf_status kvf_static_refresh(kvf_step *step, uint32_t index)
     kvf_kv_group *kv_group = step->kv_group;
     kvf_layer *layer = step->states[index];
     const bool chooses_share =
-        kv_group->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from;
-    const bool is_exact =
-        layer->needs_exact || chooses_share || kv_group->config.refresh == KVF_REFRESH_EXACT;
+        kv_group->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->refresh.share_from;
+    const bool is_exact = layer->refresh.needs_exact || chooses_share ||
+                          kv_group->config.refresh == KVF_REFRESH_EXACT;
     const kvf_observation all = newest_queries(step, index, !is_exact);
     step->cache->counters[step->layer].refreshes++;
-    layer->needs_exact = 0;
+    kvf_refresh_was_exact(&layer->refresh);
     if (chooses_share)
         KVF_TRY(choose_share(step, &all, layer));
     KVF_TRY(kvf_step_cover(step, &all));

@@ -62,18 +62,6 @@ static uint32_t steps_of(const kvf_layer *layer, uint32_t first)
     return steps;
 }
 
-/* Queries of the tokens that stay; the ring has overwritten those before. */
-static void cut_queries(kvf_layer *layer, uint32_t dropped)
-{
-    const uint32_t kept = kvf_kept_queries(layer->kv_group, layer);
-    if (dropped < kept) {
-        layer->queries_from = layer->queries - kept;
-        layer->queries -= dropped;
-    } else {
-        layer->queries = layer->queries_from = 0;
-    }
-}
-
 static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
 {
     kvf_layer *layer = &sequence->layers[index];
@@ -81,15 +69,11 @@ static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
     const uint32_t steps = steps_of(layer, length), sealed = kvf_sealed_blocks(kv_group, length);
     for (uint32_t p = sealed; p < layer->sealed; p++)
         kvf_page_pool_release(&kv_group->pool, layer->blocks[p]);
-    cut_queries(layer, layer->length - length);
+    kvf_queries_cut(&layer->queries, layer->length - length, kvf_kept_queries(kv_group, layer));
     layer->length = length;
     layer->sealed = sealed;
     layer->steps -= kvf_min_u32(steps, layer->steps);
-    layer->since_refresh -= kvf_min_u32(steps, layer->since_refresh);
-    if (layer->needs_exact && length <= layer->exact_from)
-        layer->needs_exact = 0;
-    if (layer->share_from > length)
-        layer->share_from = 0;
+    kvf_refresh_cut(&layer->refresh, length, steps);
     kvf_footprint_cut(sequence->cache, sequence, index);
 }
 
@@ -213,10 +197,7 @@ static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *s
     KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
     kvf_step_at(&step, index, &sequence, 1);
     KVF_TRY(kvf_step_end(&step, enqueue_dissolve(&step)));
-    layer->static_from = 0;
-    layer->since_refresh = 0;
-    layer->needs_exact = 1;
-    layer->exact_from = 0;
+    kvf_refresh_dissolve(&layer->refresh);
     return KVF_OK;
 }
 
@@ -263,7 +244,7 @@ kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t token
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(layer, tokens);
-        if (length && layer->static_from > length)
+        if (length && layer->refresh.static_from > length)
             KVF_TRY(dissolve(sequence, i, stream));
     }
     return cut_all(cache, sequence, tokens, stream);

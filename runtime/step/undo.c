@@ -50,7 +50,7 @@ static void queries(undoing *u, uint32_t tokens)
     const size_t bytes = (size_t)p->kv_heads * p->group * kvf_row_bytes(&p->shape);
     const uint32_t most = kvf_undo_queries(kv_group);
     for (uint32_t i = 0; i < kvf_min_u32(tokens, most); i++)
-        piece(u, u->row.queries + (u->from->queries + i) % p->query_window * bytes,
+        piece(u, u->row.queries + (u->from->queries.count + i) % p->query_window * bytes,
               kept_of(u)->queries, (size_t)u->index * most + i, bytes);
 }
 
@@ -76,8 +76,9 @@ static void static_set(undoing *u, uint32_t tokens)
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_undo_tables *t = kept_of(u);
     const uint32_t interval = kv_group->config.refresh_interval;
-    const bool is_due = kv_group->dims.static_tokens &&
-                        (u->from->needs_exact || u->from->since_refresh + tokens > interval);
+    const bool is_due =
+        kv_group->dims.static_tokens &&
+        (u->from->refresh.needs_exact || u->from->refresh.since + tokens > interval);
     const size_t b = u->index, entries = kvf_store_tokens(p);
     piece(u, u->row.store_count, t->store_count, b, p->kv_heads * sizeof *t->store_count);
     for (uint32_t h = 0; is_due && h < p->kv_heads; h++)
