@@ -26,6 +26,7 @@ typedef struct host_event {
     pthread_cond_t fired;
     uint64_t recorded;            /* guarded by lock: generation enqueued last */
     kvf_stream *stream;           /* guarded by lock: that records it; alive until it is complete */
+    void (*hurry)(kvf_stream *);  /* guarded by lock: its worker begins */
     uint64_t floor;               /* guarded by lock: all up to here are complete */
     uint64_t ahead;               /* guarded by lock: complete ones above floor */
     atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
@@ -50,7 +51,7 @@ static bool event_is_complete(const host_event *event, uint64_t generation)
 static void hurry(const host_event *event)
 {
     if (!event_is_complete(event, event->recorded))
-        kvf_host_stream_hurry(event->stream);
+        event->hurry(event->stream);
 }
 
 void kvf_host_event_complete(kvf_event *base, uint64_t generation, const kvf_error *error)
@@ -140,7 +141,7 @@ void kvf_host_event_destroy(kvf_event *base)
     kvf_free(base->device->context, event);
 }
 
-uint64_t kvf_host_event_next(kvf_event *base, kvf_stream *stream)
+uint64_t kvf_host_event_next(kvf_event *base, kvf_stream *stream, void (*wake_up)(kvf_stream *))
 {
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
@@ -150,6 +151,7 @@ uint64_t kvf_host_event_next(kvf_event *base, kvf_stream *stream)
     }
     const uint64_t generation = ++event->recorded;
     event->stream = stream;
+    event->hurry = wake_up;
     pthread_mutex_unlock(&event->lock);
     return generation;
 }

@@ -448,7 +448,8 @@ kvf_status kvf_host_stream_wait(kvf_stream *base)
     return kvf_fail_again(base->device->context, status, &stream->error);
 }
 
-void kvf_host_stream_hurry(kvf_stream *base)
+/* Somebody waits for what is in the stream, and not by kvf_host_stream_wait: its worker begins. */
+static void hurry_worker(kvf_stream *base)
 {
     host_stream *stream = of_stream(base);
     pthread_mutex_lock(&stream->lock);
@@ -576,7 +577,8 @@ static kvf_status enqueue_sync(kvf_stream *base, entry_kind kind, kvf_event *eve
 
 kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream)
 {
-    return enqueue_sync(stream, ENTRY_RECORD, event, kvf_host_event_next(event, stream));
+    return enqueue_sync(stream, ENTRY_RECORD, event,
+                        kvf_host_event_next(event, stream, hurry_worker));
 }
 
 kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event)

@@ -41,14 +41,11 @@ kvf_status kvf_host_event_wait(kvf_event *event);
 int kvf_host_event_is_done(kvf_event *event);
 kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
 
-/* Somebody waits for what is in the stream, and not by kvf_host_stream_wait: its worker begins. */
-void kvf_host_stream_hurry(kvf_stream *stream);
-
 /* A stream's part in an event: the generation of a record to come on it (waits while 64 are on
- * their way), the one enqueued last, for which `stream` is going to wait, completing one, and
- * waiting for one (generation 0 is always complete), which returns the event's error. `error` NULL:
- * there is none. */
-uint64_t kvf_host_event_next(kvf_event *event, kvf_stream *stream);
+ * their way; who waits for it calls `hurry` with the stream), the one enqueued last, for which
+ * `stream` is going to wait, completing one, and waiting for one (generation 0 is always complete),
+ * which returns the event's error. `error` NULL: there is none. */
+uint64_t kvf_host_event_next(kvf_event *event, kvf_stream *stream, void (*hurry)(kvf_stream *));
 uint64_t kvf_host_event_recorded(kvf_event *event, const kvf_stream *stream);
 void kvf_host_event_complete(kvf_event *event, uint64_t generation, const kvf_error *error);
 kvf_status kvf_host_event_await(kvf_event *event, uint64_t generation);

@@ -305,11 +305,6 @@ kvf_transfer_config kvf_kv_group_transfer_config(const kvf_kv_group *kv_group)
                                  .memory = kvf_runtime_memory(kv_group->runtime)};
 }
 
-uint64_t kvf_reservation_bytes(const kvf_reservation *r)
-{
-    return r->kv.bytes + r->digest.bytes + r->table.bytes + r->control.bytes + r->host.bytes;
-}
-
 /* ---- the plan ---- */
 
 static kvf_status too_large(const kvf_cache *cache)

@@ -193,7 +193,10 @@ KVF_CHECKED kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r);
 /* Every array to its place. */
 void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r);
 
-uint64_t kvf_reservation_bytes(const kvf_reservation *r);
+static inline uint64_t kvf_reservation_bytes(const kvf_reservation *r)
+{
+    return r->kv.bytes + r->digest.bytes + r->table.bytes + r->control.bytes + r->host.bytes;
+}
 
 kvf_transfer_config kvf_kv_group_transfer_config(const kvf_kv_group *kv_group);
 

@@ -20,39 +20,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune, const cli_tune_prompt *prompt,
-                        float *hidden, kvf_error *error)
-{
-    kvf_sequence *sequence = NULL;
-    kvf_status status = kvf_sequence_create(tune->cache, &sequence);
-    if (status == KVF_OK) {
-        const kvf_prompt whole = {.sequence = sequence, .ids = prompt->ids, .count = prompt->count};
-        status = kvf_transformer_hidden(tune->transformer, tune->cache, prune, &whole, hidden,
-                                        tune->stream);
-    }
-    status = kvf_library_told(tune->runtime, status, error);
-    if (tune->stream)
-        (void)!kvf_stream_wait(tune->stream);
-    kvf_transformer_forget(tune->transformer);
-    kvf_sequence_destroy(sequence);
-    return status == KVF_OK ? kvf_transformer_check(tune->transformer, error) : status;
-}
-
 static kvf_status run_piece(const cli_tune *tune, kvf_prune *prune, uint32_t index, float *hidden,
                             kvf_error *error)
 {
     const uint32_t tokens = tune->tuning.tokens;
     const cli_tune_prompt piece = {tune->pieces.ids + (size_t)index * tokens, tokens};
     return cli_tune_run(tune, prune, &piece, hidden, error);
-}
-
-void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out)
-{
-    kvf_prune_config_init(out, kvf_prune_policy_find(policy));
-    cli_settings_apply(&tune->options.prune.values, out);
-    /* The kept tokens change nothing of a prefill's hidden states. */
-    out->settings.keep = 1.0f;
-    out->settings.keep_tokens = 0;
 }
 
 /* ---- structkv ---- */

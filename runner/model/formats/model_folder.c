@@ -16,21 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-kvf_status model_fail_open(const char *path, int number, kvf_error *error)
-{
-    char target[256];
-    const ssize_t size = number == ENOENT ? readlink(path, target, sizeof target - 1) : -1;
-    if (size < 0)
-        return model_fail_errno(error, number, "%s cannot be opened", path);
-    target[size] = '\0';
-    (void)model_fail(error, KVF_SYSTEM,
-                     "%.240s is a link to %.160s, and nothing is there; download the file again",
-                     path, target);
-    if (error)
-        error->foreign = number;
-    return KVF_SYSTEM;
-}
-
 bool model_has_file(const char *path)
 {
     struct stat about;

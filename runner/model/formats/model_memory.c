@@ -94,6 +94,21 @@ kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ..
     return KVF_SYSTEM;
 }
 
+kvf_status model_fail_open(const char *path, int number, kvf_error *error)
+{
+    char target[256];
+    const ssize_t size = number == ENOENT ? readlink(path, target, sizeof target - 1) : -1;
+    if (size < 0)
+        return model_fail_errno(error, number, "%s cannot be opened", path);
+    target[size] = '\0';
+    (void)model_fail(error, KVF_SYSTEM,
+                     "%.240s is a link to %.160s, and nothing is there; download the file again",
+                     path, target);
+    if (error)
+        error->foreign = number;
+    return KVF_SYSTEM;
+}
+
 kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what)
 {
     return model_fail(error, KVF_OUT_OF_MEMORY, "%zu bytes for %s could not be allocated", bytes,

@@ -3,8 +3,8 @@
 #define KVF_MODEL_HOST_PARTS_H
 
 /*
- * The host device's part of a transformer besides its buffers, for transformer_host.c and
- * host_experts.c. Invariant: as in transformer_host.c.
+ * The host device's part of a transformer besides its buffers, for transformer_host.c,
+ * host_launch.c and host_experts.c. Invariant: as in transformer_host.c.
  */
 
 #include "transformer_ops.h"
@@ -41,7 +41,7 @@ static inline host_part *host_of(const kvf_transformer *t)
     return t->device;
 }
 
-/* transformer_host.c */
+/* host_launch.c */
 kvf_status host_launch(const transformer_step *s, kvf_task_fn fn, row_args args, uint32_t tasks);
 kvf_status host_multiply(const transformer_step *s, kvf_linear_call call);
 /* `rows` of gate_up -> activated */

@@ -14,10 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Columns of the activation that one task computes. */
-#define ACTIVATION_SEGMENT 2048u
 /* Columns of hidden states or angles that one task moves. */
-#define GATHER_SEGMENT     256u
+#define GATHER_SEGMENT 256u
 
 /* ---- tasks, one per row ---- */
 
@@ -109,30 +107,6 @@ static void widen_task(const void *raw, uint32_t row)
                                                width, host_of(t)->attended_wide + row * width);
 }
 
-static uint32_t activation_segments(const kvf_transformer *t)
-{
-    return (t->model.intermediate_size + ACTIVATION_SEGMENT - 1) / ACTIVATION_SEGMENT;
-}
-
-/* One task is one segment of one row. */
-static void activate_task(const void *raw, uint32_t task)
-{
-    const kvf_transformer *t = ((const row_args *)raw)->t;
-    size_t width = t->model.intermediate_size;
-    size_t row = task / activation_segments(t);
-    size_t first = task % activation_segments(t) * (size_t)ACTIVATION_SEGMENT;
-    size_t count = width - first < ACTIVATION_SEGMENT ? width - first : ACTIVATION_SEGMENT;
-    const float *gate = t->buffers.gate_up + row * 2 * width + first;
-    float *y = (float *)t->buffers.activated + row * width + first;
-    if (t->model.architecture->has_gelu)
-        kvf_geglu(gate, gate + width, count, y);
-    else if (t->model.architecture->clamps_swiglu)
-        kvf_swiglu_clamped(gate, gate + width, count, t->model.swiglu_limit, t->model.swiglu_alpha,
-                           y);
-    else
-        host_of(t)->kernels->swiglu(gate, gate + width, count, y);
-}
-
 /* hidden += the norm of a row in gate_up, in its place. */
 static void add_norm_task(const void *raw, uint32_t row)
 {
@@ -175,21 +149,6 @@ static void gather_task(const void *raw, uint32_t task)
 }
 
 /* ---- enqueueing ---- */
-
-kvf_status host_launch(const transformer_step *s, kvf_task_fn fn, row_args args, uint32_t tasks)
-{
-    args.t = s->t;
-    args.first = s->first;
-    args.rows = s->rows;
-    return kvf_stream_launch(s->stream, fn, &args, sizeof args, tasks);
-}
-
-kvf_status host_multiply(const transformer_step *s, kvf_linear_call call)
-{
-    call.rows = s->rows;
-    call.separate = s->separate;
-    return kvf_linear_enqueue(host_of(s->t)->engine, &call, s->stream);
-}
 
 static kvf_status host_start(const transformer_step *s, const uint32_t *ids,
                              const uint32_t *positions)
@@ -263,11 +222,6 @@ static kvf_status host_output(const transformer_step *s, const transformer_layer
 {
     KVF_TRY(host_launch(s, widen_task, (row_args){0}, s->rows));
     return add(s, &l->output, host_of(s->t)->attended_wide, l->attention_after, norm);
-}
-
-kvf_status host_activate(const transformer_step *s, uint32_t rows)
-{
-    return host_launch(s, activate_task, (row_args){0}, rows * activation_segments(s->t));
 }
 
 static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l, const float *norm)
