@@ -76,16 +76,16 @@ def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
 
 def make_attention_params(settings: CacheConfig, scale: float, sinks: Any, soft_cap: float) -> tuple:
     """A kvf_attention_params, and the array that it names."""
-    form, array = AttentionParams(), None
-    lib.kvf_attention_params_init_sized(byref(form), ctypes.sizeof(form))
-    form.scale, form.soft_cap = scale, soft_cap
+    params, array = AttentionParams(), None
+    lib.kvf_attention_params_init_sized(byref(params), ctypes.sizeof(params))
+    params.scale, params.soft_cap = scale, soft_cap
     if sinks is not None:
         array = np.ascontiguousarray(sinks, dtype=np.float32)
         if array.shape != (settings.query_heads,):
             raise Invalid("sinks has shape %s: it must have a number for each of %d query heads" % (
                 array.shape, settings.query_heads))
-        form.sinks = array.ctypes.data
-    return form, array
+        params.sinks = array.ctypes.data
+    return params, array
 
 
 class PageLists:

@@ -252,7 +252,7 @@ def _eager(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
     elif mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
             ~mask, torch.finfo(query.dtype).min)
-    _refuse_unknown(module, kwargs, own, _known.FORMS)
+    _refuse_unknown(module, kwargs, own, _known.ATTENTION_PARAMS)
     return own(module, query, key, value, mask, **kwargs)
 
 
@@ -285,7 +285,7 @@ def _number(layer: Any, name: str, value: Any) -> Optional[float]:
 
 def _must_know(layer: Any, kwargs: dict, heads: int) -> None:
     """Pages have a scale, sinks and a soft cap, and nothing else that an attention may be handed."""
-    names = _known.unknown(kwargs, _known.FORMS)
+    names = _known.unknown(kwargs, _known.ATTENTION_PARAMS)
     if names:
         raise layer.refusal("its attention is handed %s, which pages do not have" % _known.words(names))
     sinks = kwargs.get("s_aux")

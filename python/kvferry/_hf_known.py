@@ -27,7 +27,7 @@ HARMLESS = frozenset((
     "output_attentions", "output_hidden_states", "output_router_logits", "is_causal", "position_ids",
     "sliding_window", "deterministic",
     "tokenizer", "assistant_tokenizer")) # generate hands on what only its stop strings and candidates need
-FORMS = frozenset(("s_aux", "softcap")) # of an attention, which pages have
+ATTENTION_PARAMS = frozenset(("s_aux", "softcap")) # of an attention, which pages have
 # Arguments that SDPA and the attentions of models take besides. Pages have none of them.
 OTHERS = {"position_bias": "a bias of positions", "indices": "selected tokens", "block_indices": "selected blocks",
           "sinks": "sinks that each query has", "cu_seq_lens_q": "packed sequences",

@@ -33,17 +33,17 @@ def causal_columns(mask: torch.Tensor, columns: int, queries: int) -> torch.Tens
 
 
 def attend_from_padding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor,
-                        out: torch.Tensor, form: AttentionParams) -> None:
+                        out: torch.Tensor, params: AttentionParams) -> None:
     """Queries of padding after the first token of a prompt: nobody needs them, but logits show them."""
     padding, keys = (~valid & (valid.cumsum(0) > 0)).nonzero()[:, 0], valid.nonzero()[:, 0]
     k, v = (x[keys].transpose(0, 1).float().repeat_interleave(q.shape[1] // k.shape[1], 0) for x in (k, v))
     for late in padding.split(_PADDING_QUERIES) if len(padding) else ():
-        scores = q[late].transpose(0, 1).float() @ k.transpose(1, 2) * form.scale
-        if form.cap is not None:
-            scores = torch.tanh(scores / form.cap) * form.cap
+        scores = q[late].transpose(0, 1).float() @ k.transpose(1, 2) * params.scale
+        if params.cap is not None:
+            scores = torch.tanh(scores / params.cap) * params.cap
         scores = scores.masked_fill(keys >= late[:, None], -torch.inf)
-        if form.sinks is not None: # a score that has no token
-            scores = torch.cat([scores, form.sinks.float()[:, None, None].expand(-1, len(late), 1)], 2)
+        if params.sinks is not None: # a score that has no token
+            scores = torch.cat([scores, params.sinks.float()[:, None, None].expand(-1, len(late), 1)], 2)
         out[late] = (scores.softmax(2)[..., :len(keys)] @ v).transpose(0, 1).to(out.dtype)
 
 

@@ -332,7 +332,7 @@ class Cache(_caches.DynamicCache):
         self._held: List[int] = [] # tokens of each row
         self._gaps: Optional[torch.Tensor] = None # [rows, columns] False = padding; None = there is none
         self._columns = 0 # of the whole batch
-        self._forms: Dict[int, dict] = {} # of layers, as `kvferry.Cache.attention_params` takes them
+        self._params: Dict[int, dict] = {} # of layers, as `kvferry.Cache.attention_params` takes them
         self._known: Dict[int, tuple] = {} # what tells whether a layer has another by now
         self._saved: List[str] = [] # files that the rows come from
         self._model: Optional[str] = None # what they must be of
@@ -509,7 +509,7 @@ class Cache(_caches.DynamicCache):
         for i, row in enumerate(self._rows):
             gaps = None if self._gaps is None else self._gaps[i].int().tolist()
             note = {"rows": len(self._rows), "columns": self._columns, "held": self._held[i],
-                    "gaps": gaps, "forms": [self._forms[n] for n in range(len(self._paged))]}
+                    "gaps": gaps, "attention_params": [self._params[n] for n in range(len(self._paged))]}
             row.save(_row_path(path, i), model, json.dumps(note).encode()).wait()
 
     def restore(self, path: Union[str, os.PathLike], model: Optional[str] = None) -> None:
@@ -524,7 +524,7 @@ class Cache(_caches.DynamicCache):
         if any(note["columns"] != notes[0]["columns"] for note in notes):
             raise Invalid("%s: its rows are of different batches; save them again" % os.fspath(path))
         self._saved, self._model = [_row_path(path, i) for i in range(len(notes))], model
-        self._forms = dict(enumerate(notes[0].get("forms", ())))
+        self._params = dict(enumerate(notes[0].get("attention_params", ())))
         self._held = [note["held"] for note in notes]
         if notes[0]["gaps"] is not None:
             self._gaps = torch.tensor([note["gaps"] for note in notes]).bool()
@@ -537,7 +537,7 @@ class Cache(_caches.DynamicCache):
             found = json.loads(note)
         except ValueError:
             found = None
-        if not isinstance(found, dict) or set(found) - {"forms"} != {"rows", "columns", "held", "gaps"}:
+        if not isinstance(found, dict) or set(found) - {"attention_params"} != {"rows", "columns", "held", "gaps"}:
             raise Invalid("%s was not saved by a Cache of kvferry.hf" % path)
         return found
 
@@ -632,11 +632,11 @@ class Cache(_caches.DynamicCache):
     # -- the attention of one layer --
 
     def _pages(self, settings: dict) -> _PagedCache:
-        """A cache whose layers have the forms of tokens that come from another memory or from files."""
+        """A cache whose layers have the attention parameters of tokens that come from another memory or from files."""
         cache = _PagedCache(self._runtime, **settings)
-        for layer, form in self._forms.items():
-            cache.attention_params(layer, **form)
-        self._forms, self._known = dict(self._forms), {}
+        for layer, params in self._params.items():
+            cache.attention_params(layer, **params)
+        self._params, self._known = dict(self._params), {}
         return cache
 
     def _open(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
@@ -702,21 +702,21 @@ class Cache(_caches.DynamicCache):
         return None if new is None or bool(new.all()) else new
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Optional[torch.Tensor],
-                layer: int, shared: bool, form: _attention.AttentionParams) -> torch.Tensor:
+                layer: int, shared: bool, params: _attention.AttentionParams) -> torch.Tensor:
         """[rows, queries, heads, elements of a value] of [rows, heads, queries, elements of a key]."""
         rows, _, tokens, _ = k.shape
         if (layer or shared) and (self._pass is None or self._turn == len(self._order) or
                                   self._order[self._turn][::2] != (layer, shared)):
             raise self._paged[layer].refusal("it attends out of turn")
         if self._cache is None:
-            self._open(q, k, v, form.scale)
+            self._open(q, k, v, params.scale)
         if rows != len(self._rows):
             raise Invalid("kvferry.hf: %d rows came to a cache of %d; make a Cache per batch" % (
                 rows, len(self._rows)))
         if layer == 0 and not shared:
             self._first_layer(mask, rows, tokens)
         self._same(q, k, v, mask, layer, tokens)
-        self._form(layer, form, shared)
+        self._set_params(layer, params, shared)
         width, lacks = v.shape[3], self._cache.settings.value_dim - v.shape[3]
         if lacks:
             v = torch.nn.functional.pad(v, (0, lacks))
@@ -730,9 +730,9 @@ class Cache(_caches.DynamicCache):
             out = make(q.shape[:3] + v.shape[3:])
             for i in range(rows):
                 if shared:
-                    self._ask(i, q[i], k[i], v[i], out[i], layer, form)
+                    self._ask(i, q[i], k[i], v[i], out[i], layer, params)
                 else:
-                    self._append(i, q[i], k[i], v[i], out[i], layer, form)
+                    self._append(i, q[i], k[i], v[i], out[i], layer, params)
         self._turn += 1
         if self._turn == len(self._order) and self._outer is None:
             self._count()
@@ -764,23 +764,23 @@ class Cache(_caches.DynamicCache):
         if (valid is None) != (wanted is None) or valid is not None and not torch.equal(valid, wanted):
             raise self._paged[layer].refusal("its mask is not that of the first layer")
 
-    def _form(self, layer: int, form: _attention.AttentionParams, shared: bool) -> None:
+    def _set_params(self, layer: int, params: _attention.AttentionParams, shared: bool) -> None:
         """Before a layer's first token. Where sinks have changed since, pages refuse them."""
-        if not 0 < form.scale < float("inf"):
-            raise self._paged[layer].refusal("scores are multiplied by %g" % form.scale)
-        sinks = form.sinks
-        known = form._replace(sinks=None if sinks is None else (sinks.data_ptr(), sinks._version))
-        if shared and (self._known.get(layer) != known or sinks is not None or form.cap):
+        if not 0 < params.scale < float("inf"):
+            raise self._paged[layer].refusal("scores are multiplied by %g" % params.scale)
+        sinks = params.sinks
+        known = params._replace(sinks=None if sinks is None else (sinks.data_ptr(), sinks._version))
+        if shared and (self._known.get(layer) != known or sinks is not None or params.cap):
             raise self.refusal(self._order[self._turn].at, _SHARED + ", and with a scale, a soft cap or sinks "
                                "of its own")
         if self._known.get(layer) != known:
-            given = {"scale": form.scale, "soft_cap": form.cap or 0.0,
+            given = {"scale": params.scale, "soft_cap": params.cap or 0.0,
                      "sinks": None if sinks is None else sinks.detach().float().cpu().tolist()}
             self._cache.attention_params(layer, **given)
-            self._known[layer], self._forms[layer] = known, given
+            self._known[layer], self._params[layer] = known, given
 
     def _append(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-                layer: int, form: _attention.AttentionParams) -> None:
+                layer: int, params: _attention.AttentionParams) -> None:
         """The new tokens of a row, without padding."""
         row, of, result, valid = self._rows[i], None, out, self._pass.valid
         if valid is not None and not bool(valid[i].all()):
@@ -788,7 +788,7 @@ class Cache(_caches.DynamicCache):
             if not len(of):
                 return
             if not self._held[i]:
-                attend_from_padding(q, k, v, valid[i].to(q.device), out, form)
+                attend_from_padding(q, k, v, valid[i].to(q.device), out, params)
             q, k, v = q[of], k[of], v[of]
             result = q.new_empty(q.shape[:2] + v.shape[2:])
         dense = q.shape[0] - self._steps(i, q.shape[0])
@@ -805,7 +805,7 @@ class Cache(_caches.DynamicCache):
             out[of] = result
 
     def _ask(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-             layer: int, form: _attention.AttentionParams) -> None:
+             layer: int, params: _attention.AttentionParams) -> None:
         """Queries of a layer that has the keys of another one, which has appended the row's tokens."""
         row, valid, tokens = self._rows[i], self._pass.valid, k.shape[0]
         if q.shape[0] not in (tokens, self._candidates + 1):
@@ -813,7 +813,7 @@ class Cache(_caches.DynamicCache):
                                "wants logits of %d" % (q.shape[0], tokens, self._candidates + 1))
         valid = None if valid is None or bool(valid[i].all()) else valid[i].to(q.device)
         if not self._held[i]:
-            return attend_to_prompt(q, k, v, valid, form.scale, out)
+            return attend_to_prompt(q, k, v, valid, params.scale, out)
         of = slice(None) if valid is None else valid[-q.shape[0]:].nonzero()[:, 0]
         asked, most = q[of], self._cache.settings.prefill_chunk_max
         if asked.shape[0] > most:

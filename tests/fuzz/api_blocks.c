@@ -58,7 +58,7 @@ typedef struct world {
     kvf_blocks *blocks;
     kvf_blocks_config config;
     uint32_t random;
-    uint32_t forms;  /* see fuzz_form_of */
+    uint32_t params; /* see fuzz_params_of */
     int gives;       /* steps are told which pages to select */
     int has_windows; /* see fuzz_has_windows */
     uint8_t kinds[LAYERS_MAX * KV_HEADS_MAX];
@@ -328,12 +328,12 @@ static void check_output(const world *w, const call *c, uint32_t layer, uint32_t
             PROMISE(!has_answer || tokens || x == 0.0f);
         }
         const uint32_t kv_head = h / (cc->query_heads / cc->kv_heads);
-        const fuzz_form form = fuzz_form_of(w->forms, DIM, layer, h);
+        const fuzz_params params = fuzz_params_of(w->params, DIM, layer, h);
         const int streams = w->kinds[layer * cc->kv_heads + kv_head] == 0;
         const uint32_t recent = cc->layer_windows ? w->windows[layer] : cc->streaming_recent;
         if (has_answer && tokens && (streams ? tokens <= cc->streaming_sink + recent : is_dense))
             fuzz_check_dense(w->q + first, DIM, DIM, tokens, token_at,
-                             &(head_of){w, c, layer, row, kv_head}, &form, w->out + first, 1e-4);
+                             &(head_of){w, c, layer, row, kv_head}, &params, w->out + first, 1e-4);
     }
 }
 
@@ -497,8 +497,8 @@ static int open_store(world *w)
     memset(w->other, 0x5a, bytes);
     for (uint32_t l = 0; l < bc.cache.layers; l++) {
         float sinks[QUERY_HEADS_MAX];
-        const kvf_attention_params form = fuzz_layer_form(w->forms, &bc.cache, l, sinks);
-        PROMISE(kvf_blocks_attention_params(w->blocks, l, &form) == KVF_OK);
+        const kvf_attention_params params = fuzz_layer_params(w->params, &bc.cache, l, sinks);
+        PROMISE(kvf_blocks_attention_params(w->blocks, l, &params) == KVF_OK);
         bind(w, l);
         put_all(w, l);
     }
@@ -532,7 +532,7 @@ void fuzz_blocks(fuzz_input in, kvf_runtime *runtime, kvf_stream *stream)
     w->runtime = runtime;
     w->stream = stream;
     w->random = 1;
-    w->forms = in.size ? in.data[in.size - 1] : 0;
+    w->params = in.size ? in.data[in.size - 1] : 0;
     w->gives = fuzz_gives(in.data, in.size);
     w->has_windows = fuzz_has_windows(in.data, in.size);
     if (open_store(w))

@@ -174,7 +174,7 @@ static void play_again(world *w, model *m)
     uint32_t first = 0;
     if (!m->plain) {
         PROMISE(kvf_cache_open(w->plain_runtime, &w->plain_config, &m->plain, &error) == KVF_OK);
-        give_forms(w, m->plain);
+        give_params(w, m->plain);
         m->pruner = open_pruner(w, m->plain);
     }
     kvf_sequence_destroy(m->twin);
@@ -331,8 +331,8 @@ static void check_dense(const world *w, const model *m, uint32_t layer, uint32_t
             q[d] = kvf_element_get(w->mine[layer].q, c->dtype, number * c->head_dim + d);
         for (uint32_t d = 0; d < c->value_dim; d++)
             out[d] = kvf_element_get(w->mine[layer].out, c->dtype, number * c->value_dim + d);
-        const fuzz_form form = fuzz_form_of(w->forms, c->head_dim, layer, h);
-        fuzz_check_dense(q, c->head_dim, c->value_dim, tokens, token_at, &head, &form, out,
+        const fuzz_params params = fuzz_params_of(w->params, c->head_dim, layer, h);
+        fuzz_check_dense(q, c->head_dim, c->value_dim, tokens, token_at, &head, &params, out,
                          limits[c->dtype]);
     }
 }
@@ -637,14 +637,14 @@ static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_
     const uint32_t number = row * c->query_heads + head;
     const size_t q = (size_t)number * dim, first = (size_t)w->indptr[list] * c->page_size;
     const size_t end = (size_t)(w->indptr[list + 1] - 1) * c->page_size;
-    const fuzz_form form = fuzz_form_of(w->forms, dim, layer, head);
-    double sum = exp(form.sink - 20), result[DIM_MAX] = {0};
+    const fuzz_params params = fuzz_params_of(w->params, dim, layer, head);
+    double sum = exp(params.sink - 20), result[DIM_MAX] = {0};
     for (size_t t = first; t < end + (size_t)w->last_page_len[list]; t++) {
         double logit = 0;
         for (uint32_t d = 0; d < dim; d++)
             logit += (double)kvf_element_get(r->q, c->dtype, q + d) *
                      (double)kvf_element_get(w->pages, c->dtype, t * token + d);
-        const double weight = exp(fuzz_logit(&form, logit) - 20); /* logits are below 58 */
+        const double weight = exp(fuzz_logit(&params, logit) - 20); /* logits are below 58 */
         sum += weight;
         for (uint32_t d = 0; d < value_dim; d++)
             result[d] += weight * (double)kvf_element_get(w->pages, c->dtype, t * token + dim + d);
@@ -832,7 +832,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     fuzz_begin(&w->in, &w->runtime, &w->stream, data, size);
     w->plain_runtime = fuzz_runtime(1);
-    w->forms = size ? data[size - 1] : 0;
+    w->params = size ? data[size - 1] : 0;
     w->gives = fuzz_gives(data, size);
     w->has_windows = fuzz_has_windows(data, size);
     w->asks_alone = size && data[size / 2] % 2;

@@ -74,7 +74,7 @@ typedef struct world {
     kvf_cache_config config, plain_config;
     kvf_prune_config prune;
     uint32_t chunk;  /* of a prompt that is evicted chunk by chunk */
-    uint32_t forms;  /* see fuzz_form_of */
+    uint32_t params; /* see fuzz_params_of */
     int gives;       /* steps are told which pages to select */
     int has_windows; /* see fuzz_has_windows */
     int asks_alone;  /* queries alone follow steps and chunks */
@@ -140,12 +140,12 @@ static inline void settle(kvf_stream *stream)
     PROMISE(kvf_stream_wait(stream) == KVF_OK);
 }
 
-static inline void give_forms(const world *w, kvf_cache *cache)
+static inline void give_params(const world *w, kvf_cache *cache)
 {
     float sinks[HEADS_MAX];
-    for (uint32_t l = 0; w->forms % 2 && l < w->config.layers; l++) {
-        const kvf_attention_params form = fuzz_layer_form(w->forms, &w->config, l, sinks);
-        PROMISE(kvf_cache_attention_params(cache, l, &form) == KVF_OK);
+    for (uint32_t l = 0; w->params % 2 && l < w->config.layers; l++) {
+        const kvf_attention_params params = fuzz_layer_params(w->params, &w->config, l, sinks);
+        PROMISE(kvf_cache_attention_params(cache, l, &params) == KVF_OK);
     }
 }
 
@@ -185,9 +185,10 @@ static inline void draw_policy(world *w, kvf_cache_config *c)
     c->head_dim = dims[draw(w, 0, 6)];
     if (c->query_heads * c->head_dim > ROW_WANTED)
         c->head_dim = kvf_max_u32(ROW_WANTED / c->query_heads / 16 * 16, 16);
-    c->value_dim = c->head_dim; /* by the last byte, as forms, so that the others mean the same */
-    if (w->forms / 2 % 3 == 0)
-        c->value_dim -= w->forms / 6 % ((c->head_dim + 31) / 32) * 32;
+    c->value_dim = c->head_dim; /* by the last byte, as attention parameters, so that the others
+                                   mean the same */
+    if (w->params / 2 % 3 == 0)
+        c->value_dim -= w->params / 6 % ((c->head_dim + 31) / 32) * 32;
     c->dtype = (kvf_dtype)draw(w, 0, KVF_FP32);
     c->pages = (kvf_pages)draw(w, 0, KVF_PAGES_K8V4);
     c->tokens_max = draw(w, 140, TOKENS_MAX - 5);
@@ -317,7 +318,7 @@ static inline int open_world(world *w)
         PROMISE(error.text[0] && !w->cache);
         return 0;
     }
-    give_forms(w, w->cache);
+    give_params(w, w->cache);
     w->pruner = open_pruner(w, w->cache);
     const uint32_t is_static = kvf_cache_memory(w->cache)->static_tokens;
     w->plain_config.device_bytes = draw(w, 0, 1) ? 0 : KVF_DEVICE_BYTES_AUTO;

@@ -69,39 +69,39 @@ static inline const uint32_t *fuzz_windows(int has, const kvf_cache_config *c, u
 }
 
 /* How a query head attends; see kvf_attention_params. */
-typedef struct fuzz_form {
+typedef struct fuzz_params {
     double scale, sink;
     double cap; /* 0 = none */
-} fuzz_form;
+} fuzz_params;
 
-static inline double fuzz_logit(const fuzz_form *form, double product)
+static inline double fuzz_logit(const fuzz_params *params, double product)
 {
-    const double s = form->scale * product;
-    return form->cap > 0.0 ? form->cap * tanh(s / form->cap) : s;
+    const double s = params->scale * product;
+    return params->cap > 0.0 ? params->cap * tanh(s / params->cap) : s;
 }
 
 /* They follow from the last byte of an input, so that the others mean what they meant: an even one
- * gives no layer a form. */
-static inline fuzz_form fuzz_form_of(uint32_t byte, uint32_t dim, uint32_t layer, uint32_t head)
+ * gives no layer any. */
+static inline fuzz_params fuzz_params_of(uint32_t byte, uint32_t dim, uint32_t layer, uint32_t head)
 {
     static const double factors[] = {1.0, 0.5, 1.25}, sinks[] = {-INFINITY, 0.0, 3.0, -2.0};
     const uint32_t x = byte % 2 ? byte / 2 + layer : 0;
-    return (fuzz_form){factors[x % 3] / sqrt(dim), byte % 2 ? sinks[(x + head) % 4] : -INFINITY,
-                       x % 5 == 2 ? 1.5 : 0.0};
+    return (fuzz_params){factors[x % 3] / sqrt(dim), byte % 2 ? sinks[(x + head) % 4] : -INFINITY,
+                         x % 5 == 2 ? 1.5 : 0.0};
 }
 
 /* That of a layer, whose sinks go to `sinks`. */
-static inline kvf_attention_params fuzz_layer_form(uint32_t byte, const kvf_cache_config *c,
-                                                   uint32_t layer, float *sinks)
+static inline kvf_attention_params fuzz_layer_params(uint32_t byte, const kvf_cache_config *c,
+                                                     uint32_t layer, float *sinks)
 {
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
-    form.scale = (float)fuzz_form_of(byte, c->head_dim, layer, 0).scale;
-    form.soft_cap = (float)fuzz_form_of(byte, c->head_dim, layer, 0).cap;
-    form.sinks = sinks;
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    params.scale = (float)fuzz_params_of(byte, c->head_dim, layer, 0).scale;
+    params.soft_cap = (float)fuzz_params_of(byte, c->head_dim, layer, 0).cap;
+    params.sinks = sinks;
     for (uint32_t h = 0; h < c->query_heads; h++)
-        sinks[h] = (float)fuzz_form_of(byte, c->head_dim, layer, h).sink;
-    return form;
+        sinks[h] = (float)fuzz_params_of(byte, c->head_dim, layer, h).sink;
+    return params;
 }
 
 /* The key of a token and, after it, its value, of one head. */
@@ -110,15 +110,15 @@ typedef const float *(*fuzz_token_fn)(void *user, uint32_t token);
 /* Attention of `q` over the first `tokens` tokens, in double, against `out` [value_dim]. */
 static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t value_dim,
                                     uint32_t tokens, fuzz_token_fn token_of, void *user,
-                                    const fuzz_form *form, const float *out, double limit)
+                                    const fuzz_params *params, const float *out, double limit)
 {
-    double top = form->sink, sum = form->sink > -INFINITY, result[FUZZ_DIM_MAX] = {0};
+    double top = params->sink, sum = params->sink > -INFINITY, result[FUZZ_DIM_MAX] = {0};
     for (uint32_t t = 0; t < tokens; t++) {
         const float *key = token_of(user, t), *value = key + dim;
         double logit = 0;
         for (uint32_t d = 0; d < dim; d++)
             logit += (double)q[d] * (double)key[d];
-        logit = fuzz_logit(form, logit);
+        logit = fuzz_logit(params, logit);
         const double scale = logit > top ? exp(top - logit) : 1.0;
         top = fmax(top, logit);
         const double weight = exp(logit - top);

@@ -26,7 +26,8 @@ static struct {
     kvf_runtime *runtime;
     kvf_stream *stream;
     kvf_cache *cache;
-    uint8_t *good[2]; /* the files that are changed: of layers without forms, and with */
+    uint8_t
+        *good[2]; /* the files that are changed: of layers without attention parameters, and with */
     size_t bytes[2];
     char path[64]; /* of memory that is a file */
     int file;
@@ -63,19 +64,19 @@ static void step(kvf_sequence *s)
     fuzz_require(kvf_stream_wait(world.stream) == KVF_OK);
 }
 
-/* A form for every layer, or none. */
-static void give_forms(uint32_t has_forms)
+/* Attention parameters for every layer, or none. */
+static void give_params(uint32_t has_params)
 {
     static const float sinks[] = {1.0f};
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
-    if (has_forms)
-        form.scale = 0.5f, form.soft_cap = 30.0f, form.sinks = sinks;
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    if (has_params)
+        params.scale = 0.5f, params.soft_cap = 30.0f, params.sinks = sinks;
     for (uint32_t layer = 0; layer < 2; layer++)
-        fuzz_require(kvf_cache_attention_params(world.cache, layer, &form) == KVF_OK);
+        fuzz_require(kvf_cache_attention_params(world.cache, layer, &params) == KVF_OK);
 }
 
-static void make_good(uint32_t has_forms)
+static void make_good(uint32_t has_params)
 {
     static float rows[TOKENS * HEAD_DIM];
     kvf_sequence *s = NULL;
@@ -83,7 +84,7 @@ static void make_good(uint32_t has_forms)
     kvf_save_args args;
     char name[] = "/tmp/kvf-fuzz-XXXXXX";
     const int file = mkstemp(name);
-    give_forms(has_forms);
+    give_params(has_params);
     fuzz_require(file >= 0 && kvf_sequence_create(world.cache, &s) == KVF_OK);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         rows[i] = (float)(i % 23) - 11.0f;
@@ -104,9 +105,9 @@ static void make_good(uint32_t has_forms)
     kvf_sequence_destroy(s);
     close(file);
     FILE *in = fopen(name, "rb");
-    uint8_t *good = world.good[has_forms] = malloc(1 << 20);
+    uint8_t *good = world.good[has_params] = malloc(1 << 20);
     fuzz_require(in && good);
-    const size_t bytes = world.bytes[has_forms] = fread(good, 1, 1 << 20, in);
+    const size_t bytes = world.bytes[has_params] = fread(good, 1, 1 << 20, in);
     fuzz_require(bytes > 0 && bytes < 1 << 20);
     fclose(in);
     unlink(name);
@@ -125,8 +126,8 @@ static void open_world(void)
     fuzz_require(kvf_runtime_open_with(&rc, &seams, &world.runtime, NULL) == KVF_OK);
     fuzz_require(kvf_stream_create(world.runtime, &world.stream) == KVF_OK);
     fuzz_require(kvf_cache_open(world.runtime, &c, &world.cache, NULL) == KVF_OK);
-    for (uint32_t has_forms = 0; has_forms < 2; has_forms++)
-        make_good(has_forms);
+    for (uint32_t has_params = 0; has_params < 2; has_params++)
+        make_good(has_params);
     world.file = memfd_create("saved", 0);
     fuzz_require(world.file >= 0);
     snprintf(world.path, sizeof world.path, "/proc/self/fd/%d", world.file);
@@ -188,13 +189,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!world.runtime)
         open_world();
     const uint32_t how = fuzz_range(&in, 0, 255);
-    const uint32_t has_forms = how >> 3 & 1;
-    const size_t whole = world.bytes[has_forms];
+    const uint32_t has_params = how >> 3 & 1;
+    const size_t whole = world.bytes[has_params];
     const size_t bytes = how & 4 ? whole - fuzz_range(&in, 0, 255) : whole;
     uint8_t *file = malloc(whole);
     fuzz_require(file != NULL);
-    memcpy(file, world.good[has_forms], whole);
-    give_forms(has_forms);
+    memcpy(file, world.good[has_params], whole);
+    give_params(has_params);
     for (uint32_t i = 0; i < CHANGES_MAX && !fuzz_is_empty(&in); i++) {
         /* Most numbers are in the header and in front of the pages. */
         const size_t high = fuzz_range(&in, 0, 255), low = fuzz_range(&in, 0, 255);

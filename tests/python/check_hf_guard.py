@@ -127,7 +127,7 @@ class Models(Case):
                 self.refused("JetMoeForCausalLM, layer 0: it did not attend to pages", model,
                              prompt(1, 40), past_key_values=cache_of(model, tokens_max=256))
 
-    def with_forms(self, **more):
+    def with_params(self, **more):
         """Models whose layers have sinks or a soft cap that bends their scores."""
         for name, fields in (("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 2}),
                              ("Gemma2", {"attn_logit_softcapping": 2.0}),
@@ -136,7 +136,7 @@ class Models(Case):
 
     def test_sinks_and_soft_caps(self):
         """In layers of full attention; those with a window stay with Transformers. Padding has them, too."""
-        for model in self.with_forms():
+        for model in self.with_params():
             with self.subTest(type(model).__name__):
                 self.equal(model)
                 small = cache_of(model, budget=128, tokens_max=512)
@@ -154,7 +154,7 @@ class Models(Case):
     def test_forms_are_saved(self):
         """Copies into memory of their own and files go on; another model's layers do not take them."""
         full = ["full_attention"] * 4
-        for model, changed in zip(self.with_forms(layer_types=full), ("sinks", "soft_cap", "soft_cap")):
+        for model, changed in zip(self.with_params(layer_types=full), ("sinks", "soft_cap", "soft_cap")):
             with self.subTest(type(model).__name__), tempfile.TemporaryDirectory() as folder:
                 ids, further = prompt(1, 50), prompt(1, 9, seed=8)
                 first, again, other = (cache_of(model, tokens_max=256) for _ in range(3))

@@ -49,7 +49,7 @@ class Sweeps(unittest.TestCase):
                     calls += 1
                     found.update((word.arg, module) for word in node.keywords if word.arg)
         self.assertGreater(calls, 300)
-        lists = ARGUMENTS | known.HARMLESS | known.FORMS | set(known.OTHERS)
+        lists = ARGUMENTS | known.HARMLESS | known.ATTENTION_PARAMS | set(known.OTHERS)
         self.assertEqual({name: module for name, module in found.items() if name not in lists}, {})
 
     def test_who_asks_for_the_name(self):

@@ -204,7 +204,7 @@ class Small(Case):
             def prefill_both(row, q, k, v, out, *, layer):
                 for i, turn in enumerate(order if k is not None else ()):
                     if turn.layer == layer:
-                        other.attention_params(i, **cache._forms[layer])
+                        other.attention_params(i, **cache._params[layer])
                         other.prefill(rows[row], None, k, v, layer=i)
                 return prefill(row, q, k, v, out, layer=layer)
 

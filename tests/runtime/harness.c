@@ -15,8 +15,8 @@
 #include <cuda_runtime_api.h>
 #endif
 
+#include "attention_params.h"
 #include "common/random.h"
-#include "forms.h"
 #include "page_pool.h"
 
 kvf_runtime_seams test_seams;
@@ -492,7 +492,7 @@ void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cach
     status = kvf_cache_open(w->runtime, &fitting, &w->cache, &error);
     if (status != KVF_OK)
         fail_msg("kvf_cache_open: %s %s", kvf_status_name(status), error.text);
-    test_give_forms(w->cache, cc);
+    test_give_attention_params(w->cache, cc);
 }
 
 void test_world_close(test_world *w)

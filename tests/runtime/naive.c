@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention_params.h"
 #include "common/convert.h"
-#include "forms.h"
 #include "score/codes.h"
 #include "score/score_args.h"
 

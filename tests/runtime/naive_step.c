@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "forms.h"
+#include "attention_params.h"
 #define WINDOW_MAX 128u
 
 static void note_border(naive *n, double gap)

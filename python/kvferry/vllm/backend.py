@@ -190,14 +190,14 @@ class Impl(AttentionImpl[Pass]):
         self.index, self.is_last = 0, False # of the layer, or its owner, in it
         self.bound: tuple = () # the blocks, where their codes of this layer are, and from block to block
 
-    def form(self) -> tuple:
+    def params(self) -> tuple:
         """How it attends; layers of one owner do so alike."""
         return self.heads, self.value_size, self.soft_cap, None if self.sinks is None else id(self.sinks)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """All layers are there, and vLLM has not asked yet how much memory there is. Or weights came anew."""
         if self.pool is not None:
-            self.pool.form(self.index)
+            self.pool.set_params(self.index)
         else:
             pool = pool_of(self.engine)
             self.engine.settle_block_tokens()
@@ -298,7 +298,7 @@ def pool_of(engine: Engine) -> Pool:
             impl.index = index
         for impl in ours.values():
             owner = impl if impl.owner is None else owners.get(impl.owner)
-            if owner is None or owner.form() != impl.form():
+            if owner is None or owner.params() != impl.params():
                 refuse("layers that share the keys of a layer that attends in another way", "take another model")
             impl.pool, impl.index, impl.is_last = pool, owner.index, False
         list(ours.values())[-1].is_last = True

@@ -82,5 +82,5 @@ def _has_weights(theirs: Callable) -> Callable:
     def reset(self: Any) -> None:
         theirs(self)
         for pool in _pools_of(self):
-            pool.form_all()
+            pool.set_all_params()
     return reset

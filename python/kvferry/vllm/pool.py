@@ -152,14 +152,14 @@ class Pool:
     def _reserve(self) -> None:
         with Progress(self._sums.host(self.engine.blocks, self.engine.tokens) if self._sums else 0):
             self.blocks = self._make()
-        self.form_all()
+        self.set_all_params()
 
-    def form_all(self) -> None:
+    def set_all_params(self) -> None:
         """Say it of every layer: blocks or weights are new."""
         for index in range(len(self.layers)):
-            self.form(index)
+            self.set_params(index)
 
-    def form(self, index: int) -> None:
+    def set_params(self, index: int) -> None:
         """Say what a layer attends with beside keys and values."""
         impl = list(self.layers.values())[index]
         is_plain = impl.sinks is None and not impl.soft_cap and impl.scale == self._shape["softmax_scale"]

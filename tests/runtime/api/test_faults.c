@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory that runs out at every single allocation, a form that cannot be brought to the device, two
+ * Memory that runs out at every single allocation, sinks that cannot be brought to the device, two
  * threads in one cache, and how much memory a cache takes.
  *
  * The allocator of the test counts what is alive, so a leak of one block fails the test.
@@ -163,50 +163,50 @@ static void small_objects_survive_every_failure(void **state)
     test_close(&w, &t);
 }
 
-/* ---- forms ---- */
+/* ---- attention parameters ---- */
 
-#define FORMED 40u /* tokens under a form, then steps of as many */
+#define UNDER_PARAMS 40u /* tokens under one set of parameters, then steps of as many */
 
-/* A layer that takes one of two forms, and what steps give under each. */
-typedef struct formed {
+/* A layer that takes one of two sets of attention parameters, and what steps give under each. */
+typedef struct with_params {
     test_world w;
     test_tokens t;
     void *wanted[2];
-} formed;
+} with_params;
 
-static kvf_status give(const formed *f, uint32_t number)
+static kvf_status give(const with_params *f, uint32_t number)
 {
     const float sinks[2][4] = {{1.5f, -2.0f, 4.0f, 0.0f}, {-1.0f, 3.0f, 0.5f, 2.0f}};
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
-    form.sinks = sinks[number];
-    form.scale = number ? 0.3f : 0.2f;
-    form.soft_cap = number ? 0.0f : 20.0f;
-    return kvf_cache_attention_params(f->w.cache, 0, &form);
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    params.sinks = sinks[number];
+    params.scale = number ? 0.3f : 0.2f;
+    params.soft_cap = number ? 0.0f : 20.0f;
+    return kvf_cache_attention_params(f->w.cache, 0, &params);
 }
 
-/* A sequence in which the layer has this form. */
-static void *steps_under(formed *f, uint32_t number)
+/* A sequence in which the layer has these parameters. */
+static void *steps_under(with_params *f, uint32_t number)
 {
     kvf_sequence *s = test_sequence(&f->w);
-    test_fill(&f->w, s, &f->t, 0, FORMED);
+    test_fill(&f->w, s, &f->t, 0, UNDER_PARAMS);
     test_ok(&f->w, give(f, number)); /* with tokens it takes the one alone that it has */
-    void *out = test_steps(&f->w, s, &f->t, FORMED, FORMED);
+    void *out = test_steps(&f->w, s, &f->t, UNDER_PARAMS, UNDER_PARAMS);
     kvf_sequence_destroy(s);
     return out;
 }
 
-static void is_under(formed *f, uint32_t number)
+static void is_under(with_params *f, uint32_t number)
 {
     void *out = steps_under(f, number);
-    assert_memory_equal(out, f->wanted[number], test_steps_bytes(&f->t, FORMED));
+    assert_memory_equal(out, f->wanted[number], test_steps_bytes(&f->t, UNDER_PARAMS));
     free(out);
 }
 
-/* From the first form to the second, with whatever fails here. */
-static kvf_status change_form(void *user, kvf_error *error)
+/* From the first parameters to the second, with whatever fails here. */
+static kvf_status change_params(void *user, kvf_error *error)
 {
-    formed *f = user;
+    with_params *f = user;
     const int turn = atomic_exchange(&test_refuse_in, 0);
     test_ok(&f->w, give(f, 0));
     atomic_store(&test_refuse_in, turn);
@@ -222,7 +222,7 @@ static kvf_status change_form(void *user, kvf_error *error)
 enum { INVALID_VALUE = 1 }; /* of cudaError_t */
 
 /* The same for every CUDA call of the change. */
-static void refuse_cuda_calls(formed *f)
+static void refuse_cuda_calls(with_params *f)
 {
     bool fired = true;
     for (uint64_t n = 1; fired; n++) {
@@ -237,21 +237,21 @@ static void refuse_cuda_calls(formed *f)
 }
 #endif
 
-static void a_form_that_fails_changes_nothing(void **state)
+static void attention_params_that_fail_change_nothing(void **state)
 {
-    formed f = {0};
+    with_params f = {0};
     const kvf_cache_config cc = test_config_small();
     kvf_runtime_config rc = test_runtime_config();
     rc.allocator = test_asking_allocator();
     test_tokens_make(&f.t, &cc,
-                     &(test_tokens_spec){.count = 2 * FORMED, .seed = 5, .sharpness = 2.0f});
+                     &(test_tokens_spec){.count = 2 * UNDER_PARAMS, .seed = 5, .sharpness = 2.0f});
     test_world_open(&f.w, &rc, &cc);
     for (uint32_t i = 0; i < 2; i++) {
         test_ok(&f.w, give(&f, i));
         f.wanted[i] = steps_under(&f, i);
     }
-    assert_memory_not_equal(f.wanted[0], f.wanted[1], test_steps_bytes(&f.t, FORMED));
-    assert_true(test_refuse_each(f.w.runtime, change_form, &f) > 0);
+    assert_memory_not_equal(f.wanted[0], f.wanted[1], test_steps_bytes(&f.t, UNDER_PARAMS));
+    assert_true(test_refuse_each(f.w.runtime, change_params, &f) > 0);
 #if TEST_HAS_EMULATOR
     if (test_on_cuda())
         refuse_cuda_calls(&f);
@@ -381,5 +381,5 @@ int main(void)
     /* The first one forks. */
     return unit_run(two_threads_in_one_cache_are_caught, a_cache_takes_what_its_plan_says,
                     runtime_open_survives_every_failure, cache_open_survives_every_failure,
-                    small_objects_survive_every_failure, a_form_that_fails_changes_nothing);
+                    small_objects_survive_every_failure, attention_params_that_fail_change_nothing);
 }

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "forms.h"
+#include "attention_params.h"
 #include "lossless.h"
 
 kvf_blocks_config rig_config(void)
@@ -104,7 +104,7 @@ static void run_sequences(rig *r)
     kvf_error error = {0};
     if (kvf_cache_open(r->runtime, cc, &cache, &error) != KVF_OK)
         fail_msg("%s", error.text);
-    test_give_forms(cache, cc);
+    test_give_attention_params(cache, cc);
     for (uint32_t i = 0; i < r->requests; i++) {
         rig_request *q = &r->request[i];
         const size_t rows = (size_t)cc->layers * q->count;
@@ -161,7 +161,7 @@ static void open_blocks(rig *r)
     kvf_error error = {0};
     if (kvf_blocks_open(r->runtime, bc, &r->blocks, &error) != KVF_OK)
         fail_msg("%s", error.text);
-    test_give_block_forms(r->blocks, &bc->cache);
+    test_give_block_attention_params(r->blocks, &bc->cache);
     const size_t gap = 32; /* the caller has something of its own there */
     r->stride = kvf_blocks_memory(r->blocks)->code_bytes + gap;
     r->codes = test_alloc(bc->cache.layers * bc->block_count * r->stride);

@@ -191,15 +191,15 @@ static void a_capture_has_sinks_that_come_after_it(void **state)
 {
     rig r;
     kvf_blocks_config bc = rig_config();
-    kvf_attention_params form;
+    kvf_attention_params params;
     char *out[2];
     bc.cache.transfer = KVF_TRANSFER_MAPPED;
     rig_open_two_of(&r, bc);
-    kvf_attention_params_init(&form);
+    kvf_attention_params_init(&params);
     for (uint32_t i = 0; i < 2; i++) {
         const float sinks[4] = {1.0f, 99.0f * (float)i, -INFINITY, 0.5f};
-        form.sinks = sinks;
-        test_expect(r.runtime, kvf_blocks_attention_params(r.blocks, 0, &form), KVF_OK);
+        params.sinks = sinks;
+        test_expect(r.runtime, kvf_blocks_attention_params(r.blocks, 0, &params), KVF_OK);
         if (i == 0) {
             const kvf_device_ops *ops = r.runtime->device->ops;
             const kvf_blocks_rows rows = rig_last_tokens(&r);

@@ -8,7 +8,7 @@
  * Looks inside, because the arena is the device's choice and no setting.
  */
 
-#include "forms.h"
+#include "attention_params.h"
 #include "harness.h"
 
 #include <string.h>
@@ -318,7 +318,7 @@ static uint64_t read_prompt(const reading *r, const test_tokens *t, kvf_cache_co
     cc.device_bytes = device_bytes_of(&cc, r);
     side_open(&x, &cc, r->arena, r->poisons ? 31 : 0);
     x.w.runtime->seams.ignores_writes = r->ignores_writes;
-    test_give_forms(x.w.cache, &cc);
+    test_give_attention_params(x.w.cache, &cc);
     kvf_sequence *s = test_sequence(&x.w);
     for (uint32_t i = 0; i < LAYERS * chunks; i++) {
         const uint32_t layer = r->by_layer ? i / chunks : i % LAYERS;

@@ -101,15 +101,16 @@ static void messages_are_those_of_the_c_locale(void **state)
 
 static void set_scale(test_world *w, float scale)
 {
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
-    form.scale = scale;
-    form.soft_cap = 12.5f;
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    params.scale = scale;
+    params.soft_cap = 12.5f;
     for (uint32_t layer = 0; layer < w->config.layers; layer++)
-        test_ok(w, kvf_cache_attention_params(w->cache, layer, &form));
+        test_ok(w, kvf_cache_attention_params(w->cache, layer, &params));
 }
 
-/* Saved in one locale, restored in every other, with settings and forms that are no whole numbers.
+/* Saved in one locale, restored in every other, with settings and attention parameters that are no
+ * whole numbers.
  */
 static void saved_files_come_back_in_any_locale(void **state)
 {

@@ -11,7 +11,7 @@
 
 #include <kvferry/prune.h>
 
-#include "forms.h"
+#include "attention_params.h"
 #include "saved_format.h"
 
 static void make_tokens(test_tokens *t, const kvf_cache_config *c, uint32_t count, uint64_t seed)
@@ -419,37 +419,37 @@ static void other_settings_take_tokens(void **state)
     }
 }
 
-/* ---- forms of layers ---- */
+/* ---- attention parameters of layers ---- */
 
-/* The form of layer 1, where only query head 1 has a sink. */
-typedef struct form_case {
+/* Attention parameters of layer 1, where only query head 1 has a sink. */
+typedef struct params_case {
     float scale, cap, sink;
     const char *refusal; /* NULL = it comes back */
-} form_case;
+} params_case;
 
-static kvf_status give_form(const test_world *w, const form_case *f)
+static kvf_status give_params(const test_world *w, const params_case *f)
 {
     enum { HEADS = 16 };
     float sinks[HEADS];
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
     for (uint32_t h = 0; h < HEADS; h++)
         sinks[h] = h == 1 ? f->sink : -INFINITY;
-    form.scale = f->scale;
-    form.soft_cap = f->cap;
-    form.sinks = f->sink > -INFINITY ? sinks : NULL;
-    return kvf_cache_attention_params(w->cache, 1, &form);
+    params.scale = f->scale;
+    params.soft_cap = f->cap;
+    params.sinks = f->sink > -INFINITY ? sinks : NULL;
+    return kvf_cache_attention_params(w->cache, 1, &params);
 }
 
-/* Into a cache whose layer 1 has the form; what comes back goes on as `wanted` says. */
-static void restore_formed(const kvf_cache_config *config, const form_case *f, uint32_t exact,
-                           const test_tokens *t, const void *wanted)
+/* Into a cache whose layer 1 has these parameters; what comes back goes on as `wanted` says. */
+static void restore_under(const kvf_cache_config *config, const params_case *f, uint32_t exact,
+                          const test_tokens *t, const void *wanted)
 {
     test_world w;
     kvf_restore_args args;
     kvf_sequence *s = NULL;
     open_usual(&w, config);
-    test_ok(&w, give_form(&w, f));
+    test_ok(&w, give_params(&w, f));
     kvf_restore_args_init(&args);
     args.path = save_path("formed");
     args.exact = exact;
@@ -469,12 +469,12 @@ static void restore_formed(const kvf_cache_config *config, const form_case *f, u
 }
 
 /* Whatever `exact` says: keys of deeper layers follow from what a layer attended to. */
-static void comes_back_to_its_form_alone(void **state)
+static void comes_back_to_its_attention_params_alone(void **state)
 {
 #define DIFFERENT(what, theirs, mine)                                                              \
     " was saved with " what " = " theirs " in layer 1, this cache has " mine                       \
     "; set it for the layer before, or prefill again"
-    static const form_case rows[][5] = {
+    static const params_case rows[][5] = {
         {{0.25f, 20.0f, 1.5f, NULL},
          {0.5f, 20.0f, 1.5f, DIFFERENT("scale", "0.25", "0.5")},
          {0.25f, 0.0f, 1.5f, DIFFERENT("soft_cap", "20", "0")},
@@ -493,7 +493,7 @@ static void comes_back_to_its_form_alone(void **state)
         test_tokens t;
         make_tokens(&t, &config, SAVE_PROMPT + SAVE_STEPS, 23);
         open_usual(&w, &config);
-        test_ok(&w, give_form(&w, &rows[i][0]));
+        test_ok(&w, give_params(&w, &rows[i][0]));
         kvf_sequence *s = test_sequence(&w);
         test_fill(&w, s, &t, 0, SAVE_PROMPT);
         assert_int_equal(save_now(&w, s, save_path("formed"), NULL), KVF_OK);
@@ -501,55 +501,55 @@ static void comes_back_to_its_form_alone(void **state)
         test_world_close(&w);
         for (size_t n = 0; n < sizeof rows[i] / sizeof *rows[i]; n++)
             for (uint32_t exact = 0; exact < 2; exact++)
-                restore_formed(&config, &rows[i][n], exact, &t, wanted);
+                restore_under(&config, &rows[i][n], exact, &t, wanted);
         free(wanted);
         test_tokens_free(&t);
     }
 }
 
-static void a_form_comes_before_tokens(void **state)
+static void attention_params_come_before_tokens(void **state)
 {
     const kvf_cache_config config = save_config(&save_cases[0]);
-    const form_case first = {0.25f, 20.0f, 1.5f, NULL}, other = {0.25f, 20.0f, 2.0f, NULL};
+    const params_case first = {0.25f, 20.0f, 1.5f, NULL}, other = {0.25f, 20.0f, 2.0f, NULL};
     test_world w;
     test_tokens t;
     make_tokens(&t, &config, 40, 29);
     open_usual(&w, &config);
-    test_ok(&w, give_form(&w, &other));
-    test_ok(&w, give_form(&w, &first));
+    test_ok(&w, give_params(&w, &other));
+    test_ok(&w, give_params(&w, &first));
     kvf_sequence *s = test_sequence(&w);
     test_fill(&w, s, &t, 0, 40);
-    test_ok(&w, give_form(&w, &first));
-    test_expect(w.runtime, give_form(&w, &other), KVF_INVALID);
+    test_ok(&w, give_params(&w, &first));
+    test_expect(w.runtime, give_params(&w, &other), KVF_INVALID);
     assert_string_equal(
         kvf_runtime_error(w.runtime)->text,
         "layer = 1: a sequence has 40 tokens in it under other attention "
         "parameters; set them before the first token, or truncate the sequence to 0");
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 0, w.stream));
-    test_ok(&w, give_form(&w, &other));
+    test_ok(&w, give_params(&w, &other));
     test_close(&w, &t);
 }
 
-/* As restores have it: sinks that no head has are none, and so is their form the same. */
+/* As restores have it: sinks that no head has are none, so the parameters are the same. */
 static void sinks_of_no_head_are_none(void **state)
 {
     const kvf_cache_config config = save_config(&save_cases[0]);
-    const form_case none = {0.25f, 20.0f, -INFINITY, NULL};
+    const params_case none = {0.25f, 20.0f, -INFINITY, NULL};
     float sinks[16];
-    kvf_attention_params form;
+    kvf_attention_params params;
     test_world w;
     test_tokens t;
-    kvf_attention_params_init(&form);
-    form.scale = none.scale;
-    form.soft_cap = none.cap;
-    form.sinks = sinks;
+    kvf_attention_params_init(&params);
+    params.scale = none.scale;
+    params.soft_cap = none.cap;
+    params.sinks = sinks;
     for (size_t h = 0; h < 16; h++)
         sinks[h] = -INFINITY;
     make_tokens(&t, &config, 40, 31);
     open_usual(&w, &config);
-    test_ok(&w, give_form(&w, &none));
+    test_ok(&w, give_params(&w, &none));
     test_fill(&w, test_sequence(&w), &t, 0, 40);
-    test_ok(&w, kvf_cache_attention_params(w.cache, 1, &form));
+    test_ok(&w, kvf_cache_attention_params(w.cache, 1, &params));
     test_close(&w, &t);
 }
 
@@ -571,7 +571,8 @@ static void reads_a_file_with_a_table_more(void **state)
 {
     static const char path[] = "tests/runtime/save/prefetched.kvf";
     kvf_cache_config config;
-    if (test_on_cuda() || test_cap(0) > 0.0) /* which has no products for head_dim = 16; no form */
+    if (test_on_cuda() ||
+        test_cap(0) > 0.0) /* which has no products for head_dim = 16; no parameters */
         return;
     kvf_cache_config_init(&config);
     config.layers = 1;
@@ -688,7 +689,7 @@ int main(void)
     return unit_run_around(
         NULL, save_remove_folder, continues_bit_for_bit, continues_from_little, of_pruned_prompts,
         of_unequal_layers, whatever_the_order, names_what_differs, names_the_model,
-        names_a_forged_header, other_settings_take_tokens, comes_back_to_its_form_alone,
-        a_form_comes_before_tokens, sinks_of_no_head_are_none, tells_what_it_holds,
+        names_a_forged_header, other_settings_take_tokens, comes_back_to_its_attention_params_alone,
+        attention_params_come_before_tokens, sinks_of_no_head_are_none, tells_what_it_holds,
         bad_arguments_are_named, reads_a_file_with_a_table_more);
 }

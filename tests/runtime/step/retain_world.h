@@ -7,7 +7,7 @@
  * without a prefill arena, tokens to keep, a static set. Looks inside.
  */
 
-#include "forms.h"
+#include "attention_params.h"
 #include "harness.h"
 
 #include "cache.h"
@@ -28,7 +28,7 @@ static inline void open_world(test_world *w, const kvf_cache_config *cc, uint32_
     w->runtime->seams.prefill_arena = arena;
     test_ok(w, kvf_stream_create(w->runtime, &w->stream));
     test_ok(w, kvf_cache_open(w->runtime, cc, &w->cache, NULL));
-    test_give_forms(w->cache, cc);
+    test_give_attention_params(w->cache, cc);
 }
 
 /* ids [kv_heads, count], ascending; the last `window` tokens and, if asked, the first `front` are

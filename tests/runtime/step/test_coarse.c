@@ -7,7 +7,7 @@
  * A head that scores all of its segments is a hot head, bit for bit.
  */
 
-#include "forms.h"
+#include "attention_params.h"
 #include "harness.h"
 
 #include <math.h>

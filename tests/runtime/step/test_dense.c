@@ -277,29 +277,29 @@ static void append_only_prefill_then_sparse_decode(void **state)
     test_close(&w, &t);
 }
 
-static kvf_status form_row(void *user, char *change, size_t size, kvf_error *error)
+static kvf_status params_row(void *user, char *change, size_t size, kvf_error *error)
 {
     const test_world *w = user;
     uint32_t layer;
     float sinks[] = {0.0f, -INFINITY, 0.0f, 0.0f};
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
-    form.sinks = sinks;
-    assert_int_equal(sscanf(change, "%u %f %f %f", &layer, &form.scale, &sinks[3], &form.soft_cap),
-                     4);
-    const kvf_status status = kvf_cache_attention_params(w->cache, layer, &form);
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    params.sinks = sinks;
+    assert_int_equal(
+        sscanf(change, "%u %f %f %f", &layer, &params.scale, &sinks[3], &params.soft_cap), 4);
+    const kvf_status status = kvf_cache_attention_params(w->cache, layer, &params);
     *error = *kvf_runtime_error(w->runtime);
     return status;
 }
 
-/* A form that is none is refused by name, and changes nothing. */
+/* Attention parameters that are none are refused by name, and change nothing. */
 static void bad_forms_are_named(void **state)
 {
     const kvf_cache_config c = test_config_small();
     test_world w;
     test_world_open(&w, NULL, &c);
-    refusals_check(
-        &(refusals){.path = "tests/runtime/step/forms.refusals", .call = form_row, .user = &w});
+    refusals_check(&(refusals){
+        .path = "tests/runtime/step/attention_params.refusals", .call = params_row, .user = &w});
     test_expect(w.runtime, kvf_cache_attention_params(w.cache, 0, NULL), KVF_INVALID);
     test_world_close(&w);
 }

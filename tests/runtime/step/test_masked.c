@@ -13,7 +13,7 @@
 
 #include <math.h>
 
-#include "forms.h"
+#include "attention_params.h"
 
 typedef struct expectation {
     const kvf_cache_config *c;

@@ -12,9 +12,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "attention_params.h"
 #include "cache.h"
 #include "disk_rig.h"
-#include "forms.h"
 #include "naive.h"
 #include "quantized.h"
 

@@ -390,26 +390,26 @@ static void what_cannot_be_recorded_is_said(void **state)
     bench_close(&b);
 }
 
-/* From the first token on, under other forms; then a replay would mix them. */
-static void a_recording_ends_with_its_forms(void **state)
+/* From the first token on, under other attention parameters; then a replay would mix them. */
+static void a_recording_ends_with_its_attention_params(void **state)
 {
     const float sinks[4] = {1.0f, -1.0f, 2.0f, 0.5f};
     const kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     char out[LAYERS * ROWS * 4 * 64 * 2];
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
-    form.sinks = sinks;
-    form.scale = 0.3f;
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    params.sinks = sinks;
+    params.scale = 0.3f;
     bench b;
     bench_open(&b, &cc, 1051);
     record(&b);
     step(&b, 0, 0, out);
-    test_expect(b.w.runtime, kvf_cache_attention_params(b.w.cache, 1, &form), KVF_INVALID);
+    test_expect(b.w.runtime, kvf_cache_attention_params(b.w.cache, 1, &params), KVF_INVALID);
     assert_int_equal(kvf_replay_is_possible(b.recording), 1); /* that changed nothing */
     for (uint32_t i = 0; i < ROWS; i++)
         test_ok(&b.w, kvf_sequence_truncate(b.w.cache, b.s[i], 0, b.w.stream));
     test_wait(&b.w);
-    test_ok(&b.w, kvf_cache_attention_params(b.w.cache, 1, &form));
+    test_ok(&b.w, kvf_cache_attention_params(b.w.cache, 1, &params));
     for (uint32_t i = 0; i < ROWS; i++)
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             test_prefill(&b.w, b.s[i], &b.t[i],
@@ -480,7 +480,7 @@ int main(void)
         cmocka_unit_test(early_starts_can_be_switched_off),
 #endif
         cmocka_unit_test(what_cannot_be_recorded_is_said),
-        cmocka_unit_test(a_recording_ends_with_its_forms),
+        cmocka_unit_test(a_recording_ends_with_its_attention_params),
         cmocka_unit_test(misuse_while_recording_is_refused),
     };
     /* The host device records nothing, and says so. */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Forms of layers, see forms.h: numbers that follow from the layer and the head alone.
+ * Attention parameters of layers, see the header: numbers that follow from the layer and the head
+ * alone.
  */
 
-#include "forms.h"
+#include "attention_params.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -12,13 +13,13 @@
 
 #include "harness.h"
 
-/* Forms by KVF_TEST_FORMS; asked for each logit, so the environment is read once. */
-static int forms(void)
+/* Which by KVF_TEST_ATTENTION_PARAMS; asked for each logit, so the environment is read once. */
+static int kind(void)
 {
     enum { UNREAD, NONE, CAPS, ALL };
     static int asked = UNREAD;
     if (asked == UNREAD) {
-        const char *text = getenv("KVF_TEST_FORMS");
+        const char *text = getenv("KVF_TEST_ATTENTION_PARAMS");
         asked = !text ? NONE : strcmp(text, "caps") == 0 ? CAPS : ALL;
     }
     return asked - NONE;
@@ -26,13 +27,13 @@ static int forms(void)
 
 static int has_caps(void)
 {
-    return forms() > 0;
+    return kind() > 0;
 }
 
 /* Scales and sinks, too. */
 static int has_all(void)
 {
-    return forms() > 1;
+    return kind() > 1;
 }
 
 double test_scale(const kvf_cache_config *c, uint32_t layer)
@@ -61,33 +62,33 @@ double test_sink(uint32_t layer, uint32_t query_head)
     return has_all() ? sinks[(2 * layer + query_head) % 5] : -INFINITY;
 }
 
-static kvf_attention_params form_of(const kvf_cache_config *c, uint32_t layer)
+static kvf_attention_params params_of(const kvf_cache_config *c, uint32_t layer)
 {
     enum { HEADS = 512 };
     static float sinks[HEADS];
-    kvf_attention_params form;
-    kvf_attention_params_init(&form);
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
     assert_true(c->query_heads <= HEADS);
     for (uint32_t h = 0; h < c->query_heads; h++)
         sinks[h] = (float)test_sink(layer, h);
-    form.sinks = sinks;
-    form.scale = (float)test_scale(c, layer);
-    form.soft_cap = (float)test_cap(layer);
-    return form;
+    params.sinks = sinks;
+    params.scale = (float)test_scale(c, layer);
+    params.soft_cap = (float)test_cap(layer);
+    return params;
 }
 
-void test_give_forms(kvf_cache *cache, const kvf_cache_config *c)
+void test_give_attention_params(kvf_cache *cache, const kvf_cache_config *c)
 {
     for (uint32_t i = 0; has_caps() && i < c->layers; i++) {
-        const kvf_attention_params form = form_of(c, i);
-        assert_int_equal(kvf_cache_attention_params(cache, i, &form), KVF_OK);
+        const kvf_attention_params params = params_of(c, i);
+        assert_int_equal(kvf_cache_attention_params(cache, i, &params), KVF_OK);
     }
 }
 
-void test_give_block_forms(kvf_blocks *blocks, const kvf_cache_config *c)
+void test_give_block_attention_params(kvf_blocks *blocks, const kvf_cache_config *c)
 {
     for (uint32_t i = 0; has_caps() && i < c->layers; i++) {
-        const kvf_attention_params form = form_of(c, i);
-        assert_int_equal(kvf_blocks_attention_params(blocks, i, &form), KVF_OK);
+        const kvf_attention_params params = params_of(c, i);
+        assert_int_equal(kvf_blocks_attention_params(blocks, i, &params), KVF_OK);
     }
 }
