@@ -151,7 +151,7 @@ class Models(Case):
                 torch.testing.assert_close(got[mask.bool()], wanted[mask.bool()], rtol=1e-4, atol=1e-4)
                 torch.testing.assert_close(*of_padding, rtol=1e-4, atol=1e-4)
 
-    def test_forms_are_saved(self):
+    def test_attention_params_are_saved(self):
         """Copies into memory of their own and files go on; another model's layers do not take them."""
         full = ["full_attention"] * 4
         for model, changed in zip(self.with_params(layer_types=full), ("sinks", "soft_cap", "soft_cap")):
