@@ -61,7 +61,8 @@ def groups(layers: List[gguf.Layer], asked: Asked, settings: str) -> List[Group]
     library, made = plugin(), []
     for layer, same in itertools.groupby(sorted(layers)):
         count, length, streams = len(list(same)), cells(asked, layer.window), 1 if asked.unified else asked.slots
-        shape = (ctypes.c_uint32 * 7)(count, layer.query_heads, layer.kv_heads, layer.head_dim, layer.value_dim, length, streams)
+        shape = (ctypes.c_uint32 * 7)(count, layer.query_heads, layer.kv_heads, layer.head_dim, layer.value_dim, length,
+                                      streams)
         sizes = (ctypes.c_uint64 * 5)()
         said = library.kvferry_llama_plan(os.fsencode(settings), shape, sizes)
         if said:
@@ -96,7 +97,8 @@ def _arguments(given: List[str]) -> argparse.Namespace:
 
 def _show(group: Group) -> str:
     layer = group.layer
-    return "%3d layers of %d heads on %d of %d%s, %s cells: KV cache %.2f, pages %.2f, codes %.2f, windows %.2f, tables %.2f GiB" % (
+    return ("%3d layers of %d heads on %d of %d%s, %s cells: KV cache %.2f, pages %.2f, codes %.2f, windows %.2f, "
+            "tables %.2f GiB") % (
         group.layers, layer.query_heads, layer.kv_heads, layer.head_dim,
         ", windows of %d tokens" % layer.window if layer.window else "",
         "%d x %d" % (group.streams, group.cells) if group.streams > 1 else group.cells,
