@@ -90,6 +90,17 @@ static inline bool kvf_machine_is_virtual(void)
 #endif
 }
 
+/* WSL2, whose drivers pin about half of the memory that they are shown. */
+static inline bool kvf_machine_is_wsl(const char *osrelease)
+{
+    char text[128] = "";
+    FILE *file = fopen(osrelease, "r");
+    const bool is_read = file && fgets(text, sizeof text, file);
+    if (file)
+        fclose(file);
+    return is_read && (strstr(text, "microsoft") || strstr(text, "Microsoft"));
+}
+
 /* Bytes for which a machine that shows less is worth a try, because it may get memory as it uses it
  * (a balloon, memory that is plugged in); 0 = never, what it shows is all. */
 static inline uint64_t kvf_machine_growth(const char *proc_meminfo, bool is_virtual)

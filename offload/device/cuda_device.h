@@ -155,6 +155,8 @@ void kvf_cuda_memory_free(kvf_device *device, void *pointer);
 uint64_t kvf_cuda_memory_left(kvf_device *device);
 kvf_status kvf_cuda_host_register(kvf_device *device, void *host, size_t bytes, void **alias);
 void kvf_cuda_host_unregister(kvf_device *device, void *host, size_t bytes);
+kvf_status kvf_cuda_host_alloc(kvf_device *device, size_t bytes, void **host, void **alias);
+void kvf_cuda_host_free(kvf_device *device, void *host);
 
 /* ---- streams and events: cuda_stream.c ---- */
 

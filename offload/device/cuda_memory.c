@@ -10,12 +10,16 @@
  * in reverse order.
  */
 
+#include <string.h>
+
+#include "common/headroom.h"
 #include "common/text.h"
 #include "cuda_device.h"
+#include "topology.h"
 
 #define CHUNK_BYTES ((size_t)1 << 30)
 
-typedef enum block_kind { BLOCK_DEVICE, BLOCK_REGISTERED } block_kind;
+typedef enum block_kind { BLOCK_DEVICE, BLOCK_REGISTERED, BLOCK_PINNED } block_kind;
 
 struct kvf_cuda_block {
     block_kind kind;
@@ -33,12 +37,11 @@ static void keep(kvf_cuda_device *device, kvf_cuda_block *block)
     kvf_context_count(device->base.context, block->bytes);
 }
 
-static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, bool is_registered)
+static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, block_kind kind)
 {
     pthread_mutex_lock(&device->lock);
     kvf_cuda_block **link = &device->blocks;
-    while (*link &&
-           ((*link)->pointer != pointer || ((*link)->kind == BLOCK_REGISTERED) != is_registered))
+    while (*link && ((*link)->pointer != pointer || (*link)->kind != kind))
         link = &(*link)->next;
     kvf_cuda_block *block = *link;
     if (block)
@@ -134,10 +137,105 @@ void kvf_cuda_memory_free(kvf_device *base, void *pointer)
     int before;
     if (!pointer)
         return;
-    kvf_cuda_block *block = take(device, pointer, 0);
+    kvf_cuda_block *block = take(device, pointer, BLOCK_DEVICE);
     KVF_ASSERT(block);
     kvf_cuda_enter_release(device, &before);
     (void)kvf_cuda_failed(device, cudaFree(block->pointer), "device memory could not be freed");
+    kvf_cuda_leave(device, before);
+    kvf_free(base->context, block);
+}
+
+/* ---- pinned host memory ---- */
+
+static uint64_t pinned_bytes(kvf_cuda_device *device)
+{
+    uint64_t bytes = 0;
+    pthread_mutex_lock(&device->lock);
+    for (const kvf_cuda_block *b = device->blocks; b; b = b->next)
+        bytes += b->kind == BLOCK_DEVICE ? 0 : b->bytes;
+    pthread_mutex_unlock(&device->lock);
+    return bytes;
+}
+
+/* Advice by the causes that are known here. */
+static const char *pin_advice(cudaError_t error, size_t bytes)
+{
+    kvf_headroom headroom;
+    if (error == cudaErrorNotSupported)
+        return "this device pins no memory but its own (Confidential Computing, or a virtual GPU)";
+    if (kvf_machine_is_wsl("/proc/sys/kernel/osrelease"))
+        return "WSL2 pins about half of the machine's memory at most; give WSL2 more (memory= in "
+               ".wslconfig), or ask for less";
+    kvf_headroom_read(NULL, -1, &headroom);
+    if (headroom.memlock < bytes)
+        return "raise the limit with `ulimit -l unlimited`, in a container with --ulimit "
+               "memlock=-1";
+    return "ask for less, free memory of the host, or give its container more --memory";
+}
+
+static kvf_status refuse_pinned(kvf_cuda_device *device, cudaError_t error, size_t bytes)
+{
+    char need[32], have[32];
+    const kvf_status status = kvf_cuda_failed(device, error, "host memory could not be registered");
+    if (atomic_load(&device->lost) != 0)
+        return status;
+    return kvf_fail(device->base.context,
+                    error == cudaErrorNotSupported ? KVF_UNSUPPORTED : KVF_PIN_FAILED, (int)error,
+                    "%s of host memory could not be registered with the device, which has %s "
+                    "already: %s (%s); %s",
+                    kvf_bytes_text(bytes, need), kvf_bytes_text(pinned_bytes(device), have),
+                    cudaGetErrorString(error), cudaGetErrorName(error), pin_advice(error, bytes));
+}
+
+static kvf_status alloc_pinned(kvf_cuda_device *device, kvf_cuda_block *block, void **alias)
+{
+    cudaError_t error = cudaErrorMemoryAllocation;
+    if (!kvf_context_refuses(device->base.context, "pinned memory"))
+        error = cudaHostAlloc(&block->pointer, block->bytes,
+                              cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error != cudaSuccess)
+        return refuse_pinned(device, error, block->bytes);
+    error = cudaHostGetDevicePointer(alias, block->pointer, 0);
+    if (error == cudaSuccess) {
+        memset(block->pointer, 0, block->bytes);
+        return KVF_OK;
+    }
+    (void)cudaFreeHost(block->pointer);
+    return refuse_pinned(device, error, block->bytes);
+}
+
+kvf_status kvf_cuda_host_alloc(kvf_device *base, size_t bytes, void **host, void **alias)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    *host = *alias = NULL;
+    kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
+    if (!block)
+        KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a region's entry");
+    *block = (kvf_cuda_block){.kind = BLOCK_PINNED, .bytes = bytes};
+    kvf_status status = kvf_cuda_enter(device, &before);
+    if (status == KVF_OK) {
+        status = alloc_pinned(device, block, alias);
+        kvf_cuda_leave(device, before);
+    }
+    if (status != KVF_OK) {
+        *alias = NULL;
+        kvf_free(base->context, block);
+        return status;
+    }
+    keep(device, block);
+    *host = block->pointer;
+    return KVF_OK;
+}
+
+void kvf_cuda_host_free(kvf_device *base, void *host)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    kvf_cuda_block *block = take(device, host, BLOCK_PINNED);
+    KVF_ASSERT(block);
+    kvf_cuda_enter_release(device, &before);
+    (void)kvf_cuda_failed(device, cudaFreeHost(host), "pinned memory could not be freed");
     kvf_cuda_leave(device, before);
     kvf_free(base->context, block);
 }
@@ -188,18 +286,8 @@ static kvf_status register_chunks(kvf_cuda_device *device, char *host, size_t by
             register_chunk(device, host + offset, left < CHUNK_BYTES ? left : CHUNK_BYTES,
                            i > 0 ? (char *)*alias + offset : NULL, &piece);
         if (error != cudaSuccess) {
-            char text[32];
             unregister_chunks(device, host, i);
-            const kvf_status status =
-                kvf_cuda_failed(device, error, "host memory could not be registered");
-            if (atomic_load(&device->lost) != 0)
-                return status;
-            return kvf_fail(
-                device->base.context, KVF_PIN_FAILED, (int)error,
-                "%s of host memory could not be registered with the device: %s (%s); raise the "
-                "limit with `ulimit -l unlimited`, in a container with --ulimit memlock=-1 and "
-                "more --memory",
-                kvf_bytes_text(bytes, text), cudaGetErrorString(error), cudaGetErrorName(error));
+            return refuse_pinned(device, error, bytes);
         }
         if (i == 0)
             *alias = piece;
@@ -234,7 +322,7 @@ void kvf_cuda_host_unregister(kvf_device *base, void *host, size_t bytes)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
     int before;
-    kvf_cuda_block *block = take(device, host, 1);
+    kvf_cuda_block *block = take(device, host, BLOCK_REGISTERED);
     KVF_ASSERT(block && block->bytes == bytes);
     kvf_cuda_enter_release(device, &before);
     unregister_chunks(device, host, chunks_of(bytes));

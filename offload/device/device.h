@@ -71,9 +71,14 @@ typedef struct kvf_device_ops {
     void (*memory_free)(kvf_device *device, void *pointer);
     /* Bytes that could be had now, of the host device half; 0 = unknown. */
     uint64_t (*memory_left)(kvf_device *device);
-    /* Pin host memory and make it visible; *alias is what kernels and copies use. */
+    /* Pin host memory and make it visible; *alias is what kernels and copies use. KVF_UNSUPPORTED:
+     * no memory but that of host_alloc can be. */
     kvf_status (*host_register)(kvf_device *device, void *host, size_t bytes, void **alias);
     void (*host_unregister)(kvf_device *device, void *host, size_t bytes);
+    /* Host memory that the device allocates: pinned, visible, zeroed. NULL where host_register
+     * never is KVF_UNSUPPORTED. */
+    kvf_status (*host_alloc)(kvf_device *device, size_t bytes, void **host, void **alias);
+    void (*host_free)(kvf_device *device, void *host);
 
     kvf_status (*stream_create)(kvf_device *device, kvf_stream_priority priority, kvf_stream **out);
     void (*stream_destroy)(kvf_stream *stream); /* waits; NULL is fine */

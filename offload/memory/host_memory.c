@@ -6,8 +6,8 @@
  *
  * Knows nothing of what lies in the memory. Every arena is complete before the next one is begun,
  * so a failure leaves whole arenas and one partial one, and the same destroy undoes both.
- * Invariant: an arena with host != NULL is mapped and counted in the context; registered says
- * whether the device knows it.
+ * Invariant: an arena with host != NULL is mapped and counted in the context, or allocated by the
+ * device; registered says whether the device knows a mapped one.
  */
 
 #include "host_memory.h"
@@ -226,8 +226,9 @@ typedef struct request {
     kvf_context *context;
     const kvf_host_memory_config *config;
     kvf_team *team;
-    bool is_tried; /* the machine shows less than is needed */
-    uint64_t done; /* bytes of whole arenas */
+    bool is_tried;  /* the machine shows less than is needed */
+    bool by_device; /* the device registers no arena, and allocates them */
+    uint64_t done;  /* bytes of whole arenas */
 } request;
 
 static void read_headroom(const kvf_host_memory_config *config, kvf_headroom *out)
@@ -321,9 +322,21 @@ static kvf_status obtain(const request *r, kvf_arena *arena)
     return populate(r, arena);
 }
 
-static kvf_status publish(kvf_context *context, kvf_device *device,
-                          const kvf_host_memory_config *config, kvf_arena *arena)
+static kvf_status let_device_allocate(const request *r, kvf_device *device, kvf_arena *arena)
 {
+    void *host = NULL, *alias = NULL;
+    KVF_TRY(look(r, r->done, arena->bytes));
+    KVF_TRY(device->ops->host_alloc(device, arena->bytes, &host, &alias));
+    arena->host = host;
+    arena->device = alias;
+    arena->mapped_bytes = arena->bytes;
+    arena->allocated = true;
+    return KVF_OK;
+}
+
+static kvf_status publish(request *r, kvf_device *device, kvf_arena *arena)
+{
+    kvf_context *context = r->context;
     void *alias = NULL;
     kvf_status status = device->ops->host_register(device, arena->host, arena->bytes, &alias);
     if (status == KVF_OK) {
@@ -331,10 +344,20 @@ static kvf_status publish(kvf_context *context, kvf_device *device,
         arena->device = alias;
         return KVF_OK;
     }
+    if (status == KVF_UNSUPPORTED && r->config->huge_pages != KVF_HUGE_PAGES_REQUIRED) {
+        unmap(context, arena);
+        KVF_TRY(let_device_allocate(r, device, arena));
+        r->by_device = true;
+        kvf_log(context, KVF_LOG_NOTE,
+                "host memory is allocated by CUDA, which registers none of others on this machine "
+                "(Confidential Computing?); it is pinned, but on small pages, and bound to no NUMA "
+                "node");
+        return KVF_OK;
+    }
     kvf_device_properties properties;
     device->ops->properties(device, &properties);
     /* A device with memory of its own reaches none that is not registered. */
-    if (status != KVF_PIN_FAILED || !config->allow_unpinned || !properties.shares_host_memory)
+    if (status != KVF_PIN_FAILED || !r->config->allow_unpinned || !properties.shares_host_memory)
         return status;
     char text[32];
     kvf_log(context, KVF_LOG_WARNING, "%s of host memory stay unpinned, as allow_unpinned asks",
@@ -408,9 +431,11 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
         const uint64_t left = memory.bytes - r.done;
         kvf_arena *arena = &memory.arenas[memory.arena_count++];
         arena->bytes = (size_t)(left < per_arena ? left : per_arena);
-        status = obtain(&r, arena);
-        if (status == KVF_OK)
-            status = publish(context, device, config, arena);
+        if (r.by_device) {
+            status = let_device_allocate(&r, device, arena);
+        } else if ((status = obtain(&r, arena)) == KVF_OK) {
+            status = publish(&r, device, arena);
+        }
         r.done += arena->bytes;
     }
     kvf_team_destroy(r.team);
@@ -421,7 +446,7 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
     /* The last arena was made when least was left. */
     const kvf_arena *last = &memory.arenas[memory.arena_count - 1];
     if (config->huge_pages == KVF_HUGE_PAGES_AUTO && last->bytes >= HUGE_BYTES && !last->hugetlb &&
-        !has_huge_pages(last, true))
+        !last->allocated && !has_huge_pages(last, true))
         note_small_pages(context, &memory);
     *out = memory;
     return KVF_OK;
@@ -433,6 +458,10 @@ void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory)
         return;
     for (uint32_t i = memory->arena_count; i-- > 0;) {
         kvf_arena *arena = &memory->arenas[i];
+        if (arena->allocated) {
+            memory->device->ops->host_free(memory->device, arena->host);
+            continue;
+        }
         if (arena->registered)
             memory->device->ops->host_unregister(memory->device, arena->host, arena->bytes);
         unmap(context, arena);

@@ -4,7 +4,9 @@
 
 /*
  * Large host memory: mapped in arenas of at most 1 GiB, on the best page size to be had, bound to a
- * NUMA node, touched in parallel by threads on that node, then registered with the device.
+ * NUMA node, touched in parallel by threads on that node, then registered with the device. Where
+ * the device takes no memory of others, it allocates the arenas: pinned, on small pages and on a
+ * node of its choice, which a note of the log says.
  *
  * Before each piece of 256 MiB is touched, what is left is looked at: where it is too little the
  * request is refused, while the kernel would end the process. So what the machine shows too little
@@ -33,6 +35,7 @@ typedef struct kvf_arena {
     size_t mapped_bytes; /* >= bytes, a multiple of the pages it was mapped in */
     bool hugetlb;        /* mapped in huge pages that were reserved */
     bool registered;     /* pinned and visible to the device */
+    bool allocated;      /* ... because it is the device's own (host_alloc); not mapped here */
     bool bound;          /* mbind succeeded */
 } kvf_arena;
 

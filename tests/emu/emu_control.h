@@ -13,6 +13,7 @@
  * empty name for any call).
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,11 +29,12 @@ typedef enum kvf_emu_batch_capture {
 } kvf_emu_batch_capture;
 
 typedef struct kvf_emu_config {
-    uint32_t devices;      /* 0: every call says cudaErrorNoDevice */
-    int device_error;      /* not 0: what every call that needs a device says */
-    uint64_t memory_bytes; /* of one device */
-    uint64_t pinned_bytes; /* that may be registered and allocated, in all */
-    uint32_t delay_seed;   /* of streams created from now on; 0: no delays */
+    uint32_t devices;         /* 0: every call says cudaErrorNoDevice */
+    int device_error;         /* not 0: what every call that needs a device says */
+    uint64_t memory_bytes;    /* of one device */
+    uint64_t pinned_bytes;    /* that may be registered and allocated, in all */
+    bool refuses_registering; /* cudaErrorNotSupported, as under Confidential Computing */
+    uint32_t delay_seed;      /* of streams created from now on; 0: no delays */
     uint32_t compute_major, compute_minor;
     uint32_t driver_version; /* 1000 * major + 10 * minor */
     uint32_t multiprocessors;

@@ -79,6 +79,7 @@ kvf_emu_config config_of_environment()
     c.device_error = (int)environment("KVF_EMU_DEVICE_ERROR", 0);
     c.memory_bytes = environment("KVF_EMU_MEMORY_MIB", 8192) << 20;
     c.pinned_bytes = environment("KVF_EMU_PINNED_MIB", 1 << 20) << 20;
+    c.refuses_registering = environment("KVF_EMU_REGISTERS", 1) == 0;
     c.delay_seed = (uint32_t)environment("KVF_EMU_DELAY_SEED", 0);
     c.connections = (uint32_t)environment("KVF_EMU_CONNECTIONS", 0);
     uint64_t compute = environment("KVF_EMU_COMPUTE", 90);

@@ -425,6 +425,8 @@ cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags)
                            cudaHostRegisterIoMemory | cudaHostRegisterReadOnly;
     if (pointer == nullptr || bytes == 0 || (flags & ~known) != 0)
         return fail(cudaErrorInvalidValue);
+    if (emu::config().refuses_registering)
+        return fail(cudaErrorNotSupported);
     uint64_t limit = emu::config().pinned_bytes;
     std::unique_lock<std::shared_mutex> hold(emu::ranges_lock);
     if (emu::overlaps((uintptr_t)pointer, bytes))

@@ -12,6 +12,7 @@
 #include <cuda_runtime_api.h>
 
 #include "emu_control.h"
+#include "host_memory.h"
 #include "offload_rig.h"
 
 #define BYTES 8192u
@@ -266,7 +267,7 @@ static void test_registration_in_chunks(void **state)
     assert_int_equal(r.ops->host_register(r.device, host, bytes, &alias), KVF_PIN_FAILED);
     assert_null(alias);
     kvf_error error;
-    assert_non_null(strstr(rig_error(&r, &error), "ulimit -l"));
+    assert_non_null(strstr(rig_error(&r, &error), "which has 0 B already"));
     kvf_emu_get_counts(&counts);
     assert_int_equal(counts.registrations, 0);
     emu.pinned_bytes = 4 * gib;
@@ -280,6 +281,61 @@ static void test_registration_in_chunks(void **state)
     assert_int_equal(counts.registrations, 0);
     munmap(host, bytes);
     rig_close(&r);
+    kvf_emu_reset();
+}
+
+static uint32_t notes;
+
+static void count_notes(void *user, int level, const char *text)
+{
+    notes += level == KVF_LOG_NOTE && strstr(text, "allocated by CUDA") != NULL;
+}
+
+/* A device that registers nothing allocates the arenas, zeroed and visible; it says so once. Where
+ * it can pin no more either, nothing stays. */
+static void test_memory_of_the_device(void **state)
+{
+    kvf_emu_config emu = machine();
+    kvf_emu_counts counts;
+    kvf_context *context;
+    kvf_device *device;
+    kvf_error error;
+    const kvf_host_memory_config config = {.bytes = 40 * BYTES,
+                                           .granule = BYTES,
+                                           .node = -1,
+                                           .touch_threads = 1,
+                                           .arena_bytes_max = 16 * BYTES,
+                                           .lower = "bytes_of_test"};
+    kvf_host_memory memory;
+    notes = 0;
+    emu.refuses_registering = true;
+    kvf_emu_set_config(&emu);
+    RIG_OK(kvf_context_create(NULL, count_notes, NULL, &context));
+    RIG_OK(kvf_device_open(context, KVF_DEVICE_CUDA, &plain, &device));
+    RIG_OK(kvf_host_memory_create(context, device, &config, &memory));
+    assert_int_equal(memory.arena_count, 3);
+    assert_int_equal(notes, 1);
+    kvf_emu_get_counts(&counts);
+    assert_int_equal(counts.registrations, 0);
+    assert_true(counts.pinned_bytes >= config.bytes);
+    for (uint32_t i = 0; i < memory.arena_count; i++) {
+        const kvf_arena *arena = &memory.arenas[i];
+        assert_true(arena->allocated && !arena->registered && arena->device);
+        for (size_t at = 0; at < arena->bytes; at++)
+            assert_int_equal(arena->host[at], 0);
+    }
+    kvf_host_memory_destroy(context, &memory);
+    const uint64_t before = (kvf_emu_get_counts(&counts), counts.pinned_bytes);
+    emu.pinned_bytes = before + 20 * BYTES;
+    kvf_emu_set_config(&emu);
+    assert_int_equal(kvf_host_memory_create(context, device, &config, &memory), KVF_PIN_FAILED);
+    kvf_context_error(context, &error);
+    assert_non_null(strstr(error.text, "which has 128.00 KiB already"));
+    assert_null(memory.arenas);
+    kvf_emu_get_counts(&counts);
+    assert_int_equal(counts.pinned_bytes, before);
+    kvf_device_close(device);
+    kvf_context_destroy(context);
     kvf_emu_reset();
 }
 
@@ -415,6 +471,6 @@ static void test_every_call_loses(void **state)
 int main(void)
 {
     return unit_run(test_every_call_fails, test_absence, test_ordinal, test_out_of_memory,
-                    test_registration_in_chunks, test_batch_in_capture, test_old_driver,
-                    test_lost_device, test_every_call_loses);
+                    test_registration_in_chunks, test_memory_of_the_device, test_batch_in_capture,
+                    test_old_driver, test_lost_device, test_every_call_loses);
 }

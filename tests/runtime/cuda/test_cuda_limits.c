@@ -160,7 +160,7 @@ static void memory_that_runs_out(void **state)
     large = test_config_small();
     large.transfer = KVF_TRANSFER_AUTO;
     large.tokens_max = 32768; /* 32 MiB of pages */
-    TOO_LARGE(runtime, &large, KVF_PIN_FAILED, "MiB of host memory", "ulimit -l", "memlock");
+    TOO_LARGE(runtime, &large, KVF_PIN_FAILED, "MiB of host memory", "registered", "already");
 
     /* A pool larger than the memory of any host. */
     kvf_link *link = NULL;
@@ -182,7 +182,7 @@ static void memory_that_runs_out(void **state)
     c.pinned_bytes = 1 << 20;
     kvf_emu_set_config(&c);
     test_expect(runtime, kvf_pinned_alloc(runtime, 2 << 20, &host, &device), KVF_PIN_FAILED);
-    SAYS(kvf_runtime_error(runtime), KVF_PIN_FAILED, "2.00 MiB", "ulimit -l");
+    SAYS(kvf_runtime_error(runtime), KVF_PIN_FAILED, "2.00 MiB", "0 B already");
     test_expect(runtime, kvf_pinned_alloc(runtime, 4096, &host, &device), KVF_OK);
     kvf_pinned_free(runtime, host);
     kvf_runtime_close(runtime);
