@@ -109,9 +109,10 @@ def wanted(args: argparse.Namespace) -> work.Wanted:
     """Documents and tasks."""
     quick, own = args.quick, tasks.read_own(args.questions) if args.questions else []
     default = [2048 if quick else 4096] if not own or any("fact" in q for q in own) else [] # whole prompts are enough
+    lengths = sorted(args.lengths or default)
     return work.Wanted(
-        lengths=sorted(args.lengths or default), samples=args.samples,
-        tasks=args.tasks if args.tasks else [] if own else RULER, texts=1 if quick else 2, text_tokens=64 if quick else 256,
+        lengths=lengths, samples=args.samples,
+        tasks=args.tasks if args.tasks else [] if own else RULER, texts=1 if quick else 2, text_tokens=min([64 if quick else 256, *(n // 8 for n in lengths)]),
         long_tokens=384 if quick else 3000, tools=(2 if quick else 5) if args.url else 0, own=own)
 
 
