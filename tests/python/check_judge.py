@@ -27,6 +27,11 @@ class Figures(unittest.TestCase):
         # Two documents, 0 and 1 of 1, drawn one by one: both are the same in half of the draws.
         self.assertEqual(figures.kept([0.0, 1.0], [1.0, 1.0]), (0.5, (0.0, 1.0)))
 
+    def test_without_a_change(self):
+        self.assertEqual(figures.without_a_change(300), (0.99, 1.0))
+        self.assertAlmostEqual(0.99 ** 300, 0.05, 2) # as likely is it that none of 300 shows a loss of 1 in 100
+        self.assertEqual(figures.without_a_change(2), (0.0, 1.0))
+
     def test_outcomes(self):
         self.assertEqual(figures.outcomes([[0.5, 1.0], [0.0]], [[1.0, 0.5], [0.0]]), (1, 1))
 
@@ -126,7 +131,7 @@ class Judged(unittest.TestCase):
     def test_servers_that_are_right(self):
         status, out = self.run_judge("--url", self.server(selects=1.0).url, "--full", self.server().url, *ASKED)
         self.assertEqual(status, 0, out)
-        self.assertIn("kvferry keeps 100.0%% (100.0 to 100.0) of full on %d questions at 400" % QUESTIONS, out)
+        self.assertIn("kvferry keeps 100.0%% (66.7 to 100.0) of full on %d questions at 400" % QUESTIONS, out)
         self.assertLess(out.index("to be asked: "), out.index("verdict: ")) # what it costs is told first
         self.assertIn("tokens of prompts", out)
         self.assertIn("likelihoods: none, because given text is a prompt to this server", out)
@@ -158,7 +163,7 @@ class Judged(unittest.TestCase):
         self.assertEqual(status, 3, out)
         self.assertIn("does not answer", out)
         self.assertEqual(self.total()["questions"], 6) # as it came before it died
-        self.assertIn("keeps 100.0% (100.0 to 100.0) of full on 6 questions at 400", out)
+        self.assertIn("keeps 100.0% (0.0 to 100.0) of full on 6 questions at 400", out)
         mine.lives = math.inf
         status, out = self.run_judge(*given)
         self.assertEqual((status, self.total()["questions"]), (0, QUESTIONS), out)
@@ -209,7 +214,7 @@ class Judged(unittest.TestCase):
         self.run_judge("--url", urls[0], "--full", urls[1], *ASKED)
         told, p = self.told()["sides"]["kvferry"]["likelihoods"], 0.5 * math.exp(-0.7)
         self.assertAlmostEqual(told["mean"], 0.5 * math.log(0.5 / p) + 0.5 * math.log(0.5 / (1 - p)), 6)
-        self.assertEqual((told["steps"], told["same_top"]), (63, 0.0)) # the first of 64 is read with the prompt
+        self.assertEqual((told["steps"], told["same_top"]), (49, 0.0)) # the first of 50 is read with the prompt
         self.assertEqual(self.told()["sides"]["again"]["likelihoods"]["mean"], 0.0)
 
     def test_calls_of_functions(self):

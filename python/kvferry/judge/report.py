@@ -76,6 +76,8 @@ def row(name: str, length: int, both: List[Tuple[List[float], List[float]]]) -> 
     full, mine = [f for f, _ in both], [m for _, m in both]
     share, interval = figures.kept([sum(m) for m in mine], [sum(f) for f in full])
     worse, better = figures.outcomes(mine, full)
+    if share is not None and worse == better == 0:
+        interval = figures.without_a_change(len(both))
     return {"task": name, "length": length, "documents": len(both), "questions": sum(map(len, full)),
             "full": sum(map(sum, full)), "mine": sum(map(sum, mine)), "worse": worse, "better": better, "kept": share,
             "interval": interval, "judged": figures.mean(full) >= figures.JUDGED}
