@@ -190,7 +190,7 @@ class Judged(unittest.TestCase):
         status, out = self.run_judge("--url", full.url, "--record", path, *ASKED)
         self.assertEqual(status, 0, out)
         self.assertIn("full again (the control)", out)
-        status, out = self.run_judge("--url", self.server(selects=1.0).url, "--full", path, *ASKED)
+        status, out = self.run_judge("--url", self.server(selects=1.0).url, "--full", path)
         self.assertEqual((status, self.total()["questions"]), (0, QUESTIONS), out)
         other = os.path.join(self.folder, "other.jsonl")
         self.run_judge("--url", full.url, "--record", other, *ASKED, "--samples", "1")
@@ -201,13 +201,31 @@ class Judged(unittest.TestCase):
     def test_no_verdict_on_what_was_not_selected(self):
         status, out = self.run_judge("--url", self.server(selects=0.5).url, "--full", self.server().url, *ASKED)
         self.assertEqual(status, 3, out)
-        self.assertIn("no verdict: kvferry: 50% of the judged steps selected", out)
+        self.assertIn("no verdict: kvferry at 400: 50% of the judged steps selected", out)
         self.assertEqual(self.told()["sides"]["kvferry"]["served"]["densely"], 0.5 * self.told()["sides"]["kvferry"]["served"]["steps"])
 
     def test_who_does_not_count(self):
         status, out = self.run_judge("--url", self.server().url, "--full", self.server().url, *ASKED)
         self.assertEqual(status, 0)
         self.assertIn("whether steps selected is not known", out)
+
+    def test_one_that_refuses_a_question(self):
+        """It is told, and the others are judged; 1 of 9 is too much for a verdict that counts."""
+        refused = []
+        mine = self.server(selects=1.0, refuses=lambda prompt: len(mine.asked) == 4 and not refused and not refused.append(1))
+        status, out = self.run_judge("--url", mine.url, "--full", self.server().url, *ASKED)
+        self.assertEqual((status, self.total()["documents"]), (3, 8), out)
+        self.assertIn("1 documents were not answered", out)
+        self.assertIn("too long", out)
+
+    def test_a_server_without_a_tokenizer(self):
+        """Answers say how many tokens a short text has, and characters how many a long one."""
+        status, out = self.run_judge("--url", self.server(selects=1.0, counts=False).url, "--full", self.server().url, "--lengths",
+                                     "2000", "--samples", "1", "--tasks", "niah_single_2", "--quick", "--keep", "0.5")
+        self.assertEqual(status, 0, out)
+        path = os.path.join(self.folder, "out", "answers.jsonl")
+        made = next(d for d in record.Record(path).read().documents if d.name == "niah_single_2")
+        self.assertTrue(1600 < len((made.text + made.tasks[0].text).split()) < 2000)
 
     def test_likelihoods_token_by_token(self):
         urls = [self.server(is_llama=True, nats=nats).url for nats in (0.7, 0.0)]
@@ -232,6 +250,7 @@ class Judged(unittest.TestCase):
                             (["--url", "u"], "--record makes the file"),
                             (["--url", "u", "--full", "nowhere"], "no such file"),
                             (["--url", "u", "--full", "http://u", "--sweep", "budget=1"], "leave --sweep"),
+                            (["--url", "u", "--full", __file__, "--lengths", "8K"], "brings its questions along"),
                             (["--model", "m", "--budget", "many"], "budget many: give 1024, or 1024+5%"),
                             (["--model", "m", "--sweep", "512"], "--sweep is budget=A,B"),
                             (["--model", "m", "--set", "x"], "--set is NAME=VALUE"),

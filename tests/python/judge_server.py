@@ -14,14 +14,16 @@ import threading
 class Server(http.server.ThreadingHTTPServer):
     """is_wrong(prompt): whether the answer is to be wrong. lives: requests until it dies. selects: share of steps
     that its counters say have selected; None = it has none. is_llama, nats: likelihoods, and how far off they are.
-    calls: whether it calls functions rightly; None = it takes no tools."""
+    calls: whether it calls functions rightly; None = it takes no tools. refuses(prompt): with 400. counts: tokens"""
 
     daemon_threads = True
 
-    def __init__(self, is_wrong=lambda prompt: False, lives=math.inf, selects=None, is_llama=False, nats=0.0, calls=None):
+    def __init__(self, is_wrong=lambda prompt: False, lives=math.inf, selects=None, is_llama=False, nats=0.0, calls=None,
+                 refuses=lambda prompt: False, counts=True):
         super().__init__(("127.0.0.1", 0), Handler)
         self.is_wrong, self.lives, self.selects = is_wrong, lives, selects
         self.is_llama, self.nats, self.calls = is_llama, nats, calls
+        self.refuses, self.counts = refuses, counts
         self.asked, self.steps = [], 0 # prompts that were answered
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -66,8 +68,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self): # pylint: disable=invalid-name
         s, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/tokenize":
-            words = (body.get("content") or body.get("prompt")).split()
+        if self.path == "/tokenize" and s.counts:
+            words = body.get("content" if s.is_llama else "prompt", "").split()
             self.reply({"tokens": words} if s.is_llama else {"count": len(words)})
         elif self.path == "/detokenize":
             self.reply({"content": " ".join(body["tokens"])})
@@ -80,7 +82,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif "tools" in body:
             self.call(body)
         elif self.path == "/v1/completions":
-            self.answer(body["prompt"])
+            self.answer(body["prompt"]) if not s.refuses(body["prompt"]) else self.reply({"error": "too long"}, 400)
         else:
             self.reply({"error": "no " + self.path}, 404)
 

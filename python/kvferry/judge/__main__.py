@@ -17,6 +17,7 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
+from .._errors import Error
 from . import programs, report, servers, tasks, texts, work
 from .record import AGAIN, Record, Refused
 
@@ -74,6 +75,8 @@ def wrong(args: argparse.Namespace) -> Optional[str]:
         return "--record asks full attention alone; leave --full and --sweep out"
     if args.full and not is_url(args.full) and not os.path.exists(args.full):
         return "--full %s: no such file; an address begins with http://" % args.full
+    if args.full and not is_url(args.full) and (args.lengths or args.tasks or args.text or args.questions):
+        return "--full %s brings its questions along; leave --lengths, --tasks, --text and --questions out" % args.full
     if args.full and is_url(args.full) and args.model:
         return "--model is its own full attention; --full takes a file beside it"
     if args.url and (args.sweep or args.set):
@@ -199,7 +202,7 @@ def main(given: Optional[List[str]] = None) -> None:
     """The command kvferry-judge."""
     try:
         sys.exit(judge(arguments(given)))
-    except (Refused, servers.Stopped, servers.Cannot, ValueError, OSError, ImportError) as why:
+    except (Refused, servers.Stopped, servers.Cannot, Error, ValueError, OSError, ImportError) as why:
         print("kvferry.judge: %s" % why, file=sys.stderr)
         sys.exit(2)
 

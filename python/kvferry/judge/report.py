@@ -55,15 +55,20 @@ def pairs(record: Record, side: str, wanted: Any) -> List[Tuple[int, List[Any], 
     return [(d, full, mine) for d, full, mine in found if full and mine]
 
 
-def refusals(record: Record, side: str, kind: str) -> List[str]:
-    """Why documents of a kind have no answer."""
+def refusals(record: Record, side: str, is_wanted: Any) -> List[str]:
+    """Why documents of wanted kinds have no answer."""
     return [row["cannot"] for (name, d, _), row in record.said.items()
-            if name in (side, FULL) and "cannot" in row and record.documents[d].tasks[0].kind == kind]
+            if name in (side, FULL) and "cannot" in row and is_wanted(record.documents[d].tasks[0].kind)]
+
+
+def is_question(kind: str) -> bool:
+    """Whether answers are right or wrong, and count for the verdict."""
+    return kind not in OTHERS
 
 
 def places(record: Record) -> List[Tuple[int, str]]:
     """(length, task) of questions, in the order of the table."""
-    return sorted({(d.length, d.name) for d in record.documents if d.tasks[0].kind not in OTHERS})
+    return sorted({(d.length, d.name) for d in record.documents if is_question(d.tasks[0].kind)})
 
 
 def scores(record: Record, d: int, answers: List[Dict[str, Any]]) -> List[float]:
@@ -137,10 +142,10 @@ def calls(record: Record, side: str) -> Optional[Dict[str, int]]:
 
 # ---- what was served ----
 
-def served(record: Record, side: str) -> Optional[Dict[str, float]]:
-    """Steps of the side's answers that count, by who attended; None = the engine does not say."""
+def served(record: Record, side: str, length: Optional[int] = None) -> Optional[Dict[str, float]]:
+    """Steps of the side's answers that count, by who attended; None = the engine does not say. length: None = all"""
     counted = [row["served"] for (name, d, _), row in record.said.items() if name == side and row.get("served") and
-               record.documents[d].tasks[0].kind not in OTHERS]
+               is_question(record.documents[d].tasks[0].kind) and length in (None, record.documents[d].length)]
     if not counted:
         return None
     out = {name: sum(one[name] for one in counted) for name in ("steps", "selected", "elsewhere", "heads", "recall")}
@@ -153,7 +158,7 @@ def served(record: Record, side: str) -> Optional[Dict[str, float]]:
 def foresight(record: Record, side: str) -> Optional[float]:
     """How well the measured share of attention tells the documents that lost answers from the others."""
     measure, lost = [], []
-    for d, full, mine in pairs(record, side, lambda doc: doc.tasks[0].kind not in OTHERS):
+    for d, full, mine in pairs(record, side, lambda doc: is_question(doc.tasks[0].kind)):
         counted = [one["served"] for one in mine if one.get("served") and one["served"]["heads"]]
         if counted:
             measure.append(sum(c["recall"] for c in counted) / sum(c["heads"] for c in counted))
@@ -163,19 +168,19 @@ def foresight(record: Record, side: str) -> Optional[float]:
 
 # ---- the verdict ----
 
-def not_judged(record: Record, side: str) -> Optional[str]:
-    """Why there is no verdict on a side."""
-    told = served(record, side)
+def not_judged(record: Record, side: str, length: int) -> Optional[str]:
+    """Why there is no verdict on a side at a length."""
+    told = served(record, side, length)
     if told and told["steps"] and told["selected"] < SELECTED * told["steps"]:
-        return "%s: %.0f%% of the judged steps selected, and less than %.0f%% say nothing of selection" % (
-            budget_shown(side), 100 * told["selected"] / told["steps"], 100 * SELECTED)
+        return "%s at %s: %.0f%% of the judged steps selected, and less than %.0f%% say nothing of selection" % (
+            budget_shown(side), shown(length), 100 * told["selected"] / told["steps"], 100 * SELECTED)
     return None
 
 
 def verdict(record: Record, found: List[Judged], sides: Sequence[str], keep: float) -> Tuple[str, int]:
     """(one line, exit status). sides: the smallest budget first."""
-    why = {side: not_judged(record, side) for side in sides}
-    fine = [j for j in found if not why[j.side]]
+    why = {(j.side, j.length): not_judged(record, j.side, j.length) for j in found}
+    fine = [j for j in found if not why[j.side, j.length]]
     if not fine:
         return "no verdict: %s" % ("; ".join(filter(None, why.values())) or "no question that full attention answers "
                                    "was answered by both"), UNKNOWN
@@ -194,6 +199,10 @@ def verdict(record: Record, found: List[Judged], sides: Sequence[str], keep: flo
         status = max(status, GOOD if enough else LOST)
     if any(not served(record, side) for side in {j.side for j in fine}):
         parts.append("whether steps selected is not known, because the engine does not count them")
+    refused = max(len(refusals(record, side, is_question)) for side in {j.side for j in fine})
+    if refused > (1 - SELECTED) * sum(is_question(d.tasks[0].kind) for d in record.documents):
+        parts.append("%d documents were not answered" % refused)
+        status = UNKNOWN
     return "; ".join(parts + list(filter(None, why.values()))), status
 
 
@@ -228,8 +237,10 @@ def others(record: Record, side: str) -> List[str]:
         out.append("calls of functions: %d of %d valid with full, %d here%s" % (
             made["full"], made["asked"], made["mine"], "" if made["full"] else "; nothing to lose, so nothing is said"))
     for kind, name, has in (("text", "likelihoods", close), ("long", "long answers", told), ("tool", "calls of functions", made)):
-        why = [] if has else refusals(record, side, kind)
+        why = [] if has else refusals(record, side, lambda k, kind=kind: k == kind)
         out += ["%s: none, because %s" % (name, why[0])] if why else []
+    why = refusals(record, side, is_question)
+    out += ["%d documents of questions were not answered, the first because %s" % (len(why), why[0])] if why else []
     return out
 
 

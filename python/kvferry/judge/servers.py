@@ -100,15 +100,13 @@ class Server:
         return [self._count(text) for text in texts]
 
     def _count(self, text: str) -> int:
-        for body in ({"model": self.model, "prompt": text}, {"content": text}):
-            if self.counts.get("no tokenizer"):
-                break
+        if not self.counts.get("no tokenizer"):
+            body = {"content": text, "add_special": True} if self.is_llama else {"model": self.model, "prompt": text}
             try:
                 said = self.send(self.root + "/tokenize", body)
                 return said.get("count") or len(said["tokens"])
             except (Cannot, KeyError, AttributeError, Stopped):
-                continue
-        self.counts["no tokenizer"] = 1
+                self.counts["no tokenizer"] = 1
         if len(text) > EXACT_CHARS:
             return 1 + self._count(text[-EXACT_CHARS:]) * len(text) // EXACT_CHARS
         if text not in self.counts:
