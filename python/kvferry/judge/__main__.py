@@ -115,7 +115,8 @@ def wanted(args: argparse.Namespace) -> work.Wanted:
     lengths = sorted(args.lengths or default)
     return work.Wanted(
         lengths=lengths, samples=args.samples,
-        tasks=args.tasks if args.tasks else [] if own else RULER, texts=1 if quick else 2, text_tokens=min([64 if quick else 256, *(n // 8 for n in lengths)]),
+        tasks=args.tasks if args.tasks else [] if own else RULER, texts=1 if quick else 2,
+        text_tokens=min([64 if quick else 256, *(n // 8 for n in lengths)]),
         long_tokens=384 if quick else 3000, tools=(2 if quick else 5) if args.url else 0, own=own)
 
 

@@ -273,8 +273,9 @@ def draw(found: List[Judged], keep: float, path: str) -> Optional[str]:
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
     for side in dict.fromkeys(j.side for j in found):
         mine = sorted((j for j in found if j.side == side), key=lambda j: j.length)
-        axes.errorbar([j.length for j in mine], [100 * j.share for j in mine], capsize=3, marker="o", label=budget_shown(side),
-                      yerr=[[100 * max(0, j.share - j.interval[0]) for j in mine], [100 * max(0, j.interval[1] - j.share) for j in mine]])
+        bars = [[100 * max(0, sign * (j.interval[end] - j.share)) for j in mine] for end, sign in ((0, -1), (1, 1))]
+        axes.errorbar([j.length for j in mine], [100 * j.share for j in mine], yerr=bars, capsize=3, marker="o",
+                      label=budget_shown(side))
     axes.axhline(100 * keep, linestyle="--", color="#6b7680")
     lengths = sorted({j.length for j in found})
     axes.set_xscale("log", base=2)
