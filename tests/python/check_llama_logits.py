@@ -178,7 +178,7 @@ def blocks_of(rows):
 
 
 def earlier(rows):
-    """Of every sequence, 1 where ours has other experts first, -1 where theirs has."""
+    """Per sequence, 1 where ours has other experts first, -1 where theirs has."""
     def ahead(row, slot):
         ours, theirs = (first(each[:, slot]) for each in row["others"])
         return theirs - ours
