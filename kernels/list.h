@@ -46,6 +46,7 @@
     PLAIN(attend, compare)                                                                         \
     PLAIN(attend, csr_out)                                                                         \
     PLAIN(attend, csr_in)                                                                          \
+    SIMD(move, narrow)                                                                             \
     PLAIN(move, append)                                                                            \
     PLAIN(move, seal)                                                                              \
     PLAIN(move, table)                                                                             \

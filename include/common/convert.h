@@ -10,6 +10,7 @@
  * an interval that is stored in bf16 contains the interval that was meant. Widening is exact.
  */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -131,6 +132,22 @@ KVF_INLINE void kvf_element_set(void *base, kvf_dtype dtype, size_t i, float x)
         ((float *)base)[i] = x;
     else
         ((uint16_t *)base)[i] = dtype == KVF_BF16 ? kvf_bf16_from_float(x) : kvf_fp16_from_float(x);
+}
+
+/* Numbers whose magnitude is below it are finite in `dtype`; others are not, or are none. */
+KVF_INLINE float kvf_rounds_below(kvf_dtype dtype)
+{
+    return dtype == KVF_BF16   ? 0x1.ffp127f /* half a step above the largest */
+           : dtype == KVF_FP16 ? 65520.0f
+                               : INFINITY;
+}
+
+/* What comes back of an fp32 number that is stored in `dtype`. */
+KVF_INLINE float kvf_element_round(kvf_dtype dtype, float x)
+{
+    uint32_t element;
+    kvf_element_set(&element, dtype, 0, x);
+    return kvf_element_get(&element, dtype, 0);
 }
 
 #endif

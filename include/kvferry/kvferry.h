@@ -67,7 +67,8 @@
  *   outputs must stay valid until the stream has done that work.
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
  *   They are aligned to 16 bytes.
- * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
+ * - Shapes are row-major, last dimension fastest. Queries, keys, values and outputs have the
+ * element type that `tensors` of the cache says, pages `dtype`.
  * - A call takes at most 64 KiB of its caller's stack, also on a fibre, beside what the driver of a
  *   GPU takes. Threads of the library have stacks of 2 MiB or more, whatever libc and limits say.
  *   On the host device a thread that waits for a stream runs work itself, but only where its own
@@ -364,6 +365,13 @@ typedef enum kvf_dtype { KVF_DTYPE_LIST(KVF_ENUMERATOR) } kvf_dtype;
 
 typedef enum kvf_pages { KVF_PAGES_LIST(KVF_ENUMERATOR) } kvf_pages;
 
+#define KVF_TENSORS_LIST(X)                                                                        \
+    X(KVF_TENSORS_DTYPE, 0, "dtype", "what dtype says")                                            \
+    X(KVF_TENSORS_FP32, 1, "fp32", "IEEE single precision, rounded to dtype on its way in")        \
+    X(KVF_TENSORS_FP32_QUERIES, 2, "fp32-queries", "queries and outputs; keys and values as dtype")
+
+typedef enum kvf_tensors { KVF_TENSORS_LIST(KVF_ENUMERATOR) } kvf_tensors;
+
 #define KVF_SELECT_LIST(X)                                                                         \
     X(KVF_SELECT_HYBRID, 0, "hybrid", "static set + top pages by digest (PRKV)")                   \
     X(KVF_SELECT_FULL, 1, "full", "every page: dense attention")                                   \
@@ -449,9 +457,13 @@ typedef struct kvf_cache_config {
     uint32_t kv_heads;    /**< 1 … 1024 */
     uint32_t head_dim;    /**< multiple of 16, 16 … 512; GPU: 32, 64, 80, 96, 128, 192 or 256 */
     uint32_t value_dim;   /**< head_dim less a multiple of 32 (GPU: 128 of 192); 0 = head_dim */
-    kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
+    kvf_dtype dtype;      /**< of keys and values in the cache; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
-    uint32_t reserved_geometry; /**< 0 */
+    /** Element type of q, k, v and out of all calls; default DTYPE. Numbers in fp32 that come in
+     * are rounded once, to nearest even, so that results are those of the rounded ones; one that
+     * rounds to infinity is not finite. Outputs in fp32 are not rounded. Pages, kvf_read_pages and
+     * saved sequences have dtype. */
+    kvf_tensors tensors;
 
     /* ---- limits: memory is reserved for them at open ---- */
     uint32_t sequences_max; /**< default 1. On a GPU sequences_max x tokens_per_step_max x KV heads

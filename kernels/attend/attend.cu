@@ -425,7 +425,8 @@ extern "C" int kvf_attend_step_cuda(const void *args, uint32_t tasks, void *stre
     for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
         kvf_attend_step_args one = s;
         one.attend = take_subgroup(&s.attend, kvf_subgroup_at(whole, at));
-        one.out = kvf_offset_mut(s.out, at * kvf_value_bytes(&s.attend.shape));
+        one.out = kvf_offset_mut(s.out, at * kvf_value_dim(&s.attend.shape) *
+                                            kvf_dtype_bytes(s.out_dtype));
         one.lse = s.lse ? s.lse + at : NULL;
         one.sinks = s.sinks ? s.sinks + at : NULL;
         error = launch_step(&one, (cudaStream_t)stream);

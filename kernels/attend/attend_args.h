@@ -123,7 +123,7 @@ typedef struct kvf_merge_args {
     const uint32_t *span_count; /* [lists] */
     const float *partial_o;     /* [lists, splits_max, group, value_dim] */
     const float *partial_lse;   /* [lists, splits_max, group] */
-    void *out;                  /* [lists, group, value_dim] dtype */
+    void *out;                  /* [lists, group, value_dim] dtype, which may be fp32 for any */
     float *lse;                 /* [lists, group]; may be NULL */
     const float *sinks; /* [heads]: row r of lists x group is of head r % heads; NULL = none */
     uint32_t heads;
@@ -147,6 +147,7 @@ typedef struct kvf_attend_step_args {
     uint32_t *arrived;      /* [lists] zero before and after */
     const float *sinks;     /* of merge */
     uint32_t heads;         /* of merge */
+    kvf_dtype out_dtype;    /* of out; of all others see attend.shape */
 } kvf_attend_step_args;
 KVF_TASKS(attend_step, kvf_attend_step_args, a->attend.lists)
 
@@ -155,6 +156,7 @@ KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
 {
     kvf_merge_args merge;
     merge.shape = a->attend.shape;
+    merge.shape.dtype = a->out_dtype;
     merge.lists = a->attend.lists;
     merge.group = a->attend.group;
     merge.splits_max = kvf_div_ceil_u32(a->attend.spans_max, a->attend.split);
@@ -195,9 +197,11 @@ typedef struct kvf_prefill_kernel_args {
     uint32_t window; /* newest tokens, a query's own included; 0 = all */
     float scale;
     float cap;
-    const void *q;             /* [tokens, kv_heads, group, head_dim] dtype */
+    kvf_dtype q_dtype;         /* fp32: q is rounded to the element type as it is read */
+    kvf_dtype out_dtype;       /* as the element type, or fp32 */
+    const void *q;             /* [tokens, kv_heads, group, head_dim] */
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
-    void *out;                 /* [tokens, kv_heads, group, value_dim] dtype */
+    void *out;                 /* [tokens, kv_heads, group, value_dim] */
     float *lse;                /* [tokens, kv_heads, group]; may be NULL */
     uint32_t blocks_stride;    /* pages from the blocks of a chunk to those of the next */
     kvf_query_chunks chunks;   /* count = 0: one, of `tokens` after `base` */
@@ -236,8 +240,8 @@ KVF_INLINE kvf_prefill_kernel_args kvf_prefill_one(const kvf_prefill_kernel_args
     kvf_prefill_kernel_args one = *a;
     one.tokens = chunk.tokens;
     one.base = chunk.base;
-    one.q = (const char *)a->q + first * kvf_row_bytes(&a->shape);
-    one.out = (char *)a->out + first * kvf_value_bytes(&a->shape);
+    one.q = (const char *)a->q + first * a->shape.head_dim * kvf_dtype_bytes(a->q_dtype);
+    one.out = (char *)a->out + first * kvf_value_dim(&a->shape) * kvf_dtype_bytes(a->out_dtype);
     one.lse = a->lse ? a->lse + first : NULL;
     one.blocks = kvf_prefill_blocks(a, i);
     one.chunks.count = 0;

@@ -19,7 +19,8 @@
  * KiB of keys and values, 16 operations per row for each of its bytes: at 128 rows a tenth of the
  * rate at which an A100 would starve. Keys after the last row of a tile are never read, and with a
  * window, which is a form of its own, neither are tiles of keys between the sink and the window of
- * the first row. A cap, with a window or none, is a form too: 64 tangents for a row and tile.
+ * the first row. A cap, with a window or none, is a form too: 64 tangents for a row and tile. So is
+ * all of it with outputs in fp32, and queries if they are: in the others it would cost registers.
  *
  * fp32: plain, see plain.cuh.
  */
@@ -117,6 +118,28 @@ static __device__ __forceinline__ void load_queries(char *to, const kvf_prefill_
         const char *from = (const char *)a->q;
         from += exists ? row_at(a, t, row) * (2 * D) + column * 16 : 0;
         kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
+    }
+}
+
+/* Eight numbers in fp32, rounded. */
+template <typename T> static __device__ __forceinline__ uint4 narrow8(const float *from)
+{
+    const float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+    return make_uint4(kvf_pair<T>(a.x, a.y), kvf_pair<T>(a.z, a.w), kvf_pair<T>(b.x, b.y),
+                      kvf_pair<T>(b.z, b.w));
+}
+
+/* The same of queries in fp32. */
+template <typename T, uint32_t D>
+static __device__ __forceinline__ void round_queries(char *to, const kvf_prefill_kernel_args *a,
+                                                     const query_tile *t, uint32_t block_rows)
+{
+    for (uint32_t i = threadIdx.x; i < block_rows * kvf_tile<D>::pieces; i += blockDim.x) {
+        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+        uint4 piece = make_uint4(0, 0, 0, 0);
+        if (row < t->rows)
+            piece = narrow8<T>((const float *)a->q + row_at(a, t, row) * D + column * 8);
+        *(uint4 *)(to + row * kvf_tile<D>::stride + column * 16) = piece;
     }
 }
 
@@ -306,8 +329,23 @@ static __device__ __forceinline__ void add_values(warp_state<D> *w, const char *
     }
 }
 
-/* Results of the warp's rows, through the shared memory that held their queries. */
-template <typename T, uint32_t D>
+/* One row in fp32, from where it is; the four lanes that have it write 32 bytes side by side. */
+template <uint32_t D>
+static __device__ __forceinline__ void store_wide(const warp_state<D> *w, uint32_t m, uint32_t side,
+                                                  float inverse, const kvf_prefill_kernel_args *a,
+                                                  const query_tile *t, uint32_t row, uint32_t lane)
+{
+    if (row >= t->rows)
+        return;
+    float *out = (float *)a->out + row_at(a, t, row) * kvf_tile<D>::value_dim + lane % 4 * 2;
+#pragma unroll
+    for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
+        *(float2 *)(out + n * 8) =
+            make_float2(w->o[m][n][2 * side] * inverse, w->o[m][n][2 * side + 1] * inverse);
+}
+
+/* Results of the warp's rows, through the shared memory that held their queries, or in fp32. */
+template <typename T, uint32_t D, bool Wide>
 static __device__ __forceinline__ void
 store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const query_tile *t,
            uint32_t first, uint32_t lane)
@@ -323,19 +361,26 @@ store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const
             if (a->lse && lane % 4 == 0 && first + row < t->rows)
                 a->lse[row_at(a, t, first + row)] =
                     any ? w->top[m][side] * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
+            if constexpr (Wide) {
+                store_wide<D>(w, m, side, inverse, a, t, first + row, lane);
+            } else {
 #pragma unroll
-            for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
-                *(uint32_t *)(rows + row * kvf_tile<D>::stride + n * 16 + lane % 4 * 4) =
-                    kvf_pair<T>(w->o[m][n][2 * side] * inverse, w->o[m][n][2 * side + 1] * inverse);
+                for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
+                    *(uint32_t *)(rows + row * kvf_tile<D>::stride + n * 16 + lane % 4 * 4) =
+                        kvf_pair<T>(w->o[m][n][2 * side] * inverse,
+                                    w->o[m][n][2 * side + 1] * inverse);
+            }
         }
     }
-    __syncwarp();
-    constexpr uint32_t pieces = kvf_tile<D>::value_dim / 8;
-    for (uint32_t i = lane; i < plan<D>::warp_rows * pieces; i += KVF_WARP_LANES) {
-        const uint32_t row = i / pieces, column = i % pieces;
-        if (first + row < t->rows)
-            *(uint4 *)((char *)a->out + (row_at(a, t, first + row) * pieces + column) * 16) =
-                *(const uint4 *)(rows + row * kvf_tile<D>::stride + column * 16);
+    if constexpr (!Wide) {
+        __syncwarp();
+        constexpr uint32_t pieces = kvf_tile<D>::value_dim / 8;
+        for (uint32_t i = lane; i < plan<D>::warp_rows * pieces; i += KVF_WARP_LANES) {
+            const uint32_t row = i / pieces, column = i % pieces;
+            if (first + row < t->rows)
+                *(uint4 *)((char *)a->out + (row_at(a, t, first + row) * pieces + column) * 16) =
+                    *(const uint4 *)(rows + row * kvf_tile<D>::stride + column * 16);
+        }
     }
 }
 
@@ -345,8 +390,9 @@ static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
 }
 
 /* q [tokens, kv_heads, group, D], out [.., value_dim], blocks [pages] -> [kv_heads] pages, lse
- * [tokens, kv_heads, group]; WARPS or fewer warps. */
-template <typename T, uint32_t D, bool Windowed, bool Capped>
+ * [tokens, kv_heads, group]; WARPS or fewer warps. Wide: out is fp32, q perhaps, and there need be
+ * neither a window nor a cap. */
+template <typename T, uint32_t D, bool Windowed, bool Capped, bool Wide>
 static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
@@ -364,7 +410,10 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
     if (t.rows == 0)
         return;
     begin_rows<D>(&w, &a, &t, idle ? 0 : first_row, lane);
-    load_queries<D>(queries, &a, &t, block_rows);
+    if (Wide && a.q_dtype == KVF_FP32)
+        round_queries<T, D>(queries, &a, &t, block_rows);
+    else
+        load_queries<D>(queries, &a, &t, block_rows);
     load_tile<D>(slots, &a, &t, begin, 0);
     kvf_async_commit();
     load_tile<D>(slots + plan<D>::slot_bytes, &a, &t, begin, values);
@@ -382,7 +431,7 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
         kvf_async_commit();
         if (visible) {
             tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
-            if (Capped)
+            if (Capped && (!Wide || a.cap > 0.0f))
                 cap_logits<D>(&w, a.cap);
             if (Windowed)
                 hide<D>(&w, &a, first, lane);
@@ -405,14 +454,14 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
         filled = next_slot(filled);
     }
     if (!idle)
-        store_rows<T, D>(&w, own, &a, &t, first_row, lane);
+        store_rows<T, D, Wide>(&w, own, &a, &t, first_row, lane);
 }
 
 template <typename T, uint32_t D, bool Windowed>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     prefill_tiles(const __grid_constant__ kvf_prefill_kernel_args a)
 {
-    do_tiles<T, D, Windowed, false>(a);
+    do_tiles<T, D, Windowed, false, false>(a);
 }
 
 /* With a cap, and a window or none. */
@@ -420,7 +469,15 @@ template <typename T, uint32_t D>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     prefill_capped(const __grid_constant__ kvf_prefill_kernel_args a)
 {
-    do_tiles<T, D, true, true>(a);
+    do_tiles<T, D, true, true, false>(a);
+}
+
+/* For callers that want fp32. */
+template <typename T, uint32_t D>
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+    prefill_wide(const __grid_constant__ kvf_prefill_kernel_args a)
+{
+    do_tiles<T, D, true, true, true>(a);
 }
 
 template <typename T, uint32_t D>
@@ -437,6 +494,8 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
         (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
     const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads, chunks);
     const dim3 block(warps * KVF_WARP_LANES);
+    if (a->out_dtype == KVF_FP32)
+        return kvf_cuda_launch<prefill_wide<T, D>>(grid, block, shared, stream, *a);
     if (a->cap > 0.0f)
         return kvf_cuda_launch<prefill_capped<T, D>>(grid, block, shared, stream, *a);
     if (a->window)

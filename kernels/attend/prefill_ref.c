@@ -27,11 +27,12 @@ static const void *page_of(const kvf_prefill_kernel_args *a, uint32_t kv_head, u
 static double logit(const kvf_prefill_kernel_args *a, const query_row *r, uint32_t j)
 {
     const kvf_shape *s = &a->shape;
-    const void *q = kvf_offset(a->q, r->row * kvf_row_bytes(s));
     const void *k = kvf_page_key(s, page_of(a, r->kv_head, j), j % s->page_size);
     double sum = 0.0;
-    for (uint32_t d = 0; d < s->head_dim; d++)
-        sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
+    for (uint32_t d = 0; d < s->head_dim; d++) {
+        const float q = kvf_element_get(a->q, a->q_dtype, r->row * s->head_dim + d);
+        sum += (double)kvf_element_round(s->dtype, q) * (double)kvf_element_get(k, s->dtype, d);
+    }
     return kvf_capped(sum * (double)a->scale, a->cap);
 }
 
@@ -62,7 +63,7 @@ static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
             acc[d] += weight * (double)kvf_element_get(v, s->dtype, d);
     }
     for (uint32_t d = 0; d < kvf_value_dim(s); d++)
-        kvf_element_set(a->out, s->dtype, r->row * kvf_value_dim(s) + d,
+        kvf_element_set(a->out, a->out_dtype, r->row * kvf_value_dim(s) + d,
                         sum > 0.0 ? (float)(acc[d] / sum) : 0.0f);
     if (a->lse)
         a->lse[r->row] = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;

@@ -118,6 +118,20 @@ KVF_ALWAYS_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count,
                            count, 1);
 }
 
+/* A query in fp32 as the element type has it. */
+KVF_ALWAYS_INLINE void put_query(row_block *b, const kvf_prefill_kernel_args *a, uint32_t row)
+{
+    const kvf_shape *s = &a->shape;
+    const size_t at = b->at[row] * s->head_dim * kvf_dtype_bytes(a->q_dtype);
+    const void *q = kvf_offset(a->q, at);
+    _Alignas(64) uint16_t rounded[KVF_HEAD_DIM_MAX];
+    if (a->q_dtype != s->dtype) {
+        vf_round_row(rounded, s->dtype, q, s->head_dim);
+        q = rounded;
+    }
+    strips_put(&b->q, row, q, s, a->scale * KVF_LOG2E);
+}
+
 KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
                                    uint32_t first_row, uint32_t rows)
 {
@@ -132,8 +146,7 @@ KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *
         const uint32_t token = (first_row + r) / a->group, g = (first_row + r) % a->group;
         b->limit[r] = a->base + token;
         b->at[r] = ((size_t)token * a->kv_heads + kv_head) * a->group + g;
-        strips_put(&b->q, r, kvf_offset(a->q, b->at[r] * kvf_row_bytes(&a->shape)), &a->shape,
-                   a->scale * KVF_LOG2E);
+        put_query(b, a, r);
     }
     strips_finish(&b->q, rows, &a->shape);
     for (uint32_t r = 0; r < kvf_round_up(rows, STRIP); r++) {
@@ -157,8 +170,8 @@ KVF_ALWAYS_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
         const vf inverse = vf_set(any ? 1.0f / b->sum[r] : 0.0f);
         for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(o + d, vf_mul(vf_load(o + d), inverse));
-        vf_round_row(kvf_offset_mut(a->out, b->at[r] * kvf_value_bytes(&a->shape)), a->shape.dtype,
-                     o, value_dim);
+        vf_round_row(kvf_offset_mut(a->out, b->at[r] * value_dim * kvf_dtype_bytes(a->out_dtype)),
+                     a->out_dtype, o, value_dim);
         if (a->lse)
             a->lse[b->at[r]] = any ? b->top[r] * KVF_LN2 + logf(b->sum[r]) : -INFINITY;
     }

@@ -150,8 +150,9 @@ typedef struct kvf_write_args {
     kvf_shape shape; /* of the physical blocks */
     uint32_t layer;
     uint32_t tokens;
-    const void *k; /* [tokens] rows of [kv_heads, head_dim], k_stride elements apart */
-    const void *v; /* [tokens] rows of [kv_heads, value_dim] */
+    uint32_t is_wide; /* 1: k and v are fp32, rounded to the element type as they are read */
+    const void *k;    /* [tokens] rows of [kv_heads, head_dim], k_stride elements apart */
+    const void *v;    /* [tokens] rows of [kv_heads, value_dim] */
     size_t k_stride;
     size_t v_stride;
     const int64_t *slots; /* [tokens] physical block * block_size + token */

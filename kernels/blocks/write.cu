@@ -14,6 +14,7 @@
 #include "cuda_kernels.h"
 #include "move/quantized.cuh"
 #include "select/find_slot.cuh"
+#include "tile.cuh"
 
 #define WARPS_MAX 8u
 #define BLOCKS    4u   /* of a multiprocessor, at least */
@@ -109,63 +110,37 @@ static __device__ __forceinline__ bool copy_head(char *to, const char *k, const 
     return bad;
 }
 
+/* Four numbers in fp32, of which the caller's tensors are aligned to one. */
+static __device__ __forceinline__ float4 load4(const float *from)
+{
+    return make_float4(from[0], from[1], from[2], from[3]);
+}
+
+static __device__ __forceinline__ bool rounds_to_finite(float x, kvf_dtype dtype)
+{
+    return fabsf(x) < kvf_rounds_below(dtype);
+}
+
+/* copy_head of rows in fp32, which are rounded. */
+static __device__ __forceinline__ bool round_head(char *to, const float *k, const float *v,
+                                                  const kvf_shape *s)
+{
+    const uint32_t key = s->head_dim, count = key + kvf_value_dim(s);
+    bool bad = false;
+    for (uint32_t i = threadIdx.x % KVF_WARP_LANES * 4; i < count; i += KVF_WARP_LANES * 4) {
+        const float4 x = load4(i < key ? k + i : v + (i - key));
+        kvf_store4(to, s->dtype, i, x);
+        bad = bad || !rounds_to_finite(x.x, s->dtype) || !rounds_to_finite(x.y, s->dtype) ||
+              !rounds_to_finite(x.z, s->dtype) || !rounds_to_finite(x.w, s->dtype);
+    }
+    return bad;
+}
+
 /* By a warp. */
 static __device__ __forceinline__ void clear_head(char *to, uint32_t bytes)
 {
     for (uint32_t i = threadIdx.x % KVF_WARP_LANES * 4; i < bytes; i += KVF_WARP_LANES * 4)
         *(uint32_t *)(to + i) = 0;
-}
-
-template <typename T>
-static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES, BLOCKS)
-    write_tokens(const __grid_constant__ kvf_write_args a)
-{
-    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, warps = blockDim.x / KVF_WARP_LANES;
-    const uint32_t heads = a.codes.kv_heads, head_dim = a.shape.head_dim;
-    const uint32_t bytes = (uint32_t)kvf_token_bytes(&a.shape);
-    const size_t run = (size_t)a.pool.block_size * bytes;
-    const token_place at = place_of(a);
-    if (!at.is_there)
-        return;
-    const T *k = (const T *)a.k + blockIdx.x * a.k_stride;
-    const T *v = (const T *)a.v + blockIdx.x * a.v_stride;
-    char *const home = kvf_pool_home(&a.pool, a.layer, at.block) + at.token * bytes;
-    bool bad = false;
-    for (uint32_t h = warp; h < heads; h += warps)
-        bad |= copy_head(home + h * run, (const char *)(k + h * head_dim),
-                         (const char *)(v + h * kvf_value_dim(&a.shape)), &a.shape);
-    const bool is_nonfinite = __syncthreads_or(bad);
-    for (uint32_t h = warp; is_nonfinite && h < heads; h += warps)
-        clear_head(home + h * run, bytes);
-    for (uint32_t first = 2 * warp; first < heads; first += 2 * warps) {
-        const uint32_t h = first + threadIdx.x / KVF_CODE_LANES % 2;
-        const bool is_there = h < heads;
-        float x[KVF_CODE_WORDS];
-        kvf_code_load(x, k + (is_there ? h : first) * head_dim, head_dim / KVF_CODE_LANES);
-        encode(a, x, is_nonfinite, at, is_there ? h : first, is_there);
-    }
-    if (threadIdx.x == 0)
-        note(a, at, is_nonfinite);
-}
-
-/* ---- quantized ---- */
-
-/* Whether a row of all heads has what is not finite; each thread its share. */
-static __device__ __forceinline__ bool look(const void *row, uint32_t count, kvf_dtype dtype)
-{
-    bool bad = false;
-    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
-        bad = bad || !(fabsf(kvf_element_get(row, dtype, i)) <= FLT_MAX);
-    return bad;
-}
-
-/* The row of a head in fp32, zeros if the token is nonfinite. */
-static __device__ __forceinline__ void load(float x[KVF_CODE_WORDS], const void *row,
-                                            bool is_nonfinite, kvf_dtype dtype, uint32_t words)
-{
-    quantized_load(x, row, dtype, words);
-    for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
-        x[i] = 0.0f;
 }
 
 /* As the element type has it. */
@@ -177,6 +152,74 @@ static __device__ __forceinline__ void round_to(kvf_dtype dtype, float x[KVF_COD
         kvf_element_set(&element, dtype, 0, kvf_quantized_within(dtype, x[k]));
         x[k] = kvf_element_get(&element, dtype, 0);
     }
+}
+
+/* `In`: the caller's type, which is T or wider. */
+template <typename T, typename In>
+static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES, BLOCKS)
+    write_tokens(const __grid_constant__ kvf_write_args a)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, warps = blockDim.x / KVF_WARP_LANES;
+    const uint32_t heads = a.codes.kv_heads, head_dim = a.shape.head_dim;
+    const uint32_t bytes = (uint32_t)kvf_token_bytes(&a.shape);
+    const size_t run = (size_t)a.pool.block_size * bytes;
+    const token_place at = place_of(a);
+    if (!at.is_there)
+        return;
+    const In *k = (const In *)a.k + blockIdx.x * a.k_stride;
+    const In *v = (const In *)a.v + blockIdx.x * a.v_stride;
+    constexpr bool is_wide = sizeof(In) > sizeof(T);
+    char *const home = kvf_pool_home(&a.pool, a.layer, at.block) + at.token * bytes;
+    bool bad = false;
+    for (uint32_t h = warp; h < heads; h += warps) {
+        const In *key = k + h * head_dim, *value = v + h * kvf_value_dim(&a.shape);
+        bad |= is_wide
+                   ? round_head(home + h * run, (const float *)key, (const float *)value, &a.shape)
+                   : copy_head(home + h * run, (const char *)key, (const char *)value, &a.shape);
+    }
+    const bool is_nonfinite = __syncthreads_or(bad);
+    for (uint32_t h = warp; is_nonfinite && h < heads; h += warps)
+        clear_head(home + h * run, bytes);
+    for (uint32_t first = 2 * warp; first < heads; first += 2 * warps) {
+        const uint32_t h = first + threadIdx.x / KVF_CODE_LANES % 2;
+        const bool is_there = h < heads;
+        float x[KVF_CODE_WORDS];
+        kvf_code_load(x, k + (is_there ? h : first) * head_dim, head_dim / KVF_CODE_LANES);
+        if (is_wide)
+            round_to(a.shape.dtype, x);
+        encode(a, x, is_nonfinite, at, is_there ? h : first, is_there);
+    }
+    if (threadIdx.x == 0)
+        note(a, at, is_nonfinite);
+}
+
+/* ---- quantized ---- */
+
+/* The type that rows come in. */
+static __device__ __forceinline__ kvf_dtype dtype_in(const kvf_write_args &a)
+{
+    return a.is_wide ? KVF_FP32 : a.shape.dtype;
+}
+
+/* Whether a row of all heads has what is not finite, rounded; each thread its share. */
+static __device__ __forceinline__ bool look(const kvf_write_args &a, const void *row,
+                                            uint32_t count)
+{
+    bool bad = false;
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
+        bad = bad || !rounds_to_finite(kvf_element_get(row, dtype_in(a), i), a.shape.dtype);
+    return bad;
+}
+
+/* The row of a head in fp32, as the element type has it; zeros if the token is nonfinite. */
+static __device__ __forceinline__ void load(const kvf_write_args &a, float x[KVF_CODE_WORDS],
+                                            const void *row, bool is_nonfinite, uint32_t words)
+{
+    quantized_load(x, row, dtype_in(a), words);
+    if (a.is_wide)
+        round_to(a.shape.dtype, x);
+    for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
+        x[i] = 0.0f;
 }
 
 /* Pages of one token. */
@@ -196,14 +239,14 @@ static __global__ void __launch_bounds__(THREADS, 4)
     const uint32_t words = s->head_dim / KVF_CODE_LANES;
     const uint32_t value_words = kvf_value_dim(s) / KVF_CODE_LANES;
     const uint32_t part = threadIdx.x / KVF_CODE_LANES;
-    const size_t element = kvf_dtype_bytes(s->dtype);
+    const size_t element = kvf_dtype_bytes(dtype_in(a));
     const token_place at = place_of(a);
     if (!at.is_there)
         return;
     const char *k = (const char *)a.k + blockIdx.x * a.k_stride * element;
     const char *v = (const char *)a.v + blockIdx.x * a.v_stride * element;
-    const bool bad_key = look(k, p->kv_heads * s->head_dim, s->dtype);
-    const bool bad_value = look(v, p->kv_heads * kvf_value_dim(s), s->dtype);
+    const bool bad_key = look(a, k, p->kv_heads * s->head_dim);
+    const bool bad_value = look(a, v, p->kv_heads * kvf_value_dim(s));
     const bool is_nonfinite = kvf_block_sum(bad_key || bad_value, kvf_shared()) != 0;
     __syncthreads(); /* the room of the sum becomes that of pages */
     char *page = kvf_shared() + part * kvf_stored_page_bytes(&one);
@@ -211,9 +254,9 @@ static __global__ void __launch_bounds__(THREADS, 4)
         const bool is_there = first + part < p->kv_heads;
         const uint32_t head = is_there ? first + part : 0;
         float x[KVF_CODE_WORDS];
-        load(x, v + head * kvf_value_bytes(s), is_nonfinite, s->dtype, value_words);
+        load(a, x, v + head * kvf_value_dim(s) * element, is_nonfinite, value_words);
         quantized_value(&one, page, 0, x, value_words);
-        load(x, k + head * kvf_row_bytes(s), is_nonfinite, s->dtype, words);
+        load(a, x, k + head * s->head_dim * element, is_nonfinite, words);
         kvf_code_rotate_lanes(x, words);
         quantized_int8(kvf_quantized_key(&one, page, 0), kvf_quantized_key_scale(&one, page, 0), x,
                        words);
@@ -230,6 +273,13 @@ static __global__ void __launch_bounds__(THREADS, 4)
         note(a, at, is_nonfinite);
 }
 
+template <typename T>
+static cudaError_t launch_exact(const kvf_write_args *a, dim3 grid, dim3 block, cudaStream_t stream)
+{
+    return a->is_wide ? kvf_cuda_launch<write_tokens<T, float>>(grid, block, 0, stream, *a)
+                      : kvf_cuda_launch<write_tokens<T, T>>(grid, block, 0, stream, *a);
+}
+
 extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_write_args *a = (const kvf_write_args *)args;
@@ -244,11 +294,12 @@ extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
             grid, dim3(THREADS), pages > SHARED ? pages : SHARED, (cudaStream_t)stream, *a);
     switch (a->shape.dtype) {
     case KVF_BF16:
-        return kvf_cuda_launch<write_tokens<kvf_bf16>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return launch_exact<kvf_bf16>(a, grid, block, (cudaStream_t)stream);
     case KVF_FP16:
-        return kvf_cuda_launch<write_tokens<kvf_half>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return launch_exact<kvf_half>(a, grid, block, (cudaStream_t)stream);
     default:
-        return kvf_cuda_launch<write_tokens<float>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<write_tokens<float, float>>(grid, block, 0, (cudaStream_t)stream,
+                                                           *a);
     }
 }
 
@@ -274,6 +325,14 @@ static __device__ __forceinline__ void copy_row(char *to, const char *from, uint
             *(uint16_t *)(to + at) = is_nonfinite ? (uint16_t)0 : *(const uint16_t *)(from + at);
 }
 
+/* The same of `count` numbers in fp32, rounded. */
+static __device__ __forceinline__ void round_row(char *to, const float *from, uint32_t count,
+                                                 bool is_nonfinite, kvf_dtype dtype)
+{
+    for (uint32_t i = threadIdx.x % KVF_WARP_LANES * 4; i < count; i += KVF_WARP_LANES * 4)
+        kvf_store4(to, dtype, i, is_nonfinite ? make_float4(0, 0, 0, 0) : load4(from + i));
+}
+
 static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const kvf_row *row,
                                                   uint32_t head, uint32_t page)
 {
@@ -290,6 +349,14 @@ static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const
     for (uint32_t i = first; row->slots && i < first + p->shape.page_size; i++) {
         char *to = kvf_row_slot(p, row, head, slot) + (i - first) * kvf_token_bytes(&p->shape);
         const bool is_nonfinite = kvf_lodge_is_nonfinite(&a, i);
+        if (a.is_wide) {
+            const uint32_t dim = p->shape.head_dim, value_dim = kvf_value_dim(&p->shape);
+            const float *k = (const float *)a.k + i * a.k_stride + head * dim;
+            const float *v = (const float *)a.v + i * a.v_stride + head * value_dim;
+            round_row(to, k, dim, is_nonfinite, p->shape.dtype);
+            round_row(to + bytes, v, value_dim, is_nonfinite, p->shape.dtype);
+            continue;
+        }
         copy_row(to, (const char *)a.k + i * a.k_stride * element + head * bytes, bytes,
                  is_nonfinite);
         copy_row(to + bytes, (const char *)a.v + i * a.v_stride * element + head * value_bytes,

@@ -51,7 +51,8 @@ void kvf_write_ref(const void *args, uint32_t task)
             continue;
         for (uint32_t h = 0; h < p->kv_heads; h++)
             if (p->shape.pages == KVF_PAGES_NATIVE)
-                put_code(a, place.is_nonfinite ? NULL : kvf_write_key(a, i, h), &place, h);
+                put_code(a, place.is_nonfinite ? NULL : kvf_write_coded(a, i, h, &place), &place,
+                         h);
             else
                 put_quantized(a, i, &place, h);
     }

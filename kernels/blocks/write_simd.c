@@ -85,11 +85,12 @@ static void add(const kvf_write_args *a, batch *b, uint32_t index, const kvf_tok
 {
     const kvf_shape *s = &a->blocks->paging.shape;
     const uint32_t l = b->count++;
-    b->keys[l] = place->is_nonfinite ? zeros : kvf_write_key(a, index, head);
     b->words[l] = kvf_write_words(a, place, head);
     b->scales[l] = kvf_write_scale(a, place, head);
-    if (s->pages == KVF_PAGES_NATIVE)
+    if (s->pages == KVF_PAGES_NATIVE) {
+        b->keys[l] = place->is_nonfinite ? zeros : kvf_write_coded(a, index, head, place);
         return;
+    }
     char *exact = b->exact + l * kvf_token_bytes(s);
     kvf_write_exact(a, index, head, place, exact);
     b->keys[l] = exact;

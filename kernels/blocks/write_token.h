@@ -9,6 +9,7 @@
  * Knows nothing of rows.
  */
 
+#include <math.h>
 #include <string.h>
 
 #include "blocks_args.h"
@@ -21,18 +22,52 @@ typedef struct kvf_token_place {
     int is_nonfinite; /* it is zeros, and so are its codes */
 } kvf_token_place;
 
+/* Bytes of a number of the caller's. */
+static inline size_t kvf_write_element(const kvf_write_args *a)
+{
+    return a->is_wide ? sizeof(float) : kvf_dtype_bytes(a->shape.dtype);
+}
+
 static inline const void *kvf_write_key(const kvf_write_args *a, uint32_t index, uint32_t head)
 {
-    const size_t element = kvf_dtype_bytes(a->shape.dtype);
     const size_t at = index * a->k_stride + (size_t)head * a->blocks->paging.shape.head_dim;
-    return kvf_offset(a->k, at * element);
+    return kvf_offset(a->k, at * kvf_write_element(a));
 }
 
 static inline const void *kvf_write_value(const kvf_write_args *a, uint32_t index, uint32_t head)
 {
-    const size_t element = kvf_dtype_bytes(a->shape.dtype);
     const size_t at = index * a->v_stride + (size_t)head * kvf_value_dim(&a->blocks->paging.shape);
-    return kvf_offset(a->v, at * element);
+    return kvf_offset(a->v, at * kvf_write_element(a));
+}
+
+/* `count` numbers of the caller's as the element type has them. A loop without branches for bf16,
+ * so that it is vectorised. */
+static inline void kvf_write_row(const kvf_write_args *a, void *to, const void *from,
+                                 uint32_t count)
+{
+    const float *x = from;
+    uint16_t *rounded = to;
+    if (!a->is_wide)
+        memcpy(to, from, count * kvf_dtype_bytes(a->shape.dtype));
+    else if (a->shape.dtype == KVF_BF16)
+        for (uint32_t i = 0; i < count; i++)
+            rounded[i] = kvf_bf16_from_float(x[i]);
+    else
+        for (uint32_t i = 0; i < count; i++)
+            rounded[i] = kvf_fp16_from_float(x[i]);
+}
+
+/* Whether all of `count` numbers of the caller's are finite, once they are rounded. */
+static inline int kvf_write_is_finite(const kvf_write_args *a, const void *x, size_t count)
+{
+    const kvf_dtype dtype = a->shape.dtype;
+    const float most = kvf_rounds_below(dtype);
+    uint32_t bad = 0;
+    if (!a->is_wide)
+        return !kvf_has_no_finite(x, count * kvf_dtype_bytes(dtype), dtype);
+    for (size_t i = 0; i < count; i++)
+        bad |= !(fabsf(((const float *)x)[i]) < most);
+    return !bad;
 }
 
 static inline void kvf_note_nonfinite(uint64_t *nonfinite, uint32_t token, int is_nonfinite)
@@ -53,8 +88,8 @@ static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint
         memset(to, 0, kvf_token_bytes(s));
         return;
     }
-    memcpy(to, kvf_write_key(a, index, head), kvf_row_bytes(s));
-    memcpy(to + kvf_row_bytes(s), kvf_write_value(a, index, head), kvf_value_bytes(s));
+    kvf_write_row(a, to, kvf_write_key(a, index, head), s->head_dim);
+    kvf_write_row(a, to + kvf_row_bytes(s), kvf_write_value(a, index, head), kvf_value_dim(s));
 }
 
 /* The page that a token of a head goes to. */
@@ -64,12 +99,20 @@ static inline char *kvf_write_page(const kvf_write_args *a, const kvf_token_plac
     return kvf_physical_page(a->blocks, a->layer, at->block, head, at->token);
 }
 
+/* The key that a code is of, where pages are exact: it was written. */
+static inline const void *kvf_write_coded(const kvf_write_args *a, uint32_t index, uint32_t head,
+                                          const kvf_token_place *at)
+{
+    const kvf_shape *s = &a->blocks->paging.shape;
+    return a->is_wide ? kvf_page_key(s, kvf_write_page(a, at, head), at->token % s->page_size)
+                      : kvf_write_key(a, index, head);
+}
+
 /* Returns 0 if token `index` of the call is left out. */
 static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_token_place *place)
 {
     const kvf_physical_blocks *c = a->blocks;
     const kvf_paging *p = &c->paging;
-    const size_t bytes = kvf_row_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
     const int64_t slot = a->slots[index];
     if (slot < 0)
         return 0;
@@ -80,8 +123,9 @@ static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_t
     const uint32_t block = (uint32_t)((uint64_t)slot / p->block_size);
     const uint32_t token = (uint32_t)((uint64_t)slot % p->block_size);
     const void *k = kvf_write_key(a, index, 0), *v = kvf_write_value(a, index, 0);
-    const int is_nonfinite = kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
-                             kvf_has_no_finite(v, p->kv_heads * value_bytes, p->shape.dtype);
+    const size_t keys = (size_t)p->kv_heads * p->shape.head_dim;
+    const size_t values = (size_t)p->kv_heads * kvf_value_dim(&p->shape);
+    const int is_nonfinite = !kvf_write_is_finite(a, k, keys) || !kvf_write_is_finite(a, v, values);
     *place = (kvf_token_place){.block = block, .token = token, .is_nonfinite = is_nonfinite};
     for (uint32_t h = 0; p->shape.pages == KVF_PAGES_NATIVE && h < p->kv_heads; h++)
         kvf_write_exact(a, index, h, place,

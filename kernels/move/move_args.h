@@ -260,6 +260,38 @@ typedef struct kvf_take_args {
 } kvf_take_args;
 KVF_TASKS(take, kvf_take_args, kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS) * a->kv_heads)
 
+/* ---- narrow: numbers in fp32 to the element type ----
+ * Rounded to nearest, ties to even; what is too large becomes infinity. A job without numbers does
+ * nothing. A task is KVF_NARROW_NUMBERS numbers of one job. */
+#define KVF_NARROW_NUMBERS 2048u
+#define KVF_NARROW_JOBS    3u
+
+typedef struct kvf_narrow_job {
+    const float *from; /* [count] */
+    void *to;          /* [count] dtype */
+    size_t count;      /* a multiple of 16 */
+} kvf_narrow_job;
+
+typedef struct kvf_narrow_args {
+    kvf_dtype dtype; /* of 16 bits */
+    uint32_t parts;  /* tasks of a job: enough for the longest */
+    kvf_narrow_job jobs[KVF_NARROW_JOBS];
+} kvf_narrow_args;
+KVF_TASKS(narrow, kvf_narrow_args, a->parts *KVF_NARROW_JOBS)
+
+/* Numbers first .. end - 1 of its job are those of a task. */
+KVF_INLINE size_t kvf_narrow_first(const kvf_narrow_args *a, uint32_t task)
+{
+    return (size_t)(task % a->parts) * KVF_NARROW_NUMBERS;
+}
+
+KVF_INLINE size_t kvf_narrow_end(const kvf_narrow_args *a, uint32_t task)
+{
+    const size_t count = a->jobs[task / a->parts].count;
+    const size_t end = kvf_narrow_first(a, task) + KVF_NARROW_NUMBERS;
+    return end < count ? end : count;
+}
+
 /* ---- heads: chosen heads of rows. Per job, head from_head[i] of every row of `from` becomes head
  * to_head[i] of that row of `to`, i < count; a NULL list is 0, 1, ... Heads of `to` that are not
  * named keep what they have. A task is KVF_HEADS_ROWS rows of one job. */

@@ -478,6 +478,8 @@ static kvf_status open_compute(link_rig *rig, uint64_t length_ns)
                                               .group = COMPUTE_GROUP,
                                               .tokens = KVF_PREFILL_ROWS,
                                               .scale = 1,
+                                              .q_dtype = shape.dtype,
+                                              .out_dtype = shape.dtype,
                                               .q = compute->q,
                                               .blocks = compute->blocks,
                                               .out = compute->out};

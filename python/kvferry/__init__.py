@@ -38,7 +38,7 @@ from ._blocks import Blocks
 from ._cache import Cache, PageLists, Recording, Sequence
 from .capi import (Device, Digest, DiskEngine, DiskWhat, Dtype, Eviction, Fill, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
                     Pages, Pivot, Pool, Preset, PruneNeeds, PruneReach, Refresh, Retention, Select, Status,
-                    Transfer, lib as _lib)
+                    Tensors, Transfer, lib as _lib)
 from ._errors import Error, Full, Invalid, OutOfMemory, Unsupported
 from ._policies import PruneChoice, PrunePolicy, PruneView, SelectView, prune_policies
 from ._prune import (Hidden, Pruner, PruneStep, policy_takes, structkv_measure, structkv_pivot,

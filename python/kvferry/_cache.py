@@ -13,10 +13,10 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence as Many, Union
 import numpy as np
 
 from . import _policies
-from ._arrays import FLOAT32, INT32, Reader, positions_address
+from ._arrays import FLOAT32, INT32, NAMES, Reader, positions_address
 from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, AttentionParams,
                     PageLists as PageListsRow, PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats,
-                    lib, sized)
+                    Tensors, lib, sized)
 from ._errors import Invalid, checked, raise_last, without_nul
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, _opened, behind_work
@@ -127,8 +127,9 @@ class Cache(Handle):
 
     layers, query_heads, kv_heads, head_dim  the model's geometry
     tokens_max  tokens of the longest sequence; memory is reserved for them now
-    dtype       of queries, keys, values and outputs: "bf16", "fp16", "fp32". NumPy has no bf16; uint16
-                arrays hold its bits
+    dtype       of the cache, and of queries, keys, values and outputs: "bf16", "fp16", "fp32". NumPy has
+                no bf16; uint16 arrays hold its bits. With tensors="fp32" those of calls are fp32,
+                with "fp32-queries" queries and outputs
     select      a policy by name, or a function `select(view: SelectView)` that returns page ids
     preset      "prkv": the policy after that paper (docs/run.md says what differs)
     head_mask   [layers, kv_heads]: 1 = hot head, 2 = coarse head, 0 = streaming head
@@ -156,7 +157,13 @@ class Cache(Handle):
         self.runtime = runtime
         self.settings: CacheConfig = CacheConfig.from_buffer_copy(
             CacheConfig.from_address(lib.kvf_cache_settings(out)))
-        self._reader = Reader(Dtype(config.dtype), runtime.on_cuda, runtime._ordinal)
+        dtype, tensors = Dtype(config.dtype), Tensors(self.settings.tensors)
+        wide = [Dtype.FP32 if tensors in which else dtype
+                for which in ((Tensors.FP32, Tensors.FP32_QUERIES), (Tensors.FP32,))]
+        self._reader = Reader(wide[0], runtime.on_cuda, runtime._ordinal) # of queries and outputs
+        self._key_reader = self._reader if wide[1] == wide[0] else Reader(
+            wide[1], runtime.on_cuda, runtime._ordinal)
+        self._page_types = NAMES[dtype]
         self._args = DecodeArgs() # filled anew by every call, under the lock
         self._args_address = addressof(self._args)
         self._shapes: dict = {}
@@ -285,7 +292,7 @@ class Cache(Handle):
         if out is None:
             out = _like(q, "q", self.settings.value_dim)
         with self._node.lock:
-            args, reader = self._args, self._reader
+            args, reader, keys = self._args, self._reader, self._key_reader
             kept = [q, k, v, out]
             shapes = self._rows(sequences, kept)
             args.tokens = None
@@ -295,8 +302,8 @@ class Cache(Handle):
             args.layer = self._layer(layer)
             address = reader.address
             args.q = address(q, "q", shapes.q)
-            args.k = None if k is None else address(k, "k", shapes.k)
-            args.v = None if v is None else address(v, "v", shapes.v)
+            args.k = None if k is None else keys.address(k, "k", shapes.k)
+            args.v = None if v is None else keys.address(v, "v", shapes.v)
             args.out = address(out, "out", shapes.out, True)
             args.positions, owner = positions_address(positions, rows) if positions is not None \
                 else _NOTHING
@@ -308,9 +315,10 @@ class Cache(Handle):
                 self._raise(status)
             if stream.keep is not None:
                 stream.keep += kept, owner, lse
-            if reader.kept:
-                stream._keep(*reader.kept)
+            if reader.kept or keys.kept:
+                stream._keep(*reader.kept, *keys.kept)
                 reader.kept.clear()
+                keys.kept.clear()
         return self._done(stream, waits, out) if waits or runtime._errors else out
 
     def _rows(self, sequences: Any, kept: list) -> _Shapes:
@@ -424,9 +432,11 @@ class Cache(Handle):
             if s.value_dim == s.head_dim and len(getattr(out, "shape", ())) == 4: # keys and values apart
                 pages = (row.capacity, s.page_size, 2, s.head_dim)
             for array, name, shape in ((q, "q", shapes.q), (k, "k", shapes.k), (v, "v", shapes.v),
-                                       (out, "out", pages if q is None else shapes.out)):
+                                       (None if q is None else out, "out", shapes.out)):
                 setattr(args, name, None if array is None else self._read(array, name, shape, kept,
                                                                           name == "out"))
+            if q is None:
+                args.out = self._reader.any_address(out, "out", pages, self._page_types, True)
             args.positions, owner = positions_address(positions, shapes.q[0])
             self._give(shapes.q[0], page_scores, page_ids, kept)
             for name, count in (("indptr", rows + 1), ("indices", row.capacity),
@@ -486,9 +496,10 @@ class Cache(Handle):
         return layer
 
     def _read(self, array: Any, name: str, shape: tuple, kept: list, out: bool = False) -> int:
-        address = self._reader.address(array, name, shape, out)
-        kept += self._reader.kept
-        self._reader.kept.clear()
+        reader = self._key_reader if name in "kv" else self._reader
+        address = reader.address(array, name, shape, out)
+        kept += reader.kept
+        reader.kept.clear()
         return address
 
     def _raise(self, status: int) -> None:

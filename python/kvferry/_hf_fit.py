@@ -15,7 +15,8 @@ from ._errors import Invalid
 from ._hf_attention import WITHOUT, no
 from ._runtime import Runtime
 
-_OF_THE_MODEL = ("layers", "query_heads", "kv_heads", "head_dim", "value_dim", "dtype", "softmax_scale")
+_OF_THE_MODEL = ("layers", "query_heads", "kv_heads", "head_dim", "value_dim", "dtype", "tensors",
+                 "softmax_scale")
 _BUDGET = 1024
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16) # weights of others are not what attention is in
 

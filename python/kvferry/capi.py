@@ -55,6 +55,7 @@ Isa = _enum("Isa", "KVF_ISA_", """REFERENCE=0 BASELINE=1 AVX2=2 AVX512=4 AVX512_
     AVX_VNNI=32 AVX512_VNNI=64 ALL=0x7fffffff""", enum.IntFlag)
 Dtype = _enum("Dtype", "KVF_", "BF16 FP16 FP32")
 Pages = _enum("Pages", "KVF_PAGES_", "NATIVE K8V8 K8V4")
+Tensors = _enum("Tensors", "KVF_TENSORS_", "DTYPE FP32 FP32_QUERIES")
 Select = _enum("Select", "KVF_SELECT_",
                "HYBRID FULL STATIC DYNAMIC STREAMING QUEST ARKVALE ORACLE CUSTOM")
 Digest = _enum("Digest", "KVF_DIGEST_", "MINMAX CUBOID_MEAN MEAN CODES")
@@ -124,7 +125,7 @@ RuntimeConfig = _struct("kvf_runtime_config", """size size; enum device; u32 thr
 SelectView = _struct("kvf_select_view", """u32 layer kv_head pages pages_max; ptr scores static_bits;
     u32 page_size block_size""")
 CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads kv_heads head_dim value_dim;
-    enum dtype; f32 softmax_scale; u32 reserved_geometry sequences_max tokens_max; u64 host_tokens_max;
+    enum dtype; f32 softmax_scale; enum tensors; u32 sequences_max tokens_max; u64 host_tokens_max;
     u32 prefill_chunk_max tokens_per_step_max observe_window reserved_limits page_size budget_tokens; f32 budget_share;
     u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
     enum fill group_reduce; u32 reserved_policy; ptr select_fn select_user head_mask layer_windows; f32 coarse_share;

@@ -55,6 +55,7 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_blocks_put_args *args, 
                                   .shape = p->shape,
                                   .layer = args->layer,
                                   .tokens = args->tokens,
+                                  .is_wide = kvf_has_wide_keys(&blocks->cache->config),
                                   .k = args->k,
                                   .v = args->v,
                                   .k_stride = args->k_stride ? args->k_stride : keys,
@@ -142,7 +143,7 @@ static kvf_poison_args poison_of(const kvf_blocks *blocks, uint32_t rows, void *
                              .rows = rows,
                              .heads = c->query_heads,
                              .value_dim = c->value_dim,
-                             .dtype = c->dtype,
+                             .dtype = kvf_query_dtype(c),
                              .out = out,
                              .lse = lse};
 }
@@ -163,11 +164,12 @@ static kvf_status scatter_heads(const kvf_blocks *blocks, uint32_t layer, uint32
                                 float *lse, kvf_stream *stream)
 {
     const kvf_paging *p = &blocks->physical.paging;
+    const kvf_shape shape = kvf_out_shape(blocks->cache, &p->shape);
     const kvf_scatter_heads_args args = {.streaming = streaming_of(blocks, layer),
                                          .rows = rows,
                                          .kv_heads = p->kv_heads,
                                          .group = p->group,
-                                         .row_bytes = (uint32_t)kvf_value_bytes(&p->shape),
+                                         .row_bytes = (uint32_t)kvf_value_bytes(&shape),
                                          .from = blocks->tails.out,
                                          .from_lse = blocks->tails.lse,
                                          .out = out,
@@ -205,7 +207,7 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                     .span_count = t->span_count,
                                     .partial_o = t->partial_o,
                                     .partial_lse = t->partial_lse};
-    const kvf_merge_args merge = {.shape = tail->ring.shape,
+    const kvf_merge_args merge = {.shape = kvf_out_shape(blocks->cache, &tail->ring.shape),
                                   .lists = attend.lists,
                                   .group = attend.group,
                                   .splits_max = kvf_ring_splits(&tail->ring),
@@ -232,7 +234,9 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
     const kvf_paging *p = &c->paging;
     const kvf_query_chunk *chunk = &all->chunks.at[i];
     const size_t heads = (size_t)p->kv_heads * p->group;
-    const size_t row = heads * kvf_row_bytes(&p->shape), out = heads * kvf_value_bytes(&p->shape);
+    const size_t element = kvf_dtype_bytes(kvf_query_dtype(&blocks->cache->config));
+    const size_t row = heads * p->shape.head_dim * element;
+    const size_t out = heads * kvf_value_dim(&p->shape) * element;
     kvf_prefill_kernel_args piece = *all;
     piece.chunks.count = 0;
     piece.sink = blocks->tails.of[layer].ring.sink;
@@ -257,10 +261,12 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
 kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
                           kvf_stream *stream)
 {
-    kvf_step step = step_of(blocks, args->layer, args->rows->rows, args->q, stream);
+    const void *q = kvf_inputs_seen(blocks->cache, args->q, NULL, NULL).q;
+    kvf_step step = step_of(blocks, args->layer, args->rows->rows, q, stream);
     const kvf_poison_args poison = poison_of(blocks, args->rows->rows, args->out, args->lse);
     step.given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(begin(blocks, &step, args->rows));
+    KVF_TRY(kvf_inputs_round(&step, args->q, NULL, NULL, step.rows));
     KVF_TRY(average(blocks, &step));
     if (step.kv_group->policy->scores_pages)
         KVF_TRY(kvf_select_score(&step));
@@ -340,6 +346,8 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
                                        .group = p->group,
                                        .scale = blocks->cache->attention[args->layer].scale,
                                        .cap = blocks->cache->attention[args->layer].cap,
+                                       .q_dtype = kvf_query_dtype(&blocks->cache->config),
+                                       .out_dtype = kvf_query_dtype(&blocks->cache->config),
                                        .q = args->q,
                                        .blocks = (const void *const *)c->blocks,
                                        .out = args->out,

@@ -255,7 +255,9 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     kvf_block_tails *t = &blocks->tails;
     const uint64_t used = c->streaming.blocks ? 1 : 0;
     const uint64_t lists = used * c->regions * p->lists, splits = lists * t->splits_max;
-    const uint64_t heads = (uint64_t)p->kv_heads * p->group, row = kvf_value_bytes(&p->shape);
+    const kvf_dtype dtype = kvf_query_dtype(&blocks->cache->config);
+    const uint64_t heads = (uint64_t)p->kv_heads * p->group;
+    const uint64_t row = kvf_value_dim(&p->shape) * kvf_dtype_bytes(dtype);
     const uint64_t kept = kvf_brings_tokens(&blocks->cache->kv_groups[0]) ? c->regions : 0;
     KVF_CARVE(k, c->streaming.tails, kept, c->streaming.blocks, kvf_run_bytes(p));
     KVF_CARVE(k, c->streaming.tags, kept, c->streaming.blocks, p->block_size);

@@ -67,6 +67,12 @@ typedef struct kvf_words {
     float *sinks; /* [query_heads] on their way to the device */
 } kvf_words;
 
+/* Where the caller's numbers are, in the element type, where they come in another one:
+ * room of the call under way, in device memory. */
+typedef struct kvf_input_room {
+    char *q, *k, *v; /* [kvf_input_rows] */
+} kvf_input_room;
+
 struct kvf_cache {
     kvf_runtime *runtime;
     kvf_context *context;
@@ -100,6 +106,7 @@ struct kvf_cache {
     uint64_t attention_changes;        /* each another than the layer had */
     kvf_footprint_meter footprint;
     kvf_undo undo;
+    kvf_input_room inputs;
 
     kvf_order order;
     kvf_recording *recording; /* under way, or NULL */
@@ -127,6 +134,38 @@ static inline uint32_t kvf_place_head(const kvf_place *place, uint32_t kv_head)
     while (place->heads && place->heads[head] != kv_head)
         head++;
     return head;
+}
+
+/* The caller's queries and outputs, or keys and values, are wider than the element type. */
+static inline bool kvf_has_wide_queries(const kvf_cache_config *c)
+{
+    return c->tensors != KVF_TENSORS_DTYPE && c->dtype != KVF_FP32;
+}
+
+static inline bool kvf_has_wide_keys(const kvf_cache_config *c)
+{
+    return c->tensors == KVF_TENSORS_FP32 && c->dtype != KVF_FP32;
+}
+
+/* Their types. */
+static inline kvf_dtype kvf_query_dtype(const kvf_cache_config *c)
+{
+    return kvf_has_wide_queries(c) ? KVF_FP32 : c->dtype;
+}
+
+static inline kvf_dtype kvf_key_dtype(const kvf_cache_config *c)
+{
+    return kvf_has_wide_keys(c) ? KVF_FP32 : c->dtype;
+}
+
+/* Rows that a call hands over at most, but for chunks under block tables of the caller. */
+static inline uint32_t kvf_input_rows(const kvf_cache *cache)
+{
+    const kvf_cache_config *c = &cache->config;
+    const bool by_block = cache->kv_group_count && cache->kv_groups[0].dims.by_block;
+    const uint32_t scored = c->observe_window ? KVF_OBSERVE_WINDOW_MAX : 0;
+    return by_block ? c->sequences_max
+                    : kvf_max_u32(kvf_max_u32(c->prefill_chunk_max, kvf_rows_max(c)), scored);
 }
 
 /* Some heads have rings and no pages: what needs all tokens of all heads cannot be done. */

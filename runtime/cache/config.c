@@ -108,7 +108,9 @@ static const kvf_setting rows[] = {
     {FIELD(value_dim), COUNT(0, KVF_HEAD_DIM_MAX),
      .meaning = "elements of a value, head_dim less a multiple of 32; 0 = head_dim; on a GPU "
                 "head_dim, or 128 of 192"},
-    {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys, values and queries"},
+    {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys and values in the cache"},
+    {FIELD(tensors), KVF_NAMED(KVF_TENSORS_LIST),
+     .meaning = "type of the caller's queries, keys, values and outputs"},
     {FIELD(softmax_scale), .kind = KVF_SETTING_REAL, .high = FLT_MAX,
      .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
     {FIELD(pages), KVF_NAMED(KVF_PAGES_LIST),
@@ -191,7 +193,6 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
     char text[384];
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
-    KVF_TRY(check_reserved(context, "geometry", c->reserved_geometry));
     KVF_TRY(check_reserved(context, "limits", c->reserved_limits));
     KVF_TRY(check_reserved(context, "policy", c->reserved_policy));
     if (c->head_dim % 16)

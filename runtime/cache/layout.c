@@ -141,7 +141,7 @@ static void carve_step(kvf_kv_group *kv_group, kvf_carver *k)
     KVF_CARVE(k, t->partial_lse, splits, c->query_heads);
     KVF_CARVE(k, t->lse, s, c->query_heads);
     const uint64_t verified = c->verify_interval ? c->query_heads : 0;
-    KVF_CARVE(k, t->verify_out, verified, c->value_dim, kvf_dtype_bytes(c->dtype));
+    KVF_CARVE(k, t->verify_out, verified, c->value_dim, kvf_dtype_bytes(kvf_query_dtype(c)));
     KVF_CARVE(k, t->verify_lse, verified);
     KVF_CARVE(k, t->jobs, d->jobs_max);
     KVF_CARVE(k, t->chunk_fault, 1);
@@ -283,10 +283,25 @@ static void carve_frames(kvf_cache *cache, kvf_reservation *r)
     }
 }
 
+/* The caller's numbers in the element type. Blocks of the caller are written from where they are.
+ */
+static void carve_inputs(kvf_cache *cache, kvf_carver *k)
+{
+    const kvf_cache_config *c = &cache->config;
+    const bool by_block = cache->kv_group_count && cache->kv_groups[0].dims.by_block;
+    const uint64_t rows = kvf_has_wide_queries(c) ? kvf_input_rows(cache) : 0;
+    const uint64_t appended = by_block || !kvf_has_wide_keys(c) ? 0 : rows;
+    const uint64_t element = kvf_dtype_bytes(c->dtype);
+    KVF_CARVE(k, cache->inputs.q, rows, c->query_heads, c->head_dim, element);
+    KVF_CARVE(k, cache->inputs.k, appended, c->kv_heads, c->head_dim, element);
+    KVF_CARVE(k, cache->inputs.v, appended, c->kv_heads, c->value_dim, element);
+}
+
 void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r)
 {
     carve_sequences(cache, &r->host);
     carve_frames(cache, r);
+    carve_inputs(cache, &r->table);
     kvf_rings_carve(cache, r);
     for (uint32_t i = 0; i < cache->kv_group_count; i++)
         carve_kv_group(&cache->kv_groups[i], r);

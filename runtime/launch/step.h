@@ -160,6 +160,25 @@ KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
 KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state);
 
 /*
+ * Queries, keys and values of the caller.
+ *
+ * Everything after a call's first launch sees them in the element type. Where they come in fp32
+ * that launch rounds them, once, into room of the cache; else they are read where they are.
+ */
+
+typedef struct kvf_inputs {
+    const void *q, *k, *v; /* NULL: there are none */
+} kvf_inputs;
+
+/* Where those of a call are seen. */
+kvf_inputs kvf_inputs_seen(const kvf_cache *cache, const void *q, const void *k, const void *v);
+/* Make it so, for the first `rows` rows; nothing where they are read where they are. */
+KVF_CHECKED kvf_status kvf_inputs_round(kvf_step *step, const void *q, const void *k, const void *v,
+                                        uint32_t rows);
+/* The shape of outputs: that of pages, in the type that the caller wants. */
+kvf_shape kvf_out_shape(const kvf_cache *cache, const kvf_shape *shape);
+
+/*
  * Rows of a step that have sealed blocks in common: forks, and tokens of one sequence. A
  * function of the tokens of a block alone, as codes and pages are, is the same for all of them.
  *

@@ -42,10 +42,10 @@ static bool is_free(const restoring *r, const char *name)
 {
     const kvf_cache *cache = r->cache;
     static const char *const free_ones[] = {
-        "sequences_max", "tokens_max",  "host_tokens_max",   "prefill_chunk_max",
-        "transfer",      "phase_times", "verify_interval",   "tokens_per_step_max",
-        "host_bytes",    "disk_bytes",  "disk_bundle_bytes", "device_bytes",
-        "softmax_scale"}; /* part of the attention parameters */
+        "sequences_max", "tokens_max",   "host_tokens_max",   "prefill_chunk_max",
+        "transfer",      "phase_times",  "verify_interval",   "tokens_per_step_max",
+        "host_bytes",    "disk_bytes",   "disk_bundle_bytes", "device_bytes",
+        "tensors",       "softmax_scale"}; /* part of the attention parameters */
     static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)
         if (strcmp(name, free_ones[i]) == 0)

@@ -272,7 +272,8 @@ size_t kvf_saved_settings_write(const kvf_cache_config *config, char *text, size
         text[0] = '\0';
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
         char value[128];
-        if (s->kind == KVF_SETTING_TEXT) /* a path says nothing about a sequence */
+        /* A path says nothing about a sequence, nor does the type that its tokens came in. */
+        if (s->kind == KVF_SETTING_TEXT || strcmp(s->name, "tensors") == 0)
             continue;
         n += (size_t)snprintf(n < capacity ? text + n : NULL, n < capacity ? capacity - n : 0,
                               "%s=%s\n", s->name, kvf_setting_show(s, config, value, sizeof value));

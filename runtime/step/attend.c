@@ -137,7 +137,8 @@ static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
                                        .lse = a->lse,
                                        .arrived = step->kv_group->tables.arrived,
                                        .sinks = kvf_step_attention(step)->sinks,
-                                       .heads = step->kv_group->config.query_heads};
+                                       .heads = step->kv_group->config.query_heads,
+                                       .out_dtype = kvf_query_dtype(&step->cache->config)};
     return KVF_LAUNCH(step, attend_step, args);
 }
 
@@ -145,7 +146,7 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
 {
     const kvf_kv_group *kv_group = step->kv_group;
     const uint32_t split = kvf_split(a->spans_max, a->shape.page_size);
-    const kvf_merge_args args = {.shape = a->shape,
+    const kvf_merge_args args = {.shape = kvf_out_shape(step->cache, &a->shape),
                                  .lists = a->lists,
                                  .group = a->group,
                                  .splits_max = kvf_div_ceil_u32(a->spans_max, split),
@@ -197,6 +198,7 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
     const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t heads = kv_group->config.query_heads;
     const size_t first = (size_t)index * heads;
+    const kvf_shape shape = kvf_out_shape(step->cache, &p->shape);
     const kvf_attention a = {.shape = kvf_run_shape(p),
                              .lists = p->kv_heads,
                              .group = p->group,
@@ -206,9 +208,9 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
                              .span_count = t->cover.span_count,
                              .out = t->verify_out,
                              .lse = t->verify_lse};
-    const kvf_compare_args compare = {.shape = p->shape,
+    const kvf_compare_args compare = {.shape = shape,
                                       .heads = heads,
-                                      .out = (const char *)out + first * kvf_value_bytes(&p->shape),
+                                      .out = (const char *)out + first * kvf_value_bytes(&shape),
                                       .dense = a.out,
                                       .lse = lse + first,
                                       .dense_lse = a.lse,

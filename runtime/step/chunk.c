@@ -37,6 +37,8 @@ kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32
                                        .base = base,
                                        .scale = kvf_step_attention(step)->scale,
                                        .cap = kvf_step_attention(step)->cap,
+                                       .q_dtype = p->shape.dtype,
+                                       .out_dtype = kvf_query_dtype(&step->cache->config),
                                        .q = args->q,
                                        .blocks = (const void *const *)blocks,
                                        .out = args->out,

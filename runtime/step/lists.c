@@ -143,8 +143,14 @@ static kvf_status find(kvf_step *step, const kvf_page_lists *lists, const int32_
 static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due,
                                  const kvf_page_lists *lists)
 {
+    const kvf_inputs in = kvf_inputs_seen(step->cache, args->q, args->k, args->v);
+    kvf_decode_args own = *args;
+    own.q = in.q;
+    own.k = in.k;
+    own.v = in.v;
     KVF_TRY(kvf_decode_send(step));
-    KVF_TRY(kvf_pages_select(step, args, due));
+    KVF_TRY(kvf_inputs_round(step, args->q, args->k, args->v, step->rows));
+    KVF_TRY(kvf_pages_select(step, &own, due));
     const kvf_csr_args csr = csr_args(step, lists);
     KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->kv_group, step->index)->select_ns));
@@ -219,12 +225,13 @@ static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
                              .lists = step->rows * p->kv_heads,
                              .group = p->group,
                              .spans_max = kv_group->dims.spans_max,
-                             .q = args->q,
+                             .q = kvf_inputs_seen(step->cache, args->q, NULL, NULL).q,
                              .spans = csr.spans,
                              .span_count = csr.span_count,
                              .out = args->out,
                              .lse = args->lse};
     KVF_TRY(kvf_step_send(step));
+    KVF_TRY(kvf_inputs_round(step, args->q, NULL, NULL, step->rows));
     KVF_TRY(check_in_order(step, lists, &csr));
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(KVF_LAUNCH(step, csr_in, csr));
@@ -257,7 +264,6 @@ static kvf_status use_lists(kvf_cache *cache, const kvf_decode_args *args,
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     kvf_step_at(&step, args->layer, args->sequences, args->batch);
-    step.q = args->q;
     kvf_step_rows(&step);
     const kvf_status status = kvf_addressable_listed(&step, lists, find);
     return status == KVF_OK ? kvf_step_end(&step, enqueue(&step, args, lists))

@@ -108,6 +108,18 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
     return a;
 }
 
+/* Queries of the caller as the element type has them. */
+static kvf_status round_piece(const scoring *s, uint32_t first, kvf_observe_args *piece)
+{
+    const kvf_cache *cache = s->step->cache;
+    const kvf_cache_config *c = &cache->config;
+    if (!s->args->q || !kvf_has_wide_queries(c))
+        return KVF_OK;
+    const float *q = (const float *)s->args->q + (size_t)first * c->query_heads * c->head_dim;
+    piece->q = kvf_inputs_seen(cache, q, NULL, NULL).q;
+    return kvf_inputs_round(s->step, q, NULL, NULL, piece->window);
+}
+
 /* Scores of one head of every group, or of whole groups, into token_score. */
 static kvf_status score_member(scoring *s, uint32_t member)
 {
@@ -120,6 +132,7 @@ static kvf_status score_member(scoring *s, uint32_t member)
         const uint32_t first = piece * s->most;
         kvf_observe_args a =
             kvf_observe_piece(&s->observe, first, kvf_min_u32(s->most, s->args->window - first));
+        KVF_TRY(round_piece(s, first, &a));
         /* One piece keeps the statistics of all heads; of several only the last would. */
         a.group_first = s->members > 1 && s->pieces > 1 ? member : 0;
         a.group_count = s->members > 1 && s->pieces > 1 ? 1 : 0;

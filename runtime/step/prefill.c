@@ -112,13 +112,14 @@ static kvf_status prepare(kvf_step *step, const kvf_prefill_args *args, kvf_stre
 /* Pages of the KV group, streaming heads, or both. */
 static kvf_status enqueue(kvf_step *step, const kvf_prefill_args *args)
 {
+    const kvf_inputs in = kvf_inputs_seen(step->cache, args->q, args->k, args->v);
     kvf_prefill_args own = *args;
     kvf_streaming_chunk pages = {0};
     kvf_heads_call call = kvf_heads_call_of(step, args->tokens);
     call.is_chunk = true;
-    call.q = args->q;
-    call.k = args->k;
-    call.v = args->v;
+    call.q = own.q = in.q;
+    call.k = own.k = in.k;
+    call.v = own.v = in.v;
     call.out = args->out;
     if (step->kv_group)
         KVF_TRY(place(step));
@@ -132,6 +133,7 @@ static kvf_status enqueue(kvf_step *step, const kvf_prefill_args *args)
         own.out = heads.out;
     }
     KVF_TRY(kvf_step_send(step));
+    KVF_TRY(kvf_inputs_round(step, args->q, args->k, args->v, args->tokens));
     KVF_TRY(kvf_heads_pack(&call));
     if (step->kv_group)
         KVF_TRY(enqueue_pages(step, &own));
@@ -153,11 +155,14 @@ kvf_status kvf_layer_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf
 static kvf_status enqueue_queries(kvf_step *step, const kvf_prefill_args *args)
 {
     const uint32_t base = step->states[0]->length - args->tokens;
+    kvf_prefill_args own = *args;
+    own.q = kvf_inputs_seen(step->cache, args->q, NULL, NULL).q;
     KVF_TRY(place(step));
     KVF_TRY(kvf_step_send(step));
+    KVF_TRY(kvf_inputs_round(step, args->q, NULL, NULL, args->tokens));
     if (kvf_chunk_way_of(step->kv_group) == KVF_CHUNK_IN_ARENA)
         KVF_TRY(kvf_arena_fill(step));
-    return kvf_chunk_attend(step, args, base, step->row_host[0].blocks);
+    return kvf_chunk_attend(step, &own, base, step->row_host[0].blocks);
 }
 
 kvf_status kvf_layer_prefill_queries(kvf_cache *cache, const kvf_prefill_args *args,

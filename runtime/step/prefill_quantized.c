@@ -54,7 +54,8 @@ static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t 
     kvf_prefill_args group = *args;
     group.tokens = end - first;
     group.q = (const char *)args->q + row * kvf_row_bytes(s);
-    group.out = (char *)args->out + row * kvf_value_bytes(s);
+    const kvf_shape out = kvf_out_shape(step->cache, s);
+    group.out = (char *)args->out + row * kvf_value_bytes(&out);
     return kvf_chunk_attend(step, &group, first, kv_group->tables.wide.table);
 }
 

@@ -92,18 +92,19 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
                                  uint32_t first, uint32_t end)
 {
     const kvf_cache_config *c = &cache->config;
-    const size_t key = (size_t)first * c->head_dim * kvf_dtype_bytes(c->dtype);
-    const size_t value = (size_t)first * c->value_dim * kvf_dtype_bytes(c->dtype);
+    const size_t of_query = kvf_dtype_bytes(kvf_query_dtype(c)) * c->query_heads;
+    const size_t of_key = kvf_dtype_bytes(kvf_key_dtype(c)) * c->kv_heads;
+    const size_t key = (size_t)first * c->head_dim, value = (size_t)first * c->value_dim;
     const size_t given = (size_t)first * c->kv_heads * args->page_stride;
     return (kvf_decode_args){
         .layer = args->layer,
         .batch = end - first,
         .sequences = cache->row_sequences + first,
-        .q = (const char *)args->q + key * c->query_heads,
-        .k = (const char *)args->k + key * c->kv_heads,
-        .v = (const char *)args->v + value * c->kv_heads,
+        .q = (const char *)args->q + key * of_query,
+        .k = (const char *)args->k + key * of_key,
+        .v = (const char *)args->v + value * of_key,
         .positions = args->positions ? args->positions + first : NULL,
-        .out = (char *)args->out + value * c->query_heads,
+        .out = (char *)args->out + value * of_query,
         .lse = args->lse ? args->lse + (size_t)first * c->query_heads : NULL,
         .page_scores = args->page_scores ? args->page_scores + given : NULL,
         .page_ids = args->page_ids ? args->page_ids + given : NULL,

@@ -83,6 +83,7 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
     const kvf_rings *z = rings_of(call);
     const uint32_t count = call->step->cache->config.kv_heads;
     const size_t row = kvf_row_bytes(&z->shape), value = kvf_value_bytes(&z->shape);
+    const kvf_shape out = kvf_out_shape(call->step->cache, &z->shape);
     uint32_t *heads;
     kvf_heads_job *jobs;
     KVF_TAKE(call->step, heads, call->heads, count);
@@ -106,7 +107,7 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
     call->unpack_jobs.jobs = call->pack_jobs.jobs + n;
     for (int kind = 0; kind < 2 && call->q; kind++) {
         const kvf_packed_heads h = kvf_heads_packed(call, kind);
-        jobs[n++] = unpack(job_of(call, kind, z->group * value), h.out, call->out);
+        jobs[n++] = unpack(job_of(call, kind, z->group * kvf_value_bytes(&out)), h.out, call->out);
         if (call->lse)
             jobs[n++] = unpack(job_of(call, kind, z->group * sizeof(float)), h.lse, call->lse);
     }
@@ -275,6 +276,8 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
                                             .window = c->ring.recent,
                                             .scale = kvf_step_attention(step)->scale,
                                             .cap = kvf_step_attention(step)->cap,
+                                            .q_dtype = c->ring.shape.dtype,
+                                            .out_dtype = kvf_query_dtype(&step->cache->config),
                                             .q = heads.q,
                                             .blocks = c->window,
                                             .out = heads.out,
@@ -298,10 +301,11 @@ static void take_rows(kvf_heads_call *call)
 
 kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args)
 {
+    const kvf_inputs in = kvf_inputs_seen(step->cache, args->q, args->k, args->v);
     kvf_heads_call call = kvf_heads_call_of(step, step->rows);
-    call.q = args->q;
-    call.k = args->k;
-    call.v = args->v;
+    call.q = in.q;
+    call.k = in.k;
+    call.v = in.v;
     call.out = args->out;
     call.lse = args->lse;
     if (call.streaming) {
@@ -341,7 +345,7 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
                                     .span_count = ring.span_count,
                                     .partial_o = z->partial_o,
                                     .partial_lse = z->partial_lse};
-    const kvf_merge_args merge = {.shape = z->shape,
+    const kvf_merge_args merge = {.shape = kvf_out_shape(cache, &z->shape),
                                   .lists = attend.lists,
                                   .group = z->group,
                                   .splits_max = kvf_ring_splits(&ring.ring),

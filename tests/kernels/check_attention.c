@@ -268,9 +268,11 @@ static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t 
     t->spans_max = 1 + check_below(c, kvf_min_u32(5 * t->split, 400));
     t->scale = 1.0f / sqrtf((float)shape->head_dim);
     t->cap = check_cap(c);
-    check_describe(c, "%s d=%u/%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, group, t->lists, t->spans_max, t->split, (int)data);
+    a.out_dtype = check_below(c, 2) ? shape->dtype : KVF_FP32;
+    check_describe(c, "%s to %s d=%u/%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
+                   check_dtype_name(shape->dtype), check_dtype_name(a.out_dtype), shape->head_dim,
+                   kvf_value_dim(shape), shape->page_size, group, t->lists, t->spans_max, t->split,
+                   (int)data);
     const size_t rows = (size_t)t->lists * group, all = (size_t)t->lists * t->spans_max;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     kvf_span *spans = check_in(c, all * sizeof *spans);
@@ -295,7 +297,7 @@ static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t 
     for (int i = 0; i < 2; i++) {
         if (i)
             poison(shape, spans, all);
-        out[i] = a.out = check_out(c, rows * kvf_value_bytes(shape));
+        out[i] = a.out = check_out(c, rows * kvf_value_dim(shape) * kvf_dtype_bytes(a.out_dtype));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
         t->partial_o = check_out(c, part_rows * kvf_value_dim(shape) * sizeof(float));
         t->partial_lse = check_out(c, part_rows * sizeof(float));
@@ -315,8 +317,8 @@ static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t 
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          t->scale, tokens, query_error(c, shape));
     b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
-    check_elements(c, "out", out[1], out[0], shape->dtype, rows * kvf_value_dim(shape),
-                   b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
+    check_elements(c, "out", out[1], out[0], a.out_dtype, rows * kvf_value_dim(shape),
+                   b.out + dtype_tiny(a.out_dtype), dtype_epsilon(a.out_dtype));
     check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
                    b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
 }
@@ -470,8 +472,16 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     a.kv_heads = 1 + check_below(c, 2);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     a.cap = check_cap(c);
-    check_describe(c, "%s d=%u/%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u window=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
+    a.q_dtype = a.out_dtype = shape->dtype;
+    if (check_below(c, 3) == 0)
+        a.out_dtype = KVF_FP32;
+    if (a.out_dtype == KVF_FP32 && check_below(c, 2))
+        a.q_dtype = KVF_FP32;
+    check_describe(c,
+                   "%s q=%s out=%s d=%u/%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u "
+                   "window=%u data=%d",
+                   check_dtype_name(shape->dtype), check_dtype_name(a.q_dtype),
+                   check_dtype_name(a.out_dtype), shape->head_dim, kvf_value_dim(shape),
                    shape->page_size, group, a.kv_heads, tokens, base, a.sink, a.window, (int)data);
     const size_t rows = (size_t)tokens * a.kv_heads * group;
     const uint32_t pages = kvf_div_ceil_u32(base + tokens, shape->page_size);
@@ -498,19 +508,19 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     }
     void *out[2];
     float *lse[2];
-    a.q = q;
+    a.q = a.q_dtype == shape->dtype ? q : check_widen(c, q, shape->dtype, rows * shape->head_dim);
     a.blocks = blocks;
     a.sinks = make_sinks(c, a.kv_heads * group);
     for (int i = 0; i < 2; i++) {
-        out[i] = a.out = check_out(c, rows * kvf_value_bytes(shape));
+        out[i] = a.out = check_out(c, rows * kvf_value_dim(shape) * kvf_dtype_bytes(a.out_dtype));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, prefill, &a, i);
     }
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, base + tokens, 0.0);
     b.out += weight_error(c, shape->dtype, 1, base + tokens) * v_max;
-    check_elements(c, "out", out[1], out[0], shape->dtype, rows * kvf_value_dim(shape),
-                   b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
+    check_elements(c, "out", out[1], out[0], a.out_dtype, rows * kvf_value_dim(shape),
+                   b.out + dtype_tiny(a.out_dtype), dtype_epsilon(a.out_dtype));
     check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
                    b.logit + (double)(base + tokens + 16) * 0x1p-23, 0x1p-22);
 }

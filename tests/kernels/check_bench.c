@@ -464,7 +464,8 @@ static kvf_attend_step_args hits_args(const layers *d, uint32_t first, uint32_t 
                                              .partial_o = d->partial_o + row * SPLITS * HEAD_DIM,
                                              .partial_lse = d->partial_lse + row * SPLITS},
                                   .out = d->out + row * kvf_row_bytes(&shape),
-                                  .arrived = d->arrived + list};
+                                  .arrived = d->arrived + list,
+                                  .out_dtype = shape.dtype};
 }
 
 /* Launches of a step on the host instead: groups, then what merges them. */
@@ -505,6 +506,8 @@ static kvf_prefill_kernel_args prefill_args(const layers *d, uint32_t first, uin
                                      .tokens = d->b.chunk,
                                      .base = d->b.prompt,
                                      .scale = 0.09f,
+                                     .q_dtype = shape.dtype,
+                                     .out_dtype = shape.dtype,
                                      .q = d->chunk_q,
                                      .blocks = d->chunk_blocks,
                                      .out = d->chunk_out};

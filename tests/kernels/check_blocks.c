@@ -223,17 +223,20 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
 {
     const kvf_paging *p = &w->c->paging;
     const kvf_shape *s = &p->shape;
-    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
-    const size_t element = kvf_dtype_bytes(s->dtype);
+    const size_t bytes = kvf_row_bytes(s);
+    const kvf_dtype dtype = a->is_wide ? KVF_FP32 : s->dtype;
     const uint32_t block = (uint32_t)(a->slots[index] / p->block_size);
     const uint32_t t = (uint32_t)(a->slots[index] % p->block_size);
     _Alignas(64) char want[2 * KVF_HEAD_DIM_MAX * sizeof(float)], got[sizeof want];
     _Alignas(64) char page[KVF_PAGE_SIZE_MAX * 640];
     float x[KVF_HEAD_DIM_MAX];
     for (uint32_t h = 0; h < p->kv_heads; h++) {
-        memcpy(want, (const char *)a->k + index * a->k_stride * element + h * bytes, bytes);
-        memcpy(want + bytes, (const char *)a->v + index * a->v_stride * element + h * value_bytes,
-               value_bytes);
+        const size_t key = index * a->k_stride + h * s->head_dim;
+        const size_t value = index * a->v_stride + h * kvf_value_dim(s);
+        for (uint32_t d = 0; d < s->head_dim; d++)
+            kvf_element_set(want, s->dtype, d, kvf_element_get(a->k, dtype, key + d));
+        for (uint32_t d = 0; d < kvf_value_dim(s); d++)
+            kvf_element_set(want + bytes, s->dtype, d, kvf_element_get(a->v, dtype, value + d));
         if (s->pages != KVF_PAGES_NATIVE) {
             kvf_quantize_token(s, page, t % s->page_size, want, x);
             kvf_dequantize_token(s, page, t % s->page_size, want, x);
@@ -266,10 +269,19 @@ static void write_tokens(check *c, world *w, uint32_t with_nonfinite, check_data
     for (uint32_t i = 0; i < tokens; i++)
         slots[i] = check_below(c, 20) ? (int64_t)((tokens - 1 - i) * step) : -1;
     slots[check_below(c, tokens)] = (int64_t)all + check_below(c, 3);
+    const kvf_dtype dtype = p->shape.dtype;
+    a.is_wide = dtype != KVF_FP32 && check_below(c, 2);
+    if (a.is_wide) {
+        k = check_widen(c, k, dtype, tokens * a.k_stride);
+        v = check_widen(c, v, dtype, tokens * a.v_stride);
+    }
     if (with_nonfinite) {
+        /* Neither is a number any more, or with what it rounds to. */
+        const float none[] = {NAN, -INFINITY, kvf_rounds_below(dtype)};
         const uint32_t of_value = check_below(c, 2);
-        kvf_element_set(of_value ? v : k, p->shape.dtype, check_below(c, of_value ? values : row),
-                        NAN);
+        kvf_element_set(of_value ? v : k, a.is_wide ? KVF_FP32 : dtype,
+                        check_below(c, of_value ? values : row),
+                        none[check_below(c, a.is_wide ? 3 : 2)]);
     }
     a.k = k;
     a.v = v;

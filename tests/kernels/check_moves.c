@@ -262,6 +262,60 @@ void check_repack(check *c)
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
 
+/* Numbers that rounding treats each in its own way: between two that are stored, half-way, too
+ * large, too small, none. */
+static float to_round(check *c)
+{
+    static const float edges[] = {0.0f,        -0.0f,           INFINITY,    -INFINITY,
+                                  65504.0f,    65519.99f,       65520.0f,    -65520.0f,
+                                  0x1.fep127f, 0x1.fefffep127f, 0x1.ffp127f, 0x1.fffffep127f,
+                                  0x1p-14f,    0x1.8p-25f,      0x1p-25f,    0x1p-149f,
+                                  0x1.004p0f,  0x1.00cp0f,      0x1.01p0f,   0x1.03p0f};
+    const uint32_t edge = check_below(c, 2 * sizeof edges / sizeof *edges);
+    float any = kvf_bits_float((uint32_t)check_random(c));
+    if (edge < sizeof edges / sizeof *edges)
+        return edges[edge];
+    return isnan(any) ? (float)check_normal(c) : any;
+}
+
+static void narrow_case(check *c, kvf_dtype dtype)
+{
+    kvf_narrow_args a = {.dtype = dtype};
+    if (!check_begin(c))
+        return;
+    size_t most = 0;
+    for (uint32_t j = 0; j < KVF_NARROW_JOBS; j++) {
+        const size_t count = (size_t)16 * check_below(c, j ? 40 : 300);
+        float *from = check_in(c, count * sizeof *from);
+        for (size_t i = 0; i < count; i++)
+            from[i] = to_round(c);
+        a.jobs[j] = (kvf_narrow_job){from, check_changed(c, "numbers", count * 2), count};
+        most = count > most ? count : most;
+    }
+    a.parts = (uint32_t)((most + KVF_NARROW_NUMBERS - 1) / KVF_NARROW_NUMBERS);
+    check_describe(c, "%s counts=%zu,%zu,%zu", check_dtype_name(dtype), a.jobs[0].count,
+                   a.jobs[1].count, a.jobs[2].count);
+    CHECK_BOTH(c, narrow, &a);
+    for (uint32_t j = 0; j < KVF_NARROW_JOBS; j++) { /* a NaN stays one, with any bits */
+        kvf_narrow_args one = {.dtype = dtype, .parts = 1};
+        float *from = check_in(c, 16 * sizeof *from);
+        for (uint32_t i = 0; i < 16; i++)
+            from[i] = i % 3 ? 1.0f : kvf_bits_float((i % 2 ? 0xff800001u : 0x7fc00001u));
+        one.jobs[j] = (kvf_narrow_job){from, check_out(c, 32), 16};
+        CHECK_RUN(c, c->var, narrow, &one, false);
+        for (uint32_t i = 0; i < 16; i++)
+            if (isnan(kvf_element_get(one.jobs[j].to, dtype, i)) != (i % 3 == 0))
+                check_fail(c, "number %u of %g is %g", i, (double)from[i],
+                           (double)kvf_element_get(one.jobs[j].to, dtype, i));
+    }
+}
+
+void check_narrow(check *c)
+{
+    for (uint32_t i = 0; i < 40; i++)
+        narrow_case(c, i % 2 ? KVF_FP16 : KVF_BF16);
+}
+
 static void take_case(check *c, const kvf_shape *keys, uint32_t count)
 {
     kvf_take_args a = {.count = count};

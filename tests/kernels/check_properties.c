@@ -191,6 +191,8 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
                                  .tokens = 1,
                                  .base = count - 1,
                                  .scale = 0.09f,
+                                 .q_dtype = dtype,
+                                 .out_dtype = dtype,
                                  .q = q,
                                  .blocks = blocks,
                                  .out = out[1],
@@ -219,6 +221,7 @@ static void chunks_are_single_ones(check *c, uint32_t index)
         check_values(c, &(kvf_shape){(kvf_dtype)(index % 3), check_head_dims[index % check_dims(c)],
                                      check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0});
     a.shape = s;
+    a.q_dtype = a.out_dtype = s.dtype;
     a.scale = 0.1f;
     a.window = index % 2 ? 20 : 0;
     a.sink = 3;
@@ -273,6 +276,69 @@ static void chunks_are_single_ones(check *c, uint32_t index)
     check_bits(c, "lse", lse[1], lse[0], tokens * heads * sizeof *lse[0]);
 }
 
+/* Bits of `count` numbers in fp32, rounded, are those of `want`. */
+static void check_rounded(check *c, const char *what, const float *got, const void *want,
+                          kvf_dtype dtype, size_t count)
+{
+    uint16_t *rounded = check_in(c, count * sizeof *rounded);
+    for (size_t i = 0; i < count; i++)
+        kvf_element_set(rounded, dtype, i, got[i]);
+    check_bits(c, what, rounded, want, count * sizeof *rounded);
+}
+
+/* Queries in fp32 are worth what they round to, and outputs in fp32 round to those in the element
+ * type: a chunk with a window, a cap and sinks, or none. */
+static void prefill_rounds_once(check *c, uint32_t index)
+{
+    enum { KV_HEADS = 2, TOKENS = 37, BEFORE = 90 };
+    if (!check_begin(c))
+        return;
+    const kvf_shape s =
+        check_values(c, &(kvf_shape){(kvf_dtype)(index % 2), check_head_dims[index % check_dims(c)],
+                                     check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0});
+    const size_t rows = (size_t)TOKENS * KV_HEADS * GROUP, numbers = rows * kvf_value_dim(&s);
+    kvf_prefill_kernel_args a = {.shape = s,
+                                 .kv_heads = KV_HEADS,
+                                 .group = GROUP,
+                                 .tokens = TOKENS,
+                                 .base = BEFORE,
+                                 .sink = index % 3 ? 0 : 5,
+                                 .window = index % 3 == 1 ? 0 : 40,
+                                 .scale = 0.1f,
+                                 .cap = index % 4 < 2 ? 0.0f : 3.0f,
+                                 .q_dtype = s.dtype,
+                                 .out_dtype = s.dtype};
+    check_describe(c, "%s d=%u P=%u window=%u cap=%g", check_dtype_name(s.dtype), s.head_dim,
+                   s.page_size, a.window, (double)a.cap);
+    void *q = check_in(c, rows * kvf_row_bytes(&s));
+    const void **blocks = check_in(c, (BEFORE + TOKENS) * sizeof *blocks);
+    check_fill(c, q, s.dtype, rows * s.head_dim, DATA_NORMAL);
+    for (uint32_t t = 0; t < BEFORE + TOKENS; t += s.page_size) {
+        void *block = check_in(c, KV_HEADS * kvf_page_bytes(&s));
+        check_fill(c, block, s.dtype,
+                   (size_t)KV_HEADS * s.page_size * (s.head_dim + kvf_value_dim(&s)), DATA_NORMAL);
+        blocks[t / s.page_size] = block;
+    }
+    float *lse[3];
+    void *out[3];
+    a.q = q;
+    a.blocks = blocks;
+    for (uint32_t i = 0; i < 3; i++) { /* fp32: none, out, both */
+        a.out_dtype = i ? KVF_FP32 : s.dtype;
+        if (i == 2) {
+            a.q = check_widen(c, q, s.dtype, rows * s.head_dim);
+            a.q_dtype = KVF_FP32;
+        }
+        out[i] = a.out = check_out(c, numbers * kvf_dtype_bytes(a.out_dtype));
+        lse[i] = a.lse = check_out(c, rows * sizeof *lse[i]);
+        CHECK_RUN(c, c->var, prefill, &a, i == 2);
+    }
+    check_bits(c, "lse", lse[2], lse[0], rows * sizeof *lse[0]);
+    check_bits(c, "lse", lse[1], lse[0], rows * sizeof *lse[0]);
+    check_bits(c, "out", out[2], out[1], numbers * sizeof(float));
+    check_rounded(c, "rounded out", out[1], out[0], s.dtype, numbers);
+}
+
 void check_properties(check *c)
 {
     for (uint32_t i = 0; i < 30; i++) {
@@ -282,5 +348,7 @@ void check_properties(check *c)
         prefill_is_dense(c, dtype);
         if (i < 9)
             chunks_are_single_ones(c, i);
+        if (i < 12)
+            prefill_rounds_once(c, i);
     }
 }

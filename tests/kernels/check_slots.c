@@ -337,10 +337,21 @@ static uint32_t put_slots(const world *w, uint32_t tokens, int64_t *slots)
 }
 
 /* Pages that the call has whole, of heads that are not idle, are in their slots or in none. */
+/* Any bits where both types are the same. */
+static void put_row(char *to, kvf_dtype dtype, const void *from, kvf_dtype of, uint32_t count)
+{
+    if (of == dtype)
+        memcpy(to, from, count * kvf_dtype_bytes(dtype));
+    for (uint32_t d = 0; of != dtype && d < count; d++)
+        kvf_element_set(to, dtype, d, kvf_element_get(from, of, d));
+}
+
 static void look_at_lodged(const world *w, const kvf_write_args *a)
 {
     const uint32_t size = w->p.shape.page_size, row = HEADS * w->p.shape.head_dim;
-    const size_t element = kvf_dtype_bytes(w->p.shape.dtype), bytes = element * w->p.shape.head_dim;
+    const kvf_dtype dtype = w->p.shape.dtype, of_caller = a->is_wide ? KVF_FP32 : dtype;
+    const size_t element = kvf_dtype_bytes(of_caller);
+    const size_t bytes = kvf_dtype_bytes(dtype) * w->p.shape.head_dim;
     uint32_t all = 0, without = 0;
     are_inverse(w);
     oldest_went(w, *a->blocks->clock - 1);
@@ -358,8 +369,9 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
             char *at = kvf_row_slot(&w->p, w->row, h, (uint32_t)slot), want[128] = {0};
             for (uint32_t t = 0; t < size; t++, at += 2 * bytes) {
                 const size_t from = ((size_t)(i + t) * row + h * w->p.shape.head_dim) * element;
-                memcpy(want, kvf_offset(a->k, from), bytes);
-                memcpy(want + bytes, kvf_offset(a->v, from), bytes);
+                put_row(want, dtype, kvf_offset(a->k, from), of_caller, w->p.shape.head_dim);
+                put_row(want + bytes, dtype, kvf_offset(a->v, from), of_caller,
+                        w->p.shape.head_dim);
                 if (a->blocks->nonfinite[a->slots[i] / w->p.block_size] >>
                         (a->slots[i] % w->p.block_size + t) &
                     1)
@@ -372,6 +384,15 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
         }
     if (without && all <= KVF_SLOT_WAYS)
         check_fail(w->c, "%u of %u pages have no slot", without, all);
+}
+
+/* Bits, or numbers where they are rounded. */
+static void put_noise(check *c, void *to, size_t bytes, bool is_wide)
+{
+    if (is_wide)
+        check_fill(c, to, KVF_FP32, bytes / sizeof(float), DATA_NORMAL);
+    else
+        check_noise(c, to, bytes);
 }
 
 static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
@@ -387,8 +408,10 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
     uint64_t *nonfinite = check_in(c, blocks * sizeof *nonfinite);
     int64_t *of = check_in(c, most * sizeof *of);
     kvf_physical_blocks *physical = check_in(c, sizeof *physical);
-    const size_t bytes = most * row * kvf_dtype_bytes(w.p.shape.dtype) + 2;
-    const size_t shift = check_below(c, 2) * 2; /* rows need no alignment */
+    const bool is_wide = w.p.shape.dtype != KVF_FP32 && check_below(c, 2);
+    const size_t element = is_wide ? sizeof(float) : kvf_dtype_bytes(w.p.shape.dtype);
+    const size_t bytes = (most * row + 1) * element;
+    const size_t shift = check_below(c, 2) * element; /* rows need no alignment */
     char *k = check_in(c, bytes), *v = check_in(c, bytes);
     *physical = (kvf_physical_blocks){.paging = w.p,
                                       .layers = 1,
@@ -405,6 +428,7 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
     kvf_write_args a = {.blocks = physical,
                         .codes = {.kv_heads = HEADS},
                         .shape = w.p.shape,
+                        .is_wide = is_wide,
                         .k = k + shift,
                         .v = v + shift,
                         .k_stride = row,
@@ -413,8 +437,8 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
     streaming[check_below(c, HEADS)] = 1;
     for (uint32_t call = 0; call < 5; call++) {
         *clock = call - 1; /* the count goes around */
-        check_noise(c, k, bytes);
-        check_noise(c, v, bytes);
+        put_noise(c, k, bytes, is_wide);
+        put_noise(c, v, bytes, is_wide);
         for (uint32_t b = 0; b < blocks; b++)
             nonfinite[b] = check_below(c, 3) ? 0 : check_random(c);
         a.tokens = put_slots(&w, most, of);

@@ -205,6 +205,25 @@ void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data da
         kvf_element_set(to, dtype, i, draw(c, dtype, data, constant));
 }
 
+/* Less than half a step of the element type, either way; bits of fp32 are as even as numbers are
+ * within a step. Numbers below the normal ones of fp16 are as far apart as those. */
+static float beside(check *c, float x, kvf_dtype dtype)
+{
+    const float least = dtype == KVF_FP16 ? 0x1p-14f : 0.0f;
+    const uint32_t half = dtype == KVF_BF16 ? 0x8000u : 0x1000u;
+    const int32_t by = (int32_t)check_below(c, 2 * half - 1) - (int32_t)(half - 1);
+    const bool is_exact = dtype == KVF_FP32 || !isfinite(x) || fabsf(x) <= least;
+    return is_exact ? x : kvf_bits_float(kvf_float_bits(x) + (uint32_t)by);
+}
+
+float *check_widen(check *c, const void *from, kvf_dtype dtype, size_t count)
+{
+    float *to = check_in(c, count * sizeof *to);
+    for (size_t i = 0; i < count; i++)
+        to[i] = beside(c, kvf_element_get(from, dtype, i), dtype);
+    return to;
+}
+
 void check_fill_nan(void *to, kvf_dtype dtype, size_t count)
 {
     for (size_t i = 0; i < count; i++)

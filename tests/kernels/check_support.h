@@ -105,6 +105,8 @@ void *check_put(check *c, const void *data, size_t bytes);
 void *check_put_out(check *c, const void *data, size_t bytes);
 
 void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data);
+/* fp32 numbers that round to those of `from`, most of them not equal. */
+float *check_widen(check *c, const void *from, kvf_dtype dtype, size_t count);
 void check_fill_nan(void *to, kvf_dtype dtype, size_t count);
 double check_value(const void *base, kvf_dtype dtype, size_t i);
 /* Largest Euclidean norm of the rows. NaN elements count as zero. */
@@ -178,6 +180,7 @@ const char *check_dtype_name(kvf_dtype dtype);
     X(move, rows, check_row_moves, 1)                                                              \
     X(move, ring, check_ring, 1)                                                                   \
     X(move, repack, check_repack, 1)                                                               \
+    X(move, narrow, check_narrow, 1)                                                               \
     X(move, quantize, check_quantize, 1)                                                           \
     X(move, dequantize, check_dequantize, 1)                                                       \
     X(move, read, check_read, 1)                                                                   \

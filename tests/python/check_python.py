@@ -523,6 +523,35 @@ class Arrays(Base):
             with self.assertRaisesRegex(kvferry.Invalid, "q is .*float32"):
                 cache.decode(sequence, *self.token.values())
 
+    def test_wide_tensors(self):
+        wide = self.cache(dtype="fp16", tensors="fp32", static_ratio=0)
+        same = self.cache(dtype="fp16", static_ratio=0)
+        a, b = wide.sequence(), same.sequence()
+        prompt = self.qkv(700)
+        out = wide.prefill(a, *prompt)
+        np.testing.assert_array_equal(out.astype(np.float16),
+                                      same.prefill(b, *(x.astype(np.float16) for x in prompt)))
+        out = wide.decode(a, *self.token.values())
+        self.assertEqual(out.dtype, np.float32)
+        np.testing.assert_array_equal(
+            out.astype(np.float16), same.decode(b, *(x.astype(np.float16) for x in self.token.values())))
+        with self.assertRaisesRegex(kvferry.Invalid, "q is .*float16"):
+            wide.decode(a, *(x.astype(np.float16) for x in self.token.values()))
+        lists = wide.select_pages(a, *self.token.values(), wide.page_lists())
+        shape = (len(lists.indices), wide.settings.page_size, 2, HEAD_DIM)
+        pages = wide.read_pages(a, lists, np.zeros(shape, np.float16)) # as the cache has them
+        first = lists.indices[0] * wide.settings.page_size
+        np.testing.assert_array_equal(pages[0, 0, 0], prompt[1][first, 0].astype(np.float16))
+        with self.assertRaisesRegex(kvferry.Invalid, "out is .*float32"):
+            wide.read_pages(a, lists, np.zeros(shape, np.float32))
+        mixed = self.cache(dtype="fp16", tensors="fp32-queries", static_ratio=0)
+        c, (q, *kv) = mixed.sequence(), prompt
+        mixed.prefill(c, q, *(x.astype(np.float16) for x in kv))
+        q, *kv = self.token.values()
+        np.testing.assert_array_equal(mixed.decode(c, q, *(x.astype(np.float16) for x in kv)), out)
+        with self.assertRaisesRegex(kvferry.Invalid, "k is .*float32"):
+            mixed.decode(c, q, *kv)
+
     def test_torch(self):
         try:
             import torch

@@ -43,6 +43,11 @@ uint64_t test_seed_print(const char *test, uint64_t seed)
     return seed;
 }
 
+kvf_dtype test_tensor_dtype(const kvf_cache_config *c)
+{
+    return c->tensors == KVF_TENSORS_FP32 ? KVF_FP32 : c->dtype;
+}
+
 size_t test_dtype_bytes(kvf_dtype dtype)
 {
     return dtype == KVF_FP32 ? 4 : 2;
@@ -185,7 +190,7 @@ static void fill_layer(test_tokens *t, const test_tokens_spec *spec, uint32_t la
 
 void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_tokens_spec *spec)
 {
-    *t = (test_tokens){.dtype = c->dtype,
+    *t = (test_tokens){.dtype = test_tensor_dtype(c),
                        .layers = c->layers,
                        .query_heads = c->query_heads,
                        .kv_heads = c->kv_heads,
@@ -238,14 +243,14 @@ void test_branches_make(test_tokens branch[2], const kvf_cache_config *c, uint32
         test_tokens_make(
             &branch[b], c,
             &(test_tokens_spec){.count = count, .seed = seed + b, .sharpness = 2.0f, .topics = 5});
-    const size_t size = test_dtype_bytes(c->dtype) * c->head_dim;
+    const size_t element = test_dtype_bytes(test_tensor_dtype(c)), size = element * c->head_dim;
     for (uint32_t layer = 0; layer < c->layers; layer++) {
         memcpy(test_q(&branch[1], layer, 0), test_q(&branch[0], layer, 0),
                common * c->query_heads * size);
         memcpy(test_k(&branch[1], layer, 0), test_k(&branch[0], layer, 0),
                common * c->kv_heads * size);
         memcpy(test_v(&branch[1], layer, 0), test_v(&branch[0], layer, 0),
-               common * c->kv_heads * test_value_dim(c) * test_dtype_bytes(c->dtype));
+               common * c->kv_heads * test_value_dim(c) * element);
     }
 }
 
@@ -277,6 +282,12 @@ kvf_cache_config test_config_small(void)
     const char *pages = getenv("KVF_TEST_PAGES");
     if (pages && strcmp(pages, "k8v4") == 0)
         c.pages = KVF_PAGES_K8V4;
+    /* And some whose caller has wider numbers than the cache. */
+    const char *tensors = getenv("KVF_TEST_TENSORS");
+    if (tensors && strcmp(tensors, "fp32") == 0) {
+        c.tensors = KVF_TENSORS_FP32;
+        c.dtype = KVF_BF16;
+    }
     return c;
 }
 
@@ -555,7 +566,7 @@ kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uin
 
 void test_rows_open(test_rows *r, const kvf_cache_config *c, size_t count)
 {
-    const size_t size = test_dtype_bytes(c->dtype);
+    const size_t size = test_dtype_bytes(test_tensor_dtype(c));
     *r = (test_rows){.query_heads = c->query_heads,
                      .q_bytes = c->query_heads * c->head_dim * size,
                      .k_bytes = c->kv_heads * c->head_dim * size,
@@ -675,8 +686,9 @@ void test_run(const test_scenario *sc, test_trace *trace)
     test_tokens_make(&t, &sc->cc, &spec);
     test_world_open(&w, sc->rc, &sc->cc);
     const uint32_t layers = sc->cc.layers, heads = sc->cc.query_heads;
-    const size_t row = (size_t)heads * test_value_dim(&sc->cc) * test_dtype_bytes(sc->cc.dtype);
-    *trace = (test_trace){.dtype = sc->cc.dtype,
+    const kvf_dtype dtype = test_tensor_dtype(&sc->cc);
+    const size_t row = (size_t)heads * test_value_dim(&sc->cc) * test_dtype_bytes(dtype);
+    *trace = (test_trace){.dtype = dtype,
                           .out_bytes = row * sc->steps * layers,
                           .prefill_bytes = row * sc->prompt * layers,
                           .lse_count = (size_t)sc->steps * layers * heads};

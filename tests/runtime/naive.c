@@ -14,6 +14,7 @@
 
 #include "attention_params.h"
 #include "common/convert.h"
+#include "harness.h"
 #include "score/codes.h"
 #include "score/score_args.h"
 
@@ -35,6 +36,12 @@ static float element(const void *base, kvf_dtype dtype, size_t i)
                              : exponent == 31 ? (mantissa ? NAN : INFINITY)
                                               : ldexp(1024 + mantissa, exponent - 25);
     return (float)(h >> 15 ? -magnitude : magnitude);
+}
+
+/* What a caller handed over, as a cache has it. */
+static float taken(const kvf_cache_config *c, const void *base, size_t i)
+{
+    return kvf_element_round(c->dtype, element(base, test_tensor_dtype(c), i));
 }
 
 /* Neighbours of x in bf16: the largest not above it, or the smallest not below it. */
@@ -179,12 +186,12 @@ static void append_row(naive *n, naive_layer *l, const void *q, const void *k, c
     const size_t q_row = (size_t)n->c.query_heads * n->c.head_dim;
     assert(l->length < n->c.tokens_max);
     for (size_t i = 0; i < k_row; i++)
-        l->k[l->length * k_row + i] = element(k, n->c.dtype, i);
+        l->k[l->length * k_row + i] = taken(&n->c, k, i);
     for (size_t i = 0; i < v_row; i++)
-        l->v[l->length * v_row + i] = element(v, n->c.dtype, i);
+        l->v[l->length * v_row + i] = taken(&n->c, v, i);
     l->has_q[l->length] = q != NULL;
     for (size_t i = 0; q && i < q_row; i++)
-        l->q[l->length * q_row + i] = element(q, n->c.dtype, i);
+        l->q[l->length * q_row + i] = taken(&n->c, q, i);
     l->length++;
 }
 
@@ -254,7 +261,7 @@ static float *query_floats(const naive *n, const void *q)
     float *out = calloc(count, sizeof *out);
     assert(out);
     for (size_t i = 0; i < count; i++)
-        out[i] = element(q, n->c.dtype, i);
+        out[i] = taken(&n->c, q, i);
     return out;
 }
 

@@ -20,7 +20,7 @@ NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "device_memory"
 OWN = ("log_interval", "verify_interval", "head_mask", "admit")
 ALL, RESIDENT = "all", "resident" # values of admit
 # Said by the model and the engine.
-TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
+TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "tensors", "softmax_scale", "sequences_max",
          "tokens_max", "host_tokens_max", "prefill_chunk_max", "tokens_per_step_max", "device",
          "device_ordinal", "host_bytes")
 # Settings that have no home under blocks, and why; other such settings the library refuses by their values.

@@ -96,9 +96,10 @@ static kvf_status check_geometry(const kvf_model_config *m, const kvf_cache_conf
         const char *name;
         uint32_t given, own;
     } rows[] = {
-        {"layers", c->layers, m->layers},       {"query_heads", c->query_heads, m->query_heads},
-        {"kv_heads", c->kv_heads, m->kv_heads}, {"head_dim", c->head_dim, m->head_dim},
-        {"value_dim", value_dim, m->head_dim},  {"dtype", c->dtype, m->dtype}};
+        {"layers", c->layers, m->layers},          {"query_heads", c->query_heads, m->query_heads},
+        {"kv_heads", c->kv_heads, m->kv_heads},    {"head_dim", c->head_dim, m->head_dim},
+        {"value_dim", value_dim, m->head_dim},     {"dtype", c->dtype, m->dtype},
+        {"tensors", c->tensors, KVF_TENSORS_DTYPE}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].given != rows[i].own)
             return model_fail(error, KVF_INVALID,

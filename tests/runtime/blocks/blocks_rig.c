@@ -498,7 +498,7 @@ void rig_expect_rows(rig *r, const kvf_blocks_rows *rows, uint32_t bad)
         const char *out = r->rows.out + i * r->rows.out_bytes;
         const size_t want = (size_t)q->count - 1;
         for (uint32_t d = 0; bad >> i & 1 && d < heads * test_value_dim(&r->config.cache); d++)
-            assert_true(isnan(kvf_element_get(out, r->config.cache.dtype, d)));
+            assert_true(isnan(kvf_element_get(out, test_tensor_dtype(&r->config.cache), d)));
         if (bad >> i & 1)
             assert_true(isnan(r->rows.lse[i * heads]));
         else

@@ -67,9 +67,9 @@ static const uint8_t none_hot[] = {0, 0, 2, 0};
 /* Outputs of sequences that differ, of two rigs of the same tokens. */
 static uint32_t differing(const rig *a, const rig *b)
 {
-    const size_t rows = a->config.cache.layers, row = a->config.cache.query_heads *
-                                                      test_value_dim(&a->config.cache) *
-                                                      test_dtype_bytes(a->config.cache.dtype);
+    const size_t rows = a->config.cache.layers,
+                 row = a->config.cache.query_heads * test_value_dim(&a->config.cache) *
+                       test_dtype_bytes(test_tensor_dtype(&a->config.cache));
     uint32_t n = 0;
     for (uint32_t i = 0; i < a->requests; i++)
         for (size_t t = 0; t < rows * a->request[i].count; t++)

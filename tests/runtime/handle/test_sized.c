@@ -182,7 +182,6 @@ static void a_configuration_may_have_any_length(void **state)
     expect_refused(                                                                                \
         plan_sized(runtime, whole, offsetof(kvf_cache_config, reserved_##heading), &plan),         \
         "reserved_" #heading " = 1: kvferry ")
-    RESERVED(geometry);
     RESERVED(limits);
     RESERVED(policy);
     for (size_t at = whole; at < whole + 64; at += 9) { /* asks for what is not here */

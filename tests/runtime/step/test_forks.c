@@ -60,7 +60,7 @@ typedef struct family {
 
 static size_t row_bytes(const family *f)
 {
-    return (size_t)f->cc.query_heads * f->cc.head_dim * test_dtype_bytes(f->cc.dtype);
+    return (size_t)f->cc.query_heads * f->cc.head_dim * test_dtype_bytes(test_tensor_dtype(&f->cc));
 }
 
 static uint32_t below(family *f, uint32_t count)
@@ -226,8 +226,8 @@ static void replay_alone(family *f, const member *m)
         if (memcmp(out, f->all + e->out * row_bytes(f), row_bytes(f)) != 0)
             fail_msg("event %u of member %u: the step differs from one alone by %g", i,
                      (uint32_t)(m - f->m),
-                     test_distance(out, f->all + e->out * row_bytes(f), f->cc.dtype,
-                                   row_bytes(f) / test_dtype_bytes(f->cc.dtype)));
+                     test_distance(out, f->all + e->out * row_bytes(f), test_tensor_dtype(&f->cc),
+                                   row_bytes(f) / test_dtype_bytes(test_tensor_dtype(&f->cc))));
     }
     test_world_close(&alone.w);
     test_release(out);
