@@ -17,6 +17,7 @@
 #include <string.h>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <vector_functions.h>
 
 #include "common/clock.h"
@@ -73,12 +74,14 @@ static inline cudaError_t kvf_emu_launch(const char *text, bool starts_early, vo
         stream, grid, block, shared_bytes, [kernel, packed] { std::apply(kernel, packed); }, &what);
 }
 
-/* "... kernel = name ..." as both compilers say it: errors can name the kernel. */
+/* Its name as a type says it: __PRETTY_FUNCTION__ of Clang leaves out the arguments of templates.
+ */
+template <auto kernel> struct kvf_emu_tag {
+};
 template <auto kernel> static inline const char *kvf_emu_name(void)
 {
-    const char *name = strstr(__PRETTY_FUNCTION__, "kernel = ");
-    return name == NULL ? "kernel"
-                        : name + strlen("kernel = ") + (name[strlen("kernel = ")] == '&');
+    static const char *const name = kvf_emu_name_of(typeid(kvf_emu_tag<kernel>));
+    return name;
 }
 
 template <auto kernel, typename... A>

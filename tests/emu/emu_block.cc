@@ -14,6 +14,7 @@
  * races between streams and with the host only, in a third of the time.
  */
 
+#include <cxxabi.h>
 #include <mutex>
 #include <stdarg.h>
 #include <stdio.h>
@@ -113,28 +114,34 @@ void kvf_emu_fail_outside(void)
     abort();
 }
 
-/* ---- errors ---- */
+/* ---- names ---- */
 
-/* Length of the kernel's name in the text of a launch: up to the first comma outside <>. */
-static int name_length(const char *text)
+/* "tag<&(void name<arguments>(parameters))>", without "void" where there is no template. */
+const char *kvf_emu_name_of(const std::type_info &tag)
 {
-    int depth = 0, n = 0;
-    for (; text[n] != '\0'; n++) {
-        if (text[n] == '<' || text[n] == '(')
-            depth++;
-        else if (text[n] == '>' || text[n] == ')')
-            depth--;
-        else if (text[n] == ',' && depth == 0)
-            break;
+    int status, depth = 0;
+    char *whole = abi::__cxa_demangle(tag.name(), NULL, NULL, &status);
+    const char *begin = whole != NULL ? strstr(whole, "&(") : NULL;
+    if (begin == NULL) {
+        free(whole);
+        return tag.name();
     }
-    return n;
+    begin += strncmp(begin + 2, "void ", 5) == 0 ? 7 : 2;
+    size_t n = 0;
+    for (; begin[n] != '\0' && (begin[n] != '(' || depth > 0); n++)
+        depth += (begin[n] == '<') - (begin[n] == '>');
+    char *const name = strndup(begin, n);
+    free(whole);
+    return name;
 }
+
+/* ---- errors ---- */
 
 KVF_EMU_QUIET static void print_place(const char *kernel, const char *what)
 {
     const kvf_emu_place *p = &kvf_emu_here;
-    fprintf(stderr, "kvferry emulator: %.*s: %sblock (%u,%u,%u)", name_length(kernel), kernel, what,
-            p->block_index.x, p->block_index.y, p->block_index.z);
+    fprintf(stderr, "kvferry emulator: %s: %sblock (%u,%u,%u)", kernel, what, p->block_index.x,
+            p->block_index.y, p->block_index.z);
 }
 
 KVF_EMU_QUIET void kvf_emu_fail(const char *format, ...)

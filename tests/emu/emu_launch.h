@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 #include <functional>
 #include <stddef.h>
+#include <typeinfo>
 
 /* Limits of a device of compute capability 9.0. */
 #define KVF_EMU_BLOCK_THREADS_MAX 1024u
@@ -20,7 +21,7 @@
 
 /* A kernel that is launched. */
 struct kvf_emu_kernel {
-    const char *name; /* a string literal that begins with the kernel's name */
+    const char *name; /* with the arguments of its template */
     const void *function;
     bool starts_early; /* it may begin before what the stream has before it is done */
 };
@@ -38,6 +39,10 @@ int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_by
 const char *kvf_emu_refuses(const void *pointer);
 
 /* ---- the language provides ---- */
+
+/* The name of a kernel, which `tag` has as the argument of a template. Kept until the process ends.
+ */
+const char *kvf_emu_name_of(const std::type_info &tag);
 
 /* cudaSuccess, or what CUDA answers to a launch of this shape. */
 cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes);

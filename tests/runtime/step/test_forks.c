@@ -440,9 +440,7 @@ static void forks_move_a_page_once(void **state)
 
 /* ---- the kernel that scores ---- */
 
-/* Clang's names of kernels lack the arguments of templates, by which forms are told apart. */
-#if TEST_HAS_EMULATOR && !defined(__clang__)
-#define TELLS_FORMS 1
+#if TEST_HAS_EMULATOR
 typedef enum kinship { STRANGERS, KIN, KIN_SHORT } kinship;
 
 /* Launches of the form for tiles that rows have in common, and of the one for single rows. */
@@ -630,7 +628,7 @@ static void few_tiles_are_weighed_by_many(void **state)
 
 int main(void)
 {
-#ifdef TELLS_FORMS
+#if TEST_HAS_EMULATOR
     return unit_run(families_equal_single_sequences, forks_move_a_page_once,
                     the_form_that_scores_is_that_of_the_rows, order_says_what_is_common,
                     few_tiles_are_weighed_by_many);
