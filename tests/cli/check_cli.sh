@@ -25,7 +25,8 @@ for block in re.split(r"\n(?=  (?:-., )?--)", open(sys.argv[1]).read()):
     name = re.search(r"--([a-z-]+)", block)
     value = re.search(r"\(default: (.*?)\)", " ".join(block.split()))
     held[name[1]] = value[1] if value else None
-for line in (line for page in sys.argv[2:] for line in open(page)):
+others = ("/judge.md",)  # tables of another command
+for line in (line for page in sys.argv[2:] if not page.endswith(others) for line in open(page)):
     row = re.match(r"\| (`--[^|]*) \| ([^|]*) \|", line)
     if not row:
         continue
