@@ -224,24 +224,27 @@ static float *output(const operation *o, uint32_t token, uint32_t head, uint32_t
                      s * o->node->nb[3]);
 }
 
-static kvl_reason read_queries(const operation *o, uint16_t *q)
+/* Side by side, as the library takes them. Those beyond what it rounds them to are llama.cpp's. */
+static kvl_reason read_queries(const operation *o, float *q)
 {
     const kvl_cache *c = o->cache;
     int fits = 1;
     for (uint32_t s = 0; s < o->streams; s++)
         for (uint32_t t = 0; t < o->tokens; t++)
-            for (uint32_t h = 0; h < c->query_heads; h++, q += c->head_dim)
-                fits &= kvl_to_f16(query(o, t, h, s), q, c->head_dim);
+            for (uint32_t h = 0; h < c->query_heads; h++, q += c->head_dim) {
+                memcpy(q, query(o, t, h, s), c->head_dim * sizeof *q);
+                fits &= kvl_fits_f16(q, c->head_dim);
+            }
     return fits ? KVL_SERVED : KVL_RANGE;
 }
 
-static void write_outputs(const operation *o, const uint16_t *out)
+static void write_outputs(const operation *o, const float *out)
 {
     const kvl_cache *c = o->cache;
     for (uint32_t s = 0; s < o->streams; s++)
         for (uint32_t t = 0; t < o->tokens; t++)
             for (uint32_t h = 0; h < c->query_heads; h++, out += c->value_dim)
-                kvl_from_f16(out, output(o, t, h, s), c->value_dim);
+                memcpy(output(o, t, h, s), out, c->value_dim * sizeof *out);
 }
 
 static void verify(kvl_plugin *p, const operation *o)

@@ -387,6 +387,7 @@ static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_bloc
     b->cache.kv_heads = c->kv_heads;
     b->cache.head_dim = c->head_dim;
     b->cache.value_dim = c->value_dim == c->head_dim ? 0 : c->value_dim;
+    b->cache.tensors = KVF_TENSORS_FP32_QUERIES;
     b->cache.tokens_max = c->cells;
     b->cache.sequences_max = settings->rows;
     if (settings->full || b->cache.budget_tokens > c->cells)

@@ -7,6 +7,7 @@
 
 #include "cell_numbers.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "common/base.h"
@@ -53,12 +54,6 @@ VECTOR static int to_f16_vector(const float *from, uint16_t *to, size_t count)
         _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
     }
     return _mm256_movemask_ps(bad) == 0;
-}
-
-VECTOR static void from_f16_vector(const uint16_t *from, float *to, size_t count)
-{
-    for (size_t i = 0; i < count; i += 8)
-        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
 }
 
 /* Bits of 16 comparisons. */
@@ -112,17 +107,15 @@ int kvl_to_f16(const float *from, uint16_t *to, size_t count)
     return fits;
 }
 
-void kvl_from_f16(const uint16_t *from, float *to, size_t count)
+int kvl_fits_f16(const float *x, size_t count)
 {
-    size_t i = 0;
-#if defined(__x86_64__)
-    if (has_vectors()) {
-        i = count / 8 * 8;
-        from_f16_vector(from, to, i);
+    const uint32_t top = kvf_float_bits(65520.0f), infinity = kvf_float_bits(INFINITY);
+    uint32_t bad = 0;
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t magnitude = kvf_float_bits(x[i]) & 0x7fffffffu;
+        bad |= magnitude >= top && magnitude < infinity;
     }
-#endif
-    for (; i < count; i++)
-        to[i] = kvf_fp16_to_float(from[i]);
+    return !bad;
 }
 
 size_t kvl_row_bytes(int type, size_t count)
@@ -137,13 +130,9 @@ size_t kvl_row_bytes(int type, size_t count)
 void kvl_row_to_f32(int type, const void *from, float *to, size_t count)
 {
     const uint16_t *half = from;
-    if (type == GG_F16) {
-        kvl_from_f16(half, to, count);
-        return;
-    }
-    if (type == GG_BF16) {
+    if (type == GG_F16 || type == GG_BF16) {
         for (size_t i = 0; i < count; i++)
-            to[i] = kvf_bf16_to_float(half[i]);
+            to[i] = type == GG_F16 ? kvf_fp16_to_float(half[i]) : kvf_bf16_to_float(half[i]);
         return;
     }
     for (size_t block = 0; block < count / GG_Q8_0_ELEMENTS; block++) {

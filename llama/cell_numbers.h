@@ -3,9 +3,8 @@
 #define KVL_CELL_NUMBERS_H
 
 /*
- * Numbers of ggml to those of the library and back: rows of a cache in F16, BF16 or Q8_0 and
- * queries in F32 to F16, outputs back, masks to sets of cells. A number that F16 cannot hold is
- * told, never rounded to infinity.
+ * Numbers of ggml to those of the library: rows of a cache in F16, BF16 or Q8_0 to F16, masks to
+ * sets of cells. A number that F16 cannot hold is told, never rounded to infinity.
  */
 
 #include <stddef.h>
@@ -14,7 +13,8 @@
 /** F32 to F16, ties to even. @return 0 if a finite value overflows */
 int kvl_to_f16(const float *from, uint16_t *to, size_t count);
 
-void kvl_from_f16(const uint16_t *from, float *to, size_t count);
+/** Whether no finite value would overflow in F16. */
+int kvl_fits_f16(const float *x, size_t count);
 
 /** Bytes of a row of @p count elements of a ggml type; 0 = a type, or a length, that is not served.
  */

@@ -80,14 +80,14 @@ typedef struct kvl_cache {
     uint64_t *sets; /* [rows_max][cells / 64] */
     int32_t *table; /* [rows_max][table_stride] */
     int32_t *lengths;
-    uint16_t *q, *out;       /* [rows_max] */
+    float *q, *out;          /* [rows_max] */
     uint16_t *put_k, *put_v; /* [KVL_PUT] */
     int64_t *put_slots;      /* likewise */
     kvl_stale *stale;        /* [stale_room] */
     uint32_t stale_room;
     /* of a prompt */
     size_t prompt_tokens; /* room */
-    uint16_t *prompt_q, *prompt_out;
+    float *prompt_q, *prompt_out;
     uint32_t *prompt_cells;
 } kvl_cache;
 

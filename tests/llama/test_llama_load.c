@@ -133,7 +133,7 @@ static void halves_are_those_of_plain_conversions(void **state)
 {
     (void)state;
     uint64_t random = 3;
-    float from[67], back[67];
+    float from[67];
     uint16_t to[67];
     for (int turn = 0; turn < 3000; turn++) {
         for (int i = 0; i < 67; i++) {
@@ -150,10 +150,7 @@ static void halves_are_those_of_plain_conversions(void **state)
             fits &= !(isinf(kvf_fp16_to_float(own)) && isfinite(from[i]));
         }
         assert_int_equal(said, fits);
-        kvl_from_f16(to, back, 67);
-        for (int i = 0; i < 67; i++)
-            if (from[i] == from[i])
-                assert_true(back[i] == kvf_fp16_to_float(to[i]));
+        assert_int_equal(kvl_fits_f16(from, 67), fits);
     }
 }
 
