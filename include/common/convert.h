@@ -142,7 +142,7 @@ KVF_INLINE float kvf_rounds_below(kvf_dtype dtype)
                                : INFINITY;
 }
 
-/* What comes back of an fp32 number that is stored in `dtype`. */
+/* An fp32 number as it comes back when it is stored in `dtype`. */
 KVF_INLINE float kvf_element_round(kvf_dtype dtype, float x)
 {
     uint32_t element;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Queries, keys and values of the caller in the element type; see the header.
+ * Part of step.h. Queries, keys and values of the caller in the element type; see the header.
  *
  * Knows nothing of what a call does with them. The room is that of one call: calls of a cache run
  * in their order, so whoever rounds comes after the last reader.

@@ -138,8 +138,8 @@ static int run_child(fault_kernel kernel, char *text, size_t size)
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
         close(ends[1]);
-        kvf_emu_launch("kernel_of_test<a, b>", starts_early, kernel, dim3(2), dim3(64), 256,
-                       NULL, (uint32_t *)memory);
+        kvf_emu_launch("kernel_of_test<a, b>", starts_early, kernel, dim3(2), dim3(64), 256, NULL,
+                       (uint32_t *)memory);
         exit(0);
     }
     close(ends[1]);

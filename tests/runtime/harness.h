@@ -47,8 +47,8 @@ float test_random_normal(test_random *r); /* mean 0, deviation 1 */
 uint64_t test_seed_print(const char *test, uint64_t seed); /* the seed */
 #define test_seed(seed) test_seed_print(__func__, (seed))
 
-/* ---- tokens of one sequence: q, k, v of every layer, as the cache takes them. Of the same seed
- * those in another type are the same numbers, rounded ---- */
+/* ---- tokens of one sequence: q, k, v of every layer, as the cache takes them. Those of the same
+ * seed in another type are the same numbers, rounded ---- */
 typedef struct test_tokens {
     kvf_dtype dtype;
     uint32_t layers, query_heads, kv_heads, head_dim, value_dim, count;
@@ -217,7 +217,7 @@ double test_tolerance(kvf_dtype dtype);
 #define TEST_LSE_TOLERANCE 5e-4
 
 size_t test_dtype_bytes(kvf_dtype dtype);
-/* Of queries, keys, values and outputs. */
+/* The type of queries, keys, values and outputs. */
 kvf_dtype test_tensor_dtype(const kvf_cache_config *c);
 
 /* Both caches have done the same work, page by page. Lists of the CUDA device give away what they

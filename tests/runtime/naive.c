@@ -38,7 +38,7 @@ static float element(const void *base, kvf_dtype dtype, size_t i)
     return (float)(h >> 15 ? -magnitude : magnitude);
 }
 
-/* What a caller handed over, as a cache has it. */
+/* A number that a caller handed over, as a cache has it. */
 static float taken(const kvf_cache_config *c, const void *base, size_t i)
 {
     return kvf_element_round(c->dtype, element(base, test_tensor_dtype(c), i));

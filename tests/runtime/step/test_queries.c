@@ -175,7 +175,7 @@ static void a_full_budget_is_dense(void **state)
         naive_dense(&n, 0, test_q(&t[0], 1, i), i + 1, r.out, r.lse);
         const float *got = i < PROMPT ? of->chunk[0][1][i] : of->step[0][i - PROMPT][1];
         for (uint32_t d = 0; d < WIDTH; d++)
-            if (!(fabs(r.out[d] - (double)got[d]) <= test_tolerance(KVF_FP32)))
+            if (!(fabs(r.out[d] - (double)got[d]) <= test_tolerance(c.dtype)))
                 fail_msg("token %u, element %u: %g, dense %g", i, d, (double)got[d], r.out[d]);
     }
     naive_result_close(&r);
