@@ -302,9 +302,10 @@ static kvf_status cut(const cutting *k, side *x)
     return kvf_sequence_truncate(x->w.cache, x->s[k->i], k->tokens, x->w.stream);
 }
 
-static uint64_t wanted(const side *x)
+static uint64_t wanted(side *x)
 {
     kvf_stats s;
+    test_wait(&x->w); /* counters are of work that is done */
     kvf_cache_stats(x->w.cache, &s);
     return s.disk_wanted;
 }

@@ -5,6 +5,7 @@
 #include "save_faults.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 /* ---- an engine that misbehaves once ---- */
 
 fail_plan_of fail_plan;
+/* A save writes on a thread of its own, beside the disk tier of the caller's. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct rig_io {
     kvf_io base;
@@ -42,10 +45,11 @@ static int64_t rig_move(const kvf_io_request *r, const struct iovec *pieces, uin
     return n < 0 ? -errno : n;
 }
 
-static int rig_submit(kvf_io *base, const kvf_io_request *r)
+/* The plan for a request. */
+static int planned(const kvf_io_request *r)
 {
-    rig_io *io = (rig_io *)base;
     const int other = r->is_write ? FAIL_READS : FAIL_WRITES;
+    pthread_mutex_lock(&lock);
     const uint32_t n = fail_plan.count;
     fail_plan.count += fail_plan.kind != other;
     if (fail_plan.record)
@@ -54,6 +58,14 @@ static int rig_submit(kvf_io *base, const kvf_io_request *r)
         fail_plan.kind != other && (n == fail_plan.at || (fail_plan.always && n > fail_plan.at))
             ? fail_plan.what
             : NOTHING;
+    pthread_mutex_unlock(&lock);
+    return what;
+}
+
+static int rig_submit(kvf_io *base, const kvf_io_request *r)
+{
+    rig_io *io = (rig_io *)base;
+    const int what = planned(r);
     if (what == FULL_QUEUE)
         return -EBUSY;
     struct iovec half = r->pieces[0]; /* at an end that O_DIRECT can take, if that is possible */
@@ -95,11 +107,13 @@ const kvf_io_ops fail_engine = {.name = "rig",
 
 void fail_plan_set(uint32_t at, int what, uint32_t always)
 {
+    pthread_mutex_lock(&lock);
     fail_plan.count = 0;
     fail_plan.kind = FAIL_ANY;
     fail_plan.at = at;
     fail_plan.what = what;
     fail_plan.always = always;
+    pthread_mutex_unlock(&lock);
 }
 
 /* ---- a small world ---- */
