@@ -172,6 +172,7 @@ static kvf_status decode(const call *k, side *x)
     static const uint32_t counts[SEQUENCES] = {TOKENS, TOKENS, TOKENS};
     const uint32_t tokens = k->c->tokens, first = k->alone % SEQUENCES;
     const uint32_t batch = k->alone == SEQUENCES ? SEQUENCES : 1;
+    test_wait(&x->w); /* an earlier call may still read the rows */
     for (uint32_t i = 0; i < SEQUENCES; i++)
         for (uint32_t j = 0; j < tokens; j++)
             test_rows_put(&x->rows, i * tokens + j, &k->f->t, k->layer,
