@@ -52,6 +52,45 @@ static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, block_
     return block;
 }
 
+/* A block that `fill` completes, and its entry in the list; or nothing at all. */
+typedef kvf_status (*fill_fn)(kvf_cuda_device *device, kvf_cuda_block *made, void **alias);
+
+static kvf_status make_block(kvf_device *base, kvf_cuda_block *made, fill_fn fill, void **alias)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    *alias = NULL;
+    kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
+    if (!block)
+        KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a block's entry");
+    kvf_status status = kvf_cuda_enter(device, &before);
+    if (status == KVF_OK) {
+        status = fill(device, made, alias);
+        kvf_cuda_leave(device, before);
+    }
+    if (status != KVF_OK) {
+        *alias = NULL;
+        kvf_free(base->context, block);
+        return status;
+    }
+    *block = *made;
+    keep(device, block);
+    return KVF_OK;
+}
+
+static void free_block(kvf_device *base, void *pointer, block_kind kind,
+                       cudaError_t (*give_back)(void *), const char *failure)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    kvf_cuda_block *block = take(device, pointer, kind);
+    KVF_ASSERT(block);
+    kvf_cuda_enter_release(device, &before);
+    (void)kvf_cuda_failed(device, give_back(block->pointer), failure);
+    kvf_cuda_leave(device, before);
+    kvf_free(base->context, block);
+}
+
 /* ---- device memory ---- */
 
 static kvf_status refuse_memory(kvf_cuda_device *device, cudaError_t error, size_t bytes)
@@ -87,7 +126,7 @@ uint64_t kvf_cuda_memory_left(kvf_device *base)
     return left;
 }
 
-static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)
+static kvf_status alloc_device(kvf_cuda_device *device, kvf_cuda_block *block, void **alias)
 {
     void *pointer = NULL;
     cudaError_t error = cudaErrorMemoryAllocation;
@@ -95,7 +134,7 @@ static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)
         error = cudaMalloc(&pointer, block->bytes);
     if (error != cudaSuccess)
         return refuse_memory(device, error, block->bytes);
-    block->pointer = pointer;
+    *alias = block->pointer = pointer;
     error = cudaMemsetAsync(pointer, 0, block->bytes, device->own);
     if (error == cudaSuccess)
         error = cudaStreamSynchronize(device->own);
@@ -109,40 +148,14 @@ static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)
 
 kvf_status kvf_cuda_memory_alloc(kvf_device *base, size_t bytes, void **out)
 {
-    kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
-    *out = NULL;
-    kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
-    if (!block)
-        KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a block's entry");
-    block->kind = BLOCK_DEVICE;
-    block->bytes = bytes;
-    kvf_status status = kvf_cuda_enter(device, &before);
-    if (status == KVF_OK) {
-        status = alloc_block(device, block);
-        kvf_cuda_leave(device, before);
-    }
-    if (status != KVF_OK) {
-        kvf_free(base->context, block);
-        return status;
-    }
-    keep(device, block);
-    *out = block->pointer;
-    return KVF_OK;
+    kvf_cuda_block made = {.kind = BLOCK_DEVICE, .bytes = bytes};
+    return make_block(base, &made, alloc_device, out);
 }
 
 void kvf_cuda_memory_free(kvf_device *base, void *pointer)
 {
-    kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
-    if (!pointer)
-        return;
-    kvf_cuda_block *block = take(device, pointer, BLOCK_DEVICE);
-    KVF_ASSERT(block);
-    kvf_cuda_enter_release(device, &before);
-    (void)kvf_cuda_failed(device, cudaFree(block->pointer), "device memory could not be freed");
-    kvf_cuda_leave(device, before);
-    kvf_free(base->context, block);
+    if (pointer)
+        free_block(base, pointer, BLOCK_DEVICE, cudaFree, "device memory could not be freed");
 }
 
 /* ---- pinned host memory ---- */
@@ -206,38 +219,16 @@ static kvf_status alloc_pinned(kvf_cuda_device *device, kvf_cuda_block *block, v
 
 kvf_status kvf_cuda_host_alloc(kvf_device *base, size_t bytes, void **host, void **alias)
 {
-    kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
-    *host = *alias = NULL;
-    kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
-    if (!block)
-        KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a region's entry");
-    *block = (kvf_cuda_block){.kind = BLOCK_PINNED, .bytes = bytes};
-    kvf_status status = kvf_cuda_enter(device, &before);
-    if (status == KVF_OK) {
-        status = alloc_pinned(device, block, alias);
-        kvf_cuda_leave(device, before);
-    }
-    if (status != KVF_OK) {
-        *alias = NULL;
-        kvf_free(base->context, block);
-        return status;
-    }
-    keep(device, block);
-    *host = block->pointer;
+    kvf_cuda_block made = {.kind = BLOCK_PINNED, .bytes = bytes};
+    *host = NULL;
+    KVF_TRY(make_block(base, &made, alloc_pinned, alias));
+    *host = made.pointer;
     return KVF_OK;
 }
 
 void kvf_cuda_host_free(kvf_device *base, void *host)
 {
-    kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
-    kvf_cuda_block *block = take(device, host, BLOCK_PINNED);
-    KVF_ASSERT(block);
-    kvf_cuda_enter_release(device, &before);
-    (void)kvf_cuda_failed(device, cudaFreeHost(host), "pinned memory could not be freed");
-    kvf_cuda_leave(device, before);
-    kvf_free(base->context, block);
+    free_block(base, host, BLOCK_PINNED, cudaFreeHost, "pinned memory could not be freed");
 }
 
 /* ---- registration ---- */
@@ -275,8 +266,10 @@ static cudaError_t register_chunk(kvf_cuda_device *device, char *host, size_t by
     return error;
 }
 
-static kvf_status register_chunks(kvf_cuda_device *device, char *host, size_t bytes, void **alias)
+static kvf_status register_chunks(kvf_cuda_device *device, kvf_cuda_block *block, void **alias)
 {
+    char *host = block->pointer;
+    const size_t bytes = block->bytes;
     const size_t count = chunks_of(bytes);
     for (size_t i = 0; i < count; i++) {
         void *piece = NULL;
@@ -297,25 +290,8 @@ static kvf_status register_chunks(kvf_cuda_device *device, char *host, size_t by
 
 kvf_status kvf_cuda_host_register(kvf_device *base, void *host, size_t bytes, void **alias)
 {
-    kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
-    *alias = NULL;
-    kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
-    if (!block)
-        KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a region's entry");
-    *block = (kvf_cuda_block){.kind = BLOCK_REGISTERED, .pointer = host, .bytes = bytes};
-    kvf_status status = kvf_cuda_enter(device, &before);
-    if (status == KVF_OK) {
-        status = register_chunks(device, host, bytes, alias);
-        kvf_cuda_leave(device, before);
-    }
-    if (status != KVF_OK) {
-        *alias = NULL;
-        kvf_free(base->context, block);
-        return status;
-    }
-    keep(device, block);
-    return KVF_OK;
+    kvf_cuda_block made = {.kind = BLOCK_REGISTERED, .pointer = host, .bytes = bytes};
+    return make_block(base, &made, register_chunks, alias);
 }
 
 void kvf_cuda_host_unregister(kvf_device *base, void *host, size_t bytes)
