@@ -43,8 +43,8 @@ static int overflows(float from, uint16_t to)
 #if defined(__x86_64__)
 VECTOR static int to_f16_vector(const float *from, uint16_t *to, size_t count)
 {
-    /* The least magnitude that rounds to infinity. */
-    const __m256 top = _mm256_set1_ps(65520.0f), inf = _mm256_set1_ps(__builtin_inff());
+    const __m256 top = _mm256_set1_ps(kvf_rounds_below(KVF_FP16));
+    const __m256 inf = _mm256_set1_ps(__builtin_inff());
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     __m256 bad = _mm256_setzero_ps();
     for (size_t i = 0; i < count; i += 8) {
@@ -109,7 +109,8 @@ int kvl_to_f16(const float *from, uint16_t *to, size_t count)
 
 int kvl_fits_f16(const float *x, size_t count)
 {
-    const uint32_t top = kvf_float_bits(65520.0f), infinity = kvf_float_bits(INFINITY);
+    const uint32_t top = kvf_float_bits(kvf_rounds_below(KVF_FP16));
+    const uint32_t infinity = kvf_float_bits(INFINITY);
     uint32_t bad = 0;
     for (size_t i = 0; i < count; i++) {
         const uint32_t magnitude = kvf_float_bits(x[i]) & 0x7fffffffu;

@@ -147,11 +147,8 @@ static __device__ __forceinline__ void clear_head(char *to, uint32_t bytes)
 static __device__ __forceinline__ void round_to(kvf_dtype dtype, float x[KVF_CODE_WORDS])
 {
 #pragma unroll
-    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
-        uint32_t element;
-        kvf_element_set(&element, dtype, 0, kvf_quantized_within(dtype, x[k]));
-        x[k] = kvf_element_get(&element, dtype, 0);
-    }
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        x[k] = kvf_element_round(dtype, kvf_quantized_within(dtype, x[k]));
 }
 
 /* `In`: the caller's type, which is T or wider. */
