@@ -67,8 +67,8 @@
  *   outputs must stay valid until the stream has done that work.
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
  *   They are aligned to 16 bytes.
- * - Shapes are row-major, last dimension fastest. Queries, keys, values and outputs have the
- * element type that `tensors` of the cache says, pages `dtype`.
+ * - Shapes are row-major, last dimension fastest. Queries, keys, values and outputs have the type
+ *   that `tensors` of the cache says, pages `dtype`.
  * - A call takes at most 64 KiB of its caller's stack, also on a fibre, beside what the driver of a
  *   GPU takes. Threads of the library have stacks of 2 MiB or more, whatever libc and limits say.
  *   On the host device a thread that waits for a stream runs work itself, but only where its own

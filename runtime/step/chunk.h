@@ -11,8 +11,7 @@
  *   in the arena      pages are moved to be attended                prefill.c, prefill_arena.h
  *   quantized         room for one row in full precision            prefill_quantized.h
  *   streaming heads   pages beside the ring                         streaming_heads.h
- *   caller's blocks   under block tables, several rows in a launch  block_store.h:
- * kvf_block_prefill
+ *   caller's blocks   under block tables, rows in one launch        block_store.h
  *
  * A KV group takes one of the first three (kvf_chunk_way), streaming heads of the same layer go
  * beside it, and a cache under block tables knows the last one alone.
