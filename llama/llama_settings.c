@@ -23,10 +23,9 @@ static const char *const aliases[][2] = {{"budget", "budget_tokens"},
 /* Said by llama.cpp and the model, or without a home under blocks. */
 static const char taken[] =
     " layers query_heads kv_heads head_dim value_dim dtype tensors softmax_scale sequences_max "
-    "tokens_max "
-    "host_tokens_max tokens_per_step_max prefill_chunk_max host_bytes disk_path disk_bytes "
-    "disk_bundle_bytes observe_window verify_interval phase_times device device_ordinal head_mask "
-    "layer_windows ";
+    "tokens_max host_tokens_max tokens_per_step_max prefill_chunk_max host_bytes disk_path "
+    "disk_bytes disk_bundle_bytes observe_window verify_interval phase_times device "
+    "device_ordinal head_mask layer_windows ";
 
 #define OWN(field) sizeof(((kvl_settings *)0)->field), offsetof(kvl_settings, field)
 
