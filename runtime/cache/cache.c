@@ -103,20 +103,6 @@ kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
 
 /* ---- open and close ---- */
 
-/* The settings are read as long as the cache lives. */
-static kvf_status own_path(kvf_cache *cache)
-{
-    const size_t length = cache->config.disk_path ? strlen(cache->config.disk_path) + 1 : 0;
-    if (length == 0)
-        return KVF_OK;
-    cache->disk_path = kvf_alloc(cache->context, length, 1);
-    if (!cache->disk_path)
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for the name of a folder");
-    memcpy(cache->disk_path, cache->config.disk_path, length);
-    cache->config.disk_path = cache->disk_path;
-    return KVF_OK;
-}
-
 kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config, kvf_cache **out)
 {
     kvf_cache *cache = *out = kvf_alloc(runtime->context, 1, sizeof *cache);
@@ -131,7 +117,6 @@ kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config
     atomic_flag_clear(&cache->in_use);
     atomic_init(&cache->users, 1);
     KVF_TRY(kvf_config_resolve(runtime, config, &cache->config, &dims));
-    KVF_TRY(own_path(cache));
     cache->plan.block_size = dims.paging.block_size;
     return kvf_kv_groups_create(cache, config, &dims);
 }
@@ -154,7 +139,6 @@ void kvf_cache_destroy(kvf_cache *cache)
         ops->memory_free(cache->device, cache->device_memory[i]);
     kvf_free(cache->context, cache->host_memory);
     kvf_context *context = cache->context;
-    kvf_free(context, cache->disk_path);
     kvf_free(context, cache);
     kvf_context_release(context);
 }

@@ -219,8 +219,6 @@ KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_
 const char *kvf_pages_name(kvf_pages pages);
 /* Some head of the mask, in any layer, has this value. */
 bool kvf_config_has_heads(const kvf_cache_config *config, uint8_t kind);
-/* With a disk tier: bytes of pages that a call may need in memory at once. */
-uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims *dims);
 
 /* Every layer gets the one that settings say. */
 void kvf_attention_params_reset(kvf_cache *cache);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "cache.h"
+#include "disk_settings.h"
 #include "kv_group.h"
 #include "plain_file.h"
 #include "rings.h"
@@ -44,7 +45,7 @@ static kvf_cache_config kv_group_config(const kvf_cache *cache, const kvf_cache_
     c.query_heads = config->query_heads / config->kv_heads * r;
     c.kv_heads = r;
     c.observe_window = 0; /* pruning is refused */
-    c.disk_bytes = 0;     /* of all files: kvf_layout_plan */
+    c.disk_bytes = 0;     /* of all files: kvf_disk_plan */
     return c;
 }
 
@@ -62,7 +63,7 @@ static kvf_status measure(kvf_cache *cache, kvf_cache_config config, page_bytes 
     config.disk_path = NULL;
     config.host_bytes = 0;
     KVF_TRY(kvf_config_resolve(cache->runtime, &config, &resolved, &dims));
-    const uint64_t least = kvf_config_memory_least(&config, &dims);
+    const uint64_t least = kvf_disk_memory_least(&config, &dims);
     out->all = (uint64_t)dims.block_count * kvf_stored_block_bytes(&dims.paging);
     out->least = least < out->all ? least : out->all;
     return KVF_OK;
@@ -101,7 +102,21 @@ static kvf_status share_memory(kvf_cache *cache, const page_bytes *sum, kvf_cach
 
 /* ---- KV groups ---- */
 
-/* The settings' mask and windows become copies. */
+/* The name of the folder becomes a copy: settings are read as long as the cache lives. */
+static kvf_status own_path(kvf_cache *cache)
+{
+    kvf_cache_config *c = &cache->config;
+    const size_t length = c->disk_path ? strlen(c->disk_path) + 1 : 0;
+    if (length == 0)
+        return KVF_OK;
+    cache->disk_path = kvf_alloc(cache->context, length, 1);
+    if (!cache->disk_path)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for the name of a folder");
+    c->disk_path = memcpy(cache->disk_path, c->disk_path, length);
+    return KVF_OK;
+}
+
+/* So do mask and windows. */
 static kvf_status own_mask(kvf_cache *cache)
 {
     kvf_cache_config *c = &cache->config;
@@ -175,6 +190,7 @@ kvf_status kvf_kv_groups_create(kvf_cache *cache, const kvf_cache_config *config
                                 const kvf_dims *dims)
 {
     const kvf_cache_config *c = &cache->config;
+    KVF_TRY(own_path(cache));
     KVF_TRY(own_mask(cache));
     KVF_TRY(kvf_rings_create(cache, &dims->paging));
     const uint32_t most = cache->rings ? c->kv_heads : 1;
@@ -205,6 +221,7 @@ void kvf_kv_groups_destroy(kvf_cache *cache)
     kvf_rings_destroy(cache);
     kvf_free(cache->context, cache->layer_windows);
     kvf_free(cache->context, cache->head_mask);
+    kvf_free(cache->context, cache->disk_path);
 }
 
 /* ---- one KV group ---- */

@@ -10,6 +10,7 @@
 
 #include "layout.h"
 
+#include "disk_settings.h"
 #include "rings.h"
 #include "score/score_args.h"
 #include "slots.h"
@@ -427,7 +428,6 @@ static kvf_status add_kv_group(kvf_cache *cache, const kvf_kv_group *kv_group)
         return too_large(cache);
 
     const kvf_transfer_config transfer = kvf_kv_group_transfer_config(kv_group);
-    const uint32_t bundles = d->page_frames ? d->block_count / d->bundle_blocks : 0;
     uint64_t staging_host = 0, staging_device = 0;
     kvf_cache_plan *plan = &cache->plan;
     kvf_transfer_needs(cache->device, &transfer, &staging_host, &staging_device);
@@ -445,8 +445,6 @@ static kvf_status add_kv_group(kvf_cache *cache, const kvf_kv_group *kv_group)
     /* The same for all KV groups. */
     plan->static_tokens = d->static_tokens;
     plan->dynamic_pages = kvf_min_u32(p->pages_max, d->dynamic_pages);
-    plan->disk_bundle_bytes = kvf_max_u32(plan->disk_bundle_bytes, bundles ? (uint32_t)bundle : 0);
-    plan->disk_bytes += (uint64_t)bundles * bundle;
     return KVF_OK;
 }
 
@@ -456,19 +454,6 @@ static kvf_status add_kv_groups(kvf_cache *cache, const kvf_cache_plan *carved)
     for (uint32_t i = 0; i < cache->kv_group_count; i++)
         KVF_TRY(add_kv_group(cache, &cache->kv_groups[i]));
     return KVF_OK;
-}
-
-/* Files of several KV groups; one alone was checked with its settings. */
-static kvf_status check_files(const kvf_cache *cache)
-{
-    const kvf_cache_config *c = &cache->config;
-    if (!c->disk_bytes || cache->plan.disk_bytes <= c->disk_bytes)
-        return KVF_OK;
-    KVF_FAIL(cache->context, KVF_INVALID,
-             "disk_bytes = %llu: host_tokens_max = %llu tokens take %llu bytes; raise it, or "
-             "lower host_tokens_max",
-             (unsigned long long)c->disk_bytes, (unsigned long long)c->host_tokens_max,
-             (unsigned long long)cache->plan.disk_bytes);
 }
 
 /* `carved` becomes what the reservations have of the plan, with as few slots as there may be. */
@@ -506,5 +491,5 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
     const uint64_t total = device_total(cache);
     share_slots(cache, most > total ? most - total : 0);
     KVF_TRY(add_kv_groups(cache, &carved));
-    return check_files(cache);
+    return kvf_disk_plan(cache);
 }
